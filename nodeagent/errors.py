@@ -1,0 +1,72 @@
+"""The errors that may cross a package border, each worded for the person who will read it.
+
+Foreign exceptions (NVML, operating system, pydantic) are translated into these where they
+enter; nothing above that border ever sees the foreign type.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from nodeagent.planning.problems import Problem
+
+
+class NodeagentError(Exception):
+    """Something went wrong; `message` says what was found, `remedy` what would be right."""
+
+    def __init__(self, message: str, *, remedy: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+        self.remedy = remedy
+
+    def __str__(self) -> str:
+        return f"{self.message} ({self.remedy})" if self.remedy else self.message
+
+
+class UsageError(NodeagentError):
+    """The command line or a setting is wrong (exit code 2)."""
+
+
+class DocumentError(NodeagentError):
+    """A document from outside is refused whole; every fault found is in `problems`."""
+
+    def __init__(self, problems: Sequence[Problem]) -> None:
+        first = problems[0]
+        super().__init__(f"{first.path}: {first.message}" if first.path else first.message)
+        self.remedy = first.remedy
+        self.problems = tuple(problems)
+
+
+class DriverError(NodeagentError):
+    """The NVIDIA driver refused or failed a call.
+
+    `code` is the NVML return code (None when the failure is not NVML's own), `name` its name
+    (`InUse`, `InsufficientResources`, ...), `call` the NVML function.
+    """
+
+    def __init__(
+        self, message: str, *, code: int | None, name: str, call: str, remedy: str = ""
+    ) -> None:
+        super().__init__(message, remedy=remedy)
+        self.code = code
+        self.name = name
+        self.call = call
+
+
+class DriverUnavailable(DriverError):
+    """NVML cannot be used at all: library missing, driver not loaded, versions differ."""
+
+
+class GpuInUse(DriverError):
+    """The driver says that something still uses what the call would change (IN_USE)."""
+
+
+class GpuLost(DriverError):
+    """The GPU fell off the bus or needs a reset before it answers again."""
+
+
+class DeadlineExceeded(DriverError):
+    """A driver call did not return in time; it may still be running in its thread."""

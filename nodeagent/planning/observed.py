@@ -1,0 +1,224 @@
+"""What is there: the node's GPUs as the driver described them at one moment.
+
+Every size, id and placement here was read from the driver; nothing is known beforehand.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Placement:
+    """Where a GPU instance lies, in the card's memory slices; for compute instances, in the
+    compute slots of their GPU instance."""
+
+    start: int
+    size: int
+
+    @property
+    def mask(self) -> int:
+        """The occupied slots as bits."""
+        return ((1 << self.size) - 1) << self.start
+
+    def __str__(self) -> str:
+        return f"{self.start}:{self.size}"
+
+
+@dataclass(frozen=True, slots=True)
+class Engines:
+    """Engines a GPU instance of some profile gets."""
+
+    copy: int = 0
+    decoder: int = 0
+    encoder: int = 0
+    jpeg: int = 0
+    ofa: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ComputeInstanceProfile:
+    """How a GPU instance can be divided: `slices` of compute, at most `max_count` of them.
+
+    `id` is what create calls take. `placements` are in compute slots of the GPU instance.
+    """
+
+    id: int
+    slices: int
+    max_count: int
+    multiprocessors: int
+    placements: tuple[Placement, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class GpuInstanceProfile:
+    """A kind of GPU instance that this very card offers.
+
+    `id` is what create calls take (the number `nvidia-smi mig -lgip` prints), `kind` the NVML
+    enumeration value it was asked by; the two differ. `name` is canonical, such as
+    `1g.10gb+me`. `memory` in bytes. `compute` is empty as long as no GPU instance of this
+    profile existed to ask (NVML tells only through one).
+    """
+
+    id: int
+    kind: int
+    name: str
+    slices: int
+    memory: int
+    multiprocessors: int
+    max_count: int
+    placements: tuple[Placement, ...]
+    engines: Engines = Engines()
+    compute: tuple[ComputeInstanceProfile, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class User:
+    """A process, MPS client or allocation that holds a device. `pid` 0: no process known."""
+
+    pid: int
+    command: str = ""
+    source: str = "process"  # process | mps | capability | kubelet
+    memory: int | None = None  # bytes on the device
+    namespace: str = ""
+    pod: str = ""
+    container: str = ""
+
+    def __str__(self) -> str:
+        who = f"pid {self.pid}" if self.pid else self.source
+        if self.command:
+            who += f" ({self.command})"
+        if self.pod:
+            who += f" of pod {self.namespace}/{self.pod}"
+        return who
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Who uses something. When `known` is false it counts as in use, and `reason` says why."""
+
+    processes: tuple[User, ...] = ()
+    known: bool = True
+    reason: str = ""
+
+    @property
+    def in_use(self) -> bool:
+        return not self.known or bool(self.processes)
+
+    def __str__(self) -> str:
+        if not self.known:
+            return f"unknown users ({self.reason})" if self.reason else "unknown users"
+        return ", ".join(map(str, self.processes)) or "nobody"
+
+
+IDLE = Usage()
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """Bytes."""
+
+    used: int
+    total: int
+
+
+@dataclass(frozen=True, slots=True)
+class ComputeInstance:
+    """A compute instance, which together with its GPU instance is one MIG device.
+
+    `profile` is the device's name (`3g.40gb` when it has all of its GPU instance, else
+    `1c.3g.40gb`). `placement` is None when the driver does not tell it.
+    """
+
+    id: int
+    profile: str
+    slices: int
+    uuid: str
+    placement: Placement | None = None
+    usage: Usage = IDLE
+    memory: Memory | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class GpuInstance:
+    """A GPU instance; without compute instances it is half-made and no device at all."""
+
+    id: int
+    profile_id: int
+    profile: str
+    placement: Placement
+    compute: tuple[ComputeInstance, ...] = ()
+
+    @property
+    def in_use(self) -> bool:
+        return any(device.usage.in_use for device in self.compute)
+
+
+@dataclass(frozen=True, slots=True)
+class MigMode:
+    """`pending` differs from `current` only while a change waits for a GPU reset."""
+
+    current: bool
+    pending: bool
+
+
+class Access(StrEnum):
+    """Whether the driver answers for a GPU."""
+
+    OK = "ok"
+    UNKNOWN = "unknown"  # a query failed or hangs
+    LOST = "lost"  # off the bus, or useless until a reset
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """One physical GPU.
+
+    `pci_device_id` and `pci_subsystem_id` are 32 bits, device high and vendor low, as in
+    `0x233010DE`. `memory` in bytes. `mig` is None where the card has no MIG. `usage` holds the
+    processes on the GPU outside any instance. When `access` is not OK, the rest is what was
+    last known (perhaps nothing) and must not be acted upon.
+    """
+
+    index: int
+    uuid: str
+    name: str = ""
+    pci_bus_id: str = ""
+    pci_device_id: int = 0
+    pci_subsystem_id: int = 0
+    minor: int | None = None
+    memory: int = 0
+    compute_capability: tuple[int, int] = (0, 0)
+    access: Access = Access.OK
+    access_reason: str = ""
+    mig: MigMode | None = None
+    mode_change_needs_reset: bool = False
+    passthrough: bool = False
+    profiles: tuple[GpuInstanceProfile, ...] = ()
+    instances: tuple[GpuInstance, ...] = ()
+    usage: Usage = IDLE
+
+    def profile(self, name: str) -> GpuInstanceProfile | None:
+        """The card's profile of exactly this canonical name."""
+        return next((p for p in self.profiles if p.name == name), None)
+
+    @property
+    def idle(self) -> bool:
+        """Proven to have no user at all, inside instances or outside."""
+        return (
+            self.access is Access.OK
+            and not self.usage.in_use
+            and not any(instance.in_use for instance in self.instances)
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class ObservedNode:
+    """The node at one moment. GPUs are in NVML's index order."""
+
+    gpus: tuple[Gpu, ...] = ()
+    driver_version: str = ""
+
+    def gpu(self, uuid: str) -> Gpu | None:
+        return next((g for g in self.gpus if g.uuid == uuid), None)

@@ -1,0 +1,55 @@
+"""The planner's answer: for each GPU a verdict, the steps, and the picture afterwards."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from nodeagent.planning.observed import Gpu
+from nodeagent.planning.problems import Problem
+from nodeagent.planning.steps import Step
+
+
+class Verdict(StrEnum):
+    """Values are those of the JSON output."""
+
+    IN_SYNC = "inSync"
+    APPLICABLE = "applicable"
+    BLOCKED = "blocked"
+    UNSATISFIABLE = "unsatisfiable"
+    INVALID = "invalid"
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """The settings that bear on planning. `reset_when_idle`: a GPU proven idle may be reset."""
+
+    reset_when_idle: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class GpuPlan:
+    """`before` as observed, `after` as it would be; `steps` is empty unless APPLICABLE.
+
+    `problems` of an APPLICABLE plan are warnings (what will still be missing afterwards).
+    """
+
+    before: Gpu
+    verdict: Verdict
+    steps: tuple[Step, ...]
+    after: Gpu
+    problems: tuple[Problem, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class NodePlan:
+    """One `GpuPlan` for each GPU the document names; `problems` are those of no single GPU."""
+
+    verdict: Verdict
+    gpus: tuple[GpuPlan, ...] = ()
+    problems: tuple[Problem, ...] = field(default=())
+    digest: str = ""
+
+    @property
+    def steps(self) -> tuple[Step, ...]:
+        return tuple(step for gpu in self.gpus for step in gpu.steps)

@@ -1,0 +1,44 @@
+"""What stands in the way, as a value that every surface shows alike."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class Code(StrEnum):
+    """Machine-readable cause of a problem; the words are in `Problem.message`."""
+
+    # the document
+    SYNTAX = "Syntax"
+    UNKNOWN_KEY = "UnknownKey"
+    INVALID_VALUE = "InvalidValue"
+    UNKNOWN_DEVICE = "UnknownDevice"
+    DUPLICATE_DEVICE = "DuplicateDevice"
+    UNKNOWN_PROFILE = "UnknownProfile"
+    UNKNOWN_CONFIGURATION = "UnknownConfiguration"
+    # the card
+    NOT_MIG_CAPABLE = "NotMigCapable"
+    DOES_NOT_FIT = "DoesNotFit"
+    UNSUPPORTED = "Unsupported"
+    # the moment
+    IN_USE = "InUse"
+    RESET_REQUIRED = "ResetRequired"
+    MODE_CANNOT_RETURN = "ModeCannotReturn"
+    GPU_UNKNOWN = "GpuUnknown"
+    GPU_LOST = "GpuLost"
+    STEP_FAILED = "StepFailed"
+    NOT_RESTORED = "NotRestored"
+    DRIFT = "Drift"
+    DRIVER = "Driver"
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One obstacle: `gpu` is a UUID ("" for the node), `path` a place in the document."""
+
+    code: Code
+    message: str
+    remedy: str = ""
+    gpu: str = ""
+    path: str = ""
