@@ -1,0 +1,219 @@
+"""What stands in the way of a plan, in the words of the person who wrote it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from nodeagent.planning.desired import DesiredGpu, WantedInstance
+from nodeagent.planning.layout import Card, free_slots
+from nodeagent.planning.observed import Access, ComputeInstance, Gpu, GpuInstance
+from nodeagent.planning.plan import Policy
+from nodeagent.planning.problems import Code, Problem
+from nodeagent.planning.profiles import device_name
+from nodeagent.planning.search import Target, best_layout
+
+
+@dataclass(frozen=True, slots=True)
+class Blocker:
+    """A device in use that the plan would have to take away."""
+
+    instance: GpuInstance
+    device: ComputeInstance
+
+    def __str__(self) -> str:
+        return f"{self.device.profile} at slice {self.instance.placement.start}"
+
+
+def _name(gpu: Gpu) -> str:
+    return f"GPU {gpu.index} ({gpu.name})" if gpu.name else f"GPU {gpu.index}"
+
+
+def vanished(uuid: str, wanted: DesiredGpu) -> Problem:
+    return Problem(
+        Code.GPU_LOST,
+        f"the GPU {uuid} that {wanted.path} names is gone",
+        "check dmesg and nvidia-smi; a reboot may bring it back",
+        gpu=uuid,
+        path=wanted.path,
+    )
+
+
+def inaccessible(gpu: Gpu, wanted: DesiredGpu) -> Problem:
+    lost = gpu.access is Access.LOST
+    return Problem(
+        Code.GPU_LOST if lost else Code.GPU_UNKNOWN,
+        f"{_name(gpu)} does not answer: {gpu.access_reason or 'no reason is known'}",
+        "nothing is done to it until it answers again",
+        gpu=gpu.uuid,
+        path=wanted.path,
+    )
+
+
+def not_mig_capable(gpu: Gpu, path: str) -> Problem:
+    return Problem(
+        Code.NOT_MIG_CAPABLE,
+        f"{_name(gpu)} has no MIG",
+        "name only GPUs with MIG (nodeagent profiles shows them), or select by model",
+        gpu=gpu.uuid,
+        path=path,
+    )
+
+
+def mode_in_use(gpu: Gpu, path: str, *, enable: bool) -> Problem:
+    word = "on" if enable else "off"
+    if not gpu.usage.known:
+        who = str(gpu.usage)
+    else:
+        users = [str(gpu.usage)] if gpu.usage.processes else []
+        users += [
+            f"{c.usage} on {c.profile} at slice {i.placement.start}"
+            for i in gpu.instances
+            for c in i.compute
+            if c.usage.in_use
+        ]
+        who = "; ".join(users)
+    return Problem(
+        Code.IN_USE,
+        f"MIG mode of {_name(gpu)} cannot be switched {word} while it is in use: {who}",
+        "end what uses it; the change then follows by itself",
+        gpu=gpu.uuid,
+        path=path,
+    )
+
+
+def gpu_held(gpu: Gpu, path: str) -> Problem:
+    return Problem(
+        Code.IN_USE,
+        f"no GPU instance can be created on {_name(gpu)} while it is held outside any: {gpu.usage}",
+        "end what holds it; the change then follows by itself",
+        gpu=gpu.uuid,
+        path=path,
+    )
+
+
+def reset_required(gpu: Gpu, path: str, policy: Policy, *, enable: bool) -> Problem:
+    word = "on" if enable else "off"
+    if gpu.passthrough:
+        remedy = "reboot the virtual machine: the GPU cannot be reset from inside it"
+    elif policy.reset_when_idle:
+        remedy = f"nvidia-smi --gpu-reset -i {gpu.pci_bus_id}, or reboot"
+    else:
+        remedy = (
+            f"run nvidia-smi --gpu-reset -i {gpu.pci_bus_id} while the GPU is idle, reboot, "
+            "or allow it with the setting reset: whenIdle"
+        )
+    return Problem(
+        Code.RESET_REQUIRED,
+        f"MIG mode of {_name(gpu)} goes {word} only at a GPU reset",
+        remedy,
+        gpu=gpu.uuid,
+        path=path,
+    )
+
+
+def mode_cannot_return(gpu: Gpu, path: str) -> Problem:
+    return Problem(
+        Code.MODE_CANNOT_RETURN,
+        f"MIG mode of {_name(gpu)} is not switched off: in this virtual machine the GPU cannot be "
+        "reset, so it could not be switched on again",
+        "switch it off from the hypervisor's side, or leave the GPU out of the plan",
+        gpu=gpu.uuid,
+        path=path,
+    )
+
+
+def not_offered(gpu: Gpu, wanted: Sequence[WantedInstance]) -> Problem:
+    offered = ", ".join(p.name for p in gpu.profiles) or "none"
+    return Problem(
+        Code.UNKNOWN_PROFILE,
+        f"{_name(gpu)} has no profile {wanted[0].profile}",
+        f"it offers: {offered}",
+        gpu=gpu.uuid,
+        path=wanted[0].path,
+    )
+
+
+def does_not_fit(gpu: Gpu, wanted: Sequence[WantedInstance], path: str) -> Problem:
+    """Not on this card, not even an empty one. Names the first device that is too much."""
+    card = Card.of(gpu)
+    order = {name: n for n, name in enumerate(card.profiles)}
+    fixed_first = sorted(wanted, key=lambda w: (w.start is None, order[w.profile], -w.slices))
+    fitting: list[WantedInstance] = []
+    too_much = fixed_first[-1]
+    for instance in fixed_first:
+        if best_layout(card, [*fitting, instance], ()) is None:
+            too_much = instance
+            break
+        fitting.append(instance)
+    rest = _counted(card, fitting) or "nothing else"
+    where = f" at slice {too_much.start}" if too_much.start is not None else ""
+    return Problem(
+        Code.DOES_NOT_FIT,
+        f"{_counted(card, wanted)} cannot be on {_name(gpu)} together: "
+        f"beside {rest} there is no room for {_device(card, too_much)}{where}",
+        _alternative(card, too_much),
+        gpu=gpu.uuid,
+        path=too_much.path or path,
+    )
+
+
+def _alternative(card: Card, instance: WantedInstance) -> str:
+    profile = card.profiles[instance.profile].profile
+    starts = ", ".join(str(p.start) for p in sorted(profile.placements))
+    return (
+        f"a {profile.name} takes {profile.placements[0].size} of {card.slots} memory slices and can "
+        f"start at {starts}; take fewer or smaller instances"
+    )
+
+
+def _device(card: Card, instance: WantedInstance) -> str:
+    whole = card.profiles[instance.profile].profile.slices
+    return device_name(instance.profile, whole, instance.slices)
+
+
+def _counted(card: Card, wanted: Sequence[WantedInstance]) -> str:
+    counts = Counter(_device(card, w) for w in wanted)
+    return " + ".join(f"{n}x {name}" if n > 1 else name for name, n in counts.items())
+
+
+def in_the_way(
+    gpu: Gpu,
+    wanted: Sequence[WantedInstance],
+    target: Target,
+    blockers: Sequence[Blocker],
+    path: str,
+) -> tuple[Problem, ...]:
+    """One problem for each device in use that would have to go."""
+    card = Card.of(gpu)
+    missing = [p.division.profile for p in target.placed if p.existing is None]
+    purpose = f"to make room for {_listed(missing)}" if missing else "since the plan has no such"
+    path = _path_of(wanted, missing) or path
+    slots = ", ".join(map(str, free_slots(gpu))) or "none"
+    return tuple(
+        Problem(
+            Code.IN_USE,
+            f"{blocker} of {_name(gpu)} would have to go {purpose} "
+            f"(free memory slices: {slots} of {card.slots}), but is in use by {_users(gpu, blocker)}",
+            "end what uses it; the change then follows by itself",
+            gpu=gpu.uuid,
+            path=path,
+        )
+        for blocker in blockers
+    )
+
+
+def _users(gpu: Gpu, blocker: Blocker) -> str:
+    if blocker.device.usage.in_use:
+        return str(blocker.device.usage)
+    return f"{gpu.usage}, of which it is not known which instance they use"
+
+
+def _listed(names: Sequence[str]) -> str:
+    counts = Counter(names)
+    return " + ".join(f"{n}x {name}" if n > 1 else name for name, n in counts.items())
+
+
+def _path_of(wanted: Sequence[WantedInstance], profiles: Sequence[str]) -> str:
+    return next((w.path for w in wanted if w.profile in profiles), "")

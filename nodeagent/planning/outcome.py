@@ -1,0 +1,53 @@
+"""What came of carrying out a plan, step by step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from nodeagent.planning.observed import Gpu
+from nodeagent.planning.plan import GpuPlan, NodePlan
+from nodeagent.planning.problems import Problem
+from nodeagent.planning.steps import Step
+
+
+class StepResult(StrEnum):
+    """`undone`: done, then taken back because a later step of that GPU failed."""
+
+    DONE = "done"
+    FAILED = "failed"
+    UNDONE = "undone"
+    SKIPPED = "skipped"
+
+
+@dataclass(frozen=True, slots=True)
+class StepReport:
+    """One step, how it ended and how many seconds it took; `message` says why it failed."""
+
+    step: Step
+    result: StepResult
+    seconds: float = 0.0
+    message: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class GpuOutcome:
+    """`after` was read back from the hardware; `restored` are the steps of the way back."""
+
+    plan: GpuPlan
+    steps: tuple[StepReport, ...]
+    after: Gpu
+    problems: tuple[Problem, ...] = ()
+    restored: tuple[StepReport, ...] = ()
+
+    @property
+    def failed(self) -> bool:
+        return any(report.result is StepResult.FAILED for report in self.steps)
+
+
+@dataclass(frozen=True, slots=True)
+class NodeOutcome:
+    """The outcomes of one round, in the order of the plan."""
+
+    plan: NodePlan
+    gpus: tuple[GpuOutcome, ...]

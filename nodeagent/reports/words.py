@@ -1,0 +1,71 @@
+"""Plain words for what is observed and done, alike in problems, events, logs and tables."""
+
+from __future__ import annotations
+
+from typing import assert_never
+
+from nodeagent.planning.observed import Gpu, GpuInstance, User
+from nodeagent.planning.steps import (
+    CreateComputeInstance,
+    CreateGpuInstance,
+    DestroyComputeInstance,
+    DestroyGpuInstance,
+    ResetGpu,
+    SetMigMode,
+    Step,
+)
+
+
+def gpu_words(gpu: Gpu) -> str:
+    """`GPU 3`; the UUID stands beside it wherever it matters."""
+    return f"GPU {gpu.index}"
+
+
+def step_words(step: Step) -> str:
+    """A step as a command: `create 3g.40gb at 4`."""
+    match step:
+        case SetMigMode(enabled=enabled):
+            return "enable MIG mode" if enabled else "disable MIG mode"
+        case ResetGpu():
+            return "reset the GPU"
+        case DestroyGpuInstance() | DestroyComputeInstance():
+            return f"destroy {step.profile} at {step.placement.start}"
+        case CreateGpuInstance() | CreateComputeInstance():
+            return f"create {step.profile} at {step.placement.start}"
+        case _:
+            assert_never(step)
+
+
+def layout_words(gpu: Gpu) -> str:
+    """A GPU's layout in one line: `3g.40gb at 4, 1g.10gb at 0`."""
+    if gpu.mig is None:
+        return "no MIG"
+    if gpu.mig.current != gpu.mig.pending:
+        return f"MIG {'on' if gpu.mig.current else 'off'}, waiting for a GPU reset to change"
+    if not gpu.mig.current:
+        return "MIG off"
+    return ", ".join(map(_instance_words, gpu.instances)) or "no instances"
+
+
+def _instance_words(instance: GpuInstance) -> str:
+    devices = "+".join(device.profile for device in instance.compute)
+    if not devices:
+        return f"half-made {instance.profile} at {instance.placement.start}"
+    return f"{devices} at {instance.placement.start}"
+
+
+def user_words(gpu: Gpu, instance: int | None = None) -> str:
+    """Who uses the GPU, or only the GPU instance of this id, by name; empty when nobody is."""
+    return ", ".join(dict.fromkeys(map(str, users(gpu, instance))))
+
+
+def users(gpu: Gpu, instance: int | None = None) -> tuple[User, ...]:
+    """Everyone known to use the GPU, or only the GPU instance of this id."""
+    inside = [
+        device.usage.processes
+        for gpu_instance in gpu.instances
+        if instance is None or gpu_instance.id == instance
+        for device in gpu_instance.compute
+    ]
+    outside = [gpu.usage.processes] if instance is None else []
+    return tuple(user for processes in (*outside, *inside) for user in processes)
