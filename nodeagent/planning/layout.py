@@ -59,7 +59,10 @@ class Card:
             [count * engine for engine in self.profiles[name].engines]
             for name, count in counts.items()
         )
-        return all(need <= have for need, have in zip(map(sum, zip(*needs)), self.engines))
+        return all(
+            need <= have
+            for need, have in zip(map(sum, zip(*needs, strict=False)), self.engines, strict=False)
+        )
 
     def capacity(self, names: Iterable[str], occupied: int) -> tuple[int, ...]:
         """How many more of each profile fit (each taken alone), largest profile first.

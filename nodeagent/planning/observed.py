@@ -12,7 +12,8 @@ from enum import StrEnum
 @dataclass(frozen=True, slots=True, order=True)
 class Placement:
     """Where a GPU instance lies, in the card's memory slices; for compute instances, in the
-    compute slots of their GPU instance."""
+    compute slots of their GPU instance.
+    """
 
     start: int
     size: int

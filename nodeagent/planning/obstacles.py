@@ -31,6 +31,7 @@ def _name(gpu: Gpu) -> str:
 
 
 def vanished(uuid: str, wanted: DesiredGpu) -> Problem:
+    """A GPU that was resolved and is not there any more."""
     return Problem(
         Code.GPU_LOST,
         f"the GPU {uuid} that {wanted.path} names is gone",
@@ -41,6 +42,7 @@ def vanished(uuid: str, wanted: DesiredGpu) -> Problem:
 
 
 def inaccessible(gpu: Gpu, wanted: DesiredGpu) -> Problem:
+    """The driver does not answer for the GPU, so nothing is done to it."""
     lost = gpu.access is Access.LOST
     return Problem(
         Code.GPU_LOST if lost else Code.GPU_UNKNOWN,
@@ -52,6 +54,7 @@ def inaccessible(gpu: Gpu, wanted: DesiredGpu) -> Problem:
 
 
 def not_mig_capable(gpu: Gpu, path: str) -> Problem:
+    """MIG is asked of a card that has none."""
     return Problem(
         Code.NOT_MIG_CAPABLE,
         f"{_name(gpu)} has no MIG",
@@ -62,6 +65,7 @@ def not_mig_capable(gpu: Gpu, path: str) -> Problem:
 
 
 def mode_in_use(gpu: Gpu, path: str, *, enable: bool) -> Problem:
+    """A mode change needs the whole GPU idle."""
     word = "on" if enable else "off"
     if not gpu.usage.known:
         who = str(gpu.usage)
@@ -84,6 +88,7 @@ def mode_in_use(gpu: Gpu, path: str, *, enable: bool) -> Problem:
 
 
 def gpu_held(gpu: Gpu, path: str) -> Problem:
+    """A client from before, outside any instance, keeps the driver from creating."""
     return Problem(
         Code.IN_USE,
         f"no GPU instance can be created on {_name(gpu)} while it is held outside any: {gpu.usage}",
@@ -94,6 +99,7 @@ def gpu_held(gpu: Gpu, path: str) -> Problem:
 
 
 def reset_required(gpu: Gpu, path: str, policy: Policy, *, enable: bool) -> Problem:
+    """The mode is set or to be set, and becomes current only at a reset."""
     word = "on" if enable else "off"
     if gpu.passthrough:
         remedy = "reboot the virtual machine: the GPU cannot be reset from inside it"
@@ -114,6 +120,7 @@ def reset_required(gpu: Gpu, path: str, policy: Policy, *, enable: bool) -> Prob
 
 
 def mode_cannot_return(gpu: Gpu, path: str) -> Problem:
+    """Switching MIG off here could not be taken back."""
     return Problem(
         Code.MODE_CANNOT_RETURN,
         f"MIG mode of {_name(gpu)} is not switched off: in this virtual machine the GPU cannot be "
@@ -125,6 +132,7 @@ def mode_cannot_return(gpu: Gpu, path: str) -> Problem:
 
 
 def not_offered(gpu: Gpu, wanted: Sequence[WantedInstance]) -> Problem:
+    """The layout names a profile that the card does not list (any more)."""
     offered = ", ".join(p.name for p in gpu.profiles) or "none"
     return Problem(
         Code.UNKNOWN_PROFILE,
@@ -163,8 +171,8 @@ def _alternative(card: Card, instance: WantedInstance) -> str:
     profile = card.profiles[instance.profile].profile
     starts = ", ".join(str(p.start) for p in sorted(profile.placements))
     return (
-        f"a {profile.name} takes {profile.placements[0].size} of {card.slots} memory slices and can "
-        f"start at {starts}; take fewer or smaller instances"
+        f"a {profile.name} takes {profile.placements[0].size} of {card.slots} memory slices and "
+        f"can start at {starts}; take fewer or smaller instances"
     )
 
 
@@ -195,7 +203,8 @@ def in_the_way(
         Problem(
             Code.IN_USE,
             f"{blocker} of {_name(gpu)} would have to go {purpose} "
-            f"(free memory slices: {slots} of {card.slots}), but is in use by {_users(gpu, blocker)}",
+            f"(free memory slices: {slots} of {card.slots}), "
+            f"but is in use by {_users(gpu, blocker)}",
             "end what uses it; the change then follows by itself",
             gpu=gpu.uuid,
             path=path,

@@ -26,7 +26,7 @@ from nodeagent.planning.desired import (
 )
 from nodeagent.planning.effects import after
 from nodeagent.planning.layout import Card
-from nodeagent.planning.observed import Access, Gpu, GpuInstance, ObservedNode
+from nodeagent.planning.observed import Access, ComputeInstance, Gpu, GpuInstance, ObservedNode
 from nodeagent.planning.plan import GpuPlan, NodePlan, Policy, Verdict
 from nodeagent.planning.problems import Problem
 from nodeagent.planning.profiles import device_name
@@ -246,21 +246,26 @@ def _destructions(gpu: Gpu, target: Target) -> list[Step]:
         _destroy(gpu, i, _why_gone(i, wanted)) for i in _in_slice_order(target.gone)
     ]
     for placed in target.placed:
-        instance = placed.existing
-        for device in placed.change.destroyed if instance else ():
-            assert instance is not None
-            steps.append(
-                DestroyComputeInstance(
-                    gpu=gpu.uuid,
-                    instance=instance.id,
-                    compute=device.id,
-                    profile=device.profile,
-                    placement=instance.placement,
-                    device=device.uuid,
-                    reason="the plan divides its GPU instance differently",
-                )
-            )
+        if placed.existing is not None:
+            steps += _reductions(gpu, placed.existing, placed.change.destroyed)
     return steps
+
+
+def _reductions(
+    gpu: Gpu, instance: GpuInstance, gone: tuple[ComputeInstance, ...]
+) -> list[DestroyComputeInstance]:
+    return [
+        DestroyComputeInstance(
+            gpu=gpu.uuid,
+            instance=instance.id,
+            compute=device.id,
+            profile=device.profile,
+            placement=instance.placement,
+            device=device.uuid,
+            reason="the plan divides its GPU instance differently",
+        )
+        for device in gone
+    ]
 
 
 def _why_gone(instance: GpuInstance, wanted: set[str]) -> str:
@@ -274,12 +279,10 @@ def _why_gone(instance: GpuInstance, wanted: set[str]) -> str:
 def _creations(gpu: Gpu, card: Card, target: Target) -> list[Step]:
     order = {name: n for n, name in enumerate(card.profiles)}
     placed = sorted(target.placed, key=lambda p: (order[p.division.profile], p.start))
-    steps: list[Step] = []
+    steps: list[Step] = [_create(gpu, card, p) for p in placed if p.existing is None]
     for p in placed:
-        if p.existing is None:
-            steps.append(_create(gpu, card, p))
-    for p in placed:
-        steps += _add(gpu, card, p) if p.existing else ()
+        if p.existing is not None:
+            steps += _additions(gpu, card, p.existing, p.change.added)
     return steps
 
 
@@ -297,9 +300,9 @@ def _create(gpu: Gpu, card: Card, placed: Placed) -> CreateGpuInstance:
     )
 
 
-def _add(gpu: Gpu, card: Card, placed: Placed) -> list[Step]:
-    instance = placed.existing
-    assert instance is not None
+def _additions(
+    gpu: Gpu, card: Card, instance: GpuInstance, added: tuple[int, ...]
+) -> list[CreateComputeInstance]:
     whole = card.profiles[instance.profile].profile.slices
     reason = (
         "missing in a GPU instance that is there"
@@ -315,5 +318,5 @@ def _add(gpu: Gpu, card: Card, placed: Placed) -> list[Step]:
             placement=instance.placement,
             reason=reason,
         )
-        for slices in placed.change.added
+        for slices in added
     ]

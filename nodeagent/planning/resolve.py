@@ -49,7 +49,8 @@ _INVALID = frozenset(
 @dataclass(frozen=True, slots=True)
 class Rejection:
     """The document is refused. INVALID: it names what the node does not have; UNSATISFIABLE:
-    what it asks for can never be on these cards."""
+    what it asks for can never be on these cards.
+    """
 
     problems: tuple[Problem, ...]
 

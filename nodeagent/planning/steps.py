@@ -9,6 +9,8 @@ from nodeagent.planning.observed import Placement
 
 @dataclass(frozen=True, slots=True)
 class SetMigMode:
+    """Switch MIG mode; on some cards it stays pending until a reset."""
+
     gpu: str
     enabled: bool
     reason: str

@@ -75,6 +75,7 @@ def _add_outcome(gpu: Json, came: GpuOutcome) -> None:
 
 
 def problem_json(problem: Problem) -> Json:
+    """One problem; keys that say nothing are left out."""
     full = {
         "code": problem.code.value,
         "gpu": problem.gpu,
