@@ -1,0 +1,112 @@
+"""The JSON of plans and outcomes: its keys are what scripts rely on."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+from nodeagent.planning.desired import DesiredNode
+from nodeagent.planning.observed import MigMode, ObservedNode
+from nodeagent.planning.outcome import GpuOutcome, NodeOutcome, StepReport, StepResult
+from nodeagent.planning.plan import NodePlan, Policy, Verdict
+from nodeagent.planning.planner import plan
+from nodeagent.planning.problems import Code, Problem
+from nodeagent.reports.plan_report import outcome_json, plan_json, rejection_json
+from tests.planning.cards import card, devices, divided, wanted, with_instances
+
+
+def planned(gpu, desired, **policy: bool) -> NodePlan:  # type: ignore[no-untyped-def]  # test shorthand
+    """The plan for a node of one GPU."""
+    return plan(DesiredNode({gpu.uuid: desired}), ObservedNode((gpu,)), Policy(**policy))
+
+
+def test_contract_keys() -> None:
+    """Every key that the contract names is there, with its meaning."""
+    gpu = with_instances(card("h100-80gb"), [("1g.10gb", 0), ("1g.10gb", 4)], used=[1])
+    result = plan_json(
+        planned(gpu, wanted(gpu, [("3g.40gb", 1), ("1g.10gb", 1)])),
+        digest="sha256:1",
+        source="file",
+    )
+    assert {"verdict", "digest", "source", "gpus", "problems"} == set(result)
+    (one,) = result["gpus"]
+    assert {"index", "uuid", "name", "verdict", "before", "after", "steps"} <= set(one)
+    assert one["before"][0] == {
+        "profile": "1g.10gb",
+        "start": 0,
+        "size": 1,
+        "uuid": "MIG-0",
+        "inUse": False,
+    }
+    assert one["after"][0] == {"profile": "3g.40gb", "start": 0, "size": 4}
+    destroy, create = one["steps"]
+    assert {
+        "kind": "destroyInstance",
+        "profile": "1g.10gb",
+        "start": 0,
+        "uuid": "MIG-0",
+    }.items() <= destroy.items()
+    assert {"kind": "createInstance", "profile": "3g.40gb", "start": 0}.items() <= create.items()
+    assert destroy["reason"]
+    assert create["reason"]
+    json.dumps(result)
+
+
+def test_modes_and_resets() -> None:
+    """Mode changes and resets are steps of their own kinds."""
+    gpu = replace(card("a100-40gb"), mig=MigMode(current=False, pending=False))
+    result = plan_json(
+        planned(gpu, wanted(gpu, [("7g.40gb", 1)]), reset_when_idle=True), digest="", source="file"
+    )
+    (one,) = result["gpus"]
+    assert [s["kind"] for s in one["steps"]] == ["setMigMode", "resetGpu", "createInstance"]
+    assert one["mig"] == {
+        "before": {"current": "disabled", "pending": "disabled"},
+        "after": {"current": "enabled", "pending": "enabled"},
+    }
+
+
+def test_divided_instances_are_rows() -> None:
+    """Each compute instance is a device of its own; a half-made GPU instance has no uuid."""
+    gpu = divided(card("h100-80gb"), "3g.40gb", 0, 1, 1)
+    half = with_instances(card("h100-80gb"), [("3g.40gb", 4)]).instances[0]
+    gpu = replace(gpu, instances=(*gpu.instances, replace(half, id=2, compute=())))
+    result = plan_json(planned(gpu, devices(gpu, ("3g.40gb", 1, 0))), digest="", source="file")
+    before = result["gpus"][0]["before"]
+    assert [row["profile"] for row in before] == ["1c.3g.40gb", "1c.3g.40gb", "3g.40gb"]
+    assert "uuid" not in before[2]
+    scopes = {(s["kind"], s["scope"]) for s in result["gpus"][0]["steps"]}
+    assert scopes == {("destroyInstance", "gpuInstance"), ("destroyInstance", "computeInstance")}
+
+
+def test_outcome() -> None:
+    """Each step has its result and seconds; `after` is what was read back."""
+    gpu = card("h100-80gb")
+    result = planned(gpu, wanted(gpu, [("7g.80gb", 1)]))
+    (step,) = result.steps
+    problem = Problem(Code.STEP_FAILED, "it did not work", gpu=gpu.uuid)
+    outcome = NodeOutcome(
+        result,
+        (
+            GpuOutcome(
+                result.gpus[0], (StepReport(step, StepResult.FAILED, 0.25, "no"),), gpu, (problem,)
+            ),
+        ),
+    )
+    written = outcome_json(outcome, digest="", source="file")
+    (one,) = written["gpus"]
+    assert {"result": "failed", "seconds": 0.25, "message": "no"}.items() <= one["steps"][0].items()
+    assert one["after"] == []
+    assert written["problems"] == [
+        {"code": "StepFailed", "gpu": gpu.uuid, "message": "it did not work"}
+    ]
+
+
+def test_rejection() -> None:
+    """A refused document has the same shape, with problems and no GPUs."""
+    problem = Problem(Code.UNKNOWN_PROFILE, "no", "yes", path="gpus[0].mig")
+    result = rejection_json((problem,), Verdict.INVALID, digest="d", source="file")
+    assert result["verdict"] == "invalid"
+    assert result["problems"] == [
+        {"code": "UnknownProfile", "path": "gpus[0].mig", "message": "no", "remedy": "yes"}
+    ]
