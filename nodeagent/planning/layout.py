@@ -52,31 +52,39 @@ class Card:
 
     def engines_suffice(self, names: Iterable[str]) -> bool:
         """Whether instances of these profiles can be there at once, slices aside."""
+        return self.spare(names) is not None
+
+    def spare(self, names: Iterable[str]) -> tuple[int, ...] | None:
+        """How many more of each profile there could be beside `names`, slices aside.
+
+        None when already these cannot be there at once.
+        """
         counts = Counter(names)
-        if any(count > self.profiles[name].limit for name, count in counts.items()):
-            return False
-        needs = (
-            [count * engine for engine in self.profiles[name].engines]
-            for name, count in counts.items()
-        )
-        return all(
-            need <= have
-            for need, have in zip(map(sum, zip(*needs, strict=False)), self.engines, strict=False)
+        left = list(self.engines)
+        for name, count in counts.items():
+            if count > self.profiles[name].limit:
+                return None
+            for kind, need in enumerate(self.profiles[name].engines):
+                left[kind] -= count * need
+        if min(left) < 0:
+            return None
+        return tuple(
+            min(
+                [p.limit - counts[name]]
+                + [have // need for have, need in zip(left, p.engines, strict=True) if need]
+            )
+            for name, p in self.profiles.items()
         )
 
-    def capacity(self, names: Iterable[str], occupied: int) -> tuple[int, ...]:
+    def room(self, occupied: int, spare: tuple[int, ...]) -> tuple[int, ...]:
         """How many more of each profile fit (each taken alone), largest profile first.
 
-        `names` are the profiles present, `occupied` their slices as bits.
+        `occupied` are the slices taken as bits, `spare` what the instances there leave.
         """
-        present = list(names)
-        return tuple(self._room(p, present, occupied) for p in self.profiles.values())
-
-    def _room(self, profile: CardProfile, present: list[str], occupied: int) -> int:
-        room = sum(1 for mask in profile.masks.values() if not mask & occupied)
-        while room and not self.engines_suffice([*present, *[profile.name] * room]):
-            room -= 1
-        return room
+        return tuple(
+            min(most, sum(1 for mask in profile.masks.values() if not mask & occupied))
+            for profile, most in zip(self.profiles.values(), spare, strict=True)
+        )
 
 
 @lru_cache(maxsize=64)
@@ -142,8 +150,10 @@ def creatable(gpu: Gpu) -> dict[str, int]:
     if gpu.mig is None or not gpu.mig.current:
         return {}
     card = Card.of(gpu)
-    present = [i.profile for i in gpu.instances if i.profile in card.profiles]
-    rooms = card.capacity(present, _occupied(gpu))
+    spare = card.spare(i.profile for i in gpu.instances if i.profile in card.profiles)
+    if spare is None:  # the hardware holds more than was known to be possible: promise nothing
+        return {}
+    rooms = card.room(_occupied(gpu), spare)
     return {name: room for name, room in zip(card.profiles, rooms, strict=True) if room}
 
 

@@ -67,7 +67,8 @@ def best_layout(
     best: tuple[tuple[_Gain, tuple[int, ...]], tuple[tuple[Division, int], ...]] | None = None
     for divided in _all_divisions(card, wanted):
         names = [d.profile for d in divided]
-        if not card.engines_suffice(names):
+        spare = card.spare(names)
+        if spare is None:
             continue
         groups = _groups(card, divided, existing, all_in_use)
         rooms: dict[int, tuple[int, ...]] = {}
@@ -76,7 +77,7 @@ def best_layout(
             if best is not None and gain < best[0][0]:
                 continue
             if occupied not in rooms:
-                rooms[occupied] = card.capacity(names, occupied)
+                rooms[occupied] = card.room(occupied, spare)
             score = (gain, rooms[occupied])
             if best is None or score > best[0]:
                 best = (score, starts)
