@@ -1,0 +1,85 @@
+# Everything a developer does here, one target each. A fresh machine needs Python >= 3.11 with
+# venv, and make; the environment lives in .venv and is renewed only when a lock changed.
+
+PYTHON ?= python3
+VENV   ?= .venv
+BIN    := $(VENV)/bin
+UV     := uv==0.13.8
+
+# Where `make run` keeps what an installed agent keeps in /run and /var/lib.
+LOCAL  ?= .local
+BOARDS ?= h100-80gb:2
+PLAN   ?= examples/plan.yaml
+
+PIP     := $(BIN)/python -m pip --disable-pip-version-check --quiet
+RUN     := $(VENV)/.run.stamp
+DEV     := $(VENV)/.dev.stamp
+SOURCES := nodeagent tests $(patsubst %/,%,$(sort $(dir $(wildcard bench/*.py tools/*.py))))
+
+.DEFAULT_GOAL := help
+
+help:  ## list the targets
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  \1\t/' | expand -t 14
+
+run: $(RUN)  ## start the agent on a simulated node (BOARDS=h100-80gb:2 PLAN=examples/plan.yaml)
+	@mkdir -p $(LOCAL)/run $(LOCAL)/state
+	@NODEAGENT_RUN_DIR=$(LOCAL)/run NODEAGENT_STATE_DIR=$(LOCAL)/state \
+	  exec $(BIN)/nodeagent run --simulate $(BOARDS) --plan $(PLAN)
+
+test: lint types layers pytest  ## everything that has to pass: lint, types, layers, tests
+
+install: $(DEV)  ## the environment with all tools
+
+format: $(DEV)  ## write the code in its one form
+	$(BIN)/ruff check --fix-only --quiet $(SOURCES)
+	$(BIN)/ruff format --quiet $(SOURCES)
+
+lint: $(DEV)  ## ruff: rules and form
+	$(BIN)/ruff check $(SOURCES)
+	$(BIN)/ruff format --check $(SOURCES)
+
+types: $(DEV)  ## mypy --strict
+	$(BIN)/mypy $(SOURCES)
+
+layers: $(DEV)  ## who may import whom
+	$(BIN)/lint-imports --no-logo
+
+pytest: $(DEV)  ## the tests alone (ARGS='-k planner')
+	$(BIN)/python -m pytest $(ARGS)
+
+cover: $(DEV)  ## the tests, and which lines they miss
+	$(BIN)/python -m coverage run -m pytest $(ARGS)
+	$(BIN)/python -m coverage report
+
+bench: $(RUN)  ## print the tables of benchmarks
+	$(BIN)/python -m bench
+
+lock:  ## pin what is installed anew, with hashes, from pyproject.toml
+	@$(PYTHON) -m venv $(VENV)-lock
+	@$(VENV)-lock/bin/python -m pip --disable-pip-version-check --quiet install $(UV)
+	@for name in run build dev; do PATH=$(VENV)-lock/bin:$$PATH ./requirements/lock $$name; done
+
+clean:  ## remove what the targets above made
+	rm -rf $(VENV) $(VENV)-lock $(LOCAL) build dist .coverage \
+	  .mypy_cache .pytest_cache .ruff_cache .import_linter_cache
+	find $(SOURCES) -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# --- the environment ----------------------------------------------------------------------------
+
+$(BIN)/python:
+	@echo "making $(VENV)"
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or later is needed")'
+	@$(PYTHON) -m venv $(VENV)
+
+$(RUN): requirements/run.txt requirements/build.txt pyproject.toml | $(BIN)/python
+	@echo "installing requirements/run.txt"
+	@$(PIP) install --require-hashes -r requirements/run.txt -r requirements/build.txt
+	@$(PIP) install --no-deps --no-build-isolation -e .
+	@touch $@
+
+$(DEV): requirements/dev.txt $(RUN)
+	@echo "installing requirements/dev.txt"
+	@$(PIP) install --require-hashes -r requirements/dev.txt
+	@touch $@
+
+.PHONY: help run test install format lint types layers pytest cover bench lock clean

@@ -1,0 +1,281 @@
+"""Builds the agent's parts from its settings, runs them together, and takes them down in order.
+
+The reconciler comes first: the node's GPUs do not wait for the API to be imported. At SIGTERM the
+running steps finish and the rest is left to the next start; a second signal ends the process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import structlog
+
+from nodeagent.attempts import Backoff
+from nodeagent.errors import NodeagentError
+from nodeagent.event_log import EventLog, EventType
+from nodeagent.file_watch import changes
+from nodeagent.gpu.driver import Driver
+from nodeagent.gpu.usage import UsageProbe
+from nodeagent.heartbeats import Heartbeats
+from nodeagent.last_good_plan import FILE_NAME as PLAN_NAME
+from nodeagent.last_good_plan import LastGoodPlan
+from nodeagent.logs import configure_logging
+from nodeagent.narrator import Narrator
+from nodeagent.node_state import NodeState, not_ready
+from nodeagent.plan_file import PlanFile
+from nodeagent.planning.plan import NodePlan, Policy, Verdict
+from nodeagent.preview import Preview, preview
+from nodeagent.reconciler import Reconciler, Rules
+from nodeagent.reports.plan_report import plan_json
+from nodeagent.reports.status_report import status_json
+from nodeagent.sd_notify import Notifier
+from nodeagent.settings import Settings
+from nodeagent.writer_lock import FILE_NAME as LOCK_NAME
+from nodeagent.writer_lock import writer_lock
+
+log = structlog.get_logger(__name__)
+
+_FIRST_RETRY, _LONGEST_RETRY = 1.0, 300.0  # seconds between attempts at what failed
+_MARGIN = 30.0  # seconds beyond all deadlines after which a loop counts as stuck
+_API_WAITS = 1.0  # seconds that the API leaves to the first reconciliation
+_READY_ANYWAY = 10.0  # seconds after which systemd hears READY although the driver hangs
+_BEAT = 5.0  # seconds between signs of life to systemd, unless it wants them more often
+
+
+@dataclass(frozen=True, slots=True)
+class Simulation:
+    """The GPUs are simulated; whoever runs the agent has installed the simulator.
+
+    `state` is the file that other commands share, `nvidia_smi` what stands in for the real one.
+    """
+
+    state: Path | None
+    nvidia_smi: tuple[str, ...]
+
+
+def run(settings: Settings, *, simulation: Simulation | None = None) -> None:
+    """Run the agent until a signal ends it; raises NodeagentError when it cannot go on."""
+    notifier = Notifier.take_from(os.environ)
+    configure_logging(form=settings.log.format, level=settings.log.level)
+    with _only_writer(settings, simulation):
+        try:
+            asyncio.run(Agent(settings, simulation, notifier).run())
+        except BaseExceptionGroup as group:
+            raise _first_of(group) from None
+
+
+def _first_of(group: BaseExceptionGroup[BaseException]) -> BaseException:
+    """What ended the agent: the first failure, since the other tasks are cancelled for it."""
+    first = group.exceptions[0]
+    return _first_of(first) if isinstance(first, BaseExceptionGroup) else first
+
+
+@contextmanager
+def _only_writer(settings: Settings, simulation: Simulation | None) -> Iterator[None]:
+    path: Path | None = settings.run.dir / LOCK_NAME
+    if simulation:
+        path = _beside(simulation.state, LOCK_NAME)
+    if path is None:  # a simulated node that nobody else sees
+        yield
+        return
+    with writer_lock(path):
+        yield
+
+
+def _beside(state: Path | None, name: str) -> Path | None:
+    return state.with_name(f"{state.name}.{name}") if state else None
+
+
+class Agent:
+    """The parts of one agent. Made and run inside an event loop, once."""
+
+    def __init__(
+        self, settings: Settings, simulation: Simulation | None, notifier: Notifier
+    ) -> None:
+        self._settings = settings
+        self._simulation = simulation
+        self._notifier = notifier
+        self._policy = Policy(reset_when_idle=settings.reset == "whenIdle")
+        self._events = EventLog()
+
+    async def run(self) -> None:
+        """Run until a signal; raises the first failure of a part, alone or in a group."""
+        self._hearts = Heartbeats(asyncio.get_running_loop().time)
+        self._reconciler = self._make_reconciler()
+        self._events.add(EventType.STARTED, f"the agent of {self._settings.node_name} started")
+        async with asyncio.TaskGroup() as parts:
+            with self._stopped_by_signals():
+                others = [
+                    parts.create_task(part(), name=part.__name__.strip("_"))
+                    for part in (self._follow_plan, self._serve_api, self._beat, self._follow_node)
+                ]
+                await parts.create_task(self._reconciler.run(), name="reconcile")
+            self._events.close()
+            for task in others:
+                task.cancel()
+
+    # --- the parts ----------------------------------------------------------------------------
+
+    def _make_reconciler(self) -> Reconciler:
+        settings = self._settings
+        deadlines = settings.driver.step_deadline + 4 * settings.driver.observe_deadline
+        return Reconciler(
+            state=NodeState(settings.node_name, settings.plan.source),
+            open_driver=self._open_driver,
+            rules=Rules(
+                policy=self._policy,
+                parallel=settings.gpu.parallel,
+                resync=settings.resync.interval,
+                patience=deadlines + _MARGIN,
+                mend=settings.drift == "mend",
+            ),
+            backoff=Backoff(_FIRST_RETRY, _LONGEST_RETRY, random.SystemRandom().random),
+            last_good=LastGoodPlan(self._plan_store()),
+            narrator=Narrator(self._events),
+            hearts=self._hearts,
+            on_state=self._tell_systemd,
+        )
+
+    def _open_driver(self) -> Driver:
+        settings = self._settings
+        simulation = self._simulation
+        return Driver(
+            observe_deadline=settings.driver.observe_deadline,
+            step_deadline=settings.driver.step_deadline,
+            usage=None if simulation else UsageProbe(),
+            nvidia_smi=simulation.nvidia_smi if simulation else settings.nvidia_smi,
+        )
+
+    def _plan_store(self) -> Path | None:
+        """A simulated node never touches what the real one keeps, unless told so in words."""
+        if self._simulation and "dir" not in self._settings.state.model_fields_set:
+            return _beside(self._simulation.state, PLAN_NAME)
+        return self._settings.state.dir / PLAN_NAME
+
+    async def _follow_plan(self) -> None:
+        look_every = self._settings.resync.interval
+        plan_file = PlanFile(
+            self._settings.plan.file,
+            self._reconciler.offer,
+            configuration=self._settings.plan.name,
+            look_every=look_every,
+            alive=lambda: self._hearts.beat("plan file's watch", within=look_every + _MARGIN),
+        )
+        await plan_file.run()
+
+    async def _follow_node(self) -> None:
+        """Processes of a simulated node are no processes: its file tells when they go."""
+        if self._simulation and self._simulation.state:
+            async for _ in changes(self._simulation.state):
+                self._reconciler.nudge("the simulated node changed")
+
+    async def _beat(self) -> None:
+        if self._notifier.watchdog is None:
+            return
+        while True:
+            if not self._hearts.overdue():
+                self._notifier.alive()
+            await asyncio.sleep(min(self._notifier.watchdog / 3, _BEAT))
+
+    async def _serve_api(self) -> None:
+        await self._settled_within(_API_WAITS)
+        # aiohttp takes long to import; in a thread, so that the reconciler goes on meanwhile.
+        routes, listening = await asyncio.to_thread(_import_api)
+        address = self._settings.api.listen
+        app = routes.create_app(self._answers(), listen_host=address.host)
+        async with listening.listening(
+            app, host=address.host, port=address.port, unix_socket=self._socket(listening)
+        ) as port:
+            name = address.host or "127.0.0.1"
+            shown = f"[{name}]" if ":" in name else name
+            log.info("the node can be seen", url=f"http://{shown}:{port}/")
+            await self._settled_within(_READY_ANYWAY)
+            self._notifier.ready()
+            await asyncio.Event().wait()
+
+    async def _settled_within(self, seconds: float) -> None:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._reconciler.settled.wait()
+
+    def _socket(self, listening: Any) -> Path | None:
+        """A simulated agent never takes the real one's place, unless told so in words."""
+        if self._simulation and "dir" not in self._settings.run.model_fields_set:
+            return None
+        directory = self._settings.run.dir
+        try:
+            directory.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise NodeagentError(
+                f"the folder {directory} cannot be made: {error.strerror}",
+                remedy="run as root, or set run.dir to a folder that can be written",
+            ) from error
+        path: Path = directory / listening.SOCKET_NAME
+        return path
+
+    # --- what the API asks --------------------------------------------------------------------
+
+    def _answers(self) -> Any:
+        from nodeagent.http_api.answers import Answers
+
+        return Answers(
+            status=lambda gpu: status_json(self._reconciler.state, gpu=gpu),
+            plan=self._plan_report,
+            preview=self._preview,
+            not_alive=self._hearts.overdue,
+            not_ready=lambda: not_ready(self._reconciler.state),
+            events=self._events,
+        )
+
+    def _plan_report(self) -> dict[str, Any]:
+        state = self._reconciler.state
+        plan = state.plan or NodePlan(Verdict.IN_SYNC)
+        return plan_json(plan, digest=state.digest, source=state.source)
+
+    def _preview(self, text: bytes, configuration: str | None) -> Preview | None:
+        state = self._reconciler.state
+        if state.observed_at is None:
+            return None
+        return preview(text, configuration, state.observed, self._policy)
+
+    # --- systemd and signals ------------------------------------------------------------------
+
+    def _tell_systemd(self, state: NodeState) -> None:
+        self._notifier.status(f"{state.phase}: {state.sentence}")
+
+    @contextmanager
+    def _stopped_by_signals(self) -> Iterator[None]:
+        loop = asyncio.get_running_loop()
+        numbers = (signal.SIGTERM, signal.SIGINT)
+        for number in numbers:
+            loop.add_signal_handler(number, self._stop, number, numbers)
+        try:
+            yield
+        finally:
+            for number in numbers:
+                loop.remove_signal_handler(number)
+
+    def _stop(self, received: signal.Signals, numbers: tuple[signal.Signals, ...]) -> None:
+        log.info("stopping; the running steps finish", signal=received.name)
+        self._events.add(EventType.STOPPING, "the agent stops; the running steps finish")
+        self._notifier.stopping()
+        self._reconciler.request_stop()
+        loop = asyncio.get_running_loop()
+        for number in numbers:
+            # Whoever asks a second time does not want to wait.
+            loop.remove_signal_handler(number)
+            signal.signal(number, signal.SIG_DFL)
+
+
+def _import_api() -> tuple[Any, Any]:
+    from nodeagent.http_api import listening, routes
+
+    return routes, listening

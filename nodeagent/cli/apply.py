@@ -1,0 +1,179 @@
+"""`nodeagent apply`: make the node as the document says, once, without an agent."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+
+from nodeagent.cli import exit_codes
+from nodeagent.cli.blockers import wait_for_blockers
+from nodeagent.cli.exit_codes import ExitCode
+from nodeagent.cli.node import opened, writing
+from nodeagent.cli.options import Options
+from nodeagent.cli.output import Output
+from nodeagent.cli.plan import SOURCE, read_or_report, rejection, report
+from nodeagent.cli.settings_in_force import InForce, in_force
+from nodeagent.execution import carry_out
+from nodeagent.gpu.driver import Driver
+from nodeagent.planning.desired import DesiredNode, PlanDocument
+from nodeagent.planning.observed import ObservedNode
+from nodeagent.planning.outcome import GpuOutcome, NodeOutcome, StepReport
+from nodeagent.planning.plan import NodePlan, Verdict
+from nodeagent.planning.planner import plan
+from nodeagent.planning.resolve import Rejection, resolve
+from nodeagent.terminal.outcome_page import outcome_page, step_line
+
+
+@dataclass(frozen=True, slots=True)
+class _Applied:
+    """What was done, and the plan for what was read back afterwards: in sync when all is done."""
+
+    outcome: NodeOutcome
+    rest: NodePlan
+    stopped: bool
+
+
+def run(options: Options, output: Output) -> ExitCode:
+    """Apply the document; the exit code tells what is so in the end."""
+    settings = in_force(options)
+    document = read_or_report(options, output)
+    result = asyncio.run(_apply(options, settings, document, output))
+    if isinstance(result, Rejection):
+        refused = rejection(result, document)
+        report(refused, document, output)
+        return exit_codes.of_plan(refused)
+    _report(result, output)
+    return _exit_code(result)
+
+
+async def _apply(
+    options: Options, settings: InForce, document: PlanDocument, output: Output
+) -> _Applied | Rejection:
+    deadline = asyncio.get_running_loop().time() + options.wait
+    with _stopped_by_signals() as stop, writing(options, settings):
+        async with opened(options, settings) as driver:
+            observed = await driver.observe()
+            desired = resolve(document, observed)
+            if isinstance(desired, Rejection):
+                return desired
+            rounds = _Rounds(driver, settings, desired, output, stop)
+            await rounds.take(observed)
+            while rounds.blocked and await wait_for_blockers(rounds.rest, deadline, stop):
+                await rounds.take(await driver.observe())
+            return _Applied(rounds.outcome, rounds.rest, stopped=stop.is_set())
+
+
+class _Rounds:
+    """Planning and acting until nothing is blocked: one round, and one more for each wake-up."""
+
+    def __init__(
+        self,
+        driver: Driver,
+        settings: InForce,
+        desired: DesiredNode,
+        output: Output,
+        stop: asyncio.Event,
+    ) -> None:
+        self._driver = driver
+        self._settings = settings
+        self._desired = desired
+        self._output = output
+        self._stop = stop
+        self._gpus: dict[str, GpuOutcome] = {}
+        self.rest = NodePlan(Verdict.IN_SYNC)
+        self.outcome = NodeOutcome(self.rest, ())
+
+    @property
+    def blocked(self) -> bool:
+        """Whether somebody's leaving may let more be done."""
+        return exit_codes.of_plan(self.rest) is ExitCode.BLOCKED
+
+    async def take(self, observed: ObservedNode) -> None:
+        """Do what can be done now; a GPU on which a step failed is left alone."""
+        now = self._plan(observed)
+        open_gpus = tuple(gpu for gpu in now.gpus if not self._failed(gpu.before.uuid))
+        done = await self._carry_out(replace(now, gpus=open_gpus))
+        for gpu in done.gpus:
+            earlier = self._gpus.get(gpu.after.uuid)
+            self._gpus[gpu.after.uuid] = _joined(earlier, gpu) if earlier else gpu
+        outcomes = tuple(self._gpus[gpu.before.uuid] for gpu in now.gpus)
+        whole = replace(now, gpus=tuple(gpu.plan for gpu in outcomes))
+        self.outcome = NodeOutcome(whole, outcomes)
+        self.rest = self._plan(_read_back(observed, outcomes))
+
+    def _failed(self, uuid: str) -> bool:
+        return uuid in self._gpus and self._gpus[uuid].failed
+
+    def _plan(self, observed: ObservedNode) -> NodePlan:
+        return plan(self._desired, observed, self._settings.policy)
+
+    async def _carry_out(self, now: NodePlan) -> NodeOutcome:
+        indices = {gpu.before.uuid: gpu.before.index for gpu in now.gpus}
+
+        def progress(step: StepReport) -> None:
+            self._output.page([step_line(indices[step.step.gpu], step)])
+
+        return await carry_out(
+            now,
+            self._driver,
+            parallel=self._settings.parallel,
+            policy=self._settings.policy,
+            on_progress=progress,
+            stop=self._stop,
+        )
+
+
+def _joined(first: GpuOutcome, second: GpuOutcome) -> GpuOutcome:
+    """Two rounds on one GPU as one."""
+    steps = (*first.plan.steps, *second.plan.steps)
+    return replace(
+        second,
+        plan=replace(second.plan, before=first.plan.before, steps=steps),
+        steps=(*first.steps, *second.steps),
+        restored=(*first.restored, *second.restored),
+    )
+
+
+def _read_back(observed: ObservedNode, outcomes: tuple[GpuOutcome, ...]) -> ObservedNode:
+    """The node, each GPU as it was read back after its steps."""
+    after = {gpu.after.uuid: gpu.after for gpu in outcomes}
+    return replace(observed, gpus=tuple(after.get(gpu.uuid, gpu) for gpu in observed.gpus))
+
+
+@contextmanager
+def _stopped_by_signals() -> Iterator[asyncio.Event]:
+    """An event that SIGTERM and Ctrl-C set: the running steps end, no other begins."""
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    signals = (signal.SIGTERM, signal.SIGINT)
+    for number in signals:
+        loop.add_signal_handler(number, stop.set)
+    try:
+        yield stop
+    finally:
+        for number in signals:
+            loop.remove_signal_handler(number)
+
+
+def _exit_code(applied: _Applied) -> ExitCode:
+    if applied.rest.verdict is Verdict.APPLICABLE:  # a step failed, or it was told to stop
+        return ExitCode.FAILED
+    unfinished = any(gpu.verdict is Verdict.APPLICABLE for gpu in applied.rest.gpus)
+    code = exit_codes.of_plan(applied.rest)
+    return exit_codes.most_severe([code, ExitCode.FAILED]) if unfinished else code
+
+
+def _report(applied: _Applied, output: Output) -> None:
+    if output.is_text:
+        output.page(
+            outcome_page(applied.outcome, applied.rest, output.width, stopped=applied.stopped)
+        )
+        return
+    from nodeagent.reports.plan_report import outcome_json
+
+    outcome = applied.outcome
+    data = outcome_json(outcome, digest=outcome.plan.digest, source=SOURCE)
+    output.document({**data, "verdictAfter": applied.rest.verdict.value})

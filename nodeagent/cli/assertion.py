@@ -1,0 +1,28 @@
+"""`nodeagent assert`: whether the node is as the document says."""
+
+from __future__ import annotations
+
+import asyncio
+
+from nodeagent.cli import exit_codes
+from nodeagent.cli.exit_codes import ExitCode
+from nodeagent.cli.options import Options
+from nodeagent.cli.output import Output
+from nodeagent.cli.plan import is_rejection, planned, read_or_report, report
+from nodeagent.cli.settings_in_force import in_force
+from nodeagent.planning.plan import Verdict
+
+
+def run(options: Options, output: Output) -> ExitCode:
+    """Say whether nothing would have to be done: exit code 0 or 1, or 2 for a bad document."""
+    document = read_or_report(options, output)
+    found = asyncio.run(planned(options, in_force(options), document))
+    if is_rejection(found) or not output.is_text:
+        report(found, document, output)
+    else:
+        from nodeagent.terminal.assert_page import assert_page
+
+        output.page(assert_page(found))
+    if exit_codes.of_plan(found) is ExitCode.BAD_DOCUMENT:
+        return ExitCode.BAD_DOCUMENT
+    return ExitCode.DONE if found.verdict is Verdict.IN_SYNC else ExitCode.FAILED

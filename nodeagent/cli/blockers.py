@@ -1,0 +1,43 @@
+"""Waiting for those who use what must go."""
+
+from __future__ import annotations
+
+import asyncio
+
+from nodeagent.planning.plan import NodePlan, Verdict
+from nodeagent.process_watch import ProcessWatch
+from nodeagent.reports.words import users
+
+# A process may also let go of a GPU without ending, which the kernel tells nobody.
+_LOOK_AGAIN = 2.0  # seconds
+
+
+async def wait_for_blockers(plan: NodePlan, deadline: float, stop: asyncio.Event) -> bool:
+    """Wait until one of them may be gone; False when `deadline` (loop time) or a stop came first.
+
+    A process' end is told by the kernel; everything else is looked at again every two seconds.
+    """
+    remaining = deadline - asyncio.get_running_loop().time()
+    if remaining <= 0 or stop.is_set():
+        return False
+    wake = asyncio.Event()
+    watch = ProcessWatch(wake.set, fallback=_LOOK_AGAIN, fallback_limit=_LOOK_AGAIN)
+    watch.watch(_pids(plan))
+    waiters = [asyncio.ensure_future(event.wait()) for event in (wake, stop)]
+    try:
+        await asyncio.wait(
+            waiters,
+            timeout=min(remaining, _LOOK_AGAIN),
+            return_when=asyncio.FIRST_COMPLETED,
+        )
+    finally:
+        watch.close()
+        for waiter in waiters:
+            waiter.cancel()
+        await asyncio.gather(*waiters, return_exceptions=True)
+    return not stop.is_set()
+
+
+def _pids(plan: NodePlan) -> set[int]:
+    blocked = [gpu.before for gpu in plan.gpus if gpu.verdict is Verdict.BLOCKED]
+    return {user.pid for gpu in blocked for user in users(gpu)}

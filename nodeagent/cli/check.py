@@ -1,0 +1,108 @@
+"""`nodeagent check`: what would keep the agent from working, with a remedy for each."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Iterator
+
+from nodeagent.cli import gpu_preflight, host_preflight
+from nodeagent.cli.exit_codes import ExitCode
+from nodeagent.cli.findings import Finding, Level, error, ok
+from nodeagent.cli.node import is_simulated, lock_file, observed_node
+from nodeagent.cli.options import Options
+from nodeagent.cli.output import Output
+from nodeagent.cli.settings_in_force import InForce
+from nodeagent.errors import DriverError, UsageError
+from nodeagent.planning.desired import PlanDocument
+from nodeagent.planning.observed import ObservedNode
+from nodeagent.planning.resolve import Rejection, resolve
+from nodeagent.settings import Settings, load_settings
+from nodeagent.terminal.check_page import check_page
+
+
+def run(options: Options, output: Output) -> ExitCode:
+    """Look at everything; fails when an error was found."""
+    findings = list(_look(options))
+    output.page(check_page([(f.check, f.level.value, f.message, f.remedy) for f in findings]))
+    output.document(
+        {
+            "findings": [
+                {
+                    "check": finding.check,
+                    "level": finding.level.value,
+                    "message": finding.message,
+                    **({"remedy": finding.remedy} if finding.remedy else {}),
+                }
+                for finding in findings
+            ]
+        }
+    )
+    failed = any(finding.level is Level.ERROR for finding in findings)
+    return ExitCode.FAILED if failed else ExitCode.DONE
+
+
+def _look(options: Options) -> Iterator[Finding]:
+    try:
+        settings = _settings(options)
+    except UsageError as wrong:
+        yield error("settings", wrong.message, wrong.remedy)
+        return
+    yield ok("settings", "valid")
+    observed = _observe(options, settings)
+    yield from gpu_preflight.driver_findings(observed)
+    yield gpu_preflight.permission_finding(simulated=is_simulated(options))
+    if isinstance(observed, ObservedNode):
+        yield from _of_the_cards(options, settings, observed)
+    yield host_preflight.directory_finding("run.dir", settings.run.dir)
+    yield host_preflight.directory_finding("state.dir", settings.state.dir)
+    yield host_preflight.lock_finding(lock_file(options, settings.run.dir))
+    finding, document = host_preflight.plan_finding(settings.plan.file, settings.plan.name)
+    yield finding
+    if document is not None and isinstance(observed, ObservedNode):
+        yield _fit(document, observed)
+    yield from host_preflight.owner_findings()
+
+
+def _of_the_cards(
+    options: Options, settings: Settings, observed: ObservedNode
+) -> Iterator[Finding]:
+    """What matters only for the GPUs that are really in this machine."""
+    if is_simulated(options):
+        return
+    allowed = settings.reset != "never"
+    for finding in (
+        gpu_preflight.reset_finding(observed, settings.nvidia_smi, allowed=allowed),
+        gpu_preflight.persistence_finding(observed, settings.nvidia_smi),
+        host_preflight.fabric_finding(),
+    ):
+        if finding is not None:
+            yield finding
+
+
+def _settings(options: Options) -> Settings:
+    flags = {
+        "plan.file": options.plan,
+        "run.dir": options.run_dir,
+        "state.dir": options.state_dir,
+    }
+    return load_settings(options.settings, os.environ, flags)
+
+
+def _observe(options: Options, settings: Settings) -> ObservedNode | DriverError:
+    in_force = InForce(
+        observe_deadline=settings.driver.observe_deadline, nvidia_smi=settings.nvidia_smi
+    )
+    try:
+        return asyncio.run(observed_node(options, in_force))
+    except DriverError as failure:
+        return failure
+
+
+def _fit(document: PlanDocument, observed: ObservedNode) -> Finding:
+    """Whether the plan names only what the node has, and asks only for what can be."""
+    resolved = resolve(document, observed)
+    if isinstance(resolved, Rejection):
+        first = resolved.problems[0]
+        return error("plan on this node", f"{first.path}: {first.message}", first.remedy)
+    return ok("plan on this node", "it names what the node has")

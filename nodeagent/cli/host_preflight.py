@@ -1,0 +1,118 @@
+"""Preflight: the machine around the GPUs, as far as can be seen from it."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from nodeagent.cli.findings import Finding, error, ok, warning
+from nodeagent.errors import DocumentError
+from nodeagent.planning.desired import PlanDocument
+
+# Programs that change MIG layouts by themselves, by the name of their executable.
+_OTHER_OWNERS = {
+    "nvidia-mig-manager": "systemctl disable --now nvidia-mig-manager, or in a cluster set the "
+    "GPU operator's migManager.enabled=false",
+    "nvidia-mig-parted": "let it finish; switch off what starts it",
+    "gpu-kubelet-plugin": "do not let NVIDIA's DRA driver make MIG devices on this node",
+}
+_OTHER_UNITS = ("nvidia-mig-manager.service",)
+_WANTED_BY = ("multi-user.target.wants", "nvidia-gpu-reset.target.wants")
+
+
+def owner_findings(root: Path = Path("/")) -> Iterator[Finding]:
+    """Whoever else may change this node's layouts; `root` is where /proc and /etc lie."""
+    found = False
+    for name, pid in sorted(_running(root / "proc").items()):
+        found = True
+        yield warning(
+            "other owners", f"{name} is running (pid {pid}) and may undo plans", _OTHER_OWNERS[name]
+        )
+    for unit in _OTHER_UNITS:
+        if any((root / "etc/systemd/system" / target / unit).exists() for target in _WANTED_BY):
+            found = True
+            yield warning(
+                "other owners",
+                f"{unit} is enabled and changes layouts at every boot",
+                f"systemctl disable --now {unit}",
+            )
+    if not found:
+        yield ok("other owners", "none is running on this machine")
+
+
+def _running(proc: Path) -> dict[str, int]:
+    """Other owners by name, with the pid of one process each."""
+    running: dict[str, int] = {}
+    for entry in proc.iterdir():
+        if not entry.name.isdecimal():
+            continue
+        try:
+            program = (entry / "cmdline").read_bytes().split(b"\0", 1)[0]
+        except OSError:  # it ended, or may not be looked at
+            continue
+        name = os.path.basename(program.decode(errors="replace"))  # noqa: PTH119  may hold anything
+        if name in _OTHER_OWNERS:
+            running[name] = int(entry.name)
+    return running
+
+
+def fabric_finding(root: Path = Path("/")) -> Finding | None:
+    """NVSwitch machines need Fabric Manager; None where there is no NVSwitch."""
+    if not any((root / "dev").glob("nvidia-nvswitch[0-9]*")):
+        return None
+    check = "fabric manager"
+    for entry in (root / "proc").iterdir():
+        try:
+            if entry.name.isdecimal() and (entry / "comm").read_text().startswith("nv-fabric"):
+                return ok(check, "running")
+        except OSError:
+            continue
+    return warning(
+        check,
+        "this machine has NVSwitches, but Fabric Manager is not running",
+        "systemctl enable --now nvidia-fabricmanager, of the driver's exact version",
+    )
+
+
+def directory_finding(name: str, path: Path) -> Finding:
+    """Whether the agent can write there, or make the directory."""
+    nearest = next(p for p in (path, *path.parents) if p.exists())
+    remedy = f"make {path} writable for this user, or set {name} to another place"
+    if not nearest.is_dir():
+        return error(name, f"{nearest} is no directory", remedy)
+    if not os.access(nearest, os.W_OK | os.X_OK):
+        return error(name, f"{path} cannot be written", remedy)
+    return ok(name, f"{path} can be {'written' if nearest == path else 'made'}")
+
+
+def plan_finding(path: Path, configuration: str | None) -> tuple[Finding, PlanDocument | None]:
+    """Whether the plan file can be read and is a plan; whether it fits the node comes later."""
+    from nodeagent.documents.reading import read_document
+
+    try:
+        document = read_document(path.read_bytes(), configuration=configuration)
+    except FileNotFoundError:
+        found = warning("plan", f"{path} does not exist", "write one; nodeagent export is a start")
+        return found, None
+    except OSError as failure:
+        found = error("plan", f"{path} cannot be read: {failure.strerror}", "make it readable")
+        return found, None
+    except DocumentError as refusal:
+        return error("plan", f"{path}: {refusal.message}", refusal.remedy), None
+    return ok("plan", f"{path} is well-formed"), document
+
+
+def lock_finding(path: Path) -> Finding:
+    """Whether somebody holds the right to change this node's GPUs, such as a running agent."""
+    try:
+        with path.open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except FileNotFoundError:
+        return ok("writer", "nobody changes GPUs now")
+    except BlockingIOError:
+        return ok("writer", f"an agent or apply is running (it holds {path})")
+    except OSError as failure:
+        return warning("writer", f"{path} cannot be opened: {failure.strerror}", "run as root")
+    return ok("writer", "nobody changes GPUs now")

@@ -1,0 +1,97 @@
+"""The node that a command works on: the machine's own GPUs, or simulated ones."""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+
+from nodeagent.cli.options import Options
+from nodeagent.cli.settings_in_force import InForce
+from nodeagent.errors import UsageError
+from nodeagent.gpu.driver import Driver
+from nodeagent.gpu.usage import UsageProbe
+from nodeagent.planning.observed import ObservedNode
+from nodeagent.writer_lock import FILE_NAME, writer_lock
+
+# What stands in for nvidia-smi under simulation finds the node there.
+STATE_VARIABLE = "NODEAGENT_SIMULATED_STATE"
+SIMULATED_SMI = (sys.executable, "-m", "nodeagent.simulation.nvidia_smi")
+
+
+def is_simulated(options: Options) -> bool:
+    """Whether the command line asks for simulated GPUs."""
+    return options.simulate is not None or options.state is not None
+
+
+@asynccontextmanager
+async def opened(options: Options, settings: InForce) -> AsyncIterator[Driver]:
+    """The driver, real or simulated; raises DriverUnavailable or UsageError."""
+    simulated = is_simulated(options)
+    with simulation(options, shared=settings.reset != "never"):
+        async with Driver(
+            observe_deadline=settings.observe_deadline,
+            step_deadline=settings.step_deadline,
+            usage=None if simulated else UsageProbe(),
+            nvidia_smi=SIMULATED_SMI if simulated else settings.nvidia_smi,
+        ) as driver:
+            yield driver
+
+
+async def observed_node(options: Options, settings: InForce) -> ObservedNode:
+    """The node as it is now."""
+    async with opened(options, settings) as driver:
+        return await driver.observe()
+
+
+@contextmanager
+def simulation(options: Options, *, shared: bool) -> Iterator[Path | None]:
+    """Simulated GPUs in place of the driver's, where they are asked for; gives their state file.
+
+    `shared`: the stand-in for nvidia-smi, a process of its own, has to see the same node; without
+    a state file given, one is made and thrown away.
+    """
+    if not is_simulated(options):
+        yield None
+        return
+    if options.simulate is None and options.state is not None and not options.state.exists():
+        raise UsageError(
+            f"the state file {options.state} does not exist",
+            remedy="--simulate BOARDS would make it",
+        )
+    from nodeagent.simulation import simulated
+
+    with _state_file(options.state, needed=shared) as state:
+        if state is not None:
+            os.environ[STATE_VARIABLE] = str(state.absolute())
+        with simulated(options.simulate, state=state):
+            yield state
+
+
+@contextmanager
+def _state_file(given: Path | None, *, needed: bool) -> Iterator[Path | None]:
+    if given is not None or not needed:
+        yield given
+        return
+    with tempfile.TemporaryDirectory(prefix="nodeagent-") as directory:
+        yield Path(directory) / "node.json"
+
+
+@contextmanager
+def writing(options: Options, settings: InForce) -> Iterator[None]:
+    """Be the only one who changes this node; raises NodeagentError when somebody else does."""
+    if is_simulated(options) and options.state is None:
+        yield  # nobody else sees this node
+        return
+    with writer_lock(lock_file(options, settings.run_dir)):
+        yield
+
+
+def lock_file(options: Options, run_dir: Path) -> Path:
+    """The lock of the machine's GPUs, or that of a simulated node beside its state file."""
+    if options.state is not None:
+        return options.state.with_name(f"{options.state.name}.{FILE_NAME}")
+    return run_dir / FILE_NAME

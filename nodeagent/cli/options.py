@@ -1,0 +1,46 @@
+"""The parsed command line, typed."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+
+class Options(argparse.Namespace):
+    """The parsed command line; which fields are set depends on the command."""
+
+    command: str
+    simulate: str | None
+    state: Path | None
+    output: str
+    no_color: bool
+    file: str | None
+    configuration: str | None
+    reset: str | None
+    wait: float
+    parallel: int | None
+    export_format: str
+    watch: bool
+    subject: str
+    simulation: str
+    device: str | None
+    pid: int | None
+    process_command: str
+    memory: int
+    follow: bool
+    function: str | None
+    code: str | None
+    count: int | None
+    hang: bool
+    latency: float | None
+    gpu: int | None
+    lost: int | None
+    clear: bool
+    settings: Path | None
+    plan: Path | None
+    node_name: str | None
+    listen: str | None
+    run_dir: Path | None
+    state_dir: Path | None
+    drift: str | None
+    resync: float | None

@@ -1,0 +1,129 @@
+"""Standard output and error: one place that knows formats, widths, colours and closed pipes."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterable, Mapping
+from typing import TextIO
+
+from nodeagent.errors import NodeagentError
+from nodeagent.terminal.page import Line, plain_text
+
+_WIDEST = 120  # pictures gain nothing beyond
+
+
+class Output:
+    """Where a command's answer goes, in the format that was asked for.
+
+    A reader that goes away (`nodeagent plan | head -1`) ends the printing, never the command:
+    what `apply` has begun it also finishes.
+    """
+
+    def __init__(self, output_format: str, *, colour: bool) -> None:
+        self.format = output_format
+        self._stream: TextIO | None = sys.stdout
+        self._painted = colour and _shows_colours(sys.stdout)
+
+    @property
+    def is_text(self) -> bool:
+        return self.format == "text"
+
+    @property
+    def on_terminal(self) -> bool:
+        return self._stream is not None and self._stream.isatty()
+
+    @property
+    def closed(self) -> bool:
+        """Whether nobody reads any more."""
+        return self._stream is None
+
+    @property
+    def width(self) -> int:
+        """Columns for pictures."""
+        import shutil
+
+        return min(shutil.get_terminal_size().columns, _WIDEST)
+
+    def page(self, lines: Iterable[Line]) -> None:
+        """Write lines for a person, at once; nothing when the format is for programs."""
+        if not self.is_text or self._stream is None:
+            return
+        if self._painted:
+            from nodeagent.terminal.colour import painted
+
+            self._write(painted(lines))
+        else:
+            self._write(plain_text(lines, ascii_only=not _can_draw(self._stream)))
+
+    def document(self, data: Mapping[str, object]) -> None:
+        """Write an answer for programs, as JSON or YAML; nothing when the format is text."""
+        if not self.is_text:
+            self._write(formatted(data, self.format))
+
+    def text(self, text: str) -> None:
+        """Write text as it is, whatever the format."""
+        self._write(text)
+
+    def _write(self, text: str) -> None:
+        if self._stream is None:
+            return
+        try:
+            self._stream.write(text)
+            self._stream.flush()
+        except (BrokenPipeError, ValueError):  # ValueError: the stream was closed
+            self._stream = None
+            discard_standard_output()
+
+
+def formatted(data: Mapping[str, object], output_format: str) -> str:
+    """The data as `json` or `yaml`, keys in their own order."""
+    if output_format == "json":
+        import json
+
+        return json.dumps(data, indent=2, ensure_ascii=False) + "\n"
+    import yaml
+
+    dumper = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
+    return str(yaml.dump(data, Dumper=dumper, sort_keys=False, allow_unicode=True))
+
+
+def complain(error: NodeagentError | str, remedy: str = "") -> None:
+    """One line about what is wrong and, when known, one about what would be right."""
+    if isinstance(error, NodeagentError):
+        message, remedy = error.message, error.remedy
+    else:
+        message = error
+    text = f"nodeagent: {_one_line(message)}\n" + (f"  {_one_line(remedy)}\n" if remedy else "")
+    if sys.stderr is not None:
+        sys.stderr.write(text)
+        sys.stderr.flush()
+
+
+def discard_standard_output() -> None:
+    """Let the interpreter's last flush go nowhere, where a closed pipe cannot hurt it."""
+    try:
+        descriptor = sys.stdout.fileno()
+    except (AttributeError, OSError, ValueError):
+        return  # no real stream: nothing to flush into
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, descriptor)
+    os.close(nowhere)
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())
+
+
+def _shows_colours(stream: TextIO | None) -> bool:
+    # https://no-color.org: any non-empty value switches colours off.
+    wanted = not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+    return wanted and stream is not None and stream.isatty()
+
+
+def _can_draw(stream: TextIO) -> bool:
+    try:
+        "┌─│…".encode(getattr(stream, "encoding", None) or "utf-8")
+    except (UnicodeEncodeError, LookupError):
+        return False
+    return True

@@ -1,0 +1,366 @@
+"""The command line: commands, options and their one-line descriptions."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from pathlib import Path
+from typing import NoReturn
+
+from nodeagent import __version__
+from nodeagent.cli.options import Options
+from nodeagent.cli.values import index, positive, seconds, size
+from nodeagent.errors import UsageError
+
+COMMANDS = {
+    "run": "the agent: keep the node as the plan says",
+    "plan": "show the steps that would be taken, and why; touches nothing",
+    "apply": "take the steps once, without an agent",
+    "assert": "is the node as the document says?",
+    "export": "write the node as it is, as a document",
+    "profiles": "what each GPU offers and how many more fit now",
+    "status": "the running agent's picture of the node",
+    "check": "preflight: what would keep the agent from working, with a remedy for each",
+    "schema": "JSON Schema of the plan or of the settings",
+    "simulate": "boards that can be simulated; processes, faults and reboots of a simulated node",
+}
+
+SIMULATIONS = {
+    "boards": "list the boards that --simulate knows",
+    "occupy": "put a process on a simulated device",
+    "release": "take it away again",
+    "fault": "make a driver function fail, hang or slow down, or a GPU fall off the bus",
+    "reboot": "do to the simulated node what a reboot does",
+}
+
+_EPILOG = (
+    "exit codes: 0 done, matches, or nothing to do; 1 does not match, cannot be satisfied on this "
+    "card, or failed; 2 bad usage or bad document; 3 blocked by something in use. When GPUs end "
+    "differently, 2 comes before 1, and 1 before 3."
+)
+
+
+class Parser(argparse.ArgumentParser):
+    """Reports bad usage as an error for the reader in place of a usage text."""
+
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(message, remedy=f"see {self.prog} --help")
+
+
+def parse(argv: list[str] | None) -> Options:
+    """Read the command line; raises UsageError, or SystemExit after --help and --version."""
+    options = build_parser().parse_args(argv, namespace=Options())
+    if options.command == "simulate" and options.simulation is None:
+        raise UsageError(
+            f"simulate needs one of: {', '.join(SIMULATIONS)}",
+            remedy="see nodeagent simulate --help",
+        )
+    return options
+
+
+def build_parser() -> Parser:
+    """The whole command line."""
+    parser = Parser(
+        prog="nodeagent",
+        description="Owns how the NVIDIA GPUs of this node are split.",
+        epilog=_EPILOG,
+        allow_abbrev=False,
+    )
+    parser.add_argument("--version", action="version", version=f"nodeagent {__version__}")
+    _add_global_options(parser, top=True)
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    for name, summary in COMMANDS.items():
+        command = commands.add_parser(
+            name, help=summary, description=_sentence(summary), epilog=_EPILOG, allow_abbrev=False
+        )
+        _add_global_options(command, top=False)
+        _ADD_OPTIONS[name](command)
+    return parser
+
+
+def _sentence(summary: str) -> str:
+    return summary[0].upper() + summary[1:] + ("" if summary.endswith("?") else ".")
+
+
+def _add_global_options(parser: argparse.ArgumentParser, *, top: bool) -> None:
+    """Accepted before and after the command; only the topmost parser knows the defaults, so that
+    what was said before a command is not forgotten after it.
+    """
+
+    def default(value: object) -> object:
+        return value if top else argparse.SUPPRESS
+
+    group = parser.add_argument_group("options of every command")
+    group.add_argument(
+        "--simulate",
+        metavar="BOARDS",
+        default=default(None),
+        help="simulated GPUs in place of the driver, such as h100-80gb:8 or a100-40gb:2,t4:1",
+    )
+    group.add_argument(
+        "--state",
+        metavar="FILE",
+        type=Path,
+        default=default(None),
+        help="keep the simulated node in FILE, between commands and beside a running agent",
+    )
+    group.add_argument(
+        "-o",
+        "--output",
+        choices=("text", "json", "yaml"),
+        default=default("text"),
+        help="format of the answer (default: text)",
+    )
+    group.add_argument(
+        "--no-color", action="store_true", default=default(value=False), help="no colours"
+    )
+
+
+def _add_document_options(parser: argparse.ArgumentParser) -> None:
+    _add_file_option(parser)
+    _add_configuration_option(parser, "$MIG_PARTED_SELECTED_CONFIG, else the only one")
+
+
+def _add_file_option(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "-f",
+        "--file",
+        "--config-file",
+        metavar="FILE",
+        help="the plan, or a file of nvidia-mig-parted; - reads standard input "
+        "(default: $MIG_PARTED_CONFIG_FILE)",
+    )
+
+
+def _add_configuration_option(parser: argparse.ArgumentParser, default: str) -> None:
+    parser.add_argument(
+        "-c",
+        "--configuration",
+        "--selected-config",
+        metavar="NAME",
+        help=f"which configuration of an nvidia-mig-parted file (default: {default})",
+    )
+
+
+def _add_reset_option(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--reset",
+        choices=("never", "whenIdle"),
+        help="whether a GPU proven idle may be reset, where a mode change needs it "
+        "(default: never)",
+    )
+
+
+def _add_parallel_option(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--parallel",
+        metavar="N",
+        type=positive,
+        help="how many GPUs are changed side by side (default: all)",
+    )
+
+
+def _plan(parser: argparse.ArgumentParser) -> None:
+    _add_document_options(parser)
+    _add_reset_option(parser)
+
+
+def _apply(parser: argparse.ArgumentParser) -> None:
+    _add_document_options(parser)
+    _add_reset_option(parser)
+    _add_parallel_option(parser)
+    parser.add_argument(
+        "--wait",
+        metavar="SECONDS",
+        type=seconds,
+        default=0.0,
+        help="wait so long for those who use what must go (default: 0)",
+    )
+    _add_directory_options(parser, "run")
+
+
+def _assert(parser: argparse.ArgumentParser) -> None:
+    _add_document_options(parser)
+
+
+def _export(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--format",
+        dest="export_format",
+        choices=("plan", "mig-parted"),
+        default="plan",
+        help="which kind of document (default: plan)",
+    )
+
+
+def _profiles(parser: argparse.ArgumentParser) -> None:
+    """Takes the options of every command alone."""
+
+
+def _status(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--watch", action="store_true", help="follow the changes")
+    _add_settings_option(parser)
+    _add_listen_option(parser)
+    _add_directory_options(parser, "run")
+
+
+def _check(parser: argparse.ArgumentParser) -> None:
+    _add_settings_option(parser)
+    _add_plan_option(parser)
+    _add_directory_options(parser, "run", "state")
+
+
+def _schema(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "subject",
+        nargs="?",
+        choices=("plan", "settings"),
+        default="plan",
+        help="of what (default: plan)",
+    )
+
+
+def _run(parser: argparse.ArgumentParser) -> None:
+    _add_settings_option(parser)
+    _add_plan_option(parser)
+    _add_configuration_option(parser, "the only one")
+    parser.add_argument("--node-name", metavar="NAME", help="how this node is called")
+    _add_listen_option(parser)
+    _add_directory_options(parser, "run", "state")
+    parser.add_argument(
+        "--drift",
+        choices=("mend", "report"),
+        help="what to do about changes that others made (default: mend)",
+    )
+    _add_reset_option(parser)
+    _add_parallel_option(parser)
+    parser.add_argument(
+        "--resync",
+        metavar="SECONDS",
+        type=seconds,
+        help="how often to look again when nothing wakes the agent",
+    )
+
+
+def _simulate(parser: argparse.ArgumentParser) -> None:
+    kinds = parser.add_subparsers(dest="simulation", metavar="WHAT")
+    for name, summary in SIMULATIONS.items():
+        kind = kinds.add_parser(
+            name, help=summary, description=_sentence(summary), allow_abbrev=False
+        )
+        _add_global_options(kind, top=False)
+        _ADD_SIMULATION_OPTIONS[name](kind)
+
+
+_DEVICE = (
+    "a GPU by index, UUID or PCI address, or a MIG device by UUID, by GPU:SLICE (0:4) or by "
+    "GPU/GI/CI (0/1/0)"
+)
+
+
+def _boards(parser: argparse.ArgumentParser) -> None:
+    """Takes the options of every command alone."""
+
+
+def _occupy(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("device", metavar="DEVICE", help=_DEVICE)
+    parser.add_argument("--pid", metavar="N", type=positive, help="its process id")
+    parser.add_argument(
+        "--follow",
+        action="store_true",
+        help="the process is one of this machine; when it ends, it is gone from the device",
+    )
+    parser.add_argument(
+        "--command",
+        metavar="NAME",
+        dest="process_command",
+        default="python",
+        help="what it is called (default: python)",
+    )
+    parser.add_argument(
+        "--memory",
+        metavar="SIZE",
+        type=size,
+        default=256 << 20,
+        help="how much memory it holds, such as 2Gi (default: 256Mi)",
+    )
+
+
+def _release(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "device", nargs="?", metavar="DEVICE", help=f"{_DEVICE} (default: all devices)"
+    )
+    parser.add_argument("--pid", metavar="N", type=positive, help="only this process")
+
+
+def _fault(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "function", nargs="?", metavar="FUNCTION", help="such as nvmlDeviceCreateGpuInstance"
+    )
+    parser.add_argument(
+        "code", nargs="?", metavar="CODE", help="its answer, by name or number: IN_USE, 19"
+    )
+    parser.add_argument(
+        "--count", metavar="N", type=positive, help="so many times (default: always)"
+    )
+    parser.add_argument("--hang", action="store_true", help="it never returns")
+    parser.add_argument(
+        "--latency", metavar="SECONDS", type=seconds, help="it takes so long, then goes on"
+    )
+    parser.add_argument("--gpu", metavar="N", type=index, help="only on this GPU")
+    parser.add_argument(
+        "--lost", metavar="GPU", type=index, help="this GPU falls off the bus, by its index"
+    )
+    parser.add_argument("--clear", action="store_true", help="take all faults away")
+
+
+def _reboot(parser: argparse.ArgumentParser) -> None:
+    """Takes the options of every command alone."""
+
+
+def _add_settings_option(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--settings", metavar="FILE", type=Path, help="the agent's settings")
+
+
+def _add_plan_option(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--plan", metavar="FILE", type=Path, help="the plan file to follow")
+
+
+def _add_listen_option(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--listen", metavar="ADDRESS", help="the API's address (default: 127.0.0.1:9470)"
+    )
+
+
+def _add_directory_options(parser: argparse.ArgumentParser, *names: str) -> None:
+    defaults = {"run": "/run/nodeagent", "state": "/var/lib/nodeagent"}
+    meanings = {"run": "sockets and the lock", "state": "what must survive a restart"}
+    for name in names:
+        parser.add_argument(
+            f"--{name}-dir",
+            metavar="DIR",
+            type=Path,
+            help=f"where {meanings[name]} lie (default: {defaults[name]})",
+        )
+
+
+_ADD_OPTIONS: dict[str, Callable[[argparse.ArgumentParser], None]] = {
+    "run": _run,
+    "plan": _plan,
+    "apply": _apply,
+    "assert": _assert,
+    "export": _export,
+    "profiles": _profiles,
+    "status": _status,
+    "check": _check,
+    "schema": _schema,
+    "simulate": _simulate,
+}
+
+_ADD_SIMULATION_OPTIONS: dict[str, Callable[[argparse.ArgumentParser], None]] = {
+    "boards": _boards,
+    "occupy": _occupy,
+    "release": _release,
+    "fault": _fault,
+    "reboot": _reboot,
+}

@@ -1,0 +1,84 @@
+"""`nodeagent plan`: what would be done, and why; touches nothing."""
+
+from __future__ import annotations
+
+import asyncio
+
+from nodeagent.cli import exit_codes
+from nodeagent.cli.document_source import read_document
+from nodeagent.cli.exit_codes import ExitCode
+from nodeagent.cli.node import opened
+from nodeagent.cli.options import Options
+from nodeagent.cli.output import Output, complain
+from nodeagent.cli.settings_in_force import InForce, in_force
+from nodeagent.errors import DocumentError
+from nodeagent.planning.desired import PlanDocument
+from nodeagent.planning.plan import NodePlan, Verdict
+from nodeagent.planning.planner import plan
+from nodeagent.planning.problems import Problem
+from nodeagent.planning.resolve import Rejection, resolve
+
+SOURCE = "file"
+
+
+def run(options: Options, output: Output) -> ExitCode:
+    """Show the plan for the document."""
+    document = read_or_report(options, output)
+    found = asyncio.run(planned(options, in_force(options), document))
+    report(found, document, output)
+    return exit_codes.of_plan(found)
+
+
+async def planned(options: Options, settings: InForce, document: PlanDocument) -> NodePlan:
+    """The plan for the node as it is now; for a rejected document one without GPUs."""
+    async with opened(options, settings) as driver:
+        observed = await driver.observe()
+    desired = resolve(document, observed)
+    if isinstance(desired, Rejection):
+        return rejection(desired, document)
+    return plan(desired, observed, settings.policy)
+
+
+def rejection(refused: Rejection, document: PlanDocument) -> NodePlan:
+    """A refused document in the shape of a plan."""
+    return NodePlan(refused.verdict, problems=refused.problems, digest=document.digest)
+
+
+def report(found: NodePlan, document: PlanDocument, output: Output) -> None:
+    """Show the plan; a document that was rejected is complained about."""
+    if not output.is_text:
+        from nodeagent.reports.plan_report import plan_json
+
+        output.document(plan_json(found, digest=document.digest, source=SOURCE))
+    if is_rejection(found):
+        complain_about(found.problems)
+    elif output.is_text:
+        from nodeagent.terminal.plan_page import plan_page
+
+        output.page(plan_page(found, output.width))
+
+
+def is_rejection(found: NodePlan) -> bool:
+    """Whether the document was refused whole."""
+    return not found.gpus and bool(found.problems)
+
+
+def complain_about(problems: tuple[Problem, ...]) -> None:
+    """The first problem in full, and how many more there are."""
+    first, *others = problems
+    place = f"{first.path}: " if first.path else ""
+    more = f" (and {len(others)} more: see nodeagent plan -o json)" if others else ""
+    complain(place + first.message + more, first.remedy)
+
+
+def read_or_report(options: Options, output: Output) -> PlanDocument:
+    """The document; one that is refused is also reported in the format asked for."""
+    try:
+        return read_document(options)
+    except DocumentError as error:
+        if not output.is_text:
+            from nodeagent.reports.plan_report import plan_json
+
+            refused = NodePlan(Verdict.INVALID, problems=error.problems)
+            output.document(plan_json(refused, digest="", source=SOURCE))
+        raise

@@ -1,0 +1,61 @@
+"""`nodeagent profiles`: what each GPU offers, and how many more fit now."""
+
+from __future__ import annotations
+
+import asyncio
+
+from nodeagent.cli.exit_codes import ExitCode
+from nodeagent.cli.node import observed_node
+from nodeagent.cli.options import Options
+from nodeagent.cli.output import Output
+from nodeagent.cli.settings_in_force import in_force
+from nodeagent.planning.layout import creatable
+from nodeagent.planning.observed import Access, Gpu, GpuInstanceProfile
+
+
+def run(options: Options, output: Output) -> ExitCode:
+    """List the profiles; fails when a GPU does not answer."""
+    observed = asyncio.run(observed_node(options, in_force(options)))
+    offers = [(gpu, creatable(gpu)) for gpu in observed.gpus]
+    if output.is_text:
+        from nodeagent.terminal.profiles_page import profiles_page
+
+        output.page(profiles_page(offers))
+    output.document({"gpus": [_gpu_json(gpu, more) for gpu, more in offers]})
+    answering = all(gpu.access is Access.OK for gpu in observed.gpus)
+    return ExitCode.DONE if answering else ExitCode.FAILED
+
+
+def _gpu_json(gpu: Gpu, more: dict[str, int]) -> dict[str, object]:
+    known: dict[str, object] = {
+        "index": gpu.index,
+        "uuid": gpu.uuid,
+        "name": gpu.name,
+        "pciBusId": gpu.pci_bus_id,
+        "migCapable": gpu.mig is not None,
+        "profiles": [_profile_json(profile, more) for profile in gpu.profiles],
+    }
+    if gpu.access is not Access.OK:
+        known["problem"] = f"{gpu.access}: {gpu.access_reason}"
+    return known
+
+
+def _profile_json(profile: GpuInstanceProfile, more: dict[str, int]) -> dict[str, object]:
+    engines = profile.engines
+    return {
+        "profile": profile.name,
+        "id": profile.id,
+        "slices": profile.slices,
+        "memory": profile.memory,
+        "multiprocessors": profile.multiprocessors,
+        "engines": {
+            "copy": engines.copy,
+            "decoder": engines.decoder,
+            "encoder": engines.encoder,
+            "jpeg": engines.jpeg,
+            "ofa": engines.ofa,
+        },
+        "max": profile.max_count,
+        "creatable": more.get(profile.name, 0),
+        "placements": [{"start": p.start, "size": p.size} for p in profile.placements],
+    }

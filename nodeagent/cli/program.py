@@ -1,0 +1,73 @@
+"""From a command line to an exit code: parse, run one command, turn what went wrong into words."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from importlib import import_module
+from pathlib import Path
+
+from nodeagent.cli.exit_codes import ExitCode
+from nodeagent.cli.options import Options
+from nodeagent.cli.output import Output, complain, discard_standard_output
+from nodeagent.cli.parser import parse
+from nodeagent.errors import DocumentError, NodeagentError, UsageError
+
+Command = Callable[[Options, Output], ExitCode]
+
+_MODULES = {"assert": "assertion"}  # a module cannot be called like a keyword
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the command line and return its exit code; never raises."""
+    try:
+        return _main(argv)
+    except (UsageError, DocumentError) as error:
+        complain(error)
+        return ExitCode.BAD_DOCUMENT
+    except NodeagentError as error:
+        complain(error)
+        return ExitCode.FAILED
+    except KeyboardInterrupt:
+        return ExitCode.INTERRUPTED
+    except OSError as error:
+        complain(f"{error.filename}: {error.strerror}" if error.filename else str(error))
+        return ExitCode.FAILED
+    except Exception as error:  # noqa: BLE001  the outermost layer: a fault of ours, said in a line
+        complain(f"internal error in {_where(error)}: {type(error).__name__}: {error}")
+        return ExitCode.FAILED
+
+
+def _main(argv: list[str] | None) -> int:
+    try:
+        options = parse(argv)
+    except SystemExit as end:  # after --help and --version
+        _flush()
+        return int(end.code or 0)
+    output = Output(options.output, colour=not options.no_color)
+    return command(options.command)(options, output)
+
+
+def command(name: str) -> Command:
+    """The command of that name; only its own modules are imported."""
+    module = import_module(f"nodeagent.cli.{_MODULES.get(name, name)}")
+    found: Command = module.run
+    return found
+
+
+def _flush() -> None:
+    try:
+        if sys.stdout is not None:
+            sys.stdout.flush()
+    except BrokenPipeError:
+        discard_standard_output()
+
+
+def _where(error: Exception) -> str:
+    """The innermost place of ours that the error went through."""
+    import traceback
+
+    frames = traceback.extract_tb(error.__traceback__)
+    ours = [frame for frame in frames if "nodeagent" in Path(frame.filename).parts] or frames
+    last = ours[-1]
+    return f"{Path(last.filename).name}:{last.lineno}"

@@ -1,0 +1,59 @@
+"""`nodeagent run`: the agent."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+from nodeagent import agent
+from nodeagent.cli.exit_codes import ExitCode
+from nodeagent.cli.node import SIMULATED_SMI, is_simulated, simulation
+from nodeagent.cli.options import Options
+from nodeagent.cli.output import Output
+from nodeagent.settings import Settings, load_settings
+
+
+def run(options: Options, _: Output) -> ExitCode:
+    """Run it until a signal; what it does is in its log, on standard error."""
+    settings = load_settings(options.settings, os.environ, _flags(options))
+    with simulation(options, shared=settings.reset != "never") as state:
+        simulated = agent.Simulation(state, SIMULATED_SMI) if is_simulated(options) else None
+        if simulated or (sys.stderr is not None and sys.stderr.isatty()):
+            _say_where_to_look(options, settings)
+        agent.run(settings, simulation=simulated)
+    return ExitCode.DONE
+
+
+def _flags(options: Options) -> dict[str, object]:
+    return {
+        "node_name": options.node_name,
+        "api.listen": options.listen,
+        "run.dir": _absolute(options.run_dir),
+        "state.dir": _absolute(options.state_dir),
+        "plan.file": _absolute(options.plan),
+        "plan.name": options.configuration,
+        "drift": options.drift,
+        "reset": options.reset,
+        "gpu.parallel": options.parallel,
+        "resync.interval": options.resync,
+    }
+
+
+def _absolute(path: Path | None) -> Path | None:
+    return None if path is None else path.absolute()
+
+
+def _say_where_to_look(options: Options, settings: Settings) -> None:
+    """For whoever started it by hand; a service's log says the same in its own way."""
+    simulated = f"simulated {options.simulate or options.state}" if is_simulated(options) else ""
+    node = simulated or "the GPUs"
+    lines = [f"nodeagent keeps {node} as {settings.plan.file} says; Ctrl-C stops it."]
+    listen = settings.api.listen
+    if listen.port:
+        address = f"{listen.host or '127.0.0.1'}:{listen.port}"
+        lines.append(f"  curl http://{address}/v1/status")
+        lines.append(f"  nodeagent status --listen {address}")
+    if sys.stderr is not None:
+        sys.stderr.write("\n".join(lines) + "\n")
+        sys.stderr.flush()

@@ -1,0 +1,64 @@
+"""The settings that bear on commands which do one thing and end.
+
+Reading settings takes a tenth of a second, most of it for pydantic, which would be half of what a
+whole `assert` may take. So when nothing is set, neither in the settings file nor in the
+environment, the defaults below hold, and a test sees to it that they equal the settings' own.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from nodeagent.cli.options import Options
+from nodeagent.planning.plan import Policy
+
+DEFAULT_FILE = Path("/etc/nodeagent/settings.yaml")
+
+
+@dataclass(frozen=True, slots=True)
+class InForce:
+    """What the settings of the same names say; deadlines in seconds."""
+
+    observe_deadline: float = 10.0
+    step_deadline: float = 60.0
+    parallel: int = 8
+    reset: str = "never"
+    run_dir: Path = Path("/run/nodeagent")
+    nvidia_smi: tuple[str, ...] = ("nvidia-smi",)
+
+    @property
+    def policy(self) -> Policy:
+        return Policy(reset_when_idle=self.reset == "whenIdle")
+
+
+def in_force(options: Options, environment: Mapping[str, str] | None = None) -> InForce:
+    """The settings file and the environment, then the flags of this command line."""
+    variables = os.environ if environment is None else environment
+    found = _read(variables) if _anything_set(variables) else InForce()
+    return replace(
+        found,
+        parallel=getattr(options, "parallel", None) or found.parallel,
+        reset=getattr(options, "reset", None) or found.reset,
+        run_dir=getattr(options, "run_dir", None) or found.run_dir,
+    )
+
+
+def _anything_set(variables: Mapping[str, str]) -> bool:
+    return DEFAULT_FILE.exists() or any(name.startswith("NODEAGENT_") for name in variables)
+
+
+def _read(variables: Mapping[str, str]) -> InForce:
+    from nodeagent.settings import load_settings
+
+    settings = load_settings(None, variables, {})
+    return InForce(
+        observe_deadline=settings.driver.observe_deadline,
+        step_deadline=settings.driver.step_deadline,
+        parallel=settings.gpu.parallel,
+        reset=settings.reset,
+        run_dir=settings.run.dir,
+        nvidia_smi=settings.nvidia_smi,
+    )

@@ -1,0 +1,164 @@
+"""`nodeagent simulate`: the boards there are, and what happens to a simulated node."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from nodeagent.cli.exit_codes import ExitCode
+from nodeagent.cli.options import Options
+from nodeagent.cli.output import Output
+from nodeagent.errors import UsageError
+from nodeagent.simulation import SimulatedNode, known_boards, open_node
+from nodeagent.terminal.page import line
+
+
+def run(options: Options, output: Output) -> ExitCode:
+    """Do one thing to the node in the state file, or list the boards."""
+    match options.simulation:
+        case "boards":
+            _boards(output)
+        case "occupy":
+            _occupy(options, output)
+        case "release":
+            _release(options, output)
+        case "fault":
+            _fault(options, output)
+        case "reboot":
+            with _node(options) as node:
+                node.reboot()
+            _say(output, "the simulated node was rebooted", rebooted=True)
+        case _:
+            raise UsageError(f"there is no simulate {options.simulation}")
+    return ExitCode.DONE
+
+
+@contextmanager
+def _node(options: Options) -> Iterator[SimulatedNode]:
+    """The node in the state file; a new one where --simulate names its boards."""
+    state = options.state
+    if state is None:
+        raise UsageError(
+            "a simulated node that ends with this command is of no use",
+            remedy="name the node's state file with --state FILE",
+        )
+    if options.simulate is None and not state.exists():
+        raise UsageError(
+            f"the state file {state} does not exist", remedy="--simulate BOARDS would make it"
+        )
+    node = open_node(options.simulate, state=state)
+    try:
+        yield node
+    finally:
+        node.close()
+
+
+def _boards(output: Output) -> None:
+    from nodeagent.terminal.boards_page import boards_page
+
+    boards = known_boards()
+    output.page(boards_page(boards))
+    output.document(
+        {
+            "boards": [
+                {
+                    "name": board.name,
+                    "product": board.product,
+                    "memory": board.memory,
+                    "profiles": [
+                        {
+                            "profile": profile.name,
+                            "max": profile.max_instances,
+                            "memory": profile.memory,
+                            "evidence": profile.status,
+                        }
+                        for profile in board.profiles
+                    ],
+                    "assumed": list(board.assumed),
+                }
+                for board in boards
+            ]
+        }
+    )
+
+
+def _occupy(options: Options, output: Output) -> None:
+    with _node(options) as node:
+        device = _device(options, node) or "0"
+        process = node.occupy(
+            device,
+            options.pid,
+            command=options.process_command,
+            memory=options.memory,
+            follow=options.follow,
+        )
+    _say(
+        output,
+        f"pid {process.pid} ({process.command}) is on {device}",
+        device=device,
+        pid=process.pid,
+        command=process.command,
+    )
+
+
+def _release(options: Options, output: Output) -> None:
+    with _node(options) as node:
+        gone = node.release(_device(options, node), options.pid)
+    where = f" from {options.device}" if options.device else ""
+    _say(output, f"processes taken away{where}: {gone}", released=gone)
+
+
+def _device(options: Options, node: SimulatedNode) -> str | None:
+    """The device as the simulator knows it; `0:4` is what lies on slice 4 of GPU 0."""
+    slot = re.fullmatch(r"(\d+):(\d+)", options.device or "")
+    if slot is None:
+        return options.device
+    gpu, start = int(slot[1]), int(slot[2])
+    for instance, compute in node.card(gpu).mig_devices():
+        if instance.start <= start < instance.start + instance.size:
+            return f"{gpu}/{instance.id}/{compute.id}"
+    raise UsageError(
+        f"no MIG device lies on slice {start} of GPU {gpu}",
+        remedy="nodeagent export with the same --state shows what there is",
+    )
+
+
+def _fault(options: Options, output: Output) -> None:
+    if options.clear:
+        with _node(options) as node:
+            node.clear_faults()
+        _say(output, "no faults are left", cleared=True)
+    elif options.lost is not None:
+        with _node(options) as node:
+            node.lose(options.lost)
+        _say(output, f"GPU {options.lost} is lost until a reset or reboot", lost=options.lost)
+    else:
+        _inject(options, output)
+
+
+def _inject(options: Options, output: Output) -> None:
+    if options.function is None:
+        raise UsageError(
+            "no function given", remedy="for example: nodeagent simulate fault 'nvml*' IN_USE"
+        )
+    with _node(options) as node:
+        fault = node.inject(
+            options.function,
+            error=options.code or 0,
+            times=options.count,
+            gpu=options.gpu,
+            delay=options.latency or 0.0,
+            hang=options.hang,
+        )
+    _say(
+        output,
+        f"fault {fault.number}: {fault.function} will go wrong",
+        number=fault.number,
+        function=fault.function,
+    )
+
+
+def _say(output: Output, sentence: str, **facts: object) -> None:
+    output.page([line(sentence)])
+    output.document(facts)

@@ -1,0 +1,130 @@
+"""Faults found in a document: where they are, in words that name what would be right."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping
+
+from nodeagent.errors import DocumentError
+from nodeagent.planning.problems import Code, Problem
+
+DocumentPath = tuple[str | int, ...]
+Mark = tuple[int, int]  # line and column, both from 1
+
+MOST_PROBLEMS = 20  # a person mends some and looks again; a hostile text must not fill a log
+
+_PLAIN_KEY = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*")
+_LONGEST_SHOWN = 60
+
+
+def path_text(path: DocumentPath) -> str:
+    """A place in a document: `gpus[2].mig[0].profile`, `gpus[0].mig["3g.40gb"]`."""
+    text = ""
+    for part in path:
+        if isinstance(part, int):
+            text += f"[{part}]"
+        elif _PLAIN_KEY.fullmatch(part):
+            text += f".{part}" if text else part
+        else:
+            text += f"[{shown(part)}]"
+    return text
+
+
+def shown(value: object) -> str:
+    """What was found, short and free of control characters: safe for a terminal and a log."""
+    match value:
+        case None:
+            return "nothing"
+        case bool():
+            return "true" if value else "false"
+        case str():
+            return json.dumps(_cut(value), ensure_ascii=not value.isprintable())
+        case dict():
+            return "a map"
+        case list():
+            return "a list"
+    return _cut(str(value))
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= _LONGEST_SHOWN else text[:_LONGEST_SHOWN] + "..."
+
+
+def listed(names: Iterable[str], most: int = 12) -> str:
+    """Names for a sentence, not more than a reader can take in."""
+    known = list(names)
+    rest = len(known) - most
+    return ", ".join(known[:most]) + (f" and {rest} more" if rest > 0 else "")
+
+
+def nearest(text: str, known: Iterable[str]) -> str | None:
+    """The known word that `text` was probably meant to be; capitals do not count."""
+    import difflib  # only documents with a fault in them pay for it
+
+    words = {word.lower(): word for word in known}
+    matches = difflib.get_close_matches(text[:_LONGEST_SHOWN].lower(), words, n=1, cutoff=0.6)
+    return words[matches[0]] if matches else None
+
+
+def did_you_mean(text: str, known: Iterable[str]) -> str:
+    """A remedy that names the nearest spelling, or nothing."""
+    word = nearest(text, known)
+    return f"did you mean {word}?" if word else ""
+
+
+class Findings:
+    """Collects the faults of one document and raises them together, in the text's order."""
+
+    def __init__(
+        self, marks: Mapping[DocumentPath, Mark], key_marks: Mapping[DocumentPath, Mark]
+    ) -> None:
+        self._marks = marks
+        self._key_marks = key_marks
+        self._found: list[tuple[Mark, Problem]] = []
+
+    def add(
+        self,
+        code: Code,
+        path: DocumentPath,
+        message: str,
+        *,
+        remedy: str = "",
+        of_key: bool = False,
+        mark: Mark | None = None,
+    ) -> None:
+        """Note a fault at `path`; `of_key` when the key is at fault and not its value."""
+        if mark is None:
+            mark = self._mark(path, of_key=of_key)
+        line, column = mark
+        where = f"{message} (line {line}, column {column})"
+        self._found.append((mark, Problem(code, where, remedy, path=path_text(path))))
+
+    @property
+    def full(self) -> bool:
+        """Whether looking for more is pointless."""
+        return len(self._found) > MOST_PROBLEMS
+
+    def raise_any(self) -> None:
+        """Raise DocumentError when anything was found."""
+        if not self._found:
+            return
+        self._found.sort(key=lambda found: found[0])
+        problems = [problem for _, problem in self._found[:MOST_PROBLEMS]]
+        left_out = len(self._found) - len(problems)
+        if left_out:
+            more = f"there are more faults; the first {MOST_PROBLEMS} are listed"
+            problems.append(Problem(Code.SYNTAX, more, "mend these and look again"))
+        raise DocumentError(problems)
+
+    def _mark(self, path: DocumentPath, *, of_key: bool) -> Mark:
+        if of_key and path in self._key_marks:
+            return self._key_marks[path]
+        while path and path not in self._marks:  # a missing key is reported where it should be
+            path = path[:-1]
+        return self._marks.get(path, (1, 1))
+
+
+def refuse(message: str, *, code: Code = Code.SYNTAX, remedy: str = "") -> DocumentError:
+    """A document that is refused for one reason that concerns it as a whole."""
+    return DocumentError([Problem(code, message, remedy)])

@@ -1,0 +1,309 @@
+"""A small vocabulary to say what a document may hold: once, for reading it and for its schema.
+
+A rule reads the value at a place into a typed result, noting every fault it meets, and knows the
+JSON Schema of what it accepts. This is pydantic's work in miniature: importing pydantic and
+building one model takes longer than everything else a command such as `assert` does.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+from nodeagent.documents.findings import (
+    DocumentPath,
+    Findings,
+    did_you_mean,
+    listed,
+    nearest,
+    path_text,
+    shown,
+)
+from nodeagent.planning.problems import Code
+
+T = TypeVar("T")
+JsonSchema = dict[str, Any]
+Given = Mapping[str, Any]  # the values of a map's keys, read by the rules of these keys
+
+
+class Refused(Exception):
+    """The value at a place cannot be used; why has been noted in the findings."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A value in a document: where it is, and where its faults are noted."""
+
+    value: Any
+    path: DocumentPath
+    findings: Findings
+
+    def below(self, part: str | int) -> Place:
+        """The value under a key or at a position of this map or list."""
+        return Place(self.value[part], (*self.path, part), self.findings)
+
+    def path_below(self, *parts: str | int) -> str:
+        return path_text((*self.path, *parts))
+
+    def refuse(
+        self,
+        message: str,
+        *,
+        remedy: str = "",
+        code: Code = Code.INVALID_VALUE,
+        below: DocumentPath = (),
+        of_key: bool = False,
+    ) -> Refused:
+        """Note a fault here, or at a place below; the result is to be raised."""
+        path = (*self.path, *below)
+        self.findings.add(code, path, message, remedy=remedy, of_key=of_key)
+        return Refused()
+
+    def unexpected(self, accepted: str, remedy: str = "") -> Refused:
+        """Note that something else is accepted here."""
+        return self.refuse(f"found {shown(self.value)}, expected {accepted}", remedy=remedy)
+
+
+@dataclass(frozen=True, slots=True)
+class Rule(Generic[T]):
+    """What is accepted at a place; `read` raises Refused when a fault had to be noted."""
+
+    read: Callable[[Place], T]
+    schema: JsonSchema
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """A key of a map. When it is left out, `default` is what its value would have been."""
+
+    name: str
+    rule: Rule[Any]
+    description: str
+    required: bool = False
+    default: Any = None
+
+    @property
+    def schema(self) -> JsonSchema:
+        default = {} if self.default is None else {"default": self.default}
+        return {"description": self.description, **self.rule.schema, **default}
+
+
+# --- scalars ----------------------------------------------------------------------------------
+
+
+def whole(least: int, most: int) -> Rule[int]:
+    """A whole number within bounds."""
+    accepted = f"a whole number from {least} to {most}"
+
+    def read(place: Place) -> int:
+        value = place.value
+        if type(value) is not int or not least <= value <= most:
+            raise place.unexpected(accepted)
+        return value
+
+    return Rule(read, {"type": "integer", "minimum": least, "maximum": most})
+
+
+def percent() -> Rule[float]:
+    """A share in percent, more than 0 and at most 100."""
+
+    def read(place: Place) -> float:
+        value = place.value
+        if type(value) not in (int, float) or not 0 < value <= 100:
+            raise place.unexpected("a number of percent, more than 0 and at most 100")
+        return float(value)
+
+    return Rule(read, {"type": "number", "exclusiveMinimum": 0, "maximum": 100})
+
+
+def flag() -> Rule[bool]:
+    """true or false."""
+
+    def read(place: Place) -> bool:
+        if not isinstance(place.value, bool):
+            raise place.unexpected("true or false, without quotes")
+        return place.value
+
+    return Rule(read, {"type": "boolean"})
+
+
+def word(*choices: str) -> Rule[str]:
+    """One word of a few."""
+
+    def read(place: Place) -> str:
+        value = place.value
+        if not isinstance(value, str) or value not in choices:
+            remedy = did_you_mean(value, choices) if isinstance(value, str) else ""
+            raise place.unexpected(" or ".join(choices), remedy)
+        return value
+
+    return Rule(read, {"enum": list(choices)})
+
+
+def text(pattern: str, accepted: str) -> Rule[str]:
+    """Text of some shape; `accepted` says the shape in words."""
+    shape = re.compile(pattern)
+
+    def read(place: Place) -> str:
+        if not isinstance(place.value, str) or not shape.fullmatch(place.value):
+            raise place.unexpected(accepted)
+        return place.value
+
+    return Rule(read, {"type": "string", "pattern": f"^({pattern})$"})
+
+
+# --- lists and maps ---------------------------------------------------------------------------
+
+
+def list_of(item: Rule[T], *, least: int = 0) -> Rule[list[T]]:
+    """A list of at least so many items of one kind."""
+
+    def read(place: Place) -> list[T]:
+        if not isinstance(place.value, list):
+            raise place.unexpected("a list")
+        if len(place.value) < least:
+            raise place.refuse("the list is empty")
+        items = []
+        for position in range(len(place.value)):
+            try:
+                items.append(item.read(place.below(position)))
+            except Refused:
+                continue
+        if len(items) < len(place.value):
+            raise Refused
+        return items
+
+    return Rule(read, {"type": "array", "items": item.schema, "minItems": least})
+
+
+def map_of(
+    check_key: Callable[[Place, str], None],
+    value: Rule[T],
+    *,
+    key_pattern: str | None = None,
+    least: int = 0,
+) -> Rule[dict[str, T]]:
+    """A map whose keys are names; `check_key` notes the fault of one and raises Refused."""
+
+    def read(place: Place) -> dict[str, T]:
+        if not isinstance(place.value, dict):
+            raise place.unexpected("a map")
+        if len(place.value) < least:
+            raise place.refuse("the map is empty")
+        items: dict[str, T] = {}
+        faulty = False
+        for name in place.value:
+            try:
+                check_key(place, name)
+            except Refused:
+                faulty = True
+            try:
+                items[name] = value.read(place.below(name))
+            except Refused:
+                faulty = True
+        if faulty:
+            raise Refused
+        return items
+
+    names = {"propertyNames": {"pattern": key_pattern}} if key_pattern else {}
+    bounds = {"minProperties": least} if least else {}
+    return Rule(read, {"type": "object", "additionalProperties": value.schema, **names, **bounds})
+
+
+def form(
+    *keys: Key, build: Callable[[Place, Given], T], constraints: JsonSchema | None = None
+) -> Rule[T]:
+    """A map with known keys. `build` makes the result of their values and checks what concerns
+    several of them; `constraints` say the same in JSON Schema, as far as it can.
+    """
+    known = [key.name for key in keys]
+
+    def read(place: Place) -> T:
+        if not isinstance(place.value, dict):
+            raise place.unexpected(f"a map with the keys {listed(known)}")
+        unknown = [name for name in place.value if name not in known]
+        misspelt = {_refuse_key(place, name, known) for name in unknown}
+        given: dict[str, Any] = {}
+        for key in keys:
+            if key.name in misspelt and key.name not in place.value:
+                continue
+            try:
+                given[key.name] = _read_key(place, key)
+            except Refused:
+                continue
+        if unknown or len(given) < len(keys):
+            raise Refused
+        return build(place, given)
+
+    return Rule(
+        read,
+        {
+            "type": "object",
+            "properties": {key.name: key.schema for key in keys},
+            "required": [key.name for key in keys if key.required],
+            "additionalProperties": False,
+            **(constraints or {}),
+        },
+    )
+
+
+def _refuse_key(place: Place, name: str, known: list[str]) -> str | None:
+    """Note an unknown key; the result is the known one that was probably meant."""
+    likely = nearest(name, known)
+    place.refuse(
+        f"unknown key {shown(name)}; here belong {listed(known)}",
+        remedy=f"did you mean {likely}?" if likely else "",
+        code=Code.UNKNOWN_KEY,
+        below=(name,),
+        of_key=True,
+    )
+    return likely
+
+
+def _read_key(place: Place, key: Key) -> object:
+    if key.name in place.value:
+        return key.rule.read(place.below(key.name))
+    if key.required:
+        raise place.refuse(
+            f"the key {key.name} is missing", remedy=f"add {key.name}: {key.description}"
+        )
+    return key.default
+
+
+def by_kind(
+    rules: Mapping[type, Rule[Any]], accepted: str, hint: Callable[[Any], str] | None = None
+) -> Rule[Any]:
+    """One rule for text, another for a list, another for a map; `hint` knows usual slips."""
+
+    def read(place: Place) -> object:
+        rule = rules.get(type(place.value))
+        remedy = hint(place.value) if hint else ""
+        if rule is None or remedy:
+            raise place.unexpected(accepted, remedy)
+        return rule.read(place)
+
+    return Rule(read, {"anyOf": [rule.schema for rule in rules.values()]})
+
+
+def checked(rule: Rule[T], check: Callable[[Place, T], None]) -> Rule[T]:
+    """A rule with a further check on its result, which raises Refused."""
+
+    def read(place: Place) -> T:
+        result = rule.read(place)
+        check(place, result)
+        return result
+
+    return Rule(read, rule.schema)
+
+
+def read_with(rule: Rule[T], value: object, findings: Findings) -> T:
+    """What a whole document says; raises DocumentError with every fault."""
+    try:
+        result = rule.read(Place(value, (), findings))
+    except Refused:
+        findings.raise_any()
+        raise  # not reached: whoever raises Refused has noted a fault
+    findings.raise_any()
+    return result

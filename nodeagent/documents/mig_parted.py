@@ -1,0 +1,199 @@
+"""Files of nvidia-mig-parted (`version: v1`, `mig-configs:`), with its grammar and meaning.
+
+Differences from mig-parted v0.15.0, all of them refusals of what it accepts and then silently
+does not do: a device filter that is malformed or of another vendor, an index below 0, a profile
+name that no card can have, a count that no GPU can hold, a key that is there twice, a bare null
+where a value belongs.
+"""
+
+from __future__ import annotations
+
+from nodeagent.documents import selectors
+from nodeagent.documents.bounded_yaml import Tree
+from nodeagent.documents.findings import did_you_mean, listed, shown
+from nodeagent.documents.grammar import (
+    Given,
+    Key,
+    Place,
+    Rule,
+    by_kind,
+    flag,
+    form,
+    list_of,
+    map_of,
+    read_with,
+    whole,
+    word,
+)
+from nodeagent.documents.terms import MOST_INSTANCES, check_profile, check_total
+from nodeagent.errors import DocumentError
+from nodeagent.planning.desired import (
+    DeviceSelector,
+    InstanceEntry,
+    MigDisabled,
+    MigLayout,
+    PciFilter,
+    PlanDocument,
+    PlanEntry,
+)
+from nodeagent.planning.problems import Code, Problem
+
+Configurations = dict[str, list[PlanEntry]]
+
+
+def read_configuration(tree: Tree, digest: str, name: str | None) -> PlanDocument:
+    """One configuration of the file; raises DocumentError with every fault of the whole file.
+
+    The only configuration needs no name. Later entries win, as they do in mig-parted, which cuts
+    a GPU twice for it.
+    """
+    configurations = read_with(_FILE, tree.value, tree.findings())
+    return PlanDocument(entries=tuple(_selected(configurations, name)), digest=digest)
+
+
+def _selected(configurations: Configurations, name: str | None) -> list[PlanEntry]:
+    if name is None:
+        if len(configurations) == 1:
+            return next(iter(configurations.values()))
+        message = f"the file has {len(configurations)} configurations and none was named"
+        remedy = f"name one of {listed(configurations)}"
+    elif name in configurations:
+        return configurations[name]
+    else:
+        message = f"the file has no configuration {shown(name)}"
+        remedy = did_you_mean(name, configurations) or f"it has {listed(configurations)}"
+    raise DocumentError([Problem(Code.UNKNOWN_CONFIGURATION, message, remedy, path="mig-configs")])
+
+
+# --- values -----------------------------------------------------------------------------------
+
+
+def _filter(place: Place) -> PciFilter:
+    if not isinstance(place.value, str):
+        raise place.unexpected("a filter such as 0x233010DE, in quotes")
+    try:
+        return selectors.read_pci_filter(place.value)
+    except ValueError as error:
+        raise place.refuse(f"found {shown(place.value)}: {error}") from error
+
+
+_FILTER_LIST = list_of(Rule(_filter, {}))
+
+
+def _filters(place: Place) -> tuple[PciFilter, ...]:
+    """No filter at all, in any of mig-parted's ways to say so, matches every GPU."""
+    if place.value in (None, "", []):
+        return ()
+    if isinstance(place.value, list):
+        return tuple(_FILTER_LIST.read(place))
+    return (_filter(place),)
+
+
+def _index(place: Place) -> DeviceSelector:
+    if type(place.value) is not int:
+        raise place.unexpected("the index of a GPU")
+    try:
+        selector = selectors.read_selector(place.value)
+    except ValueError as error:
+        raise place.refuse(f"found {shown(place.value)}: {error}") from error
+    return DeviceSelector(selector.text, place.path_below(), index=selector.index)
+
+
+def _counts(place: Place) -> dict[str, int] | None:
+    """The wanted profiles; a null counts as left out, a count of 0 or null as none of it."""
+    if place.value is None:
+        return None
+    counts = _COUNTS.read(place)
+    if counts and not any(counts.values()):
+        raise place.refuse("all counts are 0", remedy="write {} for MIG without instances")
+    check_total(place, sum(counts.values()))
+    return {profile: count for profile, count in counts.items() if count}
+
+
+def _count(place: Place) -> int:
+    return 0 if place.value is None else _WHOLE.read(place)
+
+
+_WHOLE = whole(0, MOST_INSTANCES)
+_COUNTS = map_of(check_profile, Rule(_count, {}))
+_DEVICES = by_kind(
+    {str: word("all"), list: list_of(Rule(_index, {}))},
+    "all, or a list of indices",
+    lambda value: f"write [{value}]" if type(value) is int else "",
+)
+
+
+# --- the file ---------------------------------------------------------------------------------
+
+
+def _entry(place: Place, given: Given) -> PlanEntry:
+    return PlanEntry(
+        path=place.path_below(),
+        devices=_devices(given["devices"]),
+        devices_path=place.path_below("devices"),
+        pci_filters=given["device-filter"],
+        mig=_layout(place, given) if given["mig-enabled"] else _disabled(place, given),
+    )
+
+
+def _devices(found: str | list[DeviceSelector]) -> tuple[DeviceSelector, ...] | None:
+    """An index that is there twice selects its GPU once, as in mig-parted."""
+    if isinstance(found, str):
+        return None
+    by_index = {selector.index: selector for selector in reversed(found)}
+    return tuple(selector for selector in found if by_index[selector.index] is selector)
+
+
+def _layout(place: Place, given: Given) -> MigLayout:
+    counts: dict[str, int] | None = given["mig-devices"]
+    if counts is None:
+        raise place.refuse(
+            "mig-devices is missing, and mig-enabled is true",
+            remedy="add mig-devices: a map of profile: count, or {} for no instances",
+        )
+    path = place.path_below("mig-devices")
+    entries = (
+        InstanceEntry(profile, count, place.path_below("mig-devices", profile))
+        for profile, count in counts.items()
+    )
+    return MigLayout(tuple(entries), path)
+
+
+def _disabled(place: Place, given: Given) -> MigDisabled:
+    if given["mig-devices"]:
+        raise place.refuse(
+            "found profiles, but mig-enabled is false",
+            remedy="drop them, or write mig-enabled: true",
+            below=("mig-devices",),
+        )
+    return MigDisabled(place.path_below("mig-enabled"))
+
+
+_ENTRY = form(
+    Key("device-filter", Rule(_filters, {}), "PCI ids such as 0x233010DE", default=()),
+    Key("devices", _DEVICES, "all, or a list of indices", required=True),
+    Key("mig-enabled", flag(), "true or false", required=True),
+    Key("mig-devices", Rule(_counts, {}), "a map of profile: count"),
+    build=_entry,
+)
+
+
+def _configurations(_place: Place, given: Given) -> Configurations:
+    configurations: Configurations = given["mig-configs"]
+    return configurations
+
+
+def _any_label(_place: Place, _name: str) -> None:
+    """Labels are free text."""
+
+
+_FILE = form(
+    Key("version", word("v1"), "v1", required=True),
+    Key(
+        "mig-configs",
+        map_of(_any_label, list_of(_ENTRY, least=1), least=1),
+        "a map of configurations, each a list of entries",
+        required=True,
+    ),
+    build=_configurations,
+)

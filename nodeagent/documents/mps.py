@@ -1,0 +1,160 @@
+"""The plan's `mps`: who may use how much of a device, and as whom."""
+
+from __future__ import annotations
+
+import re
+
+from nodeagent.documents.findings import shown
+from nodeagent.documents.grammar import (
+    Given,
+    Key,
+    Place,
+    Rule,
+    flag,
+    form,
+    map_of,
+    percent,
+    whole,
+    word,
+)
+from nodeagent.documents.quantity import ACCEPTED, likely_quantity, read_quantity
+from nodeagent.planning.desired import MpsEntry, ShareEntry
+
+MOST_CLIENTS = 128  # of one device; drivers serve 48, newer ones 60
+LARGEST_ID = 2**32 - 2  # the number above means "no change" to the kernel
+
+_SHARE_NAME = r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?"
+_USER = r"([0-9]{1,10})(?::([0-9]{1,10}))?|[A-Za-z_][A-Za-z0-9_.@-]{0,62}\$?"
+
+
+# --- values -----------------------------------------------------------------------------------
+
+
+def _memory(place: Place) -> int:
+    value = place.value
+    if isinstance(value, float) and value.is_integer():  # 1e9
+        value = int(value)
+    if type(value) not in (int, str):
+        raise place.unexpected(ACCEPTED)
+    try:
+        return read_quantity(str(value))
+    except ValueError as error:
+        likely = likely_quantity(str(value))
+        remedy = f"did you mean {likely}?" if likely and likely != value else ""
+        raise place.refuse(f"found {shown(value)}: {error}", remedy=remedy) from error
+
+
+_MEMORY = Rule(
+    _memory,
+    {
+        "anyOf": [
+            {"type": "string", "pattern": r"^[0-9.]+([KMGTPE]i|[mkMGTPE]|[eE][+-]?[0-9]+)?$"},
+            {"type": "integer", "minimum": 1},
+        ]
+    },
+)
+
+
+def _user(place: Place) -> str:
+    value = place.value
+    match = re.fullmatch(_USER, str(value)) if type(value) in (int, str) else None
+    if match is None:
+        raise place.unexpected("a uid, uid:gid or the name of a user")
+    ids = [int(part) for part in match.groups() if part]
+    if any(number > LARGEST_ID for number in ids):
+        raise place.refuse(f"found {shown(value)}: the largest id is {LARGEST_ID}")
+    return ":".join(map(str, ids)) or str(value)
+
+
+_USER_RULE = Rule(
+    _user,
+    {
+        "anyOf": [
+            {"type": "integer", "minimum": 0, "maximum": LARGEST_ID},
+            {"type": "string", "pattern": f"^({_USER})$"},
+        ]
+    },
+)
+
+
+# --- maps -------------------------------------------------------------------------------------
+
+_LIMITS = (
+    Key("memory", _MEMORY, "device memory that a client may use, a quantity such as 8Gi"),
+    Key("threads", percent(), "share of the device's threads that a client may use, in percent"),
+)
+_CLIENTS = whole(1, MOST_CLIENTS)
+
+
+def _share(place: Place, given: Given) -> ShareEntry:
+    """Also for `clients`, which have no name and are however many come: count 0."""
+    return ShareEntry(
+        name=str(place.path[-1]) if "count" in given else "",
+        count=given.get("count", 0),
+        memory=given["memory"],
+        threads=given["threads"],
+        path=place.path_below(),
+    )
+
+
+def _check_share_name(place: Place, name: str) -> None:
+    if not re.fullmatch(_SHARE_NAME, name):
+        raise place.refuse(
+            f"found {shown(name)}, expected a name of at most 63 small letters, digits and -",
+            below=(name,),
+            of_key=True,
+        )
+
+
+def _mps(place: Place, given: Given) -> MpsEntry:
+    kinds = ("shares", "replicas", "clients")
+    found = [kind for kind in kinds if given[kind] is not None]
+    if len(found) != 1:
+        raise place.refuse(
+            f"found {' and '.join(found) or 'none of them'}, "
+            f"expected exactly one of {', '.join(kinds)}"
+        )
+    return MpsEntry(
+        path=place.path_below(),
+        shares=tuple((given["shares"] or {}).values()),
+        replicas=given["replicas"],
+        clients=given["clients"],
+        user=given["user"],
+        enforce=given["enforce"],
+        oversubscribe=given["oversubscribe"],
+    )
+
+
+MPS = form(
+    Key(
+        "shares",
+        map_of(
+            _check_share_name,
+            form(Key("count", _CLIENTS, "how many clients", default=1), *_LIMITS, build=_share),
+            key_pattern=f"^({_SHARE_NAME})$",
+            least=1,
+        ),
+        "different limits for different clients, each kind under a name",
+    ),
+    Key("replicas", _CLIENTS, "so many clients with equal shares of memory and threads"),
+    Key(
+        "clients",
+        form(*_LIMITS, build=_share),
+        "the same limits for every client, however many there are",
+    ),
+    Key("user", _USER_RULE, "uid, uid:gid or name that daemon, servers and clients run as"),
+    Key(
+        "enforce",
+        word("report", "terminate"),
+        "what happens to a client beyond its limits",
+        default="report",
+    ),
+    Key(
+        "oversubscribe",
+        flag(),
+        "whether the shares may add up to more than the device has",
+        default=False,
+    ),
+    build=_mps,
+    constraints={"oneOf": [{"required": [key]} for key in ("shares", "replicas", "clients")]},
+)

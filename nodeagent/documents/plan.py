@@ -1,0 +1,249 @@
+"""The plan: what its keys mean, from text to the planner's `PlanDocument`.
+
+All of it that needs no hardware is checked here; the schema is made of the same rules.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from nodeagent.documents.bounded_yaml import Tree
+from nodeagent.documents.findings import did_you_mean, shown
+from nodeagent.documents.grammar import (
+    Given,
+    Key,
+    Place,
+    Rule,
+    by_kind,
+    checked,
+    form,
+    list_of,
+    map_of,
+    read_with,
+    text,
+    whole,
+    word,
+)
+from nodeagent.documents.mps import MPS
+from nodeagent.documents.selectors import identity
+from nodeagent.documents.terms import (
+    DEVICE,
+    MOST_INSTANCES,
+    PROFILE,
+    PROFILE_PATTERN,
+    check_profile,
+    check_total,
+    hint_devices,
+)
+from nodeagent.planning.desired import (
+    DeviceSelector,
+    InstanceEntry,
+    MigDisabled,
+    MigEnabled,
+    MigEntry,
+    MigLayout,
+    PlanDocument,
+    PlanEntry,
+    WhenInUse,
+)
+from nodeagent.planning.problems import Code
+from nodeagent.planning.profiles import ProfileName
+
+LARGEST_START = 63  # memory slices; cards have at most 12
+
+
+def read_plan(tree: Tree, digest: str) -> PlanDocument:
+    """The plan in `tree`; raises DocumentError with every fault."""
+    return replace(read_with(PLAN, tree.value, tree.findings()), digest=digest)
+
+
+# --- mig --------------------------------------------------------------------------------------
+
+
+def _instance(place: Place, given: Given) -> InstanceEntry:
+    name = ProfileName.parse(given["profile"])
+    start, count = given["start"], given["count"]
+    if start is not None and count * name.compute > name.slices:
+        raise place.refuse(
+            f"found {count} of {given['profile']} at start {start}, where only one GPU instance "
+            f"with {name.slices} compute slices can lie",
+            remedy="give each its own start, or none",
+            below=("count",),
+        )
+    return InstanceEntry(
+        profile=given["profile"],
+        count=count,
+        path=place.path_below(),
+        start=start,
+        mps=given["mps"],
+    )
+
+
+_COUNT = whole(1, MOST_INSTANCES)
+
+_INSTANCE = form(
+    Key("profile", PROFILE, "a profile such as 3g.40gb, 1g.10gb+me or 1c.3g.40gb", required=True),
+    Key("count", _COUNT, "how many instances", default=1),
+    Key("start", whole(0, LARGEST_START), "first memory slice; without it, any that is free"),
+    Key("mps", MPS, "MPS on each of these instances"),
+    build=_instance,
+)
+
+
+def _mode(place: Place) -> MigEntry:
+    path = place.path_below()
+    return MigDisabled(path) if _MODE.read(place) == "disabled" else MigEnabled(path)
+
+
+def _counts(place: Place) -> MigLayout:
+    counts = _COUNTS.read(place)
+    check_total(place, sum(counts.values()))
+    entries = (InstanceEntry(name, n, place.path_below(name)) for name, n in counts.items())
+    return MigLayout(tuple(entries), place.path_below())
+
+
+def _instances(place: Place) -> MigLayout:
+    instances = _INSTANCES.read(place)
+    check_total(place, sum(instance.count for instance in instances))
+    return MigLayout(tuple(instances), place.path_below())
+
+
+_MODE = word("disabled", "enabled")
+_COUNTS = map_of(check_profile, _COUNT, key_pattern=PROFILE_PATTERN)
+_INSTANCES = list_of(_INSTANCE)
+
+
+def _hint_mig(value: object) -> str:
+    """What to write where `mig` has none of its forms."""
+    if isinstance(value, bool):  # YAML's off and on
+        return f"write mig: {'enabled' if value else 'disabled'}"
+    if not isinstance(value, str) or value in ("disabled", "enabled"):
+        return ""
+    try:
+        ProfileName.parse(value)
+    except ValueError:
+        return did_you_mean(value, ("disabled", "enabled"))
+    return f"write {{{value}: 1}}"
+
+
+_MIG = by_kind(
+    {
+        str: Rule(_mode, _MODE.schema),
+        dict: Rule(_counts, _COUNTS.schema),
+        list: Rule(_instances, _INSTANCES.schema),
+    },
+    "disabled, enabled, a map of profile: count, or a list of instances",
+    _hint_mig,
+)
+
+
+# --- entries ----------------------------------------------------------------------------------
+
+
+def _each_once(place: Place, devices: list[DeviceSelector]) -> None:
+    seen: dict[int | str | None, DeviceSelector] = {}
+    for position, device in enumerate(devices):
+        first = seen.setdefault(identity(device), device)
+        if first is not device:
+            raise place.refuse(
+                f"found {shown(device.text)}, the same GPU as {shown(first.text)} before it",
+                code=Code.DUPLICATE_DEVICE,
+                remedy="name each GPU once in an entry",
+                below=(position,),
+            )
+
+
+_DEVICES = by_kind(
+    {str: word("all"), list: checked(list_of(DEVICE, least=1), _each_once)},
+    "all, or a list of indices, UUIDs and PCI addresses",
+    hint_devices,
+)
+
+
+def _entry(place: Place, given: Given) -> PlanEntry:
+    if given["mps"] and given["timeSlice"]:
+        raise place.refuse(
+            "found mps and timeSlice; a device is shared in one way or the other",
+            remedy="drop one of them",
+            below=("timeSlice",),
+            of_key=True,
+        )
+    if not (given["mig"] or given["mps"] or given["timeSlice"]):
+        raise place.refuse(
+            "the entry says nothing about its GPUs", remedy="give it mig, mps or timeSlice"
+        )
+    devices = given["devices"]
+    return PlanEntry(
+        path=place.path_below(),
+        devices=None if devices == "all" else tuple(devices),
+        devices_path=place.path_below("devices"),
+        model=given["model"],
+        mig=given["mig"],
+        mps=given["mps"],
+        time_slice=given["timeSlice"],
+        when_in_use=WhenInUse(given["whenInUse"]),
+    )
+
+
+_ENTRY = form(
+    Key("devices", _DEVICES, "all, or a list of indices, UUIDs, PCI addresses", required=True),
+    Key(
+        "model",
+        text(r"[^\n]{1,128}", "a glob on the product name, such as *H100*"),
+        "glob on the product name, in addition to devices",
+    ),
+    Key(
+        "mig",
+        _MIG,
+        "disabled: MIG mode off; enabled: MIG mode on, instances left as they are; a map of "
+        "profile: count, or a list of instances: MIG mode on with exactly these",
+    ),
+    Key("mps", MPS, "MPS on the GPU; beside a MIG layout, on each instance without mps"),
+    Key(
+        "timeSlice",
+        word("default", "short", "medium", "long"),
+        "how long a process runs before the next one's turn",
+    ),
+    Key(
+        "whenInUse",
+        word("wait", "evict"),
+        "what to do about users of what must go: wait for them, or evict their pods",
+        default="wait",
+    ),
+    build=_entry,
+    constraints={
+        "anyOf": [{"required": [key]} for key in ("mig", "mps", "timeSlice")],
+        "not": {"required": ["mps", "timeSlice"]},
+    },
+)
+
+
+# --- the document -----------------------------------------------------------------------------
+
+
+def _plan(_place: Place, given: Given) -> PlanDocument:
+    return PlanDocument(
+        entries=tuple(given["gpus"]),
+        digest="",
+        device_plugin_config=given["devicePluginConfig"],
+    )
+
+
+PLAN = form(
+    Key("version", word("v1"), "v1", required=True),
+    Key(
+        "gpus",
+        list_of(_ENTRY),
+        "a list of entries, read in order; GPUs that none of them names are not touched",
+        required=True,
+    ),
+    Key(
+        "devicePluginConfig",
+        text(
+            r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?",
+            "a name of at most 63 letters, digits, - _ and . that can be a label's value",
+        ),
+        "the configuration that NVIDIA's device plugin should use on this node",
+    ),
+    build=_plan,
+)

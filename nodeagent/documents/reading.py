@@ -1,0 +1,68 @@
+"""The one way in: a text becomes a `PlanDocument`, whether it is a plan or a mig-parted file."""
+
+from __future__ import annotations
+
+import hashlib
+
+from nodeagent.documents.bounded_yaml import Value, read_tree
+from nodeagent.documents.findings import refuse, shown
+from nodeagent.errors import DocumentError
+from nodeagent.planning.desired import PlanDocument
+from nodeagent.planning.problems import Code
+
+LARGEST_PLAN = 64 * 1024  # bytes; what fits an annotation beside others
+_MIG_PARTED_KEY = "mig-configs"
+_SMALLEST_PLAN = "a plan is a map with the keys version and gpus"
+
+
+def read_document(text: str | bytes, *, configuration: str | None = None) -> PlanDocument:
+    """Read a plan, or one configuration of a mig-parted file (told by its key `mig-configs`).
+
+    `configuration` names the latter's; a file with only one needs no name. All of the text is
+    checked, however little of it is used. Raises DocumentError with every fault found.
+    """
+    encoded = text if isinstance(text, bytes) else text.encode("utf-8", "surrogatepass")
+    # A mig-parted file may be larger than a plan, and only it holds the word.
+    if len(encoded) > LARGEST_PLAN and _MIG_PARTED_KEY.encode() not in encoded:
+        raise _too_large(encoded)
+    tree = read_tree(text)
+    digest = "sha256:" + hashlib.sha256(encoded).hexdigest()
+    if tree.value is None:
+        raise refuse("the document is empty", remedy=_SMALLEST_PLAN)
+    if not isinstance(tree.value, dict):
+        raise refuse(f"the document is {shown(tree.value)}, not a map", remedy=_SMALLEST_PLAN)
+    if _is_mig_parted(tree.value):
+        from nodeagent.documents.mig_parted import read_configuration
+
+        return read_configuration(tree, digest, configuration)
+    if len(encoded) > LARGEST_PLAN:
+        raise _too_large(encoded)
+    if configuration is not None:
+        raise _nothing_to_choose(configuration)
+    from nodeagent.documents.plan import read_plan
+
+    return read_plan(tree, digest)
+
+
+def _is_mig_parted(document: dict[str, Value]) -> bool:
+    """Told by its key, also where that is misspelt: then the fault is told as what it is."""
+    if _MIG_PARTED_KEY in document:
+        return True
+    keys = [key.lower().replace("_", "-") for key in document]
+    return "gpus" not in keys and any(key.startswith("mig-config") for key in keys)
+
+
+def _too_large(encoded: bytes) -> DocumentError:
+    return refuse(
+        f"the document has {len(encoded):,} bytes; a plan has at most {LARGEST_PLAN:,} (64 KiB)",
+        remedy="name GPUs with equal layouts in one entry",
+    )
+
+
+def _nothing_to_choose(configuration: str) -> DocumentError:
+    return refuse(
+        f"the configuration {shown(configuration)} was asked for, but the document has no "
+        f"{_MIG_PARTED_KEY} to choose from",
+        code=Code.UNKNOWN_CONFIGURATION,
+        remedy="a plan needs no name; name configurations of a mig-parted file only",
+    )

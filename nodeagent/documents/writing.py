@@ -1,0 +1,180 @@
+"""The node as it is, as a document that asks for just that: a plan, or a mig-parted file.
+
+A GPU instance without compute instances is no device, and neither format can ask for one: it is
+left out of the document and named in a comment. So is a GPU that does not answer.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from nodeagent.documents.scalars import resolve
+from nodeagent.planning.observed import Access, Gpu, ObservedNode
+
+_PLAIN = re.compile(r"[A-Za-z0-9][A-Za-z0-9.+-]*")
+
+
+def plan_document(observed: ObservedNode) -> str:
+    """A plan in YAML: every MIG device at its place, for all GPUs that have MIG."""
+    lines = [*_comments(export_notes(observed)), "version: v1"]
+    entries = plan_data(observed)["gpus"]
+    lines += ["gpus:"] if entries else ["gpus: []"]
+    for entry in entries:
+        lines.append(f"  - devices: {_flow(entry['devices'])}")
+        if isinstance(entry["mig"], str):
+            lines.append(f"    mig: {entry['mig']}")
+        elif entry["mig"]:
+            lines.append("    mig:")
+            lines += [f"      - {_flow(item)}" for item in entry["mig"]]
+        else:
+            lines.append("    mig: []  # MIG mode on, no instances")
+    return "\n".join(lines) + "\n"
+
+
+def mig_parted_document(observed: ObservedNode, label: str = "current") -> str:
+    """A mig-parted file in YAML, as `nvidia-mig-parted export` writes it; it knows no places."""
+    lines = [*_comments(export_notes(observed)), "version: v1", "mig-configs:"]
+    [(label, entries)] = mig_parted_data(observed, label)["mig-configs"].items()
+    lines.append(f"  {_scalar(label)}:")
+    for entry in entries:
+        first, *rest = (f"{key}: {_flow(value)}" for key, value in entry.items())
+        if entry["mig-devices"]:
+            rest[-1] = "mig-devices:"
+            rest += [f"  {_scalar(name)}: {n}" for name, n in entry["mig-devices"].items()]
+        lines += [f"  - {first}", *(f"    {line}" for line in rest)]
+    return "\n".join(lines) + "\n"
+
+
+def plan_data(observed: ObservedNode) -> dict[str, Any]:
+    """The plan of `plan_document` as data. GPUs with the same picture share an entry."""
+    layouts: list[tuple[list[int], str | list[dict[str, Any]]]] = []
+    for gpu in _answering(observed):
+        if gpu.mig is None:
+            continue
+        layout = _layout(gpu) if gpu.mig.current else "disabled"
+        same = next((indices for indices, known in layouts if known == layout), None)
+        if same is None:
+            layouts.append(([gpu.index], layout))
+        else:
+            same.append(gpu.index)
+    entries = [{"devices": indices, "mig": layout} for indices, layout in layouts]
+    return {"version": "v1", "gpus": entries}
+
+
+def mig_parted_data(observed: ObservedNode, label: str = "current") -> dict[str, Any]:
+    """The file of `mig_parted_document` as data.
+
+    By mig-parted's rules: GPUs with equal mode and counts share an entry; `devices` is `all`
+    when these are all GPUs of their kinds; `device-filter` names the kinds when the node has
+    several and the document more than one entry; GPUs without MIG are `mig-enabled: false`.
+    """
+    known = _answering(observed)
+    merged: list[tuple[bool, dict[str, int], list[Gpu]]] = []
+    for gpu in known:
+        enabled = gpu.mig is not None and gpu.mig.current
+        counts = _counts(gpu) if enabled else {}
+        same = next((g for e, c, g in merged if (e, c) == (enabled, counts)), None)
+        if same is None:
+            merged.append((enabled, counts, [gpu]))
+        else:
+            same.append(gpu)
+    all_known = len(known) == len(observed.gpus)
+    several = len(merged) > 1 and len({_kind(gpu) for gpu in known}) > 1
+    entries: list[dict[str, Any]] = []
+    for enabled, counts, gpus in merged:
+        kinds = sorted({_kind(gpu) for gpu in gpus})
+        entry: dict[str, Any] = {}
+        if several:
+            entry["device-filter"] = kinds[0] if len(kinds) == 1 else kinds
+        whole = all_known and len(gpus) == sum(_kind(gpu) in kinds for gpu in known)
+        entry["devices"] = "all" if whole else [gpu.index for gpu in gpus]
+        entries.append({**entry, "mig-enabled": enabled, "mig-devices": counts})
+    # The format wants an entry; this one matches nothing, which is what there is.
+    nothing = {"devices": [], "mig-enabled": False, "mig-devices": {}}
+    return {"version": "v1", "mig-configs": {label: entries or [nothing]}}
+
+
+def export_notes(observed: ObservedNode) -> list[str]:
+    """What a document cannot say about the node, a sentence each."""
+    return [note for gpu in observed.gpus for note in _notes(gpu)]
+
+
+def _notes(gpu: Gpu) -> Iterator[str]:
+    name = f"GPU {gpu.index}"
+    if gpu.access is not Access.OK:
+        yield f"{name} does not answer and is left out: {gpu.access_reason}"
+        return
+    if gpu.mig is None:
+        yield f"{name} ({gpu.name}) has no MIG"
+        return
+    if gpu.mig.current != gpu.mig.pending:
+        word = "on" if gpu.mig.pending else "off"
+        yield f"{name}: MIG mode will be {word} after a GPU reset"
+    for instance in gpu.instances:
+        if not instance.compute:
+            yield (
+                f"{name}: GPU instance {instance.id} ({instance.profile} at {instance.placement}) "
+                "has no compute instance, so it is no device and is left out"
+            )
+
+
+def _answering(observed: ObservedNode) -> list[Gpu]:
+    return [gpu for gpu in observed.gpus if gpu.access is Access.OK]
+
+
+def _kind(gpu: Gpu) -> str:
+    """The device filter that all cards of this type pass; sub-systems do not matter."""
+    return f"0x{gpu.pci_device_id:08X}"
+
+
+def _counts(gpu: Gpu) -> dict[str, int]:
+    devices = Counter(device.profile for instance in gpu.instances for device in instance.compute)
+    return dict(sorted(devices.items()))
+
+
+def _layout(gpu: Gpu) -> list[dict[str, Any]]:
+    """The long form: each profile with its start, equal ones (parts of one instance) counted."""
+    devices = Counter(
+        (instance.placement.start, device.profile)
+        for instance in gpu.instances
+        for device in instance.compute
+    )
+    layout = []
+    for (start, profile), count in sorted(devices.items()):
+        item: dict[str, Any] = {"profile": profile, "start": start}
+        layout.append(item if count == 1 else {**item, "count": count})
+    return layout
+
+
+# --- YAML -------------------------------------------------------------------------------------
+
+
+def _flow(value: object) -> str:
+    match value:
+        case bool():
+            return "true" if value else "false"
+        case dict():
+            items = (f"{_scalar(str(key))}: {_flow(item)}" for key, item in value.items())
+            return "{" + ", ".join(items) + "}"
+        case list():
+            return "[" + ", ".join(map(_flow, value)) + "]"
+        case str():
+            return _scalar(value)
+    return str(value)
+
+
+def _scalar(text: str) -> str:
+    """Text as a YAML scalar, in quotes where it could be read as something else."""
+    try:
+        plain = _PLAIN.fullmatch(text) is not None and resolve(text) == text
+    except ValueError:
+        plain = False
+    return text if plain else json.dumps(text, ensure_ascii=False)
+
+
+def _comments(notes: Iterable[str]) -> list[str]:
+    return [f"# {' '.join(note.split())}" for note in notes]

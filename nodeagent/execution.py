@@ -1,0 +1,345 @@
+"""Carries out a plan: GPUs side by side, the steps of one GPU strictly in order.
+
+What holds here, whatever happens: the first step that fails ends that GPU's steps, and its earlier
+layout becomes the goal, reached by the same planner and therefore without touching anything in
+use. A step that has begun is always finished, also when the caller is cancelled, because a driver
+call cannot be taken back half-way. Nothing is called done that was not read back. No GPU's
+failure, hang or loss reaches another GPU.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Protocol, assert_never
+
+from nodeagent.errors import DriverError, GpuInUse, GpuLost, NodeagentError
+from nodeagent.planning.desired import DesiredGpu, DesiredNode
+from nodeagent.planning.observed import Access, Gpu, ObservedNode, Placement
+from nodeagent.planning.outcome import GpuOutcome, NodeOutcome, StepReport, StepResult
+from nodeagent.planning.plan import GpuPlan, NodePlan, Policy, Verdict
+from nodeagent.planning.planner import layout_of
+from nodeagent.planning.planner import plan as plan_node
+from nodeagent.planning.problems import Code, Problem
+from nodeagent.planning.steps import (
+    CreateComputeInstance,
+    CreateGpuInstance,
+    DestroyComputeInstance,
+    DestroyGpuInstance,
+    ResetGpu,
+    SetMigMode,
+    Step,
+)
+from nodeagent.reports.words import gpu_words, layout_words, step_words, user_words
+
+_DEFAULT_POLICY = Policy()
+
+
+class StepDriver(Protocol):
+    """What is needed of `nodeagent.gpu.driver.Driver`."""
+
+    async def observe_gpu(self, uuid: str) -> Gpu: ...
+
+    async def apply(self, step: Step) -> None: ...
+
+
+OnProgress = Callable[[StepReport], None]
+
+
+async def carry_out(
+    plan: NodePlan,
+    driver: StepDriver,
+    *,
+    parallel: int,
+    policy: Policy = _DEFAULT_POLICY,
+    on_progress: OnProgress = lambda _: None,
+    stop: asyncio.Event | None = None,
+) -> NodeOutcome:
+    """Take the steps of `plan`, of at most `parallel` GPUs at once, and read back what came of it.
+
+    `on_progress` hears of every step as it ends, those of a way back too. Once `stop` is set no
+    further step is begun: the running ones finish, the rest is reported as skipped, and nothing
+    is restored, because whoever plans next goes on from what is there. Cancellation does the
+    same, except that then only `on_progress` has heard what was done. Never raises for a step's
+    failure: that is in the outcome.
+    """
+    slots = asyncio.Semaphore(max(1, parallel))
+    told_to_stop = stop or asyncio.Event()
+
+    async def one(gpu_plan: GpuPlan) -> GpuOutcome:
+        if not gpu_plan.steps:
+            return GpuOutcome(gpu_plan, (), gpu_plan.before)
+        async with slots:
+            return await _GpuRun(gpu_plan, driver, policy, on_progress, told_to_stop).carry_out()
+
+    async with asyncio.TaskGroup() as group:
+        tasks = [group.create_task(one(p), name=f"steps of {p.before.uuid}") for p in plan.gpus]
+    return NodeOutcome(plan, tuple(task.result() for task in tasks))
+
+
+@dataclass(slots=True)
+class _Course:
+    """How a list of steps went.
+
+    `failure`: why it ended early; `left`: it was left because of a stop; `pending`: it cannot go
+    on before the GPU is reset.
+    """
+
+    reports: list[StepReport] = field(default_factory=list)
+    failure: Problem | None = None
+    pending: Problem | None = None
+    left: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _GpuRun:
+    """One GPU's way from `before` to `after`, or back."""
+
+    plan: GpuPlan
+    driver: StepDriver
+    policy: Policy
+    on_progress: OnProgress
+    stop: asyncio.Event
+
+    async def carry_out(self) -> GpuOutcome:
+        """Take the steps; go back if one fails; read back the end."""
+        course = await self._take_all(self.plan.steps)
+        if course.failure:
+            return await self._turn_back(course, course.failure)
+        seen = await self._observe()
+        found: list[Problem] = []
+        if course.pending:
+            found.append(course.pending)
+        elif not course.left:
+            found += self._check_end(seen)
+        return GpuOutcome(self.plan, tuple(course.reports), seen, _new(self.plan.problems, found))
+
+    # --- steps ------------------------------------------------------------------------------
+
+    async def _take_all(self, steps: Sequence[Step]) -> _Course:
+        course = _Course()
+        mode_reached = False
+        for position, step in enumerate(steps):
+            if self.stop.is_set():
+                course.left = True
+                self._skip(course, steps[position:], "left: told to stop")
+                break
+            if isinstance(step, ResetGpu) and mode_reached:
+                self._skip(course, [step], "not needed: the MIG mode changed at once")
+                continue
+            await self._take(course, step)
+            rest = steps[position + 1 :]
+            if course.failure is None and isinstance(step, SetMigMode):
+                mode_reached = await self._look_at_mode(course, step, rest)
+            if course.failure or course.pending:
+                self._skip(course, rest, "not begun: an earlier step did not succeed")
+                break
+        return course
+
+    async def _take(self, course: _Course, step: Step) -> None:
+        """Apply one step to its end, even when cancelled meanwhile, and report it."""
+        clock = asyncio.get_running_loop().time
+        began = clock()
+        running = asyncio.ensure_future(self.driver.apply(step))
+        cancelled = await _ended(running)
+        error = running.exception()
+        self._note(
+            course,
+            StepReport(
+                step,
+                StepResult.FAILED if error else StepResult.DONE,
+                clock() - began,
+                _sentence(error) if error else "",
+            ),
+        )
+        if cancelled:
+            raise asyncio.CancelledError
+        if error:
+            course.failure = await self._why(step, error)
+
+    def _skip(self, course: _Course, steps: Sequence[Step], why: str) -> None:
+        for step in steps:
+            self._note(course, StepReport(step, StepResult.SKIPPED, message=why))
+
+    def _note(self, course: _Course, report: StepReport) -> None:
+        course.reports.append(report)
+        self.on_progress(report)
+
+    async def _look_at_mode(self, course: _Course, step: SetMigMode, rest: Sequence[Step]) -> bool:
+        """See what a mode change came to; True when the mode is as wanted already."""
+        seen = await self._observe()
+        if seen.access is not Access.OK:
+            course.failure = _unreachable(seen)
+            return False
+        if seen.mig and seen.mig.current == step.enabled:
+            return True
+        if not any(isinstance(later, ResetGpu) for later in rest):
+            course.pending = Problem(
+                Code.RESET_REQUIRED,
+                f"MIG mode of {gpu_words(seen)} is set but becomes "
+                f"{'enabled' if step.enabled else 'disabled'} only with a GPU reset",
+                remedy="end what uses the GPU and reset it (nvidia-smi --gpu-reset), or set "
+                "`reset: whenIdle`",
+                gpu=seen.uuid,
+            )
+        return False
+
+    async def _observe(self) -> Gpu:
+        try:
+            return await self.driver.observe_gpu(self.plan.before.uuid)
+        except DriverError as error:
+            access = Access.LOST if isinstance(error, GpuLost) else Access.UNKNOWN
+            return replace(self.plan.before, access=access, access_reason=str(error))
+
+    # --- what came of it --------------------------------------------------------------------
+
+    def _check_end(self, seen: Gpu) -> list[Problem]:
+        """Plan once more, to see whether the GPU is what it was to become."""
+        if seen.access is not Access.OK:
+            return [_unreachable(seen)]
+        if self._plan_for(layout_of(self.plan.after), seen).verdict is Verdict.IN_SYNC:
+            return []
+        return [
+            Problem(
+                Code.STEP_FAILED,
+                f"the driver reported every step as done, but {gpu_words(seen)} now has "
+                f"{layout_words(seen)} instead of {layout_words(self.plan.after)}",
+                remedy="look for another program that changes MIG instances on this node",
+                gpu=seen.uuid,
+            )
+        ]
+
+    async def _why(self, step: Step, error: BaseException) -> Problem:
+        """The failure of a step as a problem; for IN_USE with the users by name."""
+        gpu = self.plan.before
+        what = f"{gpu_words(gpu)}: could not {step_words(step)}"
+        remedy = error.remedy if isinstance(error, NodeagentError) else ""
+        if isinstance(error, GpuInUse):
+            seen = await self._observe()
+            users = user_words(seen, _instance_of(step))
+            by = f"in use by {users}" if users else _sentence(error)
+            return Problem(
+                Code.IN_USE,
+                f"{what}: {by}",
+                remedy or "end what uses it, or wait for it",
+                gpu.uuid,
+            )
+        code = Code.GPU_LOST if isinstance(error, GpuLost) else Code.STEP_FAILED
+        return Problem(code, f"{what}: {_sentence(error)}", remedy, gpu.uuid)
+
+    async def _turn_back(self, course: _Course, failure: Problem) -> GpuOutcome:
+        """Make the earlier layout the goal, and say what is so in the end."""
+        earlier = layout_of(self.plan.before)
+        way_back = _Course()
+        seen = await self._observe()
+        if seen.access is Access.OK and not self.stop.is_set():
+            steps = self._plan_for(earlier, seen).steps
+            way_back = await self._take_all(
+                [replace(step, reason="restores the earlier layout") for step in steps]
+            )
+            seen = await self._observe() if steps else seen
+        found = [failure]
+        if not self._is_back(earlier, seen):
+            found.append(self._not_restored(seen, way_back))
+        reports = tuple(
+            _undone_if_gone(report, self.plan.before, seen) for report in course.reports
+        )
+        return GpuOutcome(
+            self.plan,
+            reports,
+            seen,
+            _new(self.plan.problems, found),
+            tuple(way_back.reports),
+        )
+
+    def _is_back(self, earlier: DesiredGpu, seen: Gpu) -> bool:
+        return seen.access is Access.OK and self._plan_for(earlier, seen).verdict is Verdict.IN_SYNC
+
+    def _not_restored(self, seen: Gpu, way_back: _Course) -> Problem:
+        before = self.plan.before
+        if seen.access is Access.OK:
+            now = f"it now has {layout_words(seen)}"
+        else:
+            now = f"what it has now is not known ({seen.access_reason or seen.access})"
+        stumble = way_back.failure or way_back.pending
+        why = f"; {stumble.message}" if stumble else ""
+        return Problem(
+            Code.NOT_RESTORED,
+            f"the earlier layout of {gpu_words(before)} ({layout_words(before)}) could not be "
+            f"restored: {now}{why}",
+            gpu=before.uuid,
+        )
+
+    def _plan_for(self, desired: DesiredGpu, seen: Gpu) -> GpuPlan:
+        node = plan_node(DesiredNode({seen.uuid: desired}), ObservedNode((seen,)), self.policy)
+        return node.gpus[0]
+
+
+async def _ended(running: asyncio.Future[None]) -> bool:
+    """Wait for the end of `running` whatever happens; True if cancelled meanwhile."""
+    cancelled = False
+    while not running.done():
+        try:
+            await asyncio.wait([running])
+        except asyncio.CancelledError:
+            cancelled = True
+    return cancelled
+
+
+def _sentence(error: BaseException) -> str:
+    if isinstance(error, NodeagentError):
+        return error.message
+    return f"a fault in the agent itself: {type(error).__name__}: {error}"
+
+
+def _unreachable(seen: Gpu) -> Problem:
+    code = Code.GPU_LOST if seen.access is Access.LOST else Code.GPU_UNKNOWN
+    return Problem(code, f"{gpu_words(seen)} does not answer: {seen.access_reason}", gpu=seen.uuid)
+
+
+def _instance_of(step: Step) -> int | None:
+    match step:
+        case DestroyGpuInstance(instance=instance) | DestroyComputeInstance(instance=instance):
+            return instance
+        case _:
+            return None
+
+
+def _undone_if_gone(report: StepReport, before: Gpu, seen: Gpu) -> StepReport:
+    if report.result is StepResult.DONE and _is_taken_back(report.step, before, seen):
+        return replace(report, result=StepResult.UNDONE)
+    return report
+
+
+def _is_taken_back(step: Step, before: Gpu, seen: Gpu) -> bool:
+    """Whether the effect of a step that was done is no longer there."""
+    match step:
+        case SetMigMode(enabled=enabled):
+            return seen.mig is not None and seen.mig.pending != enabled
+        case ResetGpu():
+            return False
+        case DestroyGpuInstance() | DestroyComputeInstance():
+            return _devices_at(seen, step.placement) == _devices_at(before, step.placement)
+        case CreateGpuInstance() | CreateComputeInstance():
+            return step.profile not in _devices_at(seen, step.placement) or (
+                _devices_at(seen, step.placement) == _devices_at(before, step.placement)
+            )
+        case _:
+            assert_never(step)
+
+
+def _devices_at(gpu: Gpu, placement: Placement) -> list[str]:
+    """Profiles of the GPU instance at `placement` and of the devices in it."""
+    return [
+        profile
+        for instance in gpu.instances
+        if instance.placement == placement
+        for profile in (instance.profile, *sorted(c.profile for c in instance.compute))
+    ]
+
+
+def _new(known: Sequence[Problem], found: Sequence[Problem]) -> tuple[Problem, ...]:
+    """What the plan did not say beforehand."""
+    said = {(problem.code, problem.gpu) for problem in known}
+    return tuple(p for p in found if (p.code, p.gpu) not in said)

@@ -1,0 +1,82 @@
+"""What every change to a GPU has in common: its bounds, and finding the instance it means."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from nodeagent.errors import DeadlineExceeded, DriverError
+from nodeagent.gpu.card import Card
+from nodeagent.gpu.nvml_errors import NOT_FOUND
+from nodeagent.gpu.nvml_types import GpuInstanceHandle
+from nodeagent.gpu.usage import UsageReading
+from nodeagent.planning.observed import GpuInstanceProfile, Placement
+from nodeagent.planning.profiles import ProfileName
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A step about to be taken: on which card, and until when, in monotonic seconds.
+
+    `readings` are of the sources besides NVML that know users of MIG devices.
+    """
+
+    card: Card
+    until: float
+    readings: Sequence[UsageReading] = ()
+
+    def insist_on_time(self, what: str) -> None:
+        """Call before what cannot be taken back: an old look at the users proves nothing."""
+        if time.monotonic() > self.until:
+            raise DeadlineExceeded(
+                f"{what} was given up, because the driver had become too slow for the deadline",
+                code=None,
+                name="DeadlineExceeded",
+                call="",
+            )
+
+    def sleep(self, seconds: float) -> bool:
+        """Wait if the deadline allows for it; whether it did."""
+        if time.monotonic() + seconds > self.until:
+            return False
+        time.sleep(seconds)
+        return True
+
+
+def find_instance(
+    card: Card, instance: int, device: str, placement: Placement
+) -> tuple[GpuInstanceHandle, GpuInstanceProfile]:
+    """The GPU instance of that id, which must be the one that is meant, since ids are re-used.
+
+    `device` is the name of it, or of a MIG device in it.
+    """
+    name = str(ProfileName.parse(device).gpu_instance)
+    try:
+        handle = card.nvml.gpu_instance_by_id(card.handle, instance)
+    except DriverError as error:
+        if error.code != NOT_FOUND:
+            raise
+        raise otherwise(
+            f"GPU instance {instance} ({name} at {placement}) is not there any more"
+        ) from error
+    info = card.nvml.gpu_instance_info(handle)
+    profile = card.profile(info.profile_id)
+    if profile is None or profile.name != name or info.placement != placement:
+        now = profile.name if profile else f"profile {info.profile_id}"
+        raise otherwise(
+            f"GPU instance {instance} is not {name} at {placement} any more but "
+            f"{now} at {info.placement}"
+        )
+    return handle, profile
+
+
+def otherwise(found: str) -> DriverError:
+    """What was found is not what the step was planned for, or not what it should have become."""
+    return DriverError(
+        found,
+        code=None,
+        name="NotAsPlanned",
+        call="",
+        remedy="observe again; something else may be changing this GPU too",
+    )

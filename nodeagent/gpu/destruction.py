@@ -1,0 +1,141 @@
+"""Destroys instances, in the GPU's worker thread.
+
+What must never happen here: that an instance in use goes, or another one than the step means.
+Users are looked up right before, on the MIG devices themselves and from every other source; what
+cannot be found out counts as in use.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from nodeagent.errors import DriverError, GpuInUse
+from nodeagent.gpu.card import Card
+from nodeagent.gpu.change import Change, find_instance, otherwise
+from nodeagent.gpu.nvml_errors import INVALID_ARGUMENT, NOT_FOUND
+from nodeagent.gpu.nvml_types import ComputeInstanceHandle, Device, GpuInstanceHandle
+from nodeagent.gpu.usage import MigDevice, merged
+from nodeagent.gpu.users import ProcessLists
+from nodeagent.planning.observed import Usage
+from nodeagent.planning.steps import DestroyComputeInstance, DestroyGpuInstance
+
+# For a moment after its last compute instance went, the driver may still refuse to destroy a GPU
+# instance. These are the seconds between the attempts.
+_PAUSES = (0.05, 0.1, 0.2, 0.4, 0.8, 1.6)
+
+
+@dataclass(frozen=True, slots=True)
+class _Doomed:
+    """A compute instance that is to go."""
+
+    id: int
+    handle: ComputeInstanceHandle
+
+
+def destroy_gpu_instance(change: Change, step: DestroyGpuInstance) -> None:
+    """Destroy a GPU instance and the compute instances that the step names.
+
+    Raises GpuInUse, with nothing destroyed, when any of it has users or may have.
+    """
+    name = f"{step.profile} at {step.placement}"
+    nvml = change.card.nvml
+    instance, _ = find_instance(change.card, step.instance, step.profile, step.placement)
+    doomed = [_find_idle(change, instance, step.instance, uuid) for uuid in step.devices]
+    insist_on_idle(_known_elsewhere(change, step.instance, None), name)
+    for compute in doomed:
+        change.insist_on_time(f"destroying {name}")
+        nvml.destroy_compute_instance(compute.handle)
+    change.insist_on_time(f"destroying {name}")
+    destroy_emptied(change, instance)
+    if _exists(lambda: nvml.gpu_instance_by_id(change.card.handle, step.instance)):
+        raise otherwise(f"{name} was destroyed, but there still is a GPU instance {step.instance}")
+
+
+def destroy_compute_instance(change: Change, step: DestroyComputeInstance) -> None:
+    """Destroy one compute instance; its GPU instance stays.
+
+    Raises GpuInUse when it has users or may have.
+    """
+    name = f"{step.profile} in {step.placement}"
+    nvml = change.card.nvml
+    instance, _ = find_instance(change.card, step.instance, step.profile, step.placement)
+    doomed = _find_idle(change, instance, step.instance, step.device)
+    if doomed.id != step.compute:
+        raise otherwise(
+            f"{step.device} is not compute instance {step.compute} any more but {doomed.id}"
+        )
+    insist_on_idle(_known_elsewhere(change, step.instance, step.compute), name)
+    change.insist_on_time(f"destroying {name}")
+    nvml.destroy_compute_instance(doomed.handle)
+    if _exists(lambda: nvml.compute_instance_by_id(instance, step.compute)):
+        raise otherwise(f"{name} was destroyed, but there still is a compute instance of its id")
+
+
+def destroy_emptied(change: Change, instance: GpuInstanceHandle) -> None:
+    """Destroy a GPU instance whose compute instances have just gone."""
+    for pause in _PAUSES:
+        try:
+            return change.card.nvml.destroy_gpu_instance(instance)
+        except GpuInUse:
+            if not change.sleep(pause):
+                raise
+    return change.card.nvml.destroy_gpu_instance(instance)
+
+
+# --- looking before ---------------------------------------------------------------------------
+
+
+def _find_idle(change: Change, instance: GpuInstanceHandle, instance_id: int, uuid: str) -> _Doomed:
+    """The compute instance behind a MIG device that is proven to have no users."""
+    nvml = change.card.nvml
+    device = _mig_device(change.card, uuid)
+    if nvml.gpu_instance_id(device) != instance_id:
+        raise otherwise(f"{uuid} is not in GPU instance {instance_id} any more")
+    insist_on_idle(ProcessLists(nvml, device).on_all(), uuid)
+    compute_id = nvml.compute_instance_id(device)
+    return _Doomed(compute_id, nvml.compute_instance_by_id(instance, compute_id))
+
+
+def _mig_device(card: Card, uuid: str) -> Device:
+    try:
+        return card.nvml.device_by_uuid(uuid)
+    except DriverError as error:
+        if error.code in {NOT_FOUND, INVALID_ARGUMENT}:
+            raise otherwise(f"there is no MIG device {uuid} any more") from error
+        raise
+
+
+def _known_elsewhere(change: Change, instance: int, compute: int | None) -> Usage:
+    """Users of a compute instance, or of anything in a GPU instance, that NVML does not see."""
+    known = change.card.identity()
+    device = MigDevice(known.uuid, known.minor, instance, compute)
+    usage = Usage()
+    for reading in change.readings:
+        usage = merged(usage, reading.users(device))
+    return usage
+
+
+def insist_on_idle(usage: Usage, name: str) -> None:
+    """Raise GpuInUse unless it is certain that nobody is there."""
+    if usage.in_use:
+        raise GpuInUse(
+            f"{name} is not destroyed: it is in use by {usage}",
+            code=None,
+            name="InUse",
+            call="",
+            remedy="end what uses it, or wait for it",
+        )
+
+
+# --- reading back -----------------------------------------------------------------------------
+
+
+def _exists(find: Callable[[], object]) -> bool:
+    try:
+        find()
+    except DriverError as error:
+        if error.code != NOT_FOUND:
+            raise
+        return False
+    return True

@@ -1,0 +1,390 @@
+"""NVML in types: one small method for each pynvml wrapper the agent uses, and nothing else.
+
+What must never happen here: a structure passed by value. pynvml hands the caller's argument to C
+as it is, without declared argument types, so placements go in by `byref` and lists as ctypes
+arrays. Errors come out as the agent's own, by their number; a function that the installed driver
+lacks is asked for once and then counts as not supported.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from ctypes import byref, c_uint
+from typing import Any, Final, TypeVar
+
+import pynvml
+
+from nodeagent.errors import DriverError
+from nodeagent.gpu.nvml_errors import (
+    ARGUMENT_VERSION_MISMATCH,
+    FUNCTION_NOT_FOUND,
+    INSUFFICIENT_SIZE,
+    driver_error,
+)
+from nodeagent.gpu.nvml_types import (
+    ComputeFigures,
+    ComputeInstanceHandle,
+    Device,
+    GpuInstanceHandle,
+    InstanceInfo,
+    PciAddress,
+    Process,
+    ProfileFigures,
+)
+from nodeagent.planning.observed import Engines, Memory, Placement
+
+GPU_INSTANCE_KINDS: Final[int] = pynvml.NVML_GPU_INSTANCE_PROFILE_COUNT
+# NVML's kinds of compute instances and the slices that their names say.
+COMPUTE_INSTANCE_KINDS: Final[dict[int, int]] = {
+    pynvml.NVML_COMPUTE_INSTANCE_PROFILE_1_SLICE: 1,
+    pynvml.NVML_COMPUTE_INSTANCE_PROFILE_2_SLICE: 2,
+    pynvml.NVML_COMPUTE_INSTANCE_PROFILE_3_SLICE: 3,
+    pynvml.NVML_COMPUTE_INSTANCE_PROFILE_4_SLICE: 4,
+    pynvml.NVML_COMPUTE_INSTANCE_PROFILE_7_SLICE: 7,
+    pynvml.NVML_COMPUTE_INSTANCE_PROFILE_8_SLICE: 8,
+    pynvml.NVML_COMPUTE_INSTANCE_PROFILE_6_SLICE: 6,
+    pynvml.NVML_COMPUTE_INSTANCE_PROFILE_1_SLICE_REV1: 1,
+    pynvml.NVML_COMPUTE_INSTANCE_PROFILE_7_SLICE_NVL: 7,
+}
+PASSTHROUGH: Final[int] = pynvml.NVML_GPU_VIRTUALIZATION_MODE_PASSTHROUGH
+
+_MIB = 1 << 20
+_NO_INSTANCE = 0xFFFFFFFF  # the id that NVML gives to processes outside any instance
+# More than any card has places: 8 memory slices, 12 on RTX PRO Blackwell.
+_MOST_PLACEMENTS = 64
+_GROWING = 3  # how often a list that grows between its two calls is asked for
+
+Result = TypeVar("Result")
+
+
+class Nvml:
+    """The library, once initialised. Every method is one driver call unless it says otherwise.
+
+    All raise the errors of `nodeagent.errors`; all may block for as long as the driver likes, so
+    they are made in worker threads only.
+    """
+
+    def __init__(self) -> None:
+        self._missing: set[str] = set()
+
+    def _call(
+        self, function: Callable[..., Result], *arguments: object, name: str = "", **versions: int
+    ) -> Result:
+        """`name` is for errors, where the C function is another than the wrapper's name says."""
+        name = name or function.__name__
+        if name in self._missing:
+            raise driver_error(FUNCTION_NOT_FOUND, name)
+        try:
+            return function(*arguments, **versions)
+        except pynvml.NVMLError as error:
+            code = int(error.value)
+            if code == FUNCTION_NOT_FOUND:
+                self._missing.add(name)
+            raise driver_error(code, name) from error
+
+    # --- the library ----------------------------------------------------------------------------
+
+    def initialise(self) -> None:
+        self._missing.clear()
+        self._call(pynvml.nvmlInit)
+
+    def shutdown(self) -> None:
+        """Undo one `initialise`; all handles become invalid."""
+        self._call(pynvml.nvmlShutdown)
+
+    def driver_version(self) -> str:
+        return str(self._call(pynvml.nvmlSystemGetDriverVersion))
+
+    def device_count(self) -> int:
+        return int(self._call(pynvml.nvmlDeviceGetCount))
+
+    def device_by_index(self, index: int) -> Device:
+        return Device(self._call(pynvml.nvmlDeviceGetHandleByIndex, index))
+
+    def device_by_uuid(self, uuid: str) -> Device:
+        return Device(self._call(pynvml.nvmlDeviceGetHandleByUUID, uuid))
+
+    # --- a device: a GPU or a MIG device ----------------------------------------------------------
+
+    def uuid(self, device: Device) -> str:
+        return str(self._call(pynvml.nvmlDeviceGetUUID, device))
+
+    def name(self, device: Device) -> str:
+        return str(self._call(pynvml.nvmlDeviceGetName, device))
+
+    def pci_address(self, device: Device) -> PciAddress:
+        info: Any = self._call(pynvml.nvmlDeviceGetPciInfo, device)
+        return PciAddress(_text(info.busId), info.pciDeviceId, info.pciSubSystemId)
+
+    def minor_number(self, device: Device) -> int:
+        """The N of /dev/nvidiaN."""
+        return int(self._call(pynvml.nvmlDeviceGetMinorNumber, device))
+
+    def memory(self, device: Device) -> Memory:
+        """`used` is without what the driver keeps for itself, where the driver can tell."""
+        wrapper = pynvml.nvmlDeviceGetMemoryInfo
+        info: Any = _newest(
+            lambda: self._call(
+                wrapper, device, version=pynvml.nvmlMemory_v2, name="nvmlDeviceGetMemoryInfo_v2"
+            ),
+            lambda: self._call(wrapper, device),
+        )
+        return Memory(used=info.used, total=info.total)
+
+    def compute_capability(self, device: Device) -> tuple[int, int]:
+        major, minor = self._call(pynvml.nvmlDeviceGetCudaComputeCapability, device)
+        return int(major), int(minor)
+
+    def virtualization_mode(self, device: Device) -> int:
+        return int(self._call(pynvml.nvmlDeviceGetVirtualizationMode, device))
+
+    # --- MIG mode -------------------------------------------------------------------------------
+
+    def mig_mode(self, device: Device) -> tuple[bool, bool]:
+        """Current and pending."""
+        current, pending = self._call(pynvml.nvmlDeviceGetMigMode, device)
+        return bool(current), bool(pending)
+
+    def set_mig_mode(self, device: Device, enabled: bool) -> int:
+        """Returns the activation status: 0, or the code that keeps the mode from being current."""
+        return int(self._call(pynvml.nvmlDeviceSetMigMode, device, int(enabled)))
+
+    def changes_mode_without_reset(self, device: Device) -> bool:
+        """Field 184, IS_RESETLESS_MIG_SUPPORTED; raises NotSupported where it is not known."""
+        field = pynvml.NVML_FI_DEV_IS_RESETLESS_MIG_SUPPORTED
+        values: Any = self._call(pynvml.nvmlDeviceGetFieldValues, device, [field])
+        if values[0].nvmlReturn:
+            raise driver_error(values[0].nvmlReturn, "nvmlDeviceGetFieldValues")
+        return bool(values[0].value.uiVal)
+
+    # --- GPU instances ----------------------------------------------------------------------------
+
+    def gpu_instance_profile(self, device: Device, kind: int) -> ProfileFigures:
+        """`kind` is NVML's enumeration value, not the id."""
+        wrapper = pynvml.nvmlDeviceGetGpuInstanceProfileInfo
+        info: Any = _newest(
+            lambda: self._call(wrapper, device, kind, version=2, name=f"{wrapper.__name__}V"),
+            lambda: self._call(wrapper, device, kind, version=1),
+        )
+        return ProfileFigures(
+            id=info.id,
+            slices=info.sliceCount,
+            max_count=info.instanceCount,
+            multiprocessors=info.multiprocessorCount,
+            memory=info.memorySizeMB * _MIB,
+            engines=Engines(
+                copy=info.copyEngineCount,
+                decoder=info.decoderCount,
+                encoder=info.encoderCount,
+                jpeg=info.jpegCount,
+                ofa=info.ofaCount,
+            ),
+            name=_text(getattr(info, "name", "")),
+        )
+
+    def gpu_instance_placements(self, device: Device, profile_id: int) -> tuple[Placement, ...]:
+        """Where instances of a profile can lie on the empty card."""
+        places = (pynvml.c_nvmlGpuInstancePlacement_t * _MOST_PLACEMENTS)()
+        count = c_uint(_MOST_PLACEMENTS)
+        self._call(
+            pynvml.nvmlDeviceGetGpuInstancePossiblePlacements,
+            device,
+            profile_id,
+            places,
+            byref(count),
+        )
+        return tuple(sorted(_placement(place) for place in places[: count.value]))
+
+    def gpu_instances(
+        self, device: Device, profile_id: int, most: int
+    ) -> tuple[GpuInstanceHandle, ...]:
+        """The instances of one profile; there must not be more than `most`."""
+        handles = (pynvml.c_nvmlGpuInstance_t * most)()
+        count = c_uint(most)
+        self._call(pynvml.nvmlDeviceGetGpuInstances, device, profile_id, handles, byref(count))
+        return tuple(GpuInstanceHandle(handle) for handle in handles[: count.value])
+
+    def gpu_instance_by_id(self, device: Device, instance: int) -> GpuInstanceHandle:
+        return GpuInstanceHandle(self._call(pynvml.nvmlDeviceGetGpuInstanceById, device, instance))
+
+    def gpu_instance_info(self, instance: GpuInstanceHandle) -> InstanceInfo:
+        return _instance_info(self._call(pynvml.nvmlGpuInstanceGetInfo, instance))
+
+    def create_gpu_instance(
+        self, device: Device, profile_id: int, placement: Placement
+    ) -> GpuInstanceHandle:
+        place = pynvml.c_nvmlGpuInstancePlacement_t(placement.start, placement.size)
+        return GpuInstanceHandle(
+            self._call(
+                pynvml.nvmlDeviceCreateGpuInstanceWithPlacement, device, profile_id, byref(place)
+            )
+        )
+
+    def destroy_gpu_instance(self, instance: GpuInstanceHandle) -> None:
+        self._call(pynvml.nvmlGpuInstanceDestroy, instance)
+
+    # --- compute instances ------------------------------------------------------------------------
+
+    def compute_profile(self, instance: GpuInstanceHandle, kind: int) -> ComputeFigures:
+        shared = pynvml.NVML_COMPUTE_INSTANCE_ENGINE_PROFILE_SHARED
+        wrapper = pynvml.nvmlGpuInstanceGetComputeInstanceProfileInfo
+        info: Any = _newest(
+            lambda: self._call(
+                wrapper, instance, kind, shared, version=2, name=f"{wrapper.__name__}V"
+            ),
+            lambda: self._call(wrapper, instance, kind, shared, version=1),
+        )
+        return ComputeFigures(
+            id=info.id,
+            slices=info.sliceCount,
+            max_count=info.instanceCount,
+            multiprocessors=info.multiprocessorCount,
+        )
+
+    def compute_placements(
+        self, instance: GpuInstanceHandle, profile_id: int
+    ) -> tuple[Placement, ...]:
+        """Where compute instances of a profile can lie in the empty GPU instance."""
+        places = (pynvml.c_nvmlComputeInstancePlacement_t * _MOST_PLACEMENTS)()
+        count = c_uint(_MOST_PLACEMENTS)
+        self._call(
+            pynvml.nvmlGpuInstanceGetComputeInstancePossiblePlacements,
+            instance,
+            profile_id,
+            places,
+            byref(count),
+        )
+        return tuple(sorted(_placement(place) for place in places[: count.value]))
+
+    def compute_instances(
+        self, instance: GpuInstanceHandle, profile_id: int, most: int
+    ) -> tuple[ComputeInstanceHandle, ...]:
+        """The compute instances of one profile; there must not be more than `most`."""
+        handles = (pynvml.c_nvmlComputeInstance_t * most)()
+        count = c_uint(most)
+        self._call(
+            pynvml.nvmlGpuInstanceGetComputeInstances, instance, profile_id, handles, byref(count)
+        )
+        return tuple(ComputeInstanceHandle(handle) for handle in handles[: count.value])
+
+    def compute_instance_by_id(
+        self, instance: GpuInstanceHandle, compute: int
+    ) -> ComputeInstanceHandle:
+        return ComputeInstanceHandle(
+            self._call(pynvml.nvmlGpuInstanceGetComputeInstanceById, instance, compute)
+        )
+
+    def compute_instance_info(self, compute: ComputeInstanceHandle) -> InstanceInfo:
+        return _instance_info(self._call(pynvml.nvmlComputeInstanceGetInfo, compute))
+
+    def create_compute_instance(
+        self, instance: GpuInstanceHandle, profile_id: int
+    ) -> ComputeInstanceHandle:
+        """At a place that the driver chooses."""
+        return ComputeInstanceHandle(
+            self._call(pynvml.nvmlGpuInstanceCreateComputeInstance, instance, profile_id)
+        )
+
+    def destroy_compute_instance(self, compute: ComputeInstanceHandle) -> None:
+        self._call(pynvml.nvmlComputeInstanceDestroy, compute)
+
+    # --- MIG devices ------------------------------------------------------------------------------
+
+    def max_mig_devices(self, device: Device) -> int:
+        return int(self._call(pynvml.nvmlDeviceGetMaxMigDeviceCount, device))
+
+    def mig_device(self, device: Device, index: int) -> Device:
+        return Device(self._call(pynvml.nvmlDeviceGetMigDeviceHandleByIndex, device, index))
+
+    def gpu_instance_id(self, mig_device: Device) -> int:
+        return int(self._call(pynvml.nvmlDeviceGetGpuInstanceId, mig_device))
+
+    def compute_instance_id(self, mig_device: Device) -> int:
+        return int(self._call(pynvml.nvmlDeviceGetComputeInstanceId, mig_device))
+
+    def compute_slices(self, mig_device: Device) -> int:
+        info: Any = self._call(pynvml.nvmlDeviceGetAttributes, mig_device)
+        return int(info.computeInstanceSliceCount)
+
+    # --- processes --------------------------------------------------------------------------------
+
+    def compute_processes(self, device: Device) -> tuple[Process, ...]:
+        """Two calls where there are processes, one where there are none."""
+        return self._processes(
+            device,
+            pynvml.nvmlDeviceGetComputeRunningProcesses_v3,
+            pynvml.nvmlDeviceGetComputeRunningProcesses_v2,
+        )
+
+    def graphics_processes(self, device: Device) -> tuple[Process, ...]:
+        """As `compute_processes`."""
+        return self._processes(
+            device,
+            pynvml.nvmlDeviceGetGraphicsRunningProcesses_v3,
+            pynvml.nvmlDeviceGetGraphicsRunningProcesses_v2,
+        )
+
+    def mps_processes(self, device: Device) -> tuple[Process, ...]:
+        """As `compute_processes`."""
+        return self._processes(
+            device,
+            pynvml.nvmlDeviceGetMPSComputeRunningProcesses_v3,
+            pynvml.nvmlDeviceGetMPSComputeRunningProcesses_v2,
+        )
+
+    def process_name(self, pid: int) -> str:
+        """What the driver calls a process: a path or a command."""
+        return str(self._call(pynvml.nvmlSystemGetProcessName, pid))
+
+    def _processes(
+        self,
+        device: Device,
+        newer: Callable[[Device], list[Any]],
+        older: Callable[[Device], list[Any]],
+    ) -> tuple[Process, ...]:
+        found = _newest(lambda: self._list(newer, device), lambda: self._list(older, device))
+        return tuple(
+            Process(
+                pid=process.pid,
+                memory=process.usedGpuMemory,
+                gpu_instance=_instance_id(process.gpuInstanceId),
+                compute_instance=_instance_id(process.computeInstanceId),
+            )
+            for process in found
+        )
+
+    def _list(self, function: Callable[[Device], list[Any]], device: Device) -> list[Any]:
+        """More processes may come between the call for their number and the one for them."""
+        for _ in range(_GROWING - 1):
+            try:
+                return self._call(function, device)
+            except DriverError as error:
+                if error.code != INSUFFICIENT_SIZE:
+                    raise
+        return self._call(function, device)
+
+
+def _newest(newer: Callable[[], Result], older: Callable[[], Result]) -> Result:
+    """The answer of the newer function, or of the older one where the driver lacks the newer."""
+    try:
+        return newer()
+    except DriverError as error:
+        if error.code not in {FUNCTION_NOT_FOUND, ARGUMENT_VERSION_MISMATCH}:
+            raise
+    return older()
+
+
+def _instance_info(info: Any) -> InstanceInfo:
+    return InstanceInfo(info.id, info.profileId, _placement(info.placement))
+
+
+def _placement(place: Any) -> Placement:
+    return Placement(int(place.start), int(place.size))
+
+
+def _instance_id(number: int) -> int | None:
+    return None if number == _NO_INSTANCE else int(number)
+
+
+def _text(value: str | bytes) -> str:
+    return value.decode(errors="replace") if isinstance(value, bytes) else value

@@ -1,0 +1,288 @@
+"""Reads a whole GPU in as few driver calls as are safe, since each may take long.
+
+The route, for a GPU with MIG on (what a card is by nature is in `card` and read once):
+
+1. The mode.
+2. GPU instances, profile by profile, those that were there last time first, and the placement of
+   each. Instances cannot overlap, so a profile none of whose placements is free any more has no
+   further instance and is not asked for; a full card takes one list for each profile present.
+3. MIG devices by index, with their ids and UUID: there is one for each compute instance. The walk
+   ends when they account for every compute slice. The size is asked only where there is more
+   than one slice to have.
+4. The memory of each GPU instance, by one of its devices.
+5. The process lists of the GPU, which carry instance ids; if refused, those of each device.
+
+A GPU instance without a MIG device is asked for its compute instances before it is called
+half-made. What changes between two of these calls makes them contradict each other or fail; then
+all is read again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+
+from nodeagent.errors import DriverError
+from nodeagent.gpu.card import Card
+from nodeagent.gpu.nvml_errors import INVALID_ARGUMENT, NOT_FOUND, is_unsupported
+from nodeagent.gpu.nvml_types import Device, GpuInstanceHandle, InstanceInfo
+from nodeagent.gpu.users import ProcessLists
+from nodeagent.planning.observed import (
+    ComputeInstance,
+    Gpu,
+    GpuInstance,
+    GpuInstanceProfile,
+    Memory,
+    Placement,
+    Usage,
+)
+from nodeagent.planning.profiles import device_name
+
+_ATTEMPTS = 3
+
+
+class _ChangedMeanwhile(Exception):
+    """Two answers do not fit together, so it is read again."""
+
+
+@dataclass(slots=True)
+class _MigDevice:
+    """A compute instance as it is found; `handle` is None where it has no MIG device."""
+
+    compute_id: int
+    slices: int
+    uuid: str
+    handle: Device | None
+    placement: Placement | None
+
+
+@dataclass(slots=True)
+class _Instance:
+    """A GPU instance as it is found."""
+
+    handle: GpuInstanceHandle
+    info: InstanceInfo
+    profile: GpuInstanceProfile
+    devices: list[_MigDevice] = field(default_factory=list)
+
+    @property
+    def slices_left(self) -> int:
+        return self.profile.slices - sum(device.slices for device in self.devices)
+
+
+def read_gpu(card: Card) -> Gpu:
+    """The GPU as it is now; raises DriverError when a query that matters fails.
+
+    `usage` is what NVML knows; users that it does not see are added by the caller.
+    """
+    try:
+        return _read(card)
+    except DriverError as error:
+        if error.code not in {INVALID_ARGUMENT, NOT_FOUND}:
+            raise
+    card.give_up_handle()  # stale, it seems: the driver was reloaded or the GPU reset
+    return _read(card)
+
+
+def _read(card: Card) -> Gpu:
+    card.identity()
+    mode = card.mode()
+    if mode is None:
+        return replace(card.picture, usage=ProcessLists(card.nvml, card.handle).on_all())
+    card.mode_change_needs_reset()
+    card.learn_profiles(mode)
+    if not mode.current:
+        usage = ProcessLists(card.nvml, card.handle).on_all()
+        return replace(card.picture, mig=mode, usage=usage)
+    instances, usage = _read_instances(card)
+    return replace(card.picture, mig=mode, instances=instances, usage=usage)
+
+
+def _read_instances(card: Card) -> tuple[tuple[GpuInstance, ...], Usage]:
+    for attempt in range(_ATTEMPTS):
+        try:
+            found = _find_instances(card)
+            _find_devices(card, found)
+            return _describe(card, found)
+        except _ChangedMeanwhile:
+            continue
+        except DriverError as error:
+            if error.code not in {INVALID_ARGUMENT, NOT_FOUND} or attempt == _ATTEMPTS - 1:
+                raise
+    raise DriverError(
+        "the GPU's instances are changed by something else faster than they can be read",
+        code=None,
+        name="ChangedMeanwhile",
+        call="",
+        remedy="end other programs that manage MIG on this node",
+    )
+
+
+# --- GPU instances --------------------------------------------------------------------------------
+
+
+def _find_instances(card: Card) -> list[_Instance]:
+    found: list[_Instance] = []
+    occupied = 0
+    for profile in _likely_first(card):
+        if profile.placements and all(place.mask & occupied for place in profile.placements):
+            continue
+        for handle in _instances_of(card, profile):
+            info = card.nvml.gpu_instance_info(handle)
+            found.append(_Instance(handle, info, profile))
+            occupied |= info.placement.mask
+    card.present_profiles = frozenset(instance.profile.id for instance in found)
+    return sorted(found, key=lambda i: (i.info.placement, i.info.id))
+
+
+def _likely_first(card: Card) -> list[GpuInstanceProfile]:
+    return sorted(card.profiles, key=lambda profile: profile.id not in card.present_profiles)
+
+
+def _instances_of(card: Card, profile: GpuInstanceProfile) -> tuple[GpuInstanceHandle, ...]:
+    return card.nvml.gpu_instances(card.handle, profile.id, card.room_for(profile))
+
+
+# --- compute instances ----------------------------------------------------------------------------
+
+
+def _find_devices(card: Card, found: list[_Instance]) -> None:
+    """Fill in the MIG devices, and learn what compute profiles there are."""
+    for instance in found:
+        card.learn_compute(instance.profile, instance.handle)
+    by_id = {instance.info.id: instance for instance in found}
+    for device in _mig_devices(card, found):
+        instance_id = card.nvml.gpu_instance_id(device)
+        if instance_id not in by_id:
+            raise _ChangedMeanwhile
+        _add_device(card, by_id[instance_id], device)
+    for instance in found:
+        if not instance.devices:
+            instance.devices = list(_without_mig_device(card, instance))
+
+
+def _mig_devices(card: Card, found: list[_Instance]) -> Iterator[Device]:
+    """The handles by index, as long as there is a compute slice that they may account for."""
+    for index in range(card.max_mig_devices()):
+        if all(instance.slices_left <= 0 for instance in found):
+            return
+        try:
+            yield card.nvml.mig_device(card.handle, index)
+        except DriverError as error:
+            if is_unsupported(error):
+                return
+            if error.code not in {NOT_FOUND, INVALID_ARGUMENT}:  # a gap in the numbering
+                raise
+
+
+def _add_device(card: Card, instance: _Instance, handle: Device) -> None:
+    nvml = card.nvml
+    compute_id = nvml.compute_instance_id(handle)
+    if any(device.compute_id == compute_id for device in instance.devices):
+        raise _ChangedMeanwhile
+    uuid = nvml.uuid(handle)
+    slices, placement = _size_of(card, instance, handle, compute_id)
+    instance.devices.append(_MigDevice(compute_id, slices, uuid, handle, placement))
+
+
+def _size_of(
+    card: Card, instance: _Instance, handle: Device, compute_id: int
+) -> tuple[int, Placement | None]:
+    """Compute slices and place of a device in its GPU instance."""
+    profile = instance.profile
+    if profile.slices == 1:
+        return 1, _only_placement(card, profile)
+    try:
+        slices = card.nvml.compute_slices(handle)
+    except DriverError as error:
+        if not is_unsupported(error):
+            raise
+        slices = 0
+    if slices == profile.slices:
+        return slices, _only_placement(card, profile)
+    info = card.nvml.compute_instance_info(
+        card.nvml.compute_instance_by_id(instance.handle, compute_id)
+    )
+    return slices or _slices_of(card, profile, info.profile_id), info.placement
+
+
+def _only_placement(card: Card, profile: GpuInstanceProfile) -> Placement | None:
+    """Where a compute instance lies that has its whole GPU instance, when there is one place."""
+    places = {
+        place
+        for compute in card.compute_profiles(profile.id)
+        if compute.slices == profile.slices
+        for place in compute.placements
+    }
+    return places.pop() if len(places) == 1 else None
+
+
+def _slices_of(card: Card, profile: GpuInstanceProfile, compute_profile: int) -> int:
+    for compute in card.compute_profiles(profile.id):
+        if compute.id == compute_profile:
+            return compute.slices
+    raise _ChangedMeanwhile
+
+
+def _without_mig_device(card: Card, instance: _Instance) -> Iterator[_MigDevice]:
+    """Compute instances that the driver shows no MIG device of; as a rule there are none."""
+    nvml = card.nvml
+    for compute in card.compute_profiles(instance.profile.id):
+        for handle in nvml.compute_instances(
+            instance.handle, compute.id, card.room_for(instance.profile)
+        ):
+            info = nvml.compute_instance_info(handle)
+            yield _MigDevice(info.id, compute.slices, "", None, info.placement)
+
+
+# --- the picture ----------------------------------------------------------------------------------
+
+
+def _describe(card: Card, found: list[_Instance]) -> tuple[tuple[GpuInstance, ...], Usage]:
+    lists = ProcessLists(card.nvml, card.handle)
+    described = tuple(
+        GpuInstance(
+            id=instance.info.id,
+            profile_id=instance.profile.id,
+            profile=instance.profile.name,
+            placement=instance.info.placement,
+            compute=tuple(_describe_devices(card, instance, lists)),
+        )
+        for instance in found
+    )
+    known = [(instance.id, device.id) for instance in described for device in instance.compute]
+    return described, lists.on_no_instance_of(known)
+
+
+def _describe_devices(
+    card: Card, instance: _Instance, lists: ProcessLists
+) -> Iterator[ComputeInstance]:
+    memory = _memory(card, instance)
+    for device in sorted(instance.devices, key=lambda device: device.compute_id):
+        yield ComputeInstance(
+            id=device.compute_id,
+            profile=device_name(instance.profile.name, instance.profile.slices, device.slices),
+            slices=device.slices,
+            uuid=device.uuid,
+            placement=device.placement,
+            usage=_usage(card, instance, device, lists),
+            memory=memory,
+        )
+
+
+def _memory(card: Card, instance: _Instance) -> Memory | None:
+    """Compute instances share the memory of their GPU instance, so one is asked."""
+    for device in instance.devices:
+        if device.handle is not None:
+            try:
+                return card.nvml.memory(device.handle)
+            except DriverError as error:
+                if not is_unsupported(error):
+                    raise
+    return None
+
+
+def _usage(card: Card, instance: _Instance, device: _MigDevice, lists: ProcessLists) -> Usage:
+    if not lists.problem or device.handle is None:
+        return lists.on_instance(instance.info.id, device.compute_id)
+    return ProcessLists(card.nvml, device.handle).on_all()

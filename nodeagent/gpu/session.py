@@ -1,0 +1,59 @@
+"""NVML as a whole: started, shut down, and asked for what is of no single GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import TypeVar
+
+from nodeagent.errors import DriverError
+from nodeagent.gpu.nvml import Nvml
+from nodeagent.gpu.nvml_errors import is_unsupported
+from nodeagent.gpu.workers import Worker
+
+Result = TypeVar("Result")
+
+
+class Session:
+    """One use of the library, with a thread for the calls that concern no single GPU.
+
+    `deadline` in seconds, for each of them.
+    """
+
+    def __init__(self, *, deadline: float) -> None:
+        self.nvml = Nvml()
+        self.version = ""  # of the driver
+        self._worker = Worker("the driver")
+        self._deadline = deadline
+        self._started = False
+
+    async def start(self) -> None:
+        """Initialise NVML; raises DriverError."""
+        await self._call(self.nvml.initialise, what="starting NVML")
+        self._started = True
+        try:
+            self.version = await self._call(self.nvml.driver_version, what="asking its version")
+        except DriverError as error:
+            if not is_unsupported(error):
+                raise
+            self.version = ""
+
+    async def count(self) -> int:
+        """How many GPUs the driver has."""
+        return await self._call(self.nvml.device_count, what="counting GPUs")
+
+    async def shut_down(self, workers: Iterable[Worker]) -> bool:
+        """Shut NVML down, unless one of `workers` is in a call that does not return.
+
+        Returns whether it is down. All handles are stale then.
+        """
+        settled = [await w.settled(self._deadline) for w in (self._worker, *workers)]
+        if self._started and all(settled):
+            self._started = False
+            await self._call(self.nvml.shutdown, what="shutting NVML down")
+        return not self._started
+
+    def close(self) -> None:
+        self._worker.close()
+
+    async def _call(self, function: Callable[[], Result], *, what: str) -> Result:
+        return await self._worker.call(function, what=what, deadline=self._deadline)

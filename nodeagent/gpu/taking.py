@@ -1,0 +1,71 @@
+"""Which function takes which step, and what the step is called in sentences."""
+
+from __future__ import annotations
+
+from typing import assert_never
+
+from nodeagent.gpu.card import Card
+from nodeagent.gpu.change import Change, otherwise
+from nodeagent.gpu.creation import create_compute_instance, create_gpu_instance
+from nodeagent.gpu.destruction import destroy_compute_instance, destroy_gpu_instance
+from nodeagent.gpu.mode import set_mig_mode
+from nodeagent.planning.steps import (
+    CreateComputeInstance,
+    CreateGpuInstance,
+    DestroyComputeInstance,
+    DestroyGpuInstance,
+    ResetGpu,
+    SetMigMode,
+    Step,
+)
+
+
+def take(change: Change, step: Step) -> None:
+    """Take the step, in the GPU's thread, and read it back; raises DriverError."""
+    _insist_on_gpu(change.card, step.gpu)
+    match step:
+        case SetMigMode():
+            set_mig_mode(change, step)
+        case DestroyGpuInstance():
+            destroy_gpu_instance(change, step)
+        case DestroyComputeInstance():
+            destroy_compute_instance(change, step)
+        case CreateGpuInstance():
+            create_gpu_instance(change, step)
+        case CreateComputeInstance():
+            create_compute_instance(change, step)
+        case ResetGpu():
+            raise TypeError("a reset is no matter of one GPU's thread")
+        case _:
+            assert_never(step)
+
+
+def _insist_on_gpu(card: Card, uuid: str) -> None:
+    """Indices may have moved since the step was planned: a GPU vanished, NVML was restarted."""
+    found = card.identity().uuid
+    if found != uuid:
+        raise otherwise(f"GPU {card.index} is not {uuid} any more but {found}")
+
+
+def takes_away(step: Step) -> bool:
+    """Whether somebody could lose a device by it."""
+    match step:
+        case DestroyGpuInstance() | DestroyComputeInstance() | SetMigMode(enabled=False):
+            return True
+        case _:
+            return False
+
+
+def name_of(step: Step) -> str:
+    """As in `creating 3g.40gb at 4:4`."""
+    match step:
+        case SetMigMode():
+            return "changing MIG mode"
+        case DestroyGpuInstance() | DestroyComputeInstance():
+            return f"destroying {step.profile} at {step.placement}"
+        case CreateGpuInstance() | CreateComputeInstance():
+            return f"creating {step.profile} at {step.placement}"
+        case ResetGpu():
+            return "the reset"
+        case _:
+            assert_never(step)

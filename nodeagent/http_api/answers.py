@@ -1,0 +1,29 @@
+"""What the API can ask of the agent: plain functions and the event log, nothing more."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from nodeagent.event_log import EventLog
+from nodeagent.preview import Preview
+
+Json = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Answers:
+    """Every function answers from memory and at once, except `preview`, which computes.
+
+    `status` takes a GPU's UUID or None for all, and gives None for a GPU that is not there.
+    `preview` gives None as long as the node was never observed. `not_alive` and `not_ready` give
+    the reasons, each a sentence; none when all is well.
+    """
+
+    status: Callable[[str | None], Json | None]
+    plan: Callable[[], Json]
+    preview: Callable[[bytes, str | None], Preview | None]
+    not_alive: Callable[[], tuple[str, ...]]
+    not_ready: Callable[[], tuple[str, ...]]
+    events: EventLog

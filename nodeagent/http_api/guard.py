@@ -1,0 +1,72 @@
+"""Who may ask: nobody whom a web page in some browser sent, and nothing leaks by headers.
+
+A page from anywhere can make its own name point to 127.0.0.1 and then read what listens there (DNS
+rebinding). Its requests carry the page's name as Host, and are refused for it.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+
+from aiohttp import web
+from aiohttp.typedefs import Handler, Middleware
+
+_LOCAL_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
+_HEADERS = {
+    "Cache-Control": "no-store",
+    "Content-Security-Policy": "default-src 'none'; frame-ancestors 'none'",
+    "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
+}
+
+
+def refuse_foreign_hosts(listen_host: str) -> Middleware:
+    """A middleware that refuses requests over loopback that name another host."""
+    allowed = _LOCAL_NAMES | {listen_host.casefold()}
+
+    @web.middleware
+    async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
+        if _over_loopback(request):
+            hosts = request.headers.getall("Host", [])
+            if len(hosts) > 1 or any(host_name(host) not in allowed for host in hosts):
+                raise web.HTTPForbidden(
+                    text="this address answers only to localhost, 127.0.0.1 and [::1]"
+                )
+        return await handler(request)
+
+    return guard
+
+
+def host_name(host: str) -> str:
+    """The name in a Host header, without port, brackets and a final dot."""
+    if host.startswith("["):
+        return host[1:].partition("]")[0].casefold()
+    return host.partition(":")[0].casefold().removesuffix(".")
+
+
+def _over_loopback(request: web.Request) -> bool:
+    own = request.transport.get_extra_info("sockname") if request.transport else None
+    if not isinstance(own, tuple):
+        return False  # a Unix socket, which file permissions guard
+    return ipaddress.ip_address(own[0].partition("%")[0]).is_loopback
+
+
+@web.middleware
+async def errors_as_json(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Answer every error as JSON, in the words it was raised with."""
+    try:
+        return await handler(request)
+    except web.HTTPException as error:
+        if error.status < 400:
+            raise
+        headers = {"Allow": error.headers["Allow"]} if "Allow" in error.headers else None
+        return web.json_response(
+            {"error": error.text or error.reason}, status=error.status, headers=headers
+        )
+
+
+async def set_headers(_: web.Request, response: web.StreamResponse) -> None:
+    """Forbid browsers what they need not do, and say nothing of versions."""
+    response.headers.popall("Server", None)
+    for name, value in _HEADERS.items():
+        response.headers.setdefault(name, value)

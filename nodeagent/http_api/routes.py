@@ -1,0 +1,153 @@
+"""What a client can ask. Nothing here changes anything."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+from aiohttp import web
+
+from nodeagent.event_log import Event
+from nodeagent.http_api.answers import Answers, Json
+from nodeagent.http_api.guard import errors_as_json, refuse_foreign_hosts, set_headers
+from nodeagent.http_api.openapi import DESCRIPTION
+from nodeagent.http_api.page import CONTENT_SECURITY_POLICY, PAGE
+from nodeagent.planning.plan import Verdict
+from nodeagent.reports.status_report import time_json
+
+LARGEST_BODY = 64 * 1024  # bytes
+_MOST_FOLLOWERS = 64
+_STILL_THERE = 15.0  # seconds between signs of life to those who follow the events
+_WRITE_DEADLINE = 30.0  # seconds for a reader to take what it was sent
+
+_REFUSED = frozenset({Verdict.INVALID, Verdict.UNSATISFIABLE})
+
+
+def create_app(answers: Answers, *, listen_host: str) -> web.Application:
+    """The whole API as an aiohttp application."""
+    app = web.Application(
+        middlewares=[errors_as_json, refuse_foreign_hosts(listen_host)],
+        client_max_size=LARGEST_BODY,
+    )
+    app.on_response_prepare.append(set_headers)
+    routes = _Routes(answers)
+    app.add_routes(
+        [
+            web.get("/", routes.page),
+            web.get("/healthz", routes.healthz),
+            web.get("/readyz", routes.readyz),
+            web.get("/v1/status", routes.status),
+            web.get("/v1/plan", routes.plan),
+            web.post("/v1/plan/preview", routes.preview),
+            web.get("/v1/events", routes.events),
+            web.get("/openapi.json", routes.openapi),
+        ]
+    )
+    return app
+
+
+class _Routes:
+    """One method for each path."""
+
+    def __init__(self, answers: Answers) -> None:
+        self._answers = answers
+        self._one_preview = asyncio.Lock()  # they compute; the agent's own work comes first
+        self._followers = 0
+
+    async def page(self, _: web.Request) -> web.Response:
+        return web.Response(
+            text=PAGE,
+            content_type="text/html",
+            headers={"Content-Security-Policy": CONTENT_SECURITY_POLICY},
+        )
+
+    async def healthz(self, _: web.Request) -> web.Response:
+        return _verdict(self._answers.not_alive())
+
+    async def readyz(self, _: web.Request) -> web.Response:
+        return _verdict(self._answers.not_ready())
+
+    async def status(self, request: web.Request) -> web.Response:
+        gpu = request.query.get("gpu")
+        report = self._answers.status(gpu)
+        if report is None:
+            raise web.HTTPNotFound(text=f"this node has no GPU {gpu!r}")
+        return web.json_response(report)
+
+    async def plan(self, _: web.Request) -> web.Response:
+        return web.json_response(self._answers.plan())
+
+    async def preview(self, request: web.Request) -> web.Response:
+        text = await request.read()
+        configuration = request.query.get("configuration")
+        async with self._one_preview:
+            found = await asyncio.to_thread(self._answers.preview, text, configuration)
+        if found is None:
+            raise web.HTTPServiceUnavailable(text="the GPUs have not been observed yet")
+        if not found.readable:
+            return web.json_response(found.report, status=400)
+        return web.json_response(found.report, status=422 if found.verdict in _REFUSED else 200)
+
+    async def openapi(self, _: web.Request) -> web.Response:
+        return web.json_response(DESCRIPTION)
+
+    async def events(self, request: web.Request) -> web.StreamResponse:
+        if "text/event-stream" not in request.headers.get("Accept", ""):
+            return web.json_response([event_json(event) for event in self._answers.events.events])
+        if self._followers >= _MOST_FOLLOWERS:
+            raise web.HTTPServiceUnavailable(text="too many already follow the events")
+        self._followers += 1
+        try:
+            return await self._follow(request)
+        finally:
+            self._followers -= 1
+
+    async def _follow(self, request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        with self._answers.events.following(after=_last_event_id(request)) as follower:
+            await response.prepare(request)
+            await _send(response, ": following\n\n")
+            while True:
+                try:
+                    async with asyncio.timeout(_STILL_THERE):
+                        event = await follower.next()
+                except TimeoutError:
+                    await _send(response, ": still there\n\n")
+                    continue
+                if event is None:
+                    return response
+                await _send(response, _as_server_sent_event(event))
+
+
+async def _send(response: web.StreamResponse, text: str) -> None:
+    """Send, but wait for nobody for ever; raises TimeoutError, which ends the connection."""
+    async with asyncio.timeout(_WRITE_DEADLINE):
+        await response.write(text.encode())
+
+
+def _last_event_id(request: web.Request) -> int | None:
+    given = request.headers.get("Last-Event-ID", request.query.get("after", ""))
+    # A bounded length keeps the conversion cheap.
+    return int(given) if given.isascii() and given.isdigit() and len(given) < 20 else None
+
+
+def _as_server_sent_event(event: Event) -> str:
+    return f"id: {event.id}\ndata: {json.dumps(event_json(event))}\n\n"
+
+
+def event_json(event: Event) -> Json:
+    """One event; `gpu` is absent where no single one is meant."""
+    report: dict[str, Any] = {
+        "id": event.id,
+        "time": time_json(event.time),
+        "type": event.type.value,
+        "message": event.message,
+    }
+    return {**report, "gpu": event.gpu} if event.gpu else report
+
+
+def _verdict(reasons: tuple[str, ...]) -> web.Response:
+    if reasons:
+        return web.json_response({"status": "unavailable", "reasons": list(reasons)}, status=503)
+    return web.json_response({"status": "ok"})

@@ -1,0 +1,45 @@
+"""How the agent logs: JSON lines in production, plain text for people, always to standard error."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from typing import Literal, TextIO
+
+import structlog
+
+Format = Literal["auto", "json", "console"]
+
+
+def configure_logging(
+    *, form: Format = "auto", level: str = "info", stream: TextIO | None = None
+) -> None:
+    """Set up logging for the process; `auto` means text on a terminal and JSON elsewhere."""
+    out = stream or sys.stderr
+    as_text = form == "console" or (form == "auto" and out.isatty())
+    shared: list[structlog.typing.Processor] = [
+        structlog.contextvars.merge_contextvars,
+        structlog.processors.add_log_level,
+        structlog.processors.TimeStamper(fmt="iso", utc=True),
+    ]
+    if as_text:
+        # The plain formatter: the default one would print the values of all local variables.
+        rest: list[structlog.typing.Processor] = [
+            structlog.dev.ConsoleRenderer(
+                colors=out.isatty(), exception_formatter=structlog.dev.plain_traceback
+            )
+        ]
+    else:
+        rest = [
+            structlog.processors.format_exc_info,
+            structlog.processors.EventRenamer("message"),
+            structlog.processors.JSONRenderer(),
+        ]
+    structlog.configure(
+        processors=[*shared, *rest],
+        wrapper_class=structlog.make_filtering_bound_logger(
+            logging.getLevelNamesMapping()[level.upper()]
+        ),
+        logger_factory=structlog.PrintLoggerFactory(out),
+        cache_logger_on_first_use=True,
+    )

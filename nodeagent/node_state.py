@@ -1,0 +1,111 @@
+"""What the agent knows and says about its node at one moment, as a value.
+
+Every surface (HTTP, the status command, systemd's status line, readiness) reads the same value;
+only the reconciler makes new ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import datetime
+from enum import StrEnum
+
+from nodeagent.planning.observed import ObservedNode
+from nodeagent.planning.plan import NodePlan, Verdict
+from nodeagent.planning.problems import Code, Problem
+
+
+class Phase(StrEnum):
+    """The node in one word."""
+
+    IN_SYNC = "InSync"
+    WORKING = "Working"
+    BLOCKED = "Blocked"
+    REJECTED = "Rejected"
+    FAILED = "Failed"
+
+
+# Waiting for somebody else is being blocked; everything else that remains is a failure.
+_WAITING = frozenset({Code.IN_USE, Code.RESET_REQUIRED})
+
+
+_NOTHING_SEEN = ObservedNode()
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """A document that was not accepted; `digest` is empty when its text could not be read."""
+
+    digest: str
+    problems: tuple[Problem, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class NodeState:
+    """The node as the agent sees it.
+
+    `digest` and `configuration` are those of the plan in force. `plan` holds what remains to be
+    done for it. `problems` are the driver's, the refused document's and the GPUs', in that order.
+    `note` is one sentence about the plan's carrier, empty when all is well. `driver_error` is
+    empty while the driver answers. `rounds` counts the reconciliations that were finished.
+    """
+
+    node: str
+    source: str
+    phase: Phase = Phase.WORKING
+    digest: str = ""
+    configuration: str | None = None
+    refusal: Refusal | None = None
+    note: str = ""
+    observed: ObservedNode = _NOTHING_SEEN
+    observed_at: datetime | None = None
+    plan: NodePlan | None = None
+    problems: tuple[Problem, ...] = ()
+    driver_error: str = ""
+    rounds: int = 0
+
+    @property
+    def sentence(self) -> str:
+        """The state in one line for people."""
+        if self.phase is Phase.IN_SYNC:
+            if not self.digest:
+                return self.note or "no plan yet"
+            return f"the node is as the plan says{f'; {self.note}' if self.note else ''}"
+        if self.problems:
+            more = len(self.problems) - 1
+            return self.problems[0].message + (f" (and {more} more)" if more else "")
+        return "working" if self.phase is Phase.WORKING else str(self.phase)
+
+
+def phase_of(
+    *,
+    refused: bool,
+    plan: NodePlan | None,
+    problems: Iterable[Problem],
+) -> Phase:
+    """The phase at the end of a round, when nothing more is done before the next.
+
+    `problems` are those of the plan in force. A refused document comes first, because its author
+    waits for an answer; then what needs a person; then what only needs time.
+    """
+    if refused:
+        return Phase.REJECTED
+    codes = {problem.code for problem in problems}
+    if codes - _WAITING:
+        return Phase.FAILED
+    if codes or (plan is not None and plan.verdict is Verdict.BLOCKED):
+        return Phase.BLOCKED
+    if plan is not None and plan.verdict is not Verdict.IN_SYNC:
+        return Phase.FAILED
+    return Phase.IN_SYNC
+
+
+def not_ready(state: NodeState) -> tuple[str, ...]:
+    """Why the agent is not ready, each reason a sentence; empty when it is."""
+    reasons = []
+    if state.driver_error:
+        reasons.append(f"the driver does not answer: {state.driver_error}")
+    if not state.rounds:
+        reasons.append("the first reconciliation is not done yet")
+    return tuple(reasons)

@@ -1,0 +1,32 @@
+"""What a plan source has to say: a text, that there is none, or that it cannot be read."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from nodeagent.planning.problems import Problem
+
+
+@dataclass(frozen=True, slots=True)
+class PlanText:
+    """A document as found; `configuration` names the one meant in an nvidia-mig-parted file."""
+
+    text: bytes
+    configuration: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class NoPlan:
+    """The carrier holds no plan; `reason` is a sentence, such as that the file is not there."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class UnreadablePlan:
+    """There is something, but it cannot be read."""
+
+    problem: Problem
+
+
+PlanOffer = PlanText | NoPlan | UnreadablePlan

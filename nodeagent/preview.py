@@ -1,0 +1,48 @@
+"""What a plan would do to the node as it was last seen, without touching anything."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from nodeagent.documents.reading import read_document
+from nodeagent.errors import DocumentError
+from nodeagent.last_good_plan import digest_of
+from nodeagent.planning.observed import ObservedNode
+from nodeagent.planning.plan import Policy, Verdict
+from nodeagent.planning.planner import plan
+from nodeagent.planning.resolve import Rejection, resolve
+from nodeagent.reports.plan_report import plan_json, rejection_json
+
+_SOURCE = "preview"
+
+
+@dataclass(frozen=True, slots=True)
+class Preview:
+    """`readable`: the text is a document; `report` has the JSON shape of a plan."""
+
+    readable: bool
+    verdict: Verdict
+    report: dict[str, Any]
+
+
+def preview(
+    text: bytes, configuration: str | None, observed: ObservedNode, policy: Policy
+) -> Preview:
+    """Read, resolve and plan `text` for `observed`; a refusal is an answer, not an error."""
+    try:
+        document = read_document(text, configuration=configuration)
+    except DocumentError as error:
+        report = rejection_json(
+            error.problems, Verdict.INVALID, digest=digest_of(text), source=_SOURCE
+        )
+        return Preview(readable=False, verdict=Verdict.INVALID, report=report)
+    resolved = resolve(document, observed)
+    if isinstance(resolved, Rejection):
+        verdict = resolved.verdict
+        report = rejection_json(resolved.problems, verdict, digest=document.digest, source=_SOURCE)
+    else:
+        made = plan(resolved, observed, policy)
+        verdict = made.verdict
+        report = plan_json(made, digest=document.digest, source=_SOURCE)
+    return Preview(readable=True, verdict=verdict, report=report)

@@ -1,0 +1,350 @@
+"""The loop that makes the node what the plan says: observe, plan, act, observe again, report.
+
+It is the only writer of the hardware, and level-triggered: whatever wakes it (a new plan, the end
+of a process that was in the way, a timer), it looks at everything anew and needs no memory of
+what it did before. What it does remember only keeps it from doing the same in vain at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from typing import Protocol
+
+import structlog
+
+from nodeagent.attempts import Attempts, Backoff
+from nodeagent.drift import Drift, drift_problem
+from nodeagent.errors import DriverError, NodeagentError
+from nodeagent.execution import StepDriver, carry_out
+from nodeagent.heartbeats import Heartbeats
+from nodeagent.last_good_plan import LastGoodPlan
+from nodeagent.narrator import Narrator
+from nodeagent.node_state import NodeState, Phase, phase_of
+from nodeagent.plan_in_force import Judgement, PlanInForce
+from nodeagent.plan_offer import PlanOffer
+from nodeagent.planning.observed import Access, ObservedNode
+from nodeagent.planning.outcome import NodeOutcome, StepReport
+from nodeagent.planning.plan import GpuPlan, NodePlan, Policy, Verdict
+from nodeagent.planning.problems import Code, Problem
+from nodeagent.process_watch import ProcessWatch
+from nodeagent.reports.words import users
+
+log = structlog.get_logger(__name__)
+
+NAME = "reconciler"
+
+
+class NodeDriver(StepDriver, Protocol):
+    """What is needed of `nodeagent.gpu.driver.Driver`."""
+
+    async def observe(self) -> ObservedNode: ...
+
+
+OpenDriver = Callable[[], AbstractAsyncContextManager[NodeDriver]]
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """How the reconciler goes about it. Times in seconds.
+
+    `resync`: the longest time between two looks. `patience`: how long it may be busy without a
+    sign of life. `mend`: whether drift is repaired or only reported.
+    """
+
+    policy: Policy
+    parallel: int
+    resync: float
+    patience: float
+    mend: bool
+
+
+class Reconciler:
+    """Owns the node's GPUs as long as `run` runs."""
+
+    def __init__(
+        self,
+        *,
+        state: NodeState,
+        open_driver: OpenDriver,
+        rules: Rules,
+        backoff: Backoff,
+        last_good: LastGoodPlan,
+        narrator: Narrator,
+        hearts: Heartbeats,
+        on_state: Callable[[NodeState], None] = lambda _: None,
+    ) -> None:
+        self.state = state
+        self._open_driver = open_driver
+        self._rules = rules
+        self._backoff = backoff
+        self._last_good = last_good
+        self._narrator = narrator
+        self._hearts = hearts
+        self._on_state = on_state
+        self._plan = PlanInForce()
+        self._drift = Drift()
+        self._attempts = Attempts(backoff)
+        self._processes = ProcessWatch(lambda: self.nudge("a process ended"))
+        self._session = AsyncExitStack()
+        self._driver: NodeDriver | None = None
+        self._setbacks = 0  # rounds in a row that the driver, or a GPU, did not answer
+        self._wake = asyncio.Event()
+        self._halt = asyncio.Event()  # begin no further step
+        self._offered = asyncio.Event()
+        self._stopping = False
+        self.settled = asyncio.Event()  # the first round is over, however it ended
+
+    # --- what others say to it --------------------------------------------------------------
+
+    def offer(self, offer: PlanOffer) -> None:
+        """The plan's source has something to say; a change counts at once, between two steps."""
+        if self._plan.offer(offer):
+            self._halt.set()
+            self.nudge("the plan's source changed")
+        self._offered.set()
+
+    def nudge(self, reason: str) -> None:
+        """Something may have changed: look again soon."""
+        log.debug("woken", reason=reason)
+        self._wake.set()
+
+    def request_stop(self) -> None:
+        """Finish the running steps, leave the rest to the next start, and return from `run`."""
+        self._stopping = True
+        self._halt.set()
+        self._wake.set()
+        self._offered.set()
+
+    # --- the loop ---------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Reconcile until told to stop."""
+        self._alive(0)
+        try:
+            await self._remember_last_good()
+            await self._offered.wait()
+            while not self._stopping:
+                self._wake.clear()
+                self._halt.clear()
+                pause = await self._round_whatever_happens()
+                self.settled.set()
+                self._alive(pause)
+                await self._rest(pause)
+        finally:
+            self._processes.close()
+            await self._close_driver()
+
+    async def _rest(self, seconds: float) -> None:
+        try:
+            async with asyncio.timeout(seconds):
+                await self._wake.wait()
+        except TimeoutError:
+            return
+
+    async def _round_whatever_happens(self) -> float:
+        """One round; the seconds until the next, if nothing wakes the loop earlier."""
+        try:
+            pause = await self._reconcile_once()
+        except DriverError as error:
+            await self._close_driver()
+            return self._setback(Problem(Code.DRIVER, error.message, error.remedy))
+        except (
+            Exception
+        ) as error:  # a fault of ours: said, and tried again, but not in a tight loop
+            log.exception("reconciliation failed")
+            fault = f"a fault in the agent itself: {type(error).__name__}: {error}"
+            return self._setback(Problem(Code.STEP_FAILED, fault, "see the agent's log"))
+        if all(gpu.access is Access.OK for gpu in self.state.observed.gpus):
+            self._setbacks = 0
+            return pause
+        self._setbacks += 1
+        return min(pause, self._backoff.after(self._setbacks))
+
+    def _setback(self, problem: Problem) -> float:
+        self._setbacks += 1
+        pause = self._backoff.after(self._setbacks)
+        self._narrator.driver_failed(problem)
+        self._publish(
+            replace(
+                self.state,
+                phase=Phase.FAILED,
+                driver_error=problem.message,
+                problems=(problem, *self._plan.unread_problems),
+                note=self._plan.note,
+            )
+        )
+        return min(pause, self._rules.resync)
+
+    async def _reconcile_once(self) -> float:
+        await self._plan.read_offer()
+        driver = await self._driver_session()
+        judgement, observed = await self._look(driver)
+        todo = self._choose(judgement)
+        if todo:
+            working = self._describe(judgement, observed, unfinished=True)
+            self._publish(replace(working, phase=Phase.WORKING))
+            outcome = await carry_out(
+                replace(judgement.plan or NodePlan(Verdict.APPLICABLE), gpus=todo),
+                driver,
+                parallel=self._rules.parallel,
+                policy=self._rules.policy,
+                on_progress=self._step_ended,
+                stop=self._halt,
+            )
+            judgement, observed = await self._look(driver)
+            self._learn(outcome, judgement)
+        self._narrator.obstacles(judgement)
+        self._publish(self._describe(judgement, observed, unfinished=self._halt.is_set()))
+        self._processes.watch(self._blocking_pids(judgement))
+        return self._pause(judgement)
+
+    async def _look(self, driver: NodeDriver) -> tuple[Judgement, ObservedNode]:
+        """Observe, and judge what counts for what was seen."""
+        observed = await driver.observe()
+        self._alive(0)
+        self._narrator.observed(observed)
+        judgement = self._plan.judge(observed, self._rules.policy)
+        self._narrator.judged(judgement, self._plan.digest, self._plan.note)
+        if judgement.accepted:
+            self._attempts.forget_all()
+            await self._keep(judgement)
+        if judgement.plan:
+            for gpu in self._drift.look(judgement.desired, judgement.plan):
+                self._narrator.drifted(gpu, mended=self._rules.mend)
+        return judgement, observed
+
+    # --- what to do -------------------------------------------------------------------------
+
+    def _choose(self, judgement: Judgement) -> tuple[GpuPlan, ...]:
+        """The GPUs to work on now."""
+        if judgement.plan is None or self._stopping:
+            return ()
+        now = asyncio.get_running_loop().time()
+        return tuple(
+            gpu_plan
+            for gpu_plan in judgement.plan.gpus
+            if gpu_plan.steps
+            and not self._is_left_drifted(gpu_plan)
+            and self._attempts.may_try(
+                gpu_plan.before, judgement.desired.gpus[gpu_plan.before.uuid], now
+            )
+        )
+
+    def _is_left_drifted(self, gpu_plan: GpuPlan) -> bool:
+        return not self._rules.mend and self._drift.has(gpu_plan.before.uuid)
+
+    def _learn(self, outcome: NodeOutcome, judgement: Judgement) -> None:
+        """Remember what failed, by what is there now and not by what was said to be done."""
+        now = asyncio.get_running_loop().time()
+        plans = {p.before.uuid: p for p in judgement.plan.gpus} if judgement.plan else {}
+        for gpu_outcome in outcome.gpus:
+            uuid = gpu_outcome.plan.before.uuid
+            after = plans.get(uuid)
+            self._narrator.worked(gpu_outcome, after)
+            if after is None or after.verdict is Verdict.IN_SYNC:
+                continue
+            if gpu_outcome.failed or (after.steps and not self._halt.is_set()):
+                wanted = judgement.desired.gpus[uuid]
+                self._attempts.failed(after.before, wanted, gpu_outcome.problems, now)
+
+    def _step_ended(self, report: StepReport) -> None:
+        self._alive(0)
+        self._narrator.step(report)
+
+    def _pause(self, judgement: Judgement) -> float:
+        """How long to rest: until a failed GPU may be tried again, at most until the resync."""
+        waiting = [p.before.uuid for p in judgement.plan.gpus if p.steps] if judgement.plan else []
+        retry = self._attempts.next_retry(waiting)
+        if retry is None:
+            return self._rules.resync
+        return min(self._rules.resync, max(0.0, retry - asyncio.get_running_loop().time()))
+
+    @staticmethod
+    def _blocking_pids(judgement: Judgement) -> set[int]:
+        """Everyone on the GPUs that are blocked by users; 0 for those of whom no pid is known."""
+        pids: set[int] = set()
+        for gpu_plan in judgement.plan.gpus if judgement.plan else ():
+            gpu = gpu_plan.before
+            if any(problem.code is Code.IN_USE for problem in gpu_plan.problems):
+                pids |= {user.pid for user in users(gpu)} or {0}
+        return pids
+
+    # --- what is so -------------------------------------------------------------------------
+
+    def _describe(
+        self, judgement: Judgement, observed: ObservedNode, *, unfinished: bool
+    ) -> NodeState:
+        plan = judgement.plan
+        problems = list(plan.problems) if plan else []
+        for gpu_plan in plan.gpus if plan else ():
+            problems += self._problems_of(gpu_plan)
+        refused = judgement.refusal
+        phase = phase_of(refused=refused is not None, plan=plan, problems=problems)
+        if phase is Phase.FAILED and unfinished and not problems:
+            phase = Phase.WORKING
+        text = self._plan.text
+        return replace(
+            self.state,
+            phase=phase,
+            digest=self._plan.digest,
+            configuration=text.configuration if text else None,
+            refusal=refused,
+            note=self._plan.note,
+            observed=observed,
+            observed_at=datetime.now(UTC),
+            plan=plan,
+            problems=(*(refused.problems if refused else ()), *dict.fromkeys(problems)),
+            driver_error="",
+            rounds=self.state.rounds + (not unfinished),
+        )
+
+    def _problems_of(self, gpu_plan: GpuPlan) -> list[Problem]:
+        gpu = gpu_plan.before
+        if gpu_plan.verdict is Verdict.IN_SYNC:
+            self._attempts.settled(gpu.uuid)
+            return []
+        if gpu_plan.verdict is Verdict.BLOCKED:
+            self._attempts.blocked(gpu.uuid)
+        drift = [drift_problem(gpu)] if self._is_left_drifted(gpu_plan) else []
+        return [*drift, *gpu_plan.problems, *self._attempts.problems(gpu.uuid)]
+
+    def _publish(self, state: NodeState) -> None:
+        self.state = state
+        self._on_state(state)
+
+    def _alive(self, pause: float) -> None:
+        self._hearts.beat(NAME, within=pause + self._rules.patience)
+
+    # --- the driver and the plan kept ---------------------------------------------------------
+
+    async def _driver_session(self) -> NodeDriver:
+        if self._driver is None:
+            self._driver = await self._session.enter_async_context(self._open_driver())
+            self._narrator.driver_answers()
+        return self._driver
+
+    async def _close_driver(self) -> None:
+        """A driver that was reloaded is found again only by opening it anew."""
+        self._driver = None
+        session, self._session = self._session, AsyncExitStack()
+        await session.aclose()
+
+    async def _remember_last_good(self) -> None:
+        try:
+            kept = await asyncio.to_thread(self._last_good.load)
+            if kept:
+                self._plan.remember(kept)
+        except NodeagentError as error:
+            self._narrator.trouble(f"the last good plan cannot be used: {error}")
+
+    async def _keep(self, judgement: Judgement) -> None:
+        if judgement.accepted is None:
+            return
+        try:
+            await asyncio.to_thread(self._last_good.save, judgement.accepted)
+        except NodeagentError as error:
+            self._narrator.trouble(str(error))

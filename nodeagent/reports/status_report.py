@@ -1,0 +1,140 @@
+"""The agent's state as the JSON of `GET /v1/status`, `status -o json` and the event stream."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any
+
+from nodeagent.node_state import NodeState
+from nodeagent.planning.layout import creatable, free_slots
+from nodeagent.planning.observed import (
+    Access,
+    ComputeInstance,
+    Gpu,
+    GpuInstance,
+    Memory,
+    User,
+)
+from nodeagent.reports.plan_report import mode_json, problem_json
+
+Json = dict[str, Any]
+
+
+def status_json(state: NodeState, *, gpu: str | None = None) -> Json | None:
+    """The whole state, or that of one GPU by UUID: None when the node has no such GPU."""
+    gpus = [g for g in state.observed.gpus if gpu is None or g.uuid == gpu]
+    if gpu is not None and not gpus:
+        return None
+    problems = [p for p in state.problems if gpu is None or p.gpu in ("", gpu)]
+    report: Json = {
+        "node": state.node,
+        "phase": state.phase.value,
+        "message": state.sentence,
+        "source": state.source,
+    }
+    if state.digest:
+        report["digest"] = state.digest
+    if state.configuration is not None:
+        report["configuration"] = state.configuration
+    if state.refusal:
+        report["rejected"] = {
+            **({"digest": state.refusal.digest} if state.refusal.digest else {}),
+            "problems": [problem_json(p) for p in state.refusal.problems],
+        }
+    if state.observed_at:
+        report["observedAt"] = time_json(state.observed_at)
+    if state.observed.driver_version:
+        report["driverVersion"] = state.observed.driver_version
+    report["gpus"] = [gpu_json(g) for g in gpus]
+    report["mps"] = []
+    report["problems"] = [problem_json(p) for p in problems]
+    return report
+
+
+def gpu_json(gpu: Gpu) -> Json:
+    """One GPU with its instances; what is not known is left out."""
+    report: Json = {"index": gpu.index, "uuid": gpu.uuid}
+    if gpu.name:
+        report["name"] = gpu.name
+    if gpu.pci_bus_id:
+        report["pciBusId"] = gpu.pci_bus_id
+    if gpu.memory:
+        report["memory"] = {"total": gpu.memory}
+    if gpu.mig:
+        report["mig"] = mode_json(gpu)
+    report["slots"] = _slots(gpu)
+    report["instances"] = [entry for instance in gpu.instances for entry in _instances(instance)]
+    report["users"] = [user_json(user) for user in gpu.usage.processes]
+    if gpu.access is Access.OK:
+        report["free"] = {"slots": list(free_slots(gpu)), "creatable": creatable(gpu)}
+    report["health"] = _health(gpu)
+    return report
+
+
+def user_json(user: User) -> Json:
+    """Who uses a device; `pid` is absent where only an allocation is known."""
+    report: Json = {"source": user.source}
+    if user.pid:
+        report["pid"] = user.pid
+    if user.command:
+        report["command"] = user.command
+    if user.memory is not None:
+        report["memory"] = {"used": user.memory}
+    if user.pod:
+        report["pod"] = {
+            "namespace": user.namespace,
+            "name": user.pod,
+            "container": user.container,
+        }
+    return report
+
+
+def time_json(moment: datetime) -> str:
+    """RFC 3339 in UTC, to the millisecond."""
+    return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def _slots(gpu: Gpu) -> int:
+    """How many memory slices the card is divided into; 0 without MIG."""
+    ends = (p.start + p.size for profile in gpu.profiles for p in profile.placements)
+    return max(ends, default=0)
+
+
+def _instances(instance: GpuInstance) -> list[Json]:
+    """One entry for each device; a half-made GPU instance has one without UUID and `ci`."""
+    place: Json = {
+        "start": instance.placement.start,
+        "size": instance.placement.size,
+        "gi": instance.id,
+    }
+    if not instance.compute:
+        return [{"profile": instance.profile, **place, "inUse": False, "users": []}]
+    return [_device(device, place) for device in instance.compute]
+
+
+def _device(device: ComputeInstance, place: Json) -> Json:
+    report: Json = {"uuid": device.uuid, "profile": device.profile, **place, "ci": device.id}
+    report["inUse"] = device.usage.in_use
+    report["users"] = [user_json(user) for user in device.usage.processes]
+    if not device.usage.known:
+        report["usersUnknown"] = device.usage.reason or "it could not be found out"
+    if device.memory:
+        report["memory"] = _memory(device.memory)
+    return report
+
+
+def _memory(memory: Memory) -> Json:
+    return {"used": memory.used, "total": memory.total}
+
+
+def _health(gpu: Gpu) -> Json:
+    """What is known of the GPU's health: so far, whether the driver answers for it."""
+    if gpu.access is Access.OK:
+        return {"status": "healthy", "findings": []}
+    lost = gpu.access is Access.LOST
+    finding = {
+        "cause": "gpuLost" if lost else "gpuUnknown",
+        "evidence": gpu.access_reason or "the driver does not answer for it",
+        "suggestedAction": "reset the GPU or reboot" if lost else "wait; reboot if it stays so",
+    }
+    return {"status": "unhealthy" if lost else "unknown", "findings": [finding]}

@@ -1,0 +1,33 @@
+"""Settings: what they are (`model`), how they are written (`values`), whence they come (`sources`).
+
+A part of the agent gets its own group, never the whole.
+"""
+
+from nodeagent.settings.model import (
+    ApiSettings,
+    DriverSettings,
+    GpuSettings,
+    LogSettings,
+    PlanSettings,
+    ResyncSettings,
+    RunSettings,
+    Settings,
+    StateSettings,
+)
+from nodeagent.settings.sources import DEFAULT_FILE, load_settings
+from nodeagent.settings.values import Address
+
+__all__ = [
+    "DEFAULT_FILE",
+    "Address",
+    "ApiSettings",
+    "DriverSettings",
+    "GpuSettings",
+    "LogSettings",
+    "PlanSettings",
+    "ResyncSettings",
+    "RunSettings",
+    "Settings",
+    "StateSettings",
+    "load_settings",
+]

@@ -1,0 +1,218 @@
+"""The cards that can be simulated, read from the files in `boards/`.
+
+A board file holds the figures of one model and says of each where it comes from. A field whose
+status is `assumed` has no evidence behind it; every field can be overridden from outside.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from nodeagent.errors import UsageError
+
+_DIRECTORY = Path(__file__).parent / "boards"
+_MOST_GPUS = 64
+
+# NVML's enumeration values of profiles, by what they do with the media engines.
+MEDIA_EXTENSIONS = frozenset({7, 8})  # +me
+ALL_MEDIA_ENGINES = frozenset({15, 16})  # +me.all
+NO_MEDIA_ENGINES = frozenset({13, 14})  # -me
+THREE_SLICES, FOUR_SLICES = 2, 3
+
+Overrides = Mapping[str, Mapping[str, Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class InstancePlacement:
+    """A place for a GPU instance in memory slices, and the id that an instance there gets."""
+
+    start: int
+    size: int
+    id: int
+    mirrored_id: int
+
+    @property
+    def mask(self) -> int:
+        """The memory slices as bits."""
+        return ((1 << self.size) - 1) << self.start
+
+
+@dataclass(frozen=True, slots=True)
+class ComputeProfile:
+    """How a GPU instance can be divided. `placements` are (start, size) in compute slots."""
+
+    id: int
+    slices: int
+    multiprocessors: int
+    max_instances: int
+    placements: tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class GpuProfile:
+    """A kind of GPU instance. `id` is what create calls take, `kind` NVML's enumeration."""
+
+    id: int
+    kind: int
+    name: str
+    slices: int
+    memory_mib: int
+    multiprocessors: int
+    copy_engines: int
+    decoders: int
+    encoders: int
+    jpeg: int
+    ofa: int
+    max_instances: int
+    placements: tuple[InstancePlacement, ...]
+    compute: tuple[ComputeProfile, ...]
+
+    def compute_profile(self, profile: int) -> ComputeProfile | None:
+        return next((p for p in self.compute if p.id == profile), None)
+
+    def compute_name(self, profile: ComputeProfile) -> str:
+        """`3g.40gb` for all of the GPU instance, else `1c.3g.40gb`."""
+        whole = profile.slices == self.slices
+        return self.name if whole else f"{profile.slices}c.{self.name}"
+
+
+@dataclass(frozen=True, slots=True)
+class Board:
+    """One model of card. PCI ids are 32 bits, device high and vendor low."""
+
+    board: str
+    product: str
+    architecture: str
+    pci_device_id: int
+    pci_subsystem_id: int
+    compute_capability: tuple[int, int]
+    multiprocessors: int
+    memory_mib: int
+    reserved_mib: int
+    bar1_mib: int
+    memory_slices: int
+    compute_slices: int
+    max_gpu_instances: int
+    mode_change_needs_reset: bool
+    mode_survives_reboot: bool
+    compute_placement: str  # firstFit | alignedTree
+    profiles: tuple[GpuProfile, ...]
+
+    @property
+    def has_mig(self) -> bool:
+        return bool(self.profiles)
+
+    def profile(self, profile: int) -> GpuProfile | None:
+        """By the id that create calls take."""
+        return next((p for p in self.profiles if p.id == profile), None)
+
+    def profile_of_kind(self, kind: int) -> GpuProfile | None:
+        """By NVML's enumeration."""
+        return next((p for p in self.profiles if p.kind == kind), None)
+
+
+def board_names() -> tuple[str, ...]:
+    """All boards, in alphabetical order."""
+    return tuple(sorted(path.stem for path in _DIRECTORY.glob("*.json")))
+
+
+def parse_boards(text: str) -> tuple[str, ...]:
+    """`a100-40gb:2,t4:1` becomes one board name for each GPU; raises UsageError."""
+    names: list[str] = []
+    for item in text.split(","):
+        name, colon, count = item.strip().partition(":")
+        name = name.strip().lower()
+        if name not in board_names():
+            raise UsageError(f"there is no board {name!r}", remedy=nearest(name, board_names()))
+        names += [name] * (_count(count.strip(), item) if colon else 1)
+    if len(names) > _MOST_GPUS:
+        raise UsageError(f"{text!r} asks for {len(names)} GPUs", remedy=f"at most {_MOST_GPUS}")
+    return tuple(names)
+
+
+def load_board(name: str, overrides: Overrides | None = None) -> Board:
+    """The board of that name, with the caller's own figures in place of the file's.
+
+    `overrides` maps a board to fields, where `profiles` maps a profile's name to its fields:
+    `{"b200": {"memory_mib": 183359, "profiles": {"3g.90gb": {"memory_mib": 91000}}}}`.
+    Raises UsageError when the board or a field does not exist or a value is of the wrong type.
+    """
+    changes = (overrides or {}).get(name)
+    if changes is None:
+        return _plain_board(name)
+    from nodeagent.simulation.overriding import merge  # rarely needed
+
+    raw = merge(read_board(name), changes, name)
+    try:
+        return _build(raw)
+    except (KeyError, TypeError, ValueError) as error:
+        raise UsageError(f"the figures given for {name} do not fit together: {error}") from error
+
+
+# --- reading ------------------------------------------------------------------------------------
+
+
+def read_board(name: str) -> dict[str, Any]:
+    """The board file as it is; raises UsageError."""
+    path = _DIRECTORY / f"{name}.json"
+    if not path.is_file():
+        raise UsageError(f"there is no board {name!r}", remedy=nearest(name, board_names()))
+    content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return content
+
+
+@cache
+def _plain_board(name: str) -> Board:
+    return _build(read_board(name))
+
+
+def _build(raw: Mapping[str, Any]) -> Board:
+    major, minor = raw["compute_capability"].split(".")
+    fields = {name: raw[name] for name in Board.__slots__ if name != "profiles"}
+    return Board(
+        **{
+            **fields,
+            "pci_device_id": int(raw["pci_device_id"], 16),
+            "pci_subsystem_id": int(raw["pci_subsystem_id"], 16),
+            "compute_capability": (int(major), int(minor)),
+        },
+        profiles=tuple(_build_profile(p) for p in raw["profiles"]),
+    )
+
+
+def _build_profile(raw: Mapping[str, Any]) -> GpuProfile:
+    fields = {name: raw[name] for name in GpuProfile.__slots__}
+    fields["placements"] = tuple(InstancePlacement(**p) for p in raw["placements"])
+    fields["compute"] = tuple(
+        ComputeProfile(
+            id=c["id"],
+            slices=c["slices"],
+            multiprocessors=c["multiprocessors"],
+            max_instances=c["max_instances"],
+            placements=tuple((start, size) for start, size in c["placements"]),
+        )
+        for c in raw["compute"]
+    )
+    return GpuProfile(**fields)
+
+
+def _count(text: str, item: str) -> int:
+    if not text.isascii() or not text.isdigit() or not 1 <= int(text[:9]) <= _MOST_GPUS:
+        raise UsageError(
+            f"{item.strip()!r} has no valid number of GPUs",
+            remedy=f"1 to {_MOST_GPUS}, as in h100-80gb:8",
+        )
+    return int(text)
+
+
+def nearest(name: str, known: tuple[str, ...]) -> str:
+    """A remedy for a misspelt name."""
+    import difflib  # only for errors: it is slow to load
+
+    near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    return f"did you mean {near[0]}?" if near else f"known: {', '.join(known)}"

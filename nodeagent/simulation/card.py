@@ -1,0 +1,327 @@
+"""How one card behaves: MIG mode, GPU and compute instances, who uses it, what it refuses.
+
+Plain Python: what a call means, not how C passes it. A method that the driver would answer with
+an error raises `Refused` and leaves the card as it was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Protocol
+
+from nodeagent.simulation import geometry
+from nodeagent.simulation.boards import Board, ComputeProfile, GpuProfile, InstancePlacement
+from nodeagent.simulation.codes import Code, Refused
+from nodeagent.simulation.identity import Identity
+from nodeagent.simulation.state import (
+    ONLY_PARENT,
+    CardState,
+    ComputeInstance,
+    GpuInstance,
+    Process,
+)
+from nodeagent.simulation.switches import Switches
+
+MIB = 1 << 20
+MIG_CONFIG_CHANGE = 0x100
+
+
+class Surroundings(Protocol):
+    """What a card needs of the node it is in."""
+
+    switches: Switches
+
+    def next_serial(self) -> int: ...
+
+    def changed(self) -> None: ...
+
+    def emit(
+        self, gpu: int, kind: int, data: int = 0, instance: int = ..., compute: int = ...
+    ) -> None: ...
+
+
+class Card:
+    """One GPU of the node. Its `state` is replaced when another process changed it."""
+
+    def __init__(self, index: int, board: Board, state: CardState, node: Surroundings) -> None:
+        self.index = index
+        self.board = board
+        self.state = state
+        self._node = node
+        self.identity = Identity(board.board, index)
+
+    # --- what is there --------------------------------------------------------------------
+
+    def mig_uuid(self, instance: GpuInstance, compute: ComputeInstance) -> str:
+        """The same place on the same board gives the same UUID (unless a switch says not)."""
+        fresh = compute.serial if self._node.switches.new_uuid_on_recreate else 0
+        return self.identity.mig_uuid(instance.id, compute.id, fresh)
+
+    def mig_devices(self) -> Iterator[tuple[GpuInstance, ComputeInstance]]:
+        """In NVML's order: ascending GPU instance id, then compute instance id."""
+        for instance in sorted(self.state.instances, key=lambda i: i.id):
+            for compute in sorted(instance.compute, key=lambda c: c.id):
+                yield instance, compute
+
+    # --- users ----------------------------------------------------------------------------
+
+    def processes(self, instance: int | None = None, compute: int | None = None) -> list[Process]:
+        """Everyone on the card, or on one compute instance."""
+        if instance is None:
+            return self.state.processes
+        return [p for p in self.state.processes if p.instance == instance and p.compute == compute]
+
+    # --- MIG mode -------------------------------------------------------------------------
+
+    def set_mig_mode(self, *, enabled: bool) -> Code:
+        """The activation status: the call itself succeeds even where the change has to wait."""
+        self.require_mig_capable()
+        state, switches = self.state, self._node.switches
+        state.pending = enabled
+        self._node.changed()
+        if enabled == state.mig:
+            return Code.SUCCESS
+        if state.processes:
+            return Code.IN_USE
+        if not enabled and state.instances and switches.disable_needs_no_instances:
+            return Code.IN_USE
+        waits = switches.passthrough or switches.ampere_mode == "pending"
+        if self.board.mode_change_needs_reset and waits:
+            return Code.RESET_REQUIRED
+        self._activate(enabled)
+        return Code.SUCCESS
+
+    def _activate(self, enabled: bool) -> None:
+        self.state.mig = self.state.pending = enabled
+        self.state.instances.clear()
+        self.config_changed()
+
+    def require_mig_capable(self) -> None:
+        if not self.board.has_mig:
+            raise Refused(Code.NOT_SUPPORTED)
+
+    def require_mig(self) -> None:
+        if not self.state.mig:
+            raise Refused(Code.NOT_SUPPORTED)
+
+    # --- the life of the machine ----------------------------------------------------------
+
+    def reset(self) -> None:
+        """A GPU reset of a card that nobody uses; raises IN_USE otherwise."""
+        if self.state.processes:
+            raise Refused(Code.IN_USE)
+        self._start_over(mode_kept=self.board.mode_change_needs_reset)
+
+    def reboot(self, *, persistence: bool) -> None:
+        """What a reboot or a reload of the driver leaves of the card."""
+        self.state.processes.clear()
+        self.state.persistence = persistence
+        self._start_over(mode_kept=self.board.mode_survives_reboot)
+
+    def last_client_left(self) -> None:
+        """Without persistence mode the driver forgets the card when nobody has it open."""
+        if not (self.state.persistence or self.state.processes or self.state.failure):
+            self._start_over(mode_kept=self.board.mode_survives_reboot)
+
+    def _start_over(self, *, mode_kept: bool) -> None:
+        state = self.state
+        before = (state.mig, state.pending, len(state.instances))
+        state.mig = state.pending = state.pending and mode_kept
+        state.instances.clear()
+        state.failure = 0
+        state.compute_mode = 0
+        self._node.changed()
+        if before != (state.mig, state.pending, 0):
+            self.config_changed()
+
+    def config_changed(self) -> None:
+        self._node.changed()
+        self._node.emit(self.index, MIG_CONFIG_CHANGE)
+
+    # --- GPU instances --------------------------------------------------------------------
+
+    def profile(self, profile: int) -> GpuProfile:
+        """By the id that create calls take."""
+        found = self.board.profile(profile)
+        if found is None:
+            raise Refused(Code.INVALID_ARGUMENT if self.board.has_mig else Code.NOT_SUPPORTED)
+        return found
+
+    def instance(self, number: int) -> GpuInstance:
+        for instance in self.state.instances:
+            if instance.id == number:
+                return instance
+        raise Refused(Code.NOT_FOUND)
+
+    def instances_of(self, profile: int) -> list[GpuInstance]:
+        wanted = self.profile(profile).id
+        found = [i for i in self.state.instances if i.profile == wanted]
+        return sorted(found, key=lambda i: i.id)
+
+    def remaining(self, profile: int) -> int:
+        """How many more instances of that profile fit now."""
+        return geometry.capacity(
+            self.profile(profile), self._lying(), no_4g_with_3g=self._no_4g_with_3g
+        )
+
+    def create_instance(self, profile: int, place: tuple[int, int] | None = None) -> GpuInstance:
+        """A new GPU instance at (start, size) in memory slices, or where the driver likes."""
+        self.require_mig()
+        kind = self.profile(profile)
+        placement = None if place is None else self._placement(kind, place)
+        if any(process.instance is None for process in self.state.processes):
+            raise Refused(Code.IN_USE)
+        lying = self._lying()
+        if not geometry.may_join(kind, lying, no_4g_with_3g=self._no_4g_with_3g):
+            raise Refused(Code.INSUFFICIENT_RESOURCES)
+        taken, mirrored = geometry.occupied(lying), self.state.mirrored
+        if placement is None:
+            placement = geometry.choose(self.board, kind, taken, mirrored=mirrored)
+        if placement is None or placement.mask & taken:
+            raise Refused(Code.INSUFFICIENT_RESOURCES)
+        made = GpuInstance(
+            id=geometry.instance_id(placement, mirrored=mirrored),
+            profile=kind.id,
+            start=placement.start,
+            size=placement.size,
+            serial=self._node.next_serial(),
+        )
+        self.state.instances.append(made)
+        self.config_changed()
+        return made
+
+    def destroy_instance(self, instance: GpuInstance) -> None:
+        if instance.compute:
+            raise Refused(Code.IN_USE)
+        if instance.settling:
+            instance.settling = False
+            self._node.changed()
+            raise Refused(Code.IN_USE)
+        self.state.instances.remove(instance)
+        self.config_changed()
+
+    @property
+    def _no_4g_with_3g(self) -> bool:
+        return self._node.switches.old_driver_no_4g_with_3g
+
+    def _lying(self) -> list[tuple[GpuProfile, int]]:
+        return [(self.profile(i.profile), i.mask) for i in self.state.instances]
+
+    @staticmethod
+    def _placement(profile: GpuProfile, place: tuple[int, int]) -> InstancePlacement:
+        for placement in profile.placements:
+            if (placement.start, placement.size) == place:
+                return placement
+        raise Refused(Code.INVALID_ARGUMENT)
+
+    # --- compute instances ----------------------------------------------------------------
+
+    def compute_profile(self, instance: GpuInstance, profile: int) -> ComputeProfile:
+        """By the id that create calls take, which for these is NVML's enumeration too."""
+        found = self.profile(instance.profile).compute_profile(profile)
+        if found is None:
+            raise Refused(Code.INVALID_ARGUMENT)
+        return found
+
+    def compute_instance(self, instance: GpuInstance, number: int) -> ComputeInstance:
+        for compute in instance.compute:
+            if compute.id == number:
+                return compute
+        raise Refused(Code.NOT_FOUND)
+
+    def compute_instances_of(self, instance: GpuInstance, profile: int) -> list[ComputeInstance]:
+        wanted = self.compute_profile(instance, profile).id
+        found = [c for c in instance.compute if c.profile == wanted]
+        return sorted(found, key=lambda c: c.id)
+
+    def compute_remaining(self, instance: GpuInstance, profile: int) -> int:
+        """How many more compute instances of that profile fit now."""
+        kind = self.compute_profile(instance, profile)
+        there = sum(c.profile == profile for c in instance.compute)
+        return min(
+            geometry.most_slots(kind.placements, self._slots(instance)),
+            self._slices_left(instance) // kind.slices,
+            kind.max_instances - there,
+        )
+
+    def create_compute(
+        self, instance: GpuInstance, profile: int, slot: tuple[int, int] | None = None
+    ) -> ComputeInstance:
+        """A new compute instance at (start, size) in compute slots, or where the driver likes."""
+        kind = self.compute_profile(instance, profile)
+        if slot is not None and slot not in kind.placements:
+            raise Refused(Code.INVALID_ARGUMENT)
+        if self.compute_remaining(instance, profile) < 1:
+            raise Refused(Code.INSUFFICIENT_RESOURCES)
+        taken = self._slots(instance)
+        if slot is None:
+            slot = geometry.choose_slot(
+                self.profile(instance.profile),
+                kind.placements,
+                taken,
+                aligned=self.board.compute_placement == "alignedTree",
+            )
+        if slot is None or geometry.slot_mask(slot) & taken:
+            raise Refused(Code.INSUFFICIENT_RESOURCES)
+        used = {c.id for c in instance.compute}
+        made = ComputeInstance(
+            id=next(number for number in range(len(used) + 1) if number not in used),
+            profile=kind.id,
+            start=slot[0],
+            size=slot[1],
+            serial=self._node.next_serial(),
+        )
+        instance.compute.append(made)
+        instance.settling = False
+        self.config_changed()
+        return made
+
+    def destroy_compute(self, instance: GpuInstance, compute: ComputeInstance) -> None:
+        if self.processes(instance.id, compute.id):
+            raise Refused(Code.IN_USE)
+        instance.compute.remove(compute)
+        instance.settling = not instance.compute and self._node.switches.gi_destroy_race
+        self.config_changed()
+
+    def _slots(self, instance: GpuInstance) -> int:
+        mask = 0
+        for compute in instance.compute:
+            mask |= geometry.slot_mask((compute.start, compute.size))
+        return mask
+
+    def _slices_left(self, instance: GpuInstance) -> int:
+        kind = self.profile(instance.profile)
+        used = sum(self.compute_profile(instance, c.profile).slices for c in instance.compute)
+        return kind.slices - used
+
+    # --- memory ---------------------------------------------------------------------------
+
+    def memory(self, instance: GpuInstance | None = None) -> tuple[int, int]:
+        """Bytes (total, used) of a GPU instance, or of the card without what it reserves."""
+        if instance is None:
+            idle = sum(self._idle_memory(i) for i in self.state.instances)
+            used = idle + sum(p.memory or 0 for p in self.state.processes)
+            return self.board.memory_mib * MIB, used
+        there = [p for p in self.state.processes if p.instance == instance.id]
+        used = self._idle_memory(instance) + sum(p.memory or 0 for p in there)
+        return self.profile(instance.profile).memory_mib * MIB, used
+
+    def _idle_memory(self, instance: GpuInstance) -> int:
+        """Seen idle: 37 MiB on a 3g and 49 MiB on a 4g of an A100; 11 to 64 MiB elsewhere."""
+        if not instance.compute:
+            return 0
+        return (12 * self.profile(instance.profile).slices + 1) * MIB
+
+    def bar1(self, instance: GpuInstance | None = None) -> int:
+        """Bytes. An instance has its share of memory slices, less 1 MiB (as on A100, H100)."""
+        whole = self.board.bar1_mib
+        if instance is None or not whole:
+            return whole * MIB
+        return (whole * instance.size // self.board.memory_slices - 1) * MIB
+
+
+def ids_of(process: Process) -> tuple[int, int]:
+    """The instance ids that a process list gives."""
+    if process.instance is None or process.compute is None:
+        return ONLY_PARENT, ONLY_PARENT
+    return process.instance, process.compute

@@ -1,0 +1,88 @@
+"""Faults that the driver shows on request: errors, delays and calls that hang."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Any
+
+from nodeagent.errors import UsageError
+from nodeagent.simulation.codes import Code
+
+FOREVER = -1
+
+
+@dataclass(slots=True)
+class Fault:
+    """What goes wrong, with which calls, and how often.
+
+    `function` is a C name or a pattern (`nvmlGpuInstance*`), `gpu` an index or None for any.
+    The first `skip` matching calls go well, then `times` calls are hit (-1: all of them).
+    `at_call` instead hits the one call with that number, counted from 1 over all calls that this
+    process makes. `delay` in seconds. `hang` holds the call until the fault is cleared.
+    `error` is the NVML code answered, 0 for none; with `applied` the call does its work and
+    answers the error nevertheless.
+    """
+
+    number: int
+    function: str = "*"
+    gpu: int | None = None
+    error: int = 0
+    times: int = 1
+    skip: int = 0
+    at_call: int | None = None
+    delay: float = 0.0
+    hang: bool = False
+    applied: bool = False
+
+    def concerns(self, function: str, gpu: int | None, call: int) -> bool:
+        """Whether it has to do with this call at all."""
+        if self.times == 0 or (self.gpu is not None and self.gpu != gpu):
+            return False
+        if self.at_call is not None and self.at_call != call:
+            return False
+        return fnmatchcase(function, self.function)
+
+    def strike(self) -> bool:
+        """Count one call that it concerns; whether that call is hit."""
+        if self.skip > 0:
+            self.skip -= 1
+            return False
+        if self.times > 0:
+            self.times -= 1
+        return True
+
+    @property
+    def spent(self) -> bool:
+        """Nothing more will come of it. A hang stays until it is cleared: calls wait for that."""
+        return self.times == 0 and not self.hang
+
+    def to_json(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in self.__slots__}
+
+    @classmethod
+    def from_json(cls, stored: dict[str, Any]) -> Fault:
+        fault = cls(**stored)
+        kinds: dict[str, Any] = {"function": str, "delay": int | float}
+        for name in ("number", "error", "times", "skip"):
+            kinds[name] = int
+        for name, kind in kinds.items():
+            if not isinstance(stored[name], kind):
+                raise TypeError(f"a fault's {name} cannot be {stored[name]!r}")
+        return fault
+
+
+def code_named(error: int | str) -> int:
+    """An NVML code from its number or its name (`IN_USE`, `inUse`); raises UsageError."""
+    if isinstance(error, int):
+        return int(error)
+    if error.isascii() and error.isdigit():
+        return int(error)
+    wanted = error.upper().replace("_", "").removeprefix("NVMLERROR")
+    for code in Code:
+        if code.name.replace("_", "") == wanted:
+            return int(code)
+    raise UsageError(
+        f"NVML has no error {error!r}",
+        remedy="for example IN_USE, INSUFFICIENT_RESOURCES, UNKNOWN, GPU_IS_LOST or a number",
+    )

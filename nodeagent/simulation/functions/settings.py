@@ -1,0 +1,66 @@
+"""Modes of a device that can be set: persistence, compute mode."""
+
+# A body has C's parameters and the session, needed or not, and C's name says what it does:
+# ruff: noqa: ARG001, D103
+
+from __future__ import annotations
+
+from ctypes import c_uint
+
+import pynvml
+
+from nodeagent.simulation.arguments import Number, Out
+from nodeagent.simulation.codes import Code, Refused
+from nodeagent.simulation.functions.registry import DEVICE, GPU_ONLY, c_function
+from nodeagent.simulation.library_session import Session
+from nodeagent.simulation.views import Device, MigDevice
+
+_SETTING = (Code.NOT_SUPPORTED, Code.NO_PERMISSION)
+_COMPUTE_MODES = (
+    pynvml.NVML_COMPUTEMODE_DEFAULT,
+    pynvml.NVML_COMPUTEMODE_PROHIBITED,
+    pynvml.NVML_COMPUTEMODE_EXCLUSIVE_PROCESS,
+)
+
+
+@c_function("nvmlDeviceGetPersistenceMode", GPU_ONLY, Out(c_uint), errors=(Code.NOT_SUPPORTED,))
+def get_persistence_mode(library: Session, gpu: Device, mode: c_uint) -> None:
+    mode.value = gpu.card.state.persistence
+
+
+@c_function("nvmlDeviceSetPersistenceMode", GPU_ONLY, Number(), changes=True, errors=_SETTING)
+def set_persistence_mode(library: Session, gpu: Device, mode: int) -> None:
+    library.require_privilege()
+    if mode not in (0, 1):
+        raise Refused(Code.INVALID_ARGUMENT)
+    gpu.card.state.persistence = bool(mode)
+    library.node.changed()
+
+
+@c_function("nvmlDeviceGetComputeMode", DEVICE, Out(c_uint), errors=(Code.NOT_SUPPORTED,))
+def get_compute_mode(library: Session, device: Device, mode: c_uint) -> None:
+    _require_no_mig_parent(device)
+    if isinstance(device, MigDevice):
+        mode.value = device.compute.compute_mode
+    else:
+        mode.value = device.card.state.compute_mode
+
+
+@c_function("nvmlDeviceSetComputeMode", DEVICE, Number(), changes=True, errors=_SETTING)
+def set_compute_mode(library: Session, device: Device, mode: int) -> None:
+    _require_no_mig_parent(device)
+    library.require_privilege()
+    if mode not in _COMPUTE_MODES:
+        known = mode < pynvml.NVML_COMPUTEMODE_COUNT
+        raise Refused(Code.NOT_SUPPORTED if known else Code.INVALID_ARGUMENT)
+    if isinstance(device, MigDevice):
+        device.compute.compute_mode = mode
+    else:
+        device.card.state.compute_mode = mode
+    library.node.changed()
+
+
+def _require_no_mig_parent(device: Device) -> None:
+    """With MIG on, compute mode is a matter of the MIG devices."""
+    if device.card.state.mig and not isinstance(device, MigDevice):
+        raise Refused(Code.NOT_SUPPORTED)

@@ -1,0 +1,213 @@
+"""The object that stands in place of the library pynvml has loaded.
+
+pynvml asks it for C functions by name. Each is an object that checks its arguments, shows the
+faults that were asked for, holds the node still and calls the function's body in `functions/`.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from nodeagent.simulation.arguments import HandleIn
+from nodeagent.simulation.codes import Code, Refused
+from nodeagent.simulation.event_sets import EventSets
+from nodeagent.simulation.faults import Fault
+from nodeagent.simulation.functions import FUNCTIONS
+from nodeagent.simulation.functions.registry import Function
+from nodeagent.simulation.handles import Handle, Handles, Kind
+from nodeagent.simulation.journal import Call
+from nodeagent.simulation.misuse import SimulatorMisuse
+from nodeagent.simulation.node import SimulatedNode
+from nodeagent.simulation.views import Device, locate
+
+
+class SimulatedLibrary:
+    """`libnvidia-ml.so.1` of a simulated node, for one process.
+
+    `latency` in seconds for every call, or by C name with `*` for all others.
+    """
+
+    def __init__(
+        self,
+        node: SimulatedNode,
+        *,
+        latency: float | Mapping[str, float] = 0.0,
+        privileged: bool = True,
+    ) -> None:
+        self.node = node
+        self.privileged = privileged
+        self.handles = Handles()
+        self.event_sets = EventSets()
+        self.session = 0
+        self.initialised = 0  # how often, as NVML counts
+        self._latency = latency if isinstance(latency, Mapping) else {"*": latency}
+        self._epoch = node.epoch
+        self._calls = 0
+        self._counting = threading.Lock()
+        self._functions: dict[str, CFunction] = {}
+
+    def __getattr__(self, name: str) -> CFunction:
+        """A C function, as `ctypes.CDLL` gives it; AttributeError when there is none."""
+        if name not in FUNCTIONS or name in self.node.switches.missing_functions:
+            raise AttributeError(f"{name}: undefined symbol in the simulated library")
+        if name not in self._functions:
+            self._functions[name] = CFunction(self, FUNCTIONS[name])
+        return self._functions[name]
+
+    # --- for the functions' bodies ----------------------------------------------------------
+
+    def open(self) -> None:
+        """One nvmlInit."""
+        if self.node.driver_failure:
+            raise Refused(Code(self.node.driver_failure))
+        if not self.initialised:
+            self.session += 1
+            self._epoch = self.node.epoch
+            self.node.session_opened()
+        self.initialised += 1
+
+    def shut(self) -> None:
+        """One nvmlShutdown; the last one makes all handles stale."""
+        self.initialised -= 1
+        if not self.initialised:
+            self.event_sets.clear()
+            self.node.session_closed()
+
+    def give(self, view: Device) -> int:
+        """The handle of a device or an instance."""
+        return self.handles.give(
+            view.kind, self.session, view.card.index, view.instance_id, view.serial
+        )
+
+    def look_up(self, handle: Handle) -> Any:
+        """What a handle stands for now; raises Refused when it is stale or the GPU is lost."""
+        if handle.kind is Kind.EVENT_SET:
+            found: Any = self.event_sets.get(handle)
+        else:
+            card = self.node.cards[handle.gpu] if handle.gpu < len(self.node.cards) else None
+            if card is not None and card.state.failure:
+                raise Refused(Code(card.state.failure))
+            found = None if card is None else locate(card, handle)
+        if found is None or handle.session != self.session:
+            raise Refused(Code[self.node.switches.stale_handles])
+        return found
+
+    def require_privilege(self) -> None:
+        """Raises Refused (NO_PERMISSION) for an ordinary user."""
+        if not self.privileged:
+            raise Refused(Code.NO_PERMISSION)
+
+    # --- for the functions themselves -------------------------------------------------------
+
+    def count_call(self) -> int:
+        with self._counting:
+            self._calls += 1
+            return self._calls
+
+    def latency_of(self, name: str) -> float:
+        return self._latency.get(name, self._latency.get("*", 0.0))
+
+    def require_open(self) -> None:
+        """Raises Refused while the library is not initialised or the driver is away."""
+        if self.initialised and self._epoch != self.node.epoch:
+            self.initialised = 0
+            self.event_sets.clear()
+        if self.node.closed or not self.initialised:
+            raise Refused(Code.UNINITIALIZED)
+        if self.node.driver_failure:
+            raise Refused(Code(self.node.driver_failure))
+
+
+class CFunction:
+    """One C function. pynvml may set attributes such as `restype`, as on those of ctypes."""
+
+    def __init__(self, library: SimulatedLibrary, function: Function) -> None:
+        self.__name__ = function.name
+        self._library = library
+        self._function = function
+        self._late = [i for i, argument in enumerate(function.arguments) if argument.late]
+
+    def __call__(self, *given: Any) -> Any:
+        function, library = self._function, self._library
+        if function.raw:
+            return function.body(library, *given)
+        started, number = time.monotonic(), library.count_call()
+        values, gpu = self._take(given)
+        shown = tuple(v for v in values if isinstance(v, int | str | Handle))
+        code = self._answer(values, gpu, number)
+        seconds = time.monotonic() - started
+        library.node.journal.record(
+            Call(number, function.name, shown, code, gpu, started, seconds, threading.get_ident())
+        )
+        return code
+
+    def _take(self, given: tuple[Any, ...]) -> tuple[list[Any], int | None]:
+        """The arguments made plain, and the GPU that the call is about."""
+        function, gpu = self._function, None
+        if len(given) != len(function.arguments):
+            raise SimulatorMisuse(
+                f"{function.name} takes {len(function.arguments)} arguments, got {len(given)}"
+            )
+        values: list[Any] = []
+        for argument, one in zip(function.arguments, given, strict=True):
+            value = argument.take(one, function.name)
+            if isinstance(argument, HandleIn):
+                value = argument.handle(self._library, value, function.name)
+                if value is not None and gpu is None and value.gpu >= 0:
+                    gpu = value.gpu
+            values.append(value)
+        return values, gpu
+
+    def _answer(self, values: list[Any], gpu: int | None, number: int) -> int:
+        library, function = self._library, self._function
+        fault = self._fault(gpu, number)
+        delay = library.latency_of(function.name) + (fault.delay if fault else 0.0)
+        if delay > 0:
+            time.sleep(delay)
+        if fault is not None:
+            if fault.hang:
+                self._hang(fault)
+            if fault.error and not fault.applied:
+                return fault.error
+        code = self._run(values)
+        return fault.error if fault is not None and fault.error else code
+
+    def _run(self, values: list[Any]) -> int:
+        library, function, node = self._library, self._function, self._library.node
+        try:
+            with node.changes() if function.changes else node.looks():
+                if not function.opens:
+                    library.require_open()
+                for index in self._late:
+                    values[index] = function.arguments[index].resolve(library, values[index])
+                function.body(library, *values)
+        except Refused as refusal:
+            return int(refusal.code)
+        return int(Code.SUCCESS)
+
+    def _fault(self, gpu: int | None, number: int) -> Fault | None:
+        """The fault that hits this call. Counting it is a change that other processes see."""
+        node, name = self._library.node, self._function.name
+        if not (node.faults or node.shared):
+            return None
+        with node.looks():
+            if not any(f.concerns(name, gpu, number) for f in node.faults):
+                return None
+        with node.changes():
+            for fault in node.faults:
+                if fault.concerns(name, gpu, number):
+                    node.changed()
+                    if fault.strike():
+                        node.faults = [f for f in node.faults if not f.spent]
+                        return fault
+        return None
+
+    def _hang(self, fault: Fault) -> None:
+        """Stay in the driver until the fault is cleared or the node closed."""
+        node = self._library.node
+        with node.changing:
+            while not node.closed and any(f.number == fault.number for f in node.faults):
+                node.wait(None)

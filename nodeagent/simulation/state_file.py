@@ -1,0 +1,133 @@
+"""The file in which a simulated node survives the process and is shared with others.
+
+The file is replaced as a whole, so readers need no lock. Who changes something holds the lock
+beside it, reads what others wrote meanwhile, and writes at once.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from nodeagent.errors import NodeagentError
+
+FORMAT = "nodeagent-simulated-node/1"
+
+_Seen = tuple[int, int, int]
+
+
+class StateFile:
+    """One such file. Not safe for several threads: the node's lock guards it."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._seen: _Seen | None = None
+        self._written_at = 0
+        self._session = False
+        try:
+            self._lock = os.open(f"{path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        except OSError as error:
+            raise NodeagentError(
+                f"the state of the simulated node cannot be kept in {path}: {error.strerror}",
+                remedy="name a file in a folder that exists and may be written",
+            ) from error
+
+    def close(self) -> None:
+        """Give back the lock file. A second time does nothing."""
+        if self._lock >= 0:
+            os.close(self._lock)
+            self._lock = -1
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Nobody else changes the file meanwhile."""
+        fcntl.flock(self._lock, fcntl.LOCK_EX)
+        try:
+            yield
+        finally:
+            fcntl.flock(self._lock, fcntl.LOCK_UN)
+
+    def stale(self) -> bool:
+        """Whether somebody else has written since. A file that vanished counts as unchanged:
+        the next change writes it anew.
+        """
+        try:
+            found = os.stat(self.path)  # noqa: PTH116  # before every call: pathlib is too slow
+        except OSError:
+            return False
+        return (found.st_mtime_ns, found.st_ino, found.st_size) != self._seen
+
+    def read(self) -> dict[str, Any] | None:
+        """The content, None when there is no file; raises NodeagentError."""
+        try:
+            with self.path.open("rb") as file:
+                found = os.fstat(file.fileno())
+                text = file.read()
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise self.broken(error.strerror or "unreadable") from error
+        try:
+            content = json.loads(text)
+        except (ValueError, RecursionError) as error:
+            raise self.broken("it is not JSON") from error
+        if not isinstance(content, dict) or content.get("format") != FORMAT:
+            raise self.broken(f"it has no format {FORMAT!r}")
+        self._seen = (found.st_mtime_ns, found.st_ino, found.st_size)
+        return content
+
+    def write(self, content: dict[str, Any]) -> None:
+        """Replace the file; raises NodeagentError."""
+        text = json.dumps({"format": FORMAT, **content}, separators=(",", ":")).encode()
+        new = Path(f"{self.path}.{os.getpid()}.tmp")
+        try:
+            new.write_bytes(text)
+            # The clock of the file system ticks too slowly to tell two quick writes apart.
+            self._written_at = max(self._written_at + 1, time.time_ns())
+            os.utime(new, ns=(self._written_at, self._written_at))
+            found = new.stat()
+            new.replace(self.path)
+        except OSError as error:
+            with suppress(OSError):
+                new.unlink()
+            raise NodeagentError(
+                f"the state of the simulated node cannot be written to {self.path}: "
+                f"{error.strerror}"
+            ) from error
+        self._seen = (found.st_mtime_ns, found.st_ino, found.st_size)
+
+    def broken(self, why: str) -> NodeagentError:
+        """The error for content that cannot be used."""
+        return NodeagentError(
+            f"the file {self.path} is not the state of a simulated node: {why}",
+            remedy="remove it or name another",
+        )
+
+    # --- who has the library open -------------------------------------------------------------
+
+    def open_session(self) -> None:
+        """Mark this process as one that has NVML initialised; its end takes the mark away."""
+        fcntl.lockf(self._lock, fcntl.LOCK_SH, 1)
+        self._session = True
+
+    def close_session(self) -> bool:
+        """Take the mark away; whether no other process has one."""
+        self._session = False
+        return not self.others_open()
+
+    def others_open(self) -> bool:
+        """Whether another process has NVML initialised."""
+        try:
+            fcntl.lockf(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB, 1)
+        except OSError:
+            alone = False
+        else:
+            alone = True
+        fcntl.lockf(self._lock, fcntl.LOCK_SH if self._session else fcntl.LOCK_UN, 1)
+        return not alone

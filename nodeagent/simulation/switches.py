@@ -1,0 +1,95 @@
+"""What is uncertain about the driver, or differs between drivers and machines: one switch each.
+
+A default is what the published evidence supports best. Whoever relies on a default should also
+be tested with the other value.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from nodeagent.errors import UsageError
+
+_CHOICES = {
+    "ampere_mode": ("pending", "whenIdle"),
+    "stale_handles": ("INVALID_ARGUMENT", "NOT_FOUND"),
+    "missing_mig_index": ("NOT_FOUND", "INVALID_ARGUMENT"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Switches:
+    """How the driver behaves where drivers or machines differ."""
+
+    ampere_mode: str = "pending"
+    """`pending`: a mode change always waits for a reset. `whenIdle`: the driver resets an idle
+    GPU by itself, so that the change is immediate."""
+
+    passthrough: bool = False
+    """The machine is a virtual machine with the GPUs passed through."""
+
+    old_driver_no_4g_with_3g: bool = False
+    """Drivers before R510 refuse 4g beside 3g."""
+
+    profiles_need_mig: bool = False
+    """R535 and older tell profiles and placements only while MIG is on."""
+
+    gi_destroy_race: bool = False
+    """The first attempt to destroy a GPU instance after its last compute instance went fails."""
+
+    new_uuid_on_recreate: bool = False
+    """A MIG device that is created again at the same place gets another UUID."""
+
+    disable_needs_no_instances: bool = False
+    """MIG cannot be switched off while instances exist, even idle ones."""
+
+    stale_handles: str = "INVALID_ARGUMENT"
+    """What a handle of a destroyed instance answers."""
+
+    missing_mig_index: str = "NOT_FOUND"
+    """What a MIG device index without a device answers."""
+
+    supported_events_tell_mig: bool = False
+    """Whether the supported event types include the MIG configuration change."""
+
+    reset_needs_nvml_closed: bool = True
+    """`nvidia-smi` cannot reset a GPU while another process has NVML initialised."""
+
+    persistence_mode: bool = True
+    """Persistence mode after boot. While it is off, a card whose mode does not survive a reboot
+    loses it when the last process shuts NVML down."""
+
+    driver_version: str = "595.58.03"
+    cuda_version: int = 13020
+    """As NVML counts it: 1000 * major + 10 * minor."""
+
+    missing_functions: tuple[str, ...] = ()
+    """C functions that this driver's library does not have."""
+
+    def __post_init__(self) -> None:
+        for name, choices in _CHOICES.items():
+            if getattr(self, name) not in choices:
+                found = getattr(self, name)
+                raise UsageError(
+                    f"the simulator's switch {name} is {found!r}",
+                    remedy=f"it can be {' or '.join(choices)}",
+                )
+
+    def to_json(self) -> dict[str, object]:
+        """Only what differs from the defaults."""
+        return {
+            field.name: getattr(self, field.name)
+            for field in dataclasses.fields(self)
+            if getattr(self, field.name) != field.default
+        }
+
+    @classmethod
+    def from_json(cls, stored: Mapping[str, object]) -> Switches:
+        """Raises TypeError when a switch is unknown or has the wrong type."""
+        values = {n: tuple(v) if isinstance(v, list) else v for n, v in stored.items()}
+        for name, value in values.items():
+            if type(value) is not type(getattr(cls(), name, None)):
+                raise TypeError(f"switch {name} cannot be {value!r}")
+        return cls(**values)  # type: ignore[arg-type]  # checked just above

@@ -1,0 +1,75 @@
+"""What a handle stands for at the moment of a call: a card, an instance, a MIG device."""
+
+from __future__ import annotations
+
+from nodeagent.simulation.boards import GpuProfile
+from nodeagent.simulation.card import Card
+from nodeagent.simulation.handles import Handle, Kind
+from nodeagent.simulation.state import ComputeInstance, GpuInstance
+
+
+class Device:
+    """A whole GPU, and what the other views have in common with it.
+
+    `instance_id` and `serial` are what a handle remembers; -1 where it needs none.
+    """
+
+    kind = Kind.GPU
+    instance_id = -1
+    serial = -1
+
+    def __init__(self, card: Card) -> None:
+        self.card = card
+
+
+class GpuInstanceView(Device):
+    """A GPU instance."""
+
+    kind = Kind.GPU_INSTANCE
+
+    def __init__(self, card: Card, instance: GpuInstance) -> None:
+        super().__init__(card)
+        self.instance = instance
+        self.instance_id = instance.id
+        self.serial = instance.serial
+
+    @property
+    def profile(self) -> GpuProfile:
+        return self.card.profile(self.instance.profile)
+
+
+class ComputeInstanceView(GpuInstanceView):
+    """A compute instance."""
+
+    kind = Kind.COMPUTE_INSTANCE
+
+    def __init__(self, card: Card, instance: GpuInstance, compute: ComputeInstance) -> None:
+        super().__init__(card, instance)
+        self.compute = compute
+        self.serial = compute.serial
+
+
+class MigDevice(ComputeInstanceView):
+    """A compute instance as a device of its own."""
+
+    kind = Kind.MIG_DEVICE
+
+    @property
+    def uuid(self) -> str:
+        return self.card.mig_uuid(self.instance, self.compute)
+
+
+def locate(card: Card, handle: Handle) -> Device | None:
+    """None when the instance is gone."""
+    if handle.kind is Kind.GPU:
+        return Device(card)
+    for instance in card.state.instances:
+        if handle.kind is Kind.GPU_INSTANCE:
+            if instance.serial == handle.serial:
+                return GpuInstanceView(card, instance)
+            continue
+        for compute in instance.compute:
+            if compute.serial == handle.serial:
+                made = MigDevice if handle.kind is Kind.MIG_DEVICE else ComputeInstanceView
+                return made(card, instance, compute)
+    return None

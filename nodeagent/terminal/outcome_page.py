@@ -1,0 +1,94 @@
+"""What `apply` did: each step as it ends, then the hardware as it was read back."""
+
+from __future__ import annotations
+
+from nodeagent.planning.outcome import GpuOutcome, NodeOutcome, StepReport, StepResult
+from nodeagent.planning.plan import NodePlan, Verdict
+from nodeagent.planning.problems import Problem
+from nodeagent.terminal.gpu_cells import cells_now, slots_of
+from nodeagent.terminal.page import BLANK, Line, Span, Tone, indent, line
+from nodeagent.terminal.plan_page import drawing
+from nodeagent.terminal.wording import (
+    count,
+    dim,
+    gpu_title,
+    problem_lines,
+    step_sentence,
+    verdict_span,
+)
+
+_RESULT_TONES = {
+    StepResult.DONE: Tone.GOOD,
+    StepResult.FAILED: Tone.BAD,
+    StepResult.UNDONE: Tone.WARNING,
+    StepResult.SKIPPED: Tone.DIM,
+}
+
+
+def step_line(index: int, report: StepReport) -> Line:
+    """One step as it ended: `GPU 0  done     create 3g.40gb at 0  (0.05 s)`."""
+    result = Span(f"{report.result:<9}", _RESULT_TONES[report.result])
+    why = f": {report.message}" if report.message else ""
+    time = dim(f"  ({report.seconds:.2f} s)") if report.result is not StepResult.SKIPPED else ""
+    return line(f"GPU {index}  ", result, step_sentence(report.step) + why, time)
+
+
+def outcome_page(
+    outcome: NodeOutcome, rest: NodePlan, width: int, *, stopped: bool
+) -> tuple[Line, ...]:
+    """The GPUs as they are now, alike ones together; what is still to be done; the last word.
+
+    `rest` is the plan for what was read back.
+    """
+    remaining = {gpu.before.uuid: (gpu.verdict, gpu.problems) for gpu in rest.gpus}
+    groups: dict[tuple[Line, ...], list[GpuOutcome]] = {}
+    for gpu in outcome.gpus:
+        verdict, problems = remaining[gpu.after.uuid]
+        if gpu.steps or verdict is not Verdict.IN_SYNC:
+            body = _gpu_body(gpu, verdict, _distinct(gpu, problems), width)
+            groups.setdefault(body, []).append(gpu)
+    lines: list[Line] = []
+    for body, gpus in groups.items():
+        lines += [BLANK, gpu_title([gpu.after for gpu in gpus]), *indent(body, 2)]
+    lines += [BLANK] if lines else []
+    return (
+        *lines,
+        *problem_lines(rest.problems, Tone.BAD),
+        _last_word(outcome, rest, stopped=stopped),
+    )
+
+
+def _distinct(outcome: GpuOutcome, remaining: tuple[Problem, ...]) -> tuple[Problem, ...]:
+    """A failure that was reported explains why a step is left; nothing is said twice."""
+    return tuple(dict.fromkeys((*outcome.problems, *remaining)))
+
+
+def _gpu_body(
+    outcome: GpuOutcome, verdict: Verdict, problems: tuple[Problem, ...], width: int
+) -> tuple[Line, ...]:
+    after = outcome.after
+    restored = [step_line(after.index, report) for report in outcome.restored]
+    drawn = after.mig is not None or after.instances
+    in_sync = verdict is Verdict.IN_SYNC
+    return (
+        *(drawing([("now", cells_now(after))], slots_of(after), width - 2) if drawn else ()),
+        *([line("to restore the earlier layout:"), *indent(restored, 2)] if restored else []),
+        *problem_lines(() if in_sync else problems, Tone.WARNING),
+    )
+
+
+def _last_word(outcome: NodeOutcome, rest: NodePlan, *, stopped: bool) -> Line:
+    done = sum(1 for gpu in outcome.gpus for step in gpu.steps if step.result is StepResult.DONE)
+    if rest.verdict is Verdict.IN_SYNC:
+        if not done:
+            return line(Span("In sync", Tone.GOOD), ": nothing to do.")
+        return line(
+            Span("Applied", Tone.GOOD),
+            f": {count(done, 'step')} done; read back, the node is as the document says.",
+        )
+    left = count(len(rest.steps), "step")
+    if stopped:
+        return line(Span("Stopped", Tone.WARNING), f": {count(done, 'step')} done, {left} left.")
+    if rest.verdict is Verdict.APPLICABLE:
+        return line(Span("Failed", Tone.BAD), f": {count(done, 'step')} done, {left} left.")
+    return line("Not all applied: ", verdict_span(rest.verdict), f"; {count(done, 'step')} done.")

@@ -1,0 +1,73 @@
+"""Lines of text whose parts carry a meaning (a tone) in place of a colour."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class Tone(StrEnum):
+    """What a piece of text means; `colour` decides how that looks."""
+
+    PLAIN = "plain"
+    TITLE = "title"
+    DIM = "dim"
+    STAYS = "stays"
+    NEW = "new"
+    GOES = "goes"
+    IN_USE = "inUse"
+    GOOD = "good"
+    WARNING = "warning"
+    BAD = "bad"
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """A piece of one line."""
+
+    text: str
+    tone: Tone = Tone.PLAIN
+
+
+Line = tuple[Span, ...]
+
+BLANK: Line = ()
+
+# For terminals and files that cannot show the drawing characters.
+_ASCII = str.maketrans("┌┬┐├┼┤└┴┘─│…×·", "++++++++" + "+-|~x.")
+
+
+def line(*parts: str | Span) -> Line:
+    """One line; bare strings have no tone."""
+    return tuple(Span(part) if isinstance(part, str) else part for part in parts)
+
+
+def indent(lines: Iterable[Line], by: int) -> tuple[Line, ...]:
+    """The lines moved to the right by so many columns; empty ones stay empty."""
+    margin = Span(" " * by)
+    return tuple((margin, *spans) if spans else BLANK for spans in lines)
+
+
+def plain_text(lines: Iterable[Line], *, ascii_only: bool = False) -> str:
+    """The lines without tones, each ended by a newline, no blanks at their ends."""
+    text = "".join("".join(s.text for s in spans).rstrip() + "\n" for spans in lines)
+    return text.translate(_ASCII) if ascii_only else text
+
+
+def table(
+    header: Sequence[str], rows: Iterable[Sequence[str | Span]], *, right: frozenset[int]
+) -> tuple[Line, ...]:
+    """Columns two blanks apart, as wide as their widest cell; `right` are right-aligned."""
+    cells = [[Span(title, Tone.DIM) for title in header]]
+    cells += [[Span(c) if isinstance(c, str) else c for c in row] for row in rows]
+    widths = [max(len(row[i].text) for row in cells) for i in range(len(header))]
+    return tuple(_table_row(row, widths, right) for row in cells)
+
+
+def _table_row(row: Sequence[Span], widths: Sequence[int], right: frozenset[int]) -> Line:
+    spans: list[Span] = []
+    for column, (cell, width) in enumerate(zip(row, widths, strict=True)):
+        text = cell.text.rjust(width) if column in right else cell.text.ljust(width)
+        spans += [Span(text, cell.tone), Span("  ")]
+    return tuple(spans[:-1])

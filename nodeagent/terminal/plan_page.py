@@ -1,0 +1,94 @@
+"""A plan as a page: per GPU the picture before and after, the steps, what stands in the way."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from nodeagent.planning.observed import Gpu
+from nodeagent.planning.plan import GpuPlan, NodePlan, Verdict
+from nodeagent.terminal.gpu_cells import cells_after, cells_before, cells_now, slots_of
+from nodeagent.terminal.page import BLANK, Line, Tone, indent, line
+from nodeagent.terminal.slices import Cell, bar, ruler
+from nodeagent.terminal.wording import (
+    count,
+    dim,
+    gpu_title,
+    problem_lines,
+    step_sentence,
+    verdict_span,
+)
+
+_MARGIN = 8  # columns for the words "before" and "after"
+
+
+def plan_page(plan: NodePlan, width: int) -> tuple[Line, ...]:
+    """The whole page, at most `width` columns where words allow it."""
+    lines: list[Line] = []
+    for gpus, body in _alike(plan, width):
+        lines += [gpu_title(gpus), *indent(body, 2), BLANK]
+    lines += problem_lines(plan.problems, Tone.BAD)
+    return (*lines, summary(plan))
+
+
+def _alike(plan: NodePlan, width: int) -> list[tuple[list[Gpu], tuple[Line, ...]]]:
+    """GPUs for which exactly the same would be shown, together."""
+    groups: dict[tuple[Line, ...], list[Gpu]] = {}
+    for gpu in plan.gpus:
+        groups.setdefault(_gpu_body(gpu, width - 2), []).append(gpu.before)
+    return [(gpus, body) for body, gpus in groups.items()]
+
+
+def _gpu_body(plan: GpuPlan, width: int) -> tuple[Line, ...]:
+    warning = plan.verdict in {Verdict.APPLICABLE, Verdict.IN_SYNC, Verdict.BLOCKED}
+    return (
+        line(verdict_span(plan.verdict)),
+        *picture(plan, width),
+        *numbered_steps(plan),
+        *problem_lines(plan.problems, Tone.WARNING if warning else Tone.BAD),
+    )
+
+
+def picture(plan: GpuPlan, width: int) -> tuple[Line, ...]:
+    """The GPU before and after, or only as it is when nothing would change."""
+    if plan.before.mig is None:
+        return ()
+    slots = max(slots_of(plan.before), slots_of(plan.after))
+    if not plan.steps:
+        return drawing([("now", cells_now(plan.before))], slots, width)
+    before = cells_before(plan.before, plan.steps)
+    after = cells_after(plan.after, plan.before, plan.steps)
+    return drawing([("before", before), ("after", after)], slots, width)
+
+
+def drawing(rows: Sequence[tuple[str, Sequence[Cell]]], slots: int, width: int) -> tuple[Line, ...]:
+    """Named bars below a ruler of memory slices."""
+    room = width - _MARGIN
+    lines = [(dim(" " * _MARGIN), *ruler(slots, room))]
+    for name, cells in rows:
+        for number, spans in enumerate(bar(cells, slots, room)):
+            title = name if number == 1 else ""
+            lines.append((dim(title.ljust(_MARGIN)), *spans))
+    return tuple(lines)
+
+
+def numbered_steps(plan: GpuPlan) -> tuple[Line, ...]:
+    """The steps in their order, each with its reason."""
+    return tuple(
+        line(f"{number:>2}. {step_sentence(step)}", dim(f"  ({step.reason})"))
+        for number, step in enumerate(plan.steps, start=1)
+    )
+
+
+def summary(plan: NodePlan) -> Line:
+    """The last line: the verdict on the whole node."""
+    span = verdict_span(plan.verdict)
+    gpus = sum(1 for gpu in plan.gpus if gpu.steps)
+    match plan.verdict:
+        case Verdict.IN_SYNC:
+            return line("Node ", span, ": nothing to do.")
+        case Verdict.APPLICABLE:
+            steps = f"{count(len(plan.steps), 'step')} on {count(gpus, 'GPU')}"
+            return line("Node ", span, f": {steps}. Nothing was touched.")
+        case Verdict.BLOCKED | Verdict.UNSATISFIABLE | Verdict.INVALID:
+            rest = f" {count(gpus, 'GPU')} could be changed." if gpus else ""
+            return line("Node ", span, f".{rest} Nothing was touched.")

@@ -1,0 +1,69 @@
+"""What each GPU offers: a table of its profiles, one for all GPUs that offer the same."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from nodeagent.planning.observed import Gpu, GpuInstanceProfile, Placement
+from nodeagent.terminal.gpu_cells import mode_words
+from nodeagent.terminal.page import BLANK, Line, Span, Tone, indent, line, table
+from nodeagent.terminal.wording import dim, gibibytes, gpu_title
+
+_HEADER = ("PROFILE", "ID", "MEMORY", "SMs", "ENGINES", "MAX", "MORE NOW", "PLACEMENTS")
+_RIGHT = frozenset({1, 2, 3, 5, 6})
+
+
+def profiles_page(offers: Sequence[tuple[Gpu, Mapping[str, int]]]) -> tuple[Line, ...]:
+    """`offers`: each GPU with how many more of each profile can be created now."""
+    groups: dict[tuple[Line, ...], list[Gpu]] = {}
+    for gpu, creatable in offers:
+        groups.setdefault(_body(gpu, creatable), []).append(gpu)
+    lines: list[Line] = []
+    for body, gpus in groups.items():
+        lines += [gpu_title(gpus), *indent(body, 2), BLANK]
+    return tuple(lines[:-1]) or (line("This node has no GPU."),)
+
+
+def _body(gpu: Gpu, creatable: Mapping[str, int]) -> tuple[Line, ...]:
+    if not gpu.profiles:
+        return (line(Span(mode_words(gpu), Tone.WARNING)),)
+    rows = [_row(profile, creatable.get(profile.name, 0)) for profile in gpu.profiles]
+    off = gpu.mig is not None and not gpu.mig.current
+    note = (line(dim("MIG is off: nothing can be created before it is switched on")),)
+    return (*table(_HEADER, rows, right=_RIGHT), *(note if off else ()))
+
+
+def _row(profile: GpuInstanceProfile, more: int) -> list[str | Span]:
+    return [
+        profile.name,
+        str(profile.id),
+        gibibytes(profile.memory),
+        str(profile.multiprocessors),
+        engine_words(profile),
+        str(profile.max_count),
+        Span(str(more), Tone.GOOD if more else Tone.DIM),
+        placement_words(profile.placements),
+    ]
+
+
+def engine_words(profile: GpuInstanceProfile) -> str:
+    """`2 copy, 1 decoder`; `none` for a profile without engines."""
+    engines = profile.engines
+    counts = {
+        "copy": engines.copy,
+        "dec": engines.decoder,
+        "enc": engines.encoder,
+        "jpeg": engines.jpeg,
+        "ofa": engines.ofa,
+    }
+    return " ".join(f"{n} {name}" for name, n in counts.items() if n) or "none"
+
+
+def placement_words(placements: Sequence[Placement]) -> str:
+    """`{0,2,4}:2`: where instances may begin, and how many memory slices they take."""
+    by_size: dict[int, list[int]] = {}
+    for place in placements:
+        by_size.setdefault(place.size, []).append(place.start)
+    return " ".join(
+        f"{{{','.join(map(str, sorted(starts)))}}}:{size}" for size, starts in by_size.items()
+    )

@@ -1,0 +1,156 @@
+"""The running agent's picture of the node, drawn from the JSON of its `/v1/status`."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from nodeagent.terminal.page import BLANK, Line, Span, Tone, indent, line
+from nodeagent.terminal.plan_page import drawing
+from nodeagent.terminal.slices import Cell
+from nodeagent.terminal.wording import dim, gibibytes, index_ranges
+
+Json = Mapping[str, Any]
+
+_PHASE_TONES = {
+    "InSync": Tone.GOOD,
+    "Working": Tone.NEW,
+    "Blocked": Tone.WARNING,
+    "Rejected": Tone.BAD,
+    "Failed": Tone.BAD,
+}
+_DIGEST_SHOWN = 19  # columns: "sha256:" and twelve digits
+
+
+def status_page(status: Json, width: int) -> tuple[Line, ...]:
+    """The whole page; keys that are absent are not known and left out."""
+    lines = [*_title(status), BLANK]
+    groups: dict[tuple[Line, ...], list[Json]] = {}
+    for gpu in status.get("gpus", ()):
+        groups.setdefault(_gpu_body(gpu, width - 2), []).append(gpu)
+    for body, gpus in groups.items():
+        lines += [_gpu_title(gpus), *indent(body, 2), BLANK]
+    problems = _problem_lines(status.get("problems", ()))
+    return (*lines, *problems) if problems else tuple(lines[:-1])
+
+
+def _title(status: Json) -> tuple[Line, ...]:
+    phase = str(status.get("phase", "unknown"))
+    node = Span(f"node {status.get('node', '?')}", Tone.TITLE)
+    digest = str(status.get("digest") or "")
+    source = status.get("source", "?")
+    plan = f"plan {digest[:_DIGEST_SHOWN]} from {source}" if digest else "no plan"
+    seen = f", seen {status['observedAt']}" if status.get("observedAt") else ""
+    said = f": {status['message']}" if status.get("message") else ""
+    return (
+        line(node, "  ", Span(phase, _PHASE_TONES.get(phase, Tone.PLAIN)), said),
+        line(dim(f"{plan}{seen}")),
+    )
+
+
+def _gpu_title(gpus: Sequence[Json]) -> Line:
+    first = gpus[0]
+    name = first.get("name", "")
+    if len(gpus) > 1:
+        indices = index_ranges(int(gpu["index"]) for gpu in gpus)
+        return line(Span(f"GPUs {indices}", Tone.TITLE), f"  {len(gpus)} x {name}")
+    place = "  ".join(str(first[key]) for key in ("uuid", "pciBusId") if first.get(key))
+    return line(Span(f"GPU {first.get('index', '?')}", Tone.TITLE), f"  {name}", dim(f"  {place}"))
+
+
+def _gpu_body(gpu: Json, width: int) -> tuple[Line, ...]:
+    instances: Sequence[Json] = gpu.get("instances", ())
+    slots = int(gpu.get("slots") or 0)
+    cells = _cells(instances) or [Cell(0, slots, (_mode_words(gpu),), Tone.DIM)]
+    picture = drawing([("now", cells)], slots, width) if slots else ()
+    return (
+        *(picture or (line(_mode_words(gpu)),)),
+        *_user_lines(gpu),
+        *_room(gpu),
+        *_health(gpu),
+    )
+
+
+def _cells(instances: Sequence[Json]) -> list[Cell]:
+    """One box for each GPU instance, whatever compute instances it holds."""
+    by_place: dict[tuple[int, int], list[Json]] = {}
+    for instance in instances:
+        by_place.setdefault((int(instance["start"]), int(instance["size"])), []).append(instance)
+    return [_cell(place, devices) for place, devices in by_place.items()]
+
+
+def _cell(place: tuple[int, int], devices: Sequence[Json]) -> Cell:
+    counts = Counter(str(device.get("profile", "?")) for device in devices)
+    name = " ".join(profile if n == 1 else f"{n} x {profile}" for profile, n in counts.items())
+    half_made = not any(device.get("uuid") for device in devices)
+    in_use = any(device.get("inUse") for device in devices)
+    state = "half-made" if half_made else "in use" if in_use else "idle"
+    return Cell(*place, (name, state), Tone.IN_USE if in_use else Tone.STAYS)
+
+
+def _mode_words(gpu: Json) -> str:
+    mig = gpu.get("mig")
+    if not mig:
+        return "no MIG on this card"
+    if mig.get("current") != mig.get("pending"):
+        return f"MIG {mig.get('current')}, {mig.get('pending')} after a reset"
+    empty = mig.get("current") == "enabled" and not gpu.get("instances")
+    return f"MIG {mig.get('current')}{', no instances' if empty else ''}"
+
+
+def _user_lines(gpu: Json) -> tuple[Line, ...]:
+    rows = [_users(f"{i.get('profile')} at {i.get('start')}", i) for i in gpu.get("instances", ())]
+    rows.append(_users("GPU", gpu))
+    return tuple(row for group in rows for row in group)
+
+
+def _users(what: str, holder: Json) -> list[Line]:
+    memory = holder.get("memory") or {}
+    used = f", {gibibytes(int(memory['used']))} used" if memory.get("used") else ""
+    lines = [
+        line(Span(f"{what}: ", Tone.IN_USE), _user_words(user), dim(used))
+        for user in holder.get("users", ())
+    ]
+    if holder.get("usersUnknown"):
+        lines.append(
+            line(Span(f"{what}: ", Tone.IN_USE), f"unknown users ({holder['usersUnknown']})")
+        )
+    return lines
+
+
+def _user_words(user: Json) -> str:
+    pid = user.get("pid")
+    command = f" ({user['command']})" if user.get("command") else ""
+    pod = user.get("pod") or {}
+    where = f" of pod {pod.get('namespace', '')}/{pod['name']}" if pod.get("name") else ""
+    return (f"pid {pid}" if pid else "a process of unknown pid") + command + where
+
+
+def _room(gpu: Json) -> tuple[Line, ...]:
+    room = gpu.get("free", {}).get("creatable") or {}
+    if not room:
+        return ()
+    return (line(dim("room for " + " or ".join(f"{n} x {name}" for name, n in room.items()))),)
+
+
+def _health(gpu: Json) -> tuple[Line, ...]:
+    health = gpu.get("health") or {}
+    status = health.get("status", "healthy")
+    if status == "healthy":
+        return ()
+    lines = [line(Span(f"! {status}", Tone.BAD))]
+    for finding in health.get("findings", ()):
+        lines.append(line(f"  {finding.get('evidence', '')}"))
+        lines.append(line(f"  {finding.get('suggestedAction', '')}"))
+    return tuple(lines)
+
+
+def _problem_lines(problems: Sequence[Json]) -> tuple[Line, ...]:
+    lines: list[Line] = []
+    for problem in problems:
+        place = f"{problem['path']}: " if problem.get("path") else ""
+        lines.append(line(Span(f"! {place}{problem.get('message', '')}", Tone.WARNING)))
+        if problem.get("remedy"):
+            lines.append(line(f"  {problem['remedy']}"))
+    return tuple(lines)

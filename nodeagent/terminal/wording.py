@@ -1,0 +1,103 @@
+"""Sentences for steps, verdicts and problems."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+
+from nodeagent.planning.observed import Gpu, GpuInstance
+from nodeagent.planning.plan import Verdict
+from nodeagent.planning.problems import Problem
+from nodeagent.planning.steps import CreateGpuInstance, Step
+from nodeagent.reports.words import step_words
+from nodeagent.terminal.page import Line, Span, Tone, line
+
+_VERDICT_TONES = {
+    Verdict.IN_SYNC: Tone.GOOD,
+    Verdict.APPLICABLE: Tone.NEW,
+    Verdict.BLOCKED: Tone.WARNING,
+    Verdict.UNSATISFIABLE: Tone.BAD,
+    Verdict.INVALID: Tone.BAD,
+}
+
+_VERDICT_WORDS = {
+    Verdict.IN_SYNC: "in sync",
+    Verdict.APPLICABLE: "can be applied",
+    Verdict.BLOCKED: "blocked",
+    Verdict.UNSATISFIABLE: "cannot be satisfied on this card",
+    Verdict.INVALID: "invalid",
+}
+
+
+def verdict_span(verdict: Verdict) -> Span:
+    """The verdict in words, with its tone."""
+    return Span(_VERDICT_WORDS[verdict], _VERDICT_TONES[verdict])
+
+
+def count(number: int, noun: str) -> str:
+    """`1 step`, `2 steps`."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def gibibytes(size: int) -> str:
+    """Bytes as a person reads them: `39.5 GiB`."""
+    return f"{size / 2**30:.4g} GiB"
+
+
+def index_ranges(indices: Iterable[int]) -> str:
+    """`0-3, 6`."""
+    groups: list[list[int]] = []
+    for index in sorted(indices):
+        if groups and groups[-1][-1] == index - 1:
+            groups[-1].append(index)
+        else:
+            groups.append([index])
+    return ", ".join(str(g[0]) if len(g) == 1 else f"{g[0]}-{g[-1]}" for g in groups)
+
+
+def gpu_title(gpus: Sequence[Gpu]) -> Line:
+    """One GPU by index, name and UUID; several alike by their indices."""
+    first = gpus[0]
+    name = first.name or "unnamed GPU"
+    if len(gpus) == 1:
+        return line(Span(f"GPU {first.index}", Tone.TITLE), f"  {name}", dim(f"  {first.uuid}"))
+    indices = index_ranges(gpu.index for gpu in gpus)
+    return line(Span(f"GPUs {indices}", Tone.TITLE), f"  {len(gpus)} x {name}")
+
+
+def dim(text: str) -> Span:
+    """Text of lesser weight."""
+    return Span(text, Tone.DIM)
+
+
+def devices_in(instance: GpuInstance) -> str:
+    """The MIG devices of a GPU instance: `3g.40gb`, `3 x 1c.3g.40gb`, or that it is half-made."""
+    if not instance.compute:
+        return f"{instance.profile} half-made"
+    counts = Counter(device.profile for device in instance.compute)
+    return " ".join(name if n == 1 else f"{n} x {name}" for name, n in counts.items())
+
+
+def step_sentence(step: Step) -> str:
+    """What a step does, without its reason."""
+    if isinstance(step, CreateGpuInstance):
+        return step_words(step) + _division(step.compute)
+    return step_words(step)
+
+
+def _division(compute: Sequence[int]) -> str:
+    if len(compute) <= 1:
+        return ""
+    sizes = Counter(compute).items()
+    return ", divided into " + " + ".join(f"{n} x {c}c" if n > 1 else f"{c}c" for c, n in sizes)
+
+
+def problem_lines(problems: Iterable[Problem], tone: Tone) -> tuple[Line, ...]:
+    """Each problem with the place in the document it comes from and its remedy below."""
+    lines: list[Line] = []
+    for problem in problems:
+        place = f"{problem.path}: " if problem.path else ""
+        lines.append(line(Span(f"! {place}{problem.message}", tone)))
+        if problem.remedy:
+            lines.append(line(f"  {problem.remedy}"))
+    return tuple(lines)

@@ -1,0 +1,108 @@
+"""Standard output and error."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+
+import pytest
+import yaml
+
+from nodeagent.cli.output import Output, complain
+from nodeagent.errors import NodeagentError
+from nodeagent.terminal.page import Span, Tone, line
+
+_PAGE = [line("│", Span("word", Tone.BAD))]
+
+
+class _Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+class _ClosedPipe(io.StringIO):
+    def write(self, text: str) -> int:
+        raise BrokenPipeError
+
+
+def _terminal(monkeypatch: pytest.MonkeyPatch) -> _Terminal:
+    """Standard output as a terminal that knows colours, from now on."""
+    stream = _Terminal()
+    monkeypatch.setattr(sys, "stdout", stream)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    return stream
+
+
+def test_colours_only_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A terminal gets codes."""
+    terminal = _terminal(monkeypatch)
+    Output("text", colour=True).page(_PAGE)
+    assert "\x1b[" in terminal.getvalue()
+
+
+def test_no_colours_elsewhere(capsys: pytest.CaptureFixture[str]) -> None:
+    """A file or pipe gets text."""
+    Output("text", colour=True).page(_PAGE)
+    assert capsys.readouterr().out == "│word\n"
+
+
+@pytest.mark.parametrize("how", ["option", "NO_COLOR", "dumb"])
+def test_colours_can_be_refused(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By `--no-color`, by the variable that all programs share, by a terminal without."""
+    terminal = _terminal(monkeypatch)
+    if how == "NO_COLOR":
+        monkeypatch.setenv("NO_COLOR", "1")
+    if how == "dumb":
+        monkeypatch.setenv("TERM", "dumb")
+    Output("text", colour=how != "option").page(_PAGE)
+    assert terminal.getvalue() == "│word\n"
+
+
+def test_drawing_characters_only_where_they_can_be_encoded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """An ASCII stream gets ASCII boxes and no error."""
+    raw = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(raw, encoding="ascii"))
+    Output("text", colour=False).page(_PAGE)
+    assert raw.getvalue() == b"|word\n"
+
+
+def test_formats_exclude_each_other(capsys: pytest.CaptureFixture[str]) -> None:
+    """JSON output is JSON alone, text output is text alone."""
+    for name in ("text", "json", "yaml"):
+        output = Output(name, colour=False)
+        output.page([line("words")])
+        output.document({"b": 1, "a": ["ä"]})
+        written = capsys.readouterr().out
+        if name == "text":
+            assert written == "words\n"
+        else:
+            data = json.loads(written) if name == "json" else yaml.safe_load(written)
+            assert list(data.items()) == [("b", 1), ("a", ["ä"])]
+
+
+def test_a_reader_that_goes_away_ends_the_printing_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is written after a closed pipe goes nowhere and raises nothing."""
+    monkeypatch.setattr(sys, "stdout", _ClosedPipe())
+    output = Output("text", colour=False)
+    output.page(_PAGE)
+    assert output.closed
+    output.page(_PAGE)
+
+
+def test_no_standard_output_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python has none when the descriptor was closed at the start."""
+    monkeypatch.setattr(sys, "stdout", None)
+    output = Output("text", colour=True)
+    output.page(_PAGE)
+    output.text("x")
+
+
+def test_complaints_are_one_or_two_lines(capsys: pytest.CaptureFixture[str]) -> None:
+    """Line breaks inside a message do not make it longer."""
+    complain(NodeagentError("a\nb", remedy="c\n d"))
+    complain("plain")
+    assert capsys.readouterr().err == "nodeagent: a b\n  c d\nnodeagent: plain\n"

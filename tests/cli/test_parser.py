@@ -1,0 +1,120 @@
+"""The command line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from nodeagent import __version__
+from nodeagent.cli import main
+from nodeagent.cli.parser import COMMANDS, parse
+from nodeagent.cli.program import command
+from nodeagent.errors import UsageError
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--simulate", "t4:1", "--state", "x", "-o", "json", "--no-color", "export"],
+        ["export", "--simulate", "t4:1", "--state", "x", "-o", "json", "--no-color"],
+        ["--simulate", "t4:1", "export", "-o", "json", "--no-color", "--state", "x"],
+    ],
+)
+def test_global_options_may_stand_before_and_after_the_command(words: list[str]) -> None:
+    """What was said on either side of the command counts."""
+    options = parse(words)
+    assert options.simulate == "t4:1"
+    assert options.state == Path("x")
+    assert options.output == "json"
+    assert options.no_color
+
+
+def test_global_options_reach_the_third_word() -> None:
+    """`simulate occupy` takes them at its end too."""
+    options = parse(["simulate", "occupy", "0", "--state", "x"])
+    assert options.state == Path("x")
+    assert options.output == "text"
+
+
+def test_the_later_of_two_wins() -> None:
+    """An option that stands on both sides of the command has the value of the later."""
+    assert parse(["-o", "json", "export", "-o", "yaml"]).output == "yaml"
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_can_be_run(name: str) -> None:
+    """Each command that the help names has its function."""
+    assert callable(command(name))
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        [],
+        ["destroy"],
+        ["export", "--nonsense"],
+        ["export", "-o", "xml"],
+        ["export", "--format", "toml"],
+        ["plan", "--reset", "always"],
+        ["apply", "--wait", "-1"],
+        ["apply", "--wait", "soon"],
+        ["apply", "--wait", "nan"],
+        ["apply", "--wait", "inf"],
+        ["apply", "--parallel", "0"],
+        ["apply", "--fil", "x"],
+        ["schema", "everything"],
+        ["simulate"],
+        ["simulate", "burn"],
+        ["simulate", "occupy"],
+        ["simulate", "occupy", "0", "--memory", "2 pages"],
+        ["simulate", "occupy", "0", "--pid", "-4"],
+        ["simulate", "fault", "--lost", "GPU-0"],
+        ["mps", "status"],
+    ],
+)
+def test_bad_usage_is_two_lines_and_exit_code_2(
+    words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What is wrong, and where to read what would be right; nothing on standard output."""
+    assert main(words) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    lines = err.splitlines()
+    assert len(lines) == 2
+    assert lines[0].startswith("nodeagent: ")
+    assert "--help" in lines[1]
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [("2Gi", 2 << 30), ("512Mi", 512 << 20), ("3G", 3 * 10**9), ("7", 7), ("1Ki", 1024)],
+)
+def test_sizes_are_kubernetes_quantities(text: str, size: int) -> None:
+    """`2Gi` is 2 to the power of 31, `3G` three thousand millions."""
+    assert parse(["simulate", "occupy", "0", "--memory", text]).memory == size
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    """`--version` says which one and is no error."""
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"nodeagent {__version__}\n"
+
+
+@pytest.mark.parametrize("words", [["--help"], *([name, "--help"] for name in COMMANDS)])
+def test_help_is_no_error(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    """Each command explains itself, exit codes included."""
+    assert main(words) == 0
+    assert "exit codes: 0 done" in " ".join(capsys.readouterr().out.split())
+
+
+def test_mig_parted_option_names_are_understood() -> None:
+    """Scripts written for nvidia-mig-parted keep their long options."""
+    options = parse(["apply", "--config-file", "f", "--selected-config", "c"])
+    assert (options.file, options.configuration) == ("f", "c")
+
+
+def test_an_abbreviated_option_is_refused() -> None:
+    """So that a new option never changes what an old script means."""
+    with pytest.raises(UsageError):
+        parse(["status", "--wat"])

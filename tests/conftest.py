@@ -1,0 +1,144 @@
+"""What holds for every test: nothing leaks, nothing reaches the network, no setting comes in.
+
+The guards compare what is alive before and after a test, so they cost well under a millisecond
+each.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import inspect
+import os
+import socket
+import sys
+import threading
+import time
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterator
+
+GRACE = 1.0  # seconds that threads and processes get to end by themselves after a test
+
+
+# --- what a test may leave behind: nothing ------------------------------------------------------
+
+
+def _children() -> set[int]:
+    """Process ids of this process' children, zombies included."""
+    tasks = Path("/proc/self/task")
+    return {int(pid) for task in tasks.iterdir() for pid in (task / "children").read_text().split()}
+
+
+def _describe(pid: int) -> str:
+    try:
+        command = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode().strip()
+    except OSError:
+        command = "gone meanwhile"
+    return f"{pid} ({command or 'zombie'})"
+
+
+def _library_state() -> tuple[object, int]:
+    """Which object stands behind pynvml, and how often it was initialised."""
+    pynvml = sys.modules.get("pynvml")
+    if pynvml is None:
+        return None, 0
+    library = pynvml.nvmlLib
+    # Once loaded, the system's library stays; only a stand-in must be taken away again.
+    return None if isinstance(library, ctypes.CDLL) else library, pynvml._nvmlLib_refcount
+
+
+@pytest.fixture(autouse=True)
+def _nothing_leaks() -> Iterator[None]:
+    """Fail a test that leaves a thread, a child process or a changed pynvml."""
+    threads, children, library = set(threading.enumerate()), _children(), _library_state()
+    yield
+    deadline = time.monotonic() + GRACE
+    while True:
+        new_threads = [t for t in threading.enumerate() if t not in threads]
+        new_children = _children() - children
+        if not (new_threads or new_children) or time.monotonic() > deadline:
+            break
+        time.sleep(0.005)
+    assert not new_threads, f"the test left threads: {new_threads}"
+    assert not new_children, f"the test left processes: {[_describe(p) for p in new_children]}"
+    assert library == _library_state(), "the test left pynvml with another library or initialised"
+
+
+@pytest.fixture(autouse=True)
+def _no_task_leaks(_nothing_leaks: None, request: pytest.FixtureRequest) -> None:
+    """Fail an async test that leaves a task; set up first, so it looks last."""
+    if isinstance(request.node, pytest.Function) and _is_async(request.node.function):
+        request.getfixturevalue("_task_guard")
+
+
+def _is_async(function: Any) -> bool:
+    inner = getattr(getattr(function, "hypothesis", None), "inner_test", function)
+    return inspect.iscoroutinefunction(inner)
+
+
+@pytest.fixture
+async def _task_guard() -> AsyncIterator[None]:
+    yield
+    for _ in range(3):  # a task that was cancelled in the last moment may end
+        await asyncio.sleep(0)
+    left = asyncio.all_tasks() - {asyncio.current_task()}
+    assert not left, f"the test left tasks: {left}"
+
+
+# --- what reaches a test from outside: nothing --------------------------------------------------
+
+
+@pytest.fixture(autouse=True)
+def _no_settings_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The developer's own settings and systemd's socket must not change what a test sees."""
+    for name in list(os.environ):
+        ours = name.startswith("NODEAGENT_") and not name.startswith("NODEAGENT_TEST_")
+        if ours or name in {"NODE_NAME", "NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID"}:
+            monkeypatch.delenv(name)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _no_network() -> Iterator[None]:
+    """Refuse connections that would leave this machine."""
+    real = socket.socket.connect
+
+    def connect(self: socket.socket, address: Any) -> None:
+        if self.family in {socket.AF_INET, socket.AF_INET6}:
+            host = str(address[0])
+            assert host == "::1" or host.startswith("127."), f"a test connects to {host}"
+        real(self, address)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(socket.socket, "connect", connect)
+        yield
+
+
+# --- tests that need a driver -------------------------------------------------------------------
+
+
+@cache
+def _why_no_nvml() -> str:
+    """Why tests marked `nvml` cannot run here; empty when they can."""
+    try:
+        library = ctypes.CDLL("libnvidia-ml.so.1")
+    except OSError as error:
+        return f"no driver library: {error}"
+    code = library.nvmlInit_v2()
+    if code != 0:
+        return f"the driver library does not initialise: NVML code {code}"
+    library.nvmlShutdown()
+    return ""
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skip what needs a driver or a GPU that may be changed where there is none."""
+    if (item.get_closest_marker("nvml") or item.get_closest_marker("gpu")) and _why_no_nvml():
+        pytest.skip(_why_no_nvml())
+    if item.get_closest_marker("gpu") and not os.environ.get("NODEAGENT_TEST_GPUS"):
+        pytest.skip("NODEAGENT_TEST_GPUS names no GPU (by UUID) that tests may change")

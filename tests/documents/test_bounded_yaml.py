@@ -1,0 +1,176 @@
+"""Strangers' YAML: what is read, what is refused, where the fault is said to be, and how fast."""
+
+from __future__ import annotations
+
+import json
+import time
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from nodeagent.documents.bounded_yaml import DEEPEST, LARGEST_TEXT, MOST_NODES, read_tree
+from nodeagent.documents.findings import MOST_PROBLEMS
+from nodeagent.errors import DocumentError
+from nodeagent.planning.problems import Problem
+
+BOMB = "a: &a [x,x,x,x,x,x,x,x,x]\n" + "".join(
+    f"{chr(98 + i)}: &{chr(98 + i)} [{','.join(['*' + chr(97 + i)] * 9)}]\n" for i in range(9)
+)
+
+
+def faults(text: str | bytes) -> tuple[Problem, ...]:
+    """The problems for which `text` is refused."""
+    with pytest.raises(DocumentError) as caught:
+        read_tree(text)
+    return caught.value.problems
+
+
+def test_yaml_and_json_are_the_same() -> None:
+    """Both notations of one document give equal values."""
+    data = {"version": "v1", "gpus": [{"devices": [0, 1], "mig": {"3g.40gb": 1}}]}
+    yaml_text = "version: v1\ngpus:\n- devices: [0, 1]\n  mig:\n    3g.40gb: 1\n"
+    assert read_tree(json.dumps(data)).value == data
+    assert read_tree(json.dumps(data, indent="\t")).value == data
+    assert read_tree(yaml_text).value == data
+    assert read_tree(b"\xef\xbb\xbf" + yaml_text.encode()).value == data
+
+
+def test_places_are_those_of_the_text() -> None:
+    """Each value and each key has its line and column, counted from 1."""
+    tree = read_tree("a: 1\nb:\n  - {c: x}\n")
+    assert tree.marks == {
+        (): (1, 1),
+        ("a",): (1, 4),
+        ("b",): (3, 3),
+        ("b", 0): (3, 5),
+        ("b", 0, "c"): (3, 9),
+    }
+    assert tree.key_marks[("b", 0, "c")] == (3, 6)
+
+
+@pytest.mark.parametrize(
+    ("text", "path", "words"),
+    [
+        (
+            "a: 1\nb: 2\na: 3\n",
+            "",
+            'the key "a" is there twice, first in line 1 (line 3, column 1)',
+        ),
+        ("a: &x 1\n", "a", "the anchor &x is not allowed (line 1, column 4)"),
+        ("a: !!str 1\n", "a", "the tag"),
+        ("a: ! 1\n", "a", "the tag"),
+        ("!!python/object/apply:os.system [id]\n", "", "the tag"),
+        ("a: 1\n---\nb: 2\n", "", "a second document begins here (line 2, column 1)"),
+        ("? [a]\n: 1\n", "", "a map or list is no key"),
+        ("on: 1\n", "", 'YAML reads the bare word "on" as true'),
+        ("x: {no: 1}\n", "x", 'YAML reads the bare word "no" as false'),
+        ("0: 1\n", "", 'the bare word "0" as the number 0'),
+        ("~: 1\n", "", 'the bare word "~" as nothing'),
+        ("a: .nan\n", "a", "a finite number is needed"),
+        ("a: [1, 010]\n", "a[1]", "leading zero"),
+        ("a: [1,\nb", "", "neither YAML nor JSON"),
+        ("a: b: c", "", "neither YAML nor JSON"),
+        ("\tx: 1", "", "neither YAML nor JSON"),
+        ("%YAML 3.0\n---\na: 1", "", "neither YAML nor JSON"),
+        ('a: "\\x1b[31m"\n', "a", "the control character U+001B"),
+        ("a\x00b", "", "the control character U+0000 (line 1, column 2)"),
+        ("x\n\x1b", "", "the control character U+001B (line 2, column 1)"),
+        ("a: \ud800", "", "the control character U+D800"),
+        (b"\xff\xfea\x00", "", "not UTF-8 text (byte 1 is 0xff)"),
+        (b"\x7fELF\x02\x01\x01\x00", "", "control character"),
+        (b"\x80", "", "not UTF-8"),
+    ],
+)
+def test_refused(text: str | bytes, path: str, words: str) -> None:
+    """What no document may hold is refused, with its place and its name."""
+    [problem, *_] = faults(text)
+    assert problem.path == path
+    assert words in problem.message
+
+
+def test_all_faults_of_form_at_once() -> None:
+    """Faults that do not hide what follows are told together, in the text's order."""
+    problems = faults("a: 1\na: 2\nb: &x 1\nc: !t 2\non: 3\n")
+    assert [p.message.split("(line ")[1] for p in problems] == [
+        "2, column 1)",
+        "3, column 4)",
+        "4, column 4)",
+        "5, column 1)",
+    ]
+
+
+def test_faults_are_bounded() -> None:
+    """A document full of faults does not give an endless answer, and the answer says so."""
+    problems = faults("".join(f"k{n}: &a{n} 1\n" for n in range(500)))
+    assert len(problems) == MOST_PROBLEMS + 1
+    assert "there are more" in problems[-1].message
+
+
+def test_limits() -> None:
+    """Depth, number of values and size are bounded; what is within the bounds is read."""
+    assert read_tree("[" * DEEPEST + "]" * DEEPEST).value is not None
+    assert "nested" in faults("[" * (DEEPEST + 1) + "]" * (DEEPEST + 1))[0].message
+    assert read_tree("[" + "1," * (MOST_NODES - 1) + "]").value is not None
+    assert "more than 10,000 values" in faults("[" + "1," * MOST_NODES + "]")[0].message
+    assert read_tree("#" * (LARGEST_TEXT - 1)).value is None
+    assert "1 MiB" in faults("#" * LARGEST_TEXT)[0].message
+    assert "1 MiB" in faults("é" * (LARGEST_TEXT // 2))[0].message  # bytes count
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        BOMB,
+        "x" * LARGEST_TEXT,
+        "[" * (LARGEST_TEXT - 1),
+        "- " * (LARGEST_TEXT // 2 - 1),
+        "{" * (LARGEST_TEXT - 1),
+        "[" + "1," * (LARGEST_TEXT // 2 - 1),
+        "".join(f"k{n}: 1\n" for n in range(90_000)),
+        "\x01" * (LARGEST_TEXT - 1),
+        "'" + "''" * (LARGEST_TEXT // 2 - 1),
+        "&a " * (LARGEST_TEXT // 3 - 1),
+        "a" * (LARGEST_TEXT - 2) + ":",
+        "? " * (LARGEST_TEXT // 2 - 1),
+    ],
+    ids=str.__len__,
+)
+def test_refused_quickly(text: str) -> None:
+    """Bombs and bloated texts are refused in less than 0.1 s."""
+
+    def seconds() -> float:
+        begin = time.perf_counter()
+        faults(text)
+        return time.perf_counter() - begin
+
+    assert min(seconds() for _ in range(3)) < 0.1
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.one_of(st.text(), st.binary(), st.text("{}[]:,&*!|>-? \n#'\"%@`a0~", max_size=40)))
+def test_only_document_errors(text: str | bytes) -> None:
+    """Whatever the text is, it is read or refused; nothing else ever comes out."""
+    try:
+        read_tree(text)
+    except DocumentError as error:
+        assert error.problems
+
+
+JSON = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-(10**9), 10**9)
+    | st.text("abc xyz:-[]{}#é\"'", max_size=8),
+    lambda inner: (
+        st.lists(inner, max_size=4) | st.dictionaries(st.text("abcyn", max_size=3), inner)
+    ),
+    max_leaves=20,
+)
+
+
+@settings(max_examples=200, deadline=None)
+@given(JSON)
+def test_json_reads_as_json(value: object) -> None:
+    """JSON means here what it means to a JSON reader."""
+    assert read_tree(json.dumps(value, ensure_ascii=False)).value == value

@@ -1,0 +1,109 @@
+"""The examples that users start from: all are read, and mean what their comments say."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+from jsonschema import Draft202012Validator
+
+from nodeagent.documents.reading import read_document
+from nodeagent.documents.schema import plan_schema
+from nodeagent.errors import DocumentError
+from nodeagent.planning.desired import MigLayout
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+PLANS = sorted(EXAMPLES.glob("*.yaml"))
+FILES = sorted((EXAMPLES / "mig-parted").glob("*.yaml"))
+DEFAULT = EXAMPLES / "mig-parted/config.yaml"
+
+
+def configurations(path: Path) -> list[str]:
+    """The names of a file's configurations."""
+    return list(yaml.safe_load(path.read_text())["mig-configs"])
+
+
+def test_there_are_examples() -> None:
+    """The tests below have something to look at."""
+    assert EXAMPLES / "plan.yaml" in PLANS
+    assert DEFAULT in FILES
+
+
+@pytest.mark.parametrize("path", PLANS, ids=lambda path: path.name)
+def test_plans(path: Path) -> None:
+    """Every plan is read, and passes the published schema."""
+    text = path.read_bytes()
+    assert read_document(text).entries
+    Draft202012Validator(plan_schema()).validate(yaml.safe_load(text))
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
+def test_mig_parted_files(path: Path) -> None:
+    """Every configuration of every file is read."""
+    text = path.read_bytes()
+    for name in configurations(path):
+        assert read_document(text, configuration=name).entries
+
+
+def test_default_configurations() -> None:
+    """The default file has mig-parted's 81 labels, each label saying what it asks for."""
+    names = configurations(DEFAULT)
+    assert len(names) == 81
+    assert {"all-disabled", "all-enabled", "all-balanced"} < set(names)
+    text = DEFAULT.read_bytes()
+    for name in set(names) - {"all-disabled", "all-enabled", "all-balanced"}:
+        for entry in read_document(text, configuration=name).entries:
+            assert isinstance(entry.mig, MigLayout)
+            [item] = entry.mig.instances
+            assert name == "all-" + item.profile.replace("+", ".")
+
+
+def test_default_configurations_are_balanced_once() -> None:
+    """all-balanced names each kind of card once, so that no entry overrules another."""
+    entries = read_document(DEFAULT.read_bytes(), configuration="all-balanced").entries
+    ids = [f.device for entry in entries for f in entry.pci_filters]
+    assert len(ids) == len(set(ids)) == 30
+    assert len(entries) == 12
+
+
+def test_the_contract() -> None:
+    """The document by which the format was agreed is read as it stands."""
+    plan = """\
+version: v1
+gpus:
+  - devices: [0, 1]                 # all | indices | UUIDs | PCI addresses
+    model: "*H100*"
+    mig: {3g.40gb: 1, 1g.10gb: 4}   # profile: count
+  - devices: [2]
+    mig:
+      - {profile: 3g.40gb, start: 4, mps: {clients: {memory: 10Gi, threads: 25}}}
+      - {profile: 1c.3g.40gb, count: 3}
+  - devices: [3]
+    mig: disabled
+    mps:
+      user: 1000
+      shares:
+        small: {count: 4, memory: 8Gi, threads: 15}
+        large: {count: 1, memory: 40Gi, threads: 40}
+  - devices: [4]
+    mps: {replicas: 4}
+  - devices: [5]
+    timeSlice: long
+devicePluginConfig: shared-4
+"""
+    assert len(read_document(plan).entries) == 5
+    assert read_document(json.dumps(yaml.safe_load(plan))).entries == read_document(plan).entries
+
+
+@pytest.mark.parametrize("path", PLANS + FILES, ids=lambda path: path.name)
+def test_a_slip_is_found(path: Path) -> None:
+    """No example is so lenient that a misspelt profile or key would pass."""
+    text = path.read_text()
+    for slip in (re.sub(r"\bdevices:", "device:", text), re.sub(r"gb\b", "bg", text)):
+        if slip == text:
+            continue
+        with pytest.raises(DocumentError):
+            read_document(slip, configuration=None)

@@ -1,0 +1,153 @@
+"""The plan's `mps`."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from nodeagent.documents.reading import read_document
+from nodeagent.errors import DocumentError
+from nodeagent.planning.desired import MigLayout, MpsEntry, ShareEntry
+from nodeagent.planning.problems import Problem
+
+GIB = 1024**3
+
+
+def mps(**keys: object) -> MpsEntry | None:
+    """What `mps` with these keys means."""
+    plan = {"version": "v1", "gpus": [{"devices": [0], "mps": keys}]}
+    return read_document(json.dumps(plan)).entries[0].mps
+
+
+def fault_of(**keys: object) -> Problem:
+    """The one fault of such an `mps`."""
+    with pytest.raises(DocumentError) as caught:
+        mps(**keys)
+    [problem] = caught.value.problems
+    return problem
+
+
+def test_shares() -> None:
+    """Each kind of client has its name, count and limits."""
+    shares = {"small": {"count": 4, "memory": "8Gi", "threads": 15}, "large": {"memory": "40Gi"}}
+    assert mps(user=1000, shares=shares, enforce="terminate", oversubscribe=True) == MpsEntry(
+        path="gpus[0].mps",
+        shares=(
+            ShareEntry("small", 4, 8 * GIB, 15.0, "gpus[0].mps.shares.small"),
+            ShareEntry("large", 1, 40 * GIB, None, "gpus[0].mps.shares.large"),
+        ),
+        user="1000",
+        enforce="terminate",
+        oversubscribe=True,
+    )
+
+
+def test_replicas_and_clients() -> None:
+    """The two short forms, with the defaults of everything else."""
+    assert mps(replicas=4) == MpsEntry(path="gpus[0].mps", replicas=4)
+    assert mps(clients={"memory": 1024, "threads": 0.5}) == MpsEntry(
+        path="gpus[0].mps", clients=ShareEntry("", 0, 1024, 0.5, "gpus[0].mps.clients")
+    )
+    assert mps(clients={}) == MpsEntry(
+        path="gpus[0].mps", clients=ShareEntry("", 0, None, None, "gpus[0].mps.clients")
+    )
+
+
+def test_on_an_instance() -> None:
+    """An instance may have its own."""
+    long = [{"profile": "3g.40gb", "mps": {"replicas": 2}}]
+    plan = {"version": "v1", "gpus": [{"devices": [0], "mig": long}]}
+    layout = read_document(json.dumps(plan)).entries[0].mig
+    assert isinstance(layout, MigLayout)
+    assert layout.instances[0].mps == MpsEntry(path="gpus[0].mig[0].mps", replicas=2)
+
+
+@pytest.mark.parametrize(
+    ("written", "user"),
+    [
+        (0, "0"),
+        (1000, "1000"),
+        ("1000", "1000"),
+        ("1000:100", "1000:100"),
+        ("0100:01", "100:1"),
+        ("mps-user", "mps-user"),
+        ("svc@realm", "svc@realm"),
+    ],
+)
+def test_users(written: object, user: str) -> None:
+    """uid, uid:gid or a name."""
+    found = mps(user=written, replicas=1)
+    assert found is not None
+    assert found.user == user
+
+
+@pytest.mark.parametrize(
+    "user", [-1, 2**32 - 1, "1:", ":1", "a b", "", True, 1.5, None, "1:x", "$"]
+)
+def test_no_users(user: object) -> None:
+    """Everything else is refused."""
+    assert fault_of(user=user, replicas=1).path == "gpus[0].mps.user"
+
+
+@pytest.mark.parametrize("threads", [0, -1, 100.1, 101, True, "25", "25%", None])
+def test_threads(threads: object) -> None:
+    """Threads are a percentage above 0 and at most 100."""
+    problem = fault_of(clients={"threads": threads})
+    assert problem.path == "gpus[0].mps.clients.threads"
+    assert "at most 100" in problem.message
+
+
+@pytest.mark.parametrize(
+    ("memory", "remedy"),
+    [
+        ("8GB", "did you mean 8G?"),
+        ("0.1Gi", ""),
+        (0, ""),
+        (-1, ""),
+        (1.5, ""),
+        (True, ""),
+        ([], ""),
+        (None, ""),
+    ],
+)
+def test_memory(memory: object, remedy: str) -> None:
+    """Memory is a quantity that is a whole number of bytes; nothing is rounded."""
+    problem = fault_of(clients={"memory": memory})
+    assert (problem.path, problem.remedy) == ("gpus[0].mps.clients.memory", remedy)
+
+
+@pytest.mark.parametrize(
+    ("keys", "found"),
+    [
+        ({}, "none of them"),
+        ({"user": 1}, "none of them"),
+        ({"replicas": 2, "clients": {}}, "replicas and clients"),
+        ({"shares": {"a": {}}, "replicas": 2, "clients": {}}, "shares and replicas and clients"),
+    ],
+)
+def test_exactly_one(keys: dict[str, object], found: str) -> None:
+    """Exactly one of shares, replicas and clients is given."""
+    problem = fault_of(**keys)
+    assert problem.path == "gpus[0].mps"
+    assert f"found {found}, expected exactly one" in problem.message
+
+
+@pytest.mark.parametrize(
+    ("keys", "path"),
+    [
+        ({"replicas": 0}, "gpus[0].mps.replicas"),
+        ({"replicas": 10**9}, "gpus[0].mps.replicas"),
+        ({"replicas": True}, "gpus[0].mps.replicas"),
+        ({"shares": {}}, "gpus[0].mps.shares"),
+        ({"shares": {"a": {"count": 0}}}, "gpus[0].mps.shares.a.count"),
+        ({"shares": {"A B": {}}}, 'gpus[0].mps.shares["A B"]'),
+        ({"shares": {"../x": {}}}, 'gpus[0].mps.shares["../x"]'),
+        ({"shares": {"x" * 64: {}}}, f"gpus[0].mps.shares.{'x' * 64}"),
+        ({"replicas": 1, "enforce": "kill"}, "gpus[0].mps.enforce"),
+        ({"replicas": 1, "oversubscribe": "yes"}, "gpus[0].mps.oversubscribe"),
+    ],
+)
+def test_refused(keys: dict[str, object], path: str) -> None:
+    """Each key is checked."""
+    assert fault_of(**keys).path == path

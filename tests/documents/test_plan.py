@@ -1,0 +1,313 @@
+"""The plan's grammar: what each form means, and every fault told with place and remedy."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from nodeagent.documents.reading import read_document
+from nodeagent.documents.terms import MOST_INSTANCES
+from nodeagent.errors import DocumentError
+from nodeagent.planning.desired import (
+    DeviceSelector,
+    InstanceEntry,
+    MigDisabled,
+    MigEnabled,
+    MigEntry,
+    MigLayout,
+    PlanEntry,
+    WhenInUse,
+)
+from nodeagent.planning.problems import Code, Problem
+
+
+def entry(**keys: object) -> PlanEntry:
+    """The one entry of a plan with these keys."""
+    [only] = read_document(json.dumps({"version": "v1", "gpus": [keys]})).entries
+    return only
+
+
+def faults(plan: str | dict[str, Any]) -> tuple[Problem, ...]:
+    """The problems for which a plan is refused."""
+    with pytest.raises(DocumentError) as caught:
+        read_document(plan if isinstance(plan, str) else json.dumps(plan))
+    return caught.value.problems
+
+
+def fault_of(**keys: object) -> Problem:
+    """The one problem of a plan whose only entry has these keys."""
+    [problem] = faults({"version": "v1", "gpus": [keys]})
+    return problem
+
+
+def test_short_form() -> None:
+    """A map of profile to count, with the places of everything that can be wrong later."""
+    assert entry(devices=[0, 1], model="*H100*", mig={"3g.40gb": 1, "1g.10gb": 4}) == PlanEntry(
+        path="gpus[0]",
+        devices=(
+            DeviceSelector("0", "gpus[0].devices[0]", index=0),
+            DeviceSelector("1", "gpus[0].devices[1]", index=1),
+        ),
+        devices_path="gpus[0].devices",
+        model="*H100*",
+        mig=MigLayout(
+            (
+                InstanceEntry("3g.40gb", 1, 'gpus[0].mig["3g.40gb"]'),
+                InstanceEntry("1g.10gb", 4, 'gpus[0].mig["1g.10gb"]'),
+            ),
+            "gpus[0].mig",
+        ),
+    )
+
+
+def test_long_form() -> None:
+    """A list of instances, with placement; profiles stay as they are written."""
+    long = [{"profile": "3g.40gb", "start": 4}, {"profile": "1c.3g.39gb", "count": 3}]
+    assert entry(devices="all", mig=long).mig == MigLayout(
+        (
+            InstanceEntry("3g.40gb", 1, "gpus[0].mig[0]", start=4),
+            InstanceEntry("1c.3g.39gb", 3, "gpus[0].mig[1]"),
+        ),
+        "gpus[0].mig",
+    )
+
+
+@pytest.mark.parametrize(
+    ("written", "meaning"),
+    [
+        ("disabled", MigDisabled("gpus[0].mig")),
+        ("enabled", MigEnabled("gpus[0].mig")),
+        ({}, MigLayout((), "gpus[0].mig")),
+        ([], MigLayout((), "gpus[0].mig")),
+    ],
+)
+def test_modes(written: object, meaning: MigEntry) -> None:
+    """Off, on, and on without instances are three different wishes."""
+    assert entry(devices="all", mig=written).mig == meaning
+
+
+def test_all_and_the_rest() -> None:
+    """`all` is no list of devices; the other keys have their defaults and their values."""
+    plain = entry(devices="all", timeSlice="long")
+    assert (plain.devices, plain.time_slice, plain.mig) == (None, "long", None)
+    assert plain.when_in_use is WhenInUse.WAIT
+    assert entry(devices="all", mig={}, whenInUse="evict").when_in_use is WhenInUse.EVICT
+
+
+def test_device_plugin_config() -> None:
+    """The device plugin's configuration is a label's value."""
+    document = read_document("version: v1\ngpus: []\ndevicePluginConfig: shared-4")
+    assert document.device_plugin_config == "shared-4"
+    assert document.entries == ()
+
+
+@pytest.mark.parametrize("name", ["", "-x", "a b", "x" * 64, "a/b", "ä"])
+def test_no_device_plugin_config(name: str) -> None:
+    """What could not be a label's value is refused."""
+    plan = {"version": "v1", "gpus": [], "devicePluginConfig": name}
+    assert faults(plan)[0].path == "devicePluginConfig"
+
+
+@pytest.mark.parametrize(
+    "count", [0, -1, 10**9, MOST_INSTANCES + 1, "two", "1", True, 1.5, None, [1]]
+)
+def test_counts(count: object) -> None:
+    """A count is a whole number of instances that a GPU could hold."""
+    problem = fault_of(devices="all", mig={"1g.10gb": count})
+    assert problem.path == 'gpus[0].mig["1g.10gb"]'
+    assert "expected a whole number from 1 to 16" in problem.message
+    problem = fault_of(devices="all", mig=[{"profile": "1g.10gb", "count": count}])
+    assert problem.path == "gpus[0].mig[0].count"
+
+
+def test_counts_add_up() -> None:
+    """Neither may all counts together be more than a GPU could hold."""
+    assert fault_of(devices="all", mig={"1g.10gb": 9, "1g.20gb": 8}).path == "gpus[0].mig"
+    assert fault_of(devices="all", mig=[{"profile": "1g.10gb"}] * 17).path == "gpus[0].mig"
+
+
+@pytest.mark.parametrize(
+    ("written", "likely"),
+    [
+        ("3g.40bg", "3g.40gb"),
+        ("1G.10GB", "1g.10gb"),
+        ("1g10gb", "1g.10gb"),
+        (" 1g.10gb", "1g.10gb"),
+        ("1g.10gb.me", "1g.10gb+me"),
+        ("1g.10", "1g.10gb"),
+        ("1c3g40gb", "1c.3g.40gb"),
+    ],
+)
+def test_misspelt_profiles(written: str, likely: str) -> None:
+    """A misspelt profile leads to the one that was meant, in both forms."""
+    for mig in ({written: 1}, [{"profile": written}]):
+        problem = fault_of(devices="all", mig=mig)
+        assert problem.code is Code.UNKNOWN_PROFILE
+        assert problem.remedy == f"did you mean {likely}?"
+
+
+@pytest.mark.parametrize("written", ["", "banana", "4c.3g.40gb", "0g.0gb", "1g.10gb+", "x" * 500])
+def test_no_profiles(written: str) -> None:
+    """What is no profile at all is refused with the shape of one, and stays short."""
+    problem = fault_of(devices="all", mig={written: 1})
+    assert problem.code is Code.UNKNOWN_PROFILE
+    assert len(problem.message) < 200
+
+
+@pytest.mark.parametrize(
+    ("devices", "remedy"),
+    [
+        (0, "write [0]"),
+        ("0000:1a:00.0", "write [0000:1a:00.0]"),
+        ("ALL", "write all"),
+        ("bogus", ""),
+        ([], ""),
+        (None, ""),
+        (True, ""),
+        ({}, ""),
+    ],
+)
+def test_devices_form(devices: object, remedy: str) -> None:
+    """`devices` is `all` or a list that is not empty."""
+    problem = fault_of(devices=devices, mig={})
+    assert (problem.path, problem.remedy) == ("gpus[0].devices", remedy)
+
+
+@pytest.mark.parametrize(
+    "devices",
+    [
+        [0, 1, 0],
+        ["1a:00.0", "0000:1A:00.0"],
+        ["GPU-8f6e2f4c-7d1b-4d0f-9f3a-2b6c5d4e3f2a", "gpu-8F6E2F4C-7d1b-4d0f-9f3a-2b6c5d4e3f2a"],
+    ],
+)
+def test_same_device_twice(devices: list[object]) -> None:
+    """A device that is named twice in an entry, in whatever spelling, is refused."""
+    problem = fault_of(devices=devices, mig={})
+    assert problem.code is Code.DUPLICATE_DEVICE
+    assert problem.path == f"gpus[0].devices[{len(devices) - 1}]"
+
+
+def test_same_device_in_two_entries() -> None:
+    """Several entries may name a device; which wins is decided later."""
+    plan = {"version": "v1", "gpus": [{"devices": [0], "mig": {}}] * 2}
+    assert len(read_document(json.dumps(plan)).entries) == 2
+
+
+@pytest.mark.parametrize(
+    ("mig", "remedy"),
+    [
+        (False, "write mig: disabled"),
+        (True, "write mig: enabled"),
+        ("disable", "did you mean disabled?"),
+        ("3g.40gb", "write {3g.40gb: 1}"),
+        (3, ""),
+    ],
+)
+def test_mig_form(mig: object, remedy: str) -> None:
+    """What is none of the forms of `mig` is refused with the form that was meant."""
+    problem = fault_of(devices="all", mig=mig)
+    assert (problem.path, problem.remedy) == ("gpus[0].mig", remedy)
+
+
+def test_bare_off() -> None:
+    """YAML's `off` is explained, not taken for a word."""
+    [problem] = faults("version: v1\ngpus: [{devices: all, mig: off}]")
+    assert problem.remedy == "write mig: disabled"
+
+
+@pytest.mark.parametrize(
+    ("item", "fits"),
+    [
+        ({"profile": "3g.40gb", "start": 0, "count": 2}, False),
+        ({"profile": "1c.3g.40gb", "start": 0, "count": 3}, True),
+        ({"profile": "1c.3g.40gb", "start": 0, "count": 4}, False),
+        ({"profile": "3g.40gb", "start": 0}, True),
+        ({"profile": "3g.40gb", "start": -1}, False),
+        ({"profile": "3g.40gb", "start": True}, False),
+    ],
+)
+def test_start(item: dict[str, object], fits: bool) -> None:
+    """At one start lies one GPU instance, with all the parts that it can have."""
+    if fits:
+        assert entry(devices=[0], mig=[item]).mig
+    else:
+        assert fault_of(devices=[0], mig=[item]).path.startswith("gpus[0].mig[0].")
+
+
+@pytest.mark.parametrize(
+    ("keys", "path", "words"),
+    [
+        ({}, "gpus[0]", "says nothing"),
+        ({"model": "*"}, "gpus[0]", "says nothing"),
+        ({"whenInUse": "evict"}, "gpus[0]", "says nothing"),
+        ({"mps": {"replicas": 2}, "timeSlice": "long"}, "gpus[0].timeSlice", "mps and timeSlice"),
+        ({"timeSlice": "longer"}, "gpus[0].timeSlice", "default or short or medium or long"),
+        ({"mig": {}, "whenInUse": "kill"}, "gpus[0].whenInUse", "wait or evict"),
+        ({"mig": {}, "model": ""}, "gpus[0].model", "a glob"),
+        ({"mig": {}, "model": 100}, "gpus[0].model", "a glob"),
+        ({"mig": None}, "gpus[0].mig", "found nothing"),
+    ],
+)
+def test_entry_as_a_whole(keys: dict[str, object], path: str, words: str) -> None:
+    """An entry must say something, and must not contradict itself."""
+    problem = fault_of(devices="all", **keys)
+    assert problem.path == path
+    assert words in problem.message
+
+
+@pytest.mark.parametrize(
+    ("plan", "path", "words"),
+    [
+        ({"gpus": []}, "", "version is missing"),
+        ({"version": "v1"}, "", "gpus is missing"),
+        ({"version": "v2", "gpus": []}, "version", 'found "v2", expected v1'),
+        ({"version": 1, "gpus": []}, "version", "found 1, expected v1"),
+        ({"version": "v1", "gpus": {}}, "gpus", "expected a list"),
+        ({"version": "v1", "gpus": None}, "gpus", "found nothing"),
+        ({"version": "v1", "gpus": ["x"]}, "gpus[0]", "expected a map with the keys devices"),
+    ],
+)
+def test_document_as_a_whole(plan: dict[str, Any], path: str, words: str) -> None:
+    """The outermost keys are checked like all others."""
+    [problem] = faults(plan)
+    assert problem.path == path
+    assert words in problem.message
+
+
+def test_unknown_keys() -> None:
+    """An unknown key is named with its line, the known ones and the nearest spelling."""
+    plan = "version: v1\ngpus:\n  - devices: [0]\n    migs: {}\n    mig: {}\n"
+    [problem] = faults(plan)
+    assert problem == Problem(
+        Code.UNKNOWN_KEY,
+        'unknown key "migs"; here belong devices, model, mig, mps, timeSlice, whenInUse '
+        "(line 4, column 5)",
+        "did you mean mig?",
+        path="gpus[0].migs",
+    )
+
+
+def test_all_faults_at_once() -> None:
+    """One reading tells all faults, in the order of the text."""
+    plan = """\
+version: v2
+gpus:
+  - devices: [0, 0]
+    mig: {3g.40bg: 0}
+  - device: [1]
+    mig: [{profile: 3g.40gb, start: x}, {count: 1}]
+extra: 1
+"""
+    assert [(p.code.value, p.path) for p in faults(plan)] == [
+        ("InvalidValue", "version"),
+        ("DuplicateDevice", "gpus[0].devices[1]"),
+        ("UnknownProfile", 'gpus[0].mig["3g.40bg"]'),
+        ("InvalidValue", 'gpus[0].mig["3g.40bg"]'),
+        ("UnknownKey", "gpus[1].device"),
+        ("InvalidValue", "gpus[1].mig[0].start"),
+        ("InvalidValue", "gpus[1].mig[1]"),
+        ("UnknownKey", "extra"),
+    ]

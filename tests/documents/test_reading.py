@@ -1,0 +1,205 @@
+"""The way in: which kind of document, how large, what it is called, what it costs."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from nodeagent.documents.reading import LARGEST_PLAN, read_document
+from nodeagent.errors import DocumentError
+from nodeagent.planning.desired import MigDisabled, MigEnabled, MigLayout, PlanEntry
+from nodeagent.planning.problems import Code, Problem
+
+PLAN = "version: v1\ngpus: [{devices: all, mig: disabled}]\n"
+FILE = "version: v1\nmig-configs: {a: [{devices: all, mig-enabled: false}]}\n"
+
+
+def fault(text: str | bytes, configuration: str | None = None) -> Problem:
+    """The first problem for which a text is refused."""
+    with pytest.raises(DocumentError) as caught:
+        read_document(text, configuration=configuration)
+    return caught.value.problems[0]
+
+
+def test_digest() -> None:
+    """The digest is that of the bytes, blanks and comments included."""
+    for text in (PLAN, PLAN + "# x\n", FILE, "\ufeff" + PLAN, PLAN + "# é\n"):
+        expected = "sha256:" + hashlib.sha256(text.encode()).hexdigest()
+        assert read_document(text).digest == expected
+        assert read_document(text.encode()).digest == expected
+
+
+def test_kind_of_document() -> None:
+    """The key mig-configs tells a mig-parted file from a plan."""
+    assert isinstance(read_document(PLAN).entries[0].mig, MigDisabled)
+    assert read_document(FILE).entries[0].path == "mig-configs.a[0]"
+    assert fault(PLAN + "mig-configs: {}").path == "gpus"
+    assert fault("version: v1\nmig_configs: {}\n").code is Code.UNKNOWN_KEY
+
+
+def test_a_plan_has_no_configurations() -> None:
+    """A name beside a plan is a mistake that is told."""
+    problem = fault(PLAN, "a")
+    assert problem.code is Code.UNKNOWN_CONFIGURATION
+    assert "mig-configs" in problem.message
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", "empty"),
+        ("# nothing\n", "empty"),
+        ("---\n", "empty"),
+        ("[1, 2]", "a list, not a map"),
+        ("gpus", '"gpus", not a map'),
+        ("7", "7, not a map"),
+        (b"\x00\x01", "control character"),
+    ],
+)
+def test_no_document(text: str | bytes, words: str) -> None:
+    """What is no document at all is said in a sentence."""
+    assert words in fault(text).message
+
+
+def test_sizes() -> None:
+    """A plan has at most 64 KiB, a mig-parted file less than 1 MiB."""
+    filled = PLAN + "#" * (LARGEST_PLAN - len(PLAN))
+    assert read_document(filled).entries
+    assert "65,537 bytes; a plan has at most 65,536" in fault(filled + "#").message
+    assert "a plan has at most" in fault(filled + "# mig-configs").message
+    assert read_document(FILE + "#" * (2**20 - 1 - len(FILE))).entries
+    assert "1 MiB" in fault(FILE + "#" * (2**20 - len(FILE))).message
+
+
+def test_what_is_imported() -> None:
+    """Reading a plan loads nothing heavy: commands start in a moment."""
+    program = (
+        "import sys\n"
+        "from nodeagent.documents.reading import read_document\n"
+        f"read_document({PLAN!r})\n"
+        "print(*sys.modules)"
+    )
+    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True)
+    loaded = set(ran.stdout.decode().split())
+    heavy = {"pydantic", "asyncio", "subprocess", "decimal", "pathlib", "hypothesis"}
+    assert not loaded & heavy
+    assert "nodeagent.documents.mig_parted" not in loaded
+
+
+# --- anything at all --------------------------------------------------------------------------
+
+WORDS = st.sampled_from(
+    "version gpus devices mig mps v1 all 3g.40gb 1c.3g.40gb profile count start shares replicas "
+    "clients memory threads user timeSlice long whenInUse model disabled enabled mig-configs "
+    "device-filter mig-enabled mig-devices 0x233010DE 8Gi devicePluginConfig".split()
+)
+TREES = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False)
+    | st.text(max_size=5)
+    | WORDS,
+    lambda inner: (
+        st.lists(inner, max_size=4)
+        | st.dictionaries(WORDS | st.text(max_size=3), inner, max_size=5)
+    ),
+    max_leaves=25,
+)
+NEARLY_PLANS = st.fixed_dictionaries(
+    {"version": st.just("v1"), "gpus": st.lists(st.dictionaries(WORDS, TREES, max_size=4))}
+)
+NEARLY_FILES = st.fixed_dictionaries(
+    {"version": st.just("v1"), "mig-configs": st.dictionaries(st.text(max_size=3), TREES)}
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.text() | st.binary())
+def test_any_text(text: str | bytes) -> None:
+    """Whatever comes, it is read or refused; nothing else ever comes out."""
+    try:
+        read_document(text)
+    except DocumentError as error:
+        assert all(problem.message for problem in error.problems)
+
+
+@settings(max_examples=300, deadline=None)
+@given(TREES | NEARLY_PLANS | NEARLY_FILES, st.none() | st.text(max_size=2))
+def test_any_tree(tree: object, configuration: str | None) -> None:
+    """The same for texts that are well formed and full of the right words at wrong places."""
+    text = json.dumps(tree, ensure_ascii=False)
+    try:
+        read_document(text, configuration=configuration)
+    except DocumentError as error:
+        assert all(problem.message for problem in error.problems)
+
+
+# --- valid plans ------------------------------------------------------------------------------
+
+PROFILES = st.sampled_from(["1g.10gb", "1g.10gb+me", "2g.20gb", "1c.3g.40gb", "2g.48gb-me"])
+COUNTS = st.dictionaries(PROFILES, st.integers(1, 3))
+INSTANCES = st.lists(
+    st.fixed_dictionaries({"profile": PROFILES}, optional={"start": st.integers(0, 12)}), max_size=5
+)
+ENTRIES = st.fixed_dictionaries(
+    {
+        "devices": st.just("all") | st.lists(st.integers(0, 7), min_size=1, unique=True),
+        "mig": st.sampled_from(["enabled", "disabled"]) | COUNTS | INSTANCES,
+    },
+    optional={
+        "model": st.text("*H10A ", min_size=1),
+        "whenInUse": st.sampled_from(["wait", "evict"]),
+    },
+)
+PLANS = st.fixed_dictionaries({"version": st.just("v1"), "gpus": st.lists(ENTRIES, max_size=4)})
+
+
+def written(entry: PlanEntry) -> dict[str, Any]:
+    """An entry as it could have been written."""
+    match entry.mig:
+        case MigDisabled():
+            mig: Any = "disabled"
+        case MigEnabled():
+            mig = "enabled"
+        case MigLayout(instances=instances):
+            mig = [(i.profile, i.count, i.start) for i in instances]
+        case None:
+            mig = None
+    devices = "all" if entry.devices is None else [device.index for device in entry.devices]
+    return {
+        "devices": devices,
+        "mig": mig,
+        "model": entry.model,
+        "whenInUse": entry.when_in_use.value,
+    }
+
+
+def expected(entry: dict[str, Any]) -> dict[str, Any]:
+    """What `written` should give for a generated entry."""
+    mig = entry["mig"]
+    if isinstance(mig, dict):
+        mig = [(profile, count, None) for profile, count in mig.items()]
+    elif isinstance(mig, list):
+        mig = [(item["profile"], 1, item.get("start")) for item in mig]
+    return {
+        "devices": entry["devices"],
+        "mig": mig,
+        "model": entry.get("model"),
+        "whenInUse": entry.get("whenInUse", "wait"),
+    }
+
+
+@settings(max_examples=150, deadline=None)
+@given(PLANS)
+def test_plans_read_back_as_written(plan: dict[str, Any]) -> None:
+    """What a valid plan says is what is read, nothing more and nothing less."""
+    document = read_document(json.dumps(plan))
+    assert [written(e) for e in document.entries] == [expected(e) for e in plan["gpus"]]

@@ -1,0 +1,168 @@
+"""The plan's JSON Schema: a valid schema, and of one mind with the reader."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from jsonschema import Draft202012Validator
+
+from nodeagent.documents.plan import PLAN
+from nodeagent.documents.reading import read_document
+from nodeagent.documents.schema import plan_schema
+from nodeagent.errors import DocumentError
+
+VALIDATOR = Draft202012Validator(plan_schema())
+
+
+def plan(**keys: object) -> dict[str, object]:
+    """A plan whose only entry has these keys."""
+    return {"version": "v1", "gpus": [keys]}
+
+
+def accepted(document: object) -> bool:
+    """What the reader thinks of it."""
+    try:
+        read_document(json.dumps(document))
+    except DocumentError:
+        return False
+    return True
+
+
+def test_is_a_schema() -> None:
+    """The schema itself is valid, and JSON."""
+    Draft202012Validator.check_schema(plan_schema())
+    assert json.loads(json.dumps(plan_schema())) == plan_schema()
+
+
+def test_every_key_is_described() -> None:
+    """Editors can show a sentence for each key, however deep."""
+
+    def keys_of(schema: object) -> Any:
+        if isinstance(schema, dict):
+            yield from schema.get("properties", {}).items()
+            for value in schema.values():
+                yield from keys_of(value)
+        elif isinstance(schema, list):
+            for value in schema:
+                yield from keys_of(value)
+
+    described = dict(keys_of(PLAN.schema))
+    assert {"version", "gpus", "devices", "mig", "start", "memory", "threads"} <= set(described)
+    assert all(schema.get("description") for schema in described.values())
+
+
+GOOD = [
+    plan(devices="all", mig="disabled"),
+    plan(devices=[0, "1a:00.0", "GPU-8f6e2f4c-7d1b-4d0f-9f3a-2b6c5d4e3f2a"], mig="enabled"),
+    plan(devices=[0], mig={"3g.40gb": 1, "1g.10gb+me": 1}, model="*H100*", whenInUse="evict"),
+    plan(devices=[0], mig=[{"profile": "1c.3g.40gb", "start": 4, "count": 3}]),
+    plan(devices=[0], mig=[{"profile": "3g.40gb", "mps": {"replicas": 2}}]),
+    plan(devices=[0], mig={}),
+    plan(devices=[0], mig=[]),
+    plan(devices=[0], mps={"clients": {"memory": "10Gi", "threads": 25.5}, "user": "1:1"}),
+    plan(devices=[0], mps={"clients": {"memory": 1024}, "user": 0, "oversubscribe": True}),
+    plan(devices=[0], mps={"shares": {"a": {"count": 2}, "b": {}}, "enforce": "terminate"}),
+    plan(devices=[0], timeSlice="default"),
+    {"version": "v1", "gpus": [], "devicePluginConfig": "shared-4"},
+]
+
+
+@pytest.mark.parametrize("document", GOOD, ids=json.dumps)
+def test_good(document: object) -> None:
+    """Schema and reader take what is right."""
+    assert accepted(document)
+    VALIDATOR.validate(document)
+
+
+BAD = [
+    {},
+    [],
+    {"version": "v2", "gpus": []},
+    {"version": "v1"},
+    {"gpus": []},
+    {"version": "v1", "gpus": [], "extra": 1},
+    {"version": "v1", "gpus": [], "devicePluginConfig": "a b"},
+    {"version": "v1", "gpus": [], "devicePluginConfig": None},
+    plan(mig={}),
+    plan(devices="all"),
+    plan(devices="all", model="*"),
+    plan(devices="some", mig={}),
+    plan(devices=0, mig={}),
+    plan(devices=[], mig={}),
+    plan(devices=[-1], mig={}),
+    plan(devices=[1.5], mig={}),
+    plan(devices=["0"], mig={}),
+    plan(devices=["MIG-1"], mig={}),
+    plan(devices=["all"], mig={}),
+    plan(devices=[0], mig=None),
+    plan(devices=[0], mig=False),
+    plan(devices=[0], mig="off"),
+    plan(devices=[0], mig={"3g.40bg": 1}),
+    plan(devices=[0], mig={"3G.40GB": 1}),
+    plan(devices=[0], mig={"3g.40gb": 0}),
+    plan(devices=[0], mig={"3g.40gb": 10**9}),
+    plan(devices=[0], mig={"3g.40gb": "two"}),
+    plan(devices=[0], mig={"3g.40gb": True}),
+    plan(devices=[0], mig=[{}]),
+    plan(devices=[0], mig=[{"profile": "3g.40gb", "start": -1}]),
+    plan(devices=[0], mig=[{"profile": "3g.40gb", "place": 1}]),
+    plan(devices=[0], mps={}),
+    plan(devices=[0], mps={"replicas": 1, "clients": {}}),
+    plan(devices=[0], mps={"shares": {}}),
+    plan(devices=[0], mps={"shares": {"A": {}}}),
+    plan(devices=[0], mps={"clients": {"threads": 0}}),
+    plan(devices=[0], mps={"clients": {"threads": 101}}),
+    plan(devices=[0], mps={"clients": {"memory": "8GB"}}),
+    plan(devices=[0], mps={"clients": {"memory": 0}}),
+    plan(devices=[0], mps={"replicas": 1, "user": -1}),
+    plan(devices=[0], mps={"replicas": 1, "user": "a b"}),
+    plan(devices=[0], mps={"replicas": 1, "enforce": "kill"}),
+    plan(devices=[0], mps={"replicas": 1}, timeSlice="long"),
+    plan(devices=[0], timeSlice="longer"),
+    plan(devices=[0], mig={}, whenInUse="kill"),
+]
+
+
+@pytest.mark.parametrize("document", BAD, ids=json.dumps)
+def test_bad(document: object) -> None:
+    """Schema and reader refuse what is wrong."""
+    assert not accepted(document)
+    assert not VALIDATOR.is_valid(document)
+
+
+KEYS = st.sampled_from(
+    "devices model mig mps timeSlice whenInUse profile count start shares replicas clients "
+    "memory threads user enforce oversubscribe".split()
+)
+VALUES = st.sampled_from(
+    "all disabled enabled 3g.40gb 1c.3g.40gb 8Gi 1:1 long evict report *".split()
+) | st.integers(-1, 20)
+TREES = st.recursive(
+    VALUES | st.booleans() | st.none(),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(KEYS | st.just("3g.40gb"), inner, max_size=4)
+    ),
+    max_leaves=8,
+)
+MIG = (
+    st.sampled_from(["disabled", "enabled"])
+    | st.dictionaries(st.sampled_from(["3g.40gb", "1g.10gb", "x"]), st.integers(0, 9), max_size=3)
+    | st.lists(st.fixed_dictionaries({"profile": st.just("3g.40gb")}, optional={"start": VALUES}))
+)
+ENTRIES = st.fixed_dictionaries(
+    {"devices": st.just("all") | st.lists(VALUES, max_size=3), "mig": MIG | TREES},
+    optional={"mps": TREES, "timeSlice": VALUES, "model": VALUES, "whenInUse": VALUES},
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(ENTRIES)
+def test_of_one_mind(entry: dict[str, object]) -> None:
+    """What the reader takes, the schema takes; so what the schema refuses is refused."""
+    document = plan(**entry)
+    assume(not VALIDATOR.is_valid(document) or accepted(document))
+    assert VALIDATOR.is_valid(document) == accepted(document)

@@ -1,0 +1,84 @@
+"""The spellings of devices and of mig-parted's filters."""
+
+from __future__ import annotations
+
+import pytest
+
+from nodeagent.documents.selectors import identity, read_pci_filter, read_selector
+from nodeagent.planning.desired import PciFilter
+
+UUID = "GPU-8f6e2f4c-7d1b-4d0f-9f3a-2b6c5d4e3f2a"
+
+
+@pytest.mark.parametrize(
+    ("written", "canonical"),
+    [
+        (0, 0),
+        (7, 7),
+        (UUID, UUID),
+        (UUID.upper(), UUID),
+        (UUID.lower(), UUID),
+        ("00000000:1A:00.0", "00000000:1A:00.0"),
+        ("0000:1a:00.0", "00000000:1A:00.0"),
+        ("1a:00.0", "00000000:1A:00.0"),
+        ("1a:00", "00000000:1A:00.0"),
+        ("0000:10:00.0", "00000000:10:00.0"),
+        ("0001:1a:1f.7", "00000001:1A:1F.7"),
+    ],
+)
+def test_one_spelling(written: object, canonical: object) -> None:
+    """All spellings of one device come to the same."""
+    assert identity(read_selector(written)) == canonical
+    assert read_selector(written).text == str(written)
+
+
+@pytest.mark.parametrize(
+    ("written", "words"),
+    [
+        (-1, "from 0 to"),
+        (10**9, "from 0 to"),
+        (True, "an index such as 0"),
+        (1.5, "an index such as 0"),
+        (None, "an index such as 0"),
+        ([0], "an index such as 0"),
+        ("all", "stands alone"),
+        ("0", "without quotes: 0"),
+        ("MIG-" + UUID[4:], "names a MIG device"),
+        (UUID[:-1], "8-4-4-4-12"),
+        ("GPU-0", "8-4-4-4-12"),
+        ("1a:20.0", "an index such as 0"),
+        ("1a:00.8", "an index such as 0"),
+        ("00000:1a:00.0", "an index such as 0"),
+        ("nvidia0", "an index such as 0"),
+        ("", "an index such as 0"),
+        (UUID + "\n", "8-4-4-4-12"),
+    ],
+)
+def test_no_device(written: object, words: str) -> None:
+    """What names no GPU is refused with what would."""
+    with pytest.raises(ValueError, match=words):
+        read_selector(written)
+
+
+def test_filters() -> None:
+    """A filter is 32 bits, device high, and may name the sub-system."""
+    assert read_pci_filter("0x233010DE") == PciFilter(0x233010DE)
+    assert read_pci_filter("0X20b010de:0x134F10DE") == PciFilter(0x20B010DE, 0x134F10DE)
+
+
+@pytest.mark.parametrize(
+    ("written", "words"),
+    [
+        ("0x10DE2330", "did you mean 0x233010DE"),
+        ("0x12341234", "NVIDIA's are 10DE"),
+        ("0x2330", "8 hexadecimal digits"),
+        ("2330", "8 hexadecimal digits"),
+        ("MODEL", "8 hexadecimal digits"),
+        ("0x233010DE:", "8 hexadecimal digits"),
+        (" 0x233010DE", "8 hexadecimal digits"),
+    ],
+)
+def test_no_filter(written: str, words: str) -> None:
+    """A filter that could never match is refused, not taken for one that matches nothing."""
+    with pytest.raises(ValueError, match=words):
+        read_pci_filter(written)

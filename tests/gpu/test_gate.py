@@ -1,0 +1,48 @@
+"""What must meet nothing else waits for all others, and they for it."""
+
+from __future__ import annotations
+
+import asyncio
+
+from nodeagent.gpu.gate import Gate
+
+
+async def test_the_one_alone_meets_nobody() -> None:
+    """Whoever is inside is out before, and whoever comes later waits until after."""
+    gate, seen = Gate(), list[str]()
+
+    async def together(name: str, seconds: float) -> None:
+        async with gate.together():
+            seen.append(f"{name} in")
+            await asyncio.sleep(seconds)
+            seen.append(f"{name} out")
+
+    async def alone() -> None:
+        async with gate.alone():
+            seen.append("alone in")
+            await asyncio.sleep(0.02)
+            seen.append("alone out")
+
+    async with asyncio.TaskGroup() as group:
+        for name in "ab":
+            group.create_task(together(name, 0.02))
+        await asyncio.sleep(0)
+        group.create_task(alone())
+        await asyncio.sleep(0)
+        group.create_task(together("c", 0))
+    order = ["a in", "b in", "a out", "b out", "alone in", "alone out", "c in", "c out"]
+    assert seen == order
+
+
+async def test_a_cancelled_wait_leaves_the_gate_open() -> None:
+    """Otherwise one cancellation would stop the agent for good."""
+    gate = Gate()
+    async with gate.together():
+        waiting = asyncio.create_task(gate.alone().__aenter__())
+        await asyncio.sleep(0)
+        waiting.cancel()
+        await asyncio.gather(waiting, return_exceptions=True)
+    async with asyncio.timeout(1), gate.alone():
+        pass
+    async with asyncio.timeout(1), gate.together():
+        pass

@@ -1,0 +1,50 @@
+"""Profiles get the names that users know, from whatever the driver tells."""
+
+from __future__ import annotations
+
+import pytest
+
+from nodeagent.gpu.profile_names import profile_name
+
+MIB = 1 << 20
+
+
+@pytest.mark.parametrize("told", ["MIG 1g.10gb+me", "1g.10gb+me"])
+def test_the_drivers_name_is_taken_without_its_prefix(told: str) -> None:
+    """NVML tells it with or without `MIG`."""
+    assert profile_name(told, kind=7, slices=1, memory=1, card_memory=1) == "1g.10gb+me"
+
+
+@pytest.mark.parametrize(
+    ("kind", "slices", "mib", "card", "name"),
+    [
+        (0, 1, 4864, 40960, "1g.5gb"),
+        (9, 1, 9856, 40960, "1g.10gb"),
+        (7, 1, 4864, 40960, "1g.5gb+me"),
+        (2, 3, 19968, 40960, "3g.20gb"),
+        (4, 7, 40192, 40960, "7g.40gb"),
+        (0, 1, 9984, 81559, "1g.10gb"),
+        (2, 3, 40448, 81559, "3g.40gb"),
+        (4, 7, 81152, 81559, "7g.80gb"),
+        (13, 1, 24192, 97887, "1g.24gb-me"),
+        (16, 2, 48512, 97887, "2g.48gb+me.all"),
+        (12, 4, 97280, 97887, "4g.96gb+gfx"),
+    ],
+)
+def test_without_a_told_name_it_is_made_by_the_common_rule(
+    kind: int, slices: int, mib: int, card: int, name: str
+) -> None:
+    """Drivers without version 2 of the call give sizes only."""
+    made = profile_name("", kind=kind, slices=slices, memory=mib * MIB, card_memory=card * MIB)
+    assert made == name
+
+
+def test_a_told_name_that_is_no_profile_name_is_replaced() -> None:
+    """The planner parses every name, so nonsense must not get through."""
+    made = profile_name("Graphics", kind=0, slices=1, memory=MIB << 10, card_memory=MIB << 13)
+    assert made == "1g.1gb"
+
+
+def test_a_card_of_unknown_memory_is_named_by_the_instances_own() -> None:
+    """It is at least a name that means the right size."""
+    assert profile_name("", kind=1, slices=2, memory=10 << 30, card_memory=0) == "2g.10gb"

@@ -1,0 +1,205 @@
+"""Calls that may hang run in threads of their own, with deadlines, and nobody waits for them."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from nodeagent.errors import DeadlineExceeded
+from nodeagent.gpu.workers import Worker
+
+
+@pytest.fixture
+def worker() -> Iterator[Worker]:
+    worker = Worker("GPU 3")
+    yield worker
+    worker.close()
+
+
+@pytest.fixture
+def held() -> Iterator[threading.Event]:
+    """Functions wait on it; it is let go at the end, so that no thread stays."""
+    event = threading.Event()
+    yield event
+    event.set()
+
+
+async def test_a_call_returns_what_the_function_returns(worker: Worker) -> None:
+    """And it runs in another thread."""
+    ident = await worker.call(threading.get_ident, what="asking", deadline=1)
+    assert ident != threading.get_ident()
+    assert ident == await worker.call(threading.get_ident, what="asking", deadline=1)
+
+
+async def test_a_call_raises_what_the_function_raises(worker: Worker) -> None:
+    """Whatever it is."""
+    with pytest.raises(ZeroDivisionError):
+        await worker.call(lambda: 1 // 0, what="dividing", deadline=1)
+
+
+async def test_a_call_that_hangs_ends_at_the_deadline_and_later_ones_at_once(
+    worker: Worker, held: threading.Event
+) -> None:
+    """The sentence names the GPU and what it was doing; the loop stays free meanwhile."""
+    with pytest.raises(DeadlineExceeded, match=r"GPU 3: observing it did not return within 0.05 s"):
+        await worker.call(held.wait, what="observing it", deadline=0.05)
+    began = time.monotonic()
+    with pytest.raises(
+        DeadlineExceeded, match=r"GPU 3 is stuck .* so destroying .* not even tried"
+    ):
+        await worker.call(held.wait, what="destroying it", deadline=5)
+    assert time.monotonic() - began < 0.5
+    assert not await worker.settled(5)
+
+
+async def test_a_stuck_worker_recovers_by_itself(worker: Worker, held: threading.Event) -> None:
+    """Once the call returns after all, the thread is as good as new."""
+    with pytest.raises(DeadlineExceeded):
+        await worker.call(held.wait, what="observing it", deadline=0.01)
+    held.set()
+    for _ in range(100):
+        if not worker.stuck:
+            break
+        await asyncio.sleep(0.01)
+    assert await worker.call(lambda: 7, what="observing it", deadline=1) == 7
+
+
+async def test_a_late_failure_disturbs_nobody(
+    worker: Worker, held: threading.Event, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Nobody waits for the result of an overdue call any more."""
+
+    def fail() -> None:
+        held.wait()
+        raise ValueError("late")
+
+    with pytest.raises(DeadlineExceeded):
+        await worker.call(fail, what="observing it", deadline=0.01)
+    held.set()
+    while worker.stuck:
+        await asyncio.sleep(0.01)
+    assert await worker.settled(1)
+    assert not caplog.records
+
+
+async def test_calls_of_one_worker_run_one_after_the_other(worker: Worker) -> None:
+    """A GPU is never asked two things at once, and the order is kept."""
+    running: list[int] = []
+    seen: list[tuple[int, ...]] = []
+
+    def work(number: int) -> None:
+        running.append(number)
+        time.sleep(0.005)
+        seen.append(tuple(running))
+        running.remove(number)
+
+    calls = (worker.call(lambda n=n: work(n), what="working", deadline=5) for n in range(5))
+    await asyncio.gather(*calls)
+    assert seen == [(0,), (1,), (2,), (3,), (4,)]
+
+
+async def test_waiting_for_ones_turn_has_a_deadline_too(
+    worker: Worker, held: threading.Event
+) -> None:
+    """A long step on the same GPU does not hold up an observation for ever."""
+    step = asyncio.create_task(worker.call(held.wait, what="creating it", deadline=5))
+    await asyncio.sleep(0.01)
+    with pytest.raises(DeadlineExceeded, match=r"could not begin within 0.05 s"):
+        await worker.call(lambda: 1, what="observing it", deadline=0.05)
+    held.set()
+    assert await step
+
+
+async def test_cancelling_a_changing_call_waits_for_its_end(
+    worker: Worker, held: threading.Event
+) -> None:
+    """A driver call cannot be taken back half-way, so the cancellation comes after it."""
+    done: list[bool] = []
+
+    def change() -> None:
+        held.wait()
+        done.append(True)
+
+    call = asyncio.create_task(worker.call(change, what="creating", deadline=5, changing=True))
+    await asyncio.sleep(0.01)
+    call.cancel()
+    await asyncio.sleep(0.02)
+    call.cancel()
+    await asyncio.sleep(0.02)
+    assert not call.done()
+    held.set()
+    with pytest.raises(asyncio.CancelledError):
+        await call
+    assert done == [True]
+
+
+async def test_cancelling_a_changing_call_waits_no_longer_than_its_deadline(
+    worker: Worker, held: threading.Event
+) -> None:
+    """A hang must not keep the agent from ending."""
+    call = asyncio.create_task(worker.call(held.wait, what="creating", deadline=0.1, changing=True))
+    await asyncio.sleep(0.01)
+    call.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await call
+    assert worker.stuck
+
+
+async def test_cancelling_a_reading_call_takes_effect_at_once(
+    worker: Worker, held: threading.Event
+) -> None:
+    """And the next call waits until the thread is back."""
+    call = asyncio.create_task(worker.call(held.wait, what="observing it", deadline=5))
+    await asyncio.sleep(0.01)
+    call.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await call
+    after = asyncio.create_task(worker.call(lambda: 7, what="observing it", deadline=5))
+    await asyncio.sleep(0.02)
+    assert not after.done()
+    held.set()
+    assert await after == 7
+
+
+async def test_a_forsaken_call_that_hangs_is_found_out_by_the_next(
+    worker: Worker, held: threading.Event
+) -> None:
+    """The deadline of the next call is then that of the one before it."""
+    call = asyncio.create_task(worker.call(held.wait, what="observing it", deadline=5))
+    await asyncio.sleep(0.01)
+    call.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await call
+    with pytest.raises(DeadlineExceeded):
+        await worker.call(lambda: 7, what="creating", deadline=0.05)
+    assert worker.stuck
+
+
+def test_the_interpreter_ends_without_a_thread_that_is_stuck() -> None:
+    """Nor does the end of the event loop wait for it."""
+    program = """
+import asyncio, time
+from nodeagent.errors import DeadlineExceeded
+from nodeagent.gpu.workers import Worker
+
+async def main():
+    try:
+        await Worker("GPU 0").call(lambda: time.sleep(60), what="asking", deadline=0.05)
+    except DeadlineExceeded:
+        print("late")
+
+asyncio.run(main())
+"""
+    began = time.monotonic()
+    ended = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=9, check=True
+    )
+    assert ended.stdout == "late\n"
+    assert ended.stderr == ""
+    assert time.monotonic() - began < 8

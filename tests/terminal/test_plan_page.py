@@ -1,0 +1,115 @@
+"""A plan as a page."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from nodeagent.planning.observed import Gpu
+from nodeagent.planning.plan import GpuPlan, NodePlan, Verdict
+from nodeagent.planning.problems import Code, Problem
+from nodeagent.planning.steps import CreateGpuInstance, DestroyGpuInstance
+from nodeagent.terminal.page import plain_text
+from nodeagent.terminal.plan_page import plan_page
+
+if TYPE_CHECKING:
+    from tests.terminal.conftest import Gpus
+
+
+def _change(gpus: Gpus, index: int = 0) -> GpuPlan:
+    """Two idle small ones make room for a large one beside one in use."""
+    small = [gpus.instance(7 + n, "1g.10gb", n, 1) for n in range(2)]
+    large = gpus.instance(2, "3g.40gb", 4, 4, usage=gpus.python)
+    before = gpus.gpu(*small, large, index=index)
+    after = gpus.gpu(gpus.instance(1, "3g.40gb", 0, 4, parts=3), large, index=index)
+    destroys = tuple(
+        DestroyGpuInstance(before.uuid, i.id, i.profile, i.placement, (), "not in the plan")
+        for i in small
+    )
+    place = after.instances[0].placement
+    create = CreateGpuInstance(before.uuid, 9, "3g.40gb", place, (1, 1, 1), "asked for")
+    return GpuPlan(before, Verdict.APPLICABLE, (*destroys, create), after)
+
+
+def test_before_and_after_are_drawn_to_scale_with_what_happens(gpus: Gpus) -> None:
+    """The picture says of each instance whether it goes, stays, is new or is in use."""
+    page = plain_text(plan_page(NodePlan(Verdict.APPLICABLE, (_change(gpus),)), 80))
+    assert (
+        page
+        == """\
+GPU 0  NVIDIA H100 80GB HBM3  GPU-0
+  can be applied
+          0       1       2       3       4       5       6       7
+          ┌───────┬───────┬───────────────┬───────────────────────────────┐
+  before  │1g.10gb│1g.10gb│               │3g.40gb                        │
+          │goes   │goes   │               │in use                         │
+          └───────┴───────┴───────────────┴───────────────────────────────┘
+          ┌───────────────────────────────┬───────────────────────────────┐
+  after   │3 x 1c.3g.40gb                 │3g.40gb                        │
+          │new                            │in use                         │
+          └───────────────────────────────┴───────────────────────────────┘
+   1. destroy 1g.10gb at 0  (not in the plan)
+   2. destroy 1g.10gb at 1  (not in the plan)
+   3. create 3g.40gb at 0, divided into 3 x 1c  (asked for)
+
+Node can be applied: 3 steps on 1 GPU. Nothing was touched.
+"""
+    )
+
+
+def test_gpus_with_the_same_picture_are_shown_once(gpus: Gpus) -> None:
+    """Eight GPUs alike take the room of one; one that differs is shown apart."""
+    alike = [_change(gpus, index) for index in (0, 1, 2, 5)]
+    other = GpuPlan(gpus.gpu(index=3), Verdict.IN_SYNC, (), gpus.gpu(index=3))
+    page = plain_text(plan_page(NodePlan(Verdict.APPLICABLE, (*alike, other)), 80))
+    assert "GPUs 0-2, 5  4 x NVIDIA H100 80GB HBM3\n" in page
+    assert "GPU 3  NVIDIA" in page
+    assert page.count("3. create") == 1
+    assert "12 steps on 4 GPUs" in page
+
+
+def test_problems_are_shown_with_their_place_and_remedy(gpus: Gpus) -> None:
+    """Who reads the page learns what stands in the way and what to do about it."""
+    problem = Problem(Code.IN_USE, "in use by pid 4711 (python)", "end it", path="gpus[0].mig")
+    gpu = gpus.gpu(gpus.instance(1, "3g.40gb", 0, 4, usage=gpus.python))
+    blocked = GpuPlan(gpu, Verdict.BLOCKED, (), gpu, (problem,))
+    page = plain_text(plan_page(NodePlan(Verdict.BLOCKED, (blocked,)), 80))
+    assert "  ! gpus[0].mig: in use by pid 4711 (python)\n    end it\n" in page
+    assert "Node blocked. Nothing was touched." in page
+
+
+def test_nothing_to_do_is_one_picture(gpus: Gpus) -> None:
+    """A GPU in sync is drawn as it is, not twice."""
+    gpu = gpus.gpu(gpus.instance(1, "3g.40gb", 0, 4))
+    page = plain_text(plan_page(NodePlan(Verdict.IN_SYNC, (_in_sync(gpu),)), 80))
+    assert "now " in page
+    assert "before" not in page
+    assert "Node in sync: nothing to do." in page
+
+
+def _in_sync(gpu: Gpu) -> GpuPlan:
+    return GpuPlan(gpu, Verdict.IN_SYNC, (), gpu)
+
+
+def test_mig_mode_is_named_where_there_is_no_instance(gpus: Gpus) -> None:
+    """Off, waiting for a reset, and on but empty are told apart; without MIG nothing is drawn."""
+    pages = {
+        name: plain_text(plan_page(NodePlan(Verdict.IN_SYNC, (_in_sync(gpu),)), 80))
+        for name, gpu in {
+            "off": gpus.off(),
+            "waiting": gpus.off(pending=True),
+            "empty": gpus.gpu(),
+            "none": replace(gpus.gpu(), mig=None),
+        }.items()
+    }
+    assert "│MIG off  " in pages["off"]
+    assert "│MIG off, on after a reset" in pages["waiting"]
+    assert "│MIG on, no instances" in pages["empty"]
+    assert "│" not in pages["none"]
+
+
+def test_half_made_instances_are_called_so(gpus: Gpus) -> None:
+    """A GPU instance without compute instance is no device, and says so."""
+    gpu = gpus.gpu(gpus.instance(1, "3g.40gb", 0, 4, parts=0))
+    page = plain_text(plan_page(NodePlan(Verdict.IN_SYNC, (_in_sync(gpu),)), 80))
+    assert "3g.40gb half-made" in page

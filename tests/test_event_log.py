@@ -1,0 +1,74 @@
+"""The event log: what is kept, who hears of it, and who is dropped."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+from nodeagent.event_log import Event, EventLog, EventType
+
+NOON = datetime(2030, 1, 1, 12, tzinfo=UTC)
+
+
+def make_log(**sizes: int) -> EventLog:
+    return EventLog(now=lambda: NOON, **sizes)
+
+
+def test_keeps_the_last_events_with_growing_ids() -> None:
+    """Old events make room for new ones, and no id is given twice."""
+    log = make_log(size=2)
+    for message in ("one", "two", "three"):
+        log.add(EventType.APPLIED, message, gpu="GPU-1")
+
+    assert log.events == (
+        Event(2, NOON, EventType.APPLIED, "two", "GPU-1"),
+        Event(3, NOON, EventType.APPLIED, "three", "GPU-1"),
+    )
+
+
+async def test_a_follower_hears_of_new_events_only() -> None:
+    """Without a starting point, what happened before is not told."""
+    log = make_log()
+    log.add(EventType.STARTED, "before")
+    with log.following() as follower:
+        event = log.add(EventType.APPLIED, "after")
+        assert await follower.next() == event
+
+
+async def test_a_follower_goes_on_where_it_left_off() -> None:
+    """After a cut connection nothing is missed that is still kept."""
+    log = make_log()
+    log.add(EventType.STARTED, "known")
+    missed = log.add(EventType.APPLIED, "missed")
+    with log.following(after=1) as follower:
+        assert await follower.next() == missed
+
+
+async def test_an_id_from_an_earlier_life_brings_everything() -> None:
+    """A reader whose last id was never given out by this agent gets all that is kept."""
+    log = make_log()
+    first = log.add(EventType.STARTED, "the only one")
+    with log.following(after=99) as follower:
+        assert await follower.next() == first
+
+
+async def test_a_slow_follower_is_dropped() -> None:
+    """A reader that does not keep up ends instead of filling memory; others go on."""
+    log = make_log(follower_capacity=2)
+    with log.following() as slow, log.following() as quick:
+        heard = []
+        for number in range(4):
+            log.add(EventType.APPLIED, str(number))
+            event = await quick.next()
+            assert event
+            heard.append(event.message)
+        assert slow.dropped
+        assert [event.message async for event in slow] == ["0", "1"]
+    assert heard == ["0", "1", "2", "3"]
+
+
+async def test_closing_ends_all_followers() -> None:
+    """At the agent's end nobody waits for further events."""
+    log = make_log()
+    with log.following() as follower:
+        log.close()
+        assert await follower.next() is None

@@ -1,0 +1,63 @@
+"""The guards in conftest.py catch what they are there for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+pytest_plugins = ["pytester"]
+
+CONFTEST = Path(__file__).with_name("conftest.py").read_text(encoding="utf-8")
+
+# One file, because each run of pytest inside a test costs a second.
+CASES = """
+import asyncio, os, socket, subprocess, threading, time
+import pynvml
+
+kept = []
+
+def test_thread():
+    threading.Thread(target=time.sleep, args=(0.6,), daemon=True).start()
+
+def test_process():
+    kept.append(subprocess.Popen(["sleep", "0.6"]))
+
+async def test_task():
+    kept.append(asyncio.create_task(asyncio.sleep(60)))
+
+def test_pynvml():
+    pynvml.nvmlLib = object()
+
+def test_setting():
+    assert "NODEAGENT_PLAN_FILE" not in os.environ
+
+def test_connection():
+    with socket.socket() as s:
+        s.connect(("192.0.2.1", 9))
+
+async def test_orderly():
+    await asyncio.gather(asyncio.to_thread(len, ""), asyncio.sleep(0))
+    process = await asyncio.create_subprocess_exec("true")
+    assert await process.wait() == 0
+"""
+
+
+def test_the_guards_catch_each_kind_of_leak(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Leaks and outward connections fail with a message that names them; orderly tests pass."""
+    monkeypatch.setenv("NODEAGENT_PLAN_FILE", "/somewhere")
+    monkeypatch.setenv("COLUMNS", "160")
+    pytester.makeconftest(CONFTEST.replace("GRACE = 1.0", "GRACE = 0.1"))
+    pytester.makepyfile(CASES)
+    result = pytester.runpytest_subprocess("--asyncio-mode=auto", "-p", "no:cacheprovider", "-v")
+    result.assert_outcomes(passed=6, failed=1, errors=4)
+    for test, words in {
+        "thread": "the test left threads*",
+        "process": "the test left processes*sleep*",
+        "task": "the test left tasks*",
+        "pynvml": "the test left pynvml with another library*",
+    }.items():
+        result.stdout.fnmatch_lines([f"*ERROR*::test_{test} - AssertionError: {words}"])
+    result.stdout.fnmatch_lines(["*FAILED*::test_connection*a test connects to 192.0.2.1"])

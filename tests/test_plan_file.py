@@ -1,0 +1,217 @@
+"""The plan file as people and programs write it, and what is offered of it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+
+import pytest
+
+from nodeagent.plan_file import PlanFile
+from nodeagent.plan_offer import NoPlan, PlanOffer, PlanText, UnreadablePlan
+
+ONE, TWO = b"version: v1\ngpus: []\n", b"version: v1\ngpus:\n- devices: all\n"
+
+
+class Source:
+    """A watched file and what it offered."""
+
+    def __init__(self, path: Path) -> None:
+        self.offers: list[PlanOffer] = []
+        self.file = PlanFile(path, self.offers.append, quiet=0.02, look_every=None)
+
+    async def next(self, count: int) -> PlanOffer:
+        """Wait until so many offers were made."""
+        async with asyncio.timeout(5):
+            while len(self.offers) < count:
+                await asyncio.sleep(0.005)
+        return self.offers[count - 1]
+
+
+@asynccontextmanager
+async def watching(path: Path) -> AsyncIterator[Source]:
+    source = Source(path)
+    task = asyncio.create_task(source.file.run())
+    try:
+        await source.next(1)
+        yield source
+    finally:
+        task.cancel()
+        with suppress(asyncio.CancelledError):
+            await task
+
+
+def rewrite_in_place(path: Path) -> None:
+    path.write_bytes(TWO)
+
+
+def replace_by_rename(path: Path) -> None:
+    new = path.with_name(".plan.swp")
+    new.write_bytes(TWO)
+    new.replace(path)
+
+
+def replace_as_vim_does(path: Path) -> None:
+    path.rename(path.with_name("plan.yaml~"))
+    path.write_bytes(TWO)
+    path.with_name("plan.yaml~").unlink()
+
+
+def delete_and_write(path: Path) -> None:
+    path.unlink()
+    path.write_bytes(TWO)
+
+
+def link_another(path: Path) -> None:
+    other = path.with_name("other.yaml")
+    other.write_bytes(TWO)
+    path.unlink()
+    path.hardlink_to(other)
+
+
+def symlink_another(path: Path) -> None:
+    other = path.with_name("other.yaml")
+    other.write_bytes(TWO)
+    link = path.with_name("link")
+    link.symlink_to("other.yaml")
+    link.replace(path)
+
+
+def move_from_elsewhere(path: Path) -> None:
+    other = path.parent.parent / "elsewhere.yaml"
+    other.write_bytes(TWO)
+    subprocess.run(["mv", other, path], check=True)
+
+
+@pytest.mark.parametrize(
+    "save",
+    [
+        rewrite_in_place,
+        replace_by_rename,
+        replace_as_vim_does,
+        delete_and_write,
+        link_another,
+        symlink_another,
+        move_from_elsewhere,
+    ],
+)
+async def test_notices_every_way_of_saving(tmp_path: Path, save: Callable[[Path], None]) -> None:
+    """However an editor saves, the new content is offered, once, and nothing between."""
+    folder = tmp_path / "etc"
+    folder.mkdir()
+    path = folder / "plan.yaml"
+    path.write_bytes(ONE)
+    async with watching(path) as source:
+        save(path)
+        assert await source.next(2) == PlanText(TWO)
+        await asyncio.sleep(0.1)
+        assert source.offers == [PlanText(ONE), PlanText(TWO)]
+
+
+async def test_does_not_read_a_file_that_is_being_written(tmp_path: Path) -> None:
+    """Half of a document can be a valid document: only a closed file is read."""
+    path = tmp_path / "plan.yaml"
+    async with watching(path) as source:
+        with path.open("wb") as file:
+            file.write(ONE)
+            file.flush()
+            await asyncio.sleep(0.1)
+            assert len(source.offers) == 1
+            file.write(b"# the rest\n")
+        assert await source.next(2) == PlanText(ONE + b"# the rest\n")
+
+
+async def test_follows_a_mounted_configmap(tmp_path: Path) -> None:
+    """The kubelet swaps a link in the middle of the path; the file itself never changes."""
+    first, second = tmp_path / "..2030_01", tmp_path / "..2030_02"
+    for folder, text in ((first, ONE), (second, TWO)):
+        folder.mkdir()
+        (folder / "plan.yaml").write_bytes(text)
+    (tmp_path / "..data").symlink_to("..2030_01")
+    path = tmp_path / "plan.yaml"
+    path.symlink_to("..data/plan.yaml")
+    async with watching(path) as source:
+        for target, text, count in ((second, TWO, 2), (first, ONE, 3)):
+            (tmp_path / "..data_tmp").symlink_to(target.name)
+            (tmp_path / "..data_tmp").replace(tmp_path / "..data")
+            assert await source.next(count) == PlanText(text)
+
+
+async def test_waits_for_folders_that_are_not_there_yet(tmp_path: Path) -> None:
+    """The file may come long after the agent, folders included."""
+    path = tmp_path / "a" / "b" / "plan.yaml"
+    async with watching(path) as source:
+        assert source.offers == [NoPlan(f"the plan file {path} does not exist")]
+        path.parent.parent.mkdir()
+        await asyncio.sleep(0.05)
+        path.parent.mkdir()
+        path.write_bytes(ONE)
+        assert await source.next(2) == PlanText(ONE)
+
+
+async def test_a_folder_taken_away_and_made_again(tmp_path: Path) -> None:
+    """Vanishing is told, and so is coming back."""
+    folder = tmp_path / "etc"
+    folder.mkdir()
+    path = folder / "plan.yaml"
+    path.write_bytes(ONE)
+    async with watching(path) as source:
+        path.unlink()
+        folder.rmdir()
+        assert isinstance(await source.next(2), NoPlan)
+        folder.mkdir()
+        path.write_bytes(TWO)
+        assert await source.next(3) == PlanText(TWO)
+
+
+async def test_the_same_content_state_is_not_offered_twice(tmp_path: Path) -> None:
+    """Other files in the folder, and looks without a change, wake nobody."""
+    path = tmp_path / "plan.yaml"
+    path.write_bytes(ONE)
+    async with watching(path) as source:
+        (tmp_path / "other").write_bytes(TWO)
+        await source.file.look()
+        await asyncio.sleep(0.1)
+        assert source.offers == [PlanText(ONE)]
+
+
+async def test_a_named_pipe_does_not_hang_the_agent(tmp_path: Path) -> None:
+    """What is no regular file is refused at once."""
+    path = tmp_path / "plan.yaml"
+    os.mkfifo(path)
+    async with watching(path) as source:
+        offer = source.offers[0]
+        assert isinstance(offer, UnreadablePlan)
+        assert "not a regular file" in offer.problem.message
+
+
+async def test_a_folder_in_the_files_place(tmp_path: Path) -> None:
+    """A folder is told from a missing file."""
+    path = tmp_path / "plan.yaml"
+    path.mkdir()
+    async with watching(path) as source:
+        assert isinstance(source.offers[0], UnreadablePlan)
+
+
+async def test_reads_no_more_than_can_be_accepted(tmp_path: Path) -> None:
+    """An enormous file costs a bounded read."""
+    path = tmp_path / "plan.yaml"
+    with path.open("wb") as file:
+        file.truncate(10 * 2**30)
+    async with watching(path) as source:
+        offer = source.offers[0]
+        assert isinstance(offer, PlanText)
+        assert len(offer.text) == 2**20
+
+
+async def test_carries_the_configuration(tmp_path: Path) -> None:
+    """The name of the configuration goes with the text."""
+    path = tmp_path / "config.yaml"
+    path.write_bytes(ONE)
+    offers: list[PlanOffer] = []
+    await PlanFile(path, offers.append, configuration="all-1g.10gb").look()
+    assert offers == [PlanText(ONE, "all-1g.10gb")]

@@ -1,0 +1,87 @@
+"""Waiting for processes: the kernel's word where there is one, a timer where there is none."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from nodeagent.process_watch import ProcessWatch
+
+NO_SUCH_PID = 2**22 + 1  # above the kernel's highest pid_max
+
+
+@contextmanager
+def sleeper() -> Iterator[subprocess.Popen[bytes]]:
+    process = subprocess.Popen([sys.executable, "-c", "import sys; sys.stdin.read()"], stdin=-1)
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+async def test_wakes_when_a_watched_process_ends() -> None:
+    """The end of a process is told at once, without waiting for a timer."""
+    woken = asyncio.Event()
+    watch = ProcessWatch(woken.set, fallback=3600)
+    with sleeper() as process:
+        watch.watch({process.pid})
+        await asyncio.sleep(0.05)
+        assert not woken.is_set()
+        process.kill()
+        async with asyncio.timeout(5):
+            await woken.wait()
+    watch.close()
+
+
+async def test_a_process_no_longer_watched_wakes_nobody() -> None:
+    """Only the users of the last look count."""
+    woken = asyncio.Event()
+    watch = ProcessWatch(woken.set, fallback=3600)
+    with sleeper() as process:
+        watch.watch({process.pid})
+        watch.watch(set())
+        process.kill()
+        process.wait()
+        await asyncio.sleep(0.05)
+    assert not woken.is_set()
+    watch.close()
+
+
+@pytest.mark.parametrize("pid", [0, NO_SUCH_PID])
+async def test_looks_again_where_the_kernel_cannot_tell(pid: int) -> None:
+    """Users without a watchable process are looked at again, ever less often."""
+    times: list[float] = []
+    clock = asyncio.get_running_loop().time
+
+    def look_again() -> None:
+        times.append(clock())
+        if len(times) < 3:
+            watch.watch({pid})
+
+    watch = ProcessWatch(look_again, fallback=0.02)
+    times.append(clock())
+    watch.watch({pid})
+    async with asyncio.timeout(5):
+        while len(times) < 3:
+            await asyncio.sleep(0.005)
+    watch.close()
+    assert times[1] - times[0] >= 0.019
+    assert times[2] - times[1] >= 0.039
+
+
+async def test_closing_leaves_no_descriptor() -> None:
+    """Every pidfd is given back."""
+    before = set(os.listdir("/proc/self/fd"))
+    watch = ProcessWatch(lambda: None)
+    with sleeper() as process:
+        watch.watch({process.pid, os.getpid(), 0})
+        assert len(set(os.listdir("/proc/self/fd")) - before) >= 2
+        watch.close()
+    assert set(os.listdir("/proc/self/fd")) <= before

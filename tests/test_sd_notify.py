@@ -1,0 +1,64 @@
+"""What systemd hears, and what children do not inherit."""
+
+from __future__ import annotations
+
+import os
+import socket
+from pathlib import Path
+
+import pytest
+
+from nodeagent.sd_notify import Notifier
+
+
+def test_says_how_the_service_is(tmp_path: Path) -> None:
+    """Each state is one datagram in systemd's words."""
+    address = tmp_path / "notify"
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
+        systemd.bind(str(address))
+        systemd.settimeout(5)
+        notifier = Notifier.take_from({"NOTIFY_SOCKET": str(address)})
+        notifier.ready()
+        notifier.alive()
+        notifier.status("two\nlines")
+        notifier.stopping()
+        heard = [systemd.recv(100) for _ in range(4)]
+    assert heard == [b"READY=1", b"WATCHDOG=1", b"STATUS=two lines", b"STOPPING=1"]
+
+
+def test_knows_abstract_addresses() -> None:
+    """A leading @ is Linux' abstract name space, as in containers."""
+    name = f"nodeagent-test-{os.getpid()}"
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
+        systemd.bind("\0" + name)
+        systemd.settimeout(5)
+        Notifier.take_from({"NOTIFY_SOCKET": "@" + name}).ready()
+        assert systemd.recv(100) == b"READY=1"
+
+
+def test_takes_the_variables_away() -> None:
+    """No child process can speak in the agent's name."""
+    environment = {"NOTIFY_SOCKET": "/x", "WATCHDOG_USEC": "10000000", "PATH": "/bin"}
+    assert Notifier.take_from(environment) == Notifier("/x", 10.0)
+    assert environment == {"PATH": "/bin"}
+
+
+@pytest.mark.parametrize(
+    "environment",
+    [
+        {},
+        {"NOTIFY_SOCKET": "/x", "WATCHDOG_USEC": "soon"},
+        {"NOTIFY_SOCKET": "/x", "WATCHDOG_USEC": "0"},
+        {"NOTIFY_SOCKET": "/x", "WATCHDOG_USEC": "10000000", "WATCHDOG_PID": "1"},
+        {"WATCHDOG_USEC": "10000000"},
+    ],
+)
+def test_no_watchdog_unless_meant_for_this_process(environment: dict[str, str]) -> None:
+    """A missing, senseless or foreign watchdog is none."""
+    assert Notifier.take_from(environment).watchdog is None
+
+
+def test_nobody_listening_is_no_failure(tmp_path: Path) -> None:
+    """Without systemd, or when its socket is gone, work goes on."""
+    Notifier().ready()
+    Notifier(str(tmp_path / "gone")).ready()

@@ -1,0 +1,286 @@
+"""Settings: three sources, the later wins, and every error leads to its place."""
+
+from __future__ import annotations
+
+import json
+import platform
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from jsonschema import Draft202012Validator
+from pydantic import BaseModel
+
+from nodeagent.errors import UsageError
+from nodeagent.settings import Address, Settings, load_settings
+from nodeagent.settings.sources import setting_names, variable_of
+
+NOTHING = Path("/dev/null")
+
+
+def _file(directory: Path, text: str) -> Path:
+    path = directory / "settings.yaml"
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def _refused(
+    path: Path = NOTHING,
+    environment: dict[str, str] | None = None,
+    flags: dict[str, object] | None = None,
+) -> str:
+    with pytest.raises(UsageError) as caught:
+        load_settings(path, environment or {}, flags or {})
+    return str(caught.value)
+
+
+# --- sources ------------------------------------------------------------------------------------
+
+
+def test_defaults_are_those_of_the_documentation() -> None:
+    """Without any source every setting has its promised default."""
+    settings = load_settings(None, {}, {})
+    assert settings.node_name == platform.node().lower()
+    assert settings.api.listen == ("127.0.0.1", 9470)
+    assert (settings.run.dir, settings.state.dir) == (
+        Path("/run/nodeagent"),
+        Path("/var/lib/nodeagent"),
+    )
+    assert settings.plan.source == "file"
+    assert settings.plan.file == Path("/etc/nodeagent/plan.yaml")
+    assert settings.plan.name is None
+    assert settings.resync.interval == 60.0
+    assert (settings.drift, settings.reset) == ("mend", "never")
+    assert settings.nvidia_smi == ("nvidia-smi",)
+    assert settings.gpu.parallel == 8
+    assert (settings.driver.observe_deadline, settings.driver.step_deadline) == (10.0, 60.0)
+    assert (settings.log.format, settings.log.level) == ("auto", "info")
+
+
+def test_later_sources_win(tmp_path: Path) -> None:
+    """A flag beats a variable, which beats the file, each for its own setting alone."""
+    path = _file(tmp_path, "resync: {interval: 1}\ndrift: report\nreset: whenIdle\n")
+    environment = {"NODEAGENT_RESYNC_INTERVAL": "2", "NODEAGENT_DRIFT": "mend"}
+    settings = load_settings(path, environment, {"resync.interval": 3.0, "plan.file": None})
+    assert (settings.resync.interval, settings.drift, settings.reset) == (3.0, "mend", "whenIdle")
+
+
+@pytest.mark.parametrize(
+    ("file", "environment", "expected"),
+    [
+        ("", {}, platform.node().lower()),
+        ("", {"NODE_NAME": "from-downward-api"}, "from-downward-api"),
+        ("node_name: from-file", {"NODE_NAME": "from-downward-api"}, "from-file"),
+        ("node_name: from-file", {"NODEAGENT_NODE_NAME": "ours"}, "ours"),
+    ],
+)
+def test_node_name_has_a_chain_of_defaults(
+    tmp_path: Path, file: str, environment: dict[str, str], expected: str
+) -> None:
+    """NODE_NAME and then the host name stand in where nothing of ours names the node."""
+    assert load_settings(_file(tmp_path, file), environment, {}).node_name == expected
+
+
+def test_each_setting_can_be_set_by_its_variable() -> None:
+    """The rule NODEAGENT_SECTION_KEY holds for every setting there is."""
+    values = {
+        "node_name": "n1",
+        "api.listen": "[::1]:1",
+        "run.dir": "/a",
+        "state.dir": "/b",
+        "plan.source": "file",
+        "plan.file": "/c",
+        "plan.name": "all-1g",
+        "resync.interval": "2m",
+        "drift": "report",
+        "reset": "whenIdle",
+        "nvidia_smi": "chroot '/the host' nvidia-smi",
+        "gpu.parallel": "2",
+        "driver.observe_deadline": "500ms",
+        "driver.step_deadline": "1.5",
+        "log.format": "json",
+        "log.level": "debug",
+    }
+    assert list(values) == list(setting_names())
+    settings = load_settings(
+        NOTHING, {variable_of(name): value for name, value in values.items()}, {}
+    )
+    assert settings.model_dump(mode="json") == {
+        "node_name": "n1",
+        "api": {"listen": "[::1]:1"},
+        "run": {"dir": "/a"},
+        "state": {"dir": "/b"},
+        "plan": {"source": "file", "file": "/c", "name": "all-1g"},
+        "resync": {"interval": 120.0},
+        "drift": "report",
+        "reset": "whenIdle",
+        "nvidia_smi": "chroot '/the host' nvidia-smi",
+        "gpu": {"parallel": 2},
+        "driver": {"observe_deadline": 0.5, "step_deadline": 1.5},
+        "log": {"format": "json", "level": "debug"},
+    }
+    assert settings.nvidia_smi == ("chroot", "/the host", "nvidia-smi")
+
+
+def test_nothing_said_is_nothing_set(tmp_path: Path) -> None:
+    """Empty variables, keys without a value and empty groups leave the defaults."""
+    path = _file(tmp_path, "plan:\nlog: {level: }\n")
+    settings = load_settings(path, {"NODEAGENT_PLAN_NAME": ""}, {"plan.name": None})
+    assert settings == load_settings(None, {}, {})
+
+
+def test_groups_cannot_be_changed() -> None:
+    """A part that was handed its group cannot change it for others."""
+    group = load_settings(NOTHING, {}, {}).plan
+    with pytest.raises(ValueError, match="frozen"):
+        group.name = "x"  # type: ignore[misc]  # that is the point
+
+
+# --- refusals -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("plan:\n  fiel: x", "line 2: plan.fiel is no setting (did you mean plan.file?)"),
+        ("drifft: mend", "line 1: drifft is no setting (did you mean drift?)"),
+        ("zzz: 1", "line 1: zzz is no setting (there are node_name, api.listen,"),
+        ("plan.file: x", "line 1: plan.file is written flat (write plan: {file: ...})"),
+        ("plan: x", 'plan: found "x" (accepted: keys with values)'),
+        ("- plan", "found a list (accepted: keys with values)"),
+        ("plan: {file: a, file: b}", 'the key "file" is there twice'),
+        ("a: &x [*x]", "anchor &x is not allowed"),
+        ("plan: {", "this is neither YAML nor JSON"),
+        ("plan: {source: nos}", 'plan.source: found "nos" (not in this version: nos; accepted'),
+        ("plan: {source: fil}", "plan.source: found \"fil\" (accepted: 'file')"),
+        ("plan: {name: 3}", "plan.name: found 3 (accepted: a text (numbers and the like in"),
+        ("gpu: {parallel: true}", "gpu.parallel: found true (accepted: a whole number"),
+        ("gpu: {parallel: 0}", "gpu.parallel: found 0 (accepted: a whole number"),
+        ("resync: {interval: -1}", "resync.interval: found -1 (accepted: a number of seconds"),
+        ("resync: {interval: .inf}", "resync.interval: found"),
+        ("resync: {interval: 5 parsecs}", 'resync.interval: found "5 parsecs" (accepted'),
+        ("api: {listen: 9470}", "api.listen: found 9470 (accepted: HOST:PORT"),
+        ("api: {listen: '::1:9470'}", 'api.listen: found "::1:9470" (accepted: HOST:PORT'),
+        ("api: {listen: 'localhost:70000'}", "api.listen: found"),
+        ("nvidia_smi: 'a \"b'", "nvidia_smi: found"),
+        ("nvidia_smi: []", "nvidia_smi: found a list (accepted: a command"),
+        ("run: {dir: ''}", 'run.dir: found "" (accepted: a path'),
+        ("reset: always", "reset: found \"always\" (accepted: 'never' or 'whenIdle')"),
+    ],
+)
+def test_a_wrong_file_is_refused_with_its_place(tmp_path: Path, text: str, words: str) -> None:
+    """The error names the file, the key, what was found and what would be right."""
+    message = _refused(_file(tmp_path, text))
+    assert message.startswith(str(tmp_path / "settings.yaml"))
+    assert words in message
+
+
+def test_a_wrong_variable_is_named() -> None:
+    """A value from the environment is blamed on its variable, unknown ones on their spelling."""
+    assert _refused(environment={"NODEAGENT_DRIFT": "x"}).startswith('NODEAGENT_DRIFT: found "x"')
+    assert (
+        _refused(environment={"NODEAGENT_PLAN_FIEL": "x"})
+        == "NODEAGENT_PLAN_FIEL is no setting (did you mean NODEAGENT_PLAN_FILE?)"
+    )
+
+
+def test_a_wrong_flag_is_named() -> None:
+    """A value from the command line is blamed on the command line."""
+    assert _refused(flags={"log.level": "x"}).startswith('command line: log.level: found "x"')
+
+
+def test_several_errors_are_counted() -> None:
+    """The first error is told in full, the others are counted, so the message stays short."""
+    message = _refused(environment={"NODEAGENT_DRIFT": "x", "NODEAGENT_RESET": "y"})
+    assert message.endswith("; 1 more are wrong)")
+
+
+def test_variables_that_are_not_settings_are_left_alone() -> None:
+    """Reserved names, and those Kubernetes makes for a Service called nodeagent, are no error."""
+    environment = {
+        "NODEAGENT_SIMULATED_STATE": "/tmp/s",
+        "NODEAGENT_TEST_GPUS": "GPU-1",
+        "NODEAGENT_SERVICE_HOST": "10.0.0.1",
+        "NODEAGENT_SERVICE_PORT_HTTP": "9470",
+        "NODEAGENT_PORT": "tcp://10.0.0.1:9470",
+        "NODEAGENT_METRICS_PORT_9400_TCP_ADDR": "10.0.0.1",
+    }
+    assert load_settings(NOTHING, environment, {}) == load_settings(NOTHING, {}, {})
+    assert "is no setting" in _refused(environment={"NODEAGENT_API_PORT": "9470"})
+
+
+def test_a_named_file_must_be_there(tmp_path: Path) -> None:
+    """Only the default file may be missing; a directory is no file either."""
+    assert _refused(tmp_path / "no.yaml").endswith("no.yaml does not exist")
+    assert "cannot be read: Is a directory" in _refused(tmp_path)
+
+
+# --- values -------------------------------------------------------------------------------------
+
+
+@given(
+    st.integers(min_value=1, max_value=10**6),
+    st.sampled_from([("ms", 1e-3), ("s", 1), ("m", 60), ("h", 3600), ("", 1)]),
+)
+def test_durations_are_seconds(number: int, unit: tuple[str, float]) -> None:
+    """Each unit means what it says, and a bare number means seconds."""
+    environment = {"NODEAGENT_RESYNC_INTERVAL": f"{number}{unit[0]}"}
+    assert load_settings(NOTHING, environment, {}).resync.interval == number * unit[1]
+
+
+@pytest.mark.parametrize(
+    ("text", "address"),
+    [
+        ("127.0.0.1:9470", ("127.0.0.1", 9470)),
+        (":0", ("", 0)),
+        ("[::]:9470", ("::", 9470)),
+        ("node-1.example:80", ("node-1.example", 80)),
+    ],
+)
+def test_addresses_read_and_print_alike(text: str, address: tuple[str, int]) -> None:
+    """An address is split into host and port, and prints as it was written."""
+    listen = load_settings(NOTHING, {}, {"api.listen": text}).api.listen
+    assert (listen, str(listen)) == (Address(*address), text)
+
+
+# --- what tools read ----------------------------------------------------------------------------
+
+
+def test_each_setting_has_a_description() -> None:
+    """The schema explains every setting, and durations their unit."""
+    for name in setting_names():
+        group, _, key = name.rpartition(".")
+        model = Settings.model_fields[group].annotation if group else Settings
+        assert isinstance(model, type)
+        assert issubclass(model, BaseModel)
+        description = model.model_fields[key].description or ""
+        assert description, name
+        if name.endswith(("interval", "deadline")):
+            assert "Seconds" in description, name
+
+
+@pytest.mark.parametrize(
+    ("document", "fits"),
+    [
+        ({}, True),
+        ({"plan": {"file": "/x"}, "resync": {"interval": "5m"}}, True),
+        ({"nvidia_smi": ["chroot", "/host", "nvidia-smi"]}, True),
+        ({"plan": {"fiel": "/x"}}, False),
+        ({"gpu": {"parallel": 0}}, False),
+        ({"resync": {"interval": "5 parsecs"}}, False),
+        ({"api": {"listen": "9470"}}, False),
+    ],
+)
+def test_the_schema_agrees_with_the_reader(
+    tmp_path: Path, document: dict[str, object], fits: bool
+) -> None:
+    """What the JSON Schema accepts, `load_settings` accepts, and the other way round."""
+    schema = Settings.model_json_schema()
+    Draft202012Validator.check_schema(schema)
+    assert Draft202012Validator(schema).is_valid(document) == fits
+    path = _file(tmp_path, json.dumps(document))
+    if fits:
+        load_settings(path, {}, {})
+    else:
+        _refused(path)

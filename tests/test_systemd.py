@@ -1,0 +1,107 @@
+"""The systemd units say what they should, to systemd's own satisfaction."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from collections import defaultdict
+from pathlib import Path
+
+import pytest
+
+from nodeagent.cli.parser import parse
+from nodeagent.settings import load_settings
+
+UNITS = Path(__file__).parents[1] / "systemd"
+AGENT, RESTORE = "nodeagent.service", "nodeagent-restore.service"
+PROGRAM = "/opt/nodeagent/bin/nodeagent"
+
+
+def _read(unit: str) -> dict[str, list[str]]:
+    """All values by key, in order (no key of ours occurs in two sections)."""
+    values = defaultdict(list)
+    for line in (UNITS / unit).read_text(encoding="utf-8").splitlines():
+        key, separator, value = line.partition("=")
+        if separator and not line.startswith("#"):
+            values[key].append(value)
+    return dict(values)
+
+
+def _one(unit: str, key: str) -> str:
+    (value,) = _read(unit)[key]
+    return value
+
+
+@pytest.mark.parametrize("unit", [AGENT, RESTORE])
+def test_systemd_accepts_the_unit(unit: str, tmp_path: Path) -> None:
+    """`systemd-analyze verify` has no complaint: no unknown key, no bad value, no cycle."""
+    if not shutil.which("systemd-analyze"):
+        pytest.skip("systemd-analyze is not installed")
+    for other in (AGENT, RESTORE):  # both, so that the order between them is checked
+        text = (UNITS / other).read_text(encoding="utf-8")
+        (tmp_path / other).write_text(text.replace(PROGRAM, sys.executable), encoding="utf-8")
+    result = subprocess.run(
+        ["systemd-analyze", "verify", "--man=no", tmp_path / unit],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={"SYSTEMD_UNIT_PATH": f"{tmp_path}:", "PATH": "/usr/bin:/bin"},
+    )
+    ours = [line for line in result.stderr.splitlines() if "nodeagent" in line]
+    assert (result.returncode, ours) == (0, [])
+
+
+@pytest.mark.parametrize("unit", [AGENT, RESTORE])
+def test_the_command_exists(unit: str) -> None:
+    """The program's own parser accepts the command line of the unit."""
+    program, *arguments = _one(unit, "ExecStart").split()
+    assert program == PROGRAM
+    assert parse(arguments).command == {AGENT: "run", RESTORE: "apply"}[unit]
+
+
+def test_the_agent_is_watched_and_may_finish_a_step() -> None:
+    """systemd waits for readiness, replaces a stuck agent, and stops no step half-way."""
+    assert _one(AGENT, "Type") == "notify"
+    assert float(_one(AGENT, "WatchdogSec")) > 0
+    assert _one(AGENT, "Restart") == "always"
+    assert _one(AGENT, "KillMode") == "mixed"
+    longest_step = load_settings(None, {}, {}).driver.step_deadline
+    assert float(_one(AGENT, "TimeoutStopSec")) > longest_step
+
+
+def test_a_wrong_setting_is_no_reason_to_start_again() -> None:
+    """systemd does not restart the agent for ever when its settings are refused (exit code 2)."""
+    assert _one(AGENT, "RestartPreventExitStatus") == "2"
+
+
+def test_the_layout_is_restored_before_gpus_are_handed_out() -> None:
+    """The oneshot runs before all that can hand out GPUs, and after what it needs itself."""
+    assert _one(RESTORE, "Type") == "oneshot"
+    before = {name for line in _read(RESTORE)["Before"] for name in line.split()}
+    assert before >= {"containerd.service", "docker.service", "crio.service", "kubelet.service"}
+    assert AGENT in before
+    after = set(_one(RESTORE, "After").split())
+    assert after >= {"nvidia-persistenced.service", "nvidia-fabricmanager.service"}
+    assert RESTORE in _one(AGENT, "After").split()
+
+
+def test_a_boot_is_never_held_up() -> None:
+    """The oneshot has a time limit, is skipped without a plan, and nothing requires it."""
+    assert 0 < float(_one(RESTORE, "TimeoutStartSec")) <= 300
+    assert _one(RESTORE, "ConditionPathExists") == "/etc/nodeagent/plan.yaml"
+    for unit in (AGENT, RESTORE):
+        assert {"Requires", "BindsTo", "Requisite", "RequiredBy"}.isdisjoint(_read(unit))
+
+
+def test_both_units_are_hardened_alike() -> None:
+    """The oneshot has every protection of the agent, and no network besides."""
+    protections = {
+        key: values
+        for key, values in _read(AGENT).items()
+        if key.startswith(("Protect", "Restrict", "SystemCall", "Capability", "NoNew", "Lock"))
+        and key not in {"RestartPreventExitStatus", "RestrictAddressFamilies"}
+    }
+    assert len(protections) >= 12
+    assert {key: _read(RESTORE)[key] for key in protections} == protections
+    assert _one(RESTORE, "PrivateNetwork") == "yes"

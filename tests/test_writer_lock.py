@@ -1,0 +1,53 @@
+"""One writer per node."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from nodeagent.errors import NodeagentError
+from nodeagent.writer_lock import writer_lock
+
+HOLD = """
+import sys, time
+from pathlib import Path
+from nodeagent.writer_lock import writer_lock
+with writer_lock(Path(sys.argv[1])):
+    print("held", flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_a_second_writer_is_told_who_the_first_is(tmp_path: Path) -> None:
+    """The message names the pid; when the holder is killed, the lock is free."""
+    path = tmp_path / "run" / "writer.lock"
+    holder = subprocess.Popen([sys.executable, "-c", HOLD, path], stdin=-1, stdout=-1)
+    try:
+        assert holder.stdout
+        assert holder.stdout.readline() == b"held\n"
+        with pytest.raises(NodeagentError, match=f"process {holder.pid} already"):
+            writer_lock(path).__enter__()
+    finally:
+        holder.kill()
+        holder.communicate()
+    with writer_lock(path):
+        assert path.read_text().strip() == str(os.getpid())
+
+
+def test_released_at_the_end(tmp_path: Path) -> None:
+    """After an orderly end the next writer gets it."""
+    path = tmp_path / "writer.lock"
+    for _ in range(2):
+        with writer_lock(path):
+            pass
+
+
+def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
+    """The reader learns which file and what to set."""
+    (tmp_path / "file").touch()
+    with pytest.raises(NodeagentError, match=r"run\.dir"):
+        writer_lock(tmp_path / "file" / "writer.lock").__enter__()
