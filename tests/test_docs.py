@@ -9,14 +9,17 @@ from pathlib import Path
 
 import pytest
 
+from nodeagent.cli import main
 from nodeagent.cli.parser import build_parser, parse
 from nodeagent.documents.reading import read_document
+from nodeagent.http_api.openapi import DESCRIPTION
 from nodeagent.settings import Settings, load_settings
 from nodeagent.settings.sources import setting_names
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])
 README = (ROOT / "README.md").read_text(encoding="utf-8")
+SIMULATOR = (ROOT / "docs/simulator.md").read_text(encoding="utf-8")
 SETTINGS = (ROOT / "docs/settings.md").read_text(encoding="utf-8")
 
 
@@ -35,6 +38,12 @@ def _subparsers(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentP
         if isinstance(action, argparse._SubParsersAction):
             return dict(action.choices)
     return {}
+
+
+def _commands(text: str) -> list[str]:
+    """What follows `nodeagent` in the lines of code blocks, comments included."""
+    blocks = "".join(re.findall(r"^```\n(.*?)^```", text, re.DOTALL | re.MULTILINE))
+    return re.findall(r"^(?:\$ )?nodeagent (.+)$", blocks, re.MULTILINE)
 
 
 def test_every_setting_is_documented_with_its_default() -> None:
@@ -62,23 +71,30 @@ def test_every_command_is_in_the_readme() -> None:
     assert set(_subparsers(build_parser())) == set(commands)
 
 
+def test_every_path_of_the_api_is_documented() -> None:
+    """docs/operations.md lists exactly the paths that the API's own description has."""
+    page = (ROOT / "docs/operations.md").read_text(encoding="utf-8")
+    listed = re.findall(r"^\| `(GET|POST) (/\S*)` \|", page, re.MULTILINE)
+    described = [
+        (method.upper(), path) for path, item in DESCRIPTION["paths"].items() for method in item
+    ]
+    assert sorted(described) == sorted(listed)
+
+
 def test_every_simulation_is_documented() -> None:
     """docs/simulator.md shows every form of `nodeagent simulate`."""
-    page = (ROOT / "docs/simulator.md").read_text(encoding="utf-8")
     for name in _subparsers(_subparsers(build_parser())["simulate"]):
-        assert f"simulate {name}" in page, name
+        assert f"simulate {name}" in SIMULATOR, name
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_commands_in_the_pages_exist(page: Path) -> None:
     """Each `nodeagent ...` in code parses, so no page shows an option that is not there."""
     text = page.read_text(encoding="utf-8")
-    blocks = "".join(re.findall(r"^```\n(.*?)^```", text, re.DOTALL | re.MULTILINE))
-    shown = re.findall(r"^nodeagent (.+)$", blocks, re.MULTILINE)
-    shown += re.findall(r"`nodeagent ([^`]+)`", text)
-    for command in shown:
+    for command in _commands(text) + re.findall(r"`nodeagent ([^`]+)`", text):
         if not re.match(r"COMMAND|\.\.\.", command):  # a synopsis
-            parse([word for word in command.split() if word != "--help"])
+            words = command.partition("#")[0].split()
+            parse([word for word in words if word != "--help"])
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
@@ -100,3 +116,41 @@ def test_documents_in_the_pages_are_accepted(page: Path, tmp_path: Path) -> None
             assert isinstance(load_settings(path, {}, {}), Settings)
         else:
             assert read_document(block).entries
+
+
+def _folder_with_examples(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "examples").symlink_to(ROOT / "examples")
+    monkeypatch.chdir(tmp_path)
+
+
+def test_the_simulator_page_works(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Typed one after the other, the page's commands end as the page says (0, or the code told)."""
+    _folder_with_examples(tmp_path, monkeypatch)
+    for line in _commands(SIMULATOR):
+        command, _, comment = line.partition("#")
+        expected = re.search(r"exit code (\d)", comment)
+        if not command.startswith("run "):
+            code = main([*command.split(), "--no-color"])
+            assert code == (int(expected[1]) if expected else 0), (line, capsys.readouterr())
+
+
+def test_the_picture_in_the_readme_is_true(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """README shows a plan on a node in use exactly as the program prints it."""
+    _folder_with_examples(tmp_path, monkeypatch)
+    (tmp_path / "plan.yaml").write_text(
+        "version: v1\ngpus: [{devices: [0], mig: {3g.40gb: 1, 1g.10gb: 3}}]\n", encoding="utf-8"
+    )
+    (tmp_path / "before.yaml").write_text(
+        "version: v1\ngpus: [{devices: [0], mig: {2g.20gb: 2, 1g.10gb: 3}}]\n", encoding="utf-8"
+    )
+    node = ["--state", "node.json", "--no-color"]
+    assert main(["apply", "-f", "before.yaml", "--simulate", "h100-80gb:1", *node]) == 0
+    assert main(["simulate", "occupy", "0:6", *node]) == 0
+    capsys.readouterr()
+    assert main(["plan", "-f", "plan.yaml", *node]) == 0
+    shown = README.split("$ nodeagent plan -f plan.yaml\n")[1].split("```")[0]
+    assert capsys.readouterr().out.splitlines() == shown.splitlines()

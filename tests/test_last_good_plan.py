@@ -58,7 +58,7 @@ def test_another_text_under_the_same_digest_is_not_believed(tmp_path: Path) -> N
 def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
     """The reader learns which file and why."""
     (tmp_path / "file").touch()
-    with pytest.raises(NodeagentError, match="cannot be kept in .*last-good-plan"):
+    with pytest.raises(NodeagentError, match=r"cannot be kept in .*last-good-plan"):
         LastGoodPlan(tmp_path / "file" / FILE_NAME).save(PLAN)
 
 

@@ -34,6 +34,7 @@ class Source:
 
 @asynccontextmanager
 async def watching(path: Path) -> AsyncIterator[Source]:
+    """Watch the file; the first look is done."""
     source = Source(path)
     task = asyncio.create_task(source.file.run())
     try:
@@ -46,27 +47,32 @@ async def watching(path: Path) -> AsyncIterator[Source]:
 
 
 def rewrite_in_place(path: Path) -> None:
+    """Truncate and write, as a shell's redirection does."""
     path.write_bytes(TWO)
 
 
 def replace_by_rename(path: Path) -> None:
+    """Write beside it and rename, as most programs do."""
     new = path.with_name(".plan.swp")
     new.write_bytes(TWO)
     new.replace(path)
 
 
 def replace_as_vim_does(path: Path) -> None:
+    """Rename the old one away, write a new one, delete the old."""
     path.rename(path.with_name("plan.yaml~"))
     path.write_bytes(TWO)
     path.with_name("plan.yaml~").unlink()
 
 
 def delete_and_write(path: Path) -> None:
+    """Delete, then write."""
     path.unlink()
     path.write_bytes(TWO)
 
 
 def link_another(path: Path) -> None:
+    """Put a hard link to another file there."""
     other = path.with_name("other.yaml")
     other.write_bytes(TWO)
     path.unlink()
@@ -74,6 +80,7 @@ def link_another(path: Path) -> None:
 
 
 def symlink_another(path: Path) -> None:
+    """Put a symbolic link to another file there."""
     other = path.with_name("other.yaml")
     other.write_bytes(TWO)
     link = path.with_name("link")
@@ -82,6 +89,7 @@ def symlink_another(path: Path) -> None:
 
 
 def move_from_elsewhere(path: Path) -> None:
+    """Move a file in from another folder."""
     other = path.parent.parent / "elsewhere.yaml"
     other.write_bytes(TWO)
     subprocess.run(["mv", other, path], check=True)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TextIO
 
 from nodeagent.errors import NodeagentError
+from nodeagent.planning.problems import Problem
 from nodeagent.terminal.page import Line, plain_text
 
 _WIDEST = 120  # pictures gain nothing beyond
@@ -98,6 +99,14 @@ def complain(error: NodeagentError | str, remedy: str = "") -> None:
     if sys.stderr is not None:
         sys.stderr.write(text)
         sys.stderr.flush()
+
+
+def complain_about(problems: Sequence[Problem]) -> None:
+    """The first problem in full, and how many more there are."""
+    first, *others = problems
+    place = f"{first.path}: " if first.path else ""
+    more = f" (and {len(others)} more; nodeagent plan -o json shows all)" if others else ""
+    complain(place + first.message + more, first.remedy)
 
 
 def discard_standard_output() -> None:

@@ -9,13 +9,12 @@ from nodeagent.cli.document_source import read_document
 from nodeagent.cli.exit_codes import ExitCode
 from nodeagent.cli.node import opened
 from nodeagent.cli.options import Options
-from nodeagent.cli.output import Output, complain
+from nodeagent.cli.output import Output, complain_about
 from nodeagent.cli.settings_in_force import InForce, in_force
 from nodeagent.errors import DocumentError
 from nodeagent.planning.desired import PlanDocument
 from nodeagent.planning.plan import NodePlan, Verdict
 from nodeagent.planning.planner import plan
-from nodeagent.planning.problems import Problem
 from nodeagent.planning.resolve import Rejection, resolve
 
 SOURCE = "file"
@@ -61,14 +60,6 @@ def report(found: NodePlan, document: PlanDocument, output: Output) -> None:
 def is_rejection(found: NodePlan) -> bool:
     """Whether the document was refused whole."""
     return not found.gpus and bool(found.problems)
-
-
-def complain_about(problems: tuple[Problem, ...]) -> None:
-    """The first problem in full, and how many more there are."""
-    first, *others = problems
-    place = f"{first.path}: " if first.path else ""
-    more = f" (and {len(others)} more: see nodeagent plan -o json)" if others else ""
-    complain(place + first.message + more, first.remedy)
 
 
 def read_or_report(options: Options, output: Output) -> PlanDocument:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from nodeagent.cli.exit_codes import ExitCode
 from nodeagent.cli.options import Options
-from nodeagent.cli.output import Output, complain, discard_standard_output
+from nodeagent.cli.output import Output, complain, complain_about, discard_standard_output
 from nodeagent.cli.parser import parse
 from nodeagent.errors import DocumentError, NodeagentError, UsageError
 
@@ -22,7 +22,10 @@ def main(argv: list[str] | None = None) -> int:
     """Run the command line and return its exit code; never raises."""
     try:
         return _main(argv)
-    except (UsageError, DocumentError) as error:
+    except DocumentError as error:
+        complain_about(error.problems)
+        return ExitCode.BAD_DOCUMENT
+    except UsageError as error:
         complain(error)
         return ExitCode.BAD_DOCUMENT
     except NodeagentError as error:

@@ -56,9 +56,14 @@ class Place:
         below: DocumentPath = (),
         of_key: bool = False,
     ) -> Refused:
-        """Note a fault here, or at a place below; the result is to be raised."""
+        """Note a fault here, or at a place below; the result is to be raised.
+
+        When enough has been noted, reading ends at once: a hostile text must not cost time.
+        """
         path = (*self.path, *below)
         self.findings.add(code, path, message, remedy=remedy, of_key=of_key)
+        if self.findings.full:
+            self.findings.raise_any()
         return Refused()
 
     def unexpected(self, accepted: str, remedy: str = "") -> Refused:

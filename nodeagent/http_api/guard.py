@@ -8,8 +8,12 @@ from __future__ import annotations
 
 import ipaddress
 
-from aiohttp import web
+from aiohttp import web, web_response
 from aiohttp.typedefs import Handler, Middleware
+
+# The Server header would tell the versions of Python and aiohttp, also in answers that aiohttp
+# makes by itself to what is no HTTP; there is no other place to say that it must not.
+web_response.SERVER_SOFTWARE = "nodeagent"  # type: ignore[attr-defined]  # it imports the name
 
 _LOCAL_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
 _HEADERS = {
@@ -66,7 +70,6 @@ async def errors_as_json(request: web.Request, handler: Handler) -> web.StreamRe
 
 
 async def set_headers(_: web.Request, response: web.StreamResponse) -> None:
-    """Forbid browsers what they need not do, and say nothing of versions."""
-    response.headers.popall("Server", None)
+    """Forbid browsers what they need not do."""
     for name, value in _HEADERS.items():
         response.headers.setdefault(name, value)

@@ -27,6 +27,7 @@ async def listening(
     runner = web.AppRunner(
         app,
         handle_signals=False,
+        handler_cancellation=True,  # who followed the events and left is forgotten at once
         access_log=None,
         shutdown_timeout=_SHUTDOWN,
         keepalive_timeout=15.0,

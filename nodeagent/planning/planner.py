@@ -202,7 +202,8 @@ def _lay_out(gpu: Gpu, wanted: tuple[WantedInstance, ...], path: str) -> GpuPlan
     unknown = tuple(w for w in wanted if w.profile not in card.profiles)
     if unknown:
         return _refused(gpu, Verdict.UNSATISFIABLE, obstacles.not_offered(gpu, unknown))
-    everything = gpu.usage.in_use
+    # A process of which no instance is known may be on any of them.
+    everything = bool(gpu.usage.processes)
     target = best_layout(card, wanted, gpu.instances, all_in_use=everything)
     if target is None:
         return _refused(gpu, Verdict.UNSATISFIABLE, obstacles.does_not_fit(gpu, wanted, path))

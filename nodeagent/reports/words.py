@@ -37,21 +37,24 @@ def step_words(step: Step) -> str:
 
 
 def layout_words(gpu: Gpu) -> str:
-    """A GPU's layout in one line: `3g.40gb at 4, 1g.10gb at 0`."""
+    """A GPU's layout in one line: `1g.10gb at 0, 1; 3g.40gb at 4`."""
     if gpu.mig is None:
         return "no MIG"
     if gpu.mig.current != gpu.mig.pending:
         return f"MIG {'on' if gpu.mig.current else 'off'}, waiting for a GPU reset to change"
     if not gpu.mig.current:
         return "MIG off"
-    return ", ".join(map(_instance_words, gpu.instances)) or "no instances"
+    starts: dict[str, list[int]] = {}
+    for instance in sorted(gpu.instances, key=lambda i: i.placement):
+        starts.setdefault(_instance_words(instance), []).append(instance.placement.start)
+    alike = (f"{what} at {', '.join(map(str, where))}" for what, where in starts.items())
+    return "; ".join(alike) or "no instances"
 
 
 def _instance_words(instance: GpuInstance) -> str:
-    devices = "+".join(device.profile for device in instance.compute)
-    if not devices:
-        return f"half-made {instance.profile} at {instance.placement.start}"
-    return f"{devices} at {instance.placement.start}"
+    if not instance.compute:
+        return f"half-made {instance.profile}"
+    return "+".join(device.profile for device in instance.compute)
 
 
 def user_words(gpu: Gpu, instance: int | None = None) -> str:

@@ -33,7 +33,7 @@ class Surroundings(Protocol):
 
     def next_serial(self) -> int: ...
 
-    def changed(self) -> None: ...
+    def changed(self, gpu: int | None = None) -> None: ...
 
     def emit(
         self, gpu: int, kind: int, data: int = 0, instance: int = ..., compute: int = ...
@@ -78,7 +78,7 @@ class Card:
         self.require_mig_capable()
         state, switches = self.state, self._node.switches
         state.pending = enabled
-        self._node.changed()
+        self._node.changed(self.index)
         if enabled == state.mig:
             return Code.SUCCESS
         if state.processes:
@@ -130,12 +130,12 @@ class Card:
         state.instances.clear()
         state.failure = 0
         state.compute_mode = 0
-        self._node.changed()
+        self._node.changed(self.index)
         if before != (state.mig, state.pending, 0):
             self.config_changed()
 
     def config_changed(self) -> None:
-        self._node.changed()
+        self._node.changed(self.index)
         self._node.emit(self.index, MIG_CONFIG_CHANGE)
 
     # --- GPU instances --------------------------------------------------------------------
@@ -195,7 +195,7 @@ class Card:
             raise Refused(Code.IN_USE)
         if instance.settling:
             instance.settling = False
-            self._node.changed()
+            self._node.changed(self.index)
             raise Refused(Code.IN_USE)
         self.state.instances.remove(instance)
         self.config_changed()

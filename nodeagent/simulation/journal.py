@@ -42,6 +42,8 @@ class Journal:
         self._calls: deque[Call] = deque(maxlen=_KEPT)
         self._lock = threading.Lock()
         self.counts: Counter[str] = Counter()
+        self.begun = 0
+        """How many calls this process began, ever; `at_call` of a fault counts these."""
 
     @property
     def calls(self) -> tuple[Call, ...]:
@@ -58,12 +60,19 @@ class Journal:
         with self._lock:
             return sum(n for name, n in self.counts.items() if fnmatchcase(name, pattern))
 
+    def begin(self) -> int:
+        """The number of a call that begins."""
+        with self._lock:
+            self.begun += 1
+            return self.begun
+
     def record(self, call: Call) -> None:
         with self._lock:
             self._calls.append(call)
             self.counts[call.name] += 1
 
     def clear(self) -> None:
+        """Forget the calls so far; their numbers go on."""
         with self._lock:
             self._calls.clear()
             self.counts.clear()

@@ -45,8 +45,6 @@ class SimulatedLibrary:
         self.initialised = 0  # how often, as NVML counts
         self._latency = latency if isinstance(latency, Mapping) else {"*": latency}
         self._epoch = node.epoch
-        self._calls = 0
-        self._counting = threading.Lock()
         self._functions: dict[str, CFunction] = {}
 
     def __getattr__(self, name: str) -> CFunction:
@@ -102,11 +100,6 @@ class SimulatedLibrary:
 
     # --- for the functions themselves -------------------------------------------------------
 
-    def count_call(self) -> int:
-        with self._counting:
-            self._calls += 1
-            return self._calls
-
     def latency_of(self, name: str) -> float:
         return self._latency.get(name, self._latency.get("*", 0.0))
 
@@ -134,7 +127,7 @@ class CFunction:
         function, library = self._function, self._library
         if function.raw:
             return function.body(library, *given)
-        started, number = time.monotonic(), library.count_call()
+        started, number = time.monotonic(), library.node.journal.begin()
         values, gpu = self._take(given)
         shown = tuple(v for v in values if isinstance(v, int | str | Handle))
         code = self._answer(values, gpu, number)
@@ -163,17 +156,18 @@ class CFunction:
 
     def _answer(self, values: list[Any], gpu: int | None, number: int) -> int:
         library, function = self._library, self._function
-        fault = self._fault(gpu, number)
-        delay = library.latency_of(function.name) + (fault.delay if fault else 0.0)
+        faults = self._faults(gpu, number)
+        delay = library.latency_of(function.name) + sum(fault.delay for fault in faults)
         if delay > 0:
             time.sleep(delay)
-        if fault is not None:
+        for fault in faults:
             if fault.hang:
                 self._hang(fault)
-            if fault.error and not fault.applied:
-                return fault.error
+        failing = next((fault for fault in faults if fault.error), None)
+        if failing is not None and not failing.applied:
+            return failing.error
         code = self._run(values)
-        return fault.error if fault is not None and fault.error else code
+        return code if failing is None else failing.error
 
     def _run(self, values: list[Any]) -> int:
         library, function, node = self._library, self._function, self._library.node
@@ -188,22 +182,22 @@ class CFunction:
             return int(refusal.code)
         return int(Code.SUCCESS)
 
-    def _fault(self, gpu: int | None, number: int) -> Fault | None:
-        """The fault that hits this call. Counting it is a change that other processes see."""
+    def _faults(self, gpu: int | None, number: int) -> list[Fault]:
+        """The faults that hit this call. Counting them is a change that other processes see."""
         node, name = self._library.node, self._function.name
         if not (node.faults or node.shared):
-            return None
+            return []
         with node.looks():
             if not any(f.concerns(name, gpu, number) for f in node.faults):
-                return None
+                return []
         with node.changes():
-            for fault in node.faults:
-                if fault.concerns(name, gpu, number):
-                    node.changed()
-                    if fault.strike():
-                        node.faults = [f for f in node.faults if not f.spent]
-                        return fault
-        return None
+            concerned = [f for f in node.faults if f.concerns(name, gpu, number)]
+            before = [(f.skip, f.times) for f in concerned]
+            hits = [fault for fault in concerned if fault.strike()]
+            if before != [(f.skip, f.times) for f in concerned]:
+                node.faults = [f for f in node.faults if not f.spent]
+                node.changed()
+            return hits
 
     def _hang(self, fault: Fault) -> None:
         """Stay in the driver until the fault is cleared or the node closed."""

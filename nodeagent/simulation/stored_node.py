@@ -6,6 +6,7 @@ written at once, under the file's lock.
 
 from __future__ import annotations
 
+import json
 import threading
 import time
 from collections.abc import Collection, Iterator
@@ -52,6 +53,7 @@ class StoredNode:
         self.changing = threading.Condition(threading.RLock())
         self._serial = 0
         self._dirty = False
+        self._written_gpus: dict[int, str] = {}  # their part of the file, while it is true
         self._reaped = 0.0
         self._file = None if state is None else StateFile(state)
         try:
@@ -80,9 +82,13 @@ class StoredNode:
         self._serial += 1
         return self._serial
 
-    def changed(self) -> None:
-        """Note that there is something to write."""
+    def changed(self, gpu: int | None = None) -> None:
+        """Note that there is something to write, of one GPU or of any."""
         self._dirty = True
+        if gpu is None:
+            self._written_gpus.clear()
+        else:
+            self._written_gpus.pop(gpu, None)
 
     def emit(
         self,
@@ -96,7 +102,7 @@ class StoredNode:
         last = self.events[-1].number if self.events else 0
         self.events.append(Event(last + 1, gpu, kind, data, instance, compute))
         del self.events[:-_EVENTS_KEPT]
-        self.changed()
+        self.changed(gpu)
 
     @contextmanager
     def looks(self) -> Iterator[None]:
@@ -215,19 +221,23 @@ class StoredNode:
             return
         self._dirty = False
         if self._file is not None and not self.closed:
-            self._file.write(self._to_json())
+            self._file.write(self._encode())
         self.changing.notify_all()
 
-    def _to_json(self) -> dict[str, Any]:
+    def _encode(self) -> dict[str, str]:
+        """The state as JSON, in parts: what has not changed is not encoded again."""
+        for card in self.cards:
+            if card.index not in self._written_gpus:
+                self._written_gpus[card.index] = _json(card.state.to_json())
         return {
-            "serial": self._serial,
-            "epoch": self.epoch,
-            "driver_failure": self.driver_failure,
-            "switches": self.switches.to_json(),
-            "overrides": self.overrides,
-            "gpus": [card.state.to_json() for card in self.cards],
-            "faults": [fault.to_json() for fault in self.faults],
-            "events": [event.to_json() for event in self.events],
+            "serial": str(self._serial),
+            "epoch": str(self.epoch),
+            "driver_failure": str(self.driver_failure),
+            "switches": _json(self.switches.to_json()),
+            "overrides": _json(self.overrides),
+            "gpus": f"[{','.join(self._written_gpus[card.index] for card in self.cards)}]",
+            "faults": _json([fault.to_json() for fault in self.faults]),
+            "events": f"[{','.join(str(event.to_json()) for event in self.events)}]",
         }
 
     def _take_over(self, content: dict[str, Any], file: StateFile) -> None:
@@ -247,6 +257,7 @@ class StoredNode:
                 self.cards = self._make_cards(states, overrides)
         except (KeyError, TypeError, ValueError, AttributeError, UsageError) as error:
             raise file.broken(f"{type(error).__name__}: {error}") from error
+        self._written_gpus.clear()
         self.faults, self.events, self.switches = faults, events, switches
         self._serial, self.epoch, self.driver_failure = serial, epoch, failure
         self.overrides = overrides
@@ -265,6 +276,9 @@ class StoredNode:
             for process in gone:
                 card.state.processes.remove(process)
                 self.changed()
+
+
+_json = json.JSONEncoder(separators=(",", ":")).encode
 
 
 def _counted(names: list[str]) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from nodeagent.simulation import KnownBoard
+from nodeagent.simulation.catalogue import KnownBoard
 from nodeagent.terminal.page import Line, Span, Tone, indent, line
 from nodeagent.terminal.wording import count, dim, gibibytes
 

@@ -13,7 +13,12 @@ from jsonschema import Draft202012Validator
 from nodeagent.documents.reading import read_document
 from nodeagent.documents.schema import plan_schema
 from nodeagent.errors import DocumentError
-from nodeagent.planning.desired import MigLayout
+from nodeagent.gpu.driver import Driver
+from nodeagent.planning.desired import DesiredNode, MigLayout
+from nodeagent.planning.plan import Verdict
+from nodeagent.planning.planner import plan
+from nodeagent.planning.resolve import resolve
+from nodeagent.simulation import simulated
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 PLANS = sorted(EXAMPLES.glob("*.yaml"))
@@ -65,13 +70,13 @@ def test_default_configurations_are_balanced_once() -> None:
     """all-balanced names each kind of card once, so that no entry overrules another."""
     entries = read_document(DEFAULT.read_bytes(), configuration="all-balanced").entries
     ids = [f.device for entry in entries for f in entry.pci_filters]
-    assert len(ids) == len(set(ids)) == 30
+    assert len(ids) == len(set(ids)) == 27
     assert len(entries) == 12
 
 
 def test_the_contract() -> None:
     """The document by which the format was agreed is read as it stands."""
-    plan = """\
+    text = """\
 version: v1
 gpus:
   - devices: [0, 1]                 # all | indices | UUIDs | PCI addresses
@@ -94,8 +99,32 @@ gpus:
     timeSlice: long
 devicePluginConfig: shared-4
 """
-    assert len(read_document(plan).entries) == 5
-    assert read_document(json.dumps(yaml.safe_load(plan))).entries == read_document(plan).entries
+    assert len(read_document(text).entries) == 5
+    assert read_document(json.dumps(yaml.safe_load(text))).entries == read_document(text).entries
+
+
+@pytest.mark.parametrize(
+    ("name", "configuration", "boards"),
+    [
+        ("plan.yaml", None, "h100-80gb:2"),
+        ("placement.yaml", None, "h100-80gb:2"),
+        ("compute-instances.yaml", None, "h100-80gb:2"),
+        ("modes.yaml", None, "h100-80gb:3"),
+        ("mixed-cards.yaml", None, "h100-80gb:1,a100-40gb:1,a30:1"),
+        ("attributes.yaml", None, "h100-80gb:1,rtx-pro-6000:1"),
+        ("mig-parted/mixed-node.yaml", "work", "a100-40gb:2,h100-80gb:2"),
+        ("mig-parted/config.yaml", "all-balanced", "b200:1,a30:1"),
+    ],
+)
+async def test_fits(name: str, configuration: str | None, boards: str) -> None:
+    """On the cards that an example speaks of, it can be done."""
+    document = read_document((EXAMPLES / name).read_bytes(), configuration=configuration)
+    with simulated(boards):
+        async with Driver(observe_deadline=5, step_deadline=5) as driver:
+            observed = await driver.observe()
+    desired = resolve(document, observed)
+    assert isinstance(desired, DesiredNode), desired.problems
+    assert plan(desired, observed).verdict is Verdict.APPLICABLE
 
 
 @pytest.mark.parametrize("path", PLANS + FILES, ids=lambda path: path.name)

@@ -84,7 +84,7 @@ def test_exact(whole: int, thousandths: int, suffix: str) -> None:
     if exact.denominator == 1 and 0 < exact < 2**63:
         assert read_quantity(text) == exact
     else:
-        with pytest.raises(ValueError, match="bytes|more than"):
+        with pytest.raises(ValueError, match=r"bytes|more than"):
             read_quantity(text)
 
 

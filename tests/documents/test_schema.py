@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 
@@ -135,11 +135,40 @@ def test_bad(document: object) -> None:
 
 
 KEYS = st.sampled_from(
-    "devices model mig mps timeSlice whenInUse profile count start shares replicas clients "
-    "memory threads user enforce oversubscribe".split()
+    [
+        "devices",
+        "model",
+        "mig",
+        "mps",
+        "timeSlice",
+        "whenInUse",
+        "profile",
+        "count",
+        "start",
+        "shares",
+        "replicas",
+        "clients",
+        "memory",
+        "threads",
+        "user",
+        "enforce",
+        "oversubscribe",
+    ]
 )
 VALUES = st.sampled_from(
-    "all disabled enabled 3g.40gb 1c.3g.40gb 8Gi 1:1 long evict report *".split()
+    [
+        "all",
+        "disabled",
+        "enabled",
+        "3g.40gb",
+        "1c.3g.40gb",
+        "8Gi",
+        "1:1",
+        "long",
+        "evict",
+        "report",
+        "*",
+    ]
 ) | st.integers(-1, 20)
 TREES = st.recursive(
     VALUES | st.booleans() | st.none(),
@@ -164,5 +193,5 @@ ENTRIES = st.fixed_dictionaries(
 def test_of_one_mind(entry: dict[str, object]) -> None:
     """What the reader takes, the schema takes; so what the schema refuses is refused."""
     document = plan(**entry)
-    assume(not VALIDATOR.is_valid(document) or accepted(document))
-    assert VALIDATOR.is_valid(document) == accepted(document)
+    if accepted(document):
+        VALIDATOR.validate(document)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 import yaml
@@ -64,8 +65,6 @@ def gpu(
         mig=mig,
         instances=instances,
     )
-    from dataclasses import replace
-
     return replace(known, **more)  # type: ignore[arg-type]  # keys of Gpu, by name
 
 
@@ -204,7 +203,10 @@ INSTANCES = st.builds(
     PROFILES,
     st.sampled_from([0, 0, 1]),
 )
-GPUS = st.tuples(st.sampled_from([ON, OFF, None]), st.lists(INSTANCES, max_size=7))
+GPUS = st.tuples(
+    st.sampled_from([ON, OFF, None]),
+    st.lists(INSTANCES, max_size=7, unique_by=lambda instance: instance.placement.start),
+)
 
 
 @given(st.lists(GPUS, max_size=4))

@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from functools import partial
 
 import pytest
 
@@ -17,6 +18,7 @@ from nodeagent.gpu.workers import Worker
 
 @pytest.fixture
 def worker() -> Iterator[Worker]:
+    """The worker of one GPU."""
     worker = Worker("GPU 3")
     yield worker
     worker.close()
@@ -99,7 +101,7 @@ async def test_calls_of_one_worker_run_one_after_the_other(worker: Worker) -> No
         seen.append(tuple(running))
         running.remove(number)
 
-    calls = (worker.call(lambda n=n: work(n), what="working", deadline=5) for n in range(5))
+    calls = (worker.call(partial(work, n), what="working", deadline=5) for n in range(5))
     await asyncio.gather(*calls)
     assert seen == [(0,), (1,), (2,), (3,), (4,)]
 

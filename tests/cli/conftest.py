@@ -1,0 +1,80 @@
+"""The program on a simulated node that lasts from one command to the next."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nodeagent.cli import main
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How one command ended."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.out)
+
+
+class Program:
+    """Runs command lines in this process, on the simulated node in `state`."""
+
+    def __init__(self, directory: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        self.directory = directory
+        self.state = directory / "node.json"
+        self._capsys = capsys
+
+    def __call__(self, *words: str | Path) -> Ended:
+        """Any command line, as it is."""
+        self._capsys.readouterr()
+        code = main([str(word) for word in words])
+        out, err = self._capsys.readouterr()
+        return Ended(code, out, err)
+
+    def on(self, *words: str | Path) -> Ended:
+        """A command on the node; it must exist."""
+        return self(*words, "--state", self.state)
+
+    def node(self, boards: str) -> None:
+        """Make the node."""
+        made = self("export", "--simulate", boards, "--state", self.state)
+        assert made.code == 0, made.err
+
+    def file(self, text: str, name: str = "plan.yaml") -> Path:
+        """A document to act on."""
+        path = self.directory / name
+        path.write_text(text, encoding="utf-8")
+        return path
+
+    def plan(self, gpus: str) -> Path:
+        """A plan whose entries are `gpus`, in flow style."""
+        return self.file(f"version: v1\ngpus: [{gpus}]\n")
+
+
+@pytest.fixture
+def program(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Program:
+    """The program, with a node to be made."""
+    return Program(tmp_path, capsys)
+
+
+@pytest.fixture
+def h100(program: Program) -> Program:
+    """The program on a node of two H100."""
+    program.node("h100-80gb:2")
+    return program
+
+
+@pytest.fixture
+def a100(program: Program) -> Program:
+    """The program on a node of one A100, whose MIG mode changes only at a reset."""
+    program.node("a100-40gb:1")
+    return program

@@ -1,0 +1,212 @@
+"""`nodeagent apply`."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import threading
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+from nodeagent.writer_lock import writer_lock
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tests.cli.conftest import Program
+
+SPLIT = "{devices: [0, 1], mig: {3g.40gb: 1, 1g.10gb: 4}}"
+WHOLE = "{devices: [0, 1], mig: {7g.80gb: 1}}"
+
+
+def test_it_is_done_step_by_step_and_proven(h100: Program) -> None:
+    """Each step is said as it ends, then the hardware as read back; a second process agrees."""
+    path = h100.plan(SPLIT)
+    done = h100.on("apply", "-f", path)
+    assert (done.code, done.err) == (0, "")
+    assert done.out.count("done     create 1g.10gb") == 8
+    assert "GPUs 0-1" in done.out
+    assert done.out.endswith("Applied: 12 steps done; read back, the node is as the document says.\n")
+    assert h100.on("assert", "-f", path).code == 0
+
+
+def test_a_second_time_there_is_nothing_to_do(h100: Program) -> None:
+    """Applying is idempotent."""
+    path = h100.plan(SPLIT)
+    h100.on("apply", "-f", path)
+    again = h100.on("apply", "-f", path)
+    assert (again.code, again.out) == (0, "In sync: nothing to do.\n")
+
+
+def test_json_has_every_steps_result(h100: Program) -> None:
+    """Each step has `result` and `seconds`, `after` has the UUIDs that were read back."""
+    report = h100.on("apply", "-o", "json", "-f", h100.plan(SPLIT)).json
+    steps = [step for gpu in report["gpus"] for step in gpu["steps"]]
+    assert {step["result"] for step in steps} == {"done"}
+    assert all(step["seconds"] >= 0 for step in steps)
+    assert all(d["uuid"].startswith("MIG-") for gpu in report["gpus"] for d in gpu["after"])
+    assert report["verdictAfter"] == "inSync"
+
+
+def test_what_is_in_use_stays_and_the_rest_is_done(h100: Program) -> None:
+    """One GPU is blocked, the other is changed; the code is 3."""
+    h100.on("apply", "-f", h100.plan(SPLIT))
+    h100.on("simulate", "occupy", "0:4", "--command", "train")
+    done = h100.on("apply", "-f", h100.plan(WHOLE))
+    assert done.code == 3
+    assert "(train)" in done.out
+    assert "Not all applied: blocked; 6 steps done." in done.out
+    report = h100.on("plan", "-o", "json", "-f", h100.plan(WHOLE)).json
+    assert [gpu["verdict"] for gpu in report["gpus"]] == ["blocked", "inSync"]
+
+
+@pytest.mark.parametrize(
+    ("gpus", "code"),
+    [
+        ("{devices: [0], mig: {4g.40gb: 2}}", 1),
+        ("{devices: [0], mig: {2g.21bg: 2}}", 2),
+        ("{devices: [9], mig: {1g.10gb: 1}}", 2),
+    ],
+)
+def test_a_refused_document_touches_nothing(gpus: str, code: int, h100: Program) -> None:
+    """Also the GPUs that it would fit stay as they are."""
+    refused = h100.on("apply", "-f", h100.plan(f"{WHOLE}, {gpus}"))
+    assert (refused.code, refused.out) == (code, "")
+    assert "mig: disabled" in h100.on("export").out
+
+
+def test_a_step_that_fails_is_code_1_and_the_layout_is_restored(h100: Program) -> None:
+    """The failure is reported with its step; the earlier layout is back."""
+    first = h100.plan(SPLIT)
+    h100.on("apply", "-f", first)
+    function = "nvmlDeviceCreateGpuInstanceWithPlacement"
+    h100.on("simulate", "fault", function, "UNKNOWN", "--gpu", "0", "--count", "1")
+    failed = h100.on("apply", "-f", h100.file(f"version: v1\ngpus: [{WHOLE}]", "whole.yaml"))
+    assert failed.code == 1
+    assert "failed   create 7g.80gb" in failed.out
+    assert "to restore the earlier layout:" in failed.out
+    only_first = h100.plan("{devices: [0], mig: {3g.40gb: 1, 1g.10gb: 4}}")
+    assert h100.on("assert", "-f", only_first).code == 0
+
+
+def test_a_mode_that_waits_for_a_reset_is_code_1_with_the_remedy(a100: Program) -> None:
+    """On Ampere, and a second time too: somebody has to reset the GPU."""
+    path = a100.plan("{devices: [0], mig: {1g.5gb: 7}}")
+    for _ in range(2):
+        waiting = a100.on("apply", "-f", path)
+        assert waiting.code == 1
+        assert "gpu-reset" in waiting.out
+        assert "MIG off, on after a reset" in waiting.out
+
+
+def test_a_mode_change_of_a_gpu_in_use_is_code_3(a100: Program) -> None:
+    """Nobody switches MIG on under a running program."""
+    a100.on("simulate", "occupy", "0")
+    assert a100.on("apply", "-f", a100.plan("{devices: [0], mig: {1g.5gb: 7}}")).code == 3
+
+
+def test_a_reset_is_made_where_it_is_allowed(a100: Program) -> None:
+    """With `--reset whenIdle` the stand-in for nvidia-smi resets the GPU, and all is done."""
+    path = a100.plan("{devices: [0], mig: {1g.5gb: 7}}")
+    done = a100.on("apply", "-f", path, "--reset", "whenIdle")
+    assert done.code == 0, done.err + done.out
+    assert "done     reset the GPU" in done.out
+    assert a100.on("assert", "-f", path).code == 0
+
+
+def test_a_reset_needs_no_state_file(program: Program) -> None:
+    """The stand-in sees the node of a command that keeps it nowhere else."""
+    path = program.plan("{devices: [0], mig: {1g.5gb: 7}}")
+    words = ("apply", "--simulate", "a100-40gb:1", "-f", path, "--reset", "whenIdle")
+    assert program(*words).code == 0
+
+
+def _after(delay: float, act: Callable[[], object]) -> threading.Timer:
+    timer = threading.Timer(delay, act)
+    timer.start()
+    return timer
+
+
+def test_wait_goes_on_when_a_real_process_ends(h100: Program) -> None:
+    """The blocker's end is noticed at once, by the kernel's word, and the rest is done."""
+    h100.on("apply", "-f", h100.plan(SPLIT))
+    blocker = subprocess.Popen(["sleep", "60"])
+    h100.on("simulate", "occupy", "0:4", "--pid", str(blocker.pid), "--follow")
+    killer = _after(0.3, blocker.kill)
+    reaper = threading.Thread(target=blocker.wait)
+    reaper.start()
+    began = time.monotonic()
+    done = h100.on("apply", "-f", h100.plan(WHOLE), "--wait", "8")
+    killer.join()
+    reaper.join()
+    assert done.code == 0, done.out
+    assert time.monotonic() - began < 1.8  # less than the pace of looking again
+    assert done.out.count("create 7g.80gb") == 2
+
+
+def test_wait_ends_at_its_limit(h100: Program) -> None:
+    """Who does not leave is named in the end; the code is 3."""
+    h100.on("apply", "-f", h100.plan(SPLIT))
+    h100.on("simulate", "occupy", "0:4")
+    began = time.monotonic()
+    blocked = h100.on("apply", "-f", h100.plan(WHOLE), "--wait", "0.3")
+    assert blocked.code == 3
+    assert 0.3 <= time.monotonic() - began < 2
+
+
+def test_a_second_writer_is_turned_away(h100: Program) -> None:
+    """While an agent or another apply holds the node, nothing is done; the holder is named."""
+    with writer_lock(h100.state.with_name("node.json.writer.lock")):
+        refused = h100.on("apply", "-f", h100.plan(SPLIT))
+    assert refused.code == 1
+    assert "already changes this node's GPUs" in refused.err
+    assert "mig: disabled" in h100.on("export").out
+
+
+def _start(h100: Program, *words: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "nodeagent", *words, "--state", str(h100.state)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_lets_the_running_step_finish(number: signal.Signals, h100: Program) -> None:
+    """What has begun is done, the rest is left and counted; the next apply goes on from there."""
+    path = h100.plan("{devices: [0], mig: {1g.10gb: 7}}")
+    function = "nvmlDeviceCreateGpuInstanceWithPlacement"
+    h100.on("simulate", "fault", function, "--latency", "0.4")
+    with _start(h100, "apply", "-f", str(path)) as process:
+        assert process.stdout is not None
+        while "create" not in process.stdout.readline():
+            pass
+        process.send_signal(number)
+        out, err = process.communicate(timeout=8)
+    assert process.returncode == 1
+    assert err == ""
+    assert "Stopped: " in out
+    assert "skipped  create 1g.10gb" in out
+    h100.on("simulate", "fault", "--clear")
+    layout = h100.on("export", "-o", "json").json["gpus"][0]["mig"]
+    assert 0 < len(layout) < 7
+    assert h100.on("apply", "-f", path).code == 0
+    assert h100.on("assert", "-f", path).code == 0
+
+
+def test_a_closed_pipe_does_not_stop_the_work(h100: Program) -> None:
+    """`nodeagent apply | head -1` still applies all of it, and complains of nothing."""
+    path = h100.plan(SPLIT)
+    with _start(h100, "apply", "-f", str(path)) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        process.stdout.close()
+        process.wait(timeout=8)
+        assert process.stderr is not None
+        assert process.stderr.read() == ""
+    assert process.returncode == 0
+    assert h100.on("assert", "-f", path).code == 0

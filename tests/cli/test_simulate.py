@@ -1,0 +1,120 @@
+"""`nodeagent simulate`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from tests.cli.conftest import Program
+
+
+def _in_use(program: Program) -> list[bool]:
+    report = program.on("plan", "-o", "json", "-f", program.plan("{devices: [0], mig: enabled}"))
+    return [device["inUse"] for device in report.json["gpus"][0]["before"]]
+
+
+@pytest.fixture
+def split(h100: Program) -> Program:
+    """Two halves on GPU 0."""
+    assert h100.on("apply", "-f", h100.plan("{devices: [0], mig: {3g.40gb: 2}}")).code == 0
+    return h100
+
+
+def test_boards_lists_what_can_be_simulated(program: Program) -> None:
+    """With profiles and the evidence for them; each can be used as it stands."""
+    boards = program("simulate", "boards", "-o", "json").json["boards"]
+    names = {board["name"] for board in boards}
+    assert {"a30", "a100-40gb", "h100-80gb", "h100-pcie", "h100-nvl", "gh200", "h200"} <= names
+    assert {"b200", "gb200", "rtx-pro-6000", "t4", "l40s", "a100-80gb"} <= names
+    h100 = next(board for board in boards if board["name"] == "h100-80gb")
+    assert {"profile", "max", "memory", "evidence"} == set(h100["profiles"][0])
+    shown = program("simulate", "boards").out
+    assert "h100-80gb" in shown
+    assert "no MIG" in shown
+
+
+def test_occupy_and_release_by_slice(split: Program) -> None:
+    """`0:4` is what lies on slice 4 of GPU 0, whatever ids the driver gave it."""
+    put = split.on("simulate", "occupy", "0:5", "--pid", "4711", "--command", "train")
+    assert put.code == 0
+    assert "pid 4711 (train)" in put.out
+    assert _in_use(split) == [False, True]
+    gone = split.on("simulate", "release", "0:4", "-o", "json")
+    assert gone.json == {"released": 1}
+    assert _in_use(split) == [False, False]
+
+
+def test_release_all(split: Program) -> None:
+    """Without a device all processes go."""
+    split.on("simulate", "occupy", "0:0")
+    split.on("simulate", "occupy", "0:4", "--memory", "2Gi")
+    assert split.on("simulate", "release", "-o", "json").json == {"released": 2}
+
+
+def test_faults_and_their_end(split: Program) -> None:
+    """A fault by name shows in the next command; cleared it is gone."""
+    split.on("simulate", "fault", "nvmlDeviceGetMigMode", "GPU_IS_LOST", "--gpu", "0")
+    assert split.on("profiles").code == 1
+    assert split.on("simulate", "fault", "--clear").code == 0
+    assert split.on("profiles").code == 0
+
+
+def test_reboot_takes_the_instances(split: Program) -> None:
+    """As on real hardware, which on Hopper forgets MIG mode too."""
+    assert split.on("simulate", "reboot").code == 0
+    assert "disabled" in split.on("export").out
+
+
+def test_a_lost_gpu_comes_back_with_a_reboot(split: Program) -> None:
+    """Lost until then."""
+    split.on("simulate", "fault", "--lost", "1")
+    assert split.on("profiles").code == 1
+    split.on("simulate", "reboot")
+    assert split.on("profiles").code == 0
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("occupy", "7"),
+        ("occupy", "0:7:1"),
+        ("occupy", "1:0"),
+        ("occupy", "0", "--memory", "900Gi"),
+        ("occupy", "0", "--pid", "4194305", "--follow"),
+        ("release", "GPU-none"),
+        ("fault",),
+        ("fault", "nvmlInit*"),
+        ("fault", "nvmlInit*", "NO_SUCH_CODE"),
+        ("fault", "nvmlInit*", "UNKNOWN", "--gpu", "9"),
+        ("fault", "--lost", "9"),
+    ],
+)
+def test_what_the_node_does_not_have_is_code_2(words: tuple[str, ...], split: Program) -> None:
+    """With what would be right; nothing changes."""
+    before = split.state.read_bytes()
+    refused = split.on("simulate", *words)
+    assert refused.code == 2, refused
+    assert len(refused.err.splitlines()) <= 2
+    assert split.state.read_bytes() == before
+
+
+@pytest.mark.parametrize("words", [("occupy", "0"), ("reboot",), ("release",), ("fault", "--clear")])
+def test_a_state_file_is_needed(words: tuple[str, ...], program: Program) -> None:
+    """A node that ends with the command is nothing to act on."""
+    refused = program("simulate", *words, "--simulate", "t4:1")
+    assert refused.code == 2
+    assert "--state" in refused.err
+    missing = program.on("simulate", *words)
+    assert missing.code == 2
+    assert "does not exist" in missing.err
+
+
+def test_a_broken_state_file_is_code_1(split: Program) -> None:
+    """What is not a node is left as it is."""
+    split.state.write_text("{}")
+    refused = split.on("simulate", "reboot")
+    assert refused.code == 1
+    assert "not the state of a simulated node" in refused.err
+    assert split.state.read_text() == "{}"

@@ -1,0 +1,269 @@
+"""The wrappers name things that exist and pass exact arguments; what is missing is remembered."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+from collections.abc import Iterator
+from pathlib import Path
+
+import pynvml
+import pytest
+
+import nodeagent.gpu
+from nodeagent.errors import DriverError, DriverUnavailable, GpuLost
+from nodeagent.gpu.nvml import GPU_INSTANCE_KINDS, Nvml
+from nodeagent.planning.observed import Placement
+from nodeagent.simulation import Switches, simulated
+from nodeagent.simulation.library import SimulatedLibrary
+from nodeagent.simulation.node import open_node
+
+PACKAGE = Path(nodeagent.gpu.__file__).parent
+ONE_G = 19  # nvidia-smi's id of 1g.10gb on H100
+
+# What the agent counts on of each wrapper; pynvml has no types that would tell.
+PARAMETERS = {
+    "nvmlDeviceCreateGpuInstanceWithPlacement": ["device", "profileId", "placement"],
+    "nvmlDeviceGetAttributes": ["device"],
+    "nvmlDeviceGetComputeInstanceId": ["device"],
+    "nvmlDeviceGetComputeRunningProcesses_v2": ["handle"],
+    "nvmlDeviceGetComputeRunningProcesses_v3": ["handle"],
+    "nvmlDeviceGetCount": [],
+    "nvmlDeviceGetCudaComputeCapability": ["handle"],
+    "nvmlDeviceGetFieldValues": ["handle", "fieldIds"],
+    "nvmlDeviceGetGpuInstanceById": ["device", "gpuInstanceId"],
+    "nvmlDeviceGetGpuInstanceId": ["device"],
+    "nvmlDeviceGetGpuInstancePossiblePlacements": [
+        "device",
+        "profileId",
+        "placementsRef",
+        "countRef",
+    ],
+    "nvmlDeviceGetGpuInstanceProfileInfo": ["device", "profile", "version"],
+    "nvmlDeviceGetGpuInstances": ["device", "profileId", "gpuInstancesRef", "countRef"],
+    "nvmlDeviceGetGraphicsRunningProcesses_v2": ["handle"],
+    "nvmlDeviceGetGraphicsRunningProcesses_v3": ["handle"],
+    "nvmlDeviceGetHandleByIndex": ["index"],
+    "nvmlDeviceGetHandleByUUID": ["uuid"],
+    "nvmlDeviceGetMPSComputeRunningProcesses_v2": ["handle"],
+    "nvmlDeviceGetMPSComputeRunningProcesses_v3": ["handle"],
+    "nvmlDeviceGetMaxMigDeviceCount": ["device"],
+    "nvmlDeviceGetMemoryInfo": ["handle", "version"],
+    "nvmlDeviceGetMigDeviceHandleByIndex": ["device", "index"],
+    "nvmlDeviceGetMigMode": ["device"],
+    "nvmlDeviceGetMinorNumber": ["handle"],
+    "nvmlDeviceGetName": ["handle"],
+    "nvmlDeviceGetPciInfo": ["handle"],
+    "nvmlDeviceGetUUID": ["handle"],
+    "nvmlDeviceGetVirtualizationMode": ["handle"],
+    "nvmlDeviceSetMigMode": ["device", "mode"],
+    "nvmlComputeInstanceDestroy": ["computeInstance"],
+    "nvmlComputeInstanceGetInfo": ["computeInstance"],
+    "nvmlGpuInstanceCreateComputeInstance": ["gpuInstance", "profileId"],
+    "nvmlGpuInstanceDestroy": ["gpuInstance"],
+    "nvmlGpuInstanceGetComputeInstanceById": ["gpuInstance", "computeInstanceId"],
+    "nvmlGpuInstanceGetComputeInstancePossiblePlacements": [
+        "gpuInstance",
+        "profileId",
+        "placementsRef",
+        "countRef",
+    ],
+    "nvmlGpuInstanceGetComputeInstanceProfileInfo": [
+        "device",  # so named in pynvml, though it is a GPU instance
+        "profile",
+        "engProfile",
+        "version",
+    ],
+    "nvmlGpuInstanceGetComputeInstances": [
+        "gpuInstance",
+        "profileId",
+        "computeInstancesRef",
+        "countRef",
+    ],
+    "nvmlGpuInstanceGetInfo": ["gpuInstance"],
+    "nvmlInit": [],
+    "nvmlShutdown": [],
+    "nvmlSystemGetDriverVersion": [],
+    "nvmlSystemGetProcessName": ["pid"],
+}
+
+# Where the name of the C function is another than the wrapper's.
+C_NAMES = {
+    "nvmlInit": ["nvmlInitWithFlags"],
+    "nvmlDeviceGetCount": ["nvmlDeviceGetCount_v2"],
+    "nvmlDeviceGetHandleByIndex": ["nvmlDeviceGetHandleByIndex_v2"],
+    "nvmlDeviceGetPciInfo": ["nvmlDeviceGetPciInfo_v3"],
+    "nvmlDeviceGetMemoryInfo": ["nvmlDeviceGetMemoryInfo", "nvmlDeviceGetMemoryInfo_v2"],
+    "nvmlDeviceGetGpuInstanceProfileInfo": [
+        "nvmlDeviceGetGpuInstanceProfileInfo",
+        "nvmlDeviceGetGpuInstanceProfileInfoV",
+    ],
+    "nvmlDeviceGetGpuInstancePossiblePlacements": ["nvmlDeviceGetGpuInstancePossiblePlacements_v2"],
+    "nvmlGpuInstanceGetComputeInstanceProfileInfo": [
+        "nvmlGpuInstanceGetComputeInstanceProfileInfo",
+        "nvmlGpuInstanceGetComputeInstanceProfileInfoV",
+    ],
+    "nvmlComputeInstanceGetInfo": ["nvmlComputeInstanceGetInfo_v2"],
+    "nvmlDeviceGetAttributes": ["nvmlDeviceGetAttributes_v2"],
+}
+
+
+def names_used() -> set[str]:
+    """Every `pynvml.X` in the package."""
+    return {
+        node.attr
+        for file in PACKAGE.glob("*.py")
+        for node in ast.walk(ast.parse(file.read_text()))
+        if isinstance(node, ast.Attribute)
+        and isinstance(node.value, ast.Name)
+        and node.value.id == "pynvml"
+    }
+
+
+@pytest.fixture
+def nvml() -> Iterator[Nvml]:
+    """Two simulated H100, MIG on."""
+    with simulated("h100-80gb:2"):
+        nvml = Nvml()
+        nvml.initialise()
+        for index in range(2):
+            nvml.set_mig_mode(nvml.device_by_index(index), True)
+        yield nvml
+        nvml.shutdown()
+
+
+def test_every_name_of_pynvml_that_is_used_exists() -> None:
+    """A typo would show only on the machine where the call is made."""
+    assert [name for name in sorted(names_used()) if not hasattr(pynvml, name)] == []
+
+
+def test_every_wrapper_that_is_used_has_the_parameters_counted_on() -> None:
+    """A newer pynvml that changes one is noticed here."""
+    wrappers = {name for name in names_used() if name.startswith("nvml") and name[4].isupper()}
+    wrappers = {name for name in wrappers if callable(getattr(pynvml, name))}
+    assert wrappers == set(PARAMETERS)
+    for name, expected in PARAMETERS.items():
+        assert list(inspect.signature(getattr(pynvml, name)).parameters) == expected, name
+
+
+def test_every_c_function_that_is_used_exists_in_the_simulator() -> None:
+    """Else the tests would take it for missing in the driver, and pass."""
+    library = SimulatedLibrary(open_node("t4:1"))
+    for wrapper in PARAMETERS:
+        for name in C_NAMES.get(wrapper, [wrapper]):
+            assert callable(getattr(library, name)), name
+
+
+def test_only_one_module_calls_pynvml() -> None:
+    """Elsewhere in the package at most its constants are used."""
+    for file in PACKAGE.glob("*.py"):
+        used = "pynvml.nvml" in file.read_text()
+        assert not used or file.name == "nvml.py", file
+
+
+def test_created_instances_lie_where_they_were_asked_for(nvml: Nvml) -> None:
+    """Placements go in by reference; the simulator fails the test where C would crash."""
+    gpu = nvml.device_by_index(0)
+    places = nvml.gpu_instance_placements(gpu, ONE_G)
+    assert places == tuple(Placement(start, 1) for start in range(7))
+    made = nvml.create_gpu_instance(gpu, ONE_G, Placement(3, 1))
+    info = nvml.gpu_instance_info(made)
+    assert (info.profile_id, info.placement) == (ONE_G, Placement(3, 1))
+    (found,) = nvml.gpu_instances(gpu, ONE_G, 7)
+    assert nvml.gpu_instance_info(found) == info
+    compute = nvml.create_compute_instance(made, nvml.compute_profile(made, 0).id)
+    device = nvml.mig_device(gpu, 0)
+    assert nvml.gpu_instance_id(device) == info.id
+    assert nvml.uuid(device).startswith("MIG-")
+    assert nvml.compute_slices(device) == 1
+    nvml.destroy_compute_instance(compute)
+    nvml.destroy_gpu_instance(made)
+    assert nvml.gpu_instances(gpu, ONE_G, 7) == ()
+
+
+def test_errors_come_out_translated(nvml: Nvml) -> None:
+    """Nothing above this module meets NVMLError."""
+    with pytest.raises(DriverError, match="the driver has nothing of that id") as caught:
+        nvml.gpu_instance_by_id(nvml.device_by_index(0), 5)
+    assert caught.value.call == "nvmlDeviceGetGpuInstanceById"
+    assert caught.value.code == 6
+    assert caught.value.name == "NotFound"
+
+
+def test_a_lost_gpu_is_a_kind_of_its_own() -> None:
+    """For every call that concerns it."""
+    with simulated("h100-80gb:1") as node:
+        nvml = Nvml()
+        nvml.initialise()
+        gpu = nvml.device_by_index(0)
+        node.lose(0)
+        with pytest.raises(GpuLost):
+            nvml.mig_mode(gpu)
+        nvml.shutdown()
+
+
+def test_a_missing_library_is_told_as_such(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With what to do about it."""
+    monkeypatch.setattr(pynvml, "nvmlLib", None)
+    monkeypatch.setattr(pynvml, "_nvmlGetFunctionPointer_cache", {})
+    monkeypatch.setattr(pynvml, "CDLL", _no_library)
+    with pytest.raises(DriverUnavailable, match=r"libnvidia-ml\.so\.1 was not found"):
+        Nvml().initialise()
+
+
+def _no_library(name: str) -> None:
+    raise OSError(f"{name}: cannot open shared object file")
+
+
+def test_a_function_that_the_driver_lacks_is_asked_for_once() -> None:
+    """From then on it is known to be missing, until NVML is started again."""
+    with simulated("t4:1", switches=Switches(missing_functions=("nvmlDeviceGetMigMode",))):
+        nvml = Nvml()
+        nvml.initialise()
+        gpu = nvml.device_by_index(0)
+        for _ in range(2):
+            with pytest.raises(DriverError, match="too old to have this function") as caught:
+                nvml.mig_mode(gpu)
+            assert caught.value.code == 13
+        assert nvml._missing == {"nvmlDeviceGetMigMode"}
+        nvml.initialise()
+        assert nvml._missing == set()
+        nvml.shutdown()
+        nvml.shutdown()
+
+
+OLD = (
+    "nvmlDeviceGetGpuInstanceProfileInfoV",
+    "nvmlDeviceGetMemoryInfo_v2",
+    "nvmlGpuInstanceGetComputeInstanceProfileInfoV",
+    "nvmlDeviceGetComputeRunningProcesses_v3",
+)
+
+
+def test_older_drivers_are_asked_by_the_older_functions() -> None:
+    """They tell the same, but for the profile's name."""
+    with simulated("h100-80gb:1", switches=Switches(missing_functions=OLD)) as node:
+        nvml = Nvml()
+        nvml.initialise()
+        gpu = nvml.device_by_index(0)
+        nvml.set_mig_mode(gpu, True)
+        figures = nvml.gpu_instance_profile(gpu, 0)
+        assert (figures.id, figures.slices, figures.name) == (ONE_G, 1, "")
+        assert nvml.memory(gpu).total > 70 << 30
+        instance = nvml.create_gpu_instance(gpu, ONE_G, Placement(0, 1))
+        assert nvml.compute_profile(instance, 0).slices == 1
+        node.occupy(0)
+        assert len(nvml.compute_processes(gpu)) == 1
+        nvml.shutdown()
+
+
+def test_profile_kinds_that_a_card_lacks_are_refused_and_not_invented(nvml: Nvml) -> None:
+    """The kinds are NVML's enumeration, and the ids are others."""
+    gpu = nvml.device_by_index(0)
+    ids = {0: 19, 1: 14, 2: 9, 3: 5, 4: 0, 7: 20, 9: 15}
+    for kind in range(GPU_INSTANCE_KINDS):
+        if kind in ids:
+            assert nvml.gpu_instance_profile(gpu, kind).id == ids[kind]
+        else:
+            with pytest.raises(DriverError, match="does not support"):
+                nvml.gpu_instance_profile(gpu, kind)

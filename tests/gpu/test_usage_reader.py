@@ -1,0 +1,76 @@
+"""Those who ask together for users share one look, which begins after they asked."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+
+from nodeagent.gpu.usage import CapabilityHolders, MigDevice, UsageReading
+from nodeagent.gpu.usage_reader import UsageReader
+
+DEVICE = MigDevice("GPU-1", 0, 1, 0)
+
+
+class Source:
+    """Counts the looks; each takes a while."""
+
+    def __init__(self, seconds: float = 0.02) -> None:
+        self.seconds = seconds
+        self.begun: list[float] = []
+
+    def read(self) -> UsageReading:
+        self.begun.append(time.monotonic())
+        time.sleep(self.seconds)
+        return CapabilityHolders()
+
+
+async def test_many_who_ask_at_once_cost_one_look() -> None:
+    """Eight GPUs observed side by side need not search all processes eight times."""
+    source = Source()
+    reader = UsageReader(source, deadline=5)
+    await asyncio.gather(*(reader.read() for _ in range(8)))
+    assert len(source.begun) == 1
+    await reader.close()
+
+
+async def test_nobody_gets_a_look_that_began_before_it_asked() -> None:
+    """A process may have come in between, so who asks later gets the next one."""
+    source = Source(0.05)
+    reader = UsageReader(source, deadline=5)
+    first = asyncio.create_task(reader.read())
+    await asyncio.sleep(0.02)
+    asked = time.monotonic()
+    await asyncio.gather(*(reader.read() for _ in range(3)))
+    assert len(source.begun) == 2
+    assert source.begun[1] > asked
+    await first
+    await reader.close()
+
+
+async def test_a_look_that_hangs_is_a_reading_in_which_nothing_is_known() -> None:
+    """Then everything counts as in use, and nothing is destroyed."""
+    held = threading.Event()
+
+    class Hanging:
+        def read(self) -> UsageReading:
+            held.wait()
+            return CapabilityHolders()
+
+    reader = UsageReader(Hanging(), deadline=0.05)
+    usage = (await reader.read()).users(DEVICE)
+    assert not usage.known
+    assert "did not return" in usage.reason
+    assert not (await reader.read()).users(DEVICE).known
+    held.set()
+    await reader.close()
+
+
+async def test_cancelling_one_who_asks_leaves_the_others_their_answer() -> None:
+    """The look is shared, its cancellation is not."""
+    reader = UsageReader(Source(), deadline=5)
+    one, other = asyncio.create_task(reader.read()), asyncio.create_task(reader.read())
+    await asyncio.sleep(0.005)
+    one.cancel()
+    assert (await other).users(DEVICE).known
+    await reader.close()

@@ -1,0 +1,155 @@
+"""The status as JSON: the contract's keys, and what is absent when it is not known."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+from nodeagent.node_state import NodeState, Phase, Refusal
+from nodeagent.planning.observed import (
+    Access,
+    ComputeInstance,
+    Gpu,
+    GpuInstance,
+    GpuInstanceProfile,
+    Memory,
+    MigMode,
+    ObservedNode,
+    Placement,
+    Usage,
+    User,
+)
+from nodeagent.planning.problems import Code, Problem
+from nodeagent.reports.status_report import status_json
+
+THREE = GpuInstanceProfile(9, 2, "3g.40gb", 3, 40 << 30, 60, 2, (Placement(0, 4), Placement(4, 4)))
+ONE = GpuInstanceProfile(
+    19, 0, "1g.10gb", 1, 10 << 30, 16, 7, tuple(Placement(start, 1) for start in range(7))
+)
+POD_USER = User(4711, "python", memory=5, namespace="ml", pod="train-0", container="main")
+DEVICE = ComputeInstance(
+    0, "3g.40gb", 3, "MIG-1", usage=Usage((POD_USER,)), memory=Memory(5, 40 << 30)
+)
+HALF = GpuInstance(7, 19, "1g.10gb", Placement(4, 1))
+MIG_GPU = Gpu(
+    0,
+    "GPU-0",
+    name="NVIDIA H100 80GB HBM3",
+    pci_bus_id="00000000:1A:00.0",
+    mig=MigMode(current=True, pending=True),
+    profiles=(THREE, ONE),
+    instances=(GpuInstance(1, 9, "3g.40gb", Placement(0, 4), (DEVICE,)), HALF),
+)
+LOST = Gpu(1, "GPU-1", access=Access.LOST, access_reason="it fell off the bus")
+
+
+def state(**fields: Any) -> NodeState:
+    """A node with a MIG GPU and a lost one."""
+    given = {
+        "phase": Phase.IN_SYNC,
+        "digest": "sha256:00",
+        "observed": ObservedNode((MIG_GPU, LOST), "570.1"),
+        "observed_at": datetime(2030, 1, 2, 3, 4, 5, 678901, tzinfo=UTC),
+        **fields,
+    }
+    return NodeState("node-a", "file", **given)
+
+
+def test_the_whole_state() -> None:
+    """Every key of the contract, with the values of the state."""
+    report = status_json(state())
+    assert report is not None
+    assert {k: report[k] for k in ("node", "phase", "digest", "source", "observedAt", "mps")} == {
+        "node": "node-a",
+        "phase": "InSync",
+        "digest": "sha256:00",
+        "source": "file",
+        "observedAt": "2030-01-02T03:04:05.678Z",
+        "mps": [],
+    }
+    gpu = report["gpus"][0]
+    assert gpu["mig"] == {"current": "enabled", "pending": "enabled"}
+    assert gpu["free"] == {"slots": [5, 6, 7], "creatable": {"1g.10gb": 2}}
+    assert gpu["health"] == {"status": "healthy", "findings": []}
+    assert gpu["instances"][0] == {
+        "uuid": "MIG-1",
+        "profile": "3g.40gb",
+        "start": 0,
+        "size": 4,
+        "gi": 1,
+        "ci": 0,
+        "inUse": True,
+        "users": [
+            {
+                "source": "process",
+                "pid": 4711,
+                "command": "python",
+                "memory": {"used": 5},
+                "pod": {"namespace": "ml", "name": "train-0", "container": "main"},
+            }
+        ],
+        "memory": {"used": 5, "total": 40 << 30},
+    }
+
+
+def test_a_half_made_instance_is_shown_without_uuid() -> None:
+    """It takes room, so it is there; it is no device, so it has no UUID."""
+    report = status_json(state())
+    assert report
+    assert report["gpus"][0]["instances"][1] == {
+        "profile": "1g.10gb",
+        "start": 4,
+        "size": 1,
+        "gi": 7,
+        "inUse": False,
+        "users": [],
+    }
+
+
+def test_a_lost_gpu_is_unhealthy_and_claims_nothing() -> None:
+    """What is not known is absent, and the finding says why."""
+    report = status_json(state())
+    assert report
+    gpu = report["gpus"][1]
+    assert "free" not in gpu
+    assert "mig" not in gpu
+    assert gpu["health"]["status"] == "unhealthy"
+    assert gpu["health"]["findings"][0]["evidence"] == "it fell off the bus"
+
+
+def test_unknown_users_count_as_use() -> None:
+    """Not knowing is told apart from knowing of nobody."""
+    device = ComputeInstance(
+        0, "3g.40gb", 3, "MIG-1", usage=Usage(known=False, reason="no permission")
+    )
+    gpu = Gpu(0, "GPU-0", instances=(GpuInstance(1, 9, "3g.40gb", Placement(0, 4), (device,)),))
+    report = status_json(state(observed=ObservedNode((gpu,))))
+    assert report
+    instance = report["gpus"][0]["instances"][0]
+    assert (instance["inUse"], instance["usersUnknown"]) == (True, "no permission")
+
+
+def test_one_gpu_by_its_uuid() -> None:
+    """Only that GPU and its problems, and those of the node."""
+    problems = (
+        Problem(Code.IN_USE, "zero", gpu="GPU-0"),
+        Problem(Code.GPU_LOST, "one", gpu="GPU-1"),
+        Problem(Code.DRIVER, "node"),
+    )
+    report = status_json(state(problems=problems), gpu="GPU-1")
+    assert report
+    assert [gpu["uuid"] for gpu in report["gpus"]] == ["GPU-1"]
+    assert [problem["message"] for problem in report["problems"]] == ["one", "node"]
+    assert status_json(state(), gpu="GPU-9") is None
+
+
+def test_a_refused_document_is_told_beside_the_one_in_force() -> None:
+    """Both digests are there: what holds, and what does not."""
+    refusal = Refusal("sha256:11", (Problem(Code.SYNTAX, "no", path="gpus[0]"),))
+    report = status_json(state(phase=Phase.REJECTED, refusal=refusal))
+    assert report
+    assert report["digest"] == "sha256:00"
+    assert report["rejected"] == {
+        "digest": "sha256:11",
+        "problems": [{"code": "Syntax", "path": "gpus[0]", "message": "no"}],
+    }

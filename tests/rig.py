@@ -1,0 +1,120 @@
+"""A reconciler on a simulated node, as tests drive it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from nodeagent.attempts import Backoff
+from nodeagent.event_log import EventLog, EventType
+from nodeagent.gpu.driver import Driver
+from nodeagent.heartbeats import Heartbeats
+from nodeagent.last_good_plan import FILE_NAME, LastGoodPlan
+from nodeagent.narrator import Narrator
+from nodeagent.node_state import NodeState, Phase
+from nodeagent.plan_offer import PlanText
+from nodeagent.planning.observed import Gpu
+from nodeagent.planning.plan import Policy
+from nodeagent.planning.problems import Code
+from nodeagent.planning.steps import Step
+from nodeagent.reconciler import Reconciler, Rules
+from nodeagent.reports.words import layout_words
+
+SOON = 8.0  # seconds that anything in a test may take
+
+
+def plan_text(mig: str, devices: str = "all") -> bytes:
+    """A plan with one entry."""
+    return f"version: v1\ngpus:\n- devices: {devices}\n  mig: {mig}\n".encode()
+
+
+def open_driver(observe_deadline: float = 5.0, step_deadline: float = 5.0) -> Driver:
+    """The real driver part; deadlines in seconds."""
+    return Driver(observe_deadline=observe_deadline, step_deadline=step_deadline)
+
+
+class Rig:
+    """A running reconciler, what it said, and its states in their order."""
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        resync: float = 3600,
+        mend: bool = True,
+        parallel: int = 8,
+        policy: Policy | None = None,
+        retry: float = 3600,
+        observe_deadline: float = 5.0,
+        step_deadline: float = 5.0,
+    ) -> None:
+        self.events = EventLog()
+        self.states: list[NodeState] = []
+        self.hearts = Heartbeats(asyncio.get_running_loop().time)
+        self.reconciler = Reconciler(
+            state=NodeState("node-a", "file"),
+            open_driver=lambda: open_driver(observe_deadline, step_deadline),
+            rules=Rules(policy or Policy(), parallel, resync, patience=60, mend=mend),
+            backoff=Backoff(retry, retry, lambda: 0.0),
+            last_good=LastGoodPlan(folder / FILE_NAME),
+            narrator=Narrator(self.events),
+            hearts=self.hearts,
+            on_state=self.states.append,
+        )
+
+    @property
+    def state(self) -> NodeState:
+        return self.reconciler.state
+
+    @property
+    def codes(self) -> set[Code]:
+        return {problem.code for problem in self.state.problems}
+
+    def offer(self, text: bytes | str) -> None:
+        content = text if isinstance(text, bytes) else plan_text(text)
+        self.reconciler.offer(PlanText(content))
+
+    def gpu(self, index: int = 0) -> Gpu:
+        return self.state.observed.gpus[index]
+
+    def layout(self, index: int = 0) -> str:
+        return layout_words(self.gpu(index))
+
+    def told(self, *kinds: EventType) -> list[EventType]:
+        """The kinds of events in their order, or only these of them."""
+        return [e.type for e in self.events.events if not kinds or e.type in kinds]
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        async with asyncio.timeout(SOON):
+            while not condition():
+                await asyncio.sleep(0.005)
+
+    async def round(self) -> None:
+        """Have it look once more, and wait for the end of that round."""
+        before = len(self.states)
+        self.reconciler.nudge("a test asks")
+        await self.until(lambda: len(self.states) > before and self.state.phase != Phase.WORKING)
+
+    async def settle(self, phase: Phase) -> None:
+        await self.until(lambda: self.state.rounds > 0 and self.state.phase is phase)
+
+
+@asynccontextmanager
+async def running(rig: Rig) -> AsyncIterator[Rig]:
+    """Run the rig's reconciler, and stop it in the end as a signal would."""
+    task = asyncio.create_task(rig.reconciler.run())
+    try:
+        yield rig
+    finally:
+        rig.reconciler.request_stop()
+        async with asyncio.timeout(SOON):
+            await task
+
+
+async def do(*steps: Step) -> None:
+    """What somebody else does to the node, past the agent."""
+    async with open_driver() as driver:
+        for step in steps:
+            await driver.apply(step)

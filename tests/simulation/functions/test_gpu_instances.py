@@ -1,0 +1,376 @@
+"""GPU instances of the simulated node, against what was seen on hardware."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from ctypes import byref, c_uint
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import pynvml
+import pytest
+
+from nodeagent.simulation import Switches
+from tests.simulation import calls
+
+SEEN: dict[str, Any] = json.loads(
+    (Path(__file__).parents[2] / "data" / "mig_observations.json").read_text()
+)
+SEVEN_SLICES = ("a100-40gb", "a100-80gb", "h100-80gb", "h100-pcie", "h200", "b200", "gb200")
+NAMES = {"1g(REV2)": "1gR2"}
+
+
+def _boards_of(layout: str) -> tuple[str, ...]:
+    return ("a30", "rtx-pro-6000") if layout == "quarter" else SEVEN_SLICES
+
+
+@pytest.mark.parametrize(
+    ("seen", "board"),
+    [(s, board) for s in SEEN["creation_sequences"] for board in _boards_of(s["layout"])],
+    ids=lambda value: value if isinstance(value, str) else value["name"],
+)
+def test_creations_land_where_they_were_seen_to_land(seen: dict[str, Any], board: str) -> None:
+    """Every published sequence of creations without placement gets the same ids and places."""
+    with calls.node_with(board, mirrored=seen["layout"] == "mirrored"):
+        device, ids, places = calls.gpu(), [], []
+        for name in seen["create"]:
+            try:
+                instance = calls.create(device, name)
+            except pynvml.NVMLError_InsufficientResources:
+                ids.append(None)
+                continue
+            number, place = calls.place_of(instance)
+            ids.append(number)
+            places.append(place)
+        assert seen["gi_ids"] == ids
+        if "placements" in seen and not (board == "a30"):
+            assert seen["placements"] == places
+
+
+@pytest.mark.parametrize("seen", SEEN["remaining_capacity"], ids=lambda seen: seen["name"])
+def test_remaining_capacity_is_as_seen(seen: dict[str, Any]) -> None:
+    """The free and total counts of a partly and of a fully used A100 80GB are reproduced."""
+    switches = Switches(**seen["switches"])
+    with calls.node_with("a100-80gb", mirrored=seen["mirrored"], switches=Switches()) as node:
+        device = calls.gpu()
+        for name, start in seen["existing"]:
+            calls.create(device, name, start)
+        node.switches = switches
+        for name, info in calls.profiles(device).items():
+            full_name = info.name.removeprefix("MIG ")
+            if seen["free_total"] == "all 0":
+                assert calls.free(device, name) == 0
+            elif full_name in seen["free_total"]:
+                found = f"{calls.free(device, name)}/{info.instanceCount}"
+                assert seen["free_total"][full_name] == found
+
+
+def test_a_new_driver_has_room_for_4g_beside_3g() -> None:
+    """From R510 on the same card tells 1/1 for 4g."""
+    with calls.node_with("a100-80gb"):
+        device = calls.gpu()
+        calls.create(device, "3g", 4)
+        assert calls.free(device, "4g") == 1
+        calls.create(device, "4g")
+
+
+def test_an_old_driver_refuses_4g_beside_3g() -> None:
+    """With the switch for drivers before R510, either one shuts the other out."""
+    with calls.node_with("a100-80gb", switches=Switches(old_driver_no_4g_with_3g=True)):
+        device = calls.gpu()
+        calls.create(device, "3g", 4)
+        with pytest.raises(pynvml.NVMLError_InsufficientResources):
+            calls.create(device, "4g", 0)
+        calls.create(device, "3g", 0)
+
+
+def _can_all_be_created(device: Any, wanted: dict[str, int]) -> bool:
+    """Try every placement, so that the answer is about the card and not about an order."""
+    names = [NAMES.get(name, name) for name, count in wanted.items() for _ in range(count)]
+    starts = [[s for s, _ in calls.placements(device, calls.profile(device, n).id)] for n in names]
+    sizes = [calls.placements(device, calls.profile(device, n).id)[0][1] for n in names]
+    for chosen in product(*starts):
+        taken = [s + i for s, size in zip(chosen, sizes, strict=True) for i in range(size)]
+        if len(taken) != len(set(taken)) or list(zip(names, chosen)) != sorted(zip(names, chosen)):
+            continue
+        made = []
+        try:
+            for name, start in zip(names, chosen, strict=True):
+                made.append(calls.create(device, name, start))
+        except pynvml.NVMLError_InsufficientResources:
+            continue
+        finally:
+            for instance in made:
+                pynvml.nvmlGpuInstanceDestroy(instance)
+        return True
+    return False
+
+
+@pytest.mark.parametrize(
+    ("board", "data"),
+    [
+        ("a100-80gb", "geometries_7slice_plain"),
+        ("h100-80gb", "geometries_7slice_with_me_rev2"),
+        ("a30", "geometries_A30_plain"),
+    ],
+)
+def test_the_maximal_layouts_are_those_of_the_tables(board: str, data: str) -> None:
+    """Searching all placements finds exactly the published maximal sets, no more, no fewer."""
+    with calls.node_with(board) as node:
+        published = {frozenset(g.items()) for g in SEEN[data]["items"]}
+        names = {name for layout in SEEN[data]["items"] for name in layout}
+        found = {frozenset(layout.items()) for layout in _maximal_layouts(node.cards[0], names)}
+        assert published == found
+
+
+def _maximal_layouts(card: Any, names: set[str]) -> list[Counter[str]]:
+    """Maximal multisets of profiles, by the card's own rules for creating at a place."""
+    by_name = {
+        ("1g(REV2)" if p.kind == 9 else p.name.split(".")[0] + p.name.partition("gb")[2]): p
+        for p in card.board.profiles
+    }
+    wanted = {name: by_name[name] for name in names}
+    reached: set[tuple[tuple[str, int], ...]] = set()
+    sets: set[frozenset[tuple[str, int]]] = set()
+
+    def grow(lying: tuple[tuple[str, int], ...]) -> None:
+        if lying in reached:
+            return
+        reached.add(lying)
+        sets.add(frozenset(Counter(name for name, _ in lying).items()))
+        for name, profile in wanted.items():
+            for place in profile.placements:
+                _make(card, wanted, lying)
+                try:
+                    card.create_instance(profile.id, (place.start, place.size))
+                except Exception:  # noqa: BLE001  # refused: not a layout
+                    continue
+                grow(tuple(sorted((*lying, (name, place.start)))))
+
+    grow(())
+    layouts = [Counter(dict(layout)) for layout in sets]
+    return [one for one in layouts if one and not any(one < other for other in layouts)]
+
+
+def _make(card: Any, wanted: dict[str, Any], lying: tuple[tuple[str, int], ...]) -> None:
+    card.state.instances.clear()
+    for name, start in lying:
+        size = wanted[name].placements[0].size
+        card.create_instance(wanted[name].id, (start, size))
+
+
+@pytest.mark.parametrize("layout", SEEN["illegal"], ids=str)
+def test_illegal_sets_cannot_be_created(layout: dict[str, int]) -> None:
+    """No choice of placements makes a set possible that the hardware does not allow."""
+    with calls.node_with("h100-80gb"):
+        assert not _can_all_be_created(calls.gpu(), layout)
+
+
+def test_profile_ids_are_not_the_enumeration() -> None:
+    """The id that create calls take differs from the number that asks for the profile."""
+    with calls.node_with("h100-80gb"):
+        ids = {name: info.id for name, info in calls.profiles(calls.gpu()).items()}
+    assert ids == {"1g": 19, "1g+me": 20, "1gR2": 15, "2g": 14, "3g": 9, "4g": 5, "7g": 0}
+
+
+def test_profile_info_tells_the_board_in_both_versions() -> None:
+    """Version 1 and 2 agree, version 2 adds the name, and by id it is the same."""
+    with calls.node_with("h100-80gb"):
+        device = calls.gpu()
+        old = pynvml.nvmlDeviceGetGpuInstanceProfileInfo(device, 2, version=1)
+        new = pynvml.nvmlDeviceGetGpuInstanceProfileInfo(device, 2)
+        by_id = pynvml.nvmlDeviceGetGpuInstanceProfileInfoById(device, 9)
+        expected = (9, 0, 3, 2, 60, 3, 3, 0, 3, 0, 40448)
+        for info in (old, new, by_id):
+            fields = [name for name, _ in type(info)._fields_ if name not in {"version", "name"}]
+            assert expected == tuple(getattr(info, name) for name in fields)
+        assert new.name == by_id.name == "MIG 3g.40gb"
+
+
+def test_media_extensions_are_in_the_name() -> None:
+    """The driver's names carry their suffix."""
+    with calls.node_with("h100-80gb"):
+        info = pynvml.nvmlDeviceGetGpuInstanceProfileInfo(calls.gpu(), 7)
+    assert info.name == "MIG 1g.10gb+me"
+
+
+@pytest.mark.parametrize(
+    ("kind", "error"),
+    [
+        (pynvml.NVML_GPU_INSTANCE_PROFILE_2_SLICE_REV1, pynvml.NVMLError_NotSupported),
+        (pynvml.NVML_GPU_INSTANCE_PROFILE_COUNT, pynvml.NVMLError_InvalidArgument),
+    ],
+)
+def test_absent_profiles(kind: int, error: type[Exception]) -> None:
+    """A profile that the card lacks is not supported, one that does not exist is invalid."""
+    with calls.node_with("h100-80gb"), pytest.raises(error):
+        pynvml.nvmlDeviceGetGpuInstanceProfileInfo(calls.gpu(), kind)
+
+
+def test_profiles_with_mig_off() -> None:
+    """New drivers tell profiles and placements regardless of the mode, old ones do not."""
+    with calls.node_with("h100-80gb", mig=False):
+        assert calls.placements(calls.gpu(), 9) == [(0, 4), (4, 4)]
+    with calls.node_with("h100-80gb", mig=False, switches=Switches(profiles_need_mig=True)):
+        with pytest.raises(pynvml.NVMLError_NotSupported):
+            pynvml.nvmlDeviceGetGpuInstanceProfileInfo(calls.gpu(), 0)
+        with pytest.raises(pynvml.NVMLError_NotSupported):
+            calls.placements(calls.gpu(), 9)
+
+
+def test_what_needs_mig_on() -> None:
+    """Capacity, lists, look-ups and creation are not supported while MIG is off."""
+    with calls.node_with("h100-80gb", mig=False):
+        device, count = calls.gpu(), c_uint()
+        array = (pynvml.c_nvmlGpuInstance_t * 7)()
+        for refused in (
+            lambda: pynvml.nvmlDeviceGetGpuInstanceRemainingCapacity(device, 19),
+            lambda: pynvml.nvmlDeviceGetGpuInstances(device, 19, array, byref(count)),
+            lambda: pynvml.nvmlDeviceGetGpuInstanceById(device, 1),
+            lambda: pynvml.nvmlDeviceCreateGpuInstance(device, 19),
+        ):
+            with pytest.raises(pynvml.NVMLError_NotSupported):
+                refused()
+
+
+def test_cards_without_mig_support_none_of_it() -> None:
+    """On a T4 every question about profiles is not supported."""
+    with calls.node_with("t4"):
+        device = calls.gpu()
+        assert calls.profiles(device) == {}
+        with pytest.raises(pynvml.NVMLError_NotSupported):
+            calls.placements(device, 19)
+        with pytest.raises(pynvml.NVMLError_NotSupported):
+            pynvml.nvmlDeviceCreateGpuInstance(device, 19)
+
+
+def test_an_occupied_place_is_insufficient_resources() -> None:
+    """Not ALREADY_EXISTS and not INVALID_ARGUMENT, also where places overlap only in part."""
+    with calls.node_with("h100-80gb"):
+        device = calls.gpu()
+        calls.create(device, "2g", 2)
+        for name, start in (("2g", 2), ("3g", 0), ("1g", 3), ("7g", 0)):
+            with pytest.raises(pynvml.NVMLError_InsufficientResources):
+                calls.create(device, name, start)
+
+
+@pytest.mark.parametrize(("start", "size"), [(1, 4), (0, 3), (8, 4), (4, 8)])
+def test_an_invalid_place_is_an_invalid_argument(start: int, size: int) -> None:
+    """A place that the profile does not have is refused as such, not for want of room."""
+    with calls.node_with("h100-80gb"), pytest.raises(pynvml.NVMLError_InvalidArgument):
+        place = pynvml.c_nvmlGpuInstancePlacement_t(start, size)
+        pynvml.nvmlDeviceCreateGpuInstanceWithPlacement(calls.gpu(), 9, byref(place))
+
+
+def test_an_unknown_profile_id_is_an_invalid_argument() -> None:
+    """The enumeration value of a profile is no id (3 is 4g's enumeration value)."""
+    with calls.node_with("h100-80gb"), pytest.raises(pynvml.NVMLError_InvalidArgument):
+        pynvml.nvmlDeviceCreateGpuInstance(calls.gpu(), 3)
+
+
+def test_media_extensions_exclude_each_other_on_a30() -> None:
+    """A30 has two +me profiles and one set of engines for them."""
+    with calls.node_with("a30"):
+        device = calls.gpu()
+        calls.create(device, "1g+me", 0)
+        with pytest.raises(pynvml.NVMLError_InsufficientResources):
+            calls.create(device, "2g+me", 2)
+        assert calls.free(device, "2g+me") == 0
+        calls.create(device, "2g", 2)
+
+
+def test_all_media_engines_leave_only_profiles_without() -> None:
+    """Beside +me.all only -me profiles can be created, and it only beside them."""
+    with calls.node_with("rtx-pro-6000"):
+        device = calls.gpu()
+        first = calls.create(device, "1g+me.all", 0)
+        for name in ("1g", "1g+me", "1g+gfx", "2g"):
+            assert calls.free(device, name) == 0
+            with pytest.raises(pynvml.NVMLError_InsufficientResources):
+                calls.create(device, name, 6)
+        calls.create(device, "2g-me", 6)
+        pynvml.nvmlGpuInstanceDestroy(first)
+        calls.create(device, "1g", 0)
+        with pytest.raises(pynvml.NVMLError_InsufficientResources):
+            calls.create(device, "1g+me.all", 3)
+
+
+def test_a_client_from_before_blocks_creation() -> None:
+    """A process on the whole GPU keeps instances from being made, as IN_USE."""
+    with calls.node_with("h100-80gb") as node:
+        process = node.occupy(0)
+        with pytest.raises(pynvml.NVMLError_InUse):
+            calls.create(calls.gpu(), "1g")
+        node.release(0, process.pid)
+        calls.create(calls.gpu(), "1g")
+
+
+def test_an_instance_with_compute_instances_cannot_be_destroyed() -> None:
+    """Compute instances go first; then the place and the id are free again."""
+    with calls.node_with("h100-80gb"):
+        device = calls.gpu()
+        instance = calls.create(device, "3g", 0)
+        compute = pynvml.nvmlGpuInstanceCreateComputeInstance(instance, calls.whole(instance).id)
+        with pytest.raises(pynvml.NVMLError_InUse):
+            pynvml.nvmlGpuInstanceDestroy(instance)
+        pynvml.nvmlComputeInstanceDestroy(compute)
+        pynvml.nvmlGpuInstanceDestroy(instance)
+        assert calls.place_of(calls.create(device, "3g", 0)) == (1, "0:4")
+
+
+def test_destroying_may_have_to_be_tried_twice() -> None:
+    """With the switch for that race, the first attempt after the last compute instance fails."""
+    with calls.node_with("h100-80gb", switches=Switches(gi_destroy_race=True)):
+        instance = calls.create(calls.gpu(), "3g")
+        compute = pynvml.nvmlGpuInstanceCreateComputeInstance(instance, calls.whole(instance).id)
+        pynvml.nvmlComputeInstanceDestroy(compute)
+        with pytest.raises(pynvml.NVMLError_InUse):
+            pynvml.nvmlGpuInstanceDestroy(instance)
+        pynvml.nvmlGpuInstanceDestroy(instance)
+        assert calls.instances(calls.gpu(), "3g") == []
+
+
+def test_instances_are_listed_by_profile_and_found_by_id() -> None:
+    """A list holds one profile only, in the order of ids; a missing id is not found."""
+    with calls.node_with("h100-80gb"):
+        device = calls.gpu()
+        for name, start in (("1g", 6), ("1g", 0), ("2g", 2)):
+            calls.create(device, name, start)
+        assert [calls.place_of(i) for i in calls.instances(device, "1g")] == [
+            (7, "0:1"),
+            (13, "6:1"),
+        ]
+        found = pynvml.nvmlDeviceGetGpuInstanceById(device, 4)
+        assert calls.place_of(found) == (4, "2:2")
+        with pytest.raises(pynvml.NVMLError_NotFound):
+            pynvml.nvmlDeviceGetGpuInstanceById(device, 5)
+
+
+def test_instance_info_leads_back_to_the_gpu() -> None:
+    """The device in an instance's info is a handle of its GPU."""
+    with calls.node_with("h100-80gb:2"):
+        instance = calls.create(calls.gpu(1), "7g")
+        info = pynvml.nvmlGpuInstanceGetInfo(instance)
+        assert pynvml.nvmlDeviceGetIndex(info.device) == 1
+        assert info.profileId == 0
+
+
+def test_an_ordinary_user_may_only_ask_for_profiles() -> None:
+    """Placements, capacity, lists, creation and destruction need privilege."""
+    with calls.node_with("h100-80gb", privileged=False) as node:
+        made = node.cards[0].create_instance(19)
+        device, count = calls.gpu(), c_uint()
+        array = (pynvml.c_nvmlGpuInstance_t * 7)()
+        assert pynvml.nvmlDeviceGetGpuInstanceProfileInfo(device, 0).id == 19
+        for refused in (
+            lambda: calls.placements(device, 19),
+            lambda: pynvml.nvmlDeviceGetGpuInstanceRemainingCapacity(device, 19),
+            lambda: pynvml.nvmlDeviceGetGpuInstances(device, 19, array, byref(count)),
+            lambda: pynvml.nvmlDeviceGetGpuInstanceById(device, made.id),
+            lambda: pynvml.nvmlDeviceCreateGpuInstance(device, 19),
+            lambda: pynvml.nvmlDeviceSetMigMode(device, 0),
+        ):
+            with pytest.raises(pynvml.NVMLError_NoPermission):
+                refused()

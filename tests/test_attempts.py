@@ -1,0 +1,97 @@
+"""When a GPU that failed is tried again."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nodeagent.attempts import Attempts, Backoff
+from nodeagent.planning.desired import DesiredGpu, MigEnabled
+from nodeagent.planning.observed import (
+    ComputeInstance,
+    Gpu,
+    GpuInstance,
+    MigMode,
+    Placement,
+    Usage,
+    User,
+)
+from nodeagent.planning.problems import Code, Problem
+
+DESIRED = DesiredGpu(MigEnabled("gpus[0].mig"), "gpus[0]")
+PROBLEM = Problem(Code.STEP_FAILED, "it failed")
+
+
+def gpu(uuid: str = "MIG-1", *users: User) -> Gpu:
+    """A GPU with one instance."""
+    device = ComputeInstance(0, "3g.40gb", 3, uuid, usage=Usage(users))
+    instance = GpuInstance(1, 9, "3g.40gb", Placement(0, 4), (device,))
+    return Gpu(0, "GPU-0", mig=MigMode(current=True, pending=True), instances=(instance,))
+
+
+def make(first: float = 10, limit: float = 60) -> Attempts:
+    """Attempts without chance."""
+    return Attempts(Backoff(first, limit, lambda: 0.0))
+
+
+def test_nothing_failed_yet() -> None:
+    """A GPU without failures may be tried."""
+    assert make().may_try(gpu(), DESIRED, now=0)
+
+
+def test_the_same_is_not_tried_before_its_time() -> None:
+    """Waiting times double from failure to failure, up to the limit."""
+    attempts = make()
+    now = 0.0
+    for wait in (10, 20, 40, 60, 60):
+        attempts.failed(gpu(), DESIRED, [PROBLEM], now)
+        assert not attempts.may_try(gpu(), DESIRED, now + wait - 1)
+        assert attempts.next_retry(["GPU-0"]) == now + wait
+        now += wait
+        assert attempts.may_try(gpu(), DESIRED, now)
+
+
+def test_new_ids_and_users_are_no_new_situation() -> None:
+    """A layout that was restored has new UUIDs; that alone is no reason to try at once."""
+    attempts = make()
+    attempts.failed(gpu(), DESIRED, [PROBLEM], 0)
+    assert not attempts.may_try(gpu("MIG-2", User(4711)), DESIRED, 1)
+
+
+def test_another_layout_or_plan_is_tried_at_once() -> None:
+    """When something that matters differs, there is hope."""
+    attempts = make()
+    attempts.failed(gpu(), DESIRED, [PROBLEM], 0)
+    assert attempts.may_try(replace(gpu(), instances=()), DESIRED, 1)
+    assert attempts.may_try(gpu(), replace(DESIRED, mig=None), 1)
+    attempts.forget_all()
+    assert attempts.may_try(gpu(), DESIRED, 1)
+
+
+def test_success_begins_anew() -> None:
+    """After a success the next failure waits as the first did."""
+    attempts = make()
+    for _ in range(3):
+        attempts.failed(gpu(), DESIRED, [PROBLEM], 0)
+    attempts.settled("GPU-0")
+    assert attempts.problems("GPU-0") == ()
+    attempts.failed(gpu(), DESIRED, [PROBLEM], 0)
+    assert attempts.next_retry(["GPU-0"]) == 10
+
+
+def test_a_blocked_gpu_keeps_only_what_it_was_left_with() -> None:
+    """Waiting for a user replaces the failure, but not the fact that a layout is gone."""
+    left = Problem(Code.NOT_RESTORED, "it now has no instances")
+    attempts = make()
+    attempts.failed(gpu(), DESIRED, [PROBLEM, left], 0)
+    attempts.blocked("GPU-0")
+    assert attempts.problems("GPU-0") == (left,)
+
+
+@given(st.integers(1, 10**6), st.floats(0, 1, exclude_max=True))
+def test_waiting_times_stay_within_bounds(failures: int, chance: float) -> None:
+    """Chance shortens by at most a quarter, and no number of failures overflows."""
+    wait = Backoff(1, 300, lambda: chance).after(failures)
+    assert 0.75 <= wait <= 300

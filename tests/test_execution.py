@@ -1,0 +1,220 @@
+"""Carrying out a plan on simulated GPUs: what is done, what is undone, and what is said."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import pytest
+
+from nodeagent.documents.reading import read_document
+from nodeagent.execution import carry_out
+from nodeagent.gpu.driver import Driver
+from nodeagent.planning.desired import DesiredNode
+from nodeagent.planning.observed import Access
+from nodeagent.planning.outcome import GpuOutcome, NodeOutcome, StepReport, StepResult
+from nodeagent.planning.plan import NodePlan, Policy
+from nodeagent.planning.planner import plan
+from nodeagent.planning.problems import Code
+from nodeagent.planning.resolve import resolve
+from nodeagent.reports.words import layout_words
+from nodeagent.simulation import simulated
+from tests.rig import open_driver, plan_text
+
+CREATE = "nvmlDeviceCreateGpuInstance*"
+DONE, FAILED, UNDONE, SKIPPED = StepResult
+
+
+async def planned(driver: Driver, mig: str, policy: Policy | None = None) -> NodePlan:
+    """The plan for all GPUs, as they are now."""
+    observed = await driver.observe()
+    desired = resolve(read_document(plan_text(mig)), observed)
+    assert isinstance(desired, DesiredNode), desired
+    return plan(desired, observed, policy or Policy())
+
+
+async def apply(driver: Driver, mig: str, *, parallel: int = 8) -> NodeOutcome:
+    """Plan and carry out."""
+    return await carry_out(await planned(driver, mig), driver, parallel=parallel)
+
+
+def results(outcome: GpuOutcome) -> list[StepResult]:
+    """How the steps ended, in their order."""
+    return [report.result for report in outcome.steps]
+
+
+def codes(outcome: GpuOutcome) -> list[Code]:
+    """Which problems there are."""
+    return [problem.code for problem in outcome.problems]
+
+
+async def test_every_step_is_done_timed_and_read_back() -> None:
+    """The outcome has the layout as the hardware shows it, with real UUIDs."""
+    with simulated("h100-80gb:1") as node:
+        node.inject(CREATE, delay=0.02, times=None)
+        async with open_driver() as driver:
+            told: list[StepReport] = []
+            made = await planned(driver, "{3g.40gb: 2}")
+            outcome = (await carry_out(made, driver, parallel=1, on_progress=told.append)).gpus[0]
+            assert results(outcome) == [DONE] * 3
+            assert tuple(told) == outcome.steps
+            assert all(report.seconds >= 0.02 for report in outcome.steps[1:])
+            assert layout_words(outcome.after) == "3g.40gb at 0, 4"
+            assert all(i.compute[0].uuid for i in outcome.after.instances)
+            assert outcome.problems == ()
+
+
+async def test_gpus_are_worked_on_side_by_side_up_to_a_limit() -> None:
+    """Four GPUs at 50 ms a step take as long as one when four may go at once."""
+    took = {}
+    for parallel in (4, 1):
+        with simulated("h100-80gb:4") as node:
+            node.inject(CREATE, delay=0.05, times=None)
+            async with open_driver() as driver:
+                made = await planned(driver, "{3g.40gb: 2}")
+                began = time.monotonic()
+                await carry_out(made, driver, parallel=parallel)
+                took[parallel] = time.monotonic() - began
+    assert took[1] >= 0.4
+    assert took[4] < took[1] / 2
+
+
+@pytest.mark.parametrize("fails_at", range(7))
+async def test_a_failure_at_any_step_brings_the_earlier_layout_back(fails_at: int) -> None:
+    """What was done is undone, what was not begun is skipped, and the outcome says which."""
+    with simulated("h100-80gb:1") as node:
+        async with open_driver() as driver:
+            await apply(driver, "{3g.40gb: 2}")
+            node.inject(CREATE, error="UNKNOWN", times=1, skip=fails_at)
+            outcome = (await apply(driver, "{1g.10gb: 7}")).gpus[0]
+            assert layout_words(outcome.after) == "3g.40gb at 0, 4"
+            assert results(outcome) == [
+                *[UNDONE] * (2 + fails_at),
+                FAILED,
+                *[SKIPPED] * (6 - fails_at),
+            ]
+            assert codes(outcome) == [Code.STEP_FAILED]
+            assert "create 1g.10gb" in outcome.problems[0].message
+            assert outcome.restored
+            assert {r.result for r in outcome.restored} == {DONE}
+
+
+async def test_what_cannot_be_restored_is_said_as_it_is() -> None:
+    """When the way back fails too, the report says what the GPU has now."""
+    with simulated("h100-80gb:1") as node:
+        async with open_driver() as driver:
+            await apply(driver, "{3g.40gb: 2}")
+            node.inject(CREATE, error="UNKNOWN", times=None)
+            outcome = (await apply(driver, "{1g.10gb: 7}")).gpus[0]
+            assert codes(outcome) == [Code.STEP_FAILED, Code.NOT_RESTORED]
+            assert "it now has no instances" in outcome.problems[1].message
+            assert layout_words(outcome.after) == "no instances"
+            assert results(outcome)[:3] == [DONE, DONE, FAILED]
+
+
+async def test_a_user_who_came_after_planning_is_named_and_left_alone() -> None:
+    """A step refused as in use takes nothing away, and says who uses it."""
+    with simulated("h100-80gb:1") as node:
+        async with open_driver() as driver:
+            await apply(driver, "{3g.40gb: 2}")
+            made = await planned(driver, "{1g.10gb: 7}")
+            used = made.gpus[0].before.instances[1].compute[0].uuid
+            process = node.occupy(used, command="train")
+            outcome = (await carry_out(made, driver, parallel=1)).gpus[0]
+            assert codes(outcome) == [Code.IN_USE]
+            assert f"pid {process.pid}" in outcome.problems[0].message
+            assert layout_words(outcome.after) == "3g.40gb at 0, 4"
+            assert used in [i.compute[0].uuid for i in outcome.after.instances]
+            assert UNDONE in results(outcome)
+
+
+async def test_one_gpus_failure_hang_and_loss_leave_the_others_alone() -> None:
+    """Four GPUs, three of them in different trouble: the fourth gets its layout."""
+    with simulated("h100-80gb:4") as node:
+        async with open_driver(step_deadline=0.3, observe_deadline=0.3) as driver:
+            made = await planned(driver, "{3g.40gb: 2}")
+            node.inject(CREATE, error="UNKNOWN", gpu=0, times=None)
+            hang = node.inject(CREATE, hang=True, gpu=1)
+            node.lose(2)
+            try:
+                outcome = await carry_out(made, driver, parallel=4)
+            finally:
+                node.clear_faults(hang)
+            failed, hung, lost, well = outcome.gpus
+            assert Code.STEP_FAILED in codes(failed)
+            assert hung.after.access is Access.UNKNOWN
+            assert Code.NOT_RESTORED in codes(hung)
+            assert lost.after.access is Access.LOST
+            assert Code.GPU_LOST in codes(lost)
+            assert layout_words(well.after) == "3g.40gb at 0, 4"
+            assert well.problems == ()
+
+
+async def test_a_pending_mode_is_left_for_a_reset() -> None:
+    """On Ampere the mode is set, and nothing more is tried before a reset."""
+    with simulated("a100-40gb:1"):
+        async with open_driver() as driver:
+            made = await planned(driver, "{1g.5gb: 7}")
+            outcome = (await carry_out(made, driver, parallel=1)).gpus[0]
+            assert outcome.after.mig
+            assert (outcome.after.mig.current, outcome.after.mig.pending) == (False, True)
+            assert not outcome.failed
+            assert {*codes(outcome), *(p.code for p in made.gpus[0].problems)} == {
+                Code.RESET_REQUIRED
+            }
+
+
+async def test_what_others_change_meanwhile_is_not_called_applied() -> None:
+    """Every step succeeded, but what is read back is something else: that is a problem."""
+    with simulated("h100-80gb:1") as node:
+        async with open_driver() as driver:
+            made = await planned(driver, "{3g.40gb: 2}")
+
+            def reset_after_the_last(report: StepReport) -> None:
+                if report.step == made.steps[-1]:
+                    node.reset(0)
+
+            outcome = (
+                await carry_out(made, driver, parallel=1, on_progress=reset_after_the_last)
+            ).gpus[0]
+            assert results(outcome) == [DONE] * 3
+            assert codes(outcome) == [Code.STEP_FAILED]
+            assert "instead of 3g.40gb at 0, 4" in outcome.problems[0].message
+
+
+async def test_stop_leaves_the_rest_without_going_back() -> None:
+    """Once told to stop, the running step ends, the rest is skipped, nothing is restored."""
+    with simulated("h100-80gb:1") as node:
+        node.inject(CREATE, delay=0.05, times=None)
+        async with open_driver() as driver:
+            made = await planned(driver, "{1g.10gb: 7}")
+            stop = asyncio.Event()
+
+            def after_two(report: StepReport) -> None:
+                if report.step == made.steps[2]:
+                    stop.set()
+
+            outcome = (
+                await carry_out(made, driver, parallel=1, on_progress=after_two, stop=stop)
+            ).gpus[0]
+            assert results(outcome) == [DONE] * 3 + [SKIPPED] * 5
+            assert outcome.problems == ()
+            assert len(outcome.after.instances) == 2
+
+
+async def test_cancelled_in_the_middle_of_a_step_it_finishes_the_step() -> None:
+    """Cancellation takes effect between two steps; what was done was told."""
+    with simulated("h100-80gb:1") as node:
+        node.inject(CREATE, delay=0.2, times=None)
+        async with open_driver() as driver:
+            made = await planned(driver, "{1g.10gb: 7}")
+            told: list[StepReport] = []
+            task = asyncio.create_task(carry_out(made, driver, parallel=1, on_progress=told.append))
+            await asyncio.sleep(0.1)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            assert [report.result for report in told] == [DONE, DONE]
+            seen = await driver.observe_gpu(made.gpus[0].before.uuid)
+            assert len(seen.instances) == 1
+            assert len(seen.instances[0].compute) == 1
