@@ -23,6 +23,8 @@ help:  ## list the targets
 
 run: $(RUN)  ## start the agent on a simulated node (BOARDS=h100-80gb:2 PLAN=examples/plan.yaml)
 	@mkdir -p $(LOCAL)/run $(LOCAL)/state
+	@echo 'the program is $(BIN)/nodeagent; the same GPUs, without an agent:'
+	@echo '  $(BIN)/nodeagent plan --simulate $(BOARDS) -f $(PLAN)'
 	@NODEAGENT_RUN_DIR=$(LOCAL)/run NODEAGENT_STATE_DIR=$(LOCAL)/state \
 	  exec $(BIN)/nodeagent run --simulate $(BOARDS) --plan $(PLAN)
 

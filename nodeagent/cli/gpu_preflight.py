@@ -93,8 +93,9 @@ def persistence_finding(observed: ObservedNode, nvidia_smi: Sequence[str]) -> Fi
         gpu.uuid: gpu.index for gpu in observed.gpus if gpu.mig and not gpu.mode_change_needs_reset
     }
     modes = _persistence_modes(nvidia_smi) if concerned else {}
-    off = sorted(concerned[uuid] for uuid, on in modes.items() if uuid in concerned and not on)
-    if not concerned or not modes:
+    known = {concerned[uuid]: on for uuid, on in modes.items() if uuid in concerned}
+    off = sorted(index for index, on in known.items() if not on)
+    if not known:
         return None
     if off:
         return warning(

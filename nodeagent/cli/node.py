@@ -6,7 +6,7 @@ import os
 import sys
 import tempfile
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, nullcontext
 from pathlib import Path
 
 from nodeagent.cli.options import Options
@@ -17,8 +17,6 @@ from nodeagent.gpu.usage import UsageProbe
 from nodeagent.planning.observed import ObservedNode
 from nodeagent.writer_lock import FILE_NAME, writer_lock
 
-# What stands in for nvidia-smi under simulation finds the node there.
-STATE_VARIABLE = "NODEAGENT_SIMULATED_STATE"
 SIMULATED_SMI = (sys.executable, "-m", "nodeagent.simulation.nvidia_smi")
 
 
@@ -64,20 +62,25 @@ def simulation(options: Options, *, shared: bool) -> Iterator[Path | None]:
         )
     from nodeagent.simulation import simulated
 
-    with _state_file(options.state, needed=shared) as state:
-        if state is not None:
-            os.environ[STATE_VARIABLE] = str(state.absolute())
-        with simulated(options.simulate, state=state):
-            yield state
+    with (
+        _state_file(options.state) if shared else nullcontext(options.state) as state,
+        simulated(options.simulate, state=state),
+    ):
+        yield state
 
 
 @contextmanager
-def _state_file(given: Path | None, *, needed: bool) -> Iterator[Path | None]:
-    if given is not None or not needed:
-        yield given
-        return
+def _state_file(given: Path | None) -> Iterator[Path]:
+    """The file in which the node lies, known to the stand-in for nvidia-smi."""
+    from nodeagent.simulation.nvidia_smi import STATE_VARIABLE
+
     with tempfile.TemporaryDirectory(prefix="nodeagent-") as directory:
-        yield Path(directory) / "node.json"
+        state = given.absolute() if given else Path(directory) / "node.json"
+        os.environ[STATE_VARIABLE] = str(state)
+        try:
+            yield state
+        finally:
+            del os.environ[STATE_VARIABLE]
 
 
 @contextmanager

@@ -64,8 +64,9 @@ def _gpu_body(gpu: Json, width: int) -> tuple[Line, ...]:
     slots = int(gpu.get("slots") or 0)
     cells = _cells(instances) or [Cell(0, slots, (_mode_words(gpu),), Tone.DIM)]
     picture = drawing([("now", cells)], slots, width) if slots else ()
+    healthy = (gpu.get("health") or {}).get("status") == "healthy"
     return (
-        *(picture or (line(_mode_words(gpu)),)),
+        *(picture or ((line(_mode_words(gpu)),) if healthy else ())),
         *_user_lines(gpu),
         *_room(gpu),
         *_health(gpu),
@@ -85,7 +86,7 @@ def _cell(place: tuple[int, int], devices: Sequence[Json]) -> Cell:
     name = " ".join(profile if n == 1 else f"{n} x {profile}" for profile, n in counts.items())
     half_made = not any(device.get("uuid") for device in devices)
     in_use = any(device.get("inUse") for device in devices)
-    state = "half-made" if half_made else "in use" if in_use else "idle"
+    state = "half made" if half_made else "in use" if in_use else "idle"
     return Cell(*place, (name, state), Tone.IN_USE if in_use else Tone.STAYS)
 
 

@@ -71,9 +71,9 @@ def dim(text: str) -> Span:
 
 
 def devices_in(instance: GpuInstance) -> str:
-    """The MIG devices of a GPU instance: `3g.40gb`, `3 x 1c.3g.40gb`, or that it is half-made."""
+    """The MIG devices of a GPU instance: `3g.40gb`, `3 x 1c.3g.40gb`, or that it is half made."""
     if not instance.compute:
-        return f"{instance.profile} half-made"
+        return f"{instance.profile} half made"
     counts = Counter(device.profile for device in instance.compute)
     return " ".join(name if n == 1 else f"{n} x {name}" for name, n in counts.items())
 

@@ -29,7 +29,9 @@ def test_it_is_done_step_by_step_and_proven(h100: Program) -> None:
     assert (done.code, done.err) == (0, "")
     assert done.out.count("done     create 1g.10gb") == 8
     assert "GPUs 0-1" in done.out
-    assert done.out.endswith("Applied: 12 steps done; read back, the node is as the document says.\n")
+    assert done.out.endswith(
+        "Applied: 12 steps done; read back, the node is as the document says.\n"
+    )
     assert h100.on("assert", "-f", path).code == 0
 
 

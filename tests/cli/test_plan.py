@@ -75,9 +75,7 @@ def test_blocked_by_a_process_is_code_3_and_names_it(h100: Program) -> None:
         ("{devices: [0], mig: [{profile: 3g.40gb, start: 1}]}", "start"),
     ],
 )
-def test_what_can_never_fit_is_refused_with_the_reason(
-    gpus: str, word: str, h100: Program
-) -> None:
+def test_what_can_never_fit_is_refused_with_the_reason(gpus: str, word: str, h100: Program) -> None:
     """An impossible layout names what does not fit, on standard error, in two lines."""
     shown = h100.on("plan", "-f", h100.plan(gpus))
     assert shown.code in {1, 2}

@@ -100,7 +100,9 @@ def test_what_the_node_does_not_have_is_code_2(words: tuple[str, ...], split: Pr
     assert split.state.read_bytes() == before
 
 
-@pytest.mark.parametrize("words", [("occupy", "0"), ("reboot",), ("release",), ("fault", "--clear")])
+@pytest.mark.parametrize(
+    "words", [("occupy", "0"), ("reboot",), ("release",), ("fault", "--clear")]
+)
 def test_a_state_file_is_needed(words: tuple[str, ...], program: Program) -> None:
     """A node that ends with the command is nothing to act on."""
     refused = program("simulate", *words, "--simulate", "t4:1")

@@ -5,9 +5,12 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 
 import pytest
+
+from nodeagent.gpu.driver import Driver
+from nodeagent.simulation import SimulatedNode, simulated
 
 
 @pytest.fixture(autouse=True)
@@ -22,3 +25,17 @@ def _threads_are_gone(_nothing_leaks: None) -> Iterator[None]:
         if time.monotonic() > deadline:
             break
         time.sleep(0.001)
+
+
+@pytest.fixture
+def node() -> Iterator[SimulatedNode]:
+    """Two simulated H100, MIG off."""
+    with simulated("h100-80gb:2") as node:
+        yield node
+
+
+@pytest.fixture
+async def driver(node: SimulatedNode) -> AsyncIterator[Driver]:
+    """The driver of that node, with short deadlines."""
+    async with Driver(observe_deadline=2, step_deadline=2) as driver:
+        yield driver

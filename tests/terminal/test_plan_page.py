@@ -112,4 +112,4 @@ def test_half_made_instances_are_called_so(gpus: Gpus) -> None:
     """A GPU instance without compute instance is no device, and says so."""
     gpu = gpus.gpu(gpus.instance(1, "3g.40gb", 0, 4, parts=0))
     page = plain_text(plan_page(NodePlan(Verdict.IN_SYNC, (_in_sync(gpu),)), 80))
-    assert "3g.40gb half-made" in page
+    assert "3g.40gb half made" in page

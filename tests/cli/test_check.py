@@ -1,0 +1,219 @@
+"""`nodeagent check`."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from nodeagent.cli import gpu_preflight, host_preflight
+from nodeagent.cli.findings import Level
+from nodeagent.planning.observed import Gpu, MigMode, ObservedNode
+
+if TYPE_CHECKING:
+    from tests.cli.conftest import Ended, Program
+
+
+def _check(program: Program, *words: str | Path) -> tuple[Ended, dict[str, Any]]:
+    """A check whose directories are the test's own; findings by what was looked at."""
+    own = ("--run-dir", program.directory / "run", "--state-dir", program.directory / "lib")
+    ended = program.on("check", "-o", "json", *own, *words)
+    return ended, {found["check"]: found for found in ended.json["findings"]}
+
+
+def test_all_well_is_code_0(h100: Program) -> None:
+    """Each thing looked at is named; the plan file is read and held against the node."""
+    plan = h100.plan("{devices: [0], mig: {1g.10gb: 7}}")
+    ended, found = _check(h100, "--plan", plan)
+    assert ended.code == 0
+    assert {found[name]["level"] for name in ("settings", "driver", "gpu 0", "gpu 1")} == {"ok"}
+    assert {found[name]["level"] for name in ("run.dir", "plan", "plan on this node")} == {"ok"}
+
+
+def test_the_page_has_a_remedy_below_what_is_wrong(h100: Program) -> None:
+    """For people: level, what, and what to do."""
+    shown = h100.on("check", "--plan", h100.directory / "none.yaml", "--run-dir", h100.directory)
+    rows = shown.out.splitlines()
+    place = next(n for n, row in enumerate(rows) if "none.yaml does not exist" in row)
+    assert rows[place].startswith("warning  plan")
+    assert rows[place + 1].strip().startswith("write one")
+
+
+@pytest.mark.parametrize(
+    ("fault", "check", "word"),
+    [
+        (("nvmlInit*", "DRIVER_NOT_LOADED"), "driver", "not loaded"),
+        (("nvmlInit*", "NO_PERMISSION"), "driver", "permit"),
+        (("--lost", "1"), "gpu 1", "does not answer"),
+    ],
+)
+def test_a_driver_that_fails_is_an_error_with_a_remedy(
+    fault: tuple[str, ...], check: str, word: str, h100: Program
+) -> None:
+    """Code 1; the rest is looked at nevertheless."""
+    h100.on("simulate", "fault", *fault)
+    ended, found = _check(h100)
+    assert ended.code == 1
+    assert found[check]["level"] == "error"
+    assert word in found[check]["message"]
+    assert found[check]["remedy"]
+    assert "state.dir" in found
+
+
+@pytest.mark.parametrize(
+    ("text", "check"),
+    [
+        ("version: v1\ngpus: [{devices: [0], mig: {1g.10bg: 1}}]\n", "plan"),
+        ("version: v1\ngpus: [{devices: [9], mig: {1g.10gb: 1}}]\n", "plan on this node"),
+    ],
+)
+def test_a_plan_that_will_be_refused_is_an_error(text: str, check: str, h100: Program) -> None:
+    """Better before the agent starts than afterwards."""
+    ended, found = _check(h100, "--plan", h100.file(text))
+    assert ended.code == 1
+    assert found[check]["level"] == "error"
+
+
+def test_settings_that_are_wrong_are_an_error(h100: Program) -> None:
+    """They are the first thing that the agent reads."""
+    ended = h100.on("check", "-o", "json", "--settings", h100.file("drft: mend", "s.yaml"))
+    assert ended.code == 1
+    assert ended.json["findings"][0]["check"] == "settings"
+
+
+def test_bad_usage_is_code_2(h100: Program) -> None:
+    """An option that is not there."""
+    assert h100.on("check", "--fix").code == 2
+
+
+def test_cards_without_mig_and_pending_modes_are_warnings(program: Program) -> None:
+    """They keep nobody from working with the others."""
+    program.node("a100-40gb:1,t4:1")
+    program.on("apply", "-f", program.plan("{devices: [0], mig: enabled}"))
+    ended, found = _check(program)
+    assert ended.code == 0
+    assert found["gpu 0"]["level"] == "warning"
+    assert "reset" in found["gpu 0"]["remedy"]
+    assert "has no MIG" in found["gpu 1"]["message"]
+
+
+# --- the machine --------------------------------------------------------------------------------
+
+
+def _process(root: Path, pid: int, command: bytes) -> None:
+    folder = root / f"proc/{pid}"
+    folder.mkdir(parents=True)
+    (folder / "cmdline").write_bytes(command)
+    (folder / "comm").write_bytes(os.path.basename(command.split(b"\0")[0])[:15] + b"\n")
+
+
+def test_other_owners_are_found_by_process_and_unit(tmp_path: Path) -> None:
+    """Whoever may undo plans is named with how to stop it; arguments alone do not count."""
+    _process(tmp_path, 7, b"/usr/bin/nvidia-mig-manager\0--once\0")
+    _process(tmp_path, 8, b"/usr/bin/vim\0nvidia-mig-parted\0")
+    (tmp_path / "proc/self").mkdir()
+    found = list(host_preflight.owner_findings(tmp_path))
+    assert [f.level for f in found] == [Level.WARNING]
+    assert "pid 7" in found[0].message
+    units = tmp_path / "etc/systemd/system/multi-user.target.wants"
+    units.mkdir(parents=True)
+    (units / "nvidia-mig-manager.service").touch()
+    assert len(list(host_preflight.owner_findings(tmp_path))) == 2
+
+
+def test_nobody_else_is_well(tmp_path: Path) -> None:
+    """One line says that it was looked at."""
+    _process(tmp_path, 8, b"/bin/sh\0")
+    assert [f.level for f in host_preflight.owner_findings(tmp_path)] == [Level.OK]
+
+
+def test_fabric_manager_matters_only_with_switches(tmp_path: Path) -> None:
+    """No hint without evidence; a warning when the switches are there and it is not."""
+    _process(tmp_path, 8, b"/bin/sh\0")
+    assert host_preflight.fabric_finding(tmp_path) is None
+    (tmp_path / "dev").mkdir()
+    (tmp_path / "dev/nvidia-nvswitch0").touch()
+    found = host_preflight.fabric_finding(tmp_path)
+    assert found is not None
+    assert found.level is Level.WARNING
+    _process(tmp_path, 9, b"/usr/bin/nv-fabricmanager\0")
+    running = host_preflight.fabric_finding(tmp_path)
+    assert running is not None
+    assert running.level is Level.OK
+
+
+def test_directories(tmp_path: Path) -> None:
+    """One that is there, one that can be made, and one that never can."""
+    (tmp_path / "file").touch()
+    assert host_preflight.directory_finding("run.dir", tmp_path).level is Level.OK
+    made = host_preflight.directory_finding("run.dir", tmp_path / "a/b")
+    assert (made.level, "made" in made.message) == (Level.OK, True)
+    never = host_preflight.directory_finding("run.dir", tmp_path / "file/b")
+    assert never.level is Level.ERROR
+    assert not (tmp_path / "a").exists()
+
+
+def test_a_running_writer_is_seen_and_not_disturbed(tmp_path: Path) -> None:
+    """The check gives the lock back at once."""
+    path = tmp_path / "writer.lock"
+    assert "nobody" in host_preflight.lock_finding(path).message
+    with path.open("wb") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        assert "is running" in host_preflight.lock_finding(path).message
+    for _ in range(2):
+        assert "nobody" in host_preflight.lock_finding(path).message
+
+
+def _node(*, needs_reset: bool) -> ObservedNode:
+    mode = MigMode(current=False, pending=False)
+    return ObservedNode(
+        (Gpu(index=3, uuid="GPU-a", mig=mode, mode_change_needs_reset=needs_reset),)
+    )
+
+
+def _smi(directory: Path, words: str) -> tuple[str]:
+    program = directory / "nvidia-smi"
+    program.write_text(f"#!/bin/sh\necho '{words}'\n")
+    program.chmod(0o755)
+    return (str(program),)
+
+
+def test_nvidia_smi_is_needed_only_for_resets(tmp_path: Path) -> None:
+    """Missing it is an error where resets are allowed, else a warning; elsewhere no matter."""
+    none = (str(tmp_path / "nvidia-smi"),)
+    hopper, ampere = _node(needs_reset=False), _node(needs_reset=True)
+    assert gpu_preflight.reset_finding(hopper, none, allowed=True) is None
+    levels = [gpu_preflight.reset_finding(ampere, none, allowed=a) for a in (True, False)]
+    assert [found and found.level for found in levels] == [Level.ERROR, Level.WARNING]
+    there = gpu_preflight.reset_finding(ampere, _smi(tmp_path, ""), allowed=True)
+    assert there is not None
+    assert there.level is Level.OK
+
+
+@pytest.mark.parametrize(
+    ("answer", "level"),
+    [
+        ("GPU-a, Enabled", Level.OK),
+        ("GPU-a, Disabled", Level.WARNING),
+        ("GPU-b, Disabled", None),
+        ("", None),
+    ],
+)
+def test_persistence_mode_matters_from_hopper_on(
+    answer: str, level: Level | None, tmp_path: Path
+) -> None:
+    """Off means that MIG mode is lost with the driver; who cannot ask says nothing."""
+    hopper = _node(needs_reset=False)
+    found = gpu_preflight.persistence_finding(hopper, _smi(tmp_path, answer))
+    assert (found and found.level) == level
+    ampere = _node(needs_reset=True)
+    assert gpu_preflight.persistence_finding(ampere, _smi(tmp_path, answer)) is None
+
+
+def test_no_gpu_at_all_is_an_error() -> None:
+    """A driver without GPUs is of no use."""
+    found = list(gpu_preflight.driver_findings(ObservedNode(driver_version="1")))
+    assert [f.level for f in found] == [Level.OK, Level.ERROR]

@@ -1,0 +1,144 @@
+"""The program as a process: its ends, its signals, its closed pipes, its speed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from nodeagent.cli import main
+from nodeagent.cli.parser import parse
+from nodeagent.cli.settings_in_force import DEFAULT_FILE, InForce, in_force
+from nodeagent.settings import DEFAULT_FILE as SETTINGS_FILE
+from nodeagent.settings import load_settings
+
+if TYPE_CHECKING:
+    from tests.cli.conftest import Program
+
+_PROGRAM = [sys.executable, "-m", "nodeagent"]
+
+
+def _run(*words: str | Path, **more: object) -> subprocess.CompletedProcess[str]:
+    command = [*_PROGRAM, *map(str, words)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=9, check=False, **more)  # type: ignore[call-overload, no-any-return]  # options of run
+
+
+def test_exit_codes_reach_the_shell(h100: Program) -> None:
+    """0, 1, 2 and 3 from one and the same node."""
+    state = ("--state", h100.state)
+    h100.on("apply", "-f", h100.plan("{devices: [0], mig: {3g.40gb: 2}}"))
+    h100.on("simulate", "occupy", "0:4")
+    whole = h100.plan("{devices: [0], mig: {7g.80gb: 1}}")
+    assert _run("export", *state).returncode == 0
+    assert _run("assert", "-f", whole, *state).returncode == 1
+    assert _run("assert", "-f", whole, "--nonsense", *state).returncode == 2
+    assert _run("plan", "-f", whole, *state).returncode == 3
+
+
+def test_a_document_from_standard_input(h100: Program) -> None:
+    """`-f -` reads it from there."""
+    text = "version: v1\ngpus: [{devices: [0], mig: disabled}]\n"
+    assert _run("assert", "-f", "-", "--state", h100.state, input=text).returncode == 0
+    assert _run("assert", "-f", "-", "--state", h100.state, input="nonsense").returncode == 2
+
+
+def test_a_reader_that_leaves_early_hears_no_complaint(h100: Program) -> None:
+    """As with `| head -1`: no traceback, no message, also while Python ends."""
+    for words in (["simulate", "boards"], ["--help"], ["profiles", "--state", str(h100.state)]):
+        with subprocess.Popen(
+            [*_PROGRAM, *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        ) as process:
+            assert process.stdout is not None
+            assert process.stderr is not None
+            process.stdout.close()
+            assert process.stderr.read() == b""
+        assert process.returncode == 0
+
+
+def test_no_standard_streams_at_all(h100: Program) -> None:
+    """As from a careless service: closed descriptors are no reason to fail."""
+    command = f"exec {' '.join(_PROGRAM)} export --state {h100.state} >&- 2>&- <&-"
+    assert subprocess.run(["sh", "-c", command], timeout=9, check=False).returncode == 0
+
+
+def test_ascii_terminals_get_ascii(h100: Program) -> None:
+    """Where the output cannot hold box characters there are none, and no error."""
+    path = h100.plan("{devices: [0], mig: {3g.40gb: 2}}")
+    environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    shown = _run("plan", "-f", path, "--state", h100.state, env=environment)
+    assert shown.returncode == 0
+    assert "|3g.40gb" in shown.stdout
+
+
+def test_interrupting_is_silent(h100: Program) -> None:
+    """Ctrl-C during a look at a slow driver: code 130 and no traceback."""
+    h100.on("simulate", "fault", "nvmlDeviceGetCount*", "--latency", "3")
+    with subprocess.Popen(
+        [*_PROGRAM, "export", "--state", str(h100.state)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    ) as process:
+        time.sleep(1.5)
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=9)
+    assert process.returncode == 130
+    assert err == b""
+
+
+def test_a_fault_of_ours_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """An error nobody foresaw names the place in the code, without a traceback."""
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setattr(sys, "stdin", None)  # what no caller should do
+    assert main(["plan", "-f", "-", "--simulate", "t4:1"]) == 1
+    err = capsys.readouterr().err
+    assert err.startswith("nodeagent: internal error in ")
+    assert len(err.splitlines()) == 1
+
+
+def test_defaults_of_one_shot_commands_are_the_settings_own() -> None:
+    """The copy that saves reading settings equals what reading them would give."""
+    settings = load_settings(None, {}, {})
+    assert InForce() == InForce(
+        observe_deadline=settings.driver.observe_deadline,
+        step_deadline=settings.driver.step_deadline,
+        parallel=settings.gpu.parallel,
+        reset=settings.reset,
+        run_dir=settings.run.dir,
+        nvidia_smi=settings.nvidia_smi,
+    )
+    assert DEFAULT_FILE == SETTINGS_FILE
+
+
+def test_settings_in_the_environment_hold_for_one_shot_commands() -> None:
+    """And a flag is stronger."""
+    environment = {"NODEAGENT_RESET": "whenIdle", "NODEAGENT_GPU_PARALLEL": "3"}
+    found = in_force(parse(["apply", "-f", "x"]), environment)
+    assert (found.policy.reset_when_idle, found.parallel) == (True, 3)
+    found = in_force(parse(["apply", "-f", "x", "--reset", "never"]), environment)
+    assert not found.policy.reset_when_idle
+
+
+@pytest.mark.parametrize("name", ["plan", "assert", "export", "apply"])
+def test_commands_do_not_import_what_they_do_not_need(name: str, program: Program) -> None:
+    """The slow libraries stay out; how long a whole process takes is printed by `make bench`."""
+    program.node("h100-80gb:8")
+    path = program.plan("{devices: all, mig: {1g.10gb: 7}}")
+    words = [name] if name == "export" else [name, "-f", str(path)]
+    code = (
+        "import sys; from nodeagent.cli import main; "
+        f"main({[*words, '--state', str(program.state)]!r}); "
+        "print(*sorted({m.split('.')[0] for m in sys.modules}), file=sys.stderr)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=9, check=True
+    )
+    slow = {"aiohttp", "structlog", "rich", "psutil", "pydantic", "kubernetes", "asyncinotify"}
+    assert not slow & set(done.stderr.split())

@@ -1,0 +1,212 @@
+"""`nodeagent status`, against a server that answers as the agent does."""
+
+from __future__ import annotations
+
+import http.server
+import json
+import socket
+import socketserver
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import yaml
+
+if TYPE_CHECKING:
+    from tests.cli.conftest import Program
+
+STATUS: dict[str, Any] = {
+    "node": "gpu-node-0",
+    "phase": "Blocked",
+    "digest": "sha256:0123456789abcdef",
+    "source": "file",
+    "observedAt": "2026-01-02T03:04:05.678Z",
+    "gpus": [
+        {
+            "index": 0,
+            "uuid": "GPU-0",
+            "name": "NVIDIA H100 80GB HBM3",
+            "pciBusId": "00000000:1A:00.0",
+            "mig": {"current": "enabled", "pending": "enabled"},
+            "slots": 8,
+            "instances": [
+                {
+                    "uuid": "MIG-0",
+                    "profile": "3g.40gb",
+                    "start": 4,
+                    "size": 4,
+                    "gi": 2,
+                    "ci": 0,
+                    "inUse": True,
+                    "users": [
+                        {
+                            "pid": 4711,
+                            "command": "train",
+                            "pod": {"namespace": "ml", "name": "job-1", "container": "c"},
+                        }
+                    ],
+                    "memory": {"used": 2 << 30, "total": 40 << 30},
+                },
+                {"profile": "1g.10gb", "start": 0, "size": 1, "gi": 9, "inUse": False},
+            ],
+            "free": {"slots": [1, 2, 3], "creatable": {"1g.10gb": 3, "2g.20gb": 1}},
+            "health": {"status": "healthy", "findings": []},
+        },
+        {"index": 1, "uuid": "GPU-1", "health": {"status": "unhealthy", "findings": []}},
+    ],
+    "mps": [],
+    "problems": [{"code": "InUse", "message": "something is in use", "remedy": "end it"}],
+}
+
+
+class _Handler(http.server.BaseHTTPRequestHandler):
+    answer: bytes = b""
+    status = 200
+
+    def do_GET(self) -> None:
+        assert self.path == "/v1/status"
+        self.send_response(self.status)
+        self.send_header("Content-Length", str(len(self.answer)))
+        self.end_headers()
+        self.wfile.write(self.answer)
+
+    def log_message(self, *_: object) -> None:
+        """Say nothing."""
+
+    def address_string(self) -> str:
+        return ""
+
+
+class _UnixServer(socketserver.UnixStreamServer):
+    def get_request(self) -> tuple[socket.socket, Any]:
+        connection, _ = super().get_request()
+        return connection, ("", 0)
+
+
+@contextmanager
+def _answering(
+    answer: bytes, *, path: Path | None = None, status: int = 200
+) -> Iterator[tuple[str, type[_Handler]]]:
+    """A server at a Unix socket or a TCP port; gives `HOST:PORT` and what it answers from."""
+    handler = type("Handler", (_Handler,), {"answer": answer, "status": status})
+    server: socketserver.BaseServer
+    if path is not None:
+        server, where = _UnixServer(str(path), handler), ""
+    else:
+        tcp = http.server.HTTPServer(("127.0.0.1", 0), handler)
+        server, where = tcp, f"127.0.0.1:{tcp.server_port}"
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
+    thread.start()
+    try:
+        yield where, handler
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+def test_the_node_is_drawn(program: Program) -> None:
+    """Phase, slices to scale, users with their pod, room, health, problems with remedy."""
+    with _answering(json.dumps(STATUS).encode()) as (where, _):
+        shown = program("status", "--listen", where)
+    assert (shown.code, shown.err) == (0, "")
+    assert (
+        shown.out
+        == """\
+node gpu-node-0  Blocked
+plan sha256:0123456789ab from file, seen 2026-01-02T03:04:05.678Z
+
+GPU 0  NVIDIA H100 80GB HBM3  GPU-0  00000000:1A:00.0
+          0       1       2       3       4       5       6       7
+          ┌───────┬───────────────────────┬───────────────────────────────┐
+  now     │1g.10gb│                       │3g.40gb                        │
+          │half   │                       │in use                         │
+          │made   │                       │                               │
+          └───────┴───────────────────────┴───────────────────────────────┘
+  3g.40gb at 4: pid 4711 (train) of pod ml/job-1, 2 GiB used
+  room for 3 x 1g.10gb or 1 x 2g.20gb
+
+GPU 1    GPU-1
+  ! unhealthy
+
+! something is in use
+  end it
+"""
+    )
+
+
+def test_json_is_passed_through(program: Program) -> None:
+    """Whatever the agent says, also keys of a later version; YAML is the same."""
+    answer = {**STATUS, "later": {"a": [1]}}
+    with _answering(json.dumps(answer).encode()) as (where, _):
+        assert program("status", "--listen", where, "-o", "json").json == answer
+        assert yaml.safe_load(program("status", "--listen", where, "-o", "yaml").out) == answer
+
+
+def test_the_socket_is_asked_first(program: Program) -> None:
+    """An agent that listens only on its Unix socket in `run.dir` is found."""
+    path = program.directory / "agent.sock"
+    with _answering(json.dumps(STATUS).encode(), path=path):
+        shown = program("status", "--run-dir", program.directory)
+    assert shown.code == 0
+    assert "gpu-node-0" in shown.out
+
+
+def test_settings_say_where_the_agent_is(program: Program) -> None:
+    """`api.listen` of the settings file, when there is no socket."""
+    with _answering(json.dumps(STATUS).encode()) as (where, _):
+        settings = program.file(f"api: {{listen: '{where}'}}\nrun: {{dir: /nowhere}}", "s.yaml")
+        assert program("status", "--settings", settings).code == 0
+
+
+def test_no_agent_is_code_1_with_how_to_start_one(program: Program) -> None:
+    """One plain sentence and the remedy."""
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        port = unused.getsockname()[1]
+        failed = program("status", "--listen", f"127.0.0.1:{port}")
+    assert (failed.code, failed.out) == (1, "")
+    first, second = failed.err.splitlines()
+    assert "no agent answers" in first
+    assert "nodeagent run" in second
+
+
+@pytest.mark.parametrize(
+    ("answer", "status"), [(b"<html>", 200), (b"[]", 200), (b"{}", 503), (b"\xff", 200)]
+)
+def test_what_is_no_agent_is_code_1(answer: bytes, status: int, program: Program) -> None:
+    """Something else at that address is told apart from an agent."""
+    with _answering(answer, status=status) as (where, _):
+        failed = program("status", "--listen", where)
+    assert (failed.code, failed.out) == (1, "")
+    assert len(failed.err.splitlines()) == 1
+
+
+def test_bad_settings_are_code_2(program: Program) -> None:
+    """An address that is none."""
+    assert program("status", "--listen", "everywhere").code == 2
+
+
+def test_watch_prints_every_change_once(program: Program) -> None:
+    """One JSON document a line; the time of observation alone is no change."""
+    with _answering(json.dumps(STATUS).encode()) as (where, handler):
+        words = [sys.executable, "-m", "nodeagent", "status", "--watch", "-o", "json"]
+        with subprocess.Popen(
+            [*words, "--listen", where], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        ) as process:
+            assert process.stdout is not None
+            assert process.stderr is not None
+            assert json.loads(process.stdout.readline())["phase"] == "Blocked"
+            handler.answer = json.dumps({**STATUS, "observedAt": "later"}).encode()
+            threading.Event().wait(1.5)
+            handler.answer = json.dumps({**STATUS, "phase": "InSync"}).encode()
+            assert json.loads(process.stdout.readline())["phase"] == "InSync"
+            process.stdout.close()  # the reader has seen enough
+            handler.answer = json.dumps({**STATUS, "phase": "Failed"}).encode()
+            assert process.wait(timeout=8) == 0
+            assert process.stderr.read() == ""

@@ -1,0 +1,87 @@
+"""Steps made from what was observed, as the planner makes them."""
+
+from __future__ import annotations
+
+from nodeagent.gpu.driver import Driver
+from nodeagent.planning.observed import ComputeInstance, Gpu, GpuInstance, Placement
+from nodeagent.planning.profiles import device_name
+from nodeagent.planning.steps import (
+    CreateComputeInstance,
+    CreateGpuInstance,
+    DestroyComputeInstance,
+    DestroyGpuInstance,
+    SetMigMode,
+)
+
+REASON = "a test wants it"
+
+
+def enable(gpu: Gpu) -> SetMigMode:
+    """MIG mode on."""
+    return SetMigMode(gpu.uuid, enabled=True, reason=REASON)
+
+
+def disable(gpu: Gpu) -> SetMigMode:
+    """MIG mode off."""
+    return SetMigMode(gpu.uuid, enabled=False, reason=REASON)
+
+
+def create(
+    gpu: Gpu, name: str, start: int, compute: tuple[int, ...] | None = None
+) -> CreateGpuInstance:
+    """A GPU instance of that profile there, with one compute instance or those of `compute`."""
+    profile = gpu.profile(name)
+    assert profile is not None
+    place = next(place for place in profile.placements if place.start == start)
+    sizes = (profile.slices,) if compute is None else compute
+    return CreateGpuInstance(gpu.uuid, profile.id, name, place, sizes, REASON)
+
+
+def destroy(gpu: Gpu, instance: GpuInstance) -> DestroyGpuInstance:
+    """That GPU instance with all in it."""
+    return DestroyGpuInstance(
+        gpu.uuid,
+        instance.id,
+        instance.profile,
+        instance.placement,
+        tuple(device.uuid for device in instance.compute),
+        REASON,
+    )
+
+
+def destroy_compute(
+    gpu: Gpu, instance: GpuInstance, device: ComputeInstance
+) -> DestroyComputeInstance:
+    """One compute instance of that GPU instance."""
+    return DestroyComputeInstance(
+        gpu.uuid,
+        instance.id,
+        device.id,
+        device.profile,
+        instance.placement,
+        device.uuid,
+        REASON,
+    )
+
+
+def add_compute(gpu: Gpu, instance: GpuInstance, slices: int) -> CreateComputeInstance:
+    """One more compute instance in that GPU instance."""
+    profile = gpu.profile(instance.profile)
+    assert profile is not None
+    name = device_name(instance.profile, profile.slices, slices)
+    return CreateComputeInstance(gpu.uuid, instance.id, name, slices, instance.placement, REASON)
+
+
+async def laid_out(driver: Driver, index: int, **starts: str) -> Gpu:
+    """GPU `index` with MIG on and instances as in `at0="3g.40gb", at4="1g.10gb"`, observed."""
+    gpu = (await driver.observe()).gpus[index]
+    if gpu.mig is None or not gpu.mig.current:
+        await driver.apply(enable(gpu))
+    for at, name in starts.items():
+        await driver.apply(create(gpu, name, int(at.removeprefix("at"))))
+    return await driver.observe_gpu(gpu.uuid)
+
+
+def layout(gpu: Gpu) -> dict[Placement, tuple[str, ...]]:
+    """The names of the MIG devices by place; () where an instance is half-made."""
+    return {i.placement: tuple(c.profile for c in i.compute) for i in gpu.instances}

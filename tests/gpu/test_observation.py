@@ -1,0 +1,379 @@
+"""What is read off a GPU is all there is, true, and takes few driver calls."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from nodeagent.gpu.driver import Driver
+from nodeagent.planning.observed import Access, Gpu, MigMode, Placement
+from nodeagent.simulation import SimulatedNode, Switches, known_boards, simulated
+from tests.gpu.steps_of import add_compute, create, disable, enable, laid_out, layout
+
+GIB = 1 << 30
+
+
+async def first_gpu(boards: str, switches: Switches | None = None) -> Gpu:
+    """The first GPU of a fresh node."""
+    with simulated(boards, switches=switches):
+        async with Driver(observe_deadline=2, step_deadline=2) as driver:
+            return (await driver.observe()).gpus[0]
+
+
+# --- the card -------------------------------------------------------------------------------------
+
+
+async def test_a_gpus_identity_is_read(driver: Driver) -> None:
+    """Name, address, ids, memory and what its generation can do."""
+    node = await driver.observe()
+    first, second = node.gpus
+    assert node.driver_version.count(".") == 2
+    assert (first.index, second.index) == (0, 1)
+    assert first.uuid.startswith("GPU-")
+    assert first.uuid != second.uuid
+    assert first.name == "NVIDIA H100 80GB HBM3"
+    assert first.pci_bus_id.count(":") == 2
+    assert first.pci_device_id == 0x233010DE
+    assert (first.minor, second.minor) == (0, 1)
+    assert 79 * GIB < first.memory < 80 * GIB
+    assert first.compute_capability == (9, 0)
+    assert first.mig == MigMode(current=False, pending=False)
+    assert not first.mode_change_needs_reset
+    assert not first.passthrough
+    assert first.access is Access.OK
+
+
+async def test_profiles_are_what_the_card_says(driver: Driver) -> None:
+    """With ids, sizes, engines and placements; compute profiles are not known yet."""
+    gpu = (await driver.observe()).gpus[0]
+    assert {profile.name: (profile.id, profile.kind) for profile in gpu.profiles} == {
+        "1g.10gb": (19, 0),
+        "2g.20gb": (14, 1),
+        "3g.40gb": (9, 2),
+        "4g.40gb": (5, 3),
+        "7g.80gb": (0, 4),
+        "1g.10gb+me": (20, 7),
+        "1g.20gb": (15, 9),
+    }
+    three = gpu.profile("3g.40gb")
+    assert three is not None
+    assert (three.slices, three.max_count, three.multiprocessors) == (3, 2, 60)
+    assert three.placements == (Placement(0, 4), Placement(4, 4))
+    assert 39 * GIB < three.memory < 40 * GIB
+    assert three.engines.decoder == 3
+    assert three.compute == ()
+
+
+@pytest.mark.parametrize("board", [board.name for board in known_boards()])
+async def test_every_known_board_can_be_observed(board: str) -> None:
+    """Nothing of a card is known beforehand, so each is as good as the other."""
+    gpu = await first_gpu(board)
+    assert gpu.access is Access.OK
+    assert (gpu.mig is None) == (gpu.profiles == ())
+    assert len({profile.name for profile in gpu.profiles}) == len(gpu.profiles)
+
+
+@pytest.mark.parametrize(("board", "needs_reset"), [("a100-40gb", True), ("b200", False)])
+@pytest.mark.parametrize("missing", [(), ("nvmlDeviceGetFieldValues",)])
+async def test_whether_a_mode_change_needs_a_reset_is_told_or_follows_from_the_generation(
+    board: str, needs_reset: bool, missing: tuple[str, ...]
+) -> None:
+    """By the driver's own field, or without it by compute capability."""
+    gpu = await first_gpu(board, Switches(missing_functions=missing))
+    assert gpu.mode_change_needs_reset is needs_reset
+
+
+async def test_passthrough_is_seen() -> None:
+    """There a reset does not do; the machine must be rebooted."""
+    assert (await first_gpu("a100-40gb", Switches(passthrough=True))).passthrough
+
+
+async def test_drivers_that_hide_profiles_while_mig_is_off_are_asked_again_when_it_is_on() -> None:
+    """R535 and older; while it is off they are asked just once."""
+    with simulated("h100-80gb:1", switches=Switches(profiles_need_mig=True)) as node:
+        async with Driver(observe_deadline=2, step_deadline=2) as driver:
+            gpu = (await driver.observe()).gpus[0]
+            assert gpu.profiles == ()
+            node.journal.clear()
+            await driver.observe()
+            assert node.journal.total("*Profile*") == 0
+            await driver.apply(enable(gpu))
+            assert len((await driver.observe()).gpus[0].profiles) == 7
+
+
+# --- instances ------------------------------------------------------------------------------------
+
+
+async def test_instances_are_read_with_their_devices(driver: Driver) -> None:
+    """Ids, profile, placement, UUID, size and memory, in the order of their places."""
+    gpu = await laid_out(driver, 0, at4="3g.40gb", at0="1g.10gb", at2="1g.20gb")
+    assert layout(gpu) == {
+        Placement(0, 1): ("1g.10gb",),
+        Placement(2, 2): ("1g.20gb",),
+        Placement(4, 4): ("3g.40gb",),
+    }
+    assert [i.profile for i in gpu.instances] == ["1g.10gb", "1g.20gb", "3g.40gb"]
+    assert len({i.id for i in gpu.instances}) == 3
+    for instance in gpu.instances:
+        profile = gpu.profile(instance.profile)
+        assert profile is not None
+        assert profile.id == instance.profile_id
+        (device,) = instance.compute
+        assert device.uuid.startswith("MIG-")
+        assert device.slices == profile.slices
+        assert device.memory is not None
+        assert device.memory.total == profile.memory
+        assert not device.usage.in_use
+
+
+async def test_split_instances_are_read_part_by_part(driver: Driver) -> None:
+    """Each part with its size, its name and its place in the GPU instance."""
+    gpu = await laid_out(driver, 0)
+    await driver.apply(create(gpu, "3g.40gb", 4, (2, 1)))
+    await driver.apply(create(gpu, "4g.40gb", 0, (1, 1, 1)))
+    gpu = await driver.observe_gpu(gpu.uuid)
+    four, three = gpu.instances
+    assert [c.profile for c in three.compute] == ["2c.3g.40gb", "1c.3g.40gb"]
+    assert [c.slices for c in three.compute] == [2, 1]
+    assert [c.profile for c in four.compute] == ["1c.4g.40gb"] * 3
+    for instance in gpu.instances:
+        places = [c.placement for c in instance.compute]
+        assert None not in places
+        masks = [place.mask for place in places if place]
+        assert sum(masks) == masks[0] | masks[1] | masks[-1]  # none lies on another
+        assert len({c.uuid for c in instance.compute}) == len(masks)
+
+
+async def test_compute_profiles_are_learnt_from_the_first_instance_and_kept(
+    driver: Driver, node: SimulatedNode
+) -> None:
+    """NVML tells them only through an instance; they are still known when it is gone."""
+    gpu = await laid_out(driver, 0, at0="3g.40gb")
+    three = gpu.profile("3g.40gb")
+    assert three is not None
+    assert {c.slices for c in three.compute} == {1, 2, 3}
+    assert all(c.placements for c in three.compute)
+    node.journal.clear()
+    await driver.observe()
+    assert node.journal.total("*ComputeInstanceProfile*") == 0
+
+
+async def test_a_half_made_instance_is_seen_as_such(driver: Driver) -> None:
+    """A GPU instance without compute instance is no device, but it takes its place."""
+    gpu = await laid_out(driver, 0, at0="3g.40gb")
+    await driver.apply(create(gpu, "1g.10gb", 5, ()))
+    gpu = await driver.observe_gpu(gpu.uuid)
+    assert layout(gpu) == {Placement(0, 4): ("3g.40gb",), Placement(5, 1): ()}
+    assert not gpu.instances[1].in_use
+
+
+async def test_compute_instances_without_a_mig_device_are_seen_nevertheless() -> None:
+    """Where the driver shows no MIG devices, an instance must not pass for half-made."""
+    missing = ("nvmlDeviceGetMigDeviceHandleByIndex",)
+    with simulated("h100-80gb:1", switches=Switches(missing_functions=missing)):
+        async with Driver(observe_deadline=2, step_deadline=2) as driver:
+            gpu = await laid_out(driver, 0, at0="3g.40gb")
+            (device,) = gpu.instances[0].compute
+            assert (device.uuid, device.slices) == ("", 3)
+
+
+async def test_what_others_change_is_seen(driver: Driver) -> None:
+    """Nothing of the layout is remembered from one observation to the next."""
+    gpu = await laid_out(driver, 0, at0="1g.10gb")
+    await driver.apply(create(gpu, "2g.20gb", 4))
+    await driver.apply(create(gpu, "1g.10gb+me", 6))
+    assert [i.profile for i in (await driver.observe_gpu(gpu.uuid)).instances] == [
+        "1g.10gb",
+        "2g.20gb",
+        "1g.10gb+me",
+    ]
+
+
+@pytest.mark.parametrize("code", ["NOT_FOUND", "INVALID_ARGUMENT"])
+@pytest.mark.parametrize(
+    "function",
+    ["nvmlGpuInstanceGetInfo", "nvmlDeviceGetGpuInstanceId", "nvmlDeviceGetUUID"],
+)
+async def test_an_instance_that_goes_while_it_is_read_makes_it_read_again(
+    driver: Driver, node: SimulatedNode, function: str, code: str
+) -> None:
+    """Its handle is refused; the second reading is whole."""
+    gpu = await laid_out(driver, 0, at0="3g.40gb", at4="1g.10gb")
+    node.inject(function, error=code, skip=1)
+    again = await driver.observe_gpu(gpu.uuid)
+    assert again == gpu
+
+
+async def test_instances_that_never_hold_still_are_told_as_such(
+    driver: Driver, node: SimulatedNode
+) -> None:
+    """The GPU is then unknown, and nothing is done to it."""
+    gpu = await laid_out(driver, 0, at0="3g.40gb")
+    node.inject("nvmlGpuInstanceGetInfo", error="NOT_FOUND", times=None)
+    again = await driver.observe_gpu(gpu.uuid)
+    assert again.access is Access.UNKNOWN
+    assert "nvmlGpuInstanceGetInfo" in again.access_reason
+    assert again.instances == gpu.instances  # what was last known
+    node.clear_faults()
+    assert (await driver.observe_gpu(gpu.uuid)).access is Access.OK
+
+
+# --- users ----------------------------------------------------------------------------------------
+
+
+async def test_processes_are_told_with_their_device(driver: Driver, node: SimulatedNode) -> None:
+    """Pid, command and memory; the other devices stay free."""
+    gpu = await laid_out(driver, 0, at0="3g.40gb", at4="3g.40gb")
+    uuid = gpu.instances[1].compute[0].uuid
+    process = node.occupy(uuid, command="python", memory=GIB)
+    gpu = await driver.observe_gpu(gpu.uuid)
+    assert not gpu.instances[0].in_use
+    (user,) = gpu.instances[1].compute[0].usage.processes
+    assert (user.pid, user.command, user.source, user.memory) == (
+        process.pid,
+        "python",
+        "process",
+        GIB,
+    )
+    assert not gpu.usage.in_use
+    assert not gpu.idle
+
+
+@pytest.mark.parametrize("kind", ["compute", "graphics", "mps"])
+async def test_every_kind_of_process_counts(driver: Driver, node: SimulatedNode, kind: str) -> None:
+    """MPS clients and graphics are in lists of their own."""
+    gpu = await laid_out(driver, 0, at0="3g.40gb")
+    node.occupy(gpu.instances[0].compute[0].uuid, kind=kind)
+    (user,) = (await driver.observe_gpu(gpu.uuid)).instances[0].compute[0].usage.processes
+    assert user.source == ("mps" if kind == "mps" else "process")
+
+
+async def test_processes_outside_any_instance_count_for_the_gpu(
+    driver: Driver, node: SimulatedNode
+) -> None:
+    """With MIG off all of them, with MIG on those without ids."""
+    node.occupy(0)
+    first, second = (await driver.observe()).gpus
+    assert first.usage.in_use
+    assert second.idle
+    gpu = await laid_out(driver, 1, at0="3g.40gb")
+    node.occupy(1)
+    gpu = await driver.observe_gpu(gpu.uuid)
+    assert gpu.usage.in_use
+    assert not gpu.instances[0].in_use
+
+
+LISTS = "nvmlDeviceGet*RunningProcesses*"
+
+
+async def test_a_refused_list_of_the_gpu_leads_to_those_of_its_devices(
+    driver: Driver, node: SimulatedNode
+) -> None:
+    """Only who is on the GPU outside its instances stays unknown."""
+    gpu = await laid_out(driver, 0, at0="3g.40gb", at4="3g.40gb")
+    node.occupy(gpu.instances[1].compute[0].uuid)
+    node.inject("nvmlDeviceGetComputeRunningProcesses_v3", error="NO_PERMISSION", times=1)
+    gpu = await driver.observe_gpu(gpu.uuid)
+    assert gpu.access is Access.OK
+    assert not gpu.instances[0].in_use
+    assert [u.command for u in gpu.instances[1].compute[0].usage.processes] == ["python"]
+    assert not gpu.usage.known
+    assert "root" in gpu.usage.reason
+
+
+@pytest.mark.parametrize("code", ["NO_PERMISSION", "UNKNOWN", "NOT_SUPPORTED"])
+async def test_when_nothing_tells_the_users_everything_counts_as_in_use(
+    driver: Driver, node: SimulatedNode, code: str
+) -> None:
+    """The reason is told; the rest of the picture stands."""
+    gpu = await laid_out(driver, 0, at0="3g.40gb")
+    node.inject("nvmlDeviceGetComputeRunningProcesses_v3", error=code, times=None)
+    gpu = await driver.observe_gpu(gpu.uuid)
+    assert gpu.access is Access.OK
+    usage = gpu.instances[0].compute[0].usage
+    assert not usage.known
+    assert usage.in_use
+    assert "nvmlDeviceGetComputeRunningProcesses_v3" in usage.reason
+    assert not gpu.idle
+
+
+@pytest.mark.parametrize("name", ["Graphics", "MPSCompute"])
+async def test_a_card_without_graphics_or_mps_has_nobody_there(name: str) -> None:
+    """NOT_SUPPORTED or a missing function of those lists means none."""
+    missing = tuple(f"nvmlDeviceGet{name}RunningProcesses_v{n}" for n in (2, 3))
+    with simulated("h100-80gb:1", switches=Switches(missing_functions=missing)) as node:
+        node.inject("nvmlDeviceGet*RunningProcesses*", error="NOT_SUPPORTED", skip=1, times=1)
+        async with Driver(observe_deadline=2, step_deadline=2) as driver:
+            assert (await driver.observe()).gpus[0].idle
+
+
+async def test_without_any_process_list_usage_is_unknown() -> None:
+    """A library that lacks them all cannot prove that anything is free."""
+    missing = tuple(
+        f"nvmlDeviceGet{name}RunningProcesses_v{n}"
+        for name in ("Compute", "Graphics", "MPSCompute")
+        for n in (2, 3)
+    )
+    gpu = await first_gpu("t4:1", Switches(missing_functions=missing))
+    assert gpu.access is Access.OK
+    assert not gpu.usage.known
+
+
+# --- how many calls -------------------------------------------------------------------------------
+
+
+async def test_an_observation_takes_few_driver_calls(driver: Driver, node: SimulatedNode) -> None:
+    """Each may take 50 ms. These are the figures that the documentation gives."""
+
+    async def calls() -> int:
+        node.journal.clear()
+        await driver.observe_gpu(gpu.uuid)
+        return node.journal.total()
+
+    gpu = (await driver.observe()).gpus[0]
+    assert await calls() == 4  # MIG off: the mode and three process lists
+    await driver.apply(enable(gpu))
+    assert await calls() <= 4 + 1 + 7  # no instance: one list for each profile
+    for start in range(7):
+        await driver.apply(create(gpu, "1g.10gb", start))
+    await calls()
+    assert await calls() == 4 + 1 + 7 * 6
+    for instance in (await driver.observe_gpu(gpu.uuid)).instances:
+        from tests.gpu.steps_of import destroy
+
+        await driver.apply(destroy(gpu, instance))
+    await driver.apply(create(gpu, "7g.80gb", 0))
+    await calls()
+    assert await calls() == 4 + 1 + 7
+
+
+async def test_a_node_with_56_devices_is_observed_in_no_time() -> None:
+    """Under 40 ms on an idle machine; here in processor time, with room for a slower one."""
+    with simulated("h100-80gb:8"):
+        async with Driver(observe_deadline=5, step_deadline=5) as driver:
+            for index in range(8):
+                await laid_out(driver, index, **{f"at{start}": "1g.10gb" for start in range(7)})
+            best = min([await _seconds(driver) for _ in range(5)])
+    assert best < 0.1
+
+
+async def _seconds(driver: Driver) -> float:
+    began = time.process_time()
+    node = await driver.observe()
+    assert sum(len(gpu.instances) for gpu in node.gpus) == 56
+    return time.process_time() - began
+
+
+async def test_adding_a_part_and_switching_off_are_seen(driver: Driver) -> None:
+    """The picture after each step is the new one."""
+    gpu = await laid_out(driver, 0)
+    await driver.apply(create(gpu, "3g.40gb", 0, (1,)))
+    gpu = await driver.observe_gpu(gpu.uuid)
+    await driver.apply(add_compute(gpu, gpu.instances[0], 2))
+    gpu = await driver.observe_gpu(gpu.uuid)
+    assert sorted(c.slices for c in gpu.instances[0].compute) == [1, 2]
+    await driver.apply(disable(gpu))
+    gpu = await driver.observe_gpu(gpu.uuid)
+    assert gpu.mig == MigMode(current=False, pending=False)
+    assert gpu.instances == ()

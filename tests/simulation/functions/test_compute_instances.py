@@ -1,0 +1,183 @@
+"""Compute instances of the simulated node."""
+
+from __future__ import annotations
+
+from ctypes import byref, c_uint
+from typing import Any
+
+import pynvml
+import pytest
+
+from tests.simulation import calls
+
+
+def _slots(instance: Any, wanted: list[str]) -> list[str]:
+    profiles = calls.compute_profiles(instance)
+    return [
+        calls.slot_of(pynvml.nvmlGpuInstanceCreateComputeInstance(instance, profiles[name].id))[1]
+        for name in wanted
+    ]
+
+
+@pytest.mark.parametrize(
+    ("board", "name", "wanted", "slots"),
+    [
+        ("a100-80gb", "3g", ["1c", "2c"], ["0:1", "1:2"]),
+        ("a100-80gb", "3g", ["3c"], ["0:3"]),
+        ("a100-80gb", "7g", ["3c", "3c", "1c"], ["0:3", "3:3", "6:1"]),
+        ("h100-pcie", "3g", ["1c", "2c"], ["0:1", "1:2"]),
+        ("rtx-pro-6000", "4g", ["2c", "1c", "1c"], ["0:2", "2:1", "3:1"]),
+        ("h100-80gb", "3g", ["3c"], ["0:4"]),
+        ("h100-80gb", "1gR2", ["1c"], ["0:2"]),
+        ("h100-80gb", "7g", ["7c"], ["0:8"]),
+        ("h100-80gb", "3g", ["1c", "2c"], ["2:1", "0:2"]),
+    ],
+)
+def test_where_compute_instances_land(
+    board: str, name: str, wanted: list[str], slots: list[str]
+) -> None:
+    """First fit on Ampere and where there is no smaller size, an aligned tree on the others."""
+    with calls.node_with(board):
+        assert _slots(calls.create(calls.gpu(), name), wanted) == slots
+
+
+def test_unaligned_slots_do_not_exist_on_an_aligned_tree() -> None:
+    """After one 1c at slot 0 of a 3g, a 2c has no place on Hopper, but has one on Ampere."""
+    for board, fits in (("h100-80gb", False), ("a100-80gb", True)):
+        with calls.node_with(board):
+            instance = calls.create(calls.gpu(), "3g")
+            place = pynvml.c_nvmlComputeInstancePlacement_t(0, 1)
+            pynvml.nvmlGpuInstanceCreateComputeInstanceWithPlacement(instance, 0, byref(place))
+            assert pynvml.nvmlGpuInstanceGetComputeInstanceRemainingCapacity(instance, 1) == fits
+
+
+def test_ids_are_the_lowest_free_numbers() -> None:
+    """A number that became free is taken again."""
+    with calls.node_with("h100-80gb"):
+        instance = calls.create(calls.gpu(), "4g")
+        made = [pynvml.nvmlGpuInstanceCreateComputeInstance(instance, 0) for _ in range(3)]
+        assert [calls.slot_of(one)[0] for one in made] == [0, 1, 2]
+        pynvml.nvmlComputeInstanceDestroy(made[1])
+        again = pynvml.nvmlGpuInstanceCreateComputeInstance(instance, 0)
+        assert calls.slot_of(again)[0] == 1
+
+
+def test_profiles_tell_what_they_share() -> None:
+    """Ids equal the enumeration here; multiprocessors are the part's, engines the whole's."""
+    with calls.node_with("h100-80gb"):
+        instance = calls.create(calls.gpu(), "3g")
+        new = pynvml.nvmlGpuInstanceGetComputeInstanceProfileInfo(instance, 0, 0)
+        old = pynvml.nvmlGpuInstanceGetComputeInstanceProfileInfo(instance, 0, 0, version=1)
+        for info in (old, new):
+            fields = [name for name, _ in type(info)._fields_ if name not in {"version", "name"}]
+            assert [getattr(info, name) for name in fields] == [0, 1, 3, 16, 3, 3, 0, 3, 0]
+        assert new.name == "MIG 1c.3g.40gb"
+        assert calls.whole(instance).name == "MIG 3g.40gb"
+
+
+def test_double_memory_has_a_profile_of_its_own() -> None:
+    """1g with double memory is filled by compute profile 7 on Hopper."""
+    with calls.node_with("h100-80gb"):
+        assert calls.whole(calls.create(calls.gpu(), "1gR2")).id == 7
+    with calls.node_with("a100-80gb"):
+        assert calls.whole(calls.create(calls.gpu(), "1gR2")).id == 0
+
+
+@pytest.mark.parametrize(
+    ("kind", "engines", "error"),
+    [
+        (pynvml.NVML_COMPUTE_INSTANCE_PROFILE_4_SLICE, 0, pynvml.NVMLError_NotSupported),
+        (pynvml.NVML_COMPUTE_INSTANCE_PROFILE_COUNT, 0, pynvml.NVMLError_InvalidArgument),
+        (pynvml.NVML_COMPUTE_INSTANCE_PROFILE_1_SLICE, 1, pynvml.NVMLError_InvalidArgument),
+    ],
+)
+def test_absent_profiles(kind: int, engines: int, error: type[Exception]) -> None:
+    """What this GPU instance cannot have is not supported, what does not exist is invalid."""
+    with calls.node_with("h100-80gb"):
+        instance = calls.create(calls.gpu(), "3g")
+        with pytest.raises(error):
+            pynvml.nvmlGpuInstanceGetComputeInstanceProfileInfo(instance, kind, engines)
+
+
+def test_placements_are_told_in_two_calls() -> None:
+    """Without an array only the count comes; with one, all places, taken or not."""
+    with calls.node_with("a100-80gb"):
+        instance, count = calls.create(calls.gpu(), "3g"), c_uint()
+        pynvml.nvmlGpuInstanceCreateComputeInstance(instance, 0)
+        ask = pynvml.nvmlGpuInstanceGetComputeInstancePossiblePlacements
+        ask(instance, 0, None, byref(count))
+        places = (pynvml.c_nvmlComputeInstancePlacement_t * count.value)()
+        ask(instance, 0, places, byref(count))
+        assert [(place.start, place.size) for place in places] == [(0, 1), (1, 1), (2, 1)]
+
+
+def test_remaining_capacity_counts_slices_and_places() -> None:
+    """What is left goes down with every compute instance, and never below nothing."""
+    with calls.node_with("a100-80gb"):
+        instance = calls.create(calls.gpu(), "4g")
+        left = pynvml.nvmlGpuInstanceGetComputeInstanceRemainingCapacity
+        assert [left(instance, kind) for kind in (0, 1, 3)] == [4, 2, 1]
+        pynvml.nvmlGpuInstanceCreateComputeInstance(instance, 1)
+        assert [left(instance, kind) for kind in (0, 1, 3)] == [2, 1, 0]
+        pynvml.nvmlGpuInstanceCreateComputeInstance(instance, 1)
+        assert [left(instance, kind) for kind in (0, 1, 3)] == [0, 0, 0]
+        with pytest.raises(pynvml.NVMLError_InsufficientResources):
+            pynvml.nvmlGpuInstanceCreateComputeInstance(instance, 0)
+
+
+def test_a_place_must_be_valid_and_free() -> None:
+    """An unknown place is invalid, a taken one is insufficient resources."""
+    with calls.node_with("a100-80gb"):
+        instance = calls.create(calls.gpu(), "3g")
+        make = pynvml.nvmlGpuInstanceCreateComputeInstanceWithPlacement
+        pynvml.nvmlGpuInstanceCreateComputeInstance(instance, 0)
+        for start, size, error in (
+            (2, 2, pynvml.NVMLError_InvalidArgument),
+            (0, 2, pynvml.NVMLError_InsufficientResources),
+        ):
+            place = pynvml.c_nvmlComputeInstancePlacement_t(start, size)
+            with pytest.raises(error):
+                make(instance, 1, byref(place))
+        place = pynvml.c_nvmlComputeInstancePlacement_t(1, 2)
+        assert calls.slot_of(make(instance, 1, byref(place))) == (1, "1:2")
+
+
+def test_a_compute_instance_with_a_process_stays() -> None:
+    """IN_USE until the process is gone."""
+    with calls.node_with("h100-80gb") as node:
+        device = calls.create_device(calls.gpu(), "1g")
+        process = node.occupy(pynvml.nvmlDeviceGetUUID(device))
+        instance = calls.instances(calls.gpu(), "1g")[0]
+        compute = pynvml.nvmlGpuInstanceGetComputeInstanceById(instance, 0)
+        with pytest.raises(pynvml.NVMLError_InUse):
+            pynvml.nvmlComputeInstanceDestroy(compute)
+        node.release(pid=process.pid)
+        pynvml.nvmlComputeInstanceDestroy(compute)
+        with pytest.raises(pynvml.NVMLError_NotFound):
+            pynvml.nvmlGpuInstanceGetComputeInstanceById(instance, 0)
+
+
+def test_compute_instances_are_listed_by_profile() -> None:
+    """The list holds one profile only and leads back to GPU and GPU instance."""
+    with calls.node_with("a100-80gb"):
+        instance = calls.create(calls.gpu(), "7g")
+        for kind in (1, 0, 1):
+            pynvml.nvmlGpuInstanceCreateComputeInstance(instance, kind)
+        array, count = (pynvml.c_nvmlComputeInstance_t * 3)(), c_uint()
+        pynvml.nvmlGpuInstanceGetComputeInstances(instance, 1, array, byref(count))
+        assert [calls.slot_of(array[i]) for i in range(count.value)] == [(0, "0:2"), (2, "3:2")]
+        info = pynvml.nvmlComputeInstanceGetInfo(array[0])
+        assert calls.place_of(info.gpuInstance) == (0, "0:8")
+        assert pynvml.nvmlDeviceGetIndex(info.device) == 0
+
+
+def test_an_ordinary_user_changes_nothing() -> None:
+    """Creating and destroying compute instances needs privilege."""
+    with calls.node_with("h100-80gb", privileged=False) as node:
+        card = node.cards[0]
+        made = card.create_instance(9)
+        card.create_compute(made, 0)
+        device = calls.mig_devices(calls.gpu())[0]
+        assert pynvml.nvmlDeviceGetGpuInstanceId(device) == made.id
+        with pytest.raises(pynvml.NVMLError_NoPermission):
+            pynvml.nvmlDeviceGetGpuInstanceById(calls.gpu(), made.id)

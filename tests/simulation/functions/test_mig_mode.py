@@ -1,0 +1,139 @@
+"""MIG mode of the simulated node: who waits for a reset, who does not, what survives."""
+
+from __future__ import annotations
+
+import pynvml
+import pytest
+
+from nodeagent.simulation import Switches
+from nodeagent.simulation.codes import Code, Refused
+from tests.simulation import calls
+
+ON, OFF = pynvml.NVML_DEVICE_MIG_ENABLE, pynvml.NVML_DEVICE_MIG_DISABLE
+
+
+def _mode() -> list[int]:
+    return [int(mode) for mode in pynvml.nvmlDeviceGetMigMode(calls.gpu())]
+
+
+def _set(mode: int) -> int:
+    return int(pynvml.nvmlDeviceSetMigMode(calls.gpu(), mode))
+
+
+def test_hopper_changes_at_once() -> None:
+    """No reset is needed, in either direction."""
+    with calls.node_with("h100-80gb", mig=False):
+        assert _set(ON) == Code.SUCCESS
+        assert _mode() == [1, 1]
+        assert _set(OFF) == Code.SUCCESS
+        assert _mode() == [0, 0]
+
+
+def test_ampere_waits_for_a_reset() -> None:
+    """The new mode is pending until the GPU was reset, and can be taken back before."""
+    with calls.node_with("a100-80gb", mig=False) as node:
+        assert _set(ON) == Code.RESET_REQUIRED
+        assert _mode() == [0, 1]
+        assert _set(OFF) == Code.SUCCESS
+        assert _mode() == [0, 0]
+        _set(ON)
+        node.reset(0)
+        assert _mode() == [1, 1]
+
+
+def test_ampere_may_reset_itself_when_idle() -> None:
+    """With the switch, an idle GPU changes at once, and one with a client keeps it pending."""
+    with calls.node_with("a30", mig=False, switches=Switches(ampere_mode="whenIdle")) as node:
+        process = node.occupy(0)
+        assert _set(ON) == Code.IN_USE
+        assert _mode() == [0, 1]
+        node.release(pid=process.pid)
+        assert _set(ON) == Code.SUCCESS
+        assert _mode() == [1, 1]
+
+
+def test_a_passed_through_ampere_needs_the_machine_restarted() -> None:
+    """RESET_REQUIRED, whatever the driver would do by itself; Hopper needs nothing."""
+    switches = Switches(ampere_mode="whenIdle", passthrough=True)
+    with calls.node_with("a100-80gb", mig=False, switches=switches) as node:
+        assert _set(ON) == Code.RESET_REQUIRED
+        node.reboot()
+        assert _mode() == [1, 1]
+    with calls.node_with("h100-80gb", mig=False, switches=switches):
+        assert _set(ON) == Code.SUCCESS
+
+
+@pytest.mark.parametrize("board", ["a100-80gb", "h100-80gb"])
+def test_a_client_keeps_the_mode(board: str) -> None:
+    """The call succeeds, the activation says IN_USE, and the change stays pending."""
+    with calls.node_with(board, mig=False) as node:
+        node.occupy(0)
+        assert _set(ON) == Code.IN_USE
+        assert _mode() == [0, 1]
+
+
+def test_the_mode_is_not_switched_off_under_a_process() -> None:
+    """An instance in use stays; when it is idle, switching off removes it."""
+    with calls.node_with("h100-80gb") as node:
+        device = calls.create_device(calls.gpu(), "1g")
+        process = node.occupy(pynvml.nvmlDeviceGetUUID(device))
+        assert _set(OFF) == Code.IN_USE
+        assert len(calls.mig_devices(calls.gpu())) == 1
+        node.release(pid=process.pid)
+        assert _set(OFF) == Code.SUCCESS
+        assert node.cards[0].state.instances == []
+
+
+def test_idle_instances_may_keep_the_mode_too() -> None:
+    """With the switch, every instance has to be destroyed before."""
+    with calls.node_with("h100-80gb", switches=Switches(disable_needs_no_instances=True)):
+        instance = calls.create(calls.gpu(), "1g")
+        assert _set(OFF) == Code.IN_USE
+        pynvml.nvmlGpuInstanceDestroy(instance)
+        assert _set(OFF) == Code.SUCCESS
+
+
+def test_a_reset_is_refused_while_somebody_uses_the_gpu() -> None:
+    """As IN_USE, and nothing has changed."""
+    with calls.node_with("a100-80gb") as node:
+        calls.create_device(calls.gpu(), "1g")
+        node.occupy("0/13/0")
+        with pytest.raises(Refused, match="IN_USE"):
+            node.reset(0)
+        assert len(calls.mig_devices(calls.gpu())) == 1
+
+
+def test_a_reset_takes_instances_and_hopper_its_mode() -> None:
+    """Ampere keeps MIG over a reset, Hopper loses it."""
+    for board, mode in (("a100-80gb", [1, 1]), ("h100-80gb", [0, 0])):
+        with calls.node_with(board) as node:
+            calls.create(calls.gpu(), "1g")
+            node.reset(0)
+            assert _mode() == mode
+            assert node.cards[0].state.instances == []
+
+
+@pytest.mark.parametrize("board", ["t4", "l40s"])
+def test_cards_without_mig(board: str) -> None:
+    """Neither asking nor setting is supported."""
+    with calls.node_with(board):
+        with pytest.raises(pynvml.NVMLError_NotSupported):
+            _mode()
+        with pytest.raises(pynvml.NVMLError_NotSupported):
+            _set(ON)
+        assert pynvml.nvmlDeviceGetMaxMigDeviceCount(calls.gpu()) == 0
+
+
+def test_other_modes_do_not_exist() -> None:
+    """A mode is 0 or 1."""
+    with calls.node_with("h100-80gb"), pytest.raises(pynvml.NVMLError_InvalidArgument):
+        _set(2)
+
+
+def test_the_driver_tells_which_cards_need_no_reset() -> None:
+    """Field value 184: 1 on Hopper, 0 on Ampere, not supported without MIG."""
+    field = pynvml.NVML_FI_DEV_IS_RESETLESS_MIG_SUPPORTED
+    with calls.node_with("h100-80gb,a100-40gb,t4", mig=False):
+        values = [pynvml.nvmlDeviceGetFieldValues(calls.gpu(i), [field, 1])[0] for i in range(3)]
+        assert [(v.nvmlReturn, v.value.uiVal) for v in values[:2]] == [(0, 1), (0, 0)]
+        assert values[2].nvmlReturn == Code.NOT_SUPPORTED
