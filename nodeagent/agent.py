@@ -47,6 +47,7 @@ _FIRST_RETRY, _LONGEST_RETRY = 1.0, 300.0  # seconds between attempts at what fa
 _MARGIN = 30.0  # seconds beyond all deadlines after which a loop counts as stuck
 _API_WAITS = 1.0  # seconds that the API leaves to the first reconciliation
 _READY_ANYWAY = 10.0  # seconds after which systemd hears READY although the driver hangs
+_FRESH = 5.0  # seconds after which a picture is renewed when somebody asks for it
 _BEAT = 5.0  # seconds between signs of life to systemd, unless it wants them more often
 
 
@@ -227,13 +228,17 @@ class Agent:
         from nodeagent.http_api.answers import Answers
 
         return Answers(
-            status=lambda gpu: status_json(self._reconciler.state, gpu=gpu),
+            status=self._status_report,
             plan=self._plan_report,
             preview=self._preview,
             not_alive=self._hearts.overdue,
             not_ready=lambda: not_ready(self._reconciler.state),
             events=self._events,
         )
+
+    def _status_report(self, gpu: str | None) -> dict[str, Any] | None:
+        self._reconciler.look_if_older_than(_FRESH)
+        return status_json(self._reconciler.state, gpu=gpu)
 
     def _plan_report(self) -> dict[str, Any]:
         state = self._reconciler.state

@@ -95,6 +95,7 @@ class EventLog:
         self._follower_capacity = follower_capacity
         self._now = now
         self._next_id = 1
+        self._closed = False
 
     @property
     def events(self) -> tuple[Event, ...]:
@@ -120,12 +121,15 @@ class EventLog:
         backlog = [] if after is None else [e for e in self._events if e.id > known]
         follower = Follower(backlog, self._follower_capacity)
         self._followers.add(follower)
+        if self._closed:
+            follower.end()
         try:
             yield follower
         finally:
             self._followers.discard(follower)
 
     def close(self) -> None:
-        """End all followers."""
+        """End all followers, and those who come later at once."""
+        self._closed = True
         for follower in self._followers:
             follower.end()

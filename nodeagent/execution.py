@@ -12,26 +12,26 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol, assert_never
+from typing import Protocol
 
-from nodeagent.errors import DriverError, GpuInUse, GpuLost, NodeagentError
+from nodeagent.errors import DriverError, GpuInUse, GpuLost
 from nodeagent.planning.desired import DesiredGpu, DesiredNode
-from nodeagent.planning.observed import Access, Gpu, ObservedNode, Placement
+from nodeagent.planning.observed import Access, Gpu, ObservedNode
 from nodeagent.planning.outcome import GpuOutcome, NodeOutcome, StepReport, StepResult
 from nodeagent.planning.plan import GpuPlan, NodePlan, Policy, Verdict
 from nodeagent.planning.planner import layout_of
 from nodeagent.planning.planner import plan as plan_node
-from nodeagent.planning.problems import Code, Problem
-from nodeagent.planning.steps import (
-    CreateComputeInstance,
-    CreateGpuInstance,
-    DestroyComputeInstance,
-    DestroyGpuInstance,
-    ResetGpu,
-    SetMigMode,
-    Step,
+from nodeagent.planning.problems import Problem
+from nodeagent.planning.steps import ResetGpu, SetMigMode, Step
+from nodeagent.setbacks import (
+    not_as_planned,
+    not_restored,
+    reset_required,
+    sentence,
+    step_failed,
+    undone_if_gone,
+    unreachable,
 )
-from nodeagent.reports.words import gpu_words, layout_words, step_words, user_words
 
 _DEFAULT_POLICY = Policy()
 
@@ -150,7 +150,7 @@ class _GpuRun:
                 step,
                 StepResult.FAILED if error else StepResult.DONE,
                 clock() - began,
-                _sentence(error) if error else "",
+                sentence(error) if error else "",
             ),
         )
         if cancelled:
@@ -170,19 +170,12 @@ class _GpuRun:
         """See what a mode change came to; True when the mode is as wanted already."""
         seen = await self._observe()
         if seen.access is not Access.OK:
-            course.failure = _unreachable(seen)
+            course.failure = unreachable(seen)
             return False
         if seen.mig and seen.mig.current == step.enabled:
             return True
         if not any(isinstance(later, ResetGpu) for later in rest):
-            course.pending = Problem(
-                Code.RESET_REQUIRED,
-                f"MIG mode of {gpu_words(seen)} is set but becomes "
-                f"{'enabled' if step.enabled else 'disabled'} only with a GPU reset",
-                remedy="end what uses the GPU and reset it (nvidia-smi --gpu-reset), or set "
-                "`reset: whenIdle`",
-                gpu=seen.uuid,
-            )
+            course.pending = reset_required(seen, enabled=step.enabled)
         return False
 
     async def _observe(self) -> Gpu:
@@ -197,36 +190,14 @@ class _GpuRun:
     def _check_end(self, seen: Gpu) -> list[Problem]:
         """Plan once more, to see whether the GPU is what it was to become."""
         if seen.access is not Access.OK:
-            return [_unreachable(seen)]
+            return [unreachable(seen)]
         if self._plan_for(layout_of(self.plan.after), seen).verdict is Verdict.IN_SYNC:
             return []
-        return [
-            Problem(
-                Code.STEP_FAILED,
-                f"the driver reported every step as done, but {gpu_words(seen)} now has "
-                f"{layout_words(seen)} instead of {layout_words(self.plan.after)}",
-                remedy="look for another program that changes MIG instances on this node",
-                gpu=seen.uuid,
-            )
-        ]
+        return [not_as_planned(seen, self.plan.after)]
 
     async def _why(self, step: Step, error: BaseException) -> Problem:
-        """The failure of a step as a problem; for IN_USE with the users by name."""
-        gpu = self.plan.before
-        what = f"{gpu_words(gpu)}: could not {step_words(step)}"
-        remedy = error.remedy if isinstance(error, NodeagentError) else ""
-        if isinstance(error, GpuInUse):
-            seen = await self._observe()
-            users = user_words(seen, _instance_of(step))
-            by = f"in use by {users}" if users else _sentence(error)
-            return Problem(
-                Code.IN_USE,
-                f"{what}: {by}",
-                remedy or "end what uses it, or wait for it",
-                gpu.uuid,
-            )
-        code = Code.GPU_LOST if isinstance(error, GpuLost) else Code.STEP_FAILED
-        return Problem(code, f"{what}: {_sentence(error)}", remedy, gpu.uuid)
+        seen = await self._observe() if isinstance(error, GpuInUse) else self.plan.before
+        return step_failed(step, error, seen)
 
     async def _turn_back(self, course: _Course, failure: Problem) -> GpuOutcome:
         """Make the earlier layout the goal, and say what is so in the end."""
@@ -241,10 +212,8 @@ class _GpuRun:
             seen = await self._observe() if steps else seen
         found = [failure]
         if not self._is_back(earlier, seen):
-            found.append(self._not_restored(seen, way_back))
-        reports = tuple(
-            _undone_if_gone(report, self.plan.before, seen) for report in course.reports
-        )
+            found.append(not_restored(self.plan.before, seen, way_back.failure or way_back.pending))
+        reports = tuple(undone_if_gone(report, self.plan.before, seen) for report in course.reports)
         return GpuOutcome(
             self.plan,
             reports,
@@ -255,21 +224,6 @@ class _GpuRun:
 
     def _is_back(self, earlier: DesiredGpu, seen: Gpu) -> bool:
         return seen.access is Access.OK and self._plan_for(earlier, seen).verdict is Verdict.IN_SYNC
-
-    def _not_restored(self, seen: Gpu, way_back: _Course) -> Problem:
-        before = self.plan.before
-        if seen.access is Access.OK:
-            now = f"it now has {layout_words(seen)}"
-        else:
-            now = f"what it has now is not known ({seen.access_reason or seen.access})"
-        stumble = way_back.failure or way_back.pending
-        why = f"; {stumble.message}" if stumble else ""
-        return Problem(
-            Code.NOT_RESTORED,
-            f"the earlier layout of {gpu_words(before)} ({layout_words(before)}) could not be "
-            f"restored: {now}{why}",
-            gpu=before.uuid,
-        )
 
     def _plan_for(self, desired: DesiredGpu, seen: Gpu) -> GpuPlan:
         node = plan_node(DesiredNode({seen.uuid: desired}), ObservedNode((seen,)), self.policy)
@@ -285,58 +239,6 @@ async def _ended(running: asyncio.Future[None]) -> bool:
         except asyncio.CancelledError:
             cancelled = True
     return cancelled
-
-
-def _sentence(error: BaseException) -> str:
-    if isinstance(error, NodeagentError):
-        return error.message
-    return f"a fault in the agent itself: {type(error).__name__}: {error}"
-
-
-def _unreachable(seen: Gpu) -> Problem:
-    code = Code.GPU_LOST if seen.access is Access.LOST else Code.GPU_UNKNOWN
-    return Problem(code, f"{gpu_words(seen)} does not answer: {seen.access_reason}", gpu=seen.uuid)
-
-
-def _instance_of(step: Step) -> int | None:
-    match step:
-        case DestroyGpuInstance(instance=instance) | DestroyComputeInstance(instance=instance):
-            return instance
-        case _:
-            return None
-
-
-def _undone_if_gone(report: StepReport, before: Gpu, seen: Gpu) -> StepReport:
-    if report.result is StepResult.DONE and _is_taken_back(report.step, before, seen):
-        return replace(report, result=StepResult.UNDONE)
-    return report
-
-
-def _is_taken_back(step: Step, before: Gpu, seen: Gpu) -> bool:
-    """Whether the effect of a step that was done is no longer there."""
-    match step:
-        case SetMigMode(enabled=enabled):
-            return seen.mig is not None and seen.mig.pending != enabled
-        case ResetGpu():
-            return False
-        case DestroyGpuInstance() | DestroyComputeInstance():
-            return _devices_at(seen, step.placement) == _devices_at(before, step.placement)
-        case CreateGpuInstance() | CreateComputeInstance():
-            return step.profile not in _devices_at(seen, step.placement) or (
-                _devices_at(seen, step.placement) == _devices_at(before, step.placement)
-            )
-        case _:
-            assert_never(step)
-
-
-def _devices_at(gpu: Gpu, placement: Placement) -> list[str]:
-    """Profiles of the GPU instance at `placement` and of the devices in it."""
-    return [
-        profile
-        for instance in gpu.instances
-        if instance.placement == placement
-        for profile in (instance.profile, *sorted(c.profile for c in instance.compute))
-    ]
 
 
 def _new(known: Sequence[Problem], found: Sequence[Problem]) -> tuple[Problem, ...]:

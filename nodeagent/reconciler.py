@@ -8,6 +8,7 @@ what it did before. What it does remember only keeps it from doing the same in v
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from dataclasses import dataclass, replace
@@ -16,22 +17,21 @@ from typing import Protocol
 
 import structlog
 
-from nodeagent.attempts import Attempts, Backoff
-from nodeagent.drift import Drift, drift_problem
-from nodeagent.errors import DriverError, NodeagentError
+from nodeagent.agenda import Agenda, blocking_pids
+from nodeagent.attempts import Backoff
+from nodeagent.errors import NodeagentError
 from nodeagent.execution import StepDriver, carry_out
 from nodeagent.heartbeats import Heartbeats
 from nodeagent.last_good_plan import LastGoodPlan
 from nodeagent.narrator import Narrator
 from nodeagent.node_state import NodeState, Phase, phase_of
 from nodeagent.plan_in_force import Judgement, PlanInForce
-from nodeagent.plan_offer import PlanOffer
+from nodeagent.plan_offer import PlanOffer, PlanText
 from nodeagent.planning.observed import Access, ObservedNode
 from nodeagent.planning.outcome import NodeOutcome, StepReport
 from nodeagent.planning.plan import GpuPlan, NodePlan, Policy, Verdict
 from nodeagent.planning.problems import Code, Problem
 from nodeagent.process_watch import ProcessWatch
-from nodeagent.reports.words import users
 
 log = structlog.get_logger(__name__)
 
@@ -86,12 +86,12 @@ class Reconciler:
         self._hearts = hearts
         self._on_state = on_state
         self._plan = PlanInForce()
-        self._drift = Drift()
-        self._attempts = Attempts(backoff)
+        self._agenda = Agenda(backoff, mend=rules.mend)
         self._processes = ProcessWatch(lambda: self.nudge("a process ended"))
         self._session = AsyncExitStack()
         self._driver: NodeDriver | None = None
         self._setbacks = 0  # rounds in a row that the driver, or a GPU, did not answer
+        self._round_ended = math.inf
         self._wake = asyncio.Event()
         self._halt = asyncio.Event()  # begin no further step
         self._offered = asyncio.Event()
@@ -112,6 +112,11 @@ class Reconciler:
         log.debug("woken", reason=reason)
         self._wake.set()
 
+    def look_if_older_than(self, seconds: float) -> None:
+        """Somebody wants to know: look again unless the last round is younger than that."""
+        if asyncio.get_running_loop().time() - self._round_ended > seconds:
+            self.nudge("somebody asks")
+
     def request_stop(self) -> None:
         """Finish the running steps, leave the rest to the next start, and return from `run`."""
         self._stopping = True
@@ -131,6 +136,7 @@ class Reconciler:
                 self._wake.clear()
                 self._halt.clear()
                 pause = await self._round_whatever_happens()
+                self._round_ended = asyncio.get_running_loop().time()
                 self.settled.set()
                 self._alive(pause)
                 await self._rest(pause)
@@ -149,12 +155,10 @@ class Reconciler:
         """One round; the seconds until the next, if nothing wakes the loop earlier."""
         try:
             pause = await self._reconcile_once()
-        except DriverError as error:
+        except NodeagentError as error:
             await self._close_driver()
             return self._setback(Problem(Code.DRIVER, error.message, error.remedy))
-        except (
-            Exception
-        ) as error:  # a fault of ours: said, and tried again, but not in a tight loop
+        except Exception as error:  # a fault of ours is told, and tried again after a while
             log.exception("reconciliation failed")
             fault = f"a fault in the agent itself: {type(error).__name__}: {error}"
             return self._setback(Problem(Code.STEP_FAILED, fault, "see the agent's log"))
@@ -199,7 +203,7 @@ class Reconciler:
             self._learn(outcome, judgement)
         self._narrator.obstacles(judgement)
         self._publish(self._describe(judgement, observed, unfinished=self._halt.is_set()))
-        self._processes.watch(self._blocking_pids(judgement))
+        self._processes.watch(blocking_pids(judgement))
         return self._pause(judgement)
 
     async def _look(self, driver: NodeDriver) -> tuple[Judgement, ObservedNode]:
@@ -210,46 +214,24 @@ class Reconciler:
         judgement = self._plan.judge(observed, self._rules.policy)
         self._narrator.judged(judgement, self._plan.digest, self._plan.note)
         if judgement.accepted:
-            self._attempts.forget_all()
-            await self._keep(judgement)
-        if judgement.plan:
-            for gpu in self._drift.look(judgement.desired, judgement.plan):
-                self._narrator.drifted(gpu, mended=self._rules.mend)
+            await self._keep(judgement.accepted)
+        for gpu in self._agenda.look(judgement):
+            self._narrator.drifted(gpu, mended=self._rules.mend)
         return judgement, observed
 
-    # --- what to do -------------------------------------------------------------------------
-
     def _choose(self, judgement: Judgement) -> tuple[GpuPlan, ...]:
-        """The GPUs to work on now."""
-        if judgement.plan is None or self._stopping:
+        if self._stopping:
             return ()
-        now = asyncio.get_running_loop().time()
-        return tuple(
-            gpu_plan
-            for gpu_plan in judgement.plan.gpus
-            if gpu_plan.steps
-            and not self._is_left_drifted(gpu_plan)
-            and self._attempts.may_try(
-                gpu_plan.before, judgement.desired.gpus[gpu_plan.before.uuid], now
-            )
-        )
-
-    def _is_left_drifted(self, gpu_plan: GpuPlan) -> bool:
-        return not self._rules.mend and self._drift.has(gpu_plan.before.uuid)
+        return self._agenda.choose(judgement, asyncio.get_running_loop().time())
 
     def _learn(self, outcome: NodeOutcome, judgement: Judgement) -> None:
-        """Remember what failed, by what is there now and not by what was said to be done."""
         now = asyncio.get_running_loop().time()
         plans = {p.before.uuid: p for p in judgement.plan.gpus} if judgement.plan else {}
-        for gpu_outcome in outcome.gpus:
-            uuid = gpu_outcome.plan.before.uuid
-            after = plans.get(uuid)
-            self._narrator.worked(gpu_outcome, after)
-            if after is None or after.verdict is Verdict.IN_SYNC:
-                continue
-            if gpu_outcome.failed or (after.steps and not self._halt.is_set()):
-                wanted = judgement.desired.gpus[uuid]
-                self._attempts.failed(after.before, wanted, gpu_outcome.problems, now)
+        for gpu in outcome.gpus:
+            after = plans.get(gpu.plan.before.uuid)
+            self._narrator.worked(gpu, after)
+            if gpu.failed or not self._halt.is_set():  # else it was left, which is no failure
+                self._agenda.learn(gpu, after, judgement, now)
 
     def _step_ended(self, report: StepReport) -> None:
         self._alive(0)
@@ -257,21 +239,10 @@ class Reconciler:
 
     def _pause(self, judgement: Judgement) -> float:
         """How long to rest: until a failed GPU may be tried again, at most until the resync."""
-        waiting = [p.before.uuid for p in judgement.plan.gpus if p.steps] if judgement.plan else []
-        retry = self._attempts.next_retry(waiting)
+        retry = self._agenda.next_retry(judgement)
         if retry is None:
             return self._rules.resync
         return min(self._rules.resync, max(0.0, retry - asyncio.get_running_loop().time()))
-
-    @staticmethod
-    def _blocking_pids(judgement: Judgement) -> set[int]:
-        """Everyone on the GPUs that are blocked by users; 0 for those of whom no pid is known."""
-        pids: set[int] = set()
-        for gpu_plan in judgement.plan.gpus if judgement.plan else ():
-            gpu = gpu_plan.before
-            if any(problem.code is Code.IN_USE for problem in gpu_plan.problems):
-                pids |= {user.pid for user in users(gpu)} or {0}
-        return pids
 
     # --- what is so -------------------------------------------------------------------------
 
@@ -281,7 +252,7 @@ class Reconciler:
         plan = judgement.plan
         problems = list(plan.problems) if plan else []
         for gpu_plan in plan.gpus if plan else ():
-            problems += self._problems_of(gpu_plan)
+            problems += self._agenda.problems(gpu_plan)
         refused = judgement.refusal
         phase = phase_of(refused=refused is not None, plan=plan, problems=problems)
         if phase is Phase.FAILED and unfinished and not problems:
@@ -301,16 +272,6 @@ class Reconciler:
             driver_error="",
             rounds=self.state.rounds + (not unfinished),
         )
-
-    def _problems_of(self, gpu_plan: GpuPlan) -> list[Problem]:
-        gpu = gpu_plan.before
-        if gpu_plan.verdict is Verdict.IN_SYNC:
-            self._attempts.settled(gpu.uuid)
-            return []
-        if gpu_plan.verdict is Verdict.BLOCKED:
-            self._attempts.blocked(gpu.uuid)
-        drift = [drift_problem(gpu)] if self._is_left_drifted(gpu_plan) else []
-        return [*drift, *gpu_plan.problems, *self._attempts.problems(gpu.uuid)]
 
     def _publish(self, state: NodeState) -> None:
         self.state = state
@@ -341,10 +302,8 @@ class Reconciler:
         except NodeagentError as error:
             self._narrator.trouble(f"the last good plan cannot be used: {error}")
 
-    async def _keep(self, judgement: Judgement) -> None:
-        if judgement.accepted is None:
-            return
+    async def _keep(self, accepted: PlanText) -> None:
         try:
-            await asyncio.to_thread(self._last_good.save, judgement.accepted)
+            await asyncio.to_thread(self._last_good.save, accepted)
         except NodeagentError as error:
             self._narrator.trouble(str(error))

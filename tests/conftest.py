@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
+import faulthandler
 import inspect
 import os
+import signal
 import socket
 import sys
 import threading
@@ -19,11 +21,27 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from _pytest.faulthandler import fault_handler_stderr_fd_key
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator
+    from collections.abc import AsyncIterator, Generator, Iterator
 
 GRACE = 1.0  # seconds that threads and processes get to end by themselves after a test
+STUCK = 60.0  # seconds after a test's time limit at which it counts as stuck for ever
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    """Show all stacks and end the run where even the time limit's exception does not get out."""
+    marker = item.get_closest_marker("timeout")
+    limit = float(marker.args[0] if marker else item.config.getini("timeout") or 0)
+    faulthandler.dump_traceback_later(
+        limit + STUCK, exit=True, file=item.config.stash[fault_handler_stderr_fd_key]
+    )
+    try:
+        return (yield)
+    finally:
+        faulthandler.cancel_dump_traceback_later()
 
 
 # --- what a test may leave behind: nothing ------------------------------------------------------
@@ -101,6 +119,13 @@ def _no_settings_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
         ours = name.startswith("NODEAGENT_") and not name.startswith("NODEAGENT_TEST_")
         if ours or name in {"NODE_NAME", "NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID"}:
             monkeypatch.delenv(name)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _interrupts_arrive() -> None:
+    """A shell starts background jobs deaf to SIGINT, and programs that tests start inherit it."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(autouse=True, scope="session")

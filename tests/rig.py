@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -30,9 +31,12 @@ def plan_text(mig: str, devices: str = "all") -> bytes:
     return f"version: v1\ngpus:\n- devices: {devices}\n  mig: {mig}\n".encode()
 
 
+SMI = (sys.executable, "-m", "nodeagent.simulation.nvidia_smi")
+
+
 def open_driver(observe_deadline: float = 5.0, step_deadline: float = 5.0) -> Driver:
     """The real driver part; deadlines in seconds."""
-    return Driver(observe_deadline=observe_deadline, step_deadline=step_deadline)
+    return Driver(observe_deadline=observe_deadline, step_deadline=step_deadline, nvidia_smi=SMI)
 
 
 class Rig:

@@ -17,7 +17,7 @@ from nodeagent.planning.plan import NodePlan, Policy
 from nodeagent.planning.planner import plan
 from nodeagent.planning.problems import Code
 from nodeagent.planning.resolve import resolve
-from nodeagent.reports.words import layout_words
+from nodeagent.reports.words import layout_words, step_words
 from nodeagent.simulation import simulated
 from tests.rig import open_driver, plan_text
 
@@ -110,6 +110,19 @@ async def test_what_cannot_be_restored_is_said_as_it_is() -> None:
             assert "it now has no instances" in outcome.problems[1].message
             assert layout_words(outcome.after) == "no instances"
             assert results(outcome)[:3] == [DONE, DONE, FAILED]
+
+
+async def test_a_creation_that_fails_half_way_is_cleared_away() -> None:
+    """A GPU instance left without its device is no earlier layout: the way back removes it."""
+    with simulated("h100-80gb:1") as node:
+        async with open_driver() as driver:
+            await apply(driver, "{3g.40gb: 1}")
+            node.inject("nvmlGpuInstanceCreateComputeInstance*", error="UNKNOWN")
+            node.inject("nvmlGpuInstanceDestroy", error="UNKNOWN", times=1)
+            outcome = (await apply(driver, "{3g.40gb: 1, 1g.10gb: 1}")).gpus[0]
+            assert layout_words(outcome.after) == layout_words(outcome.plan.before)
+            assert [step_words(r.step) for r in outcome.restored] == ["destroy 1g.10gb at 0"]
+            assert codes(outcome) == [Code.STEP_FAILED]
 
 
 async def test_a_user_who_came_after_planning_is_named_and_left_alone() -> None:

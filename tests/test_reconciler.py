@@ -15,6 +15,7 @@ from nodeagent.event_log import EventType
 from nodeagent.node_state import Phase, not_ready
 from nodeagent.plan_offer import NoPlan, PlanText, UnreadablePlan
 from nodeagent.planning.observed import Access, Gpu
+from nodeagent.planning.plan import Policy
 from nodeagent.planning.problems import Code, Problem
 from nodeagent.planning.steps import DestroyGpuInstance
 from nodeagent.simulation import simulated
@@ -238,6 +239,28 @@ async def test_a_mode_change_that_needs_a_reset_blocks(tmp_path: Path) -> None:
             await rig.round()
             assert rig.state.phase is Phase.IN_SYNC
             assert rig.layout() == "1g.5gb at 0, 1, 2, 3, 4, 5, 6"
+
+
+async def test_a_reset_that_is_allowed_is_done_on_an_idle_gpu_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With `reset: whenIdle` the idle GPU is reset and divided; the one in use waits for its user,
+    unharmed.
+    """
+    state = tmp_path / "node.json"
+    monkeypatch.setenv("NODEAGENT_SIMULATED_STATE", str(state))
+    with simulated("a100-40gb:2", state=state) as node, process() as user:
+        node.occupy(1, user.pid, follow=True)
+        async with running(Rig(tmp_path, policy=Policy(reset_when_idle=True))) as rig:
+            rig.offer("{1g.5gb: 7}")
+            await rig.settle(Phase.BLOCKED)
+            assert rig.layout(0) == "1g.5gb at 0, 1, 2, 3, 4, 5, 6"
+            assert rig.layout(1) == "MIG off"
+            assert rig.codes == {Code.IN_USE}
+            assert [u.pid for u in rig.gpu(1).usage.processes] == [user.pid]
+            user.kill()
+            await rig.settle(Phase.IN_SYNC)
+            assert rig.layout(1) == "1g.5gb at 0, 1, 2, 3, 4, 5, 6"
 
 
 # --- drift ----------------------------------------------------------------------------------------

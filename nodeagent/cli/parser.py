@@ -156,7 +156,7 @@ def _add_parallel_option(parser: argparse.ArgumentParser) -> None:
         "--parallel",
         metavar="N",
         type=positive,
-        help="how many GPUs are changed side by side (default: all)",
+        help="how many GPUs are changed side by side (default: 8)",
     )
 
 
@@ -238,7 +238,7 @@ def _run(parser: argparse.ArgumentParser) -> None:
         "--resync",
         metavar="SECONDS",
         type=seconds,
-        help="how often to look again when nothing wakes the agent",
+        help="how often to look again when nothing wakes the agent (default: 60)",
     )
 
 

@@ -27,6 +27,7 @@ _RESETLESS_SINCE = (9, 0)  # compute capability; Hopper and later change MIG mod
 _SPARE_ROOM = 16
 
 Value = TypeVar("Value")
+Other = TypeVar("Other")
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +59,7 @@ class Card:
         self._mode_change_needs_reset: bool | None = None
         self._profiles: tuple[GpuInstanceProfile, ...] = ()
         self._compute: dict[int, tuple[ComputeInstanceProfile, ...]] = {}
+        self._has_mig = False
         self._max_mig_devices = 0
         self._none_offered_with: bool | None = None
         self.present_profiles: frozenset[int] = frozenset()  # ids; where to look first
@@ -121,9 +123,20 @@ class Card:
     # --- MIG ------------------------------------------------------------------------------------
 
     def mode(self) -> MigMode | None:
-        """Read now; None where the card has no MIG."""
-        mode = _told(lambda: self.nvml.mig_mode(self.handle), None)
-        return MigMode(*mode) if mode else None
+        """Read now; None where the card has no MIG.
+
+        A card that showed a mode before, or offers MIG profiles, has MIG whatever it answers now.
+        """
+        try:
+            mode = self.nvml.mig_mode(self.handle)
+        except DriverError as error:
+            if not is_unsupported(error) or self._has_mig:
+                raise
+            if self.learn_profiles(MigMode(current=False, pending=False)):
+                raise
+            return None
+        self._has_mig = True
+        return MigMode(*mode)
 
     def mode_change_needs_reset(self) -> bool:
         if self._mode_change_needs_reset is None:
@@ -244,19 +257,22 @@ class Card:
 
 def _told(ask: Callable[[], Value], otherwise: Value) -> Value:
     """The answer, or `otherwise` where the driver or the card does not know such a thing."""
-    try:
-        return ask()
-    except DriverError as error:
-        if not is_unsupported(error):
-            raise
-        return otherwise
+    return _twice(ask, otherwise, is_unsupported)
 
 
 def _offered(ask: Callable[[], Value]) -> Value | None:
     """A profile, or None where this card has none of the kind."""
-    try:
-        return ask()
-    except DriverError as error:
-        if not is_unsupported(error) and error.code != INVALID_ARGUMENT:
-            raise
-        return None
+    return _twice(ask, None, lambda e: is_unsupported(e) or e.code == INVALID_ARGUMENT)
+
+
+def _twice(
+    ask: Callable[[], Value], otherwise: Other, is_no: Callable[[DriverError], bool]
+) -> Value | Other:
+    """A "no" counts when it is said twice: it is remembered for as long as the driver runs."""
+    for _ in range(2):
+        try:
+            return ask()
+        except DriverError as error:
+            if not is_no(error):
+                raise
+    return otherwise

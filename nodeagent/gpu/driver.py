@@ -71,7 +71,7 @@ class Driver:
         try:
             await self._session.start()
         except DriverError as error:
-            await self._close()
+            await self._leave()
             raise unavailable(error) from error
         return self
 
@@ -81,11 +81,11 @@ class Driver:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
+        await self._leave()
+
+    async def _leave(self) -> None:
         with suppress(DriverError):
             await self._session.shut_down(self._workers)
-        await self._close()
-
-    async def _close(self) -> None:
         if self._reader:
             await self._reader.close()
         for worker in self._workers:

@@ -64,28 +64,19 @@ class Nvml:
     they are made in worker threads only.
     """
 
-    def __init__(self) -> None:
-        self._missing: set[str] = set()
-
     def _call(
         self, function: Callable[..., Result], *arguments: object, name: str = "", **versions: int
     ) -> Result:
         """`name` is for errors, where the C function is another than the wrapper's name says."""
         name = name or function.__name__
-        if name in self._missing:
-            raise driver_error(FUNCTION_NOT_FOUND, name)
         try:
             return function(*arguments, **versions)
         except pynvml.NVMLError as error:
-            code = int(error.value)
-            if code == FUNCTION_NOT_FOUND:
-                self._missing.add(name)
-            raise driver_error(code, name) from error
+            raise driver_error(int(error.value), name) from error
 
     # --- the library ----------------------------------------------------------------------------
 
     def initialise(self) -> None:
-        self._missing.clear()
         self._call(pynvml.nvmlInit)
 
     def shutdown(self) -> None:

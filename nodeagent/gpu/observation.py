@@ -6,15 +6,15 @@ The route, for a GPU with MIG on (what a card is by nature is in `card` and read
 2. GPU instances, profile by profile, those that were there last time first, and the placement of
    each. Instances cannot overlap, so a profile none of whose placements is free any more has no
    further instance and is not asked for; a full card takes one list for each profile present.
-3. MIG devices by index, with their ids and UUID: there is one for each compute instance. The walk
-   ends when they account for every compute slice. The size is asked only where there is more
-   than one slice to have.
+3. MIG devices by index, with their ids and UUID: there is one for each compute instance. The size
+   is asked only where there is more than one slice to have. All indices are tried, so that a
+   device in a GPU instance of no listed profile cannot stay hidden.
 4. The memory of each GPU instance, by one of its devices.
 5. The process lists of the GPU, which carry instance ids; if refused, those of each device.
 
-A GPU instance without a MIG device is asked for its compute instances before it is called
-half-made. What changes between two of these calls makes them contradict each other or fail; then
-all is read again.
+A GPU instance whose MIG devices leave compute slices over is asked for its compute instances, so
+that none is overlooked and none is called half-made that is not. What changes between two of
+these calls makes them contradict each other or fail; then all is read again.
 """
 
 from __future__ import annotations
@@ -110,11 +110,12 @@ def _read_instances(card: Card) -> tuple[tuple[GpuInstance, ...], Usage]:
             if error.code not in {INVALID_ARGUMENT, NOT_FOUND} or attempt == _ATTEMPTS - 1:
                 raise
     raise DriverError(
-        "the GPU's instances are changed by something else faster than they can be read",
+        "the driver's answers about the GPU's instances do not fit together",
         code=None,
         name="ChangedMeanwhile",
         call="",
-        remedy="end other programs that manage MIG on this node",
+        remedy="end other programs that manage MIG on this node; if there are none, the GPU has "
+        "an instance of a kind that this version does not know: destroy it with nvidia-smi mig",
     )
 
 
@@ -151,21 +152,19 @@ def _find_devices(card: Card, found: list[_Instance]) -> None:
     for instance in found:
         card.learn_compute(instance.profile, instance.handle)
     by_id = {instance.info.id: instance for instance in found}
-    for device in _mig_devices(card, found):
+    for device in _mig_devices(card):
         instance_id = card.nvml.gpu_instance_id(device)
         if instance_id not in by_id:
             raise _ChangedMeanwhile
         _add_device(card, by_id[instance_id], device)
     for instance in found:
-        if not instance.devices:
-            instance.devices = list(_without_mig_device(card, instance))
+        if instance.slices_left > 0:
+            instance.devices += _without_mig_device(card, instance)
 
 
-def _mig_devices(card: Card, found: list[_Instance]) -> Iterator[Device]:
-    """The handles by index, as long as there is a compute slice that they may account for."""
+def _mig_devices(card: Card) -> Iterator[Device]:
+    """The handles by index."""
     for index in range(card.max_mig_devices()):
-        if all(instance.slices_left <= 0 for instance in found):
-            return
         try:
             yield card.nvml.mig_device(card.handle, index)
         except DriverError as error:
@@ -224,15 +223,19 @@ def _slices_of(card: Card, profile: GpuInstanceProfile, compute_profile: int) ->
     raise _ChangedMeanwhile
 
 
-def _without_mig_device(card: Card, instance: _Instance) -> Iterator[_MigDevice]:
+def _without_mig_device(card: Card, instance: _Instance) -> list[_MigDevice]:
     """Compute instances that the driver shows no MIG device of; as a rule there are none."""
     nvml = card.nvml
+    shown = {device.compute_id for device in instance.devices}
+    hidden = []
     for compute in card.compute_profiles(instance.profile.id):
         for handle in nvml.compute_instances(
             instance.handle, compute.id, card.room_for(instance.profile)
         ):
             info = nvml.compute_instance_info(handle)
-            yield _MigDevice(info.id, compute.slices, "", None, info.placement)
+            if info.id not in shown:
+                hidden.append(_MigDevice(info.id, compute.slices, "", None, info.placement))
+    return hidden
 
 
 # --- the picture ----------------------------------------------------------------------------------

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable
 from typing import TypeVar
 
-from nodeagent.errors import DriverError
+from nodeagent.errors import DeadlineExceeded, DriverError, DriverUnavailable
 from nodeagent.gpu.nvml import Nvml
-from nodeagent.gpu.nvml_errors import is_unsupported
 from nodeagent.gpu.workers import Worker
 
 Result = TypeVar("Result")
@@ -28,14 +28,21 @@ class Session:
 
     async def start(self) -> None:
         """Initialise NVML; raises DriverError."""
-        await self._call(self.nvml.initialise, what="starting NVML")
+        until = time.monotonic() + self._deadline
+
+        def start() -> None:
+            self.nvml.initialise()
+            if time.monotonic() > until:  # nobody waits any more, so nobody would shut it down
+                self.nvml.shutdown()
+
+        await self._call(start, what="starting NVML")
         self._started = True
         try:
             self.version = await self._call(self.nvml.driver_version, what="asking its version")
-        except DriverError as error:
-            if not is_unsupported(error):
-                raise
-            self.version = ""
+        except (DriverUnavailable, DeadlineExceeded):
+            raise
+        except DriverError:
+            self.version = ""  # it is only told, so its absence must not stop anything
 
     async def count(self) -> int:
         """How many GPUs the driver has."""

@@ -26,7 +26,7 @@ _HEADERS = {
 
 def refuse_foreign_hosts(listen_host: str) -> Middleware:
     """A middleware that refuses requests over loopback that name another host."""
-    allowed = _LOCAL_NAMES | {listen_host.casefold()}
+    allowed = _LOCAL_NAMES | ({listen_host.casefold()} if listen_host else set())
 
     @web.middleware
     async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:

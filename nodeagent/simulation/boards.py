@@ -214,5 +214,6 @@ def nearest(name: str, known: tuple[str, ...]) -> str:
     """A remedy for a misspelt name."""
     import difflib  # only for errors: it is slow to load
 
-    near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-    return f"did you mean {near[0]}?" if near else f"known: {', '.join(known)}"
+    longer = [one for one in known if name and one.startswith(name)]
+    near = longer or difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    return f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(known)}"

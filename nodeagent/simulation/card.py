@@ -50,10 +50,20 @@ class Card:
         self._node = node
         self.identity = Identity(board.board, index)
 
+    def take_over(self, state: CardState) -> None:
+        """Be what another process made of the card; raises Refused when it cannot be."""
+        for instance in state.instances:
+            for compute in instance.compute:
+                self.compute_profile(instance, compute.profile)
+            self.profile(instance.profile)
+        self.state = state
+
     # --- what is there --------------------------------------------------------------------
 
     def mig_uuid(self, instance: GpuInstance, compute: ComputeInstance) -> str:
         """The same place on the same board gives the same UUID (unless a switch says not)."""
+        if self._node.switches.old_mig_uuids:
+            return f"MIG-{self.identity.uuid}/{instance.id}/{compute.id}"
         fresh = compute.serial if self._node.switches.new_uuid_on_recreate else 0
         return self.identity.mig_uuid(instance.id, compute.id, fresh)
 
@@ -93,6 +103,7 @@ class Card:
 
     def _activate(self, enabled: bool) -> None:
         self.state.mig = self.state.pending = enabled
+        self.state.accounting = False
         self.state.instances.clear()
         self.config_changed()
 
@@ -130,6 +141,7 @@ class Card:
         state.instances.clear()
         state.failure = 0
         state.compute_mode = 0
+        state.accounting = False
         self._node.changed(self.index)
         if before != (state.mig, state.pending, 0):
             self.config_changed()

@@ -12,7 +12,7 @@ from enum import Enum
 from nodeagent.simulation.misuse import SimulatorMisuse
 
 # Above 32 bits, so that a token that passed through a C int is recognised as cut off.
-_FIRST = 0x7E57_0000_0000
+_FIRST = 0x7E57_0A11_0000
 _STEP = 0x10
 
 

@@ -79,7 +79,7 @@ class GpuInstance:
             start=_number(stored, "start"),
             size=_number(stored, "size"),
             serial=_number(stored, "serial"),
-            compute=[ComputeInstance.from_json(c) for c in _rows(stored, "compute")],
+            compute=[ComputeInstance.from_json(c) for c in list_of(stored, "compute")],
             settling=bool(stored.get("settling", False)),
         )
 
@@ -131,6 +131,7 @@ class CardState:
     mig: bool = False
     pending: bool = False
     persistence: bool = True
+    accounting: bool = False
     compute_mode: int = 0
     failure: int = 0
     instances: list[GpuInstance] = field(default_factory=list)
@@ -143,6 +144,7 @@ class CardState:
             "mig": self.mig,
             "pending": self.pending,
             "persistence": self.persistence,
+            "accounting": self.accounting,
             "compute_mode": self.compute_mode,
             "failure": self.failure,
             "instances": [instance.to_json() for instance in self.instances],
@@ -157,10 +159,11 @@ class CardState:
             mig=_flag(stored, "mig"),
             pending=_flag(stored, "pending"),
             persistence=_flag(stored, "persistence"),
+            accounting=_flag(stored, "accounting"),
             compute_mode=_number(stored, "compute_mode"),
             failure=_number(stored, "failure"),
-            instances=[GpuInstance.from_json(i) for i in _rows(stored, "instances")],
-            processes=[Process.from_json(p) for p in _rows(stored, "processes")],
+            instances=[GpuInstance.from_json(i) for i in list_of(stored, "instances")],
+            processes=[Process.from_json(p) for p in list_of(stored, "processes")],
         )
 
 
@@ -199,8 +202,11 @@ def _flag(stored: Json, name: str) -> bool:
     return value
 
 
-def _rows(stored: Json, name: str) -> list[Json]:
+def list_of(stored: Json, name: str, *, least: int = 0) -> list[Json]:
+    """A member that has to be a list of objects, of a `least` length."""
     value = stored[name]
     if not isinstance(value, list) or not all(isinstance(row, dict) for row in value):
         raise TypeError(f"{name} is not a list of objects")
+    if len(value) < least:
+        raise ValueError(f"{name} has {len(value)} items")
     return value

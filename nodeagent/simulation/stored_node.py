@@ -10,17 +10,18 @@ import json
 import threading
 import time
 from collections.abc import Collection, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from nodeagent.errors import UsageError
 from nodeagent.simulation.boards import Overrides, load_board
 from nodeagent.simulation.card import Card
+from nodeagent.simulation.codes import Refused
 from nodeagent.simulation.faults import Fault
 from nodeagent.simulation.journal import Journal
 from nodeagent.simulation.processes import ended
-from nodeagent.simulation.state import ONLY_PARENT, CardState, Event
+from nodeagent.simulation.state import ONLY_PARENT, CardState, Event, list_of
 from nodeagent.simulation.state_file import StateFile
 from nodeagent.simulation.switches import Switches
 
@@ -53,6 +54,7 @@ class StoredNode:
         self.changing = threading.Condition(threading.RLock())
         self._serial = 0
         self._dirty = False
+        self._held = False  # by a thread that changes the node
         self._written_gpus: dict[int, str] = {}  # their part of the file, while it is true
         self._reaped = 0.0
         self._file = None if state is None else StateFile(state)
@@ -62,6 +64,12 @@ class StoredNode:
         except BaseException:
             self.close()
             raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
 
     def close(self) -> None:
         """Let go of the state file and of every call that still hangs."""
@@ -115,17 +123,19 @@ class StoredNode:
     def changes(self) -> Iterator[None]:
         """Hold the node still to change it; what was changed is written, errors or not."""
         with self.changing:
-            if self._file is None or self.closed:
-                self._reap()
+            if self._held:  # whoever began writes
                 yield
-                self._settle()
                 return
-            with self._file.locked():
-                self.catch_up()
-                try:
-                    yield
-                finally:
-                    self._settle()
+            self._held = True
+            try:
+                with nullcontext() if self._file is None or self.closed else self._file.locked():
+                    self.catch_up()
+                    try:
+                        yield
+                    finally:
+                        self._settle()
+            finally:
+                self._held = False
 
     def wait(self, seconds: float | None) -> None:
         """Wait, with the lock held, until something changed or the time is over."""
@@ -242,8 +252,8 @@ class StoredNode:
 
     def _take_over(self, content: dict[str, Any], file: StateFile) -> None:
         try:
-            states = [CardState.from_json(stored) for stored in content["gpus"]]
-            faults = [Fault.from_json(stored) for stored in content["faults"]]
+            states = [CardState.from_json(stored) for stored in list_of(content, "gpus", least=1)]
+            faults = [Fault.from_json(stored) for stored in list_of(content, "faults")]
             events = [Event.from_json(stored) for stored in content["events"]]
             switches = Switches.from_json(content["switches"])
             serial, epoch = int(content["serial"]), int(content["epoch"])
@@ -251,12 +261,14 @@ class StoredNode:
             overrides = content["overrides"]
             same_boards = [c.board.board for c in self.cards] == [s.board for s in states]
             if same_boards and overrides == self.overrides:
-                for card, state in zip(self.cards, states, strict=True):
-                    card.state = state
+                cards = self.cards
             else:
-                self.cards = self._make_cards(states, overrides)
-        except (KeyError, TypeError, ValueError, AttributeError, UsageError) as error:
+                cards = self._make_cards(states, overrides)
+            for card, state in zip(cards, states, strict=True):
+                card.take_over(state)
+        except (KeyError, TypeError, ValueError, AttributeError, UsageError, Refused) as error:
             raise file.broken(f"{type(error).__name__}: {error}") from error
+        self.cards = cards
         self._written_gpus.clear()
         self.faults, self.events, self.switches = faults, events, switches
         self._serial, self.epoch, self.driver_failure = serial, epoch, failure

@@ -30,6 +30,9 @@ class Switches:
     passthrough: bool = False
     """The machine is a virtual machine with the GPUs passed through."""
 
+    vgpu_guest: bool = False
+    """The machine is a guest with virtual GPUs, which cannot be divided from inside."""
+
     old_driver_no_4g_with_3g: bool = False
     """Drivers before R510 refuse 4g beside 3g."""
 
@@ -41,6 +44,9 @@ class Switches:
 
     new_uuid_on_recreate: bool = False
     """A MIG device that is created again at the same place gets another UUID."""
+
+    old_mig_uuids: bool = False
+    """Drivers before R470 name MIG devices `MIG-GPU-<uuid>/<gi>/<ci>`."""
 
     disable_needs_no_instances: bool = False
     """MIG cannot be switched off while instances exist, even idle ones."""

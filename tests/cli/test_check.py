@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fcntl
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -107,7 +106,7 @@ def _process(root: Path, pid: int, command: bytes) -> None:
     folder = root / f"proc/{pid}"
     folder.mkdir(parents=True)
     (folder / "cmdline").write_bytes(command)
-    (folder / "comm").write_bytes(os.path.basename(command.split(b"\0")[0])[:15] + b"\n")
+    (folder / "comm").write_bytes(command.split(b"\0")[0].rpartition(b"/")[2][:15] + b"\n")
 
 
 def test_other_owners_are_found_by_process_and_unit(tmp_path: Path) -> None:

@@ -19,8 +19,11 @@ def _threads_are_gone(_nothing_leaks: None) -> Iterator[None]:
 
     The look for left processes goes through the threads in /proc, where one may vanish under it.
     """
+    before = set(threading.enumerate())
     yield
-    deadline = time.monotonic() + 0.5
+    deadline = time.monotonic() + 2
+    for thread in set(threading.enumerate()) - before:
+        thread.join(max(0, deadline - time.monotonic()))
     while len(os.listdir("/proc/self/task")) > threading.active_count():  # noqa: PTH208
         if time.monotonic() > deadline:
             break

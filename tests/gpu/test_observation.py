@@ -9,7 +9,15 @@ import pytest
 from nodeagent.gpu.driver import Driver
 from nodeagent.planning.observed import Access, Gpu, MigMode, Placement
 from nodeagent.simulation import SimulatedNode, Switches, known_boards, simulated
-from tests.gpu.steps_of import add_compute, create, disable, enable, laid_out, layout
+from tests.gpu.steps_of import (
+    add_compute,
+    create,
+    destroy,
+    disable,
+    enable,
+    laid_out,
+    layout,
+)
 
 GIB = 1 << 30
 
@@ -334,18 +342,16 @@ async def test_an_observation_takes_few_driver_calls(driver: Driver, node: Simul
     gpu = (await driver.observe()).gpus[0]
     assert await calls() == 4  # MIG off: the mode and three process lists
     await driver.apply(enable(gpu))
-    assert await calls() <= 4 + 1 + 7  # no instance: one list for each profile
+    assert await calls() <= 4 + 1 + 7 + 7  # no instance: one list a profile, each MIG index
     for start in range(7):
         await driver.apply(create(gpu, "1g.10gb", start))
     await calls()
     assert await calls() == 4 + 1 + 7 * 6
     for instance in (await driver.observe_gpu(gpu.uuid)).instances:
-        from tests.gpu.steps_of import destroy
-
         await driver.apply(destroy(gpu, instance))
     await driver.apply(create(gpu, "7g.80gb", 0))
     await calls()
-    assert await calls() == 4 + 1 + 7
+    assert await calls() == 4 + 1 + 7 + 6  # and the six indices without a MIG device
 
 
 async def test_a_node_with_56_devices_is_observed_in_no_time() -> None:

@@ -14,17 +14,20 @@ from nodeagent.simulation import SimulatedNode, simulated
 
 @contextmanager
 def node_with(
-    boards: str = "h100-80gb", *, mig: bool = True, **options: Any
+    boards: str | None = "h100-80gb", *, mig: bool = True, **options: Any
 ) -> Iterator[SimulatedNode]:
     """A simulated node with NVML initialised, and MIG on where the first GPU has it."""
     with simulated(boards, **options) as node:
         pynvml.nvmlInit()
         try:
             if mig and node.cards[0].board.has_mig:
-                for card in node.cards:
-                    card.state.mig = card.state.pending = True
+                with node.changes():
+                    for card in node.cards:
+                        card.state.mig = card.state.pending = card.board.has_mig
+                    node.changed()
             yield node
         finally:
+            node.clear_faults()
             if node.driver_failure == 0 and pynvml.nvmlLib.initialised:
                 pynvml.nvmlShutdown()
 
@@ -137,3 +140,8 @@ def free(device: Any, name: str) -> int:
     """How many more of a profile fit."""
     left = pynvml.nvmlDeviceGetGpuInstanceRemainingCapacity(device, profile(device, name).id)
     return int(left)
+
+
+def c_uint_reference() -> Any:
+    """Somewhere to write an unsigned int to."""
+    return byref(c_uint())

@@ -142,12 +142,22 @@ def get_architecture(library: Session, device: Device, architecture: c_uint) -> 
 
 @c_function("nvmlDeviceGetVirtualizationMode", GPU, Out(c_ulonglong), errors=(Code.NOT_SUPPORTED,))
 def get_virtualization_mode(library: Session, device: Device, mode: c_ulonglong) -> None:
-    passthrough = library.node.switches.passthrough
-    mode.value = (
-        pynvml.NVML_GPU_VIRTUALIZATION_MODE_PASSTHROUGH
-        if passthrough
-        else pynvml.NVML_GPU_VIRTUALIZATION_MODE_NONE
-    )
+    switches = library.node.switches
+    mode.value = pynvml.NVML_GPU_VIRTUALIZATION_MODE_NONE
+    if switches.vgpu_guest:
+        mode.value = pynvml.NVML_GPU_VIRTUALIZATION_MODE_VGPU
+    elif switches.passthrough:
+        mode.value = pynvml.NVML_GPU_VIRTUALIZATION_MODE_PASSTHROUGH
+
+
+@c_function("nvmlDeviceGetNumGpuCores", GPU_ONLY, Out(c_uint), errors=(Code.NOT_SUPPORTED,))
+def get_core_count(library: Session, gpu: Device, cores: c_uint) -> None:
+    """Not told with MIG on. 64 cores a multiprocessor up to compute capability 8.0, else 128."""
+    if gpu.card.state.mig:
+        raise Refused(Code.NOT_SUPPORTED)
+    board = gpu.card.board
+    each = 64 if board.compute_capability <= (8, 0) else 128
+    cores.value = board.multiprocessors * each
 
 
 def _working(card: Card) -> Device:

@@ -185,14 +185,21 @@ def _profile_of_kind(library: Session, gpu: Device, kind: int) -> GpuProfile:
 
 
 def _require_told(library: Session, gpu: Device) -> None:
+    _require_no_guest(library)
     gpu.card.require_mig_capable()
     if library.node.switches.profiles_need_mig:
         gpu.card.require_mig()
 
 
 def _require_configurable(library: Session, gpu: Device) -> None:
+    _require_no_guest(library)
     gpu.card.require_mig()
     library.require_privilege()
+
+
+def _require_no_guest(library: Session) -> None:
+    if library.node.switches.vgpu_guest:
+        raise Refused(Code.NOT_SUPPORTED)
 
 
 def _fill(info: Any, profile: GpuProfile) -> None:

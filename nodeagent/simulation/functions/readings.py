@@ -78,6 +78,22 @@ def _declare_engine(name: str) -> None:
         percent.value, period.value = 0, _SAMPLING_PERIOD
 
 
+@c_function(
+    "nvmlDeviceGetProcessUtilization",
+    DEVICE,
+    Array(pynvml.c_nvmlProcessUtilizationSample_t),
+    Out(c_uint),
+    Number(),
+    errors=(Code.NOT_SUPPORTED, Code.NOT_FOUND),
+)
+def get_process_utilization(
+    library: Session, device: Device, samples: Any, count: c_uint, since: int
+) -> None:
+    """Simulated processes keep no engine busy, so there is never a sample."""
+    _require_no_mig(device)
+    raise Refused(Code.NOT_FOUND)
+
+
 for _name in _ENGINE_UTILISATIONS:
     _declare_engine(_name)
 

@@ -60,6 +60,24 @@ def set_compute_mode(library: Session, device: Device, mode: int) -> None:
     library.node.changed()
 
 
+@c_function("nvmlDeviceGetAccountingMode", GPU_ONLY, Out(c_uint), errors=(Code.NOT_SUPPORTED,))
+def get_accounting_mode(library: Session, gpu: Device, mode: c_uint) -> None:
+    """Switching MIG on switches accounting off."""
+    mode.value = gpu.card.state.accounting and not gpu.card.state.mig
+
+
+@c_function("nvmlDeviceSetAccountingMode", GPU_ONLY, Number(), changes=True, errors=_SETTING)
+def set_accounting_mode(library: Session, gpu: Device, mode: int) -> None:
+    """Cannot be changed while MIG is on."""
+    library.require_privilege()
+    if gpu.card.state.mig:
+        raise Refused(Code.NOT_SUPPORTED)
+    if mode not in (0, 1):
+        raise Refused(Code.INVALID_ARGUMENT)
+    gpu.card.state.accounting = bool(mode)
+    library.node.changed()
+
+
 def _require_no_mig_parent(device: Device) -> None:
     """With MIG on, compute mode is a matter of the MIG devices."""
     if device.card.state.mig and not isinstance(device, MigDevice):

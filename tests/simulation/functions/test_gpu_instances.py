@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from ctypes import byref, c_uint
 from pathlib import Path
 from typing import Any
@@ -136,7 +136,8 @@ def _reachable(card: Card, names: set[str]) -> Iterator[Layout]:
     """By the card's own answers, each layout made anew before one more is tried."""
     profiles = {_short(p): p for p in card.board.profiles if _short(p) in names}
     assert names == set(profiles)
-    seen, front = {()}, [()]
+    front: list[tuple[tuple[str, int, int], ...]] = [()]
+    seen = set(front)
     while front:
         lying = front.pop()
         for name, profile in profiles.items():
@@ -218,12 +219,13 @@ def test_what_needs_mig_on() -> None:
     with calls.node_with("h100-80gb", mig=False):
         device, count = calls.gpu(), c_uint()
         array = (pynvml.c_nvmlGpuInstance_t * 7)()
-        for refused in (
+        asked: tuple[Callable[[], object], ...] = (
             lambda: pynvml.nvmlDeviceGetGpuInstanceRemainingCapacity(device, 19),
             lambda: pynvml.nvmlDeviceGetGpuInstances(device, 19, array, byref(count)),
             lambda: pynvml.nvmlDeviceGetGpuInstanceById(device, 1),
             lambda: pynvml.nvmlDeviceCreateGpuInstance(device, 19),
-        ):
+        )
+        for refused in asked:
             with pytest.raises(pynvml.NVMLError_NotSupported):
                 refused()
 
@@ -359,13 +361,14 @@ def test_an_ordinary_user_may_only_ask_for_profiles() -> None:
         device, count = calls.gpu(), c_uint()
         array = (pynvml.c_nvmlGpuInstance_t * 7)()
         assert pynvml.nvmlDeviceGetGpuInstanceProfileInfo(device, 0).id == 19
-        for refused in (
+        asked: tuple[Callable[[], object], ...] = (
             lambda: calls.placements(device, 19),
             lambda: pynvml.nvmlDeviceGetGpuInstanceRemainingCapacity(device, 19),
             lambda: pynvml.nvmlDeviceGetGpuInstances(device, 19, array, byref(count)),
             lambda: pynvml.nvmlDeviceGetGpuInstanceById(device, made.id),
             lambda: pynvml.nvmlDeviceCreateGpuInstance(device, 19),
             lambda: pynvml.nvmlDeviceSetMigMode(device, 0),
-        ):
+        )
+        for refused in asked:
             with pytest.raises(pynvml.NVMLError_NoPermission):
                 refused()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import uuid
+from collections.abc import Callable
 from ctypes import byref
 from typing import Any
 
@@ -40,9 +41,11 @@ def test_an_index_without_a_device() -> None:
     with calls.node_with("h100-80gb"), pytest.raises(pynvml.NVMLError_NotFound):
         pynvml.nvmlDeviceGetMigDeviceHandleByIndex(calls.gpu(), 0)
     switches = Switches(missing_mig_index="INVALID_ARGUMENT")
-    with calls.node_with("h100-80gb", switches=switches):
-        with pytest.raises(pynvml.NVMLError_InvalidArgument):
-            pynvml.nvmlDeviceGetMigDeviceHandleByIndex(calls.gpu(), 0)
+    with (
+        calls.node_with("h100-80gb", switches=switches),
+        pytest.raises(pynvml.NVMLError_InvalidArgument),
+    ):
+        pynvml.nvmlDeviceGetMigDeviceHandleByIndex(calls.gpu(), 0)
 
 
 @pytest.mark.parametrize(("board", "most"), [("a100-40gb", 7), ("a30", 4), ("rtx-pro-6000", 4)])
@@ -198,11 +201,12 @@ def test_handles_go_stale_with_what_they_stand_for(policy: str) -> None:
         compute = pynvml.nvmlGpuInstanceGetComputeInstanceById(instance, 0)
         _destroy(calls.gpu(), device)
         calls.create_device(calls.gpu(), "1g", 0)
-        for ask in (
+        asked: tuple[Callable[[], object], ...] = (
             lambda: pynvml.nvmlDeviceGetUUID(device),
             lambda: pynvml.nvmlGpuInstanceGetInfo(instance),
             lambda: pynvml.nvmlComputeInstanceGetInfo(compute),
-        ):
+        )
+        for ask in asked:
             with pytest.raises(getattr(pynvml, f"NVMLError_{error}")):
                 ask()
 
@@ -228,3 +232,13 @@ def test_uuids_look_like_nvidias() -> None:
         form = r"MIG-[0-9a-f]{8}-[0-9a-f]{4}-5[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}"
         text = pynvml.nvmlDeviceGetUUID(calls.create_device(calls.gpu(), "7g"))
         assert re.fullmatch(form, text)
+
+
+def test_old_drivers_name_mig_devices_by_their_numbers() -> None:
+    """Before R470; a device is found by that name too."""
+    with calls.node_with("a100-40gb", switches=Switches(old_mig_uuids=True)):
+        device = calls.create_device(calls.gpu(), "3g", 0)
+        text = pynvml.nvmlDeviceGetUUID(device)
+        assert text == f"MIG-{pynvml.nvmlDeviceGetUUID(calls.gpu())}/1/0"
+        found = pynvml.nvmlDeviceGetHandleByUUID(text)
+        assert pynvml.nvmlDeviceGetGpuInstanceId(found) == 1

@@ -1,0 +1,107 @@
+"""`nodeagent run`, as a process, with the other commands beside it."""
+
+from __future__ import annotations
+
+import json
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from tests.cli.conftest import Program
+
+SPLIT = "{devices: [0, 1], mig: {3g.40gb: 1, 1g.10gb: 4}}"
+
+
+@contextmanager
+def _process(*words: str | Path) -> Iterator[subprocess.Popen[str]]:
+    """An agent; stopped by SIGTERM afterwards, and by SIGKILL when that does not help."""
+    command = [sys.executable, "-m", "nodeagent", "run", *map(str, words)]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            yield process
+            process.send_signal(signal.SIGTERM)
+            process.communicate(timeout=5)
+        finally:
+            process.kill()
+
+
+def _address(process: subprocess.Popen[str]) -> str:
+    """Where it says that it answers."""
+    assert process.stderr is not None
+    for row in process.stderr:
+        if row.startswith("{") and (url := json.loads(row).get("url")):
+            return str(url).removeprefix("http://").rstrip("/")
+    raise AssertionError("it ended before it answered")
+
+
+def test_an_agent_on_a_simulated_node(program: Program) -> None:
+    """It applies the plan, `status` sees it, `apply` is turned away, and SIGTERM ends it well."""
+    plan = program.plan(SPLIT)
+    program.node("h100-80gb:2")
+    words = ("--state", program.state, "--plan", plan, "--listen", "127.0.0.1:0")
+    with _process(*words) as process:
+        shown = program("status", "--listen", _address(process))
+        assert shown.code == 0
+        assert "InSync" in shown.out
+        assert "GPUs 0-1" in shown.out
+        assert program.on("assert", "-f", plan).code == 0
+        refused = program.on("apply", "-f", plan)
+        assert refused.code == 1
+        assert f"process {process.pid}" in refused.err
+    assert process.returncode == 0
+
+
+def test_it_says_where_to_look(program: Program) -> None:
+    """Under simulation the first lines tell which address to ask; the log itself is JSON."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    plan = program.directory / "none.yaml"
+    words = ("--simulate", "t4:1", "--listen", f"127.0.0.1:{port}", "--plan", plan)
+    with _process(*words) as process:
+        assert process.stderr is not None
+        first = [process.stderr.readline() for _ in range(3)]
+        assert _address(process) == f"127.0.0.1:{port}"
+    assert first[0].startswith("nodeagent keeps simulated t4:1 as ")
+    assert first[1] == f"  curl http://127.0.0.1:{port}/v1/status\n"
+    assert process.returncode == 0
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("--listen", "nowhere"),
+        ("--drift", "ignore"),
+        ("--resync", "0"),
+        ("--parallel", "many"),
+        ("--simulate", "h100:1"),
+        ("--settings", "/nowhere/settings.yaml"),
+    ],
+)
+def test_bad_settings_are_code_2(words: tuple[str, ...], program: Program) -> None:
+    """Two lines, and no agent."""
+    refused = program("run", *words)
+    assert (refused.code, refused.out) == (2, "")
+    assert len(refused.err.splitlines()) <= 2
+
+
+def test_a_taken_address_is_code_1(program: Program) -> None:
+    """The last line names the address and says what to do."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        words = ("--simulate", "t4:1", "--listen", f"127.0.0.1:{port}")
+        failed = program("run", *words, "--plan", program.plan("{devices: [0], timeSlice: long}"))
+    assert failed.code == 1
+    complaint = failed.err[failed.err.rindex("nodeagent: ") :]
+    assert str(port) in complaint
+    assert len(complaint.splitlines()) == 2

@@ -1,0 +1,224 @@
+"""Only what is meant is destroyed, and never while anybody uses it or may use it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from nodeagent.errors import DriverError, GpuInUse
+from nodeagent.gpu.driver import Driver
+from nodeagent.gpu.usage import CapabilityHolders, Instance, MigDevice, UsageReading
+from nodeagent.planning.observed import Placement, Usage, User
+from nodeagent.simulation import SimulatedNode, Switches, simulated
+from tests.gpu.steps_of import create, destroy, destroy_compute, laid_out, layout
+
+DESTROYS = "nvml*InstanceDestroy"
+
+
+async def test_an_instance_goes_with_its_parts_and_the_others_stay(driver: Driver) -> None:
+    """Read back: it is really gone."""
+    gpu = await laid_out(driver, 0, at4="1g.10gb")
+    await driver.apply(create(gpu, "3g.40gb", 0, (2, 1)))
+    gpu = await driver.observe_gpu(gpu.uuid)
+    await driver.apply(destroy(gpu, gpu.instances[0]))
+    assert layout(await driver.observe_gpu(gpu.uuid)) == {Placement(4, 1): ("1g.10gb",)}
+
+
+async def test_a_half_made_instance_goes_too(driver: Driver) -> None:
+    """It has no devices whose users could be asked."""
+    gpu = await laid_out(driver, 0)
+    await driver.apply(create(gpu, "3g.40gb", 0, ()))
+    gpu = await driver.observe_gpu(gpu.uuid)
+    await driver.apply(destroy(gpu, gpu.instances[0]))
+    assert layout(await driver.observe_gpu(gpu.uuid)) == {}
+
+
+async def test_one_part_goes_and_its_instance_stays(driver: Driver) -> None:
+    """The other part is untouched."""
+    gpu = await laid_out(driver, 0)
+    await driver.apply(create(gpu, "3g.40gb", 0, (2, 1)))
+    gpu = await driver.observe_gpu(gpu.uuid)
+    two, one = gpu.instances[0].compute
+    await driver.apply(destroy_compute(gpu, gpu.instances[0], two))
+    assert (await driver.observe_gpu(gpu.uuid)).instances[0].compute == (one,)
+
+
+@pytest.mark.parametrize("kind", ["compute", "graphics", "mps"])
+async def test_a_process_that_came_since_the_plan_is_found(
+    driver: Driver, node: SimulatedNode, kind: str
+) -> None:
+    """Nothing is destroyed, and the process is named."""
+    gpu = await laid_out(driver, 0)
+    await driver.apply(create(gpu, "3g.40gb", 0, (2, 1)))
+    gpu = await driver.observe_gpu(gpu.uuid)
+    instance = gpu.instances[0]
+    process = node.occupy(instance.compute[1].uuid, kind=kind)
+    for step in (destroy(gpu, instance), destroy_compute(gpu, instance, instance.compute[1])):
+        with pytest.raises(GpuInUse, match=rf"in use by pid {process.pid} \(python\)"):
+            await driver.apply(step)
+    assert node.journal.total(DESTROYS) == 0
+    assert layout(await driver.observe_gpu(gpu.uuid)) == layout(gpu)
+
+
+@pytest.mark.parametrize("code", ["NO_PERMISSION", "UNKNOWN", "NOT_SUPPORTED"])
+async def test_users_that_cannot_be_found_out_are_users(
+    driver: Driver, node: SimulatedNode, code: str
+) -> None:
+    """Not knowing counts as in use."""
+    gpu = await laid_out(driver, 0, at0="3g.40gb")
+    node.inject("nvmlDeviceGetComputeRunningProcesses_v3", error=code, times=None)
+    with pytest.raises(GpuInUse, match="unknown users"):
+        await driver.apply(destroy(gpu, gpu.instances[0]))
+    assert node.journal.total(DESTROYS) == 0
+
+
+class Source:
+    """A source of users that tells the same for every device."""
+
+    def __init__(self) -> None:
+        self.told: Callable[[MigDevice], Usage] = lambda _: Usage()
+        self.looks = 0
+
+    def read(self) -> UsageReading:
+        self.looks += 1
+        return self
+
+    def users(self, device: MigDevice) -> Usage:
+        return self.told(device)
+
+
+@pytest.mark.parametrize(
+    "usage",
+    [
+        Usage((User(4711, "python", "capability"),)),
+        Usage(known=False, reason="processes are hidden"),
+    ],
+)
+async def test_users_of_other_sources_are_asked_right_before(usage: Usage) -> None:
+    """An open capability file is a user that NVML does not see yet."""
+    source = Source()
+    with simulated("h100-80gb:1") as node:
+        async with Driver(observe_deadline=2, step_deadline=2, usage=source) as driver:
+            gpu = await laid_out(driver, 0, at0="3g.40gb", at4="3g.40gb")
+            asked: list[MigDevice] = []
+
+            def told(device: MigDevice) -> Usage:
+                asked.append(device)
+                return usage
+
+            source.told = told
+            looks = source.looks
+            for step in (
+                destroy(gpu, gpu.instances[0]),
+                destroy_compute(gpu, gpu.instances[0], gpu.instances[0].compute[0]),
+            ):
+                with pytest.raises(GpuInUse, match=r"pid 4711|processes are hidden"):
+                    await driver.apply(step)
+            assert source.looks == looks + 2
+            assert node.journal.total(DESTROYS) == 0
+            instance = gpu.instances[0].id
+            assert [(d.minor, d.gpu_instance, d.compute_instance) for d in asked] == [
+                (0, instance, None),
+                (0, instance, 0),
+            ]
+
+
+async def test_who_holds_a_half_made_instance_is_found() -> None:
+    """Its capability file is there before its first device."""
+    source = Source()
+    with simulated("h100-80gb:1"):
+        async with Driver(observe_deadline=2, step_deadline=2, usage=source) as driver:
+            gpu = await laid_out(driver, 0)
+            await driver.apply(create(gpu, "3g.40gb", 0, ()))
+            gpu = await driver.observe_gpu(gpu.uuid)
+            held: Instance = (0, gpu.instances[0].id, None)
+            source.told = CapabilityHolders({held: (User(4711),)}).users
+            with pytest.raises(GpuInUse, match="pid 4711"):
+                await driver.apply(destroy(gpu, gpu.instances[0]))
+
+
+async def test_an_id_that_belongs_to_another_instance_by_now_is_not_destroyed(
+    driver: Driver, node: SimulatedNode
+) -> None:
+    """Someone replaced the instance between the plan and the step."""
+    gpu = await laid_out(driver, 0, at0="3g.40gb")
+    step = destroy(gpu, gpu.instances[0])
+    await driver.apply(step)
+    with pytest.raises(DriverError, match=r"3g.40gb at 0:4\) is not there any more"):
+        await driver.apply(step)
+    await driver.apply(create(gpu, "4g.40gb", 0))  # gets the same id
+    node.journal.clear()
+    with pytest.raises(DriverError, match=r"not 3g.40gb at 0:4 any more but 4g.40gb at 0:4"):
+        await driver.apply(step)
+    assert node.journal.total(DESTROYS) == 0
+
+
+async def test_a_device_that_is_another_by_now_is_not_destroyed(driver: Driver) -> None:
+    """The instance is the same, but its parts were replaced."""
+    gpu = await laid_out(driver, 0)
+    await driver.apply(create(gpu, "3g.40gb", 0, (1, 1, 1)))
+    gpu = await driver.observe_gpu(gpu.uuid)
+    first, second, _ = gpu.instances[0].compute
+    stale = destroy_compute(gpu, gpu.instances[0], first)
+    await driver.apply(stale)
+    with pytest.raises(DriverError, match=f"there is no MIG device {first.uuid} any more"):
+        await driver.apply(stale)
+    with pytest.raises(DriverError, match="is not compute instance 0 any more but 1"):
+        await driver.apply(replace(stale, device=second.uuid))
+
+
+async def test_a_part_that_the_step_does_not_name_keeps_its_instance(
+    driver: Driver, node: SimulatedNode
+) -> None:
+    """It was made after the plan; whoever made it may be about to use it."""
+    gpu = await laid_out(driver, 0)
+    await driver.apply(create(gpu, "3g.40gb", 0, (1, 1)))
+    gpu = await driver.observe_gpu(gpu.uuid)
+    instance = replace(gpu.instances[0], compute=gpu.instances[0].compute[:1])
+    with pytest.raises(GpuInUse, match="still has compute instances"):
+        await driver.apply(destroy(gpu, instance))
+    assert layout(await driver.observe_gpu(gpu.uuid)) == {Placement(0, 4): ("1c.3g.40gb",)}
+
+
+async def test_the_moment_after_the_last_part_went_is_waited_for() -> None:
+    """The driver may refuse to destroy the GPU instance once then."""
+    with simulated("h100-80gb:1", switches=Switches(gi_destroy_race=True)) as node:
+        async with Driver(observe_deadline=2, step_deadline=2) as driver:
+            gpu = await laid_out(driver, 0, at0="3g.40gb")
+            await driver.apply(destroy(gpu, gpu.instances[0]))
+            assert layout(await driver.observe_gpu(gpu.uuid)) == {}
+            assert node.journal.total("nvmlGpuInstanceDestroy") == 2
+
+
+async def test_a_refusal_that_stays_is_told_before_the_deadline(node: SimulatedNode) -> None:
+    """What is left is in the next observation."""
+    async with Driver(observe_deadline=2, step_deadline=0.5) as driver:
+        gpu = await laid_out(driver, 0, at0="3g.40gb")
+        node.inject("nvmlGpuInstanceDestroy", error="IN_USE", times=None)
+        with pytest.raises(GpuInUse, match="GPU instance is still in use"):
+            await driver.apply(destroy(gpu, gpu.instances[0]))
+        assert layout(await driver.observe_gpu(gpu.uuid)) == {Placement(0, 4): ()}
+
+
+async def test_nothing_is_destroyed_once_the_deadline_has_passed(node: SimulatedNode) -> None:
+    """The look at the users has become old while the driver was slow."""
+    async with Driver(observe_deadline=2, step_deadline=0.1) as driver:
+        gpu = await laid_out(driver, 0, at0="3g.40gb")
+        node.inject("nvmlDeviceGetMPSComputeRunningProcesses_v3", delay=0.2)
+        with pytest.raises(DriverError, match="did not return within"):
+            await driver.apply(destroy(gpu, gpu.instances[0]))
+    async with Driver(observe_deadline=2, step_deadline=2) as driver:
+        assert layout(await driver.observe_gpu(gpu.uuid)) == layout(gpu)
+    assert node.journal.total(DESTROYS) == 0
+
+
+async def test_a_destroy_that_cannot_be_read_back_is_not_called_done(
+    driver: Driver, node: SimulatedNode
+) -> None:
+    """The instance is looked for afterwards, and there is no answer."""
+    gpu = await laid_out(driver, 0, at0="3g.40gb")
+    node.inject("nvmlDeviceGetGpuInstanceById", error="UNKNOWN", skip=1)
+    with pytest.raises(DriverError, match="nvmlDeviceGetGpuInstanceById"):
+        await driver.apply(destroy(gpu, gpu.instances[0]))

@@ -1,0 +1,103 @@
+"""MIG mode changes where it can, waits where it must, and never takes a used instance along."""
+
+from __future__ import annotations
+
+import pytest
+
+from nodeagent.errors import DriverError, GpuInUse
+from nodeagent.gpu.driver import Driver
+from nodeagent.planning.observed import MigMode
+from nodeagent.simulation import SimulatedNode, Switches, simulated
+from tests.gpu.steps_of import disable, enable, laid_out
+
+ON, OFF = MigMode(current=True, pending=True), MigMode(current=False, pending=False)
+
+
+async def test_hopper_changes_at_once(driver: Driver) -> None:
+    """On and off again."""
+    gpu = (await driver.observe()).gpus[0]
+    await driver.apply(enable(gpu))
+    assert (await driver.observe_gpu(gpu.uuid)).mig == ON
+    await driver.apply(disable(gpu))
+    assert (await driver.observe_gpu(gpu.uuid)).mig == OFF
+
+
+async def test_a_mode_that_is_there_already_is_not_set_again(
+    driver: Driver, node: SimulatedNode
+) -> None:
+    """Setting it could disturb, and is not needed."""
+    gpu = await laid_out(driver, 0, at0="3g.40gb")
+    await driver.apply(enable(gpu))
+    assert node.journal.total("nvmlDeviceSetMigMode") == 1
+
+
+async def test_ampere_is_left_with_the_change_pending() -> None:
+    """That is no error: the planner sees it in the next observation."""
+    with simulated("a100-40gb:1"):
+        async with Driver(observe_deadline=2, step_deadline=2) as driver:
+            gpu = (await driver.observe()).gpus[0]
+            await driver.apply(enable(gpu))
+            gpu = await driver.observe_gpu(gpu.uuid)
+            assert gpu.mig == MigMode(current=False, pending=True)
+            await driver.apply(disable(gpu))
+            assert (await driver.observe_gpu(gpu.uuid)).mig == OFF
+
+
+async def test_programs_that_hold_a_hopper_gpu_are_in_the_way(
+    driver: Driver, node: SimulatedNode
+) -> None:
+    """The mode stays, and the sentence says what to do."""
+    gpu = (await driver.observe()).gpus[0]
+    node.occupy(0)
+    with pytest.raises(GpuInUse, match="GPU 0: programs still hold the GPU"):
+        await driver.apply(enable(gpu))
+    mode = (await driver.observe_gpu(gpu.uuid)).mig
+    assert mode is not None
+    assert not mode.current
+
+
+async def test_a_card_without_mig_is_told_as_such() -> None:
+    """In words, not as a code."""
+    with simulated("t4:1"):
+        async with Driver(observe_deadline=2, step_deadline=2) as driver:
+            gpu = (await driver.observe()).gpus[0]
+            with pytest.raises(DriverError, match="this GPU has no MIG"):
+                await driver.apply(enable(gpu))
+
+
+async def test_an_unprivileged_user_is_told_to_be_root() -> None:
+    """With the remedy."""
+    with simulated("h100-80gb:1", privileged=False):
+        async with Driver(observe_deadline=2, step_deadline=2) as driver:
+            gpu = (await driver.observe()).gpus[0]
+            step = enable(gpu)
+            with pytest.raises(DriverError, match="root"):
+                await driver.apply(step)
+
+
+@pytest.mark.parametrize("refuse", [True, False])
+async def test_mig_is_not_switched_off_under_a_process(refuse: bool) -> None:
+    """Whether the driver would refuse it or take the instances along: the agent looks first."""
+    switches = Switches(disable_needs_no_instances=refuse)
+    with simulated("h100-80gb:1", switches=switches) as node:
+        async with Driver(observe_deadline=2, step_deadline=2) as driver:
+            gpu = await laid_out(driver, 0, at0="3g.40gb")
+            process = node.occupy(gpu.instances[0].compute[0].uuid)
+            with pytest.raises(GpuInUse, match=f"pid {process.pid}"):
+                await driver.apply(disable(gpu))
+            assert node.journal.total("nvmlDeviceSetMigMode") == 1
+            after = await driver.observe_gpu(gpu.uuid)
+            assert after.mig == ON
+            assert len(after.instances) == 1
+
+
+async def test_a_mode_that_cannot_be_read_back_is_not_called_set(
+    driver: Driver, node: SimulatedNode
+) -> None:
+    """The driver's success alone proves nothing."""
+    gpu = (await driver.observe()).gpus[0]
+    step = enable(gpu)
+    await driver.apply(step)
+    node.inject("nvmlDeviceGetMigMode", error="UNKNOWN", skip=1)
+    with pytest.raises(DriverError, match="nvmlDeviceGetMigMode"):
+        await driver.apply(disable(gpu))

@@ -1,0 +1,64 @@
+"""The words for what is seen and done."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from nodeagent.planning.observed import (
+    ComputeInstance,
+    Gpu,
+    GpuInstance,
+    MigMode,
+    Placement,
+    Usage,
+    User,
+)
+from nodeagent.planning.steps import CreateGpuInstance, ResetGpu, SetMigMode
+from nodeagent.reports.words import layout_words, step_words, user_words, users
+
+ON = MigMode(current=True, pending=True)
+
+
+def instance(number: int, profile: str, start: int, *pids: int) -> GpuInstance:
+    """A GPU instance with one device that these processes use."""
+    usage = Usage(tuple(User(pid, "python") for pid in pids))
+    device = ComputeInstance(0, profile, 1, f"MIG-{number}", usage=usage)
+    return GpuInstance(number, 19, profile, Placement(start, 1), (device,))
+
+
+GPU = Gpu(
+    0,
+    "GPU-0",
+    mig=ON,
+    instances=(
+        instance(1, "1g.10gb", 1),
+        instance(2, "1g.10gb", 0, 7, 8),
+        GpuInstance(3, 9, "3g.40gb", Placement(4, 4)),
+    ),
+    usage=Usage((User(9, "Xorg"),)),
+)
+
+
+def test_layouts() -> None:
+    """Equal instances together, by slice; half-made ones are told apart; modes in words."""
+    assert layout_words(GPU) == "1g.10gb at 0, 1; half-made 3g.40gb at 4"
+    assert layout_words(replace(GPU, instances=())) == "no instances"
+    assert layout_words(replace(GPU, mig=None)) == "no MIG"
+    assert layout_words(replace(GPU, mig=MigMode(current=False, pending=False))) == "MIG off"
+    pending = MigMode(current=False, pending=True)
+    assert layout_words(replace(GPU, mig=pending)) == "MIG off, waiting for a GPU reset to change"
+
+
+def test_steps() -> None:
+    """A step reads as a command."""
+    create = CreateGpuInstance("GPU-0", 9, "3g.40gb", Placement(4, 4), (3,), "")
+    assert step_words(create) == "create 3g.40gb at 4"
+    assert step_words(SetMigMode("GPU-0", enabled=False, reason="")) == "disable MIG mode"
+    assert step_words(ResetGpu("GPU-0", "")) == "reset the GPU"
+
+
+def test_users() -> None:
+    """Of one instance, or of all and of the GPU beside them."""
+    assert user_words(GPU, 2) == "pid 7 (python), pid 8 (python)"
+    assert user_words(GPU, 1) == ""
+    assert [user.pid for user in users(GPU)] == [9, 7, 8]

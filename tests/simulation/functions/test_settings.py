@@ -1,0 +1,67 @@
+"""Modes of simulated devices that can be set."""
+
+from __future__ import annotations
+
+import pynvml
+import pytest
+
+from tests.simulation import calls
+
+EXCLUSIVE = pynvml.NVML_COMPUTEMODE_EXCLUSIVE_PROCESS
+
+
+def test_compute_mode_of_a_gpu() -> None:
+    """It is set on the GPU while MIG is off."""
+    with calls.node_with("h100-80gb", mig=False):
+        pynvml.nvmlDeviceSetComputeMode(calls.gpu(), EXCLUSIVE)
+        assert pynvml.nvmlDeviceGetComputeMode(calls.gpu()) == EXCLUSIVE
+
+
+def test_compute_mode_with_mig_is_one_of_mig_devices() -> None:
+    """Then the GPU refuses it, and each MIG device has its own."""
+    with calls.node_with("h100-80gb"):
+        first, second = (calls.create_device(calls.gpu(), "1g", start) for start in (0, 1))
+        with pytest.raises(pynvml.NVMLError_NotSupported):
+            pynvml.nvmlDeviceGetComputeMode(calls.gpu())
+        with pytest.raises(pynvml.NVMLError_NotSupported):
+            pynvml.nvmlDeviceSetComputeMode(calls.gpu(), EXCLUSIVE)
+        pynvml.nvmlDeviceSetComputeMode(first, EXCLUSIVE)
+        modes = [pynvml.nvmlDeviceGetComputeMode(device) for device in (first, second)]
+        assert modes == [EXCLUSIVE, pynvml.NVML_COMPUTEMODE_DEFAULT]
+
+
+@pytest.mark.parametrize(
+    ("mode", "error"),
+    [
+        (pynvml.NVML_COMPUTEMODE_EXCLUSIVE_THREAD, pynvml.NVMLError_NotSupported),
+        (pynvml.NVML_COMPUTEMODE_COUNT, pynvml.NVMLError_InvalidArgument),
+    ],
+)
+def test_compute_modes_that_do_not_exist(mode: int, error: type[Exception]) -> None:
+    """The mode that drivers dropped, and one that never was."""
+    with calls.node_with("t4"), pytest.raises(error):
+        pynvml.nvmlDeviceSetComputeMode(calls.gpu(), mode)
+
+
+def test_persistence_mode() -> None:
+    """It is on from boot unless the switch says otherwise, and can be set by a privileged user."""
+    with calls.node_with("t4"):
+        assert pynvml.nvmlDeviceGetPersistenceMode(calls.gpu()) == 1
+        pynvml.nvmlDeviceSetPersistenceMode(calls.gpu(), 0)
+        assert pynvml.nvmlDeviceGetPersistenceMode(calls.gpu()) == 0
+    with calls.node_with("t4", privileged=False):
+        with pytest.raises(pynvml.NVMLError_NoPermission):
+            pynvml.nvmlDeviceSetPersistenceMode(calls.gpu(), 0)
+        with pytest.raises(pynvml.NVMLError_NoPermission):
+            pynvml.nvmlDeviceSetComputeMode(calls.gpu(), EXCLUSIVE)
+
+
+def test_accounting_goes_off_with_mig() -> None:
+    """It can be switched on without MIG only, and MIG switches it off for good."""
+    with calls.node_with("h100-80gb", mig=False):
+        pynvml.nvmlDeviceSetAccountingMode(calls.gpu(), 1)
+        assert pynvml.nvmlDeviceGetAccountingMode(calls.gpu()) == 1
+        pynvml.nvmlDeviceSetMigMode(calls.gpu(), 1)
+        assert pynvml.nvmlDeviceGetAccountingMode(calls.gpu()) == 0
+        with pytest.raises(pynvml.NVMLError_NotSupported):
+            pynvml.nvmlDeviceSetAccountingMode(calls.gpu(), 1)

@@ -1,0 +1,122 @@
+"""Opening and closing the simulated library."""
+
+from __future__ import annotations
+
+import pynvml
+import pytest
+
+from nodeagent.simulation import Switches, simulated
+from nodeagent.simulation.codes import Code
+from tests.simulation import calls
+
+
+def test_nothing_answers_before_initialisation() -> None:
+    """Every call is UNINITIALIZED before nvmlInit and after the last nvmlShutdown."""
+    with simulated("h100-80gb"):
+        with pytest.raises(pynvml.NVMLError_Uninitialized):
+            pynvml.nvmlDeviceGetCount()
+        pynvml.nvmlInit()
+        assert pynvml.nvmlDeviceGetCount() == 1
+        pynvml.nvmlShutdown()
+        with pytest.raises(pynvml.NVMLError_Uninitialized):
+            pynvml.nvmlDeviceGetCount()
+        with pytest.raises(pynvml.NVMLError_Uninitialized):
+            pynvml.nvmlShutdown()
+
+
+def test_initialisations_are_counted() -> None:
+    """Only the last shutdown closes the library."""
+    with simulated("h100-80gb"):
+        pynvml.nvmlInit()
+        pynvml.nvmlInit()
+        pynvml.nvmlShutdown()
+        assert pynvml.nvmlDeviceGetCount() == 1
+        pynvml.nvmlShutdown()
+
+
+def test_handles_do_not_outlive_a_shutdown() -> None:
+    """A handle from before is stale after the next initialisation."""
+    with simulated("h100-80gb"):
+        pynvml.nvmlInit()
+        device = calls.gpu()
+        pynvml.nvmlShutdown()
+        pynvml.nvmlInit()
+        with pytest.raises(pynvml.NVMLError_InvalidArgument):
+            pynvml.nvmlDeviceGetUUID(device)
+        assert pynvml.nvmlDeviceGetUUID(calls.gpu()).startswith("GPU-")
+        pynvml.nvmlShutdown()
+
+
+def test_versions() -> None:
+    """Driver, library and CUDA version are those of the switches."""
+    with calls.node_with(switches=Switches(driver_version="580.95.05", cuda_version=13000)):
+        assert pynvml.nvmlSystemGetDriverVersion() == "580.95.05"
+        assert pynvml.nvmlSystemGetNVMLVersion() == "13.580.95.05"
+        assert pynvml.nvmlSystemGetCudaDriverVersion() == 13000
+        assert pynvml.nvmlSystemGetCudaDriverVersion_v2() == 13000
+
+
+def test_errors_have_texts() -> None:
+    """pynvml asks the library for texts it does not have itself."""
+    with calls.node_with():
+        assert pynvml.nvmlErrorString(pynvml.NVML_ERROR_IN_USE) == "In use by another client"
+        assert pynvml.nvmlErrorString(12345) == "Unknown Error"
+        assert str(pynvml.NVMLError(23)) == "Insufficient Resources"
+
+
+def test_the_codes_are_those_of_pynvml() -> None:
+    """Every code has the value that pynvml knows it by."""
+    for code in Code:
+        name = "NVML_SUCCESS" if code is Code.SUCCESS else f"NVML_ERROR_{code.name}"
+        assert getattr(pynvml, name.replace("IS_LOST", "IS_LOST")) == code
+
+
+def test_a_driver_that_is_not_loaded() -> None:
+    """Initialising says so; when it is loaded, everything starts anew."""
+    with calls.node_with("h100-80gb") as node:
+        device = calls.gpu()
+        node.unload_driver()
+        with pytest.raises(pynvml.NVMLError_DriverNotLoaded):
+            pynvml.nvmlDeviceGetUUID(device)
+        with pytest.raises(pynvml.NVMLError_DriverNotLoaded):
+            pynvml.nvmlInit()
+        node.load_driver()
+        with pytest.raises(pynvml.NVMLError_Uninitialized):
+            pynvml.nvmlDeviceGetUUID(device)
+        pynvml.nvmlInit()
+        with pytest.raises(pynvml.NVMLError_InvalidArgument):
+            pynvml.nvmlDeviceGetUUID(device)
+        assert pynvml.nvmlDeviceGetMigMode(calls.gpu()) == [0, 0]
+
+
+def test_an_old_library_lacks_functions() -> None:
+    """A missing C function is FunctionNotFound in pynvml."""
+    missing = ("nvmlDeviceGetGpuInstanceProfileInfoV",)
+    with calls.node_with(switches=Switches(missing_functions=missing)):
+        with pytest.raises(pynvml.NVMLError_FunctionNotFound):
+            pynvml.nvmlDeviceGetGpuInstanceProfileInfo(calls.gpu(), 0)
+        info = pynvml.nvmlDeviceGetGpuInstanceProfileInfo(calls.gpu(), 0, version=1)
+        assert info.id == 19
+
+
+def test_the_names_of_processes() -> None:
+    """The driver tells the name of a process that uses a GPU, and of no other."""
+    with calls.node_with() as node:
+        process = node.occupy(0, command="train.py")
+        assert pynvml.nvmlSystemGetProcessName(process.pid) == "train.py"
+        with pytest.raises(pynvml.NVMLError_NotFound):
+            pynvml.nvmlSystemGetProcessName(1)
+
+
+def test_without_persistence_hopper_forgets_its_mode_with_the_last_client() -> None:
+    """The last shutdown takes mode and instances, unless a process keeps the GPU open."""
+    with calls.node_with("h100-80gb:2,a100-80gb") as node:
+        for index in range(3):
+            pynvml.nvmlDeviceSetPersistenceMode(calls.gpu(index), 0)
+            calls.create_device(calls.gpu(index), "1g")
+        node.occupy("1/13/0")
+        pynvml.nvmlShutdown()
+        pynvml.nvmlInit()
+        modes = [pynvml.nvmlDeviceGetMigMode(calls.gpu(i))[0] for i in range(3)]
+        assert modes == [0, 1, 1]
+        assert [len(card.state.instances) for card in node.cards] == [0, 1, 0]

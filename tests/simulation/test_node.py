@@ -1,0 +1,169 @@
+"""What commands and tests do to a simulated node."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+import time
+
+import pynvml
+import pytest
+
+from nodeagent.errors import UsageError
+from nodeagent.simulation import Switches, open_node
+from tests.simulation import calls
+
+
+def test_a_device_is_named_in_many_ways() -> None:
+    """A GPU by index, UUID or address, a MIG device by UUID or by its numbers."""
+    with calls.node_with("h100-80gb:2") as node:
+        device = calls.create_device(calls.gpu(1), "1g", 0)
+        card = node.cards[1]
+        for text in ("1", 1, card.identity.uuid, "00000000:27:00.0", "0000:27:00.0"):
+            assert node.find(text) == (card, None, None)
+        for text in (pynvml.nvmlDeviceGetUUID(device), "1/7/0"):
+            assert node.find(text) == (card, 7, 0)
+
+
+@pytest.mark.parametrize("text", ["2", "-1", "GPU-x", "MIG-x", "1/7/0", "", "0/0/0", "²"])
+def test_a_device_that_is_not_there(text: str) -> None:
+    """Is refused with what could be named."""
+    with calls.node_with("h100-80gb:2") as node, pytest.raises(UsageError, match="has no"):
+        node.occupy(text)
+
+
+def test_processes_without_a_pid_get_one_that_no_real_process_has() -> None:
+    """So that nobody looks for them in /proc and finds somebody else."""
+    with calls.node_with() as node:
+        pids = [node.occupy(0).pid for _ in range(3)]
+    assert len(set(pids)) == 3
+    assert min(pids) > 1 << 22
+
+
+def test_occupying_is_checked() -> None:
+    """The kind, the pid, the room, and that nobody is there twice."""
+    with calls.node_with("t4") as node:
+        node.occupy(0, 4711)
+        for wrong, complaint in (
+            ({"pid": 4711}, "is on 0 already"),
+            ({"pid": 0}, "no process id"),
+            ({"kind": "crypto"}, "compute, graphics or mps"),
+            ({"memory": 1 << 60}, "MiB free"),
+            ({"memory": -1}, "MiB free"),
+            ({"pid": 4_199_999, "follow": True}, "no process 4199999"),
+        ):
+            with pytest.raises(UsageError, match=complaint):
+                node.occupy(0, **wrong)
+        assert len(node.cards[0].state.processes) == 1
+
+
+def test_releasing() -> None:
+    """Of one device, of one process, of both, or all."""
+    with calls.node_with("h100-80gb:2", mig=False) as node:
+        for gpu, pid in ((0, 1), (0, 2), (1, 1), (1, 3)):
+            node.occupy(gpu, pid)
+        assert node.release(0, 1) == 1
+        assert node.release(0, 3) == 0
+        assert node.release(pid=1) == 1
+        assert node.release(1) == 1
+        assert [p.pid for p in node.cards[0].state.processes] == [2]
+        assert node.release() == 1
+
+
+def test_releasing_one_mig_device_leaves_the_others() -> None:
+    """A GPU's name means all of its devices, a MIG device's only itself."""
+    with calls.node_with() as node:
+        for start in (0, 1):
+            calls.create_device(calls.gpu(), "1g", start)
+            node.occupy(f"0/{7 + start}/0")
+        assert node.release("0/7/0") == 1
+        assert node.release(0) == 1
+
+
+def test_a_real_process_frees_the_device_by_ending() -> None:
+    """Without anybody telling; its command and memory were shown until then."""
+    with calls.node_with("t4") as node:
+        program = [sys.executable, "-c", "input()"]
+        with subprocess.Popen(program, stdin=subprocess.PIPE) as process:
+            node.occupy(0, process.pid, follow=True)
+            assert len(pynvml.nvmlDeviceGetComputeRunningProcesses(calls.gpu())) == 1
+            process.kill()
+            deadline = time.monotonic() + 5
+            while pynvml.nvmlDeviceGetComputeRunningProcesses(calls.gpu()):
+                assert time.monotonic() < deadline
+                time.sleep(0.005)
+
+
+def test_a_reboot_of_hopper_takes_everything() -> None:
+    """Mode, instances and processes are gone; the GPU is the same one."""
+    with calls.node_with() as node:
+        uuid = pynvml.nvmlDeviceGetUUID(calls.gpu())
+        device = calls.create_device(calls.gpu(), "1g")
+        node.occupy(pynvml.nvmlDeviceGetUUID(device))
+        node.reboot()
+        assert pynvml.nvmlDeviceGetMigMode(calls.gpu()) == [0, 0]
+        assert node.cards[0].state.processes == []
+        assert pynvml.nvmlDeviceGetUUID(calls.gpu()) == uuid
+        with pytest.raises(pynvml.NVMLError_InvalidArgument):
+            pynvml.nvmlDeviceGetUUID(device)
+
+
+def test_a_reboot_of_ampere_keeps_the_mode() -> None:
+    """What was pending is current then; instances are gone."""
+    with calls.node_with("a100-80gb:2") as node:
+        calls.create(calls.gpu(0), "1g")
+        pynvml.nvmlDeviceSetMigMode(calls.gpu(1), 0)
+        node.reboot()
+        modes = [pynvml.nvmlDeviceGetMigMode(calls.gpu(i)) for i in range(2)]
+        assert modes == [[1, 1], [0, 0]]
+        assert node.cards[0].state.instances == []
+
+
+def test_a_reboot_brings_a_lost_gpu_back_and_settings_to_their_start() -> None:
+    """Persistence and compute mode are as after boot; faults stay."""
+    switches = Switches(persistence_mode=False)
+    with calls.node_with("t4", switches=switches) as node:
+        pynvml.nvmlDeviceSetPersistenceMode(calls.gpu(), 1)
+        pynvml.nvmlDeviceSetComputeMode(calls.gpu(), pynvml.NVML_COMPUTEMODE_EXCLUSIVE_PROCESS)
+        node.lose(0)
+        fault = node.inject("nvmlDeviceGetSerial", error="UNKNOWN")
+        node.reboot()
+        assert pynvml.nvmlDeviceGetPersistenceMode(calls.gpu()) == 0
+        assert pynvml.nvmlDeviceGetComputeMode(calls.gpu()) == pynvml.NVML_COMPUTEMODE_DEFAULT
+        assert node.faults == [fault]
+
+
+def test_a_node_needs_boards() -> None:
+    """Without a state file there is nothing to open."""
+    with pytest.raises(UsageError, match="boards must be named"):
+        open_node()
+
+
+@pytest.mark.parametrize("switch", ["ampere_mode", "stale_handles", "missing_mig_index"])
+def test_switches_are_checked(switch: str) -> None:
+    """A value that means nothing is refused with those that do."""
+    with pytest.raises(UsageError, match=f"{switch} is 'x'"):
+        Switches.from_json({switch: "x"})
+
+
+def test_many_threads_at_once() -> None:
+    """Eight threads that create and destroy on eight GPUs leave exactly what they made."""
+    with calls.node_with("h100-80gb:8") as node:
+
+        def work(index: int) -> None:
+            device = calls.gpu(index)
+            for _ in range(5):
+                instance = pynvml.nvmlDeviceCreateGpuInstance(device, 19)
+                pynvml.nvmlGpuInstanceDestroy(instance)
+            for _ in range(7):
+                calls.create_device(device, "1g")
+
+        threads = [threading.Thread(target=work, args=(index,)) for index in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert [len(card.state.instances) for card in node.cards] == [7] * 8
+        serials = [i.serial for card in node.cards for i in card.state.instances]
+        assert len(set(serials)) == 56

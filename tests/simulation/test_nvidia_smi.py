@@ -1,0 +1,104 @@
+"""The stand-in for nvidia-smi."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pynvml
+import pytest
+
+from nodeagent.simulation import Switches, open_node, simulated
+from tests.simulation import calls
+
+
+@pytest.fixture
+def state(tmp_path: Path) -> Path:
+    """Where the node is kept."""
+    return tmp_path / "node.json"
+
+
+def _smi(state: Path | None, *arguments: str) -> tuple[int, str]:
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    if state is not None:
+        environment["NODEAGENT_SIMULATED_STATE"] = str(state)
+    done = subprocess.run(
+        [sys.executable, "-m", "nodeagent.simulation.nvidia_smi", *arguments],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert "Traceback" not in done.stderr
+    return done.returncode, done.stdout + done.stderr
+
+
+def test_a_reset_makes_the_pending_mode_current(state: Path) -> None:
+    """By address, as the agent asks for it."""
+    with simulated("a100-80gb:2", state=state):
+        pynvml.nvmlInit()
+        pynvml.nvmlDeviceSetMigMode(calls.gpu(1), 1)
+        address = pynvml.nvmlDeviceGetPciInfo(calls.gpu(1)).busId
+        pynvml.nvmlShutdown()
+        code, output = _smi(state, "--gpu-reset", "-i", address)
+        assert (code, output) == (0, f"GPU {address} was successfully reset.\nAll done.\n")
+        pynvml.nvmlInit()
+        assert pynvml.nvmlDeviceGetMigMode(calls.gpu(1)) == [1, 1]
+        pynvml.nvmlShutdown()
+
+
+@pytest.mark.parametrize("arguments", [("-r",), ("--gpu-reset", "--id=0"), ("-r", "-i", "0,1")])
+def test_the_ways_to_say_it(state: Path, arguments: tuple[str, ...]) -> None:
+    """Short and long options, with one GPU, several, or none for all."""
+    open_node("a30:2", state=state).close()
+    assert _smi(state, *arguments)[0] == 0
+
+
+def test_a_gpu_in_use_is_not_reset(state: Path) -> None:
+    """It fails as the real program does, and nothing has changed."""
+    with open_node("a30", state=state) as node:
+        node.cards[0].set_mig_mode(enabled=True)
+        node.occupy(0)
+    code, output = _smi(state, "--gpu-reset", "-i", "0")
+    assert code == 255
+    assert "In use by another client" in output
+    with open_node(state=state) as node:
+        assert not node.cards[0].state.mig
+
+
+@pytest.mark.parametrize("strict", [True, False])
+def test_a_process_with_nvml_open_is_in_the_way(state: Path, strict: bool) -> None:
+    """The real program refuses then; a switch turns that off."""
+    switches = Switches(reset_needs_nvml_closed=strict)
+    with calls.node_with("a30", state=state, switches=switches, mig=False):
+        assert _smi(state, "--gpu-reset", "-i", "0")[0] == (255 if strict else 0)
+    assert _smi(state, "--gpu-reset", "-i", "0")[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [((), 2), (("-i", "0"), 2), (("--gpu-reset", "--force"), 2), (("-r", "-i", "5"), 6)],
+)
+def test_what_it_does_not_do(state: Path, arguments: tuple[str, ...], code: int) -> None:
+    """Bad usage is 2, a GPU that is not there 6."""
+    open_node("a30", state=state).close()
+    assert _smi(state, *arguments)[0] == code
+
+
+def test_a_lost_gpu_and_a_guest_cannot_be_reset(state: Path) -> None:
+    """Only a reboot helps there."""
+    with open_node("a30", state=state, switches=Switches(passthrough=True)) as node:
+        assert _smi(state, "-r")[0] == 3
+        node.lose(0)
+        assert _smi(state, "-r")[0] == 15
+
+
+def test_without_a_node(state: Path) -> None:
+    """No state file, no file there, or the driver not loaded: one sentence and 9."""
+    assert _smi(None, "-r")[0] == 9
+    assert _smi(state, "-r")[0] == 9
+    with open_node("a30", state=state) as node:
+        node.unload_driver()
+    assert _smi(state, "-r")[0] == 9

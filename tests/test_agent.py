@@ -1,0 +1,275 @@
+"""The agent as a process: its start and end, its death at any moment, and what it leaves."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import os
+import random
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nodeagent.simulation import open_node
+
+CREATE = "nvmlDeviceCreateGpuInstance*"
+SOON = 8.0  # seconds that anything may take
+
+
+def write_plan(folder: Path, mig: str) -> None:
+    """Replace the plan as most programs do."""
+    new = folder / "plan.new"
+    new.write_text(f"version: v1\ngpus:\n- devices: all\n  mig: {mig}\n")
+    new.replace(folder / "plan.yaml")
+
+
+class Process:
+    """One `nodeagent run` on a simulated node that a state file keeps."""
+
+    def __init__(self, folder: Path, *arguments: str, boards: str = "h100-80gb:1", **env: str):
+        self.folder = folder
+        self.errors = (folder / "stderr").open("ab")
+        simulated = ["--simulate", boards, "--state", f"{folder}/node.json"]
+        folders = ["--run-dir", f"{folder}/run", "--state-dir", f"{folder}/state"]
+        plan = ["--plan", f"{folder}/plan.yaml", "--listen", "127.0.0.1:0"]
+        command = [sys.executable, "-m", "nodeagent", "run"]
+        self.popen = subprocess.Popen(
+            [*command, *simulated, *plan, *folders, *arguments],
+            stderr=self.errors,
+            env={"PATH": os.environ["PATH"], "PYTHONPATH": str(Path.cwd()), **env},
+        )
+
+    def ask(self, path: str = "/v1/status") -> tuple[int, Any]:
+        """Over the Unix socket; 0 while nobody answers."""
+        connection = http.client.HTTPConnection("localhost", timeout=SOON)
+        connection.sock = socket.socket(socket.AF_UNIX)
+        try:
+            connection.sock.connect(str(self.folder / "run" / "agent.sock"))
+            connection.request("GET", path)
+            answer = connection.getresponse()
+            return answer.status, json.load(answer)
+        except OSError:
+            return 0, None
+        finally:
+            connection.close()
+
+    def until(self, condition: Callable[[Any], bool]) -> Any:
+        """Wait until the status is so."""
+        deadline = time.monotonic() + SOON
+        while time.monotonic() < deadline:
+            status, body = self.ask()
+            if status == 200 and condition(body):
+                return body
+            assert self.popen.poll() is None, self.said()
+            time.sleep(0.01)
+        raise AssertionError(f"not within {SOON} s: {self.ask()}")
+
+    def until_phase(self, phase: str) -> Any:
+        """Wait for a phase."""
+        return self.until(lambda body: body["phase"] == phase)
+
+    def end(self, number: signal.Signals = signal.SIGTERM) -> int:
+        """Send a signal and wait for the end."""
+        self.popen.send_signal(number)
+        return self.wait()
+
+    def wait(self) -> int:
+        """The exit code."""
+        code = self.popen.wait(SOON)
+        self.errors.close()
+        return code
+
+    def said(self) -> str:
+        """What it wrote to standard error, and whoever ran in this folder before it."""
+        return (self.folder / "stderr").read_text()
+
+
+@contextlib.contextmanager
+def agent(folder: Path, *arguments: str, **options: str) -> Iterator[Process]:
+    """Run an agent; it is gone in the end."""
+    process = Process(folder, *arguments, **options)
+    try:
+        yield process
+    finally:
+        if process.popen.poll() is None:
+            process.popen.kill()
+            process.wait()
+
+
+def profiles(status: Any, index: int = 0) -> list[str]:
+    """The profiles of one GPU's devices, by slice."""
+    found = sorted(status["gpus"][index]["instances"], key=lambda i: i["start"])
+    return [instance["profile"] for instance in found]
+
+
+def await_a_change(file: Path) -> None:
+    """Wait until the file is another than now."""
+    before, deadline = file.read_bytes(), time.monotonic() + SOON
+    while file.read_bytes() == before:
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+def test_from_start_to_end(tmp_path: Path) -> None:
+    """It reaches the plan, answers, follows the plan file, keeps the plan, and ends with 0."""
+    write_plan(tmp_path, "{3g.40gb: 2}")
+    with agent(tmp_path) as process:
+        status = process.until_phase("InSync")
+        assert profiles(status) == ["3g.40gb"] * 2
+        assert process.ask("/readyz") == (200, {"status": "ok"})
+        assert process.ask("/healthz") == (200, {"status": "ok"})
+        write_plan(tmp_path, "{1g.10gb: 7}")
+        process.until(lambda body: profiles(body) == ["1g.10gb"] * 7)
+        assert process.end() == 0
+    assert not (tmp_path / "run" / "agent.sock").exists()
+    assert (tmp_path / "state" / "last-good-plan").stat().st_mode & 0o777 == 0o600
+
+
+def test_wakes_when_a_simulated_user_goes(tmp_path: Path) -> None:
+    """Users of a simulated node are no processes of this machine: its file tells of their end."""
+    write_plan(tmp_path, "{3g.40gb: 2}")
+    with agent(tmp_path) as process:
+        status = process.until_phase("InSync")
+        node = open_node(state=tmp_path / "node.json")
+        used = status["gpus"][0]["instances"][0]["uuid"]
+        node.occupy(used, 4711)
+        write_plan(tmp_path, "{7g.80gb: 1}")
+        blocked = process.until_phase("Blocked")
+        assert "4711" in blocked["problems"][0]["message"]
+        began = time.monotonic()
+        node.release(pid=4711)
+        node.close()
+        process.until_phase("InSync")
+        assert time.monotonic() - began < 1.5  # sooner than the look every two seconds
+        assert process.end() == 0
+
+
+def test_sigterm_in_the_middle_of_the_work(tmp_path: Path) -> None:
+    """The running step finishes, the rest is left, and the next start does it."""
+    write_plan(tmp_path, "{3g.40gb: 2}")
+    with agent(tmp_path) as process:
+        process.until_phase("InSync")
+        node = open_node(state=tmp_path / "node.json")
+        delay = node.inject(CREATE, delay=0.15, times=None)
+        write_plan(tmp_path, "{1g.10gb: 7}")
+        process.until_phase("Working")
+        time.sleep(0.2)
+        assert process.end() == 0
+        node.clear_faults(delay)
+        made = list(node.card(0).state.instances)
+        assert 0 < len(made) < 7
+        assert all(i.compute for i in made)
+        node.close()
+    with agent(tmp_path) as process:
+        assert profiles(process.until_phase("InSync")) == ["1g.10gb"] * 7
+        process.end()
+
+
+@pytest.mark.timeout(90)  # a dozen starts of an interpreter
+def test_killed_at_any_moment_the_next_start_goes_on(tmp_path: Path) -> None:
+    """kill -9 in the middle, again and again: each start converges, what is in use is unharmed."""
+    layouts = ["{3g.40gb: 1, 1g.10gb: 4}", "{3g.40gb: 1, 2g.20gb: 2}", "{3g.40gb: 1, 1g.10gb: 3}"]
+    chance = random.Random(7)
+    write_plan(tmp_path, layouts[0])
+    with agent(tmp_path) as process:
+        status = process.until_phase("InSync")
+        process.end(signal.SIGKILL)
+    used = next(i for i in status["gpus"][0]["instances"] if i["profile"] == "3g.40gb")["uuid"]
+    node = open_node(state=tmp_path / "node.json")
+    node.occupy(used, 4711)
+    node.inject("nvml*Create*", delay=0.03, times=None)
+    node.inject("nvml*Destroy*", delay=0.03, times=None)
+    node.close()
+    for turn in range(4):
+        write_plan(tmp_path, layouts[(turn + 1) % 3])
+        with agent(tmp_path) as process:
+            await_a_change(tmp_path / "node.json")
+            time.sleep(chance.random() * 0.3)
+            assert process.end(signal.SIGKILL) == -signal.SIGKILL
+        with agent(tmp_path) as process:
+            status = process.until_phase("InSync")
+            wanted = layouts[(turn + 1) % 3]
+            assert sorted(set(profiles(status))) == sorted(
+                part.split(":")[0].strip("{ ") for part in wanted.split(",")
+            )
+            assert used in [i.get("uuid") for i in status["gpus"][0]["instances"]]
+            process.end(signal.SIGKILL)
+
+
+def test_a_second_writer_is_turned_away(tmp_path: Path) -> None:
+    """Another agent on the same node ends with 1 and names the first."""
+    write_plan(tmp_path, "{3g.40gb: 2}")
+    with agent(tmp_path) as first:
+        first.until_phase("InSync")
+        with agent(tmp_path) as second:
+            assert second.wait() == 1
+        assert f"process {first.popen.pid} already changes this node's GPUs" in first.said()
+        assert first.ask("/readyz")[0] == 200
+
+
+def test_a_taken_port_ends_it_with_a_sentence(tmp_path: Path) -> None:
+    """One line on standard error, exit code 1, no traceback."""
+    write_plan(tmp_path, "{3g.40gb: 2}")
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with agent(tmp_path, "--listen", f"127.0.0.1:{port}") as process:
+            assert process.wait() == 1
+            assert "cannot listen on 127.0.0.1" in process.said().splitlines()[-2]
+            assert "Traceback" not in process.said()
+
+
+def test_without_a_driver_it_stays_and_says_so(tmp_path: Path) -> None:
+    """No crash loop: phase Failed in one sentence, not ready, alive."""
+    write_plan(tmp_path, "{3g.40gb: 2}")
+    node = open_node("h100-80gb:1", state=tmp_path / "node.json")
+    node.unload_driver()
+    with agent(tmp_path) as process:
+        status = process.until_phase("Failed")
+        assert len(status["problems"]) == 1
+        assert "driver" in status["message"].casefold()
+        assert process.ask("/readyz")[0] == 503
+        assert process.ask("/healthz")[0] == 200
+        node.load_driver()
+        node.close()
+        process.until_phase("InSync")
+        assert process.end() == 0
+
+
+def test_tells_systemd(tmp_path: Path) -> None:
+    """READY when the first round is done, signs of life, STOPPING at the end."""
+    write_plan(tmp_path, "{3g.40gb: 2}")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
+        systemd.bind(str(tmp_path / "notify"))
+        systemd.settimeout(SOON)
+        environment = {"NOTIFY_SOCKET": str(tmp_path / "notify"), "WATCHDOG_USEC": "300000"}
+        with agent(tmp_path, **environment) as process:
+            heard = b""
+            while b"READY=1" not in heard or heard.count(b"WATCHDOG=1") < 3:
+                heard += systemd.recv(1000) + b"\n"
+            assert heard.index(b"STATUS=InSync") < heard.index(b"READY=1")
+            process.popen.send_signal(signal.SIGTERM)
+            while b"STOPPING=1" not in heard:
+                heard += systemd.recv(1000) + b"\n"
+            assert process.wait() == 0
+
+
+def test_a_second_signal_does_not_wait(tmp_path: Path) -> None:
+    """Whoever insists is obeyed, also while a driver call hangs."""
+    write_plan(tmp_path, "{3g.40gb: 2}")
+    node = open_node("h100-80gb:1", state=tmp_path / "node.json")
+    node.inject(CREATE, hang=True)
+    node.close()
+    with agent(tmp_path) as process:
+        process.until_phase("Working")
+        process.popen.send_signal(signal.SIGTERM)
+        time.sleep(0.3)
+        assert process.popen.poll() is None
+        assert process.end(signal.SIGTERM) == -signal.SIGTERM

@@ -1,0 +1,74 @@
+"""Which directory entries decide what a path leads to, and what happens without inotify."""
+
+from __future__ import annotations
+
+import asyncio
+import resource
+from pathlib import Path
+
+from nodeagent.file_watch import changes, deciding_entries
+
+
+def test_a_plain_file(tmp_path: Path) -> None:
+    """Its own entry, whether it is there or not."""
+    file = tmp_path / "plan.yaml"
+    assert deciding_entries(file) == [(tmp_path, "plan.yaml")]
+    file.touch()
+    assert deciding_entries(file) == [(tmp_path, "plan.yaml")]
+
+
+def test_every_link_on_the_way(tmp_path: Path) -> None:
+    """Relative and absolute links, of files and folders, in the middle and at the end."""
+    real = tmp_path / "real"
+    real.mkdir()
+    (real / "file").touch()
+    (tmp_path / "folder").symlink_to("real")
+    (tmp_path / "deep").mkdir()
+    (tmp_path / "deep" / "link").symlink_to("../folder/../folder/file")
+    (tmp_path / "plan").symlink_to(tmp_path / "deep" / "link")
+    assert deciding_entries(tmp_path / "plan") == [
+        (tmp_path, "plan"),
+        (tmp_path / "deep", "link"),
+        (tmp_path, "folder"),
+        (tmp_path, "folder"),
+        (real, "file"),
+    ]
+
+
+def test_ends_at_what_is_missing(tmp_path: Path) -> None:
+    """The nearest folder that is there is the one to watch."""
+    (tmp_path / "link").symlink_to("gone/plan.yaml")
+    assert deciding_entries(tmp_path / "link") == [(tmp_path, "link"), (tmp_path, "gone")]
+
+
+def test_links_in_a_circle(tmp_path: Path) -> None:
+    """A path that leads nowhere ends."""
+    (tmp_path / "a").symlink_to("b")
+    (tmp_path / "b").symlink_to("a")
+    assert len(deciding_entries(tmp_path / "a")) < 50
+
+
+async def test_looks_now_and_then_where_the_kernel_gives_no_watch(tmp_path: Path) -> None:
+    """Out of descriptors, the file is looked at every so often instead."""
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    looks = 0
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, limits[1]))
+    try:
+        async with asyncio.timeout(5):
+            async for _ in changes(tmp_path / "plan", at_least_every=0.01):
+                looks += 1
+                if looks == 3:
+                    break
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    assert looks == 3
+
+
+async def test_yields_without_a_change_when_asked_to(tmp_path: Path) -> None:
+    """For file systems whose changes the kernel does not see."""
+    looks = 0
+    async with asyncio.timeout(5):
+        async for _ in changes(tmp_path / "plan", quiet=0.001, at_least_every=0.01):
+            looks += 1
+            if looks == 3:
+                break

@@ -1,0 +1,70 @@
+"""Log lines for machines and for people."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Iterator
+
+import pytest
+import structlog
+
+from nodeagent.logs import configure_logging
+
+
+@pytest.fixture(autouse=True)
+def _as_before() -> Iterator[None]:
+    yield
+    structlog.reset_defaults()
+
+
+class Terminal(io.StringIO):
+    """A stream that says it is one."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def test_json_lines_elsewhere() -> None:
+    """One object a line: message, level, time in UTC, and the facts as keys."""
+    out = io.StringIO()
+    configure_logging(stream=out)
+    structlog.get_logger().info("step done", step="create 1g.10gb at 0", seconds=0.1)
+    line = json.loads(out.getvalue())
+    assert line.pop("timestamp").endswith("Z")
+    assert line == {
+        "message": "step done",
+        "level": "info",
+        "step": "create 1g.10gb at 0",
+        "seconds": 0.1,
+    }
+
+
+def test_an_exception_stays_on_its_line() -> None:
+    """A traceback is a value, so that a line stays an object."""
+    out = io.StringIO()
+    configure_logging(stream=out)
+    try:
+        int("wrong")
+    except ValueError:
+        structlog.get_logger().exception("failed")
+    assert "ValueError: invalid literal" in json.loads(out.getvalue())["exception"]
+
+
+def test_text_on_a_terminal() -> None:
+    """People get words, not objects."""
+    out = Terminal()
+    configure_logging(stream=out)
+    structlog.get_logger().warning("step failed", gpu="GPU-1")
+    assert "step failed" in out.getvalue()
+    assert "{" not in out.getvalue()
+
+
+def test_what_is_less_severe_is_left_out() -> None:
+    """The level is the least severe that is logged."""
+    out = io.StringIO()
+    configure_logging(level="warning", stream=out)
+    log = structlog.get_logger()
+    log.info("quiet")
+    log.warning("loud")
+    assert out.getvalue().count("\n") == 1

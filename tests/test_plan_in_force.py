@@ -1,0 +1,82 @@
+"""Which document counts, as GPUs come and go."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from nodeagent.node_state import Refusal
+from nodeagent.plan_in_force import Judgement, PlanInForce
+from nodeagent.plan_offer import NoPlan, PlanText
+from nodeagent.planning.observed import ObservedNode
+from nodeagent.planning.plan import Policy, Verdict
+from nodeagent.planning.problems import Code
+from nodeagent.simulation import simulated
+from tests.rig import open_driver, plan_text
+
+
+async def observe(boards: str = "h100-80gb:2") -> ObservedNode:
+    """A simulated node."""
+    with simulated(boards):
+        async with open_driver() as driver:
+            return await driver.observe()
+
+
+async def judged(plan: PlanInForce, observed: ObservedNode) -> Judgement:
+    """Read what was offered and judge it."""
+    await plan.read_offer()
+    return plan.judge(observed, Policy())
+
+
+async def test_accepted_once() -> None:
+    """A document is accepted when it is first found good, and simply holds from then on."""
+    node, plan = await observe(), PlanInForce()
+    assert plan.offer(PlanText(plan_text("{1g.10gb: 7}")))
+    assert (await judged(plan, node)).accepted
+    assert (await judged(plan, node)).accepted is None
+    assert not plan.offer(PlanText(plan_text("{1g.10gb: 7}")))
+
+
+async def test_refused_until_the_gpu_is_there() -> None:
+    """A refusal is no last word: with the GPU that was missing, the document is accepted."""
+    node, plan = await observe(), PlanInForce()
+    one = replace(node, gpus=node.gpus[:1])
+    plan.offer(PlanText(plan_text("{1g.10gb: 7}", "[0, 1]")))
+    judgement = await judged(plan, one)
+    assert judgement.plan is None
+    assert judgement.refusal
+    assert [p.code for p in judgement.refusal.problems] == [Code.UNKNOWN_DEVICE]
+    assert (await judged(plan, node)).accepted
+
+
+async def test_a_gpu_that_goes_does_not_take_the_plan_with_it() -> None:
+    """What was accepted goes on to hold for the others, and the missing one is told."""
+    node, plan = await observe(), PlanInForce()
+    plan.offer(PlanText(plan_text("{1g.10gb: 7}", "[0, 1]")))
+    await judged(plan, node)
+    judgement = await judged(plan, replace(node, gpus=node.gpus[:1]))
+    assert judgement.refusal is None
+    assert judgement.plan
+    assert [gpu.verdict for gpu in judgement.plan.gpus] == [Verdict.APPLICABLE]
+    assert [p.code for p in judgement.plan.problems] == [Code.GPU_LOST]
+
+
+async def test_a_remembered_plan_that_no_longer_suits_is_refused() -> None:
+    """After a restart on other cards, the last good plan is judged like any other."""
+    plan = PlanInForce()
+    plan.remember(PlanText(plan_text("{1g.10gb: 7}")))
+    plan.offer(NoPlan("there is none"))
+    judgement = await judged(plan, await observe("t4:1"))
+    assert judgement.plan is None
+    assert isinstance(judgement.refusal, Refusal)
+    assert judgement.refusal.digest == plan.digest
+
+
+async def test_the_configuration_belongs_to_the_plan() -> None:
+    """The same file with another name chosen is another plan."""
+    text = b"version: v1\nmig-configs: {a: [{devices: [0], mig-enabled: false}], b: []}\n"
+    node, plan = await observe(), PlanInForce()
+    plan.offer(PlanText(text, "a"))
+    assert (await judged(plan, node)).accepted == PlanText(text, "a")
+    assert plan.offer(PlanText(text, "c"))
+    assert (await judged(plan, node)).refusal
+    assert plan.text == PlanText(text, "a")
