@@ -16,6 +16,7 @@ import socket
 import sys
 import threading
 import time
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -49,8 +50,11 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
 
 def _children() -> set[int]:
     """Process ids of this process' children, zombies included."""
-    tasks = Path("/proc/self/task")
-    return {int(pid) for task in tasks.iterdir() for pid in (task / "children").read_text().split()}
+    found: set[int] = set()
+    for task in Path("/proc/self/task").iterdir():
+        with suppress(FileNotFoundError, ProcessLookupError):  # the thread ended meanwhile
+            found |= {int(pid) for pid in (task / "children").read_text().split()}
+    return found
 
 
 def _describe(pid: int) -> str:

@@ -73,7 +73,7 @@ async def test_a_remembered_plan_that_no_longer_suits_is_refused() -> None:
 
 async def test_the_configuration_belongs_to_the_plan() -> None:
     """The same file with another name chosen is another plan."""
-    text = b"version: v1\nmig-configs: {a: [{devices: [0], mig-enabled: false}], b: []}\n"
+    text = b"version: v1\nmig-configs: {a: [{devices: [0], mig-enabled: false}]}\n"
     node, plan = await observe(), PlanInForce()
     plan.offer(PlanText(text, "a"))
     assert (await judged(plan, node)).accepted == PlanText(text, "a")

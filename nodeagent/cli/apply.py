@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
-from nodeagent.cli import exit_codes
+from nodeagent.cli import event_loop, exit_codes
 from nodeagent.cli.blockers import wait_for_blockers
 from nodeagent.cli.exit_codes import ExitCode
 from nodeagent.cli.node import opened, writing
@@ -40,7 +40,7 @@ def run(options: Options, output: Output) -> ExitCode:
     """Apply the document; the exit code tells what is so in the end."""
     settings = in_force(options)
     document = read_or_report(options, output)
-    result = asyncio.run(_apply(options, settings, document, output))
+    result = event_loop.run(_apply(options, settings, document, output))
     if isinstance(result, Rejection):
         refused = rejection(result, document)
         report(refused, document, output)
@@ -89,7 +89,7 @@ class _Rounds:
     @property
     def blocked(self) -> bool:
         """Whether somebody's leaving may let more be done."""
-        return exit_codes.of_plan(self.rest) is ExitCode.BLOCKED
+        return any(exit_codes.of_gpu(gpu) is ExitCode.BLOCKED for gpu in self.rest.gpus)
 
     async def take(self, observed: ObservedNode) -> None:
         """Do what can be done now; a GPU on which a step failed is left alone."""

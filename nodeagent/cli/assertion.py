@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
-
-from nodeagent.cli import exit_codes
+from nodeagent.cli import event_loop, exit_codes
 from nodeagent.cli.exit_codes import ExitCode
 from nodeagent.cli.options import Options
 from nodeagent.cli.output import Output
@@ -16,7 +14,7 @@ from nodeagent.planning.plan import Verdict
 def run(options: Options, output: Output) -> ExitCode:
     """Say whether nothing would have to be done: exit code 0 or 1, or 2 for a bad document."""
     document = read_or_report(options, output)
-    found = asyncio.run(planned(options, in_force(options), document))
+    found = event_loop.run(planned(options, in_force(options), document))
     if is_rejection(found) or not output.is_text:
         report(found, document, output)
     else:

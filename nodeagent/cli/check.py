@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 from collections.abc import Iterator
 
-from nodeagent.cli import gpu_preflight, host_preflight
+from nodeagent.cli import event_loop, gpu_preflight, host_preflight
 from nodeagent.cli.exit_codes import ExitCode
 from nodeagent.cli.findings import Finding, Level, error, ok
 from nodeagent.cli.node import is_simulated, lock_file, observed_node
@@ -94,7 +93,7 @@ def _observe(options: Options, settings: Settings) -> ObservedNode | DriverError
         observe_deadline=settings.driver.observe_deadline, nvidia_smi=settings.nvidia_smi
     )
     try:
-        return asyncio.run(observed_node(options, in_force))
+        return event_loop.run(observed_node(options, in_force))
     except DriverError as failure:
         return failure
 

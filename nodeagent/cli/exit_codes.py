@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from enum import IntEnum
 from typing import assert_never
 
-from nodeagent.planning.plan import NodePlan, Verdict
+from nodeagent.planning.plan import GpuPlan, NodePlan, Verdict
 from nodeagent.planning.problems import Code, Problem
 
 
@@ -33,10 +33,15 @@ def most_severe(codes: Iterable[ExitCode]) -> ExitCode:
 
 def of_plan(plan: NodePlan) -> ExitCode:
     """The exit code of a plan that may or may not be carried out."""
-    codes = [_of_verdict(gpu.verdict, gpu.problems) for gpu in plan.gpus]
+    codes = [of_gpu(gpu) for gpu in plan.gpus]
     if plan.problems or not plan.gpus:
         codes.append(_of_verdict(plan.verdict, plan.problems))
     return most_severe(codes)
+
+
+def of_gpu(plan: GpuPlan) -> ExitCode:
+    """The code if there were no other GPU."""
+    return _of_verdict(plan.verdict, plan.problems)
 
 
 def _of_verdict(verdict: Verdict, problems: Iterable[Problem]) -> ExitCode:

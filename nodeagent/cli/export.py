@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
-
+from nodeagent.cli import event_loop
 from nodeagent.cli.exit_codes import ExitCode
 from nodeagent.cli.node import observed_node
 from nodeagent.cli.options import Options
@@ -15,7 +14,7 @@ from nodeagent.planning.observed import Access, ObservedNode
 
 def run(options: Options, output: Output) -> ExitCode:
     """Write the document in YAML, or as JSON; fails when a GPU had to be left out."""
-    observed = asyncio.run(observed_node(options, in_force(options)))
+    observed = event_loop.run(observed_node(options, in_force(options)))
     _write(observed, output, mig_parted=options.export_format == "mig-parted")
     silent = [gpu for gpu in observed.gpus if gpu.access is not Access.OK]
     for gpu in silent[:1]:

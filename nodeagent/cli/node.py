@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-import tempfile
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager, nullcontext
 from pathlib import Path
@@ -72,6 +71,8 @@ def simulation(options: Options, *, shared: bool) -> Iterator[Path | None]:
 @contextmanager
 def _state_file(given: Path | None) -> Iterator[Path]:
     """The file in which the node lies, known to the stand-in for nvidia-smi."""
+    import tempfile
+
     from nodeagent.simulation.nvidia_smi import STATE_VARIABLE
 
     with tempfile.TemporaryDirectory(prefix="nodeagent-") as directory:

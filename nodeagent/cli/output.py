@@ -18,21 +18,18 @@ class Output:
     """Where a command's answer goes, in the format that was asked for.
 
     A reader that goes away (`nodeagent plan | head -1`) ends the printing, never the command:
-    what `apply` has begun it also finishes.
+    what `apply` has begun it also finishes. `failure` is why the answer could not be written.
     """
 
     def __init__(self, output_format: str, *, colour: bool) -> None:
         self.format = output_format
         self._stream: TextIO | None = sys.stdout
-        self._painted = colour and _shows_colours(sys.stdout)
+        self.painted = colour and _shows_colours(sys.stdout)
+        self.failure: OSError | None = None
 
     @property
     def is_text(self) -> bool:
         return self.format == "text"
-
-    @property
-    def on_terminal(self) -> bool:
-        return self._stream is not None and self._stream.isatty()
 
     @property
     def closed(self) -> bool:
@@ -50,7 +47,7 @@ class Output:
         """Write lines for a person, at once; nothing when the format is for programs."""
         if not self.is_text or self._stream is None:
             return
-        if self._painted:
+        if self.painted:
             from nodeagent.terminal.colour import painted
 
             self._write(painted(lines))
@@ -72,7 +69,9 @@ class Output:
         try:
             self._stream.write(text)
             self._stream.flush()
-        except (BrokenPipeError, ValueError):  # ValueError: the stream was closed
+        except (OSError, ValueError) as error:  # ValueError: the stream was closed
+            if isinstance(error, OSError) and not isinstance(error, BrokenPipeError):
+                self.failure = error  # such as a full disk: what was asked for is lost
             self._stream = None
             discard_standard_output()
 

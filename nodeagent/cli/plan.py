@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
-
-from nodeagent.cli import exit_codes
+from nodeagent.cli import event_loop, exit_codes
 from nodeagent.cli.document_source import read_document
 from nodeagent.cli.exit_codes import ExitCode
 from nodeagent.cli.node import opened
@@ -23,7 +21,7 @@ SOURCE = "file"
 def run(options: Options, output: Output) -> ExitCode:
     """Show the plan for the document."""
     document = read_or_report(options, output)
-    found = asyncio.run(planned(options, in_force(options), document))
+    found = event_loop.run(planned(options, in_force(options), document))
     report(found, document, output)
     return exit_codes.of_plan(found)
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
-
+from nodeagent.cli import event_loop
 from nodeagent.cli.exit_codes import ExitCode
 from nodeagent.cli.node import observed_node
 from nodeagent.cli.options import Options
@@ -15,7 +14,7 @@ from nodeagent.planning.observed import Access, Gpu, GpuInstanceProfile
 
 def run(options: Options, output: Output) -> ExitCode:
     """List the profiles; fails when a GPU does not answer."""
-    observed = asyncio.run(observed_node(options, in_force(options)))
+    observed = event_loop.run(observed_node(options, in_force(options)))
     offers = [(gpu, creatable(gpu)) for gpu in observed.gpus]
     if output.is_text:
         from nodeagent.terminal.profiles_page import profiles_page

@@ -48,7 +48,11 @@ def _main(argv: list[str] | None) -> int:
         _flush()
         return int(end.code or 0)
     output = Output(options.output, colour=not options.no_color)
-    return command(options.command)(options, output)
+    code = command(options.command)(options, output)
+    if output.failure is not None:
+        complain(f"the answer could not be written: {output.failure.strerror}")
+        return max(code, ExitCode.FAILED)
+    return code
 
 
 def command(name: str) -> Command:

@@ -47,7 +47,7 @@ def agent_address(options: Options) -> AgentAddress:
 
 def _watch(address: AgentAddress, output: Output) -> None:
     """Every new picture; one JSON document a line where a program reads."""
-    if output.is_text and output.on_terminal:
+    if output.is_text and output.painted:
         from nodeagent.terminal.colour import Screen
 
         with Screen() as screen:

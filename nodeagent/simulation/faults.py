@@ -72,17 +72,19 @@ class Fault:
         return fault
 
 
-def code_named(error: int | str) -> int:
-    """An NVML code from its number or its name (`IN_USE`, `inUse`); raises UsageError."""
-    if isinstance(error, int):
-        return int(error)
-    if error.isascii() and error.isdigit():
-        return int(error)
-    wanted = error.upper().replace("_", "").removeprefix("NVMLERROR")
+def code_named(error: int | str, *, known: bool = False) -> int:
+    """An NVML code from its number or its name (`IN_USE`, `inUse`); raises UsageError.
+
+    A number may be one that this NVML does not know, unless it has to be `known`.
+    """
+    text = str(int(error)) if isinstance(error, int) else error
+    if text.isascii() and text.isdigit() and (not known or int(text) in set(Code)):
+        return int(text)
+    wanted = text.upper().replace("_", "").removeprefix("NVMLERROR")
     for code in Code:
         if code.name.replace("_", "") == wanted:
             return int(code)
     raise UsageError(
-        f"NVML has no error {error!r}",
+        f"NVML has no error {text!r}",
         remedy="for example IN_USE, INSUFFICIENT_RESOURCES, UNKNOWN, GPU_IS_LOST or a number",
     )

@@ -59,6 +59,8 @@ class SimulatedLibrary:
 
     def open(self) -> None:
         """One nvmlInit."""
+        if self.node.closed:
+            raise Refused(Code.DRIVER_NOT_LOADED)
         if self.node.driver_failure:
             raise Refused(Code(self.node.driver_failure))
         if not self.initialised:
@@ -170,17 +172,27 @@ class CFunction:
         return code if failing is None else failing.error
 
     def _run(self, values: list[Any]) -> int:
-        library, function, node = self._library, self._function, self._library.node
+        function, node = self._function, self._library.node
         try:
-            with node.changes() if function.changes else node.looks():
-                if not function.opens:
-                    library.require_open()
-                for index in self._late:
-                    values[index] = function.arguments[index].resolve(library, values[index])
-                function.body(library, *values)
+            if function.changes:
+                with node.changes():
+                    self._enter(values)
+            else:
+                with node.changing:  # as node.looks(), which costs as much as all the rest
+                    node.catch_up()
+                    self._enter(values)
         except Refused as refusal:
             return int(refusal.code)
         return int(Code.SUCCESS)
+
+    def _enter(self, values: list[Any]) -> None:
+        """The call itself, with the node held still."""
+        function = self._function
+        if not function.opens:
+            self._library.require_open()
+        for index in self._late:
+            values[index] = function.arguments[index].resolve(self._library, values[index])
+        function.body(self._library, *values)
 
     def _faults(self, gpu: int | None, number: int) -> list[Fault]:
         """The faults that hit this call. Counting them is a change that other processes see."""

@@ -74,7 +74,8 @@ class SimulatedNode(StoredNode):
                     f"{device} has {(total - used) // MIB} MiB free and not {memory // MIB} MiB"
                 )
             card.state.processes.append(process)
-            self.changed()
+            self.following |= follow
+            self.changed(card.index)
             return process
 
     def release(self, device: str | int | None = None, pid: int | None = None) -> int:
@@ -113,6 +114,10 @@ class SimulatedNode(StoredNode):
         code = code_named(error)
         if not (code or delay or hang):
             raise UsageError("a fault needs an error, a delay or a hang")
+        if delay < 0 or skip < 0 or (times is not None and times < 1) or at_call == 0:
+            raise UsageError(
+                "a fault counts from 0 up", remedy="times and at_call from 1, delay and skip from 0"
+            )
         with self.changes():
             if gpu is not None:
                 self.card(gpu)
@@ -142,7 +147,7 @@ class SimulatedNode(StoredNode):
     def lose(self, gpu: int, *, error: int | str = Code.GPU_IS_LOST) -> None:
         """Let every call on a GPU fail (GPU_IS_LOST or RESET_REQUIRED) until reset or reboot."""
         with self.changes():
-            self.card(gpu).state.failure = code_named(error)
+            self.card(gpu).state.failure = code_named(error, known=True)
             self.changed()
 
     def reset(self, gpu: int) -> None:
@@ -160,7 +165,7 @@ class SimulatedNode(StoredNode):
     def unload_driver(self, *, error: int | str = Code.DRIVER_NOT_LOADED) -> None:
         """Every call answers this error, until the driver is loaded again."""
         with self.changes():
-            self.driver_failure = code_named(error)
+            self.driver_failure = code_named(error, known=True)
             self.changed()
 
     def load_driver(self) -> None:

@@ -49,6 +49,7 @@ class StoredNode:
         self.faults: list[Fault] = []
         self.events: list[Event] = []
         self.closed = False
+        self.following = False  # whether a real process is on a device
         self.epoch = 0  # grows when the driver was loaded anew: all handles are stale then
         self.driver_failure = 0  # the code every call answers while the driver is not there
         self.changing = threading.Condition(threading.RLock())
@@ -269,6 +270,7 @@ class StoredNode:
         except (KeyError, TypeError, ValueError, AttributeError, UsageError, Refused) as error:
             raise file.broken(f"{type(error).__name__}: {error}") from error
         self.cards = cards
+        self.following = self._has_followed()
         self._written_gpus.clear()
         self.faults, self.events, self.switches = faults, events, switches
         self._serial, self.epoch, self.driver_failure = serial, epoch, failure
@@ -277,7 +279,7 @@ class StoredNode:
 
     def _reap(self) -> None:
         """Real processes that ended free their devices."""
-        if not any(p.started is not None for c in self.cards for p in c.state.processes):
+        if not self.following:
             return
         now = time.monotonic()
         if now - self._reaped < _PROCESSES_LOOKED_AT_EVERY:
@@ -287,7 +289,11 @@ class StoredNode:
             gone = [p for p in card.state.processes if ended(p.pid, p.started)]
             for process in gone:
                 card.state.processes.remove(process)
-                self.changed()
+                self.changed(card.index)
+        self.following = self._has_followed()
+
+    def _has_followed(self) -> bool:
+        return any(p.started is not None for c in self.cards for p in c.state.processes)
 
 
 _json = json.JSONEncoder(separators=(",", ":")).encode

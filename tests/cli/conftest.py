@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -43,6 +47,17 @@ class Program:
     def on(self, *words: str | Path) -> Ended:
         """A command on the node; it must exist."""
         return self(*words, "--state", self.state)
+
+    @contextmanager
+    def process(self, *words: str | Path, **streams: Any) -> Iterator[subprocess.Popen[Any]]:
+        """A command line as a process of its own, which does not outlive the test."""
+        command = [sys.executable, "-m", "nodeagent", *map(str, words)]
+        with subprocess.Popen(command, **streams) as process:
+            try:
+                yield process
+                process.wait(timeout=8)
+            finally:
+                process.kill()
 
     def node(self, boards: str) -> None:
         """Make the node."""

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import signal
 import subprocess
-import sys
 import threading
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from nodeagent.simulation import open_node
 from nodeagent.writer_lock import writer_lock
 
 if TYPE_CHECKING:
@@ -149,6 +149,24 @@ def test_wait_goes_on_when_a_real_process_ends(h100: Program) -> None:
     assert done.out.count("create 7g.80gb") == 2
 
 
+def test_wait_is_for_all_who_may_leave(h100: Program) -> None:
+    """A GPU that has failed keeps nobody from waiting for another; the code is the failure's."""
+    h100.on("apply", "-f", h100.plan(SPLIT))
+    h100.on("simulate", "occupy", "0:4")
+    h100.on("simulate", "fault", "--lost", "1")
+    release = _after(0.3, lambda: _release(h100))
+    done = h100.on("apply", "-f", h100.plan(WHOLE), "--wait", "6")
+    release.join()
+    assert done.code == 1
+    assert "GPU 0  done     create 7g.80gb" in done.out
+
+
+def _release(h100: Program) -> None:
+    node = open_node(state=h100.state)
+    node.release(0)
+    node.close()
+
+
 def test_wait_ends_at_its_limit(h100: Program) -> None:
     """Who does not leave is named in the end; the code is 3."""
     h100.on("apply", "-f", h100.plan(SPLIT))
@@ -168,13 +186,7 @@ def test_a_second_writer_is_turned_away(h100: Program) -> None:
     assert "mig: disabled" in h100.on("export").out
 
 
-def _start(h100: Program, *words: str) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-m", "nodeagent", *words, "--state", str(h100.state)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+_PIPES: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -183,7 +195,7 @@ def test_a_signal_lets_the_running_step_finish(number: signal.Signals, h100: Pro
     path = h100.plan("{devices: [0], mig: {1g.10gb: 7}}")
     function = "nvmlDeviceCreateGpuInstanceWithPlacement"
     h100.on("simulate", "fault", function, "--latency", "0.4")
-    with _start(h100, "apply", "-f", str(path)) as process:
+    with h100.process("apply", "-f", path, "--state", h100.state, **_PIPES) as process:
         assert process.stdout is not None
         while "create" not in process.stdout.readline():
             pass
@@ -203,7 +215,7 @@ def test_a_signal_lets_the_running_step_finish(number: signal.Signals, h100: Pro
 def test_a_closed_pipe_does_not_stop_the_work(h100: Program) -> None:
     """`nodeagent apply | head -1` still applies all of it, and complains of nothing."""
     path = h100.plan(SPLIT)
-    with _start(h100, "apply", "-f", str(path)) as process:
+    with h100.process("apply", "-f", path, "--state", h100.state, **_PIPES) as process:
         assert process.stdout is not None
         process.stdout.readline()
         process.stdout.close()

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from nodeagent.cli.parser import COMMANDS, SIMULATIONS, build_parser
+from nodeagent.cli.parser import COMMANDS, build_parser
+from nodeagent.cli.simulate_parser import SIMULATIONS
 
 PAGE = (Path(__file__).parents[2] / "docs/commands.md").read_text(encoding="utf-8")
 NAMES = [*COMMANDS, *(f"simulate {name}" for name in SIMULATIONS)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import sys
+from pathlib import Path
 
 import pytest
 import yaml
@@ -91,6 +92,18 @@ def test_a_reader_that_goes_away_ends_the_printing_only(monkeypatch: pytest.Monk
     output.page(_PAGE)
     assert output.closed
     output.page(_PAGE)
+
+
+def test_an_answer_that_cannot_be_written_is_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A full disk stops the printing without an exception, but it is no success."""
+    with Path("/dev/full").open("w", encoding="utf-8") as full:
+        monkeypatch.setattr(sys, "stdout", full)
+        output = Output("text", colour=False)
+        output.page(_PAGE)
+        output.page(_PAGE)
+        monkeypatch.undo()
+    assert output.failure is not None
+    assert output.closed
 
 
 def test_no_standard_output_at_all(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -51,9 +51,7 @@ def test_a_document_from_standard_input(h100: Program) -> None:
 def test_a_reader_that_leaves_early_hears_no_complaint(h100: Program) -> None:
     """As with `| head -1`: no traceback, no message, also while Python ends."""
     for words in (["simulate", "boards"], ["--help"], ["profiles", "--state", str(h100.state)]):
-        with subprocess.Popen(
-            [*_PROGRAM, *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE
-        ) as process:
+        with h100.process(*words, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
             assert process.stdout is not None
             assert process.stderr is not None
             process.stdout.close()
@@ -65,6 +63,17 @@ def test_no_standard_streams_at_all(h100: Program) -> None:
     """As from a careless service: closed descriptors are no reason to fail."""
     command = f"exec {' '.join(_PROGRAM)} export --state {h100.state} >&- 2>&- <&-"
     assert subprocess.run(["sh", "-c", command], timeout=9, check=False).returncode == 0
+
+
+def test_a_full_disk_is_code_1(h100: Program) -> None:
+    """The document is lost, and a script must notice."""
+    command = f"{' '.join(_PROGRAM)} export --state {h100.state} > /dev/full"
+    done = subprocess.run(
+        ["sh", "-c", command], stderr=subprocess.PIPE, text=True, timeout=9, check=False
+    )
+    assert done.returncode == 1
+    assert done.stderr.startswith("nodeagent: the answer could not be written: No space left")
+    assert len(done.stderr.splitlines()) == 1
 
 
 def test_ascii_terminals_get_ascii(h100: Program) -> None:
@@ -79,11 +88,8 @@ def test_ascii_terminals_get_ascii(h100: Program) -> None:
 def test_interrupting_is_silent(h100: Program) -> None:
     """Ctrl-C during a look at a slow driver: code 130 and no traceback."""
     h100.on("simulate", "fault", "nvmlDeviceGetCount*", "--latency", "3")
-    with subprocess.Popen(
-        [*_PROGRAM, "export", "--state", str(h100.state)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-    ) as process:
+    words = ("export", "--state", h100.state)
+    with h100.process(*words, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         time.sleep(1.5)
         process.send_signal(signal.SIGINT)
         _, err = process.communicate(timeout=9)

@@ -6,7 +6,6 @@ import json
 import signal
 import socket
 import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,16 +20,12 @@ SPLIT = "{devices: [0, 1], mig: {3g.40gb: 1, 1g.10gb: 4}}"
 
 
 @contextmanager
-def _process(*words: str | Path) -> Iterator[subprocess.Popen[str]]:
-    """An agent; stopped by SIGTERM afterwards, and by SIGKILL when that does not help."""
-    command = [sys.executable, "-m", "nodeagent", "run", *map(str, words)]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
-        try:
-            yield process
-            process.send_signal(signal.SIGTERM)
-            process.communicate(timeout=5)
-        finally:
-            process.kill()
+def _agent(program: Program, *words: str | Path) -> Iterator[subprocess.Popen[str]]:
+    """An agent; asked to stop by SIGTERM afterwards."""
+    with program.process("run", *words, stderr=subprocess.PIPE, text=True) as process:
+        yield process
+        process.send_signal(signal.SIGTERM)
+        process.communicate(timeout=5)
 
 
 def _address(process: subprocess.Popen[str]) -> str:
@@ -47,7 +42,7 @@ def test_an_agent_on_a_simulated_node(program: Program) -> None:
     plan = program.plan(SPLIT)
     program.node("h100-80gb:2")
     words = ("--state", program.state, "--plan", plan, "--listen", "127.0.0.1:0")
-    with _process(*words) as process:
+    with _agent(program, *words) as process:
         shown = program("status", "--listen", _address(process))
         assert shown.code == 0
         assert "InSync" in shown.out
@@ -66,7 +61,7 @@ def test_it_says_where_to_look(program: Program) -> None:
         port = free.getsockname()[1]
     plan = program.directory / "none.yaml"
     words = ("--simulate", "t4:1", "--listen", f"127.0.0.1:{port}", "--plan", plan)
-    with _process(*words) as process:
+    with _agent(program, *words) as process:
         assert process.stderr is not None
         first = [process.stderr.readline() for _ in range(3)]
         assert _address(process) == f"127.0.0.1:{port}"

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.server
 import json
+import os
+import pty
+import signal
 import socket
 import socketserver
 import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -195,10 +198,9 @@ def test_bad_settings_are_code_2(program: Program) -> None:
 def test_watch_prints_every_change_once(program: Program) -> None:
     """One JSON document a line; the time of observation alone is no change."""
     with _answering(json.dumps(STATUS).encode()) as (where, handler):
-        words = [sys.executable, "-m", "nodeagent", "status", "--watch", "-o", "json"]
-        with subprocess.Popen(
-            [*words, "--listen", where], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-        ) as process:
+        words = ("status", "--watch", "-o", "json", "--listen", where)
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+        with program.process(*words, **pipes) as process:
             assert process.stdout is not None
             assert process.stderr is not None
             assert json.loads(process.stdout.readline())["phase"] == "Blocked"
@@ -210,3 +212,28 @@ def test_watch_prints_every_change_once(program: Program) -> None:
             handler.answer = json.dumps({**STATUS, "phase": "Failed"}).encode()
             assert process.wait(timeout=8) == 0
             assert process.stderr.read() == ""
+
+
+def test_watch_redraws_a_terminal_and_gives_it_back(program: Program) -> None:
+    """The page takes the whole screen, in colour, and Ctrl-C restores what was there."""
+    with _answering(json.dumps(STATUS).encode()) as (where, _):
+        ours, theirs = pty.openpty()
+        words = ("status", "--watch", "--listen", where)
+        environment = {**os.environ, "TERM": "xterm", "COLUMNS": "100", "LINES": "40"}
+        environment.pop("NO_COLOR", None)
+        with program.process(
+            *words, stdin=theirs, stdout=theirs, stderr=theirs, env=environment
+        ) as process:
+            os.close(theirs)
+            shown = b""
+            while b"end it" not in shown:
+                shown += os.read(ours, 4096)
+            process.send_signal(signal.SIGINT)
+            with contextlib.suppress(OSError):  # so a terminal ends
+                while more := os.read(ours, 4096):
+                    shown += more
+        os.close(ours)
+    assert process.returncode == 130
+    assert b"\x1b[?1049h" in shown  # the other screen
+    assert shown.index(b"Blocked") < shown.index(b"\x1b[?1049l")
+    assert b"Traceback" not in shown

@@ -50,9 +50,7 @@ def profiles(device: Any) -> dict[str, Any]:
             info = pynvml.nvmlDeviceGetGpuInstanceProfileInfo(device, kind)
         except pynvml.NVMLError_NotSupported:
             continue
-        full = str(info.name).removeprefix("MIG ")
-        attributes = full[len(full.rstrip("abcdefghijklmnopqrstuvwxyz.+-").rstrip("gb")) + 2 :]
-        short = f"{info.sliceCount}g{attributes}"
+        short = f"{info.sliceCount}g{str(info.name).partition('gb')[2]}"
         found["1gR2" if kind == pynvml.NVML_GPU_INSTANCE_PROFILE_1_SLICE_REV2 else short] = info
     return found
 

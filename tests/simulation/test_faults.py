@@ -183,6 +183,13 @@ def test_errors_are_given_by_name_or_number() -> None:
             assert _outcomes(1) == [19]
 
 
+def test_codes_that_nobody_knows() -> None:
+    """A later driver may answer with a code that this NVML has no name for."""
+    with calls.node_with() as node:
+        node.inject(COUNT, error=4242)
+        assert _outcomes(1) == [4242]
+
+
 def test_faults_that_mean_nothing_are_refused() -> None:
     """An unknown error, no effect at all, a GPU that is not there."""
     with calls.node_with() as node:
@@ -190,6 +197,10 @@ def test_faults_that_mean_nothing_are_refused() -> None:
             node.inject(COUNT, error="BROKEN")
         with pytest.raises(UsageError, match="needs an error"):
             node.inject(COUNT)
+        with pytest.raises(UsageError, match="counts from"):
+            node.inject(COUNT, error=19, times=0)
+        with pytest.raises(UsageError, match="no error '77'"):
+            node.lose(0, error=77)
         with pytest.raises(UsageError, match="no GPU 7"):
             node.inject(COUNT, error=19, gpu=7)
 

@@ -1,8 +1,7 @@
-"""A fault at every NVML call of a run, with every error code that it documents, one at a time.
+"""A fault at the NVML calls of a run that changes the MIG mode, one at a time.
 
 Whatever the driver answers: the run ends with the new layout, or the old one, or says what is
-missing. What is in use is unharmed, nothing is said that is not so, and once the fault is over the
-plan is reached.
+missing. Nothing is said that is not so, and once the fault is over the plan is reached.
 
 Each code is tried once, the codes spread over a function's calls; with NODEAGENT_TEST_ALL_FAULTS
 set, every call is hit with every code.
@@ -28,7 +27,7 @@ from nodeagent.planning.outcome import GpuOutcome, StepResult
 from nodeagent.planning.plan import GpuPlan, Verdict
 from nodeagent.planning.planner import plan
 from nodeagent.planning.resolve import resolve
-from nodeagent.simulation import Code, SimulatedNode, simulated
+from nodeagent.simulation import Code, simulated
 from nodeagent.simulation.functions import documented_errors
 from tests.rig import open_driver, plan_text
 
@@ -37,24 +36,19 @@ ALL = bool(os.environ.get("NODEAGENT_TEST_ALL_FAULTS"))
 
 @dataclass(frozen=True)
 class Scenario:
-    """From one layout to another, with somebody on an instance, or nobody."""
+    """From one layout to another."""
 
     board: str
     before: str
     after: str
-    used: bool
 
     def __str__(self) -> str:
         return f"{self.before} to {self.after}"
 
 
 SCENARIOS = [
-    Scenario("h100-80gb:1", "disabled", "{3g.40gb: 1, 1g.10gb: 2}", used=False),
-    Scenario("h100-80gb:1", "{2g.20gb: 2, 1g.10gb: 2}", "{3g.40gb: 1, 1g.10gb: 2}", used=True),
-    Scenario(
-        "h100-80gb:1", "[{profile: 3g.40gb}]", "[{profile: 1c.3g.40gb, count: 3}]", used=False
-    ),
-    Scenario("h100-80gb:1", "{3g.40gb: 2}", "disabled", used=False),
+    Scenario("h100-80gb:1", "disabled", "{3g.40gb: 1, 1g.10gb: 2}"),
+    Scenario("h100-80gb:1", "{3g.40gb: 2}", "disabled"),
 ]
 
 
@@ -81,27 +75,19 @@ async def apply(driver: Driver, wanted: DesiredNode) -> tuple[GpuPlan, GpuOutcom
     return made.gpus[0], outcome.gpus[0]
 
 
-async def prepare(node: SimulatedNode, scenario: Scenario) -> tuple[DesiredNode, Gpu, str]:
-    """Bring about the layout before.
-
-    Gives what is asked for, the GPU as it is, and the UUID of the device in use.
-    """
-    used = ""
+async def prepare(scenario: Scenario) -> tuple[DesiredNode, Gpu]:
+    """Bring about the layout before; what is asked for, and the GPU as it is."""
     async with open_driver() as driver:
         before, _ = await desired(driver, scenario.before)
         await apply(driver, before)
         wanted, observed = await desired(driver, scenario.after)
-        if scenario.used:
-            device = next(i for i in observed.gpus[0].instances if i.profile == "1g.10gb")
-            used = device.compute[0].uuid
-            node.occupy(used)
-    return wanted, observed.gpus[0], used
+    return wanted, observed.gpus[0]
 
 
 async def calls_of(scenario: Scenario) -> list[Place]:
     """The calls of a run in which nothing goes wrong."""
     with simulated(scenario.board) as node:
-        wanted, *_ = await prepare(node, scenario)
+        wanted, _ = await prepare(scenario)
         async with open_driver() as driver:
             begun = node.journal.begun
             _, outcome = await apply(driver, wanted)
@@ -142,9 +128,9 @@ async def truth(wanted: DesiredNode) -> tuple[Gpu, bool]:
 
 
 async def strike(scenario: Scenario, place: Place, code: Code, *, applied: bool) -> str:
-    """One run with one fault; raises AssertionError on a lie, a harm or a wedge."""
+    """One run with one fault; raises AssertionError on a lie or a wedge."""
     with simulated(scenario.board) as node:
-        wanted, before, used = await prepare(node, scenario)
+        wanted, before = await prepare(scenario)
         async with open_driver() as driver:
             number = node.journal.begun + place.number
             fault = node.inject(place.function, error=code, at_call=number, applied=applied)
@@ -154,8 +140,6 @@ async def strike(scenario: Scenario, place: Place, code: Code, *, applied: bool)
                 made, outcome = None, None
             node.clear_faults(fault)
         now, reached = await truth(wanted)
-        devices = {c.uuid for i in now.instances for c in i.compute}
-        assert not used or used in devices, "harmed what is in use"
         if made is None or outcome is None or made.verdict is not Verdict.APPLICABLE:
             assert shape(now) == shape(before), "acted without a plan"
             end = "refused"
@@ -165,11 +149,9 @@ async def strike(scenario: Scenario, place: Place, code: Code, *, applied: bool)
             for _ in range(2):
                 await apply(driver, wanted)
             observed = await driver.observe()
-        now = observed.gpus[0]
         assert plan(wanted, observed).verdict is Verdict.IN_SYNC, (
             "does not reach the plan when the fault is over"
         )
-        assert not used or used in {c.uuid for i in now.instances for c in i.compute}
     return end
 
 
@@ -195,7 +177,7 @@ def judge(outcome: GpuOutcome, now: Gpu, before: Gpu, *, reached: bool) -> str:
 async def test_every_fault(
     scenario: Scenario, record_property: Callable[[str, object], None]
 ) -> None:
-    """No fault at any call makes the run wedge, lie or harm."""
+    """No fault at any call makes the run wedge or lie."""
     ends: Counter[str] = Counter()
     wrong: list[str] = []
     for place, code, applied in faults(await calls_of(scenario)):

@@ -1,0 +1,96 @@
+"""The options of `nodeagent simulate`."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+
+from nodeagent.cli.values import index, positive, seconds, size
+
+SIMULATIONS = {
+    "boards": "list the boards that --simulate knows",
+    "occupy": "put a process on a simulated device",
+    "release": "take it away again",
+    "fault": "make a driver function fail, hang or slow down, or a GPU fall off the bus",
+    "reboot": "do to the simulated node what a reboot does",
+}
+
+
+def add_simulation_options(name: str, parser: argparse.ArgumentParser) -> None:
+    """What `simulate NAME` takes beside the options of every command."""
+    _ADD_OPTIONS[name](parser)
+
+
+_DEVICE = (
+    "a GPU by index, UUID or PCI address, or a MIG device by UUID, by GPU:SLICE (0:4) or by "
+    "GPU/GI/CI (0/1/0)"
+)
+
+
+def _boards(parser: argparse.ArgumentParser) -> None:
+    """Takes the options of every command alone."""
+
+
+def _occupy(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("device", metavar="DEVICE", help=_DEVICE)
+    parser.add_argument("--pid", metavar="N", type=positive, help="its process id")
+    parser.add_argument(
+        "--follow",
+        action="store_true",
+        help="the process is one of this machine; when it ends, it is gone from the device",
+    )
+    parser.add_argument(
+        "--command",
+        metavar="NAME",
+        dest="process_command",
+        default="python",
+        help="what it is called (default: python)",
+    )
+    parser.add_argument(
+        "--memory",
+        metavar="SIZE",
+        type=size,
+        default=256 << 20,
+        help="how much memory it holds, such as 2Gi (default: 256Mi)",
+    )
+
+
+def _release(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "device", nargs="?", metavar="DEVICE", help=f"{_DEVICE} (default: all devices)"
+    )
+    parser.add_argument("--pid", metavar="N", type=positive, help="only this process")
+
+
+def _fault(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "function", nargs="?", metavar="FUNCTION", help="such as nvmlDeviceCreateGpuInstance"
+    )
+    parser.add_argument(
+        "code", nargs="?", metavar="CODE", help="its answer, by name or number: IN_USE, 19"
+    )
+    parser.add_argument(
+        "--count", metavar="N", type=positive, help="so many times (default: always)"
+    )
+    parser.add_argument("--hang", action="store_true", help="it never returns")
+    parser.add_argument(
+        "--latency", metavar="SECONDS", type=seconds, help="it takes so long, then goes on"
+    )
+    parser.add_argument("--gpu", metavar="N", type=index, help="only on this GPU")
+    parser.add_argument(
+        "--lost", metavar="GPU", type=index, help="this GPU falls off the bus, by its index"
+    )
+    parser.add_argument("--clear", action="store_true", help="take all faults away")
+
+
+def _reboot(parser: argparse.ArgumentParser) -> None:
+    """Takes the options of every command alone."""
+
+
+_ADD_OPTIONS: dict[str, Callable[[argparse.ArgumentParser], None]] = {
+    "boards": _boards,
+    "occupy": _occupy,
+    "release": _release,
+    "fault": _fault,
+    "reboot": _reboot,
+}
