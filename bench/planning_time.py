@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 
 from bench.tables import percentile, show
 from nodeagent.planning.desired import DesiredNode
@@ -19,9 +22,7 @@ def run() -> None:
         keys = list(layouts(board))
         made = [plan_gpu(wanted(empty, key), empty).after for key in keys]
         one = [
-            _milliseconds(lambda g=gpu, k=key: plan_gpu(wanted(g, k), g))
-            for gpu in made
-            for key in keys
+            _milliseconds(partial(plan_gpu, wanted(gpu, key), gpu)) for gpu in made for key in keys
         ]
         eight = []
         for number in range(0, len(made) * len(keys), 8):
@@ -29,10 +30,10 @@ def run() -> None:
             for i in range(8):
                 gpu = made[(number + i) % len(made)]
                 key = keys[(number + i) // len(made) % len(keys)]
-                gpus.append(_with_uuid(gpu, i))
+                gpus.append(replace(gpu, uuid=f"GPU-{i}", index=i))
                 desired[gpus[-1].uuid] = wanted(gpu, key)
             node = ObservedNode(tuple(gpus))
-            eight.append(_milliseconds(lambda d=desired, n=node: plan(DesiredNode(d), n)))
+            eight.append(_milliseconds(partial(plan, DesiredNode(desired), node)))
         rows.append(
             [board, len(one)]
             + [percentile(one, q) for q in (0.5, 0.99, 1)]
@@ -45,13 +46,7 @@ def run() -> None:
     )
 
 
-def _with_uuid(gpu, number):  # type: ignore[no-untyped-def]  # a measuring loop, not an API
-    from dataclasses import replace
-
-    return replace(gpu, uuid=f"GPU-{number}", index=number)
-
-
-def _milliseconds(call) -> float:  # type: ignore[no-untyped-def]  # see above
+def _milliseconds(call: Callable[[], object]) -> float:
     began = time.perf_counter()
     call()
     return (time.perf_counter() - began) * 1000

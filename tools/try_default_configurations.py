@@ -68,7 +68,7 @@ def configurations() -> list[str]:
 def try_all(board: str, names: Sequence[str], other: ProcessPoolExecutor) -> list[Trial]:
     """Every configuration on one node of two such cards, one after the other.
 
-    `other` runs the asserts. Raises AssertionError when a configuration ends half-done.
+    `other` runs the asserts. Raises RuntimeError when a configuration ends half-done.
     """
     with tempfile.TemporaryDirectory() as directory:
         state = ("--state", f"{directory}/node.json")
@@ -82,12 +82,17 @@ def _try(board: str, name: str, state: tuple[str, str], other: ProcessPoolExecut
     code, out = run("apply", *document, "--reset", "whenIdle", "-o", "json")
     is_so = other.submit(run, "assert", *document).result()[0]
     if code == ExitCode.DONE:
-        assert is_so == ExitCode.DONE, f"{board} {name}: said to be applied, but is not so"
+        _insist(is_so == ExitCode.DONE, f"{board} {name}: said to be applied, but is not so")
         return Trial(board, name, "applied")
-    assert is_so != ExitCode.DONE, f"{board} {name}: refused, but found to be so"
-    assert run("export", *state) == before, f"{board} {name}: refused, but changed something"
+    _insist(is_so != ExitCode.DONE, f"{board} {name}: refused, but found to be so")
+    _insist(run("export", *state) == before, f"{board} {name}: refused, but changed something")
     problems = json.loads(out)["problems"]
     return Trial(board, name, problems[0]["code"])
+
+
+def _insist(condition: bool, otherwise: str) -> None:
+    if not condition:
+        raise RuntimeError(otherwise)
 
 
 def page(trials: Sequence[Trial]) -> str:
@@ -98,7 +103,7 @@ def page(trials: Sequence[Trial]) -> str:
     lines = [
         "# mig-parted's default configurations on every simulated board",
         "",
-        f"{len(trials)} trials, each on a node of two cards: {counts['●']} applied and verified, "
+        f"{len(trials)} trials, each on a node of two cards: {counts['●']} applied and verified,",
         f"{counts['m'] + counts['p'] + counts['f']} refused with nothing changed.",
         "Made by `python tools/try_default_configurations.py`; a test repeats part of it.",
         "",
@@ -106,8 +111,8 @@ def page(trials: Sequence[Trial]) -> str:
         "| configuration | " + " | ".join(boards) + " |",
         "|---" * (len(boards) + 1) + "|",
     ]
-    for name in dict.fromkeys(trial.configuration for trial in trials):
-        lines.append(f"| {name} | " + " | ".join(signs[b, name] for b in boards) + " |")
+    names = dict.fromkeys(trial.configuration for trial in trials)
+    lines += [f"| {name} | " + " | ".join(signs[b, name] for b in boards) + " |" for name in names]
     return "\n".join(lines) + "\n"
 
 

@@ -23,7 +23,7 @@ class Options(argparse.Namespace):
     watch: bool
     subject: str
     simulation: str
-    device: str | None
+    device: str
     pid: int | None
     process_command: str
     memory: int

@@ -85,7 +85,7 @@ def _boards(output: Output) -> None:
 
 def _occupy(options: Options, output: Output) -> None:
     with _node(options) as node:
-        device = _device(options, node) or "0"
+        device = _device(options.device, node)
         process = node.occupy(
             device,
             options.pid,
@@ -104,16 +104,16 @@ def _occupy(options: Options, output: Output) -> None:
 
 def _release(options: Options, output: Output) -> None:
     with _node(options) as node:
-        gone = node.release(_device(options, node), options.pid)
+        gone = node.release(_device(options.device, node) if options.device else None, options.pid)
     where = f" from {options.device}" if options.device else ""
     _say(output, f"processes taken away{where}: {gone}", released=gone)
 
 
-def _device(options: Options, node: SimulatedNode) -> str | None:
+def _device(named: str, node: SimulatedNode) -> str:
     """The device as the simulator knows it; `0:4` is what lies on slice 4 of GPU 0."""
-    slot = re.fullmatch(r"(\d+):(\d+)", options.device or "")
+    slot = re.fullmatch(r"(\d+):(\d+)", named)
     if slot is None:
-        return options.device
+        return named
     gpu, start = int(slot[1]), int(slot[2])
     for instance, compute in node.card(gpu).mig_devices():
         if instance.start <= start < instance.start + instance.size:

@@ -57,7 +57,11 @@ def _occupy(parser: argparse.ArgumentParser) -> None:
 
 def _release(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "device", nargs="?", metavar="DEVICE", help=f"{_DEVICE} (default: all devices)"
+        "device",
+        nargs="?",
+        default="",
+        metavar="DEVICE",
+        help=f"{_DEVICE} (default: all devices)",
     )
     parser.add_argument("--pid", metavar="N", type=positive, help="only this process")
 

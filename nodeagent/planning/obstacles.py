@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from nodeagent.planning.desired import DesiredGpu, WantedInstance
 from nodeagent.planning.layout import Card, free_slots
@@ -98,6 +98,14 @@ def gpu_held(gpu: Gpu, path: str) -> Problem:
     )
 
 
+def without_eviction(problem: Problem) -> Problem:
+    """The plan says `whenInUse: evict`, which needs a cluster; told where it would have acted."""
+    if problem.code is not Code.IN_USE:
+        return problem
+    remedy = f"this version does not evict, it waits: {problem.remedy}"
+    return replace(problem, remedy=remedy)
+
+
 def reset_required(gpu: Gpu, path: str, policy: Policy, *, enable: bool) -> Problem:
     """The mode is set or to be set, and becomes current only at a reset."""
     word = "on" if enable else "off"
@@ -169,6 +177,8 @@ def does_not_fit(gpu: Gpu, wanted: Sequence[WantedInstance], path: str) -> Probl
 
 def _alternative(card: Card, instance: WantedInstance) -> str:
     profile = card.profiles[instance.profile].profile
+    if not profile.placements:
+        return f"the driver tells no place for a {profile.name}"
     starts = ", ".join(str(p.start) for p in sorted(profile.placements))
     return (
         f"a {profile.name} takes {profile.placements[0].size} of {card.slots} memory slices and "

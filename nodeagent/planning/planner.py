@@ -13,6 +13,7 @@ For every cut of the steps, planning again from what is then observed leads to t
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import assert_never
 
 from nodeagent.planning import obstacles
@@ -23,6 +24,7 @@ from nodeagent.planning.desired import (
     MigDisabled,
     MigEnabled,
     WantedInstance,
+    WhenInUse,
 )
 from nodeagent.planning.effects import after
 from nodeagent.planning.layout import Card
@@ -74,6 +76,13 @@ def plan(
 
 def plan_gpu(desired: DesiredGpu, gpu: Gpu, policy: Policy = _DEFAULT_POLICY) -> GpuPlan:
     """The steps for one GPU."""
+    result = _plan_gpu(desired, gpu, policy)
+    if result.verdict is Verdict.BLOCKED and desired.when_in_use is WhenInUse.EVICT:
+        return replace(result, problems=tuple(map(obstacles.without_eviction, result.problems)))
+    return result
+
+
+def _plan_gpu(desired: DesiredGpu, gpu: Gpu, policy: Policy) -> GpuPlan:
     if gpu.access is not Access.OK:
         return _refused(gpu, Verdict.BLOCKED, obstacles.inaccessible(gpu, desired))
     match desired.mig:

@@ -224,7 +224,7 @@ def _desired_mig(entry: MigEntry, gpu: Gpu, problems: list[Problem]) -> DesiredM
             if gpu.mig is None:
                 problems.append(obstacles.not_mig_capable(gpu, path))
                 return None
-            if not gpu.profiles:
+            if not any(profile.placements for profile in gpu.profiles):
                 problems.append(_profiles_unknown(gpu, path))
                 return None
             wanted = [w for i in instances for w in _wanted(i, gpu, problems)]
@@ -236,8 +236,11 @@ def _desired_mig(entry: MigEntry, gpu: Gpu, problems: list[Problem]) -> DesiredM
 def _profiles_unknown(gpu: Gpu, path: str) -> Problem:
     return Problem(
         Code.UNSUPPORTED,
-        f"the driver does not tell the profiles of GPU {gpu.index} while its MIG mode is off",
-        "apply a plan with mig: enabled for it first",
+        f"the driver does not tell the profiles of GPU {gpu.index} and where they can lie"
+        + (" while its MIG mode is off" if gpu.mig and not gpu.mig.current else ""),
+        "apply a plan with mig: enabled for it first"
+        if gpu.mig and not gpu.mig.current
+        else "a newer driver is needed, or more privilege (run as root)",
         gpu=gpu.uuid,
         path=path,
     )
@@ -263,7 +266,11 @@ def _wanted(entry: InstanceEntry, gpu: Gpu, problems: list[Problem]) -> list[Wan
     profile = found[0]
     # `find` compares whole GPU instances, so a full-size request takes the card's own size.
     slices = profile.slices if name.compute == name.slices else name.compute
-    problem = _bad_size(entry, slices, profile, gpu) or _bad_start(entry, profile, gpu)
+    problem = (
+        _no_place(entry, profile, gpu)
+        or _bad_size(entry, slices, profile, gpu)
+        or _bad_start(entry, profile, gpu)
+    )
     if problem is not None:
         problems.append(problem)
         return []
@@ -284,6 +291,18 @@ def _unknown_profile(
         hint = f"did you mean {near}? " if near else ""
         remedy = f"{hint}it offers {', '.join(names)}"
     return Problem(Code.UNKNOWN_PROFILE, message, remedy, gpu=gpu.uuid, path=entry.path)
+
+
+def _no_place(entry: InstanceEntry, profile: GpuInstanceProfile, gpu: Gpu) -> Problem | None:
+    if profile.placements:
+        return None
+    return Problem(
+        Code.UNSUPPORTED,
+        f"the driver does not tell where a {profile.name} can lie on GPU {gpu.index}",
+        "take another profile, or a newer driver",
+        gpu=gpu.uuid,
+        path=entry.path,
+    )
 
 
 def _bad_size(

@@ -11,6 +11,7 @@ from nodeagent.planning.desired import (
     DesiredNode,
     MigDisabled,
     MigEnabled,
+    WhenInUse,
 )
 from nodeagent.planning.observed import Access, MigMode, ObservedNode, Usage, User
 from nodeagent.planning.plan import Policy, Verdict
@@ -75,6 +76,13 @@ def test_blocked_names_blocker_and_purpose() -> None:
     assert Code.IN_USE is problem.code
     for part in ("1g.10gb at slice", "room for 3g.40gb", "pid 4711 (python)", "free memory slices"):
         assert part in problem.message
+
+
+def test_eviction_is_not_promised() -> None:
+    """Where the plan says `evict`, the problem tells that this version waits instead."""
+    gpu = with_instances(card("h100-80gb"), [("1g.10gb", 0), ("1g.10gb", 4)], used=[0, 1])
+    desired = replace(wanted(gpu, [("7g.80gb", 1)]), when_in_use=WhenInUse.EVICT)
+    assert "does not evict" in plan_gpu(desired, gpu).problems[0].remedy
 
 
 def test_not_in_the_plan_but_in_use() -> None:

@@ -20,7 +20,7 @@ from nodeagent.planning.desired import (
     PlanDocument,
     PlanEntry,
 )
-from nodeagent.planning.observed import Access, ObservedNode
+from nodeagent.planning.observed import Access, MigMode, ObservedNode
 from nodeagent.planning.plan import Verdict
 from nodeagent.planning.problems import Code
 from nodeagent.planning.resolve import Rejection, resolve
@@ -165,9 +165,24 @@ def test_silent_gpu_is_left_to_the_planner() -> None:
 
 def test_profiles_unknown_while_mode_is_off() -> None:
     """Old drivers tell profiles only with MIG on; that is said, not guessed around."""
-    mute = replace(NODE.gpus[0], profiles=())
+    off = MigMode(current=False, pending=False)
+    mute = replace(NODE.gpus[0], profiles=(), mig=off)
     answer = resolve(
         PlanDocument((entry(layout(("1g.10gb", 1)), "0"),), "d"), ObservedNode((mute,))
     )
     assert isinstance(answer, Rejection)
     assert "mig: enabled" in answer.problems[0].remedy
+
+
+def test_profile_without_known_places() -> None:
+    """A profile of which the driver tells no placement cannot be planned, and that is said."""
+    gpu = NODE.gpus[0]
+    profiles = tuple(replace(p, placements=()) if p.name == "1g.10gb" else p for p in gpu.profiles)
+    document = PlanDocument((entry(layout(("1g.10gb", 1)), "0"),), "d")
+    one = resolve(document, ObservedNode((replace(gpu, profiles=profiles),)))
+    assert isinstance(one, Rejection)
+    assert "where a 1g.10gb can lie" in one.problems[0].message
+    none = tuple(replace(p, placements=()) for p in gpu.profiles)
+    every = resolve(document, ObservedNode((replace(gpu, profiles=none),)))
+    assert isinstance(every, Rejection)
+    assert "where they can lie" in every.problems[0].message

@@ -1,0 +1,24 @@
+"""`python -m bench [NAME ...]`: all tables, or those named."""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+
+NAMES = ("planning_time", "side_by_side", "commands", "agent", "disturbance")
+
+
+def main() -> int:
+    """Print the tables; 2 when a name is unknown."""
+    chosen = sys.argv[1:] or NAMES
+    unknown = [name for name in chosen if name not in NAMES]
+    if unknown:
+        print(f"no benchmark {', '.join(unknown)}; there are {', '.join(NAMES)}", file=sys.stderr)
+        return 2
+    for name in chosen:
+        import_module(f"bench.{name}").run()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,116 @@
+"""The running agent: how soon it is in sync, and what it costs while nothing happens."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+from bench.commands import PLAN
+from bench.tables import percentile, show
+
+STARTS = 7
+IDLE = 130.0  # seconds: two resyncs at the default of 60 s are in it
+_TICKS = os.sysconf("SC_CLK_TCK")
+
+
+def run() -> None:
+    """Start on h100-80gb:8 with 56 instances to make, then leave it alone."""
+    starts = [_start() for _ in range(STARTS)]
+    memory, cpu = _idle()
+    show(
+        "The agent on h100-80gb:8 with 56 instances",
+        ["figure", "value"],
+        [
+            ["process start to InSync as its API tells, median s", percentile(starts, 0.5)],
+            ["the same, slowest of 7, s", max(starts)],
+            [f"resident memory after {IDLE:.0f} s idle, MiB", memory / 2**20],
+            [f"CPU while idle over {IDLE:.0f} s, % of a core", cpu * 100],
+        ],
+    )
+
+
+class Running:
+    """An agent in a process of its own, in a directory of its own."""
+
+    def __init__(self) -> None:
+        self._directory = tempfile.TemporaryDirectory()
+        here = Path(self._directory.name)
+        (here / "plan.yaml").write_text(PLAN)
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            self.port = free.getsockname()[1]
+        environment = {
+            **os.environ,
+            "NODEAGENT_RUN_DIR": str(here / "run"),
+            "NODEAGENT_STATE_DIR": str(here / "state"),
+            "NODEAGENT_API_LISTEN": f"127.0.0.1:{self.port}",
+        }
+        self.began = time.perf_counter()
+        self.process = subprocess.Popen(
+            [
+                *(sys.executable, "-m", "nodeagent", "run", "--simulate", "h100-80gb:8"),
+                *("--plan", str(here / "plan.yaml")),
+            ],
+            env=environment,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+
+    def wait_until_in_sync(self) -> float:
+        """Seconds from the process' start until its API says so."""
+        while time.perf_counter() - self.began < 30:
+            try:
+                with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/v1/status") as answer:
+                    if json.load(answer)["phase"] == "InSync":
+                        return time.perf_counter() - self.began
+            except urllib.error.URLError:
+                pass
+            time.sleep(0.005)
+        raise TimeoutError("the agent did not get in sync within 30 s")
+
+    def stop(self) -> None:
+        self.process.terminate()
+        self.process.wait(10)
+        self._directory.cleanup()
+
+
+def _start() -> float:
+    agent = Running()
+    try:
+        return agent.wait_until_in_sync()
+    finally:
+        agent.stop()
+
+
+def _idle() -> tuple[int, float]:
+    """Resident bytes, and the share of a core used."""
+    agent = Running()
+    try:
+        agent.wait_until_in_sync()
+        time.sleep(5)
+        before = _cpu_seconds(agent.process.pid)
+        time.sleep(IDLE)
+        cpu = (_cpu_seconds(agent.process.pid) - before) / IDLE
+        return _resident(agent.process.pid), cpu
+    finally:
+        agent.stop()
+
+
+def _cpu_seconds(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / _TICKS
+
+
+def _resident(pid: int) -> int:
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        if line.startswith("VmRSS:"):
+            return int(line.split()[1]) * 1024
+    raise LookupError("VmRSS")
