@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 from collections.abc import Callable
 from importlib import import_module
@@ -19,7 +20,16 @@ _MODULES = {"assert": "assertion"}  # a module cannot be called like a keyword
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run the command line and return its exit code; never raises."""
+    """Run a command line (None: the process' own) and return its exit code; never raises."""
+    code = _end_of(argv)
+    if argv is None:
+        # The process ends here; searching all it holds for garbage before would take longer than
+        # anything else that happens at its end.
+        gc.freeze()
+    return code
+
+
+def _end_of(argv: list[str] | None) -> int:
     try:
         return _main(argv)
     except DocumentError as error:

@@ -1,0 +1,32 @@
+"""mig-parted's default configurations end applied or refused, as docs/ tells of every board."""
+
+from __future__ import annotations
+
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from tools.try_default_configurations import SIGNS, configurations, try_all
+
+PAGE = Path(__file__).parents[2] / "docs" / "default-configurations.md"
+
+
+def documented(board: str) -> dict[str, str]:
+    """The signs of a board's column, by configuration."""
+    rows = [
+        [cell.strip() for cell in line.strip("|\n ").split("|")]
+        for line in PAGE.read_text().splitlines()
+        if line.startswith("| ")
+    ]
+    column = rows[0].index(board)
+    return {row[0]: row[column] for row in rows[1:]}
+
+
+@pytest.mark.timeout(120)  # 81 configurations, each judged by a second process
+@pytest.mark.parametrize("board", ["h100-80gb", "a30", "t4"])
+def test_as_documented(board: str) -> None:
+    """None is ever half-done, and each ends as the page says."""
+    with ProcessPoolExecutor(1) as second_process:
+        trials = try_all(board, configurations(), second_process)
+    assert {t.configuration: SIGNS[t.result] for t in trials} == documented(board)
