@@ -1,15 +1,17 @@
 """The file in which a simulated node survives the process and is shared with others.
 
 The file is replaced as a whole, so readers need no lock. Who changes something holds the lock
-beside it, reads what others wrote meanwhile, and writes at once.
+beside it, reads what others wrote meanwhile, and writes at once. The lock file also counts the
+changes, in memory that all processes share: before every call a look at it tells, without asking
+the kernel, whether there is something to read.
 """
 
 from __future__ import annotations
 
 import fcntl
 import json
+import mmap
 import os
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import cache
@@ -23,7 +25,7 @@ FORMAT = "nodeagent-simulated-node/1"
 _HERE = -100  # AT_FDCWD
 _RENAME_EXCHANGE = 2
 
-_Seen = tuple[int, int, int]
+_COUNTER = 8  # bytes
 
 
 class StateFile:
@@ -31,11 +33,13 @@ class StateFile:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._seen: _Seen | None = None
-        self._written_at = 0
+        self._seen = b""
         self._session = False
         try:
             self._lock = os.open(f"{path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            if os.fstat(self._lock).st_size < _COUNTER:
+                os.ftruncate(self._lock, _COUNTER)
+            self._counter = mmap.mmap(self._lock, _COUNTER)
         except OSError as error:
             raise NodeagentError(
                 f"the state of the simulated node cannot be kept in {path}: {error.strerror}",
@@ -45,6 +49,7 @@ class StateFile:
     def close(self) -> None:
         """Give back the lock file. A second time does nothing."""
         if self._lock >= 0:
+            self._counter.close()
             os.close(self._lock)
             self._lock = -1
 
@@ -58,21 +63,14 @@ class StateFile:
             fcntl.flock(self._lock, fcntl.LOCK_UN)
 
     def stale(self) -> bool:
-        """Whether somebody else has written since. A file that vanished counts as unchanged:
-        the next change writes it anew.
-        """
-        try:
-            found = os.stat(self.path)  # noqa: PTH116  # before every call: pathlib is too slow
-        except OSError:
-            return False
-        return (found.st_mtime_ns, found.st_ino, found.st_size) != self._seen
+        """Whether somebody else has written since."""
+        return self._counter[:] != self._seen
 
     def read(self) -> dict[str, Any] | None:
         """The content, None when there is no file; raises NodeagentError."""
+        seen = self._counter[:]  # read before the file: a write in between is then seen next time
         try:
-            with self.path.open("rb") as file:
-                found = os.fstat(file.fileno())
-                text = file.read()
+            text = self.path.read_bytes()
         except FileNotFoundError:
             return None
         except OSError as error:
@@ -83,7 +81,7 @@ class StateFile:
             raise self.broken("it is not JSON") from error
         if not isinstance(content, dict) or content.get("format") != FORMAT:
             raise self.broken(f"it has no format {FORMAT!r}")
-        self._seen = (found.st_mtime_ns, found.st_ino, found.st_size)
+        self._seen = seen
         return content
 
     def write(self, members: dict[str, str]) -> None:
@@ -95,10 +93,6 @@ class StateFile:
         new = Path(f"{self.path}.tmp")  # the lock is held
         try:
             new.write_bytes(text)
-            # The clock of the file system ticks too slowly to tell two quick writes apart.
-            self._written_at = max(self._written_at + 1, time.time_ns())
-            os.utime(new, ns=(self._written_at, self._written_at))
-            found = new.stat()
             _put(new, self.path)
         except OSError as error:
             with suppress(OSError):
@@ -107,7 +101,8 @@ class StateFile:
                 f"the state of the simulated node cannot be written to {self.path}: "
                 f"{error.strerror}"
             ) from error
-        self._seen = (found.st_mtime_ns, found.st_ino, found.st_size)
+        count = int.from_bytes(self._counter[:], "little") + 1
+        self._seen = self._counter[:] = count.to_bytes(_COUNTER, "little")
 
     def broken(self, why: str) -> NodeagentError:
         """The error for content that cannot be used."""
