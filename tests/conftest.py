@@ -7,6 +7,7 @@ each.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import ctypes
 import faulthandler
 import inspect
@@ -123,6 +124,19 @@ def _no_settings_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
         ours = name.startswith("NODEAGENT_") and not name.startswith("NODEAGENT_TEST_")
         if ours or name in {"NODE_NAME", "NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID"}:
             monkeypatch.delenv(name)
+
+
+@pytest.fixture(autouse=True)
+def _logging_starts_anew() -> Iterator[None]:
+    """An agent in this process sets up logging for it; the next test must not write to its end."""
+    yield
+    structlog = sys.modules.get("structlog")
+    if structlog is None or not structlog.is_configured():
+        return
+    structlog.reset_defaults()
+    for name, module in list(sys.modules.items()):
+        if name.startswith("nodeagent.") and hasattr(module, "log"):
+            vars(module.log).pop("bind", None)  # the logger that was kept from its first use
 
 
 @pytest.fixture(autouse=True, scope="session")
