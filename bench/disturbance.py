@@ -11,7 +11,7 @@ import pynvml
 from bench import clear_all
 from bench.tables import show
 from bench.tours import all_pairs
-from nodeagent.execution import carry_out
+from nodeagent.execution.carrying_out import carry_out
 from nodeagent.gpu.driver import Driver
 from nodeagent.planning.desired import DesiredNode
 from nodeagent.planning.observed import ObservedNode

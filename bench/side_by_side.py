@@ -6,7 +6,7 @@ import asyncio
 import time
 
 from bench.tables import show
-from nodeagent.execution import carry_out
+from nodeagent.execution.carrying_out import carry_out
 from nodeagent.gpu.driver import Driver
 from nodeagent.planning.desired import DesiredNode
 from nodeagent.planning.observed import ObservedNode

@@ -7,7 +7,6 @@ each.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import ctypes
 import faulthandler
 import inspect

@@ -8,20 +8,20 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from nodeagent.attempts import Backoff
-from nodeagent.event_log import EventLog, EventType
 from nodeagent.gpu.driver import Driver
-from nodeagent.heartbeats import Heartbeats
-from nodeagent.last_good_plan import FILE_NAME, LastGoodPlan
-from nodeagent.narrator import Narrator
-from nodeagent.node_state import NodeState, Phase
-from nodeagent.plan_offer import PlanText
 from nodeagent.planning.observed import Gpu
 from nodeagent.planning.plan import Policy
 from nodeagent.planning.problems import Code
 from nodeagent.planning.steps import Step
-from nodeagent.reconciler import Reconciler, Rules
+from nodeagent.reconciling.attempts import Backoff
+from nodeagent.reconciling.event_log import EventLog, EventType
+from nodeagent.reconciling.heartbeats import Heartbeats
+from nodeagent.reconciling.last_good_plan import FILE_NAME, LastGoodPlan
+from nodeagent.reconciling.narrator import Narrator
+from nodeagent.reconciling.reconciler import Reconciler, Rules
+from nodeagent.reports.node_state import NodeState, Phase
 from nodeagent.reports.words import layout_words
+from nodeagent.sources.plan_offer import PlanText
 
 SOON = 8.0  # seconds that anything in a test may take
 

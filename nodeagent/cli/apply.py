@@ -16,7 +16,7 @@ from nodeagent.cli.options import Options
 from nodeagent.cli.output import Output
 from nodeagent.cli.plan import SOURCE, read_or_report, rejection, report
 from nodeagent.cli.settings_in_force import InForce, in_force
-from nodeagent.execution import carry_out
+from nodeagent.execution.carrying_out import carry_out
 from nodeagent.gpu.driver import Driver
 from nodeagent.planning.desired import DesiredNode, PlanDocument
 from nodeagent.planning.observed import ObservedNode

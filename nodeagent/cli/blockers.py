@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from nodeagent.planning.plan import NodePlan, Verdict
-from nodeagent.process_watch import ProcessWatch
+from nodeagent.reconciling.process_watch import ProcessWatch
 from nodeagent.reports.words import users
 
 # A process may also let go of a GPU without ending, which the kernel tells nobody.

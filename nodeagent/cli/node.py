@@ -11,10 +11,10 @@ from pathlib import Path
 from nodeagent.cli.options import Options
 from nodeagent.cli.settings_in_force import InForce
 from nodeagent.errors import UsageError
+from nodeagent.execution.writer_lock import FILE_NAME, writer_lock
 from nodeagent.gpu.driver import Driver
 from nodeagent.gpu.usage import UsageProbe
 from nodeagent.planning.observed import ObservedNode
-from nodeagent.writer_lock import FILE_NAME, writer_lock
 
 SIMULATED_SMI = (sys.executable, "-m", "nodeagent.simulation.nvidia_smi")
 

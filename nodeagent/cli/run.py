@@ -6,7 +6,7 @@ import os
 import sys
 from pathlib import Path
 
-from nodeagent import agent
+from nodeagent.agent import service
 from nodeagent.cli.exit_codes import ExitCode
 from nodeagent.cli.node import SIMULATED_SMI, is_simulated, simulation
 from nodeagent.cli.options import Options
@@ -18,10 +18,10 @@ def run(options: Options, _: Output) -> ExitCode:
     """Run it until a signal; what it does is in its log, on standard error."""
     settings = load_settings(options.settings, os.environ, _flags(options))
     with simulation(options, shared=settings.reset != "never") as state:
-        simulated = agent.Simulation(state, SIMULATED_SMI) if is_simulated(options) else None
+        simulated = service.Simulation(state, SIMULATED_SMI) if is_simulated(options) else None
         if simulated or (sys.stderr is not None and sys.stderr.isatty()):
             _say_where_to_look(options, settings)
-        agent.run(settings, simulation=simulated)
+        service.run(settings, simulation=simulated)
     return ExitCode.DONE
 
 

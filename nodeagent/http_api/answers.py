@@ -6,8 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from nodeagent.event_log import EventLog
-from nodeagent.preview import Preview
+from nodeagent.reconciling.event_log import EventLog
+from nodeagent.reconciling.preview import Preview
 
 Json = dict[str, Any]
 

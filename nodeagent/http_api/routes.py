@@ -8,12 +8,12 @@ from typing import Any
 
 from aiohttp import web
 
-from nodeagent.event_log import Event
 from nodeagent.http_api.answers import Answers, Json
 from nodeagent.http_api.guard import errors_as_json, refuse_foreign_hosts, set_headers
 from nodeagent.http_api.openapi import DESCRIPTION
 from nodeagent.http_api.page import CONTENT_SECURITY_POLICY, PAGE
 from nodeagent.planning.plan import Verdict
+from nodeagent.reconciling.event_log import Event
 from nodeagent.reports.status_report import time_json
 
 LARGEST_BODY = 64 * 1024  # bytes

@@ -5,7 +5,6 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Any
 
-from nodeagent.node_state import NodeState
 from nodeagent.planning.layout import creatable, free_slots
 from nodeagent.planning.observed import (
     Access,
@@ -15,6 +14,7 @@ from nodeagent.planning.observed import (
     Memory,
     User,
 )
+from nodeagent.reports.node_state import NodeState
 from nodeagent.reports.plan_report import mode_json, problem_json
 
 Json = dict[str, Any]

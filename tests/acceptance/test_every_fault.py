@@ -17,7 +17,7 @@ from fnmatch import fnmatchcase
 import pytest
 
 from nodeagent.errors import DriverError
-from nodeagent.execution import carry_out
+from nodeagent.execution.carrying_out import carry_out
 from nodeagent.gpu.driver import Driver
 from nodeagent.planning.desired import DesiredGpu, DesiredNode
 from nodeagent.planning.observed import Access, Gpu

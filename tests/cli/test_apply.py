@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from nodeagent.execution.writer_lock import writer_lock
 from nodeagent.simulation import open_node
-from nodeagent.writer_lock import writer_lock
 
 if TYPE_CHECKING:
     from collections.abc import Callable

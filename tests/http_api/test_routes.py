@@ -13,16 +13,16 @@ import jsonschema
 import pytest
 from aiohttp import ClientSession, UnixConnector, web
 
-from nodeagent.event_log import EventLog, EventType
 from nodeagent.http_api.answers import Answers
 from nodeagent.http_api.listening import listening
 from nodeagent.http_api.openapi import DESCRIPTION
 from nodeagent.http_api.routes import create_app
-from nodeagent.node_state import NodeState
 from nodeagent.planning.observed import ObservedNode
 from nodeagent.planning.plan import Policy
 from nodeagent.planning.planner import layout_of
-from nodeagent.preview import preview
+from nodeagent.reconciling.event_log import EventLog, EventType
+from nodeagent.reconciling.preview import preview
+from nodeagent.reports.node_state import NodeState
 from nodeagent.reports.status_report import status_json
 from nodeagent.simulation import simulated
 from tests.rig import open_driver, plan_text

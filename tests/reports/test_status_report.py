@@ -5,7 +5,6 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import Any
 
-from nodeagent.node_state import NodeState, Phase, Refusal
 from nodeagent.planning.observed import (
     Access,
     ComputeInstance,
@@ -20,6 +19,7 @@ from nodeagent.planning.observed import (
     User,
 )
 from nodeagent.planning.problems import Code, Problem
+from nodeagent.reports.node_state import NodeState, Phase, Refusal
 from nodeagent.reports.status_report import status_json
 
 THREE = GpuInstanceProfile(9, 2, "3g.40gb", 3, 40 << 30, 60, 2, (Placement(0, 4), Placement(4, 4)))

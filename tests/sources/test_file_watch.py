@@ -6,7 +6,7 @@ import asyncio
 import resource
 from pathlib import Path
 
-from nodeagent.file_watch import changes, deciding_entries
+from nodeagent.sources.file_watch import changes, deciding_entries
 
 
 def test_a_plain_file(tmp_path: Path) -> None:

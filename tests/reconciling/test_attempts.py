@@ -7,7 +7,6 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nodeagent.attempts import Attempts, Backoff
 from nodeagent.planning.desired import DesiredGpu, MigEnabled
 from nodeagent.planning.observed import (
     ComputeInstance,
@@ -19,6 +18,7 @@ from nodeagent.planning.observed import (
     User,
 )
 from nodeagent.planning.problems import Code, Problem
+from nodeagent.reconciling.attempts import Attempts, Backoff
 
 DESIRED = DesiredGpu(MigEnabled("gpus[0].mig"), "gpus[0]")
 PROBLEM = Problem(Code.STEP_FAILED, "it failed")

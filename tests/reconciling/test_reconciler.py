@@ -11,14 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from nodeagent.event_log import EventType
-from nodeagent.node_state import Phase, not_ready
-from nodeagent.plan_offer import NoPlan, PlanText, UnreadablePlan
 from nodeagent.planning.observed import Access, Gpu
 from nodeagent.planning.plan import Policy
 from nodeagent.planning.problems import Code, Problem
 from nodeagent.planning.steps import DestroyGpuInstance
+from nodeagent.reconciling.event_log import EventType
+from nodeagent.reports.node_state import Phase, not_ready
 from nodeagent.simulation import simulated
+from nodeagent.sources.plan_offer import NoPlan, PlanText, UnreadablePlan
 from tests.rig import Rig, do, plan_text, running
 
 CREATE = "nvmlDeviceCreateGpuInstance*"

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 import structlog
 
-from nodeagent.logs import configure_logging
+from nodeagent.agent.logs import configure_logging
 
 
 @pytest.fixture(autouse=True)

@@ -15,15 +15,7 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from nodeagent.errors import DriverError, GpuInUse, GpuLost
-from nodeagent.planning.desired import DesiredGpu, DesiredNode
-from nodeagent.planning.observed import Access, Gpu, ObservedNode
-from nodeagent.planning.outcome import GpuOutcome, NodeOutcome, StepReport, StepResult
-from nodeagent.planning.plan import GpuPlan, NodePlan, Policy, Verdict
-from nodeagent.planning.planner import layout_of
-from nodeagent.planning.planner import plan as plan_node
-from nodeagent.planning.problems import Problem
-from nodeagent.planning.steps import ResetGpu, SetMigMode, Step
-from nodeagent.setbacks import (
+from nodeagent.execution.setbacks import (
     not_as_planned,
     not_restored,
     reset_required,
@@ -32,6 +24,14 @@ from nodeagent.setbacks import (
     undone_if_gone,
     unreachable,
 )
+from nodeagent.planning.desired import DesiredGpu, DesiredNode
+from nodeagent.planning.observed import Access, Gpu, ObservedNode
+from nodeagent.planning.outcome import GpuOutcome, NodeOutcome, StepReport, StepResult
+from nodeagent.planning.plan import GpuPlan, NodePlan, Policy, Verdict
+from nodeagent.planning.planner import layout_of
+from nodeagent.planning.planner import plan as plan_node
+from nodeagent.planning.problems import Problem
+from nodeagent.planning.steps import ResetGpu, SetMigMode, Step
 
 _DEFAULT_POLICY = Policy()
 

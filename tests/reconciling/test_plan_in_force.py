@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from nodeagent.node_state import Refusal
-from nodeagent.plan_in_force import Judgement, PlanInForce
-from nodeagent.plan_offer import NoPlan, PlanText
 from nodeagent.planning.observed import ObservedNode
 from nodeagent.planning.plan import Policy, Verdict
 from nodeagent.planning.problems import Code
+from nodeagent.reconciling.plan_in_force import Judgement, PlanInForce
+from nodeagent.reports.node_state import Refusal
 from nodeagent.simulation import simulated
+from nodeagent.sources.plan_offer import NoPlan, PlanText
 from tests.rig import open_driver, plan_text
 
 

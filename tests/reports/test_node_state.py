@@ -6,9 +6,9 @@ from datetime import UTC, datetime
 
 import pytest
 
-from nodeagent.node_state import NodeState, Phase, not_ready, phase_of
 from nodeagent.planning.plan import NodePlan, Verdict
 from nodeagent.planning.problems import Code, Problem
+from nodeagent.reports.node_state import NodeState, Phase, not_ready, phase_of
 
 
 def problems(*codes: Code) -> list[Problem]:

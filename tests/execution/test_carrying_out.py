@@ -8,7 +8,7 @@ import time
 import pytest
 
 from nodeagent.documents.reading import read_document
-from nodeagent.execution import carry_out
+from nodeagent.execution.carrying_out import carry_out
 from nodeagent.gpu.driver import Driver
 from nodeagent.planning.desired import DesiredNode
 from nodeagent.planning.observed import Access

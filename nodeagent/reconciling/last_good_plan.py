@@ -15,7 +15,7 @@ import tempfile
 from pathlib import Path
 
 from nodeagent.errors import NodeagentError
-from nodeagent.plan_offer import PlanText
+from nodeagent.sources.plan_offer import PlanText
 
 FILE_NAME = "last-good-plan"
 _MOST_BYTES = 2 * 1024 * 1024  # more than any document that was ever accepted

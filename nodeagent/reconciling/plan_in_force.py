@@ -13,15 +13,15 @@ from typing import assert_never
 
 from nodeagent.documents.reading import read_document
 from nodeagent.errors import DocumentError
-from nodeagent.last_good_plan import digest_of
-from nodeagent.node_state import Refusal
-from nodeagent.plan_offer import NoPlan, PlanOffer, PlanText, UnreadablePlan
 from nodeagent.planning.desired import DesiredNode, PlanDocument
 from nodeagent.planning.observed import ObservedNode
 from nodeagent.planning.plan import NodePlan, Policy, Verdict
 from nodeagent.planning.planner import plan
 from nodeagent.planning.problems import Problem
 from nodeagent.planning.resolve import Rejection, resolve
+from nodeagent.reconciling.last_good_plan import digest_of
+from nodeagent.reports.node_state import Refusal
+from nodeagent.sources.plan_offer import NoPlan, PlanOffer, PlanText, UnreadablePlan
 
 _NOTHING_DESIRED = DesiredNode({})
 _NEVER = frozenset({Verdict.INVALID, Verdict.UNSATISFIABLE})

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import structlog
 
-from nodeagent.event_log import EventLog, EventType
-from nodeagent.node_state import Refusal
-from nodeagent.plan_in_force import Judgement
 from nodeagent.planning.observed import Access, Gpu, ObservedNode
 from nodeagent.planning.outcome import GpuOutcome, StepReport, StepResult
 from nodeagent.planning.plan import GpuPlan, Verdict
 from nodeagent.planning.problems import Code, Problem
+from nodeagent.reconciling.event_log import EventLog, EventType
+from nodeagent.reconciling.plan_in_force import Judgement
+from nodeagent.reports.node_state import Refusal
 from nodeagent.reports.words import gpu_words, layout_words, step_words
 
 log = structlog.get_logger(__name__)

@@ -18,28 +18,28 @@ from typing import Any
 
 import structlog
 
-from nodeagent.attempts import Backoff
+from nodeagent.agent.logs import configure_logging
+from nodeagent.agent.sd_notify import Notifier
 from nodeagent.errors import NodeagentError
-from nodeagent.event_log import EventLog, EventType
-from nodeagent.file_watch import changes
+from nodeagent.execution.writer_lock import FILE_NAME as LOCK_NAME
+from nodeagent.execution.writer_lock import writer_lock
 from nodeagent.gpu.driver import Driver
 from nodeagent.gpu.usage import UsageProbe
-from nodeagent.heartbeats import Heartbeats
-from nodeagent.last_good_plan import FILE_NAME as PLAN_NAME
-from nodeagent.last_good_plan import LastGoodPlan
-from nodeagent.logs import configure_logging
-from nodeagent.narrator import Narrator
-from nodeagent.node_state import NodeState, not_ready
-from nodeagent.plan_file import PlanFile
 from nodeagent.planning.plan import NodePlan, Policy, Verdict
-from nodeagent.preview import Preview, preview
-from nodeagent.reconciler import Reconciler, Rules
+from nodeagent.reconciling.attempts import Backoff
+from nodeagent.reconciling.event_log import EventLog, EventType
+from nodeagent.reconciling.heartbeats import Heartbeats
+from nodeagent.reconciling.last_good_plan import FILE_NAME as PLAN_NAME
+from nodeagent.reconciling.last_good_plan import LastGoodPlan
+from nodeagent.reconciling.narrator import Narrator
+from nodeagent.reconciling.preview import Preview, preview
+from nodeagent.reconciling.reconciler import Reconciler, Rules
+from nodeagent.reports.node_state import NodeState, not_ready
 from nodeagent.reports.plan_report import plan_json
 from nodeagent.reports.status_report import status_json
-from nodeagent.sd_notify import Notifier
 from nodeagent.settings import Settings
-from nodeagent.writer_lock import FILE_NAME as LOCK_NAME
-from nodeagent.writer_lock import writer_lock
+from nodeagent.sources.file_watch import changes
+from nodeagent.sources.plan_file import PlanFile
 
 log = structlog.get_logger(__name__)
 

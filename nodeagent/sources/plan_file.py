@@ -9,9 +9,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from nodeagent.documents.bounded_yaml import LARGEST_TEXT
-from nodeagent.file_watch import changes
-from nodeagent.plan_offer import NoPlan, PlanOffer, PlanText, UnreadablePlan
 from nodeagent.planning.problems import Code, Problem
+from nodeagent.sources.file_watch import changes
+from nodeagent.sources.plan_offer import NoPlan, PlanOffer, PlanText, UnreadablePlan
 
 _Signature = tuple[int, ...] | str
 

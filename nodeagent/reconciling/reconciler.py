@@ -17,21 +17,21 @@ from typing import Protocol
 
 import structlog
 
-from nodeagent.agenda import Agenda, blocking_pids
-from nodeagent.attempts import Backoff
 from nodeagent.errors import NodeagentError
-from nodeagent.execution import StepDriver, carry_out
-from nodeagent.heartbeats import Heartbeats
-from nodeagent.last_good_plan import LastGoodPlan
-from nodeagent.narrator import Narrator
-from nodeagent.node_state import NodeState, Phase, phase_of
-from nodeagent.plan_in_force import Judgement, PlanInForce
-from nodeagent.plan_offer import PlanOffer, PlanText
+from nodeagent.execution.carrying_out import StepDriver, carry_out
 from nodeagent.planning.observed import Access, ObservedNode
 from nodeagent.planning.outcome import NodeOutcome, StepReport
 from nodeagent.planning.plan import GpuPlan, NodePlan, Policy, Verdict
 from nodeagent.planning.problems import Code, Problem
-from nodeagent.process_watch import ProcessWatch
+from nodeagent.reconciling.agenda import Agenda, blocking_pids
+from nodeagent.reconciling.attempts import Backoff
+from nodeagent.reconciling.heartbeats import Heartbeats
+from nodeagent.reconciling.last_good_plan import LastGoodPlan
+from nodeagent.reconciling.narrator import Narrator
+from nodeagent.reconciling.plan_in_force import Judgement, PlanInForce
+from nodeagent.reconciling.process_watch import ProcessWatch
+from nodeagent.reports.node_state import NodeState, Phase, phase_of
+from nodeagent.sources.plan_offer import PlanOffer, PlanText
 
 log = structlog.get_logger(__name__)
 

@@ -5,15 +5,15 @@ The plan says what would have to be done; this remembers why some of it has to w
 
 from __future__ import annotations
 
-from nodeagent.attempts import Attempts, Backoff
-from nodeagent.drift import Drift, drift_problem
-from nodeagent.plan_in_force import Judgement
+from nodeagent.execution.setbacks import not_as_planned
 from nodeagent.planning.observed import Access, Gpu
 from nodeagent.planning.outcome import GpuOutcome
 from nodeagent.planning.plan import GpuPlan, Verdict
 from nodeagent.planning.problems import Code, Problem
+from nodeagent.reconciling.attempts import Attempts, Backoff
+from nodeagent.reconciling.drift import Drift, drift_problem
+from nodeagent.reconciling.plan_in_force import Judgement
 from nodeagent.reports.words import users
-from nodeagent.setbacks import not_as_planned
 
 
 class Agenda:

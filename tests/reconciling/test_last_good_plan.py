@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from nodeagent.errors import NodeagentError
-from nodeagent.last_good_plan import FILE_NAME, LastGoodPlan
-from nodeagent.plan_offer import PlanText
+from nodeagent.reconciling.last_good_plan import FILE_NAME, LastGoodPlan
+from nodeagent.sources.plan_offer import PlanText
 
 PLAN = PlanText(b"version: v1\n\xff", "balanced")
 

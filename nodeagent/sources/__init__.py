@@ -1,0 +1,1 @@
+"""Where plans come from, and how their changes are noticed."""
