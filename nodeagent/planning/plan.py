@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from nodeagent.planning.effects import after
 from nodeagent.planning.observed import Gpu
 from nodeagent.planning.problems import Problem
 from nodeagent.planning.steps import Step
@@ -39,6 +40,23 @@ class GpuPlan:
     steps: tuple[Step, ...]
     after: Gpu
     problems: tuple[Problem, ...] = ()
+
+    @classmethod
+    def in_sync(cls, gpu: Gpu) -> GpuPlan:
+        """Nothing to do."""
+        return cls(before=gpu, verdict=Verdict.IN_SYNC, steps=(), after=gpu)
+
+    @classmethod
+    def refused(cls, gpu: Gpu, verdict: Verdict, *problems: Problem) -> GpuPlan:
+        """Nothing is done, and why."""
+        return cls(before=gpu, verdict=verdict, steps=(), after=gpu, problems=problems)
+
+    @classmethod
+    def applicable(cls, gpu: Gpu, steps: tuple[Step, ...], *warnings: Problem) -> GpuPlan:
+        """Steps to take; none of them means that nothing is to do."""
+        if not steps:
+            return cls.in_sync(gpu)
+        return cls(gpu, Verdict.APPLICABLE, steps, after(gpu, steps), warnings)
 
 
 @dataclass(frozen=True, slots=True)
