@@ -14,7 +14,7 @@ PLAN   ?= examples/plan.yaml
 PIP     := $(BIN)/python -m pip --disable-pip-version-check --quiet
 RUN     := $(VENV)/.run.stamp
 DEV     := $(VENV)/.dev.stamp
-SOURCES := nodeagent tests $(patsubst %/,%,$(sort $(dir $(wildcard bench/*.py tools/*.py))))
+SOURCES := nodeagent tests bench tools
 
 .DEFAULT_GOAL := help
 
@@ -41,7 +41,7 @@ lint: $(DEV)  ## ruff: rules and form
 	$(BIN)/ruff format --check $(SOURCES)
 
 types: $(DEV)  ## mypy --strict
-	$(BIN)/mypy $(SOURCES)
+	$(BIN)/mypy
 
 layers: $(DEV)  ## who may import whom
 	$(BIN)/lint-imports --no-logo
