@@ -4,11 +4,31 @@ from __future__ import annotations
 
 import logging
 import sys
-from typing import Literal, TextIO
+from contextlib import suppress
+from typing import Literal, TextIO, cast
 
 import structlog
 
 Format = Literal["auto", "json", "console"]
+
+
+class _Lossy:
+    """A stream whose reader may be gone or whose disk may be full.
+
+    Lines are lost then; the work, in the middle of which they are written, goes on.
+    """
+
+    def __init__(self, out: TextIO) -> None:
+        self._out = out
+
+    def write(self, text: str) -> int:
+        with suppress(OSError, ValueError):  # ValueError: the stream is closed
+            self._out.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        with suppress(OSError, ValueError):
+            self._out.flush()
 
 
 def configure_logging(
@@ -40,6 +60,6 @@ def configure_logging(
         wrapper_class=structlog.make_filtering_bound_logger(
             logging.getLevelNamesMapping()[level.upper()]
         ),
-        logger_factory=structlog.PrintLoggerFactory(out),
+        logger_factory=structlog.PrintLoggerFactory(cast("TextIO", _Lossy(out))),
         cache_logger_on_first_use=True,
     )

@@ -106,6 +106,8 @@ class Agent:
         self._notifier = notifier
         self._policy = Policy(reset_when_idle=settings.reset == "whenIdle")
         self._events = EventLog()
+        # One for life: a driver that hangs is not called again and again in new threads.
+        self._driver = self._make_driver()
 
     async def run(self) -> None:
         """Run until a signal; raises the first failure of a part, alone or in a group."""
@@ -130,7 +132,7 @@ class Agent:
         deadlines = settings.driver.step_deadline + 4 * settings.driver.observe_deadline
         return Reconciler(
             state=NodeState(settings.node_name, settings.plan.source),
-            open_driver=self._open_driver,
+            open_driver=lambda: self._driver,
             rules=Rules(
                 policy=self._policy,
                 parallel=settings.gpu.parallel,
@@ -145,7 +147,7 @@ class Agent:
             on_state=self._tell_systemd,
         )
 
-    def _open_driver(self) -> Driver:
+    def _make_driver(self) -> Driver:
         settings = self._settings
         simulation = self._simulation
         return Driver(

@@ -94,18 +94,18 @@ class _Rounds:
     async def take(self, observed: ObservedNode) -> None:
         """Do what can be done now; a GPU on which a step failed is left alone."""
         now = self._plan(observed)
-        open_gpus = tuple(gpu for gpu in now.gpus if not self._failed(gpu.before.uuid))
+        open_gpus = tuple(gpu for gpu in now.gpus if not self._failed(gpu.before.key))
         done = await self._carry_out(replace(now, gpus=open_gpus))
         for gpu in done.gpus:
-            earlier = self._gpus.get(gpu.after.uuid)
-            self._gpus[gpu.after.uuid] = _joined(earlier, gpu) if earlier else gpu
-        outcomes = tuple(self._gpus[gpu.before.uuid] for gpu in now.gpus)
+            earlier = self._gpus.get(gpu.plan.before.key)
+            self._gpus[gpu.plan.before.key] = _joined(earlier, gpu) if earlier else gpu
+        outcomes = tuple(self._gpus[gpu.before.key] for gpu in now.gpus)
         whole = replace(now, gpus=tuple(gpu.plan for gpu in outcomes))
         self.outcome = NodeOutcome(whole, outcomes)
         self.rest = self._plan(_read_back(observed, outcomes))
 
-    def _failed(self, uuid: str) -> bool:
-        return uuid in self._gpus and self._gpus[uuid].failed
+    def _failed(self, key: str) -> bool:
+        return key in self._gpus and self._gpus[key].failed
 
     def _plan(self, observed: ObservedNode) -> NodePlan:
         return plan(self._desired, observed, self._settings.policy)
@@ -139,8 +139,8 @@ def _joined(first: GpuOutcome, second: GpuOutcome) -> GpuOutcome:
 
 def _read_back(observed: ObservedNode, outcomes: tuple[GpuOutcome, ...]) -> ObservedNode:
     """The node, each GPU as it was read back after its steps."""
-    after = {gpu.after.uuid: gpu.after for gpu in outcomes}
-    return replace(observed, gpus=tuple(after.get(gpu.uuid, gpu) for gpu in observed.gpus))
+    after = {gpu.plan.before.key: gpu.after for gpu in outcomes}
+    return replace(observed, gpus=tuple(after.get(gpu.key, gpu) for gpu in observed.gpus))
 
 
 @contextmanager

@@ -31,7 +31,7 @@ def driver_findings(observed: ObservedNode | DriverError) -> Iterator[Finding]:
 
 
 def _gpu_finding(gpu: Gpu) -> Finding:
-    check, name = f"gpu {gpu.index}", gpu.name or gpu.uuid
+    check, name = f"gpu {gpu.index}", gpu.name or gpu.uuid or "the GPU"
     if gpu.access is not Access.OK:
         return error(
             check, f"{name} does not answer: {gpu.access_reason}", "check dmesg for NVRM lines"

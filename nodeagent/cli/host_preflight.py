@@ -6,10 +6,13 @@ import fcntl
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import assert_never
 
+from nodeagent.cli import event_loop
 from nodeagent.cli.findings import Finding, error, ok, warning
 from nodeagent.errors import DocumentError
 from nodeagent.planning.desired import PlanDocument
+from nodeagent.sources.plan_offer import NoPlan, PlanOffer, PlanText, UnreadablePlan
 
 # Programs that change MIG layouts by themselves, by the name of their executable.
 _OTHER_OWNERS = {
@@ -88,20 +91,34 @@ def directory_finding(name: str, path: Path) -> Finding:
 
 
 def plan_finding(path: Path, configuration: str | None) -> tuple[Finding, PlanDocument | None]:
-    """Whether the plan file can be read and is a plan; whether it fits the node comes later."""
+    """Whether the plan file can be read and is a plan; whether it fits the node comes later.
+
+    The file is read by the agent's own reader, so what is said here holds for the agent.
+    """
     from nodeagent.documents.reading import read_document
 
-    try:
-        document = read_document(path.read_bytes(), configuration=configuration)
-    except FileNotFoundError:
-        found = warning("plan", f"{path} does not exist", "write one; nodeagent export is a start")
-        return found, None
-    except OSError as failure:
-        found = error("plan", f"{path} cannot be read: {failure.strerror}", "make it readable")
-        return found, None
-    except DocumentError as refusal:
-        return error("plan", f"{path}: {refusal.message}", refusal.remedy), None
-    return ok("plan", f"{path} is well-formed"), document
+    match _offered(path, configuration):
+        case NoPlan():
+            remedy = "write one; nodeagent export is a start"
+            return warning("plan", f"{path} does not exist", remedy), None
+        case UnreadablePlan(problem):
+            return error("plan", problem.message, problem.remedy), None
+        case PlanText(text):
+            try:
+                document = read_document(text, configuration=configuration)
+            except DocumentError as refusal:
+                return error("plan", f"{path}: {refusal.message}", refusal.remedy), None
+            return ok("plan", f"{path} is well-formed"), document
+        case _ as never:
+            assert_never(never)
+
+
+def _offered(path: Path, configuration: str | None) -> PlanOffer:
+    from nodeagent.sources.plan_file import PlanFile
+
+    offers: list[PlanOffer] = []
+    event_loop.run(PlanFile(path, offers.append, configuration=configuration).look())
+    return offers[-1]
 
 
 def lock_finding(path: Path) -> Finding:

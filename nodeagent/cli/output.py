@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from collections.abc import Iterable, Mapping, Sequence
@@ -12,6 +13,7 @@ from nodeagent.planning.problems import Problem
 from nodeagent.terminal.page import Line, plain_text
 
 _WIDEST = 120  # pictures gain nothing beyond
+_DRAWN = "┌─│…"
 
 
 class Output:
@@ -52,12 +54,15 @@ class Output:
 
             self._write(painted(lines))
         else:
-            self._write(plain_text(lines, ascii_only=not _can_draw(self._stream)))
+            self._write(plain_text(lines, ascii_only=not _can_encode(self._stream, _DRAWN)))
 
     def document(self, data: Mapping[str, object]) -> None:
         """Write an answer for programs, as JSON or YAML; nothing when the format is text."""
         if not self.is_text:
-            self._write(formatted(data, self.format))
+            text = formatted(data, self.format)
+            if self._stream is not None and not _can_encode(self._stream, text):
+                text = formatted(data, self.format, ascii_only=True)
+            self._write(text)
 
     def text(self, text: str) -> None:
         """Write text as it is, whatever the format."""
@@ -67,7 +72,7 @@ class Output:
         if self._stream is None:
             return
         try:
-            self._stream.write(text)
+            self._stream.write(_encodable(text, self._stream))
             self._stream.flush()
         except (OSError, ValueError) as error:  # ValueError: the stream was closed
             if isinstance(error, OSError) and not isinstance(error, BrokenPipeError):
@@ -76,16 +81,16 @@ class Output:
             discard_standard_output()
 
 
-def formatted(data: Mapping[str, object], output_format: str) -> str:
+def formatted(data: Mapping[str, object], output_format: str, *, ascii_only: bool = False) -> str:
     """The data as `json` or `yaml`, keys in their own order."""
     if output_format == "json":
         import json
 
-        return json.dumps(data, indent=2, ensure_ascii=False) + "\n"
+        return json.dumps(data, indent=2, ensure_ascii=ascii_only) + "\n"
     import yaml
 
     dumper = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
-    return str(yaml.dump(data, Dumper=dumper, sort_keys=False, allow_unicode=True))
+    return str(yaml.dump(data, Dumper=dumper, sort_keys=False, allow_unicode=not ascii_only))
 
 
 def complain(error: NodeagentError | str, remedy: str = "") -> None:
@@ -96,8 +101,10 @@ def complain(error: NodeagentError | str, remedy: str = "") -> None:
         message = error
     text = f"nodeagent: {_one_line(message)}\n" + (f"  {_one_line(remedy)}\n" if remedy else "")
     if sys.stderr is not None:
-        sys.stderr.write(text)
-        sys.stderr.flush()
+        # Where nobody can be told, the exit code still says it.
+        with contextlib.suppress(OSError, ValueError):
+            sys.stderr.write(text)
+            sys.stderr.flush()
 
 
 def complain_about(problems: Sequence[Problem]) -> None:
@@ -129,9 +136,20 @@ def _shows_colours(stream: TextIO | None) -> bool:
     return wanted and stream is not None and stream.isatty()
 
 
-def _can_draw(stream: TextIO) -> bool:
+def _can_encode(stream: TextIO, text: str) -> bool:
     try:
-        "┌─│…".encode(getattr(stream, "encoding", None) or "utf-8")
+        text.encode(_encoding(stream))
     except (UnicodeEncodeError, LookupError):
         return False
     return True
+
+
+def _encodable(text: str, stream: TextIO) -> str:
+    """The text, with escapes for what the stream's encoding does not have."""
+    if _can_encode(stream, text):
+        return text
+    return text.encode("ascii", "backslashreplace").decode("ascii")
+
+
+def _encoding(stream: TextIO) -> str:
+    return getattr(stream, "encoding", None) or "utf-8"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from nodeagent.cli import event_loop, exit_codes
-from nodeagent.cli.document_source import read_document
+from nodeagent.cli.document_source import LARGEST, configuration_in, read_content
 from nodeagent.cli.exit_codes import ExitCode
 from nodeagent.cli.node import opened
 from nodeagent.cli.options import Options
@@ -61,13 +61,21 @@ def is_rejection(found: NodePlan) -> bool:
 
 
 def read_or_report(options: Options, output: Output) -> PlanDocument:
-    """The document; one that is refused is also reported in the format asked for."""
+    """The document; one that is refused is also reported in the format asked for.
+
+    Raises UsageError and DocumentError.
+    """
+    from nodeagent.documents.reading import digest_of, read_document
+
+    content = read_content(options)
     try:
-        return read_document(options)
+        return read_document(content, configuration=configuration_in(content, options))
     except DocumentError as error:
         if not output.is_text:
-            from nodeagent.reports.plan_report import plan_json
+            from nodeagent.reports.plan_report import rejection_json
 
-            refused = NodePlan(Verdict.INVALID, problems=error.problems)
-            output.document(plan_json(refused, digest="", source=SOURCE))
+            digest = digest_of(content) if len(content) < LARGEST else ""  # else it was not all
+            output.document(
+                rejection_json(error.problems, Verdict.INVALID, digest=digest, source=SOURCE)
+            )
         raise

@@ -26,14 +26,14 @@ def run(options: Options, output: Output) -> ExitCode:
 
 
 def _gpu_json(gpu: Gpu, more: dict[str, int]) -> dict[str, object]:
+    names = {"uuid": gpu.uuid, "name": gpu.name, "pciBusId": gpu.pci_bus_id}
     known: dict[str, object] = {
         "index": gpu.index,
-        "uuid": gpu.uuid,
-        "name": gpu.name,
-        "pciBusId": gpu.pci_bus_id,
-        "migCapable": gpu.mig is not None,
-        "profiles": [_profile_json(profile, more) for profile in gpu.profiles],
+        **{key: value for key, value in names.items() if value},
     }
+    if gpu.mig is not None or gpu.access is Access.OK:
+        known["migCapable"] = gpu.mig is not None
+    known["profiles"] = [_profile_json(profile, more) for profile in gpu.profiles]
     if gpu.access is not Access.OK:
         known["problem"] = f"{gpu.access}: {gpu.access_reason}"
     return known

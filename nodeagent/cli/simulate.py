@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import difflib
+import fnmatch
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -125,6 +127,11 @@ def _device(named: str, node: SimulatedNode) -> str:
 
 
 def _fault(options: Options, output: Output) -> None:
+    if sum([options.clear, options.lost is not None, options.function is not None]) > 1:
+        raise UsageError(
+            "FUNCTION, --lost and --clear are three different things",
+            remedy="give them one after the other, in commands of their own",
+        )
     if options.clear:
         with _node(options) as node:
             node.clear_faults()
@@ -142,6 +149,7 @@ def _inject(options: Options, output: Output) -> None:
         raise UsageError(
             "no function given", remedy="for example: nodeagent simulate fault 'nvml*' IN_USE"
         )
+    _check_function(options.function)
     with _node(options) as node:
         fault = node.inject(
             options.function,
@@ -156,6 +164,19 @@ def _inject(options: Options, output: Output) -> None:
         f"fault {fault.number}: {fault.function} will go wrong",
         number=fault.number,
         function=fault.function,
+    )
+
+
+def _check_function(pattern: str) -> None:
+    """Whether the simulated driver has such a function; raises UsageError."""
+    from nodeagent.simulation.functions import FUNCTIONS
+
+    if fnmatch.filter(FUNCTIONS, pattern):
+        return
+    likely = difflib.get_close_matches(pattern, FUNCTIONS, n=1)
+    raise UsageError(
+        f"the simulated driver has no function {pattern!r}",
+        remedy=f"did you mean {likely[0]}?" if likely else "for example 'nvmlDevice*'",
     )
 
 

@@ -57,7 +57,7 @@ def _decoded(text: str | bytes) -> str:
     """The text as characters, once it is known to be text and of a bearable size."""
     size = len(text if isinstance(text, bytes) else text.encode("utf-8", "surrogatepass"))
     if size >= LARGEST_TEXT:
-        raise refuse(f"the document has {size:,} bytes; every document must be smaller than 1 MiB")
+        raise refuse("the document is too large; every document must be smaller than 1 MiB")
     if isinstance(text, bytes):
         try:
             text = text.decode("utf-8")

@@ -146,11 +146,16 @@ def _each_once(place: Place, devices: list[DeviceSelector]) -> None:
         first = seen.setdefault(identity(device), device)
         if first is not device:
             raise place.refuse(
-                f"found {shown(device.text)}, the same GPU as {shown(first.text)} before it",
+                f"found {_named(device)}, the same GPU as {_named(first)} before it",
                 code=Code.DUPLICATE_DEVICE,
                 remedy="name each GPU once in an entry",
                 below=(position,),
             )
+
+
+def _named(device: DeviceSelector) -> str:
+    """As it was written: an index without quotes."""
+    return device.text if device.index is not None else shown(device.text)
 
 
 _DEVICES = by_kind(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 
-from nodeagent.documents.bounded_yaml import Value, read_tree
+from nodeagent.documents.bounded_yaml import LARGEST_TEXT, Value, read_tree
 from nodeagent.documents.findings import refuse, shown
 from nodeagent.errors import DocumentError
 from nodeagent.planning.desired import PlanDocument
@@ -26,7 +26,7 @@ def read_document(text: str | bytes, *, configuration: str | None = None) -> Pla
     if len(encoded) > LARGEST_PLAN and _MIG_PARTED_KEY.encode() not in encoded:
         raise _too_large(encoded)
     tree = read_tree(text)
-    digest = "sha256:" + hashlib.sha256(encoded).hexdigest()
+    digest = digest_of(encoded)
     if tree.value is None:
         raise refuse("the document is empty", remedy=_SMALLEST_PLAN)
     if not isinstance(tree.value, dict):
@@ -44,6 +44,11 @@ def read_document(text: str | bytes, *, configuration: str | None = None) -> Pla
     return read_plan(tree, digest)
 
 
+def digest_of(text: bytes) -> str:
+    """The digest by which people compare documents: `sha256:` and the hash of the text."""
+    return "sha256:" + hashlib.sha256(text).hexdigest()
+
+
 def _is_mig_parted(document: dict[str, Value]) -> bool:
     """Told by its key, also where that is misspelt: then the fault is told as what it is."""
     if _MIG_PARTED_KEY in document:
@@ -53,8 +58,10 @@ def _is_mig_parted(document: dict[str, Value]) -> bool:
 
 
 def _too_large(encoded: bytes) -> DocumentError:
+    more = " or more" if len(encoded) >= LARGEST_TEXT else ""  # files are read no further
     return refuse(
-        f"the document has {len(encoded):,} bytes; a plan has at most {LARGEST_PLAN:,} (64 KiB)",
+        f"the document has {len(encoded):,} bytes{more}; a plan has at most {LARGEST_PLAN:,} "
+        "(64 KiB)",
         remedy="name GPUs with equal layouts in one entry",
     )
 

@@ -7,7 +7,7 @@ cannot be found out counts as in use.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from nodeagent.errors import DriverError, GpuInUse
@@ -17,7 +17,7 @@ from nodeagent.gpu.nvml_errors import INVALID_ARGUMENT, NOT_FOUND
 from nodeagent.gpu.nvml_types import ComputeInstanceHandle, Device, GpuInstanceHandle
 from nodeagent.gpu.usage import MigDevice, merged
 from nodeagent.gpu.users import ProcessLists
-from nodeagent.planning.observed import Usage
+from nodeagent.planning.observed import GpuInstanceProfile, Usage
 from nodeagent.planning.steps import DestroyComputeInstance, DestroyGpuInstance
 
 # For a moment after its last compute instance went, the driver may still refuse to destroy a GPU
@@ -40,8 +40,9 @@ def destroy_gpu_instance(change: Change, step: DestroyGpuInstance) -> None:
     """
     name = f"{step.profile} at {step.placement}"
     nvml = change.card.nvml
-    instance, _ = find_instance(change.card, step.instance, step.profile, step.placement)
+    instance, profile = find_instance(change.card, step.instance, step.profile, step.placement)
     doomed = [_find_idle(change, instance, step.instance, uuid) for uuid in step.devices]
+    _insist_on_no_other(change, instance, profile, doomed)
     insist_on_idle(_known_elsewhere(change, step.instance, None), name)
     for compute in doomed:
         change.insist_on_time(f"destroying {name}")
@@ -97,7 +98,36 @@ def _find_idle(change: Change, instance: GpuInstanceHandle, instance_id: int, uu
     return _Doomed(compute_id, nvml.compute_instance_by_id(instance, compute_id))
 
 
+def _insist_on_no_other(
+    change: Change,
+    instance: GpuInstanceHandle,
+    profile: GpuInstanceProfile,
+    doomed: Sequence[_Doomed],
+) -> None:
+    """Somebody may have added a compute instance since; then none is to go in vain.
+
+    An instance that is full needs no look for others.
+    """
+    card, nvml = change.card, change.card.nvml
+    offered = card.learn_compute(profile, instance)
+    if len(doomed) >= max((compute.max_count for compute in offered), default=0):
+        return
+    if profile.slices > 1:  # a single slice may hold several, where the driver shares it
+        slices = {compute.id: compute.slices for compute in offered}
+        taken = [slices.get(nvml.compute_instance_info(d.handle).profile_id, 0) for d in doomed]
+        if sum(taken) >= profile.slices:
+            return
+    known = {compute.id for compute in doomed}
+    for compute in offered:
+        for handle in nvml.compute_instances(instance, compute.id, card.room_for(profile)):
+            found = nvml.compute_instance_info(handle).id
+            if found not in known:
+                raise otherwise(f"{profile.name} now also has compute instance {found}")
+
+
 def _mig_device(card: Card, uuid: str) -> Device:
+    if not uuid:
+        raise otherwise("it has a compute instance without MIG device, whose users nobody knows")
     try:
         return card.nvml.device_by_uuid(uuid)
     except DriverError as error:

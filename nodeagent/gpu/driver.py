@@ -31,6 +31,8 @@ from nodeagent.gpu.workers import Worker
 from nodeagent.planning.observed import Access, Gpu, ObservedNode
 from nodeagent.planning.steps import ResetGpu, Step
 
+_LEAVING = 1.0  # seconds: nobody who ends waits long for a driver that hangs
+
 
 @dataclass(frozen=True, slots=True)
 class _Post:
@@ -42,6 +44,8 @@ class _Post:
 
 class Driver:
     """The node's driver, usable inside `async with`, which raises DriverUnavailable.
+
+    It can be entered again after it was left: a call that hung then is known and not repeated.
 
     Deadlines are seconds: `observe_deadline` for reading one whole GPU (and for starting NVML),
     `step_deadline` for one step. `usage` knows users of MIG devices that NVML does not see; None
@@ -68,11 +72,13 @@ class Driver:
         self._last: dict[str, Gpu] = {}
 
     async def __aenter__(self) -> Self:
+        version = self._session.version
         try:
             await self._session.start()
         except DriverError as error:
             await self._leave()
             raise unavailable(error) from error
+        self._expect_anew(version)
         return self
 
     async def __aexit__(
@@ -85,7 +91,7 @@ class Driver:
 
     async def _leave(self) -> None:
         with suppress(DriverError):
-            await self._session.shut_down(self._workers)
+            await self._session.shut_down(self._workers, patience=_LEAVING)
         if self._reader:
             await self._reader.close()
         for worker in self._workers:

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 from collections.abc import Sequence
+from contextlib import suppress
 
 from nodeagent.errors import DeadlineExceeded, DriverError
 
 _MOST_OUTPUT = 2000  # characters of the program's words that go into an error
+_ENDING = 2.0  # seconds for a killed program to be gone; in the driver it may stay for ever
 
 
 async def reset_gpu(nvidia_smi: Sequence[str], pci_bus_id: str, *, deadline: float) -> None:
@@ -24,6 +28,7 @@ async def reset_gpu(nvidia_smi: Sequence[str], pci_bus_id: str, *, deadline: flo
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.STDOUT,
+            start_new_session=True,  # what a wrapper starts goes with it
         )
     except OSError as error:
         raise _failed(
@@ -52,10 +57,14 @@ async def reset_gpu(nvidia_smi: Sequence[str], pci_bus_id: str, *, deadline: flo
 
 
 async def _end(process: asyncio.subprocess.Process) -> None:
-    """Leave no process behind, whatever happened."""
-    if process.returncode is None:
-        process.kill()
-        await process.wait()
+    """Leave no process behind, whatever happened, and wait for none that cannot be killed."""
+    if process.returncode is not None:
+        return
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    with suppress(TimeoutError):
+        async with asyncio.timeout(_ENDING):
+            await process.wait()
 
 
 def _failed(message: str, *, remedy: str) -> DriverError:

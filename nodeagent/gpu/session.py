@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable, Iterable
 from typing import TypeVar
@@ -27,7 +28,7 @@ class Session:
         self._started = False
 
     async def start(self) -> None:
-        """Initialise NVML; raises DriverError."""
+        """Initialise NVML, unless it still is; raises DriverError."""
         until = time.monotonic() + self._deadline
 
         def start() -> None:
@@ -35,8 +36,9 @@ class Session:
             if time.monotonic() > until:  # nobody waits any more, so nobody would shut it down
                 self.nvml.shutdown()
 
-        await self._call(start, what="starting NVML")
-        self._started = True
+        if not self._started:
+            await self._call(start, what="starting NVML")
+            self._started = True
         try:
             self.version = await self._call(self.nvml.driver_version, what="asking its version")
         except (DriverUnavailable, DeadlineExceeded):
@@ -48,15 +50,19 @@ class Session:
         """How many GPUs the driver has."""
         return await self._call(self.nvml.device_count, what="counting GPUs")
 
-    async def shut_down(self, workers: Iterable[Worker]) -> bool:
+    async def shut_down(self, workers: Iterable[Worker], patience: float | None = None) -> bool:
         """Shut NVML down, unless one of `workers` is in a call that does not return.
 
+        `patience` in seconds, for such calls and for the shutdown each; None: the deadline.
         Returns whether it is down. All handles are stale then.
         """
-        settled = [await w.settled(self._deadline) for w in (self._worker, *workers)]
-        if self._started and all(settled):
+        patience = self._deadline if patience is None else min(patience, self._deadline)
+        waiting = (worker.settled(patience) for worker in (self._worker, *workers))
+        if self._started and all(await asyncio.gather(*waiting)):
             self._started = False
-            await self._call(self.nvml.shutdown, what="shutting NVML down")
+            await self._worker.call(
+                self.nvml.shutdown, what="shutting NVML down", deadline=patience
+            )
         return not self._started
 
     def close(self) -> None:

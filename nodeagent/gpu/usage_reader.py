@@ -42,8 +42,9 @@ class UsageReader:
                 return UnknownUsers(error.message)
 
     async def close(self) -> None:
-        if self._next is not None:
-            self._next.cancel()
+        waiting, self._next = self._next, None
+        if waiting is not None:
+            waiting.cancel()
             with suppress(asyncio.CancelledError):
-                await self._next
+                await waiting
         self._worker.close()

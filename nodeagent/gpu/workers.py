@@ -12,6 +12,7 @@ import asyncio
 import threading
 from collections.abc import Callable
 from contextlib import suppress
+from datetime import UTC, datetime
 from queue import SimpleQueue
 from typing import Generic, TypeVar
 
@@ -27,6 +28,7 @@ class _Job(Generic[Result]):
         self.what = what
         self.loop = asyncio.get_running_loop()
         self.began = self.loop.time()
+        self.began_at = datetime.now(UTC)
         self.result: asyncio.Future[Result] = self.loop.create_future()
         # When nobody waits any more, a late failure is no news to anyone.
         self.result.add_done_callback(lambda result: result.cancelled() or result.exception())
@@ -76,8 +78,9 @@ class Worker:
         job = self._running()
         if job is None or not self._overdue:
             return ""
-        seconds = job.loop.time() - job.began
-        return f"{self.name} is stuck since {seconds:.0f} s in a call that does not return"
+        # A moment and not a duration, so that the same trouble is told in the same words.
+        since = f"{job.began_at:%Y-%m-%dT%H:%M:%SZ}"
+        return f"{self.name} is stuck since {since} in a call that does not return"
 
     async def settled(self, deadline: float) -> bool:
         """Whether the thread is in no call, after waiting for one that is not overdue."""

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 from aiohttp import web
 
 from nodeagent.errors import NodeagentError
 
 SOCKET_NAME = "agent.sock"
+_MOST_CONNECTIONS = 256  # each takes a descriptor, which the work with the GPUs needs too
 _LARGEST_LINE = 4096  # bytes of a request line or a header
 _SHUTDOWN = 1.0  # seconds for answers under way
 
@@ -24,7 +27,7 @@ async def listening(
 
     Raises NodeagentError when an address cannot be had.
     """
-    runner = web.AppRunner(
+    runner = _Runner(
         app,
         handle_signals=False,
         handler_cancellation=True,  # who followed the events and left is forgotten at once
@@ -52,6 +55,24 @@ async def listening(
         await runner.cleanup()
         if unix_socket:
             _remove(unix_socket)
+
+
+class _Runner(web.AppRunner):
+    """Whoever on the node opens connections without end is turned away, and harms nobody else."""
+
+    @property
+    def server(self) -> Any:  # what listens calls it for each connection
+        server = super().server
+        if server is None:
+            return None
+        return lambda: server() if len(server.connections) < _MOST_CONNECTIONS else _Refusal()
+
+
+class _Refusal(asyncio.Protocol):
+    """Ends a connection as it begins."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        transport.close()
 
 
 def _remove(path: Path) -> None:

@@ -230,7 +230,9 @@ DESCRIPTION: Json = {
                     "400": _answer("not a document", _ref("Plan")),
                     "413": _answer("larger than 64 KiB", _ERROR),
                     "422": _answer("not possible on this node", _ref("Plan")),
-                    "503": _answer("the GPUs have not been observed yet", _ERROR),
+                    "503": _answer(
+                        "the GPUs have not been observed yet, or too many ask at once", _ERROR
+                    ),
                 },
             }
         },

@@ -14,10 +14,12 @@ from nodeagent.http_api.openapi import DESCRIPTION
 from nodeagent.http_api.page import CONTENT_SECURITY_POLICY, PAGE
 from nodeagent.planning.plan import Verdict
 from nodeagent.reconciling.event_log import Event
+from nodeagent.reconciling.preview import Preview
 from nodeagent.reports.status_report import time_json
 
 LARGEST_BODY = 64 * 1024  # bytes
 _MOST_FOLLOWERS = 64
+_MOST_PREVIEWS = 8  # that wait or compute
 _STILL_THERE = 15.0  # seconds between signs of life to those who follow the events
 _WRITE_DEADLINE = 30.0  # seconds for a reader to take what it was sent
 
@@ -53,6 +55,7 @@ class _Routes:
     def __init__(self, answers: Answers) -> None:
         self._answers = answers
         self._one_preview = asyncio.Lock()  # they compute; the agent's own work comes first
+        self._previews = 0
         self._followers = 0
 
     async def page(self, _: web.Request) -> web.Response:
@@ -80,14 +83,26 @@ class _Routes:
 
     async def preview(self, request: web.Request) -> web.Response:
         text = await request.read()
-        configuration = request.query.get("configuration")
-        async with self._one_preview:
-            found = await asyncio.to_thread(self._answers.preview, text, configuration)
+        if self._previews >= _MOST_PREVIEWS:
+            raise web.HTTPServiceUnavailable(text="too many previews at once")
+        computing = asyncio.create_task(
+            self._compute(text, request.query.get("configuration")), name="preview"
+        )
+        # Who asks and leaves does not end the thread, so the next one waits for it all the same.
+        found = await asyncio.shield(computing)
         if found is None:
             raise web.HTTPServiceUnavailable(text="the GPUs have not been observed yet")
         if not found.readable:
             return web.json_response(found.report, status=400)
         return web.json_response(found.report, status=422 if found.verdict in _REFUSED else 200)
+
+    async def _compute(self, text: bytes, configuration: str | None) -> Preview | None:
+        self._previews += 1
+        try:
+            async with self._one_preview:
+                return await asyncio.to_thread(self._answers.preview, text, configuration)
+        finally:
+            self._previews -= 1
 
     async def openapi(self, _: web.Request) -> web.Response:
         return web.json_response(DESCRIPTION)
@@ -107,23 +122,28 @@ class _Routes:
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
         with self._answers.events.following(after=_last_event_id(request)) as follower:
             await response.prepare(request)
-            await _send(response, ": following\n\n")
+            await _send(request, response, ": following\n\n")
             while True:
                 try:
                     async with asyncio.timeout(_STILL_THERE):
                         event = await follower.next()
                 except TimeoutError:
-                    await _send(response, ": still there\n\n")
+                    await _send(request, response, ": still there\n\n")
                     continue
                 if event is None:
                     return response
-                await _send(response, _as_server_sent_event(event))
+                await _send(request, response, _as_server_sent_event(event))
 
 
-async def _send(response: web.StreamResponse, text: str) -> None:
-    """Send, but wait for nobody for ever; raises TimeoutError, which ends the connection."""
-    async with asyncio.timeout(_WRITE_DEADLINE):
-        await response.write(text.encode())
+async def _send(request: web.Request, response: web.StreamResponse, text: str) -> None:
+    """Send, but wait for nobody for ever: who does not read loses the connection."""
+    try:
+        async with asyncio.timeout(_WRITE_DEADLINE):
+            await response.write(text.encode())
+    except TimeoutError:
+        if request.transport:
+            request.transport.abort()
+        raise ConnectionResetError("the reader takes nothing any more") from None
 
 
 def _last_event_id(request: web.Request) -> int | None:

@@ -205,6 +205,11 @@ class Gpu:
         return next((p for p in self.profiles if p.name == name), None)
 
     @property
+    def key(self) -> str:
+        """What tells it from the node's other GPUs: the UUID, or the index while none is known."""
+        return self.uuid or f"GPU {self.index}"
+
+    @property
     def idle(self) -> bool:
         """Proven to have no user at all, inside instances or outside."""
         return (

@@ -81,7 +81,7 @@ def mode_in_use(gpu: Gpu, path: str, *, enable: bool) -> Problem:
     return Problem(
         Code.IN_USE,
         f"MIG mode of {_name(gpu)} cannot be switched {word} while it is in use: {who}",
-        "end what uses it; the change then follows by itself",
+        "end what uses it, or wait for its end",
         gpu=gpu.uuid,
         path=path,
     )
@@ -92,7 +92,7 @@ def gpu_held(gpu: Gpu, path: str) -> Problem:
     return Problem(
         Code.IN_USE,
         f"no GPU instance can be created on {_name(gpu)} while it is held outside any: {gpu.usage}",
-        "end what holds it; the change then follows by itself",
+        "end what holds it, or wait for its end",
         gpu=gpu.uuid,
         path=path,
     )
@@ -169,16 +169,19 @@ def does_not_fit(gpu: Gpu, wanted: Sequence[WantedInstance], path: str) -> Probl
         Code.DOES_NOT_FIT,
         f"{_counted(card, wanted)} cannot be on {_name(gpu)} together: "
         f"beside {rest} there is no room for {_device(card, too_much)}{where}",
-        _alternative(card, too_much),
+        _alternative(card, too_much, wanted),
         gpu=gpu.uuid,
         path=too_much.path or path,
     )
 
 
-def _alternative(card: Card, instance: WantedInstance) -> str:
+def _alternative(card: Card, instance: WantedInstance, wanted: Sequence[WantedInstance]) -> str:
     profile = card.profiles[instance.profile].profile
     if not profile.placements:
         return f"the driver tells no place for a {profile.name}"
+    whole = sum(1 for w in wanted if w.profile == profile.name and w.slices == profile.slices)
+    if whole > profile.max_count:
+        return f"the card has at most {profile.max_count} {profile.name}, wherever they lie"
     starts = ", ".join(str(p.start) for p in sorted(profile.placements))
     return (
         f"a {profile.name} takes {profile.placements[0].size} of {card.slots} memory slices and "
@@ -204,7 +207,6 @@ def in_the_way(
     path: str,
 ) -> tuple[Problem, ...]:
     """One problem for each device in use that would have to go."""
-    card = Card.of(gpu)
     missing = [p.division.profile for p in target.placed if p.existing is None]
     purpose = f"to make room for {_listed(missing)}" if missing else "since the plan has no such"
     path = _path_of(wanted, missing) or path
@@ -213,9 +215,9 @@ def in_the_way(
         Problem(
             Code.IN_USE,
             f"{blocker} of {_name(gpu)} would have to go {purpose} "
-            f"(free memory slices: {slots} of {card.slots}), "
+            f"(free memory slices: {slots}), "
             f"but is in use by {_users(gpu, blocker)}",
-            "end what uses it; the change then follows by itself",
+            "end what uses it, or wait for its end",
             gpu=gpu.uuid,
             path=path,
         )

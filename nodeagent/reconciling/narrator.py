@@ -35,21 +35,22 @@ class Narrator:
         self._obstacles: dict[str, tuple[Problem, ...]] = {}
         self._refusal: Refusal | None = None
         self._note = ""
-        self._driver_problem = ""
+        self._failure: Problem | None = None
+        self._trouble = ""
 
     # --- the driver and the GPUs --------------------------------------------------------------
 
     def driver_failed(self, problem: Problem) -> None:
-        if problem.message != self._driver_problem:
+        if self._failure is None or problem.message != self._failure.message:
             is_driver = problem.code is Code.DRIVER
             kind = EventType.DRIVER_UNAVAILABLE if is_driver else EventType.FAILED
             self._tell(kind, problem.message, remedy=problem.remedy)
-        self._driver_problem = problem.message
+        self._failure = problem
 
     def driver_answers(self) -> None:
-        if self._driver_problem:
+        if self._failure and self._failure.code is Code.DRIVER:
             self._tell(EventType.DRIVER_RETURNED, "the driver answers again")
-        self._driver_problem = ""
+            self._failure = None
 
     def observed(self, node: ObservedNode) -> None:
         """Say which GPUs were lost and which came back since the last look."""
@@ -73,6 +74,7 @@ class Narrator:
         """Say which plan counts now, and why another does not."""
         if judgement.accepted:
             self._obstacles.clear()
+            self._trouble = ""
             self._tell(EventType.PLAN_ACCEPTED, f"plan {digest} is in force")
         refusal = judgement.refusal
         if refusal and refusal != self._refusal:
@@ -143,7 +145,9 @@ class Narrator:
 
     def trouble(self, message: str) -> None:
         """Something that does not stop the work but that a person should know."""
-        self._tell(EventType.FAILED, message)
+        if message != self._trouble:
+            self._tell(EventType.FAILED, message)
+        self._trouble = message
 
     def _tell(self, kind: EventType, message: str, *, gpu: str = "", remedy: str = "") -> None:
         self._events.add(kind, f"{message} ({remedy})" if remedy else message, gpu=gpu)

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import os
+import select
 from collections.abc import Callable, Collection
 
 
 class ProcessWatch:
     """Calls `wake` when a watched process ends.
 
-    What the kernel cannot tell (a pid that is gone already or belongs to another namespace, users
-    without a pid) is looked at again after `fallback` seconds, doubling up to `fallback_limit` as
-    long as the same users stay.
+    What the kernel cannot tell (a pid that has ended already and that the driver still names, one
+    of another namespace, users without a pid) is looked at again after `fallback` seconds,
+    doubling up to `fallback_limit` as long as the same users stay.
     """
 
     def __init__(
@@ -48,6 +49,9 @@ class ProcessWatch:
             descriptor = os.pidfd_open(pid)
         except OSError:
             return False
+        if _has_ended(descriptor):  # a zombie: it would wake us again and again
+            os.close(descriptor)
+            return False
         self._descriptors[pid] = descriptor
         asyncio.get_running_loop().add_reader(descriptor, self._ended, pid)
         return True
@@ -72,3 +76,9 @@ class ProcessWatch:
         self._timer = None
         self._delay = min(self._delay * 2, self._fallback_limit)
         self._wake()
+
+
+def _has_ended(descriptor: int) -> bool:
+    poll = select.poll()
+    poll.register(descriptor, select.POLLIN)
+    return bool(poll.poll(0))

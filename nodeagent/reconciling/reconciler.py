@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable
-from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Protocol
@@ -36,6 +36,7 @@ from nodeagent.sources.plan_offer import PlanOffer, PlanText
 log = structlog.get_logger(__name__)
 
 NAME = "reconciler"
+_LEAVING = 1.0  # seconds that a look at the hardware may still take once told to stop
 
 
 class NodeDriver(StepDriver, Protocol):
@@ -45,6 +46,10 @@ class NodeDriver(StepDriver, Protocol):
 
 
 OpenDriver = Callable[[], AbstractAsyncContextManager[NodeDriver]]
+
+
+class _GivenUp(Exception):
+    """The agent stops, and does not wait for a look at a driver that hangs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +101,8 @@ class Reconciler:
         self._halt = asyncio.Event()  # begin no further step
         self._offered = asyncio.Event()
         self._stopping = False
+        self._looking: asyncio.Timeout | None = None
+        self._unkept: PlanText | None = None  # accepted, but not yet where it survives a restart
         self.settled = asyncio.Event()  # the first round is over, however it ended
 
     # --- what others say to it --------------------------------------------------------------
@@ -120,6 +127,8 @@ class Reconciler:
     def request_stop(self) -> None:
         """Finish the running steps, leave the rest to the next start, and return from `run`."""
         self._stopping = True
+        if self._looking:
+            self._hurry(self._looking)
         self._halt.set()
         self._wake.set()
         self._offered.set()
@@ -158,6 +167,8 @@ class Reconciler:
         except NodeagentError as error:
             await self._close_driver()
             return self._setback(Problem(Code.DRIVER, error.message, error.remedy))
+        except _GivenUp:
+            return 0.0
         except Exception as error:  # a fault of ours is told, and tried again after a while
             log.exception("reconciliation failed")
             fault = f"a fault in the agent itself: {type(error).__name__}: {error}"
@@ -185,7 +196,8 @@ class Reconciler:
 
     async def _reconcile_once(self) -> float:
         await self._plan.read_offer()
-        driver = await self._driver_session()
+        async with self._given_up_at_stop():
+            driver = await self._driver_session()
         judgement, observed = await self._look(driver)
         todo = self._choose(judgement)
         if todo:
@@ -206,15 +218,36 @@ class Reconciler:
         self._processes.watch(blocking_pids(judgement))
         return self._pause(judgement)
 
+    @asynccontextmanager
+    async def _given_up_at_stop(self) -> AsyncIterator[None]:
+        """A look at the hardware changes nothing, so it may be left when there is no time."""
+        try:
+            async with asyncio.timeout(None) as self._looking:
+                if self._stopping:
+                    self._hurry(self._looking)
+                yield
+        except TimeoutError as error:
+            raise _GivenUp from error
+        finally:
+            self._looking = None
+
+    @staticmethod
+    def _hurry(looking: asyncio.Timeout) -> None:
+        looking.reschedule(asyncio.get_running_loop().time() + _LEAVING)
+
     async def _look(self, driver: NodeDriver) -> tuple[Judgement, ObservedNode]:
         """Observe, and judge what counts for what was seen."""
-        observed = await driver.observe()
+        async with self._given_up_at_stop():
+            observed = await driver.observe()
         self._alive(0)
+        self._narrator.driver_answers()
         self._narrator.observed(observed)
         judgement = self._plan.judge(observed, self._rules.policy)
         self._narrator.judged(judgement, self._plan.digest, self._plan.note)
         if judgement.accepted:
-            await self._keep(judgement.accepted)
+            self._unkept = judgement.accepted
+        if self._unkept:
+            await self._keep(self._unkept)
         for gpu in self._agenda.look(judgement):
             self._narrator.drifted(gpu, mended=self._rules.mend)
         return judgement, observed
@@ -269,7 +302,7 @@ class Reconciler:
             observed_at=datetime.now(UTC),
             plan=plan,
             problems=(*(refused.problems if refused else ()), *dict.fromkeys(problems)),
-            driver_error="",
+            driver_error=_silence(observed),
             rounds=self.state.rounds + (not unfinished),
         )
 
@@ -285,7 +318,6 @@ class Reconciler:
     async def _driver_session(self) -> NodeDriver:
         if self._driver is None:
             self._driver = await self._session.enter_async_context(self._open_driver())
-            self._narrator.driver_answers()
         return self._driver
 
     async def _close_driver(self) -> None:
@@ -305,5 +337,13 @@ class Reconciler:
     async def _keep(self, accepted: PlanText) -> None:
         try:
             await asyncio.to_thread(self._last_good.save, accepted)
-        except NodeagentError as error:
+            self._unkept = None
+        except NodeagentError as error:  # a full disk, say: the next round tries again
             self._narrator.trouble(str(error))
+
+
+def _silence(observed: ObservedNode) -> str:
+    """Why the driver does not answer at all; "" when it does, be it for one GPU."""
+    if any(gpu.access is not Access.UNKNOWN for gpu in observed.gpus):
+        return ""
+    return observed.gpus[0].access_reason if observed.gpus else ""

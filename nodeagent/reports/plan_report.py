@@ -30,7 +30,7 @@ def plan_json(plan: NodePlan, *, digest: str, source: str) -> Json:
     """The whole plan."""
     return {
         "verdict": plan.verdict.value,
-        "digest": digest,
+        **_digest_json(digest),
         "source": source,
         "gpus": [_gpu_plan_json(gpu) for gpu in plan.gpus],
         "problems": [
@@ -47,19 +47,24 @@ def rejection_json(
     """A document that was refused whole, in the same shape."""
     return {
         "verdict": verdict.value,
-        "digest": digest,
+        **_digest_json(digest),
         "source": source,
         "gpus": [],
         "problems": [problem_json(problem) for problem in problems],
     }
 
 
+def _digest_json(digest: str) -> Json:
+    """Absent where there is no text to speak of."""
+    return {"digest": digest} if digest else {}
+
+
 def outcome_json(outcome: NodeOutcome, *, digest: str, source: str) -> Json:
     """The plan with the result of every step; `after` is what was read back."""
-    done = {g.plan.before.uuid: g for g in outcome.gpus}
+    done = {g.plan.before.key: g for g in outcome.gpus}
     result = plan_json(outcome.plan, digest=digest, source=source)
-    for gpu in result["gpus"]:
-        came = done.get(gpu["uuid"])
+    for planned, gpu in zip(outcome.plan.gpus, result["gpus"], strict=True):
+        came = done.get(planned.before.key)
         if came is not None:
             _add_outcome(gpu, came)
             result["problems"] += [problem_json(p) for p in came.problems]
@@ -69,7 +74,8 @@ def outcome_json(outcome: NodeOutcome, *, digest: str, source: str) -> Json:
 def _add_outcome(gpu: Json, came: GpuOutcome) -> None:
     gpu["steps"] = [_report_json(report) for report in came.steps]
     gpu["after"] = devices_json(came.after)
-    gpu["mig"]["after"] = mode_json(came.after)
+    if came.after.mig is not None:
+        gpu.setdefault("mig", {})["after"] = mode_json(came.after)
     if came.restored:
         gpu["restored"] = [_report_json(report) for report in came.restored]
 
@@ -94,12 +100,17 @@ def mode_json(gpu: Gpu) -> Json | None:
 
 
 def _gpu_plan_json(plan: GpuPlan) -> Json:
-    return {
+    known = {"uuid": plan.before.uuid, "name": plan.before.name}
+    report: Json = {
         "index": plan.before.index,
-        "uuid": plan.before.uuid,
-        "name": plan.before.name,
+        **{key: value for key, value in known.items() if value},
         "verdict": plan.verdict.value,
-        "mig": {"before": mode_json(plan.before), "after": mode_json(plan.after)},
+    }
+    modes = {"before": mode_json(plan.before), "after": mode_json(plan.after)}
+    if plan.before.mig is not None:
+        report["mig"] = modes
+    return {
+        **report,
         "before": devices_json(plan.before),
         "after": devices_json(plan.after),
         "steps": [step_json(step) for step in plan.steps],

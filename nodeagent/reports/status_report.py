@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
@@ -12,6 +13,7 @@ from nodeagent.planning.observed import (
     Gpu,
     GpuInstance,
     Memory,
+    Usage,
     User,
 )
 from nodeagent.reports.node_state import NodeState
@@ -53,7 +55,9 @@ def status_json(state: NodeState, *, gpu: str | None = None) -> Json | None:
 
 def gpu_json(gpu: Gpu) -> Json:
     """One GPU with its instances; what is not known is left out."""
-    report: Json = {"index": gpu.index, "uuid": gpu.uuid}
+    report: Json = {"index": gpu.index}
+    if gpu.uuid:
+        report["uuid"] = gpu.uuid
     if gpu.name:
         report["name"] = gpu.name
     if gpu.pci_bus_id:
@@ -63,12 +67,21 @@ def gpu_json(gpu: Gpu) -> Json:
     if gpu.mig:
         report["mig"] = mode_json(gpu)
     report["slots"] = _slots(gpu)
-    report["instances"] = [entry for instance in gpu.instances for entry in _instances(instance)]
-    report["users"] = [user_json(user) for user in gpu.usage.processes]
-    if gpu.access is Access.OK:
+    answers = gpu.access is Access.OK
+    seen = gpu.instances if answers else tuple(map(_last_seen, gpu.instances))
+    report["instances"] = [entry for instance in seen for entry in _instances(instance)]
+    report["users"] = [user_json(user) for user in gpu.usage.processes] if answers else []
+    if answers:
         report["free"] = {"slots": list(free_slots(gpu)), "creatable": creatable(gpu)}
     report["health"] = _health(gpu)
     return report
+
+
+def _last_seen(instance: GpuInstance) -> GpuInstance:
+    """An instance of a GPU that does not answer: who uses it, and how much of it, is not known."""
+    unknown = Usage(known=False, reason="the GPU does not answer")
+    compute = tuple(replace(device, usage=unknown, memory=None) for device in instance.compute)
+    return replace(instance, compute=compute)
 
 
 def user_json(user: User) -> Json:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import assert_never
 
-from nodeagent.planning.observed import Gpu, GpuInstance, User
+from nodeagent.planning.observed import Access, Gpu, GpuInstance, User
 from nodeagent.planning.steps import (
     CreateComputeInstance,
     CreateGpuInstance,
@@ -38,6 +38,8 @@ def step_words(step: Step) -> str:
 
 def layout_words(gpu: Gpu) -> str:
     """A GPU's layout in one line: `1g.10gb at 0, 1; 3g.40gb at 4`."""
+    if gpu.access is not Access.OK:
+        return "a layout that is not known"
     if gpu.mig is None:
         return "no MIG"
     if gpu.mig.current != gpu.mig.pending:

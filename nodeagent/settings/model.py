@@ -1,4 +1,4 @@
-"""Every setting: its name, default, unit and meaning. All policy defaults live here alone."""
+"""Every setting: its name, default, unit and meaning."""
 
 from __future__ import annotations
 

@@ -13,8 +13,8 @@ from pathlib import Path
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from nodeagent.documents.bounded_yaml import Tree, read_tree
-from nodeagent.documents.findings import did_you_mean, listed, shown
+from nodeagent.documents.bounded_yaml import LARGEST_TEXT, Tree, read_tree
+from nodeagent.documents.findings import did_you_mean, listed, nearest, shown
 from nodeagent.errors import DocumentError, UsageError
 from nodeagent.settings.model import Settings
 
@@ -81,7 +81,8 @@ def variable_of(setting: str) -> str:
 def _from_file(path: Path | None) -> dict[str, _Given]:
     where = path or DEFAULT_FILE
     try:
-        tree = read_tree(where.read_bytes())
+        with where.open("rb") as file:
+            tree = read_tree(file.read(LARGEST_TEXT))  # a text of this size is refused already
     except FileNotFoundError:
         if path is None:
             return {}
@@ -141,7 +142,7 @@ def _from_environment(environment: Mapping[str, str]) -> dict[str, _Given]:
         if variable in settings:
             given[settings[variable]] = _Given(value, variable)
         elif not (RESERVED.fullmatch(variable) or SERVICE_LINK.match(f"{variable}={value}")):
-            raise UsageError(f"{variable} is no setting", remedy=_nearest(variable, list(settings)))
+            raise UsageError(f"{variable} is no setting", remedy=_nearest_variable(variable))
     return given
 
 
@@ -169,6 +170,15 @@ def _refusal(errors: list[ErrorDetails], given: Mapping[str, _Given]) -> UsageEr
     remedy = f"accepted: {expected}" if expected else first["msg"].removeprefix("Value error, ")
     more = f"; {len(others)} more are wrong" if others else ""
     return UsageError(f"{origin}: found {shown(first['input'])}", remedy=remedy + more)
+
+
+def _nearest_variable(variable: str) -> str:
+    """Told by what follows the prefix, which all variables share."""
+    rests = [variable_of(name).removeprefix(PREFIX) for name in setting_names()]
+    likely = nearest(variable.removeprefix(PREFIX), rests)
+    if likely:
+        return f"did you mean {PREFIX}{likely}?"
+    return f"after {PREFIX} may stand {listed(rests, most=len(rests))}"
 
 
 def _nearest(name: str, names: list[str]) -> str:

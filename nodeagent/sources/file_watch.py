@@ -164,14 +164,14 @@ def deciding_entries(path: Path) -> list[tuple[Path, str]]:
             here = here.parent
             continue
         try:
-            mode = (here / name).lstat().st_mode
-        except OSError:
+            is_link = stat.S_ISLNK((here / name).lstat().st_mode)
+            target = (here / name).readlink() if is_link else None
+        except OSError:  # not there, or just then replaced by something that is no link
             return [*entries, (here, name)]
-        if stat.S_ISLNK(mode):
+        if target is not None:
             entries.append((here, name))
             if len(entries) > _MOST_LINKS:
                 return entries
-            target = (here / name).readlink()
             here = Path("/") if target.is_absolute() else here
             ahead += reversed(target.parts[1:] if target.is_absolute() else target.parts)
         elif not ahead:

@@ -90,7 +90,11 @@ def _content(path: Path) -> bytes:
     Opened without waiting, so that a named pipe does not hang the agent.
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)
-    with open(descriptor, "rb") as file:  # noqa: PTH123 - a descriptor, not a path
+    try:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             raise OSError("it is not a regular file")
-        return file.read(LARGEST_TEXT)  # a text of this size is refused already
+        # `open` refuses the descriptor of a directory and then leaves it open.
+        with open(descriptor, "rb", closefd=False) as file:
+            return file.read(LARGEST_TEXT)  # a text of this size is refused already
+    finally:
+        os.close(descriptor)

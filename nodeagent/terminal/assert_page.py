@@ -40,5 +40,6 @@ def _differences(plans: Iterable[GpuPlan]) -> list[Line]:
 def _difference(plan: GpuPlan) -> tuple[Line, ...]:
     has = f"has {layout_words(plan.before)}"
     if plan.steps:
-        return (line(f"{has}; should have {layout_words(plan.after)}"),)
+        on = "MIG on, " if layout_words(plan.after) == "no instances" else ""
+        return (line(f"{has}; should have {on}{layout_words(plan.after)}"),)
     return (line(has), *problem_lines(plan.problems, Tone.WARNING))

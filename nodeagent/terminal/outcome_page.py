@@ -40,15 +40,15 @@ def outcome_page(
 
     `rest` is the plan for what was read back.
     """
-    remaining = {gpu.before.uuid: (gpu.verdict, gpu.problems) for gpu in rest.gpus}
-    groups: dict[tuple[Line, ...], list[GpuOutcome]] = {}
+    remaining = {gpu.before.key: (gpu.verdict, gpu.problems) for gpu in rest.gpus}
+    groups: dict[tuple[str, tuple[Line, ...]], list[GpuOutcome]] = {}
     for gpu in outcome.gpus:
-        verdict, problems = remaining[gpu.after.uuid]
+        verdict, problems = remaining[gpu.plan.before.key]
         if gpu.steps or verdict is not Verdict.IN_SYNC:
             body = _gpu_body(gpu, verdict, _distinct(gpu, problems), width)
-            groups.setdefault(body, []).append(gpu)
+            groups.setdefault((gpu.after.name, body), []).append(gpu)
     lines: list[Line] = []
-    for body, gpus in groups.items():
+    for (_, body), gpus in groups.items():
         lines += [BLANK, gpu_title([gpu.after for gpu in gpus]), *indent(body, 2)]
     lines += [BLANK] if lines else []
     return (

@@ -31,17 +31,18 @@ def plan_page(plan: NodePlan, width: int) -> tuple[Line, ...]:
 
 
 def _alike(plan: NodePlan, width: int) -> list[tuple[list[Gpu], tuple[Line, ...]]]:
-    """GPUs for which exactly the same would be shown, together."""
-    groups: dict[tuple[Line, ...], list[Gpu]] = {}
+    """GPUs of one model for which exactly the same would be shown, together."""
+    groups: dict[tuple[str, tuple[Line, ...]], list[Gpu]] = {}
     for gpu in plan.gpus:
-        groups.setdefault(_gpu_body(gpu, width - 2), []).append(gpu.before)
-    return [(gpus, body) for body, gpus in groups.items()]
+        alike = (gpu.before.name, _gpu_body(gpu, width - 2))
+        groups.setdefault(alike, []).append(gpu.before)
+    return [(gpus, body) for (_, body), gpus in groups.items()]
 
 
 def _gpu_body(plan: GpuPlan, width: int) -> tuple[Line, ...]:
     warning = plan.verdict in {Verdict.APPLICABLE, Verdict.IN_SYNC, Verdict.BLOCKED}
     return (
-        line(verdict_span(plan.verdict)),
+        line(verdict_span(plan.verdict, partly=bool(plan.problems))),
         *picture(plan, width),
         *numbered_steps(plan),
         *problem_lines(plan.problems, Tone.WARNING if warning else Tone.BAD),
@@ -81,7 +82,7 @@ def numbered_steps(plan: GpuPlan) -> tuple[Line, ...]:
 
 def summary(plan: NodePlan) -> Line:
     """The last line: the verdict on the whole node."""
-    span = verdict_span(plan.verdict)
+    span = verdict_span(plan.verdict, partly=any(gpu.problems for gpu in plan.gpus))
     gpus = sum(1 for gpu in plan.gpus if gpu.steps)
     match plan.verdict:
         case Verdict.IN_SYNC:

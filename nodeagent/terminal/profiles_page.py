@@ -15,11 +15,11 @@ _RIGHT = frozenset({1, 2, 3, 5, 6})
 
 def profiles_page(offers: Sequence[tuple[Gpu, Mapping[str, int]]]) -> tuple[Line, ...]:
     """`offers`: each GPU with how many more of each profile can be created now."""
-    groups: dict[tuple[Line, ...], list[Gpu]] = {}
+    groups: dict[tuple[str, tuple[Line, ...]], list[Gpu]] = {}
     for gpu, creatable in offers:
-        groups.setdefault(_body(gpu, creatable), []).append(gpu)
+        groups.setdefault((gpu.name, _body(gpu, creatable)), []).append(gpu)
     lines: list[Line] = []
-    for body, gpus in groups.items():
+    for (_, body), gpus in groups.items():
         lines += [gpu_title(gpus), *indent(body, 2), BLANK]
     return tuple(lines[:-1]) or (line("This node has no GPU."),)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from nodeagent.terminal.page import BLANK, Line, Span, Tone, indent, line
@@ -26,10 +27,11 @@ _DIGEST_SHOWN = 19  # columns: "sha256:" and twelve digits
 def status_page(status: Json, width: int) -> tuple[Line, ...]:
     """The whole page; keys that are absent are not known and left out."""
     lines = [*_title(status), BLANK]
-    groups: dict[tuple[Line, ...], list[Json]] = {}
+    groups: dict[tuple[str, tuple[Line, ...]], list[Json]] = {}
     for gpu in status.get("gpus", ()):
-        groups.setdefault(_gpu_body(gpu, width - 2), []).append(gpu)
-    for body, gpus in groups.items():
+        alike = (str(gpu.get("name", "")), _gpu_body(gpu, width - 2))
+        groups.setdefault(alike, []).append(gpu)
+    for (_, body), gpus in groups.items():
         lines += [_gpu_title(gpus), *indent(body, 2), BLANK]
     problems = _problem_lines(status.get("problems", ()))
     return (*lines, *problems) if problems else tuple(lines[:-1])
@@ -62,11 +64,13 @@ def _gpu_title(gpus: Sequence[Json]) -> Line:
 def _gpu_body(gpu: Json, width: int) -> tuple[Line, ...]:
     instances: Sequence[Json] = gpu.get("instances", ())
     slots = int(gpu.get("slots") or 0)
+    if "free" not in gpu:  # it does not answer: what is known of it is from before
+        cells = [replace(cell, labels=cell.labels[:1], tone=Tone.DIM) for cell in _cells(instances)]
+        return (*(drawing([("was", cells)], slots, width) if cells else ()), *_health(gpu))
     cells = _cells(instances) or [Cell(0, slots, (_mode_words(gpu),), Tone.DIM)]
     picture = drawing([("now", cells)], slots, width) if slots else ()
-    healthy = (gpu.get("health") or {}).get("status") == "healthy"
     return (
-        *(picture or ((line(_mode_words(gpu)),) if healthy else ())),
+        *(picture or (line(_mode_words(gpu)),)),
         *_user_lines(gpu),
         *_room(gpu),
         *_health(gpu),

@@ -29,9 +29,11 @@ _VERDICT_WORDS = {
 }
 
 
-def verdict_span(verdict: Verdict) -> Span:
-    """The verdict in words, with its tone."""
-    return Span(_VERDICT_WORDS[verdict], _VERDICT_TONES[verdict])
+def verdict_span(verdict: Verdict, *, partly: bool = False) -> Span:
+    """The verdict in words, with its tone; `partly`: something will still be missing afterwards."""
+    words = _VERDICT_WORDS[verdict]
+    part = " in part" if partly and verdict is Verdict.APPLICABLE else ""
+    return Span(words + part, _VERDICT_TONES[verdict])
 
 
 def count(number: int, noun: str) -> str:

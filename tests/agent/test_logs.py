@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import io
 import json
+import os
 from collections.abc import Iterator
+from contextlib import suppress
 
 import pytest
 import structlog
@@ -68,3 +70,17 @@ def test_what_is_less_severe_is_left_out() -> None:
     log.info("quiet")
     log.warning("loud")
     assert out.getvalue().count("\n") == 1
+
+
+def test_who_does_not_read_the_log_stops_nothing() -> None:
+    """A pipe whose reader is gone, and a stream that is closed: the line is lost, no more."""
+    reading, writing = os.pipe()
+    os.close(reading)
+    with os.fdopen(writing, "w", buffering=1) as out:
+        configure_logging(stream=out)
+        structlog.get_logger().info("nobody reads this")
+        with pytest.raises(BrokenPipeError):
+            out.flush()
+        with suppress(OSError):
+            out.close()
+        structlog.get_logger().info("nor this")

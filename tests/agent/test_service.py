@@ -273,3 +273,40 @@ def test_a_second_signal_does_not_wait(tmp_path: Path) -> None:
         time.sleep(0.3)
         assert process.popen.poll() is None
         assert process.end(signal.SIGTERM) == -signal.SIGTERM
+
+
+def test_a_driver_that_hangs_takes_no_more_and_more_threads(tmp_path: Path) -> None:
+    """It is asked again and again for weeks; it is told once, and the end is quick."""
+    write_plan(tmp_path, "{3g.40gb: 2}")
+    node = open_node("h100-80gb:1", state=tmp_path / "node.json")
+    node.inject("nvmlInitWithFlags", hang=True)
+    node.close()
+    deadline = {"NODEAGENT_DRIVER_OBSERVE_DEADLINE": "0.1"}
+    with agent(tmp_path, "--resync", "0.1", **deadline) as process:
+        process.until(lambda body: "is stuck since" in body["message"])
+        before = threads_of(process)
+        time.sleep(1)
+        assert threads_of(process) == before
+        _, events = process.ask("/v1/events")
+        assert [event["type"] for event in events].count("DriverUnavailable") == 2
+        began = time.monotonic()
+        assert process.end() == 0
+        assert time.monotonic() - began < 4
+
+
+def threads_of(process: Process) -> int:
+    """How many threads it has."""
+    return len(list(Path(f"/proc/{process.popen.pid}/task").iterdir()))
+
+
+def test_works_on_when_nobody_reads_its_log(tmp_path: Path) -> None:
+    """journald, or whoever it was, went away; the plan is followed all the same."""
+    write_plan(tmp_path, "{3g.40gb: 2}")
+    os.mkfifo(tmp_path / "stderr")
+    reader = os.open(tmp_path / "stderr", os.O_RDONLY | os.O_NONBLOCK)
+    with agent(tmp_path) as process:
+        process.until_phase("InSync")
+        os.close(reader)
+        write_plan(tmp_path, "{7g.80gb: 1}")
+        process.until(lambda body: body["phase"] == "InSync" and profiles(body) == ["7g.80gb"])
+        assert process.end() == 0

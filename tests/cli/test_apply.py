@@ -224,3 +224,16 @@ def test_a_closed_pipe_does_not_stop_the_work(h100: Program) -> None:
         assert process.stderr.read() == ""
     assert process.returncode == 0
     assert h100.on("assert", "-f", path).code == 0
+
+
+def test_gpus_that_never_answered_are_told_apart(h100: Program) -> None:
+    """Two lost GPUs have no UUID yet; each is reported once, under its own index."""
+    for gpu in ("0", "1"):
+        h100.on("simulate", "fault", "--lost", gpu)
+    plan = h100.plan("{devices: all, mig: {7g.80gb: 1}}")
+    ended = h100.on("apply", "-o", "json", "-f", plan)
+    assert ended.code == 1
+    assert [gpu["index"] for gpu in ended.json["gpus"]] == [0, 1]
+    shown = h100.on("apply", "-f", plan).out
+    assert "GPU 0 " in shown
+    assert "GPU 1 " in shown

@@ -216,3 +216,20 @@ def test_no_gpu_at_all_is_an_error() -> None:
     """A driver without GPUs is of no use."""
     found = list(gpu_preflight.driver_findings(ObservedNode(driver_version="1")))
     assert [f.level for f in found] == [Level.OK, Level.ERROR]
+
+
+def test_endless_files_are_not_read_to_the_end(h100: Program) -> None:
+    """As by the agent, which wants a regular file for a plan; settings have an end at 1 MiB."""
+    ended, found = _check(h100, "--plan", Path("/dev/zero"))
+    assert ended.code == 1
+    assert "regular file" in found["plan"]["message"]
+    ended, found = _check(h100, "--settings", Path("/dev/zero"))
+    assert ended.code == 1
+    assert found["settings"]["level"] == "error"
+
+
+def test_a_gpu_that_never_answered_is_named_nevertheless(h100: Program) -> None:
+    """It has neither name nor UUID yet."""
+    h100.on("simulate", "fault", "--lost", "0")
+    _, found = _check(h100)
+    assert found["gpu 0"]["message"].startswith("the GPU does not answer")

@@ -71,6 +71,23 @@ def test_drawing_characters_only_where_they_can_be_encoded(
     assert raw.getvalue() == b"|word\n"
 
 
+@pytest.mark.parametrize("name", ["text", "json", "yaml"])
+def test_an_answer_reaches_a_stream_of_any_encoding(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the encoding does not have is escaped, in JSON and YAML so that nothing is lost."""
+    raw = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(raw, encoding="latin-1"))
+    output = Output(name, colour=False)
+    output.page([line("ä €")])
+    output.document({"a": "ä €"})
+    assert not output.closed
+    if name == "text":
+        assert b"\\u20ac" in raw.getvalue()
+    else:
+        assert yaml.safe_load(raw.getvalue()) == {"a": "ä €"}
+
+
 def test_formats_exclude_each_other(capsys: pytest.CaptureFixture[str]) -> None:
     """JSON output is JSON alone, text output is text alone."""
     for name in ("text", "json", "yaml"):

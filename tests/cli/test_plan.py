@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from typing import TYPE_CHECKING
 
 import pytest
@@ -36,6 +37,14 @@ def test_json_is_the_contracts(h100: Program) -> None:
     assert first["before"] == []
     assert {device["profile"] for device in first["after"]} == {"3g.40gb", "1g.10gb"}
     assert report["problems"] == []
+
+
+def test_a_refused_document_has_its_digest(h100: Program) -> None:
+    """Also one that could not be read: so its author knows which one is meant."""
+    path = h100.file("version: v9\n")
+    report = h100.on("plan", "-o", "json", "-f", path).json
+    assert report["verdict"] == "invalid"
+    assert report["digest"] == f"sha256:{hashlib.sha256(path.read_bytes()).hexdigest()}"
 
 
 def test_yaml_is_the_same_data(h100: Program) -> None:

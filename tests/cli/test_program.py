@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import signal
 import subprocess
@@ -46,6 +47,25 @@ def test_a_document_from_standard_input(h100: Program) -> None:
     text = "version: v1\ngpus: [{devices: [0], mig: disabled}]\n"
     assert _run("assert", "-f", "-", "--state", h100.state, input=text).returncode == 0
     assert _run("assert", "-f", "-", "--state", h100.state, input="nonsense").returncode == 2
+
+
+def test_a_closed_standard_input_is_code_2(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`-f -` needs one."""
+    monkeypatch.setattr(sys, "stdin", None)
+    assert main(["assert", "-f", "-", "--simulate", "t4:1"]) == 2
+    assert capsys.readouterr().err.startswith("nodeagent: standard input is closed")
+
+
+def test_complaints_that_cannot_be_written_leave_the_code(h100: Program) -> None:
+    """A full disk under standard error changes nothing about what is so."""
+    with (
+        Path("/dev/full").open("wb") as full,
+        h100.process("plan", "-f", h100.directory / "none", stderr=full) as process,
+    ):
+        pass
+    assert process.returncode == 2
 
 
 def test_a_reader_that_leaves_early_hears_no_complaint(h100: Program) -> None:
@@ -102,7 +122,7 @@ def test_a_fault_of_ours_is_one_line(
 ) -> None:
     """An error nobody foresaw names the place in the code, without a traceback."""
     monkeypatch.setenv("COLUMNS", "80")
-    monkeypatch.setattr(sys, "stdin", None)  # what no caller should do
+    monkeypatch.setattr(sys, "stdin", io.StringIO())  # what no caller should do
     assert main(["plan", "-f", "-", "--simulate", "t4:1"]) == 1
     err = capsys.readouterr().err
     assert err.startswith("nodeagent: internal error in ")

@@ -41,6 +41,21 @@ def test_assert_says_what_differs(h100: Program) -> None:
     assert h100.on("assert", "-f", path).code == 1
 
 
+def test_assert_says_what_mode_is_missing(h100: Program) -> None:
+    """MIG without instances is not the same as no MIG."""
+    shown = h100.on("assert", "-f", h100.plan("{devices: all, mig: enabled}"))
+    assert "has MIG off; should have MIG on, no instances" in shown.out
+
+
+def test_assert_claims_nothing_of_a_gpu_that_does_not_answer(h100: Program) -> None:
+    """Not being able to ask is not the same as having no MIG."""
+    h100.on("simulate", "fault", "--lost", "0")
+    shown = h100.on("assert", "-f", h100.plan("{devices: all, mig: enabled}"))
+    assert shown.code == 1
+    assert "no MIG" not in shown.out
+    assert "does not answer" in shown.out
+
+
 def test_assert_ignores_the_order_of_what_matches(h100: Program) -> None:
     """A node that was made by another spelling of the same plan matches."""
     h100.on("apply", "-f", h100.plan(SPLIT))
@@ -144,6 +159,8 @@ def test_profiles_of_a_lost_gpu_is_code_1(h100: Program) -> None:
     assert shown.code == 1
     assert "lost" in shown.out
     assert "3g.40gb" in shown.out
+    lost = h100.on("profiles", "-o", "json").json["gpus"][0]
+    assert set(lost) == {"index", "profiles", "problem"}  # what is not known is absent
 
 
 def test_profiles_with_bad_options_is_code_2(program: Program) -> None:

@@ -89,6 +89,9 @@ def test_a_lost_gpu_comes_back_with_a_reboot(split: Program) -> None:
         ("fault", "nvmlInit*", "NO_SUCH_CODE"),
         ("fault", "nvmlInit*", "UNKNOWN", "--gpu", "9"),
         ("fault", "--lost", "9"),
+        ("fault", "nvmlDeviceCreateGpuInstanse", "IN_USE"),
+        ("fault", "--clear", "--lost", "0"),
+        ("fault", "nvmlInit*", "UNKNOWN", "--clear"),
     ],
 )
 def test_what_the_node_does_not_have_is_code_2(words: tuple[str, ...], split: Program) -> None:

@@ -143,6 +143,18 @@ GPU 1    GPU-1
     )
 
 
+def test_a_gpu_that_does_not_answer_is_drawn_as_it_was(program: Program) -> None:
+    """What was seen last is not called idle, nor said to be so now."""
+    first = dict(STATUS["gpus"][0], health={"status": "unhealthy", "findings": []})
+    del first["free"]
+    with _answering(json.dumps({**STATUS, "gpus": [first]}).encode()) as (where, _):
+        shown = program("status", "--listen", where).out
+    assert "  was     │1g.10gb│" in shown
+    assert "now" not in shown
+    assert "train" not in shown
+    assert "! unhealthy" in shown
+
+
 def test_json_is_passed_through(program: Program) -> None:
     """Whatever the agent says, also keys of a later version; YAML is the same."""
     answer = {**STATUS, "later": {"a": [1]}}

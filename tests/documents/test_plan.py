@@ -188,6 +188,7 @@ def test_same_device_twice(devices: list[object]) -> None:
     problem = fault_of(devices=devices, mig={})
     assert problem.code is Code.DUPLICATE_DEVICE
     assert problem.path == f"gpus[0].devices[{len(devices) - 1}]"
+    assert '"0"' not in problem.message  # an index is shown as it is written
 
 
 def test_same_device_in_two_entries() -> None:

@@ -172,14 +172,38 @@ async def test_a_device_that_is_another_by_now_is_not_destroyed(driver: Driver) 
 async def test_a_part_that_the_step_does_not_name_keeps_its_instance(
     driver: Driver, node: SimulatedNode
 ) -> None:
-    """It was made after the plan; whoever made it may be about to use it."""
+    """It was made after the plan, and its maker may be about to use it; the others stay too."""
     gpu = await laid_out(driver, 0)
     await driver.apply(create(gpu, "3g.40gb", 0, (1, 1)))
     gpu = await driver.observe_gpu(gpu.uuid)
-    instance = replace(gpu.instances[0], compute=gpu.instances[0].compute[:1])
-    with pytest.raises(GpuInUse, match="still has compute instances"):
+    for known in (gpu.instances[0].compute[:1], ()):
+        instance = replace(gpu.instances[0], compute=known)
+        with pytest.raises(DriverError, match=r"3g.40gb now also has compute instance \d"):
+            await driver.apply(destroy(gpu, instance))
+    assert node.journal.total(DESTROYS) == 0
+    assert layout(await driver.observe_gpu(gpu.uuid)) == layout(gpu)
+
+
+async def test_a_full_instance_is_not_searched_for_other_parts(
+    driver: Driver, node: SimulatedNode
+) -> None:
+    """There is no room for any, and every call takes time."""
+    gpu = await laid_out(driver, 0, at0="3g.40gb", at4="1g.10gb")
+    asked = node.journal.total("nvmlGpuInstanceGetComputeInstances")
+    for instance in gpu.instances:
         await driver.apply(destroy(gpu, instance))
-    assert layout(await driver.observe_gpu(gpu.uuid)) == {Placement(0, 4): ("1c.3g.40gb",)}
+    assert node.journal.total("nvmlGpuInstanceGetComputeInstances") == asked
+
+
+async def test_a_part_without_a_device_keeps_its_instance(
+    driver: Driver, node: SimulatedNode
+) -> None:
+    """Nobody could be asked for its users."""
+    gpu = await laid_out(driver, 0, at0="3g.40gb")
+    hidden = replace(gpu.instances[0].compute[0], uuid="")
+    with pytest.raises(DriverError, match="compute instance without MIG device"):
+        await driver.apply(destroy(gpu, replace(gpu.instances[0], compute=(hidden,))))
+    assert node.journal.total(DESTROYS) == 0
 
 
 async def test_the_moment_after_the_last_part_went_is_waited_for() -> None:

@@ -225,6 +225,60 @@ async def test_a_driver_that_hangs_at_the_start_is_told(node: SimulatedNode) -> 
     assert node.journal.total("nvmlShutdown") == 1
 
 
+@pytest.mark.parametrize("function", ["nvmlDeviceGetMigMode", "nvmlDeviceGetCount_v2"])
+async def test_who_leaves_a_driver_that_hangs_does_not_wait_for_it(
+    node: SimulatedNode, function: str
+) -> None:
+    """Ctrl-C during a look at it ends soon, however patient the deadlines are."""
+    clock = asyncio.get_running_loop().time
+
+    async def look() -> None:
+        async with Driver(observe_deadline=60, step_deadline=60) as driver:
+            await driver.observe()
+
+    node.inject(function, hang=True, times=None)
+    looking = asyncio.create_task(look())
+    await asyncio.sleep(0.1)
+    began = clock()
+    looking.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await looking
+    assert clock() - began < 3
+    assert node.journal.total("nvmlShutdown") == 0
+    node.clear_faults()
+
+
+@pytest.mark.parametrize("function", ["nvmlInitWithFlags", "nvmlDeviceGetCount_v2"])
+async def test_entered_again_a_driver_that_hangs_is_known(
+    node: SimulatedNode, function: str
+) -> None:
+    """The call is not repeated in one more thread, and afterwards all is well."""
+    driver = Driver(observe_deadline=QUICK, step_deadline=2)
+
+    async def look() -> int:
+        async with driver:
+            return len((await driver.observe()).gpus)
+
+    node.inject(function, hang=True)
+    words = set()
+    threads = set()
+    for _ in range(4):
+        with pytest.raises(DriverError) as caught:
+            await look()
+        words.add(str(caught.value))
+        threads.add(threading.active_count())
+    assert len(threads) == 1
+    assert len(words) == 2  # when it began to hang, and ever since: told once each
+    node.clear_faults()
+    for _ in range(100):
+        if not driver._session._worker.stuck:
+            break
+        await asyncio.sleep(0.01)
+    assert await look() == 2
+    assert await look() == 2
+    assert pynvml._nvmlLib_refcount == 0
+
+
 async def test_a_version_that_is_not_told_stops_nothing(node: SimulatedNode) -> None:
     """It is only shown; whatever else fails then will say so itself."""
     node.inject("nvmlSystemGetDriverVersion", error="UNKNOWN", times=None)

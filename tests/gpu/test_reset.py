@@ -62,3 +62,12 @@ async def test_a_missing_program_is_told_with_its_path() -> None:
     """The path is a setting, so it may be wrong."""
     with pytest.raises(DriverError, match="/nowhere/nvidia-smi cannot be run"):
         await reset_gpu(["/nowhere/nvidia-smi"], ADDRESS, deadline=5)
+
+
+async def test_what_a_wrapper_started_is_ended_with_it(tmp_path: Path) -> None:
+    """It may hold the output open long after, for which nobody waits."""
+    smi = program(tmp_path, "sleep 60; true")
+    began = time.monotonic()
+    with pytest.raises(DeadlineExceeded):
+        await reset_gpu([smi], ADDRESS, deadline=0.2)
+    assert time.monotonic() - began < 1.5

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+import threading
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from nodeagent.planning.observed import ObservedNode
 from nodeagent.planning.plan import Policy
 from nodeagent.planning.planner import layout_of
 from nodeagent.reconciling.event_log import EventLog, EventType
-from nodeagent.reconciling.preview import preview
+from nodeagent.reconciling.preview import Preview, preview
 from nodeagent.reports.node_state import NodeState
 from nodeagent.reports.status_report import status_json
 from nodeagent.simulation import simulated
@@ -53,7 +54,12 @@ async def observe() -> ObservedNode:
 
 
 @asynccontextmanager
-async def api(*, observed: bool = True, unix_socket: Path | None = None) -> AsyncIterator[Api]:
+async def api(
+    *,
+    observed: bool = True,
+    unix_socket: Path | None = None,
+    previewing: Callable[[bytes, str | None], Preview | None] | None = None,
+) -> AsyncIterator[Api]:
     """Serve what a node that was just observed answers."""
     node = await observe() if observed else None
     state = NodeState("node-a", "file", observed=node or ObservedNode())
@@ -61,7 +67,8 @@ async def api(*, observed: bool = True, unix_socket: Path | None = None) -> Asyn
     answers = Answers(
         status=lambda gpu: status_json(state, gpu=gpu),
         plan=lambda: {"verdict": "inSync", "digest": "", "source": "", "gpus": [], "problems": []},
-        preview=lambda text, name: preview(text, name, node, Policy()) if node else None,
+        preview=previewing
+        or (lambda text, name: preview(text, name, node, Policy()) if node else None),
         not_alive=lambda: tuple(reasons),
         not_ready=lambda: tuple(reasons),
         events=events,
@@ -404,3 +411,52 @@ async def test_a_taken_address_is_told_in_a_sentence() -> None:
         with pytest.raises(NodeagentError, match=r"cannot listen on 127\.0\.0\.1"):
             async with listening(web.Application(), host="127.0.0.1", port=port, unix_socket=None):
                 pass
+
+
+async def test_previews_wait_for_those_whose_askers_left() -> None:
+    """A thread cannot be ended: asking and leaving again and again must not take them all."""
+    now, most, go_on = 0, 0, threading.Event()
+
+    def slow(_: bytes, __: str | None) -> None:
+        nonlocal now, most
+        now += 1
+        most = max(most, now)
+        go_on.wait(5)
+        now -= 1
+
+    async with api(previewing=slow) as served:
+        url = f"{served.base}/v1/plan/preview"
+        for _ in range(8):
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(0.05), served.session.post(url, data=GOOD):
+                    pytest.fail("it cannot be answered yet")
+        async with served.session.post(url, data=GOOD) as answer:
+            assert answer.status == 503
+            assert "too many" in (await answer.json())["error"]
+        go_on.set()
+        async with asyncio.timeout(5):
+            while now or most != 1:
+                await asyncio.sleep(0.01)
+        assert most == 1
+
+
+async def test_more_connections_than_anyone_needs_are_refused() -> None:
+    """Each takes a descriptor of the agent's; others get through again when they are gone."""
+    async with api() as served:
+        port = int(served.base.rsplit(":")[-1])
+        opened = [await asyncio.open_connection("127.0.0.1", port) for _ in range(300)]
+        states = [reader.at_eof() or await _ended(reader) for reader, _ in opened[250:]]
+        assert 40 <= sum(states) <= 50
+        for _, writer in opened:
+            writer.close()
+        async with asyncio.timeout(5):
+            while (await served.get("/healthz"))[0] != 200:
+                await asyncio.sleep(0.01)
+
+
+async def _ended(reader: asyncio.StreamReader) -> bool:
+    """Whether the other side closed the connection."""
+    with suppress(TimeoutError):
+        async with asyncio.timeout(0.05):
+            return await reader.read(1) == b""
+    return False

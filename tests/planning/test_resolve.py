@@ -186,3 +186,9 @@ def test_profile_without_known_places() -> None:
     every = resolve(document, ObservedNode((replace(gpu, profiles=none),)))
     assert isinstance(every, Rejection)
     assert "where they can lie" in every.problems[0].message
+
+
+def test_more_than_the_card_has_of_a_profile() -> None:
+    """Where a card gives only so many, room is not the reason."""
+    found = refused(entry(layout(("1g.10gb+me", 2)), "0"))
+    assert found.problems[0].remedy == "the card has at most 1 1g.10gb+me, wherever they lie"

@@ -93,3 +93,21 @@ async def test_closing_leaves_no_descriptor() -> None:
         assert len(open_files() - before) >= 2
         watch.close()
     assert open_files() <= before
+
+
+async def test_a_zombie_does_not_wake_again_and_again() -> None:
+    """It has ended already, and yet the driver may still name it: looked at after a while."""
+    woken: list[int] = []
+    watch = ProcessWatch(lambda: woken.append(1), fallback=0.2)
+    with sleeper() as process:
+        process.kill()
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)  # it stays a zombie
+        before = open_files()
+        watch.watch({process.pid})
+        assert open_files() <= before
+        await asyncio.sleep(0.1)
+        assert woken == []
+        async with asyncio.timeout(5):
+            while not woken:
+                await asyncio.sleep(0.005)
+    watch.close()

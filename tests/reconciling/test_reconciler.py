@@ -16,6 +16,7 @@ from nodeagent.planning.plan import Policy
 from nodeagent.planning.problems import Code, Problem
 from nodeagent.planning.steps import DestroyGpuInstance
 from nodeagent.reconciling.event_log import EventType
+from nodeagent.reconciling.last_good_plan import FILE_NAME, LastGoodPlan
 from nodeagent.reports.node_state import Phase, not_ready
 from nodeagent.simulation import simulated
 from nodeagent.sources.plan_offer import NoPlan, PlanText, UnreadablePlan
@@ -411,12 +412,59 @@ async def test_a_driver_that_goes_away_and_comes_back(tmp_path: Path) -> None:
             node.unload_driver()
             await rig.round()
             assert rig.state.phase is Phase.FAILED
+            assert "driver is not loaded" in not_ready(rig.state)[0]
             node.load_driver()
             await rig.settle(Phase.IN_SYNC)
             assert rig.layout() == layout
+            assert not_ready(rig.state) == ()
+
+
+async def test_a_driver_that_only_starts_has_not_returned(tmp_path: Path) -> None:
+    """It is said to answer when it told of its GPUs, and not again and again before."""
+    with simulated("h100-80gb:1") as node:
+        failing = node.inject("nvmlDeviceGetCount_v2", error="UNKNOWN", times=None)
+        async with running(Rig(tmp_path, retry=0.02)) as rig:
+            rig.offer("{1g.10gb: 7}")
+            await rig.until(lambda: node.journal.total("nvmlInitWithFlags") > 4)
+            assert rig.told() == [EventType.DRIVER_UNAVAILABLE]
+            node.clear_faults(failing)
+            await rig.settle(Phase.IN_SYNC)
+            assert rig.told().count(EventType.DRIVER_RETURNED) == 1
+
+
+async def test_a_plan_that_could_not_be_kept_is_kept_later(tmp_path: Path) -> None:
+    """A disk that was full once must not cost the plan at the next restart; it is told once."""
+    folder = tmp_path / "state"
+    folder.touch()
+    with simulated("h100-80gb:1"):
+        async with running(Rig(folder)) as rig:
+            rig.offer("{1g.10gb: 7}")
+            await rig.settle(Phase.IN_SYNC)
+            await rig.round()
+            assert rig.told(EventType.FAILED) == [EventType.FAILED]
+            folder.unlink()
+            await rig.round()
+            kept = LastGoodPlan(folder / FILE_NAME).load()
+            assert kept == PlanText(plan_text("{1g.10gb: 7}"))
 
 
 # --- stopping -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("function", ["nvmlInitWithFlags", "nvmlDeviceGetMigMode"])
+async def test_a_look_that_hangs_does_not_keep_it_from_stopping(
+    tmp_path: Path, function: str
+) -> None:
+    """Nothing is changed by a look, so it is left; nothing is called a failure for that."""
+    with simulated("h100-80gb:2") as node:
+        node.inject(function, hang=True, times=None)
+        async with running(Rig(tmp_path, observe_deadline=60)) as rig:
+            rig.offer("{1g.10gb: 7}")
+            await rig.until(lambda: node.journal.total(function) > 0)
+            began = asyncio.get_running_loop().time()
+        assert asyncio.get_running_loop().time() - began < 4
+        assert rig.told() == []
+        node.clear_faults()
 
 
 async def test_stops_between_two_steps(tmp_path: Path) -> None:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 
-from nodeagent.planning.desired import DesiredNode
-from nodeagent.planning.observed import MigMode, ObservedNode
+from nodeagent.planning.desired import DesiredGpu, DesiredNode, MigDisabled
+from nodeagent.planning.observed import Access, Gpu, MigMode, ObservedNode
 from nodeagent.planning.outcome import GpuOutcome, NodeOutcome, StepReport, StepResult
-from nodeagent.planning.plan import NodePlan, Policy, Verdict
+from nodeagent.planning.plan import GpuPlan, NodePlan, Policy, Verdict
 from nodeagent.planning.planner import plan
 from nodeagent.planning.problems import Code, Problem
 from nodeagent.reports.plan_report import outcome_json, plan_json, rejection_json
@@ -110,3 +110,23 @@ def test_rejection() -> None:
     assert result["problems"] == [
         {"code": "UnknownProfile", "path": "gpus[0].mig", "message": "no", "remedy": "yes"}
     ]
+
+
+def test_what_is_not_known_is_absent() -> None:
+    """A GPU that never answered has no UUID, name or mode; a text that was not read no digest."""
+    lost = [Gpu(index, "", access=Access.LOST) for index in (0, 1)]
+    plans = tuple(GpuPlan(gpu, Verdict.BLOCKED, (), gpu) for gpu in lost)
+    outcome = NodeOutcome(
+        NodePlan(Verdict.BLOCKED, plans), tuple(GpuOutcome(p, (), p.before) for p in plans)
+    )
+    written = outcome_json(outcome, digest="", source="file")
+    assert "digest" not in written
+    assert [gpu["index"] for gpu in written["gpus"]] == [0, 1]
+    assert all(not {"uuid", "name", "mig"} & set(gpu) for gpu in written["gpus"])
+
+
+def test_a_card_without_mig_has_no_mode() -> None:
+    """Absent, not null."""
+    gpu = card("t4")
+    result = plan_json(planned(gpu, DesiredGpu(MigDisabled("p"), "p")), digest="d", source="file")
+    assert "mig" not in result["gpus"][0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -113,6 +114,9 @@ def test_a_lost_gpu_is_unhealthy_and_claims_nothing() -> None:
     gpu = report["gpus"][1]
     assert "free" not in gpu
     assert "mig" not in gpu
+    nameless = status_json(state(observed=ObservedNode((Gpu(0, "", access=Access.LOST),))))
+    assert nameless
+    assert "uuid" not in nameless["gpus"][0]
     assert gpu["health"]["status"] == "unhealthy"
     assert gpu["health"]["findings"][0]["evidence"] == "it fell off the bus"
 
@@ -127,6 +131,17 @@ def test_unknown_users_count_as_use() -> None:
     assert report
     instance = report["gpus"][0]["instances"][0]
     assert (instance["inUse"], instance["usersUnknown"]) == (True, "no permission")
+
+
+def test_nothing_is_idle_on_a_gpu_that_does_not_answer() -> None:
+    """Its instances are those last seen; not being able to find out counts as in use."""
+    lost = replace(MIG_GPU, access=Access.LOST, access_reason="it fell off the bus")
+    report = status_json(state(observed=ObservedNode((lost,))))
+    assert report
+    instance = report["gpus"][0]["instances"][0]
+    assert (instance["inUse"], instance["users"]) == (True, [])
+    assert instance["usersUnknown"] == "the GPU does not answer"
+    assert "memory" not in instance
 
 
 def test_one_gpu_by_its_uuid() -> None:

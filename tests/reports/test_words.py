@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from nodeagent.planning.observed import (
+    Access,
     ComputeInstance,
     Gpu,
     GpuInstance,
@@ -47,6 +48,7 @@ def test_layouts() -> None:
     assert layout_words(replace(GPU, mig=MigMode(current=False, pending=False))) == "MIG off"
     pending = MigMode(current=False, pending=True)
     assert layout_words(replace(GPU, mig=pending)) == "MIG off, waiting for a GPU reset to change"
+    assert layout_words(replace(GPU, access=Access.LOST)) == "a layout that is not known"
 
 
 def test_steps() -> None:

@@ -183,6 +183,9 @@ def test_a_wrong_variable_is_named() -> None:
         _refused(environment={"NODEAGENT_PLAN_FIEL": "x"})
         == "NODEAGENT_PLAN_FIEL is no setting (did you mean NODEAGENT_PLAN_FILE?)"
     )
+    unlike_any = _refused(environment={"NODEAGENT_FOO": "x"})
+    assert "did you mean" not in unlike_any
+    assert "PLAN_FILE" in unlike_any
 
 
 def test_a_wrong_flag_is_named() -> None:

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import resource
+import subprocess
 from pathlib import Path
+
+import pytest
 
 from nodeagent.sources.file_watch import changes, deciding_entries
 
@@ -72,3 +76,14 @@ async def test_yields_without_a_change_when_asked_to(tmp_path: Path) -> None:
             looks += 1
             if looks == 3:
                 break
+
+
+def test_a_link_that_is_replaced_while_it_is_looked_at() -> None:
+    """What was a link a moment ago and cannot be read as one counts as not there."""
+    with subprocess.Popen(["true"]) as process:
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+        link = Path(f"/proc/{process.pid}/exe")  # of a zombie: a link that leads nowhere
+        assert link.is_symlink()
+        with pytest.raises(OSError, match="No such file"):
+            link.readlink()
+        assert deciding_entries(link) == [(link.parent, "exe")]

@@ -223,3 +223,17 @@ async def test_carries_the_configuration(tmp_path: Path) -> None:
     offers: list[PlanOffer] = []
     await PlanFile(path, offers.append, configuration="all-1g.10gb").look()
     assert offers == [PlanText(ONE, "all-1g.10gb")]
+
+
+async def test_a_folder_in_the_files_place_takes_no_descriptors(tmp_path: Path) -> None:
+    """However often something in it changes."""
+    path = tmp_path / "plan.yaml"
+    path.mkdir()
+    source = Source(path)
+    await source.file.look()
+    before = len(os.listdir("/proc/self/fd"))  # noqa: PTH208 - a count is all
+    for name in "abcd":
+        (path / name).touch()
+        await source.file.look()
+    assert len(os.listdir("/proc/self/fd")) == before  # noqa: PTH208 - as above
+    assert all(isinstance(offer, UnreadablePlan) for offer in source.offers)

@@ -68,6 +68,25 @@ def test_gpus_with_the_same_picture_are_shown_once(gpus: Gpus) -> None:
     assert "12 steps on 4 GPUs" in page
 
 
+def test_different_models_are_never_shown_as_one(gpus: Gpus) -> None:
+    """The same picture of another card keeps that card's name."""
+    first, second = _change(gpus), _change(gpus, 1)
+    other = replace(second.before, name="NVIDIA B200")
+    plan = NodePlan(Verdict.APPLICABLE, (first, replace(second, before=other)))
+    page = plain_text(plan_page(plan, 80))
+    assert "GPU 0  NVIDIA H100 80GB HBM3" in page
+    assert "GPU 1  NVIDIA B200" in page
+
+
+def test_what_will_still_be_missing_is_not_called_done(gpus: Gpus) -> None:
+    """A plan that leaves something for later can be applied in part only."""
+    problem = Problem(Code.RESET_REQUIRED, "it waits for a reset")
+    plan = NodePlan(Verdict.APPLICABLE, (replace(_change(gpus), problems=(problem,)),))
+    page = plain_text(plan_page(plan, 80)).splitlines()
+    assert page[1] == "  can be applied in part"
+    assert page[-1].startswith("Node can be applied in part: 3 steps")
+
+
 def test_problems_are_shown_with_their_place_and_remedy(gpus: Gpus) -> None:
     """Who reads the page learns what stands in the way and what to do about it."""
     problem = Problem(Code.IN_USE, "in use by pid 4711 (python)", "end it", path="gpus[0].mig")
