@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
+import os
 import sys
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Literal, TextIO, cast
 
 import structlog
@@ -22,13 +24,25 @@ class _Lossy:
         self._out = out
 
     def write(self, text: str) -> int:
-        with suppress(OSError, ValueError):  # ValueError: the stream is closed
+        with self._loss():
             self._out.write(text)
         return len(text)
 
     def flush(self) -> None:
-        with suppress(OSError, ValueError):
+        with self._loss():
             self._out.flush()
+
+    @contextmanager
+    def _loss(self) -> Iterator[None]:
+        try:
+            yield
+        except BrokenPipeError:
+            # For ever; what is buffered would still fail at the end, and be the exit code.
+            nowhere = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
+            os.dup2(nowhere, self._out.fileno())
+            os.close(nowhere)
+        except (OSError, ValueError):  # a full disk, a closed stream
+            return
 
 
 def configure_logging(

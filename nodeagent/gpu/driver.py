@@ -78,6 +78,9 @@ class Driver:
         except DriverError as error:
             await self._leave()
             raise unavailable(error) from error
+        except asyncio.CancelledError:
+            await self._leave()
+            raise
         self._expect_anew(version)
         return self
 

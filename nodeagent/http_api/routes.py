@@ -115,6 +115,8 @@ class _Routes:
         self._followers += 1
         try:
             return await self._follow(request)
+        except ConnectionResetError:
+            return web.Response()  # which nobody hears any more
         finally:
             self._followers -= 1
 

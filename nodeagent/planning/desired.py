@@ -165,7 +165,7 @@ class DesiredGpu:
 
 @dataclass(frozen=True, slots=True)
 class DesiredNode:
-    """By GPU UUID. GPUs that are not in here are not touched."""
+    """By `Gpu.key`. GPUs that are not in here are not touched."""
 
     gpus: Mapping[str, DesiredGpu]
     digest: str = ""

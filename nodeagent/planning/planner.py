@@ -48,14 +48,14 @@ def plan(
 ) -> NodePlan:
     """The steps for every GPU that `desired` names, in the node's GPU order."""
     gpus = tuple(
-        plan_gpu(desired.gpus[gpu.uuid], gpu, policy)
+        plan_gpu(desired.gpus[gpu.key], gpu, policy)
         for gpu in observed.gpus
-        if gpu.uuid in desired.gpus
+        if gpu.key in desired.gpus
     )
     gone = tuple(
-        obstacles.vanished(uuid, wanted)
-        for uuid, wanted in desired.gpus.items()
-        if observed.gpu(uuid) is None
+        obstacles.vanished(key, wanted)
+        for key, wanted in desired.gpus.items()
+        if all(gpu.key != key for gpu in observed.gpus)
     )
     verdicts = {g.verdict for g in gpus} | ({Verdict.BLOCKED} if gone else set())
     worst = next((v for v in _SEVERITY if v in verdicts), Verdict.IN_SYNC)

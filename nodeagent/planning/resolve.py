@@ -68,12 +68,12 @@ def resolve(document: PlanDocument, observed: ObservedNode) -> DesiredNode | Rej
         for gpu in gpus:
             wanted = _desired(entry, gpu, problems)
             if wanted is not None:
-                chosen[gpu.uuid] = wanted
+                chosen[gpu.key] = wanted
     if document.entries and not matched and not problems:
         problems.append(_matches_nothing(document, observed))
     for gpu in observed.gpus:
-        if not problems and gpu.uuid in chosen:
-            problems += _impossible(chosen[gpu.uuid], gpu)
+        if not problems and gpu.key in chosen:
+            problems += _impossible(chosen[gpu.key], gpu)
     if problems:
         return Rejection(tuple(dict.fromkeys(problems)))
     return DesiredNode(gpus=chosen, digest=document.digest)

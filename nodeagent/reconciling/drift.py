@@ -24,7 +24,7 @@ class Drift:
         new = []
         for gpu_plan in plan.gpus:
             gpu = gpu_plan.before
-            wanted = desired.gpus[gpu.uuid]
+            wanted = desired.gpus[gpu.key]
             if gpu.access is not Access.OK:
                 continue
             if gpu_plan.verdict is Verdict.IN_SYNC:

@@ -6,7 +6,6 @@ import io
 import json
 import os
 from collections.abc import Iterator
-from contextlib import suppress
 
 import pytest
 import structlog
@@ -76,11 +75,10 @@ def test_who_does_not_read_the_log_stops_nothing() -> None:
     """A pipe whose reader is gone, and a stream that is closed: the line is lost, no more."""
     reading, writing = os.pipe()
     os.close(reading)
-    with os.fdopen(writing, "w", buffering=1) as out:
+    with os.fdopen(writing, "w") as out:
         configure_logging(stream=out)
-        structlog.get_logger().info("nobody reads this")
-        with pytest.raises(BrokenPipeError):
-            out.flush()
-        with suppress(OSError):
-            out.close()
-        structlog.get_logger().info("nor this")
+        log = structlog.get_logger()
+        log.info("nobody reads this")
+        log.info("nor this")
+        out.flush()  # nothing is left that would fail later
+    log.info("nor this")

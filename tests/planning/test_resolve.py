@@ -20,8 +20,9 @@ from nodeagent.planning.desired import (
     PlanDocument,
     PlanEntry,
 )
-from nodeagent.planning.observed import Access, MigMode, ObservedNode
+from nodeagent.planning.observed import Access, Gpu, MigMode, ObservedNode
 from nodeagent.planning.plan import Verdict
+from nodeagent.planning.planner import plan
 from nodeagent.planning.problems import Code
 from nodeagent.planning.resolve import Rejection, resolve
 from tests.planning.cards import card
@@ -192,3 +193,21 @@ def test_more_than_the_card_has_of_a_profile() -> None:
     """Where a card gives only so many, room is not the reason."""
     found = refused(entry(layout(("1g.10gb+me", 2)), "0"))
     assert found.problems[0].remedy == "the card has at most 1 1g.10gb+me, wherever they lie"
+
+
+def test_gpus_that_cannot_tell_their_uuid() -> None:
+    """Two GPUs that never answered are told apart, and one that is not named is left out."""
+    mute = [
+        Gpu(index=i, uuid="", access=Access.UNKNOWN, access_reason=f"hang {i}") for i in range(3)
+    ]
+    document = PlanDocument(
+        (entry(MigEnabled("p0"), "0"), replace(entry(MigEnabled("p2"), "2"), path="gpus[1]")), "d"
+    )
+    node = ObservedNode(tuple(mute))
+    answer = resolve(document, node)
+    assert isinstance(answer, DesiredNode)
+    told = plan(answer, node)
+    assert [(g.before.index, g.problems[0].path) for g in told.gpus] == [
+        (0, "gpus[0]"),
+        (2, "gpus[1]"),
+    ]

@@ -101,7 +101,8 @@ async def test_a_zombie_does_not_wake_again_and_again() -> None:
     watch = ProcessWatch(lambda: woken.append(1), fallback=0.2)
     with sleeper() as process:
         process.kill()
-        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)  # it stays a zombie
+        # It stays a zombie.
+        await asyncio.to_thread(os.waitid, os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
         before = open_files()
         watch.watch({process.pid})
         assert open_files() <= before
