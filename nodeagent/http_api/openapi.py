@@ -57,7 +57,6 @@ _SCHEMAS: Json = {
     "Gpu": _object(
         {
             "index": _WHOLE,
-            "uuid": _TEXT,
             "slots": {"type": "integer", "description": "memory slices of the card"},
             "instances": _list_of(_ref("Instance")),
             "users": _list_of(_ref("User")),
@@ -71,6 +70,7 @@ _SCHEMAS: Json = {
             ),
         },
         {
+            "uuid": {"type": "string", "description": "absent while it never answered"},
             "name": _TEXT,
             "pciBusId": _TEXT,
             "memory": _object({"total": _BYTES}),
@@ -111,23 +111,22 @@ _SCHEMAS: Json = {
     "Plan": _object(
         {
             "verdict": _VERDICT,
-            "digest": _TEXT,
             "source": _TEXT,
             "gpus": _list_of(
                 _object(
                     {
                         "index": _WHOLE,
-                        "uuid": _TEXT,
-                        "name": _TEXT,
                         "verdict": _VERDICT,
                         "before": _list_of(_ref("Place")),
                         "after": _list_of(_ref("Place")),
                         "steps": _list_of(_ref("Step")),
-                    }
+                    },
+                    {"uuid": _TEXT, "name": _TEXT},
                 )
             ),
             "problems": _list_of(_ref("Problem")),
-        }
+        },
+        {"digest": _TEXT},
     ),
     "Place": _object(
         {"profile": _TEXT, "start": _WHOLE, "size": _WHOLE}, {"uuid": _TEXT, "inUse": _YES_NO}

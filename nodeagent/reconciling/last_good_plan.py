@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import base64
 import binascii
-import hashlib
 import json
 import os
 import tempfile
 from pathlib import Path
 
+from nodeagent.documents.reading import digest_of
 from nodeagent.errors import NodeagentError
 from nodeagent.sources.plan_offer import PlanText
 
@@ -87,8 +87,3 @@ def _replace(path: Path, content: bytes) -> None:
         os.fsync(directory)
     finally:
         os.close(directory)
-
-
-def digest_of(text: bytes) -> str:
-    """The digest by which people compare: `sha256:` and the hash of the text."""
-    return "sha256:" + hashlib.sha256(text).hexdigest()

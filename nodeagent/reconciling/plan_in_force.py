@@ -11,7 +11,7 @@ import asyncio
 from dataclasses import dataclass
 from typing import assert_never
 
-from nodeagent.documents.reading import read_document
+from nodeagent.documents.reading import digest_of, read_document
 from nodeagent.errors import DocumentError
 from nodeagent.planning.desired import DesiredNode, PlanDocument
 from nodeagent.planning.observed import ObservedNode
@@ -19,7 +19,6 @@ from nodeagent.planning.plan import NodePlan, Policy, Verdict
 from nodeagent.planning.planner import plan
 from nodeagent.planning.problems import Problem
 from nodeagent.planning.resolve import Rejection, resolve
-from nodeagent.reconciling.last_good_plan import digest_of
 from nodeagent.reports.node_state import Refusal
 from nodeagent.sources.plan_offer import NoPlan, PlanOffer, PlanText, UnreadablePlan
 

@@ -5,13 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from nodeagent.documents.reading import read_document
+from nodeagent.documents.reading import digest_of, read_document
 from nodeagent.errors import DocumentError
 from nodeagent.planning.observed import ObservedNode
 from nodeagent.planning.plan import Policy, Verdict
 from nodeagent.planning.planner import plan
 from nodeagent.planning.resolve import Rejection, resolve
-from nodeagent.reconciling.last_good_plan import digest_of
 from nodeagent.reports.plan_report import plan_json, rejection_json
 
 _SOURCE = "preview"
