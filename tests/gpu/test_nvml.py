@@ -15,8 +15,8 @@ from nodeagent.errors import DriverError, DriverUnavailable, GpuLost
 from nodeagent.gpu.nvml import GPU_INSTANCE_KINDS, Nvml
 from nodeagent.planning.observed import Placement
 from nodeagent.simulation import Switches, simulated
-from nodeagent.simulation.library import SimulatedLibrary
 from nodeagent.simulation.node import open_node
+from nodeagent.simulation.nvml_library import SimulatedLibrary
 
 PACKAGE = Path(nodeagent.gpu.__file__).parent
 ONE_G = 19  # nvidia-smi's id of 1g.10gb on H100

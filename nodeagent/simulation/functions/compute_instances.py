@@ -15,7 +15,7 @@ from nodeagent.simulation.boards import ComputeProfile, GpuProfile
 from nodeagent.simulation.codes import Code, Refused
 from nodeagent.simulation.functions.registry import COMPUTE_INSTANCE, GPU_INSTANCE, c_function
 from nodeagent.simulation.handles import Kind
-from nodeagent.simulation.library_session import Session
+from nodeagent.simulation.nvml_session import Session
 from nodeagent.simulation.views import ComputeInstanceView, Device, GpuInstanceView
 
 _ASKING = (Code.NOT_SUPPORTED, Code.NO_PERMISSION)

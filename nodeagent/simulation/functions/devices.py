@@ -15,7 +15,7 @@ from nodeagent.simulation.card import Card
 from nodeagent.simulation.codes import Code, Refused
 from nodeagent.simulation.functions.registry import DEVICE, GPU, GPU_ONLY, c_function
 from nodeagent.simulation.handles import Kind
-from nodeagent.simulation.library_session import Session
+from nodeagent.simulation.nvml_session import Session
 from nodeagent.simulation.views import Device, MigDevice
 
 _ARCHITECTURES = {

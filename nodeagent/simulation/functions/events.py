@@ -17,7 +17,7 @@ from nodeagent.simulation.codes import Code, Refused
 from nodeagent.simulation.event_sets import EventSet
 from nodeagent.simulation.functions.registry import EVENT_SET, GPU_ONLY, c_function
 from nodeagent.simulation.handles import Kind
-from nodeagent.simulation.library_session import Session
+from nodeagent.simulation.nvml_session import Session
 from nodeagent.simulation.views import Device
 
 _EVERY_CARD = (

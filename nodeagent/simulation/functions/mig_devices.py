@@ -14,7 +14,7 @@ from nodeagent.simulation.arguments import HandleOut, Number, Out
 from nodeagent.simulation.codes import Code, Refused
 from nodeagent.simulation.functions.registry import DEVICE, GPU, MIG_DEVICE, c_function
 from nodeagent.simulation.handles import Kind
-from nodeagent.simulation.library_session import Session
+from nodeagent.simulation.nvml_session import Session
 from nodeagent.simulation.views import Device, MigDevice
 
 

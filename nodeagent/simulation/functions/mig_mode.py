@@ -10,7 +10,7 @@ from ctypes import c_uint
 from nodeagent.simulation.arguments import Number, Out
 from nodeagent.simulation.codes import Code, Refused
 from nodeagent.simulation.functions.registry import GPU, c_function
-from nodeagent.simulation.library_session import Session
+from nodeagent.simulation.nvml_session import Session
 from nodeagent.simulation.views import Device
 
 

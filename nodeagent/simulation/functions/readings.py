@@ -15,7 +15,7 @@ from nodeagent.simulation.arguments import Array, Number, Out
 from nodeagent.simulation.card import MIB
 from nodeagent.simulation.codes import Code, Refused
 from nodeagent.simulation.functions.registry import DEVICE, GPU_ONLY, c_function
-from nodeagent.simulation.library_session import Session
+from nodeagent.simulation.nvml_session import Session
 from nodeagent.simulation.views import Device, GpuInstanceView
 
 _NOT_SUPPORTED = (Code.NOT_SUPPORTED,)

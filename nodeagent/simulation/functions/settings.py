@@ -12,7 +12,7 @@ import pynvml
 from nodeagent.simulation.arguments import Number, Out
 from nodeagent.simulation.codes import Code, Refused
 from nodeagent.simulation.functions.registry import DEVICE, GPU_ONLY, c_function
-from nodeagent.simulation.library_session import Session
+from nodeagent.simulation.nvml_session import Session
 from nodeagent.simulation.views import Device, MigDevice
 
 _SETTING = (Code.NOT_SUPPORTED, Code.NO_PERMISSION)

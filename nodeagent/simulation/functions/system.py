@@ -11,7 +11,7 @@ from typing import Any
 from nodeagent.simulation.arguments import Buffer, Number, Out, write_text
 from nodeagent.simulation.codes import TEXTS, Code, Refused
 from nodeagent.simulation.functions.registry import c_function
-from nodeagent.simulation.library_session import Session
+from nodeagent.simulation.nvml_session import Session
 
 _INIT_ERRORS = (Code.DRIVER_NOT_LOADED, Code.NO_PERMISSION, Code.UNKNOWN)
 
