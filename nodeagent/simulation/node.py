@@ -1,7 +1,7 @@
 """The simulated node, with what commands and tests do to it from outside.
 
 `occupy`, `inject`, `reboot` and the like are methods here; what programs do through NVML goes
-through `library.SimulatedLibrary`.
+through `nvml_library.SimulatedLibrary`.
 """
 
 from __future__ import annotations
