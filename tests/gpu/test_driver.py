@@ -139,11 +139,11 @@ async def test_a_gpu_that_is_not_there_is_told(driver: Driver) -> None:
 
 async def test_gpus_are_observed_side_by_side(node: SimulatedNode) -> None:
     """Two GPUs take as long as one."""
-    node.inject("nvmlDeviceGetMigMode", delay=0.2, times=2)
-    async with Driver(observe_deadline=2, step_deadline=2) as driver:
+    node.inject("nvmlDeviceGetMigMode", delay=1.0, times=2)
+    async with Driver(observe_deadline=5, step_deadline=5) as driver:
         began = time.monotonic()
         await driver.observe()
-        assert time.monotonic() - began < 0.39
+        assert time.monotonic() - began < 1.9
 
 
 # --- steps ----------------------------------------------------------------------------------------

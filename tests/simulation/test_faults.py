@@ -107,27 +107,27 @@ def test_a_refused_call_changes_nothing() -> None:
 def test_a_delay() -> None:
     """One call takes that long, and another thread is not held up by it."""
     with calls.node_with() as node:
-        node.inject(COUNT, delay=0.2)
+        node.inject(COUNT, delay=1.0)
         waiting = threading.Thread(target=pynvml.nvmlDeviceGetCount)
         before = time.monotonic()
         waiting.start()
         while node.faults:
             time.sleep(0.001)
         calls.gpu()
-        assert time.monotonic() - before < 0.15
+        assert time.monotonic() - before < 0.9
         waiting.join()
-        assert time.monotonic() - before >= 0.2
+        assert time.monotonic() - before >= 1.0
 
 
 def test_latency_of_every_call_or_of_some() -> None:
     """Given for the whole library, or by function with `*` for the others."""
-    with simulated("t4", latency={"nvmlInitWithFlags": 0.03, "*": 0.0}):
+    with simulated("t4", latency={"nvmlInitWithFlags": 0.5, "*": 0.0}):
         before = time.monotonic()
         pynvml.nvmlInit()
         middle = time.monotonic()
         pynvml.nvmlShutdown()
-        assert middle - before >= 0.03
-        assert time.monotonic() - middle < 0.03
+        assert middle - before >= 0.5
+        assert time.monotonic() - middle < 0.45
     with simulated("t4", latency=0.01):
         before = time.monotonic()
         pynvml.nvmlInit()
