@@ -1,0 +1,201 @@
+"""What each client may have: exact, never more than there is, never rounded up."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nodeagent.mps.shares import (
+    MIB,
+    DaemonSpec,
+    Share,
+    Sharing,
+    client_environment,
+    percentage_text,
+    share_out,
+    written_bytes,
+)
+from nodeagent.planning.desired import MpsEntry, ShareEntry
+from nodeagent.planning.problems import Code, Problem
+
+GIB = 1024**3
+GPU = "GPU-00000000-0000-0000-0000-000000000001"
+H100 = 81559 * MIB  # bytes, as NVML gives them for a card of 80 GB
+PATH = "gpus[0].mps"
+
+
+def kind(
+    name: str, count: int, memory: int | None = None, threads: float | None = None
+) -> ShareEntry:
+    """A share as the document gives it."""
+    return ShareEntry(name, count, memory, threads, f"{PATH}.shares.{name}")
+
+
+def sharing(entry: MpsEntry, memory: int = H100) -> Sharing:
+    """What the entry means on a device of so many bytes."""
+    found = share_out(entry, device=GPU, memory=memory)
+    assert isinstance(found, Sharing), found
+    return found
+
+
+def problems(entry: MpsEntry, memory: int = H100) -> tuple[Problem, ...]:
+    """What is wrong with the entry."""
+    found = share_out(entry, device=GPU, memory=memory)
+    assert isinstance(found, tuple)
+    assert all(p.gpu == GPU and p.remedy for p in found)
+    return found
+
+
+def spec(**changes: object) -> DaemonSpec:
+    """Some daemon, changed."""
+    plain = DaemonSpec(GPU, 1000, 1000, "/run/x/pipe", "/run/x/log", 40960, 40.0)
+    return replace(plain, **changes)  # type: ignore[arg-type]  # names and values are the tests'
+
+
+def test_named_shares() -> None:
+    """Each client has a slot of its own; the daemon's defaults are the ceiling over all."""
+    found = sharing(
+        MpsEntry(PATH, shares=(kind("small", 4, 8 * GIB, 15.0), kind("large", 1, 40 * GIB, 40.0)))
+    )
+    assert [s.name for s in found.slots] == ["small-0", "small-1", "small-2", "small-3", "large-0"]
+    assert (found.memory_ceiling, found.thread_ceiling) == (40960, 40.0)
+    assert [s.memory for s in found.shares] == [8192, 40960]
+
+
+def test_a_share_without_a_limit_leaves_the_daemon_without_one() -> None:
+    """A default below what some client may have would take it away from that client."""
+    found = sharing(MpsEntry(PATH, shares=(kind("a", 1, GIB, 10.0), kind("b", 1))))
+    assert (found.memory_ceiling, found.thread_ceiling) == (None, 100.0)
+
+
+def test_replicas() -> None:
+    """Three equal shares: a third of the MiB and of the threads, cut down."""
+    found = sharing(MpsEntry(PATH, replicas=3, enforce="terminate"))
+    assert found.shares == (Share("replica", 3, 27186, 33.33, f"{PATH}.replicas"),)
+    assert found.enforce == "terminate"
+    assert [s.name for s in found.slots] == ["replica-0", "replica-1", "replica-2"]
+
+
+@given(count=st.integers(1, 128), memory=st.integers(128 * MIB, 300 * GIB))
+def test_equal_shares_never_exceed_the_device(count: int, memory: int) -> None:
+    """Whatever the numbers, all replicas together fit, and less than a MiB each is left over."""
+    [share] = sharing(MpsEntry(PATH, replicas=count), memory).shares
+    assert share.memory is not None
+    assert share.threads is not None
+    assert 0 <= memory - count * share.memory * MIB < (count + 1) * MIB
+    assert 100 - count * 0.01 < count * share.threads <= 100 + 1e-9
+    assert float(percentage_text(share.threads)) == share.threads
+
+
+def test_clients() -> None:
+    """The same limits for however many come: one slot that all take."""
+    [share] = sharing(
+        MpsEntry(PATH, clients=ShareEntry("", 0, 10 * GIB, None, f"{PATH}.clients"))
+    ).shares
+    assert share == Share("clients", None, 10240, None, f"{PATH}.clients")
+    assert [slot.name for slot in share.slots] == ["clients-0"]
+
+
+@pytest.mark.parametrize(
+    ("memory", "remedy"), [(10**10, "9536Mi"), (1, "1Mi"), (0, "1Mi"), (MIB + 1, "1Mi")]
+)
+def test_no_whole_mib(memory: int, remedy: str) -> None:
+    """The daemon takes whole MiB; the reader is told the nearest below, nothing is rounded."""
+    [problem] = problems(MpsEntry(PATH, shares=(kind("a", 1, memory),)))
+    assert (problem.code, problem.path) == (Code.INVALID_VALUE, f"{PATH}.shares.a.memory")
+    assert problem.remedy == f"write {remedy}"
+
+
+@pytest.mark.parametrize("threads", [0.0, 0.05, -1.0, 100.01, 1000.0, float("nan"), float("inf")])
+def test_threads_out_of_range(threads: float) -> None:
+    """More than all threads, or so few that the daemon reads back none."""
+    [problem] = problems(MpsEntry(PATH, shares=(kind("a", 1, None, threads),)))
+    assert problem.path == f"{PATH}.shares.a.threads"
+    assert problem.remedy == "write a number from 0.1 to 100"
+
+
+def test_threads_with_too_many_decimals() -> None:
+    """They could not be read back."""
+    [problem] = problems(MpsEntry(PATH, shares=(kind("a", 3, None, 33.333),)))
+    assert "33.333" in problem.message
+    assert problem.remedy == "write 33.33"
+
+
+@pytest.mark.parametrize("oversubscribe", [False, True])
+def test_one_share_above_the_device(oversubscribe: bool) -> None:
+    """No client can have more than there is, oversubscribed or not."""
+    found = problems(MpsEntry(PATH, shares=(kind("a", 1, 96 * GIB),), oversubscribe=oversubscribe))
+    assert found[0].code is Code.DOES_NOT_FIT
+    assert found[0].message == "found 96Gi, but the device has 81559Mi"
+    assert found[0].remedy == "write at most 81559Mi"
+
+
+def test_sums_above_the_device() -> None:
+    """Memory and threads are added up, shown, and may exceed only when the plan says so."""
+    entry = MpsEntry(PATH, shares=(kind("s", 4, 16 * GIB, 20.0), kind("l", 1, 40 * GIB, 33.5)))
+    memory, threads = problems(entry)
+    assert memory.path == threads.path == f"{PATH}.shares"
+    assert "add up to 104Gi of memory (4 × 16Gi + 1 × 40Gi)" in memory.message
+    assert "113.5% of the threads (4 × 20% + 1 × 33.5%)" in threads.message
+    assert sharing(replace(entry, oversubscribe=True)).memory_ceiling == 40960
+
+
+def test_sums_are_exact() -> None:
+    """Ten times ten percent is all, and so is a device's memory to the last MiB."""
+    found = sharing(MpsEntry(PATH, shares=(kind("a", 1000, MIB, 0.1),)), 1000 * MIB)
+    assert found.shares[0].count == 1000
+
+
+@pytest.mark.parametrize(("count", "memory"), [(4, 3 * MIB), (1001, H100)])
+def test_too_many_replicas(count: int, memory: int) -> None:
+    """A share of no MiB, or of no thread the daemon can tell from none, is no share."""
+    [problem] = problems(MpsEntry(PATH, replicas=count), memory)
+    assert (problem.code, problem.path) == (Code.DOES_NOT_FIT, f"{PATH}.replicas")
+
+
+def test_a_device_of_unknown_memory() -> None:
+    """No share can be proven to fit, so none is given."""
+    [problem] = problems(MpsEntry(PATH, replicas=1), 0)
+    assert problem.code is Code.GPU_UNKNOWN
+
+
+def test_what_a_client_gets() -> None:
+    """The device is always ordinal 0 and memory always whole MiB; no limit, no variable."""
+    assert client_environment(spec(), Share("a", 1, 8192, 33.3, "")) == {
+        "CUDA_MPS_PIPE_DIRECTORY": "/run/x/pipe",
+        "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": "0=8192M",
+        "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "33.3",
+    }
+    assert list(client_environment(spec(), Share("a", 1, None, None, ""))) == [
+        "CUDA_MPS_PIPE_DIRECTORY"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("changes", "restart"),
+    [
+        ({}, False),
+        ({"memory_limit": 1024, "thread_percentage": 5.0}, False),
+        ({"memory_limit": None}, True),
+        ({"uid": 1001}, True),
+        ({"groups": (44,)}, True),
+        ({"multi_user": True}, True),
+        ({"pipe_directory": "/run/y"}, True),
+    ],
+)
+def test_what_needs_another_process(changes: dict[str, object], restart: bool) -> None:
+    """Limits can be set anew while it runs; taken away, or anything else, they cannot."""
+    assert spec().needs_restart_for(spec(**changes)) is restart
+
+
+def test_bytes_as_text() -> None:
+    """As a plan would say it."""
+    assert [written_bytes(n) for n in (8 * GIB, 3 * MIB, MIB + 1, 5)] == [
+        "8Gi",
+        "3Mi",
+        "1Mi",
+        "5 bytes",
+    ]
