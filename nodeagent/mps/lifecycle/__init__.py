@@ -1,0 +1,1 @@
+"""The life of one MPS daemon, as values and one function over them."""

@@ -1,0 +1,84 @@
+"""A daemon's life driven by a test, with the specs and the patience that all tests share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+from nodeagent.mps.lifecycle.step import step
+from nodeagent.mps.lifecycle.values import (
+    Action,
+    Answered,
+    Event,
+    LimitsReadBack,
+    NewPlan,
+    Phase,
+    Policy,
+    Report,
+    Started,
+    State,
+    Subject,
+)
+from nodeagent.mps.shares import DaemonSpec
+
+POLICY = Policy(
+    start_deadline=5.0,
+    limit_deadline=4.0,
+    initialize_deadline=30.0,
+    quit_deadline=10.0,
+    kill_deadline=2.0,
+    steady=60.0,
+    first_delay=1.0,
+    longest_delay=8.0,
+    most_failures=3,
+    most_silences=2,
+    most_attempts=2,
+)
+
+SPEC = DaemonSpec("GPU-1", 1000, 1000, "/run/1/pipe", "/run/1/log", 4096, 50.0)
+OTHER_LIMITS = replace(SPEC, memory_limit=2048)
+OTHER_USER = replace(SPEC, uid=1001)
+
+
+@dataclass
+class Life:
+    """One daemon, told what happens."""
+
+    state: State = field(default_factory=State)
+    now: float = 1000.0
+    chance: float = 0.0
+
+    def phase(self) -> Phase:
+        """Where it is now."""
+        return self.state.phase
+
+    def tell(self, event: Event, *, after: float = 0.0) -> tuple[Action, ...]:
+        """What is to be done when this happens so many seconds later."""
+        self.now += after
+        self.state, actions = step(self.state, event, self.now, policy=POLICY, chance=self.chance)
+        return actions
+
+    def start(self, spec: DaemonSpec = SPEC) -> tuple[Action, ...]:
+        """A plan wants it, and it starts."""
+        actions = self.tell(NewPlan(spec))
+        self.tell(Started(self.state.run, 4711))
+        return actions
+
+    def become_ready(self, spec: DaemonSpec = SPEC) -> None:
+        """From nothing to Ready, all going well."""
+        self.start(spec)
+        self.tell(Answered(self.state.run))
+        self.tell(self.proof())
+
+    def proof(self, *differences: str) -> LimitsReadBack:
+        """The read-back that was asked for last."""
+        return LimitsReadBack(self.state.run, self.state.reading, differences)
+
+
+def subjects(actions: tuple[Action, ...]) -> list[Subject]:
+    """What is reported."""
+    return [action.subject for action in actions if isinstance(action, Report)]
+
+
+def undone(actions: tuple[Action, ...]) -> list[Action]:
+    """What is to be done besides reporting."""
+    return [action for action in actions if not isinstance(action, Report)]

@@ -1,0 +1,319 @@
+"""What holds over any sequence of events, probable or not.
+
+An observer, who knows nothing of the state machine's own counting, follows events and actions.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from nodeagent.mps.lifecycle.values import (
+    WITH_PROCESS,
+    Action,
+    Adopted,
+    Answered,
+    ClientsGone,
+    DeadlinePassed,
+    DrainRequested,
+    Ending,
+    Event,
+    Exited,
+    ForeignUserWaiting,
+    Kill,
+    LimitsReadBack,
+    NewPlan,
+    OfRun,
+    Phase,
+    ReadBack,
+    RetryRequested,
+    Schedule,
+    Server,
+    ServerGone,
+    ServerSeen,
+    ServerStatus,
+    SetLimits,
+    Silent,
+    Spawn,
+    Started,
+    StartFailed,
+    State,
+    SweepOrphans,
+)
+from nodeagent.mps.shares import DaemonSpec
+from tests.mps.lifecycle.life import OTHER_LIMITS, OTHER_USER, POLICY, SPEC, Life
+
+# An event as a test draws it: `late` makes it come from an earlier process or read-back.
+Draw = tuple[str, int, bool, float]
+OF_PROCESS = ["started", "startFailed", "exited", "answered", "silent", "proof", "differ"]
+OF_SERVER = ["server", "fault", "gone", "foreign", "clientsGone"]
+WISHES = ["drain", "drainForce", "restart", "plan", "noPlan", "otherLimits", "otherUser"]
+OTHERS = ["retry", "adopt", "deadline"]
+OFTEN = ["exited", "answered", "proof", "proof", "deadline"]
+KINDS = OF_PROCESS + OF_SERVER + WISHES + OTHERS + OFTEN
+
+DRAWS = st.lists(
+    st.tuples(
+        st.sampled_from(KINDS),
+        st.integers(0, 2),
+        st.integers(0, 5).map(lambda n: n == 0),
+        st.sampled_from([0.0, 0.3, 1.0, 2.0, 5.0, 100.0]),
+    ),
+    max_size=60,
+)
+
+
+def event_of(draw: Draw, state: State) -> Event:
+    """The event drawn, in this state."""
+    kind, number, late, seconds = draw
+    run = state.run - late
+    match kind:
+        case "started":
+            return Started(run, 100 + run)
+        case "startFailed":
+            return StartFailed(run, "reason")
+        case "exited":
+            return Exited(run, "signal 9", seconds)
+        case "answered":
+            return Answered(run)
+        case "silent":
+            return Silent(run)
+        case "proof":
+            return LimitsReadBack(run, state.reading - (number == 2))
+        case "differ":
+            return LimitsReadBack(run, state.reading, ("memory",))
+    return of_server(draw, run)
+
+
+def of_server(draw: Draw, run: int) -> Event:
+    """An event from a server or client."""
+    kind, number, late, seconds = draw
+    match kind:
+        case "server":
+            status = (ServerStatus.INITIALIZING, ServerStatus.ACTIVE, ServerStatus.ACTIVE)[number]
+            return ServerSeen(run, Server(50 + late, 1000, status))
+        case "fault":
+            return ServerSeen(run, Server(50, 1000, ServerStatus.FAULT))
+        case "gone":
+            return ServerGone(run, 50, "status 1")
+        case "foreign":
+            return ForeignUserWaiting(run, 60, 1001)
+        case "clientsGone":
+            return ClientsGone(run)
+    return request_of(kind, seconds)
+
+
+def request_of(kind: str, seconds: float) -> Event:
+    """An event that comes from no process."""
+    match kind:
+        case "drain":
+            return DrainRequested(seconds or None)
+        case "drainForce":
+            return DrainRequested(seconds, force=True)
+        case "restart":
+            return DrainRequested(seconds, then_start=True)
+        case "plan":
+            return NewPlan(SPEC)
+        case "noPlan":
+            return NewPlan(None)
+        case "otherLimits":
+            return NewPlan(OTHER_LIMITS)
+        case "otherUser":
+            return NewPlan(OTHER_USER)
+        case "retry":
+            return RetryRequested()
+        case "adopt":
+            return Adopted(SPEC, 4711)
+    assert kind == "deadline"
+    return DeadlinePassed()
+
+
+@dataclass
+class Observer:
+    """What somebody sees who watches processes, limits and clocks."""
+
+    alive: int | None = None  # the number of the process there is
+    count: int = 0
+    swept: bool = False  # since the last start
+    answered: bool = False
+    limits: DaemonSpec | None = None  # as set last
+    reading: int = -1  # the read-back asked for last
+    proven: DaemonSpec | None = None  # as read back since then
+    had_clients: bool = False
+    silences: int = 0
+    failures: int = 0
+    earliest: float | None = None  # the next start that the backoff allows
+    asked: bool = False  # for another start, by a person or a plan, since the last end
+    ran: list[str] = field(default_factory=list)
+
+    def see(self, before: State, event: Event, actions: tuple[Action, ...], life: Life) -> None:
+        """One step: the event, then what is done."""
+        self.ran.append(type(event).__name__)
+        if isinstance(event, OfRun) and event.run == self.alive:
+            self.hear(before, event, actions, life)
+        if isinstance(event, NewPlan | RetryRequested):
+            self.asked = True
+        if isinstance(event, Adopted) and life.state.run != before.run:
+            self.begin(life.state.run)
+            self.had_clients = True
+        for action in actions:
+            self.do(before, event, action, life.now)
+        self.judge(before, event, actions, life)
+
+    def begin(self, run: int) -> None:
+        """There is a process."""
+        assert self.alive is None, "two processes at once"
+        assert run == self.count + 1
+        self.alive = self.count = run
+        self.answered = self.had_clients = False
+        self.proven = self.limits = None
+        self.silences = 0
+
+    def hear(self, before: State, event: OfRun, actions: tuple[Action, ...], life: Life) -> None:
+        """From the process there is."""
+        match event:
+            case Answered():
+                self.answered, self.silences = True, 0
+            case Silent():
+                self.silences += 1
+            case LimitsReadBack() if event.reading == self.reading:
+                self.proven = None if event.differences else self.limits
+            case StartFailed():
+                self.end(before, actions, life, quick=True)
+            case Exited():
+                quick = not self.had_clients or event.ran_for < POLICY.steady
+                self.end(before, actions, life, quick=quick)
+
+    def end(self, before: State, actions: tuple[Action, ...], life: Life, *, quick: bool) -> None:
+        """There is no process any more."""
+        assert before.running is not None
+        assert SweepOrphans(before.running) in actions, "an orphan is left"
+        self.alive, self.asked = None, False
+        if before.phase is Phase.DRAINING:
+            self.earliest = None
+            self.asked = True
+            self.failures = 0
+            return
+        self.failures = self.failures + 1 if quick else 0
+        doublings = max(self.failures - 1, 0)
+        self.earliest = life.now + 0.75 * min(POLICY.first_delay * 2**doublings, 8.0)
+
+    def do(self, before: State, event: Event, action: Action, now: float) -> None:
+        """What the supervisor is told to do is done."""
+        match action:
+            case SweepOrphans():
+                assert self.alive is None, "servers of a living daemon are ended"
+                self.swept = True
+            case Spawn():
+                assert self.swept, "started without a sweep"
+                if not self.asked:
+                    assert self.earliest is not None
+                    assert now >= self.earliest, "started before the backoff was over"
+                self.begin(action.run)
+                self.swept = False
+                if self.asked and not isinstance(event, Exited | StartFailed):
+                    self.failures = 0
+            case SetLimits():
+                assert action.run == self.alive
+                assert self.answered, "limits are set before it answers"
+                self.limits, self.proven = action.spec, None
+            case ReadBack():
+                assert action.run == self.alive
+                self.reading = action.reading
+            case Kill():
+                assert action.run == self.alive
+                self.kill(before, event)
+
+    def kill(self, before: State, event: Event) -> None:
+        """A daemon that may have clients is killed for two reasons alone."""
+        if self.had_clients:
+            hung = self.silences >= POLICY.most_silences
+            late = isinstance(event, DeadlinePassed) and (
+                before.ending is not Ending.NO or before.phase is Phase.STARTING
+            )
+            assert hung or late, "killed with its clients"
+
+    def judge(self, before: State, event: Event, actions: tuple[Action, ...], life: Life) -> None:
+        """What must be so after every step."""
+        state = life.state
+        assert (state.phase in WITH_PROCESS) == (self.alive is not None)
+        if state.phase is Phase.READY:
+            assert self.answered
+            assert self.proven == state.running == state.wanted, "Ready without proof"
+            self.had_clients = True
+        if state.phase is Phase.FAILED and before.phase is not Phase.FAILED:
+            assert self.failures >= POLICY.most_failures, "Failed too early"
+        if before.phase is Phase.FAILED and state.phase is not Phase.FAILED:
+            assert isinstance(event, NewPlan | RetryRequested | DrainRequested)
+        waits = {Phase.STARTING, Phase.LIMITING, Phase.BACKOFF}
+        if state.phase in waits or state.ending is not Ending.NO:
+            assert state.deadline is not None, "it could wait for ever"
+        if state.deadline is not None and state.deadline != before.deadline:
+            left = state.deadline - life.now
+            scheduled = [action.seconds for action in actions if isinstance(action, Schedule)]
+            assert any(abs(seconds - left) < 1e-6 for seconds in scheduled), "nobody wakes it"
+
+
+def live(draws: list[Draw]) -> tuple[Life, Observer]:
+    """All of them, one after the other, watched."""
+    life, observer = Life(), Observer()
+    for number, draw in enumerate(draws):
+        event = event_of(draw, life.state)
+        before = life.state
+        life.chance = (number % 10) / 10
+        actions = life.tell(event, after=draw[3])
+        observer.see(before, event, actions, life)
+    return life, observer
+
+
+PLAN: Draw = ("plan", 0, False, 0.0)
+ANSWER: Draw = ("answered", 0, False, 0.0)
+PROOF: Draw = ("proof", 0, False, 0.0)
+
+
+@settings(max_examples=600)
+@given(DRAWS)
+@example([PLAN, ANSWER, PROOF, ("exited", 0, False, 100.0), ("deadline", 0, False, 1.0), PROOF])
+def test_no_sequence_breaks_a_rule(draws: list[Draw]) -> None:
+    """Ready only with proof, no start without sweep or before its time, Failed only when earned,
+    no orphan, no killed clients, nothing that waits without a clock; and no event without answer.
+    """
+    live(draws)
+
+
+@settings(max_examples=300)
+@given(DRAWS)
+def test_from_everywhere_there_is_a_way_to_ready(draws: list[Draw]) -> None:
+    """However it got there: with a plan and a daemon that does as told, it becomes Ready."""
+    life, observer = live(draws)
+    for _ in range(12):
+        if life.phase() is Phase.READY and life.state.wanted == SPEC:
+            break
+        for event in well(life.state):
+            before = life.state
+            observer.see(before, event, life.tell(event, after=0.01), life)
+    assert life.phase() is Phase.READY
+    assert life.state.running == SPEC
+
+
+def well(state: State) -> list[Event]:
+    """What happens next when all goes well."""
+    if state.wanted != SPEC:
+        return [NewPlan(SPEC)]
+    match state.phase:
+        case Phase.DOWN | Phase.FAILED | Phase.BACKOFF:
+            return [RetryRequested()]
+        case Phase.STARTING:
+            return [Started(state.run, 4711), Answered(state.run)]
+        case Phase.LIMITING:
+            return [LimitsReadBack(state.run, state.reading)]
+        case Phase.FAULT if state.ending is Ending.NO:
+            return [ServerSeen(state.run, Server(99, 1000, ServerStatus.ACTIVE))]
+        case Phase.DRAINING if state.ending is Ending.NO:
+            return [ClientsGone(state.run)]
+        case Phase.DRAINING | Phase.FAULT:
+            return [Exited(state.run, "status 0", 100.0)]
+        case Phase.READY:
+            return []
