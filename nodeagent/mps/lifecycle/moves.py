@@ -77,7 +77,10 @@ def limit(state: State, now: float, policy: Policy, *, why: str) -> Step:
 
 
 def resume(state: State, now: float, policy: Policy, *, why: str) -> Step:
-    """It is not to end after all: back on the way to Ready, from where it was."""
+    """It is not to end after all: back on the way to Ready, from where it was, perhaps with other
+    limits than before.
+    """
+    state = replace(state, running=state.wanted or state.running)
     if state.answered:
         return limit(replace(state, attempts=0), now, policy, why=why)
     seconds = policy.start_deadline

@@ -61,14 +61,15 @@ def _new_plan_while_ending(
     if state.phase is not Phase.DRAINING or not drain.by_plan:
         return Step(state)  # it hangs and comes back by itself, or a person drains it
     if state.ending is Ending.NO:
-        return resume(replace(state, running=spec), now, policy, why="wanted again")
+        return resume(state, now, policy, why="wanted again")
     return Step(replace(state, drain=replace(drain, then_start=True)))
 
 
 def drain_requested(state: State, event: DrainRequested, now: float) -> Step:
     """Someone wants it drained, or its end is already near."""
     if state.phase in {Phase.BACKOFF, Phase.FAILED} and not event.then_start:
-        return Step(replace(state, phase=Phase.DOWN, deadline=None, why="drained on request"))
+        down = replace(state, phase=Phase.DOWN, deadline=None, failures=0)
+        return Step(replace(down, why="drained on request"))
     if state.phase not in WITH_PROCESS:
         return Step(state)
     by_plan = state.drain is not None and state.drain.by_plan

@@ -5,6 +5,7 @@ An observer, who knows nothing of the state machine's own counting, follows even
 
 from __future__ import annotations
 
+import random
 from dataclasses import dataclass, field
 
 from hypothesis import example, given, settings
@@ -51,7 +52,7 @@ OF_PROCESS = ["started", "startFailed", "exited", "answered", "silent", "proof",
 OF_SERVER = ["server", "fault", "gone", "foreign", "clientsGone"]
 WISHES = ["drain", "drainForce", "restart", "plan", "noPlan", "otherLimits", "otherUser"]
 OTHERS = ["retry", "adopt", "deadline"]
-OFTEN = ["exited", "answered", "proof", "proof", "deadline"]
+OFTEN = ["exited", "answered", "proof", "proof", "deadline", "plan"] * 4
 KINDS = OF_PROCESS + OF_SERVER + WISHES + OTHERS + OFTEN
 
 DRAWS = st.lists(
@@ -145,7 +146,6 @@ class Observer:
     silences: int = 0
     failures: int = 0
     earliest: float | None = None  # the next start that the backoff allows
-    asked: bool = False  # for another start, by a person or a plan, since the last end
     ran: list[str] = field(default_factory=list)
 
     def see(self, before: State, event: Event, actions: tuple[Action, ...], life: Life) -> None:
@@ -153,8 +153,6 @@ class Observer:
         self.ran.append(type(event).__name__)
         if isinstance(event, OfRun) and event.run == self.alive:
             self.hear(before, event, actions, life)
-        if isinstance(event, NewPlan | RetryRequested):
-            self.asked = True
         if isinstance(event, Adopted) and life.state.run != before.run:
             self.begin(life.state.run)
             self.had_clients = True
@@ -190,11 +188,9 @@ class Observer:
         """There is no process any more."""
         assert before.running is not None
         assert SweepOrphans(before.running) in actions, "an orphan is left"
-        self.alive, self.asked = None, False
+        self.alive = None
         if before.phase is Phase.DRAINING:
-            self.earliest = None
-            self.asked = True
-            self.failures = 0
+            self.failures, self.earliest = 0, life.now
             return
         self.failures = self.failures + 1 if quick else 0
         doublings = max(self.failures - 1, 0)
@@ -208,13 +204,9 @@ class Observer:
                 self.swept = True
             case Spawn():
                 assert self.swept, "started without a sweep"
-                if not self.asked:
-                    assert self.earliest is not None
-                    assert now >= self.earliest, "started before the backoff was over"
+                self.spawn(before, event, now)
                 self.begin(action.run)
                 self.swept = False
-                if self.asked and not isinstance(event, Exited | StartFailed):
-                    self.failures = 0
             case SetLimits():
                 assert action.run == self.alive
                 assert self.answered, "limits are set before it answers"
@@ -225,6 +217,16 @@ class Observer:
             case Kill():
                 assert action.run == self.alive
                 self.kill(before, event)
+
+    def spawn(self, before: State, event: Event, now: float) -> None:
+        """A start is due, or a person or another plan asks for it now."""
+        if not isinstance(event, NewPlan | RetryRequested):
+            assert self.earliest is not None
+            assert now >= self.earliest, "started before the backoff was over"
+            return
+        if isinstance(event, NewPlan) and before.phase is Phase.BACKOFF:
+            assert event.spec != before.wanted, "the same plan cut the backoff short"
+        self.failures = 0
 
     def kill(self, before: State, event: Event) -> None:
         """A daemon that may have clients is killed for two reasons alone."""
@@ -239,6 +241,8 @@ class Observer:
         """What must be so after every step."""
         state = life.state
         assert (state.phase in WITH_PROCESS) == (self.alive is not None)
+        if state.phase is Phase.DOWN:
+            self.failures = 0  # someone wanted it so: what failed before is past
         if state.phase is Phase.READY:
             assert self.answered
             assert self.proven == state.running == state.wanted, "Ready without proof"
@@ -266,6 +270,25 @@ def live(draws: list[Draw]) -> tuple[Life, Observer]:
         actions = life.tell(event, after=draw[3])
         observer.see(before, event, actions, life)
     return life, observer
+
+
+def test_no_long_walk_breaks_a_rule() -> None:
+    """The same over long sequences, into corners that short ones do not reach."""
+    for seed in range(1200):
+        chance = random.Random(seed)
+        draws = [
+            (
+                chance.choice(KINDS),
+                chance.randrange(3),
+                chance.random() < 0.1,
+                chance.choice([0.0, 0.3, 1.0, 2.0, 5.0, 100.0]),
+            )
+            for _ in range(80)
+        ]
+        try:
+            live(draws)
+        except AssertionError as error:
+            raise AssertionError(f"walk {seed}: {error}") from error
 
 
 PLAN: Draw = ("plan", 0, False, 0.0)
