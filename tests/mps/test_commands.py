@@ -1,0 +1,145 @@
+"""What can be said is understood as it was meant; what parses dangerously cannot be said."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nodeagent.mps import commands
+from nodeagent.mps.commands import (
+    LARGEST_MEMORY,
+    Command,
+    GetClientList,
+    GetDefaultMemoryLimit,
+    GetDefaultThreads,
+    GetMemoryLimit,
+    GetServerList,
+    GetServerStatus,
+    GetThreads,
+    ListClients,
+    QuitDaemon,
+    SetDefaultMemoryLimit,
+    SetDefaultThreads,
+    SetMemoryLimit,
+    SetThreads,
+    ShutDownServer,
+    StartServer,
+    TerminateClient,
+)
+
+EVERYTHING: list[tuple[Command[Any], str]] = [
+    (GetServerList(), "get_server_list"),
+    (GetServerStatus(7), "get_server_status 7"),
+    (GetClientList(7), "get_client_list 7"),
+    (ListClients(), "ps"),
+    (SetDefaultThreads(25), "set_default_active_thread_percentage 25"),
+    (SetDefaultThreads(33.33), "set_default_active_thread_percentage 33.33"),
+    (SetDefaultThreads(0.1), "set_default_active_thread_percentage 0.1"),
+    (GetDefaultThreads(), "get_default_active_thread_percentage"),
+    (SetThreads(7, 100.0), "set_active_thread_percentage 7 100"),
+    (GetThreads(7), "get_active_thread_percentage 7"),
+    (SetDefaultMemoryLimit(40960), "set_default_device_pinned_mem_limit 0 40960M"),
+    (GetDefaultMemoryLimit(), "get_default_device_pinned_mem_limit 0"),
+    (SetMemoryLimit(7, 1), "set_device_pinned_mem_limit 7 0 1M"),
+    (GetMemoryLimit(7), "get_device_pinned_mem_limit 7 0"),
+    (StartServer(1000), "start_server -uid 1000"),
+    (ShutDownServer(7), "shutdown_server 7"),
+    (ShutDownServer(7, force=True), "shutdown_server 7 -f"),
+    (TerminateClient(7, 8), "terminate_client 7 8"),
+    (QuitDaemon(None), "quit"),
+    (QuitDaemon(10), "quit -t 10"),
+]
+
+
+@pytest.mark.parametrize(("command", "line"), EVERYTHING)
+def test_every_form(command: Command[Any], line: str) -> None:
+    """The one line of each command."""
+    assert command.line == line
+
+
+def test_every_command_is_in_the_table() -> None:
+    """A new command has to show its line."""
+    found = {
+        kind
+        for _, kind in inspect.getmembers(commands, inspect.isclass)
+        if kind.__module__ == commands.__name__ and hasattr(kind, "line") and kind is not Command
+    }
+    assert found == {type(command) for command, _ in EVERYTHING}
+
+
+# What the daemon takes without a word for something else: 1 MB, no limit, another device.
+DANGEROUS = [
+    "1.5G", "1T", "0G", "-1G", "abc", "1024K", "8G", "8192M", "8192", "8192M\nquit", "", " 1M",
+    "GPU-00000000-0000-0000-0000-000000000001=1G", "0x10", "1e3", "0=1G",
+    1.5, 1024.0, 0, -1, True, None, LARGEST_MEMORY + 1, 2**63, float("nan"), float("inf"), b"1M",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("value", DANGEROUS)
+@pytest.mark.parametrize(
+    "make",
+    [SetDefaultMemoryLimit, lambda value: SetMemoryLimit(7, value)],
+    ids=["default", "server"],
+)
+def test_no_dangerous_memory_can_be_said(make: Callable[[Any], object], value: object) -> None:
+    """Each is refused before there is a line."""
+    with pytest.raises(ValueError, match="expected a whole number from 1 to"):
+        make(value)
+
+
+@pytest.mark.parametrize(
+    "value", ["25", "25\nquit", "", 0, -1, 100.01, 33.333, 0.001, True, None, float("nan"), 1e300]
+)
+@pytest.mark.parametrize(
+    "make", [SetDefaultThreads, lambda value: SetThreads(7, value)], ids=["default", "server"]
+)
+def test_no_dangerous_percentage_can_be_said(make: Callable[[Any], object], value: object) -> None:
+    """Where the daemon would keep the old one and say so in its log alone."""
+    with pytest.raises(ValueError, match="percentage"):
+        make(value)
+
+
+@pytest.mark.parametrize("pid", ["7", "7 8", "7\nquit", 0, -1, 1.0, True, None, 2**22 + 1])
+@pytest.mark.parametrize(
+    "make",
+    [
+        GetServerStatus,
+        GetClientList,
+        GetThreads,
+        GetMemoryLimit,
+        ShutDownServer,
+        lambda pid: TerminateClient(7, pid),
+        lambda pid: TerminateClient(pid, 7),
+        lambda pid: SetThreads(pid, 1),
+        lambda pid: SetMemoryLimit(pid, 1),
+    ],
+)
+def test_no_text_passes_for_a_pid(make: Callable[[Any], object], pid: object) -> None:
+    """Pids are numbers, and those of processes."""
+    with pytest.raises(ValueError, match="expected a whole number from 1 to"):
+        make(pid)
+
+
+@pytest.mark.parametrize("uid", ["root", "0", -1, 2**32 - 1, True, None])
+def test_no_text_passes_for_a_user(uid: Any) -> None:
+    """Users are numbers."""
+    with pytest.raises(ValueError, match="user"):
+        StartServer(uid)
+    with pytest.raises(ValueError, match="seconds"):
+        QuitDaemon(-1)
+
+
+@given(mebibytes=st.integers(1, LARGEST_MEMORY), hundredths=st.integers(1, 10_000))
+def test_every_line_is_one_line_of_safe_forms(mebibytes: int, hundredths: int) -> None:
+    """Whatever the numbers: plain digits, unit M, at most two decimals."""
+    memory = SetDefaultMemoryLimit(mebibytes).line
+    assert memory == f"set_default_device_pinned_mem_limit 0 {mebibytes:d}M"
+    threads = SetDefaultThreads(hundredths / 100).line.split()[1]
+    assert round(float(threads) * 100) == hundredths
+    assert set(threads) <= set("0123456789.")
+    assert len(threads) <= 5

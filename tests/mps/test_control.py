@@ -1,0 +1,273 @@
+"""One conversation at a time, nobody's reply lost or mixed up, and busy, dead, silent and empty
+told apart.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from nodeagent.mps.commands import (
+    GetClientList,
+    GetDefaultMemoryLimit,
+    GetServerList,
+    SetDefaultMemoryLimit,
+    SetDefaultThreads,
+    TerminateClient,
+)
+from nodeagent.mps.control import (
+    ControlClient,
+    ControlError,
+    DaemonBusy,
+    DaemonDead,
+    DaemonSilent,
+    FrontEndFailed,
+)
+from nodeagent.mps.replies import UnexpectedReply
+from tests.mps.front_end import FrontEnd
+
+
+@pytest.fixture
+def front_end(tmp_path: Path) -> FrontEnd:
+    """The program that misbehaves as told."""
+    return FrontEnd(tmp_path)
+
+
+@asynccontextmanager
+async def asking(front_end: FrontEnd, *, deadline: float = 5.0) -> AsyncIterator[ControlClient]:
+    """A client that is closed in the end."""
+    client = front_end.client(deadline=deadline)
+    try:
+        yield client
+    finally:
+        await client.aclose()
+
+
+# --- many callers ---------------------------------------------------------------------------------
+
+
+async def test_a_hundred_callers_at_once(front_end: FrontEnd) -> None:
+    """Each gets its own reply, in the order asked, over few connections, never two at a time."""
+    async with asking(front_end) as client:
+        replies = await asyncio.gather(*(client.ask(GetClientList(n)) for n in range(1, 101)))
+    assert replies == [(int(f"{n}1"), int(f"{n}2")) for n in range(1, 101)]
+    assert front_end.noted("said") == [f"get_client_list {n}" for n in range(1, 101)]
+    assert len(front_end.noted("calls")) == 2
+    assert front_end.noted("overlap") == []
+
+
+async def test_a_hundred_callers_of_a_daemon_that_others_ask_too(front_end: FrontEnd) -> None:
+    """Turned away again and again, some with exit status 0: still none lost, none wrong."""
+    front_end.will("busy", "empty", "emptyError", "answer", "empty", "busy")
+    async with asking(front_end) as client:
+        replies = await asyncio.gather(
+            *(client.ask(SetDefaultThreads(n)) for n in range(1, 101)),
+        )
+    assert replies == [float(n) for n in range(1, 101)]
+    assert len(front_end.noted("said")) == 100
+
+
+async def test_callers_that_come_meanwhile(front_end: FrontEnd) -> None:
+    """While one talk goes on, others line up for the next; some change their mind."""
+    front_end.will("slow")
+    async with asking(front_end) as client:
+        first = asyncio.create_task(client.ask(GetClientList(1)))
+        await asyncio.to_thread(front_end.wait_for, "calls")
+        others = [asyncio.create_task(client.ask(GetClientList(n))) for n in range(2, 6)]
+        await asyncio.sleep(0)
+        others[1].cancel()
+        found = await asyncio.gather(first, *others, return_exceptions=True)
+    assert [found[n] for n in (0, 1, 3, 4)] == [(11, 12), (21, 22), (41, 42), (51, 52)]
+    assert isinstance(found[2], asyncio.CancelledError)
+    assert front_end.noted("said") == [f"get_client_list {n}" for n in (1, 2, 4, 5)]
+
+
+async def test_what_belongs_together_stays_together(front_end: FrontEnd) -> None:
+    """Nobody's command comes between those of one caller."""
+    async with asking(front_end) as client:
+        (pids, threads), servers = await asyncio.gather(
+            client.ask_all(GetClientList(1), SetDefaultThreads(5)), client.ask(GetServerList())
+        )
+    assert (pids, threads, servers) == ((11, 12), 5.0, ())
+
+
+async def test_what_may_take_long_goes_alone(front_end: FrontEnd) -> None:
+    """Else all others would wait with it for its deadline."""
+    async with asking(front_end) as client:
+        found = await asyncio.gather(
+            client.ask(GetClientList(1)),
+            client.ask(TerminateClient(7, 8), deadline=3),
+            client.ask(GetClientList(2)),
+            return_exceptions=True,
+        )
+    assert found[0] == (11, 12)
+    assert isinstance(found[1], UnexpectedReply)
+    assert len(front_end.noted("calls")) == 3
+
+
+async def test_one_wrong_reply_is_its_askers_alone(front_end: FrontEnd) -> None:
+    """Others of the same batch get theirs."""
+    async with asking(front_end) as client:
+        wrong, right = await asyncio.gather(
+            client.ask(TerminateClient(7, 8)), client.ask(GetClientList(1)), return_exceptions=True
+        )
+    assert isinstance(wrong, UnexpectedReply)
+    assert right == (11, 12)
+
+
+# --- busy, dead, silent, empty --------------------------------------------------------------------
+
+
+async def test_a_truly_empty_reply(front_end: FrontEnd) -> None:
+    """Only the complaint about the nonsense word came: there is nothing, and it was asked once."""
+    async with asking(front_end) as client:
+        assert await client.ask(GetDefaultMemoryLimit()) is None
+        await client.ask(SetDefaultMemoryLimit(1))
+    assert len(front_end.noted("calls")) == 2
+
+
+async def test_the_exit_status_is_not_asked(front_end: FrontEnd) -> None:
+    """The daemon's own is passed on at times."""
+    front_end.will("status")
+    async with asking(front_end) as client:
+        assert await client.ask(GetClientList(1)) == (11, 12)
+
+
+@pytest.mark.parametrize("word", ["busy", "empty", "emptyError"])
+async def test_busy_for_good(front_end: FrontEnd, word: str) -> None:
+    """Asked again until the deadline, and then said to be busy, not dead."""
+    front_end.will(*[word] * 1000)
+    async with asking(front_end, deadline=0.4) as client:
+        with pytest.raises(DaemonBusy, match=r"held the MPS daemon at /run/x/pipe for 0.4 s"):
+            await client.ask(GetServerList())
+    assert front_end.noted("said") == []
+
+
+async def test_dead(front_end: FrontEnd) -> None:
+    """Every caller of the batch is told at once, without another try."""
+    front_end.will("dead")
+    async with asking(front_end) as client:
+        found = await asyncio.gather(
+            *(client.ask(GetServerList()) for _ in range(3)), return_exceptions=True
+        )
+    assert [type(error) for error in found] == [DaemonDead] * 3
+    assert len(set(map(id, found))) == 3
+    assert len(front_end.noted("environment")) == 1
+
+
+async def test_hung(front_end: FrontEnd) -> None:
+    """At the deadline the front-end is killed; the next question is asked as if nothing was."""
+    front_end.will("hang")
+    async with asking(front_end, deadline=0.3) as client:
+        with pytest.raises(DaemonSilent, match=r"said nothing within 0.3 s"):
+            await client.ask(GetServerList())
+        [pid] = front_end.noted("pid")
+        with pytest.raises(ProcessLookupError):
+            os.kill(int(pid), 0)
+        front_end.reconnect()
+        assert await client.ask(GetClientList(1), deadline=5.0) == (11, 12)
+
+
+async def test_a_talk_that_breaks_off(front_end: FrontEnd) -> None:
+    """Half a reply is none."""
+    front_end.will("break")
+    async with asking(front_end) as client:
+        with pytest.raises(FrontEndFailed, match="broke off"):
+            await client.ask_all(GetClientList(1), GetClientList(2))
+
+
+async def test_not_let_in(front_end: FrontEnd) -> None:
+    """The reader learns as whom to run."""
+    front_end.will("stranger")
+    async with asking(front_end) as client:
+        with pytest.raises(FrontEndFailed, match="run as root or as the daemon's user"):
+            await client.ask(GetServerList())
+
+
+async def test_no_program() -> None:
+    """The path is a setting, so it may be wrong."""
+    client = ControlClient(
+        ["/nowhere/control"],
+        pipe_directory="/p",
+        log_directory="/l",
+        path="/usr/bin",
+        deadline=1,
+        chance=lambda: 0.5,
+    )
+    with pytest.raises(FrontEndFailed, match="/nowhere/control cannot be run"):
+        await client.ask(GetServerList())
+
+
+# --- leaving early --------------------------------------------------------------------------------
+
+
+async def test_cancellation_leaves_no_process(front_end: FrontEnd) -> None:
+    """When nobody waits any more the front-end is gone, and so it is when only some go."""
+    front_end.will("hang")
+    async with asking(front_end) as client:
+        both = [asyncio.create_task(client.ask(GetServerList())) for _ in range(2)]
+        [pid] = await asyncio.to_thread(front_end.wait_for, "pid")
+        both[0].cancel()
+        await asyncio.wait([both[0]])
+        os.kill(int(pid), 0)  # the other still waits
+        both[1].cancel()
+        await asyncio.wait([both[1]])
+        with pytest.raises(ProcessLookupError):
+            os.kill(int(pid), 0)
+        front_end.reconnect()
+        assert await client.ask(GetClientList(1)) == (11, 12)
+
+
+async def test_closing_cancels_who_waits(front_end: FrontEnd) -> None:
+    """And leaves nothing behind."""
+    front_end.will("hang")
+    client = front_end.client()
+    tasks = [asyncio.create_task(client.ask(GetServerList())) for _ in range(3)]
+    [pid] = await asyncio.to_thread(front_end.wait_for, "pid")
+    await client.aclose()
+    await asyncio.wait(tasks)
+    assert all(task.cancelled() for task in tasks)
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(pid), 0)
+
+
+async def test_quit(front_end: FrontEnd) -> None:
+    """It is sent once, with its seconds; what is gone already is fine, what is busy is not."""
+    async with asking(front_end) as client:
+        await client.quit(5, deadline=3)
+        front_end.will("dead")
+        await client.quit(None, deadline=3)
+        assert front_end.noted("said") == ["quit -t 5"]
+        front_end.will(*["busy"] * 100)
+        with pytest.raises(ControlError, match="another front-end held"):
+            await client.quit(5, deadline=0.2)
+
+
+async def test_nothing_of_ours_reaches_the_program(
+    front_end: FrontEnd, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither variables nor open files."""
+    monkeypatch.setenv("NOTIFY_SOCKET", "/run/systemd/notify")
+    monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", "/tmp/nvidia-mps")
+    inherited = fcntl.fcntl(0, fcntl.F_DUPFD, 200)  # a number that the program does not come to
+    os.set_inheritable(inherited, True)
+    try:
+        async with asking(front_end) as client:
+            await client.ask(GetServerList())
+    finally:
+        os.close(inherited)
+    environment = dict(eval(front_end.noted("environment")[0]))
+    environment.pop("LC_CTYPE", None)  # Python's own doing
+    assert environment == {
+        "CUDA_MPS_PIPE_DIRECTORY": "/run/x/pipe",
+        "CUDA_MPS_LOG_DIRECTORY": "/run/x/log",
+        "LC_ALL": "C",
+        "PATH": "/usr/bin:/usr/sbin",
+    }
+    assert str(inherited) not in eval(front_end.noted("fds")[0])
