@@ -1,0 +1,192 @@
+"""Directories for one user's daemon: made right, and refused by name when not to be trusted."""
+
+from __future__ import annotations
+
+import os
+import stat
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from nodeagent.mps.directories import (
+    DEFAULT_DIRECTORIES,
+    LONGEST_SOCKET_PATH,
+    DirectoryRefused,
+    directories_of,
+    make_directories,
+    remove_directories,
+)
+
+GPU = "GPU-0a1b2c3d-0000-1111-2222-333344445555"
+ME, MINE = os.geteuid(), os.getegid()
+OTHER = 1000
+
+as_root = pytest.mark.skipif(ME != 0, reason="gives directories to another user")
+
+
+@pytest.fixture
+def run_dir() -> Iterator[Path]:
+    """A run directory that every user can reach, unlike pytest's own."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
+        Path(folder).chmod(0o755)
+        yield Path(folder) / "run"
+
+
+def mode(path: str | Path) -> str:
+    """Permissions and owner."""
+    found = Path(path).stat()
+    return f"{stat.S_IMODE(found.st_mode):o} {found.st_uid}:{found.st_gid}"
+
+
+@as_root
+def test_made_for_their_user(run_dir: Path) -> None:
+    """All users may pass, the daemon's may write, whatever this process' umask is."""
+    umask = os.umask(0o077)
+    try:
+        found = make_directories(run_dir, GPU, uid=OTHER, gid=100)
+    finally:
+        os.umask(umask)
+    assert found.pipe == f"{run_dir}/mps/{GPU}/pipe"
+    for path in (run_dir, run_dir / "mps", run_dir / "mps" / GPU):
+        assert mode(path) == f"755 0:{MINE}"
+    assert mode(found.pipe) == "755 1000:100"
+    assert mode(found.log) == "750 1000:100"
+    assert mode(found.shm) == "1777 1000:100"
+
+
+def test_made_again(run_dir: Path) -> None:
+    """What is there stays, with what is in it; modes that changed are put right."""
+    found = make_directories(run_dir, GPU, uid=ME, gid=MINE)
+    (Path(found.log) / "control.log").write_text("kept")
+    Path(found.pipe).chmod(0o777)
+    assert make_directories(run_dir, GPU, uid=ME, gid=MINE) == found
+    assert (Path(found.log) / "control.log").read_text() == "kept"
+    assert mode(found.pipe) == f"755 {ME}:{MINE}"
+
+
+@pytest.mark.parametrize(
+    ("run_dir_text", "device", "reason"),
+    [
+        ("/run/x", "../../etc", "makes no directory name"),
+        ("/run/x", "..", "makes no directory name"),
+        ("/run/x", "GPU-1/../..", "makes no directory name"),
+        ("/run/x", "GPU-1\nGPU-2", "makes no directory name"),
+        ("/run/x", "", "makes no directory name"),
+        ("/run/x", "MIG-GPU-0/7/0", "makes no directory name"),
+        ("/run/x", "G" * 81, "makes no directory name"),
+        ("/run/x/../y", GPU, "no absolute path without"),
+        ("run/x", GPU, "no absolute path without"),
+        ("/run/x\ny", GPU, "characters that would break"),
+        ("/run/x\x00y", GPU, "characters that would break"),
+        ("/run/x:y", GPU, "characters that would break"),
+        *[(path, GPU, "default directory of MPS") for path in DEFAULT_DIRECTORIES],
+        ("/tmp/nvidia-mps/x", GPU, "default directory of MPS"),
+        ("/" + "x" * 60, GPU, r"has \d+ bytes, a socket's path at most 107"),
+        ("/" + "ä" * 30, GPU, r"has \d+ bytes, a socket's path at most 107"),
+    ],
+)
+def test_no_place_for_sockets(run_dir_text: str, device: str, reason: str) -> None:
+    """Refused before anything is made, with what is wrong and what to do."""
+    with pytest.raises(DirectoryRefused, match=reason) as caught:
+        make_directories(Path(run_dir_text), device, uid=ME, gid=MINE)
+    assert caught.value.remedy
+
+
+def test_the_longest_path() -> None:
+    """To the byte: one more, and the daemon would end without a word."""
+    rest = len(f"/mps/{GPU}/pipe/control_privileged")
+    run_dir = Path("/" + "x" * (LONGEST_SOCKET_PATH - rest - 1))
+    socket = f"{directories_of(run_dir, GPU).pipe}/control_privileged"
+    assert len(socket) == LONGEST_SOCKET_PATH
+    with pytest.raises(DirectoryRefused):
+        directories_of(Path(f"{run_dir}x"), GPU)
+
+
+def a_symlink(run_dir: Path, place: str) -> None:
+    """There instead of a directory."""
+    path = run_dir / place
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.symlink_to("/tmp")
+
+
+def a_file(run_dir: Path, place: str) -> None:
+    """There instead of a directory."""
+    path = run_dir / place
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.touch()
+
+
+@pytest.mark.parametrize("place", ["", "mps", f"mps/{GPU}", f"mps/{GPU}/pipe", f"mps/{GPU}/shm"])
+@pytest.mark.parametrize(
+    ("hostile", "reason"), [(a_symlink, "is a symlink"), (a_file, "Not a directory|File exists")]
+)
+def test_something_else_in_the_way(
+    run_dir: Path, place: str, hostile: Callable[[Path, str], None], reason: str
+) -> None:
+    """On every level; the path is in the message."""
+    hostile(run_dir, place)
+    with pytest.raises(DirectoryRefused, match=reason) as caught:
+        make_directories(run_dir, GPU, uid=ME, gid=MINE)
+    assert str(run_dir / place) in caught.value.message
+
+
+@as_root
+@pytest.mark.parametrize("place", ["", "mps", f"mps/{GPU}", f"mps/{GPU}/pipe", f"mps/{GPU}/log"])
+def test_foreign_owner(run_dir: Path, place: str) -> None:
+    """Whoever it is could put anything there."""
+    (run_dir / place).mkdir(parents=True)
+    os.chown(run_dir / place, 4711, -1)
+    with pytest.raises(DirectoryRefused, match="belongs to user 4711") as caught:
+        make_directories(run_dir, GPU, uid=OTHER, gid=OTHER)
+    assert str(run_dir / place) in caught.value.message
+
+
+@pytest.mark.parametrize("name", ["control", "control_lock", "anything"])
+def test_a_symlink_among_the_sockets(run_dir: Path, name: str) -> None:
+    """The daemon would open what it leads to."""
+    pipe = Path(make_directories(run_dir, GPU, uid=ME, gid=MINE).pipe)
+    (pipe / name).symlink_to("/etc/passwd")
+    with pytest.raises(DirectoryRefused, match=f"pipe/{name} is a symlink"):
+        make_directories(run_dir, GPU, uid=ME, gid=MINE)
+
+
+@as_root
+def test_a_foreign_file_among_the_sockets(run_dir: Path) -> None:
+    """A socket of somebody else's would hear this daemon's clients."""
+    pipe = Path(make_directories(run_dir, GPU, uid=OTHER, gid=OTHER).pipe)
+    (pipe / "control").touch()
+    os.chown(pipe / "control", 4711, -1)
+    with pytest.raises(DirectoryRefused, match="pipe/control belongs to user 4711"):
+        make_directories(run_dir, GPU, uid=OTHER, gid=OTHER)
+
+
+@as_root
+def test_a_parent_that_the_user_may_not_pass(run_dir: Path) -> None:
+    """Its servers would end at once and say nothing."""
+    run_dir.parent.chmod(0o700)
+    with pytest.raises(DirectoryRefused, match=f"user 1000 may not pass {run_dir.parent}"):
+        make_directories(run_dir, GPU, uid=OTHER, gid=OTHER)
+    make_directories(run_dir, GPU, uid=0, gid=0)
+
+
+@pytest.mark.skipif(ME == 0, reason="root may give directories to anyone")
+def test_without_the_right_to_give(run_dir: Path) -> None:
+    """Nothing half-made is left."""
+    with pytest.raises(DirectoryRefused, match="run as root"):
+        make_directories(run_dir, GPU, uid=OTHER, gid=OTHER)
+    assert not (run_dir / "mps" / GPU / "pipe").exists()
+
+
+@as_root
+def test_removed_for_another_user(run_dir: Path) -> None:
+    """Then it can be had by that one; what a symlink leads to is left alone."""
+    outside = run_dir.parent / "outside"
+    outside.mkdir()
+    pipe = Path(make_directories(run_dir, GPU, uid=OTHER, gid=OTHER).pipe)
+    (pipe / "link").symlink_to(outside)
+    remove_directories(run_dir, GPU)
+    remove_directories(run_dir, GPU)
+    assert outside.exists()
+    assert mode(make_directories(run_dir, GPU, uid=4711, gid=4711).pipe) == "755 4711:4711"
