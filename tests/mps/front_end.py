@@ -100,7 +100,9 @@ class FrontEnd:
 
     def wait_for(self, name: str) -> list[str]:
         """The same, once there are any."""
+        until = time.monotonic() + 5
         while not self.noted(name):
+            assert time.monotonic() < until, f"nothing noted under {name}"
             time.sleep(0.005)
         return self.noted(name)
 

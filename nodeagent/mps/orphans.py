@@ -1,0 +1,80 @@
+"""Ends the servers that a dead control daemon left behind.
+
+A daemon that is killed leaves its server running, which then holds the GPU, and a new daemon
+starts without knowing of it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Sequence
+from contextlib import ExitStack, suppress
+
+from nodeagent.errors import NodeagentError
+from nodeagent.mps.identity import CONTROL, SERVER, Identity, identify, processes_of
+from nodeagent.mps.pidfd import ended, opened
+
+
+class OrphansLeft(NodeagentError):
+    """What is left of an earlier daemon could not be ended, so no other may be started."""
+
+
+async def end_orphans(pipe_directory: str, *, grace: float) -> tuple[Identity, ...]:
+    """End all servers of this pipe directory, whose daemon is dead; which those were.
+
+    They are asked first, as a daemon asks, and killed after `grace` seconds. Raises OrphansLeft
+    when one survives even that for as long again, or when a daemon lives there after all.
+    """
+    daemons = await asyncio.to_thread(processes_of, pipe_directory, CONTROL)
+    if daemons:
+        raise OrphansLeft(
+            f"another MPS daemon (pid {daemons[0].pid}, user {daemons[0].uid}) already serves "
+            f"{pipe_directory}",
+            remedy=f"see who started it, and end it: kill {daemons[0].pid}",
+        )
+    servers = await asyncio.to_thread(processes_of, pipe_directory, SERVER)
+    left = servers
+    for number in (signal.SIGINT, signal.SIGKILL):
+        left = await _ended(left, number, grace)
+    if left:
+        pids = ", ".join(str(server.pid) for server in left)
+        raise OrphansLeft(
+            f"an earlier daemon's server does not end although it was killed: pid {pids}",
+            remedy="it probably waits for the driver: see the kernel's log, else reboot the node",
+        )
+    return servers
+
+
+async def _ended(
+    servers: Sequence[Identity], number: signal.Signals, seconds: float
+) -> tuple[Identity, ...]:
+    """Send them a signal, and wait; those that are left."""
+    with ExitStack() as stack:
+        waits: dict[asyncio.Task[None], Identity] = {}
+        for server in servers:
+            descriptor = stack.enter_context(opened(server.pid))
+            # Looked at once more now that the pid cannot be used again unnoticed.
+            if descriptor is None or identify(server.pid) != server:
+                continue
+            with suppress(ProcessLookupError):
+                signal.pidfd_send_signal(descriptor, number)
+            waits[asyncio.create_task(ended(descriptor))] = server
+        if not waits:
+            return ()
+        try:
+            _, late = await asyncio.wait(waits, timeout=seconds)
+        finally:
+            for task in waits:
+                task.cancel()
+            await asyncio.gather(*waits, return_exceptions=True)
+        for server in servers:
+            _reap(server.pid)
+        return tuple(waits[task] for task in late)
+
+
+def _reap(pid: int) -> None:
+    """Where orphans come to this process (as pid 1 of a container), nobody else does."""
+    with suppress(ChildProcessError):
+        os.waitpid(pid, os.WNOHANG)

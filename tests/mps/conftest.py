@@ -1,0 +1,121 @@
+"""Programs called as MPS' are, and a place where users other than root can run them."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from nodeagent.mps.directories import make_directories
+from nodeagent.mps.identity import SERVER
+from nodeagent.mps.process import Programs
+from nodeagent.mps.shares import DaemonSpec
+
+GPU = "GPU-0a1b2c3d-0000-1111-2222-333344445555"
+
+_CONTROL = """#!{python} -IS
+import json, os, signal, sys, time
+seen = dict(
+    arguments=sys.argv[1:], environment=dict(os.environ), uid=os.getuid(), gid=os.getgid(),
+    groups=os.getgroups(), session=os.getsid(0) == os.getpid(), cwd=os.getcwd(),
+    descriptors=sorted(int(n) for n in os.listdir("/proc/self/fd")),
+)
+log = os.environ["CUDA_MPS_LOG_DIRECTORY"]
+with open(log + "/seen.new", "w") as file:
+    json.dump(seen, file)
+os.rename(log + "/seen.new", log + "/seen")
+print("first line\\nlast line", flush=True)
+if os.path.exists(log + "/end"):
+    sys.exit(3)
+time.sleep(60)
+"""
+
+_SERVER = """#!{python} -IS
+import signal, sys, time
+if "deaf" in sys.argv:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+else:
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+print("up", flush=True)
+time.sleep(60)
+"""
+
+
+# One that other users can run too, where there is one: developers' own lie in their homes.
+PYTHON = next((path for path in ("/usr/bin/python3",) if Path(path).exists()), sys.executable)
+
+
+@pytest.fixture
+def open_folder() -> Iterator[Path]:
+    """A folder that every user can reach, unlike pytest's own."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
+        Path(folder).chmod(0o755)
+        yield Path(folder)
+
+
+@pytest.fixture
+def programs(open_folder: Path) -> Programs:
+    """Programs that only have the right names: the daemon notes what it was given, and sleeps."""
+    for name, text in (("nvidia-cuda-mps-control", _CONTROL), (SERVER, _SERVER)):
+        path = open_folder / name
+        path.write_text(text.format(python=PYTHON))
+        path.chmod(0o755)
+    control = open_folder / "nvidia-cuda-mps-control"
+    return Programs(control=(str(control),), path=f"{open_folder}:/usr/bin:/bin")
+
+
+@pytest.fixture
+def spec(open_folder: Path) -> DaemonSpec:
+    """A daemon as this process' user, its directories made."""
+    return spec_for(open_folder, os.geteuid(), os.getegid())
+
+
+def spec_for(folder: Path, uid: int, gid: int) -> DaemonSpec:
+    """A daemon as some user, its directories made."""
+    made = make_directories(folder / "run", GPU, uid=uid, gid=gid)
+    plain = DaemonSpec(GPU, uid, gid, made.pipe, made.log, 4096, 50.0)
+    return replace(plain)
+
+
+StartServer = Callable[..., subprocess.Popen[bytes]]
+
+
+@pytest.fixture
+def start_server(programs: Programs, spec: DaemonSpec) -> Iterator[StartServer]:
+    """Starts servers as a daemon does; those left in the end are killed."""
+    started: list[subprocess.Popen[bytes]] = []
+
+    def start(
+        *arguments: str, pipe_directory: str = spec.pipe_directory
+    ) -> subprocess.Popen[bytes]:
+        folder = Path(programs.control[0]).parent
+        server = subprocess.Popen(
+            [folder / SERVER, *arguments],
+            env={"CUDA_MPS_PIPE_DIRECTORY": pipe_directory},
+            stdout=subprocess.PIPE,
+        )
+        started.append(server)
+        assert server.stdout
+        assert server.stdout.readline() == b"up\n"
+        return server
+
+    yield start
+    for server in started:
+        server.kill()
+        server.communicate()
+
+
+def wait_for(path: Path, seconds: float = 5.0) -> Path:
+    """Once it exists."""
+    until = time.monotonic() + seconds
+    while not path.exists():
+        assert time.monotonic() < until, f"{path} does not come"
+        time.sleep(0.002)
+    return path

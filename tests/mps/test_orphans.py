@@ -1,0 +1,70 @@
+"""What a dead daemon left is ended, and nothing else is."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import time
+
+import pytest
+
+from nodeagent.mps.identity import SERVER, identify, processes_of
+from nodeagent.mps.orphans import OrphansLeft, end_orphans
+from nodeagent.mps.process import Programs, spawn
+from nodeagent.mps.shares import DaemonSpec
+from tests.mps.conftest import StartServer
+
+
+async def test_orphans_are_ended_by_their_pipe_directory(
+    spec: DaemonSpec, start_server: StartServer
+) -> None:
+    """Asked as their daemon would, at once; those of another daemon go on."""
+    mine = [start_server() for _ in range(2)]
+    other = start_server(pipe_directory="/elsewhere/pipe")
+    # They are this test's children, so nobody but it can have reaped them meanwhile.
+    ended = await end_orphans(spec.pipe_directory, grace=5)
+    assert {one.pid for one in ended} == {server.pid for server in mine}
+    assert other.poll() is None
+    assert processes_of(spec.pipe_directory, SERVER) == ()
+    assert await end_orphans(spec.pipe_directory, grace=5) == ()
+
+
+async def test_an_orphan_that_does_not_listen(spec: DaemonSpec, start_server: StartServer) -> None:
+    """Is killed when its time is over."""
+    server = start_server("deaf")
+    began = time.monotonic()
+    [ended] = await end_orphans(spec.pipe_directory, grace=0.2)
+    assert ended.pid == server.pid
+    assert 0.2 <= time.monotonic() - began < 2
+
+
+async def test_leaving_early_waits_for_nothing(spec: DaemonSpec, start_server: StartServer) -> None:
+    """Cancelled, it leaves no task; the next sweep finds what is left."""
+    server = start_server("deaf")
+    task = asyncio.create_task(end_orphans(spec.pipe_directory, grace=60))
+    await asyncio.sleep(0.2)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert server.poll() is None
+    assert len(await end_orphans(spec.pipe_directory, grace=0.1)) == 1
+
+
+async def test_a_living_daemon_is_no_orphans_parent(
+    spec: DaemonSpec, programs: Programs, start_server: StartServer
+) -> None:
+    """Its server has clients; it is named instead, with what to do."""
+    server = start_server()
+    process = spawn(spec, programs)
+    try:
+        with pytest.raises(OrphansLeft, match=rf"pid {process.pid}, user \d+\) already serves"):
+            await end_orphans(spec.pipe_directory, grace=1)
+        assert server.poll() is None
+    finally:
+        process.kill()
+        assert await process.wait() == f"signal 9 ({signal.SIGKILL.name})"
+
+
+def test_who_is_no_program_of_mps() -> None:
+    """Neither this process, nor one that is not there, nor the kernel's own."""
+    assert [identify(pid) for pid in (1, 2**22 - 1)] == [None, None]

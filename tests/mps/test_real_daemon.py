@@ -1,0 +1,140 @@
+"""Process and control client against whatever nvidia-cuda-mps-control is on PATH.
+
+Without a GPU a real daemon starts and keeps defaults; only its servers need one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import shutil
+import signal
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from nodeagent.mps.commands import (
+    GetDefaultMemoryLimit,
+    GetDefaultThreads,
+    GetServerList,
+    GetThreads,
+    ListClients,
+    SetDefaultMemoryLimit,
+    SetDefaultThreads,
+    TerminateClient,
+)
+from nodeagent.mps.control import ControlClient, DaemonDead, DaemonSilent
+from nodeagent.mps.identity import CONTROL, identify
+from nodeagent.mps.process import DaemonProcess, Programs, spawn
+from nodeagent.mps.replies import UnknownServer, threads_agree
+from nodeagent.mps.shares import DaemonSpec
+
+PROGRAM = shutil.which(CONTROL)
+pytestmark = pytest.mark.skipif(PROGRAM is None, reason=f"no {CONTROL} on PATH")
+
+
+@asynccontextmanager
+async def daemon(spec: DaemonSpec) -> AsyncIterator[tuple[DaemonProcess, ControlClient]]:
+    """A running one, and a way to ask it; killed in the end."""
+    program = str(PROGRAM)
+    path = os.environ["PATH"]
+    client = ControlClient(
+        [program],
+        pipe_directory=spec.pipe_directory,
+        log_directory=spec.log_directory,
+        path=path,
+        deadline=2.0,
+        chance=random.Random(1).random,
+    )
+    process = spawn(spec, Programs(control=(program,), path=path))
+    try:
+        async with asyncio.timeout(5):
+            while True:  # until it listens
+                try:
+                    await client.ask(GetServerList())
+                    break
+                except DaemonDead:
+                    await asyncio.sleep(0.01)
+        yield process, client
+    finally:
+        process.kill()
+        await process.wait()
+        await client.aclose()
+
+
+async def test_limits_are_set_and_read_back(spec: DaemonSpec) -> None:
+    """Exactly below 1G, cut down from there on, and gone with the daemon."""
+    async with daemon(spec) as (_, client):
+        assert await client.ask(GetDefaultMemoryLimit()) is None
+        assert await client.ask(GetDefaultThreads()) == 100.0
+        for mebibytes in (1, 512, 1023, 1024, 1500, 5000, 40960, 81559):
+            await client.ask(SetDefaultMemoryLimit(mebibytes))
+            printed = await client.ask(GetDefaultMemoryLimit())
+            assert printed is not None
+            assert printed.agrees_with(mebibytes), (printed, mebibytes)
+        for percentage in (0.1, 0.5, 12.35, 25, 33.33, 66.66, 99.99, 100):
+            printed_threads = await client.ask(SetDefaultThreads(percentage))
+            assert threads_agree(printed_threads, percentage), (printed_threads, percentage)
+            assert await client.ask(GetDefaultThreads()) == printed_threads
+
+
+async def test_a_hundred_callers(spec: DaemonSpec) -> None:
+    """None lost, none wrong, in order."""
+    async with daemon(spec) as (_, client):
+        replies = await asyncio.gather(*(client.ask(SetDefaultThreads(n)) for n in range(1, 101)))
+        assert replies == [float(n) for n in range(1, 101)]
+        assert await client.ask(GetDefaultThreads()) == 100.0
+
+
+async def test_beside_other_front_ends(spec: DaemonSpec) -> None:
+    """Others take the only connection again and again; each question still gets its reply."""
+    async with daemon(spec) as (_, client):
+        others = [
+            ControlClient(
+                [str(PROGRAM)],
+                pipe_directory=spec.pipe_directory,
+                log_directory=spec.log_directory,
+                path=os.environ["PATH"],
+                deadline=5.0,
+                chance=random.Random(seed).random,
+            )
+            for seed in range(8)
+        ]
+        replies = await asyncio.gather(
+            *(one.ask_all(GetDefaultThreads(), GetServerList()) for one in (client, *others))
+        )
+        assert replies == [(100.0, ())] * 9
+
+
+async def test_what_there_is_not(spec: DaemonSpec) -> None:
+    """No server, no client, each told in its way."""
+    async with daemon(spec) as (_, client):
+        assert await client.ask(ListClients()) == ()
+        with pytest.raises(UnknownServer):
+            await client.ask(GetThreads(4_000_000))
+        with pytest.raises(UnknownServer):
+            await client.ask(TerminateClient(4_000_000, 4_000_001), deadline=3)
+
+
+async def test_a_stopped_daemon_is_silent_a_killed_one_dead(spec: DaemonSpec) -> None:
+    """The one is told by the deadline, the other at once, though its files are still there."""
+    async with daemon(spec) as (process, client):
+        assert identify(process.pid) == process.identity
+        os.kill(process.pid, signal.SIGSTOP)
+        with pytest.raises(DaemonSilent):
+            await client.ask(GetServerList(), deadline=0.4)
+        process.kill()
+        assert await process.wait() == "signal 9 (SIGKILL)"
+        with pytest.raises(DaemonDead):
+            await client.ask(GetServerList())
+
+
+async def test_quit(spec: DaemonSpec) -> None:
+    """Its process ends, and to tell a dead one to end is fine."""
+    async with daemon(spec) as (process, client):
+        await client.quit(2, deadline=3)
+        async with asyncio.timeout(3):
+            assert (await process.wait()).startswith("status")
+        await client.quit(2, deadline=3)
