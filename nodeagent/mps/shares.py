@@ -175,13 +175,11 @@ def _share_problems(share: ShareEntry, device: str, memory: int) -> Iterable[Pro
     """What is wrong with one share, whatever the others are."""
     if share.memory is not None:
         path = f"{share.path}.memory"
-        whole, rest = divmod(share.memory, MIB)
-        if rest or not whole:
+        if share.memory < MIB:
             yield Problem(
                 Code.INVALID_VALUE,
-                f"found {share.memory} bytes: a limit is a whole number of MiB, and nothing is "
-                "rounded",
-                f"write {max(whole, 1)}Mi",
+                f"found {share.memory} bytes, but the daemon's smallest limit is 1 MiB",
+                "write at least 1Mi",
                 gpu=device,
                 path=path,
             )

@@ -99,14 +99,18 @@ def test_clients() -> None:
     assert [slot.name for slot in share.slots] == ["clients-0"]
 
 
-@pytest.mark.parametrize(
-    ("memory", "remedy"), [(10**10, "9536Mi"), (1, "1Mi"), (0, "1Mi"), (MIB + 1, "1Mi")]
-)
-def test_no_whole_mib(memory: int, remedy: str) -> None:
-    """The daemon takes whole MiB; the reader is told the nearest below, nothing is rounded."""
+@pytest.mark.parametrize("memory", [0, 1, MIB - 1])
+def test_less_than_a_mib(memory: int) -> None:
+    """The daemon takes whole MiB, so less than one is no limit that it could be given."""
     [problem] = problems(MpsEntry(PATH, shares=(kind("a", 1, memory),)))
     assert (problem.code, problem.path) == (Code.INVALID_VALUE, f"{PATH}.shares.a.memory")
-    assert problem.remedy == f"write {remedy}"
+    assert problem.remedy == "write at least 1Mi"
+
+
+def test_never_rounded_up() -> None:
+    """`10G` is 9536.7 MiB; the client gets 9536 of them."""
+    [share] = sharing(MpsEntry(PATH, shares=(kind("a", 1, 10**10),))).shares
+    assert share.memory == 9536
 
 
 @pytest.mark.parametrize("threads", [0.0, 0.05, -1.0, 100.01, 1000.0, float("nan"), float("inf")])
