@@ -7,23 +7,26 @@ own code runs. It refuses what a card refuses, and raises SimulatorMisuse where 
         pynvml.nvmlInit()
         ...
         node.occupy(0, command="python")
+
+The names below are loaded when they are first used: programs of this package, such as the
+stand-ins for MPS, start many times faster without them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
-from pathlib import Path
-from typing import TYPE_CHECKING
 
-from nodeagent.simulation.boards import Overrides, parse_boards
-from nodeagent.simulation.codes import Code
-from nodeagent.simulation.misuse import SimulatorMisuse
-from nodeagent.simulation.node import SimulatedNode, open_node
-from nodeagent.simulation.switches import Switches
-
+TYPE_CHECKING = False  # as type checkers know it; the module `typing` takes milliseconds
 if TYPE_CHECKING:
+    from collections.abc import Collection, Iterator, Mapping
+    from pathlib import Path
+
+    from nodeagent.simulation.boards import Overrides, parse_boards
     from nodeagent.simulation.catalogue import KnownBoard
+    from nodeagent.simulation.codes import Code
+    from nodeagent.simulation.misuse import SimulatorMisuse
+    from nodeagent.simulation.node import SimulatedNode, open_node
+    from nodeagent.simulation.switches import Switches
 
 __all__ = [
     "Code",
@@ -37,6 +40,27 @@ __all__ = [
     "read_overrides",
     "simulated",
 ]
+
+_HOMES = {
+    "Code": "codes",
+    "Overrides": "boards",
+    "SimulatedNode": "node",
+    "SimulatorMisuse": "misuse",
+    "Switches": "switches",
+    "open_node": "node",
+    "parse_boards": "boards",
+}
+
+
+def __getattr__(name: str) -> object:
+    """Load what is asked for."""
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    import importlib
+
+    found: object = getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
+    globals()[name] = found
+    return found
 
 
 def known_boards() -> tuple[KnownBoard, ...]:
@@ -73,6 +97,7 @@ def simulated(
     """
     from nodeagent.simulation.install import installed  # these load pynvml
     from nodeagent.simulation.nvml_library import SimulatedLibrary
+    from nodeagent.simulation.node import open_node
 
     node = open_node(boards, state=state, switches=switches, overrides=overrides, mirrored=mirrored)
     library = SimulatedLibrary(node, latency=latency, privileged=privileged)

@@ -1,0 +1,232 @@
+"""Simulated CUDA programs under MPS: they connect, allocate, exceed their limit, and go.
+
+    with SimulatedClient(pipe_directory, uid=1000, environment={...}) as client:
+        client.wait_until_accepted()
+        client.allocate(1 << 30)
+
+Each is a process of its own with the environment a real one would have. On a simulated node it
+also stands in NVML's list of MPS processes, with what it has allocated.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from nodeagent.errors import NodeagentError, UsageError
+
+_PACKAGES = Path(__file__).parents[3]
+OUT_OF_MEMORY = 2
+
+
+class ClientError(NodeagentError):
+    """A call of the simulated client failed; `code` is CUDA's."""
+
+    def __init__(self, message: str, *, code: int) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+class SimulatedClient:
+    """One client process, started at once; closing it ends it as a program ends.
+
+    `uid` is whose it is: as root it really runs as that user, otherwise it only says so. `state`
+    and `device` are the file of a simulated node and a device as `SimulatedNode.occupy` names it.
+    `python` runs the process, in case another user cannot run this interpreter.
+    """
+
+    def __init__(
+        self,
+        pipe_directory: Path,
+        *,
+        uid: int | None = None,
+        environment: Mapping[str, str] | None = None,
+        state: Path | None = None,
+        device: str | int = 0,
+        python: Path | None = None,
+    ) -> None:
+        self._state, self._device = state, device
+        self._registered = False
+        self._used = 0
+        self._answers = b""
+        self.terms: dict[str, Any] = {}
+        really = uid is not None and uid != os.geteuid() and os.geteuid() == 0
+        claim = [] if uid is None or really else [str(uid)]
+        self.process = subprocess.Popen(
+            [
+                str(python or _interpreter(really=really)),
+                "-IS",
+                "-c",
+                _START.format(root=str(_PACKAGES)),
+                *claim,
+            ],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env={"CUDA_MPS_PIPE_DIRECTORY": str(pipe_directory), **(environment or {})},
+            start_new_session=True,
+            user=uid if really else None,
+            group=uid if really else None,
+            extra_groups=() if really else None,
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    @property
+    def pid(self) -> int:
+        return int(self.process.pid)
+
+    def wait_until_connected(self, timeout: float = 5.0) -> bool:
+        """Wait for its connection to the daemon; whether there is MPS at all.
+
+        Raises TimeoutError, and ClientError when it was refused.
+        """
+        return "connected" in self._answer(timeout)
+
+    def wait_until_accepted(self, timeout: float = 5.0) -> dict[str, Any]:
+        """Wait for the server; what it may use: `limit` in bytes or None, and `percentage`.
+
+        Raises TimeoutError while it waits for another user's server to go, and ClientError.
+        """
+        answer = self._answer(timeout)
+        if "connected" in answer:
+            answer = self._answer(timeout)
+        self.terms = answer
+        self._register()
+        return answer
+
+    def allocate(self, size: int, timeout: float = 5.0) -> int:
+        """Allocate bytes; the number to free them by. Raises ClientError, and TimeoutError."""
+        answer = self._ask(f"allocate {size}", timeout)
+        block, before = int(answer["block"]), self._used
+        self._used = int(answer["used"])
+        try:
+            self._register()
+        except UsageError as error:
+            self._used = before
+            self._register()
+            self._ask(f"free {block}", timeout)
+            raise ClientError(error.message, code=OUT_OF_MEMORY) from error
+        return block
+
+    def free(self, block: int, timeout: float = 5.0) -> None:
+        """Raises ClientError and TimeoutError."""
+        self._used = int(self._ask(f"free {block}", timeout)["used"])
+        self._register()
+
+    def fault(self, timeout: float = 5.0) -> None:
+        """Do what a program does that reads where there is nothing."""
+        self._ask("fault", timeout)
+
+    def next_answer(self, timeout: float = 5.0) -> dict[str, Any]:
+        """What it says by itself, as when it is terminated. Raises ClientError, TimeoutError."""
+        return self._answer(timeout)
+
+    def close(self) -> None:
+        """End the process, if need be by force."""
+        streams = (self.process.stdin, self.process.stdout)
+        for stream in streams:
+            if stream is not None:
+                stream.close()
+        try:
+            self.process.wait(0.5)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+        self._unregister()
+
+    # --- talking with the process -------------------------------------------------------------
+
+    def _ask(self, line: str, timeout: float) -> dict[str, Any]:
+        assert self.process.stdin is not None  # noqa: S101 - asked for with PIPE
+        try:
+            self.process.stdin.write(f"{line}\n".encode())
+            self.process.stdin.flush()
+        except BrokenPipeError:
+            pass  # what it said before it ended is the answer
+        return self._answer(timeout)
+
+    def _answer(self, timeout: float) -> dict[str, Any]:
+        assert self.process.stdout is not None  # noqa: S101 - asked for with PIPE
+        descriptor, deadline = self.process.stdout.fileno(), time.monotonic() + timeout
+        while b"\n" not in self._answers:
+            left = deadline - time.monotonic()
+            if left <= 0 or not select.select([descriptor], [], [], left)[0]:
+                raise TimeoutError(f"client {self.pid} has not answered for {timeout} s")
+            block = os.read(descriptor, 4096)
+            if not block:
+                raise ClientError(f"client {self.pid} is gone", code=806)
+            self._answers += block
+        line, self._answers = self._answers.split(b"\n", 1)
+        answer: dict[str, Any] = json.loads(line)
+        if "error" in answer:
+            code = int(answer["error"])
+            raise ClientError(f"client {self.pid} got CUDA error {code}", code=code)
+        return answer
+
+    # --- on the simulated node ------------------------------------------------------------------
+
+    def _register(self) -> None:
+        """Be in the node's list of processes, with the memory in use; raises UsageError."""
+        if self._state is None:
+            return
+        from nodeagent.simulation.node import open_node  # boards and all that
+
+        node = open_node(state=self._state)
+        try:
+            with node.changes():
+                if self._registered:
+                    node.release(self._device, self.pid)
+                self._registered = False
+                node.occupy(
+                    self._device,
+                    self.pid,
+                    command="simulated-client",
+                    memory=self._used,
+                    kind="mps",
+                    follow=True,
+                )
+                self._registered = True
+        finally:
+            node.close()
+
+    def _unregister(self) -> None:
+        if self._state is None or not self._registered:
+            return
+        from nodeagent.simulation.node import open_node
+
+        node = open_node(state=self._state)
+        try:
+            node.release(pid=self.pid)
+        finally:
+            node.close()
+        self._registered = False
+
+
+_START = (
+    "import sys; sys.path.insert(0, {root!r}); "
+    "from nodeagent.simulation.mps.client_process import main; "
+    "sys.exit(main(sys.argv[1:]))"
+)
+
+
+def _interpreter(*, really: bool) -> Path:
+    from nodeagent.simulation.mps.installation import shared_interpreter
+
+    return shared_interpreter() if really else Path(sys.executable)

@@ -1,0 +1,95 @@
+"""The front-end: reads commands from standard input, prints the daemon's replies.
+
+As with the real program nothing appears before the end of the input when standard output is not
+a terminal, and most mistakes end with status 0.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+from collections.abc import Iterator
+
+from nodeagent.simulation.mps import protocol
+
+_BLOCK = 4096  # what C's standard output gathers before it writes
+
+
+def run() -> int:
+    """Returns the exit status."""
+    connection = _connection()
+    if connection is None:
+        return _complain("Cannot find MPS control daemon process")
+    output = _Output()
+    try:
+        return _converse(connection, output)
+    finally:
+        output.flush()
+
+
+def _connection() -> socket.socket | None:
+    """Whoever may, comes in by the owner's door."""
+    directory = protocol.pipe_directory()
+    for name in (protocol.PRIVILEGED, protocol.CONTROL):
+        try:
+            return protocol.connect(f"{directory}/{name}")
+        except OSError:
+            continue
+    return None
+
+
+def _converse(connection: socket.socket, output: _Output) -> int:
+    try:
+        protocol.send(connection, {"hello": "ui"})
+        answer = protocol.receive(connection)
+        if answer is not None and "refused" in answer:  # somebody else is being served
+            return _cannot_send() if answer["refused"] == "error" else 0
+        status = None
+        for line in _lines():
+            if status is not None:  # it has quit
+                return _cannot_send()
+            protocol.send(connection, {"command": line})
+            answer = protocol.receive(connection)
+            if answer is None:  # it died
+                return 1
+            output.write(str(answer.get("reply", "")))
+            status = answer.get("exit")
+    except OSError:
+        return _cannot_send()
+    return int(status or 0)
+
+
+def _lines() -> Iterator[str]:
+    """Lines of standard input as they come; the last may lack its end."""
+    rest = b""
+    while block := os.read(0, 1 << 16):
+        *lines, rest = (rest + block).split(b"\n")
+        for line in lines:
+            yield line.decode(errors="replace")
+    if rest:
+        yield rest.decode(errors="replace")
+
+
+class _Output:
+    def __init__(self) -> None:
+        self._waiting = b""
+        self._at_once = os.isatty(1)
+
+    def write(self, text: str) -> None:
+        self._waiting += text.encode()
+        if self._at_once or len(self._waiting) >= _BLOCK:
+            self.flush()
+
+    def flush(self) -> None:
+        while self._waiting:
+            self._waiting = self._waiting[os.write(1, self._waiting) :]
+
+
+def _cannot_send() -> int:
+    return _complain("Cannot send command to MPS control daemon process")
+
+
+def _complain(text: str) -> int:
+    sys.stderr.write(f"{text}\n")
+    return 1

@@ -1,0 +1,72 @@
+"""How the stand-ins speak with each other: JSON messages on SOCK_SEQPACKET sockets.
+
+The real protocol is private and nobody should speak it; this one has only the sockets' names,
+types and modes in common with it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import struct
+from typing import Any
+
+Message = dict[str, Any]
+
+CONTROL = "control"
+PRIVILEGED = "control_privileged"
+LONGEST_PATH = 107  # bytes; the kernel keeps 108 with a zero at the end
+_LARGEST = 1 << 17
+_DEFAULT_DIRECTORY = "/tmp/nvidia-mps"  # noqa: S108 - where the real programs meet
+
+
+def pipe_directory() -> str:
+    """Where this process looks for a daemon, or is one."""
+    return os.environ.get("CUDA_MPS_PIPE_DIRECTORY") or _DEFAULT_DIRECTORY
+
+
+def connect(path: str) -> socket.socket:
+    """A connection to a stand-in's socket; raises OSError."""
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    try:
+        connection.connect(path)
+    except OSError:
+        connection.close()
+        raise
+    return connection
+
+
+def send(connection: socket.socket, message: Message, *descriptors: int) -> None:
+    """Raises OSError when the other side is gone."""
+    data = json.dumps(message).encode()
+    if descriptors:
+        socket.send_fds(connection, [data], list(descriptors), socket.MSG_NOSIGNAL)
+    else:
+        connection.send(data, socket.MSG_NOSIGNAL)
+
+
+def receive(connection: socket.socket) -> Message | None:
+    """The next message, None when the other side is gone."""
+    return receive_with_descriptor(connection)[0]
+
+
+def receive_with_descriptor(connection: socket.socket) -> tuple[Message | None, int]:
+    """The same with the descriptor that came along, -1 for none."""
+    try:
+        data, descriptors, _, _ = socket.recv_fds(connection, _LARGEST, 1)
+    except ConnectionError:
+        return None, -1
+    descriptor = descriptors[0] if descriptors else -1
+    try:
+        message = json.loads(data) if data else None
+    except ValueError:
+        message = None
+    return (message if isinstance(message, dict) else None), descriptor
+
+
+def peer(connection: socket.socket) -> tuple[int, int]:
+    """Process id (0 from another pid namespace) and user id of the other side."""
+    data = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
+    pid, uid, _ = struct.unpack("3i", data)
+    return pid, uid

@@ -1,0 +1,92 @@
+"""A client as its server sees it: what it may use, and what it has."""
+
+from __future__ import annotations
+
+import os
+import socket
+
+from nodeagent.simulation.mps import protocol, values
+
+OUT_OF_MEMORY = 2  # cudaErrorMemoryAllocation, CUDA_ERROR_OUT_OF_MEMORY
+INVALID_VALUE = 1
+STICKY = 700  # CUDA_ERROR_ILLEGAL_ADDRESS
+
+
+class ServedClient:
+    """What the server set when the client came holds for its life.
+
+    The client's own environment can only lower it. Its limits count for the process, and for
+    device 0 of the daemon.
+    """
+
+    def __init__(
+        self,
+        connection: socket.socket,
+        *,
+        pid: int,
+        hello: protocol.Message,
+        settings: protocol.Message,
+        devices: tuple[str, ...],
+    ) -> None:
+        self.connection = connection
+        self.pid = pid
+        self._device = devices[0] if devices else ""
+        environment = hello.get("environment", {})
+        own = values.percentage(environment.get("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", ""))
+        self._percentage = min(float(settings["percentage"]), own or 100.0)
+        asked = environment.get("CUDA_MPS_PINNED_DEVICE_MEM_LIMIT", "")
+        limits = [size for device, size in settings["limits"] if device == 0]
+        limits += [s for d, s in values.client_limits(asked, devices).items() if d == 0]
+        self._limit = min(limits, default=None)
+        self._blocks: dict[int, int] = {}  # bytes by number
+        self._serial = 0
+
+    def terms(self) -> protocol.Message:
+        """What the client is told when it is accepted; the limit in bytes, None for none."""
+        return {"limit": self._limit, "percentage": self._percentage}
+
+    def row(self) -> protocol.Message:
+        """What `ps` tells."""
+        try:
+            with open(f"/proc/{self.pid}/cmdline", "rb") as file:
+                command = file.read().split(b"\0")[0].decode(errors="replace")
+        except OSError:
+            command = ""
+        return {
+            "pid": self.pid,
+            "command": command,
+            "namespace": _namespace(self.pid),
+            "device": self._device[:22],
+        }
+
+    def tell(self, message: protocol.Message) -> None:
+        try:
+            protocol.send(self.connection, message)
+        except OSError:
+            return
+
+    def answer(self, message: protocol.Message, *, sticky: bool) -> protocol.Message:
+        """To `allocate` (bytes) and `free` (a block's number)."""
+        if sticky:
+            return {"error": STICKY}
+        if "allocate" in message:
+            size = int(message["allocate"])
+            used = sum(self._blocks.values())
+            if size <= 0:
+                return {"error": INVALID_VALUE}
+            if self._limit is not None and used + size > self._limit:
+                return {"error": OUT_OF_MEMORY}
+            self._serial += 1
+            self._blocks[self._serial] = size
+            return {"block": self._serial, "used": used + size}
+        if self._blocks.pop(message.get("free", 0), None) is None:
+            return {"error": INVALID_VALUE}
+        return {"used": sum(self._blocks.values())}
+
+
+def _namespace(pid: int) -> int:
+    """The inode of the process's pid namespace, 0 where it cannot be seen."""
+    try:
+        return os.stat(f"/proc/{pid}/ns/pid").st_ino
+    except OSError:
+        return 0
