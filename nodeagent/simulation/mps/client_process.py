@@ -65,8 +65,8 @@ def _converse(server: socket.socket | None) -> int:
 
 
 def _ask(server: socket.socket | None, word: str, number: str) -> protocol.Message:
-    if server is None:
-        return {"used": 0}
+    if server is None:  # nothing limits it, so nothing is counted
+        return {"block": 0, "used": 0}
     try:
         protocol.send(server, {word: int(number or 0)})
         return {"faulted": True} if word == "fault" else protocol.receive(server) or {"error": 806}

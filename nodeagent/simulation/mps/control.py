@@ -7,7 +7,7 @@ import sys
 import time
 from typing import NamedTuple
 
-from nodeagent.simulation.mps import front_end, protocol
+from nodeagent.simulation.mps import front_end, processes, protocol
 from nodeagent.simulation.mps.daemon import Daemon
 from nodeagent.simulation.mps.files import Files, StartFailed, log_directory, open_logs
 from nodeagent.simulation.mps.knobs import Watched
@@ -85,7 +85,7 @@ def _read_flags(flags: list[str], version: Version) -> Start | int | None:
 
 def _begin(version: Version, wanted: Start, knobs: Watched) -> Daemon:
     """Raises StartFailed."""
-    _name_process()
+    processes.become("nvidia-cuda-mps-control")
     try:
         log, server_log = open_logs(foreground=wanted.foreground)
     except OSError:
@@ -136,9 +136,3 @@ def _failed(why: str) -> int:
     if why:
         print(why, flush=True)
     return 1
-
-
-def _name_process() -> None:
-    """Be called in /proc what the real one is called, also where a shell found the script."""
-    with open("/proc/self/comm", "w", encoding="ascii") as file:
-        file.write("nvidia-cuda-mps-control")

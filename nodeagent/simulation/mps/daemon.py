@@ -8,11 +8,12 @@ import signal
 import socket
 import time
 
-from nodeagent.simulation.mps import protocol, values
-from nodeagent.simulation.mps.commands import Caller, Commands, Quit, Wait
+from nodeagent.simulation.mps import protocol
+from nodeagent.simulation.mps.commands import Commands
 from nodeagent.simulation.mps.files import Files, log_directory, remove_tree
 from nodeagent.simulation.mps.knobs import Watched
 from nodeagent.simulation.mps.log_lines import Log
+from nodeagent.simulation.mps.lookup import Caller, Lookup, Quit, Wait
 from nodeagent.simulation.mps.servers import Servers, Waiting
 from nodeagent.simulation.mps.versions import Version
 
@@ -47,7 +48,8 @@ class Daemon:
         self._servers = Servers(
             version, log=log, server_log=server_log, knobs=knobs, multiuser=multiuser
         )
-        self._commands = Commands(self._servers, log=log, knobs=knobs, partitioned=partitioned)
+        lookup = Lookup(self._servers, log=log, knobs=knobs)
+        self._commands = Commands(lookup, partitioned=partitioned)
         self._version = version
         self._front_end: _FrontEnd | None = None
         self._refused = 0
@@ -186,7 +188,7 @@ class Daemon:
     def _reply(self, front_end: _FrontEnd, text: str) -> None:
         for line in text.splitlines():
             if line:
-                self._log(line)
+                self._log(line.rstrip())
         _send(front_end.connection, {"reply": text})
 
     def _begin_to_quit(self, timeout: int | None) -> None:
@@ -281,23 +283,7 @@ class Daemon:
             "To connect CUDA applications to this daemon, "
             f"set env CUDA_MPS_PIPE_DIRECTORY={directory}"
         )
-        self._take_defaults()
-
-    def _take_defaults(self) -> None:
-        """From the environment; what is wrong there is ignored, and said in the log."""
-        defaults = self._servers.defaults
-        if text := os.environ.get("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"):
-            percentage = values.percentage(text)
-            if percentage is None:
-                self._log("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE should be between (0.0, 100.0]")
-            else:
-                defaults.percentage = percentage
-        if text := os.environ.get("CUDA_MPS_CLIENT_PRIORITY"):
-            priority = values.integer(text)
-            if priority not in (0, 1):
-                self._log("CUDA_MPS_CLIENT_PRIORITY should be between [0,1]")
-            else:
-                defaults.priority = priority
+        self._servers.defaults.take_environment(self._log)
 
 
 def _send(connection: socket.socket, message: protocol.Message) -> None:

@@ -42,7 +42,7 @@ def _connection() -> socket.socket | None:
 def _converse(connection: socket.socket, output: _Output) -> int:
     try:
         protocol.send(connection, {"hello": "ui"})
-        answer = protocol.receive(connection)
+        answer, _ = protocol.receive_with_descriptor(connection)
         if answer is not None and "refused" in answer:  # somebody else is being served
             return _cannot_send() if answer["refused"] == "error" else 0
         status = None
@@ -50,11 +50,13 @@ def _converse(connection: socket.socket, output: _Output) -> int:
             if status is not None:  # it has quit
                 return _cannot_send()
             protocol.send(connection, {"command": line})
-            answer = protocol.receive(connection)
+            answer, _ = protocol.receive_with_descriptor(connection)
             if answer is None:  # it died
                 return 1
             output.write(str(answer.get("reply", "")))
             status = answer.get("exit")
+    except ConnectionResetError:  # it died with the command unread: nobody notices
+        return 0
     except OSError:
         return _cannot_send()
     return int(status or 0)

@@ -16,7 +16,7 @@ Message = dict[str, Any]
 
 CONTROL = "control"
 PRIVILEGED = "control_privileged"
-LONGEST_PATH = 107  # bytes; the kernel keeps 108 with a zero at the end
+LONGEST_PATH = 106  # bytes that the real daemon accepts; the kernel would take one more
 _LARGEST = 1 << 17
 _DEFAULT_DIRECTORY = "/tmp/nvidia-mps"  # noqa: S108 - where the real programs meet
 
@@ -48,15 +48,18 @@ def send(connection: socket.socket, message: Message, *descriptors: int) -> None
 
 def receive(connection: socket.socket) -> Message | None:
     """The next message, None when the other side is gone."""
-    return receive_with_descriptor(connection)[0]
+    try:
+        return receive_with_descriptor(connection)[0]
+    except ConnectionError:
+        return None
 
 
 def receive_with_descriptor(connection: socket.socket) -> tuple[Message | None, int]:
-    """The same with the descriptor that came along, -1 for none."""
-    try:
-        data, descriptors, _, _ = socket.recv_fds(connection, _LARGEST, 1)
-    except ConnectionError:
-        return None, -1
+    """The same with the descriptor that came along, -1 for none.
+
+    Raises ConnectionError when the other side has gone without reading what it was sent.
+    """
+    data, descriptors, _, _ = socket.recv_fds(connection, _LARGEST, 1)
     descriptor = descriptors[0] if descriptors else -1
     try:
         message = json.loads(data) if data else None

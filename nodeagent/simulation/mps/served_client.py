@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import socket
 
 from nodeagent.simulation.mps import protocol, values
@@ -46,18 +45,8 @@ class ServedClient:
         return {"limit": self._limit, "percentage": self._percentage}
 
     def row(self) -> protocol.Message:
-        """What `ps` tells."""
-        try:
-            with open(f"/proc/{self.pid}/cmdline", "rb") as file:
-                command = file.read().split(b"\0")[0].decode(errors="replace")
-        except OSError:
-            command = ""
-        return {
-            "pid": self.pid,
-            "command": command,
-            "namespace": _namespace(self.pid),
-            "device": self._device[:22],
-        }
+        """What the daemon is told of it."""
+        return {"pid": self.pid, "device": self._device[:22]}
 
     def tell(self, message: protocol.Message) -> None:
         try:
@@ -82,11 +71,3 @@ class ServedClient:
         if self._blocks.pop(message.get("free", 0), None) is None:
             return {"error": INVALID_VALUE}
         return {"used": sum(self._blocks.values())}
-
-
-def _namespace(pid: int) -> int:
-    """The inode of the process's pid namespace, 0 where it cannot be seen."""
-    try:
-        return os.stat(f"/proc/{pid}/ns/pid").st_ino
-    except OSError:
-        return 0

@@ -13,7 +13,7 @@ import socket
 import sys
 import time
 
-from nodeagent.simulation.mps import protocol
+from nodeagent.simulation.mps import processes, protocol
 from nodeagent.simulation.mps.knobs import Watched
 from nodeagent.simulation.mps.log_lines import Log
 from nodeagent.simulation.mps.served_client import ServedClient
@@ -33,16 +33,15 @@ def main(*, version: str, installation: str) -> int:
         return 0
     knobs = Watched(installation, protocol.pipe_directory())
     knobs.look()
-    with open("/proc/self/comm", "w", encoding="ascii") as file:
-        file.write("nvidia-cuda-mps-server")
+    processes.become("nvidia-cuda-mps-server")
     if (status := knobs.get("server_exit")) is not None:
         return int(status)
     try:
         control = protocol.connect(f"{protocol.pipe_directory()}/{protocol.CONTROL}")
         protocol.send(control, {"hello": "server"})
+        welcome, descriptor = protocol.receive_with_descriptor(control)
     except OSError:
         return 0
-    welcome, descriptor = protocol.receive_with_descriptor(control)
     if welcome is None:
         return 0
     log = Log(descriptor, "Other")
@@ -164,7 +163,10 @@ class MpsServer:
                 self._hear(self._control)
 
     def _hear(self, control: socket.socket) -> None:
-        message, descriptor = protocol.receive_with_descriptor(control)
+        try:
+            message, descriptor = protocol.receive_with_descriptor(control)
+        except ConnectionError:
+            message, descriptor = None, -1
         if message is None:
             control.close()
             self._control = None

@@ -12,35 +12,13 @@ from typing import NamedTuple
 from nodeagent.simulation.mps import protocol
 from nodeagent.simulation.mps.knobs import Watched
 from nodeagent.simulation.mps.log_lines import Log
+from nodeagent.simulation.mps.settings import Settings
 from nodeagent.simulation.mps.versions import Version
 
 PROGRAM = "nvidia-cuda-mps-server"
 CONNECTION_FAILED = 805
 _TRIES = 6  # starts of a server that dies, before its client gets an error
 _BACKOFF = (0.1, 1.6)  # seconds: first and longest wait before another try to end a server
-
-
-class Settings:
-    """What a server starts with."""
-
-    def __init__(self) -> None:
-        self.percentage = 100.0
-        self.priority = 0
-        self.limits: dict[int, int] = {}  # bytes by ordinal
-
-    def reset(self) -> None:
-        self.percentage, self.priority = 100.0, 0
-        self.limits.clear()
-
-    def copy(self) -> Settings:
-        other = Settings()
-        other.percentage, other.priority = self.percentage, self.priority
-        other.limits = dict(self.limits)
-        return other
-
-    def to_json(self) -> protocol.Message:
-        limits = [[device, size] for device, size in sorted(self.limits.items())]
-        return {"percentage": self.percentage, "priority": self.priority, "limits": limits}
 
 
 class Server:
@@ -267,7 +245,7 @@ class Servers:
             return
         message = {"client": client.pid, "uid": client.uid, "hello": client.hello or {}}
         if self.current.tell(message, client.connection.fileno()):
-            known = {"pid": client.pid, "command": "", "namespace": 0, "device": ""}
+            known: protocol.Message = {"pid": client.pid, "device": ""}
             self.current.clients.append(known)  # until it tells more
         client.connection.close()
 

@@ -15,6 +15,7 @@ class Version(NamedTuple):
     name: str
     pid_file: bool = True
     server_status: bool = True  # whether it has the command get_server_status
+    guards_settings: bool = True  # else any user may change them
     flags: frozenset[str] = frozenset()  # beside -d, -f and -h
     strict_flags: bool = True  # an unknown flag is an error; before, it meant the front-end
     limits_by_uuid: bool = False  # else such a limit clears that of device 0
@@ -36,6 +37,7 @@ VERSIONS = {
             "535",
             pid_file=False,
             server_status=False,
+            guards_settings=False,
             strict_flags=False,
             starter_is_server=False,
             names_forced_shutdown=False,

@@ -1,0 +1,239 @@
+"""Runs MPS programs, simulated or real, in a folder of their own, and ends them all."""
+
+from __future__ import annotations
+
+import os
+import select
+import shutil
+import signal
+import stat
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import NamedTuple, Self
+
+from nodeagent.simulation.mps.knobs import Knobs
+from nodeagent.simulation.mps.versions import VERSIONS, Version
+
+CONTROL = "nvidia-cuda-mps-control"
+SERVER = "nvidia-cuda-mps-server"
+DEVICE = "GPU-cb1213a3-d6a4-be7f-0000-000000000000"
+ELSEWHERE = "/usr/local/bin:/usr/bin:/bin"
+
+# Servers that never say anything to the daemon, for what the real daemon does without a GPU too.
+STUBS = {
+    "sleeping": "#!/bin/sh\nexec sleep 60\n",
+    "exiting": "#!/bin/sh\nexit 3\n",
+    "deaf": '#!/bin/sh\ntrap "" INT\n: > "$CUDA_MPS_LOG_DIRECTORY/deaf"\nsleep 0.7; sleep 0.7\n',
+}
+
+
+class Programs(NamedTuple):
+    """One installation: where it is, and which version it is or should be."""
+
+    folder: Path
+    version: Version
+    real: bool
+
+
+class Answer(NamedTuple):
+    """What a program printed, and its exit status."""
+
+    stdout: str
+    stderr: str
+    status: int
+
+
+class Rig:
+    """A daemon's folders and environment. Closing it ends every process that uses them."""
+
+    def __init__(self, programs: Programs, *, server: str | None = None) -> None:
+        self.programs = programs
+        # Not pytest's folder: other users must reach it, and socket paths are short.
+        self.folder = Path(tempfile.mkdtemp(prefix="mps-", dir="/tmp"))
+        self.folder.chmod(0o755)
+        self.pipes, self.logs = self.folder / "pipe", self.folder / "log"
+        path = [str(programs.folder), ELSEWHERE]
+        if server is not None:
+            path.insert(0, str(self._stub(server)))
+        self.environment = {
+            "PATH": ":".join(path),
+            "CUDA_MPS_PIPE_DIRECTORY": str(self.pipes),
+            "CUDA_MPS_LOG_DIRECTORY": str(self.logs),
+            "CUDA_VISIBLE_DEVICES": DEVICE,
+        }
+        self._children: list[subprocess.Popen[str]] = []
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """SIGKILL for all: no test may depend on an orderly end, and none may fail at its end."""
+        for _ in range(3):  # a daemon may have started a server meanwhile
+            for pid in self.processes():
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            for child in self._children:
+                child.wait()
+                for stream in (child.stdin, child.stdout, child.stderr):
+                    if stream is not None:
+                        with suppress(BrokenPipeError):
+                            stream.close()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def _stub(self, kind: str) -> Path:
+        folder = self.folder / "stub"
+        folder.mkdir()
+        (folder / SERVER).write_text(STUBS[kind])
+        (folder / SERVER).chmod(0o755)
+        return folder
+
+    # --- running programs -------------------------------------------------------------------
+
+    def run(
+        self, *flags: str, stdin: str = "", user: int | None = None, timeout: float = 5.0
+    ) -> Answer:
+        """Run the control program to its end."""
+        done = subprocess.run(
+            [CONTROL, *flags],
+            input=stdin,
+            env=self.environment,
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+            user=user,
+            group=user,
+            extra_groups=() if user is not None else None,
+            cwd="/",
+            check=False,
+            executable=str(self.programs.folder / CONTROL),
+        )
+        return Answer(done.stdout, done.stderr, done.returncode)
+
+    def start(self, *flags: str, **environment: str) -> None:
+        """Start the daemon in the background."""
+        self.environment.update(environment)
+        assert self.run("-d", *flags) == Answer("", "", 0)
+
+    def foreground(self, *flags: str, wait: bool = True) -> subprocess.Popen[str]:
+        """Start the daemon as a child, with its log on a pipe."""
+        child = subprocess.Popen(
+            [str(self.programs.folder / CONTROL), "-f", *flags],
+            env=self.environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        self._children.append(child)
+        if wait:
+            until(lambda: self.run(stdin="get_server_list").status == 0)
+        return child
+
+    @contextmanager
+    def holding_front_end(self, *, wait: bool = True) -> Iterator[subprocess.Popen[str]]:
+        """A front-end that is connected and waits for commands."""
+        seen = self.log().count("NEW UI")
+        front_end = subprocess.Popen(
+            [str(self.programs.folder / CONTROL)],
+            env=self.environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        self._children.append(front_end)
+        if wait:
+            until(lambda: self.log().count("NEW UI") > seen)
+        yield front_end
+        if front_end.poll() is None:
+            front_end.communicate(timeout=5)
+
+    def has_output(self, child: subprocess.Popen[str], within: float = 0.0) -> bool:
+        """Whether something can be read from its standard output."""
+        assert child.stdout is not None
+        return bool(select.select([child.stdout], [], [], within)[0])
+
+    def ask(self, *commands: str, user: int | None = None) -> str:
+        """What the daemon replies."""
+        answer = self.run(stdin="\n".join(commands), user=user)
+        assert (answer.stderr, answer.status) == ("", 0)
+        return answer.stdout
+
+    # --- what is there ----------------------------------------------------------------------
+
+    @property
+    def knobs(self) -> Knobs:
+        """Of this daemon."""
+        return Knobs(self.programs.folder, self.pipes)
+
+    def settle(self) -> None:
+        """Wait until every process has looked at its knobs, of which nothing else can be seen."""
+        time.sleep(0.15)
+
+    def log(self, name: str = "control") -> str:
+        """The log without times and authors: the texts alone, a line each."""
+        lines = (self.logs / f"{name}.log").read_text().splitlines()
+        return "\n".join(line.partition("] ")[2] for line in lines)
+
+    def server(self) -> int:
+        """Its pid, once there is one."""
+        until(lambda: self.ask("get_server_list") != "")
+        return int(self.ask("get_server_list"))
+
+    def daemon(self) -> int:
+        """Its pid: the leader of its session."""
+        return next(pid for pid in self.processes() if os.getsid(pid) == pid)
+
+    def processes(self, *, but: Sequence[int] = ()) -> list[int]:
+        """All that have this pipe directory in their environment, except front-ends of tests."""
+        return [pid for pid in _all_processes(str(self.pipes)) if pid not in but]
+
+    def modes(self) -> dict[str, str]:
+        """Kind and permissions of everything in the pipe directory, as `ls` shows them."""
+        return {path.name: stat.filemode(path.lstat().st_mode) for path in self.pipes.iterdir()}
+
+
+def until(condition: Callable[[], bool], timeout: float = 5.0) -> None:
+    """Wait for what another process does."""
+    deadline = time.monotonic() + timeout
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen"
+        time.sleep(0.01)
+
+
+def gone(pid: int) -> bool:
+    """Whether a process is no more, or waits to be reaped."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "ZX"
+    except FileNotFoundError:
+        return True
+
+
+def _all_processes(pipes: str) -> Iterator[int]:
+    wanted = f"CUDA_MPS_PIPE_DIRECTORY={pipes}".encode()
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with suppress(OSError):
+                if wanted in (entry / "environ").read_bytes().split(b"\0"):
+                    yield int(entry.name)
+
+
+def real_programs() -> Programs | None:
+    """What is on PATH; its version is told by what it does."""
+    found = shutil.which(CONTROL)
+    if found is None:
+        return None
+    folder = Path(found).parent
+    with Rig(Programs(folder, VERSIONS["550"], real=True)) as rig:
+        strict = "Cannot find" not in rig.run("-d", "-x").stderr
+        rig.run("-d")
+        status = "Unknown command" not in rig.ask("get_server_status")
+        rig.run(stdin="quit")
+    name = "535" if not status else "555" if strict else "550"
+    return Programs(folder, VERSIONS[name], real=True)

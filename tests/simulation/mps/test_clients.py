@@ -1,0 +1,278 @@
+"""Simulated clients under simulated daemons: limits, users, faults, and the simulated node."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from nodeagent.simulation import open_node
+from nodeagent.simulation.mps import protocol
+from nodeagent.simulation.mps.clients import ClientError, SimulatedClient
+from tests.simulation.mps.rig import Programs, Rig, gone, until
+
+GIB = 1 << 30
+US, OTHERS = os.geteuid(), 1000
+OUT_OF_MEMORY, CONNECTION_FAILED, NOT_READY, TERMINATED = 2, 805, 807, 810
+
+
+class Clients:
+    """Starts clients of one daemon; they end with the test."""
+
+    def __init__(self, rig: Rig, stack: ExitStack) -> None:
+        self._rig, self._stack = rig, stack
+
+    def start(self, uid: int | None = None, **environment: str) -> SimulatedClient:
+        return self._enter(uid, environment)
+
+    def on(self, state: Path, device: str) -> SimulatedClient:
+        return self._stack.enter_context(
+            SimulatedClient(self._rig.pipes, state=state, device=device)
+        )
+
+    def accepted(self, uid: int | None = None, **environment: str) -> SimulatedClient:
+        client = self._enter(uid, environment)
+        client.wait_until_accepted()
+        return client
+
+    def _enter(self, uid: int | None, environment: Mapping[str, str]) -> SimulatedClient:
+        client = SimulatedClient(self._rig.pipes, uid=uid, environment=environment)
+        return self._stack.enter_context(client)
+
+
+@pytest.fixture
+def clients(rig: Rig) -> Iterator[Clients]:
+    """Clients of a daemon that runs."""
+    rig.start()
+    with ExitStack() as stack:
+        yield Clients(rig, stack)
+
+
+def _refused(client: SimulatedClient) -> int:
+    with pytest.raises(ClientError) as caught:
+        client.wait_until_accepted()
+    return caught.value.code
+
+
+def test_a_client_starts_the_server(rig: Rig, clients: Clients) -> None:
+    """Of its own user; daemon and server name it."""
+    client = clients.accepted()
+    server = rig.server()
+    assert rig.ask(f"get_server_status {server}", f"get_client_list {server}") == (
+        f"ACTIVE\n{client.pid}\n"
+    )
+    header, row = rig.ask("ps").splitlines()
+    assert header.split() == ["PID", "ID", "SERVER", "DEVICE", "NAMESPACE", "COMMAND"]
+    namespace = Path("/proc/self/ns/pid").stat().st_ino
+    words = [str(client.pid), "0", str(server), "GPU-cb1213a3-d6a4-be7f", str(namespace)]
+    assert row.split()[:5] == words
+    assert f"NEW SERVER {server}: Ready" in rig.log()
+    assert "Server has started" in rig.log("server")
+
+
+def test_the_server_stays_when_its_last_client_goes(rig: Rig, clients: Clients) -> None:
+    """And serves the next one."""
+    clients.accepted().close()
+    server = rig.server()
+    until(lambda: rig.ask(f"get_client_list {server}") == "")
+    clients.accepted()
+    assert rig.server() == server
+
+
+def test_a_limit_holds(rig: Rig, clients: Clients) -> None:
+    """To the byte, over all its allocations, until something is freed."""
+    rig.ask("set_default_device_pinned_mem_limit 0 1500M")
+    client = clients.accepted()
+    assert client.terms["limit"] == 1500 << 20
+    block = client.allocate(GIB)
+    with pytest.raises(ClientError) as caught:
+        client.allocate((476 << 20) + 1)
+    assert caught.value.code == OUT_OF_MEMORY
+    client.free(block)
+    client.allocate(1500 << 20)
+
+
+@pytest.mark.parametrize(
+    ("asked", "limit"), [("0=512M", 512 << 20), ("0=2G", GIB), ("1=5M", GIB), ("0=256", 256 << 20)]
+)
+def test_its_environment_only_lowers_the_limit(
+    rig: Rig, clients: Clients, asked: str, limit: int
+) -> None:
+    """Here of 1 GiB."""
+    rig.ask("set_default_device_pinned_mem_limit 0 1G")
+    client = clients.accepted(CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=asked)
+    assert client.terms["limit"] == limit
+
+
+def test_its_environment_only_lowers_the_percentage(rig: Rig, clients: Clients) -> None:
+    """In the same way."""
+    rig.ask("set_default_active_thread_percentage 50")
+    low = clients.accepted(CUDA_MPS_ACTIVE_THREAD_PERCENTAGE="25")
+    high = clients.accepted(CUDA_MPS_ACTIVE_THREAD_PERCENTAGE="75")
+    assert (low.terms["percentage"], high.terms["percentage"]) == (25.0, 50.0)
+
+
+def test_defaults_reach_the_next_server_only(rig: Rig, clients: Clients) -> None:
+    """What is set for a server reaches its later clients only, and may be above the default."""
+    rig.ask("set_default_device_pinned_mem_limit 0 1G")
+    first = clients.accepted()
+    server = rig.server()
+    rig.ask("set_default_device_pinned_mem_limit 0 2G")
+    assert rig.ask(f"get_device_pinned_mem_limit {server} 0") == "1G\n"
+    assert clients.accepted().terms["limit"] == GIB
+    rig.ask(f"set_device_pinned_mem_limit {server} 0 3G")
+    assert clients.accepted().terms["limit"] == 3 * GIB
+    with pytest.raises(ClientError):
+        first.allocate(2 * GIB)
+    rig.ask(f"shutdown_server {server} -f")
+    until(lambda: gone(server))
+    assert clients.accepted().terms["limit"] == 2 * GIB
+
+
+def test_another_user_waits_for_all_clients_of_the_first(rig: Rig, clients: Clients) -> None:
+    """Nobody tells; clients of the first user are taken on meanwhile."""
+    first = clients.accepted(US)
+    server = rig.server()
+    other = clients.start(OTHERS)
+    assert other.wait_until_connected()
+    line = f"NEW CLIENT {other.pid} from user {OTHERS}: Server is not ready, push client to "
+    until(lambda: f"{line}pending list" in rig.log())
+    second = clients.accepted(US)
+    first.close()
+    with pytest.raises(TimeoutError):
+        other.wait_until_accepted(0.2)
+    second.close()
+    if US == 0:
+        other.wait_until_accepted()
+        assert rig.server() != server
+        assert f"Server {server} exited with status 0" in rig.log()
+        assert Path(f"/proc/{rig.server()}").stat().st_uid == OTHERS
+
+
+@pytest.mark.skipif(US != 0, reason="only root starts a multi-user server")
+def test_a_multiuser_server_serves_all(installed: Callable[[str], Programs]) -> None:
+    """As root; here with the flag of 555."""
+    with Rig(installed("555")) as multi, ExitStack() as stack:
+        multi.start("-multiuser-server")
+        clients = Clients(multi, stack)
+        clients.accepted(OTHERS)
+        clients.accepted(OTHERS + 1)
+        assert Path(f"/proc/{multi.server()}").stat().st_uid == 0
+
+
+@pytest.mark.skipif(US != 0, reason="only root can be another user")
+def test_a_closed_folder_lets_the_server_end_without_a_word(rig: Rig, clients: Clients) -> None:
+    """With status 0, and nothing in its log."""
+    rig.folder.chmod(0o700)
+    rig.ask(f"start_server -uid {OTHERS}")
+    until(lambda: "exited with status 0" in rig.log())
+    assert rig.ask("get_server_list") == ""
+    assert rig.log("server") == ""
+
+
+def test_a_server_that_fails_is_tried_six_times(rig: Rig, clients: Clients) -> None:
+    """Then the client that waited gets an error."""
+    rig.knobs.turn("no_gpu")
+    assert _refused(clients.start()) == CONNECTION_FAILED
+    assert rig.log().count("exited with status 1") == 6
+    told = "Driver initialization failed with: no CUDA-capable device is detected"
+    assert rig.log("server").count(told) == 6
+
+
+def test_a_fault_closes_the_server_until_all_have_gone(rig: Rig, clients: Clients) -> None:
+    """The culprit and the innocent have a sticky error, and new ones are refused."""
+    culprit, innocent = clients.accepted(), clients.accepted()
+    server = rig.server()
+    culprit.fault()
+    until(lambda: rig.ask(f"get_server_status {server}") == "FAULT\n")
+    with pytest.raises(ClientError):
+        innocent.allocate(1)
+    assert _refused(clients.start()) == NOT_READY
+    assert f"Client process {culprit.pid} encountered a fatal GPU error." in rig.log("server")
+    culprit.close()
+    assert rig.ask(f"get_server_status {server}") == "FAULT\n"
+    innocent.close()
+    until(lambda: rig.ask(f"get_server_status {server}") == "ACTIVE\n")
+    clients.accepted()
+
+
+def test_terminating_a_client(rig: Rig, clients: Clients) -> None:
+    """Answered when it is done; the client learns it, and others go on."""
+    ended, other = clients.accepted(), clients.accepted()
+    server = rig.server()
+    assert rig.ask(f"terminate_client {server} {ended.pid}") == "0\n"
+    assert rig.ask(f"get_client_list {server}") == f"{other.pid}\n"
+    with pytest.raises(ClientError) as caught:
+        ended.next_answer()
+    assert caught.value.code == TERMINATED
+    other.allocate(1)
+
+
+def test_an_orderly_shutdown_waits_for_clients(rig: Rig, clients: Clients) -> None:
+    """With a line in the log for every try."""
+    client = clients.accepted()
+    server = rig.server()
+    rig.ask(f"shutdown_server {server}")
+    until(lambda: "has 1 active worker threads. Server will not shutdown." in rig.log())
+    assert not gone(server)
+    client.close()
+    until(lambda: gone(server))
+
+
+def test_an_orphaned_server_serves_on(rig: Rig, clients: Clients) -> None:
+    """Its clients do not notice that the daemon died."""
+    client = clients.accepted()
+    server, daemon = rig.server(), rig.daemon()
+    os.kill(daemon, signal.SIGKILL)
+    until(lambda: gone(daemon))
+    client.allocate(1)
+    assert not gone(server)
+
+
+def test_there_is_a_most_of_clients(rig: Rig, clients: Clients) -> None:
+    """Here 48; the next one is refused."""
+    clients.accepted()
+    with ExitStack() as stack:
+        answers = []
+        for _ in range(48):
+            connection = stack.enter_context(protocol.connect(f"{rig.pipes}/control"))
+            protocol.send(connection, {"hello": "client"})
+            answers.append(protocol.receive(connection))
+    assert all(answer and "accepted" in answer for answer in answers[:47])
+    assert answers[47] == {"error": 808}
+    assert "Maximum number of clients (48) reached." in rig.log("server")
+
+
+def test_without_a_daemon_there_is_no_mps(rig: Rig) -> None:
+    """And no error either."""
+    with SimulatedClient(rig.pipes) as client:
+        assert client.wait_until_accepted() == {"mps": False}
+        client.allocate(1 << 40)
+
+
+def test_on_a_simulated_node(rig: Rig, clients: Clients, tmp_path: Path) -> None:
+    """It is in the list of MPS processes, with its memory, which the device must have."""
+    state = tmp_path / "node.json"
+    node = open_node("a100-40gb:2", state=state)
+    try:
+        client = clients.on(state, "1")
+        client.wait_until_accepted()
+        block = client.allocate(GIB)
+        with pytest.raises(ClientError) as caught:
+            client.allocate(100 * GIB)
+        assert caught.value.code == OUT_OF_MEMORY
+        with node.looks():
+            (process,) = node.cards[1].state.processes
+            assert (process.pid, process.memory, process.kind) == (client.pid, GIB, "mps")
+        client.free(block)
+        with node.looks():
+            assert node.cards[1].state.processes[0].memory == 0
+        client.close()
+        with node.looks():
+            assert node.cards[1].state.processes == []
+    finally:
+        node.close()

@@ -1,0 +1,319 @@
+"""Start, files, logs and end of the daemon, the same for the stand-in and for the real program."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from tests.simulation.mps.rig import Answer, Programs, Rig, gone, until
+
+NOT_THERE = Answer("", "Cannot find MPS control daemon process\n", 1)
+AS_ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user")
+
+
+def test_the_files_and_their_modes(every: Programs) -> None:
+    """Five in the pipe directory, which it makes itself; the pid without a newline."""
+    with Rig(every) as rig:
+        rig.start()
+        modes = {
+            "control": "srw-rw-rw-",
+            "control_privileged": "srwxr-xr-x",
+            "control_lock": "-rw-rw-rw-",
+            "log": "prwxrwxrwx",
+        }
+        pid_file = rig.pipes / "nvidia-cuda-mps-control.pid"
+        if every.version.pid_file:
+            modes[pid_file.name] = "-rw-rw-rw-"
+            assert pid_file.read_text() == str(rig.daemon())
+        assert rig.modes() == modes
+        assert rig.pipes.stat().st_mode & 0o7777 == 0o777
+        assert rig.logs.stat().st_mode & 0o7777 == 0o700
+        assert sorted(path.name for path in rig.logs.iterdir()) == ["control.log", "server.log"]
+
+
+def test_quit_takes_pid_file_and_fifo_away(compared: Programs) -> None:
+    """All else stays, and the next daemon starts on it."""
+    with Rig(compared) as rig:
+        rig.start()
+        rig.run(stdin="quit")
+        assert set(rig.modes()) == {"control", "control_privileged", "control_lock"}
+        assert rig.run(stdin="get_server_list") == NOT_THERE
+        rig.start()
+        assert rig.ask("get_default_client_priority") == "0\n"
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL, signal.SIGINT])
+def test_a_signal_ends_it_without_cleaning_up(compared: Programs, number: signal.Signals) -> None:
+    """All files stay, commands find nobody, and the next daemon starts on the stale files."""
+    with Rig(compared) as rig:
+        rig.start()
+        before, daemon = rig.modes(), rig.daemon()
+        os.kill(daemon, number)
+        until(lambda: gone(daemon))
+        assert rig.modes() == before
+        assert rig.run(stdin="get_server_list") == NOT_THERE
+        rig.start()
+        assert rig.daemon() != daemon
+
+
+@pytest.mark.parametrize("flag", ["-d", "-f"])
+def test_two_on_one_pipe_directory_cannot_be(compared: Programs, flag: str) -> None:
+    """The lock tells; the first one goes on."""
+    with Rig(compared) as rig:
+        rig.start()
+        told = "An instance of this daemon is already running\n"
+        assert rig.run(flag) == Answer(told, "", 1)
+        assert rig.ask("get_default_client_priority") == "0\n"
+
+
+def test_a_removed_pipe_directory_lets_a_second_one_start(compared: Programs) -> None:
+    """The first one is alive, and nobody can reach it."""
+    with Rig(compared) as rig:
+        rig.start()
+        first = rig.daemon()
+        for path in rig.pipes.iterdir():
+            path.unlink()
+        rig.pipes.rmdir()
+        assert rig.run(stdin="get_server_list") == NOT_THERE
+        rig.start()
+        assert len(rig.processes()) == 2
+        assert not gone(first)
+
+
+def test_nobody_there(compared: Programs) -> None:
+    """Also where no command was going to be sent."""
+    with Rig(compared) as rig:
+        assert rig.run(stdin="get_server_list\n") == NOT_THERE
+        assert rig.run() == NOT_THERE
+
+
+def test_a_pipe_directory_that_cannot_be_made(compared: Programs) -> None:
+    """Only one level is; the reason is printed on standard output."""
+    with Rig(compared) as rig:
+        rig.environment["CUDA_MPS_PIPE_DIRECTORY"] = missing = str(rig.folder / "a/b")
+        told = f"Cannot access CUDA_MPS_PIPE_DIRECTORY={missing}\n"
+        assert rig.run("-d") == Answer(told, "", 1)
+
+
+def test_a_log_directory_that_cannot_be_made(compared: Programs) -> None:
+    """It starts all the same, with a warning."""
+    with Rig(compared) as rig:
+        rig.environment["CUDA_MPS_LOG_DIRECTORY"] = missing = str(rig.folder / "a/b")
+        told = f"Warning: Failed writing log files to directory [{missing}]. No logs will be "
+        assert rig.run("-d") == Answer(f"{told}available.\n", "", 0)
+        assert rig.ask("get_default_client_priority") == "0\n"
+
+
+@pytest.mark.parametrize(("length", "status"), [(87, 0), (88, 1)])
+def test_the_longest_pipe_directory(compared: Programs, length: int, status: int) -> None:
+    """With 19 bytes more it has to fit a socket's name; where not, no word is said."""
+    with Rig(compared) as rig:
+        start = f"{rig.folder}/"
+        long = start + "x" * (length - len(start))
+        rig.environment["CUDA_MPS_PIPE_DIRECTORY"] = long
+        rig.pipes = Path(long)
+        assert rig.run("-d") == Answer("", "", status)
+
+
+def test_help(every: Programs) -> None:
+    """It names the manual and ends well."""
+    with Rig(every) as rig:
+        for flag in ("-h", "--help"):
+            answer = rig.run(flag)
+            assert answer.status == 0
+            assert "nvidia-cuda-mps-control" in answer.stdout
+
+
+def test_unknown_flags(every: Programs) -> None:
+    """Up to 550 they make a front-end of it; later they are refused."""
+    with Rig(every) as rig:
+        for flags in (["-x"], ["-d", "-x"], ["-d", "-f"]):
+            answer = rig.run(*flags)
+            assert answer.status == 1
+            if every.version.strict_flags:
+                assert "usage" in (answer.stdout + answer.stderr).lower()
+            else:
+                assert answer == NOT_THERE
+
+
+@AS_ROOT
+def test_the_multiuser_flag(every: Programs) -> None:
+    """Since 555, for root alone."""
+    with Rig(every) as rig:
+        rig.folder.chmod(0o777)
+        answer = rig.run("-d", "-multiuser-server", user=1000)
+        if "-multiuser-server" not in every.version.flags:
+            assert answer.status == 1
+            return
+        assert answer == Answer("Only root user may enable -multiuser-server!\n", "", 1)
+        rig.start("-multiuser-server")
+        assert rig.ask("get_server_list") == ""
+
+
+def test_defaults_from_the_environment(compared: Programs) -> None:
+    """Two settings can be given there; a memory limit is not shown as one."""
+    with Rig(compared) as rig:
+        rig.start(
+            CUDA_MPS_ACTIVE_THREAD_PERCENTAGE="40",
+            CUDA_MPS_CLIENT_PRIORITY="1",
+            CUDA_MPS_PINNED_DEVICE_MEM_LIMIT="0=2G",
+        )
+        replies = rig.ask(
+            "get_default_active_thread_percentage",
+            "get_default_client_priority",
+            "get_default_device_pinned_mem_limit 0",
+        )
+        assert replies == "40.0\n1\n"
+
+
+def test_bad_defaults_in_the_environment(compared: Programs) -> None:
+    """Only the log tells that they are ignored."""
+    with Rig(compared) as rig:
+        rig.start(CUDA_MPS_ACTIVE_THREAD_PERCENTAGE="400", CUDA_MPS_CLIENT_PRIORITY="7")
+        replies = rig.ask("get_default_active_thread_percentage", "get_default_client_priority")
+        assert replies == "100.0\n0\n"
+        assert "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE should be between (0.0, 100.0]" in rig.log()
+        assert "CUDA_MPS_CLIENT_PRIORITY should be between [0,1]" in rig.log()
+
+
+def test_settings_are_lost_on_quit(compared: Programs) -> None:
+    """The next daemon starts from nothing."""
+    with Rig(compared) as rig:
+        rig.start()
+        rig.ask("set_default_active_thread_percentage 20")
+        rig.run(stdin="quit")
+        rig.start()
+        assert rig.ask("get_default_active_thread_percentage") == "100.0\n"
+
+
+def test_the_log_of_a_front_end(compared: Programs) -> None:
+    """Every command, every reply, and what is not replied; appended over restarts."""
+    with Rig(compared) as rig:
+        rig.start()
+        rig.ask("set_default_active_thread_percentage 0", "get_default_device_pinned_mem_limit 5")
+        rig.run(stdin="quit")
+        expected = [
+            f"Starting control daemon using socket {rig.pipes}/control",
+            (
+                "To connect CUDA applications to this daemon, "
+                f"set env CUDA_MPS_PIPE_DIRECTORY={rig.pipes}"
+            ),
+            "Accepting connection...",
+            "NEW UI",
+            "Cmd:set_default_active_thread_percentage 0",
+            "Invalid percentage, expected between (0.0, 100.0]",
+            "100.0",
+            "Cmd:get_default_device_pinned_mem_limit 5",
+            "No default pinned memory limit set for the device!",
+            "UI closed",
+            "Accepting connection...",
+            "NEW UI",
+            "Cmd:quit",
+            "Exit with status 0",
+        ]
+        until(lambda: "Exit" in rig.log())
+        assert rig.log().splitlines() == expected
+        rig.start()
+        assert rig.log().splitlines()[: len(expected)] == expected
+
+
+def test_a_log_line(compared: Programs) -> None:
+    """Time to the millisecond, an author, its pid in five columns."""
+    with Rig(compared) as rig:
+        rig.start()
+        line = (rig.logs / "control.log").read_text().splitlines()
+        rig.ask("get_server_list")
+        line = (rig.logs / "control.log").read_text().splitlines()
+        stamp, _, rest = line[0].partition(" Control ")
+        assert len(stamp) == len("[2026-01-31 23:59:59.999")
+        assert rest.startswith(f"{rig.daemon():5d}] Starting control daemon")
+
+
+def test_in_the_foreground(compared: Programs) -> None:
+    """The log goes to standard output, and no log file is made."""
+    with Rig(compared) as rig:
+        child = rig.foreground()
+        assert rig.ask("get_default_client_priority") == "0\n"
+        rig.run(stdin="quit")
+        output, _ = child.communicate(timeout=5)
+        assert "Cmd:get_default_client_priority" in output
+        assert child.returncode == 0
+        assert not list(rig.logs.iterdir())
+
+
+def test_nobody_reads_its_log_any_more(compared: Programs) -> None:
+    """A daemon in the foreground survives whoever started it and read its output."""
+    with Rig(compared) as rig:
+        child = rig.foreground()
+        assert child.stdout is not None
+        child.stdout.close()
+        assert rig.ask("get_default_client_priority") == "0\n"
+        assert rig.ask("get_default_client_priority") == "0\n"
+        assert child.poll() is None
+        child.stdout = None  # there is nothing left to read at the end
+
+
+def test_one_front_end_at_a_time(compared: Programs) -> None:
+    """While one is connected, another gets nothing: most with an error, some with none."""
+    with Rig(compared) as rig:
+        rig.start()
+        with rig.holding_front_end():
+            answers = [rig.run(stdin="get_default_client_priority") for _ in range(10)]
+        assert all(answer.stdout == "" for answer in answers)
+        told = {(answer.stderr, answer.status) for answer in answers}
+        assert told <= {
+            ("Cannot send command to MPS control daemon process\n", 1),
+            ("", 0),
+            ("", 1),
+        }
+        assert ("Cannot send command to MPS control daemon process\n", 1) in told
+        until(lambda: rig.run(stdin="get_default_client_priority").stdout == "0\n")
+
+
+def test_replies_appear_at_the_end_of_the_input(compared: Programs) -> None:
+    """As standard output is a pipe; so a batch is one process."""
+    with Rig(compared) as rig:
+        rig.start()
+        with rig.holding_front_end() as front_end:
+            assert front_end.stdin is not None
+            front_end.stdin.write("get_default_client_priority\n")
+            front_end.stdin.flush()
+            until(lambda: "Cmd:get_default_client_priority" in rig.log())
+            assert not rig.has_output(front_end)
+            output, _ = front_end.communicate(timeout=5)
+            assert output == "0\n"
+
+
+def test_a_stopped_daemon_answers_nothing(compared: Programs) -> None:
+    """A front-end blocks for ever; later the daemon goes on as if nothing had been."""
+    with Rig(compared) as rig:
+        rig.start()
+        daemon = rig.daemon()
+        os.kill(daemon, signal.SIGSTOP)
+        with rig.holding_front_end(wait=False) as front_end:
+            assert front_end.stdin is not None
+            front_end.stdin.write("get_default_client_priority\n")
+            front_end.stdin.close()
+            front_end.stdin = None
+            assert not rig.has_output(front_end, within=0.3)
+            assert front_end.poll() is None
+            os.kill(daemon, signal.SIGCONT)
+            assert front_end.communicate(timeout=5)[0] == "0\n"
+
+
+def test_a_daemon_that_dies_takes_its_front_end_along(compared: Programs) -> None:
+    """Without a word, and with status 0 when the command was not even read."""
+    with Rig(compared) as rig:
+        rig.start()
+        with rig.holding_front_end() as front_end:
+            assert front_end.stdin is not None
+            os.kill(rig.daemon(), signal.SIGSTOP)
+            front_end.stdin.write("get_default_client_priority\n")
+            front_end.stdin.flush()
+            assert not rig.has_output(front_end, within=0.2)
+            os.kill(rig.daemon(), signal.SIGKILL)
+            assert front_end.communicate(timeout=5) == ("", "")
+            assert front_end.returncode == 0

@@ -1,0 +1,192 @@
+"""How servers are started and ended, the same for the stand-in and for the real program.
+
+The servers here are scripts that never speak with the daemon: that shows everything but their
+work, and the real daemon needs no GPU for it.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from tests.simulation.mps.rig import DEVICE, Programs, Rig, gone, until
+
+AS_ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user")
+US = f"start_server -uid {os.geteuid()}"
+
+
+def test_a_server_that_does_not_get_ready(compared: Programs) -> None:
+    """It is in the list, and all else about it gets no reply: only the log says why."""
+    with Rig(compared, server="sleeping") as rig:
+        rig.start()
+        assert rig.ask(US) == ""
+        pid = rig.server()
+        if compared.version.server_status:
+            assert rig.ask(f"get_server_status {pid}") == "INITIALIZING\n"
+        assert rig.ask(f"get_client_list {pid}", f"get_active_thread_percentage {pid}") == ""
+        assert rig.ask("ps", f"ps -p {pid}") == f"Server not found\nServer {pid} not found\n\n"
+        assert rig.ask(f"set_device_pinned_mem_limit {pid} 0 1G") == ""
+        assert rig.ask(f"terminate_client {pid} 5") == f"Server {pid} not found!\n1\n"
+        assert rig.log().count(f"Server {pid} is <busy>") == 5
+
+
+def test_the_start_is_logged_by_whom(compared: Programs) -> None:
+    """Since 550 the line bears the server's pid."""
+    with Rig(compared, server="sleeping") as rig:
+        rig.start()
+        rig.ask(US)
+        pid = rig.server()
+        author = pid if compared.version.starter_is_server else rig.daemon()
+        log = (rig.logs / "control.log").read_text()
+        assert f"{author}] Starting new server {pid} for user {os.geteuid()}\n" in log
+
+
+def test_what_a_server_inherits(compared: Programs) -> None:
+    """The daemon's session, environment and open files, logs and lock among them."""
+    with Rig(compared, server="sleeping") as rig:
+        rig.start(SOMETHING="else")
+        rig.ask(US)
+        pid = rig.server()
+        until(lambda: Path(f"/proc/{pid}/comm").read_text() == "sleep\n")
+        assert os.getsid(pid) == rig.daemon()
+        environment = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+        assert b"SOMETHING=else" in environment
+        assert f"CUDA_VISIBLE_DEVICES={DEVICE}".encode() in environment
+        files = {str(path.readlink()) for path in Path(f"/proc/{pid}/fd").iterdir()}
+        assert {str(rig.logs / "control.log"), str(rig.logs / "server.log")} < files
+        assert str(rig.pipes / "control_lock") in files
+
+
+@AS_ROOT
+def test_another_users_server_keeps_the_group(compared: Programs) -> None:
+    """The user is set, the group is not."""
+    with Rig(compared, server="sleeping") as rig:
+        rig.start()
+        rig.ask("start_server -uid 1000")
+        pid = rig.server()
+        status = Path(f"/proc/{pid}/status").read_text()
+        until(lambda: Path(f"/proc/{pid}/comm").read_text() == "sleep\n")
+        assert "Uid:\t1000\t1000\t1000\t1000\n" in status
+        assert "Gid:\t0\t0\t0\t0\n" in status
+
+
+@AS_ROOT
+def test_one_user_at_a_time(compared: Programs) -> None:
+    """A second user's server waits for the end of the first one; the same user's is ignored."""
+    with Rig(compared, server="sleeping") as rig:
+        rig.start()
+        assert rig.ask("start_server -uid 0", "start_server -uid 1000", "start_server -uid 0") == ""
+        first = rig.server()
+        assert rig.ask("get_server_list") == f"{first}\n"
+        assert rig.ask(f"shutdown_server {first} -f") == ""
+        until(lambda: rig.ask("get_server_list") not in {"", f"{first}\n"})
+        assert "Uid:\t1000" in Path(f"/proc/{rig.server()}/status").read_text()
+
+
+def test_an_orderly_shutdown_waits_for_a_server_to_get_ready(compared: Programs) -> None:
+    """Nothing is said, and it stays; force sends SIGINT, which counts as status 0."""
+    with Rig(compared, server="sleeping") as rig:
+        rig.start()
+        rig.ask(US)
+        pid = rig.server()
+        assert rig.ask(f"shutdown_server {pid}", "get_server_list") == f"{pid}\n"
+        assert rig.ask(f"shutdown_server {pid} -f") == ""
+        until(lambda: rig.ask("get_server_list") == "")
+        assert f"Server {pid} exited with status 0" in rig.log()
+        named = f"Force shutting down server {pid}" in rig.log()
+        assert named == compared.version.names_forced_shutdown
+
+
+@pytest.mark.parametrize(("kind", "status"), [("exiting", 3), (None, 1)])
+def test_a_server_that_cannot_start(compared: Programs, kind: str | None, status: int) -> None:
+    """It is not in the list, and the daemon ends with its status; nor found on PATH: with 1."""
+    with Rig(compared, server=kind) as rig:
+        if kind is None:
+            control = rig.programs.folder / "nvidia-cuda-mps-control"
+            alone = rig.folder / "alone"
+            alone.mkdir()
+            (alone / control.name).symlink_to(control)
+            rig.environment["PATH"] = f"{alone}:/bin"
+        child = rig.foreground()
+        assert rig.ask(US) == ""
+        until(lambda: rig.ask("get_server_list") == "")
+        assert child.poll() is None
+        rig.run(stdin="quit")
+        output, _ = child.communicate(timeout=5)
+        assert child.returncode == status
+        assert f"exited with status {status}" in output
+        assert f"Exit with status {status}" in output
+
+
+def test_a_server_that_is_killed_is_not_started_again(compared: Programs) -> None:
+    """By itself the daemon only notes it, with status 0."""
+    with Rig(compared, server="sleeping") as rig:
+        rig.start()
+        rig.ask(US)
+        pid = rig.server()
+        os.kill(pid, signal.SIGKILL)
+        until(lambda: rig.ask("get_server_list") == "")
+        assert f"Server {pid} exited with status 0" in rig.log()
+
+
+def test_quit_waits_for_servers(compared: Programs) -> None:
+    """It takes no front-end meanwhile."""
+    with Rig(compared, server="sleeping") as rig:
+        rig.start()
+        rig.ask(US)
+        pid, daemon = rig.server(), rig.daemon()
+        with rig.holding_front_end() as front_end:
+            assert front_end.stdin is not None
+            front_end.stdin.write("quit\n")
+            front_end.stdin.flush()
+            until(lambda: "Cmd:quit" in rig.log())
+            assert rig.run(stdin="get_server_list").stdout == ""
+            assert not gone(daemon)
+            os.kill(pid, signal.SIGINT)
+            front_end.communicate(timeout=5)
+        until(lambda: gone(daemon))
+        assert rig.log().splitlines()[-1] == "Exit with status 0"
+
+
+def test_quit_with_a_time_limit_forces_servers(compared: Programs) -> None:
+    """After that time, by SIGINT."""
+    with Rig(compared, server="sleeping") as rig:
+        rig.start()
+        rig.ask(US)
+        pid = rig.server()
+        assert rig.run(stdin="quit -t 1").stdout == ""
+        until(lambda: gone(pid))
+        assert "quit command issued with timeout of 1" in rig.log()
+
+
+def test_a_server_that_ignores_the_signal_holds_quit_up(compared: Programs) -> None:
+    """Its time limit is no limit then."""
+    with Rig(compared, server="deaf") as rig:
+        rig.start()
+        rig.ask(US)
+        daemon = rig.daemon()
+        until((rig.logs / "deaf").exists)
+        with rig.holding_front_end() as front_end:
+            assert front_end.stdin is not None
+            front_end.stdin.write("quit -t 0\n")
+            front_end.stdin.flush()
+            until(lambda: "quit command issued" in rig.log())
+            assert not gone(daemon)
+            front_end.communicate(timeout=5)  # the script ends after a second
+        until(lambda: gone(daemon))
+
+
+def test_a_killed_daemon_leaves_its_server_behind(compared: Programs) -> None:
+    """The next daemon knows nothing of it."""
+    with Rig(compared, server="sleeping") as rig:
+        rig.start()
+        rig.ask(US)
+        orphan, daemon = rig.server(), rig.daemon()
+        os.kill(daemon, signal.SIGKILL)
+        until(lambda: gone(daemon))
+        rig.start()
+        assert rig.ask("get_server_list") == ""
+        assert not gone(orphan)
