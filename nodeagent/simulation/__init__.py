@@ -96,8 +96,8 @@ def simulated(
     `privileged` False is a user who may not configure MIG. Raises UsageError and NodeagentError.
     """
     from nodeagent.simulation.install import installed  # these load pynvml
-    from nodeagent.simulation.nvml_library import SimulatedLibrary
     from nodeagent.simulation.node import open_node
+    from nodeagent.simulation.nvml_library import SimulatedLibrary
 
     node = open_node(boards, state=state, switches=switches, overrides=overrides, mirrored=mirrored)
     library = SimulatedLibrary(node, latency=latency, privileged=privileged)
