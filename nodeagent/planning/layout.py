@@ -50,10 +50,6 @@ class Card:
     def of(cls, gpu: Gpu) -> Card:
         return _card(gpu.profiles, gpu.compute_capability >= (9, 0))
 
-    def engines_suffice(self, names: Iterable[str]) -> bool:
-        """Whether instances of these profiles can be there at once, slices aside."""
-        return self.spare(names) is not None
-
     def spare(self, names: Iterable[str]) -> tuple[int, ...] | None:
         """How many more of each profile there could be beside `names`, slices aside.
 

@@ -168,7 +168,7 @@ def layouts(board: str) -> dict[Multiset, tuple[frozenset[Place], ...]]:
             found.setdefault(key, []).append(frozenset(chosen))
         for i in range(first, len(items)):
             name, start, mask = items[i]
-            if not mask & occupied and table.engines_suffice([*(n for n, _ in chosen), name]):
+            if not mask & occupied and table.spare([*(n for n, _ in chosen), name]):
                 extend(i + 1, occupied | mask, (*chosen, (name, start)))
 
     extend(0, 0, ())
