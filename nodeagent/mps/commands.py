@@ -25,7 +25,7 @@ from nodeagent.mps.replies import (
     percentage_of,
     unexpected,
 )
-from nodeagent.mps.shares import ALL_THREADS, percentage_text
+from nodeagent.planning.shares import ALL_THREADS, percentage_text
 
 DEVICE = 0  # a daemon has one device, so its ordinal is this
 LARGEST_MEMORY = 2**24 - 1  # MiB; 16 TiB, far above any device and far below any overflow

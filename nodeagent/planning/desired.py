@@ -8,8 +8,10 @@ the GPUs that are really there.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
+
+from nodeagent.planning.shares import TimeSlice, WantedMps
 
 # --- the document -----------------------------------------------------------------------------
 
@@ -141,6 +143,7 @@ class WantedInstance:
     slices: int
     start: int | None
     path: str
+    mps: WantedMps | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,11 +159,20 @@ DesiredMig = MigDisabled | MigEnabled | Layout
 
 @dataclass(frozen=True, slots=True)
 class DesiredGpu:
-    """What one GPU should be; `mig` None leaves its MIG side alone."""
+    """What one GPU should be; `mig` None leaves its MIG side alone.
+
+    `mps` is for the GPU as a whole, outside MIG mode; what MIG devices shall have is said by
+    `Layout`'s instances, or, where the instances are left as they are, by `mps_by_device` (UUID of
+    a MIG device there is now). None means that no daemon of ours is to be there; `time_slice` None
+    that the interval is to be what it was before the agent set it.
+    """
 
     mig: DesiredMig | None
     path: str
     when_in_use: WhenInUse = WhenInUse.WAIT
+    mps: WantedMps | None = None
+    mps_by_device: Mapping[str, WantedMps] = field(default_factory=dict)
+    time_slice: TimeSlice | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
+from nodeagent.planning.shares import ComputeMode, TimeSlice, WantedMps
+
 
 @dataclass(frozen=True, slots=True, order=True)
 class Placement:
@@ -117,6 +119,24 @@ IDLE = Usage()
 
 
 @dataclass(frozen=True, slots=True)
+class MpsDaemon:
+    """The agent's own control daemon of a device, whatever it is at just now.
+
+    `runs` is what it was last told to be, `state` its phase in one word (Ready, Backoff...),
+    `why` says why that is not Ready. `servers` are the pids that belong to it and are no users of
+    the device in their own right; `clients` are those who use the device through it, as far as it
+    knows them itself.
+    """
+
+    runs: WantedMps
+    state: str
+    why: str = ""
+    pid: int | None = None
+    servers: tuple[int, ...] = ()
+    clients: Usage = IDLE
+
+
+@dataclass(frozen=True, slots=True)
 class Memory:
     """Bytes."""
 
@@ -129,7 +149,8 @@ class ComputeInstance:
     """A compute instance, which together with its GPU instance is one MIG device.
 
     `profile` is the device's name (`3g.40gb` when it has all of its GPU instance, else
-    `1c.3g.40gb`). `placement` is None when the driver does not tell it.
+    `1c.3g.40gb`). `placement` is None when the driver does not tell it. `mps`, `compute_mode`
+    and `earlier_mode` as for a GPU.
     """
 
     id: int
@@ -139,6 +160,9 @@ class ComputeInstance:
     placement: Placement | None = None
     usage: Usage = IDLE
     memory: Memory | None = None
+    mps: MpsDaemon | None = None
+    compute_mode: ComputeMode | None = None
+    earlier_mode: ComputeMode | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,7 +202,10 @@ class Gpu:
 
     `pci_device_id` and `pci_subsystem_id` are 32 bits, device high and vendor low, as in
     `0x233010DE`. `memory` in bytes. `mig` is None where the card has no MIG. `usage` holds the
-    processes on the GPU outside any instance. When `access` is not OK, the rest is what was
+    processes on the GPU outside any instance. `mps` is the daemon of the GPU as a whole, which
+    there is only outside MIG mode. `compute_mode` and `time_slice` are None while not known (a
+    GPU in MIG mode has neither); `earlier_mode` and `earlier_time_slice` are what they were before
+    the agent changed them, None when it did not. When `access` is not OK, the rest is what was
     last known (perhaps nothing) and must not be acted upon.
     """
 
@@ -199,6 +226,11 @@ class Gpu:
     profiles: tuple[GpuInstanceProfile, ...] = ()
     instances: tuple[GpuInstance, ...] = ()
     usage: Usage = IDLE
+    mps: MpsDaemon | None = None
+    compute_mode: ComputeMode | None = None
+    earlier_mode: ComputeMode | None = None
+    time_slice: TimeSlice | None = None
+    earlier_time_slice: TimeSlice | None = None
 
     def profile(self, name: str) -> GpuInstanceProfile | None:
         """The card's profile of exactly this canonical name."""

@@ -23,9 +23,14 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """The settings that bear on planning. `reset_when_idle`: a GPU proven idle may be reset."""
+    """The settings that bear on planning.
+
+    `reset_when_idle`: a GPU proven idle may be reset. `exclusive_mps`: a device with MPS gets
+    compute mode EXCLUSIVE_PROCESS, else its mode is left alone.
+    """
 
     reset_when_idle: bool = False
+    exclusive_mps: bool = True
 
 
 @dataclass(frozen=True, slots=True)

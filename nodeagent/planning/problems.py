@@ -30,6 +30,7 @@ class Code(StrEnum):
     STEP_FAILED = "StepFailed"
     NOT_RESTORED = "NotRestored"
     DRIFT = "Drift"
+    MPS = "Mps"
     DRIVER = "Driver"
 
 

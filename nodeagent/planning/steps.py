@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from nodeagent.planning.observed import Placement
+from nodeagent.planning.shares import ComputeMode, TimeSlice, WantedMps
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +80,61 @@ class CreateComputeInstance:
     reason: str
 
 
+@dataclass(frozen=True, slots=True)
+class StopMps:
+    """End the MPS daemon of `device`, which has no client: a GPU, or a MIG device, whose
+    `profile` and `placement` (of its GPU instance) are given too.
+    """
+
+    gpu: str
+    device: str
+    reason: str
+    profile: str = ""
+    placement: Placement | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StartMps:
+    """Have an MPS daemon for a device be as `wanted`, with every limit read back.
+
+    `device` is empty for a MIG device that an earlier step makes: it is then any of this
+    `profile` in the GPU instance at `placement` that has no daemon yet. `runs` means that there is
+    a daemon already, which only gets other limits or shares and is not restarted.
+    """
+
+    gpu: str
+    device: str
+    wanted: WantedMps
+    reason: str
+    profile: str = ""
+    placement: Placement | None = None
+    runs: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class SetComputeMode:
+    """Set who may have a context on a device; `device`, `profile`, `placement` as in StartMps.
+
+    What it was before is remembered, and forgotten when it is that again.
+    """
+
+    gpu: str
+    device: str
+    mode: ComputeMode
+    reason: str
+    profile: str = ""
+    placement: Placement | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SetTimeSlice:
+    """Set the GPU's time-slice interval; what it was before is remembered likewise."""
+
+    gpu: str
+    time_slice: TimeSlice
+    reason: str
+
+
 Step = (
     SetMigMode
     | ResetGpu
@@ -86,4 +142,8 @@ Step = (
     | DestroyComputeInstance
     | CreateGpuInstance
     | CreateComputeInstance
+    | StopMps
+    | StartMps
+    | SetComputeMode
+    | SetTimeSlice
 )

@@ -8,18 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nodeagent.mps.shares import (
-    MIB,
-    DaemonSpec,
-    Share,
-    Sharing,
-    client_environment,
-    percentage_text,
-    share_out,
-    written_bytes,
-)
+from nodeagent.mps.shares import DaemonSpec, client_environment
 from nodeagent.planning.desired import MpsEntry, ShareEntry
 from nodeagent.planning.problems import Code, Problem
+from nodeagent.planning.shares import MIB, Share, Sharing, percentage_text, written_bytes
+from nodeagent.planning.sharing import share_out
 
 GIB = 1024**3
 GPU = "GPU-00000000-0000-0000-0000-000000000001"

@@ -1,0 +1,128 @@
+"""How one device is shared among MPS clients, and as whom: what a plan's `mps` comes to.
+
+Limits are in what the control daemon can express: whole MiB, percent with two decimals.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+MIB = 1024**2
+ALL_THREADS = 100.0
+LEAST_THREADS = 0.1  # percent; the daemon reads back one decimal, below it everything is 0.0
+
+
+class TimeSlice(StrEnum):
+    """How long a process has the GPU before the next one's turn; as the plan writes it."""
+
+    DEFAULT = "default"
+    SHORT = "short"
+    MEDIUM = "medium"
+    LONG = "long"
+
+
+class ComputeMode(StrEnum):
+    """Who may have a context on a device (NVML's nvmlComputeMode_t)."""
+
+    DEFAULT = "default"
+    EXCLUSIVE_THREAD = "exclusiveThread"  # no driver of today knows it any more
+    PROHIBITED = "prohibited"
+    EXCLUSIVE_PROCESS = "exclusiveProcess"
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """One kind of client: `count` of them (None: however many come), each with these limits.
+
+    `memory` is in whole MiB and `threads` in percent, at most two decimals; None: no limit of
+    its own. `path` leads to where the plan says so.
+    """
+
+    name: str
+    count: int | None
+    memory: int | None
+    threads: float | None
+    path: str = field(default="", compare=False)
+
+    @property
+    def slots(self) -> tuple[Slot, ...]:
+        """A share for any number of clients has one slot, which all of them take."""
+        return tuple(Slot(f"{self.name}-{number}", self) for number in range(self.count or 1))
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """The place of one client, under a name that is unique on its device (`small-0`)."""
+
+    name: str
+    share: Share
+
+
+@dataclass(frozen=True, slots=True)
+class Sharing:
+    """How one device is shared. `enforce` is `report` or `terminate`."""
+
+    shares: tuple[Share, ...]
+    enforce: str
+
+    @property
+    def slots(self) -> tuple[Slot, ...]:
+        return tuple(slot for share in self.shares for slot in share.slots)
+
+    @property
+    def memory_ceiling(self) -> int | None:
+        """The most MiB any client may have; None when some share has no limit."""
+        limits = [share.memory for share in self.shares]
+        known = [limit for limit in limits if limit is not None]
+        return max(known) if len(known) == len(limits) else None
+
+    @property
+    def thread_ceiling(self) -> float:
+        """The largest percentage any client may have."""
+        return max(ALL_THREADS if s.threads is None else s.threads for s in self.shares)
+
+
+@dataclass(frozen=True, slots=True)
+class Account:
+    """Whom a daemon, its servers and its clients run as.
+
+    With `any_user` one server takes clients of every user, for which it has to run as root.
+    """
+
+    uid: int
+    gid: int
+    groups: tuple[int, ...] = ()
+    any_user: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class WantedMps:
+    """What one device's control daemon has to be; which device, is said elsewhere."""
+
+    sharing: Sharing
+    account: Account
+    path: str = field(default="", compare=False)
+
+    def needs_restart_for(self, wanted: WantedMps) -> bool:
+        """Whether a daemon that is so cannot become `wanted` while it runs.
+
+        Taking a memory limit away is among it: the command has no form for that which is safe.
+        """
+        freed = self.sharing.memory_ceiling is not None and wanted.sharing.memory_ceiling is None
+        return freed or self.account != wanted.account
+
+
+# --- as text --------------------------------------------------------------------------------------
+
+
+def percentage_text(percent: float) -> str:
+    """With at most two decimals and no more than needed: `25`, `33.33`."""
+    return f"{percent:.2f}".rstrip("0").rstrip(".")
+
+
+def written_bytes(amount: int) -> str:
+    """Bytes as a quantity that says exactly that, or as MiB cut down: `8Gi`, `81559Mi`."""
+    if amount % 1024**3 == 0:
+        return f"{amount // 1024**3}Gi"
+    return f"{amount // MIB}Mi" if amount >= MIB else f"{amount} bytes"
