@@ -5,9 +5,11 @@ A part of the agent gets its own group, never the whole.
 
 from nodeagent.settings.model import (
     ApiSettings,
+    CdiSettings,
     DriverSettings,
     GpuSettings,
     LogSettings,
+    MpsSettings,
     PlanSettings,
     ResyncSettings,
     RunSettings,
@@ -21,9 +23,11 @@ __all__ = [
     "DEFAULT_FILE",
     "Address",
     "ApiSettings",
+    "CdiSettings",
     "DriverSettings",
     "GpuSettings",
     "LogSettings",
+    "MpsSettings",
     "PlanSettings",
     "ResyncSettings",
     "RunSettings",
