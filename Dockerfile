@@ -1,5 +1,6 @@
-# The agent in a container. The driver's library comes from the node: NVIDIA's container runtime
-# puts it there (docs/operations.md).
+# The agent in a container. The driver's library and programs come from the node: NVIDIA's container
+# runtime puts them there (docs/operations.md), those of MPS with `compute`. What Debian always has
+# is enough besides: nsenter, for the way to the host's systemd.
 
 ARG PYTHON=python:3.11.13-slim-bookworm
 

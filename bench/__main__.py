@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from importlib import import_module
 
-NAMES = ("planning_time", "side_by_side", "commands", "agent", "disturbance")
+NAMES = ("planning_time", "side_by_side", "commands", "agent", "disturbance", "mps")
 
 
 def main() -> int:

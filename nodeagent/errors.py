@@ -40,6 +40,18 @@ class DocumentError(NodeagentError):
         self.problems = tuple(problems)
 
 
+class UnknownDevice(UsageError):
+    """The node has no such device, or not what is asked for on it."""
+
+
+class StillInUse(NodeagentError):
+    """Somebody uses what would have to go; the message names who."""
+
+
+class DrainTimedOut(StillInUse):
+    """Clients were left when the time to drain was over; the message names them."""
+
+
 class DriverError(NodeagentError):
     """The NVIDIA driver refused or failed a call.
 

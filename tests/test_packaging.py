@@ -12,6 +12,7 @@ import yaml
 from nodeagent import __version__
 from nodeagent.cli.parser import parse
 from nodeagent.documents.reading import read_document
+from nodeagent.settings import load_settings
 
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
@@ -80,6 +81,23 @@ def test_the_manifests_fit_the_program() -> None:
     kustomization = _manifest("kustomization.yaml")
     assert kustomization["images"] == [{"name": container["image"], "newTag": __version__}]
     assert read_document((ROOT / "manifests/plan.yaml").read_bytes()).entries == ()
+
+
+def test_the_pod_reaches_the_hosts_systemd() -> None:
+    """So that MPS daemons outlive it: the setting, the host's processes, root's powers, and the
+    directories of daemons and of CDI at the same place inside and outside.
+    """
+    pod = _manifest("daemonset.yaml")["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    environment = {entry["name"]: entry["value"] for entry in container["env"] if "value" in entry}
+    settings = load_settings(None, environment, {})
+    assert settings.mps.launch == "hostSystemd"
+    assert pod["hostPID"]
+    assert container["securityContext"]["privileged"]
+    outside = {v["name"]: v["hostPath"]["path"] for v in pod["volumes"] if "hostPath" in v}
+    inside = {m["name"]: m["mountPath"] for m in container["volumeMounts"] if m["name"] in outside}
+    assert inside == outside
+    assert {str(settings.run.dir), str(settings.cdi.dir)} <= set(inside.values())
 
 
 def test_the_image_is_built_from_files_that_are_there() -> None:

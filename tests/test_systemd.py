@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from nodeagent.cli.parser import parse
+from nodeagent.mps.daemon_command import OPEN_FILES
 from nodeagent.settings import load_settings
 
 UNITS = Path(__file__).parents[1] / "systemd"
@@ -65,9 +66,29 @@ def test_the_agent_is_watched_and_may_finish_a_step() -> None:
     assert _one(AGENT, "Type") == "notify"
     assert float(_one(AGENT, "WatchdogSec")) > 0
     assert _one(AGENT, "Restart") == "always"
-    assert _one(AGENT, "KillMode") == "mixed"
+    assert _one(AGENT, "KillMode") == "process"
     longest_step = load_settings(None, {}, {}).driver.step_deadline
     assert float(_one(AGENT, "TimeoutStopSec")) > longest_step
+
+
+@pytest.mark.parametrize("unit", [AGENT, RESTORE])
+def test_mps_outlives_the_unit(unit: str) -> None:
+    """Even daemons that are its children are not killed, and what they and their clients use
+    stays, for other users to reach.
+    """
+    assert _one(unit, "KillMode") == "process"
+    assert _one(unit, "RuntimeDirectoryPreserve") == "yes"
+    assert _one(unit, "RuntimeDirectoryMode") == "0755"
+    soft, _, _ = _one(unit, "LimitNOFILE").partition(":")
+    assert int(soft) >= OPEN_FILES
+
+
+@pytest.mark.parametrize("unit", [AGENT, RESTORE])
+def test_what_is_written_can_be_written(unit: str) -> None:
+    """The directories of the settings' defaults are there, and not read-only."""
+    settings = load_settings(None, {}, {})
+    made = {f"/run/{name}" for name in _one(unit, "RuntimeDirectory").split()}
+    assert {str(settings.run.dir), str(settings.cdi.dir).removeprefix("/var")} <= made
 
 
 def test_a_wrong_setting_is_no_reason_to_start_again() -> None:

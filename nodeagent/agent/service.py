@@ -12,15 +12,17 @@ import random
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import structlog
 
 from nodeagent.agent.logs import configure_logging
+from nodeagent.agent.mps_part import MpsPart
 from nodeagent.agent.sd_notify import Notifier
 from nodeagent.errors import NodeagentError
+from nodeagent.execution.mps_setup import places_of, simulated_places
 from nodeagent.execution.writer_lock import FILE_NAME as LOCK_NAME
 from nodeagent.execution.writer_lock import writer_lock
 from nodeagent.gpu.driver import Driver
@@ -34,6 +36,8 @@ from nodeagent.reconciling.last_good_plan import LastGoodPlan
 from nodeagent.reconciling.narrator import Narrator
 from nodeagent.reconciling.preview import Preview, preview
 from nodeagent.reconciling.reconciler import Reconciler, Rules
+from nodeagent.reports.mps_report import done_json, mps_answer
+from nodeagent.reports.mps_state import DaemonState
 from nodeagent.reports.node_state import NodeState, not_ready
 from nodeagent.reports.plan_report import plan_json
 from nodeagent.reports.status_report import status_json
@@ -55,11 +59,14 @@ _BEAT = 5.0  # seconds between signs of life to systemd, unless it wants them mo
 class Simulation:
     """The GPUs are simulated; whoever runs the agent has installed the simulator.
 
-    `state` is the file that other commands share, `nvidia_smi` what stands in for the real one.
+    `state` is the file that other commands share, `nvidia_smi` what stands in for the real one,
+    `directory` where its MPS daemons live. `throwaway`: nobody can find the node again afterwards.
     """
 
     state: Path | None
     nvidia_smi: tuple[str, ...]
+    directory: Path
+    throwaway: bool = False
 
 
 def run(settings: Settings, *, simulation: Simulation | None = None) -> None:
@@ -104,7 +111,10 @@ class Agent:
         self._settings = settings
         self._simulation = simulation
         self._notifier = notifier
-        self._policy = Policy(reset_when_idle=settings.reset == "whenIdle")
+        self._policy = Policy(
+            reset_when_idle=settings.reset == "whenIdle",
+            exclusive_mps=settings.mps.compute_mode == "exclusive",
+        )
         self._events = EventLog()
         # One for life: a driver that hangs is not called again and again in new threads.
         self._driver = self._make_driver()
@@ -112,9 +122,11 @@ class Agent:
     async def run(self) -> None:
         """Run until a signal; raises the first failure of a part, alone or in a group."""
         self._hearts = Heartbeats(asyncio.get_running_loop().time)
+        self._mps = self._make_mps()
         self._reconciler = self._make_reconciler()
         self._events.add(EventType.STARTED, f"the agent of {self._settings.node_name} started")
-        async with asyncio.TaskGroup() as parts:
+        # What an earlier agent left running has to be known before anything is planned.
+        async with self._mps.running(), asyncio.TaskGroup() as parts:
             with self._stopped_by_signals():
                 others = [
                     parts.create_task(part(), name=part.__name__.strip("_"))
@@ -132,7 +144,7 @@ class Agent:
         deadlines = settings.driver.step_deadline + 4 * settings.driver.observe_deadline
         return Reconciler(
             state=NodeState(settings.node_name, settings.plan.source),
-            open_driver=lambda: self._driver,
+            open_driver=lambda: self._mps.node,
             rules=Rules(
                 policy=self._policy,
                 parallel=settings.gpu.parallel,
@@ -145,6 +157,23 @@ class Agent:
             narrator=Narrator(self._events),
             hearts=self._hearts,
             on_state=self._tell_systemd,
+            host_for=self._mps.host_for,
+            mps=self._mps.overview,
+            on_plan=self._mps.plan_accepted,
+        )
+
+    def _make_mps(self) -> MpsPart:
+        settings, simulation = self._settings, self._simulation
+        places = (
+            simulated_places(settings, simulation.directory) if simulation else places_of(settings)
+        )
+        return MpsPart(
+            settings.mps,
+            places,
+            self._driver,
+            self._events,
+            lambda reason: self._reconciler.nudge(reason),  # noqa: PLW0108 - there is none yet
+            throwaway=simulation is not None and simulation.throwaway,
         )
 
     def _make_driver(self) -> Driver:
@@ -234,13 +263,43 @@ class Agent:
             plan=self._plan_report,
             preview=self._preview,
             not_alive=self._hearts.overdue,
-            not_ready=lambda: not_ready(self._reconciler.state),
+            not_ready=lambda: not_ready(self._fresh()),
             events=self._events,
+            mps=self._mps_report,
+            restart_mps=self._restart_mps,
+            drain_mps=self._drain_mps,
         )
+
+    def _mps_report(self, device: str | None) -> dict[str, Any] | None:
+        state = self._reconciler.state
+        return mps_answer(
+            self._mps.overview().daemons,
+            node=state.node,
+            observed=state.observed,
+            observed_at=state.observed_at,
+            device=device,
+        )
+
+    async def _restart_mps(self, device: str, force: bool) -> dict[str, Any]:
+        await self._mps.restart(device, force=force)
+        return self._done_with(device, "restarted")
+
+    async def _drain_mps(self, device: str, seconds: float | None, force: bool) -> dict[str, Any]:
+        await self._mps.drain(device, seconds=seconds, force=force)
+        return self._done_with(device, "drained")
+
+    def _done_with(self, device: str, done: str) -> dict[str, Any]:
+        daemons = self._mps.overview().daemons
+        daemon = next((d for d in daemons if d.device == device), DaemonState(device, "Down"))
+        return done_json(daemon, done, self._reconciler.state.observed)
 
     def _status_report(self, gpu: str | None) -> dict[str, Any] | None:
         self._reconciler.look_if_older_than(_FRESH)
-        return status_json(self._reconciler.state, gpu=gpu)
+        return status_json(self._fresh(), gpu=gpu)
+
+    def _fresh(self) -> NodeState:
+        """The state with the daemons as they are at this moment."""
+        return replace(self._reconciler.state, mps=self._mps.overview().daemons)
 
     def _plan_report(self) -> dict[str, Any]:
         state = self._reconciler.state
@@ -251,7 +310,7 @@ class Agent:
         state = self._reconciler.state
         if state.observed_at is None:
             return None
-        return preview(text, configuration, state.observed, self._policy)
+        return preview(text, configuration, state.observed, self._policy, self._mps.host_for)
 
     # --- systemd and signals ------------------------------------------------------------------
 

@@ -21,35 +21,86 @@ class AgentUnreachable(NodeagentError):
 
 @dataclass(frozen=True, slots=True)
 class AgentAddress:
-    """Where the agent may be. The socket comes first: it needs no port and no guess."""
+    """Where the agent may be. The socket comes first: it needs no port and no guess. `port` 0:
+    only there.
+    """
 
     socket: Path | None
     host: str
     port: int
 
     def __str__(self) -> str:
-        tcp = f"{self.host}:{self.port}"
-        return f"{self.socket} or {tcp}" if self.socket else tcp
+        tcp = [f"{self.host}:{self.port}"] if self.port else []
+        return " or ".join([*([str(self.socket)] if self.socket else []), *tcp])
+
+
+class AgentRefused(NodeagentError):
+    """The agent answered, but not with what was asked for; `status` is HTTP's."""
+
+    def __init__(self, message: str, *, status: int, remedy: str = "") -> None:
+        super().__init__(message, remedy=remedy)
+        self.status = status
 
 
 def get(address: AgentAddress, path: str) -> Mapping[str, Any]:
-    """The JSON that the agent answers to GET; raises AgentUnreachable or NodeagentError."""
+    """The JSON that the agent answers to GET.
+
+    Raises AgentUnreachable, AgentRefused or NodeagentError.
+    """
     refusals: list[OSError] = []
     for connection in _connections(address):
         try:
-            return _ask(connection, path)
+            connection.request("GET", path, headers={"Accept": "application/json"})
+            return _answer(connection)
         except OSError as error:
             refusals.append(error)
         except http.client.HTTPException as error:
             raise NodeagentError(f"what answers at {address} is no nodeagent: {error!r}") from None
         finally:
             connection.close()
-    denied = next((error for error in refusals if isinstance(error, PermissionError)), None)
-    if denied is not None:
-        raise AgentUnreachable(
+    raise _unreachable(address, refusals)
+
+
+def post(
+    address: AgentAddress, path: str, body: Mapping[str, object], *, patience: float | None
+) -> Mapping[str, Any]:
+    """Have something changed, over the Unix socket alone; the agent's answer when it is done.
+
+    `patience` in seconds; None: however long it takes. Raises as `get` does.
+    """
+    if address.socket is None:
+        raise NodeagentError("changes go over the agent's Unix socket", remedy="give --run-dir")
+    connection = _SocketConnection(address.socket)
+    try:
+        try:
+            connection.connect()
+        except OSError as error:
+            raise _unreachable(AgentAddress(address.socket, "", 0), [error]) from None
+        connection.sock.settimeout(patience)
+        connection.request(
+            "POST", path, json.dumps(body), headers={"Content-Type": "application/json"}
+        )
+        return _answer(connection)
+    except TimeoutError:
+        raise NodeagentError(
+            f"the agent has not answered for {patience:g} s; it goes on with it",
+            remedy="see nodeagent mps status",
+        ) from None
+    except (OSError, http.client.HTTPException) as error:
+        raise NodeagentError(
+            f"the agent at {address.socket} went away before it answered ({error})",
+            remedy="see its log, and nodeagent mps status",
+        ) from None
+    finally:
+        connection.close()
+
+
+def _unreachable(address: AgentAddress, refusals: list[OSError]) -> AgentUnreachable:
+    if any(isinstance(error, PermissionError) for error in refusals):
+        return AgentUnreachable(
             f"{address.socket} may not be opened by this user", remedy="run this as root"
         )
-    raise AgentUnreachable(
+    return AgentUnreachable(
         f"no agent answers at {address} ({refusals[-1].strerror or refusals[-1]})",
         remedy="start one: systemctl start nodeagent, or nodeagent run",
     )
@@ -71,16 +122,21 @@ class _SocketConnection(http.client.HTTPConnection):
         self.sock.connect(str(self._path))
 
 
-def _ask(connection: http.client.HTTPConnection, path: str) -> Mapping[str, Any]:
-    connection.request("GET", path, headers={"Accept": "application/json"})
+def _answer(connection: http.client.HTTPConnection) -> Mapping[str, Any]:
     response = connection.getresponse()
     body = response.read()
-    if response.status != http.client.OK:
-        raise NodeagentError(f"the agent answered {response.status} {response.reason}")
     try:
         answer = json.loads(body)
     except ValueError:
         answer = None
+    if response.status != http.client.OK:
+        said = answer if isinstance(answer, dict) else {}
+        plain = f"the agent answered {response.status} {response.reason}"
+        raise AgentRefused(
+            str(said.get("error") or plain),
+            status=response.status,
+            remedy=str(said.get("remedy") or ""),
+        )
     if not isinstance(answer, dict):
         raise NodeagentError("what answers there is no nodeagent: its answer is not a JSON object")
     return answer

@@ -11,13 +11,13 @@ from dataclasses import dataclass, replace
 from nodeagent.cli import event_loop, exit_codes
 from nodeagent.cli.blockers import wait_for_blockers
 from nodeagent.cli.exit_codes import ExitCode
-from nodeagent.cli.node import opened, writing
+from nodeagent.cli.node import writing
 from nodeagent.cli.options import Options
 from nodeagent.cli.output import Output
 from nodeagent.cli.plan import SOURCE, read_or_report, rejection, report
 from nodeagent.cli.settings_in_force import InForce, in_force
+from nodeagent.cli.shared_node import Node, changing
 from nodeagent.execution.carrying_out import carry_out
-from nodeagent.gpu.driver import Driver
 from nodeagent.planning.desired import DesiredNode, PlanDocument
 from nodeagent.planning.observed import ObservedNode
 from nodeagent.planning.outcome import GpuOutcome, NodeOutcome, StepReport
@@ -54,15 +54,15 @@ async def _apply(
 ) -> _Applied | Rejection:
     deadline = asyncio.get_running_loop().time() + options.wait
     with _stopped_by_signals() as stop, writing(options, settings):
-        async with opened(options, settings) as driver:
-            observed = await driver.observe()
-            desired = resolve(document, observed)
+        async with changing(options, settings, document) as (node, host):
+            observed = await node.observe()
+            desired = resolve(document, observed, host)
             if isinstance(desired, Rejection):
                 return desired
-            rounds = _Rounds(driver, settings, desired, output, stop)
+            rounds = _Rounds(node, settings, desired, output, stop)
             await rounds.take(observed)
             while rounds.blocked and await wait_for_blockers(rounds.rest, deadline, stop):
-                await rounds.take(await driver.observe())
+                await rounds.take(await node.observe())
             return _Applied(rounds.outcome, rounds.rest, stopped=stop.is_set())
 
 
@@ -71,13 +71,13 @@ class _Rounds:
 
     def __init__(
         self,
-        driver: Driver,
+        node: Node,
         settings: InForce,
         desired: DesiredNode,
         output: Output,
         stop: asyncio.Event,
     ) -> None:
-        self._driver = driver
+        self._node = node
         self._settings = settings
         self._desired = desired
         self._output = output
@@ -118,7 +118,7 @@ class _Rounds:
 
         return await carry_out(
             now,
-            self._driver,
+            self._node,
             parallel=self._settings.parallel,
             policy=self._settings.policy,
             on_progress=progress,
@@ -161,7 +161,13 @@ def _stopped_by_signals() -> Iterator[asyncio.Event]:
 def _exit_code(applied: _Applied) -> ExitCode:
     if applied.rest.verdict is Verdict.APPLICABLE:  # a step failed, or it was told to stop
         return ExitCode.FAILED
-    unfinished = any(gpu.verdict is Verdict.APPLICABLE for gpu in applied.rest.gpus)
+    # A daemon that did not start is no step that is left: whoever supervises it goes on trying.
+    failed = {gpu.plan.before.key for gpu in applied.outcome.gpus if gpu.failed}
+    unfinished = any(
+        gpu.verdict is Verdict.APPLICABLE
+        or (gpu.verdict is Verdict.IN_SYNC and gpu.before.key in failed)
+        for gpu in applied.rest.gpus
+    )
     code = exit_codes.of_plan(applied.rest)
     return exit_codes.most_severe([code, ExitCode.FAILED]) if unfinished else code
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
-from nodeagent.cli import event_loop, gpu_preflight, host_preflight
+from nodeagent.cli import event_loop, gpu_preflight, host_preflight, mps_preflight
 from nodeagent.cli.exit_codes import ExitCode
 from nodeagent.cli.findings import Finding, Level, error, ok
 from nodeagent.cli.node import is_simulated, lock_file, observed_node
@@ -13,10 +13,15 @@ from nodeagent.cli.options import Options
 from nodeagent.cli.output import Output
 from nodeagent.cli.settings_in_force import InForce
 from nodeagent.errors import DriverError, UsageError
+from nodeagent.mps.accounts import accounts_for
+from nodeagent.mps.process import Programs
 from nodeagent.planning.desired import PlanDocument
+from nodeagent.planning.host import Host
 from nodeagent.planning.observed import ObservedNode
 from nodeagent.planning.resolve import Rejection, resolve
+from nodeagent.planning.shares import Account
 from nodeagent.settings import Settings, load_settings
+from nodeagent.simulation.mps.installation import directory_beside
 from nodeagent.terminal.check_page import check_page
 
 
@@ -58,9 +63,31 @@ def _look(options: Options) -> Iterator[Finding]:
     yield host_preflight.lock_finding(lock_file(options, settings.run.dir))
     finding, document = host_preflight.plan_finding(settings.plan.file, settings.plan.name)
     yield finding
+    accounts = {} if document is None else accounts_for(document, settings.mps.user)
     if document is not None and isinstance(observed, ObservedNode):
-        yield _fit(document, observed)
+        yield _fit(document, observed, Host(settings.mps.user, accounts))
+    yield from _of_mps(options, settings, document, accounts)
     yield from host_preflight.owner_findings()
+
+
+def _of_mps(
+    options: Options,
+    settings: Settings,
+    document: PlanDocument | None,
+    accounts: Mapping[str, Account],
+) -> Iterator[Finding]:
+    """A simulated node brings its own programs, so the machine's do not matter there."""
+    users = mps_preflight.users_of(document, settings.mps.user)
+    run_dir = settings.run.dir
+    if not is_simulated(options):
+        mps = settings.mps
+        programs = Programs(mps.control, mps.path, mps.library_path or "")
+        yield from mps_preflight.mps_findings(programs, run_dir, users=users)
+    elif options.state is not None and options.run_dir is None:
+        run_dir = directory_beside(options.state) / "run"
+    if is_simulated(options) and users:
+        yield mps_preflight.path_finding(run_dir, wanted=True)
+    yield from mps_preflight.user_findings(accounts, users, run_dir)
 
 
 def _of_the_cards(
@@ -98,9 +125,9 @@ def _observe(options: Options, settings: Settings) -> ObservedNode | DriverError
         return failure
 
 
-def _fit(document: PlanDocument, observed: ObservedNode) -> Finding:
+def _fit(document: PlanDocument, observed: ObservedNode, host: Host) -> Finding:
     """Whether the plan names only what the node has, and asks only for what can be."""
-    resolved = resolve(document, observed)
+    resolved = resolve(document, observed, host)
     if isinstance(resolved, Rejection):
         first = resolved.problems[0]
         return error("plan on this node", f"{first.path}: {first.message}", first.remedy)

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from nodeagent.cli import event_loop
 from nodeagent.cli.exit_codes import ExitCode
-from nodeagent.cli.node import observed_node
 from nodeagent.cli.options import Options
 from nodeagent.cli.output import Output, complain
 from nodeagent.cli.settings_in_force import in_force
+from nodeagent.cli.shared_node import looking_at
 from nodeagent.documents import writing
 from nodeagent.planning.observed import Access, ObservedNode
 
 
 def run(options: Options, output: Output) -> ExitCode:
     """Write the document in YAML, or as JSON; fails when a GPU had to be left out."""
-    observed = event_loop.run(observed_node(options, in_force(options)))
+    observed = event_loop.run(_observed(options))
     _write(observed, output, mig_parted=options.export_format == "mig-parted")
     silent = [gpu for gpu in observed.gpus if gpu.access is not Access.OK]
     for gpu in silent[:1]:
@@ -24,6 +24,11 @@ def run(options: Options, output: Output) -> ExitCode:
             "applied elsewhere, the document leaves that GPU as it is",
         )
     return ExitCode.FAILED if silent else ExitCode.DONE
+
+
+async def _observed(options: Options) -> ObservedNode:
+    async with looking_at(options, in_force(options), None) as (node, _):
+        return await node.observe()
 
 
 def _write(observed: ObservedNode, output: Output, *, mig_parted: bool) -> None:

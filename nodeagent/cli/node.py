@@ -24,17 +24,22 @@ def is_simulated(options: Options) -> bool:
     return options.simulate is not None or options.state is not None
 
 
+def make_driver(options: Options, settings: InForce) -> Driver:
+    """The driver, real or simulated, to be entered."""
+    simulated = is_simulated(options)
+    return Driver(
+        observe_deadline=settings.observe_deadline,
+        step_deadline=settings.step_deadline,
+        usage=None if simulated else UsageProbe(),
+        nvidia_smi=SIMULATED_SMI if simulated else settings.nvidia_smi,
+    )
+
+
 @asynccontextmanager
 async def opened(options: Options, settings: InForce) -> AsyncIterator[Driver]:
     """The driver, real or simulated; raises DriverUnavailable or UsageError."""
-    simulated = is_simulated(options)
     with simulation(options, shared=settings.reset != "never"):
-        async with Driver(
-            observe_deadline=settings.observe_deadline,
-            step_deadline=settings.step_deadline,
-            usage=None if simulated else UsageProbe(),
-            nvidia_smi=SIMULATED_SMI if simulated else settings.nvidia_smi,
-        ) as driver:
+        async with make_driver(options, settings) as driver:
             yield driver
 
 

@@ -23,6 +23,7 @@ class Options(argparse.Namespace):
     watch: bool
     subject: str
     simulation: str
+    mps: str
     device: str
     pid: int | None
     process_command: str
@@ -44,3 +45,13 @@ class Options(argparse.Namespace):
     state_dir: Path | None
     drift: str | None
     resync: float | None
+    force: bool
+    timeout: float | None
+    env: Path | None
+    slot: str | None
+    on_device: str | None
+    allocate: int | None
+    uid: int | None
+    seconds: float | None
+    knob: str | None
+    value: str | None

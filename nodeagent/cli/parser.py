@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import NoReturn
 
 from nodeagent import __version__
+from nodeagent.cli.mps_parser import MPS_COMMANDS, add_mps_options
 from nodeagent.cli.options import Options
 from nodeagent.cli.simulate_parser import SIMULATIONS, add_simulation_options
 from nodeagent.cli.values import positive, seconds
@@ -21,9 +22,10 @@ COMMANDS = {
     "export": "write the node as it is, as a document",
     "profiles": "what each GPU offers and how many more fit now",
     "status": "the running agent's picture of the node",
+    "mps": "the MPS daemons of the running agent: show, restart, drain them",
     "check": "preflight: what would keep the agent from working, with a remedy for each",
     "schema": "JSON Schema of the plan or of the settings",
-    "simulate": "boards that can be simulated; processes, faults and reboots of a simulated node",
+    "simulate": "boards that can be simulated; processes, MPS clients, faults, reboots of a node",
 }
 
 _EPILOG = (
@@ -44,11 +46,16 @@ def parse(argv: list[str] | None) -> Options:
     """Read the command line; raises UsageError, or SystemExit after --help and --version."""
     options = build_parser().parse_args(argv, namespace=Options())
     if options.command == "simulate" and options.simulation is None:
-        raise UsageError(
-            f"simulate needs one of: {', '.join(SIMULATIONS)}",
-            remedy="see nodeagent simulate --help",
-        )
+        raise _one_of("simulate", SIMULATIONS)
+    if options.command == "mps" and options.mps is None:
+        raise _one_of("mps", MPS_COMMANDS)
     return options
+
+
+def _one_of(command: str, names: Iterable[str]) -> UsageError:
+    return UsageError(
+        f"{command} needs one of: {', '.join(names)}", remedy=f"see nodeagent {command} --help"
+    )
 
 
 def build_parser() -> Parser:
@@ -197,6 +204,20 @@ def _status(parser: argparse.ArgumentParser) -> None:
     _add_directory_options(parser, "run")
 
 
+def _mps(parser: argparse.ArgumentParser) -> None:
+    kinds = parser.add_subparsers(dest="mps", metavar="WHAT")
+    for name, summary in MPS_COMMANDS.items():
+        kind = kinds.add_parser(
+            name, help=summary, description=_sentence(summary), allow_abbrev=False
+        )
+        _add_global_options(kind, top=False)
+        add_mps_options(name, kind)
+        _add_settings_option(kind)
+        if name in ("status", "clients"):
+            _add_listen_option(kind)
+        _add_directory_options(kind, "run")
+
+
 def _check(parser: argparse.ArgumentParser) -> None:
     _add_settings_option(parser)
     _add_plan_option(parser)
@@ -279,6 +300,7 @@ _ADD_OPTIONS: dict[str, Callable[[argparse.ArgumentParser], None]] = {
     "export": _export,
     "profiles": _profiles,
     "status": _status,
+    "mps": _mps,
     "check": _check,
     "schema": _schema,
     "simulate": _simulate,

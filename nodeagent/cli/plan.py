@@ -5,10 +5,10 @@ from __future__ import annotations
 from nodeagent.cli import event_loop, exit_codes
 from nodeagent.cli.document_source import LARGEST, configuration_in, read_content
 from nodeagent.cli.exit_codes import ExitCode
-from nodeagent.cli.node import opened
 from nodeagent.cli.options import Options
 from nodeagent.cli.output import Output, complain_about
 from nodeagent.cli.settings_in_force import InForce, in_force
+from nodeagent.cli.shared_node import looking_at
 from nodeagent.errors import DocumentError
 from nodeagent.planning.desired import PlanDocument
 from nodeagent.planning.plan import NodePlan, Verdict
@@ -28,9 +28,9 @@ def run(options: Options, output: Output) -> ExitCode:
 
 async def planned(options: Options, settings: InForce, document: PlanDocument) -> NodePlan:
     """The plan for the node as it is now; for a rejected document one without GPUs."""
-    async with opened(options, settings) as driver:
-        observed = await driver.observe()
-    desired = resolve(document, observed)
+    async with looking_at(options, settings, document) as (node, host):
+        observed = await node.observe()
+    desired = resolve(document, observed, host)
     if isinstance(desired, Rejection):
         return rejection(desired, document)
     return plan(desired, observed, settings.policy)

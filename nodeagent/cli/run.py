@@ -11,17 +11,29 @@ from nodeagent.cli.exit_codes import ExitCode
 from nodeagent.cli.node import SIMULATED_SMI, is_simulated, simulation
 from nodeagent.cli.options import Options
 from nodeagent.cli.output import Output
+from nodeagent.cli.shared_node import simulated_directory
 from nodeagent.settings import Settings, load_settings
 
 
 def run(options: Options, _: Output) -> ExitCode:
     """Run it until a signal; what it does is in its log, on standard error."""
     settings = load_settings(options.settings, os.environ, _flags(options))
-    with simulation(options, shared=settings.reset != "never") as state:
-        simulated = service.Simulation(state, SIMULATED_SMI) if is_simulated(options) else None
-        if simulated or (sys.stderr is not None and sys.stderr.isatty()):
+    if not is_simulated(options):
+        if sys.stderr is not None and sys.stderr.isatty():
             _say_where_to_look(options, settings)
-        service.run(settings, simulation=simulated)
+        service.run(settings)
+        return ExitCode.DONE
+    with (
+        simulation(options, shared=True) as state,
+        simulated_directory(options.state) as directory,
+    ):
+        _say_where_to_look(options, settings)
+        service.run(
+            settings,
+            simulation=service.Simulation(
+                state, SIMULATED_SMI, directory, throwaway=options.state is None
+            ),
+        )
     return ExitCode.DONE
 
 

@@ -28,10 +28,14 @@ class InForce:
     reset: str = "never"
     run_dir: Path = Path("/run/nodeagent")
     nvidia_smi: tuple[str, ...] = ("nvidia-smi",)
+    compute_mode: str = "exclusive"  # of devices with MPS
 
     @property
     def policy(self) -> Policy:
-        return Policy(reset_when_idle=self.reset == "whenIdle")
+        return Policy(
+            reset_when_idle=self.reset == "whenIdle",
+            exclusive_mps=self.compute_mode == "exclusive",
+        )
 
 
 def in_force(options: Options, environment: Mapping[str, str] | None = None) -> InForce:
@@ -61,4 +65,5 @@ def _read(variables: Mapping[str, str]) -> InForce:
         reset=settings.reset,
         run_dir=settings.run.dir,
         nvidia_smi=settings.nvidia_smi,
+        compute_mode=settings.mps.compute_mode,
     )

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import difflib
 import fnmatch
-import re
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 from nodeagent.cli.exit_codes import ExitCode
 from nodeagent.cli.options import Options
 from nodeagent.cli.output import Output
+from nodeagent.cli.simulated_node import device_on, simulated_node
 from nodeagent.errors import UsageError
-from nodeagent.simulation import SimulatedNode, known_boards, open_node
+from nodeagent.simulation import known_boards
 from nodeagent.terminal.page import line
 
 
@@ -28,32 +26,20 @@ def run(options: Options, output: Output) -> ExitCode:
         case "fault":
             _fault(options, output)
         case "reboot":
-            with _node(options) as node:
+            with simulated_node(options) as node:
                 node.reboot()
             _say(output, "the simulated node was rebooted", rebooted=True)
+        case "client":
+            from nodeagent.cli.simulate_client import run_client
+
+            run_client(options, output)
+        case "mps":
+            from nodeagent.cli.simulate_mps import turn_knob
+
+            turn_knob(options, output)
         case _:
             raise UsageError(f"there is no simulate {options.simulation}")
     return ExitCode.DONE
-
-
-@contextmanager
-def _node(options: Options) -> Iterator[SimulatedNode]:
-    """The node in the state file; a new one where --simulate names its boards."""
-    state = options.state
-    if state is None:
-        raise UsageError(
-            "a simulated node that ends with this command is of no use",
-            remedy="name the node's state file with --state FILE",
-        )
-    if options.simulate is None and not state.exists():
-        raise UsageError(
-            f"the state file {state} does not exist", remedy="--simulate BOARDS would make it"
-        )
-    node = open_node(options.simulate, state=state)
-    try:
-        yield node
-    finally:
-        node.close()
 
 
 def _boards(output: Output) -> None:
@@ -86,8 +72,8 @@ def _boards(output: Output) -> None:
 
 
 def _occupy(options: Options, output: Output) -> None:
-    with _node(options) as node:
-        device = _device(options.device, node)
+    with simulated_node(options) as node:
+        device = device_on(options.device, node)
         process = node.occupy(
             device,
             options.pid,
@@ -105,25 +91,12 @@ def _occupy(options: Options, output: Output) -> None:
 
 
 def _release(options: Options, output: Output) -> None:
-    with _node(options) as node:
-        gone = node.release(_device(options.device, node) if options.device else None, options.pid)
+    with simulated_node(options) as node:
+        gone = node.release(
+            device_on(options.device, node) if options.device else None, options.pid
+        )
     where = f" from {options.device}" if options.device else ""
     _say(output, f"processes taken away{where}: {gone}", released=gone)
-
-
-def _device(named: str, node: SimulatedNode) -> str:
-    """The device as the simulator knows it; `0:4` is what lies on slice 4 of GPU 0."""
-    slot = re.fullmatch(r"(\d+):(\d+)", named)
-    if slot is None:
-        return named
-    gpu, start = int(slot[1]), int(slot[2])
-    for instance, compute in node.card(gpu).mig_devices():
-        if instance.start <= start < instance.start + instance.size:
-            return f"{gpu}/{instance.id}/{compute.id}"
-    raise UsageError(
-        f"no MIG device lies on slice {start} of GPU {gpu}",
-        remedy="nodeagent export with the same --state shows what there is",
-    )
 
 
 def _fault(options: Options, output: Output) -> None:
@@ -133,11 +106,11 @@ def _fault(options: Options, output: Output) -> None:
             remedy="give them one after the other, in commands of their own",
         )
     if options.clear:
-        with _node(options) as node:
+        with simulated_node(options) as node:
             node.clear_faults()
         _say(output, "no faults are left", cleared=True)
     elif options.lost is not None:
-        with _node(options) as node:
+        with simulated_node(options) as node:
             node.lose(options.lost)
         _say(output, f"GPU {options.lost} is lost until a reset or reboot", lost=options.lost)
     else:
@@ -150,7 +123,7 @@ def _inject(options: Options, output: Output) -> None:
             "no function given", remedy="for example: nodeagent simulate fault 'nvml*' IN_USE"
         )
     _check_function(options.function)
-    with _node(options) as node:
+    with simulated_node(options) as node:
         fault = node.inject(
             options.function,
             error=options.code or 0,

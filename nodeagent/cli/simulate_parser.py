@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
+from pathlib import Path
 
 from nodeagent.cli.values import index, positive, seconds, size
 
@@ -11,6 +12,8 @@ SIMULATIONS = {
     "boards": "list the boards that --simulate knows",
     "occupy": "put a process on a simulated device",
     "release": "take it away again",
+    "client": "run a simulated CUDA program under a simulated node's MPS",
+    "mps": "let something go wrong with the simulated node's MPS daemons and servers",
     "fault": "make a driver function fail, hang or slow down, or a GPU fall off the bus",
     "reboot": "do to the simulated node what a reboot does",
 }
@@ -87,6 +90,57 @@ def _fault(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--clear", action="store_true", help="take all faults away")
 
 
+def _client(parser: argparse.ArgumentParser) -> None:
+    whose = parser.add_mutually_exclusive_group(required=True)
+    whose.add_argument(
+        "--slot",
+        metavar="DEVICE/SLOT",
+        help="with the environment that the agent published for it, such as 1/small-0",
+    )
+    whose.add_argument(
+        "--env", metavar="FILE", type=Path, help="with the environment in an env file"
+    )
+    whose.add_argument(
+        "--device",
+        metavar="DEVICE",
+        dest="on_device",
+        help="as a client without a share, that knows only the daemon's pipe directory",
+    )
+    parser.add_argument(
+        "--allocate", metavar="SIZE", type=size, help="how much memory it takes, such as 2Gi"
+    )
+    parser.add_argument(
+        "--uid", metavar="N", type=index, help="as this user (default: the daemon's)"
+    )
+    parser.add_argument(
+        "--seconds", metavar="N", type=seconds, help="how long it stays (default: until Ctrl-C)"
+    )
+    _add_run_dir(parser)
+
+
+def _mps(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "knob", nargs="?", metavar="KNOB", help="what goes wrong; without one, all are listed"
+    )
+    parser.add_argument("value", nargs="?", metavar="VALUE", help="for the knobs that take one")
+    parser.add_argument(
+        "--device", metavar="DEVICE", dest="on_device", help="only of this device (default: all)"
+    )
+    parser.add_argument(
+        "--clear", action="store_true", help="turn this knob back, or without one, all"
+    )
+    _add_run_dir(parser)
+
+
+def _add_run_dir(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--run-dir",
+        metavar="DIR",
+        type=Path,
+        help="the agent's run.dir, if it was given one (default: beside the state file)",
+    )
+
+
 def _reboot(parser: argparse.ArgumentParser) -> None:
     """Takes the options of every command alone."""
 
@@ -95,6 +149,8 @@ _ADD_OPTIONS: dict[str, Callable[[argparse.ArgumentParser], None]] = {
     "boards": _boards,
     "occupy": _occupy,
     "release": _release,
+    "client": _client,
+    "mps": _mps,
     "fault": _fault,
     "reboot": _reboot,
 }

@@ -35,13 +35,14 @@ def run(options: Options, output: Output) -> ExitCode:
 
 def agent_address(options: Options) -> AgentAddress:
     """Where the settings say that the agent listens; only there when --listen says it."""
+    given = getattr(options, "listen", None)
     flags = {
-        "api.listen": options.listen,
+        "api.listen": given,
         "run.dir": str(options.run_dir) if options.run_dir else None,
     }
     settings = load_settings(options.settings, os.environ, flags)
     listen = settings.api.listen
-    socket = None if options.listen else settings.run.dir / SOCKET
+    socket = None if given else settings.run.dir / SOCKET
     return AgentAddress(socket, listen.host or "127.0.0.1", listen.port)
 
 

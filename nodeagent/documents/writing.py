@@ -13,26 +13,36 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from nodeagent.documents.scalars import resolve
+from nodeagent.documents.writing_sharing import device_data, shared_data
 from nodeagent.planning.observed import Access, Gpu, ObservedNode
 
 _PLAIN = re.compile(r"[A-Za-z0-9][A-Za-z0-9.+-]*")
 
 
 def plan_document(observed: ObservedNode) -> str:
-    """A plan in YAML: every MIG device at its place, for all GPUs that have MIG."""
+    """A plan in YAML: every MIG device at its place, and MPS and time slices, for all GPUs that
+    have MIG or are shared.
+    """
     lines = [*_comments(export_notes(observed)), "version: v1"]
     entries = plan_data(observed)["gpus"]
     lines += ["gpus:"] if entries else ["gpus: []"]
     for entry in entries:
         lines.append(f"  - devices: {_flow(entry['devices'])}")
-        if isinstance(entry["mig"], str):
-            lines.append(f"    mig: {entry['mig']}")
-        elif entry["mig"]:
-            lines.append("    mig:")
-            lines += [f"      - {_flow(item)}" for item in entry["mig"]]
-        else:
-            lines.append("    mig: []  # MIG mode on, no instances")
+        lines += [f"    {line}" for line in _mig_lines(entry)]
+        lines += [f"    {key}: {_flow(entry[key])}" for key in ("mps", "timeSlice") if key in entry]
     return "\n".join(lines) + "\n"
+
+
+def _mig_lines(entry: dict[str, Any]) -> list[str]:
+    match entry.get("mig"):
+        case None:
+            return []
+        case str() as word:
+            return [f"mig: {word}"]
+        case []:
+            return ["mig: []  # MIG mode on, no instances"]
+        case items:
+            return ["mig:", *(f"  - {_flow(item)}" for item in items)]
 
 
 def mig_parted_document(observed: ObservedNode, label: str = "current") -> str:
@@ -51,18 +61,29 @@ def mig_parted_document(observed: ObservedNode, label: str = "current") -> str:
 
 def plan_data(observed: ObservedNode) -> dict[str, Any]:
     """The plan of `plan_document` as data. GPUs with the same picture share an entry."""
-    layouts: list[tuple[list[int], str | list[dict[str, Any]]]] = []
+    pictures: list[tuple[list[int], dict[str, Any]]] = []
     for gpu in _answering(observed):
-        if gpu.mig is None:
+        picture = _picture(gpu)
+        if not picture:
             continue
-        layout = _layout(gpu) if gpu.mig.current else "disabled"
-        same = next((indices for indices, known in layouts if known == layout), None)
+        same = next((indices for indices, known in pictures if known == picture), None)
         if same is None:
-            layouts.append(([gpu.index], layout))
+            pictures.append(([gpu.index], picture))
         else:
             same.append(gpu.index)
-    entries = [{"devices": indices, "mig": layout} for indices, layout in layouts]
-    return {"version": "v1", "gpus": entries}
+    return {
+        "version": "v1",
+        "gpus": [{"devices": indices, **picture} for indices, picture in pictures],
+    }
+
+
+def _picture(gpu: Gpu) -> dict[str, Any]:
+    """How the GPU is split and shared; empty when it has no MIG and is not shared."""
+    if gpu.mig is None:
+        return shared_data(gpu)
+    if gpu.mig.current:
+        return {"mig": _layout(gpu)}
+    return {"mig": "disabled", **shared_data(gpu)}
 
 
 def mig_parted_data(observed: ObservedNode, label: str = "current") -> dict[str, Any]:
@@ -138,16 +159,25 @@ def _counts(gpu: Gpu) -> dict[str, int]:
 
 def _layout(gpu: Gpu) -> list[dict[str, Any]]:
     """The long form: each profile with its start, equal ones (parts of one instance) counted."""
-    devices = Counter(
-        (instance.placement.start, device.profile)
-        for instance in gpu.instances
-        for device in instance.compute
-    )
-    layout = []
-    for (start, profile), count in sorted(devices.items()):
-        item: dict[str, Any] = {"profile": profile, "start": start}
-        layout.append(item if count == 1 else {**item, "count": count})
-    return layout
+    items: list[tuple[dict[str, Any], int]] = []
+    for instance in sorted(gpu.instances, key=lambda i: i.placement.start):
+        for device in sorted(instance.compute, key=lambda c: c.profile):
+            item = {"profile": device.profile, "start": instance.placement.start}
+            item |= device_data(gpu, instance, device)
+            same = next((n for n, (known, _) in enumerate(items) if known == item), None)
+            if same is None:
+                items.append((item, 1))
+            else:
+                items[same] = (item, items[same][1] + 1)
+    return [_counted(item, count) for item, count in items]
+
+
+def _counted(item: dict[str, Any], count: int) -> dict[str, Any]:
+    """The count stands before what is longer."""
+    if count == 1:
+        return item
+    mps = {key: item[key] for key in ("mps",) if key in item}
+    return {"profile": item["profile"], "start": item["start"], "count": count, **mps}
 
 
 # --- YAML -------------------------------------------------------------------------------------

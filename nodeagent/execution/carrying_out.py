@@ -2,9 +2,10 @@
 
 What holds here, whatever happens: the first step that fails ends that GPU's steps, and its earlier
 layout becomes the goal, reached by the same planner and therefore without touching anything in
-use. A step that has begun is always finished, also when the caller is cancelled, because a driver
-call cannot be taken back half-way. Nothing is called done that was not read back. No GPU's
-failure, hang or loss reaches another GPU.
+use. Only what shares a finished device (a daemon, a compute mode, a time slice) may fail alone:
+the layout is right then, and the other devices go on. A step that has begun is always finished,
+also when the caller is cancelled, because a driver call cannot be taken back half-way. Nothing is
+called done that was not read back. No GPU's failure, hang or loss reaches another GPU.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from nodeagent.errors import DriverError, GpuInUse, GpuLost
+from nodeagent.execution.made_devices import MadeDevices
 from nodeagent.execution.setbacks import (
     not_as_planned,
     not_restored,
@@ -31,9 +33,19 @@ from nodeagent.planning.plan import GpuPlan, NodePlan, Policy, Verdict
 from nodeagent.planning.planner import layout_of
 from nodeagent.planning.planner import plan as plan_node
 from nodeagent.planning.problems import Problem
-from nodeagent.planning.steps import ResetGpu, SetMigMode, Step
+from nodeagent.planning.steps import (
+    ResetGpu,
+    SetComputeMode,
+    SetMigMode,
+    SetTimeSlice,
+    StartMps,
+    Step,
+)
 
 _DEFAULT_POLICY = Policy()
+
+# A daemon that does not end is not among them: what follows would take its device away.
+_SHARING = (StartMps, SetComputeMode, SetTimeSlice)
 
 
 class StepDriver(Protocol):
@@ -83,10 +95,13 @@ class _Course:
     """How a list of steps went.
 
     `failure`: why it ended early; `left`: it was left because of a stop; `pending`: it cannot go
-    on before the GPU is reset.
+    on before the GPU is reset. `alone` are failures that did not end it. `made` tells the MIG
+    devices that its steps made.
     """
 
+    made: MadeDevices
     reports: list[StepReport] = field(default_factory=list)
+    alone: list[Problem] = field(default_factory=list)
     failure: Problem | None = None
     pending: Problem | None = None
     left: bool = False
@@ -104,7 +119,7 @@ class _GpuRun:
 
     async def carry_out(self) -> GpuOutcome:
         """Take the steps; go back if one fails; read back the end."""
-        course = await self._take_all(self.plan.steps)
+        course = await self._take_all(self.plan.steps, self.plan.before)
         if course.failure:
             return await self._turn_back(course, course.failure)
         seen = await self._observe()
@@ -112,13 +127,13 @@ class _GpuRun:
         if course.pending:
             found.append(course.pending)
         elif not course.left:
-            found += self._check_end(seen)
+            found += course.alone or self._check_end(seen)
         return GpuOutcome(self.plan, tuple(course.reports), seen, _new(self.plan.problems, found))
 
     # --- steps ------------------------------------------------------------------------------
 
-    async def _take_all(self, steps: Sequence[Step]) -> _Course:
-        course = _Course()
+    async def _take_all(self, steps: Sequence[Step], before: Gpu) -> _Course:
+        course = _Course(MadeDevices(before))
         mode_reached = False
         for position, step in enumerate(steps):
             if self.stop.is_set():
@@ -127,6 +142,11 @@ class _GpuRun:
                 break
             if isinstance(step, ResetGpu) and mode_reached:
                 self._skip(course, [step], "not needed: the MIG mode changed at once")
+                continue
+            if isinstance(step, StartMps | SetComputeMode) and not step.device:
+                step = await self._of_made_device(course, step)  # noqa: PLW2901 - named at last
+            if isinstance(step, StartMps) and course.made.is_unfit(step):
+                self._skip(course, [step], "not begun: the compute mode that it needs is not set")
                 continue
             await self._take(course, step)
             rest = steps[position + 1 :]
@@ -155,8 +175,21 @@ class _GpuRun:
         )
         if cancelled:
             raise asyncio.CancelledError
-        if error:
+        if error is None:
+            course.made.note(step)
+        elif isinstance(step, _SHARING) and not isinstance(error, GpuLost):
+            course.alone.append(await self._why(step, error))
+            course.made.note_failure(step)
+        else:
             course.failure = await self._why(step, error)
+
+    async def _of_made_device(
+        self, course: _Course, step: StartMps | SetComputeMode
+    ) -> StartMps | SetComputeMode:
+        """The step with the UUID of the device that it is for, which was made since."""
+        if course.made.seen is None:
+            course.made.seen = await self._observe()
+        return course.made.named(step)
 
     def _skip(self, course: _Course, steps: Sequence[Step], why: str) -> None:
         for step in steps:
@@ -191,9 +224,10 @@ class _GpuRun:
         """Plan once more, to see whether the GPU is what it was to become."""
         if seen.access is not Access.OK:
             return [unreachable(seen)]
-        if self._plan_for(layout_of(self.plan.after), seen).verdict is Verdict.IN_SYNC:
+        rest = self._plan_for(layout_of(self.plan.after), seen)
+        if rest.verdict is Verdict.IN_SYNC:
             return []
-        return [not_as_planned(seen, self.plan.after)]
+        return [not_as_planned(seen, self.plan.after, rest.steps)]
 
     async def _why(self, step: Step, error: BaseException) -> Problem:
         seen = await self._observe() if isinstance(error, GpuInUse) else self.plan.before
@@ -202,15 +236,15 @@ class _GpuRun:
     async def _turn_back(self, course: _Course, failure: Problem) -> GpuOutcome:
         """Make the earlier layout the goal, and say what is so in the end."""
         earlier = layout_of(self.plan.before)
-        way_back = _Course()
         seen = await self._observe()
+        way_back = _Course(MadeDevices(seen))
         if seen.access is Access.OK and not self.stop.is_set():
             steps = self._plan_for(earlier, seen).steps
             way_back = await self._take_all(
-                [replace(step, reason="restores the earlier layout") for step in steps]
+                [replace(step, reason="restores the earlier layout") for step in steps], seen
             )
             seen = await self._observe() if steps else seen
-        found = [failure]
+        found = [*course.alone, failure, *way_back.alone]
         if not self._is_back(earlier, seen):
             found.append(not_restored(self.plan.before, seen, way_back.failure or way_back.pending))
         reports = tuple(undone_if_gone(report, self.plan.before, seen) for report in course.reports)
@@ -220,6 +254,7 @@ class _GpuRun:
             seen,
             _new(self.plan.problems, found),
             tuple(way_back.reports),
+            turned_back=True,
         )
 
     def _is_back(self, earlier: DesiredGpu, seen: Gpu) -> bool:

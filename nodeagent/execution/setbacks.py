@@ -5,21 +5,27 @@ Everything is judged by what was observed afterwards, not by what a call returne
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import assert_never
 
 from nodeagent.errors import GpuInUse, GpuLost, NodeagentError
-from nodeagent.planning.observed import Access, Gpu, Placement
+from nodeagent.planning.observed import Access, ComputeInstance, Gpu, Placement
 from nodeagent.planning.outcome import StepReport, StepResult
 from nodeagent.planning.problems import Code, Problem
+from nodeagent.planning.shares import WantedMps
 from nodeagent.planning.steps import (
     CreateComputeInstance,
     CreateGpuInstance,
     DestroyComputeInstance,
     DestroyGpuInstance,
     ResetGpu,
+    SetComputeMode,
     SetMigMode,
+    SetTimeSlice,
+    StartMps,
     Step,
+    StopMps,
 )
 from nodeagent.reports.words import gpu_words, layout_words, step_words, user_words
 
@@ -38,11 +44,12 @@ def step_failed(step: Step, error: BaseException, seen: Gpu) -> Problem:
     what = f"{gpu_words(seen)}: could not {step_words(step)}"
     remedy = error.remedy if isinstance(error, NodeagentError) else ""
     if isinstance(error, GpuInUse):
-        users = user_words(seen, _instance_of(step))
+        users = user_words(seen, _instance_of(step, seen))
         who = f"in use by {users}" if users else sentence(error)
         remedy = remedy or "end what uses it, or wait for it"
         return Problem(Code.IN_USE, f"{what}: {who}", remedy, seen.uuid)
-    code = Code.GPU_LOST if isinstance(error, GpuLost) else Code.STEP_FAILED
+    code = Code.MPS if isinstance(step, StartMps | StopMps) else Code.STEP_FAILED
+    code = Code.GPU_LOST if isinstance(error, GpuLost) else code
     return Problem(code, f"{what}: {sentence(error)}", remedy, seen.uuid)
 
 
@@ -63,9 +70,17 @@ def reset_required(seen: Gpu, *, enabled: bool) -> Problem:
     )
 
 
-def not_as_planned(seen: Gpu, planned: Gpu | None = None) -> Problem:
-    """Every step succeeded, and the GPU is something else nevertheless."""
-    instead = f" instead of {layout_words(planned)}" if planned else ", which is not as planned"
+def not_as_planned(seen: Gpu, planned: Gpu | None = None, missing: Sequence[Step] = ()) -> Problem:
+    """Every step succeeded, and the GPU is something else nevertheless; `missing` are the steps
+    that it would take now.
+    """
+    if planned is None:
+        instead = ", which is not as planned"
+    elif layout_words(planned) != layout_words(seen):
+        instead = f" instead of {layout_words(planned)}"
+    else:
+        again = "; ".join(map(step_words, missing)) or "what it was to be"
+        instead = f", and still it would take: {again}"
     return Problem(
         Code.STEP_FAILED,
         f"the driver reported every step as done, but {gpu_words(seen)} now has "
@@ -107,8 +122,38 @@ def _is_taken_back(step: Step, before: Gpu, seen: Gpu) -> bool:
         case CreateGpuInstance() | CreateComputeInstance():
             now = _devices_at(seen, step.placement)
             return step.profile not in now or now == _devices_at(before, step.placement)
+        case StopMps():
+            return _daemon_of(seen, step) is not None
+        case StartMps(wanted=wanted):
+            return _daemon_of(seen, step) != wanted
+        case SetComputeMode(mode=mode):
+            return all(device.compute_mode is not mode for device in _devices_of(seen, step))
+        case SetTimeSlice(time_slice=time_slice):
+            return seen.time_slice is not time_slice
         case _:
             assert_never(step)
+
+
+def _daemon_of(gpu: Gpu, step: StopMps | StartMps) -> WantedMps | None:
+    """What the daemon of the step's device is now, or of a device made in its place."""
+    return next((d.mps.runs for d in _devices_of(gpu, step) if d.mps), None)
+
+
+def _devices_of(
+    gpu: Gpu, step: StopMps | StartMps | SetComputeMode
+) -> tuple[Gpu | ComputeInstance, ...]:
+    """The device itself if it is still there, else all of its kind at its place."""
+    if step.placement is None:
+        return (gpu,)
+    devices = tuple(
+        device
+        for instance in gpu.instances
+        if instance.placement == step.placement
+        for device in instance.compute
+        if device.profile == step.profile
+    )
+    itself = tuple(device for device in devices if device.uuid == step.device)
+    return itself or devices
 
 
 def _devices_at(gpu: Gpu, placement: Placement) -> list[str]:
@@ -121,9 +166,12 @@ def _devices_at(gpu: Gpu, placement: Placement) -> list[str]:
     ]
 
 
-def _instance_of(step: Step) -> int | None:
+def _instance_of(step: Step, seen: Gpu) -> int | None:
     match step:
         case DestroyGpuInstance(instance=instance) | DestroyComputeInstance(instance=instance):
             return instance
+        case StopMps(device=device):
+            places = ((i.id, c.uuid) for i in seen.instances for c in i.compute)
+            return next((instance for instance, uuid in places if uuid == device), None)
         case _:
             return None

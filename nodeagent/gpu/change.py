@@ -1,4 +1,4 @@
-"""What every change to a GPU has in common: its bounds, and finding the instance it means."""
+"""What every change to a GPU has in common: its bounds, and finding what it means."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 from nodeagent.errors import DeadlineExceeded, DriverError
 from nodeagent.gpu.card import Card
-from nodeagent.gpu.nvml_errors import NOT_FOUND
-from nodeagent.gpu.nvml_types import GpuInstanceHandle
+from nodeagent.gpu.nvml_errors import INVALID_ARGUMENT, NOT_FOUND
+from nodeagent.gpu.nvml_types import Device, GpuInstanceHandle
 from nodeagent.gpu.usage import UsageReading
 from nodeagent.planning.observed import GpuInstanceProfile, Placement
 from nodeagent.planning.profiles import ProfileName
@@ -69,6 +69,16 @@ def find_instance(
             f"{now} at {info.placement}"
         )
     return handle, profile
+
+
+def mig_device(card: Card, uuid: str) -> Device:
+    """The MIG device of that UUID, which must be there still."""
+    try:
+        return card.nvml.device_by_uuid(uuid)
+    except DriverError as error:
+        if error.code in {NOT_FOUND, INVALID_ARGUMENT}:
+            raise otherwise(f"there is no MIG device {uuid} any more") from error
+        raise
 
 
 def otherwise(found: str) -> DriverError:

@@ -11,10 +11,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from nodeagent.errors import DriverError, GpuInUse
-from nodeagent.gpu.card import Card
-from nodeagent.gpu.change import Change, find_instance, otherwise
-from nodeagent.gpu.nvml_errors import INVALID_ARGUMENT, NOT_FOUND
-from nodeagent.gpu.nvml_types import ComputeInstanceHandle, Device, GpuInstanceHandle
+from nodeagent.gpu.change import Change, find_instance, mig_device, otherwise
+from nodeagent.gpu.nvml_errors import NOT_FOUND
+from nodeagent.gpu.nvml_types import ComputeInstanceHandle, GpuInstanceHandle
 from nodeagent.gpu.usage import MigDevice, merged
 from nodeagent.gpu.users import ProcessLists
 from nodeagent.planning.observed import GpuInstanceProfile, Usage
@@ -90,7 +89,9 @@ def destroy_emptied(change: Change, instance: GpuInstanceHandle) -> None:
 def _find_idle(change: Change, instance: GpuInstanceHandle, instance_id: int, uuid: str) -> _Doomed:
     """The compute instance behind a MIG device that is proven to have no users."""
     nvml = change.card.nvml
-    device = _mig_device(change.card, uuid)
+    if not uuid:
+        raise otherwise("it has a compute instance without MIG device, whose users nobody knows")
+    device = mig_device(change.card, uuid)
     if nvml.gpu_instance_id(device) != instance_id:
         raise otherwise(f"{uuid} is not in GPU instance {instance_id} any more")
     insist_on_idle(ProcessLists(nvml, device).on_all(), uuid)
@@ -123,17 +124,6 @@ def _insist_on_no_other(
             found = nvml.compute_instance_info(handle).id
             if found not in known:
                 raise otherwise(f"{profile.name} now also has compute instance {found}")
-
-
-def _mig_device(card: Card, uuid: str) -> Device:
-    if not uuid:
-        raise otherwise("it has a compute instance without MIG device, whose users nobody knows")
-    try:
-        return card.nvml.device_by_uuid(uuid)
-    except DriverError as error:
-        if error.code in {NOT_FOUND, INVALID_ARGUMENT}:
-            raise otherwise(f"there is no MIG device {uuid} any more") from error
-        raise
 
 
 def _known_elsewhere(change: Change, instance: int, compute: int | None) -> Usage:

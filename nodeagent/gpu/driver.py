@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from types import TracebackType
@@ -20,16 +20,19 @@ from nodeagent.errors import DeadlineExceeded, DriverError, GpuInUse, GpuLost
 from nodeagent.gpu.card import Card
 from nodeagent.gpu.change import Change, otherwise
 from nodeagent.gpu.gate import Gate
+from nodeagent.gpu.mps_memory import mps_memory
 from nodeagent.gpu.nvml_errors import about, unavailable
 from nodeagent.gpu.observation import read_gpu
 from nodeagent.gpu.reset import reset_gpu
 from nodeagent.gpu.session import Session
 from nodeagent.gpu.taking import name_of, take, takes_away
+from nodeagent.gpu.time_slice import read_time_slice, set_time_slice
 from nodeagent.gpu.usage import UsageSource, with_users
 from nodeagent.gpu.usage_reader import UsageReader
 from nodeagent.gpu.workers import Worker
 from nodeagent.planning.observed import Access, Gpu, ObservedNode
-from nodeagent.planning.steps import ResetGpu, Step
+from nodeagent.planning.shares import TimeSlice
+from nodeagent.planning.steps import ResetGpu, SetTimeSlice, StartMps, Step, StopMps
 
 _LEAVING = 1.0  # seconds: nobody who ends waits long for a driver that hangs
 
@@ -49,8 +52,8 @@ class Driver:
 
     Deadlines are seconds: `observe_deadline` for reading one whole GPU (and for starting NVML),
     `step_deadline` for one step. `usage` knows users of MIG devices that NVML does not see; None
-    where there are no others, as under simulation. `nvidia_smi` is the program that resets GPUs,
-    with leading arguments, if any.
+    where there are no others, as under simulation. `nvidia_smi` is the program that resets GPUs
+    and knows their time slices, with leading arguments, if any.
     """
 
     def __init__(
@@ -134,14 +137,37 @@ class Driver:
                         return gpu
         found = (await self.observe()).gpu(uuid)
         if found is None:
-            raise DriverError(
-                f"the driver knows no GPU {uuid}",
-                code=None,
-                name="NotFound",
-                call="",
-                remedy="`nodeagent profiles` lists the GPUs of this node",
-            )
+            raise _unknown(f"GPU {uuid}")
         return found
+
+    async def time_slice(self, uuid: str) -> TimeSlice | None:
+        """The time slice of a GPU; None when nvidia-smi does not tell it in words that are known.
+
+        It runs that program, so it is asked for only where it matters. Raises DriverError when
+        the program cannot be run, fails or is late.
+        """
+        async with self._gate.together():  # a GPU is reset only while no nvidia-smi holds it
+            return await read_time_slice(self._nvidia_smi, uuid, deadline=self._observe_deadline)
+
+    async def mps_memory(self, device: str) -> Mapping[int, int]:
+        """Bytes by pid that MPS clients have on a GPU or MIG device, by its UUID.
+
+        A client whose use the driver does not tell is left out. Raises DriverError when there is
+        no such device, or the driver does not tell its clients.
+        """
+        async with self._gate.together():
+            post = self._post_of(device)
+            try:
+                return await post.worker.call(
+                    lambda: mps_memory(post.card, device),
+                    what="asking for MPS clients",
+                    deadline=self._observe_deadline,
+                )
+            except DeadlineExceeded:
+                raise
+            except DriverError as error:
+                post.card.give_up_handle()
+                raise about(post.worker.name, error) from error
 
     async def _observe_all(self) -> tuple[list[Gpu], DriverError | None]:
         """All GPUs, and what keeps the driver as a whole from answering, if anything does."""
@@ -215,12 +241,17 @@ class Driver:
     async def apply(self, step: Step) -> None:
         """Take one step and read back that it is so; raises DriverError if it is not.
 
-        Cancellation takes effect when the step has ended, at the latest at its deadline.
+        A step of an MPS daemon is refused: who supervises daemons takes it. Cancellation takes
+        effect when the step has ended, at the latest at its deadline.
         """
+        if isinstance(step, StopMps | StartMps):
+            raise otherwise("an MPS daemon was to be started or stopped by who has only the driver")
         if all(post.card.uuid != step.gpu for post in self._posts):
             await self.observe_gpu(step.gpu)
         if isinstance(step, ResetGpu):
             return await _to_its_end(self._reset(step))
+        if isinstance(step, SetTimeSlice):
+            return await _to_its_end(self._set_time_slice(step))
         async with self._gate.together():
             post = self._post(step.gpu)
             readings = [await self._reader.read()] if self._reader and takes_away(step) else []
@@ -239,6 +270,27 @@ class Driver:
         except DriverError as error:
             post.card.give_up_handle()  # it may be what was wrong, and costs little to get again
             raise about(post.worker.name, error) from error
+
+    async def _set_time_slice(self, step: SetTimeSlice) -> None:
+        async with self._gate.together():
+            post = self._post(step.gpu)
+            try:
+                await set_time_slice(
+                    self._nvidia_smi, step.gpu, step.time_slice, deadline=self._step_deadline
+                )
+            except DriverError as error:
+                raise about(post.worker.name, error) from error
+
+    def _post_of(self, device: str) -> _Post:
+        """The GPU that is the device or, when it was last looked at, had it as a MIG device."""
+        for post in self._posts:
+            known = self._last.get(post.card.uuid)
+            instances = known.instances if known else ()
+            if post.card.uuid == device or any(
+                c.uuid == device for i in instances for c in i.compute
+            ):
+                return post
+        raise _unknown(f"device {device}")
 
     def _post(self, uuid: str) -> _Post:
         for post in self._posts:
@@ -299,6 +351,16 @@ async def _to_its_end(change: Coroutine[object, object, None]) -> None:
         task.exception()  # seen: who cancelled does not want to know
         raise asyncio.CancelledError
     return task.result()
+
+
+def _unknown(what: str) -> DriverError:
+    return DriverError(
+        f"the driver knows no {what}",
+        code=None,
+        name="NotFound",
+        call="",
+        remedy="`nodeagent profiles` lists the GPUs of this node",
+    )
 
 
 # --- pictures -------------------------------------------------------------------------------------

@@ -32,6 +32,7 @@ from nodeagent.gpu.nvml_types import (
     ProfileFigures,
 )
 from nodeagent.planning.observed import Engines, Memory, Placement
+from nodeagent.planning.shares import ComputeMode
 
 GPU_INSTANCE_KINDS: Final[int] = pynvml.NVML_GPU_INSTANCE_PROFILE_COUNT
 # NVML's kinds of compute instances and the slices that their names say.
@@ -45,6 +46,12 @@ COMPUTE_INSTANCE_KINDS: Final[dict[int, int]] = {
     pynvml.NVML_COMPUTE_INSTANCE_PROFILE_6_SLICE: 6,
     pynvml.NVML_COMPUTE_INSTANCE_PROFILE_1_SLICE_REV1: 1,
     pynvml.NVML_COMPUTE_INSTANCE_PROFILE_7_SLICE_NVL: 7,
+}
+COMPUTE_MODES: Final[dict[int, ComputeMode]] = {
+    pynvml.NVML_COMPUTEMODE_DEFAULT: ComputeMode.DEFAULT,
+    pynvml.NVML_COMPUTEMODE_EXCLUSIVE_THREAD: ComputeMode.EXCLUSIVE_THREAD,
+    pynvml.NVML_COMPUTEMODE_PROHIBITED: ComputeMode.PROHIBITED,
+    pynvml.NVML_COMPUTEMODE_EXCLUSIVE_PROCESS: ComputeMode.EXCLUSIVE_PROCESS,
 }
 PASSTHROUGH: Final[int] = pynvml.NVML_GPU_VIRTUALIZATION_MODE_PASSTHROUGH
 
@@ -128,6 +135,19 @@ class Nvml:
 
     def virtualization_mode(self, device: Device) -> int:
         return int(self._call(pynvml.nvmlDeviceGetVirtualizationMode, device))
+
+    # --- compute mode -----------------------------------------------------------------------------
+
+    def compute_mode(self, device: Device) -> ComputeMode | None:
+        """None for a mode that this version does not know. A GPU in MIG mode refuses it: there
+        each MIG device has its own (nvml.h: "device must be MIG device handle").
+        """
+        return COMPUTE_MODES.get(int(self._call(pynvml.nvmlDeviceGetComputeMode, device)))
+
+    def set_compute_mode(self, device: Device, mode: ComputeMode) -> None:
+        """For root only; at once, and until the next start of the driver or reset of the GPU."""
+        number = next(number for number, known in COMPUTE_MODES.items() if known is mode)
+        self._call(pynvml.nvmlDeviceSetComputeMode, device, number)
 
     # --- MIG mode -------------------------------------------------------------------------------
 

@@ -169,6 +169,7 @@ _CREATE_CI: Final = "nvmlGpuInstanceCreateComputeInstance"
 _DESTROY_GI: Final = "nvmlGpuInstanceDestroy"
 _DESTROY_CI: Final = "nvmlComputeInstanceDestroy"
 _SET_MODE: Final = "nvmlDeviceSetMigMode"
+_SET_COMPUTE_MODE: Final = "nvmlDeviceSetComputeMode"
 
 # Where a code says more, because it is known what was asked.
 _OF_CALL: Final = {
@@ -184,6 +185,11 @@ _OF_CALL: Final = {
         "this GPU has no MIG, or its mode cannot be changed in this machine (vGPU guest)",
         "leave MIG out of the plan for it; `nodeagent check` shows what each GPU can do",
     ),
+    (3, _SET_COMPUTE_MODE): (
+        "this device does not take that compute mode; in MIG mode it is one of the MIG devices",
+        "where the MIG devices refuse it too, leave it as it is (mps.compute_mode: leave)",
+    ),
+    (4, _SET_COMPUTE_MODE): ("changing the compute mode is permitted to root only", AS_ROOT),
     (4, _SET_MODE): ("changing MIG mode is permitted to root only", AS_ROOT),
     (6, _DESTROY_GI): ("the GPU instance is gone already", _OBSERVE_AGAIN),
     (6, _DESTROY_CI): ("the compute instance is gone already", _OBSERVE_AGAIN),

@@ -11,6 +11,8 @@ The route, for a GPU with MIG on (what a card is by nature is in `card` and read
    device in a GPU instance of no listed profile cannot stay hidden.
 4. The memory of each GPU instance, by one of its devices.
 5. The process lists of the GPU, which carry instance ids; if refused, those of each device.
+6. The compute mode of each MIG device; with MIG off, that of the GPU. It matters only to MPS, so
+   a failure of this call alone leaves it unknown, and nothing else.
 
 A GPU instance whose MIG devices leave compute slices over is asked for its compute instances, so
 that none is overlooked and none is called half-made that is not. What changes between two of
@@ -24,6 +26,7 @@ from dataclasses import dataclass, field, replace
 
 from nodeagent.errors import DriverError
 from nodeagent.gpu.card import Card
+from nodeagent.gpu.compute_mode import read_compute_mode
 from nodeagent.gpu.nvml_errors import INVALID_ARGUMENT, NOT_FOUND, is_unsupported
 from nodeagent.gpu.nvml_types import Device, GpuInstanceHandle, InstanceInfo
 from nodeagent.gpu.users import ProcessLists
@@ -33,6 +36,7 @@ from nodeagent.planning.observed import (
     GpuInstance,
     GpuInstanceProfile,
     Memory,
+    MigMode,
     Placement,
     Usage,
 )
@@ -88,14 +92,22 @@ def _read(card: Card) -> Gpu:
     card.identity()
     mode = card.mode()
     if mode is None:
-        return replace(card.picture, usage=ProcessLists(card.nvml, card.handle).on_all())
+        return _undivided(card, None)
     card.mode_change_needs_reset()
     card.learn_profiles(mode)
     if not mode.current:
-        usage = ProcessLists(card.nvml, card.handle).on_all()
-        return replace(card.picture, mig=mode, usage=usage)
+        return _undivided(card, mode)
     instances, usage = _read_instances(card)
     return replace(card.picture, mig=mode, instances=instances, usage=usage)
+
+
+def _undivided(card: Card, mode: MigMode | None) -> Gpu:
+    return replace(
+        card.picture,
+        mig=mode,
+        usage=ProcessLists(card.nvml, card.handle).on_all(),
+        compute_mode=read_compute_mode(card.nvml, card.handle),
+    )
 
 
 def _read_instances(card: Card) -> tuple[tuple[GpuInstance, ...], Usage]:
@@ -270,6 +282,9 @@ def _describe_devices(
             placement=device.placement,
             usage=_usage(card, instance, device, lists),
             memory=memory,
+            compute_mode=(
+                None if device.handle is None else read_compute_mode(card.nvml, device.handle)
+            ),
         )
 
 

@@ -6,6 +6,7 @@ from typing import assert_never
 
 from nodeagent.gpu.card import Card
 from nodeagent.gpu.change import Change, otherwise
+from nodeagent.gpu.compute_mode import set_compute_mode
 from nodeagent.gpu.creation import create_compute_instance, create_gpu_instance
 from nodeagent.gpu.destruction import destroy_compute_instance, destroy_gpu_instance
 from nodeagent.gpu.mode import set_mig_mode
@@ -14,13 +15,15 @@ from nodeagent.planning.steps import (
     CreateGpuInstance,
     DestroyComputeInstance,
     DestroyGpuInstance,
+    GpuStep,
     ResetGpu,
+    SetComputeMode,
     SetMigMode,
-    Step,
+    SetTimeSlice,
 )
 
 
-def take(change: Change, step: Step) -> None:
+def take(change: Change, step: GpuStep) -> None:
     """Take the step, in the GPU's thread, and read it back; raises DriverError."""
     _insist_on_gpu(change.card, step.gpu)
     match step:
@@ -34,8 +37,10 @@ def take(change: Change, step: Step) -> None:
             create_gpu_instance(change, step)
         case CreateComputeInstance():
             create_compute_instance(change, step)
-        case ResetGpu():
-            raise TypeError("a reset is no matter of one GPU's thread")
+        case SetComputeMode():
+            set_compute_mode(change, step)
+        case ResetGpu() | SetTimeSlice():
+            raise TypeError("what nvidia-smi does is no matter of the GPU's thread")
         case _:
             assert_never(step)
 
@@ -47,7 +52,7 @@ def _insist_on_gpu(card: Card, uuid: str) -> None:
         raise otherwise(f"GPU {card.index} is not {uuid} any more but {found}")
 
 
-def takes_away(step: Step) -> bool:
+def takes_away(step: GpuStep) -> bool:
     """Whether somebody could lose a device by it."""
     match step:
         case DestroyGpuInstance() | DestroyComputeInstance() | SetMigMode(enabled=False):
@@ -56,7 +61,7 @@ def takes_away(step: Step) -> bool:
             return False
 
 
-def name_of(step: Step) -> str:
+def name_of(step: GpuStep) -> str:
     """As in `creating 3g.40gb at 4:4`."""
     match step:
         case SetMigMode():
@@ -65,6 +70,10 @@ def name_of(step: Step) -> str:
             return f"destroying {step.profile} at {step.placement}"
         case CreateGpuInstance() | CreateComputeInstance():
             return f"creating {step.profile} at {step.placement}"
+        case SetComputeMode():
+            return "setting the compute mode"
+        case SetTimeSlice():
+            return "setting the time slice"
         case ResetGpu():
             return "the reset"
         case _:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +19,12 @@ class Answers:
     `status` takes a GPU's UUID or None for all, and gives None for a GPU that is not there.
     `preview` gives None as long as the node was never observed. `not_alive` and `not_ready` give
     the reasons, each a sentence; none when all is well.
+
+    `mps` takes a device in any spelling or None for all, and gives None for one that is not there.
+    `restart_mps` takes a device's UUID and whether its clients may be lost, `drain_mps` between
+    them how many seconds to wait for the clients (None: however long it takes). They come back
+    when it is done, and raise UnknownDevice, StillInUse, DrainTimedOut, or another NodeagentError
+    when it failed. A drain that is cancelled is given up.
     """
 
     status: Callable[[str | None], Json | None]
@@ -27,3 +33,6 @@ class Answers:
     not_alive: Callable[[], tuple[str, ...]]
     not_ready: Callable[[], tuple[str, ...]]
     events: EventLog
+    mps: Callable[[str | None], Json | None]
+    restart_mps: Callable[[str, bool], Awaitable[Json]]
+    drain_mps: Callable[[str, float | None, bool], Awaitable[Json]]

@@ -1,4 +1,5 @@
-"""Who may ask: nobody whom a web page in some browser sent, and nothing leaks by headers.
+"""Who may ask: nobody whom a web page in some browser sent, for changes only root, and nothing
+leaks by headers.
 
 A page from anywhere can make its own name point to 127.0.0.1 and then read what listens there (DNS
 rebinding). Its requests carry the page's name as Host, and are refused for it.
@@ -7,6 +8,7 @@ rebinding). Its requests carry the page's name as Host, and are refused for it.
 from __future__ import annotations
 
 import ipaddress
+import socket
 
 from aiohttp import web, web_response
 from aiohttp.typedefs import Handler, Middleware
@@ -53,6 +55,25 @@ def _over_loopback(request: web.Request) -> bool:
     if not isinstance(own, tuple):
         return False  # a Unix socket, which file permissions guard
     return ipaddress.ip_address(own[0].partition("%")[0]).is_loopback
+
+
+def only_over_unix_socket(handler: Handler) -> Handler:
+    """A handler that answers only over the agent's Unix socket, whose mode lets in its owner."""
+
+    async def guarded(request: web.Request) -> web.StreamResponse:
+        if not _over_unix_socket(request):
+            raise web.HTTPForbidden(
+                text="changes are taken only over the agent's Unix socket (agent.sock in run.dir)"
+            )
+        return await handler(request)
+
+    return guarded
+
+
+def _over_unix_socket(request: web.Request) -> bool:
+    """What is not known to be one is none."""
+    own = request.transport.get_extra_info("socket") if request.transport else None
+    return own is not None and own.family == socket.AF_UNIX
 
 
 @web.middleware

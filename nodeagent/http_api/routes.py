@@ -1,4 +1,4 @@
-"""What a client can ask. Nothing here changes anything."""
+"""What a client can ask. Nothing here changes anything; what does, is in `mps_routes`."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ from aiohttp import web
 
 from nodeagent.http_api.answers import Answers, Json
 from nodeagent.http_api.guard import errors_as_json, refuse_foreign_hosts, set_headers
+from nodeagent.http_api.mps_routes import mps_routes
 from nodeagent.http_api.openapi import DESCRIPTION
 from nodeagent.http_api.page import CONTENT_SECURITY_POLICY, PAGE
 from nodeagent.planning.plan import Verdict
 from nodeagent.reconciling.event_log import Event
 from nodeagent.reconciling.preview import Preview
-from nodeagent.reports.status_report import time_json
+from nodeagent.reports.times import time_json
 
 LARGEST_BODY = 64 * 1024  # bytes
 _MOST_FOLLOWERS = 64
@@ -44,6 +45,7 @@ def create_app(answers: Answers, *, listen_host: str) -> web.Application:
             web.post("/v1/plan/preview", routes.preview),
             web.get("/v1/events", routes.events),
             web.get("/openapi.json", routes.openapi),
+            *mps_routes(answers),
         ]
     )
     return app

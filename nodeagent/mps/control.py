@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 
 from nodeagent.errors import NodeagentError
 from nodeagent.mps.commands import Command, QuitDaemon
+from nodeagent.mps.replies import UnexpectedReply
 
 T = TypeVar("T")
 
@@ -108,6 +109,18 @@ class ControlClient:
         """Say some things in one go, none else's between them, and read all replies."""
         replies = await self._say(commands, deadline)
         return tuple(c.read(reply) for c, reply in zip(commands, replies, strict=True))
+
+    async def ask_each(
+        self, *commands: Command[Any], deadline: float | None = None
+    ) -> tuple[Any, ...]:
+        """As `ask_all`, but what is no answer comes as its UnexpectedReply, in its place."""
+        replies = await self._say(commands, deadline)
+        return tuple(_read(c, reply) for c, reply in zip(commands, replies, strict=True))
+
+    def turn_to(self, pipe_directory: str) -> None:
+        """The same daemon is to be found elsewhere from now on; who is talking goes on."""
+        self._pipe_directory = pipe_directory
+        self._environment = {**self._environment, "CUDA_MPS_PIPE_DIRECTORY": pipe_directory}
 
     async def quit(self, seconds: int | None, *, deadline: float) -> None:
         """Tell the daemon to end. Whether it does is known by its process alone; a daemon that is
@@ -207,7 +220,10 @@ class ControlClient:
         try:
             async with asyncio.timeout(deadline):
                 while True:
+                    looked_at = self._pipe_directory
                     said = await self._run(_script(commands))
+                    if _DEAD in said[1] and looked_at != self._pipe_directory:
+                        continue  # it was moved just then
                     replies = self._understood(said, commands)
                     if replies is not None:
                         return replies
@@ -221,7 +237,7 @@ class ControlClient:
         if turned_away:
             return DaemonBusy(
                 f"another front-end held the MPS daemon at {self._pipe_directory} for "
-                f"{deadline:g} s ({turned_away} attempts)",
+                f"{deadline:g} s",
                 remedy="end the nvidia-cuda-mps-control that somebody left open",
             )
         return DaemonSilent(
@@ -277,6 +293,13 @@ class ControlClient:
                 process.kill()
                 await process.wait()
         return output.decode(errors="replace"), complaint.decode(errors="replace").strip()
+
+
+def _read(command: Command[Any], reply: Sequence[str]) -> Any:
+    try:
+        return command.read(reply)
+    except UnexpectedReply as error:
+        return error
 
 
 def _again(error: BaseException) -> BaseException:

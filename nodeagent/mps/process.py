@@ -1,17 +1,14 @@
-"""One control daemon's process: started in the foreground, or found again; waited for; ended.
+"""One control daemon's process: found again after an earlier agent, waited for, ended.
 
-It outlives this agent: it has a session of its own, and its words go into a file, not into a pipe
-that would break.
+How it is started: `launching`. It outlives this agent.
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
-import resource
 import signal
-import stat
-import subprocess
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +18,7 @@ from nodeagent.mps.identity import CONTROL, Identity, identify
 from nodeagent.mps.shares import DaemonSpec
 
 LOG_NAME = "daemon.log"  # what daemon and servers say; in the foreground they make no other
-OPEN_FILES = 16_384  # fewer, and servers fail to make shared memory for their clients
+UNKNOWN_END = "its status is not known"
 _TAIL = 8192  # bytes of the log that are looked at for its last lines
 
 
@@ -39,22 +36,31 @@ class Programs:
 
     `control` is the program with leading arguments, if any; `path` is its PATH, in which it looks
     for the server (distributions put that into /usr/sbin); `library_path` says where libcuda is,
-    if not where the loader looks.
+    if not where the loader looks. `multi_user_flag` asks for a server of all users in the form
+    that the installed program understands ("": in none; `probing` finds out).
     """
 
     control: tuple[str, ...] = (CONTROL,)
     path: str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
     library_path: str = ""
+    multi_user_flag: str = "-multiuser-server"
 
 
 class DaemonProcess:
-    """A running daemon, this process' child or not."""
+    """A running daemon, this process' child or not.
 
-    def __init__(self, identity: Identity, child: subprocess.Popen[bytes] | None) -> None:
+    `find_end` says in words how it ended, once it has; who cannot know leaves it out.
+    """
+
+    def __init__(
+        self, identity: Identity, find_end: Callable[[], Awaitable[str]] | None = None
+    ) -> None:
         self.identity = identity
-        self._child = child
+        self._find_end = find_end
+        self._finding: asyncio.Task[None] | None = None
         self._descriptor = os.pidfd_open(identity.pid)
         self._loop = asyncio.get_running_loop()
+        self._gone = False
         self._ended: asyncio.Future[str] = self._loop.create_future()
         self._loop.add_reader(self._descriptor, self._end)
 
@@ -68,55 +74,34 @@ class DaemonProcess:
 
     def kill(self) -> None:
         """Kill it, if it is still there; `wait` tells when it is gone."""
-        if not self._ended.done():
+        if not self._gone:
             with suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self._descriptor, signal.SIGKILL)
 
     def close(self) -> None:
         """Look at it no more. It runs on."""
-        if not self._ended.done():
-            self._loop.remove_reader(self._descriptor)
-            os.close(self._descriptor)
-            self._ended.cancel()
-            if self._child is not None:
-                self._child.returncode = 0  # that it still runs is meant, and needs no warning
+        if not self._gone:
+            self._look_away()
+        if self._finding is not None:
+            self._finding.cancel()
+        self._ended.cancel()
 
-    def _end(self) -> None:
+    def _look_away(self) -> None:
+        self._gone = True
         self._loop.remove_reader(self._descriptor)
         os.close(self._descriptor)
-        status = self._child.wait() if self._child is not None else None
-        self._ended.set_result(_in_words(status))
 
+    def _end(self) -> None:
+        self._look_away()
+        if self._find_end is None:
+            self._ended.set_result(f"{UNKNOWN_END}, because an earlier agent started it")
+        else:
+            self._finding = self._loop.create_task(self._find(self._find_end()))
 
-def spawn(spec: DaemonSpec, programs: Programs) -> DaemonProcess:
-    """Start a daemon as `spec` says; its directories have been made. Raises StartError.
-
-    As asyncio's own way to start a process does, it blocks until the program is loaded.
-    """
-    log = _open_log(spec)
-    try:
-        child = subprocess.Popen(
-            [*programs.control, "-f", *(["-multiuser-server"] if spec.multi_user else [])],
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-            cwd="/",
-            env=daemon_environment(spec, programs),
-            start_new_session=True,
-            umask=0o022,
-            **_identity(spec),  # type: ignore[call-overload]  # user, group, extra_groups or none
-        )
-    except (OSError, subprocess.SubprocessError) as error:
-        reason = error.strerror if isinstance(error, OSError) else error
-        raise StartError(
-            f"{programs.control[0]} cannot be run as user {spec.uid}: {reason}",
-            remedy="install it, or set the path of it; run as root to run it as another user",
-        ) from error
-    finally:
-        os.close(log)
-    _allow_open_files(child.pid)
-    identity = identify(child.pid) or Identity(child.pid, 0, spec.uid, CONTROL, spec.pipe_directory)
-    return DaemonProcess(identity, child)
+    async def _find(self, find_end: Awaitable[str]) -> None:
+        how = await find_end
+        if not self._ended.done():
+            self._ended.set_result(how)
 
 
 def adopt(identity: Identity, spec: DaemonSpec) -> DaemonProcess:
@@ -125,7 +110,7 @@ def adopt(identity: Identity, spec: DaemonSpec) -> DaemonProcess:
     Raises NotTheDaemon with the first thing that differs.
     """
     try:
-        process = DaemonProcess(identity, None)
+        process = DaemonProcess(identity)
     except OSError as error:
         raise NotTheDaemon(f"there is no process {identity.pid} any more") from error
     # Looked at only now, when the pid cannot be used again unnoticed.
@@ -137,20 +122,6 @@ def adopt(identity: Identity, spec: DaemonSpec) -> DaemonProcess:
             f"process {identity.pid} is not the daemon of {spec.device}: {difference}"
         )
     return process
-
-
-def daemon_environment(spec: DaemonSpec, programs: Programs) -> dict[str, str]:
-    """All that a daemon, and so its servers, have in their environment."""
-    environment = {
-        "CUDA_MPS_LOG_DIRECTORY": spec.log_directory,
-        "CUDA_MPS_PIPE_DIRECTORY": spec.pipe_directory,
-        "CUDA_VISIBLE_DEVICES": spec.device,
-        "LC_ALL": "C",
-        "PATH": programs.path,
-    }
-    if programs.library_path:
-        environment["LD_LIBRARY_PATH"] = programs.library_path
-    return environment
 
 
 def last_lines(spec: DaemonSpec, count: int) -> tuple[str, ...]:
@@ -165,39 +136,6 @@ def last_lines(spec: DaemonSpec, count: int) -> tuple[str, ...]:
     return tuple("".join(c for c in line if c.isprintable()) for line in lines[-count:])
 
 
-def _identity(spec: DaemonSpec) -> dict[str, object]:
-    """Whom the process shall run as; nothing where that is who this process is."""
-    if (spec.uid, spec.gid) == (os.geteuid(), os.getegid()) and spec.uid != 0:
-        return {}
-    return {"user": spec.uid, "group": spec.gid, "extra_groups": list(spec.groups)}
-
-
-def _open_log(spec: DaemonSpec) -> int:
-    """Its log, to append to. The directory is the daemon's user's, who could put anything there."""
-    path = Path(spec.log_directory) / LOG_NAME
-    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-    try:
-        log = os.open(path, flags, 0o640)
-    except OSError as error:
-        raise StartError(
-            f"{path} cannot be written: {error.strerror}", remedy="remove what is in its place"
-        ) from error
-    found = os.fstat(log)
-    if not stat.S_ISREG(found.st_mode) or found.st_nlink != 1:
-        os.close(log)
-        raise StartError(f"{path} is no plain file", remedy="remove what is in its place")
-    return log
-
-
-def _allow_open_files(pid: int) -> None:
-    """As many as servers need, as far as the hard limit lets it."""
-    with suppress(OSError, ValueError):
-        soft, hard = resource.prlimit(pid, resource.RLIMIT_NOFILE)
-        if soft < OPEN_FILES:
-            most = OPEN_FILES if hard == resource.RLIM_INFINITY else min(OPEN_FILES, hard)
-            resource.prlimit(pid, resource.RLIMIT_NOFILE, (most, hard))
-
-
 def _difference(expected: Identity, found: Identity | None, spec: DaemonSpec) -> str:
     if found is None or found.program != CONTROL:
         return f"it does not run {CONTROL}"
@@ -210,9 +148,8 @@ def _difference(expected: Identity, found: Identity | None, spec: DaemonSpec) ->
     return ""
 
 
-def _in_words(status: int | None) -> str:
-    if status is None:
-        return "its status is not known, because an earlier agent started it"
+def in_words(status: int) -> str:
+    """A process' status as `subprocess` gives it: below 0 for the signal that ended it."""
     if status >= 0:
         return f"status {status}"
     try:

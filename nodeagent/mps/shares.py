@@ -7,7 +7,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from nodeagent.planning.shares import Share, WantedMps, percentage_text
+from nodeagent.planning.shares import (
+    ALL_THREADS,
+    LEAST_THREADS,
+    Slot,
+    WantedMps,
+    percentage_text,
+)
+
+MEMORY_VARIABLE = "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"
+THREADS_VARIABLE = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"
+SLOT_VARIABLE = "NODEAGENT_MPS_SLOT"  # DEVICE/SLOT; not CUDA's, tells which slot a client was given
+LARGEST_LIMIT = 2**24 - 1  # MiB; 16 TiB, far above any device and far below any overflow
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,14 +81,39 @@ def spec_for(
     )
 
 
-def client_environment(spec: DaemonSpec, share: Share) -> dict[str, str]:
-    """What a client of this share must have in its environment, pipe directory as on the node.
+def client_environment(spec: DaemonSpec, slot: Slot) -> dict[str, str]:
+    """What the client in this slot must have in its environment, pipe directory as on the node.
 
-    The device is 0 whatever it is on the node, because each daemon has only the one.
+    Only forms that no driver misreads: whole MiB of ordinal 0, which the daemon's one device is
+    to each client. The device is made visible by its UUID, since an index would be counted once
+    more among those that the daemon has. NVIDIA_VISIBLE_DEVICES is left out: it asks a container
+    runtime for the GPU itself, and would undo the `void` of whoever gives GPUs by other means.
+
+    Raises ValueError for limits that a driver would take for others, or for none.
     """
-    environment = {"CUDA_MPS_PIPE_DIRECTORY": spec.pipe_directory}
-    if share.memory is not None:
-        environment["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] = f"0={share.memory}M"
-    if share.threads is not None:
-        environment["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] = percentage_text(share.threads)
+    environment = {
+        "CUDA_MPS_PIPE_DIRECTORY": spec.pipe_directory,
+        "CUDA_VISIBLE_DEVICES": spec.device,
+        SLOT_VARIABLE: f"{spec.device}/{slot.name}",
+    }
+    if slot.share.memory is not None:
+        environment[MEMORY_VARIABLE] = f"0={_mebibytes(slot.share.memory)}M"
+    if slot.share.threads is not None:
+        environment[THREADS_VARIABLE] = percentage_text(_percentage(slot.share.threads))
     return environment
+
+
+def _mebibytes(amount: int) -> int:
+    if type(amount) is not int or not 1 <= amount <= LARGEST_LIMIT:
+        raise ValueError(f"{amount!r} MiB: expected a whole number from 1 to {LARGEST_LIMIT}")
+    return amount
+
+
+def _percentage(percent: float) -> float:
+    if type(percent) not in (int, float) or not LEAST_THREADS <= percent <= ALL_THREADS:
+        raise ValueError(
+            f"{percent!r} percent: expected a number from {LEAST_THREADS:g} to {ALL_THREADS:g}"
+        )
+    if float(percentage_text(percent)) != percent:
+        raise ValueError(f"{percent!r} percent: expected at most two decimals")
+    return percent

@@ -164,7 +164,9 @@ def redivide(
     *,
     aligned: bool,
 ) -> Redivision:
-    """The way that takes away the fewest in use, then the fewest, of the present ones."""
+    """The way that takes away the fewest in use, then the fewest, of the present ones; of those
+    the one that ends the fewest MPS daemons.
+    """
     if sorted(c.slices for c in present) == sorted(wanted):
         return Redivision(kept=present, destroyed=(), added=())
     best: Redivision | None = None
@@ -181,8 +183,9 @@ def redivide(
     return best or Redivision(kept=(), destroyed=present, added=wanted)
 
 
-def _cost(redivision: Redivision) -> tuple[int, int]:
-    return (redivision.taken_in_use, len(redivision.destroyed))
+def _cost(redivision: Redivision) -> tuple[int, int, int]:
+    daemons = sum(1 for c in redivision.destroyed if c.mps)
+    return (redivision.taken_in_use, len(redivision.destroyed), daemons)
 
 
 def _missing(kept: tuple[ComputeInstance, ...], wanted: tuple[int, ...]) -> tuple[int, ...] | None:

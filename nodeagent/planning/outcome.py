@@ -32,13 +32,16 @@ class StepReport:
 
 @dataclass(frozen=True, slots=True)
 class GpuOutcome:
-    """`after` was read back from the hardware; `restored` are the steps of the way back."""
+    """`after` was read back from the hardware; `restored` are the steps of the way back, which was
+    taken if `turned_back`.
+    """
 
     plan: GpuPlan
     steps: tuple[StepReport, ...]
     after: Gpu
     problems: tuple[Problem, ...] = ()
     restored: tuple[StepReport, ...] = ()
+    turned_back: bool = False
 
     @property
     def failed(self) -> bool:

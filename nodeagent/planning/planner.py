@@ -5,7 +5,8 @@ Rules, in this order:
 1. A GPU that the document does not name, or that the driver does not answer for, is not touched.
 2. What already fits is kept in place; what is in use is a fixed point. Not knowing is in use.
 3. Nothing is destroyed unless the whole new layout is known to fit at known placements.
-4. Per GPU: destroy, set the mode, reset if it is needed and allowed, create the largest first.
+4. Per GPU: stop MPS daemons, destroy, set the mode, reset if it is needed and allowed, create the
+   largest first, start daemons.
 5. A plan that is refused has no steps and says what stands in the way.
 
 For every cut of the steps, planning again from what is then observed leads to the same end.
@@ -28,6 +29,8 @@ from nodeagent.planning.desired import (
 )
 from nodeagent.planning.layout_steps import lay_out
 from nodeagent.planning.mode_steps import disable, enable
+from nodeagent.planning.mps_steps import add_sharing, concerns
+from nodeagent.planning.mps_usage import as_used
 from nodeagent.planning.observed import Access, Gpu, ObservedNode
 from nodeagent.planning.plan import GpuPlan, NodePlan, Policy, Verdict
 
@@ -73,6 +76,12 @@ def plan_gpu(desired: DesiredGpu, gpu: Gpu, policy: Policy = _DEFAULT_POLICY) ->
 def _plan_gpu(desired: DesiredGpu, gpu: Gpu, policy: Policy) -> GpuPlan:
     if gpu.access is not Access.OK:
         return GpuPlan.refused(gpu, Verdict.BLOCKED, obstacles.inaccessible(gpu, desired))
+    if not concerns(desired, gpu):
+        return _plan_mig(desired, gpu, policy)
+    return add_sharing(gpu, _plan_mig(desired, as_used(gpu), policy), desired, policy)
+
+
+def _plan_mig(desired: DesiredGpu, gpu: Gpu, policy: Policy) -> GpuPlan:
     match desired.mig:
         case None:
             return GpuPlan.in_sync(gpu)
@@ -89,12 +98,20 @@ def _plan_gpu(desired: DesiredGpu, gpu: Gpu, policy: Policy) -> GpuPlan:
 
 
 def layout_of(gpu: Gpu) -> DesiredGpu:
-    """What the GPU is now, as something that can be desired: every device where it lies."""
+    """What the GPU is now, as something that can be desired: every device where it lies, with the
+    daemon it has. Compute modes follow from that.
+    """
     path = f"GPU {gpu.index} as it was"
     if gpu.mig is None or not gpu.mig.current:
-        return DesiredGpu(mig=None if gpu.mig is None else MigDisabled(path), path=path)
+        return DesiredGpu(
+            mig=None if gpu.mig is None else MigDisabled(path),
+            path=path,
+            mps=gpu.mps.runs if gpu.mps else None,
+            # One that the agent did not set comes back by itself.
+            time_slice=gpu.time_slice if gpu.earlier_time_slice else None,
+        )
     wanted = tuple(
-        WantedInstance(i.profile, c.slices, i.placement.start, path)
+        WantedInstance(i.profile, c.slices, i.placement.start, path, c.mps.runs if c.mps else None)
         for i in gpu.instances
         for c in i.compute
     )

@@ -31,6 +31,7 @@ class Code(StrEnum):
     NOT_RESTORED = "NotRestored"
     DRIFT = "Drift"
     MPS = "Mps"
+    MPS_CLIENT = "MpsClient"  # of a client's own making; the node is as planned all the same
     DRIVER = "Driver"
 
 

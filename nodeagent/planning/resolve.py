@@ -6,7 +6,7 @@ whole, with every fault that was found.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import assert_never
 
 from nodeagent.planning import obstacles
@@ -18,20 +18,29 @@ from nodeagent.planning.desired import (
     Layout,
     MigDisabled,
     MigEnabled,
-    MigEntry,
     MigLayout,
+    MpsEntry,
     PlanDocument,
     PlanEntry,
     WantedInstance,
 )
 from nodeagent.planning.division import sizes_offered
+from nodeagent.planning.host import Host
 from nodeagent.planning.layout import Card
 from nodeagent.planning.observed import Access, Gpu, GpuInstanceProfile, ObservedNode
 from nodeagent.planning.plan import Verdict
 from nodeagent.planning.problems import Code, Problem
 from nodeagent.planning.profiles import ProfileName, find, nearest
+from nodeagent.planning.resolve_sharing import (
+    mps_by_device,
+    mps_of_gpu,
+    mps_of_profile,
+    time_slice_of,
+)
 from nodeagent.planning.search import best_layout
 from nodeagent.planning.selection import select
+
+_ANY_HOST = Host()
 
 _INVALID = frozenset(
     {
@@ -57,7 +66,9 @@ class Rejection:
         return Verdict.INVALID if invalid else Verdict.UNSATISFIABLE
 
 
-def resolve(document: PlanDocument, observed: ObservedNode) -> DesiredNode | Rejection:
+def resolve(
+    document: PlanDocument, observed: ObservedNode, host: Host = _ANY_HOST
+) -> DesiredNode | Rejection:
     """What the document asks of each GPU; for a GPU that several entries name, the last wins."""
     problems: list[Problem] = []
     chosen: dict[str, DesiredGpu] = {}
@@ -66,7 +77,7 @@ def resolve(document: PlanDocument, observed: ObservedNode) -> DesiredNode | Rej
         gpus = select(entry, observed, problems)
         matched = matched or bool(gpus)
         for gpu in gpus:
-            wanted = _desired(entry, gpu, problems)
+            wanted = _desired(entry, gpu, host, problems)
             if wanted is not None:
                 chosen[gpu.key] = wanted
     if document.entries and not matched and not problems:
@@ -96,38 +107,43 @@ def _matches_nothing(document: PlanDocument, observed: ObservedNode) -> Problem:
 # --- what each should be ----------------------------------------------------------------------
 
 
-def _desired(entry: PlanEntry, gpu: Gpu, problems: list[Problem]) -> DesiredGpu | None:
-    if entry.mps is not None or entry.time_slice is not None:
-        problems.append(_not_in_this_version(entry, gpu))
-        return None
+def _desired(entry: PlanEntry, gpu: Gpu, host: Host, problems: list[Problem]) -> DesiredGpu | None:
     if gpu.access is not Access.OK:  # the planner reports it; nothing can be checked
         return DesiredGpu(mig=None, path=entry.path, when_in_use=entry.when_in_use)
     faults = len(problems)
-    mig = _desired_mig(entry.mig, gpu, problems) if entry.mig is not None else None
-    if len(problems) > faults:
-        return None
-    return DesiredGpu(mig=mig, path=entry.path, when_in_use=entry.when_in_use)
-
-
-def _not_in_this_version(entry: PlanEntry, gpu: Gpu) -> Problem:
-    key, path = ("mps", entry.mps.path) if entry.mps else ("timeSlice", f"{entry.path}.timeSlice")
-    return Problem(
-        Code.UNSUPPORTED,
-        f"this version of nodeagent does not act on {key}",
-        "leave it out",
-        gpu=gpu.uuid,
-        path=path,
+    desired = DesiredGpu(
+        mig=_desired_mig(entry, gpu, host, problems),
+        path=entry.path,
+        when_in_use=entry.when_in_use,
+        time_slice=time_slice_of(entry, gpu, problems),
     )
+    if entry.mps is not None and not isinstance(entry.mig, MigLayout):
+        desired = _with_mps(desired, entry.mps, gpu, host, problems)
+    return None if len(problems) > faults else desired
 
 
-def _desired_mig(entry: MigEntry, gpu: Gpu, problems: list[Problem]) -> DesiredMig | None:
-    match entry:
-        case MigDisabled():
-            return entry
-        case MigEnabled():
+def _with_mps(
+    desired: DesiredGpu, mps: MpsEntry, gpu: Gpu, host: Host, problems: list[Problem]
+) -> DesiredGpu:
+    """For the GPU, or where its instances are left as they are, for each of these."""
+    in_mig_mode = gpu.mig is not None and gpu.mig.current
+    if isinstance(desired.mig, MigDisabled) or (desired.mig is None and not in_mig_mode):
+        return replace(desired, mps=mps_of_gpu(mps, gpu, host, problems))
+    return replace(desired, mps_by_device=mps_by_device(mps, gpu, host, problems))
+
+
+def _desired_mig(
+    entry: PlanEntry, gpu: Gpu, host: Host, problems: list[Problem]
+) -> DesiredMig | None:
+    match entry.mig:
+        case None:
+            return None
+        case MigDisabled() as disabled:
+            return disabled
+        case MigEnabled() as enabled:
             if gpu.mig is None:
-                problems.append(obstacles.not_mig_capable(gpu, entry.path))
-            return entry
+                problems.append(obstacles.not_mig_capable(gpu, enabled.path))
+            return enabled
         case MigLayout(instances=instances, path=path):
             if gpu.mig is None:
                 problems.append(obstacles.not_mig_capable(gpu, path))
@@ -135,10 +151,10 @@ def _desired_mig(entry: MigEntry, gpu: Gpu, problems: list[Problem]) -> DesiredM
             if not any(profile.placements for profile in gpu.profiles):
                 problems.append(_profiles_unknown(gpu, path))
                 return None
-            wanted = [w for i in instances for w in _wanted(i, gpu, problems)]
+            wanted = [w for i in instances for w in _wanted(i, entry.mps, gpu, host, problems)]
             return Layout(tuple(wanted), path)
         case _:
-            assert_never(entry)
+            assert_never(entry.mig)
 
 
 def _profiles_unknown(gpu: Gpu, path: str) -> Problem:
@@ -154,18 +170,13 @@ def _profiles_unknown(gpu: Gpu, path: str) -> Problem:
     )
 
 
-def _wanted(entry: InstanceEntry, gpu: Gpu, problems: list[Problem]) -> list[WantedInstance]:
-    if entry.mps is not None:
-        problems.append(
-            Problem(
-                Code.UNSUPPORTED,
-                "this version of nodeagent does not act on mps",
-                "leave it out",
-                gpu=gpu.uuid,
-                path=entry.mps.path,
-            )
-        )
-        return []
+def _wanted(
+    entry: InstanceEntry,
+    mps_for_all: MpsEntry | None,
+    gpu: Gpu,
+    host: Host,
+    problems: list[Problem],
+) -> list[WantedInstance]:
     name = ProfileName.parse(entry.profile)
     found = find(name, gpu.profiles)
     if len(found) != 1:
@@ -182,7 +193,11 @@ def _wanted(entry: InstanceEntry, gpu: Gpu, problems: list[Problem]) -> list[Wan
     if problem is not None:
         problems.append(problem)
         return []
-    wanted = WantedInstance(profile.name, slices, entry.start, entry.path)
+    mps_entry = entry.mps or mps_for_all
+    mps = None
+    if mps_entry is not None:
+        mps = mps_of_profile(mps_entry, gpu, profile, slices=slices, host=host, problems=problems)
+    wanted = WantedInstance(profile.name, slices, entry.start, entry.path, mps)
     return [wanted] * entry.count
 
 

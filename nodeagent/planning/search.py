@@ -4,23 +4,27 @@ Among the layouts that satisfy the request the one is taken that, in this order,
 
 1. takes away the fewest devices in use (the planner refuses when that is not none),
 2. takes away the fewest devices, then the fewest GPU instances,
-3. leaves the most room for the largest profile, then for the next one, and so on,
-4. comes first in a fixed order (largest profiles first, lowest slices first).
+3. stops the fewest MPS daemons, then starts or changes the fewest,
+4. leaves the most room for the largest profile, then for the next one, and so on,
+5. comes first in a fixed order (largest profiles first, lowest slices first).
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations, product
 
 from nodeagent.planning.desired import WantedInstance
 from nodeagent.planning.division import Division, Redivision, divisions, redivide
 from nodeagent.planning.layout import Card
+from nodeagent.planning.matching import STOP, cost_of, match
 from nodeagent.planning.observed import GpuInstance
+from nodeagent.planning.shares import WantedMps
 
 _Gain = tuple[int, int, int]
+_Starts = tuple[tuple[Division, int], ...]
 _NOTHING: _Gain = (0, 0, 0)
 
 
@@ -64,7 +68,8 @@ def best_layout(
 
     `all_in_use`: nobody can tell which instance is in use, so each of them counts.
     """
-    best: tuple[tuple[_Gain, tuple[int, ...]], tuple[tuple[Division, int], ...]] | None = None
+    best: tuple[tuple[_Gain, int, tuple[int, ...]], _Starts] | None = None
+    disturbance = _disturbance(card, wanted, existing)
     for divided in _all_divisions(card, wanted):
         names = [d.profile for d in divided]
         spare = card.spare(names)
@@ -78,7 +83,7 @@ def best_layout(
                 continue
             if occupied not in rooms:
                 rooms[occupied] = card.room(occupied, spare)
-            score = (gain, rooms[occupied])
+            score = (gain, -disturbance(starts) if disturbance else 0, rooms[occupied])
             if best is None or score > best[0]:
                 best = (score, starts)
     if best is None:
@@ -138,9 +143,7 @@ def _add(a: _Gain, b: _Gain) -> _Gain:
     return (a[0] + b[0], a[1] + b[1], a[2] + b[2])
 
 
-def _place(
-    groups: Sequence[_Group], floor: _Gain | None
-) -> Iterator[tuple[_Gain, int, tuple[tuple[Division, int], ...]]]:
+def _place(groups: Sequence[_Group], floor: _Gain | None) -> Iterator[tuple[_Gain, int, _Starts]]:
     """Every placement of all groups whose gain may reach the best one seen so far.
 
     Gains are compared lexicographically, an order that addition keeps; so a partial placement may
@@ -152,8 +155,8 @@ def _place(
     bar = [floor]
 
     def descend(
-        i: int, occupied: int, gain: _Gain, chosen: tuple[tuple[Division, int], ...]
-    ) -> Iterator[tuple[_Gain, int, tuple[tuple[Division, int], ...]]]:
+        i: int, occupied: int, gain: _Gain, chosen: _Starts
+    ) -> Iterator[tuple[_Gain, int, _Starts]]:
         if bar[0] is not None and _add(gain, rest[i]) < bar[0]:
             return
         if i == len(groups):
@@ -173,9 +176,58 @@ def _place(
     yield from descend(0, 0, _NOTHING, ())
 
 
+# --- MPS --------------------------------------------------------------------------------------
+
+
+def _disturbance(
+    card: Card, wanted: Sequence[WantedInstance], existing: Sequence[GpuInstance]
+) -> Callable[[_Starts], int] | None:
+    """What a layout costs the MPS daemons there are; None where it is the same for all layouts."""
+    daemons = sum(1 for i in existing for c in i.compute if c.mps)
+    if not daemons or not any(w.mps for w in wanted):
+        return None
+    here = {(e.profile, e.placement.start): e for e in existing}
+    groups: dict[tuple[str, int], list[WantedInstance]] = {}
+    for instance in wanted:
+        groups.setdefault((instance.profile, instance.slices), []).append(instance)
+
+    def disturbance(starts: _Starts) -> int:
+        seats: dict[tuple[str, int], list[tuple[int, WantedMps | None]]] = {}
+        for division, start in starts:
+            for slices, runs in _daemons_of(card, division, here.get((division.profile, start))):
+                seats.setdefault((division.profile, slices), []).append((start, runs))
+        kept = sum(1 for group in seats.values() for _, runs in group if runs)
+        return (daemons - kept) * STOP + sum(
+            _cheapest(group, groups[key]) for key, group in seats.items()
+        )
+
+    return disturbance
+
+
+def _daemons_of(
+    card: Card, division: Division, existing: GpuInstance | None
+) -> list[tuple[int, WantedMps | None]]:
+    """The devices of a GPU instance that is to be `division`: their sizes and their daemons."""
+    if existing is None:
+        return [(slices, None) for slices in division.compute]
+    profile = card.profiles[division.profile].profile
+    change = redivide(profile, existing.compute, division.compute, aligned=card.aligned)
+    kept = [(c.slices, c.mps.runs if c.mps else None) for c in change.kept]
+    return [*kept, *((slices, None) for slices in change.added)]
+
+
+def _cheapest(seats: list[tuple[int, WantedMps | None]], wanted: list[WantedInstance]) -> int:
+    return match(
+        [start for start, _ in seats], wanted, lambda number, mps: cost_of(seats[number][1], mps)
+    )[0]
+
+
+# --- the answer -------------------------------------------------------------------------------
+
+
 def _target(
     card: Card,
-    starts: Sequence[tuple[Division, int]],
+    starts: _Starts,
     existing: Sequence[GpuInstance],
 ) -> Target:
     here = {(e.profile, e.placement.start): e for e in existing}

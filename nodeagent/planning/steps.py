@@ -135,15 +135,15 @@ class SetTimeSlice:
     reason: str
 
 
-Step = (
+# What the driver does by itself; an MPS daemon is a process, and no matter of the driver.
+GpuStep = (
     SetMigMode
     | ResetGpu
     | DestroyGpuInstance
     | DestroyComputeInstance
     | CreateGpuInstance
     | CreateComputeInstance
-    | StopMps
-    | StartMps
     | SetComputeMode
     | SetTimeSlice
 )
+Step = GpuStep | StopMps | StartMps

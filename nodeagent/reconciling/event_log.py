@@ -28,6 +28,14 @@ class EventType(StrEnum):
     GPU_RETURNED = "GpuReturned"
     DRIVER_UNAVAILABLE = "DriverUnavailable"
     DRIVER_RETURNED = "DriverReturned"
+    MPS_STARTED = "MpsStarted"
+    MPS_READY = "MpsReady"
+    MPS_ENDED = "MpsEnded"  # by itself; it is started again
+    MPS_FAULT = "MpsFault"  # there, but not as it should be
+    MPS_FAILED = "MpsFailed"  # given up until a new plan or a request
+    MPS_DRAINED = "MpsDrained"
+    MPS_IN_USE = "MpsInUse"
+    MPS_CLIENT = "MpsClient"  # a client waits for ever, or has what it should not
 
 
 @dataclass(frozen=True, slots=True)

@@ -128,7 +128,7 @@ class Narrator:
         for problem in outcome.problems:
             self._tell(EventType.FAILED, problem.message, gpu=gpu.uuid, remedy=problem.remedy)
         lost = any(problem.code is Code.NOT_RESTORED for problem in outcome.problems)
-        if outcome.failed and not lost:
+        if outcome.turned_back and not lost:
             self._tell(
                 EventType.RESTORED,
                 f"{gpu_words(gpu)} has its earlier layout again: {layout_words(gpu)}",

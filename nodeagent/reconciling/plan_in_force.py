@@ -8,12 +8,14 @@ was refused because a GPU did not answer is accepted when the GPU is back.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import assert_never
 
 from nodeagent.documents.reading import digest_of, read_document
 from nodeagent.errors import DocumentError
 from nodeagent.planning.desired import DesiredNode, PlanDocument
+from nodeagent.planning.host import Host
 from nodeagent.planning.observed import ObservedNode
 from nodeagent.planning.plan import NodePlan, Policy, Verdict
 from nodeagent.planning.planner import plan
@@ -23,15 +25,19 @@ from nodeagent.reports.node_state import Refusal
 from nodeagent.sources.plan_offer import NoPlan, PlanOffer, PlanText, UnreadablePlan
 
 _NOTHING_DESIRED = DesiredNode({})
+
+HostFor = Callable[[PlanDocument], Host]
+"""What of the host bears on a document; may block, and is called in a thread."""
 _NEVER = frozenset({Verdict.INVALID, Verdict.UNSATISFIABLE})
 
 
 @dataclass(frozen=True, slots=True)
 class ReadPlan:
-    """A text that was read without fault."""
+    """A text that was read without fault, and what of the host bore on it then."""
 
     text: PlanText
     document: PlanDocument
+    host: Host
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +57,8 @@ class Judgement:
 class PlanInForce:
     """The newest offer and the document that counts."""
 
-    def __init__(self) -> None:
+    def __init__(self, host_for: HostFor = lambda _: Host()) -> None:
+        self._host_for = host_for
         self._offer: PlanOffer | None = None
         self._is_read = True
         self._newest: ReadPlan | None = None
@@ -96,7 +103,7 @@ class PlanInForce:
             found: ReadPlan | Refusal | None = None
             match self._offer:
                 case PlanText() as text:
-                    found = await asyncio.to_thread(_read_or_refuse, text)
+                    found = await asyncio.to_thread(self._read_or_refuse, text)
                 case UnreadablePlan(problem=problem):
                     found = Refusal("", (problem,))
                 case NoPlan() | None:
@@ -108,7 +115,7 @@ class PlanInForce:
 
     def remember(self, kept: PlanText) -> None:
         """Take the plan of an earlier life as the last good one; raises DocumentError."""
-        self._good = read(kept)
+        self._good = self._read(kept)
 
     def judge(self, observed: ObservedNode, policy: Policy) -> Judgement:
         """Decide which document counts for this observation, and plan it."""
@@ -126,7 +133,7 @@ class PlanInForce:
     ) -> Judgement:
         if self._good is None:
             return Judgement(refusal=refusal)
-        resolved = resolve(self._good.document, observed)
+        resolved = resolve(self._good.document, observed, self._good.host)
         if isinstance(resolved, DesiredNode):
             self._desired = resolved
         elif self._desired is None:
@@ -134,23 +141,21 @@ class PlanInForce:
         # What was possible once goes on to hold for the GPUs that are still there.
         return Judgement(plan(self._desired, observed, policy), self._desired, refusal=refusal)
 
+    def _read(self, text: PlanText) -> ReadPlan:
+        document = read_document(text.text, configuration=text.configuration)
+        return ReadPlan(text, document, self._host_for(document))
 
-def read(text: PlanText) -> ReadPlan:
-    """Read a text as a document; raises DocumentError."""
-    return ReadPlan(text, read_document(text.text, configuration=text.configuration))
-
-
-def _read_or_refuse(text: PlanText) -> ReadPlan | Refusal:
-    try:
-        return read(text)
-    except DocumentError as error:
-        return Refusal(digest_of(text.text), error.problems)
+    def _read_or_refuse(self, text: PlanText) -> ReadPlan | Refusal:
+        try:
+            return self._read(text)
+        except DocumentError as error:
+            return Refusal(digest_of(text.text), error.problems)
 
 
 def _make(
     candidate: ReadPlan, observed: ObservedNode, policy: Policy
 ) -> tuple[DesiredNode, NodePlan] | Refusal:
-    resolved = resolve(candidate.document, observed)
+    resolved = resolve(candidate.document, observed, candidate.host)
     if isinstance(resolved, Rejection):
         return Refusal(candidate.document.digest, resolved.problems)
     made = plan(resolved, observed, policy)

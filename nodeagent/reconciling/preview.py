@@ -7,10 +7,12 @@ from typing import Any
 
 from nodeagent.documents.reading import digest_of, read_document
 from nodeagent.errors import DocumentError
+from nodeagent.planning.host import Host
 from nodeagent.planning.observed import ObservedNode
 from nodeagent.planning.plan import Policy, Verdict
 from nodeagent.planning.planner import plan
 from nodeagent.planning.resolve import Rejection, resolve
+from nodeagent.reconciling.plan_in_force import HostFor
 from nodeagent.reports.plan_report import plan_json, rejection_json
 
 _SOURCE = "preview"
@@ -26,7 +28,11 @@ class Preview:
 
 
 def preview(
-    text: bytes, configuration: str | None, observed: ObservedNode, policy: Policy
+    text: bytes,
+    configuration: str | None,
+    observed: ObservedNode,
+    policy: Policy,
+    host_for: HostFor = lambda _: Host(),
 ) -> Preview:
     """Read, resolve and plan `text` for `observed`; a refusal is an answer, not an error."""
     try:
@@ -36,7 +42,7 @@ def preview(
             error.problems, Verdict.INVALID, digest=digest_of(text), source=_SOURCE
         )
         return Preview(readable=False, verdict=Verdict.INVALID, report=report)
-    resolved = resolve(document, observed)
+    resolved = resolve(document, observed, host_for(document))
     if isinstance(resolved, Rejection):
         verdict = resolved.verdict
         report = rejection_json(resolved.problems, verdict, digest=document.digest, source=_SOURCE)

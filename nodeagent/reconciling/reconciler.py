@@ -19,6 +19,7 @@ import structlog
 
 from nodeagent.errors import NodeagentError
 from nodeagent.execution.carrying_out import StepDriver, carry_out
+from nodeagent.planning.host import Host
 from nodeagent.planning.observed import Access, ObservedNode
 from nodeagent.planning.outcome import NodeOutcome, StepReport
 from nodeagent.planning.plan import GpuPlan, NodePlan, Policy, Verdict
@@ -28,8 +29,9 @@ from nodeagent.reconciling.attempts import Backoff
 from nodeagent.reconciling.heartbeats import Heartbeats
 from nodeagent.reconciling.last_good_plan import LastGoodPlan
 from nodeagent.reconciling.narrator import Narrator
-from nodeagent.reconciling.plan_in_force import Judgement, PlanInForce
+from nodeagent.reconciling.plan_in_force import HostFor, Judgement, PlanInForce
 from nodeagent.reconciling.process_watch import ProcessWatch
+from nodeagent.reports.mps_state import MpsOverview
 from nodeagent.reports.node_state import NodeState, Phase, phase_of
 from nodeagent.sources.plan_offer import PlanOffer, PlanText
 
@@ -81,6 +83,9 @@ class Reconciler:
         narrator: Narrator,
         hearts: Heartbeats,
         on_state: Callable[[NodeState], None] = lambda _: None,
+        host_for: HostFor = lambda _: Host(),
+        mps: Callable[[], MpsOverview] = MpsOverview,
+        on_plan: Callable[[], None] = lambda: None,
     ) -> None:
         self.state = state
         self._open_driver = open_driver
@@ -90,7 +95,9 @@ class Reconciler:
         self._narrator = narrator
         self._hearts = hearts
         self._on_state = on_state
-        self._plan = PlanInForce()
+        self._mps = mps
+        self._on_plan = on_plan
+        self._plan = PlanInForce(host_for)
         self._agenda = Agenda(backoff, mend=rules.mend)
         self._processes = ProcessWatch(lambda: self.nudge("a process ended"))
         self._session = AsyncExitStack()
@@ -245,6 +252,7 @@ class Reconciler:
         judgement = self._plan.judge(observed, self._rules.policy)
         self._narrator.judged(judgement, self._plan.digest, self._plan.note)
         if judgement.accepted:
+            self._on_plan()
             self._unkept = judgement.accepted
         if self._unkept:
             await self._keep(self._unkept)
@@ -286,8 +294,10 @@ class Reconciler:
         problems = list(plan.problems) if plan else []
         for gpu_plan in plan.gpus if plan else ():
             problems += self._agenda.problems(gpu_plan)
+        mps = self._mps()
+        problems += mps.problems
         refused = judgement.refusal
-        phase = phase_of(refused=refused is not None, plan=plan, problems=problems)
+        phase = phase_of(refused=refused is not None, plan=plan, problems=problems, mps=mps.daemons)
         if phase is Phase.FAILED and unfinished and not problems:
             phase = Phase.WORKING
         text = self._plan.text
@@ -303,6 +313,7 @@ class Reconciler:
             plan=plan,
             problems=(*(refused.problems if refused else ()), *dict.fromkeys(problems)),
             driver_error=_silence(observed),
+            mps=mps.daemons,
             rounds=self.state.rounds + (not unfinished),
         )
 
@@ -330,7 +341,7 @@ class Reconciler:
         try:
             kept = await asyncio.to_thread(self._last_good.load)
             if kept:
-                self._plan.remember(kept)
+                await asyncio.to_thread(self._plan.remember, kept)
         except NodeagentError as error:
             self._narrator.trouble(f"the last good plan cannot be used: {error}")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import datetime
 
+from nodeagent.planning.problems import Problem
 from nodeagent.planning.shares import WantedMps
 
 
@@ -71,3 +72,11 @@ class DaemonState:
     @property
     def is_ready(self) -> bool:
         return self.phase == "Ready"
+
+
+@dataclass(frozen=True, slots=True)
+class MpsOverview:
+    """All daemons of the node, and what is wrong with them or with what clients get."""
+
+    daemons: tuple[DaemonState, ...] = ()
+    problems: tuple[Problem, ...] = ()

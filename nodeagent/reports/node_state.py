@@ -14,6 +14,8 @@ from enum import StrEnum
 from nodeagent.planning.observed import ObservedNode
 from nodeagent.planning.plan import NodePlan, Verdict
 from nodeagent.planning.problems import Code, Problem
+from nodeagent.reports.mps_problems import not_ready_reasons, on_its_way
+from nodeagent.reports.mps_state import DaemonState
 
 
 class Phase(StrEnum):
@@ -28,6 +30,8 @@ class Phase(StrEnum):
 
 # Waiting for somebody else is being blocked; everything else that remains is a failure.
 _WAITING = frozenset({Code.IN_USE, Code.RESET_REQUIRED})
+# What a client of MPS does wrong leaves the node as planned.
+_SHOWN_ONLY = frozenset({Code.MPS_CLIENT})
 
 
 _NOTHING_SEEN = ObservedNode()
@@ -48,7 +52,8 @@ class NodeState:
     `digest` and `configuration` are those of the plan in force. `plan` holds what remains to be
     done for it. `problems` are the driver's, the refused document's and the GPUs', in that order.
     `note` is one sentence about the plan's carrier, empty when all is well. `driver_error` is
-    empty while the driver answers. `rounds` counts the reconciliations that were finished.
+    empty while the driver answers. `rounds` counts the reconciliations that were finished. `mps`
+    are the node's MPS daemons.
     """
 
     node: str
@@ -64,6 +69,7 @@ class NodeState:
     problems: tuple[Problem, ...] = ()
     driver_error: str = ""
     rounds: int = 0
+    mps: tuple[DaemonState, ...] = ()
 
     @property
     def sentence(self) -> str:
@@ -83,22 +89,24 @@ def phase_of(
     refused: bool,
     plan: NodePlan | None,
     problems: Iterable[Problem],
+    mps: Iterable[DaemonState] = (),
 ) -> Phase:
     """The phase at the end of a round, when nothing more is done before the next.
 
-    `problems` are those of the plan in force. A refused document comes first, because its author
-    waits for an answer; then what needs a person; then what only needs time.
+    `problems` are those of the plan in force, those of MPS among them. A refused document comes
+    first, because its author waits for an answer; then what needs a person; then what only needs
+    time, such as a daemon of `mps` that is being started.
     """
     if refused:
         return Phase.REJECTED
-    codes = {problem.code for problem in problems}
+    codes = {problem.code for problem in problems} - _SHOWN_ONLY
     if codes - _WAITING:
         return Phase.FAILED
     if codes or (plan is not None and plan.verdict is Verdict.BLOCKED):
         return Phase.BLOCKED
     if plan is not None and plan.verdict is not Verdict.IN_SYNC:
         return Phase.FAILED
-    return Phase.IN_SYNC
+    return Phase.WORKING if on_its_way(mps) else Phase.IN_SYNC
 
 
 def not_ready(state: NodeState) -> tuple[str, ...]:
@@ -108,4 +116,4 @@ def not_ready(state: NodeState) -> tuple[str, ...]:
         reasons.append(f"the driver does not answer: {state.driver_error}")
     if not state.rounds:
         reasons.append("the first reconciliation is not done yet")
-    return tuple(reasons)
+    return (*reasons, *not_ready_reasons(state.mps, state.observed))

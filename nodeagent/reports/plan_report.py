@@ -17,9 +17,14 @@ from nodeagent.planning.steps import (
     DestroyComputeInstance,
     DestroyGpuInstance,
     ResetGpu,
+    SetComputeMode,
     SetMigMode,
+    SetTimeSlice,
+    StartMps,
     Step,
+    StopMps,
 )
+from nodeagent.reports.mps_report import shares_json, user_json
 
 MODE_WORD = {True: "enabled", False: "disabled"}
 
@@ -134,6 +139,8 @@ def _instance_json(instance: GpuInstance) -> list[Json]:
             del row["uuid"]
         else:
             row["inUse"] = device.usage.in_use
+        if device.mps is not None:
+            row["mps"] = True
         rows.append(row)
     return rows
 
@@ -161,9 +168,26 @@ def step_json(step: Step) -> Json:
         case CreateComputeInstance():
             body = {"kind": "createInstance", "scope": "computeInstance", **_place(step)}
             body["gi"] = step.instance
+        case StopMps() | StartMps() | SetComputeMode() | SetTimeSlice():
+            body = _sharing_step_json(step)
         case _:
             assert_never(step)
     return {**body, "reason": step.reason}
+
+
+def _sharing_step_json(step: StopMps | StartMps | SetComputeMode | SetTimeSlice) -> Json:
+    match step:
+        case StopMps():
+            return {"kind": "stopMps", **_device(step)}
+        case StartMps(wanted=wanted, runs=runs):
+            body = {"kind": "startMps", **_device(step), "user": user_json(wanted.account)}
+            return {**body, "shares": shares_json(wanted.sharing), "runs": runs}
+        case SetComputeMode(mode=mode):
+            return {"kind": "setComputeMode", **_device(step), "mode": mode.value}
+        case SetTimeSlice(time_slice=time_slice):
+            return {"kind": "setTimeSlice", "timeSlice": time_slice.value}
+        case _:
+            assert_never(step)
 
 
 def _place(
@@ -174,6 +198,15 @@ def _place(
         "start": step.placement.start,
         "size": step.placement.size,
     }
+
+
+def _device(step: StopMps | StartMps | SetComputeMode) -> Json:
+    """A MIG device that is not made yet has its place only."""
+    body: Json = {"device": step.device} if step.device else {}
+    if step.placement is not None:
+        place = {"start": step.placement.start, "size": step.placement.size}
+        body |= {"profile": step.profile, **place}
+    return body
 
 
 def _report_json(report: StepReport) -> Json:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from datetime import datetime
 from typing import Any
 
 from nodeagent.planning.layout import creatable, free_slots
@@ -16,8 +15,12 @@ from nodeagent.planning.observed import (
     Usage,
     User,
 )
+from nodeagent.reports.mps_report import mps_json
+from nodeagent.reports.mps_state import DaemonState
 from nodeagent.reports.node_state import NodeState
+from nodeagent.reports.places import places
 from nodeagent.reports.plan_report import mode_json, problem_json
+from nodeagent.reports.times import time_json
 
 Json = dict[str, Any]
 
@@ -48,9 +51,17 @@ def status_json(state: NodeState, *, gpu: str | None = None) -> Json | None:
     if state.observed.driver_version:
         report["driverVersion"] = state.observed.driver_version
     report["gpus"] = [gpu_json(g) for g in gpus]
-    report["mps"] = []
+    report["mps"] = mps_json(_daemons(state, gpu), state.observed)
     report["problems"] = [problem_json(p) for p in problems]
     return report
+
+
+def _daemons(state: NodeState, gpu: str | None) -> tuple[DaemonState, ...]:
+    """All daemons, or those of one GPU and of the MIG devices on it."""
+    if gpu is None:
+        return state.mps
+    there = {place.device for place in places(state.observed) if place.gpu.uuid == gpu}
+    return tuple(daemon for daemon in state.mps if daemon.device in there)
 
 
 def gpu_json(gpu: Gpu) -> Json:
@@ -66,6 +77,7 @@ def gpu_json(gpu: Gpu) -> Json:
         report["memory"] = {"total": gpu.memory}
     if gpu.mig:
         report["mig"] = mode_json(gpu)
+    report |= _modes(gpu)
     report["slots"] = _slots(gpu)
     answers = gpu.access is Access.OK
     seen = gpu.instances if answers else tuple(map(_last_seen, gpu.instances))
@@ -102,11 +114,6 @@ def user_json(user: User) -> Json:
     return report
 
 
-def time_json(moment: datetime) -> str:
-    """RFC 3339 in UTC, to the millisecond."""
-    return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
-
-
 def _slots(gpu: Gpu) -> int:
     """How many memory slices the card is divided into; 0 without MIG."""
     ends = (p.start + p.size for profile in gpu.profiles for p in profile.placements)
@@ -133,6 +140,16 @@ def _device(device: ComputeInstance, place: Json) -> Json:
         report["usersUnknown"] = device.usage.reason or "it could not be found out"
     if device.memory:
         report["memory"] = _memory(device.memory)
+    return {**report, **_modes(device)}
+
+
+def _modes(holder: Gpu | ComputeInstance) -> Json:
+    """Who may have a context, and for how long at a time; a MIG device has no time slice."""
+    report: Json = {}
+    if holder.compute_mode is not None:
+        report["computeMode"] = holder.compute_mode.value
+    if isinstance(holder, Gpu) and holder.time_slice is not None:
+        report["timeSlice"] = holder.time_slice.value
     return report
 
 

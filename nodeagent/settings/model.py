@@ -114,10 +114,11 @@ class MpsSettings(_Group):
     library_path: Text | None = Field(
         None, description="Where libcuda is, if not where the loader looks: LD_LIBRARY_PATH."
     )
-    launch: Literal["child", "systemd", "hostSystemd"] = Field(
-        "child",
+    launch: Literal["auto", "child", "systemd", "hostSystemd"] = Field(
+        "auto",
         description="What daemons are: children of the agent, transient services of the systemd "
-        "beside it, or of the host's systemd when the agent is in a pod.",
+        "beside it, or of the host's systemd when the agent is in a pod. auto: systemd where it "
+        "runs, else child.",
     )
     shm: Literal["auto", "host", "device"] = Field(
         "auto",
@@ -167,6 +168,9 @@ class MpsSettings(_Group):
     )
     most_attempts: WholeNumber = Field(
         3, description="So many attempts at setting the limits of a daemon that was never Ready."
+    )
+    terminate_deadline: Duration = Field(
+        30.0, description="Seconds for a daemon to end a client, whose work goes on until then."
     )
     grace: Duration = Field(
         5.0, description="Seconds between the steps of ending a client or an orphaned server."

@@ -104,6 +104,7 @@ class Card:
     def _activate(self, enabled: bool) -> None:
         self.state.mig = self.state.pending = enabled
         self.state.accounting = False
+        self.state.compute_mode = 0
         self.state.instances.clear()
         self.config_changed()
 
@@ -140,7 +141,7 @@ class Card:
         state.mig = state.pending = state.pending and mode_kept
         state.instances.clear()
         state.failure = 0
-        state.compute_mode = 0
+        state.compute_mode = state.time_slice = 0
         state.accounting = False
         self._node.changed(self.index)
         if before != (state.mig, state.pending, 0):

@@ -10,6 +10,7 @@ from collections.abc import Collection
 from pathlib import Path
 
 from nodeagent.errors import UsageError
+from nodeagent.simulation.admission import admit, mode_of
 from nodeagent.simulation.boards import Overrides, parse_boards
 from nodeagent.simulation.card import MIB, Card
 from nodeagent.simulation.codes import Code
@@ -42,7 +43,7 @@ class SimulatedNode(StoredNode):
 
         `memory` in bytes, None where the driver cannot tell. Without `pid` it gets one that no
         real process can have. With `follow` the pid is a process of this machine, whose end
-        frees the device. Raises UsageError.
+        frees the device. Raises UsageError, also where the compute mode keeps it out.
         """
         if kind not in list(ProcessKind):
             raise UsageError(f"no process is {kind!r}", remedy="compute, graphics or mps")
@@ -67,6 +68,7 @@ class SimulatedNode(StoredNode):
             there = card.processes(instance, compute)
             if any(p.pid == pid and p.instance == instance for p in there):
                 raise UsageError(f"process {pid} is on {device} already")
+            admit(mode_of(card, instance, compute), process, there)
             part = None if instance is None else card.instance(instance)
             total, used = card.memory(part)
             if memory is not None and not 0 <= memory <= total - used:

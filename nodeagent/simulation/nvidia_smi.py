@@ -1,6 +1,8 @@
-"""A stand-in for the program `nvidia-smi`, for what the agent runs it for: resetting a GPU.
+"""A stand-in for the program `nvidia-smi`, for what the agent runs it for: resets, time slices.
 
     NODEAGENT_SIMULATED_STATE=FILE python -m nodeagent.simulation.nvidia_smi --gpu-reset -i GPU
+    ... compute-policy -i GPU --list
+    ... compute-policy -i GPU --set-timeslice=3
 
 It acts on the simulated node in that state file. Output and exit codes follow the real program
 as far as they are published: 0 done, 2 bad usage, 3 not supported, 6 no such GPU, 15 lost,
@@ -14,9 +16,11 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 from nodeagent.errors import NodeagentError, UsageError
+from nodeagent.simulation import compute_policy
 from nodeagent.simulation.card import Card
 from nodeagent.simulation.codes import Code, Refused
 from nodeagent.simulation.node import SimulatedNode, open_node
@@ -37,10 +41,33 @@ _IN_USE = (
 
 def main(arguments: list[str]) -> int:
     """Returns the exit code."""
+    if arguments[:1] == ["compute-policy"]:
+        return _compute_policy(arguments[1:])
     wanted = _read_arguments(arguments)
     if wanted is None:
         print("usage: nvidia-smi --gpu-reset [-i <index, UUID or PCI address>,...]")
         return _BAD_USAGE
+    return _on_node(lambda node: _reset_all(node, wanted))
+
+
+def _compute_policy(arguments: list[str]) -> int:
+    request = compute_policy.read_arguments(arguments)
+    if request is None:
+        compute_policy.print_usage()
+        return 0 if arguments in ([], ["-h"], ["--help"]) else _BAD_USAGE
+    return _on_node(lambda node: _run_policy(node, request))
+
+
+def _run_policy(node: SimulatedNode, request: compute_policy.Request) -> int:
+    cards = _cards(node, request.gpus)
+    if cards is None:
+        print("Failed to find any matching device(s)")
+        return int(Code.NOT_FOUND)
+    return compute_policy.run(node, request, cards)
+
+
+def _on_node(run: Callable[[SimulatedNode], int]) -> int:
+    """Do it on the node in the state file, with its driver loaded."""
     path = os.environ.get(STATE_VARIABLE)
     if not path:
         print(f"{STATE_VARIABLE} names no state file of a simulated node", file=sys.stderr)
@@ -51,9 +78,21 @@ def main(arguments: list[str]) -> int:
         print(error, file=sys.stderr)
         return int(Code.DRIVER_NOT_LOADED)
     try:
-        return _reset_all(node, wanted)
+        if node.driver_failure:
+            print("NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver.")
+            return int(Code.DRIVER_NOT_LOADED)
+        return run(node)
     finally:
         node.close()
+
+
+def _cards(node: SimulatedNode, wanted: list[str]) -> list[Card] | None:
+    """The GPUs of these names (none named: all); None when there is one that is no GPU."""
+    try:
+        found = [node.find(name) for name in wanted or [str(card.index) for card in node.cards]]
+    except UsageError:
+        return None
+    return None if any(instance is not None for _, instance, _ in found) else [f[0] for f in found]
 
 
 def _read_arguments(arguments: list[str]) -> list[str] | None:
@@ -72,16 +111,10 @@ def _read_arguments(arguments: list[str]) -> list[str] | None:
 
 
 def _reset_all(node: SimulatedNode, wanted: list[str]) -> int:
-    if node.driver_failure:
-        print("NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver.")
-        return int(Code.DRIVER_NOT_LOADED)
-    cards: list[Card] = []
-    for name in wanted or [str(card.index) for card in node.cards]:
-        try:
-            cards.append(node.find(name)[0])
-        except UsageError:
-            print("No devices were found")
-            return int(Code.NOT_FOUND)
+    cards = _cards(node, wanted)
+    if cards is None:
+        print("No devices were found")
+        return int(Code.NOT_FOUND)
     for card in cards:
         if code := _reset(node, card):
             return code

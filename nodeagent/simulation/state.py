@@ -124,7 +124,9 @@ class Process:
 
 @dataclass(slots=True)
 class CardState:
-    """One GPU. `failure` is the code every call on it answers, 0 while it works."""
+    """One GPU. `compute_mode` is NVML's number, `time_slice` nvidia-smi's (0 to 3, default to
+    long). `failure` is the code every call on it answers, 0 while it works.
+    """
 
     board: str
     mirrored: bool = False
@@ -133,6 +135,7 @@ class CardState:
     persistence: bool = True
     accounting: bool = False
     compute_mode: int = 0
+    time_slice: int = 0
     failure: int = 0
     instances: list[GpuInstance] = field(default_factory=list)
     processes: list[Process] = field(default_factory=list)
@@ -146,6 +149,7 @@ class CardState:
             "persistence": self.persistence,
             "accounting": self.accounting,
             "compute_mode": self.compute_mode,
+            "time_slice": self.time_slice,
             "failure": self.failure,
             "instances": [instance.to_json() for instance in self.instances],
             "processes": [process.to_json() for process in self.processes],
@@ -161,6 +165,7 @@ class CardState:
             persistence=_flag(stored, "persistence"),
             accounting=_flag(stored, "accounting"),
             compute_mode=_number(stored, "compute_mode"),
+            time_slice=_number(stored, "time_slice") if "time_slice" in stored else 0,
             failure=_number(stored, "failure"),
             instances=[GpuInstance.from_json(i) for i in list_of(stored, "instances")],
             processes=[Process.from_json(p) for p in list_of(stored, "processes")],

@@ -16,6 +16,7 @@ _CHOICES = {
     "ampere_mode": ("pending", "whenIdle"),
     "stale_handles": ("INVALID_ARGUMENT", "NOT_FOUND"),
     "missing_mig_index": ("NOT_FOUND", "INVALID_ARGUMENT"),
+    "compute_mode_of_mig_parent": ("NOT_SUPPORTED", "INVALID_ARGUMENT", "DEFAULT"),
 }
 
 
@@ -56,6 +57,16 @@ class Switches:
 
     missing_mig_index: str = "NOT_FOUND"
     """What a MIG device index without a device answers."""
+
+    compute_mode_of_mig_parent: str = "NOT_SUPPORTED"
+    """What a GPU in MIG mode answers when it is asked for its compute mode; `DEFAULT`: that mode.
+    It cannot be set in any case."""
+
+    mig_compute_modes: bool = True
+    """MIG devices have a compute mode each. Older drivers refuse it."""
+
+    time_slices: bool = True
+    """GPUs have a time slice that can be set. Not on virtual GPUs, nor before Volta."""
 
     supported_events_tell_mig: bool = False
     """Whether the supported event types include the MIG configuration change."""

@@ -69,17 +69,23 @@ def _gpu_body(
     after = outcome.after
     restored = [step_line(after.index, report) for report in outcome.restored]
     drawn = after.mig is not None or after.instances
-    in_sync = verdict is Verdict.IN_SYNC
+    well = verdict is Verdict.IN_SYNC and not outcome.failed
     return (
         *(drawing([("now", cells_now(after))], slots_of(after), width - 2) if drawn else ()),
         *([line("to restore the earlier layout:"), *indent(restored, 2)] if restored else []),
-        *problem_lines(() if in_sync else problems, Tone.WARNING),
+        *problem_lines(() if well else problems, Tone.WARNING),
     )
 
 
 def _last_word(outcome: NodeOutcome, rest: NodePlan, *, stopped: bool) -> Line:
     done = sum(1 for gpu in outcome.gpus for step in gpu.steps if step.result is StepResult.DONE)
     if rest.verdict is Verdict.IN_SYNC:
+        if any(gpu.failed for gpu in outcome.gpus):
+            return line(
+                Span("Failed in part", Tone.BAD),
+                f": {count(done, 'step')} done; the GPUs are as the document says, but not all "
+                "that was started on them runs.",
+            )
         if not done:
             return line(Span("In sync", Tone.GOOD), ": nothing to do.")
         return line(

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from nodeagent.terminal.mps_page import daemon_lines, device_words
 from nodeagent.terminal.page import BLANK, Line, Span, Tone, indent, line
 from nodeagent.terminal.plan_page import drawing
 from nodeagent.terminal.slices import Cell
@@ -21,6 +22,7 @@ _PHASE_TONES = {
     "Rejected": Tone.BAD,
     "Failed": Tone.BAD,
 }
+_USUAL = "default"
 _DIGEST_SHOWN = 19  # columns: "sha256:" and twelve digits
 
 
@@ -28,11 +30,13 @@ def status_page(status: Json, width: int) -> tuple[Line, ...]:
     """The whole page; keys that are absent are not known and left out."""
     lines = [*_title(status), BLANK]
     groups: dict[tuple[str, tuple[Line, ...]], list[Json]] = {}
+    daemons: Sequence[Json] = status.get("mps", ())
     for gpu in status.get("gpus", ()):
-        alike = (str(gpu.get("name", "")), _gpu_body(gpu, width - 2))
-        groups.setdefault(alike, []).append(gpu)
+        body = (*_gpu_body(gpu, width - 2), *_mps_lines(gpu, daemons))
+        groups.setdefault((str(gpu.get("name", "")), body), []).append(gpu)
     for (_, body), gpus in groups.items():
         lines += [_gpu_title(gpus), *indent(body, 2), BLANK]
+    lines += _mps_elsewhere(status.get("gpus", ()), daemons)
     problems = _problem_lines(status.get("problems", ()))
     return (*lines, *problems) if problems else tuple(lines[:-1])
 
@@ -72,6 +76,7 @@ def _gpu_body(gpu: Json, width: int) -> tuple[Line, ...]:
     return (
         *(picture or (line(_mode_words(gpu)),)),
         *_user_lines(gpu),
+        *_mode_lines(gpu),
         *_room(gpu),
         *_health(gpu),
     )
@@ -130,6 +135,37 @@ def _user_words(user: Json) -> str:
     pod = user.get("pod") or {}
     where = f" of pod {pod.get('namespace', '')}/{pod['name']}" if pod.get("name") else ""
     return (f"pid {pid}" if pid else "a process of unknown pid") + command + where
+
+
+def _mps_lines(gpu: Json, daemons: Sequence[Json]) -> tuple[Line, ...]:
+    """The daemons of the GPU as a whole and of its MIG devices."""
+    names = _device_names(gpu)
+    there = (daemon for daemon in daemons if daemon.get("device") in names)
+    return tuple(row for d in there for row in daemon_lines(d, names[str(d["device"])]))
+
+
+def _mps_elsewhere(gpus: Sequence[Json], daemons: Sequence[Json]) -> tuple[Line, ...]:
+    """Daemons whose device is not there any more."""
+    known = {name for gpu in gpus for name in _device_names(gpu)}
+    lost = [daemon for daemon in daemons if daemon.get("device") not in known]
+    rows = tuple(row for daemon in lost for row in daemon_lines(daemon, device_words(daemon)))
+    return (*rows, BLANK) if rows else ()
+
+
+def _device_names(gpu: Json) -> dict[str, str]:
+    """What each device of the GPU is called below it, by UUID."""
+    names = {str(gpu["uuid"]): "the GPU"} if gpu.get("uuid") else {}
+    for instance in gpu.get("instances", ()):
+        if instance.get("uuid"):
+            names[str(instance["uuid"])] = f"{instance.get('profile')} at {instance.get('start')}"
+    return names
+
+
+def _mode_lines(gpu: Json) -> tuple[Line, ...]:
+    """The compute mode and time slice of the GPU as a whole, where they are not the usual ones."""
+    names = {"computeMode": "compute mode", "timeSlice": "time slice"}
+    words = [f"{name} {gpu[key]}" for key, name in names.items() if gpu.get(key, _USUAL) != _USUAL]
+    return (line(dim(", ".join(words))),) if words else ()
 
 
 def _room(gpu: Json) -> tuple[Line, ...]:

@@ -8,11 +8,16 @@ from pathlib import Path
 
 import pytest
 
+from nodeagent.cli.mps_parser import MPS_COMMANDS
 from nodeagent.cli.parser import COMMANDS, build_parser
 from nodeagent.cli.simulate_parser import SIMULATIONS
 
 PAGE = (Path(__file__).parents[2] / "docs/commands.md").read_text(encoding="utf-8")
-NAMES = [*COMMANDS, *(f"simulate {name}" for name in SIMULATIONS)]
+NAMES = [
+    *COMMANDS,
+    *(f"simulate {name}" for name in SIMULATIONS),
+    *(f"mps {name}" for name in MPS_COMMANDS),
+]
 
 
 def _parsers(parser: argparse.ArgumentParser, prefix: str = "") -> dict[str, set[str]]:

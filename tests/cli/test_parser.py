@@ -70,7 +70,12 @@ def test_every_command_can_be_run(name: str) -> None:
         ["simulate", "occupy", "0", "--memory", "2 pages"],
         ["simulate", "occupy", "0", "--pid", "-4"],
         ["simulate", "fault", "--lost", "GPU-0"],
-        ["mps", "status"],
+        ["mps"],
+        ["mps", "start"],
+        ["mps", "restart"],
+        ["mps", "drain", "0", "--timeout", "soon"],
+        ["mps", "status", "0", "--force"],
+        ["simulate", "client"],
     ],
 )
 def test_bad_usage_is_two_lines_and_exit_code_2(

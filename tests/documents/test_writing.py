@@ -18,16 +18,30 @@ from nodeagent.documents.writing import (
     plan_data,
     plan_document,
 )
-from nodeagent.planning.desired import MigDisabled, MigLayout
+from nodeagent.planning.desired import DesiredNode, MigDisabled, MigLayout
+from nodeagent.planning.host import Host
 from nodeagent.planning.observed import (
     Access,
     ComputeInstance,
     Gpu,
     GpuInstance,
     MigMode,
+    MpsDaemon,
     ObservedNode,
     Placement,
 )
+from nodeagent.planning.plan import Verdict
+from nodeagent.planning.planner import plan
+from nodeagent.planning.resolve import resolve
+from nodeagent.planning.shares import (
+    Account,
+    ComputeMode,
+    Share,
+    Sharing,
+    TimeSlice,
+    WantedMps,
+)
+from tests.planning.cards import card, with_instances
 
 ON = MigMode(current=True, pending=True)
 OFF = MigMode(current=False, pending=False)
@@ -194,6 +208,129 @@ def test_text_and_data_agree() -> None:
     """The YAML is the data, also for readers that know YAML 1.1 only."""
     assert yaml.safe_load(plan_document(MIXED)) == plan_data(MIXED)
     assert yaml.safe_load(mig_parted_document(MIXED)) == mig_parted_data(MIXED)
+
+
+# --- MPS and time slices ----------------------------------------------------------------------
+
+BIG = Share("big", 1, 40 * 1024, 40.0)
+SMALL = Share("small", 4, 8 * 1024, 15.5)
+HUGE = 80 << 30
+
+
+def mps_of(*shares: Share, account: Account | None = None, enforce: str = "report") -> MpsDaemon:
+    """A daemon with these shares."""
+    who = account or Account(1000, 1000, (27,))
+    return MpsDaemon(WantedMps(Sharing(shares, enforce), who), "Ready")
+
+
+def test_sharing() -> None:
+    """Shares, users and intervals, of GPUs and of single instances."""
+    shared = instance(4, "3g.40gb", gi=2)
+    device = replace(shared.compute[0], mps=mps_of(Share("clients", None, 512, None)))
+    parts = instance(0, "1c.3g.40gb", "1c.3g.40gb")
+    both = tuple(replace(c, mps=mps_of(Share("replica", 2, 1000, 50.0))) for c in parts.compute)
+    observed = node(
+        gpu(0, mig=OFF, memory=HUGE, mps=mps_of(SMALL, BIG, enforce="terminate")),
+        gpu(1, replace(parts, compute=both), replace(shared, compute=(device,))),
+        gpu(2, mig=None, device=T4, time_slice=TimeSlice.LONG),
+        gpu(
+            3,
+            mig=OFF,
+            memory=HUGE,
+            mps=mps_of(replace(BIG, count=3), account=Account(0, 0, any_user=True)),
+        ),
+        gpu(4, mig=OFF, memory=HUGE, mps=mps_of(BIG, account=Account(1001, 5))),
+    )
+    assert (
+        plan_document(observed)
+        == """\
+# GPU 2 (Tesla T4) has no MIG
+version: v1
+gpus:
+  - devices: [0]
+    mig: disabled
+    mps: {user: 1000, shares: {small: {count: 4, memory: 8Gi, threads: 15.5}, \
+big: {count: 1, memory: 40Gi, threads: 40}}, enforce: terminate, oversubscribe: true}
+  - devices: [1]
+    mig:
+      - {profile: 1c.3g.40gb, start: 0, count: 2, mps: {user: 1000, \
+shares: {replica: {count: 2, memory: 1000Mi, threads: 50}}, oversubscribe: true}}
+      - {profile: 3g.40gb, start: 4, mps: {user: 1000, clients: {memory: 512Mi}}}
+  - devices: [2]
+    timeSlice: long
+  - devices: [3]
+    mig: disabled
+    mps: {user: any, shares: {big: {count: 3, memory: 40Gi, threads: 40}}, oversubscribe: true}
+  - devices: [4]
+    mig: disabled
+    mps: {user: "1001:5", shares: {big: {count: 1, memory: 40Gi, threads: 40}}}
+"""
+    )
+    assert yaml.safe_load(plan_document(observed)) == plan_data(observed)
+    assert len(read_document(plan_document(observed)).entries) == 5
+
+
+def test_time_slices_that_are_not_written() -> None:
+    """One that nobody set, one that the document could not ask for without more."""
+    for more in (
+        {"time_slice": TimeSlice.DEFAULT},
+        {"time_slice": None},
+        {"time_slice": TimeSlice.LONG, "compute_mode": ComputeMode.EXCLUSIVE_PROCESS},
+        {"time_slice": TimeSlice.LONG, "mig": ON},
+    ):
+        (entry,) = plan_data(node(gpu(0, **{"mig": OFF, **more})))["gpus"]  # type: ignore[arg-type]  # keys of Gpu
+        assert "timeSlice" not in entry
+    set_by_us: dict[str, object] = {
+        "time_slice": TimeSlice.DEFAULT,
+        "earlier_time_slice": TimeSlice.LONG,
+    }
+    (entry,) = plan_data(node(gpu(0, **{"mig": OFF, **set_by_us})))["gpus"]  # type: ignore[arg-type]  # keys of Gpu
+    assert entry["timeSlice"] == "default"
+
+
+LIMITS = st.tuples(
+    st.none() | st.integers(1, 4000), st.none() | st.integers(10, 10_000).map(lambda n: n / 100)
+)
+SHARES = st.lists(st.tuples(st.integers(1, 4), LIMITS), min_size=1, max_size=3)
+
+
+@given(
+    SHARES,
+    LIMITS,
+    st.booleans(),
+    st.sampled_from(["report", "terminate"]),
+    st.sampled_from(
+        [
+            Account(1000, 1000, (27,)),
+            Account(1000, 1000),
+            Account(1001, 7),
+            Account(0, 0, any_user=True),
+        ]
+    ),
+)
+def test_exported_mps_is_in_sync(
+    counted: list[tuple[int, tuple[int | None, float | None]]],
+    endless: tuple[int | None, float | None],
+    counts: bool,
+    enforce: str,
+    account: Account,
+) -> None:
+    """What was written out leads back to exactly the daemons there are: nothing to do."""
+    shares = [Share(f"s{n}", count, *limits) for n, (count, limits) in enumerate(counted)]
+    running = mps_of(
+        *(shares if counts else [Share("clients", None, *endless)]),
+        account=account,
+        enforce=enforce,
+    )
+    whole = replace(card("t4"), mps=running, compute_mode=ComputeMode.EXCLUSIVE_PROCESS)
+    mig = with_instances(card("h100-80gb"), [("3g.40gb", 0)])
+    parts = tuple(replace(c, mps=running) for c in mig.instances[0].compute)
+    mig = replace(mig, index=1, instances=(replace(mig.instances[0], compute=parts),))
+    observed = node(whole, mig)
+    host = Host(accounts={"1000": Account(1000, 1000, (27,))})
+    desired = resolve(read_document(plan_document(observed)), observed, host)
+    assert isinstance(desired, DesiredNode), desired
+    assert plan(desired, observed).verdict is Verdict.IN_SYNC
 
 
 PROFILES = st.sampled_from(["1g.10gb", "1g.10gb+me", "3g.40gb", "1g.24gb-me", "1g.24gb+me.all"])

@@ -5,12 +5,15 @@ from __future__ import annotations
 from nodeagent.gpu.driver import Driver
 from nodeagent.planning.observed import ComputeInstance, Gpu, GpuInstance, Placement
 from nodeagent.planning.profiles import device_name
+from nodeagent.planning.shares import ComputeMode, TimeSlice
 from nodeagent.planning.steps import (
     CreateComputeInstance,
     CreateGpuInstance,
     DestroyComputeInstance,
     DestroyGpuInstance,
+    SetComputeMode,
     SetMigMode,
+    SetTimeSlice,
 )
 
 REASON = "a test wants it"
@@ -70,6 +73,18 @@ def add_compute(gpu: Gpu, instance: GpuInstance, slices: int) -> CreateComputeIn
     assert profile is not None
     name = device_name(instance.profile, profile.slices, slices)
     return CreateComputeInstance(gpu.uuid, instance.id, name, slices, instance.placement, REASON)
+
+
+def compute_mode(
+    gpu: Gpu, mode: ComputeMode, device: ComputeInstance | None = None
+) -> SetComputeMode:
+    """The compute mode of the GPU, or of one of its MIG devices."""
+    return SetComputeMode(gpu.uuid, device.uuid if device else gpu.uuid, mode, REASON)
+
+
+def time_slice(gpu: Gpu, wanted: TimeSlice) -> SetTimeSlice:
+    """The time slice of the GPU."""
+    return SetTimeSlice(gpu.uuid, wanted, REASON)
 
 
 async def laid_out(driver: Driver, index: int, **starts: str) -> Gpu:

@@ -106,7 +106,7 @@ def _case_and_end(test: ET.Element) -> tuple[str, str]:
     return case, "passed" if skipped is None else skipped.attrib["message"]
 
 
-@pytest.mark.timeout(30)  # a process with some twenty tests of its own
+@pytest.mark.timeout(30)  # a process with some thirty tests of its own
 @pytest.mark.skipif(
     Path("/proc/driver/nvidia-caps/mig-minors").exists(),
     reason="this machine has capability files of real instances, which the stand-in's have not",
@@ -129,9 +129,10 @@ def test_a_library_that_lacks_most_functions_leaves_gaps(
     """Looking works with what there is; a GPU that tells nothing of MIG counts as having none."""
     ends = contract(minimal)
     assert ends["library", "passed"] > 0
-    (skipped,) = {(case, end) for case, end in ends if end != "passed"}
-    assert skipped[0] == "gpu"
-    assert "has no MIG" in skipped[1]
+    skipped = sorted((case, end) for case, end in ends if end != "passed")
+    assert [case for case, _ in skipped] == ["gpu", "gpu"]
+    assert "has no MIG" in skipped[0][1]
+    assert "does not tell its compute mode" in skipped[1][1]
 
 
 # --- the program ----------------------------------------------------------------------------------
@@ -208,6 +209,24 @@ def test_a_process_on_the_gpu_is_seen_and_left_alone(
     done = python(whole, "-m", "nodeagent", "apply", "-f", document, STAND_IN_USER=pid)
     assert done.returncode == 3, done.stdout + done.stderr
     assert pid in done.stdout
+
+
+MODES = """
+import asyncio, os
+from nodeagent.gpu.driver import Driver
+async def look():
+    async with Driver(observe_deadline=5, step_deadline=5) as driver:
+        gpu = (await driver.observe()).gpus[0]
+        print(gpu.compute_mode, dict(await driver.mps_memory(gpu.uuid)))
+asyncio.run(look())
+"""
+
+
+def test_mps_clients_and_the_compute_mode_are_seen(python: Python, whole: Path) -> None:
+    """As C wrote them: an enumeration, and more bytes than 32 bits hold."""
+    pid = str(os.getpid())
+    seen = python(whole, "-c", MODES, STAND_IN_CLIENT=pid)
+    assert seen.stdout == f"default {{{pid}: {5 << 30}}}\n", seen.stderr
 
 
 # --- the stand-in ---------------------------------------------------------------------------------

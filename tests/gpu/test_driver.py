@@ -18,7 +18,7 @@ from nodeagent.errors import DeadlineExceeded, DriverError, DriverUnavailable, G
 from nodeagent.gpu.driver import Driver
 from nodeagent.gpu.usage import UsageProbe
 from nodeagent.planning.observed import Access, MigMode, Placement
-from nodeagent.planning.steps import ResetGpu, SetMigMode
+from nodeagent.planning.steps import ResetGpu, SetMigMode, StopMps
 from nodeagent.simulation import SimulatedNode, Switches, simulated
 from tests.gpu.steps_of import create, destroy, enable, laid_out, layout
 
@@ -468,6 +468,18 @@ async def test_while_another_gpu_hangs_nothing_is_reset(node: SimulatedNode) -> 
             await driver.apply(ResetGpu(first.uuid, ""))
         node.clear_faults()
         await _settled(driver)
+
+
+# --- what is no matter of the driver --------------------------------------------------------------
+
+
+async def test_a_step_of_an_mps_daemon_is_refused(driver: Driver, node: SimulatedNode) -> None:
+    """It goes to who supervises daemons; here it would be taken for done."""
+    gpu = (await driver.observe()).gpus[0]
+    calls = node.journal.total()
+    with pytest.raises(DriverError, match="by who has only the driver"):
+        await driver.apply(StopMps(gpu.uuid, gpu.uuid, "a test wants it"))
+    assert node.journal.total() == calls
 
 
 # --- what it costs to have it ---------------------------------------------------------------------

@@ -10,19 +10,22 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, replace
 
 import pytest
 
 from nodeagent.errors import DriverError
 from nodeagent.gpu.driver import Driver
+from nodeagent.gpu.nvml_errors import is_unsupported
 from nodeagent.gpu.usage import UsageProbe
 from nodeagent.planning.observed import Access, Gpu, MigMode, Placement
 from nodeagent.planning.profiles import ProfileName
+from nodeagent.planning.shares import ComputeMode
 from nodeagent.simulation import simulated
 from tests.gpu.steps_of import (
     add_compute,
+    compute_mode,
     create,
     destroy,
     destroy_compute,
@@ -84,6 +87,31 @@ async def board(request: pytest.FixtureRequest) -> AsyncIterator[tuple[Driver, G
                 pytest.skip(f"{gpu.name} needs a reset to enable MIG")
             async for borrowed in _borrowed(driver, gpu):
                 yield driver, borrowed
+
+
+@pytest.fixture(params=["simulator", pytest.param("gpu", marks=pytest.mark.gpu)])
+async def undivided(request: pytest.FixtureRequest) -> AsyncIterator[tuple[Driver, Gpu]]:
+    """An idle GPU without MIG mode; its compute mode is restored afterwards."""
+    if request.param == "simulator":
+        with simulated("h100-80gb:1"):
+            async with Driver(observe_deadline=5, step_deadline=5) as driver:
+                async for gpu in _with_its_mode(driver, (await driver.observe()).gpus[0]):
+                    yield driver, gpu
+    else:
+        named = os.environ["NODEAGENT_TEST_GPUS"].split(",")
+        async with Driver(observe_deadline=60, step_deadline=60, usage=UsageProbe()) as driver:
+            gpu = await driver.observe_gpu(named[0].strip())
+            if (gpu.mig and gpu.mig.current) or not gpu.idle or gpu.compute_mode is None:
+                pytest.skip(f"{gpu.name} is divided, in use, or does not tell its compute mode")
+            async for borrowed in _with_its_mode(driver, gpu):
+                yield driver, borrowed
+
+
+async def _with_its_mode(driver: Driver, before: Gpu) -> AsyncIterator[Gpu]:
+    assert before.compute_mode is not None
+    yield before
+    await driver.apply(compute_mode(before, before.compute_mode))
+    assert (await driver.observe_gpu(before.uuid)).compute_mode is before.compute_mode
 
 
 async def _borrowed(driver: Driver, before: Gpu) -> AsyncIterator[Gpu]:
@@ -177,6 +205,34 @@ async def test_instances_lie_where_their_profile_can_and_not_on_each_other(
         for device in devices:
             assert device.uuid.startswith("MIG-")
             assert device.memory is None or 0 <= device.memory.used <= device.memory.total
+
+
+async def test_a_gpu_in_mig_mode_has_no_compute_mode_itself(subject: Subject) -> None:
+    """It is a matter of the MIG devices then; whether the driver tells theirs is its own affair."""
+    for gpu in await subject.healthy():
+        if gpu.mig and gpu.mig.current:
+            assert gpu.compute_mode is None
+        else:
+            assert not gpu.instances
+
+
+async def test_memory_of_mps_clients_is_told_or_refused_in_words(subject: Subject) -> None:
+    """For GPUs and MIG devices alike; nobody's use is negative."""
+    for gpu in await subject.healthy():
+        devices = [device.uuid for instance in gpu.instances for device in instance.compute]
+        for device in [gpu.uuid, *devices]:
+            used = await _memory_of_clients(subject.driver, device)
+            assert all(pid > 0 and memory >= 0 for pid, memory in used.items())
+
+
+async def _memory_of_clients(driver: Driver, device: str) -> Mapping[int, int]:
+    """Nothing where the driver has no such list."""
+    try:
+        return await driver.mps_memory(device)
+    except DriverError as error:
+        if not is_unsupported(error):
+            raise
+        return {}
 
 
 async def test_looking_twice_shows_the_same(subject: Subject) -> None:
@@ -283,3 +339,36 @@ async def test_mig_mode_can_go_off_and_on(board: tuple[Driver, Gpu]) -> None:
     on = await driver.observe_gpu(gpu.uuid)
     assert on.mig == MigMode(current=True, pending=True)
     assert [profile.name for profile in on.profiles] == [profile.name for profile in gpu.profiles]
+
+
+async def test_compute_mode_can_be_set_and_set_back(undivided: tuple[Driver, Gpu]) -> None:
+    """Read back each time; the mode that drivers gave up is refused and changes nothing."""
+    driver, gpu = undivided
+    for mode in (ComputeMode.EXCLUSIVE_PROCESS, ComputeMode.PROHIBITED, ComputeMode.DEFAULT):
+        await driver.apply(compute_mode(gpu, mode))
+        assert (await driver.observe_gpu(gpu.uuid)).compute_mode is mode
+    with pytest.raises(DriverError, match="does not take that compute mode"):
+        await driver.apply(compute_mode(gpu, ComputeMode.EXCLUSIVE_THREAD))
+    assert (await driver.observe_gpu(gpu.uuid)).compute_mode is ComputeMode.DEFAULT
+
+
+async def test_each_mig_device_has_a_compute_mode_that_goes_with_it(
+    board: tuple[Driver, Gpu],
+) -> None:
+    """A device made anew has the default one; the GPU itself refuses."""
+    driver, gpu = board
+    profile = next(profile for profile in gpu.profiles if profile.slices > 1)
+    start = profile.placements[0].start
+    await driver.apply(create(gpu, profile.name, start, (1, 1)))
+    seen = await driver.observe_gpu(gpu.uuid)
+    first = seen.instances[0].compute[0]
+    await driver.apply(compute_mode(seen, ComputeMode.EXCLUSIVE_PROCESS, first))
+    seen = await driver.observe_gpu(gpu.uuid)
+    modes = [device.compute_mode for device in seen.instances[0].compute]
+    assert modes == [ComputeMode.EXCLUSIVE_PROCESS, ComputeMode.DEFAULT]
+    with pytest.raises(DriverError):
+        await driver.apply(compute_mode(seen, ComputeMode.EXCLUSIVE_PROCESS))
+    await driver.apply(destroy(seen, seen.instances[0]))
+    await driver.apply(create(gpu, profile.name, start))
+    seen = await driver.observe_gpu(gpu.uuid)
+    assert seen.instances[0].compute[0].compute_mode is ComputeMode.DEFAULT

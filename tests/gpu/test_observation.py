@@ -340,18 +340,18 @@ async def test_an_observation_takes_few_driver_calls(driver: Driver, node: Simul
         return node.journal.total()
 
     gpu = (await driver.observe()).gpus[0]
-    assert await calls() == 4  # MIG off: the mode and three process lists
+    assert await calls() == 5  # MIG off: the mode, three process lists and the compute mode
     await driver.apply(enable(gpu))
     assert await calls() <= 4 + 1 + 7 + 7  # no instance: one list a profile, each MIG index
     for start in range(7):
         await driver.apply(create(gpu, "1g.10gb", start))
     await calls()
-    assert await calls() == 4 + 1 + 7 * 6
+    assert await calls() == 4 + 1 + 7 * 7
     for instance in (await driver.observe_gpu(gpu.uuid)).instances:
         await driver.apply(destroy(gpu, instance))
     await driver.apply(create(gpu, "7g.80gb", 0))
     await calls()
-    assert await calls() == 4 + 1 + 7 + 6  # and the six indices without a MIG device
+    assert await calls() == 4 + 1 + 8 + 6  # and the six indices without a MIG device
 
 
 async def test_a_node_with_56_devices_is_observed_in_no_time() -> None:

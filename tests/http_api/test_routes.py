@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -14,80 +13,17 @@ import jsonschema
 import pytest
 from aiohttp import ClientSession, UnixConnector, web
 
-from nodeagent.http_api.answers import Answers
 from nodeagent.http_api.listening import listening
 from nodeagent.http_api.openapi import DESCRIPTION
-from nodeagent.http_api.routes import create_app
-from nodeagent.planning.observed import ObservedNode
 from nodeagent.planning.plan import Policy
 from nodeagent.planning.planner import layout_of
-from nodeagent.reconciling.event_log import EventLog, EventType
-from nodeagent.reconciling.preview import Preview, preview
-from nodeagent.reports.node_state import NodeState
-from nodeagent.reports.status_report import status_json
+from nodeagent.reconciling.event_log import EventType
+from nodeagent.reconciling.preview import preview
 from nodeagent.simulation import simulated
+from tests.http_api.serving import Api, api, assert_described
 from tests.rig import open_driver, plan_text
 
 GOOD, BAD = plan_text("{1g.10gb: 7}"), plan_text("{1g.10gb: 8}")
-
-
-class Api:
-    """A listening API and a client for it."""
-
-    def __init__(self, app: web.Application, events: EventLog, reasons: list[str]) -> None:
-        self.app = app
-        self.events = events
-        self.reasons = reasons
-        self.session: ClientSession
-        self.base = ""
-
-    async def get(self, path: str, **headers: str) -> tuple[int, Any]:
-        async with self.session.get(self.base + path, headers=headers) as answer:
-            return answer.status, await answer.json()
-
-
-async def observe() -> ObservedNode:
-    """A simulated node with two GPUs, one of them divided."""
-    with simulated("h100-80gb:1,t4:1"):
-        async with open_driver() as driver:
-            return await driver.observe()
-
-
-@asynccontextmanager
-async def api(
-    *,
-    observed: bool = True,
-    unix_socket: Path | None = None,
-    previewing: Callable[[bytes, str | None], Preview | None] | None = None,
-) -> AsyncIterator[Api]:
-    """Serve what a node that was just observed answers."""
-    node = await observe() if observed else None
-    state = NodeState("node-a", "file", observed=node or ObservedNode())
-    events, reasons = EventLog(), list[str]()
-    answers = Answers(
-        status=lambda gpu: status_json(state, gpu=gpu),
-        plan=lambda: {"verdict": "inSync", "digest": "", "source": "", "gpus": [], "problems": []},
-        preview=previewing
-        or (lambda text, name: preview(text, name, node, Policy()) if node else None),
-        not_alive=lambda: tuple(reasons),
-        not_ready=lambda: tuple(reasons),
-        events=events,
-    )
-    served = Api(create_app(answers, listen_host="node-a.example"), events, reasons)
-    async with (
-        listening(served.app, host="127.0.0.1", port=0, unix_socket=unix_socket) as port,
-        ClientSession() as session,
-    ):
-        served.session, served.base = session, f"http://127.0.0.1:{port}"
-        yield served
-
-
-def assert_described(path: str, status: int, body: Any, method: str = "get") -> None:
-    """The answer is one that the description promises."""
-    answer = DESCRIPTION["paths"][path][method]["responses"][str(status)]
-    schema = answer["content"]["application/json"]["schema"]
-    root = {**schema, "components": DESCRIPTION["components"]}
-    jsonschema.validate(body, root, cls=jsonschema.Draft202012Validator)
 
 
 async def test_every_answer_is_as_described() -> None:
@@ -99,6 +35,7 @@ async def test_every_answer_is_as_described() -> None:
             "/readyz",
             "/v1/status",
             "/v1/plan",
+            "/v1/mps",
             "/v1/events",
             "/openapi.json",
         ):

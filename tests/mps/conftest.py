@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 import os
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import replace
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from nodeagent.mps.directories import make_directories
 from nodeagent.mps.identity import SERVER
-from nodeagent.mps.process import Programs
+from nodeagent.mps.launching import ChildLauncher
+from nodeagent.mps.process import DaemonProcess, Programs
 from nodeagent.mps.shares import DaemonSpec
 
 GPU = "GPU-0a1b2c3d-0000-1111-2222-333344445555"
@@ -77,11 +81,30 @@ def spec(open_folder: Path) -> DaemonSpec:
     return spec_for(open_folder, os.geteuid(), os.getegid())
 
 
-def spec_for(folder: Path, uid: int, gid: int) -> DaemonSpec:
+def spec_for(folder: Path, uid: int, gid: int, *, device: str = GPU) -> DaemonSpec:
     """A daemon as some user, its directories made."""
-    made = make_directories(folder / "run", GPU, uid=uid, gid=gid)
-    plain = DaemonSpec(GPU, uid, gid, made.pipe, made.log, 4096, 50.0)
-    return replace(plain)
+    made = make_directories(folder / "run", device, uid=uid, gid=gid)
+    return DaemonSpec(device, uid, gid, made.pipe, made.log, 4096, 50.0)
+
+
+@asynccontextmanager
+async def running(
+    spec: DaemonSpec, programs: Programs, *, private_shm: bool = False
+) -> AsyncIterator[DaemonProcess]:
+    """A daemon that has noted what it was given; killed in the end."""
+    process = await ChildLauncher(programs, private_shm=private_shm).launch(spec)
+    try:
+        await asyncio.to_thread(wait_for, Path(spec.log_directory) / "seen")
+        yield process
+    finally:
+        process.kill()
+        await process.wait()
+
+
+def seen(spec: DaemonSpec) -> dict[str, Any]:
+    """What the daemon was given."""
+    noted: dict[str, Any] = json.loads((Path(spec.log_directory) / "seen").read_text())
+    return noted
 
 
 StartServer = Callable[..., subprocess.Popen[bytes]]

@@ -9,8 +9,9 @@ import time
 import pytest
 
 from nodeagent.mps.identity import SERVER, identify, processes_of
+from nodeagent.mps.launching import ChildLauncher
 from nodeagent.mps.orphans import OrphansLeft, end_orphans
-from nodeagent.mps.process import Programs, spawn
+from nodeagent.mps.process import Programs
 from nodeagent.mps.shares import DaemonSpec
 from tests.mps.conftest import StartServer
 
@@ -55,7 +56,7 @@ async def test_a_living_daemon_is_no_orphans_parent(
 ) -> None:
     """Its server has clients; it is named instead, with what to do."""
     server = start_server()
-    process = spawn(spec, programs)
+    process = await ChildLauncher(programs).launch(spec)
     try:
         with pytest.raises(OrphansLeft, match=rf"pid {process.pid}, user \d+\) already serves"):
             await end_orphans(spec.pipe_directory, grace=1)

@@ -27,7 +27,8 @@ from nodeagent.mps.commands import (
 )
 from nodeagent.mps.control import ControlClient, DaemonDead, DaemonSilent
 from nodeagent.mps.identity import CONTROL, identify
-from nodeagent.mps.process import DaemonProcess, Programs, spawn
+from nodeagent.mps.launching import ChildLauncher
+from nodeagent.mps.process import DaemonProcess, Programs
 from nodeagent.mps.replies import UnknownServer, threads_agree
 from nodeagent.mps.shares import DaemonSpec
 
@@ -48,7 +49,7 @@ async def daemon(spec: DaemonSpec) -> AsyncIterator[tuple[DaemonProcess, Control
         deadline=2.0,
         chance=random.Random(1).random,
     )
-    process = spawn(spec, Programs(control=(program,), path=path))
+    process = await ChildLauncher(Programs(control=(program,), path=path)).launch(spec)
     try:
         async with asyncio.timeout(5):
             while True:  # until it listens

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -11,7 +12,14 @@ from hypothesis import strategies as st
 from nodeagent.mps.shares import DaemonSpec, client_environment
 from nodeagent.planning.desired import MpsEntry, ShareEntry
 from nodeagent.planning.problems import Code, Problem
-from nodeagent.planning.shares import MIB, Share, Sharing, percentage_text, written_bytes
+from nodeagent.planning.shares import (
+    MIB,
+    Share,
+    Sharing,
+    Slot,
+    percentage_text,
+    written_bytes,
+)
 from nodeagent.planning.sharing import share_out
 
 GIB = 1024**3
@@ -159,16 +167,60 @@ def test_a_device_of_unknown_memory() -> None:
     assert problem.code is Code.GPU_UNKNOWN
 
 
+def slot(memory: int | None, threads: float | None) -> Slot:
+    """The second place of some share."""
+    return Share("small", 4, memory, threads, "").slots[1]
+
+
 def test_what_a_client_gets() -> None:
-    """The device is always ordinal 0 and memory always whole MiB; no limit, no variable."""
-    assert client_environment(spec(), Share("a", 1, 8192, 33.3, "")) == {
+    """The device is ordinal 0 in limits and always a UUID where it is made visible; no limit, no
+    variable; and nothing that would make a container runtime give the whole GPU.
+    """
+    always = {
         "CUDA_MPS_PIPE_DIRECTORY": "/run/x/pipe",
+        "CUDA_VISIBLE_DEVICES": GPU,
+        "NODEAGENT_MPS_SLOT": f"{GPU}/small-1",
+    }
+    assert client_environment(spec(), slot(None, None)) == always
+    assert client_environment(spec(), slot(8192, 33.3)) == always | {
         "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": "0=8192M",
         "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "33.3",
     }
-    assert list(client_environment(spec(), Share("a", 1, None, None, ""))) == [
-        "CUDA_MPS_PIPE_DIRECTORY"
-    ]
+
+
+@pytest.mark.parametrize(
+    ("memory", "threads"),
+    [
+        (0, None),  # takes a limit away
+        (-1, None),  # is huge
+        (1.5, None),  # is 1 MB
+        (True, None),
+        ("8192", None),
+        (2**24, None),  # 16 TiB
+        (2**64, None),
+        (None, 0.0),
+        (None, 0.04),  # reads back as none
+        (None, -5.0),
+        (None, 100.1),
+        (None, 33.333),
+        (None, float("nan")),
+        (None, float("inf")),
+        (None, "25"),
+    ],
+)
+def test_limits_that_a_driver_misreads_reach_no_client(memory: object, threads: object) -> None:
+    """Whatever made a share with such limits, no environment is made of them."""
+    share = slot(memory, threads)  # type: ignore[arg-type]  # wrong types are among what is tried
+    with pytest.raises(ValueError, match="expected"):
+        client_environment(spec(), share)
+
+
+@given(memory=st.integers(1, 300 * 1024), hundredths=st.integers(10, 10_000))
+def test_limits_are_always_of_the_one_safe_form(memory: int, hundredths: int) -> None:
+    """Whole MiB of ordinal 0 with unit M, and a percentage without exponent or endless decimals."""
+    found = client_environment(spec(), slot(memory, hundredths / 100))
+    assert re.fullmatch(r"0=[1-9][0-9]*M", found["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"])
+    assert re.fullmatch(r"[0-9]{1,3}(\.[0-9]{1,2})?", found["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"])
 
 
 @pytest.mark.parametrize(

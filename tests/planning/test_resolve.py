@@ -15,7 +15,6 @@ from nodeagent.planning.desired import (
     MigEnabled,
     MigEntry,
     MigLayout,
-    MpsEntry,
     PciFilter,
     PlanDocument,
     PlanEntry,
@@ -137,8 +136,6 @@ def test_invalid(bad: PlanEntry, code: Code, words: str) -> None:
         (entry(MigEnabled("p"), "2"), Code.NOT_MIG_CAPABLE),
         (entry(layout(("1g.10gb", 1)), "2"), Code.NOT_MIG_CAPABLE),
         (entry(MigEnabled("p"), model="*B200*"), Code.NOT_MIG_CAPABLE),
-        (entry(None, "0", mps=MpsEntry("gpus[0].mps", replicas=2)), Code.UNSUPPORTED),
-        (entry(None, "0", time_slice="long"), Code.UNSUPPORTED),
     ],
 )
 def test_unsatisfiable(bad: PlanEntry, code: Code) -> None:

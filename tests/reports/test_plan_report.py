@@ -11,8 +11,10 @@ from nodeagent.planning.outcome import GpuOutcome, NodeOutcome, StepReport, Step
 from nodeagent.planning.plan import GpuPlan, NodePlan, Policy, Verdict
 from nodeagent.planning.planner import plan
 from nodeagent.planning.problems import Code, Problem
+from nodeagent.planning.shares import Account, ComputeMode, TimeSlice
 from nodeagent.reports.plan_report import outcome_json, plan_json, rejection_json
 from tests.planning.cards import card, devices, divided, wanted, with_instances
+from tests.planning.daemons import A, C, D, daemon, give, shared, without_mig
 
 
 def planned(gpu, desired, **policy: bool) -> NodePlan:  # type: ignore[no-untyped-def]  # test shorthand
@@ -77,6 +79,56 @@ def test_divided_instances_are_rows() -> None:
     assert "uuid" not in before[2]
     scopes = {(s["kind"], s["scope"]) for s in result["gpus"][0]["steps"]}
     assert scopes == {("destroyInstance", "gpuInstance"), ("destroyInstance", "computeInstance")}
+
+
+def test_mps() -> None:
+    """Daemons by device or place, with sizes in bytes; what is not limited is absent."""
+    gpu = give(with_instances(card("h100-80gb"), [("3g.40gb", 4)]), daemon(D))
+    result = plan_json(
+        planned(gpu, shared(gpu, ("3g.40gb", 4, C), ("1g.10gb", 0, A))), digest="", source="file"
+    )
+    (one,) = result["gpus"]
+    stop, _, mode, start, restart = one["steps"]
+    assert {"kind": "stopMps", "device": "MIG-0", "profile": "3g.40gb"}.items() <= stop.items()
+    assert mode == {
+        "kind": "setComputeMode",
+        "profile": "1g.10gb",
+        "start": 0,
+        "size": 1,
+        "mode": "exclusiveProcess",
+        "reason": mode["reason"],
+    }
+    assert start == {
+        "kind": "startMps",
+        "profile": "1g.10gb",
+        "start": 0,
+        "size": 1,
+        "user": 1000,
+        "shares": {"small": {"count": 2, "memory": 1 << 30, "threads": 25}},
+        "runs": False,
+        "reason": start["reason"],
+    }
+    assert (restart["device"], restart["start"], restart["size"]) == ("MIG-0", 4, 4)
+    assert restart["shares"] == {"small": {"count": 2, "threads": 25}}
+    assert one["before"][0]["mps"] is True
+    assert [row.get("mps") for row in one["after"]] == [True, True]
+    json.dumps(result)
+
+
+def test_a_whole_gpu_and_its_time_slice() -> None:
+    """The device is the GPU's own UUID, and there is no place on the card."""
+    gpu = without_mig(card("t4"), compute_mode=ComputeMode.EXCLUSIVE_PROCESS)
+    anybody = replace(A, account=Account(0, 0, any_user=True))
+    (start,) = plan_json(
+        planned(gpu, DesiredGpu(None, "p", mps=anybody)), digest="", source="file"
+    )["gpus"][0]["steps"]
+    assert (start["device"], start["user"]) == (gpu.uuid, "any")
+    assert "profile" not in start
+    slices = DesiredGpu(None, "p", time_slice=TimeSlice.LONG)
+    steps = plan_json(planned(gpu, slices), digest="", source="file")["gpus"][0]["steps"]
+    assert [s["kind"] for s in steps] == ["setTimeSlice", "setComputeMode"]
+    assert steps[0]["timeSlice"] == "long"
+    assert (steps[1]["mode"], steps[1]["device"]) == ("default", gpu.uuid)
 
 
 def test_outcome() -> None:

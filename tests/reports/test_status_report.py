@@ -20,6 +20,7 @@ from nodeagent.planning.observed import (
     User,
 )
 from nodeagent.planning.problems import Code, Problem
+from nodeagent.planning.shares import ComputeMode, TimeSlice
 from nodeagent.reports.node_state import NodeState, Phase, Refusal
 from nodeagent.reports.status_report import status_json
 
@@ -91,6 +92,20 @@ def test_the_whole_state() -> None:
         ],
         "memory": {"used": 5, "total": 40 << 30},
     }
+
+
+def test_modes_are_shown_where_they_are_known() -> None:
+    """Compute mode of GPUs and of MIG devices, time slice of GPUs; unknown ones are absent."""
+    device = replace(DEVICE, compute_mode=ComputeMode.EXCLUSIVE_PROCESS)
+    instance = GpuInstance(1, 9, "3g.40gb", Placement(0, 4), (device,))
+    gpu = replace(MIG_GPU, instances=(instance,), time_slice=TimeSlice.LONG)
+    gpu = replace(gpu, compute_mode=ComputeMode.DEFAULT)
+    report = status_json(state(observed=ObservedNode((gpu, LOST))))
+    assert report
+    first, second = report["gpus"]
+    assert (first["computeMode"], first["timeSlice"]) == ("default", "long")
+    assert first["instances"][0]["computeMode"] == "exclusiveProcess"
+    assert not {"computeMode", "timeSlice"} & second.keys()
 
 
 def test_a_half_made_instance_is_shown_without_uuid() -> None:

@@ -102,3 +102,74 @@ def test_without_a_node(state: Path) -> None:
     with open_node("a30", state=state) as node:
         node.unload_driver()
     assert _smi(state, "-r")[0] == 9
+
+
+# --- compute-policy -------------------------------------------------------------------------------
+
+
+def test_time_slices_are_set_and_listed(state: Path) -> None:
+    """In the words and columns of nvidia-smi 550.163.01."""
+    open_node("h100-80gb:11", state=state).close()
+    code, output = _smi(state, "compute-policy", "-i", "10", "--set-timeslice=3")
+    assert (code, output) == (0, "Successfully set timeslice policy with value Long for GPU 10\n")
+    code, output = _smi(state, "compute-policy", "--id", "0,10", "--list")
+    assert code == 0
+    assert output == (
+        "+-------------------------------------+\n"
+        "| GPU compute policies:               |\n"
+        "| GPU     Name           Value        |\n"
+        "|=====================================|\n"
+        "|   0   Timeslice       Default       |\n"
+        "+-------------------------------------+\n"
+        "|  10   Timeslice       Long          |\n"
+        "+-------------------------------------+\n"
+    )
+
+
+def test_time_slices_are_kept_in_the_state_until_a_reboot(state: Path) -> None:
+    """Of all GPUs, when none is named; a state of before there were any is read too."""
+    open_node("t4:2", state=state).close()
+    content = state.read_text()
+    assert content.count('"time_slice":0,') == 2
+    state.write_text(content.replace('"time_slice":0,', ""))
+    assert _smi(state, "compute-policy", "--set-timeslice", "2")[0] == 0
+    with open_node(state=state) as node:
+        assert [card.state.time_slice for card in node.cards] == [2, 2]
+        node.reboot()
+        assert [card.state.time_slice for card in node.cards] == [0, 0]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        ((), 0, "Set timeslice config for a GPU"),
+        (("-h",), 0, "Set timeslice config for a GPU"),
+        (("-i", "0"), 2, "Usage: nvidia-smi compute-policy"),
+        (("--list", "--set-timeslice=1"), 2, "Usage"),
+        (("--set-timeslice=4",), 2, "Usage"),
+        (("--set-timeslice", "long"), 2, "Usage"),
+        (("-i", "7", "-l"), 6, "Failed to find any matching device(s)"),
+        (("-i", "1/13/0", "-l"), 6, "Failed to find any matching device(s)"),
+    ],
+)
+def test_what_compute_policy_does_not_do(
+    state: Path, arguments: tuple[str, ...], code: int, said: str
+) -> None:
+    """Its usage for what it does not understand; it knows GPUs only, and no MIG devices."""
+    open_node("a30", state=state).close()
+    found, output = _smi(state, "compute-policy", *arguments)
+    assert found == code
+    assert said in output
+
+
+def test_time_slices_can_be_missing(state: Path) -> None:
+    """By a switch, and on a GPU that is lost; the exit code is NVML's."""
+    with open_node("t4", state=state, switches=Switches(time_slices=False)) as node:
+        code, output = _smi(state, "compute-policy", "-l")
+        assert code == 3
+        assert "Failed to get compute policies for GPU 0 : Not Supported\n" in output
+        code, output = _smi(state, "compute-policy", "--set-timeslice=1")
+        assert code == 3
+        assert "Failed to set timeslice policy with value Short for GPU 0 : Not Supp" in output
+        node.lose(0)
+        assert _smi(state, "compute-policy", "-l")[0] == 15

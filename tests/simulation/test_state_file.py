@@ -82,8 +82,8 @@ def test_a_node_survives(state: Path) -> None:
         pynvml.nvmlDeviceSetMigMode(calls.gpu(), 1)
         device = calls.create_device(calls.gpu(), "3g", 4)
         uuid = pynvml.nvmlDeviceGetUUID(device)
-        pynvml.nvmlDeviceSetComputeMode(device, pynvml.NVML_COMPUTEMODE_PROHIBITED)
         process = node.occupy(uuid, command="train")
+        pynvml.nvmlDeviceSetComputeMode(device, pynvml.NVML_COMPUTEMODE_PROHIBITED)
     with calls.node_with(None, state=state, mig=False) as node:
         found = pynvml.nvmlDeviceGetHandleByUUID(uuid)
         assert calls.place_of(calls.instances(calls.gpu(), "3g")[0]) == (1, "4:4")

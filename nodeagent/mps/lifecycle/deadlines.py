@@ -26,6 +26,12 @@ def deadline_passed(state: State, now: float, policy: Policy) -> Step:
         return Step(state, (Schedule(state.deadline - now),))
     if state.ending is not Ending.NO:
         return _still_there(state, now, policy)
+    if state.excused and state.phase in {Phase.STARTING, Phase.LIMITING}:
+        return _once_more(state, now, policy)
+    return _by_phase(state, now, policy)
+
+
+def _by_phase(state: State, now: float, policy: Policy) -> Step:
     match state.phase:
         case Phase.BACKOFF:
             return _start_again(state, now, policy)
@@ -47,6 +53,16 @@ def _start_again(state: State, now: float, policy: Policy) -> Step:
     if state.wanted is None:
         return Step(replace(state, phase=Phase.DOWN, deadline=None))
     return start(replace(state, restarts=state.restarts + 1), state.wanted, now, policy)
+
+
+def _once_more(state: State, now: float, policy: Policy) -> Step:
+    """It could not be asked, which is not its fault: it may even have clients."""
+    starting = state.phase is Phase.STARTING
+    seconds = policy.start_deadline if starting else policy.limit_deadline
+    state = replace(state, deadline=now + seconds, excused=False)
+    if starting:
+        return Step(state, (Schedule(seconds),))
+    return limit(state, now, policy, why=state.why)
 
 
 def _limits_late(state: State, now: float, policy: Policy) -> Step:

@@ -118,8 +118,10 @@ def initializing(state: State, now: float, policy: Policy) -> Step:
 
 def server_fault(state: State, server: Server) -> Step:
     """The daemon is well, but its server takes no client."""
+    by = f" of client {server.culprit}" if server.culprit is not None else ""
     why = (
-        f"server {server.pid} had a fatal fault and takes no client until all that it has are gone"
+        f"server {server.pid} had a fatal fault{by} and takes no client until all that it has are "
+        "gone"
     )
     state = replace(state, phase=Phase.FAULT, deadline=None, why=why)
     return Step(state, (Report(Subject.SERVER_FAULT, why),))

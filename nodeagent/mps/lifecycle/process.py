@@ -8,11 +8,13 @@ from nodeagent.mps.lifecycle.moves import Step, ended_by_itself, kill, limit, re
 from nodeagent.mps.lifecycle.values import (
     Ending,
     Exited,
+    KeptOut,
     LimitsReadBack,
     Phase,
     Policy,
     Report,
     Schedule,
+    Silent,
     State,
     Subject,
 )
@@ -20,20 +22,32 @@ from nodeagent.mps.lifecycle.values import (
 
 def answered(state: State, now: float, policy: Policy) -> Step:
     """It is alive; the first time, its limits are next."""
-    state = replace(state, silences=0, answered=True)
+    state = replace(state, silences=0, answered=True, kept_out="", excused=False)
     if state.phase is Phase.STARTING:
         return limit(state, now, policy, why="limits are not proven yet")
     return Step(state)
 
 
-def silent(state: State, now: float, policy: Policy) -> Step:
+def kept_out(state: State, event: KeptOut) -> Step:
+    """Told once for each reason; it is no reason to end anything."""
+    state = replace(state, excused=True)
+    if event.reason == state.kept_out:
+        return Step(state)
+    state = replace(state, kept_out=event.reason)
+    if state.phase in {Phase.STARTING, Phase.LIMITING}:
+        state = replace(state, why=event.reason)
+    return Step(state, (Report(Subject.SILENT, event.reason),))
+
+
+def silent(state: State, event: Silent, now: float, policy: Policy) -> Step:
     """A question unanswered; so many in a row, and it hangs."""
     if state.phase is Phase.STARTING or state.ending is not Ending.NO:
         return Step(state)  # these have a deadline
     state = replace(state, silences=state.silences + 1)
     if state.silences < policy.most_silences:
         return Step(state)
-    why = f"answered none of {state.silences} questions in a row"
+    more = f" ({event.reason})" if event.reason else ""
+    why = f"answered none of {state.silences} questions in a row{more}"
     if state.phase is Phase.DRAINING and not (state.drain and state.drain.force):
         # Clients that work without it may go on: nobody needs its answers any more.
         reports = (Report(Subject.SILENT, why),) if state.silences == policy.most_silences else ()
@@ -43,11 +57,11 @@ def silent(state: State, now: float, policy: Policy) -> Step:
 
 def exited(state: State, event: Exited, now: float, policy: Policy, chance: float) -> Step:
     """Its end, wanted or not."""
-    report = Report(
-        Subject.EXITED,
-        f"the daemon ended after {event.ran_for:.1f} s: {event.status}",
-        event.last_lines,
-    )
+    if state.ending is Ending.KILLING and state.phase is not Phase.DRAINING:
+        words = f"the daemon was killed after {event.ran_for:.1f} s: {state.why}"
+    else:
+        words = f"the daemon ended after {event.ran_for:.1f} s: {event.status}"
+    report = Report(Subject.EXITED, words, event.last_lines)
     quick = not state.was_ready or event.ran_for < policy.steady
     return ended_by_itself(state, report, now, policy, chance, quick=quick)
 

@@ -53,13 +53,13 @@ def _server_changed(state: State, server: Server, now: float, policy: Policy, *,
 
 def server_gone(state: State, event: ServerGone, now: float, policy: Policy) -> Step:
     """A server that is gone takes its fault with it."""
-    if state.server is None or state.server.pid != event.pid:
-        return Step(state)
-    state = replace(state, server=None)
     reports: tuple[Action, ...] = ()
     if event.status:
         words = f"server {event.pid} ended: {event.status}"
-        reports = (Report(Subject.SERVER_EXITED, words),)
+        reports = (Report(Subject.SERVER_EXITED, words, event.last_lines),)
+    if state.server is None or state.server.pid != event.pid:
+        return Step(state, reports)
+    state = replace(state, server=None)
     if state.phase is Phase.READY:
         state = replace(state, deadline=None)
     if state.phase is Phase.FAULT and state.ending is Ending.NO:

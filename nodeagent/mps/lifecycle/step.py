@@ -19,7 +19,7 @@ from typing import assert_never
 
 from nodeagent.mps.lifecycle.deadlines import deadline_passed
 from nodeagent.mps.lifecycle.moves import Step, ask_to_end, ended_by_itself, start
-from nodeagent.mps.lifecycle.process import answered, exited, read_back, silent
+from nodeagent.mps.lifecycle.process import answered, exited, kept_out, read_back, silent
 from nodeagent.mps.lifecycle.server import foreign_user, server_gone, server_seen
 from nodeagent.mps.lifecycle.values import (
     WITH_PROCESS,
@@ -27,11 +27,13 @@ from nodeagent.mps.lifecycle.values import (
     Answered,
     ClientsGone,
     DeadlinePassed,
+    DrainGivenUp,
     DrainRequested,
     Ending,
     Event,
     Exited,
     ForeignUserWaiting,
+    KeptOut,
     LimitsReadBack,
     NewPlan,
     OfRun,
@@ -47,7 +49,7 @@ from nodeagent.mps.lifecycle.values import (
     State,
     Subject,
 )
-from nodeagent.mps.lifecycle.wishes import adopt, drain_requested, new_plan
+from nodeagent.mps.lifecycle.wishes import adopt, drain_given_up, drain_requested, new_plan
 
 
 def step(state: State, event: Event, now: float, *, policy: Policy, chance: float) -> Step:
@@ -61,6 +63,8 @@ def step(state: State, event: Event, now: float, *, policy: Policy, chance: floa
             return new_plan(state, event.spec, now, policy)
         case DrainRequested():
             return drain_requested(state, event, now)
+        case DrainGivenUp():
+            return drain_given_up(state, now, policy)
         case RetryRequested():
             if state.phase in WITH_PROCESS or state.wanted is None:
                 return Step(state)
@@ -76,7 +80,8 @@ def _of_run(state: State, event: OfRun, now: float, policy: Policy, chance: floa
     """An event from the process there is."""
     match event:
         case Started():
-            return Step(replace(state, pid=event.pid))
+            report = Report(Subject.STARTED, f"the daemon was started as pid {event.pid}")
+            return Step(replace(state, pid=event.pid), (report,))
         case StartFailed():
             report = Report(Subject.START_FAILED, event.reason)
             return ended_by_itself(state, report, now, policy, chance, quick=True)
@@ -85,7 +90,9 @@ def _of_run(state: State, event: OfRun, now: float, policy: Policy, chance: floa
         case Answered():
             return answered(state, now, policy)
         case Silent():
-            return silent(state, now, policy)
+            return silent(state, event, now, policy)
+        case KeptOut():
+            return kept_out(state, event)
         case LimitsReadBack():
             return read_back(state, event, now, policy, chance)
         case _:

@@ -83,11 +83,14 @@ class Drain:
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """The server of a daemon; `uid` None: not known."""
+    """The server of a daemon; `uid` None: not known. `culprit` is the client that its log names as
+    the cause of a fault.
+    """
 
     pid: int
     uid: int | None
     status: ServerStatus
+    culprit: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +110,8 @@ class State:
     restarts: int = 0  # by its own accord, after it ended by itself
     failures: int = 0  # quick ones in a row
     silences: int = 0  # in a row
+    kept_out: str = ""  # why it cannot be asked, as reported last; "" once it has answered
+    excused: bool = False  # it could not be asked since its deadline began
     attempts: int = 0  # at setting the limits, in a row
     reading: int = 0  # counts how often limits were set, so that a late read-back is known
     answered: bool = False  # anything, ever in this run
@@ -165,7 +170,20 @@ class Answered(OfRun):
 
 @dataclass(frozen=True, slots=True)
 class Silent(OfRun):
-    """It did not answer a question within the deadline (busy is not silent)."""
+    """It did not answer a question within the deadline, or cannot be found although its process
+    lives (busy is not silent). `reason` in words, where there is more to say.
+    """
+
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class KeptOut(OfRun):
+    """It could not be asked, which says nothing of it: another front-end has its only connection,
+    or the front-end program itself failed.
+    """
+
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,10 +205,13 @@ class ServerSeen(OfRun):
 
 @dataclass(frozen=True, slots=True)
 class ServerGone(OfRun):
-    """The server ended; `status` in words when it did so badly."""
+    """A server ended; `status` in words when it did so badly, its log's last lines. It may have
+    come and gone without being seen.
+    """
 
     pid: int
     status: str = ""
+    last_lines: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,6 +235,11 @@ class DrainRequested:
     seconds: float | None
     force: bool = False
     then_start: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class DrainGivenUp:
+    """Whoever wanted it drained does not wait for that any more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,12 +273,14 @@ Event = (
     | Exited
     | Answered
     | Silent
+    | KeptOut
     | LimitsReadBack
     | ServerSeen
     | ServerGone
     | ForeignUserWaiting
     | ClientsGone
     | DrainRequested
+    | DrainGivenUp
     | NewPlan
     | RetryRequested
     | Adopted

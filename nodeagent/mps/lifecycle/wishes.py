@@ -83,6 +83,14 @@ def drain_requested(state: State, event: DrainRequested, now: float) -> Step:
     return Step(replace(state, deadline=now + event.seconds), (Schedule(event.seconds),))
 
 
+def drain_given_up(state: State, now: float, policy: Policy) -> Step:
+    """A drain that a person asked for, and nobody any more; what a plan wants stays wanted."""
+    by_person = state.drain is not None and not state.drain.by_plan
+    if state.phase is not Phase.DRAINING or state.ending is not Ending.NO or not by_person:
+        return Step(state)
+    return resume(state, now, policy, why="not drained: nobody waits for it any more")
+
+
 def adopt(state: State, event: Adopted, now: float, policy: Policy) -> Step:
     """Take over what an earlier agent left running; its limits are proven again."""
     if state.phase is not Phase.DOWN:

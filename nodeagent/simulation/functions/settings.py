@@ -13,6 +13,7 @@ from nodeagent.simulation.arguments import Number, Out
 from nodeagent.simulation.codes import Code, Refused
 from nodeagent.simulation.functions.registry import DEVICE, GPU_ONLY, c_function
 from nodeagent.simulation.nvml_session import Session
+from nodeagent.simulation.state import CardState, ComputeInstance
 from nodeagent.simulation.views import Device, MigDevice
 
 _SETTING = (Code.NOT_SUPPORTED, Code.NO_PERMISSION)
@@ -39,25 +40,29 @@ def set_persistence_mode(library: Session, gpu: Device, mode: int) -> None:
 
 @c_function("nvmlDeviceGetComputeMode", DEVICE, Out(c_uint), errors=(Code.NOT_SUPPORTED,))
 def get_compute_mode(library: Session, device: Device, mode: c_uint) -> None:
-    _require_no_mig_parent(device)
-    if isinstance(device, MigDevice):
-        mode.value = device.compute.compute_mode
-    else:
-        mode.value = device.card.state.compute_mode
+    """Of a GPU in MIG mode only each MIG device has one."""
+    told = library.node.switches.compute_mode_of_mig_parent
+    if _is_mig_parent(device):
+        if told != "DEFAULT":
+            raise Refused(Code[told])
+        mode.value = pynvml.NVML_COMPUTEMODE_DEFAULT
+        return
+    mode.value = _holder_of_mode(library, device).compute_mode
 
 
 @c_function("nvmlDeviceSetComputeMode", DEVICE, Number(), changes=True, errors=_SETTING)
 def set_compute_mode(library: Session, device: Device, mode: int) -> None:
-    _require_no_mig_parent(device)
+    """At once; who has a context already keeps it."""
+    if _is_mig_parent(device):
+        told = library.node.switches.compute_mode_of_mig_parent
+        raise Refused(Code.NOT_SUPPORTED if told == "DEFAULT" else Code[told])
+    holder = _holder_of_mode(library, device)
     library.require_privilege()
     if mode not in _COMPUTE_MODES:
         known = mode < pynvml.NVML_COMPUTEMODE_COUNT
         raise Refused(Code.NOT_SUPPORTED if known else Code.INVALID_ARGUMENT)
-    if isinstance(device, MigDevice):
-        device.compute.compute_mode = mode
-    else:
-        device.card.state.compute_mode = mode
-    library.node.changed()
+    holder.compute_mode = mode
+    library.node.changed(device.card.index)
 
 
 @c_function("nvmlDeviceGetAccountingMode", GPU_ONLY, Out(c_uint), errors=(Code.NOT_SUPPORTED,))
@@ -78,7 +83,13 @@ def set_accounting_mode(library: Session, gpu: Device, mode: int) -> None:
     library.node.changed()
 
 
-def _require_no_mig_parent(device: Device) -> None:
-    """With MIG on, compute mode is a matter of the MIG devices."""
-    if device.card.state.mig and not isinstance(device, MigDevice):
+def _is_mig_parent(device: Device) -> bool:
+    return device.card.state.mig and not isinstance(device, MigDevice)
+
+
+def _holder_of_mode(library: Session, device: Device) -> CardState | ComputeInstance:
+    if not isinstance(device, MigDevice):
+        return device.card.state
+    if not library.node.switches.mig_compute_modes:
         raise Refused(Code.NOT_SUPPORTED)
+    return device.compute

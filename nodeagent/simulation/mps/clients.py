@@ -5,7 +5,9 @@
         client.allocate(1 << 30)
 
 Each is a process of its own with the environment a real one would have. On a simulated node it
-also stands in NVML's list of MPS processes, with what it has allocated.
+also stands in NVML's list of MPS processes, with what it has allocated, and its server in that of
+compute processes, as on a card. A program that found no MPS is a compute process itself, and the
+device's compute mode may keep it out.
 """
 
 from __future__ import annotations
@@ -19,12 +21,17 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from nodeagent.errors import NodeagentError, UsageError
 
+if TYPE_CHECKING:
+    from nodeagent.simulation.node import SimulatedNode
+
 _PACKAGES = Path(__file__).parents[3]
 OUT_OF_MEMORY = 2
+DEVICES_UNAVAILABLE = 46  # cudaErrorDevicesUnavailable: the compute mode is in the way
+_SERVER_MEMORY = 30 << 20  # bytes; about what a server holds for itself
 
 
 class ClientError(NodeagentError):
@@ -102,13 +109,17 @@ class SimulatedClient:
     def wait_until_accepted(self, timeout: float = 5.0) -> dict[str, Any]:
         """Wait for the server; what it may use: `limit` in bytes or None, and `percentage`.
 
-        Raises TimeoutError while it waits for another user's server to go, and ClientError.
+        Raises TimeoutError while it waits for another user's server to go, and ClientError, also
+        where the compute mode of its simulated device keeps it out.
         """
         answer = self._answer(timeout)
         if "connected" in answer:
             answer = self._answer(timeout)
         self.terms = answer
-        self._register()
+        try:
+            self._register()
+        except UsageError as error:
+            raise ClientError(error.message, code=DEVICES_UNAVAILABLE) from error
         return answer
 
     def allocate(self, size: int, timeout: float = 5.0) -> int:
@@ -194,17 +205,27 @@ class SimulatedClient:
                 if self._registered:
                     node.release(self._device, self.pid)
                 self._registered = False
+                if server := self.terms.get("server"):
+                    self._register_server(node, server)
                 node.occupy(
                     self._device,
                     self.pid,
                     command="simulated-client",
                     memory=self._used,
-                    kind="mps",
+                    kind="mps" if self.terms.get("mps") else "compute",
                     follow=True,
                 )
                 self._registered = True
         finally:
             node.close()
+
+    def _register_server(self, node: SimulatedNode, pid: int) -> None:
+        """The first client makes its server take the device, which it keeps until it ends."""
+        from nodeagent.simulation.admission import MPS_SERVER
+
+        card, instance, compute = node.find(self._device)
+        if all(process.pid != pid for process in card.processes(instance, compute)):
+            node.occupy(self._device, pid, command=MPS_SERVER, memory=_SERVER_MEMORY, follow=True)
 
     def _unregister(self) -> None:
         if self._state is None or not self._registered:

@@ -19,10 +19,15 @@ _PS_WIDTHS = (10, 10, 15, 25, 15, 15)
 _PARTITION_WIDTHS = (40, 40, 12, 12, 12, 12, 10)
 
 
-class Commands:
-    """Answers one line after the other."""
+MODULES = frozenset({"server", "namespace", "client"})  # of protocol v3, each with a `list`
 
-    def __init__(self, lookup: Lookup, *, partitioned: bool) -> None:
+
+class Commands:
+    """Answers one line after the other. Of protocol v3 there is only that it is understood: nothing
+    can be made by it, so its lists are empty.
+    """
+
+    def __init__(self, lookup: Lookup, *, partitioned: bool, protocol: str) -> None:
         self._lookup = lookup
         self._servers = servers = lookup.servers
         self._commands: dict[str, Callable[[str, Caller], Answer]] = {
@@ -40,6 +45,8 @@ class Commands:
             self._commands["get_server_status"] = self._status
         if partitioned:
             self._commands["lspart"] = self._partitions
+        if protocol == "3":
+            self._commands |= dict.fromkeys(MODULES, self._list_of_module)
 
     def answer(self, line: str, caller: Caller) -> Answer:
         word, _, rest = line.strip().partition(" ")
@@ -133,6 +140,9 @@ class Commands:
         return Wait(server, wanted)
 
     # --- the rest -----------------------------------------------------------------------------
+
+    def _list_of_module(self, rest: str, caller: Caller) -> Answer:
+        return "" if rest == "list" else f'Unknown command "{rest}"\n'
 
     def _partitions(self, rest: str, caller: Caller) -> Answer:
         names = ("GPU", "Partition", "Free", "Used", "Free", "Used", "Clients")

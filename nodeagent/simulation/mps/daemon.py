@@ -41,6 +41,7 @@ class Daemon:
         knobs: Watched,
         multiuser: bool,
         partitioned: bool,
+        protocol: str,
     ) -> None:
         self._files = files
         self._log = log
@@ -49,7 +50,7 @@ class Daemon:
             version, log=log, server_log=server_log, knobs=knobs, multiuser=multiuser
         )
         lookup = Lookup(self._servers, log=log, knobs=knobs)
-        self._commands = Commands(lookup, partitioned=partitioned)
+        self._commands = Commands(lookup, partitioned=partitioned, protocol=protocol)
         self._version = version
         self._front_end: _FrontEnd | None = None
         self._refused = 0

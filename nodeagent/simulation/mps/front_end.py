@@ -16,14 +16,14 @@ from nodeagent.simulation.mps import protocol
 _BLOCK = 4096  # what C's standard output gathers before it writes
 
 
-def run() -> int:
-    """Returns the exit status."""
+def run(only: str | None = None) -> int:
+    """Returns the exit status. `only` is said instead of what comes on standard input."""
     connection = _connection()
     if connection is None:
         return _complain("Cannot find MPS control daemon process")
     output = _Output()
     try:
-        return _converse(connection, output)
+        return _converse(connection, output, _lines() if only is None else iter([only]))
     finally:
         output.flush()
 
@@ -39,14 +39,14 @@ def _connection() -> socket.socket | None:
     return None
 
 
-def _converse(connection: socket.socket, output: _Output) -> int:
+def _converse(connection: socket.socket, output: _Output, lines: Iterator[str]) -> int:
     try:
         protocol.send(connection, {"hello": "ui"})
         answer, _ = protocol.receive_with_descriptor(connection)
         if answer is not None and "refused" in answer:  # somebody else is being served
             return _cannot_send() if answer["refused"] == "error" else 0
         status = None
-        for line in _lines():
+        for line in lines:
             if status is not None:  # it has quit
                 return _cannot_send()
             protocol.send(connection, {"command": line})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 
 from nodeagent.simulation.mps import protocol, values
@@ -41,8 +42,11 @@ class ServedClient:
         self._serial = 0
 
     def terms(self) -> protocol.Message:
-        """What the client is told when it is accepted; the limit in bytes, None for none."""
-        return {"limit": self._limit, "percentage": self._percentage}
+        """What the client is told when it is accepted; the limit in bytes, None for none.
+
+        `server` is this process: a simulated node has to show it, and only the client knows both.
+        """
+        return {"limit": self._limit, "percentage": self._percentage, "server": os.getpid()}
 
     def row(self) -> protocol.Message:
         """What the daemon is told of it."""

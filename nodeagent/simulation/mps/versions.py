@@ -25,9 +25,11 @@ class Version(NamedTuple):
     new_server_lines: bool = False  # the wording of server.log since 580
     binary_version: str = ""  # logged first, where there is one
     contexts: int = 48  # on one device; 60 since CUDA 13.1
+    protocols: frozenset[str] = frozenset({"2"})
 
 
 _MULTIUSER = frozenset({"-multiuser-server"})
+_PROTOCOL = frozenset({"-p", "--protocol"})
 _RECENT = _MULTIUSER | {"-M", "-S", "--static-partitioning"}
 
 VERSIONS = {
@@ -54,11 +56,12 @@ VERSIONS = {
         ),
         Version(
             "615",
-            flags=_RECENT | {"-v", "-m", "--multiuser", "--daemon", "--foreground"},
+            flags=_RECENT | {"-v", "-m", "--multiuser", "--daemon", "--foreground"} | _PROTOCOL,
             limits_by_uuid=True,
             new_server_lines=True,
             binary_version="13030",
             contexts=60,
+            protocols=frozenset({"2", "3"}),
         ),
     )
 }

@@ -26,6 +26,14 @@ typedef struct nvmlComputeInstance_st *nvmlComputeInstance_t;
 /* A versioned structure says its size and its version in its first field. */
 #define STRUCT_VERSION(type, number) ((unsigned)(sizeof(type) | ((number) << 24)))
 
+typedef enum {
+    NVML_COMPUTEMODE_DEFAULT = 0,
+    NVML_COMPUTEMODE_EXCLUSIVE_THREAD = 1,
+    NVML_COMPUTEMODE_PROHIBITED = 2,
+    NVML_COMPUTEMODE_EXCLUSIVE_PROCESS = 3,
+    NVML_COMPUTEMODE_COUNT
+} nvmlComputeMode_t;
+
 /* --- a device --------------------------------------------------------------------------------- */
 
 typedef struct {

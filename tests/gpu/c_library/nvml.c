@@ -6,8 +6,8 @@
  * handle that this library never gave (cut to 32 bits, say), ends the program with a message.
  *
  * The state is in this process' memory and ends with it. The environment variable
- * STAND_IN_USER=PID puts a process on the GPU. Built with -DMINIMAL the library only counts and
- * names its GPU; it has none of the other functions.
+ * STAND_IN_USER=PID puts a process on the GPU, STAND_IN_CLIENT=PID a client of MPS. Built with
+ * -DMINIMAL the library only counts and names its GPU; it has none of the other functions.
  *
  * It holds no lock: the caller must not let two threads change the GPU at once.
  */
@@ -54,6 +54,7 @@ typedef struct {
 
 struct nvmlDevice_st {
     struct nvmlComputeInstance_st *compute; /* NULL for the GPU itself */
+    nvmlComputeMode_t mode;
 };
 
 struct nvmlComputeInstance_st {
@@ -414,11 +415,35 @@ nvmlReturn_t nvmlDeviceGetFieldValues(nvmlDevice_t device, int count, nvmlFieldV
 
 /* --- processes -------------------------------------------------------------------------------- */
 
-/* The process id in STAND_IN_USER; 0 without it. */
+/* The process id in an environment variable; 0 without it. */
+static unsigned pid_in(const char *variable)
+{
+    const char *pid = getenv(variable);
+    return pid == NULL ? 0 : (unsigned)strtoul(pid, NULL, 10);
+}
+
 static unsigned user(void)
 {
-    const char *pid = getenv("STAND_IN_USER");
-    return pid == NULL ? 0 : (unsigned)strtoul(pid, NULL, 10);
+    return pid_in("STAND_IN_USER");
+}
+
+/* A list of one process on the GPU, or of none where `pid` is 0. */
+static nvmlReturn_t list_one(nvmlDevice_t device, unsigned pid, unsigned *count,
+                             nvmlProcessInfo_t *processes)
+{
+    unsigned room = *count;
+    *count = pid != 0 && device == &gpu ? 1 : 0;
+    if (room < *count) {
+        return NVML_ERROR_INSUFFICIENT_SIZE;
+    }
+    if (*count != 0) {
+        INSIST_ON(processes);
+        processes[0].pid = pid;
+        processes[0].usedGpuMemory = 5ull << 30; /* more than 32 bits hold */
+        processes[0].gpuInstanceId = NO_INSTANCE;
+        processes[0].computeInstanceId = NO_INSTANCE;
+    }
+    return NVML_SUCCESS;
 }
 
 nvmlReturn_t nvmlDeviceGetComputeRunningProcesses_v3(nvmlDevice_t device, unsigned *count,
@@ -426,19 +451,7 @@ nvmlReturn_t nvmlDeviceGetComputeRunningProcesses_v3(nvmlDevice_t device, unsign
 {
     INSIST_ON(count);
     CHECK_DEVICE(device);
-    unsigned room = *count;
-    *count = user() != 0 && device == &gpu ? 1 : 0;
-    if (room < *count) {
-        return NVML_ERROR_INSUFFICIENT_SIZE;
-    }
-    if (*count != 0) {
-        INSIST_ON(processes);
-        processes[0].pid = user();
-        processes[0].usedGpuMemory = 5ull << 30; /* more than 32 bits hold */
-        processes[0].gpuInstanceId = NO_INSTANCE;
-        processes[0].computeInstanceId = NO_INSTANCE;
-    }
-    return NVML_SUCCESS;
+    return list_one(device, user(), count, processes);
 }
 
 nvmlReturn_t nvmlDeviceGetGraphicsRunningProcesses_v3(nvmlDevice_t device, unsigned *count,
@@ -453,10 +466,35 @@ nvmlReturn_t nvmlDeviceGetGraphicsRunningProcesses_v3(nvmlDevice_t device, unsig
 nvmlReturn_t nvmlDeviceGetMPSComputeRunningProcesses_v3(nvmlDevice_t device, unsigned *count,
                                                         nvmlProcessInfo_t *processes)
 {
-    (void)processes;
     INSIST_ON(count);
     CHECK_DEVICE(device);
-    *count = 0;
+    return list_one(device, pid_in("STAND_IN_CLIENT"), count, processes);
+}
+
+/* --- compute mode ----------------------------------------------------------------------------- */
+
+/* With MIG on, each MIG device has a mode and the GPU has none. */
+nvmlReturn_t nvmlDeviceGetComputeMode(nvmlDevice_t device, nvmlComputeMode_t *mode)
+{
+    INSIST_ON(mode);
+    CHECK_DEVICE(device);
+    if (mig_on && device == &gpu) {
+        return NVML_ERROR_NOT_SUPPORTED;
+    }
+    *mode = device->mode;
+    return NVML_SUCCESS;
+}
+
+nvmlReturn_t nvmlDeviceSetComputeMode(nvmlDevice_t device, nvmlComputeMode_t mode)
+{
+    CHECK_DEVICE(device);
+    if (mode >= NVML_COMPUTEMODE_COUNT) {
+        return NVML_ERROR_INVALID_ARGUMENT;
+    }
+    if ((mig_on && device == &gpu) || mode == NVML_COMPUTEMODE_EXCLUSIVE_THREAD) {
+        return NVML_ERROR_NOT_SUPPORTED;
+    }
+    device->mode = mode;
     return NVML_SUCCESS;
 }
 
@@ -484,6 +522,7 @@ nvmlReturn_t nvmlDeviceSetMigMode(nvmlDevice_t device, unsigned mode, nvmlReturn
         return NVML_SUCCESS;
     }
     mig_on = mode == 1;
+    gpu.mode = NVML_COMPUTEMODE_DEFAULT;
     if (!mig_on) {
         memset(instances, 0, sizeof instances);
     }
@@ -776,6 +815,7 @@ static void make_compute(nvmlGpuInstance_t instance, unsigned id, const ComputeP
     compute->placement = placement;
     compute->parent = instance;
     compute->device.compute = compute;
+    compute->device.mode = NVML_COMPUTEMODE_DEFAULT;
 }
 
 /* At the first place that is free. */

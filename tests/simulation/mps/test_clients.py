@@ -12,7 +12,7 @@ import pytest
 
 from nodeagent.simulation import open_node
 from nodeagent.simulation.mps import protocol
-from nodeagent.simulation.mps.clients import ClientError, SimulatedClient
+from nodeagent.simulation.mps.clients import DEVICES_UNAVAILABLE, ClientError, SimulatedClient
 from tests.simulation.mps.rig import Programs, Rig, gone, until
 
 GIB = 1 << 30
@@ -255,7 +255,9 @@ def test_without_a_daemon_there_is_no_mps(rig: Rig) -> None:
 
 
 def test_on_a_simulated_node(rig: Rig, clients: Clients, tmp_path: Path) -> None:
-    """It is in the list of MPS processes, with its memory, which the device must have."""
+    """It is in the list of MPS processes, with its memory, which the device must have; its server
+    is a compute process there until it ends.
+    """
     state = tmp_path / "node.json"
     node = open_node("a100-40gb:2", state=state)
     try:
@@ -266,13 +268,38 @@ def test_on_a_simulated_node(rig: Rig, clients: Clients, tmp_path: Path) -> None
             client.allocate(100 * GIB)
         assert caught.value.code == OUT_OF_MEMORY
         with node.looks():
-            (process,) = node.cards[1].state.processes
+            server, process = node.cards[1].state.processes
             assert (process.pid, process.memory, process.kind) == (client.pid, GIB, "mps")
+            assert (server.pid, server.kind) == (client.terms["server"], "compute")
         client.free(block)
         with node.looks():
-            assert node.cards[1].state.processes[0].memory == 0
+            assert node.cards[1].state.processes[-1].memory == 0
         client.close()
         with node.looks():
+            assert [process.pid for process in node.cards[1].state.processes] == [server.pid]
+        rig.ask("quit")
+        until(lambda: gone(server.pid))
+        with node.changes():
             assert node.cards[1].state.processes == []
     finally:
         node.close()
+
+
+def test_a_program_without_mps_is_kept_off_an_exclusive_device(
+    rig: Rig, clients: Clients, tmp_path: Path
+) -> None:
+    """While an MPS server has it; clients of the server come as they like."""
+    state = tmp_path / "node.json"
+    with open_node("a100-40gb:1", state=state) as node:
+        with node.changes():
+            node.cards[0].state.compute_mode = 3
+            node.changed()
+        for _ in range(2):
+            clients.on(state, "0").wait_until_accepted()
+        with SimulatedClient(tmp_path / "elsewhere", state=state) as alone:
+            with pytest.raises(ClientError, match="busy or unavailable") as caught:
+                alone.wait_until_accepted()
+            assert caught.value.code == DEVICES_UNAVAILABLE
+        with node.looks():
+            kinds = [process.kind for process in node.cards[0].state.processes]
+        assert kinds == ["compute", "mps", "mps"]

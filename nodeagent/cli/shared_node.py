@@ -1,0 +1,198 @@
+"""The node with its MPS daemons and time slices, for commands that do one thing and end.
+
+What this needs takes long to import, so it is done only where MPS or time slices are concerned:
+by the document, or because an agent left daemons here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+from nodeagent.cli.node import is_simulated, make_driver, simulation
+from nodeagent.cli.options import Options
+from nodeagent.cli.settings_in_force import InForce
+from nodeagent.gpu.driver import Driver
+from nodeagent.planning.desired import MigLayout, PlanDocument
+from nodeagent.planning.host import Host
+from nodeagent.planning.observed import Gpu, ObservedNode
+from nodeagent.planning.steps import Step
+
+if TYPE_CHECKING:
+    from nodeagent.execution.mps_setup import MpsPlaces
+    from nodeagent.settings import Settings
+
+_RECORDS = "mps"  # the folder below run.dir in which daemons have theirs
+
+
+class SeenNode(Protocol):
+    """What commands need of a node that they only look at."""
+
+    async def observe(self) -> ObservedNode: ...
+
+
+class Node(SeenNode, Protocol):
+    """What commands need of a node that they change."""
+
+    async def observe_gpu(self, uuid: str) -> Gpu: ...
+
+    async def apply(self, step: Step) -> None: ...
+
+
+@asynccontextmanager
+async def looking_at(
+    options: Options, settings: InForce, document: PlanDocument | None
+) -> AsyncIterator[tuple[SeenNode, Host]]:
+    """The node, real or simulated, and what of the host bears on the document.
+
+    Raises DriverUnavailable, UsageError, and NodeagentError for what an agent left damaged.
+    """
+    async with _parts(options, settings, document) as (driver, parts):
+        if parts is None:
+            async with driver:
+                yield driver, Host()
+            return
+        from nodeagent.execution import mps_setup, whole_node
+        from nodeagent.mps.fleet import survey
+
+        found = await survey(parts.places.run_dir, programs=parts.places.programs, ask=True)
+        memory = mps_setup.make_memory(parts.places)
+        daemons = whole_node.Surveyed(found)
+        async with whole_node.SeenNode(
+            driver, daemons, memory, time_slices=parts.time_slices
+        ) as node:
+            yield node, parts.host
+
+
+@asynccontextmanager
+async def changing(
+    options: Options, settings: InForce, document: PlanDocument
+) -> AsyncIterator[tuple[Node, Host]]:
+    """As `looking_at`, to change it.
+
+    MPS daemons that are started go on without a supervisor, until an agent takes them over.
+    """
+    async with _parts(options, settings, document) as (driver, parts):
+        if parts is None:
+            async with driver:
+                yield driver, Host()
+            return
+        from nodeagent.execution import mps_setup
+        from nodeagent.execution.whole_node import WholeNode
+
+        nodes: list[WholeNode] = []
+        mps, places = parts.settings.mps, parts.places
+        fleet = mps_setup.make_fleet(
+            mps,
+            places,
+            check=lambda spec: nodes[0].differences(spec),  # noqa: PLW0108 - there is none yet
+            report=lambda _device, _report: None,  # the outcome of the steps tells
+            changed=lambda: None,
+        )
+        memory = mps_setup.make_memory(places)
+        publisher = mps_setup.make_publisher(mps, places)
+        whole = WholeNode(
+            driver,
+            fleet,
+            memory,
+            publisher,
+            exclusive=mps.compute_mode == "exclusive",
+            time_slices=parts.time_slices,
+        )
+        nodes.append(whole)
+        async with fleet, whole:
+            yield whole, parts.host
+
+
+@dataclass(frozen=True, slots=True)
+class _Parts:
+    """What MPS and time slices take."""
+
+    settings: Settings
+    places: MpsPlaces
+    host: Host
+    time_slices: bool
+
+
+@asynccontextmanager
+async def _parts(
+    options: Options, settings: InForce, document: PlanDocument | None
+) -> AsyncIterator[tuple[Driver, _Parts | None]]:
+    """The driver, to be entered; and what else it takes, None where nothing is concerned."""
+    # The stand-in for nvidia-smi, a process of its own, resets GPUs and sets time slices.
+    shared = settings.reset != "never" or (document is not None and _has_time_slices(document))
+    with simulation(options, shared=shared) as state:
+        driver = make_driver(options, settings)
+        with _directory(options, state) as directory:
+            concerned = document is not None and _asks_for_sharing(document)
+            run_dirs = [settings.run_dir, *([directory / "run"] if directory else [])]
+            if concerned or any(map(_has_records, run_dirs)):
+                yield driver, await asyncio.to_thread(_read_parts, options, directory, document)
+            else:
+                yield driver, None
+
+
+def _read_parts(options: Options, directory: Path | None, document: PlanDocument | None) -> _Parts:
+    from nodeagent.execution import mps_setup
+    from nodeagent.settings import load_settings
+
+    settings = load_settings(None, os.environ, {"run.dir": getattr(options, "run_dir", None)})
+    return _Parts(
+        settings,
+        mps_setup.simulated_places(settings, directory)
+        if directory
+        else mps_setup.places_of(settings),
+        mps_setup.host_for(settings.mps)(document) if document else Host(),
+        document is not None and _has_time_slices(document),
+    )
+
+
+def _asks_for_sharing(document: PlanDocument) -> bool:
+    return any(
+        entry.mps
+        or entry.time_slice
+        or (isinstance(entry.mig, MigLayout) and any(i.mps for i in entry.mig.instances))
+        for entry in document.entries
+    )
+
+
+def _has_time_slices(document: PlanDocument) -> bool:
+    return any(entry.time_slice for entry in document.entries)
+
+
+def _has_records(run_dir: Path) -> bool:
+    try:
+        return any(True for _ in (run_dir / _RECORDS).iterdir())
+    except OSError:
+        return False
+
+
+@contextmanager
+def _directory(options: Options, state: Path | None) -> Iterator[Path | None]:
+    """Where a simulated node's daemons have their things; None for the machine's own GPUs."""
+    if not is_simulated(options):
+        yield None
+        return
+    with simulated_directory(state) as directory:
+        yield directory
+
+
+@contextmanager
+def simulated_directory(state: Path | None) -> Iterator[Path]:
+    """Beside the state file, or, where there is none, thrown away in the end."""
+    if state is not None:
+        from nodeagent.simulation.mps.installation import directory_beside
+
+        yield directory_beside(state)
+        return
+    import tempfile
+
+    with tempfile.TemporaryDirectory(prefix="na-") as name:
+        directory = Path(name)
+        directory.chmod(0o755)  # daemons and clients of other users have to pass
+        yield directory

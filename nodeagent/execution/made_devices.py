@@ -1,0 +1,62 @@
+"""Which of the MIG devices made by earlier steps a later step is for.
+
+The planner knows only their places. A device that was there before is never taken for a new one,
+so that nobody's device gets a daemon or a compute mode meant for another.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from nodeagent.planning.observed import Gpu
+from nodeagent.planning.steps import SetComputeMode, SetTimeSlice, StartMps, Step
+
+
+class MadeDevices:
+    """The devices made since `before`, in the course of one GPU's steps.
+
+    `seen` is the GPU as it was read back after the last change of its devices; None when there
+    was a change since.
+    """
+
+    def __init__(self, before: Gpu) -> None:
+        self.seen: Gpu | None = None
+        self._before = frozenset(c.uuid for i in before.instances for c in i.compute)
+        self._provided: set[str] = set()  # those which have had their daemon, or cannot
+        self._unfit: set[str] = set()
+
+    def named(self, step: StartMps | SetComputeMode) -> StartMps | SetComputeMode:
+        """The step with its device's UUID, or as it is when there is none."""
+        for instance in self.seen.instances if self.seen else ():
+            for device in sorted(instance.compute, key=lambda c: c.id):
+                kind = (instance.placement, device.profile) == (step.placement, step.profile)
+                if kind and device.uuid not in self._before | self._provided:
+                    return replace(step, device=device.uuid)
+        return step
+
+    def is_unfit(self, step: StartMps) -> bool:
+        """Whether the step's device did not get the compute mode that its daemon needs."""
+        unfit = step.device in self._unfit
+        if unfit:
+            self._provided.add(step.device)
+        return unfit
+
+    def note(self, step: Step) -> None:
+        """A step was done."""
+        match step:
+            case StartMps(device=device):
+                self._provided.add(device)
+            case SetComputeMode() | SetTimeSlice():
+                pass
+            case _:
+                self.seen = None
+
+    def note_failure(self, step: Step) -> None:
+        """A step failed that the others go on without."""
+        match step:
+            case StartMps(device=device):
+                self._provided.add(device)
+            case SetComputeMode(device=device):
+                self._unfit.add(device)
+            case _:
+                pass

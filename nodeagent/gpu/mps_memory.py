@@ -1,0 +1,15 @@
+"""What MPS clients use of a device's memory, read in the GPU's worker thread."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from nodeagent.gpu.card import Card
+from nodeagent.gpu.change import mig_device
+
+
+def mps_memory(card: Card, device: str) -> Mapping[int, int]:
+    """Bytes by pid of the MPS clients on the card or on one of its MIG devices, by UUID."""
+    handle = card.handle if device == card.identity().uuid else mig_device(card, device)
+    found = card.nvml.mps_processes(handle)
+    return {process.pid: process.memory for process in found if process.memory is not None}

@@ -1,0 +1,60 @@
+"""The users that a plan names, as the host knows them.
+
+May ask a directory service (LDAP), and block for as long as that takes.
+"""
+
+from __future__ import annotations
+
+import os
+import pwd
+import re
+from collections.abc import Iterator, Mapping
+
+from nodeagent.planning.desired import MigLayout, PlanDocument
+from nodeagent.planning.host import ANY_USER
+from nodeagent.planning.shares import Account
+
+_LARGEST_ID = 2**32 - 2  # the number above means "no change" to the kernel
+
+
+def accounts_for(document: PlanDocument, default_user: str) -> Mapping[str, Account]:
+    """Each `user` in the document, and the default, by its text; unknown ones are left out.
+
+    `uid:gid` is taken at its word and has no further groups. A uid alone has the group and the
+    further groups that its user has, or its own number as group where there is no such user.
+    """
+    found = {user: _account(user) for user in sorted({default_user, *_users(document)})}
+    return {user: account for user, account in found.items() if account is not None}
+
+
+def _users(document: PlanDocument) -> Iterator[str]:
+    for entry in document.entries:
+        wanted = [entry.mps]
+        if isinstance(entry.mig, MigLayout):
+            wanted += [instance.mps for instance in entry.mig.instances]
+        yield from (mps.user for mps in wanted if mps is not None and mps.user is not None)
+
+
+def _account(user: str) -> Account | None:
+    if user == ANY_USER:  # a word of the plan's; whom such a server runs as, the plan knows
+        return None
+    if match := re.fullmatch(r"([0-9]{1,10}):([0-9]{1,10})", user):
+        uid, gid = int(match[1]), int(match[2])
+        return Account(uid, gid) if max(uid, gid) <= _LARGEST_ID else None
+    if re.fullmatch(r"[0-9]{1,10}", user):
+        uid = int(user)
+        if uid > _LARGEST_ID:
+            return None
+        return _entry(uid) or Account(uid, uid)
+    return _entry(user)
+
+
+def _entry(user: str | int) -> Account | None:
+    """As the user database has it; None when it does not know them."""
+    try:
+        entry = pwd.getpwuid(user) if isinstance(user, int) else pwd.getpwnam(user)
+    except (KeyError, ValueError):  # ValueError: a zero byte in the name
+        return None
+    # In order, because a daemon whose groups differ has to be started anew.
+    groups = sorted(set(os.getgrouplist(entry.pw_name, entry.pw_gid)) - {entry.pw_gid})
+    return Account(entry.pw_uid, entry.pw_gid, tuple(groups))

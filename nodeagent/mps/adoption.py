@@ -1,0 +1,119 @@
+"""Finds the daemons that an earlier agent left, by its records, and tells what they are.
+
+Only a process that proves to be the very one is taken: by pid and start time, what it runs, its
+user and its pipe directory. An agent may die between starting a process and writing down which;
+then the one daemon of that pipe directory is it, if all the rest agrees.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+from pathlib import Path
+
+from nodeagent.errors import NodeagentError
+from nodeagent.mps.asking import Seen, ask_everything, differences
+from nodeagent.mps.back_door import BackDoor
+from nodeagent.mps.control import ControlClient
+from nodeagent.mps.directories import directories_of
+from nodeagent.mps.identity import CONTROL, Identity, identify, processes_of
+from nodeagent.mps.lifecycle.values import Phase
+from nodeagent.mps.process import DaemonProcess, NotTheDaemon, Programs, adopt
+from nodeagent.mps.records import Record, RecordDamaged, read_records
+from nodeagent.mps.shares import DaemonSpec, spec_for
+from nodeagent.planning.observed import IDLE, MpsDaemon, Usage, User
+from nodeagent.planning.shares import WantedMps
+
+_ANSWER = 5.0  # seconds that a one-shot command waits for a daemon
+
+
+def found_process(spec: DaemonSpec, noted: Identity | None) -> DaemonProcess | None:
+    """The process that was noted, or that nobody came to note; None when there is none that is
+    surely the daemon. Reads all of /proc where the record does not say which.
+    """
+    candidates = [noted] if noted is not None else []
+    if noted is None or not _is_still(noted):
+        candidates = list(processes_of(spec.pipe_directory, CONTROL))
+    for identity in candidates:
+        try:
+            return adopt(identity, spec)
+        except NotTheDaemon:
+            continue
+    return None
+
+
+def _is_still(noted: Identity) -> bool:
+    return identify(noted.pid) == noted
+
+
+def specs_of(run_dir: Path, record: Record) -> tuple[DaemonSpec, DaemonSpec]:
+    """What its process runs as, and what is wanted. Raises NodeagentError."""
+    made = directories_of(run_dir, record.device)
+
+    def spec(wanted: WantedMps) -> DaemonSpec:
+        return spec_for(wanted, record.device, pipe_directory=made.pipe, log_directory=made.log)
+
+    return spec(record.runs or record.wanted), spec(record.wanted)
+
+
+# --- for who only looks -----------------------------------------------------------------------
+
+
+async def survey(run_dir: Path, *, programs: Programs, ask: bool) -> Mapping[str, MpsDaemon]:
+    """The daemons that an agent left or has, by device; nothing is touched.
+
+    With `ask` each is asked: only then can one be Ready, namely when its limits were read back.
+    Who its clients are is not known otherwise either. Raises RecordDamaged.
+    """
+    found: dict[str, MpsDaemon] = {}
+    for record in read_records(run_dir):
+        if isinstance(record, RecordDamaged):
+            raise record
+        found[record.device] = await _surveyed(run_dir, record, programs, ask=ask)
+    return found
+
+
+async def _surveyed(run_dir: Path, record: Record, programs: Programs, *, ask: bool) -> MpsDaemon:
+    runs, wanted = specs_of(run_dir, record)
+    process = found_process(runs, record.process)
+    if process is None:
+        return _without_process(record)
+    pid = process.pid
+    process.close()
+    if not ask:
+        unknown = Usage(known=False, reason="its daemon was not asked")
+        return MpsDaemon(record.wanted, Phase.LIMITING, "was not asked", pid, (), unknown)
+    control = ControlClient(
+        programs.control,
+        pipe_directory=BackDoor(runs.pipe_directory).directory,
+        log_directory=runs.log_directory,
+        path=programs.path,
+        deadline=_ANSWER,
+        chance=random.SystemRandom().random,
+    )
+    try:
+        seen = await ask_everything(control, ())
+    except NodeagentError as error:
+        unknown = Usage(known=False, reason=error.message)
+        return MpsDaemon(record.wanted, Phase.FAULT, error.message, pid, (), unknown)
+    finally:
+        await control.aclose()
+    wrong = differences(seen, wanted)
+    phase = Phase.LIMITING if wrong else Phase.READY
+    servers = tuple(server.pid for server in seen.servers)
+    return MpsDaemon(record.wanted, phase, "; ".join(wrong), pid, servers, usage_of(seen))
+
+
+def _without_process(record: Record) -> MpsDaemon:
+    if record.drained:
+        return MpsDaemon(record.wanted, Phase.DOWN, "drained on request")
+    return MpsDaemon(record.wanted, Phase.BACKOFF, "its process is gone")
+
+
+def usage_of(seen: Seen) -> Usage:
+    """Who uses a device through its daemon."""
+    if not seen.knows_clients:
+        return Usage(known=False, reason="its MPS server is busy and tells nothing of its clients")
+    if not seen.clients:
+        return IDLE
+    return Usage(tuple(User(pid, source="mps") for _, pid in seen.clients))

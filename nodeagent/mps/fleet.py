@@ -1,0 +1,323 @@
+"""All MPS daemons of a node: started, adopted, drained, stopped and told of."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Collection
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from nodeagent.errors import NodeagentError, UnknownDevice
+from nodeagent.mps.adoption import found_process, specs_of, survey, usage_of
+from nodeagent.mps.attendant import Check
+from nodeagent.mps.control import ControlClient
+from nodeagent.mps.directories import make_directories
+from nodeagent.mps.fleet_wishes import InUse, NotReady, drained, end, restarted, started, stopped
+from nodeagent.mps.launching import Launcher
+from nodeagent.mps.lifecycle.values import (
+    WITH_PROCESS,
+    Phase,
+    Policy,
+    Report,
+    RetryRequested,
+    Subject,
+)
+from nodeagent.mps.log_watch import LogWatch
+from nodeagent.mps.process import Programs
+from nodeagent.mps.records import Record, RecordDamaged, read_records
+from nodeagent.mps.shares import DaemonSpec
+from nodeagent.mps.supervisor import Supervisor, Surroundings
+from nodeagent.mps.timing import Timing
+from nodeagent.planning.observed import IDLE, MpsDaemon, Usage
+from nodeagent.planning.shares import WantedMps
+from nodeagent.reports.mps_state import ClientState, DaemonState, ServerState, WaitingClient
+
+__all__ = ["Fleet", "InUse", "NotReady", "RunningDaemon", "Timing", "survey"]
+
+
+@dataclass(frozen=True, slots=True)
+class RunningDaemon:
+    """A daemon that clients can have: it is Ready, or was as it is wanted and will be again.
+
+    `clients` are (server pid, client pid).
+    """
+
+    device: str
+    spec: DaemonSpec
+    wanted: WantedMps
+    control: ControlClient
+    clients: tuple[tuple[int, int], ...]
+
+
+class Fleet:
+    """Usable inside `async with`, in one event loop. Daemons live on when it is left.
+
+    `check` tells what else must be so for Ready and is not, in words; `report` gets what people may
+    want to know, `changed` whenever something is different; `chance` gives numbers from 0 up to 1.
+    """
+
+    def __init__(
+        self,
+        *,
+        run_dir: Path,
+        programs: Programs,
+        launcher: Launcher,
+        policy: Policy,
+        timing: Timing,
+        check: Check,
+        report: Callable[[str, Report], None],
+        changed: Callable[[], None],
+        chance: Callable[[], float],
+    ) -> None:
+        self._watch = LogWatch()
+        self._around = Surroundings(
+            run_dir=run_dir,
+            programs=programs,
+            launcher=launcher,
+            policy=policy,
+            timing=timing,
+            check=check,
+            report=report,
+            changed=changed,
+            chance=chance,
+            watch=self._watch,
+        )
+        self._supervisors: dict[str, Supervisor] = {}
+        self._locks: dict[str, asyncio.Lock] = {}
+        self._stack = AsyncExitStack()
+
+    async def __aenter__(self) -> Self:
+        await self._stack.enter_async_context(self._watch)
+        self._stack.push_async_callback(self._look_away)
+        try:
+            records = await asyncio.to_thread(lambda: list(read_records(self._around.run_dir)))
+            for record in records:
+                await self._take_over(record)
+            await self.look()  # whoever asks next should hear who the clients are
+        except BaseException:
+            await self._stack.aclose()
+            raise
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self._stack.aclose()
+
+    async def _look_away(self) -> None:
+        supervisors = tuple(self._supervisors.values())
+        self._supervisors.clear()
+        await asyncio.gather(*(supervisor.aclose() for supervisor in supervisors))
+
+    # --- what an earlier agent left -------------------------------------------------------------
+
+    async def _take_over(self, record: Record | RecordDamaged) -> None:
+        if isinstance(record, RecordDamaged):
+            self._around.report(record.device, Report(Subject.START_FAILED, str(record)))
+            return
+        try:
+            spec, _ = specs_of(self._around.run_dir, record)
+        except NodeagentError as error:
+            self._around.report(record.device, Report(Subject.START_FAILED, str(error)))
+            return
+        supervisor = self._supervisor(record.device, spec, record)
+        # Not in a thread: a process is looked at by a descriptor of this very loop.
+        process = found_process(spec, record.process)
+        if process is not None:
+            supervisor.adopt(process, record.runs or record.wanted, record.wanted)
+        elif record.drained:
+            supervisor.stay_down(record.wanted)
+        else:
+            supervisor.want(record.wanted)
+
+    def _supervisor(self, device: str, spec: DaemonSpec, record: Record | None) -> Supervisor:
+        supervisor = Supervisor(
+            device,
+            self._around,
+            pipe_directory=spec.pipe_directory,
+            log_directory=spec.log_directory,
+            restarts=record.restarts if record else 0,
+            was_ready=record.was_ready if record else False,
+        )
+        self._supervisors[device] = supervisor
+        return supervisor
+
+    # --- what is wanted -------------------------------------------------------------------------
+
+    async def start(self, device: str, wanted: WantedMps) -> None:
+        """Make its daemon so, and wait until it is Ready. Raises NotReady when it is not in time,
+        or has failed: the fleet goes on trying; and NodeagentError when it cannot even be tried.
+        """
+        async with self._lock(device):
+            supervisor = self._supervisors.get(device) or await self._new(device, wanted)
+            supervisor.want(wanted)
+            await started(supervisor, self._around.timing)
+
+    async def stop(self, device: str) -> None:
+        """End its daemon and take away all it had. Raises InUse, with all as it was, when it has
+        clients or nobody can tell; NodeagentError when it does not end.
+        """
+        async with self._lock(device):
+            supervisor = self._supervisors.get(device)
+            if supervisor is not None:
+                await stopped(supervisor, self._around)
+                await self._forget(supervisor)
+
+    async def drain(
+        self, device: str, *, seconds: float | None, force: bool = False
+    ) -> tuple[int, ...]:
+        """Let no new client in and wait so long for those inside; then it is Down until somebody
+        wants it again. Returns the pids of who is left, with all as it was then; with `force` they
+        are ended instead. Raises UnknownDevice.
+        """
+        async with self._lock(device):
+            return await drained(self._known(device), seconds=seconds, force=force)
+
+    async def restart(self, device: str, *, force: bool = False) -> None:
+        """Start it anew, also one that has failed or was drained. Raises InUse when it has clients,
+        who are ended with `force`; NotReady, and UnknownDevice.
+        """
+        async with self._lock(device):
+            await restarted(self._known(device), self._around.timing, force=force)
+
+    def retry(self) -> None:
+        """Try again what was given up, and start what was drained."""
+        for supervisor in self._supervisors.values():
+            if supervisor.state.phase in {Phase.FAILED, Phase.DOWN}:
+                supervisor.handle(RetryRequested())
+
+    async def keep_only(self, devices: Collection[str]) -> None:
+        """End and forget the daemons of all other devices, which are no more."""
+        gone = [s for device, s in self._supervisors.items() if device not in devices]
+        await asyncio.gather(*(self._end(supervisor) for supervisor in gone))
+
+    async def _end(self, supervisor: Supervisor) -> None:
+        async with self._lock(supervisor.device):
+            try:
+                await end(supervisor, self._around)
+            except NodeagentError as error:
+                words = Report(Subject.CANNOT_BE_ENDED, str(error))
+                self._around.report(supervisor.device, words)
+            else:
+                await self._forget(supervisor)
+
+    async def _new(self, device: str, wanted: WantedMps) -> Supervisor:
+        account, run_dir = wanted.account, self._around.run_dir
+        await asyncio.to_thread(make_directories, run_dir, device, uid=account.uid, gid=account.gid)
+        spec, _ = specs_of(run_dir, Record(device, wanted))
+        return self._supervisor(device, spec, None)
+
+    async def _forget(self, supervisor: Supervisor) -> None:
+        del self._supervisors[supervisor.device]
+        await supervisor.aclose()
+        self._around.changed()
+
+    def _known(self, device: str) -> Supervisor:
+        supervisor = self._supervisors.get(device)
+        if supervisor is None:
+            known = ", ".join(sorted(self._supervisors)) or "there is none at all"
+            raise UnknownDevice(f"{device} has no MPS daemon", remedy=f"daemons: {known}")
+        return supervisor
+
+    def _lock(self, device: str) -> asyncio.Lock:
+        return self._locks.setdefault(device, asyncio.Lock())
+
+    # --- what is so -----------------------------------------------------------------------------
+
+    async def look(self) -> None:
+        """Ask all daemons now; returns when they have answered, or their time is over."""
+        looking = [asyncio.create_task(_look(s)) for s in self._supervisors.values()]
+        if looking:
+            try:
+                await asyncio.wait(looking, timeout=self._around.timing.answer + 1.0)
+            finally:
+                for task in looking:
+                    task.cancel()
+                await asyncio.gather(*looking, return_exceptions=True)
+
+    def statuses(self) -> tuple[DaemonState, ...]:
+        """Each daemon as people see it, by device."""
+        return tuple(_status(s) for _, s in sorted(self._supervisors.items()))
+
+    def running(self) -> tuple[RunningDaemon, ...]:
+        """Those that clients can have, by device."""
+        return tuple(
+            RunningDaemon(device, s.state.wanted, s.wanted, s.control, _clients(s))
+            for device, s in sorted(self._supervisors.items())
+            if s.wanted is not None
+            and s.state.wanted is not None
+            and s.was_ready
+            and s.state.phase is not Phase.DOWN
+        )
+
+    def daemon_of(self, device: str) -> MpsDaemon | None:
+        """The daemon as the planner sees it; None when the device is to have none."""
+        supervisor = self._supervisors.get(device)
+        if supervisor is None or supervisor.wanted is None:
+            return None
+        state, attendant = supervisor.state, supervisor.attendant
+        seen = attendant.seen if attendant else None
+        return MpsDaemon(
+            runs=supervisor.wanted,
+            state=state.phase,
+            why=state.why,
+            pid=state.pid,
+            servers=tuple(server.pid for server in seen.servers) if seen else (),
+            clients=_usage(supervisor),
+        )
+
+
+async def _look(supervisor: Supervisor) -> None:
+    attendant = supervisor.attendant
+    if attendant is None:
+        return
+    looks = attendant.looks
+    attendant.look_soon()
+    await supervisor.until(
+        lambda: (
+            supervisor.attendant is not attendant or attendant.looks > looks or supervisor.is_ending
+        )
+    )
+
+
+def _clients(supervisor: Supervisor) -> tuple[tuple[int, int], ...]:
+    seen = supervisor.attendant.seen if supervisor.attendant else None
+    return seen.clients if seen else ()
+
+
+def _usage(supervisor: Supervisor) -> Usage:
+    if supervisor.state.phase not in WITH_PROCESS:
+        return IDLE
+    seen = supervisor.attendant.seen if supervisor.attendant else None
+    if seen is not None:
+        return usage_of(seen)
+    if supervisor.state.was_ready:
+        return Usage(known=False, reason="its MPS daemon has not answered yet")
+    return IDLE  # it was started just now, and nobody was told of it
+
+
+def _status(supervisor: Supervisor) -> DaemonState:
+    state, listener = supervisor.state, supervisor.listener
+    server = state.server
+    useless = state.phase in {Phase.FAILED, Phase.BACKOFF}
+    waiting = listener.waiting if listener else ()
+    return DaemonState(
+        device=supervisor.device,
+        phase=state.phase,
+        wanted=supervisor.wanted,
+        why=state.why,
+        pid=state.pid,
+        restarts=state.restarts,
+        pipe_directory=supervisor.pipe_directory,
+        since=supervisor.since,
+        server=ServerState(server.pid, server.uid, server.status) if server else None,
+        clients=tuple(ClientState(pid) for _, pid in _clients(supervisor)),
+        waiting=tuple(WaitingClient(who.pid, who.uid, who.command) for who in waiting),
+        last_lines=supervisor.last_lines if useless else (),
+    )

@@ -1,0 +1,371 @@
+"""Keeps one device's daemon as it is wanted: holds the state of its life, feeds it what happens,
+and does what follows.
+
+What follows is decided by `lifecycle` alone. Here are the clock, the process, the places on disk
+and the record for the next agent. Everything happens in one event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import assert_never
+
+from nodeagent.mps.attendant import Attendant, Check, Place
+from nodeagent.mps.back_door import BackDoor
+from nodeagent.mps.control import ControlClient
+from nodeagent.mps.ground import Ground
+from nodeagent.mps.launching import Launcher
+from nodeagent.mps.lifecycle.step import step
+from nodeagent.mps.lifecycle.values import (
+    Action,
+    Adopted,
+    DeadlinePassed,
+    Ending,
+    Event,
+    Exited,
+    Kill,
+    NewPlan,
+    Phase,
+    Policy,
+    Quit,
+    ReadBack,
+    Report,
+    Schedule,
+    SetLimits,
+    Spawn,
+    Started,
+    StartFailed,
+    State,
+    Subject,
+    SweepOrphans,
+)
+from nodeagent.mps.listening import Listener
+from nodeagent.mps.log_watch import LogWatch
+from nodeagent.mps.process import DaemonProcess, Programs
+from nodeagent.mps.records import Record, write_record
+from nodeagent.mps.shares import DaemonSpec, spec_for
+from nodeagent.mps.timing import Timing
+from nodeagent.planning.shares import WantedMps
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What all supervisors of a node have in common."""
+
+    run_dir: Path
+    programs: Programs
+    launcher: Launcher
+    policy: Policy
+    timing: Timing
+    check: Check
+    report: Callable[[str, Report], None]
+    changed: Callable[[], None]
+    chance: Callable[[], float]
+    watch: LogWatch
+
+
+class Supervisor:
+    """Of one device's daemon. `pipe_directory` and `log_directory` are where it has its own."""
+
+    def __init__(
+        self,
+        device: str,
+        around: Surroundings,
+        *,
+        pipe_directory: str,
+        log_directory: str,
+        restarts: int = 0,
+        was_ready: bool = False,
+    ) -> None:
+        self.device = device
+        self.state = State(restarts=restarts)
+        self.since = datetime.now(UTC)
+        self.wanted: WantedMps | None = None
+        self.was_ready = was_ready  # as it is wanted now, in this process or an earlier one
+        self.attendant: Attendant | None = None
+        self.last_lines: tuple[str, ...] = ()  # of the process that ended last
+        self.pipe_directory, self.log_directory = pipe_directory, log_directory
+        self._around = around
+        self._loop = asyncio.get_running_loop()
+        self._door = BackDoor(pipe_directory)
+        self.control = ControlClient(
+            around.programs.control,
+            pipe_directory=self._door.directory,
+            log_directory=log_directory,
+            path=around.programs.path,
+            deadline=around.timing.answer,
+            chance=around.chance,
+        )
+        self._by_spec: dict[DaemonSpec, WantedMps] = {}
+        self._process: DaemonProcess | None = None
+        self._listener: Listener | None = None
+        self._to_kill = 0  # the run that is to be killed as soon as it has a process
+        self._timer: asyncio.TimerHandle | None = None
+        self._waiter: asyncio.Task[None] | None = None
+        self.ground = Ground(
+            device,
+            self._door,
+            run_dir=around.run_dir,
+            launcher=around.launcher,
+            grace=around.timing.grace,
+            may_start=lambda spawn: self.state.run == spawn.run and self._process is None,
+            about_to_start=self._note_start,
+            started=self._started,
+            failed=lambda run, why: self.handle(StartFailed(run, why)),
+            idle=self._wake,
+        )
+        self._record: Record | None = None
+        self._waiting: set[asyncio.Future[None]] = set()
+
+    # --- what is wanted -------------------------------------------------------------------------
+
+    def spec_of(self, wanted: WantedMps) -> DaemonSpec:
+        """The daemon that makes it so, here."""
+        return spec_for(
+            wanted,
+            self.device,
+            pipe_directory=self.pipe_directory,
+            log_directory=self.log_directory,
+        )
+
+    def want(self, wanted: WantedMps | None) -> None:
+        """From now on it is to be so; None: there is to be no daemon."""
+        if wanted is None:
+            self.handle(NewPlan(None))
+            return
+        spec = self.spec_of(wanted)
+        self.was_ready = self.was_ready and wanted == self.wanted
+        self.wanted = wanted
+        self._by_spec[spec] = wanted
+        self.handle(NewPlan(spec))
+
+    def stay_down(self, wanted: WantedMps) -> None:
+        """An earlier agent was asked to drain it, and nobody wanted it back since."""
+        self.wanted = wanted
+        spec = self.spec_of(wanted)
+        self._by_spec[spec] = wanted
+        self.state = State(wanted=spec, restarts=self.state.restarts, why="drained on request")
+        self._note()
+
+    def adopt(self, process: DaemonProcess, runs: WantedMps, wanted: WantedMps) -> None:
+        """Take over what an earlier agent started as `runs`."""
+        spec = self.spec_of(runs)
+        self.wanted = runs
+        self._by_spec[spec] = runs
+        self._process = process
+        self.handle(Adopted(spec, process.pid))
+        self._attend(self.state.run, process, adopted=True)
+        if wanted != runs:
+            self.want(wanted)
+
+    # --- events ---------------------------------------------------------------------------------
+
+    def handle(self, event: Event) -> None:
+        """Something has happened; does or begins what follows."""
+        before = self.state
+        around = self._around
+        chance, now = around.chance(), self._loop.time()
+        self.state, actions = step(before, event, now, policy=around.policy, chance=chance)
+        if self.state.phase is not before.phase:
+            self.since = datetime.now(UTC)
+        if self.state.phase is Phase.READY:
+            self.was_ready = True
+        for action in actions:
+            self._do(action)
+        self.keep_door()
+        self._note()
+        if self.state != before:
+            self._stir()
+
+    async def until(self, so: Callable[[], bool]) -> None:
+        """Until that is so; it is looked at whenever something changed."""
+        while not so():
+            change: asyncio.Future[None] = self._loop.create_future()
+            self._waiting.add(change)
+            try:
+                await change
+            finally:
+                self._waiting.discard(change)
+
+    @property
+    def listener(self) -> Listener | None:
+        """Who hears the process there is."""
+        return self._listener
+
+    async def aclose(self) -> None:
+        """Look away. The daemon and its clients live on."""
+        if self._timer is not None:
+            self._timer.cancel()
+        await self.ground.aclose()
+        if self._waiter is not None:
+            self._waiter.cancel()
+            await asyncio.gather(self._waiter, return_exceptions=True)
+        await self._stop_attending()
+        if self._process is not None:
+            self._process.close()
+        await self.control.aclose()
+        for change in self._waiting:
+            change.cancel()
+
+    def _stir(self) -> None:
+        self._wake()
+        self._around.changed()
+
+    def _wake(self) -> None:
+        for change in self._waiting:
+            if not change.done():
+                change.set_result(None)
+
+    def _looked(self, changed: bool) -> None:
+        if changed:
+            self._around.changed()
+        self._wake()
+
+    # --- actions --------------------------------------------------------------------------------
+
+    def _do(self, action: Action) -> None:
+        match action:
+            case Report():
+                self._around.report(self.device, action)
+            case Schedule():
+                self._schedule(action.seconds)
+            case Kill():
+                self._kill(action.run)
+            case SweepOrphans() | Spawn():
+                self.ground.do(action)
+            case SetLimits() | ReadBack() | Quit():
+                if self.attendant is not None and self.attendant.run == action.run:
+                    self.attendant.do(action)
+            case _ as never:
+                assert_never(never)
+
+    def _schedule(self, seconds: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = self._loop.call_later(seconds, self.handle, DeadlinePassed())
+
+    def _kill(self, run: int) -> None:
+        if self._process is not None:
+            self._process.kill()
+        else:
+            self._to_kill = run
+
+    def keep_door(self) -> None:
+        """New clients find the daemon, unless it drains. Where its sockets are is what counts, so
+        this also mends what an earlier agent left.
+        """
+        if self._process is None:
+            return
+        try:
+            if self.state.phase is Phase.DRAINING:
+                self._door.hide()
+            elif self._door.hidden:
+                self._door.show()
+        except OSError as error:
+            words = f"its sockets cannot be moved: {error.strerror or error}"
+            self._around.report(self.device, Report(Subject.STILL_IN_USE, words))
+        self.control.turn_to(self._door.directory)
+
+    # --- the process there is -------------------------------------------------------------------
+
+    def _started(self, run: int, process: DaemonProcess) -> None:
+        self._process = process
+        self._note()
+        self._attend(run, process, adopted=False)
+        self.handle(Started(run, process.pid))
+        if self._to_kill == run:
+            process.kill()
+
+    def _attend(self, run: int, process: DaemonProcess, *, adopted: bool) -> None:
+        around = self._around
+        self._listener = Listener(
+            run,
+            self.state.spec,
+            process.pid,
+            watch=around.watch,
+            log_size=around.timing.log_size,
+            tell=self.handle,
+            state=lambda: self.state,
+            adopted=adopted,
+        )
+        self.attendant = Attendant(
+            run,
+            Place(self.control, self._door, around.timing, around.check),
+            self._listener,
+            tell=self.handle,
+            state=lambda: self.state,
+            looked=self._looked,
+            shut=self.keep_door,
+        )
+        self._waiter = asyncio.create_task(self._wait(run, process), name="mps end")
+
+    async def _wait(self, run: int, process: DaemonProcess) -> None:
+        began = self._loop.time()
+        status = await process.wait()
+        if self._listener is not None:
+            self.last_lines = self._listener.last_lines()
+        await self._stop_attending()
+        self._process = self._waiter = None
+        ran_for = _age(process.identity.start_time) or self._loop.time() - began
+        self.handle(Exited(run, status, ran_for, self.last_lines))
+
+    async def _stop_attending(self) -> None:
+        attendant, self.attendant = self.attendant, None
+        self._listener = None
+        if attendant is not None:
+            await attendant.aclose()
+
+    # --- the record -----------------------------------------------------------------------------
+
+    def _record_now(self, spec: DaemonSpec | None) -> Record:
+        """As `spec`, which its process runs as."""
+        if self.wanted is None:
+            raise ValueError(f"nothing is wanted of {self.device}")
+        return Record(
+            device=self.device,
+            wanted=self.wanted,
+            runs=self._by_spec.get(spec) if spec else None,
+            process=self._process.identity if self._process else None,
+            drained=self.state.phase is Phase.DOWN and self.state.wanted is not None,
+            was_ready=self.was_ready,
+            restarts=self.state.restarts,
+        )
+
+    def _note_start(self, spec: DaemonSpec) -> None:
+        """Before the process is there, so that it is never there without a record."""
+        write_record(self._around.run_dir, self._record_now(spec))
+
+    def _note(self) -> None:
+        """For the next agent, if it is different; nothing of a daemon that is to be no more."""
+        if self.wanted is None or (self.state.wanted is None and self._process is None):
+            return
+        record = self._record_now(self.state.running if self._process else None)
+        if record == self._record:
+            return
+        try:
+            write_record(self._around.run_dir, record)
+            self._record = record
+        except FileNotFoundError:
+            return  # its directory is made when it is started, and this is written then
+        except OSError as error:
+            words = f"its record for the next agent cannot be written: {error.strerror}"
+            self._around.report(self.device, Report(Subject.START_FAILED, words))
+            self._record = record  # tell it once
+
+    @property
+    def is_ending(self) -> bool:
+        """Whether its end has begun and cannot be taken back."""
+        return self.state.ending is not Ending.NO
+
+
+def _age(start_time: int) -> float:
+    """Seconds since a process' start, given as the kernel does, in ticks since boot; 0: unknown."""
+    if start_time == 0:
+        return 0.0
+    return time.clock_gettime(time.CLOCK_BOOTTIME) - start_time / os.sysconf("SC_CLK_TCK")

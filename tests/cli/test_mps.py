@@ -1,0 +1,157 @@
+"""`nodeagent mps`, against the agent's real API on its Unix socket."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import yaml
+
+from nodeagent.errors import DrainTimedOut, NodeagentError, StillInUse
+from nodeagent.planning.shares import Account, Share, Sharing, WantedMps
+from nodeagent.reports.mps_state import ClientState, DaemonState
+from tests.http_api.serving import Doing, api, observe
+
+if TYPE_CHECKING:
+    from tests.cli.conftest import Program
+
+WANTED = WantedMps(Sharing((Share("small", 4, 8192, 15.0),), "report"), Account(1000, 1000))
+CLIENT = ClientState(4712, "python", 1000, "small", "small-0", 5, 8 << 30, 15.0)
+
+
+@contextmanager
+def agent(directory: Path, error: NodeagentError | None = None) -> Iterator[tuple[str, Doing]]:
+    """An agent whose GPU 1 has a daemon; gives the device and what it was asked to do."""
+    started, ended = threading.Event(), threading.Event()
+    given: list[Any] = []
+
+    async def serve() -> None:
+        device = (await observe()).gpus[1].uuid
+        daemon = DaemonState(device, "Ready", WANTED, pid=815, clients=(CLIENT,))
+        doing = Doing(error)
+        async with api(unix_socket=directory / "agent.sock", doing=doing, daemons=(daemon,)):
+            given.extend((device, doing))
+            started.set()
+            await asyncio.to_thread(ended.wait)
+
+    thread = threading.Thread(target=lambda: asyncio.run(serve()))
+    thread.start()
+    try:
+        assert started.wait(8)
+        yield given[0], given[1]
+    finally:
+        ended.set()
+        thread.join()
+
+
+def test_status_and_clients(program: Program) -> None:
+    """As tables for people; as the agent's own JSON, or YAML, for programs."""
+    with agent(program.directory) as (device, _):
+        where = ("--run-dir", program.directory)
+        shown = program("mps", "status", *where)
+        assert shown.code == 0
+        assert shown.out.splitlines()[1].split()[:5] == ["GPU", "1", "Ready", "815", "1000"]
+        assert "small-0" in program("mps", "clients", "1", *where).out
+        report = program("mps", "status", device, "-o", "json", *where).json
+        assert [daemon["device"] for daemon in report["daemons"]] == [device]
+        assert program("mps", "clients", "-o", "json", *where).json == report
+        assert yaml.safe_load(program("mps", "clients", "-o", "yaml", *where).out) == report
+        assert program("mps", "status", "0", *where).out == "No device has MPS.\n"
+
+
+@pytest.mark.parametrize("verb", ["status", "clients", "restart", "drain"])
+def test_a_device_that_is_not_there_is_code_2(verb: str, program: Program) -> None:
+    """Named in a sentence; nothing is done."""
+    with agent(program.directory) as (_, doing):
+        refused = program("mps", verb, "7", "--run-dir", program.directory)
+    assert (refused.code, refused.out, doing.asked) == (2, "", [])
+    assert "'7'" in refused.err
+
+
+@pytest.mark.parametrize(
+    ("words", "asked"),
+    [
+        (("restart", "1"), ("restart", False)),
+        (("restart", "1", "--force"), ("restart", True)),
+        (("drain", "1"), ("drain", None, False)),
+        (("drain", "1", "--timeout", "2.5", "--force"), ("drain", 2.5, True)),
+        (("drain", "1", "--timeout", "0"), ("drain", 0.0, False)),
+    ],
+)
+def test_restart_and_drain(
+    words: tuple[str, ...], asked: tuple[Any, ...], program: Program
+) -> None:
+    """What was asked for reaches the agent, and its answer comes back."""
+    with agent(program.directory) as (device, doing):
+        where = ("--run-dir", program.directory)
+        done = program("mps", *words, *where)
+        assert done.code == 0, done
+        assert done.out.startswith(f"the MPS daemon of {device} was {words[0]}")
+        report = program("mps", *words, *where, "-o", "json").json
+        assert report["device"] == device
+    assert [(call[0], *call[2:]) for call in doing.asked if call[0] != "done"] == [asked, asked]
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (StillInUse("used by pid 4712 (python)", remedy="end it"), 3),
+        (DrainTimedOut("pid 4712 (python) is left", remedy="end it"), 3),
+        (NodeagentError("it did not come back", remedy="see its log"), 1),
+    ],
+)
+def test_what_cannot_be_done_is_told(error: NodeagentError, code: int, program: Program) -> None:
+    """3 while somebody uses it, who is named; 1 when it failed; with what to do."""
+    with agent(program.directory, error):
+        failed = program("mps", "drain", "1", "--timeout", "1", "--run-dir", program.directory)
+    assert (failed.code, failed.out) == (code, "")
+    assert failed.err == f"nodeagent: {error.message}\n  {error.remedy}\n"
+
+
+def test_no_agent_is_code_1_with_how_to_start_one(program: Program) -> None:
+    """Looking tries the TCP address too; changing only the socket, which is named."""
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        where = f"127.0.0.1:{unused.getsockname()[1]}"
+        looked = program("mps", "status", "--listen", where)
+    restarted = program("mps", "restart", "0", "--run-dir", program.directory)
+    for failed in (looked, restarted):
+        assert (failed.code, failed.out) == (1, "")
+        first, second = failed.err.splitlines()
+        assert "no agent answers" in first
+        assert "nodeagent run" in second
+    assert str(program.directory / "agent.sock") in restarted.err
+    assert "127.0.0.1" not in restarted.err
+
+
+def test_an_agent_that_goes_away_is_told(program: Program) -> None:
+    """The connection ends before the answer: whether it was done is not known, and not guessed."""
+    with _listener(program.directory, lambda connection: connection.recv(100)):
+        failed = program("mps", "restart", "0", "--run-dir", program.directory)
+    assert failed.code == 1
+    assert "went away before it answered" in failed.err
+    assert "mps status" in failed.err
+
+
+@contextmanager
+def _listener(directory: Path, meet: Callable[[socket.socket], object]) -> Iterator[None]:
+    """Something at the agent's socket that meets one connection and closes it."""
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(directory / "agent.sock"))
+        listener.listen()
+
+        def serve() -> None:
+            connection, _ = listener.accept()
+            with connection:
+                meet(connection)
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        yield
+        thread.join()

@@ -1,0 +1,202 @@
+"""What `check` says of MPS: programs, machine, users, and other people's daemons."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from nodeagent.cli import mps_preflight
+from nodeagent.cli.findings import Level
+from nodeagent.documents.reading import read_document
+from nodeagent.mps.process import Programs
+from nodeagent.planning.shares import Account
+from nodeagent.simulation.mps.installation import install
+
+if TYPE_CHECKING:
+    from tests.cli.conftest import Program
+
+SYSTEM = "/usr/bin:/bin"
+
+
+@pytest.fixture
+def short() -> Iterator[Path]:
+    """A folder that everybody can pass, with a short path."""
+    folder = Path(tempfile.mkdtemp(prefix="na-", dir="/tmp"))
+    folder.chmod(0o755)
+    yield folder
+    shutil.rmtree(folder)
+
+
+# --- the programs ---------------------------------------------------------------------------------
+
+
+def test_nothing_is_asked_of_a_machine_without_mps(short: Path) -> None:
+    """No program and no plan for it: one line, and it is well."""
+    programs = Programs(path=str(short))
+    [found] = mps_preflight.mps_findings(programs, short, users=frozenset())
+    assert (found.level, found.check) == (Level.OK, "mps")
+
+
+@pytest.mark.parametrize(("wanted", "level"), [(True, Level.ERROR), (False, Level.WARNING)])
+def test_a_missing_server_is_an_error_only_for_a_plan_that_needs_it(
+    wanted: bool, level: Level, short: Path
+) -> None:
+    """The control program alone starts and answers, and then no client gets anywhere."""
+    (short / "nvidia-cuda-mps-control").write_text("#!/bin/sh\n")
+    (short / "nvidia-cuda-mps-control").chmod(0o755)
+    found = mps_preflight.program_findings(Programs(path=str(short)), wanted=wanted)
+    levels = {finding.check: finding.level for finding in found}
+    assert levels == {"mps control": Level.OK, "mps server": level}
+
+
+def test_a_missing_control_program_is_an_error_for_a_plan_that_needs_it(short: Path) -> None:
+    """With the setting that says where it is."""
+    looked = mps_preflight.mps_findings(Programs(path=str(short)), short, users=frozenset({"1000"}))
+    found = {finding.check: finding for finding in looked}
+    assert found["mps control"].level is Level.ERROR
+    assert "mps.path" in found["mps control"].remedy
+
+
+def test_what_the_programs_can_do_is_told_by_what_they_do(short: Path) -> None:
+    """Of stand-ins of two versions, one has a multi-user server."""
+    words = {}
+    for version in ("550", "555"):
+        install(short / version, version=version)
+        programs = Programs(path=f"{short / version}:{SYSTEM}")
+        found = {f.check: f for f in mps_preflight.program_findings(programs, wanted=True)}
+        assert found["mps version"].level is Level.OK, found
+        words[version] = found["mps version"].message
+    assert "multi-user server: no" in words["550"]
+    assert ("multi-user server: yes" in words["555"]) == (os.geteuid() == 0)
+
+
+def test_any_user_needs_a_server_that_can(short: Path) -> None:
+    """Better told before the plan than by a daemon that does not start."""
+    install(short / "550", version="550")
+    programs = Programs(path=f"{short / '550'}:{SYSTEM}")
+    looked = mps_preflight.program_findings(programs, wanted=True, any_user=True)
+    found = {finding.check: finding for finding in looked}["mps version"]
+    assert (found.level, "user: any" in found.message) == (Level.ERROR, True)
+
+
+# --- the machine ----------------------------------------------------------------------------------
+
+
+def test_shared_memory(tmp_path: Path) -> None:
+    """What is there is told; what cannot be looked at is a warning with a remedy."""
+    assert "MiB" in mps_preflight.shm_finding().message
+    missing = mps_preflight.shm_finding(tmp_path / "none")
+    assert (missing.level, bool(missing.remedy)) == (Level.WARNING, True)
+
+
+@pytest.mark.parametrize(
+    ("limit", "wanted", "level"),
+    [
+        (16_384, True, Level.OK),
+        (-1, True, Level.OK),
+        (16_383, True, Level.ERROR),
+        (1024, False, Level.WARNING),
+    ],
+)
+def test_open_files(limit: int, wanted: bool, level: Level) -> None:
+    """The hard limit counts; -1 is the kernel's word for none."""
+    assert mps_preflight.open_files_finding(wanted=wanted, limit=limit).level is level
+
+
+def test_a_run_dir_that_makes_no_socket_paths() -> None:
+    """Too long, or where every CUDA program looks."""
+    assert mps_preflight.path_finding(Path("/run/nodeagent"), wanted=True).level is Level.OK
+    for bad in (Path("/run") / ("x" * 60), Path("/tmp/nvidia-mps")):
+        found = mps_preflight.path_finding(bad, wanted=True)
+        assert found.level is Level.ERROR
+        assert "run.dir" in found.remedy
+        assert mps_preflight.path_finding(bad, wanted=False).level is Level.WARNING
+
+
+# --- users ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("gpus", "users"),
+    [
+        ("{devices: [0], mig: disabled}", set()),
+        ("{devices: [0], mps: {replicas: 2}}", {"1000"}),
+        ("{devices: [0], mps: {replicas: 2, user: alice}}", {"alice"}),
+        ("{devices: [0], mps: {replicas: 2, user: any}}", {"any"}),
+        ("{devices: [0], mig: [{profile: 3g.40gb, mps: {replicas: 2, user: 7}}]}", {"7"}),
+        ("{devices: [0], mig: {3g.40gb: 2}, mps: {replicas: 2}}", {"1000"}),
+    ],
+)
+def test_the_users_of_a_plan(gpus: str, users: set[str]) -> None:
+    """On whole GPUs and on instances; the setting's where the plan does not say."""
+    document = read_document(f"version: v1\ngpus: [{gpus}]\n")
+    assert mps_preflight.users_of(document, "1000") == users
+
+
+def test_a_user_has_to_be_known_and_to_pass_every_directory(short: Path) -> None:
+    """The directory in the way is named, wherever above the sockets it is."""
+    accounts = {"me": Account(1234, 1234)}
+    run_dir = short / "a/b"
+    run_dir.mkdir(parents=True)
+    levels = [f.level for f in mps_preflight.user_findings(accounts, ["me", "any"], run_dir / "c")]
+    assert levels == [Level.OK, Level.OK]
+    (short / "a").chmod(0o700)
+    [found] = mps_preflight.user_findings(accounts, ["me"], run_dir)
+    assert found.level is Level.ERROR
+    assert f"may not pass {short / 'a'}," in found.message
+    [unknown] = mps_preflight.user_findings(accounts, ["nobody-here"], run_dir)
+    assert "no user nobody-here" in unknown.message
+
+
+# --- others ---------------------------------------------------------------------------------------
+
+
+def _process(root: Path, pid: int, command: bytes, environment: bytes = b"") -> None:
+    folder = root / f"proc/{pid}"
+    folder.mkdir(parents=True)
+    (folder / "cmdline").write_bytes(command)
+    (folder / "environ").write_bytes(environment)
+
+
+def test_other_daemons_are_found_with_their_directory(tmp_path: Path) -> None:
+    """In the default directory or elsewhere; the agent's own and front-ends are none."""
+    run, daemon = Path("/run/nodeagent"), b"nvidia-cuda-mps-control\0-d\0"
+    _process(tmp_path, 1, b"/sbin/init\0")
+    _process(tmp_path, 2, b"/usr/bin/" + daemon)
+    _process(tmp_path, 3, daemon, b"A=b\0CUDA_MPS_PIPE_DIRECTORY=/opt/pipes\0")
+    _process(tmp_path, 4, daemon, b"CUDA_MPS_PIPE_DIRECTORY=/run/nodeagent/mps/GPU-0/pipe\0")
+    _process(tmp_path, 5, b"nvidia-cuda-mps-control\0")
+    _process(tmp_path, 6, b"/usr/bin/vim\0nvidia-cuda-mps-control\0")
+    (tmp_path / "proc/self").mkdir()
+    found = list(mps_preflight.foreign_findings(run, tmp_path))
+    assert {f.level for f in found} == {Level.WARNING}
+    assert ["/tmp/nvidia-mps (pid 2)" in f.message for f in found] == [True, False]
+    assert "/opt/pipes (pid 3)" in found[1].message
+    assert "kill 3" in found[1].remedy
+
+
+def test_sockets_that_a_daemon_left_are_found(tmp_path: Path) -> None:
+    """Containers get the default directory mounted, whoever serves it or not."""
+    (tmp_path / "proc").mkdir()
+    assert [f.level for f in mps_preflight.foreign_findings(Path("/run"), tmp_path)] == [Level.OK]
+    (tmp_path / "tmp/nvidia-mps").mkdir(parents=True)
+    (tmp_path / "tmp/nvidia-mps/control").touch()
+    [found] = mps_preflight.foreign_findings(Path("/run"), tmp_path)
+    assert (found.level, found.remedy) == (Level.WARNING, "rm -r /tmp/nvidia-mps")
+
+
+def test_check_looks_at_what_a_plan_with_mps_needs(h100: Program, short: Path) -> None:
+    """On a simulated node too: the path of sockets, and the users."""
+    plan = h100.plan("{devices: [0], mps: {replicas: 2, user: no-such-user}}")
+    own = ("--run-dir", short, "--state-dir", short, "--plan", plan)
+    ended = h100.on("check", "-o", "json", *own)
+    found = {finding["check"]: finding for finding in ended.json["findings"]}
+    assert ended.code == 1
+    assert found["mps sockets"]["level"] == "ok"
+    assert "no-such-user" in found["mps user"]["message"]

@@ -1,0 +1,287 @@
+"""`nodeagent simulate client` and `simulate mps`, with a stand-in daemon on a simulated node."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from nodeagent.mps.env_files import env_file
+from nodeagent.mps.shares import DaemonSpec, client_environment
+from nodeagent.planning.shares import Share
+from nodeagent.simulation import open_node
+from nodeagent.simulation.mps.installation import (
+    CONTROL_PROGRAM,
+    directory_beside,
+    install,
+    programs_in,
+)
+from nodeagent.simulation.mps.knobs import KNOBS
+
+if TYPE_CHECKING:
+    from tests.cli.conftest import Ended, Program
+
+GIB = 1 << 30
+SHARE = Share("small", 2, 1024, 25.0)
+# As root, so that a client of another user really is one; else whoever runs this.
+USER = 1000 if os.geteuid() == 0 else os.geteuid()
+
+
+class Node:
+    """A simulated node whose GPU 1 has a daemon, and the folders that an agent makes for it."""
+
+    def __init__(self, program: Program, folder: Path) -> None:
+        self.program, self.state = program, folder / "n"
+        assert program("export", "--simulate", "h100-80gb:2", "--state", self.state).code == 0
+        node = open_node(state=self.state)
+        self.device = node.card(1).identity.uuid
+        node.close()
+        self.top = directory_beside(self.state) / "run/mps" / self.device
+        self.pipes = self.top / "pipe"
+        self.programs = programs_in(directory_beside(self.state))
+
+    def __call__(self, *words: str | Path) -> Ended:
+        return self.program("simulate", *words, "--state", self.state)
+
+    def publish(self) -> Path:
+        """The env file of the first slot, as an agent writes it."""
+        spec = DaemonSpec(self.device, USER, USER, str(self.pipes), str(self.top / "log"), 1024, 25)
+        file = self.top / "env/small-0.env"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(env_file(client_environment(spec, SHARE.slots[0])))
+        return file
+
+    @contextmanager
+    def daemon(self) -> Iterator[None]:
+        """The daemon, as the plan's user."""
+        install(self.programs)
+        for path in (self.pipes, self.top / "log"):
+            path.mkdir(parents=True, exist_ok=True)
+            os.chown(path, USER, USER)
+        process = subprocess.Popen(
+            [self.programs / CONTROL_PROGRAM, "-f"],
+            env={
+                "PATH": f"{self.programs}:/usr/bin:/bin",
+                "CUDA_MPS_PIPE_DIRECTORY": str(self.pipes),
+                "CUDA_MPS_LOG_DIRECTORY": str(self.top / "log"),
+                "CUDA_VISIBLE_DEVICES": self.device,
+            },
+            stdout=subprocess.DEVNULL,
+            user=USER if os.geteuid() == 0 else None,
+            group=USER if os.geteuid() == 0 else None,
+            extra_groups=[] if os.geteuid() == 0 else None,
+        )
+        try:
+            _until((self.pipes / "control").exists)
+            yield
+        finally:
+            subprocess.run(
+                [self.programs / CONTROL_PROGRAM],
+                input=b"quit -t 1\n",
+                env={"CUDA_MPS_PIPE_DIRECTORY": str(self.pipes), "PATH": "/usr/bin:/bin"},
+                check=False,
+                timeout=8,
+            )
+            process.kill()
+            process.wait()
+
+
+def _until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 5
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen"
+        time.sleep(0.02)
+
+
+@pytest.fixture
+def node(program: Program) -> Iterator[Node]:
+    """A node in a folder that other users can pass, and whose path is short."""
+    folder = Path(tempfile.mkdtemp(prefix="na-", dir="/tmp"))
+    folder.chmod(0o755)
+    yield Node(program, folder)
+    shutil.rmtree(folder)
+
+
+# --- clients --------------------------------------------------------------------------------------
+
+
+def test_a_client_has_its_slots_limits(node: Node) -> None:
+    """By slot, with the published environment: its limits, and what it takes of them."""
+    node.publish()
+    with node.daemon():
+        ended = node(
+            "client", "--slot", "1/small-0", "--allocate", "256Mi", "--seconds", "2", "-o", "json"
+        )
+    assert ended.code == 0, ended
+    assert ended.json == {
+        "pid": ended.json["pid"],
+        "user": USER,
+        "accepted": True,
+        "device": node.device,
+        "memory": {"used": 256 << 20, "limit": GIB},
+        "threads": 25.0,
+    }
+
+
+def test_a_client_by_env_file_is_on_the_simulated_gpu(node: Node) -> None:
+    """While it stays, the driver lists it among the device's MPS processes."""
+    file = node.publish()
+    words = ("simulate", "client", "--env", file, "--state", node.state, "--allocate", "256Mi")
+    with (
+        node.daemon(),
+        node.program.process(*words, stdout=subprocess.PIPE, text=True) as process,
+    ):
+        assert process.stdout is not None
+        said = process.stdout.readline()
+        assert "1 GiB of memory, 25 % of the threads" in said
+        assert "allocated" in process.stdout.readline()
+        seen = open_node(state=node.state)
+        try:
+            memory = {process.pid: process.memory for process in seen.card(1).state.processes}
+            assert memory[int(said.split()[1])] == 256 << 20
+        finally:
+            seen.close()
+        process.terminate()
+
+
+def test_more_than_the_share_has_fails(node: Node) -> None:
+    """Code 1, with the CUDA error that a program would get."""
+    node.publish()
+    with node.daemon():
+        ended = node("client", "--slot", "1/small-0", "--allocate", "2Gi", "--seconds", "2")
+    assert ended.code == 1
+    assert "out of memory" in ended.err
+
+
+def test_a_client_of_another_user_waits_and_says_so(node: Node) -> None:
+    """It is let in by nobody; its time over, it goes with code 0."""
+    node.publish()
+    with (
+        node.daemon(),
+        node.program.process(
+            "simulate",
+            "client",
+            "--slot",
+            "1/small-0",
+            "--state",
+            node.state,
+            stdout=subprocess.PIPE,
+        ) as first,
+    ):
+        assert first.stdout is not None
+        assert b"is a client" in first.stdout.readline()
+        ended = node("client", "--device", "1", "--uid", "1001", "--seconds", "1.5")
+        first.terminate()
+    assert ended.code == 0, ended
+    assert "of user 1001 waits to be let in" in ended.out
+
+
+def test_without_a_daemon_there_is_no_mps(node: Node) -> None:
+    """A CUDA program would silently go on without limits; this one says so."""
+    node.publish()
+    node.pipes.mkdir(parents=True)
+    ended = node("client", "--slot", "1/small-0", "--seconds", "1")
+    assert ended.code == 1
+    assert "without MPS" in ended.err
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("client",),
+        ("client", "--slot", "1/small-0", "--env", "x"),
+        ("client", "--slot", "small-0"),
+        ("client", "--slot", "7/small-0"),
+        ("client", "--slot", "1/none-0"),
+        ("client", "--slot", "1/../x"),
+        ("client", "--device", "7"),
+        ("client", "--device", "1"),
+        ("client", "--env", "/nowhere"),
+        ("client", "--env", "/dev/null"),
+        ("mps", "explode"),
+        ("mps", "hang", "yes"),
+        ("mps", "die_after"),
+        ("mps", "die_after", "soon"),
+        ("mps", "die_after", "-1"),
+        ("mps", "busy", "very"),
+        ("mps", "stray_client", "7"),
+        ("mps", "server_exit"),
+        ("mps", "hang", "--device", "9"),
+    ],
+)
+def test_what_is_not_there_is_code_2(words: tuple[str, ...], node: Node) -> None:
+    """With what would be right in a second line."""
+    ended = node(*words)
+    assert ended.code == 2, ended
+    assert len(ended.err.splitlines()) == 2, ended
+
+
+# --- knobs ----------------------------------------------------------------------------------------
+
+
+def test_knobs_are_listed(node: Node) -> None:
+    """Every knob with what it does."""
+    shown = node("mps")
+    assert shown.code == 0
+    for name in KNOBS:
+        assert name in shown.out
+    assert node("mps", "-o", "json").json == {"knobs": KNOBS}
+
+
+def test_a_knob_of_one_daemon_is_turned_and_turned_back(node: Node) -> None:
+    """The stand-in of this device answers nothing, until it is cleared."""
+    with node.daemon():
+        assert node("mps", "hang", "--device", "1").code == 0
+        _until(lambda: not _answers(node))
+        assert node("mps", "hang", "--clear", "--device", "1", "-o", "json").json == {
+            "cleared": ["hang"]
+        }
+        _until(lambda: _answers(node))
+
+
+def _answers(node: Node) -> bool:
+    try:
+        done = subprocess.run(
+            [node.programs / CONTROL_PROGRAM],
+            input=b"get_default_active_thread_percentage\n",
+            env={"CUDA_MPS_PIPE_DIRECTORY": str(node.pipes), "PATH": "/usr/bin:/bin"},
+            capture_output=True,
+            check=False,
+            timeout=1,
+        )
+    except subprocess.TimeoutExpired:
+        return False
+    return done.stdout == b"100.0\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "knob", "value"),
+    [
+        (("hang",), "hang", True),
+        (("die-after", "2.5"), "die_after", 2.5),
+        (("fault", "hold"), "fault", "hold"),
+        (("fault",), "fault", True),
+        (("start-error", "no device"), "start_error", "no device"),
+        (("stray_client", '{"pid": 7, "uid": 1001}'), "stray_client", {"pid": 7, "uid": 1001}),
+        (("server-exit", "1"), "server_exit", 1),
+    ],
+)
+def test_knobs_may_be_turned_before_there_is_a_daemon(
+    words: tuple[str, ...], knob: str, value: object, node: Node
+) -> None:
+    """The stand-ins are made where an agent would make them, and the next one uses those."""
+    assert node("mps", *words, "-o", "json").json == {"turned": knob, "value": value}
+    [written] = (node.programs / "knobs").iterdir()
+    assert json.loads(written.read_text())[knob][0] == value
+    assert (node.programs / CONTROL_PROGRAM).exists()
+    assert node("mps", "--clear").code == 0
+    assert json.loads(written.read_text()) == {}

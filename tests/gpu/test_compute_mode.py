@@ -1,0 +1,124 @@
+"""Compute mode is read off every device, set where it is meant, and costs no GPU its picture."""
+
+from __future__ import annotations
+
+import pytest
+
+from nodeagent.errors import DriverError
+from nodeagent.gpu.driver import Driver
+from nodeagent.planning.observed import Access, Gpu
+from nodeagent.planning.shares import ComputeMode
+from nodeagent.planning.steps import SetComputeMode
+from nodeagent.simulation import SimulatedNode, Switches, simulated
+from tests.gpu.steps_of import REASON, compute_mode, laid_out
+
+GET, SET = "nvmlDeviceGetComputeMode", "nvmlDeviceSetComputeMode"
+EXCLUSIVE = ComputeMode.EXCLUSIVE_PROCESS
+
+
+def modes(gpu: Gpu) -> list[ComputeMode | None]:
+    """Of the MIG devices, in order."""
+    return [device.compute_mode for instance in gpu.instances for device in instance.compute]
+
+
+async def test_a_gpu_without_mig_has_one(driver: Driver) -> None:
+    """Set and read back, on this GPU alone."""
+    gpu, other = (await driver.observe()).gpus
+    assert gpu.compute_mode is ComputeMode.DEFAULT
+    await driver.apply(compute_mode(gpu, EXCLUSIVE))
+    assert (await driver.observe()).gpus[0].compute_mode is EXCLUSIVE
+    assert (await driver.observe()).gpus[1] == other
+
+
+async def test_with_mig_each_device_has_one(driver: Driver) -> None:
+    """And the GPU none."""
+    gpu = await laid_out(driver, 0, at0="1g.10gb", at4="3g.40gb")
+    assert (gpu.compute_mode, modes(gpu)) == (None, [ComputeMode.DEFAULT] * 2)
+    await driver.apply(compute_mode(gpu, EXCLUSIVE, gpu.instances[1].compute[0]))
+    assert modes(await driver.observe_gpu(gpu.uuid)) == [ComputeMode.DEFAULT, EXCLUSIVE]
+
+
+@pytest.mark.parametrize("answer", ["NOT_SUPPORTED", "INVALID_ARGUMENT", "DEFAULT"])
+async def test_a_gpu_in_mig_mode_is_not_asked(answer: str) -> None:
+    """Whatever it would answer, the mode is one of its MIG devices."""
+    with simulated("h100-80gb", switches=Switches(compute_mode_of_mig_parent=answer)) as node:
+        async with Driver(observe_deadline=2, step_deadline=2) as driver:
+            gpu = await laid_out(driver, 0, at0="1g.10gb")
+            node.journal.clear()
+            assert (await driver.observe_gpu(gpu.uuid)).compute_mode is None
+            assert node.journal.total(GET) == 1
+            with pytest.raises(DriverError):
+                await driver.apply(compute_mode(gpu, EXCLUSIVE))
+
+
+async def test_a_mode_that_is_there_already_is_not_set_again(
+    driver: Driver, node: SimulatedNode
+) -> None:
+    """So a repeated step needs no privilege and disturbs nobody."""
+    gpu = (await driver.observe()).gpus[0]
+    await driver.apply(compute_mode(gpu, ComputeMode.DEFAULT))
+    assert node.journal.total(SET) == 0
+
+
+@pytest.mark.parametrize("error", ["NOT_SUPPORTED", "UNKNOWN", "NO_PERMISSION", "INVALID_ARGUMENT"])
+@pytest.mark.parametrize("mig", [False, True])
+async def test_a_mode_that_is_not_told_is_unknown_and_the_gpu_is_well(
+    driver: Driver, node: SimulatedNode, error: str, mig: bool
+) -> None:
+    """It matters to MPS only; the layout and the users are seen all the same."""
+    if mig:
+        await laid_out(driver, 0, at0="3g.40gb")
+    node.inject(GET, error=error, times=None)
+    gpu = (await driver.observe()).gpus[0]
+    assert (gpu.access, gpu.compute_mode) == (Access.OK, None)
+    assert gpu.usage.known
+    assert modes(gpu) == [None] * mig
+
+
+async def test_a_driver_without_such_a_function_is_observed() -> None:
+    """Then nothing is known of the mode."""
+    with simulated("t4:1", switches=Switches(missing_functions=(GET,))):
+        async with Driver(observe_deadline=2, step_deadline=2) as driver:
+            (gpu,) = (await driver.observe()).gpus
+    assert (gpu.access, gpu.compute_mode) == (Access.OK, None)
+
+
+async def test_mig_devices_that_refuse_are_told_as_such() -> None:
+    """With what to set instead."""
+    with simulated("h100-80gb", switches=Switches(mig_compute_modes=False)):
+        async with Driver(observe_deadline=2, step_deadline=2) as driver:
+            gpu = await laid_out(driver, 0, at0="1g.10gb")
+            assert modes(gpu) == [None]
+            with pytest.raises(DriverError, match=r"GPU 0: .*MIG devices.*compute_mode: leave"):
+                await driver.apply(compute_mode(gpu, EXCLUSIVE, gpu.instances[0].compute[0]))
+
+
+async def test_an_unprivileged_user_is_told_to_be_root() -> None:
+    """In words."""
+    with simulated("t4", privileged=False):
+        async with Driver(observe_deadline=2, step_deadline=2) as driver:
+            (gpu,) = (await driver.observe()).gpus
+            with pytest.raises(DriverError, match="compute mode is permitted to root only"):
+                await driver.apply(compute_mode(gpu, EXCLUSIVE))
+
+
+async def test_a_mode_that_is_not_read_back_is_not_called_set(
+    driver: Driver, node: SimulatedNode
+) -> None:
+    """A driver that forgets it, and one that no longer tells it."""
+    gpu = (await driver.observe()).gpus[0]
+    node.inject(GET, error="UNKNOWN", skip=1)
+    with pytest.raises(DriverError, match=GET):
+        await driver.apply(compute_mode(gpu, EXCLUSIVE))
+    assert node.cards[0].state.compute_mode == 3
+
+
+async def test_a_device_that_is_gone_or_not_made_is_named(driver: Driver) -> None:
+    """Nothing else gets the mode in its place."""
+    gpu = await laid_out(driver, 0, at0="1g.10gb")
+    gone = SetComputeMode(gpu.uuid, "MIG-00000000-0000-0000-0000-000000000000", EXCLUSIVE, REASON)
+    with pytest.raises(DriverError, match="there is no MIG device MIG-0000"):
+        await driver.apply(gone)
+    with pytest.raises(DriverError, match="not made yet"):
+        await driver.apply(SetComputeMode(gpu.uuid, "", EXCLUSIVE, REASON))
+    assert modes(await driver.observe_gpu(gpu.uuid)) == [ComputeMode.DEFAULT]

@@ -1,0 +1,254 @@
+"""What devices were before is never lost by a crash, and forgotten as soon as it is so again."""
+
+from __future__ import annotations
+
+import json
+import stat
+import threading
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from nodeagent.errors import NodeagentError
+from nodeagent.gpu.driver import Driver
+from nodeagent.gpu.remembered import FILE_NAME, Remembered
+from nodeagent.planning.observed import Access, Gpu, MpsDaemon
+from nodeagent.planning.shares import Account, ComputeMode, Share, Sharing, TimeSlice, WantedMps
+from nodeagent.simulation import SimulatedNode, simulated
+from tests.gpu.steps_of import compute_mode, laid_out
+
+GPU, MIG = "GPU-0a1b2c3d-0000-1111-2222-333344445555", "MIG-0a1b2c3d-0000-1111-2222-333344445555"
+DEFAULT, EXCLUSIVE = ComputeMode.DEFAULT, ComputeMode.EXCLUSIVE_PROCESS
+WANTED = WantedMps(Sharing((Share("all", 2, None, 50.0),), "report"), Account(1000, 1000))
+DAEMON = MpsDaemon(WANTED, "Ready")
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """In a folder that is not there yet."""
+    return tmp_path / "lib" / FILE_NAME
+
+
+def test_the_next_process_knows_it(path: Path) -> None:
+    """Of GPUs and MIG devices, mode and time slice; only root may read the file."""
+    remembered = Remembered(path)
+    remembered.remember_mode(GPU, DEFAULT)
+    remembered.remember_time_slice(GPU, TimeSlice.SHORT)
+    remembered.remember_mode(MIG, ComputeMode.PROHIBITED)
+    for one in (remembered, Remembered(path)):
+        assert one.problem is None
+        assert one.earlier_mode(GPU) is DEFAULT
+        assert one.earlier_time_slice(GPU) is TimeSlice.SHORT
+        assert one.earlier_mode(MIG) is ComputeMode.PROHIBITED
+        assert one.earlier_time_slice(MIG) is None
+        assert one.earlier_mode("GPU-other") is None
+    assert json.loads(path.read_text()) == {
+        GPU: {"computeMode": "default", "timeSlice": "short"},
+        MIG: {"computeMode": "prohibited"},
+    }
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+
+
+def test_the_first_is_the_true_one(path: Path) -> None:
+    """A second change does not make the first one's result the earlier state."""
+    remembered = Remembered(path)
+    remembered.remember_mode(GPU, DEFAULT)
+    remembered.remember_mode(GPU, EXCLUSIVE)
+    remembered.remember_time_slice(GPU, TimeSlice.DEFAULT)
+    remembered.remember_time_slice(GPU, TimeSlice.LONG)
+    assert Remembered(path).earlier_mode(GPU) is DEFAULT
+    assert Remembered(path).earlier_time_slice(GPU) is TimeSlice.DEFAULT
+
+
+def test_what_is_forgotten_is_gone(path: Path) -> None:
+    """One does not take the other along; then it may be remembered anew."""
+    remembered = Remembered(path)
+    remembered.remember_mode(GPU, DEFAULT)
+    remembered.remember_time_slice(GPU, TimeSlice.LONG)
+    remembered.forget_mode(GPU)
+    assert Remembered(path).earlier_mode(GPU) is None
+    assert Remembered(path).earlier_time_slice(GPU) is TimeSlice.LONG
+    remembered.forget_time_slice(GPU)
+    assert json.loads(path.read_text()) == {}
+    remembered.remember_mode(GPU, EXCLUSIVE)
+    assert Remembered(path).earlier_mode(GPU) is EXCLUSIVE
+
+
+def test_devices_that_went_are_pruned(path: Path) -> None:
+    """A MIG device that is made anew has the same UUID, but a mode of its own."""
+    remembered = Remembered(path)
+    remembered.remember_mode(GPU, DEFAULT)
+    remembered.remember_mode(MIG, EXCLUSIVE)
+    remembered.prune({GPU})
+    assert Remembered(path).earlier_mode(GPU) is DEFAULT
+    assert Remembered(path).earlier_mode(MIG) is None
+
+
+def test_nothing_is_written_where_nothing_changes(path: Path) -> None:
+    """It is called with every look at the node."""
+    remembered = Remembered(path)
+    remembered.prune(())
+    remembered.forget_mode(GPU)
+    remembered.settle([Gpu(0, GPU, compute_mode=DEFAULT)])
+    assert not path.parent.exists()
+
+
+def test_without_a_file_it_is_kept_in_memory() -> None:
+    """For nodes that end with the program."""
+    remembered = Remembered(None)
+    remembered.remember_mode(GPU, DEFAULT)
+    assert remembered.earlier_mode(GPU) is DEFAULT
+
+
+def test_threads_do_not_lose_each_others_words(path: Path) -> None:
+    """GPUs are changed side by side."""
+    remembered = Remembered(path)
+    names = [f"GPU-{number}" for number in range(16)]
+    threads = [threading.Thread(target=remembered.remember_mode, args=(n, DEFAULT)) for n in names]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert json.loads(path.read_text()).keys() == set(names)
+    assert [entry.name for entry in path.parent.iterdir()] == [FILE_NAME]
+
+
+# --- a file that cannot be used -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"{",
+        b"[]",
+        b"\xff\xfe",
+        b'{"GPU-1": "default"}',
+        b'{"GPU-1": {"computeMode": "sometimes"}}',
+        b'{"GPU-1": {"computeMode": ["default"]}}',
+        b'{"GPU-1": {"mode": "default"}}',
+        b"[" * 100_000,
+    ],
+)
+def test_a_damaged_file_is_told_and_put_aside(path: Path, content: bytes) -> None:
+    """It counts as empty; reading alone leaves it where it is."""
+    path.parent.mkdir()
+    path.write_bytes(content)
+    remembered = Remembered(path)
+    assert remembered.problem is not None
+    assert "damaged" in remembered.problem.message
+    assert "nvidia-smi" in remembered.problem.remedy
+    assert remembered.earlier_mode("GPU-1") is None
+    assert path.read_bytes() == content
+    remembered.remember_mode(GPU, DEFAULT)
+    assert Remembered(path).problem is None
+    assert Remembered(path).earlier_mode(GPU) is DEFAULT
+    assert path.with_name(f"{FILE_NAME}.damaged").read_bytes() == content
+
+
+def test_what_cannot_be_read_is_not_overwritten(path: Path) -> None:
+    """It may hold what another change needs to be taken back."""
+    path.mkdir(parents=True)
+    remembered = Remembered(path)
+    assert remembered.problem is not None
+    with pytest.raises(NodeagentError, match="cannot be read: Is a directory"):
+        remembered.remember_mode(GPU, DEFAULT)
+    assert remembered.earlier_mode(GPU) is None
+
+
+def test_what_cannot_be_written_is_not_remembered(tmp_path: Path) -> None:
+    """So the change is not made; looking at the node goes on."""
+    (tmp_path / "lib").write_text("no folder")
+    remembered = Remembered(tmp_path / "lib" / FILE_NAME)
+    assert remembered.problem is not None  # not a directory
+    remembered.prune(())
+    other = tmp_path / "other" / FILE_NAME
+    remembered = Remembered(other)
+    (tmp_path / "other").write_text("no folder")
+    with pytest.raises(NodeagentError, match=r"cannot be kept in .*changes neither compute mode"):
+        remembered.remember_mode(GPU, DEFAULT)
+    assert remembered.earlier_mode(GPU) is None
+
+
+# --- what is so again -----------------------------------------------------------------------------
+
+
+def gpu(mode: ComputeMode | None, time_slice: TimeSlice | None = None) -> Gpu:
+    """Without MPS."""
+    return Gpu(0, GPU, compute_mode=mode, time_slice=time_slice)
+
+
+@pytest.mark.parametrize(
+    ("seen", "kept"),
+    [
+        (gpu(DEFAULT), False),
+        (gpu(EXCLUSIVE), True),
+        (gpu(None), True),
+        (replace(gpu(DEFAULT), mps=DAEMON), True),
+        (replace(gpu(DEFAULT), access=Access.UNKNOWN), True),
+    ],
+)
+def test_a_mode_that_is_as_before_is_forgotten(path: Path, seen: Gpu, kept: bool) -> None:
+    """Unless MPS is there, for which it is about to be changed, or the GPU does not answer."""
+    Remembered(path).remember_mode(GPU, DEFAULT)
+    Remembered(path).settle([seen])
+    assert (Remembered(path).earlier_mode(GPU) is DEFAULT) is kept
+
+
+def test_a_time_slice_that_is_as_before_is_forgotten(path: Path) -> None:
+    """Not while it is another, or is not known."""
+    Remembered(path).remember_time_slice(GPU, TimeSlice.DEFAULT)
+    remembered = Remembered(path)
+    for seen in (None, TimeSlice.LONG):
+        remembered.settle([gpu(None, seen)])
+        assert remembered.earlier_time_slice(GPU) is TimeSlice.DEFAULT
+    remembered.settle([gpu(None, TimeSlice.DEFAULT)])
+    assert Remembered(path).earlier_time_slice(GPU) is None
+
+
+def test_a_change_that_is_about_to_come_is_not_settled(path: Path) -> None:
+    """Somebody else may look at the node between the memory and the change."""
+    remembered = Remembered(path)
+    before = gpu(DEFAULT, TimeSlice.DEFAULT)
+    remembered.remember_mode(GPU, DEFAULT)
+    remembered.remember_time_slice(GPU, TimeSlice.DEFAULT)
+    remembered.settle([before])
+    assert (remembered.earlier_mode(GPU), remembered.earlier_time_slice(GPU)) == (
+        DEFAULT,
+        TimeSlice.DEFAULT,
+    )
+    remembered.settle([gpu(EXCLUSIVE, TimeSlice.LONG)])
+    remembered.settle([before])
+    assert (remembered.earlier_mode(GPU), remembered.earlier_time_slice(GPU)) == (None, None)
+
+
+# --- with a driver --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("crash", ["before the change", "before the way back", "after it"])
+async def test_a_crash_at_any_point_leaves_what_is_needed(path: Path, crash: str) -> None:
+    """The next process restores what there was, and only once."""
+    with simulated("h100-80gb:1") as node:
+        async with Driver(observe_deadline=2, step_deadline=2) as driver:
+            before = await laid_out(driver, 0, at0="1g.10gb")
+            device = before.instances[0].compute[0]
+            first = Remembered(path)
+            first.remember_mode(device.uuid, DEFAULT)
+            if crash != "before the change":
+                await driver.apply(compute_mode(before, EXCLUSIVE, device))
+            if crash == "after it":
+                await driver.apply(compute_mode(before, DEFAULT, device))
+            after = Remembered(path)
+            after.settle((await driver.observe()).gpus)
+            earlier = after.earlier_mode(device.uuid)
+            assert earlier is (DEFAULT if crash == "before the way back" else None)
+            if earlier is not None:
+                await driver.apply(compute_mode(before, earlier, device))
+                after.forget_mode(device.uuid)
+            assert _mode(node) == 0
+            assert Remembered(path).earlier_mode(device.uuid) is None
+
+
+def _mode(node: SimulatedNode) -> int:
+    return node.cards[0].state.instances[0].compute[0].compute_mode

@@ -1,0 +1,123 @@
+"""The API over a real listener, in front of what a simulated node showed."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+from aiohttp import ClientSession, web
+
+from nodeagent.http_api.answers import Answers
+from nodeagent.http_api.listening import listening
+from nodeagent.http_api.openapi import DESCRIPTION
+from nodeagent.http_api.routes import create_app
+from nodeagent.planning.observed import ObservedNode
+from nodeagent.planning.plan import Policy
+from nodeagent.reconciling.event_log import EventLog
+from nodeagent.reconciling.preview import Preview, preview
+from nodeagent.reports.mps_report import done_json, mps_answer
+from nodeagent.reports.mps_state import DaemonState
+from nodeagent.reports.node_state import NodeState
+from nodeagent.reports.status_report import status_json
+from nodeagent.simulation import simulated
+from tests.rig import open_driver
+
+
+class Doing:
+    """In the place of the agent: notes what it is asked to do, and answers or raises."""
+
+    def __init__(self, answer: Exception | None = None) -> None:
+        self.asked: list[tuple[Any, ...]] = []
+        self.go_on = asyncio.Event()
+        self.go_on.set()
+        self._answer = answer
+
+    async def restart(self, device: str, force: bool) -> dict[str, Any]:
+        self.asked.append(("restart", device, force))
+        return await self._done(device, "restarted")
+
+    async def drain(self, device: str, timeout: float | None, force: bool) -> dict[str, Any]:  # noqa: ASYNC109  the agent's own signature
+        self.asked.append(("drain", device, timeout, force))
+        return await self._done(device, "drained")
+
+    async def _done(self, device: str, done: str) -> dict[str, Any]:
+        try:
+            await self.go_on.wait()
+        except asyncio.CancelledError:
+            self.asked.append(("cancelled",))
+            raise
+        if self._answer:
+            raise self._answer
+        self.asked.append(("done",))
+        return done_json(DaemonState(device, "Ready"), done, ObservedNode())
+
+
+class Api:
+    """A listening API and a client for it."""
+
+    def __init__(self, app: web.Application, events: EventLog, reasons: list[str]) -> None:
+        self.app = app
+        self.events = events
+        self.reasons = reasons
+        self.session: ClientSession
+        self.base = ""
+
+    async def get(self, path: str, **headers: str) -> tuple[int, Any]:
+        async with self.session.get(self.base + path, headers=headers) as answer:
+            return answer.status, await answer.json()
+
+
+async def observe() -> ObservedNode:
+    """A simulated node with two GPUs, one of them divided."""
+    with simulated("h100-80gb:1,t4:1"):
+        async with open_driver() as driver:
+            return await driver.observe()
+
+
+@asynccontextmanager
+async def api(
+    *,
+    observed: bool = True,
+    unix_socket: Path | None = None,
+    previewing: Callable[[bytes, str | None], Preview | None] | None = None,
+    daemons: tuple[DaemonState, ...] = (),
+    doing: Doing | None = None,
+) -> AsyncIterator[Api]:
+    """Serve what a node that was just observed answers."""
+    node = await observe() if observed else None
+    state = NodeState("node-a", "file", observed=node or ObservedNode(), mps=daemons)
+    doing = doing or Doing()
+    events, reasons = EventLog(), list[str]()
+    answers = Answers(
+        status=lambda gpu: status_json(state, gpu=gpu),
+        plan=lambda: {"verdict": "inSync", "digest": "", "source": "", "gpus": [], "problems": []},
+        preview=previewing
+        or (lambda text, name: preview(text, name, node, Policy()) if node else None),
+        not_alive=lambda: tuple(reasons),
+        not_ready=lambda: tuple(reasons),
+        events=events,
+        mps=lambda device: mps_answer(
+            daemons, node="node-a", observed=state.observed, device=device
+        ),
+        restart_mps=doing.restart,
+        drain_mps=doing.drain,
+    )
+    served = Api(create_app(answers, listen_host="node-a.example"), events, reasons)
+    async with (
+        listening(served.app, host="127.0.0.1", port=0, unix_socket=unix_socket) as port,
+        ClientSession() as session,
+    ):
+        served.session, served.base = session, f"http://127.0.0.1:{port}"
+        yield served
+
+
+def assert_described(path: str, status: int, body: Any, method: str = "get") -> None:
+    """The answer is one that the description promises."""
+    answer = DESCRIPTION["paths"][path][method]["responses"][str(status)]
+    schema = answer["content"]["application/json"]["schema"]
+    root = {**schema, "components": DESCRIPTION["components"]}
+    jsonschema.validate(body, root, cls=jsonschema.Draft202012Validator)

@@ -1,0 +1,46 @@
+"""An agent reduced to its fleet, as a process of its own that can be killed: adopts what there is,
+starts one daemon if there is none, says so in one line, and goes on until it dies.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import sys
+from pathlib import Path
+
+from nodeagent.mps.fleet import Fleet
+from nodeagent.mps.launching import ChildLauncher
+from nodeagent.mps.process import Programs
+from tests.mps.fleet_rig import GPU, POLICY, TIMING, ready, status, wanted
+
+
+async def main(run_dir: Path, control: str, path: str) -> None:
+    """Say which daemon it has once that is Ready."""
+    programs = Programs(control=(control,), path=path)
+
+    async def check(_: object) -> tuple[str, ...]:
+        return ()
+
+    fleet = Fleet(
+        run_dir=run_dir,
+        programs=programs,
+        launcher=ChildLauncher(programs),
+        policy=POLICY,
+        timing=TIMING,
+        check=check,
+        report=lambda device, report: None,
+        changed=lambda: None,
+        chance=random.Random(1).random,
+    )
+    async with fleet:
+        if not fleet.statuses():
+            await fleet.start(GPU, wanted())
+        await ready(fleet)
+        print(json.dumps({"pid": status(fleet).pid}), flush=True)
+        await asyncio.sleep(3600)
+
+
+if __name__ == "__main__":
+    asyncio.run(main(Path(sys.argv[1]), sys.argv[2], sys.argv[3]))

@@ -1,0 +1,206 @@
+"""A fleet over stand-ins, in a folder that every user can reach; all it started ends with it."""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import os
+import random
+import shutil
+import signal
+import tempfile
+import time
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Self
+
+from nodeagent.mps.back_door import BACK
+from nodeagent.mps.directories import directories_of
+from nodeagent.mps.fleet import Fleet, Timing
+from nodeagent.mps.identity import CONTROL, SERVER, Identity, identify
+from nodeagent.mps.launching import ChildLauncher, Launcher
+from nodeagent.mps.lifecycle.values import Policy, Report, Subject
+from nodeagent.mps.process import Programs
+from nodeagent.mps.shares import DaemonSpec
+from nodeagent.planning.shares import Account, Share, Sharing, WantedMps
+from nodeagent.reports.mps_state import DaemonState
+from nodeagent.simulation.mps.clients import SimulatedClient
+from nodeagent.simulation.mps.installation import install, shared_interpreter
+from nodeagent.simulation.mps.knobs import Knobs
+
+GPU = "GPU-0a1b2c3d-0000-1111-2222-333344445555"
+OTHER_GPU = "GPU-0a1b2c3d-0000-1111-2222-333344446666"
+IS_ROOT = os.geteuid() == 0
+US = 1000 if IS_ROOT else os.geteuid()
+
+POLICY = Policy(
+    start_deadline=4.0,
+    limit_deadline=3.0,
+    initialize_deadline=1.0,
+    quit_deadline=1.5,
+    kill_deadline=1.0,
+    steady=0.0,  # every daemon that was Ready has run long enough
+    first_delay=0.05,
+    longest_delay=0.2,
+    most_failures=3,
+    most_silences=2,
+    most_attempts=2,
+)
+TIMING = Timing(answer=1.0, check=0.5, grace=0.5, log_size=1 << 20, check_served=0.3, start=6.0)
+
+
+def wanted(
+    memory: int | None = 4096, threads: float | None = 50.0, *, uid: int = US, count: int = 2
+) -> WantedMps:
+    """A daemon with one share."""
+    gid = uid if IS_ROOT else os.getegid()
+    sharing = Sharing((Share("small", count, memory, threads),), "report")
+    return WantedMps(sharing, Account(uid, gid))
+
+
+@cache
+def programs_of(version: str) -> Path:
+    """The stand-ins of a version, made once; removed when the tests are over."""
+    folder = Path(tempfile.mkdtemp(prefix="fleet-programs-", dir="/tmp"))
+    folder.chmod(0o755)
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    install(folder / version, version=version)
+    return folder / version
+
+
+class FleetRig:
+    """Programs, folders and what fleets reported. Closing kills every process of these folders."""
+
+    def __init__(self, version: str = "550", *, programs: Path | None = None) -> None:
+        self.folder = Path(tempfile.mkdtemp(prefix="fleet-", dir="/tmp"))
+        self.folder.chmod(0o755)
+        self.run_dir = self.folder / "run"
+        self.bin = programs or programs_of(version)
+        path = f"{self.bin}:/usr/local/bin:/usr/bin:/bin"
+        self.programs = Programs(control=(str(self.bin / CONTROL),), path=path)
+        self.reports: list[tuple[str, Report]] = []
+        self.changes = 0
+        self.differences: tuple[str, ...] = ()
+        self.seed = random.Random(1)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        for _ in range(3):  # a daemon may have started a server meanwhile
+            for process in self.processes():
+                with suppress(ProcessLookupError):
+                    os.kill(process.pid, signal.SIGKILL)
+                with suppress(ChildProcessError):
+                    os.waitpid(process.pid, 0)
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    # --- fleets -------------------------------------------------------------------------------
+
+    @asynccontextmanager
+    async def fleet(
+        self,
+        policy: Policy = POLICY,
+        timing: Timing = TIMING,
+        launcher: Callable[[Programs], Launcher] = ChildLauncher,
+    ) -> AsyncIterator[Fleet]:
+        """One agent's life."""
+
+        async def check(_: DaemonSpec) -> tuple[str, ...]:
+            return self.differences
+
+        made = Fleet(
+            run_dir=self.run_dir,
+            programs=self.programs,
+            launcher=launcher(self.programs),
+            policy=policy,
+            timing=timing,
+            check=check,
+            report=lambda device, report: self.reports.append((device, report)),
+            changed=self._changed,
+            chance=self.seed.random,
+        )
+        async with made:
+            yield made
+
+    def _changed(self) -> None:
+        self.changes += 1
+
+    def said(self, subject: Subject, device: str = GPU) -> list[str]:
+        """What was reported of it."""
+        return [r.message for d, r in self.reports if (d, r.subject) == (device, subject)]
+
+    async def told(self, subject: Subject, device: str = GPU, within: float = 5.0) -> str:
+        """What is reported of it, once it is."""
+        await until(lambda: bool(self.said(subject, device)), within)
+        return self.said(subject, device)[-1]
+
+    # --- what is there ------------------------------------------------------------------------
+
+    def pipes(self, device: str = GPU) -> Path:
+        return Path(directories_of(self.run_dir, device).pipe)
+
+    def back(self, device: str = GPU) -> Path:
+        return self.pipes(device).with_name(BACK)
+
+    def log(self, device: str = GPU) -> Path:
+        return self.pipes(device).with_name("log") / "daemon.log"
+
+    def knobs(self, device: str | None = GPU) -> Knobs:
+        """Of one daemon, or of all."""
+        return Knobs(self.bin, self.pipes(device) if device else None)
+
+    def client(
+        self, device: str = GPU, *, uid: int = US, environment: Mapping[str, str] | None = None
+    ) -> SimulatedClient:
+        return SimulatedClient(
+            self.pipes(device), uid=uid, environment=environment, python=shared_interpreter()
+        )
+
+    def processes(self, program: str | None = None, device: str | None = None) -> list[Identity]:
+        """Daemons and servers of these folders, or some of them; front-ends for a moment too."""
+        place = str(self.pipes(device)) if device else str(self.folder)
+        pids = (int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdecimal())
+        found = (identify(pid) for pid in pids)
+        return [
+            one
+            for one in found
+            if one and one.pipe_directory.startswith(place) and program in {None, one.program}
+        ]
+
+    def lines(self, subject: Subject) -> str:
+        """Of the log, as the last such report shows them."""
+        return " / ".join([r for _, r in self.reports if r.subject == subject][-1].lines)
+
+    def servers(self, device: str = GPU) -> list[int]:
+        return [one.pid for one in self.processes(SERVER, device)]
+
+
+def status(fleet: Fleet, device: str = GPU) -> DaemonState:
+    """Of one daemon."""
+    return next(state for state in fleet.statuses() if state.device == device)
+
+
+async def ready(fleet: Fleet, device: str = GPU, *, within: float = 6.0) -> DaemonState:
+    """Once it is."""
+    await until(lambda: status(fleet, device).is_ready, within)
+    return status(fleet, device)
+
+
+async def until(so: Callable[[], bool], within: float = 5.0) -> None:
+    """Wait for what others do."""
+    end = time.monotonic() + within
+    while not so():
+        assert time.monotonic() < end, "it did not happen"
+        await asyncio.sleep(0.005)
+
+
+def quick(**changes: float) -> Policy:
+    """The policy with other times."""
+    return replace(POLICY, **changes)  # type: ignore[arg-type]  # counts are given as they are

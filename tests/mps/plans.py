@@ -1,0 +1,38 @@
+"""Plans, daemons and clients as values, for tests of what clients meet."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from nodeagent.mps.clients import ClientFacts
+from nodeagent.mps.shares import DaemonSpec
+from nodeagent.planning.shares import Account, Share, Sharing, WantedMps
+
+GPU = "GPU-cb1213a3-d6a4-be7f-0000-000000000000"
+MIG = "MIG-0a1b2c3d-0000-1111-2222-333344445555"
+SMALL = Share("small", 2, 8192, 15.0)
+LARGE = Share("large", 1, 40960, 40.0)
+
+
+def wanted(*shares: Share, enforce: str = "report", uid: int = 1000) -> WantedMps:
+    """What a plan says of one device: two kinds of share if nothing else is given."""
+    return WantedMps(Sharing(shares or (SMALL, LARGE), enforce), Account(uid, uid))
+
+
+def spec_of(plan: WantedMps, device: str = GPU, *, pipe: str = "/run/x/pipe") -> DaemonSpec:
+    """The daemon for it."""
+    return DaemonSpec(
+        device=device,
+        uid=plan.account.uid,
+        gid=plan.account.gid,
+        pipe_directory=pipe,
+        log_directory="/run/x/log",
+        memory_limit=plan.sharing.memory_ceiling,
+        thread_percentage=plan.sharing.thread_ceiling,
+    )
+
+
+def facts(pid: int = 100, **changes: object) -> ClientFacts:
+    """A client of whom nothing is known but that it is there; then changed."""
+    plain = ClientFacts(pid, 1000, "python", pid, {})
+    return replace(plain, **changes)  # type: ignore[arg-type]  # names and values are the tests'

@@ -1,0 +1,239 @@
+"""Daemons as children: what they are given, what they are not, how their end is seen."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import resource
+import signal
+import subprocess
+import threading
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from nodeagent.mps.identity import CONTROL, processes_of
+from nodeagent.mps.launching import ChildLauncher, shm_directory
+from nodeagent.mps.process import Programs, StartError
+from nodeagent.mps.shares import DaemonSpec
+from tests.mps.conftest import GPU, running, seen, spec_for
+
+as_root = pytest.mark.skipif(os.geteuid() != 0, reason="starts a process of another user")
+
+
+def _mounting_refused() -> str:
+    """Why no mount can be made here; empty when one can."""
+    done = subprocess.run(
+        ["unshare", "--mount", "true"], capture_output=True, text=True, check=False
+    )
+    return done.stderr.strip()
+
+
+def _has_capability(number: int) -> bool:
+    """Whether this process has that one of root's powers (<linux/capability.h>)."""
+    return bool(int(_read("/proc/self/status").split("CapEff:")[1].split()[0], 16) >> number & 1)
+
+
+def _read(path: str) -> str:
+    return Path(path).read_text()
+
+
+def _exists(path: Path) -> bool:
+    return path.exists()
+
+
+def _same(one: Path, other: Path) -> bool:
+    return one.samefile(other)
+
+
+may_mount = pytest.mark.skipif(
+    os.geteuid() != 0 or bool(_mounting_refused()), reason="needs root that may mount"
+)
+
+
+async def test_nothing_of_ours_reaches_a_daemon(
+    spec: DaemonSpec, programs: Programs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its environment is all explicit; no socket of systemd's, no open file, no terminal."""
+    monkeypatch.setenv("NOTIFY_SOCKET", "/run/systemd/notify")
+    monkeypatch.setenv("LD_PRELOAD", "")
+    inherited = os.dup(0)
+    os.set_inheritable(inherited, True)
+    try:
+        async with running(spec, replace(programs, library_path="/opt/cuda")):
+            found = seen(spec)
+    finally:
+        os.close(inherited)
+    found["environment"].pop("LC_CTYPE", None)  # Python's own doing
+    assert found["environment"] == {
+        "CUDA_MPS_LOG_DIRECTORY": spec.log_directory,
+        "CUDA_MPS_PIPE_DIRECTORY": spec.pipe_directory,
+        "CUDA_VISIBLE_DEVICES": GPU,
+        "LC_ALL": "C",
+        "LD_LIBRARY_PATH": "/opt/cuda",
+        "PATH": programs.path,
+    }
+    assert found["arguments"] == ["-f"]
+    assert found["descriptors"] == [0, 1, 2, 3]  # the last is the look at them
+    assert (found["session"], found["cwd"]) == (True, "/")
+
+
+@as_root
+async def test_run_as_the_plans_user(open_folder: Path, programs: Programs) -> None:
+    """User, group and further groups, none of root's."""
+    spec = replace(spec_for(open_folder, 1000, 100), groups=(44, 109))
+    async with running(spec, programs) as process:
+        found = seen(spec)
+        assert process.identity.uid == 1000
+        log = Path(spec.log_directory) / "daemon.log"
+        assert log.stat().st_mode & 0o777 == 0o640
+    assert (found["uid"], found["gid"], found["groups"]) == (1000, 100, [44, 109])
+
+
+async def test_a_multi_user_server_is_asked_for(spec: DaemonSpec, programs: Programs) -> None:
+    """By the flag that the daemon takes beside -f."""
+    async with running(replace(spec, multi_user=True), programs):
+        assert seen(spec)["arguments"] == ["-f", "-multiuser-server"]
+
+
+async def test_servers_may_open_many_files(
+    spec: DaemonSpec, programs: Programs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Even where this process may not; its own limit stays."""
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (1024, before[1]))
+    try:
+        async with running(spec, programs) as process:
+            soft, _ = resource.prlimit(process.pid, resource.RLIMIT_NOFILE)
+        assert soft == min(16_384, before[1] if before[1] > 0 else 16_384)
+        assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] == 1024
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+async def test_its_end_is_seen_at_once(spec: DaemonSpec, programs: Programs) -> None:
+    """By all who wait, with the signal by name."""
+    async with running(spec, programs) as process:
+        waits = [asyncio.create_task(process.wait()) for _ in range(2)]
+        gone = asyncio.create_task(process.wait())
+        await asyncio.sleep(0)
+        gone.cancel()  # one that waits no more takes nothing from the others
+        os.kill(process.pid, signal.SIGTERM)
+        assert await asyncio.gather(*waits) == ["signal 15 (SIGTERM)"] * 2
+        process.kill()  # nothing happens to whoever has the pid next
+
+
+async def test_no_program(spec: DaemonSpec) -> None:
+    """The path is a setting, so it may be wrong."""
+    with pytest.raises(StartError, match="/nowhere/control cannot be run as user"):
+        await ChildLauncher(Programs(control=("/nowhere/control",))).launch(spec)
+
+
+@pytest.mark.parametrize("trap", ["symlink", "fifo", "hard link", "directory"])
+async def test_a_trap_in_place_of_the_log(
+    spec: DaemonSpec, programs: Programs, trap: str, tmp_path: Path
+) -> None:
+    """The directory is the daemon's user's; this process writes to no file of that one's choice."""
+    log, victim = Path(spec.log_directory) / "daemon.log", Path(spec.log_directory) / "victim"
+    victim.write_text("untouched")
+    match trap:
+        case "symlink":
+            log.symlink_to(victim)
+        case "fifo":
+            os.mkfifo(log)
+        case "hard link":
+            log.hardlink_to(victim)
+        case "directory":
+            log.mkdir()
+    with pytest.raises(StartError, match="remove what is in its place"):
+        await ChildLauncher(programs).launch(spec)
+    assert victim.read_text() == "untouched"
+
+
+@pytest.mark.skipif(not _has_capability(24), reason="needs CAP_SYS_RESOURCE")
+async def test_others_go_first_when_memory_runs_out(spec: DaemonSpec, programs: Programs) -> None:
+    """A daemon's end would be that of its clients' work; what is spared more stays so."""
+    async with running(spec, programs) as process:
+        score = _read(f"/proc/{process.pid}/oom_score_adj")
+    assert int(score) == min(int(_read("/proc/self/oom_score_adj")), -500)
+
+
+async def test_many_at_once(open_folder: Path, programs: Programs) -> None:
+    """Each is the daemon of its own device."""
+    ids = (os.geteuid(), os.getegid())
+    specs = [spec_for(open_folder, *ids, device=f"GPU-{number}") for number in range(12)]
+    launcher = ChildLauncher(programs)
+    processes = await asyncio.gather(*(launcher.launch(spec) for spec in specs))
+    try:
+        assert len({process.pid for process in processes}) == 12
+        for spec, process in zip(specs, processes, strict=True):
+            assert process.identity.pipe_directory == spec.pipe_directory
+    finally:
+        for process in processes:
+            process.kill()
+            await process.wait()
+
+
+async def test_a_start_that_is_given_up(spec: DaemonSpec, programs: Programs) -> None:
+    """Whenever that is, no daemon is left that nobody knows of."""
+    for rounds in range(6):
+        start = asyncio.create_task(ChildLauncher(programs).launch(spec))
+        for _ in range(rounds):
+            await asyncio.sleep(0.002)
+        start.cancel()
+        try:
+            process = await start
+        except asyncio.CancelledError:
+            continue
+        process.kill()
+        await process.wait()
+    async with asyncio.timeout(5):
+        while await asyncio.to_thread(processes_of, spec.pipe_directory, CONTROL):
+            await asyncio.sleep(0.01)
+
+
+async def test_a_driver_without_servers_for_all(spec: DaemonSpec, programs: Programs) -> None:
+    """It is said, instead of started as something else; another form of the flag is used."""
+    wanted = replace(spec, multi_user=True)
+    with pytest.raises(StartError, match="has no server for all users"):
+        await ChildLauncher(replace(programs, multi_user_flag="")).launch(wanted)
+    async with running(wanted, replace(programs, multi_user_flag="-M")):
+        assert seen(spec)["arguments"] == ["-f", "-M"]
+
+
+# --- a /dev/shm of its own ------------------------------------------------------------------------
+
+
+@may_mount
+async def test_a_private_shm(open_folder: Path, programs: Programs) -> None:
+    """What the daemon makes in its /dev/shm lies in the device's directory, and nowhere else; this
+    process' own mounts and those of later daemons are as before.
+    """
+    spec = spec_for(open_folder, 1000, 100)
+    mounts = _read("/proc/self/mountinfo")
+    threads = threading.active_count()
+    async with running(spec, programs, private_shm=True) as process:
+        inside = Path(f"/proc/{process.pid}/root/dev/shm")
+        (inside / "segment").touch()
+        directory = shm_directory(spec, private=True)
+        assert directory == Path(spec.pipe_directory).parent / "shm"
+        assert _exists(directory / "segment")
+        assert not _exists(Path("/dev/shm/segment"))
+        assert (seen(spec)["uid"], seen(spec)["gid"]) == (1000, 100)
+        later = spec_for(open_folder, 1000, 100, device="GPU-other")
+        async with running(later, programs) as other:
+            host = Path(f"/proc/{other.pid}/root/dev/shm")
+            assert not _exists(host / "segment")
+            assert _same(host, shm_directory(later, private=False))
+    assert _read("/proc/self/mountinfo") == mounts
+    assert threading.active_count() <= threads + 1  # those of the loop's own pool stay
+
+
+@may_mount
+async def test_a_private_shm_that_cannot_be(spec: DaemonSpec, programs: Programs) -> None:
+    """Told as why the start failed; no daemon runs with the host's instead."""
+    shm_directory(spec, private=True).rmdir()
+    with pytest.raises(StartError, match=r"/dev/shm of its own: .*/shm cannot be mounted.*No such"):
+        await ChildLauncher(programs, private_shm=True).launch(spec)
+    assert not processes_of(spec.pipe_directory, CONTROL)

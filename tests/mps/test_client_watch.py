@@ -1,0 +1,417 @@
+"""Clients are seen as they are, each offence is told once, and only real offenders are ended."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from nodeagent.errors import NodeagentError
+from nodeagent.mps.client_watch import ClientWatch
+from nodeagent.mps.clients import Offence
+from nodeagent.mps.publishing import Publisher
+from nodeagent.mps.shares import DaemonSpec
+from nodeagent.planning.shares import MIB, Share, WantedMps
+from nodeagent.reports.mps_state import ClientState
+from nodeagent.simulation.mps.clients import SimulatedClient
+from nodeagent.simulation.mps.installation import shared_interpreter
+from tests.mps.plans import GPU, MIG, wanted
+from tests.mps.simulated_daemon import Running, asking, installed_programs, running, start
+from tests.simulation.mps.rig import Programs, Rig, gone
+
+GIB = 1024 * MIB
+TERMINATE = wanted(enforce="terminate")
+
+
+@pytest.fixture(scope="module")
+def programs() -> Iterator[Programs]:
+    """The simulated ones."""
+    with installed_programs() as found:
+        yield found
+
+
+@pytest.fixture
+def rig(programs: Programs) -> Iterator[Rig]:
+    """A daemon's folders; nothing runs yet."""
+    with Rig(programs) as made:
+        yield made
+
+
+Start = Callable[..., SimulatedClient]
+
+
+@pytest.fixture
+def start_client(rig: Rig) -> Iterator[Start]:
+    """Starts clients with an environment of theirs; they are accepted."""
+    with ExitStack() as stack:
+
+        def begin(uid: int | None = None, **environment: str) -> SimulatedClient:
+            client = SimulatedClient(rig.pipes, uid=uid, environment=environment)
+            stack.enter_context(client).wait_until_accepted()
+            return client
+
+        yield begin
+
+
+class Watch(ClientWatch):
+    """With what it told, and the figures of memory that it is to find."""
+
+    def __init__(self, *, grace: float = 5.0, proc_root: Path = Path("/proc")) -> None:
+        self.told: list[tuple[str, Offence]] = []
+        self.used: dict[int, int] = {}
+        self.asked: list[str] = []
+        self.driver_fails = False
+        super().__init__(
+            memory=self._memory_of,
+            report=lambda device, offence: self.told.append((device, offence)),
+            deadline=5.0,
+            grace=grace,
+            proc_root=proc_root,
+        )
+
+    async def _memory_of(self, device: str) -> Mapping[int, int]:
+        self.asked.append(device)
+        if self.driver_fails:
+            raise NodeagentError("the driver does not answer")
+        return self.used
+
+    async def settle(self) -> None:
+        """Until nobody is being ended any more."""
+        while ending := [t for t in asyncio.all_tasks() if t.get_name().startswith("mps end")]:
+            await asyncio.wait(ending)
+
+    def kinds(self) -> list[tuple[int, str]]:
+        """What was told: of whom, and what."""
+        return [(offence.client.pid, offence.kind.value) for _, offence in self.told]
+
+
+async def look(watch: Watch, daemon: Running) -> tuple[ClientState, ...]:
+    """At one daemon."""
+    found = await watch.look([daemon])
+    assert list(found) == [daemon.device]
+    return found[daemon.device]
+
+
+def env_files(folder: Path, spec: DaemonSpec, plan: WantedMps) -> dict[str, dict[str, str]]:
+    """Publish, and read back what each slot's client is given."""
+    publisher = Publisher(
+        run_dir=folder / "run", cdi_dir=folder / "cdi", shm=lambda _: Path("/dev/shm")
+    )
+    assert publisher.publish({spec.device: (spec, plan)}) == ()
+    files = (folder / "run/mps" / spec.device / "env").iterdir()
+    return {
+        path.stem: dict(line.split("=", 1) for line in path.read_text().splitlines())
+        for path in files
+    }
+
+
+def slot(name: str) -> dict[str, str]:
+    """What the env file of a slot of the two usual shares says, but for the pipe directory."""
+    memory, threads = ("40960", "40") if name.startswith("large") else ("8192", "15")
+    return {
+        "NODEAGENT_MPS_SLOT": f"{GPU}/{name}",
+        "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": f"0={memory}M",
+        "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": threads,
+    }
+
+
+# --- what is seen ---------------------------------------------------------------------------------
+
+
+async def test_each_env_file(rig: Rig, start_client: Start, tmp_path: Path) -> None:
+    """A client started with it, as the plan's user, has the limits that its server says it has."""
+    plan = wanted()
+    spec = start(rig, plan)
+    files = env_files(tmp_path, spec, plan)
+    assert sorted(files) == ["large-0", "small-0", "small-1"]
+    uid = 1000 if os.geteuid() == 0 else os.geteuid()
+    clients = {name: start_client(uid, **values) for name, values in files.items()}
+    async with asking(rig) as control, Watch() as watch:
+        watch.used = {clients["large-0"].pid: 3 * GIB}
+        states = await look(watch, running(rig, plan, control))
+    assert {state.slot for state in states} == set(files)
+    for state in states:
+        client = clients[state.slot]
+        terms = client.terms
+        assert (state.pid, state.uid) == (client.pid, uid)
+        assert (state.memory_limit, state.threads) == (terms["limit"], terms["percentage"])
+        assert state.share == state.slot.partition("-")[0]
+        assert state.findings == ()
+        assert state.command
+    large = next(state for state in states if state.share == "large")
+    assert (large.memory_limit, large.threads, large.memory_used) == (40 * GIB, 40.0, 3 * GIB)
+    assert watch.told == []
+    assert watch.asked == [GPU]
+
+
+_CONTAINER = """#!/bin/sh
+exec unshare -m /bin/sh -c '
+set -e
+{mounts}
+if touch {pipes}/file 2>/dev/null; then exit 9; fi
+test -w /dev/shm/.
+exec setpriv --reuid=1000 --regid=1000 --clear-groups {python} "$@"
+' sh "$@"
+"""
+
+
+def can_mount() -> bool:
+    """Whether this process may make mounts that only it sees."""
+    made = subprocess.run(["unshare", "-m", "true"], capture_output=True, check=False)
+    return os.geteuid() == 0 and made.returncode == 0
+
+
+@pytest.mark.skipif(not can_mount(), reason="needs root and mounts of its own")
+async def test_in_a_container(rig: Rig, tmp_path: Path) -> None:
+    """With the CDI device's mounts and environment alone, in a mount namespace of its own, a
+    client gets in, but can change nothing in the pipe directory.
+    """
+    plan = wanted()
+    spec = start(rig, plan)
+    shm = rig.folder / "shm"
+    shm.mkdir()
+    shm.chmod(0o1777)
+    publisher = Publisher(run_dir=tmp_path / "run", cdi_dir=tmp_path, shm=lambda _: shm)
+    assert publisher.publish({GPU: (spec, plan)}) == ()
+    document = json.loads((tmp_path / "nodeagent.io-mps.json").read_text())
+    edits = next(d for d in document["devices"] if d["name"] == f"{GPU}-small-1")["containerEdits"]
+    mounts = "\n".join(
+        f"mount --bind {m['hostPath']} {m['containerPath']}\n"
+        f"mount -o remount,{','.join(m['options'])} {m['containerPath']}"
+        for m in edits["mounts"]
+    )
+    container = tmp_path / "container"
+    container.write_text(
+        _CONTAINER.format(mounts=mounts, pipes=rig.pipes, python=shared_interpreter())
+    )
+    container.chmod(0o755)
+    environment = dict(variable.split("=", 1) for variable in edits["env"])
+    with SimulatedClient(
+        rig.pipes,
+        environment=environment | {"PATH": os.defpath + ":/usr/sbin:/sbin"},
+        python=container,
+    ) as client:
+        client.wait_until_accepted()
+        async with asking(rig) as control, Watch() as watch:
+            [state] = await look(watch, running(rig, plan, control))
+        assert state.pid == client.pid
+    assert (state.uid, state.slot, state.findings) == (1000, "small-1", ())
+    assert (state.memory_limit, state.threads) == (8 * GIB, 15.0)
+    assert client.terms["limit"] == 8 * GIB
+
+
+async def test_an_offence_is_told_once(rig: Rig, start_client: Start) -> None:
+    """For as long as it lasts; the next offender's is another."""
+    plan = wanted()
+    start(rig, plan)
+    first = start_client()
+    async with asking(rig) as control, Watch() as watch:
+        for _ in range(2):
+            await look(watch, running(rig, plan, control))
+        [state] = await look(watch, running(rig, plan, control))
+        assert len(state.findings) == 1
+        assert watch.kinds() == [(first.pid, "noShare")]
+        second = start_client()
+        await look(watch, running(rig, plan, control))
+        assert watch.kinds() == [(first.pid, "noShare"), (second.pid, "noShare")]
+        [(device, offence), *_] = watch.told
+        assert (device, offence.client, offence.outcome) == (GPU, state, "")
+        await watch.settle()
+    assert not gone(first.pid)
+    assert not gone(second.pid)
+
+
+async def test_an_offence_that_comes_back(rig: Rig, start_client: Start) -> None:
+    """Is told again."""
+    plan = wanted()
+    start(rig, plan)
+    client = start_client(**slot("small-0"))
+    async with asking(rig) as control, Watch() as watch:
+        for used in (9, 1, 9, 9):
+            watch.used = {client.pid: used * GIB}
+            await look(watch, running(rig, plan, control))
+        assert watch.kinds() == [(client.pid, "memory"), (client.pid, "memory")]
+
+
+async def test_over_the_count(rig: Rig, start_client: Start) -> None:
+    """The newest is named; nothing is done about it when the plan only wants reports."""
+    plan = wanted()
+    start(rig, plan)
+    clients = [start_client(**slot(name)) for name in ("small-0", "small-1", "small-1")]
+    async with asking(rig) as control, Watch() as watch:
+        states = await look(watch, running(rig, plan, control))
+        await watch.settle()
+    assert watch.kinds() == [(clients[2].pid, "slotTaken"), (clients[2].pid, "count")]
+    assert sum(bool(state.findings) for state in states) == 1
+    assert not any(gone(client.pid) for client in clients)
+
+
+async def test_a_driver_that_does_not_answer(rig: Rig, start_client: Start) -> None:
+    """Memory is not known then, and all else is."""
+    plan = wanted()
+    start(rig, plan)
+    start_client(**slot("small-0"))
+    async with asking(rig) as control, Watch() as watch:
+        watch.driver_fails = True
+        [state] = await look(watch, running(rig, plan, control))
+    assert (state.slot, state.memory_used, state.memory_limit) == ("small-0", None, 8 * GIB)
+
+
+async def test_whom_nothing_is_known_of(rig: Rig) -> None:
+    """A client in another pid namespace, and one that has just ended: both are shown."""
+    plan = TERMINATE
+    spec = start(rig, plan)
+    async with asking(rig) as control, Watch() as watch:
+        daemon = Running(GPU, spec, plan, control, ((5, 0), (5, 2**22 - 1)))
+        nobody, ended = await look(watch, daemon)
+        await watch.settle()
+    assert nobody.pid == 0
+    assert "another pid namespace" in nobody.findings[0]
+    assert ended == ClientState(2**22 - 1)
+    assert watch.told == []
+
+
+async def test_several_daemons(rig: Rig, start_client: Start) -> None:
+    """Each device has its own; one without clients costs nothing."""
+    plan = wanted()
+    spec = start(rig, plan)
+    client = start_client(**slot("small-0"))
+    async with asking(rig) as control, Watch() as watch:
+        empty = Running(MIG, spec, plan, control, ())
+        found = await watch.look([running(rig, plan, control), empty])
+        assert await watch.look([]) == {}
+    assert [state.pid for state in found[GPU]] == [client.pid]
+    assert found[MIG] == ()
+    assert watch.asked == [GPU]
+
+
+# --- what is done ---------------------------------------------------------------------------------
+
+
+async def test_over_the_count_and_ended(rig: Rig, start_client: Start) -> None:
+    """The newest one, by the daemon; those who were there go on, and so does their server."""
+    start(rig, TERMINATE)
+    clients = [start_client(**slot(name)) for name in ("small-0", "small-1", "small-0")]
+    server = rig.server()
+    async with asking(rig) as control, Watch() as watch:
+        await look(watch, running(rig, TERMINATE, control))
+        await watch.settle()
+        states = await look(watch, running(rig, TERMINATE, control))
+    assert clients[2].process.wait(5) == 1
+    assert [state.pid for state in states] == [clients[0].pid, clients[1].pid]
+    assert all(state.findings == () for state in states)
+    assert rig.server() == server
+    clients[0].allocate(GIB)
+    _, (_, first), (_, last) = watch.told
+    assert (first.kind, first.outcome) == ("count", "")
+    assert (last.kind, last.client.pid) == ("count", clients[2].pid)
+    assert last.outcome == "the daemon ended its work, and it ended by itself"
+
+
+@pytest.mark.parametrize(
+    "environment",
+    [
+        {},
+        {"CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": "0=1G"},
+        {"NODEAGENT_MPS_SLOT": f"{GPU}/small-0"},
+        slot("small-0") | {"CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": "0=0G"},
+        slot("small-0") | {"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "40"},
+        {"NODEAGENT_MPS_SLOT": "../../small-0"},
+    ],
+)
+async def test_no_share_and_ended(
+    rig: Rig, start_client: Start, environment: Mapping[str, str]
+) -> None:
+    """Without one, without its limits, or with a forged one; at the first look."""
+    start(rig, TERMINATE)
+    client, good = start_client(**environment), start_client(**slot("large-0"))
+    async with asking(rig) as control, Watch() as watch:
+        await look(watch, running(rig, TERMINATE, control))
+        await watch.settle()
+    assert client.process.wait(5) == 1
+    assert not gone(good.pid)
+    assert {offence.client.pid for _, offence in watch.told} == {client.pid}
+
+
+async def test_too_much_memory_and_ended(rig: Rig, start_client: Start) -> None:
+    """Not at once, since it may be giving it back; when it lasts, it is."""
+    start(rig, TERMINATE)
+    client = start_client(**slot("small-0"))
+    async with asking(rig) as control, Watch(grace=0.5) as watch:
+        watch.used = {client.pid: 9 * GIB}
+        await look(watch, running(rig, TERMINATE, control))
+        await watch.settle()
+        assert not gone(client.pid)
+        await asyncio.sleep(0.6)
+        await look(watch, running(rig, TERMINATE, control))
+        await watch.settle()
+    assert gone(client.pid)
+    assert [offence.outcome != "" for _, offence in watch.told] == [False, True]
+
+
+async def test_who_cannot_be_ended(rig: Rig, start_client: Start) -> None:
+    """Is told with why, and not tried again at every look."""
+    start(rig, TERMINATE)
+    client = start_client()
+    rig.knobs.turn("terminate_code", 999)
+    rig.settle()
+    async with asking(rig) as control, Watch() as watch:
+        for _ in range(3):
+            await look(watch, running(rig, TERMINATE, control))
+            await watch.settle()
+    assert not gone(client.pid)
+    first, second = (offence.outcome for _, offence in watch.told)
+    assert first == ""
+    assert second == "left alone: the daemon could not end its work, CUDA error 999"
+    assert rig.log().count("terminate_client") == 1
+
+
+async def test_whose_environment_is_not_known(
+    rig: Rig, start_client: Start, tmp_path: Path
+) -> None:
+    """Is reported, and never ended for it: it may well have its share."""
+    start(rig, TERMINATE)
+    client = start_client(**slot("small-0"))
+    proc = tmp_path / str(client.pid)
+    proc.mkdir()
+    for name in ("stat", "status"):
+        shutil.copyfile(f"/proc/{client.pid}/{name}", proc / name)
+    (proc / "environ").write_bytes(b"python: training\0\0\0")
+    async with asking(rig) as control, Watch(proc_root=tmp_path) as watch:
+        [state] = await look(watch, running(rig, TERMINATE, control))
+        await watch.settle()
+    assert watch.kinds() == [(client.pid, "unreadable")]
+    assert (state.share, state.memory_limit) == ("", 40 * GIB)
+    assert not gone(client.pid)
+
+
+async def test_a_share_for_all(rig: Rig, start_client: Start) -> None:
+    """Nobody is one too many."""
+    plan = wanted(Share("clients", None, 10240, 25.0), enforce="terminate")
+    start(rig, plan)
+    clients = [start_client() for _ in range(4)]
+    async with asking(rig) as control, Watch() as watch:
+        states = await look(watch, running(rig, plan, control))
+        await watch.settle()
+    assert {(s.share, s.memory_limit, s.threads) for s in states} == {("clients", 10 * GIB, 25.0)}
+    assert watch.told == []
+    assert not any(gone(client.pid) for client in clients)
+
+
+async def test_closing_ends_nothing(rig: Rig, start_client: Start) -> None:
+    """A client that is being ended is left as it is, and no task is left."""
+    start(rig, TERMINATE)
+    client = start_client()
+    rig.knobs.turn("terminate_code", -1)
+    rig.settle()
+    async with asking(rig) as control, Watch() as watch:
+        await look(watch, running(rig, TERMINATE, control))
+        await asyncio.sleep(0.3)
+    assert not gone(client.pid)

@@ -1,0 +1,297 @@
+"""Each client gets the share that is its own, and what is wrong with it is said in plain words."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nodeagent.mps.clients import ENDED_FOR, ClientFacts, OffenceKind, assess, judge
+from nodeagent.mps.shares import client_environment
+from nodeagent.planning.shares import MIB, Share, WantedMps
+from nodeagent.reports.mps_state import ClientState
+from tests.mps.plans import GPU, LARGE, MIG, SMALL, facts, spec_of, wanted
+
+GIB = 1024 * MIB
+PLAN = wanted()
+OPEN = wanted(Share("clients", None, 10240, 25.0))
+
+
+def of_slot(number: int, plan: WantedMps = PLAN) -> dict[str, str]:
+    """The environment that the plan's slot gives: small-0, small-1, large-0."""
+    return client_environment(spec_of(plan), plan.sharing.slots[number])
+
+
+def only(client: ClientFacts, plan: WantedMps = PLAN) -> ClientState:
+    """What a client is on its own."""
+    [state] = judge([client], plan, GPU)
+    return state
+
+
+def kinds(*clients: ClientFacts, plan: WantedMps = PLAN) -> dict[int, list[str]]:
+    """What is wrong with each that something is wrong with."""
+    found = assess(clients, plan, GPU)
+    return {j.facts.pid: [o.kind.value for o in j.offences] for j in found if j.offences}
+
+
+# --- whose share it is ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("number", "share", "slot", "memory", "threads"),
+    [
+        (0, "small", "small-0", 8 * GIB, 15.0),
+        (1, "small", "small-1", 8 * GIB, 15.0),
+        (2, "large", "large-0", 40 * GIB, 40.0),
+    ],
+)
+def test_each_slots_environment(
+    number: int, share: str, slot: str, memory: int, threads: float
+) -> None:
+    """Makes a client of just that slot, with its limits, and nothing is wrong with it."""
+    assert only(facts(environment=of_slot(number), memory_used=5, container="ab")) == ClientState(
+        pid=100,
+        command="python",
+        uid=1000,
+        share=share,
+        slot=slot,
+        memory_used=5,
+        memory_limit=memory,
+        threads=threads,
+        container="ab",
+    )
+
+
+def test_by_its_limits() -> None:
+    """Who names no slot has the share whose limits it has exactly."""
+    environment = of_slot(0)
+    del environment["NODEAGENT_MPS_SLOT"]
+    state = only(facts(environment=environment))
+    assert (state.share, state.slot, state.findings) == ("small", "", ())
+
+
+def test_without_any_limits_of_its_own() -> None:
+    """It has the daemon's, which are those of the only share; of several, it was given none, even
+    if the daemon grants what the largest one has.
+    """
+    plan = wanted(Share("replica", 4, 8192, 25.0))
+    assert only(facts(), plan).share == "replica"
+    assert kinds(facts()) == {100: ["noShare"]}
+    assert only(facts()).memory_limit == 40 * GIB
+
+
+def test_less_than_the_only_share() -> None:
+    """Whoever limits itself further is no offender."""
+    plan = wanted(Share("replica", 4, 8192, 25.0))
+    environment = {"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "10"}
+    state = only(facts(environment=environment), plan)
+    assert (state.share, state.threads, state.findings) == ("replica", 10.0, ())
+
+
+@pytest.mark.parametrize(
+    "environment",
+    [{}, {"CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": "0=1G"}, {"NODEAGENT_MPS_SLOT": f"{GPU}/clients-0"}],
+)
+def test_a_share_for_all(environment: Mapping[str, str]) -> None:
+    """Takes any number, whatever they say, since the daemon's own limits are the share's."""
+    clients = [facts(pid, environment=environment) for pid in range(1, 100)]
+    states = judge(clients, OPEN, GPU)
+    assert {(s.share, s.slot, s.findings) for s in states} == {("clients", "clients-0", ())}
+
+
+def test_no_share() -> None:
+    """Its limits are told, and which they are of: none."""
+    environment = {"CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": "0=1G"}
+    state = only(facts(environment=environment))
+    assert state.share == ""
+    [finding] = state.findings
+    assert finding.endswith(
+        "it has no slot, and what it may use (1Gi of the memory, 40% of the threads) was not given "
+        "to it by any share"
+    )
+
+
+@pytest.mark.parametrize("named", [f"{GPU}/small-9", f"{MIG}/small-0", "small-0", "", "a\n\x1b[2J"])
+def test_a_slot_that_there_is_not(named: str) -> None:
+    """Forged, or of an earlier plan: it is named, and the limits decide."""
+    found = kinds(facts(environment=of_slot(0) | {"NODEAGENT_MPS_SLOT": named}))
+    assert found == {100: ["unknownSlot"]}
+    state = only(facts(environment=of_slot(0) | {"NODEAGENT_MPS_SLOT": named}))
+    assert (state.share, state.slot) == ("small", "")
+    assert state.findings == (f"names the slot {named!a}, which this device does not have",)
+    assert all(c.isprintable() for c in state.findings[0])
+    found = kinds(facts(environment={"NODEAGENT_MPS_SLOT": named}))
+    assert found == {100: ["unknownSlot", "noShare"]}
+
+
+def test_two_shares_with_the_same_limits() -> None:
+    """Nobody is ended for what cannot be told."""
+    plan = wanted(Share("a", 1, 8192, 25.0), Share("b", 1, 8192, 25.0))
+    environment = {"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "25"}
+    assert kinds(facts(environment=environment), plan=plan) == {100: ["unclearShare"]}
+    assert OffenceKind.UNCLEAR_SHARE not in ENDED_FOR
+
+
+def test_an_environment_that_cannot_be_read() -> None:
+    """Is no offence to be ended for; only what the daemon grants is known."""
+    state = only(facts(environment=None))
+    assert (state.share, state.memory_limit, state.threads) == ("", 40 * GIB, 40.0)
+    assert kinds(facts(environment=None)) == {100: ["unreadable"]}
+    assert OffenceKind.UNREADABLE not in ENDED_FOR
+    assert kinds(facts(environment=None), plan=OPEN) == {}
+
+
+def test_an_offence_in_words() -> None:
+    """It names pid, command and pod, and what came of it."""
+    client = facts(environment=of_slot(0), memory_used=9 * GIB, namespace="ml", pod="train-0")
+    [offence] = assess([client], PLAN, GPU)[0].offences
+    assert str(offence) == (
+        "MPS client 100 (python) of pod ml/train-0 uses 9Gi of memory, but its limit is 8Gi"
+    )
+    assert str(replace(offence, outcome="it had ended already")).endswith(
+        "its limit is 8Gi; to be ended: it had ended already"
+    )
+
+
+# --- limits and use -------------------------------------------------------------------------------
+
+
+def test_a_limit_that_is_not_set() -> None:
+    """Who names a slot but not its limits may use what the daemon grants, and that is said."""
+    environment = of_slot(0)
+    del environment["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"]
+    environment["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] = "0=1.5G"
+    state = only(facts(environment=environment))
+    assert (state.share, state.memory_limit, state.threads) == ("small", 40 * GIB, 40.0)
+    memory, threads = state.findings
+    assert memory == (
+        "may use 40Gi of the memory, but its share small allows 8Gi "
+        "(CUDA_MPS_PINNED_DEVICE_MEM_LIMIT is '0=1.5G')"
+    )
+    assert threads == (
+        "may use 40% of the threads, but its share small allows 15% "
+        "(CUDA_MPS_ACTIVE_THREAD_PERCENTAGE is not set)"
+    )
+
+
+def test_tighter_than_its_share() -> None:
+    """Is everybody's own business."""
+    environment = of_slot(0) | {"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "5"}
+    state = only(facts(environment=environment))
+    assert (state.slot, state.threads, state.findings) == ("small-0", 5.0, ())
+
+
+@pytest.mark.parametrize(("used", "over"), [(8 * GIB, False), (8 * GIB + 1, True), (None, False)])
+def test_more_memory_than_its_limit(used: int | None, over: bool) -> None:
+    """To the byte, where the limit is whole pages; what is not known is not over."""
+    state = only(facts(environment=of_slot(0), memory_used=used))
+    assert bool(state.findings) is over
+
+
+def test_figures_of_memory() -> None:
+    """Both are told; a share's limit counts also for who has not set it."""
+    environment = of_slot(0)
+    del environment["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"]
+    state = only(facts(environment=environment, memory_used=9 * GIB))
+    assert state.findings[-1] == "uses 9Gi of memory, but its limit is 8Gi"
+
+
+@pytest.mark.parametrize(("used", "over"), [(8194 * MIB, False), (8194 * MIB + 1, True)])
+def test_the_last_page(used: int, over: bool) -> None:
+    """NVML counts pages of 2 MiB, so a limit of odd MiB may seem to be passed by one."""
+    plan = wanted(Share("odd", 1, 8193, None))
+    assert (kinds(facts(memory_used=used), plan=plan) != {}) is over
+
+
+def test_no_limit_no_offence() -> None:
+    """A share may leave everything open."""
+    plan = wanted(Share("free", 1, None, None))
+    state = only(facts(memory_used=80 * GIB), plan)
+    assert (state.memory_limit, state.threads, state.findings) == (None, None, ())
+
+
+# --- how many -------------------------------------------------------------------------------------
+
+
+def test_more_than_the_count() -> None:
+    """Those who came last are over, and told apart by when they started, not by their pids."""
+    free = of_slot(0)
+    del free["NODEAGENT_MPS_SLOT"]
+    clients = [facts(pid, environment=free, start_time=1000 - pid) for pid in (1, 2, 3, 4)]
+    assert kinds(*clients) == {1: ["count"], 2: ["count"]}
+    state = judge(clients, PLAN, GPU)[0]
+    assert state.findings == ("is one too many: share small is for 2, and there are 4",)
+
+
+def test_two_in_one_slot() -> None:
+    """The later one is named, with whom it has found there; the count alone is enforced."""
+    clients = [facts(1, environment=of_slot(0)), facts(2, environment=of_slot(0))]
+    assert kinds(*clients) == {2: ["slotTaken"]}
+    assert judge(clients, PLAN, GPU)[1].findings == ("is in slot small-0, which pid 1 has already",)
+    assert OffenceKind.SLOT_TAKEN not in ENDED_FOR
+
+
+def test_who_forks_pushes_out_nobody_else() -> None:
+    """Four in the first slot; the other slot's client comes last, and stays."""
+    first = [facts(pid, environment=of_slot(0)) for pid in (1, 2, 3, 4)]
+    last = facts(5, environment=of_slot(1))
+    assert kinds(*first, last) == {
+        2: ["slotTaken", "count"],
+        3: ["slotTaken", "count"],
+        4: ["slotTaken", "count"],
+    }
+
+
+def test_who_names_no_slot_gives_way() -> None:
+    """To who has one."""
+    free = of_slot(0)
+    del free["NODEAGENT_MPS_SLOT"]
+    clients = [
+        facts(1, environment=free),
+        facts(2, environment=of_slot(0)),
+        facts(3, environment=of_slot(1)),
+    ]
+    assert kinds(*clients) == {1: ["count"]}
+
+
+_ENVIRONMENTS = st.one_of(
+    st.none(),
+    st.dictionaries(
+        st.sampled_from(
+            [
+                "NODEAGENT_MPS_SLOT",
+                "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT",
+                "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE",
+            ]
+        ),
+        st.one_of(
+            st.text(max_size=20),
+            st.sampled_from([f"{GPU}/small-0", f"{GPU}/large-0", "0=8192M", "0=40G", "15", "40"]),
+        ),
+    ),
+)
+
+
+@given(st.lists(st.tuples(_ENVIRONMENTS, st.integers(0, 5), st.none() | st.integers(0, 2**40))))
+def test_whoever_they_are(
+    clients: list[tuple[dict[str, str] | None, int, int | None]],
+) -> None:
+    """Everybody is told of once, in order; within its share's count nobody is over it, and beyond
+    it exactly as many as are too many.
+    """
+    every = [
+        facts(pid, environment=environment, start_time=start, memory_used=used)
+        for pid, (environment, start, used) in enumerate(clients, 1)
+    ]
+    found = assess(every, PLAN, GPU)
+    assert [j.state.pid for j in found] == [c.pid for c in every]
+    for share in (SMALL, LARGE):
+        mine = [j for j in found if j.state.share == share.name]
+        over = [j for j in mine if any(o.kind is OffenceKind.COUNT for o in j.offences)]
+        assert len(over) == max(0, len(mine) - (share.count or 0))
+    for judged in found:
+        assert judged.state.findings == tuple(o.message for o in judged.offences)
+        assert all(text.isprintable() for text in judged.state.findings)

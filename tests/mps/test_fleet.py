@@ -1,0 +1,414 @@
+"""Daemons as plans and people want them: started, changed, drained, restarted, stopped, told of."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import suppress
+from dataclasses import replace
+
+import pytest
+
+from nodeagent.errors import StillInUse, UnknownDevice
+from nodeagent.mps.commands import GetDefaultMemoryLimit, GetDefaultThreads
+from nodeagent.mps.directories import DirectoryRefused
+from nodeagent.mps.fleet import Fleet, InUse, NotReady, survey
+from nodeagent.mps.identity import CONTROL
+from nodeagent.mps.lifecycle.values import Subject
+from nodeagent.simulation.mps.clients import ClientError, SimulatedClient
+from tests.mps.fleet_rig import (
+    GPU,
+    IS_ROOT,
+    OTHER_GPU,
+    TIMING,
+    US,
+    FleetRig,
+    quick,
+    ready,
+    status,
+    until,
+    wanted,
+)
+from tests.simulation.mps.rig import gone
+
+as_root = pytest.mark.skipif(not IS_ROOT, reason="only root can be another user")
+
+
+@pytest.fixture
+def rig() -> Iterator[FleetRig]:
+    """Folders of their own."""
+    with FleetRig() as made:
+        yield made
+
+
+@pytest.fixture
+async def fleet(rig: FleetRig) -> AsyncIterator[Fleet]:
+    """With one daemon that is Ready."""
+    async with rig.fleet() as made:
+        await made.start(GPU, wanted())
+        yield made
+
+
+@pytest.fixture
+def client(rig: FleetRig, fleet: Fleet) -> Iterator[SimulatedClient]:
+    """One that its server has taken."""
+    with rig.client() as made:
+        made.wait_until_accepted()
+        yield made
+
+
+async def limits(fleet: Fleet) -> tuple[str, float]:
+    """What is really in force."""
+    [daemon] = fleet.running()
+    memory, threads = await daemon.control.ask_all(GetDefaultMemoryLimit(), GetDefaultThreads())
+    return str(memory), threads
+
+
+# --- start ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("version", ["535", "550", "555", "580", "615"])
+async def test_start_and_stop(version: str) -> None:
+    """Ready means that the limits are in force, as the plan's user; stopped, nothing is left."""
+    with FleetRig(version) as rig:
+        async with rig.fleet() as fleet:
+            await fleet.start(GPU, wanted(1500, 33.33))
+            state = status(fleet)
+            assert (state.is_ready, state.why, state.restarts) == (True, "", 0)
+            assert await limits(fleet) == ("1G", 33.3)
+            [daemon] = rig.processes(CONTROL)
+            assert (daemon.pid, daemon.uid) == (state.pid, US)
+            with rig.client() as client:
+                assert client.wait_until_accepted()["limit"] == 1500 << 20
+                await until(lambda: bool(status(fleet).clients))
+            await fleet.stop(GPU)
+            assert (fleet.statuses(), fleet.daemon_of(GPU), fleet.running()) == ((), None, ())
+        assert rig.processes() == []
+        assert list((rig.run_dir / "mps").iterdir()) == []
+
+
+async def test_start_again_is_no_change(rig: FleetRig, fleet: Fleet) -> None:
+    """The same plan disturbs nothing."""
+    before = status(fleet)
+    await fleet.start(GPU, wanted())
+    assert status(fleet) == before
+
+
+async def test_other_limits_without_another_process(rig: FleetRig, fleet: Fleet) -> None:
+    """Also for a server that is there already: its later clients get them."""
+    before = status(fleet).pid
+    with rig.client() as early, rig.client() as late:
+        early.wait_until_accepted()
+        late.wait_until_accepted()
+    await fleet.start(GPU, wanted(2048, 25.0))
+    assert (await limits(fleet), status(fleet).pid) == (("2G", 25.0), before)
+    with rig.client() as client:
+        terms = client.wait_until_accepted()
+    assert (terms["limit"], terms["percentage"]) == (2048 << 20, 25.0)
+
+
+@as_root
+async def test_another_user_takes_another_process(rig: FleetRig, fleet: Fleet) -> None:
+    """The old one ends first, its directories go, and the new one's are the new user's."""
+    before = status(fleet).pid
+    await fleet.start(GPU, wanted(uid=1234))
+    [daemon] = rig.processes(CONTROL)
+    assert (daemon.uid, daemon.pid == before) == (1234, False)
+    assert rig.pipes().stat().st_uid == 1234
+    async with rig.fleet():  # its record came back with the directory
+        pass
+    assert (rig.pipes().parent / "record.json").exists()
+
+
+async def test_compute_mode_counts(rig: FleetRig) -> None:
+    """Ready is not said while something else about the device is not as it has to be, nor later."""
+    rig.differences = ("compute mode is default and not exclusiveProcess",)
+    async with rig.fleet() as fleet:
+        with pytest.raises(NotReady, match="compute mode is default"):
+            await fleet.start(GPU, wanted())
+        rig.differences = ()
+        await fleet.restart(GPU)
+        assert status(fleet).is_ready
+        rig.differences = ("compute mode is prohibited",)
+        await until(lambda: not status(fleet).is_ready)
+        assert "compute mode is prohibited" in status(fleet).why
+        rig.differences = ()
+        assert (await ready(fleet)).restarts == status(fleet).restarts
+
+
+async def test_a_place_that_is_not_ours(rig: FleetRig) -> None:
+    """A symlink where the directory should be is refused by name, and nothing is started."""
+    (rig.run_dir / "mps").mkdir(parents=True)
+    (rig.run_dir / "mps" / GPU).symlink_to("/tmp")
+    async with rig.fleet() as fleet:
+        with pytest.raises(DirectoryRefused, match="is a symlink"):
+            await fleet.start(GPU, wanted())
+    assert rig.processes() == []
+
+
+# --- stop, and who is in the way ------------------------------------------------------------------
+
+
+async def test_stop_is_refused_while_somebody_is_there(
+    rig: FleetRig, fleet: Fleet, client: SimulatedClient
+) -> None:
+    """They are named, quickly; all is as it was, for new clients too."""
+    began = time.monotonic()
+    with pytest.raises(InUse, match=rf"has clients: pid {client.pid} \(") as caught:
+        await fleet.stop(GPU)
+    assert isinstance(caught.value, StillInUse)
+    assert time.monotonic() - began < 1.5
+    await ready(fleet)
+    client.allocate(1 << 20)
+    with rig.client() as another:
+        another.wait_until_accepted()
+    assert rig.said(Subject.EXITED) == []
+
+
+async def test_stop_of_what_there_is_not(rig: FleetRig, fleet: Fleet) -> None:
+    """Is done already."""
+    await fleet.stop(OTHER_GPU)
+
+
+async def test_stop_of_one_that_hangs(rig: FleetRig, fleet: Fleet) -> None:
+    """Without a server it has no clients, whatever it does not say."""
+    rig.knobs().turn("hang")
+    await asyncio.sleep(0.15)
+    await fleet.stop(GPU)
+    assert rig.processes() == []
+
+
+async def test_stop_of_one_that_failed(rig: FleetRig) -> None:
+    """There is nothing to end, only to take away."""
+    rig.knobs().turn("start_error", "no")
+    async with rig.fleet() as fleet:
+        with pytest.raises(NotReady):
+            await fleet.start(GPU, wanted())
+        await fleet.stop(GPU)
+        assert fleet.statuses() == ()
+    assert list((rig.run_dir / "mps").iterdir()) == []
+
+
+# --- drain ----------------------------------------------------------------------------------------
+
+
+async def test_drain(rig: FleetRig, fleet: Fleet, client: SimulatedClient) -> None:
+    """New clients find no MPS, the old one works on; when it has gone the daemon is down, and
+    stays so until somebody wants it.
+    """
+    draining = asyncio.create_task(fleet.drain(GPU, seconds=8.0))
+    await until(
+        lambda: status(fleet).phase == "Draining" and not (rig.pipes() / "control").exists()
+    )
+    with rig.client() as late:
+        assert late.wait_until_connected() is False
+    client.allocate(1 << 20)
+    await asyncio.sleep(0.6)
+    assert not draining.done()
+    client.close()
+    began = time.monotonic()
+    assert await draining == ()
+    assert time.monotonic() - began < 2.0
+    assert (status(fleet).phase, status(fleet).why) == ("Down", "drained on request")
+    assert rig.processes() == []
+    await asyncio.sleep(0.5)
+    assert status(fleet).phase == "Down"
+    fleet.retry()
+    await ready(fleet)
+
+
+async def test_drain_that_is_not_done_in_time(
+    rig: FleetRig, fleet: Fleet, client: SimulatedClient
+) -> None:
+    """Who is left is told, and new clients are let in again."""
+    before = status(fleet).pid
+    assert await fleet.drain(GPU, seconds=0.4) == (client.pid,)
+    assert (await ready(fleet)).pid == before
+    with rig.client() as another:
+        another.wait_until_accepted()
+    assert rig.said(Subject.STILL_IN_USE)
+
+
+async def test_drain_by_force(rig: FleetRig, fleet: Fleet, client: SimulatedClient) -> None:
+    """At the end of the time the client is taken off the device in the safe way."""
+    await until(lambda: bool(status(fleet).clients))
+    assert await fleet.drain(GPU, seconds=0.2, force=True) == ()
+    with pytest.raises(ClientError) as caught:
+        client.next_answer()
+    assert caught.value.code == 810  # told by its server, which was still there
+    assert rig.processes() == []
+
+
+async def test_drain_that_nobody_waits_for(
+    rig: FleetRig, fleet: Fleet, client: SimulatedClient
+) -> None:
+    """Is given up."""
+    draining = asyncio.create_task(fleet.drain(GPU, seconds=None))
+    await until(lambda: status(fleet).phase == "Draining")
+    draining.cancel()
+    with suppress(asyncio.CancelledError):
+        await draining
+    await ready(fleet)
+    assert (rig.pipes() / "control").exists()
+
+
+async def test_drained_stays_down_for_the_next_agent(rig: FleetRig) -> None:
+    """And the one after; a restart brings it back."""
+    async with rig.fleet() as fleet:
+        await fleet.start(GPU, wanted())
+        assert await fleet.drain(GPU, seconds=3.0) == ()
+    for _ in range(2):
+        async with rig.fleet() as fleet:
+            await asyncio.sleep(0.2)
+            assert (status(fleet).phase, status(fleet).why) == ("Down", "drained on request")
+    async with rig.fleet() as fleet:
+        await fleet.restart(GPU)
+        assert status(fleet).is_ready
+
+
+# --- restart --------------------------------------------------------------------------------------
+
+
+async def test_restart(rig: FleetRig, fleet: Fleet) -> None:
+    """Another process, and Ready when it returns."""
+    before = status(fleet).pid
+    await fleet.restart(GPU)
+    assert status(fleet).is_ready
+    assert status(fleet).pid != before
+    assert len(rig.processes(CONTROL)) == 1
+
+
+async def test_restart_of_one_in_use(rig: FleetRig, fleet: Fleet, client: SimulatedClient) -> None:
+    """Refused by name, done by force."""
+    before = status(fleet).pid
+    with pytest.raises(InUse, match=f"pid {client.pid}"):
+        await fleet.restart(GPU)
+    assert (await ready(fleet)).pid == before
+    client.allocate(1)
+    await fleet.restart(GPU, force=True)
+    assert status(fleet).pid != before
+
+
+async def test_requests_for_unknown_devices(rig: FleetRig, fleet: Fleet) -> None:
+    """Are told which there are."""
+    with pytest.raises(UnknownDevice, match=GPU):
+        await fleet.restart(OTHER_GPU)
+    with pytest.raises(UnknownDevice, match="no MPS daemon"):
+        await fleet.drain("GPU-x", seconds=None)
+
+
+# --- the rest -------------------------------------------------------------------------------------
+
+
+async def test_keep_only(rig: FleetRig) -> None:
+    """A daemon of a device that is no more is ended, whoever uses it; the other is left alone."""
+    async with rig.fleet() as fleet:
+        await asyncio.gather(fleet.start(GPU, wanted()), fleet.start(OTHER_GPU, wanted()))
+        kept = status(fleet, OTHER_GPU).pid
+        with rig.client() as client:
+            client.wait_until_accepted()
+            await fleet.keep_only({OTHER_GPU})
+        assert [s.device for s in fleet.statuses()] == [OTHER_GPU]
+        assert status(fleet, OTHER_GPU).pid == kept
+        await fleet.keep_only(())
+        assert (fleet.statuses(), rig.processes()) == ((), [])
+
+
+async def test_what_the_planner_and_the_client_watch_see(
+    rig: FleetRig, fleet: Fleet, client: SimulatedClient
+) -> None:
+    """Servers and clients, as wanted; through the door that is open."""
+    await until(lambda: bool(status(fleet).clients))
+    await fleet.look()
+    [server] = rig.servers()
+    daemon = fleet.daemon_of(GPU)
+    assert daemon is not None
+    assert (daemon.runs, daemon.state, daemon.servers) == (wanted(), "Ready", (server,))
+    assert [user.pid for user in daemon.clients.processes] == [client.pid]
+    [running] = fleet.running()
+    assert (running.wanted, running.clients) == (wanted(), ((server, client.pid),))
+    assert running.spec.memory_limit == 4096
+
+
+async def test_a_survey_touches_nothing(rig: FleetRig) -> None:
+    """Ready only when it was asked; what is gone or was drained is told as that."""
+    assert await survey(rig.run_dir, programs=rig.programs, ask=True) == {}
+    async with rig.fleet() as fleet:
+        await fleet.start(GPU, wanted())
+        pid = status(fleet).pid
+        with rig.client() as client:
+            client.wait_until_accepted()
+            asked = (await survey(rig.run_dir, programs=rig.programs, ask=True))[GPU]
+            assert (asked.state, asked.pid, asked.runs) == ("Ready", pid, wanted())
+            assert [user.pid for user in asked.clients.processes] == [client.pid]
+        glanced = (await survey(rig.run_dir, programs=rig.programs, ask=False))[GPU]
+        assert (glanced.state, glanced.clients.known, glanced.pid) == ("Limiting", False, pid)
+        await fleet.drain(GPU, seconds=3.0)
+        drained = (await survey(rig.run_dir, programs=rig.programs, ask=True))[GPU]
+        assert (drained.state, drained.why) == ("Down", "drained on request")
+        await fleet.restart(GPU)
+    for daemon in rig.processes(CONTROL):
+        os.kill(daemon.pid, 9)
+        os.waitpid(daemon.pid, 0)
+    lost = (await survey(rig.run_dir, programs=rig.programs, ask=True))[GPU]
+    assert (lost.state, lost.pid) == ("Backoff", None)
+
+
+async def test_questions_of_our_own_wake_nothing(rig: FleetRig) -> None:
+    """Each leaves lines in the log; if these led to another question, there would be no end."""
+    timing = replace(TIMING, check=0.8)
+    async with rig.fleet(timing=timing) as fleet:
+        await fleet.start(GPU, wanted())
+        await asyncio.sleep(0.3)
+        before = rig.log().read_text().count("NEW UI")
+        await asyncio.sleep(2.0)
+        assert rig.log().read_text().count("NEW UI") - before in {2, 3}
+
+
+async def test_the_log_is_bounded(rig: FleetRig) -> None:
+    """Cut off in place, its end kept beside it, and listened to on."""
+    timing = replace(TIMING, log_size=4000, check=0.1)
+    async with rig.fleet(timing=timing) as fleet:
+        await fleet.start(GPU, wanted())
+        await until(lambda: (rig.log().with_name("daemon.log.1")).exists(), 8.0)
+        await until(lambda: 0 < rig.log().stat().st_size <= 6000)
+        assert rig.log().with_name("daemon.log.1").stat().st_size <= 4000
+        with rig.client() as client:
+            client.wait_until_accepted()
+            await until(lambda: bool(status(fleet).clients))
+
+
+@as_root
+async def test_a_client_of_another_user(
+    rig: FleetRig, fleet: Fleet, client: SimulatedClient
+) -> None:
+    """A real one that hangs in its first call is named within two seconds."""
+    with rig.client(uid=1234) as stranger:
+        began = time.monotonic()
+        words = await rig.told(Subject.FOREIGN_USER_WAITING)
+        assert time.monotonic() - began < 2.0
+        assert f"pid {stranger.pid}" in words
+        assert f"of user {US} holds the device; run it as user {US}" in words
+        assert [(w.pid, w.uid) for w in status(fleet).waiting] == [(stranger.pid, 1234)]
+    assert status(fleet).waiting == ()
+    assert len(rig.said(Subject.FOREIGN_USER_WAITING)) == 1
+
+
+async def test_a_daemon_that_comes_back_at_once_is_not_hurried(rig: FleetRig) -> None:
+    """Other devices' daemons notice nothing, and no task or descriptor is left."""
+    before = len(os.listdir("/proc/self/fd"))
+    async with rig.fleet(quick(first_delay=0.3)) as fleet:
+        await asyncio.gather(fleet.start(GPU, wanted()), fleet.start(OTHER_GPU, wanted()))
+        other = status(fleet, OTHER_GPU)
+        pid = status(fleet).pid
+        assert pid is not None
+        os.kill(pid, 9)
+        began = time.monotonic()
+        await until(lambda: not status(fleet).is_ready)
+        await ready(fleet)
+        assert time.monotonic() - began > 0.3 * 0.75
+        assert status(fleet, OTHER_GPU) == other
+        assert gone(pid)
+    assert len(os.listdir("/proc/self/fd")) == before

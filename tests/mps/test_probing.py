@@ -1,0 +1,168 @@
+"""What the installed MPS can do, told by what it does; nothing of the trials stays."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from nodeagent.mps.identity import CONTROL, SERVER
+from nodeagent.mps.probing import Probe, probe
+from nodeagent.mps.process import Programs
+from nodeagent.simulation.mps.installation import install
+from nodeagent.simulation.mps.knobs import Knobs
+from tests.simulation.mps.rig import CONTROL as REAL
+from tests.simulation.mps.rig import real_programs
+
+BY_ROOT = os.geteuid() == 0
+BOTH = "-multiuser-server" if BY_ROOT else ""
+
+
+def programs_in(folder: Path) -> Programs:
+    """Those that lie there, with a PATH that leads to both."""
+    return Programs(control=(str(folder / CONTROL),), path=f"{folder}:/usr/bin:/bin")
+
+
+@pytest.fixture
+def scratch(open_folder: Path) -> Iterator[Path]:
+    """Where trials are made; nothing may be left there, and no process that was started there."""
+    folder = open_folder / "run" / "mps"
+    yield folder
+    assert not folder.exists() or list(folder.iterdir()) == []
+    assert not _processes_below(folder)
+
+
+def _processes_below(folder: Path) -> list[str]:
+    found = []
+    for entry in Path("/proc").iterdir():
+        try:
+            environment = (entry / "environ").read_bytes()
+        except OSError:
+            continue
+        if f"CUDA_MPS_PIPE_DIRECTORY={folder}/".encode() in environment:
+            found.append(entry.name)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("version", "expected"),
+    [
+        ("535", Probe("", False, False, False, (), "")),
+        ("550", Probe("", False, False, False, (), "")),
+        ("555", Probe("", True, False, False, (), BOTH)),
+        ("580", Probe("13000", True, False, False, (), BOTH)),
+        ("615", Probe("13030", True, True, True, (), BOTH)),
+    ],
+)
+async def test_each_version(
+    open_folder: Path, scratch: Path, version: str, expected: Probe
+) -> None:
+    """Every one is told for what it is; servers for all users only root can find out about."""
+    install(open_folder / "bin", version=version)
+    found = await probe(programs_in(open_folder / "bin"), scratch=scratch, deadline=5)
+    assert found == (expected if BY_ROOT else replace(expected, multi_user=None))
+
+
+@pytest.mark.skipif(shutil.which(REAL) is None, reason=f"no {REAL} on PATH")
+async def test_the_real_program(scratch: Path) -> None:
+    """Drivers before 555 have none of it."""
+    real = await asyncio.to_thread(real_programs)
+    assert real is not None
+    programs = Programs(control=(str(real.folder / REAL),), path=os.environ["PATH"])
+    found = await probe(programs, scratch=scratch, deadline=5)
+    assert found.problems == ()
+    if real.version.name in {"535", "550"}:
+        assert (found.multi_user or False, found.static_partitioning, found.protocol_v3) == (
+            False,
+            False,
+            False,
+        )
+
+
+@pytest.mark.skipif(not BY_ROOT, reason="a server for all users is for root alone")
+async def test_the_short_form_of_the_flag(open_folder: Path, scratch: Path) -> None:
+    """It is used where the long one is not understood."""
+    install(open_folder / "bin", version="580")
+    control = open_folder / "bin" / CONTROL
+    without = open_folder / "without"
+    without.mkdir()
+    (without / CONTROL).write_text(
+        f'#!/bin/sh\ncase "$*" in *multiuser*) exit 1;; esac\nexec {control} "$@"\n'
+    )
+    (without / CONTROL).chmod(0o755)
+    (without / SERVER).symlink_to(open_folder / "bin" / SERVER)
+    found = await probe(programs_in(without), scratch=scratch, deadline=5)
+    assert (found.multi_user, found.multi_user_flag) == (True, "-M")
+
+
+async def test_no_program(open_folder: Path, scratch: Path) -> None:
+    """Said with what to do; nothing else is guessed."""
+    found = await probe(programs_in(open_folder), scratch=scratch, deadline=5)
+    [problem] = found.problems
+    assert "cannot be run: No such file" in problem.message
+    assert "mps.path" in problem.remedy
+    assert (found.multi_user, found.static_partitioning, found.protocol_v3) == (None, None, None)
+
+
+async def test_a_daemon_that_does_not_start(open_folder: Path, scratch: Path) -> None:
+    """With the last of what it said."""
+    install(open_folder / "bin")
+    Knobs(open_folder / "bin").turn("start_error", "it has its reasons")
+    found = await probe(programs_in(open_folder / "bin"), scratch=scratch, deadline=5)
+    [problem] = found.problems
+    assert problem.message == "no MPS daemon can be started here: it has its reasons"
+
+
+async def test_a_daemon_that_does_not_answer(open_folder: Path, scratch: Path) -> None:
+    """The deadline holds, and it is not left behind."""
+    install(open_folder / "bin")
+    Knobs(open_folder / "bin").turn("hang")
+    found = await probe(programs_in(open_folder / "bin"), scratch=scratch, deadline=0.6)
+    [problem] = found.problems
+    assert "did not answer within 0.6 s" in problem.message
+
+
+async def test_no_server_on_the_path(open_folder: Path, scratch: Path) -> None:
+    """Distributions put it where a short PATH does not lead."""
+    install(open_folder / "bin")
+    programs = replace(programs_in(open_folder / "bin"), path="/nowhere:/usr/bin:/bin")
+    found = await probe(programs, scratch=scratch, deadline=5)
+    [problem] = found.problems
+    assert problem.message.startswith("nvidia-cuda-mps-server is not in /nowhere")
+    assert found.protocol_v3 is False
+
+
+async def test_given_up(open_folder: Path, scratch: Path) -> None:
+    """At any moment; the fixture looks for what is left."""
+    install(open_folder / "bin")
+    for pause in (0.01, 0.1, 0.2):
+        probing = asyncio.create_task(
+            probe(programs_in(open_folder / "bin"), scratch=scratch, deadline=5)
+        )
+        await asyncio.sleep(pause)
+        probing.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await probing
+    # What was cancelled while its directory was being made is the next one's to take away.
+    await probe(programs_in(open_folder / "bin"), scratch=scratch, deadline=5)
+
+
+async def test_a_path_too_long_for_sockets(open_folder: Path) -> None:
+    """The daemon would end without a word."""
+    install(open_folder / "bin")
+    long = open_folder / ("x" * 80)
+    found = await probe(programs_in(open_folder / "bin"), scratch=long, deadline=5)
+    assert "too long for sockets" in found.problems[0].message
+    assert await asyncio.to_thread(lambda: list(long.iterdir())) == []
+
+
+async def test_a_place_that_cannot_be_used(open_folder: Path) -> None:
+    """A file is there."""
+    (open_folder / "file").touch()
+    found = await probe(programs_in(open_folder), scratch=open_folder / "file", deadline=5)
+    assert "cannot be used" in found.problems[0].message

@@ -1,0 +1,193 @@
+"""What everybody may read is put where it belongs, whole, by nobody but this user, or refused."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from nodeagent.mps.published_files import FileRefused, PublicDirectory
+
+as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Iterator[PublicDirectory]:
+    """An open one."""
+    with PublicDirectory.opened(tmp_path / "some/where", make=True) as opened:
+        assert opened is not None
+        yield opened
+
+
+def mode(path: Path) -> int:
+    """Its permissions."""
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+def test_a_file_is_written_once(directory: PublicDirectory) -> None:
+    """Readable for everybody whatever the umask is; left alone where it is right already."""
+    before = os.umask(0o077)
+    try:
+        assert directory.put("a.env", b"X=1\n")
+        path = directory.path / "a.env"
+        assert (path.read_bytes(), mode(path), mode(directory.path)) == (b"X=1\n", 0o644, 0o755)
+        first = path.stat()
+        assert not directory.put("a.env", b"X=1\n")
+        assert path.stat() == first
+        assert directory.put("a.env", b"X=2\n")
+        assert path.stat().st_ino != first.st_ino
+        assert directory.names() == ("a.env",)
+    finally:
+        os.umask(before)
+
+
+def test_a_reader_never_sees_half_a_file(directory: PublicDirectory) -> None:
+    """Whoever has the old one open reads on in that, as it was."""
+    directory.put("a", b"old" * 1000)
+    with (directory.path / "a").open("rb") as reader:
+        directory.put("a", b"new")
+        assert reader.read() == b"old" * 1000
+
+
+def test_permissions_are_set_right(directory: PublicDirectory) -> None:
+    """A file that others could write is made anew, though it says the right thing."""
+    directory.put("a", b"x")
+    (directory.path / "a").chmod(0o666)
+    assert directory.put("a", b"x")
+    assert mode(directory.path / "a") == 0o644
+
+
+def test_a_file_with_a_second_name(directory: PublicDirectory, tmp_path: Path) -> None:
+    """Is replaced, and what it was linked to stays as it is."""
+    victim = tmp_path / "victim"
+    victim.write_bytes(b"x")
+    os.link(victim, directory.path / "a")
+    assert directory.put("a", b"y")
+    assert victim.read_bytes() == b"x"
+    assert victim.stat().st_nlink == 1
+
+
+def test_what_a_killed_process_left(directory: PublicDirectory) -> None:
+    """Is in nobody's way, not even as a symlink."""
+    (directory.path / ".a.new").symlink_to("/etc/passwd")
+    assert directory.put("a", b"x")
+    assert directory.names() == ("a",)
+
+
+@pytest.mark.parametrize("act", ["put", "remove"])
+def test_symlinks_are_not_followed(directory: PublicDirectory, tmp_path: Path, act: str) -> None:
+    """They and what they lead to are left as they are."""
+    victim = tmp_path / "victim"
+    victim.write_bytes(b"x")
+    (directory.path / "a").symlink_to(victim)
+    with pytest.raises(FileRefused, match=f"{directory.path}/a is a symlink"):
+        directory.put("a", b"y") if act == "put" else directory.remove("a")
+    assert victim.read_bytes() == b"x"
+    assert (directory.path / "a").is_symlink()
+
+
+@pytest.mark.parametrize("kind", ["directory", "fifo"])
+def test_what_is_no_file(directory: PublicDirectory, kind: str) -> None:
+    """Is named, and a fifo does not block."""
+    path = directory.path / "a"
+    if kind == "fifo":
+        os.mkfifo(path)
+    else:
+        path.mkdir()
+    with pytest.raises(FileRefused, match="is no plain file"):
+        directory.put("a", b"x")
+    assert path.exists()
+
+
+@as_root
+def test_somebody_elses_file(directory: PublicDirectory) -> None:
+    """Is named with its owner."""
+    directory.put("a", b"x")
+    os.chown(directory.path / "a", 1000, 1000)
+    with pytest.raises(FileRefused, match="a belongs to user 1000, not 0"):
+        directory.put("a", b"x")
+    with pytest.raises(FileRefused, match="a belongs to user 1000, not 0"):
+        directory.remove("a")
+    assert (directory.path / "a").exists()
+
+
+@as_root
+def test_somebody_elses_directory(tmp_path: Path) -> None:
+    """Nothing is written where somebody else could exchange it."""
+    (tmp_path / "in").mkdir()
+    os.chown(tmp_path / "in", 1000, 1000)
+    with (
+        pytest.raises(FileRefused, match="in belongs to user 1000, not 0"),
+        PublicDirectory.opened(tmp_path / "in", make=True),
+    ):
+        pass
+    with PublicDirectory.opened(tmp_path, make=False) as top:
+        assert top is not None
+        with (
+            pytest.raises(FileRefused, match="in belongs to user 1000, not 0"),
+            top.child("in", make=True),
+        ):
+            pass
+
+
+def test_a_directory_that_others_can_write(tmp_path: Path) -> None:
+    """Is refused, and what to do is said."""
+    tmp_path.chmod(0o777)
+    with (
+        pytest.raises(FileRefused, match=r"can be written by others \(mode 777\)") as caught,
+        PublicDirectory.opened(tmp_path, make=False),
+    ):
+        pass
+    assert caught.value.remedy == f"chmod go-w {tmp_path}"
+
+
+def test_a_directory_that_is_a_symlink(tmp_path: Path) -> None:
+    """Is refused as such; symlinks above it are the administrator's."""
+    (tmp_path / "real/cdi").mkdir(parents=True)
+    (tmp_path / "var").symlink_to("real")
+    (tmp_path / "cdi").symlink_to("real/cdi")
+    with PublicDirectory.opened(tmp_path / "var/cdi", make=False) as opened:
+        assert opened is not None
+    with (
+        pytest.raises(FileRefused, match="cdi is a symlink"),
+        PublicDirectory.opened(tmp_path / "cdi", make=True),
+    ):
+        pass
+    with PublicDirectory.opened(tmp_path, make=False) as top:
+        assert top is not None
+        assert top.directories() == ("real",)
+        with pytest.raises(FileRefused, match="cdi is a symlink"), top.child("cdi", make=True):
+            pass
+
+
+def test_nothing_there(tmp_path: Path) -> None:
+    """Is nothing to look at, and nothing is made unless told."""
+    with PublicDirectory.opened(tmp_path / "no", make=False) as opened:
+        assert opened is None
+    with PublicDirectory.opened(tmp_path, make=False) as top:
+        assert top is not None
+        with top.child("no", make=False) as child:
+            assert child is None
+        assert not top.remove("no")
+        top.remove_child("no")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("path", ["relative", "/run/../etc", "/run/\0"])
+def test_paths_that_are_none(path: str) -> None:
+    """Are refused before anything is looked at."""
+    with (
+        pytest.raises(FileRefused, match="no absolute path"),
+        PublicDirectory.opened(Path(path), make=True),
+    ):
+        pass
+
+
+def test_a_directory_that_vanishes(directory: PublicDirectory) -> None:
+    """While it is open: that is told, as all that the system refuses."""
+    directory.path.rmdir()
+    with pytest.raises(FileRefused, match="a cannot be written: No such file"):
+        directory.put("a", b"x")

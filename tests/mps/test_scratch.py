@@ -1,0 +1,70 @@
+"""Directories of trials: one for each, and none stays."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from nodeagent.mps.process import Programs
+from nodeagent.mps.scratch import Scratch
+
+_KILLED = """
+import os, sys
+from pathlib import Path
+from nodeagent.mps.scratch import Scratch
+print(Scratch(Path(sys.argv[1])).path, flush=True)
+os.kill(os.getpid(), 9)
+"""
+
+
+def test_each_has_its_own(open_folder: Path) -> None:
+    """Closed to other users; one in use is left alone by the next."""
+    first, second = Scratch(open_folder), Scratch(open_folder)
+    assert first.path != second.path
+    assert first.path.stat().st_mode & 0o777 == 0o700
+    first.remove()
+    assert not first.path.exists()
+    assert second.path.exists()
+    second.remove()
+    assert not second.path.exists()
+
+
+def test_what_is_above_it(open_folder: Path) -> None:
+    """Users of MPS pass there later, so that the umask must not close it."""
+    before = os.umask(0o077)
+    try:
+        Scratch(open_folder / "run" / "mps").remove()
+    finally:
+        os.umask(before)
+    for made in (open_folder / "run", open_folder / "run" / "mps"):
+        assert made.stat().st_mode & 0o777 == 0o755
+
+
+def test_what_a_killed_one_left(open_folder: Path, programs: Programs) -> None:
+    """The next ends the daemons that run there, and removes it; others' things stay."""
+    kept = open_folder / "other"
+    kept.mkdir()
+    left = subprocess.run(
+        [sys.executable, "-c", _KILLED, open_folder],
+        stdout=subprocess.PIPE,
+        text=True,
+        check=False,
+        cwd=Path(__file__).parents[2],
+        env={"PYTHONPATH": str(Path(__file__).parents[2]), "PATH": os.environ["PATH"]},
+    ).stdout.strip()
+    pipes = Path(left) / "plain" / "pipe"
+    pipes.mkdir(parents=True)
+    daemon = subprocess.Popen(
+        [*programs.control, "-f"],
+        env={"CUDA_MPS_PIPE_DIRECTORY": str(pipes), "CUDA_MPS_LOG_DIRECTORY": str(kept)},
+        stdout=subprocess.PIPE,
+    )
+    assert daemon.stdout
+    assert daemon.stdout.readline() == b"first line\n"
+    Scratch(open_folder).remove()
+    daemon.communicate(timeout=5)
+    assert daemon.returncode == -9
+    assert not Path(left).exists()
+    assert kept.exists()

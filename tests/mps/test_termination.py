@@ -1,0 +1,200 @@
+"""A client is ended by its daemon first, then by signals, and nobody is ended in its place."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from nodeagent.mps.client_processes import start_time_of
+from nodeagent.mps.termination import Ending, Target, end_client
+from nodeagent.simulation.mps.clients import SimulatedClient
+from tests.mps.simulated_daemon import asking, installed_programs
+from tests.simulation.mps.rig import Programs, Rig
+
+PROC = Path("/proc")
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def programs() -> Iterator[Programs]:
+    """The simulated ones."""
+    with installed_programs() as found:
+        yield found
+
+
+@pytest.fixture
+def rig(programs: Programs) -> Iterator[Rig]:
+    """A daemon's folders; nothing runs yet."""
+    with Rig(programs) as made:
+        yield made
+
+
+@pytest.fixture
+def client(rig: Rig) -> Iterator[SimulatedClient]:
+    """A client of a running daemon."""
+    rig.start()
+    with SimulatedClient(rig.pipes) as made:
+        made.wait_until_accepted()
+        yield made
+
+
+def target_of(rig: Rig, pid: int) -> Target:
+    """A process, as a client of the daemon's server."""
+    return Target(rig.server(), pid, start_time_of(pid, PROC) or 0)
+
+
+async def end(rig: Rig, target: Target, *, deadline: float = 5.0, grace: float = 5.0) -> Ending:
+    """End it."""
+    async with asking(rig) as control:
+        return await end_client(control, target, deadline=deadline, grace=grace)
+
+
+async def test_by_the_daemon(rig: Rig, client: SimulatedClient) -> None:
+    """Its work is ended, of which it dies by itself; the daemon and its server go on."""
+    server = rig.server()
+    ending = await end(rig, target_of(rig, client.pid))
+    assert ending == Ending(True, "the daemon ended its work, and it ended by itself")
+    assert client.process.wait(5) == 1  # of the error it got, of no signal
+    assert rig.server() == server
+
+
+@contextmanager
+def stubborn(rig: Rig, *ignored: str) -> Iterator[subprocess.Popen[bytes]]:
+    """A client that does not end of the error that it gets, nor of some signals."""
+    script = f"""
+import os, signal, sys
+sys.path.insert(0, {str(ROOT)!r})
+from nodeagent.simulation.mps import protocol
+for name in {ignored!r}:
+    signal.signal(getattr(signal, name), signal.SIG_IGN)
+server = protocol.connect(protocol.pipe_directory() + "/" + protocol.CONTROL)
+protocol.send(server, {{"hello": "client", "environment": {{}}}})
+protocol.receive(server)
+print(flush=True)
+while True:
+    signal.pause()
+"""
+    environment = {"CUDA_MPS_PIPE_DIRECTORY": str(rig.pipes)}
+    with subprocess.Popen(
+        [sys.executable, "-ISc", script], env=environment, stdout=subprocess.PIPE
+    ) as child:
+        try:
+            assert child.stdout
+            assert child.stdout.readline() == b"\n"
+            yield child
+        finally:
+            child.kill()
+
+
+@pytest.mark.parametrize(("ignored", "number"), [((), "SIGTERM"), (("SIGTERM",), "SIGKILL")])
+async def test_by_signals_afterwards(
+    rig: Rig,
+    ignored: tuple[str, ...],
+    number: str,
+) -> None:
+    """The gentle one, then the other, each only when its time is over."""
+    rig.start()
+    with stubborn(rig, *ignored) as child:
+        ending = await end(rig, target_of(rig, child.pid), grace=0.3)
+        assert ending == Ending(True, f"the daemon ended its work, and {number} the process")
+        assert child.wait(5) == -getattr(signal, number)
+
+
+async def test_no_signal_while_its_work_is_not_ended(
+    rig: Rig,
+    client: SimulatedClient,
+) -> None:
+    """Killed with work on the device, it could take all the others along."""
+    rig.knobs.turn("terminate_code", 999)
+    rig.settle()
+    ending = await end(rig, target_of(rig, client.pid), grace=0.1)
+    assert ending == Ending(False, "left alone: the daemon could not end its work, CUDA error 999")
+    assert client.process.poll() is None
+
+
+async def test_a_daemon_that_does_not_answer(
+    rig: Rig,
+    client: SimulatedClient,
+) -> None:
+    """Has its deadline, and the client is left alone."""
+    rig.knobs.turn("terminate_code", -1)
+    rig.settle()
+    ending = await end(rig, target_of(rig, client.pid), deadline=0.3, grace=0.1)
+    assert not ending.gone
+    assert "left alone: the MPS daemon" in ending.words
+    assert "said nothing within 0.3 s" in ending.words
+    assert client.process.poll() is None
+
+
+@pytest.fixture
+def bystander() -> Iterator[subprocess.Popen[bytes]]:
+    """A process that has nothing to do with any GPU."""
+    with subprocess.Popen(["/bin/sleep", "60"]) as child:
+        yield child
+        child.kill()
+
+
+async def test_who_is_no_client(
+    rig: Rig, client: SimulatedClient, bystander: subprocess.Popen[bytes]
+) -> None:
+    """Is left alone, whoever says that it is one: by its pid, or by another server's."""
+    ending = await end(rig, target_of(rig, bystander.pid))
+    assert not ending.gone
+    assert "does not name it as its client now" in ending.words
+    assert bystander.poll() is None
+    ending = await end(rig, replace(target_of(rig, client.pid), server=os.getpid()))
+    assert ending == Ending(
+        False,
+        f"left alone: the MPS daemon answered 'Server {os.getpid()} not found' to "
+        f"'get_client_list {os.getpid()}'",
+    )
+    assert client.process.poll() is None
+
+
+async def test_a_number_that_was_used_again(
+    rig: Rig,
+    client: SimulatedClient,
+) -> None:
+    """A client of the same number that started at another time is another one."""
+    target = target_of(rig, client.pid)
+    ending = await end(rig, replace(target, start_time=target.start_time - 1))
+    assert ending == Ending(True, "it had ended already")
+    assert client.process.poll() is None
+    assert f"{client.pid}" in rig.ask(f"get_client_list {target.server}")
+
+
+async def test_one_that_is_gone(rig: Rig, client: SimulatedClient) -> None:
+    """Nothing is said to the daemon."""
+    target = target_of(rig, client.pid)
+    client.close()
+    said = rig.log().count("NEW UI")
+    assert await end(rig, target) == Ending(True, "it had ended already")
+    assert rig.log().count("NEW UI") == said
+
+
+@pytest.mark.parametrize("pid", [0, 1, os.getpid()])
+async def test_who_is_never_ended(rig: Rig, pid: int) -> None:
+    """The agent itself, and the first process."""
+    ending = await end(rig, Target(5, pid, start_time_of(pid, PROC) or 0))
+    assert ending == Ending(False, f"left alone: pid {pid} is none that may be ended")
+
+
+async def test_left_early(rig: Rig) -> None:
+    """Cancelled, it leaves no task and sends no more signals."""
+    rig.start()
+    with stubborn(rig) as child:
+        task = asyncio.create_task(end(rig, target_of(rig, child.pid), grace=60))
+        await asyncio.sleep(0.5)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert child.poll() is None

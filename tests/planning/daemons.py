@@ -1,0 +1,86 @@
+"""MPS daemons as values, and cards that have them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from nodeagent.planning.desired import DesiredGpu, Layout, WantedInstance
+from nodeagent.planning.observed import (
+    ComputeInstance,
+    Gpu,
+    GpuInstance,
+    MigMode,
+    MpsDaemon,
+    Usage,
+    User,
+)
+from nodeagent.planning.shares import Account, ComputeMode, Share, Sharing, WantedMps
+
+CLIENT = Usage((User(815, "train", "mps", pod="trainer", namespace="ml"),))
+OFF = MigMode(current=False, pending=False)
+
+
+def mps(memory: int | None = 1024, threads: float | None = 25.0, uid: int = 1000) -> WantedMps:
+    """Two clients, each with so many MiB and percent."""
+    share = Share("small", 2, memory, threads)
+    return WantedMps(Sharing((share,), "report"), Account(uid, uid), "gpus[0].mps")
+
+
+# B may become of A while it runs; C needs a new daemon (no memory limit), D as well (the user).
+A, B, C, D = mps(), mps(2048), mps(None), mps(uid=2000)
+
+
+def daemon(
+    runs: WantedMps, clients: Usage | None = None, servers: tuple[int, ...] = ()
+) -> MpsDaemon:
+    """A daemon that is ready and has no client, or these."""
+    return MpsDaemon(runs, "Ready", pid=99, servers=servers, clients=clients or Usage())
+
+
+def without_mig(gpu: Gpu, **more: object) -> Gpu:
+    """The GPU outside MIG mode, in compute mode DEFAULT."""
+    bare = replace(
+        gpu, mig=OFF if gpu.mig else None, instances=(), compute_mode=ComputeMode.DEFAULT
+    )
+    return replace(bare, **more)  # type: ignore[arg-type]  # keys of Gpu, by name
+
+
+def give(gpu: Gpu, *daemons: MpsDaemon | None, exclusive: bool = True) -> Gpu:
+    """The GPU whose MIG devices have these daemons, in the order of their slices."""
+    left = list(daemons)
+    instances = []
+    for instance in sorted(gpu.instances, key=lambda i: i.placement):
+        compute = tuple(
+            _given(c, left.pop(0) if left else None, exclusive) for c in instance.compute
+        )
+        instances.append(replace(instance, compute=compute))
+    return replace(gpu, instances=tuple(instances))
+
+
+def _given(device: ComputeInstance, of_it: MpsDaemon | None, exclusive: bool) -> ComputeInstance:
+    taken = of_it is not None and exclusive
+    return replace(
+        device,
+        mps=of_it,
+        compute_mode=ComputeMode.EXCLUSIVE_PROCESS if taken else ComputeMode.DEFAULT,
+        earlier_mode=ComputeMode.DEFAULT if taken else None,
+    )
+
+
+def shared(gpu: Gpu, *parts: tuple[str, int | None, WantedMps | None]) -> DesiredGpu:
+    """Whole instances given as (profile, start or None, MPS or None)."""
+    instances = []
+    for number, (name, start, wanted) in enumerate(parts):
+        profile = gpu.profile(name)
+        assert profile is not None
+        path = f"gpus[0].mig[{number}]"
+        instances.append(WantedInstance(name, profile.slices, start, path, wanted))
+    return DesiredGpu(Layout(tuple(instances), "gpus[0].mig"), "gpus[0]")
+
+
+def daemons_of(gpu: Gpu) -> list[WantedMps | None]:
+    """What the devices' daemons are, in the order of their slices; of a GPU outside MIG, its."""
+    if gpu.mig is None or not gpu.mig.current:
+        return [gpu.mps.runs if gpu.mps else None]
+    ordered: list[GpuInstance] = sorted(gpu.instances, key=lambda i: i.placement)
+    return [c.mps.runs if c.mps else None for i in ordered for c in i.compute]

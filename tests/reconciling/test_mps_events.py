@@ -1,0 +1,33 @@
+"""The life of MPS daemons as events."""
+
+from __future__ import annotations
+
+import pytest
+
+from nodeagent.mps.lifecycle.values import Report, Subject
+from nodeagent.reconciling.event_log import EventType
+from nodeagent.reconciling.mps_events import BAD, event_of
+
+
+@pytest.mark.parametrize("subject", Subject)
+def test_every_subject_has_an_event(subject: Subject) -> None:
+    """Nothing that a daemon's life tells is lost, and all of it is told as MPS."""
+    kind, message = event_of(Report(subject, "what happened"))
+    assert kind.value.startswith("Mps")
+    assert message == "what happened"
+
+
+def test_the_log_explains_an_end() -> None:
+    """Its last line is often the only reason there is."""
+    report = Report(Subject.EXITED, "it ended: status 1", ("first", "no device"))
+    assert event_of(report) == (
+        EventType.MPS_ENDED,
+        "it ended: status 1; the last it said: no device",
+    )
+
+
+def test_what_is_bad() -> None:
+    """An end, a fault, a failure and a client in trouble are for somebody to look at."""
+    kinds = {event_of(Report(subject, ""))[0] for subject in Subject}
+    assert kinds >= BAD
+    assert not BAD & {EventType.MPS_STARTED, EventType.MPS_READY, EventType.MPS_DRAINED}

@@ -1,0 +1,165 @@
+"""MPS on a terminal: daemons, clients, and what is wrong, from the agent's JSON."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from nodeagent.terminal.mps_page import (
+    clients_page,
+    daemon_lines,
+    daemons_page,
+    shares_words,
+)
+from nodeagent.terminal.page import plain_text
+from nodeagent.terminal.status_page import status_page
+
+GIB = 1 << 30
+READY: dict[str, Any] = {
+    "device": "GPU-0",
+    "gpu": 0,
+    "state": "Ready",
+    "pid": 815,
+    "user": 1000,
+    "restarts": 2,
+    "shares": {"small": {"count": 4, "memory": 8 * GIB, "threads": 15}},
+    "server": {"pid": 816, "user": 1000, "status": "ACTIVE"},
+    "clients": [
+        {
+            "pid": 4712,
+            "command": "python",
+            "user": 1000,
+            "share": "small",
+            "slot": "small-0",
+            "memory": {"used": 2 * GIB, "limit": 8 * GIB},
+            "threads": 15,
+            "pod": {"namespace": "ml", "name": "train-0", "container": "main"},
+        },
+        {"pid": 4713, "findings": ["it has no share"]},
+    ],
+    "waiting": [{"pid": 99, "user": 1001, "command": "sleepy"}],
+}
+FAILED: dict[str, Any] = {
+    "device": "MIG-b",
+    "gpu": 1,
+    "profile": "3g.40gb",
+    "start": 4,
+    "size": 4,
+    "state": "Failed",
+    "why": "failed 5 times in a row",
+    "restarts": 5,
+    "clients": [],
+    "lastLines": ["no CUDA-capable device is detected"],
+}
+ANSWER = {"node": "node-a", "daemons": [READY, FAILED]}
+
+
+def test_the_daemons() -> None:
+    """A row each; below, why one is not Ready, what is wrong with a client, and who waits."""
+    assert (
+        plain_text(daemons_page(ANSWER))
+        == """\
+DEVICE              STATE   PID  USER  RESTARTS  CLIENTS  SHARES                UUID
+GPU 0               Ready   815  1000         2        2  small 4 x 8 GiB 15 %  GPU-0
+GPU 1 3g.40gb at 4  Failed    -  -            5        0  -                     MIG-b
+
+! GPU 0: pid 4713: it has no share
+! GPU 0: pid 99 (sleepy) of user 1001 waits; server 816 serves user 1000
+! GPU 1 3g.40gb at 4: failed 5 times in a row
+    no CUDA-capable device is detected
+"""
+    )
+
+
+def test_the_clients() -> None:
+    """A row each with limits and use; one without a share is seen at once."""
+    assert (
+        plain_text(clients_page(ANSWER))
+        == """\
+DEVICE   PID  COMMAND  USER  SHARE     USED  LIMIT  THREADS  POD
+GPU 0   4712  python   1000  small-0  2 GiB  8 GiB     15 %  ml/train-0
+GPU 0   4713  -        -     none         -      -        -  -
+
+! GPU 0: pid 4713: it has no share
+! GPU 0: pid 99 (sleepy) of user 1001 waits; server 816 serves user 1000
+"""
+    )
+
+
+def test_nothing_is_said_in_a_sentence() -> None:
+    """No daemons, and daemons without clients; who waits is told even then."""
+    assert plain_text(daemons_page({"daemons": []})) == "No device has MPS.\n"
+    idle = {**READY, "clients": [], "waiting": []}
+    assert plain_text(clients_page({"daemons": [idle]})) == "No client uses a device through MPS.\n"
+    waiting = plain_text(clients_page({"daemons": [{**READY, "clients": []}]}))
+    assert "pid 99 (sleepy)" in waiting
+
+
+def test_a_later_agent_may_say_less_or_more() -> None:
+    """Absent keys and unknown states are shown as that."""
+    page = plain_text(daemons_page({"daemons": [{"device": "GPU-9", "state": "Dreaming"}]}))
+    assert page.splitlines()[1].split() == ["GPU-9", "Dreaming", "-", "-", "-", "0", "-", "GPU-9"]
+
+
+def test_shares_in_words() -> None:
+    """Without a count any number may come; what is not limited is all there is."""
+    shares = {"small": {"count": 4, "memory": GIB, "threads": 15}, "rest": {"threads": 33.3}}
+    words = "small 4 x 1 GiB 15 %, rest each all memory 33.3 %"
+    assert shares_words({"shares": shares}) == words
+    assert (
+        shares_words({"shares": {"clients": {"memory": GIB}}}) == "clients each 1 GiB all threads"
+    )
+
+
+def test_one_daemon_within_a_page() -> None:
+    """Its state, shares and clients below the name of its device."""
+    assert (
+        plain_text(daemon_lines(READY, "the GPU"))
+        == """\
+MPS on the GPU: Ready  user 1000, pid 815, restarts 2, small 4 x 8 GiB 15 %
+  ! pid 4713: it has no share
+  ! pid 99 (sleepy) of user 1001 waits; server 816 serves user 1000
+  small-0: pid 4712 (python) of pod ml/train-0, 2 GiB used of 8 GiB
+  no share: pid 4713
+"""
+    )
+
+
+def test_the_status_has_daemons_below_their_gpus() -> None:
+    """Also on MIG devices; one whose device is gone stands at the end."""
+    gpus = [
+        {"index": 0, "uuid": "GPU-0", "free": {}},
+        {
+            "index": 1,
+            "uuid": "GPU-1",
+            "free": {},
+            "instances": [{"uuid": "MIG-b", "profile": "3g.40gb", "start": 4, "size": 4}],
+        },
+    ]
+    gone = {"device": "MIG-gone", "state": "Draining", "clients": []}
+    status = {"node": "n", "phase": "Failed", "gpus": gpus, "mps": [READY, FAILED, gone]}
+    rows = plain_text(status_page(status, 100)).splitlines()
+    places = [
+        next(n for n, row in enumerate(rows) if words in row)
+        for words in (
+            "GPU 0",
+            "MPS on the GPU: Ready",
+            "GPU 1",
+            "MPS on 3g.40gb at 4: Failed",
+            "MPS on MIG-gone: Draining",
+        )
+    ]
+    assert places == sorted(places)
+
+
+def test_modes_are_shown_where_they_are_not_the_usual_ones() -> None:
+    """Who wonders why a program is kept out sees the compute mode."""
+    usual = {"index": 0, "free": {}, "computeMode": "default", "timeSlice": "default"}
+    other = {"index": 1, "free": {}, "computeMode": "exclusiveProcess", "timeSlice": "long"}
+    shown = [
+        plain_text(status_page({"phase": "InSync", "gpus": [gpu]}, 100)) for gpu in (usual, other)
+    ]
+    assert ["compute mode exclusiveProcess, time slice long" in page for page in shown] == [
+        False,
+        True,
+    ]
+    assert "compute mode" not in shown[0]

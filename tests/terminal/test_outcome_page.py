@@ -1,0 +1,38 @@
+"""What `apply` says in the end."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from nodeagent.planning.outcome import GpuOutcome, NodeOutcome, StepReport, StepResult
+from nodeagent.planning.plan import GpuPlan, NodePlan, Verdict
+from nodeagent.planning.problems import Code, Problem
+from nodeagent.planning.steps import StartMps
+from nodeagent.terminal.outcome_page import outcome_page
+from nodeagent.terminal.page import plain_text
+from tests.planning.daemons import A
+
+if TYPE_CHECKING:
+    from tests.terminal.conftest import Gpus
+
+
+def test_a_daemon_that_did_not_start_is_not_passed_over(gpus: Gpus) -> None:
+    """The GPUs are as they should be and nothing is left to plan, but it is no success."""
+    gpu = gpus.off()
+    start = StartMps(gpu.uuid, gpu.uuid, A, "asked for")
+    planned = NodePlan(Verdict.APPLICABLE, (GpuPlan(gpu, Verdict.APPLICABLE, (start,), gpu),))
+    told = Problem(Code.MPS, "GPU 0: could not start MPS: it ended at once", "look at its log")
+    report = StepReport(start, StepResult.FAILED, 0.5, "it ended at once")
+    outcome = NodeOutcome(planned, (GpuOutcome(planned.gpus[0], (report,), gpu, (told,)),))
+    rest = NodePlan(Verdict.IN_SYNC, (GpuPlan.in_sync(gpu),))
+    done = NodeOutcome(
+        planned,
+        (GpuOutcome(planned.gpus[0], (StepReport(start, StepResult.DONE),), gpu),),
+    )
+    assert "Applied: 1 step done" in plain_text(outcome_page(done, rest, 80, stopped=False))
+    page = plain_text(outcome_page(outcome, rest, 80, stopped=False))
+    assert "! GPU 0: could not start MPS: it ended at once" in page
+    assert "look at its log" in page
+    assert "Applied" not in page
+    assert "In sync" not in page
+    assert "Failed" in page
