@@ -14,7 +14,7 @@ from nodeagent.cli.exit_codes import ExitCode
 from nodeagent.cli.node import writing
 from nodeagent.cli.options import Options
 from nodeagent.cli.output import Output
-from nodeagent.cli.plan import SOURCE, read_or_report, rejection, report
+from nodeagent.cli.plan import SOURCE, read_or_report, rejection, report, with_unready
 from nodeagent.cli.settings_in_force import InForce, in_force
 from nodeagent.cli.shared_node import Node, changing
 from nodeagent.execution.carrying_out import carry_out
@@ -63,7 +63,7 @@ async def _apply(
             await rounds.take(observed)
             while rounds.blocked and await wait_for_blockers(rounds.rest, deadline, stop):
                 await rounds.take(await node.observe())
-            return _Applied(rounds.outcome, rounds.rest, stopped=stop.is_set())
+            return _ended(rounds.outcome, rounds.rest, stopped=stop.is_set())
 
 
 class _Rounds:
@@ -126,6 +126,24 @@ class _Rounds:
         )
 
 
+def _ended(outcome: NodeOutcome, rest: NodePlan, *, stopped: bool) -> _Applied:
+    """With the daemons that no step is left for, and that are not Ready all the same."""
+    failed = {gpu.plan.before.key for gpu in outcome.gpus if gpu.failed}  # which is said already
+    rest = replace(
+        rest,
+        gpus=tuple(
+            gpu if gpu.before.key in failed else told
+            for gpu, told in zip(rest.gpus, with_unready(rest).gpus, strict=True)
+        ),
+    )
+    unready = {gpu.before.key: gpu.problems for gpu in rest.gpus if gpu.verdict is Verdict.IN_SYNC}
+    gpus = tuple(
+        replace(gpu, problems=(*gpu.problems, *unready.get(gpu.plan.before.key, ())))
+        for gpu in outcome.gpus
+    )
+    return _Applied(replace(outcome, gpus=gpus), rest, stopped=stopped)
+
+
 def _joined(first: GpuOutcome, second: GpuOutcome) -> GpuOutcome:
     """Two rounds on one GPU as one."""
     steps = (*first.plan.steps, *second.plan.steps)
@@ -165,7 +183,7 @@ def _exit_code(applied: _Applied) -> ExitCode:
     failed = {gpu.plan.before.key for gpu in applied.outcome.gpus if gpu.failed}
     unfinished = any(
         gpu.verdict is Verdict.APPLICABLE
-        or (gpu.verdict is Verdict.IN_SYNC and gpu.before.key in failed)
+        or (gpu.verdict is Verdict.IN_SYNC and (gpu.before.key in failed or gpu.problems))
         for gpu in applied.rest.gpus
     )
     code = exit_codes.of_plan(applied.rest)

@@ -23,4 +23,5 @@ def run(options: Options, output: Output) -> ExitCode:
         output.page(assert_page(found))
     if exit_codes.of_plan(found) is ExitCode.BAD_DOCUMENT:
         return ExitCode.BAD_DOCUMENT
-    return ExitCode.DONE if found.verdict is Verdict.IN_SYNC else ExitCode.FAILED
+    unready = any(gpu.problems for gpu in found.gpus)
+    return ExitCode.DONE if found.verdict is Verdict.IN_SYNC and not unready else ExitCode.FAILED

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from nodeagent.cli import event_loop, exit_codes
 from nodeagent.cli.document_source import LARGEST, configuration_in, read_content
 from nodeagent.cli.exit_codes import ExitCode
@@ -11,9 +13,10 @@ from nodeagent.cli.settings_in_force import InForce, in_force
 from nodeagent.cli.shared_node import looking_at
 from nodeagent.errors import DocumentError
 from nodeagent.planning.desired import PlanDocument
-from nodeagent.planning.plan import NodePlan, Verdict
+from nodeagent.planning.plan import GpuPlan, NodePlan, Verdict
 from nodeagent.planning.planner import plan
 from nodeagent.planning.resolve import Rejection, resolve
+from nodeagent.reports.mps_problems import unready_daemons
 
 SOURCE = "file"
 
@@ -33,7 +36,21 @@ async def planned(options: Options, settings: InForce, document: PlanDocument) -
     desired = resolve(document, observed, host)
     if isinstance(desired, Rejection):
         return rejection(desired, document)
-    return plan(desired, observed, settings.policy)
+    return with_unready(plan(desired, observed, settings.policy))
+
+
+def with_unready(found: NodePlan) -> NodePlan:
+    """The plan with the daemons that it has no step for, but that are not Ready.
+
+    An agent would see to them; whoever looks only once would take them for well.
+    """
+    return replace(found, gpus=tuple(map(_with_unready, found.gpus)))
+
+
+def _with_unready(gpu: GpuPlan) -> GpuPlan:
+    if gpu.verdict is not Verdict.IN_SYNC:
+        return gpu
+    return replace(gpu, problems=(*gpu.problems, *unready_daemons(gpu.before)))
 
 
 def rejection(refused: Rejection, document: PlanDocument) -> NodePlan:

@@ -75,7 +75,8 @@ async def changing(
 ) -> AsyncIterator[tuple[Node, Host]]:
     """As `looking_at`, to change it.
 
-    MPS daemons that are started go on without a supervisor, until an agent takes them over.
+    MPS daemons that are started go on without a supervisor, until an agent takes them over. Those
+    that are there are given the time to be Ready, also where an earlier command was cut short.
     """
     async with _parts(options, settings, document) as (driver, parts):
         if parts is None:
@@ -106,17 +107,24 @@ async def changing(
         )
         nodes.append(whole)
         async with fleet, whole:
-            yield whole, parts.host
+            fleet.retry()
+            await fleet.settled()
+            try:
+                yield whole, parts.host
+            finally:
+                if parts.throwaway:
+                    await fleet.keep_only(())
 
 
 @dataclass(frozen=True, slots=True)
 class _Parts:
-    """What MPS and time slices take."""
+    """What MPS and time slices take. `throwaway`: nobody can find the node again afterwards."""
 
     settings: Settings
     places: MpsPlaces
     host: Host
     time_slices: bool
+    throwaway: bool
 
 
 @asynccontextmanager
@@ -148,7 +156,8 @@ def _read_parts(options: Options, directory: Path | None, document: PlanDocument
         if directory
         else mps_setup.places_of(settings),
         mps_setup.host_for(settings.mps)(document) if document else Host(),
-        document is not None and _has_time_slices(document),
+        time_slices=document is not None and _has_time_slices(document),
+        throwaway=is_simulated(options) and options.state is None,
     )
 
 

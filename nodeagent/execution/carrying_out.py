@@ -188,7 +188,8 @@ class _GpuRun:
     ) -> StartMps | SetComputeMode:
         """The step with the UUID of the device that it is for, which was made since."""
         if course.made.seen is None:
-            course.made.seen = await self._observe()
+            seen = await self._observe()
+            course.made.seen = seen if seen.access is Access.OK else None
         return course.made.named(step)
 
     def _skip(self, course: _Course, steps: Sequence[Step], why: str) -> None:

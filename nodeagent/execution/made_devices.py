@@ -1,7 +1,8 @@
 """Which of the MIG devices made by earlier steps a later step is for.
 
 The planner knows only their places. A device that was there before is never taken for a new one,
-so that nobody's device gets a daemon or a compute mode meant for another.
+so that nobody's device gets a daemon or a compute mode meant for another. One that is made where
+one was destroyed may have its UUID, and is new all the same.
 """
 
 from __future__ import annotations
@@ -9,7 +10,14 @@ from __future__ import annotations
 from dataclasses import replace
 
 from nodeagent.planning.observed import Gpu
-from nodeagent.planning.steps import SetComputeMode, SetTimeSlice, StartMps, Step
+from nodeagent.planning.steps import (
+    DestroyComputeInstance,
+    DestroyGpuInstance,
+    SetComputeMode,
+    SetTimeSlice,
+    StartMps,
+    Step,
+)
 
 
 class MadeDevices:
@@ -21,7 +29,7 @@ class MadeDevices:
 
     def __init__(self, before: Gpu) -> None:
         self.seen: Gpu | None = None
-        self._before = frozenset(c.uuid for i in before.instances for c in i.compute)
+        self._before = {c.uuid for i in before.instances for c in i.compute}
         self._provided: set[str] = set()  # those which have had their daemon, or cannot
         self._unfit: set[str] = set()
 
@@ -44,6 +52,12 @@ class MadeDevices:
     def note(self, step: Step) -> None:
         """A step was done."""
         match step:
+            case DestroyGpuInstance(devices=devices):
+                self._before.difference_update(devices)
+                self.seen = None
+            case DestroyComputeInstance(device=device):
+                self._before.discard(device)
+                self.seen = None
             case StartMps(device=device):
                 self._provided.add(device)
             case SetComputeMode() | SetTimeSlice():

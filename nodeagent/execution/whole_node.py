@@ -26,7 +26,6 @@ from nodeagent.planning.observed import (
     GpuInstance,
     MpsDaemon,
     ObservedNode,
-    Placement,
     Usage,
 )
 from nodeagent.planning.problems import Problem
@@ -180,27 +179,31 @@ class WholeNode(SeenNode):
         self.publishing_problems: tuple[Problem, ...] = ()
 
     async def observe(self) -> ObservedNode:
-        """As for those who only look; daemons of MIG devices that are no more are ended."""
+        """As for those who only look. Daemons of MIG devices that are no more are ended, and what
+        is published is as the daemons are by now.
+        """
         observed = await super().observe()
         if observed.gpus and all(gpu.access is Access.OK for gpu in observed.gpus):
             present = {device for gpu in observed.gpus for device in devices_of(gpu)}
             gone = {state.device for state in self._fleet.statuses()} - present
             if gone:
                 await self._fleet.keep_only(present)
-                await self.publish()
             await asyncio.to_thread(self._tidy_memory, observed, present)
+        await self.publish()
         return observed
 
     async def apply(self, step: Step) -> None:
         """Take one step and read back that it is so; raises NodeagentError if it is not.
 
-        Cancellation takes effect when the step has ended.
+        A MIG device that was made meanwhile has to be named. Cancelled, it may be half-way: who
+        wants steps to be finished does not pass cancellation on.
         """
         match step:
+            case StartMps(device="") | SetComputeMode(device=""):
+                raise _not_made(step)
             case StopMps(device=device):
                 await self._stop(device)
-            case StartMps(wanted=wanted):
-                device = step.device or (await self._made(step)).uuid
+            case StartMps(device=device, wanted=wanted):
                 try:
                     await self._fleet.start(device, wanted)
                 finally:
@@ -246,14 +249,14 @@ class WholeNode(SeenNode):
             await self.publish()
 
     async def _set_compute_mode(self, step: SetComputeMode) -> None:
+        device = step.device
         gpu = await self.observe_gpu(step.gpu)
-        device = step.device or (await self._made(step)).uuid
-        current = _modes_of(gpu).get(device)
+        current = _modes_of(gpu).get(device) if gpu.access is Access.OK else None
         if current is None:
             raise _cannot_restore("compute mode", device)
         if current is not step.mode:
             await asyncio.to_thread(self._remembered.remember_mode, device, current)
-        await self._driver.apply(replace(step, device=device))
+        await self._driver.apply(step)
         if step.mode is self._remembered.earlier_mode(device):
             await asyncio.to_thread(self._remembered.forget_mode, device)
         await self.observe_gpu(step.gpu)
@@ -275,21 +278,6 @@ class WholeNode(SeenNode):
         for device in devices:
             await asyncio.to_thread(self._remembered.forget_mode, device)
 
-    async def _made(self, step: StartMps | SetComputeMode) -> ComputeInstance:
-        """The MIG device that an earlier step made for this one; its UUID was not known then."""
-        gpu = await self.observe_gpu(step.gpu)
-        for device in devices_at(gpu, step.placement):
-            if device.profile != step.profile or not device.uuid:
-                continue
-            if isinstance(step, StartMps) and device.mps is None:
-                return device
-            if isinstance(step, SetComputeMode) and device.compute_mode is not step.mode:
-                return device
-        raise NodeagentError(
-            f"there is no {step.profile} at {step.placement} of GPU {gpu.index} that waits for it",
-            remedy="look for another program that changes MIG instances on this node",
-        )
-
     def _tidy_memory(self, observed: ObservedNode, present: Collection[str]) -> None:
         self._remembered.prune(present)
         self._remembered.settle(observed.gpus)
@@ -297,6 +285,13 @@ class WholeNode(SeenNode):
     def _modes(self) -> Mapping[str, ComputeMode | None]:
         gpus = self.seen.gpus if self.seen else ()
         return {device: mode for gpu in gpus for device, mode in _modes_of(gpu).items()}
+
+
+def _not_made(step: StartMps | SetComputeMode) -> NodeagentError:
+    return NodeagentError(
+        f"there is no new {step.profile} at {step.placement} of {step.gpu} that waits for it",
+        remedy="look for another program that changes MIG instances on this node",
+    )
 
 
 def _cannot_restore(what: str, device: str) -> NodeagentError:
@@ -315,13 +310,6 @@ def devices_of(gpu: Gpu) -> Iterator[str]:
     """UUIDs of everything on the GPU that can have a daemon: itself and its MIG devices."""
     yield gpu.uuid
     yield from (device.uuid for instance in gpu.instances for device in instance.compute)
-
-
-def devices_at(gpu: Gpu, placement: Placement | None) -> Iterator[ComputeInstance]:
-    """The MIG devices in the GPU instance at `placement`, by id."""
-    for instance in gpu.instances:
-        if instance.placement == placement:
-            yield from sorted(instance.compute, key=lambda device: device.id)
 
 
 def _modes_of(gpu: Gpu) -> Mapping[str, ComputeMode | None]:

@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 
 from nodeagent.errors import NodeagentError
 from nodeagent.mps.commands import Command, QuitDaemon
+from nodeagent.mps.conversation import parted, script_of
 from nodeagent.mps.replies import UnexpectedReply
 
 T = TypeVar("T")
@@ -221,7 +222,7 @@ class ControlClient:
             async with asyncio.timeout(deadline):
                 while True:
                     looked_at = self._pipe_directory
-                    said = await self._run(_script(commands))
+                    said = await self._run(script_of(commands))
                     if _DEAD in said[1] and looked_at != self._pipe_directory:
                         continue  # it was moved just then
                     replies = self._understood(said, commands)
@@ -260,7 +261,7 @@ class ControlClient:
             return None
         if len(commands) == 1 and isinstance(commands[0], QuitDaemon):
             return [output.splitlines()]  # it has no time to complain about nonsense words
-        replies = _parted(output, len(commands))
+        replies = parted(output, len(commands))
         if replies is None and output:
             raise FrontEndFailed(
                 f"the talk with the MPS daemon at {self._pipe_directory} broke off: "
@@ -306,27 +307,3 @@ def _again(error: BaseException) -> BaseException:
     if isinstance(error, ControlError):
         return type(error)(error.message, remedy=error.remedy)
     return error
-
-
-def _script(commands: Sequence[Command[Any]]) -> bytes:
-    """The lines, each followed by a nonsense word whose complaint ends the reply."""
-    lines: list[str] = []
-    for number, command in enumerate(commands, 1):
-        lines.append(command.line)
-        if not isinstance(command, QuitDaemon):
-            lines.append(f"__{number}")
-    text = "".join(f"{line}\n" for line in lines)
-    if text.count("\n") != len(lines):  # no command's line has one; the daemon would take it as two
-        raise ValueError(f"a line break in {lines!r}")
-    return text.encode("ascii")
-
-
-def _parted(output: str, count: int) -> list[list[str]] | None:
-    """The lines between the complaints; None unless there are all of these, in order."""
-    replies: list[list[str]] = [[]]
-    for line in output.splitlines():
-        if f'"__{len(replies)}"' in line:
-            replies.append([])
-        elif line.strip():
-            replies[-1].append(line)
-    return replies[:-1] if len(replies) == count + 1 and not replies[-1] else None

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Collection
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
 from nodeagent.errors import NodeagentError, UnknownDevice
-from nodeagent.mps.adoption import found_process, specs_of, survey, usage_of
+from nodeagent.mps.adoption import found_process, specs_of, survey
 from nodeagent.mps.attendant import Check
 from nodeagent.mps.control import ControlClient
 from nodeagent.mps.directories import make_directories
+from nodeagent.mps.fleet_view import clients_of, daemon_state, planners_view
 from nodeagent.mps.fleet_wishes import InUse, NotReady, drained, end, restarted, started, stopped
 from nodeagent.mps.launching import Launcher
 from nodeagent.mps.lifecycle.values import (
-    WITH_PROCESS,
     Phase,
     Policy,
     Report,
@@ -29,11 +29,12 @@ from nodeagent.mps.log_watch import LogWatch
 from nodeagent.mps.process import Programs
 from nodeagent.mps.records import Record, RecordDamaged, read_records
 from nodeagent.mps.shares import DaemonSpec
-from nodeagent.mps.supervisor import Supervisor, Surroundings
+from nodeagent.mps.supervisor import Supervisor
+from nodeagent.mps.surroundings import Surroundings
 from nodeagent.mps.timing import Timing
-from nodeagent.planning.observed import IDLE, MpsDaemon, Usage
+from nodeagent.planning.observed import MpsDaemon
 from nodeagent.planning.shares import WantedMps
-from nodeagent.reports.mps_state import ClientState, DaemonState, ServerState, WaitingClient
+from nodeagent.reports.mps_state import DaemonState
 
 __all__ = ["Fleet", "InUse", "NotReady", "RunningDaemon", "Timing", "survey"]
 
@@ -241,14 +242,20 @@ class Fleet:
                     task.cancel()
                 await asyncio.gather(*looking, return_exceptions=True)
 
+    async def settled(self) -> None:
+        """Until none is on its way to Ready, there or not; for as long as for one start."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self._around.timing.start):
+                await asyncio.gather(*map(_settled, self._supervisors.values()))
+
     def statuses(self) -> tuple[DaemonState, ...]:
         """Each daemon as people see it, by device."""
-        return tuple(_status(s) for _, s in sorted(self._supervisors.items()))
+        return tuple(daemon_state(s) for _, s in sorted(self._supervisors.items()))
 
     def running(self) -> tuple[RunningDaemon, ...]:
         """Those that clients can have, by device."""
         return tuple(
-            RunningDaemon(device, s.state.wanted, s.wanted, s.control, _clients(s))
+            RunningDaemon(device, s.state.wanted, s.wanted, s.control, clients_of(s))
             for device, s in sorted(self._supervisors.items())
             if s.wanted is not None
             and s.state.wanted is not None
@@ -259,18 +266,7 @@ class Fleet:
     def daemon_of(self, device: str) -> MpsDaemon | None:
         """The daemon as the planner sees it; None when the device is to have none."""
         supervisor = self._supervisors.get(device)
-        if supervisor is None or supervisor.wanted is None:
-            return None
-        state, attendant = supervisor.state, supervisor.attendant
-        seen = attendant.seen if attendant else None
-        return MpsDaemon(
-            runs=supervisor.wanted,
-            state=state.phase,
-            why=state.why,
-            pid=state.pid,
-            servers=tuple(server.pid for server in seen.servers) if seen else (),
-            clients=_usage(supervisor),
-        )
+        return None if supervisor is None else planners_view(supervisor)
 
 
 async def _look(supervisor: Supervisor) -> None:
@@ -279,45 +275,13 @@ async def _look(supervisor: Supervisor) -> None:
         return
     looks = attendant.looks
     attendant.look_soon()
-    await supervisor.until(
+    await supervisor.changes.until(
         lambda: (
             supervisor.attendant is not attendant or attendant.looks > looks or supervisor.is_ending
         )
     )
 
 
-def _clients(supervisor: Supervisor) -> tuple[tuple[int, int], ...]:
-    seen = supervisor.attendant.seen if supervisor.attendant else None
-    return seen.clients if seen else ()
-
-
-def _usage(supervisor: Supervisor) -> Usage:
-    if supervisor.state.phase not in WITH_PROCESS:
-        return IDLE
-    seen = supervisor.attendant.seen if supervisor.attendant else None
-    if seen is not None:
-        return usage_of(seen)
-    if supervisor.state.was_ready:
-        return Usage(known=False, reason="its MPS daemon has not answered yet")
-    return IDLE  # it was started just now, and nobody was told of it
-
-
-def _status(supervisor: Supervisor) -> DaemonState:
-    state, listener = supervisor.state, supervisor.listener
-    server = state.server
-    useless = state.phase in {Phase.FAILED, Phase.BACKOFF}
-    waiting = listener.waiting if listener else ()
-    return DaemonState(
-        device=supervisor.device,
-        phase=state.phase,
-        wanted=supervisor.wanted,
-        why=state.why,
-        pid=state.pid,
-        restarts=state.restarts,
-        pipe_directory=supervisor.pipe_directory,
-        since=supervisor.since,
-        server=ServerState(server.pid, server.uid, server.status) if server else None,
-        clients=tuple(ClientState(pid) for _, pid in _clients(supervisor)),
-        waiting=tuple(WaitingClient(who.pid, who.uid, who.command) for who in waiting),
-        last_lines=supervisor.last_lines if useless else (),
-    )
+async def _settled(supervisor: Supervisor) -> None:
+    on_its_way = {Phase.STARTING, Phase.LIMITING}
+    await supervisor.changes.until(lambda: supervisor.state.phase not in on_its_way)

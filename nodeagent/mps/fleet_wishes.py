@@ -13,7 +13,8 @@ from nodeagent.mps.lifecycle.values import (
     Phase,
     RetryRequested,
 )
-from nodeagent.mps.supervisor import Supervisor, Surroundings
+from nodeagent.mps.supervisor import Supervisor
+from nodeagent.mps.surroundings import Surroundings
 from nodeagent.mps.timing import Timing
 
 _NO_PROCESS = frozenset({Phase.DOWN, Phase.BACKOFF, Phase.FAILED})
@@ -35,7 +36,9 @@ async def started(supervisor: Supervisor, timing: Timing) -> None:
     if state.phase not in {Phase.BACKOFF, Phase.FAILED}:
         try:
             async with asyncio.timeout(timing.start):
-                await supervisor.until(lambda: _is_ready(supervisor) or _has_failed(supervisor))
+                await supervisor.changes.until(
+                    lambda: _is_ready(supervisor) or _has_failed(supervisor)
+                )
         except TimeoutError:
             pass
     if _is_ready(supervisor):
@@ -44,7 +47,7 @@ async def started(supervisor: Supervisor, timing: Timing) -> None:
     said = f"; its log ends: {' / '.join(supervisor.last_lines)}" if supervisor.last_lines else ""
     raise NotReady(
         f"the MPS daemon of {supervisor.device} is {state.phase}: {state.why or 'not Ready'}{said}",
-        remedy="see its log; the agent goes on trying"
+        remedy="see its log; as long as an agent runs, it goes on trying"
         if state.phase is not Phase.FAILED
         else f"mend the cause, then: nodeagent mps restart {supervisor.device}",
     )
@@ -86,14 +89,14 @@ async def drained(supervisor: Supervisor, *, seconds: float | None, force: bool)
     patience = None if seconds is None or force else seconds + _SLACK
     try:
         async with asyncio.timeout(patience):
-            await supervisor.until(lambda: supervisor.state.phase is not Phase.DRAINING)
+            await supervisor.changes.until(lambda: supervisor.state.phase is not Phase.DRAINING)
     except TimeoutError:
         pass  # a plan wants it drained as well, and goes on waiting
     except asyncio.CancelledError:
         supervisor.handle(DrainGivenUp())
         raise
     if supervisor.state.phase in _NO_PROCESS:
-        await supervisor.until(lambda: supervisor.ground.is_idle)
+        await supervisor.changes.until(lambda: supervisor.ground.is_idle)
         return ()
     return _pids(supervisor)
 
@@ -105,7 +108,9 @@ async def restarted(supervisor: Supervisor, timing: Timing, *, force: bool) -> N
         supervisor.handle(RetryRequested())
     elif force:
         supervisor.handle(DrainRequested(0.0, force=True, then_start=True))
-        await supervisor.until(lambda: supervisor.state.run != run or _has_failed(supervisor))
+        await supervisor.changes.until(
+            lambda: supervisor.state.run != run or _has_failed(supervisor)
+        )
     else:
         supervisor.handle(DrainRequested(None, then_start=True))
         try:
@@ -113,7 +118,9 @@ async def restarted(supervisor: Supervisor, timing: Timing, *, force: bool) -> N
         except BaseException:
             supervisor.handle(DrainGivenUp())
             raise
-        await supervisor.until(lambda: supervisor.state.run != run or _has_failed(supervisor))
+        await supervisor.changes.until(
+            lambda: supervisor.state.run != run or _has_failed(supervisor)
+        )
     await started(supervisor, timing)
 
 
@@ -139,7 +146,7 @@ async def _proven_unused(supervisor: Supervisor, timing: Timing) -> None:
 
     try:
         async with asyncio.timeout(2 * timing.answer):
-            await supervisor.until(lambda: begun() or used())
+            await supervisor.changes.until(lambda: begun() or used())
     except TimeoutError:
         if begun():
             return
@@ -165,7 +172,7 @@ async def _gone(supervisor: Supervisor, around: Surroundings) -> None:
 
     try:
         async with asyncio.timeout(patience):
-            await supervisor.until(is_gone)
+            await supervisor.changes.until(is_gone)
     except TimeoutError:
         raise NodeagentError(
             f"the MPS daemon of {supervisor.device} (pid {supervisor.state.pid}) does not end: "

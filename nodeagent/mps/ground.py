@@ -20,6 +20,8 @@ from nodeagent.mps.orphans import OrphansLeft, end_orphans
 from nodeagent.mps.process import DaemonProcess
 from nodeagent.mps.shares import DaemonSpec
 
+_PATIENCE = 3.0  # seconds for what is under way when it is closed
+
 
 class Ground:
     """Of one device. `started` gets each process, `failed` why there is none, `idle` is called
@@ -51,11 +53,14 @@ class Ground:
         self._started = started
         self._failed = failed
         self._idle = idle
+        self._closed = False
         self._actions: deque[SweepOrphans | Spawn] = deque()
         self._worker: asyncio.Task[None] | None = None
 
     def do(self, action: SweepOrphans | Spawn) -> None:
-        """In its turn."""
+        """In its turn; nothing any more once it is closed."""
+        if self._closed:
+            return
         self._actions.append(action)
         if self._worker is None:
             self._worker = asyncio.create_task(self._work(), name="mps processes")
@@ -66,9 +71,14 @@ class Ground:
         return self._worker is None
 
     async def aclose(self) -> None:
-        """Leave it as it is; a process that is just being started is taken back."""
+        """Leave it as it is. A process that is just being started is waited for, so that its record
+        is there; else the next agent could adopt what is about to be taken back.
+        """
+        self._closed = True
+        self._actions.clear()
         worker = self._worker
         if worker is not None:
+            await asyncio.wait([worker], timeout=_PATIENCE)
             worker.cancel()
             await asyncio.gather(worker, return_exceptions=True)
 

@@ -6,6 +6,7 @@ A pid alone proves nothing, since it is used again; with its start time it does.
 from __future__ import annotations
 
 import os
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -65,6 +66,13 @@ def processes_of(pipe_directory: str, program: str) -> tuple[Identity, ...]:
         for one in found
         if one and (one.program, one.pipe_directory) == (program, pipe_directory)
     )
+
+
+def age_of(process: Identity) -> float:
+    """Seconds since its start; 0 where its start time is not known."""
+    if process.start_time == 0:
+        return 0.0
+    return time.clock_gettime(time.CLOCK_BOOTTIME) - process.start_time / os.sysconf("SC_CLK_TCK")
 
 
 def _program(command_line: bytes) -> str | None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -47,6 +47,27 @@ class Record:
     drained: bool = False
     was_ready: bool = False
     restarts: int = 0
+
+
+class RecordKeeper:
+    """Keeps one daemon's record as it has to be; `failed` is told once what could not be written."""
+
+    def __init__(self, run_dir: Path, failed: Callable[[str], None]) -> None:
+        self._run_dir = run_dir
+        self._failed = failed
+        self._kept: Record | None = None
+
+    def keep(self, record: Record) -> None:
+        """Write it, if it is different."""
+        if record == self._kept:
+            return
+        try:
+            write_record(self._run_dir, record)
+        except FileNotFoundError:
+            return  # the directory is made when the daemon is started, and it is written then
+        except OSError as error:
+            self._failed(f"its record for the next agent cannot be written: {error.strerror}")
+        self._kept = record
 
 
 def write_record(run_dir: Path, record: Record) -> None:

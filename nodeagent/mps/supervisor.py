@@ -8,19 +8,15 @@ and the record for the next agent. Everything happens in one event loop.
 from __future__ import annotations
 
 import asyncio
-import os
-import time
-from collections.abc import Callable
-from dataclasses import dataclass
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import assert_never
 
-from nodeagent.mps.attendant import Attendant, Check, Place
+from nodeagent.mps.attendant import Attendant, Place
 from nodeagent.mps.back_door import BackDoor
+from nodeagent.mps.changes import Changes
 from nodeagent.mps.control import ControlClient
 from nodeagent.mps.ground import Ground
-from nodeagent.mps.launching import Launcher
+from nodeagent.mps.identity import age_of
 from nodeagent.mps.lifecycle.step import step
 from nodeagent.mps.lifecycle.values import (
     Action,
@@ -32,7 +28,6 @@ from nodeagent.mps.lifecycle.values import (
     Kill,
     NewPlan,
     Phase,
-    Policy,
     Quit,
     ReadBack,
     Report,
@@ -46,28 +41,11 @@ from nodeagent.mps.lifecycle.values import (
     SweepOrphans,
 )
 from nodeagent.mps.listening import Listener
-from nodeagent.mps.log_watch import LogWatch
-from nodeagent.mps.process import DaemonProcess, Programs
-from nodeagent.mps.records import Record, write_record
+from nodeagent.mps.process import DaemonProcess
+from nodeagent.mps.records import Record, RecordKeeper, write_record
 from nodeagent.mps.shares import DaemonSpec, spec_for
-from nodeagent.mps.timing import Timing
+from nodeagent.mps.surroundings import Surroundings
 from nodeagent.planning.shares import WantedMps
-
-
-@dataclass(frozen=True, slots=True)
-class Surroundings:
-    """What all supervisors of a node have in common."""
-
-    run_dir: Path
-    programs: Programs
-    launcher: Launcher
-    policy: Policy
-    timing: Timing
-    check: Check
-    report: Callable[[str, Report], None]
-    changed: Callable[[], None]
-    chance: Callable[[], float]
-    watch: LogWatch
 
 
 class Supervisor:
@@ -91,6 +69,7 @@ class Supervisor:
         self.attendant: Attendant | None = None
         self.last_lines: tuple[str, ...] = ()  # of the process that ended last
         self.pipe_directory, self.log_directory = pipe_directory, log_directory
+        self.changes = Changes()
         self._around = around
         self._loop = asyncio.get_running_loop()
         self._door = BackDoor(pipe_directory)
@@ -118,10 +97,11 @@ class Supervisor:
             about_to_start=self._note_start,
             started=self._started,
             failed=lambda run, why: self.handle(StartFailed(run, why)),
-            idle=self._wake,
+            idle=self.changes.wake,
         )
-        self._record: Record | None = None
-        self._waiting: set[asyncio.Future[None]] = set()
+        self._keeper = RecordKeeper(
+            around.run_dir, lambda words: self._report(Report(Subject.START_FAILED, words))
+        )
 
     # --- what is wanted -------------------------------------------------------------------------
 
@@ -183,16 +163,6 @@ class Supervisor:
         if self.state != before:
             self._stir()
 
-    async def until(self, so: Callable[[], bool]) -> None:
-        """Until that is so; it is looked at whenever something changed."""
-        while not so():
-            change: asyncio.Future[None] = self._loop.create_future()
-            self._waiting.add(change)
-            try:
-                await change
-            finally:
-                self._waiting.discard(change)
-
     @property
     def listener(self) -> Listener | None:
         """Who hears the process there is."""
@@ -200,9 +170,9 @@ class Supervisor:
 
     async def aclose(self) -> None:
         """Look away. The daemon and its clients live on."""
+        await self.ground.aclose()
         if self._timer is not None:
             self._timer.cancel()
-        await self.ground.aclose()
         if self._waiter is not None:
             self._waiter.cancel()
             await asyncio.gather(self._waiter, return_exceptions=True)
@@ -210,29 +180,23 @@ class Supervisor:
         if self._process is not None:
             self._process.close()
         await self.control.aclose()
-        for change in self._waiting:
-            change.cancel()
+        self.changes.close()
 
     def _stir(self) -> None:
-        self._wake()
+        self.changes.wake()
         self._around.changed()
-
-    def _wake(self) -> None:
-        for change in self._waiting:
-            if not change.done():
-                change.set_result(None)
 
     def _looked(self, changed: bool) -> None:
         if changed:
             self._around.changed()
-        self._wake()
+        self.changes.wake()
 
     # --- actions --------------------------------------------------------------------------------
 
     def _do(self, action: Action) -> None:
         match action:
             case Report():
-                self._around.report(self.device, action)
+                self._report(action)
             case Schedule():
                 self._schedule(action.seconds)
             case Kill():
@@ -244,6 +208,9 @@ class Supervisor:
                     self.attendant.do(action)
             case _ as never:
                 assert_never(never)
+
+    def _report(self, report: Report) -> None:
+        self._around.report(self.device, report)
 
     def _schedule(self, seconds: float) -> None:
         if self._timer is not None:
@@ -269,7 +236,7 @@ class Supervisor:
                 self._door.show()
         except OSError as error:
             words = f"its sockets cannot be moved: {error.strerror or error}"
-            self._around.report(self.device, Report(Subject.STILL_IN_USE, words))
+            self._report(Report(Subject.STILL_IN_USE, words))
         self.control.turn_to(self._door.directory)
 
     # --- the process there is -------------------------------------------------------------------
@@ -312,7 +279,7 @@ class Supervisor:
             self.last_lines = self._listener.last_lines()
         await self._stop_attending()
         self._process = self._waiter = None
-        ran_for = _age(process.identity.start_time) or self._loop.time() - began
+        ran_for = age_of(process.identity) or self._loop.time() - began
         self.handle(Exited(run, status, ran_for, self.last_lines))
 
     async def _stop_attending(self) -> None:
@@ -342,30 +309,11 @@ class Supervisor:
         write_record(self._around.run_dir, self._record_now(spec))
 
     def _note(self) -> None:
-        """For the next agent, if it is different; nothing of a daemon that is to be no more."""
-        if self.wanted is None or (self.state.wanted is None and self._process is None):
-            return
-        record = self._record_now(self.state.running if self._process else None)
-        if record == self._record:
-            return
-        try:
-            write_record(self._around.run_dir, record)
-            self._record = record
-        except FileNotFoundError:
-            return  # its directory is made when it is started, and this is written then
-        except OSError as error:
-            words = f"its record for the next agent cannot be written: {error.strerror}"
-            self._around.report(self.device, Report(Subject.START_FAILED, words))
-            self._record = record  # tell it once
+        """For the next agent; nothing of a daemon that is to be no more."""
+        if self.wanted is not None and not (self.state.wanted is None and self._process is None):
+            self._keeper.keep(self._record_now(self.state.running if self._process else None))
 
     @property
     def is_ending(self) -> bool:
         """Whether its end has begun and cannot be taken back."""
         return self.state.ending is not Ending.NO
-
-
-def _age(start_time: int) -> float:
-    """Seconds since a process' start, given as the kernel does, in ticks since boot; 0: unknown."""
-    if start_time == 0:
-        return 0.0
-    return time.clock_gettime(time.CLOCK_BOOTTIME) - start_time / os.sysconf("SC_CLK_TCK")

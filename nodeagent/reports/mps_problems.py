@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from nodeagent.planning.observed import ObservedNode
+from nodeagent.planning.observed import Gpu, ObservedNode
 from nodeagent.planning.problems import Code, Problem
 from nodeagent.reports.mps_state import ClientState, DaemonState, WaitingClient
 from nodeagent.reports.places import device_words, places
@@ -25,6 +25,23 @@ def not_ready_reasons(daemons: Iterable[DaemonState], observed: ObservedNode) ->
         f"{daemon.phase}{f': {daemon.why}' if daemon.why else ''}"
         for daemon in daemons
         if daemon.wanted is not None and not daemon.is_ready
+    )
+
+
+def unready_daemons(gpu: Gpu) -> tuple[Problem, ...]:
+    """Each daemon on the GPU that is not Ready, for those who look only once and not again."""
+    seen = ObservedNode((gpu,))
+    daemons = {gpu.uuid: gpu.mps, **{c.uuid: c.mps for i in gpu.instances for c in i.compute}}
+    return tuple(
+        Problem(
+            Code.MPS,
+            f"the MPS daemon of {device_words(device, seen)} is {daemon.state}"
+            f"{f': {daemon.why}' if daemon.why else ''}",
+            "see its log; an agent starts it again by itself, and so does `nodeagent apply`",
+            gpu=gpu.uuid,
+        )
+        for device, daemon in daemons.items()
+        if daemon is not None and daemon.state != "Ready"
     )
 
 

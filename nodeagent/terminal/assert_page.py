@@ -12,10 +12,10 @@ from nodeagent.terminal.wording import count, index_ranges, problem_lines
 
 def assert_page(plan: NodePlan) -> tuple[Line, ...]:
     """Alike differences are said once."""
-    if plan.verdict is Verdict.IN_SYNC:
+    different = [gpu for gpu in plan.gpus if gpu.verdict is not Verdict.IN_SYNC or gpu.problems]
+    if plan.verdict is Verdict.IN_SYNC and not different:
         checked = count(len(plan.gpus), "GPU")
         return (line(Span("The node is as the document says", Tone.GOOD), f" ({checked})."),)
-    different = [gpu for gpu in plan.gpus if gpu.verdict is not Verdict.IN_SYNC]
     title = Span("The node is not as the document says", Tone.BAD)
     where = f": {count(len(different), 'GPU')} of {len(plan.gpus)} differ." if different else "."
     return (

@@ -44,8 +44,8 @@ def outcome_page(
     groups: dict[tuple[str, tuple[Line, ...]], list[GpuOutcome]] = {}
     for gpu in outcome.gpus:
         verdict, problems = remaining[gpu.plan.before.key]
-        if gpu.steps or verdict is not Verdict.IN_SYNC:
-            body = _gpu_body(gpu, verdict, _distinct(gpu, problems), width)
+        if gpu.steps or problems or verdict is not Verdict.IN_SYNC:
+            body = _gpu_body(gpu, verdict, problems, width)
             groups.setdefault((gpu.after.name, body), []).append(gpu)
     lines: list[Line] = []
     for (_, body), gpus in groups.items():
@@ -64,27 +64,27 @@ def _distinct(outcome: GpuOutcome, remaining: tuple[Problem, ...]) -> tuple[Prob
 
 
 def _gpu_body(
-    outcome: GpuOutcome, verdict: Verdict, problems: tuple[Problem, ...], width: int
+    outcome: GpuOutcome, verdict: Verdict, left: tuple[Problem, ...], width: int
 ) -> tuple[Line, ...]:
     after = outcome.after
     restored = [step_line(after.index, report) for report in outcome.restored]
     drawn = after.mig is not None or after.instances
-    well = verdict is Verdict.IN_SYNC and not outcome.failed
+    well = verdict is Verdict.IN_SYNC and not outcome.failed and not left
     return (
         *(drawing([("now", cells_now(after))], slots_of(after), width - 2) if drawn else ()),
         *([line("to restore the earlier layout:"), *indent(restored, 2)] if restored else []),
-        *problem_lines(() if well else problems, Tone.WARNING),
+        *problem_lines(() if well else _distinct(outcome, left), Tone.WARNING),
     )
 
 
 def _last_word(outcome: NodeOutcome, rest: NodePlan, *, stopped: bool) -> Line:
     done = sum(1 for gpu in outcome.gpus for step in gpu.steps if step.result is StepResult.DONE)
     if rest.verdict is Verdict.IN_SYNC:
-        if any(gpu.failed for gpu in outcome.gpus):
+        if any(gpu.failed for gpu in outcome.gpus) or any(gpu.problems for gpu in rest.gpus):
             return line(
                 Span("Failed in part", Tone.BAD),
                 f": {count(done, 'step')} done; the GPUs are as the document says, but not all "
-                "that was started on them runs.",
+                "that is to run on them is Ready.",
             )
         if not done:
             return line(Span("In sync", Tone.GOOD), ": nothing to do.")

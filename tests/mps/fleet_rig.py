@@ -21,7 +21,7 @@ from nodeagent.mps.back_door import BACK
 from nodeagent.mps.directories import directories_of
 from nodeagent.mps.fleet import Fleet, Timing
 from nodeagent.mps.identity import CONTROL, SERVER, Identity, identify
-from nodeagent.mps.launching import ChildLauncher, Launcher
+from nodeagent.mps.launching import ChildLauncher
 from nodeagent.mps.lifecycle.values import Policy, Report, Subject
 from nodeagent.mps.process import Programs
 from nodeagent.mps.shares import DaemonSpec
@@ -99,6 +99,7 @@ class FleetRig:
                     os.kill(process.pid, signal.SIGKILL)
                 with suppress(ChildProcessError):
                     os.waitpid(process.pid, 0)
+        _reap_daemons()
         shutil.rmtree(self.folder, ignore_errors=True)
 
     # --- fleets -------------------------------------------------------------------------------
@@ -108,9 +109,13 @@ class FleetRig:
         self,
         policy: Policy = POLICY,
         timing: Timing = TIMING,
-        launcher: Callable[[Programs], Launcher] = ChildLauncher,
+        report: Callable[[str, Report], None] = lambda device, report: None,
     ) -> AsyncIterator[Fleet]:
-        """One agent's life."""
+        """One agent's life; `report` hears what is also noted in `reports`."""
+
+        def hear(device: str, heard: Report) -> None:
+            self.reports.append((device, heard))
+            report(device, heard)
 
         async def check(_: DaemonSpec) -> tuple[str, ...]:
             return self.differences
@@ -118,11 +123,11 @@ class FleetRig:
         made = Fleet(
             run_dir=self.run_dir,
             programs=self.programs,
-            launcher=launcher(self.programs),
+            launcher=ChildLauncher(self.programs),
             policy=policy,
             timing=timing,
             check=check,
-            report=lambda device, report: self.reports.append((device, report)),
+            report=hear,
             changed=self._changed,
             chance=self.seed.random,
         )
@@ -180,6 +185,15 @@ class FleetRig:
 
     def servers(self, device: str = GPU) -> list[int]:
         return [one.pid for one in self.processes(SERVER, device)]
+
+
+def _reap_daemons() -> None:
+    """Those that another fleet of this very process has started, and whose end it did not see."""
+    for task in Path("/proc/self/task").iterdir():
+        for pid in (task / "children").read_text().split():
+            with suppress(OSError):
+                if Path(f"/proc/{pid}/comm").read_text().startswith("nvidia-cuda-mps"):
+                    os.waitpid(int(pid), os.WNOHANG)
 
 
 def status(fleet: Fleet, device: str = GPU) -> DaemonState:

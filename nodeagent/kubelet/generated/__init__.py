@@ -1,0 +1,1 @@
+"""Made by the protocol buffer compiler from podresources.proto; not written by hand."""

@@ -1,0 +1,5 @@
+"""The Kubernetes API server: follows this agent's Node, writes to it, and tells Events about it.
+
+The only home of the library `kubernetes`, which costs half a second and 20 MB: a process imports
+this package only where a cluster is used. Nothing here knows what a plan is.
+"""

@@ -1,0 +1,122 @@
+"""What the agent asks of the API server: one Node, and Events about it. Nothing else is read."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Self
+
+import aiohttp
+
+from nodeagent.kubernetes import faults
+from nodeagent.kubernetes.connection import Connection, JsonObject, Request
+from nodeagent.kubernetes.credentials import Credentials
+
+_MERGE = "application/merge-patch+json"
+_STRATEGIC = "application/strategic-merge-patch+json"
+_NODES = "/api/v1/nodes"
+_EVENTS = "/api/v1/namespaces/default/events"  # where Events about Nodes live
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """The Node as the server has it, None where it has none, and the version to watch from."""
+
+    node: JsonObject | None
+    version: str
+
+
+class ClusterAccess:
+    """One API server. Enter it as a context manager; nothing is read or sent before the first use.
+
+    Every request raises a `ClusterFault` and nothing else. `answer_within` bounds a request, for
+    a watch its beginning; `reread_every` is how old the credentials may get (both in seconds).
+    """
+
+    def __init__(
+        self,
+        credentials: Credentials,
+        *,
+        answer_within: float = 15.0,
+        reread_every: float = 60.0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._connection = Connection(
+            credentials, answer_within=answer_within, reread_every=reread_every, clock=clock
+        )
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._connection.close()
+
+    @property
+    def server(self) -> str:
+        """The server's address for people."""
+        return self._connection.server
+
+    async def list_node(self, name: str) -> Listed:
+        """Ask for the one Node of this name, and for the version of that answer."""
+        asked = f"the list of Node {name}"
+        answer = await self._connection.json(Request(asked, "GET", _NODES, query=_only(name)))
+        items, metadata = answer.get("items"), answer.get("metadata")
+        version = metadata.get("resourceVersion") if isinstance(metadata, dict) else None
+        if not isinstance(version, str) or not isinstance(items, list | None):
+            raise faults.strange_answer(asked, "it is not a list of Nodes")
+        return Listed(items[0] if items else None, version)
+
+    @asynccontextmanager
+    async def watch_node(
+        self, name: str, *, version: str, seconds: float
+    ) -> AsyncIterator[aiohttp.ClientResponse]:
+        """Open a watch on one Node from `version` on; the server ends it after `seconds`."""
+        asked, whole = f"a watch of Node {name}", max(1, round(seconds))
+        query = {
+            **_only(name),
+            "watch": "true",
+            "resourceVersion": version,
+            "allowWatchBookmarks": "true",
+            "timeoutSeconds": str(whole),
+        }
+        response = await self._connection.answered(
+            Request(asked, "GET", _NODES, query=query, longer=whole)
+        )
+        try:
+            if response.content_type != "application/json":
+                raise faults.strange_answer(asked, "it is not JSON")
+            yield response
+        finally:
+            response.close()  # not released: what is left of a watch is never worth reading
+
+    async def patch_node(self, name: str, body: JsonObject) -> JsonObject:
+        """Send a merge patch; the Node as it is then comes back."""
+        path = f"{_NODES}/{{name}}"
+        return await self._patch(f"a change of Node {name}", path, name, body, _MERGE)
+
+    async def patch_node_status(self, name: str, body: JsonObject) -> JsonObject:
+        """Send a strategic merge patch of the status, whose conditions are merged by type."""
+        path = f"{_NODES}/{{name}}/status"
+        return await self._patch(f"a change of Node {name}'s status", path, name, body, _STRATEGIC)
+
+    async def create_event(self, body: JsonObject) -> None:
+        """Make an Event in the namespace of those about Nodes."""
+        await self._connection.json(Request("a new Event", "POST", _EVENTS, body=body))
+
+    async def patch_event(self, name: str, body: JsonObject) -> None:
+        """Send a merge patch of an Event that we made."""
+        path = f"{_EVENTS}/{{name}}"
+        await self._patch(f"a change of Event {name}", path, name, body, _MERGE)
+
+    async def _patch(
+        self, asked: str, path: str, name: str, body: JsonObject, content_type: str
+    ) -> JsonObject:
+        return await self._connection.json(
+            Request(asked, "PATCH", path, {"name": name}, body=body, content_type=content_type)
+        )
+
+
+def _only(name: str) -> dict[str, str]:
+    return {"fieldSelector": f"metadata.name={name}"}

@@ -1,0 +1,155 @@
+"""What can go wrong between the agent and the API server, as the agent's own errors.
+
+The library's, aiohttp's and the server's ways to fail are translated here and go no further. A
+message names the server and the reason, never a token, a header or a foreign page.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from http import HTTPStatus
+
+import aiohttp
+
+from nodeagent.errors import NodeagentError
+
+_LONGEST_REASON = 500  # characters of a server's own words that are worth repeating
+_LONGEST_WAIT = 300.0  # seconds; whoever asks for more is asked again nevertheless
+
+
+class ClusterFault(NodeagentError):
+    """The API server did not do what it was asked for.
+
+    `retry_after` is how many seconds the server wants to be left alone, None if it did not say.
+    """
+
+    def __init__(self, message: str, *, remedy: str = "", retry_after: float | None = None) -> None:
+        super().__init__(message, remedy=remedy)
+        self.retry_after = retry_after
+
+
+class CredentialsUnusable(ClusterFault):
+    """Who to be for the API server, or where it is, cannot be read."""
+
+
+class ClusterUnreachable(ClusterFault):
+    """No API server answers: refused, silent, broken off, failing, or something else is there."""
+
+
+class ConnectionCut(ClusterUnreachable):
+    """The server answered, and the connection broke in the middle of its answer."""
+
+
+class ServerBusy(ClusterFault):
+    """The server asks for patience (429, 503)."""
+
+
+class NotAuthenticated(ClusterFault):
+    """The server does not accept who we say we are (401)."""
+
+
+class NotAllowed(ClusterFault):
+    """The server knows us and forbids this (403)."""
+
+
+class ObjectMissing(ClusterFault):
+    """What the request is about is not there (404)."""
+
+
+class WriteConflict(ClusterFault):
+    """Somebody else was faster, or what is to be made exists (409)."""
+
+
+class VersionExpired(ClusterFault):
+    """The server no longer knows what came after this resource version (410)."""
+
+
+class RequestRefused(ClusterFault):
+    """The server will not do this however often it is asked (400, 413, 415, 422 and the like)."""
+
+
+def from_status(
+    status: int, body: bytes | str, *, asked: str, headers: Mapping[str, str] | None = None
+) -> ClusterFault:
+    """The fault that an answer with this HTTP status stands for; `asked` says what was wanted."""
+    reason = _reason(status, body)
+    message = f"the API server refused {asked}: {reason}"
+    retry_after = _retry_after(headers)
+    match status:
+        case 401:
+            return NotAuthenticated(message, remedy="check the token or the client certificate")
+        case 403:
+            return NotAllowed(message, remedy="check the ClusterRole and its binding")
+        case 404:
+            return ObjectMissing(message)
+        case 409:
+            return WriteConflict(message)
+        case 410:
+            return VersionExpired(message)
+        case 429 | 503:
+            return ServerBusy(message, retry_after=retry_after)
+        case _ if 400 <= status < 500 and status != HTTPStatus.REQUEST_TIMEOUT:
+            return RequestRefused(message)
+        case _:
+            return ClusterUnreachable(message, retry_after=retry_after)
+
+
+def from_error(error: Exception, *, asked: str, server: str, cut: bool = False) -> ClusterFault:
+    """The fault that an exception of the connection stands for.
+
+    `cut` says that an answer had begun. The exception's own text is not repeated, because that
+    of some holds headers; what matters of it is its kind and the operating system's word.
+    """
+    kind = ConnectionCut if cut else ClusterUnreachable
+    return kind(
+        f"{server} does not answer {asked}: {_what_happened(error, cut=cut)}",
+        remedy="the agent goes on with what it knows and tries again",
+    )
+
+
+def strange_answer(asked: str, what: str) -> ClusterUnreachable:
+    """For an answer that no API server gives; `what` says what is wrong with it."""
+    return ClusterUnreachable(
+        f"the answer to {asked} is not an API server's: {what}",
+        remedy="is there a proxy in between?",
+    )
+
+
+def _what_happened(error: Exception, *, cut: bool) -> str:
+    match error:
+        case TimeoutError():
+            return "no answer in time"
+        case aiohttp.ClientSSLError():
+            return "its certificate is not trusted, or TLS failed"
+        case aiohttp.ClientConnectorDNSError():
+            return "its name is not known"
+        case OSError(errno=int(number)) if number > 0:
+            return os.strerror(number)
+        case aiohttp.ClientError() if cut:
+            return "the connection broke off"
+        case _:
+            return f"the connection failed ({type(error).__name__})"
+
+
+def _reason(status: int, body: bytes | str) -> str:
+    """The server's own words where it is an API server that speaks, else the status' name."""
+    try:
+        answer = json.loads(body)
+    except ValueError:
+        answer = None
+    words = answer.get("message") if isinstance(answer, dict) else None
+    if isinstance(words, str) and words:
+        printable = "".join(c if c.isprintable() else " " for c in words)
+        return f"{printable[:_LONGEST_REASON]} ({status})"
+    try:
+        return f"{HTTPStatus(status).phrase} ({status})"
+    except ValueError:
+        return f"status {status}"
+
+
+def _retry_after(headers: Mapping[str, str] | None) -> float | None:
+    """The seconds asked for; a date in their place is not worth its clock's troubles."""
+    words = headers.get("Retry-After", "") if headers else ""
+    return min(float(words), _LONGEST_WAIT) if words.isascii() and words.isdigit() else None

@@ -1,0 +1,115 @@
+"""A Node as far as it concerns the agent, made from what the API server sends."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, cast
+
+from nodeagent.kubernetes.faults import ClusterUnreachable, strange_answer
+
+ConditionStatus = Literal["True", "False", "Unknown"]
+
+
+@dataclass(frozen=True, slots=True)
+class Interest:
+    """What of a Node matters: keys that start with one of these, and conditions of these types.
+
+    The rest is left out of a view, so that what the kubelet and others write changes no view.
+    """
+
+    annotations: tuple[str, ...] = ("",)
+    labels: tuple[str, ...] = ("",)
+    allocatable: tuple[str, ...] = ("",)
+    conditions: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class NodeCondition:
+    """One of a Node's conditions; `since` is when its status changed last, as the server wrote."""
+
+    status: ConditionStatus
+    reason: str
+    message: str
+    since: str = field(default="", compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class NodeView:
+    """What matters of a Node; two views are equal when it is the same, at whatever version."""
+
+    name: str
+    uid: str
+    resource_version: str = field(compare=False)
+    annotations: Mapping[str, str]
+    labels: Mapping[str, str]
+    unschedulable: bool
+    allocatable: Mapping[str, str]  # quantities as the server writes them
+    conditions: Mapping[str, NodeCondition]  # by type
+
+
+def view_of(node: object, interest: Interest) -> NodeView:
+    """The view of a Node in JSON; raises `ClusterUnreachable` for what is no Node."""
+    try:
+        whole = _object(node)
+        metadata, spec, status = (_object(whole.get(key)) for key in ("metadata", "spec", "status"))
+        return NodeView(
+            name=_text(metadata["name"]),
+            uid=_text(metadata["uid"]),
+            resource_version=_text(metadata["resourceVersion"]),
+            annotations=_chosen(metadata.get("annotations"), interest.annotations),
+            labels=_chosen(metadata.get("labels"), interest.labels),
+            unschedulable=spec.get("unschedulable") is True,
+            allocatable=_chosen(status.get("allocatable"), interest.allocatable),
+            conditions=_conditions(status.get("conditions"), interest.conditions),
+        )
+    except (KeyError, TypeError) as error:
+        raise _no_node() from error
+
+
+def is_newer(version: str, than: str) -> bool:
+    """Whether a resource version comes after another one of the same server.
+
+    Kubernetes writes them as decimal numbers that grow; where one is not, everything is newer.
+    """
+    if version.isdecimal() and than.isdecimal():
+        return int(version) > int(than)
+    return True
+
+
+def _no_node() -> ClusterUnreachable:
+    return strange_answer("a question about the Node", "it is no Node")
+
+
+def _object(value: object) -> Mapping[str, Any]:
+    if value is None:
+        return {}
+    if not isinstance(value, dict):
+        raise TypeError
+    return value
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str):
+        raise TypeError
+    return value
+
+
+def _chosen(value: object, prefixes: tuple[str, ...]) -> Mapping[str, str]:
+    return {key: _text(text) for key, text in _object(value).items() if key.startswith(prefixes)}
+
+
+def _conditions(value: object, types: frozenset[str]) -> Mapping[str, NodeCondition]:
+    if not isinstance(value, list | None):
+        raise TypeError
+    found = {}
+    for entry in map(_object, value or ()):
+        if entry.get("type") in types:
+            found[_text(entry["type"])] = NodeCondition(
+                # Another word is somebody's mistake; it differs from every wish, which is right.
+                status=cast("ConditionStatus", _text(entry["status"])),
+                reason=_text(entry.get("reason", "")),
+                message=_text(entry.get("message", "")),
+                since=_text(entry.get("lastTransitionTime") or ""),
+            )
+    return found

@@ -1,0 +1,64 @@
+"""What one daemon looks like to those outside: the planner, and people. Only looks."""
+
+from __future__ import annotations
+
+from nodeagent.mps.adoption import usage_of
+from nodeagent.mps.lifecycle.values import WITH_PROCESS, Phase
+from nodeagent.mps.supervisor import Supervisor
+from nodeagent.planning.observed import IDLE, MpsDaemon, Usage
+from nodeagent.reports.mps_state import ClientState, DaemonState, ServerState, WaitingClient
+
+
+def planners_view(supervisor: Supervisor) -> MpsDaemon | None:
+    """As the planner sees it; None when the device is to have none."""
+    if supervisor.wanted is None:
+        return None
+    state, attendant = supervisor.state, supervisor.attendant
+    seen = attendant.seen if attendant else None
+    return MpsDaemon(
+        runs=supervisor.wanted,
+        state=state.phase,
+        why=state.why,
+        pid=state.pid,
+        servers=tuple(server.pid for server in seen.servers) if seen else (),
+        clients=_usage(supervisor),
+    )
+
+
+def clients_of(supervisor: Supervisor) -> tuple[tuple[int, int], ...]:
+    """(server pid, client pid) of those that are known."""
+    seen = supervisor.attendant.seen if supervisor.attendant else None
+    return seen.clients if seen else ()
+
+
+def _usage(supervisor: Supervisor) -> Usage:
+    if supervisor.state.phase not in WITH_PROCESS:
+        return IDLE
+    seen = supervisor.attendant.seen if supervisor.attendant else None
+    if seen is not None:
+        return usage_of(seen)
+    if supervisor.state.was_ready:
+        return Usage(known=False, reason="its MPS daemon has not answered yet")
+    return IDLE  # it was started just now, and nobody was told of it
+
+
+def daemon_state(supervisor: Supervisor) -> DaemonState:
+    """As people see it."""
+    state, listener = supervisor.state, supervisor.listener
+    server = state.server
+    useless = state.phase in {Phase.FAILED, Phase.BACKOFF}
+    waiting = listener.waiting if listener else ()
+    return DaemonState(
+        device=supervisor.device,
+        phase=state.phase,
+        wanted=supervisor.wanted,
+        why=state.why,
+        pid=state.pid,
+        restarts=state.restarts,
+        pipe_directory=supervisor.pipe_directory,
+        since=supervisor.since,
+        server=ServerState(server.pid, server.uid, server.status) if server else None,
+        clients=tuple(ClientState(pid) for _, pid in clients_of(supervisor)),
+        waiting=tuple(WaitingClient(who.pid, who.uid, who.command) for who in waiting),
+        last_lines=supervisor.last_lines if useless else (),
+    )

@@ -1,0 +1,44 @@
+"""What the API server tells about itself: enough for kubectl and for a client's probes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+_VERBS = ["create", "delete", "get", "list", "patch", "watch"]
+
+
+def _resource(plural: str, kind: str, *, namespaced: bool, verbs: list[str]) -> dict[str, Any]:
+    return {
+        "name": plural,
+        "singularName": "" if "/" in plural else kind.lower(),
+        "namespaced": namespaced,
+        "kind": kind,
+        "verbs": verbs,
+    }
+
+
+DISCOVERY: dict[str, Any] = {
+    "/version": {
+        "major": "1",
+        "minor": "36",
+        "gitVersion": "v1.36.0-test",
+        "platform": "linux/amd64",
+    },
+    "/readyz": "ok",
+    "/healthz": "ok",
+    "/livez": "ok",
+    "/api": {"kind": "APIVersions", "versions": ["v1"]},
+    "/apis": {"kind": "APIGroupList", "apiVersion": "v1", "groups": []},
+    "/api/v1": {
+        "kind": "APIResourceList",
+        "groupVersion": "v1",
+        "resources": [
+            _resource("nodes", "Node", namespaced=False, verbs=_VERBS),
+            _resource("nodes/status", "Node", namespaced=False, verbs=["get", "patch"]),
+            _resource("pods", "Pod", namespaced=True, verbs=_VERBS),
+            _resource("pods/status", "Pod", namespaced=True, verbs=["get", "patch"]),
+            _resource("pods/eviction", "Eviction", namespaced=True, verbs=["create"]),
+            _resource("events", "Event", namespaced=True, verbs=_VERBS),
+        ],
+    },
+}

@@ -1,0 +1,162 @@
+"""A real kube-apiserver with its etcd, from the folder that KUBEBUILDER_ASSETS names.
+
+The same contract tests run against it as against our own server; where the two differ, the real
+one is right.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import socket
+import ssl
+import subprocess
+import time
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+START_SECONDS = 60.0
+TOKEN = "token-of-the-tests"
+USUAL_FOLDER = "/usr/local/kubebuilder/bin"
+
+# Runs a program again whenever it ends; SIGHUP kills it, SIGTERM ends both. So that a restart
+# makes no new process of the tests' own, which they would take for one that a test left.
+AGAIN = """
+trap 'kill -KILL $child' HUP
+trap 'kill $child; wait $child; exit 0' TERM
+while :; do
+  "$0" "$@" &
+  child=$!
+  wait $child
+  wait $child
+done
+"""
+
+
+def why_not() -> str:
+    """Why there is no real server to run; empty when there is one."""
+    folder = Path(os.environ.get("KUBEBUILDER_ASSETS", USUAL_FOLDER))
+    missing = [name for name in ("etcd", "kube-apiserver") if not (folder / name).is_file()]
+    if missing:
+        return f"KUBEBUILDER_ASSETS: no {' and no '.join(missing)} in {folder}"
+    if shutil.which("openssl") is None:
+        return "no openssl to make the service account key with"
+    return ""
+
+
+class RealApiServer:
+    """Both processes; `restart` starts another API server on the same etcd and port."""
+
+    token = TOKEN
+
+    def __init__(self, folder: Path) -> None:
+        self._assets = Path(os.environ.get("KUBEBUILDER_ASSETS", USUAL_FOLDER))
+        self._folder = folder
+        self._etcd_port, self._peer_port, self._port = (_free_port() for _ in range(3))
+        self._etcd: subprocess.Popen[bytes] | None = None
+        self._api: subprocess.Popen[bytes] | None = None
+
+    @property
+    def url(self) -> str:
+        return f"https://127.0.0.1:{self._port}"
+
+    @property
+    def ca_file(self) -> str:
+        """The certificate that the API server made for itself."""
+        return str(self._folder / "certificates" / "apiserver.crt")
+
+    def restart(self) -> None:
+        """Kill the API server and await another; takes some seconds and blocks."""
+        assert self._api is not None, "not running"
+        self._api.send_signal(signal.SIGHUP)
+        self._await(ready=False)
+        self._await(ready=True)
+
+    @contextlib.contextmanager
+    def running(self) -> Iterator[RealApiServer]:
+        """Start both, end both; blocks."""
+        key = self._folder / "service-account.key"
+        subprocess.run(
+            ["openssl", "genrsa", "-out", str(key), "2048"], check=True, capture_output=True
+        )
+        (self._folder / "tokens.csv").write_text(f'{TOKEN},tester,1,"system:masters"\n')
+        try:
+            self._etcd = self._started(["etcd", *self._etcd_flags()])
+            self._api = self._started(["kube-apiserver", *self._api_flags()], again=True)
+            self._await(ready=True)
+            yield self
+        finally:
+            for process in (self._api, self._etcd):
+                if process is not None:
+                    process.terminate()
+                    process.wait()
+
+    def _started(self, command: list[str], *, again: bool = False) -> subprocess.Popen[bytes]:
+        program, *flags = command
+        shell = ["sh", "-c", AGAIN] if again else []
+        with (self._folder / f"{program}.log").open("ab") as log:
+            return subprocess.Popen(
+                [*shell, str(self._assets / program), *flags],
+                stdout=log,
+                stderr=log,
+                cwd=self._folder,
+            )
+
+    def _etcd_flags(self) -> list[str]:
+        clients, peers = (f"http://127.0.0.1:{p}" for p in (self._etcd_port, self._peer_port))
+        return [
+            f"--data-dir={self._folder / 'etcd'}",
+            f"--listen-client-urls={clients}",
+            f"--advertise-client-urls={clients}",
+            f"--listen-peer-urls={peers}",
+            f"--initial-advertise-peer-urls={peers}",
+            f"--initial-cluster=default={peers}",
+            "--unsafe-no-fsync",
+        ]
+
+    def _api_flags(self) -> list[str]:
+        key = self._folder / "service-account.key"
+        return [
+            f"--etcd-servers=http://127.0.0.1:{self._etcd_port}",
+            "--bind-address=127.0.0.1",
+            "--advertise-address=127.0.0.1",
+            f"--secure-port={self._port}",
+            f"--cert-dir={self._folder / 'certificates'}",
+            f"--token-auth-file={self._folder / 'tokens.csv'}",
+            "--authorization-mode=RBAC",
+            "--service-cluster-ip-range=10.0.0.0/24",
+            "--service-account-issuer=https://127.0.0.1",
+            f"--service-account-key-file={key}",
+            f"--service-account-signing-key-file={key}",
+            "--disable-admission-plugins=ServiceAccount,TaintNodesByCondition",
+        ]
+
+    def _await(self, *, ready: bool) -> None:
+        deadline = time.monotonic() + START_SECONDS
+        while self._is_ready() != ready:
+            if time.monotonic() > deadline:
+                log = (self._folder / "kube-apiserver.log").read_text(errors="replace")
+                raise TimeoutError(f"the API server's readiness is not {ready}: {log[-2000:]}")
+            time.sleep(0.02)
+
+    def _is_ready(self) -> bool:
+        context = ssl.create_default_context()
+        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+        headers = {"Authorization": f"Bearer {TOKEN}"}
+        request = urllib.request.Request(f"{self.url}/readyz", headers=headers)
+        with (
+            contextlib.suppress(OSError),  # all of urllib's errors are
+            urllib.request.urlopen(request, context=context, timeout=5),
+        ):
+            return True
+        return False
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port

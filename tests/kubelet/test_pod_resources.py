@@ -1,0 +1,270 @@
+"""The pod-resources client against a kubelet's service on a real socket."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from nodeagent.errors import NodeagentError
+from nodeagent.kubelet.pod_resources import (
+    Allocatable,
+    Allocations,
+    ClaimedDevice,
+    Holding,
+    KubeletBusy,
+    KubeletError,
+    KubeletTooOld,
+    KubeletTooSlow,
+    KubeletUnavailable,
+    PodName,
+    PodResourcesClient,
+)
+from tests.cluster.kubelet import RATE_LIMITED, SWITCHED_OFF, UNKNOWN_METHOD, Kubelet
+
+MIG = "nvidia.com/mig-1g.10gb"
+TRAINER = PodName("team", "trainer")
+
+
+@pytest.fixture
+async def kubelet(tmp_path: Path) -> AsyncIterator[Kubelet]:
+    """A kubelet that runs."""
+    async with Kubelet(tmp_path / "pod-resources") as kubelet:
+        yield kubelet
+
+
+def client_of(kubelet: Kubelet, deadline: float = 5.0) -> PodResourcesClient:
+    """The agent's client of this kubelet."""
+    return PodResourcesClient(kubelet.socket, deadline=deadline)
+
+
+async def test_nothing_is_allocated(kubelet: Kubelet) -> None:
+    """A kubelet without GPU pods and plugins answers with nothing, which is no error."""
+    client = client_of(kubelet)
+    assert await client.allocations() == Allocations((), ())
+    assert await client.allocatable() == ()
+    assert kubelet.calls == ["List", "GetAllocatableResources"]
+
+
+async def test_entries_of_one_device_each_are_joined(kubelet: Kubelet) -> None:
+    """The kubelet's one entry for each device becomes one for each container and resource."""
+    kubelet.allocate("trainer", ["MIG-a", "MIG-b"], namespace="team", resource=MIG)
+    kubelet.allocate("trainer", ["GPU-1"], namespace="team", resource="nvidia.com/gpu")
+    kubelet.allocate("trainer", ["MIG-c"], namespace="team", resource=MIG)
+    kubelet.allocate("trainer", ["MIG-d"], namespace="team", container="sidecar", resource=MIG)
+    kubelet.offer(MIG, ["MIG-a", "MIG-b", "MIG-c", "MIG-d", "MIG-e"])
+    client = client_of(kubelet)
+    assert (await client.allocations()).holdings == (
+        Holding(TRAINER, "main", MIG, ("MIG-a", "MIG-b", "MIG-c")),
+        Holding(TRAINER, "main", "nvidia.com/gpu", ("GPU-1",)),
+        Holding(TRAINER, "sidecar", MIG, ("MIG-d",)),
+    )
+    assert await client.allocatable() == (
+        Allocatable(MIG, ("MIG-a", "MIG-b", "MIG-c", "MIG-d", "MIG-e")),
+    )
+
+
+async def test_claimed_devices_are_told(kubelet: Kubelet) -> None:
+    """A device got through a resource claim is an allocation too, with its claim's name."""
+    kubelet.claim("trainer", "gpu-0-mig-1g10gb-0", name="one-slice", namespace="team")
+    assert await client_of(kubelet).allocations() == Allocations(
+        (),
+        (
+            ClaimedDevice(
+                TRAINER,
+                "main",
+                PodName("team", "one-slice"),
+                "gpu.nvidia.com",
+                "node-0",
+                "gpu-0-mig-1g10gb-0",
+            ),
+        ),
+    )
+
+
+async def test_finished_pods_leave_only_when_somebody_vouches(kubelet: Kubelet) -> None:
+    """A listed pod holds its devices until it is named as finished, then only its own go."""
+    kubelet.allocate("finished", ["MIG-a"], resource=MIG)
+    kubelet.allocate("successor", ["MIG-a"], resource=MIG)
+    kubelet.claim("finished", "gpu-0", name="whole")
+    told = await client_of(kubelet).allocations()
+    assert [one.pod.name for one in told.holdings] == ["finished", "successor"]
+    assert told.without([]) == told
+    left = told.without({PodName("default", "finished"), PodName("default", "unheard-of")})
+    assert [one.pod.name for one in left.holdings] == ["successor"]
+    assert left.claimed == ()
+
+
+async def test_fields_of_a_newer_kubelet_are_skipped(kubelet: Kubelet) -> None:
+    """Fields that this agent does not read (cpus, memory, NUMA nodes, others) do no harm."""
+    device = b"\x0a\x0envidia.com/gpu" + b"\x12\x05GPU-1" + b"\x1a\x04\x0a\x02\x08\x01"
+    container = b"\x0a\x04main" + b"\x12" + bytes([len(device)]) + device + b"\x1a\x02\x01\x02"
+    pod = b"\x0a\x03pod\x12\x02ns\x1a" + bytes([len(container)]) + container + b"\xf2\x07\x01x"
+    kubelet.spoilt["List"] = b"\x0a" + bytes([len(pod)]) + pod
+    assert (await client_of(kubelet).allocations()).holdings == (
+        Holding(PodName("ns", "pod"), "main", "nvidia.com/gpu", ("GPU-1",)),
+    )
+
+
+async def test_a_socket_that_comes_later(tmp_path: Path) -> None:
+    """Before the kubelet is there the error says so; the same client works once it is."""
+    kubelet = Kubelet(tmp_path / "pod-resources")
+    client = client_of(kubelet)
+    with pytest.raises(KubeletUnavailable, match="is not there: No such file or directory"):
+        await client.allocations()
+    async with kubelet:
+        assert await client.allocations() == Allocations((), ())
+
+
+async def test_a_restart_shows_the_checkpoint_and_nothing_to_allocate(kubelet: Kubelet) -> None:
+    """After a restart allocations are known at once, plugins' devices only when registered."""
+    kubelet.allocate("trainer", ["MIG-a"], resource=MIG)
+    kubelet.offer(MIG, ["MIG-a"])
+    client = client_of(kubelet)
+    before = await client.allocations()
+    await kubelet.restart()
+    assert await client.allocations() == before
+    assert await client.allocatable() == ()
+    kubelet.offer(MIG, ["MIG-a"])
+    assert await client.allocatable() == (Allocatable(MIG, ("MIG-a",)),)
+
+
+async def test_a_dead_socket_is_noticed_at_once_and_forgotten_at_once(kubelet: Kubelet) -> None:
+    """A killed kubelet's socket fails without a wait; no pause outlasts the new kubelet's start."""
+    client = client_of(kubelet)
+    await kubelet.stop(leave_socket=True)
+    begin = time.monotonic()
+    for _ in range(5):
+        with pytest.raises(KubeletUnavailable, match="nobody answers"):
+            await client.allocations()
+    await kubelet.start()
+    await client.allocations()
+    assert time.monotonic() - begin < 1.0
+
+
+async def test_a_kubelet_that_does_not_answer(kubelet: Kubelet) -> None:
+    """A call ends at its deadline, and the next one is answered."""
+    kubelet.hold()
+    begin = time.monotonic()
+    with pytest.raises(KubeletTooSlow, match=r"did not answer List within 0\.2 s"):
+        await client_of(kubelet, deadline=0.2).allocations()
+    assert 0.19 < time.monotonic() - begin < 1.0
+    kubelet.go_on()
+    assert await client_of(kubelet).allocations() == Allocations((), ())
+
+
+async def test_a_listener_that_never_speaks(tmp_path: Path) -> None:
+    """Something that accepts and says nothing, not even as HTTP/2, is bounded by the deadline."""
+    path = tmp_path / "kubelet.sock"
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(path))
+        listener.listen()
+        begin = time.monotonic()
+        with pytest.raises(KubeletError):
+            await PodResourcesClient(path, deadline=0.2).allocations()
+        assert time.monotonic() - begin < 1.0
+
+
+async def test_a_call_that_hangs_holds_up_no_other(tmp_path: Path) -> None:
+    """While one call hangs on a dead kubelet's socket, the next reaches the new kubelet's."""
+    kubelet = Kubelet(tmp_path)
+    client = client_of(kubelet, deadline=3.0)
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(kubelet.socket))
+        listener.listen()
+        hanging = asyncio.create_task(client.allocations())
+        await asyncio.sleep(0.1)
+        async with kubelet:
+            begin = time.monotonic()
+            assert await client.allocations() == Allocations((), ())
+            assert time.monotonic() - begin < 1.0
+            hanging.cancel()
+            await asyncio.gather(hanging, return_exceptions=True)
+
+
+async def test_the_kubelet_dies_during_a_call(kubelet: Kubelet) -> None:
+    """A call that is under way when the kubelet ends fails as unavailable."""
+    kubelet.hold()
+    call = asyncio.create_task(client_of(kubelet).allocations())
+    while not kubelet.calls:
+        await asyncio.sleep(0.005)
+    await kubelet.stop()
+    with pytest.raises(KubeletUnavailable):
+        await call
+
+
+async def test_the_connection_ends_during_a_call(tmp_path: Path) -> None:
+    """A connection that closes without an answer fails as unavailable, well before the deadline."""
+
+    async def hang_up(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read(1)
+        writer.close()
+
+    path = tmp_path / "kubelet.sock"
+    async with await asyncio.start_unix_server(hang_up, path):
+        begin = time.monotonic()
+        with pytest.raises(KubeletUnavailable):
+            await PodResourcesClient(path, deadline=5).allocations()
+        assert time.monotonic() - begin < 2.0
+
+
+@pytest.mark.parametrize(
+    ("refusal", "kind", "words"),
+    [
+        (RATE_LIMITED, KubeletBusy, "rejected by rate limit"),
+        (UNKNOWN_METHOD, KubeletTooOld, "does not know GetAllocatableResources"),
+        (SWITCHED_OFF, KubeletError, "API GetAllocatableResources disabled"),
+    ],
+    ids=["rate limit", "older kubelet", "switched off"],
+)
+async def test_refusals_keep_the_kubelets_words(
+    kubelet: Kubelet, refusal: object, kind: type[KubeletError], words: str
+) -> None:
+    """Each refusal is one of the agent's errors, with what the kubelet said."""
+    kubelet.refuse["GetAllocatableResources"] = refusal  # type: ignore[assignment]  # pytest's table
+    with pytest.raises(NodeagentError, match=words) as caught:
+        await client_of(kubelet).allocatable()
+    assert type(caught.value) is kind
+
+
+@pytest.mark.parametrize("garbage", [b"\x0a\xff", b"\x0a\x03\x0a\x01\xff"], ids=["cut", "not text"])
+async def test_an_answer_that_cannot_be_read(kubelet: Kubelet, garbage: bytes) -> None:
+    """Bytes that are no such message raise; they are never read as "nothing is allocated"."""
+    kubelet.spoilt["List"] = garbage
+    with pytest.raises(KubeletError, match="answer to List is unreadable"):
+        await client_of(kubelet).allocations()
+
+
+async def test_what_is_no_socket(tmp_path: Path) -> None:
+    """A path to something else, or longer than a socket's address, is explained as such."""
+    plain = tmp_path / "file"
+    plain.touch()
+    with pytest.raises(KubeletError, match="is no socket"):
+        await PodResourcesClient(plain, deadline=1).allocations()
+    with pytest.raises(KubeletError, match="too long"):
+        await PodResourcesClient(tmp_path / ("x" * 108), deadline=1).allocations()
+
+
+async def test_a_path_with_odd_characters(tmp_path: Path) -> None:
+    """Spaces, percent signs and the like in the path reach the right socket."""
+    async with Kubelet(tmp_path / "a b%20c?#") as kubelet:
+        assert await client_of(kubelet).allocations() == Allocations((), ())
+
+
+async def test_calls_side_by_side(kubelet: Kubelet) -> None:
+    """One client serves several tasks at once, and a cancelled call leaves nothing behind."""
+    kubelet.allocate("trainer", ["MIG-a"], resource=MIG)
+    client = client_of(kubelet)
+    answers = await asyncio.gather(*(client.allocations() for _ in range(20)))
+    assert len(answers) == 20
+    assert len({one.holdings for one in answers}) == 1
+    kubelet.hold()
+    call = asyncio.create_task(client.allocations())
+    await asyncio.sleep(0.05)
+    call.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await call

@@ -1,0 +1,90 @@
+"""Answers and exceptions as the agent's own errors."""
+
+from __future__ import annotations
+
+import json
+
+import aiohttp
+import pytest
+
+from nodeagent.kubernetes import faults
+
+STATUS = json.dumps({"kind": "Status", "message": "the server's\nown words", "code": 0})
+
+
+@pytest.mark.parametrize(
+    ("status", "kind"),
+    [
+        (400, faults.RequestRefused),
+        (401, faults.NotAuthenticated),
+        (403, faults.NotAllowed),
+        (404, faults.ObjectMissing),
+        (408, faults.ClusterUnreachable),
+        (409, faults.WriteConflict),
+        (410, faults.VersionExpired),
+        (413, faults.RequestRefused),
+        (415, faults.RequestRefused),
+        (422, faults.RequestRefused),
+        (429, faults.ServerBusy),
+        (302, faults.ClusterUnreachable),
+        (500, faults.ClusterUnreachable),
+        (502, faults.ClusterUnreachable),
+        (503, faults.ServerBusy),
+        (504, faults.ClusterUnreachable),
+        (799, faults.ClusterUnreachable),
+    ],
+)
+def test_each_status_has_its_kind(status: int, kind: type[faults.ClusterFault]) -> None:
+    """The kind says what to do about it; the server's words and the number are in the message."""
+    fault = faults.from_status(status, STATUS, asked="this")
+    assert type(fault) is kind
+    assert fault.message == f"the API server refused this: the server's own words ({status})"
+
+
+def test_a_foreign_page_is_not_repeated() -> None:
+    """What is not the server's own message gives way to the status' name; long ones are cut."""
+    page = faults.from_status(502, b"<html>token=abc</html>", asked="this")
+    assert page.message == "the API server refused this: Bad Gateway (502)"
+    assert faults.from_status(799, b"[1]", asked="this").message.endswith(": status 799")
+    long = faults.from_status(422, json.dumps({"message": "x" * 9000}), asked="this")
+    assert len(long.message) < 600
+
+
+@pytest.mark.parametrize(
+    ("header", "seconds"),
+    [
+        ("7", 7.0),
+        ("86400", 300.0),
+        ("Wed, 21 Oct 2026 07:28:00 GMT", None),
+        ("", None),
+        ("²", None),
+    ],
+)
+def test_retry_after_counts_in_seconds(header: str, seconds: float | None) -> None:
+    """It is kept within five minutes, and a date is passed over."""
+    fault = faults.from_status(429, b"", asked="this", headers={"Retry-After": header})
+    assert fault.retry_after == seconds
+
+
+def test_an_exceptions_own_text_is_not_repeated() -> None:
+    """Some of aiohttp's exceptions quote headers; only their kind is told."""
+    secret = "Bearer very-secret"
+    for error in (
+        aiohttp.ClientPayloadError(secret),
+        aiohttp.ClientConnectionError(secret),
+        aiohttp.InvalidURL(secret),
+        TimeoutError(secret),
+        ValueError(secret),
+    ):
+        for cut in (False, True):
+            fault = faults.from_error(error, asked="this", server="https://s", cut=cut)
+            assert "secret" not in str(fault)
+            assert fault.message.startswith("https://s does not answer this: ")
+
+
+def test_the_systems_own_word_is_told() -> None:
+    """Refused and reset are told apart for the reader."""
+    fault = faults.from_error(
+        ConnectionRefusedError(111, "Connect call failed"), asked="x", server="s"
+    )
+    assert fault.message == "s does not answer x: Connection refused"

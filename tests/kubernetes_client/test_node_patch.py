@@ -1,0 +1,150 @@
+"""The difference between a Node and what is wanted of it."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nodeagent.kubernetes.node_patch import (
+    TooLarge,
+    Wanted,
+    metadata_patch,
+    oversized,
+    status_patch,
+)
+from nodeagent.kubernetes.node_view import Interest, NodeCondition, NodeView, view_of
+
+TYPES = ("GPUPartitionsReady", "GPUHealthy", "Ready")
+EVERYTHING = Interest(conditions=frozenset(TYPES))
+
+keys = st.sampled_from(["a", "b", "nodeagent.io/status", "x/y~z"])
+values = st.sampled_from(["", "1", "2", "long" * 10])
+there_keys = st.dictionaries(keys, values)
+wanted_keys = st.dictionaries(keys, st.none() | values)
+condition = st.builds(
+    NodeCondition,
+    status=st.sampled_from(["True", "False", "Unknown"]),
+    reason=st.sampled_from(["A", "B"]),
+    message=st.sampled_from(["", "m"]),
+    since=st.just("2026-01-01T00:00:00Z"),
+)
+conditions = st.dictionaries(st.sampled_from(TYPES), condition)
+
+
+def view(
+    annotations: dict[str, str] | None = None,
+    labels: dict[str, str] | None = None,
+    there: dict[str, NodeCondition] | None = None,
+) -> NodeView:
+    """A Node seen with these."""
+    return NodeView(
+        name="n",
+        uid="u",
+        resource_version="1",
+        annotations=annotations or {},
+        labels=labels or {},
+        unschedulable=False,
+        allocatable={},
+        conditions=there or {},
+    )
+
+
+def as_json(seen: NodeView) -> dict[str, Any]:
+    """It as the server would send it."""
+    return {
+        "metadata": {
+            "name": seen.name,
+            "uid": seen.uid,
+            "resourceVersion": "2",
+            "annotations": dict(seen.annotations),
+            "labels": dict(seen.labels),
+        },
+        "status": {
+            "conditions": [
+                {
+                    "type": kind,
+                    "status": c.status,
+                    "reason": c.reason,
+                    "message": c.message,
+                    "lastTransitionTime": c.since,
+                }
+                for kind, c in seen.conditions.items()
+            ]
+        },
+    }
+
+
+def merged(target: Any, patch: Any) -> Any:
+    """RFC 7386, written down from its text."""
+    if not isinstance(patch, dict):
+        return patch
+    target = dict(target) if isinstance(target, dict) else {}
+    for key, value in patch.items():
+        if value is None:
+            target.pop(key, None)
+        else:
+            target[key] = merged(target.get(key), value)
+    return target
+
+
+@given(annotations=there_keys, labels=there_keys, want_a=wanted_keys, want_l=wanted_keys)
+def test_the_patch_gives_what_is_wanted_and_leaves_the_rest(
+    annotations: dict[str, str],
+    labels: dict[str, str],
+    want_a: dict[str, str | None],
+    want_l: dict[str, str | None],
+) -> None:
+    """Merged into the Node, wanted keys are as wanted, all others as before."""
+    wanted, before = Wanted(want_a, want_l), view(annotations, labels)
+    patch = metadata_patch(wanted, before)
+    after = view_of(merged(as_json(before), patch.body() if patch else {}), EVERYTHING)
+    for there, want, now in (
+        (annotations, want_a, after.annotations),
+        (labels, want_l, after.labels),
+    ):
+        expected = {k: v for k, v in {**there, **want}.items() if v is not None}
+        assert dict(now) == expected
+    assert metadata_patch(wanted, after) is None
+
+
+@given(annotations=there_keys, want=wanted_keys)
+def test_the_patch_is_minimal(annotations: dict[str, str], want: dict[str, str | None]) -> None:
+    """Each key in it is needed: without it the Node would not be as wanted."""
+    patch = metadata_patch(Wanted(want), view(annotations))
+    sent = patch.annotations if patch else {}
+    assert set(sent) == {key for key, value in want.items() if annotations.get(key) != value}
+    if patch:
+        assert set(patch.body()["metadata"]) == {"annotations"}
+
+
+@given(there=conditions, want=conditions)
+def test_conditions_are_written_by_type_and_only_where_they_differ(
+    there: dict[str, NodeCondition], want: dict[str, NodeCondition]
+) -> None:
+    """After the merge by type they are as wanted, and the time of change is kept or new."""
+    before = view(there=there)
+    patch = status_patch(Wanted(conditions=want), before)
+    entries = patch.body("2026-02-02T00:00:00Z")["status"]["conditions"] if patch else []
+    assert {e["type"] for e in entries} == {k for k, c in want.items() if there.get(k) != c}
+    whole = as_json(before)
+    by_type = {c["type"]: c for c in whole["status"]["conditions"]} | {
+        e["type"]: e for e in entries
+    }
+    whole["status"]["conditions"] = list(by_type.values())
+    after = view_of(json.loads(json.dumps(whole)), EVERYTHING)
+    assert dict(after.conditions) == {**there, **want}
+    for entry in entries:
+        same = entry["type"] in there and there[entry["type"]].status == entry["status"]
+        assert (
+            entry["lastTransitionTime"] == f"2026-0{1 if same else 2}-0{1 if same else 2}T00:00:00Z"
+        )
+        assert entry["lastHeartbeatTime"] == "2026-02-02T00:00:00Z"
+
+
+def test_the_size_of_an_annotation_is_that_of_its_bytes() -> None:
+    """Key and value count, in UTF-8, and the first that is too large is named."""
+    assert oversized(Wanted({"key": "ü" * 5}), 13) is None
+    assert oversized(Wanted({"key": "ü" * 5}), 12) == TooLarge("key", 13, 12)

@@ -1,0 +1,87 @@
+"""What is taken from a Node's JSON, and what is refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from nodeagent.kubernetes.faults import ClusterUnreachable
+from nodeagent.kubernetes.node_view import Interest, NodeCondition, is_newer, view_of
+
+
+def node(**parts: Any) -> dict[str, Any]:
+    """The least that a Node has, and these parts."""
+    return {"metadata": {"name": "n", "uid": "u", "resourceVersion": "7"}, **parts}
+
+
+def test_absent_parts_are_empty() -> None:
+    """A Node that nobody has written to has no annotations, spec or status at all."""
+    view = view_of(node(), Interest())
+    assert (view.annotations, view.labels, view.allocatable, view.conditions) == ({}, {}, {}, {})
+    assert view.unschedulable is False
+
+
+def test_only_what_is_of_interest_is_in_the_view() -> None:
+    """Keys of others, and the kubelet's heartbeats in the conditions, change no view."""
+    interest = Interest(
+        annotations=("nodeagent.io/",),
+        labels=("nvidia.com/",),
+        allocatable=("nvidia.com/",),
+        conditions=frozenset({"GPUHealthy"}),
+    )
+    whole = node(
+        spec={"unschedulable": True},
+        status={
+            "allocatable": {"cpu": "4", "nvidia.com/gpu": "8"},
+            "conditions": [
+                {"type": "Ready", "status": "True", "lastHeartbeatTime": "now"},
+                {"type": "GPUHealthy", "status": "True", "lastTransitionTime": "then"},
+            ],
+        },
+    )
+    whole["metadata"] |= {
+        "annotations": {"nodeagent.io/plan": "p", "other/key": "o"},
+        "labels": {"nvidia.com/mig.config": "c", "zone": "z"},
+    }
+    view = view_of(whole, interest)
+    assert view.annotations == {"nodeagent.io/plan": "p"}
+    assert view.labels == {"nvidia.com/mig.config": "c"}
+    assert view.allocatable == {"nvidia.com/gpu": "8"}
+    assert view.conditions == {"GPUHealthy": NodeCondition("True", "", "")}
+    assert view.conditions["GPUHealthy"].since == "then"
+    assert view.unschedulable is True
+    whole["metadata"]["resourceVersion"] = "8"
+    whole["metadata"]["annotations"]["other/key"] = "p"
+    assert view_of(whole, interest) == view
+
+
+@pytest.mark.parametrize(
+    "strange",
+    [
+        None,
+        "text",
+        [],
+        {},
+        {"metadata": {"name": "n", "uid": "u"}},
+        {"metadata": {"name": "n", "uid": "u", "resourceVersion": 7}},
+        {"metadata": []},
+        node(spec="s"),
+        node(status={"allocatable": ["cpu"]}),
+        node(status={"allocatable": {"cpu": 4}}),
+        node(status={"conditions": {}}),
+        node(status={"conditions": [{"type": "GPUHealthy"}]}),
+    ],
+)
+def test_what_is_no_node_is_a_fault_of_the_connection(strange: object) -> None:
+    """A proxy may answer anything; no other exception gets out."""
+    with pytest.raises(ClusterUnreachable, match="it is no Node"):
+        view_of(strange, Interest(conditions=frozenset({"GPUHealthy"})))
+
+
+def test_versions_are_compared_as_numbers() -> None:
+    """Not as words; and a version that is no number is always news."""
+    assert is_newer("10", "9")
+    assert not is_newer("9", "10")
+    assert not is_newer("9", "9")
+    assert is_newer("opaque", "9")

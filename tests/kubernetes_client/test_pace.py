@@ -1,0 +1,48 @@
+"""Waiting times: full jitter, and turns."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nodeagent.kubernetes.pace import Allowance, BackOff
+
+
+def test_the_ceiling_doubles_to_the_longest_and_starts_anew_after_a_reset() -> None:
+    """With the greatest chance the waits are the ceilings themselves."""
+    back_off = BackOff(first=0.5, longest=30.0, chance=lambda: 1.0)
+    waits = [back_off.next() for _ in range(9)]
+    assert waits == [0.5, 1, 2, 4, 8, 16, 30, 30, 30]
+    back_off.reset()
+    assert back_off.next() == 0.5
+
+
+def test_what_the_server_asks_for_is_spread_too() -> None:
+    """Retry-After is a least wait; chance comes on top of it."""
+    back_off = BackOff(first=0.5, longest=30.0, chance=lambda: 0.5)
+    assert back_off.next(7.0) == 7.25
+
+
+@given(
+    gaps=st.lists(st.floats(0, 5), min_size=1, max_size=80),
+    interval=st.sampled_from([0.5, 1.0, 3.0]),
+    burst=st.integers(1, 4),
+)
+def test_turns_are_never_more_than_the_rate_and_the_burst(
+    gaps: list[float], interval: float, burst: int
+) -> None:
+    """Over any stretch of time there are at most its length over the interval, and the burst."""
+    allowance = Allowance(interval=interval, burst=burst)
+    now, turns = 1000.0, []
+    for gap in gaps:
+        now = max(now + gap, allowance.next_at())
+        allowance.take(now)
+        turns.append(now)
+    for i, begin in enumerate(turns):
+        for j in range(i, len(turns)):
+            assert j - i + 1 <= (turns[j] - begin) / interval + burst + 1e-9
+
+
+def test_the_first_turn_waits_for_nothing() -> None:
+    """What has been quiet may speak at once."""
+    assert Allowance(interval=1.0).next_at() < 0
