@@ -28,7 +28,8 @@ run: $(RUN)  ## start the agent on a simulated node (BOARDS=h100-80gb:2 PLAN=exa
 	@NODEAGENT_RUN_DIR=$(LOCAL)/run NODEAGENT_STATE_DIR=$(LOCAL)/state \
 	  exec $(BIN)/nodeagent run --simulate $(BOARDS) --plan $(PLAN)
 
-test: lint types layers pytest  ## everything that has to pass: lint, types, layers, tests
+test: lint types layers  ## everything that has to pass: lint, types, layers, tests
+	@$(MAKE) --no-print-directory --jobs=2 --output-sync=target pytest-computing pytest-waiting
 
 install: $(DEV)  ## the environment with all tools
 
@@ -48,6 +49,16 @@ layers: $(DEV)  ## who may import whom
 
 pytest: $(DEV)  ## the tests alone (ARGS='-k planner')
 	$(BIN)/python -m pytest $(ARGS)
+
+# The two halves of them, side by side in `make test`: one computes, the other mostly waits.
+WAITING := tests/cluster tests/kubelet tests/kubernetes_client tests/mps tests/simulation/mps \
+  $(wildcard tests/acceptance/test_mps*.py)
+
+pytest-computing: $(DEV)
+	$(BIN)/python -m pytest -p no:cacheprovider $(WAITING:%=--ignore=%)
+
+pytest-waiting: $(DEV)
+	$(BIN)/python -m pytest -p no:cacheprovider $(WAITING)
 
 cover: $(DEV)  ## the tests, and which lines they miss
 	$(BIN)/python -m coverage run -m pytest $(ARGS)
@@ -84,4 +95,5 @@ $(DEV): requirements/dev.txt $(RUN)
 	@$(PIP) install --require-hashes -r requirements/dev.txt
 	@touch $@
 
-.PHONY: help run test install format lint types layers pytest cover bench lock clean
+.PHONY: help run test install format lint types layers pytest pytest-computing pytest-waiting \
+  cover bench lock clean

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import structlog
 
-from nodeagent.errors import DrainTimedOut, NodeagentError, StillInUse
+from nodeagent.errors import DrainTimedOut, StillInUse
 from nodeagent.execution.mps_setup import (
     MpsPlaces,
     host_for,
@@ -180,8 +180,8 @@ class MpsPart:
             self._stirred.clear()
             try:
                 seen = await self._watch.look(self._fleet.running())
-            except NodeagentError as error:
-                log.warning("MPS clients cannot be looked at", reason=str(error))
+            except Exception:  # a fault of ours is told, and the next look may go well
+                log.exception("MPS clients cannot be looked at")
                 continue
             if seen != self._clients:
                 self._clients = seen

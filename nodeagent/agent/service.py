@@ -22,7 +22,7 @@ from nodeagent.agent.logs import configure_logging
 from nodeagent.agent.mps_part import MpsPart
 from nodeagent.agent.sd_notify import Notifier
 from nodeagent.errors import NodeagentError
-from nodeagent.execution.mps_setup import places_of, simulated_places
+from nodeagent.execution.mps_setup import longest_step, places_of, simulated_places
 from nodeagent.execution.writer_lock import FILE_NAME as LOCK_NAME
 from nodeagent.execution.writer_lock import writer_lock
 from nodeagent.gpu.driver import Driver
@@ -141,7 +141,8 @@ class Agent:
 
     def _make_reconciler(self) -> Reconciler:
         settings = self._settings
-        deadlines = settings.driver.step_deadline + 4 * settings.driver.observe_deadline
+        longest = max(settings.driver.step_deadline, longest_step(settings.mps))
+        deadlines = longest + 4 * settings.driver.observe_deadline
         return Reconciler(
             state=NodeState(settings.node_name, settings.plan.source),
             open_driver=lambda: self._mps.node,

@@ -10,7 +10,7 @@ import asyncio
 import os
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -46,13 +46,18 @@ class Node(SeenNode, Protocol):
 
 @asynccontextmanager
 async def looking_at(
-    options: Options, settings: InForce, document: PlanDocument | None
+    options: Options,
+    settings: InForce,
+    document: PlanDocument | None,
+    *,
+    time_slices: bool = False,
 ) -> AsyncIterator[tuple[SeenNode, Host]]:
-    """The node, real or simulated, and what of the host bears on the document.
+    """The node, real or simulated, and what of the host bears on the document. With `time_slices`
+    every GPU's is asked for, also where the document has none.
 
     Raises DriverUnavailable, UsageError, and NodeagentError for what an agent left damaged.
     """
-    async with _parts(options, settings, document) as (driver, parts):
+    async with _parts(options, settings, document, time_slices=time_slices) as (driver, parts):
         if parts is None:
             async with driver:
                 yield driver, Host()
@@ -123,24 +128,30 @@ class _Parts:
     settings: Settings
     places: MpsPlaces
     host: Host
-    time_slices: bool
     throwaway: bool
+    time_slices: bool = False
 
 
 @asynccontextmanager
 async def _parts(
-    options: Options, settings: InForce, document: PlanDocument | None
+    options: Options,
+    settings: InForce,
+    document: PlanDocument | None,
+    *,
+    time_slices: bool = False,
 ) -> AsyncIterator[tuple[Driver, _Parts | None]]:
     """The driver, to be entered; and what else it takes, None where nothing is concerned."""
+    time_slices = time_slices or (document is not None and _has_time_slices(document))
     # The stand-in for nvidia-smi, a process of its own, resets GPUs and sets time slices.
-    shared = settings.reset != "never" or (document is not None and _has_time_slices(document))
+    shared = settings.reset != "never" or time_slices
     with simulation(options, shared=shared) as state:
         driver = make_driver(options, settings)
         with _directory(options, state) as directory:
-            concerned = document is not None and _asks_for_sharing(document)
+            concerned = time_slices or (document is not None and _asks_for_sharing(document))
             run_dirs = [settings.run_dir, *([directory / "run"] if directory else [])]
             if concerned or any(map(_has_records, run_dirs)):
-                yield driver, await asyncio.to_thread(_read_parts, options, directory, document)
+                parts = await asyncio.to_thread(_read_parts, options, directory, document)
+                yield driver, replace(parts, time_slices=time_slices)
             else:
                 yield driver, None
 
@@ -156,7 +167,6 @@ def _read_parts(options: Options, directory: Path | None, document: PlanDocument
         if directory
         else mps_setup.places_of(settings),
         mps_setup.host_for(settings.mps)(document) if document else Host(),
-        time_slices=document is not None and _has_time_slices(document),
         throwaway=is_simulated(options) and options.state is None,
     )
 

@@ -142,7 +142,11 @@ MPS = form(
         form(*_LIMITS, build=_share),
         "the same limits for every client, however many there are",
     ),
-    Key("user", _USER_RULE, "uid, uid:gid or name that daemon, servers and clients run as"),
+    Key(
+        "user",
+        _USER_RULE,
+        "uid, uid:gid or name that daemon, servers and clients run as; any: clients of every user",
+    ),
     Key(
         "enforce",
         word("report", "terminate"),

@@ -46,8 +46,11 @@ def _mig_lines(entry: dict[str, Any]) -> list[str]:
 
 
 def mig_parted_document(observed: ObservedNode, label: str = "current") -> str:
-    """A mig-parted file in YAML, as `nvidia-mig-parted export` writes it; it knows no places."""
-    lines = [*_comments(export_notes(observed)), "version: v1", "mig-configs:"]
+    """A mig-parted file in YAML, as `nvidia-mig-parted export` writes it; it knows no places, and
+    nothing of MPS and time slices.
+    """
+    notes = export_notes(observed, mig_parted=True)
+    lines = [*_comments(notes), "version: v1", "mig-configs:"]
     [(label, entries)] = mig_parted_data(observed, label)["mig-configs"].items()
     lines.append(f"  {_scalar(label)}:")
     for entry in entries:
@@ -119,9 +122,12 @@ def mig_parted_data(observed: ObservedNode, label: str = "current") -> dict[str,
     return {"version": "v1", "mig-configs": {label: entries or [nothing]}}
 
 
-def export_notes(observed: ObservedNode) -> list[str]:
-    """What a document cannot say about the node, a sentence each."""
-    return [note for gpu in observed.gpus for note in _notes(gpu)]
+def export_notes(observed: ObservedNode, *, mig_parted: bool = False) -> list[str]:
+    """What a plan, or a mig-parted file, cannot say about the node, a sentence each."""
+    notes = [note for gpu in observed.gpus for note in _notes(gpu)]
+    if mig_parted:
+        notes += [note for gpu in _answering(observed) for note in _sharing_notes(gpu)]
+    return notes
 
 
 def _notes(gpu: Gpu) -> Iterator[str]:
@@ -141,6 +147,20 @@ def _notes(gpu: Gpu) -> Iterator[str]:
                 f"{name}: GPU instance {instance.id} ({instance.profile} at {instance.placement}) "
                 "has no compute instance, so it is no device and is left out"
             )
+
+
+def _sharing_notes(gpu: Gpu) -> Iterator[str]:
+    end = "which a mig-parted file cannot say and leaves out; --format plan has it"
+    picture = _picture(gpu)
+    layout = picture.get("mig")
+    items = layout if isinstance(layout, list) else []
+    places = [f"{item['profile']} at {item['start']}" for item in items if "mps" in item]
+    if "mps" in picture:
+        yield f"GPU {gpu.index} has MPS, {end}"
+    if places:
+        yield f"GPU {gpu.index} has MPS on {', '.join(places)}, {end}"
+    if "timeSlice" in picture:
+        yield f"GPU {gpu.index} has the time slice {picture['timeSlice']}, {end}"
 
 
 def _answering(observed: ObservedNode) -> list[Gpu]:

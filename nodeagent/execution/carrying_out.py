@@ -1,11 +1,12 @@
-"""Carries out a plan: GPUs side by side, the steps of one GPU strictly in order.
+"""Carries out a plan: GPUs side by side, the steps of one GPU in order.
 
 What holds here, whatever happens: the first step that fails ends that GPU's steps, and its earlier
 layout becomes the goal, reached by the same planner and therefore without touching anything in
 use. Only what shares a finished device (a daemon, a compute mode, a time slice) may fail alone:
-the layout is right then, and the other devices go on. A step that has begun is always finished,
-also when the caller is cancelled, because a driver call cannot be taken back half-way. Nothing is
-called done that was not read back. No GPU's failure, hang or loss reaches another GPU.
+the layout is right then, and the other devices go on. The daemons of one GPU are started side by
+side, so that one which takes its time keeps nobody waiting. A step that has begun is always
+finished, also when the caller is cancelled, because a driver call cannot be taken back half-way.
+Nothing is called done that was not read back. No GPU's failure, hang or loss reaches another GPU.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from nodeagent.execution.setbacks import (
     undone_if_gone,
     unreachable,
 )
+from nodeagent.execution.starts import Starts
 from nodeagent.planning.desired import DesiredGpu, DesiredNode
 from nodeagent.planning.observed import Access, Gpu, ObservedNode
 from nodeagent.planning.outcome import GpuOutcome, NodeOutcome, StepReport, StepResult
@@ -100,11 +102,16 @@ class _Course:
     """
 
     made: MadeDevices
-    reports: list[StepReport] = field(default_factory=list)
+    numbered: dict[int, StepReport] = field(default_factory=dict)
     alone: list[Problem] = field(default_factory=list)
     failure: Problem | None = None
     pending: Problem | None = None
     left: bool = False
+
+    @property
+    def reports(self) -> tuple[StepReport, ...]:
+        """In the order of the steps, which is not always that of their ends."""
+        return tuple(report for _, report in sorted(self.numbered.items()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,36 +135,52 @@ class _GpuRun:
             found.append(course.pending)
         elif not course.left:
             found += course.alone or self._check_end(seen)
-        return GpuOutcome(self.plan, tuple(course.reports), seen, _new(self.plan.problems, found))
+        return GpuOutcome(self.plan, course.reports, seen, _new(self.plan.problems, found))
 
     # --- steps ------------------------------------------------------------------------------
 
     async def _take_all(self, steps: Sequence[Step], before: Gpu) -> _Course:
         course = _Course(MadeDevices(before))
         mode_reached = False
-        for position, step in enumerate(steps):
-            if self.stop.is_set():
-                course.left = True
-                self._skip(course, steps[position:], "left: told to stop")
-                break
-            if isinstance(step, ResetGpu) and mode_reached:
-                self._skip(course, [step], "not needed: the MIG mode changed at once")
-                continue
-            if isinstance(step, StartMps | SetComputeMode) and not step.device:
-                step = await self._of_made_device(course, step)  # noqa: PLW2901 - named at last
-            if isinstance(step, StartMps) and course.made.is_unfit(step):
-                self._skip(course, [step], "not begun: the compute mode that it needs is not set")
-                continue
-            await self._take(course, step)
-            rest = steps[position + 1 :]
-            if course.failure is None and isinstance(step, SetMigMode):
-                mode_reached = await self._look_at_mode(course, step, rest)
-            if course.failure or course.pending:
-                self._skip(course, rest, "not begun: an earlier step did not succeed")
-                break
+        async with Starts() as starts:
+            for number, step in enumerate(steps):
+                if not isinstance(step, StartMps | SetComputeMode):
+                    await starts.ended()
+                if course.failure or course.pending:
+                    why = "not begun: an earlier step did not succeed"
+                    self._skip(course, number, steps[number:], why)
+                    break
+                if self.stop.is_set():
+                    course.left = True
+                    self._skip(course, number, steps[number:], "left: told to stop")
+                    break
+                if isinstance(step, StartMps | SetComputeMode):
+                    await self._share(course, number, step, starts)
+                elif isinstance(step, ResetGpu) and mode_reached:
+                    why = "not needed: the MIG mode changed at once"
+                    self._skip(course, number, [step], why)
+                else:
+                    await self._take(course, number, step)
+                if course.failure is None and isinstance(step, SetMigMode):
+                    mode_reached = await self._look_at_mode(course, step, steps[number + 1 :])
         return course
 
-    async def _take(self, course: _Course, step: Step) -> None:
+    async def _share(
+        self, course: _Course, number: int, step: StartMps | SetComputeMode, starts: Starts
+    ) -> None:
+        """Have a device shared; its daemon is started, but not waited for."""
+        if not step.device:
+            step = await self._of_made_device(course, step)
+        if isinstance(step, SetComputeMode):
+            await self._take(course, number, step)
+        elif course.made.is_unfit(step):
+            why = "not begun: the compute mode that it needs is not set"
+            self._skip(course, number, [step], why)
+        else:
+            course.made.provide(step)
+            starts.begin(self._take(course, number, step))
+
+    async def _take(self, course: _Course, number: int, step: Step) -> None:
         """Apply one step to its end, even when cancelled meanwhile, and report it."""
         clock = asyncio.get_running_loop().time
         began = clock()
@@ -166,6 +189,7 @@ class _GpuRun:
         error = running.exception()
         self._note(
             course,
+            number,
             StepReport(
                 step,
                 StepResult.FAILED if error else StepResult.DONE,
@@ -192,12 +216,12 @@ class _GpuRun:
             course.made.seen = seen if seen.access is Access.OK else None
         return course.made.named(step)
 
-    def _skip(self, course: _Course, steps: Sequence[Step], why: str) -> None:
-        for step in steps:
-            self._note(course, StepReport(step, StepResult.SKIPPED, message=why))
+    def _skip(self, course: _Course, number: int, steps: Sequence[Step], why: str) -> None:
+        for skipped, step in enumerate(steps, start=number):
+            self._note(course, skipped, StepReport(step, StepResult.SKIPPED, message=why))
 
-    def _note(self, course: _Course, report: StepReport) -> None:
-        course.reports.append(report)
+    def _note(self, course: _Course, number: int, report: StepReport) -> None:
+        course.numbered[number] = report
         self.on_progress(report)
 
     async def _look_at_mode(self, course: _Course, step: SetMigMode, rest: Sequence[Step]) -> bool:
@@ -254,7 +278,7 @@ class _GpuRun:
             reports,
             seen,
             _new(self.plan.problems, found),
-            tuple(way_back.reports),
+            way_back.reports,
             turned_back=True,
         )
 

@@ -49,6 +49,10 @@ class MadeDevices:
             self._provided.add(step.device)
         return unfit
 
+    def provide(self, step: StartMps) -> None:
+        """The step's daemon is about to be started; its device is none for another."""
+        self._provided.add(step.device)
+
     def note(self, step: Step) -> None:
         """A step was done."""
         match step:
@@ -58,19 +62,12 @@ class MadeDevices:
             case DestroyComputeInstance(device=device):
                 self._before.discard(device)
                 self.seen = None
-            case StartMps(device=device):
-                self._provided.add(device)
-            case SetComputeMode() | SetTimeSlice():
+            case StartMps() | SetComputeMode() | SetTimeSlice():
                 pass
             case _:
                 self.seen = None
 
     def note_failure(self, step: Step) -> None:
         """A step failed that the others go on without."""
-        match step:
-            case StartMps(device=device):
-                self._provided.add(device)
-            case SetComputeMode(device=device):
-                self._unfit.add(device)
-            case _:
-                pass
+        if isinstance(step, SetComputeMode):
+            self._unfit.add(step.device)

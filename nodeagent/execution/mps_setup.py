@@ -12,6 +12,7 @@ from nodeagent.gpu.remembered import FILE_NAME as MEMORY_NAME
 from nodeagent.gpu.remembered import Remembered
 from nodeagent.mps.accounts import accounts_for
 from nodeagent.mps.any_user_launcher import AnyUserLauncher
+from nodeagent.mps.directories import DirectoryRefused, directories_of
 from nodeagent.mps.fleet import Fleet, Timing
 from nodeagent.mps.launching import ChildLauncher, Launcher, ServiceLauncher, shm_directory
 from nodeagent.mps.lifecycle.values import Policy, Report
@@ -26,6 +27,7 @@ from nodeagent.settings import MpsSettings, Settings
 _MIB = 1024**2
 _SYSTEMD_RUNS = Path("/run/systemd/system")  # as sd_booted(3) says
 _IN_A_POD = "KUBERNETES_SERVICE_HOST"
+_LONGEST_DEVICE = "MIG-00000000-0000-0000-0000-000000000000"
 _PROBES = "probes"  # the folder below run.dir in which programs are tried out
 _SERVICE_DEADLINE = 15.0  # seconds for systemd to start a unit
 
@@ -48,7 +50,7 @@ class MpsPlaces:
 def places_of(settings: Settings) -> MpsPlaces:
     """As the settings say, for the machine's own GPUs."""
     return MpsPlaces(
-        run_dir=settings.run.dir,
+        run_dir=settings.run.dir.absolute(),
         cdi_dir=settings.cdi.dir,
         memory=settings.state.dir / MEMORY_NAME,
         programs=Programs(
@@ -61,7 +63,7 @@ def places_of(settings: Settings) -> MpsPlaces:
 
 def simulated_places(settings: Settings, directory: Path) -> MpsPlaces:
     """For a simulated node whose daemons' things are in `directory`: the real one's are never
-    touched, unless the settings say so in words.
+    touched, unless the settings say so in words. A run.dir too deep for sockets is not taken.
     """
     from nodeagent.simulation.mps.installation import install
 
@@ -72,15 +74,24 @@ def simulated_places(settings: Settings, directory: Path) -> MpsPlaces:
         if not programs.exists():
             install(programs)
         run = Programs(path=f"{programs}:{settings.mps.path}")
-    given_run_dir = "dir" in settings.run.model_fields_set
+    given_run_dir = "dir" in settings.run.model_fields_set and _has_room(settings.run.dir)
     given_cdi_dir = "dir" in settings.cdi.model_fields_set
     return MpsPlaces(
-        run_dir=settings.run.dir if given_run_dir else directory / "run",
+        run_dir=settings.run.dir.absolute() if given_run_dir else directory / "run",
         cdi_dir=settings.cdi.dir if given_cdi_dir else directory / "cdi",
         memory=directory / MEMORY_NAME,
         programs=run,
         simulated=True,
     )
+
+
+def _has_room(run_dir: Path) -> bool:
+    """Whether sockets of any device's daemon have paths there that are not too long."""
+    try:
+        directories_of(run_dir.absolute(), _LONGEST_DEVICE)
+    except DirectoryRefused:
+        return False
+    return True
 
 
 def make_fleet(
@@ -154,6 +165,15 @@ def timing_of(settings: MpsSettings) -> Timing:
         grace=settings.grace,
         log_size=settings.log_size * _MIB,
     )
+
+
+def longest_step(settings: MpsSettings) -> float:
+    """Seconds that the start or the end of a daemon may take when nothing goes well; rather more
+    than less, since an agent that takes longer is replaced as one that is stuck.
+    """
+    timing = timing_of(settings)
+    ending = settings.quit_deadline + 4 * (settings.kill_deadline + timing.answer + timing.grace)
+    return max(timing.start + timing.answer, ending)
 
 
 def has_private_shm(settings: MpsSettings) -> bool:

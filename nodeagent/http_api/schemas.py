@@ -215,6 +215,10 @@ SCHEMAS: Json = {
             "start": {"type": "integer", "description": "its first memory slice"},
             "size": {"type": "integer", "description": "its memory slices"},
             "why": {"type": "string", "description": "why it is not Ready"},
+            "trouble": {
+                "type": "string",
+                "description": "that it cannot be asked, or how its last server failed",
+            },
             "since": TIME,
             "pid": WHOLE,
             "user": _MPS_USER,

@@ -108,16 +108,16 @@ class NodeFollower:
     async def _watch(self, version: str) -> bool:
         """Watch once from `version`; whether the server ended it suspiciously early."""
         until_list = max(self._list_due - self._clock(), 1.0)
-        opened = self._access.watch_node(
-            self._name, version=version, seconds=min(self._drawn(self._pace.watch), until_list)
-        )
+        seconds = min(self._drawn(self._pace.watch), until_list)
+        opened = self._access.watch_node(self._name, version=version, seconds=seconds)
         async with opened as response:
             self._well_since = self._clock()
             self._reached()
             heard = events(response, server=self._access.server, silence=self._pace.silence)
             async for event in heard:
                 self._take(event)
-        return not self._lasted()
+        # One that was asked for less than a minute has not ended early when it ends in time.
+        return self._lasted() < min(self._pace.healthy_after, seconds - 1.0)
 
     def _take(self, event: WatchEvent) -> None:
         match event:
@@ -152,13 +152,13 @@ class NodeFollower:
             self._fault = None
             self._on_fault(None)
 
-    def _lasted(self) -> bool:
-        """Whether the watch that ends now was a good one; then earlier failures are forgotten."""
+    def _lasted(self) -> float:
+        """How long the watch that ends now went well; after a good one failures are forgotten."""
         since, self._well_since = self._well_since, None
-        good = since is not None and self._clock() - since >= self._pace.healthy_after
-        if good:
+        lasted = self._clock() - since if since is not None else 0.0
+        if lasted >= self._pace.healthy_after:
             self._back_off.reset()
-        return good
+        return lasted
 
     async def _rest(self, fault: ClusterFault) -> None:
         self._lasted()

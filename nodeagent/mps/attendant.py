@@ -127,13 +127,26 @@ class Attendant:
         while True:
             await self._due()
             job = self._jobs.popleft() if self._jobs else None
-            match job:
-                case SetLimits():
-                    await self._set_limits(job)
-                case Quit():
-                    await self._quit(job)
-                case ReadBack() | None:
-                    await self._look()
+            try:
+                await self._do(job)
+            except Exception as error:  # noqa: BLE001  # a fault of ours must not end the attending
+                fault = f"a fault in the agent itself: {type(error).__name__}: {error}"
+                self._tell(KeptOut(self.run, fault))
+                self._next_look = self._loop.time() + _KEPT_OUT
+
+    async def _do(self, job: SetLimits | ReadBack | Quit | None) -> None:
+        intruder = self._place.door.intruder
+        if intruder:
+            self._tell(KeptOut(self.run, f"{intruder} is no socket of its own, so it is not asked"))
+            self._next_look = self._loop.time() + _KEPT_OUT
+            return
+        match job:
+            case SetLimits():
+                await self._set_limits(job)
+            case Quit():
+                await self._quit(job)
+            case ReadBack() | None:
+                await self._look()
 
     async def _due(self) -> None:
         while not self._jobs:
@@ -158,6 +171,8 @@ class Attendant:
             with suppress(TimeoutError):
                 async with asyncio.timeout(half):
                     for server, client in seen.clients:
+                        if client == 0:
+                            continue  # the daemon does not know its number either
                         with suppress(ControlError, UnexpectedReply):
                             await control.ask(TerminateClient(server, client), deadline=half)
         with suppress(ControlError, UnexpectedReply):

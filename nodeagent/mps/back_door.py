@@ -10,7 +10,11 @@ so whoever comes after a crash can put them back.
 from __future__ import annotations
 
 import os
+import stat
+from contextlib import suppress
 from pathlib import Path
+
+from nodeagent.mps.removal import remove_tree
 
 BACK = "back"  # no longer than `pipe`, whose sockets' paths were checked to be short enough
 _SOCKETS = ("control_privileged", "control")
@@ -38,6 +42,25 @@ class BackDoor:
         """Whether there is a socket at all; costs two system calls."""
         return self.hidden or os.path.lexists(self._front / "control")
 
+    @property
+    def intruder(self) -> str:
+        """What is in a socket's place and is none, such as a link to that of another daemon, which
+        the agent would then command; "" for nothing.
+        """
+        for name in _SOCKETS:
+            path = Path(self.directory) / name
+            with suppress(FileNotFoundError):
+                if not stat.S_ISSOCK(path.lstat().st_mode):
+                    return str(path)
+        return ""
+
+    def keep(self, *, hidden: bool) -> None:
+        """As it is to be; what is so already is left alone."""
+        if hidden:
+            self.hide()
+        elif self.hidden:
+            self.show()
+
     def hide(self) -> None:
         """New clients find nothing from here on."""
         self._back.mkdir(mode=0o700, exist_ok=True)
@@ -56,7 +79,12 @@ class BackDoor:
                 (self._back / name).rename(self._front / name)
 
     def clear(self) -> None:
-        """Take away the sockets of a daemon that is dead, wherever they are."""
+        """Take away the sockets of a daemon that is dead, wherever they are, or what its user has
+        put in their place. Blocks on the file system.
+        """
         for directory in (self._back, self._front):
             for name in _SOCKETS:
-                (directory / name).unlink(missing_ok=True)
+                try:
+                    (directory / name).unlink(missing_ok=True)
+                except IsADirectoryError:
+                    remove_tree(directory / name)

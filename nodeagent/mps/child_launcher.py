@@ -54,7 +54,14 @@ class ChildLauncher:
             except asyncio.CancelledError:
                 starting.add_done_callback(_take_back)
                 raise
-        return DaemonProcess(identity, lambda: _how_it_ended(identity.pid))
+        try:
+            return DaemonProcess(identity, lambda: _how_it_ended(identity.pid))
+        except OSError as error:  # no descriptor left, say: it would run on without anybody's care
+            await asyncio.to_thread(_take_back, starting)
+            raise StartError(
+                f"the daemon of {spec.device} cannot be watched: {error.strerror}",
+                remedy="see how many files the agent may have open (LimitNOFILE)",
+            ) from error
 
     def _start(self, spec: DaemonSpec) -> Identity:
         """Blocks until the program is loaded."""

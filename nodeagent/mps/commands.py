@@ -14,6 +14,7 @@ from typing import ClassVar, Protocol, TypeVar
 
 from nodeagent.mps.lifecycle.values import ServerStatus
 from nodeagent.mps.replies import (
+    LARGEST_PID,
     Client,
     MemoryLimit,
     Reply,
@@ -21,15 +22,14 @@ from nodeagent.mps.replies import (
     check_silent,
     clients,
     memory_limit,
-    numbers,
     percentage_of,
+    pids,
     unexpected,
 )
 from nodeagent.planning.shares import ALL_THREADS, percentage_text
 
 DEVICE = 0  # a daemon has one device, so its ordinal is this
 LARGEST_MEMORY = 2**24 - 1  # MiB; 16 TiB, far above any device and far below any overflow
-LARGEST_PID = 2**22  # the kernel's own limit
 LARGEST_ID = 2**32 - 2  # of users; the number above means "no change" to the kernel
 
 T_co = TypeVar("T_co", covariant=True)
@@ -54,7 +54,7 @@ class GetServerList:
     line: ClassVar[str] = "get_server_list"
 
     def read(self, reply: Reply) -> tuple[int, ...]:
-        return numbers(self.line, reply)
+        return pids(self.line, reply, least=1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +81,7 @@ class GetServerStatus:
 
 @dataclass(frozen=True, slots=True)
 class GetClientList:
-    """The pids of a server's clients."""
+    """The pids of a server's clients; 0 for one in a pid namespace that the daemon cannot see."""
 
     server: int
 
@@ -93,7 +93,7 @@ class GetClientList:
         return f"get_client_list {self.server}"
 
     def read(self, reply: Reply) -> tuple[int, ...]:
-        return numbers(self.line, reply)
+        return pids(self.line, reply, least=0)
 
 
 @dataclass(frozen=True, slots=True)

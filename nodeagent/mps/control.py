@@ -15,10 +15,32 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from nodeagent.errors import NodeagentError
 from nodeagent.mps.commands import Command, QuitDaemon
-from nodeagent.mps.conversation import parted, script_of
-from nodeagent.mps.replies import UnexpectedReply
+from nodeagent.mps.control_errors import (
+    ControlError,
+    DaemonBusy,
+    DaemonDead,
+    DaemonSilent,
+    FrontEndFailed,
+)
+from nodeagent.mps.conversation import (
+    MOST_SAID,
+    TooMuchSaid,
+    converse,
+    end,
+    parted,
+    read_or_error,
+    script_of,
+)
+
+__all__ = [
+    "ControlClient",
+    "ControlError",
+    "DaemonBusy",
+    "DaemonDead",
+    "DaemonSilent",
+    "FrontEndFailed",
+]
 
 T = TypeVar("T")
 
@@ -29,26 +51,6 @@ LONGEST_PAUSE = 0.25  # seconds
 _BUSY = "Cannot send command to MPS control daemon process"
 _DEAD = "Cannot find MPS control daemon process"
 _REFUSED = "Cannot authenticate or connect"
-
-
-class ControlError(NodeagentError):
-    """The daemon could not be asked."""
-
-
-class DaemonDead(ControlError):
-    """There is no daemon at the pipe directory; perhaps its files are still there."""
-
-
-class DaemonBusy(ControlError):
-    """Another front-end had the daemon's only connection until the deadline."""
-
-
-class DaemonSilent(ControlError):
-    """The daemon is there and took the connection, but said nothing within the deadline."""
-
-
-class FrontEndFailed(ControlError):
-    """The front-end program cannot be run, or is not let in, or broke off."""
 
 
 @dataclass(slots=True)
@@ -116,7 +118,7 @@ class ControlClient:
     ) -> tuple[Any, ...]:
         """As `ask_all`, but what is no answer comes as its UnexpectedReply, in its place."""
         replies = await self._say(commands, deadline)
-        return tuple(_read(c, reply) for c, reply in zip(commands, replies, strict=True))
+        return tuple(read_or_error(c, reply) for c, reply in zip(commands, replies, strict=True))
 
     def turn_to(self, pipe_directory: str) -> None:
         """The same daemon is to be found elsewhere from now on; who is talking goes on."""
@@ -288,19 +290,14 @@ class ControlClient:
                 remedy="install it, or set the path of it",
             ) from error
         try:
-            output, complaint = await process.communicate(script)
+            output, complaint = await converse(process, script)
+        except TooMuchSaid:
+            raise FrontEndFailed(
+                f"the MPS daemon at {self._pipe_directory} said more than {MOST_SAID} bytes"
+            ) from None
         finally:
-            if process.returncode is None:
-                process.kill()
-                await process.wait()
+            await end(process)
         return output.decode(errors="replace"), complaint.decode(errors="replace").strip()
-
-
-def _read(command: Command[Any], reply: Sequence[str]) -> Any:
-    try:
-        return command.read(reply)
-    except UnexpectedReply as error:
-        return error
 
 
 def _again(error: BaseException) -> BaseException:

@@ -19,7 +19,7 @@ from nodeagent.mps.process import LOG_NAME
 
 EARLIER_NAME = f"{LOG_NAME}.1"
 KEPT = 1 << 20  # bytes of the log that are kept when it is cut off
-_BLOCK = 1 << 18  # bytes read at once; what is written faster than read is read later
+_BLOCK = 1 << 16  # bytes read at once; what is written faster than read is read later
 _LONGEST_LINE = 1 << 14  # bytes; a longer one is no line of MPS
 
 
@@ -66,7 +66,17 @@ class DaemonLog:
     @property
     def has_more(self) -> bool:
         """Whether there is something that `new_lines` has not told."""
-        return os.fstat(self._descriptor).st_size != self._offset
+        return self.behind != 0
+
+    @property
+    def behind(self) -> int:
+        """How many bytes `new_lines` has not told; below 0 when it was cut off."""
+        return os.fstat(self._descriptor).st_size - self._offset
+
+    def skip(self) -> None:
+        """Never tell what there is up to now."""
+        self._offset, self._rest = os.fstat(self._descriptor).st_size, b""
+        self._skips = True
 
     def last_lines(self, count: int) -> tuple[str, ...]:
         """The last lines that tell a person something, printable."""
@@ -87,7 +97,7 @@ class DaemonLog:
         with suppress(OSError):
             self._keep(kept)
         os.ftruncate(self._descriptor, 0)
-        self._offset, self._rest = 0, b""
+        self._offset, self._rest, self._skips = 0, b"", False
         return True
 
     def _keep(self, content: bytes) -> None:

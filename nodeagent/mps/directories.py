@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import stat
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -17,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from nodeagent.errors import NodeagentError
+from nodeagent.mps.removal import remove_tree
 
 LONGEST_SOCKET_PATH = 107  # bytes; sockaddr_un holds 108 with the zero at the end
 LONGEST_SOCKET_NAME = "control_privileged"  # of those that the daemon makes
@@ -86,8 +86,7 @@ def remove_directories(run_dir: Path, device: str) -> None:
     """
     top = Path(_top(run_dir, device))
     try:
-        with suppress(FileNotFoundError):
-            shutil.rmtree(top)
+        remove_tree(top)  # the record goes last, so that after a crash the rest is still known
     except OSError as error:
         raise DirectoryRefused(
             f"{error.filename or top} cannot be removed: {error.strerror}",

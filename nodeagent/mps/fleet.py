@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection
-from contextlib import AsyncExitStack, suppress
+from collections.abc import AsyncIterator, Callable, Collection
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -19,6 +19,8 @@ from nodeagent.mps.fleet_view import clients_of, daemon_state, planners_view
 from nodeagent.mps.fleet_wishes import InUse, NotReady, drained, end, restarted, started, stopped
 from nodeagent.mps.launching import Launcher
 from nodeagent.mps.lifecycle.values import (
+    DrainRequested,
+    Ending,
     Phase,
     Policy,
     Report,
@@ -155,16 +157,19 @@ class Fleet:
         """Make its daemon so, and wait until it is Ready. Raises NotReady when it is not in time,
         or has failed: the fleet goes on trying; and NodeagentError when it cannot even be tried.
         """
-        async with self._lock(device):
+        async with self._turn(device):
             supervisor = self._supervisors.get(device) or await self._new(device, wanted)
+            before = supervisor.wanted
             supervisor.want(wanted)
             await started(supervisor, self._around.timing)
+            if supervisor.wanted != before:
+                self._around.changed()  # its clients are judged anew, also where its limits stay
 
     async def stop(self, device: str) -> None:
         """End its daemon and take away all it had. Raises InUse, with all as it was, when it has
         clients or nobody can tell; NodeagentError when it does not end.
         """
-        async with self._lock(device):
+        async with self._turn(device):
             supervisor = self._supervisors.get(device)
             if supervisor is not None:
                 await stopped(supervisor, self._around)
@@ -175,7 +180,8 @@ class Fleet:
     ) -> tuple[int, ...]:
         """Let no new client in and wait so long for those inside; then it is Down until somebody
         wants it again. Returns the pids of who is left, with all as it was then; with `force` they
-        are ended instead. Raises UnknownDevice.
+        are ended instead. Raises InUse, also with all as it was, where it was not drained and who
+        is left is not known; and UnknownDevice.
         """
         async with self._lock(device):
             return await drained(self._known(device), seconds=seconds, force=force)
@@ -199,14 +205,14 @@ class Fleet:
         await asyncio.gather(*(self._end(supervisor) for supervisor in gone))
 
     async def _end(self, supervisor: Supervisor) -> None:
-        async with self._lock(supervisor.device):
-            try:
+        supervisor.handle(DrainRequested(0.0, force=True))  # also ends a drain that has its turn
+        try:
+            async with self._turn(supervisor.device):
                 await end(supervisor, self._around)
-            except NodeagentError as error:
-                words = Report(Subject.CANNOT_BE_ENDED, str(error))
-                self._around.report(supervisor.device, words)
-            else:
                 await self._forget(supervisor)
+        except NodeagentError as error:
+            words = Report(Subject.CANNOT_BE_ENDED, str(error))
+            self._around.report(supervisor.device, words)
 
     async def _new(self, device: str, wanted: WantedMps) -> Supervisor:
         account, run_dir = wanted.account, self._around.run_dir
@@ -225,6 +231,25 @@ class Fleet:
             known = ", ".join(sorted(self._supervisors)) or "there is none at all"
             raise UnknownDevice(f"{device} has no MPS daemon", remedy=f"daemons: {known}")
         return supervisor
+
+    @asynccontextmanager
+    async def _turn(self, device: str) -> AsyncIterator[None]:
+        """A plan's turn with a daemon. What a person wants of it may take days, and plans for other
+        devices do not wait for that: raises NotReady when it is not over soon.
+        """
+        lock = self._lock(device)
+        try:
+            async with asyncio.timeout(self._around.timing.answer):
+                await lock.acquire()
+        except TimeoutError:
+            raise NotReady(
+                f"the MPS daemon of {device} is being drained or restarted on request",
+                remedy="wait for that, or give it up (Ctrl-C); the agent tries again",
+            ) from None
+        try:
+            yield
+        finally:
+            lock.release()
 
     def _lock(self, device: str) -> asyncio.Lock:
         return self._locks.setdefault(device, asyncio.Lock())
@@ -277,11 +302,17 @@ async def _look(supervisor: Supervisor) -> None:
     attendant.look_soon()
     await supervisor.changes.until(
         lambda: (
-            supervisor.attendant is not attendant or attendant.looks > looks or supervisor.is_ending
+            supervisor.attendant is not attendant
+            or attendant.looks > looks
+            or supervisor.state.ending is not Ending.NO
         )
     )
 
 
 async def _settled(supervisor: Supervisor) -> None:
-    on_its_way = {Phase.STARTING, Phase.LIMITING}
-    await supervisor.changes.until(lambda: supervisor.state.phase not in on_its_way)
+    def on_its_way() -> bool:
+        state = supervisor.state
+        has_just_ended = state.phase is Phase.BACKOFF and not state.failures
+        return state.phase in {Phase.STARTING, Phase.LIMITING} or has_just_ended
+
+    await supervisor.changes.until(lambda: not on_its_way())

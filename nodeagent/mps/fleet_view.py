@@ -61,4 +61,5 @@ def daemon_state(supervisor: Supervisor) -> DaemonState:
         clients=tuple(ClientState(pid) for _, pid in clients_of(supervisor)),
         waiting=tuple(WaitingClient(who.pid, who.uid, who.command) for who in waiting),
         last_lines=supervisor.last_lines if useless else (),
+        trouble=state.kept_out or (listener.trouble if listener else ""),
     )

@@ -10,6 +10,7 @@ from nodeagent.mps.directories import remove_directories
 from nodeagent.mps.lifecycle.values import (
     DrainGivenUp,
     DrainRequested,
+    Ending,
     Phase,
     RetryRequested,
 )
@@ -84,7 +85,9 @@ async def end(supervisor: Supervisor, around: Surroundings) -> None:
 
 
 async def drained(supervisor: Supervisor, *, seconds: float | None, force: bool) -> tuple[int, ...]:
-    """Until it is Down, or the time is over; the pids of who is left."""
+    """Until it is Down, or the time is over; the pids of who is left. Raises InUse where it is not
+    Down and nobody can tell who is left.
+    """
     supervisor.handle(DrainRequested(seconds, force=force))
     patience = None if seconds is None or force else seconds + _SLACK
     try:
@@ -98,7 +101,10 @@ async def drained(supervisor: Supervisor, *, seconds: float | None, force: bool)
     if supervisor.state.phase in _NO_PROCESS:
         await supervisor.changes.until(lambda: supervisor.ground.is_idle)
         return ()
-    return _pids(supervisor)
+    left = _pids(supervisor)
+    if not left:  # nobody may take that for drained
+        raise _not_known(supervisor)
+    return left
 
 
 async def restarted(supervisor: Supervisor, timing: Timing, *, force: bool) -> None:
@@ -136,7 +142,11 @@ async def _proven_unused(supervisor: Supervisor, timing: Timing) -> None:
 
     def begun() -> bool:
         state = supervisor.state
-        return supervisor.is_ending or state.run != run or state.phase in _NO_PROCESS
+        return (
+            supervisor.state.ending is not Ending.NO
+            or state.run != run
+            or state.phase in _NO_PROCESS
+        )
 
     def used() -> bool:
         now = supervisor.attendant
@@ -150,17 +160,21 @@ async def _proven_unused(supervisor: Supervisor, timing: Timing) -> None:
     except TimeoutError:
         if begun():
             return
-        raise InUse(
-            f"whether the MPS daemon of {supervisor.device} has clients is not known: it does not "
-            "tell, and has a server",
-            remedy="try again later, or restart it by force: "
-            f"nodeagent mps restart {supervisor.device} --force",
-        ) from None
+        raise _not_known(supervisor) from None
     if not begun():
         raise InUse(
             f"the MPS daemon of {supervisor.device} has clients: {_named(supervisor)}",
             remedy="end them, or wait for them",
         )
+
+
+def _not_known(supervisor: Supervisor) -> InUse:
+    return InUse(
+        f"whether the MPS daemon of {supervisor.device} has clients is not known: it does not "
+        "tell, and has a server",
+        remedy="try again later, or restart it by force: "
+        f"nodeagent mps restart {supervisor.device} --force",
+    )
 
 
 async def _gone(supervisor: Supervisor, around: Surroundings) -> None:

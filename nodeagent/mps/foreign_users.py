@@ -104,5 +104,5 @@ def _who(pid: int, uid: int) -> Waiting | None:
     uids = next(line for line in status.splitlines() if line.startswith("Uid:")).split()[1:]
     if fields[0] in "ZX" or str(uid) not in uids:
         return None
-    command = "".join(c for c in os.fsdecode(words[0]) if c.isprintable())
+    command = "".join(c for c in Path(os.fsdecode(words[0])).name if c.isprintable())
     return Waiting(pid, uid, command[-_LONGEST_COMMAND:], int(fields[19]))

@@ -98,12 +98,14 @@ class Ground:
         """End what a dead daemon left; `left_over` says what could not be."""
         try:
             await end_orphans(spec.pipe_directory, grace=self._grace)
-            self._door.clear()
+            await asyncio.to_thread(self._door.clear)
             self.left_over = ""
         except OrphansLeft as error:
             self.left_over = str(error)
         except OSError as error:
             self.left_over = f"{error.filename} cannot be removed: {error.strerror}"
+        except Exception as error:  # noqa: BLE001  # not knowing what is left, none may be started
+            self.left_over = _fault(error)
 
     async def _start(self, action: Spawn) -> None:
         if not self._may_start(action):
@@ -117,11 +119,17 @@ class Ground:
             process = await self._launcher.launch(action.spec)
         except (NodeagentError, OSError) as error:
             self._failed(action.run, str(error))
-            return
-        self._started(action.run, process)
+        except Exception as error:  # noqa: BLE001  # else its life would wait for this for ever
+            self._failed(action.run, _fault(error))
+        else:
+            self._started(action.run, process)
 
     def _make_directories(self, spec: DaemonSpec) -> None:
         with suppress(FileNotFoundError):
             if os.lstat(spec.pipe_directory).st_uid != spec.uid:  # another user had it
                 remove_directories(self._run_dir, self._device)
         make_directories(self._run_dir, self._device, uid=spec.uid, gid=spec.gid)
+
+
+def _fault(error: Exception) -> str:
+    return f"a fault in the agent itself: {type(error).__name__}: {error}"

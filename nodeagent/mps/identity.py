@@ -5,6 +5,7 @@ A pid alone proves nothing, since it is used again; with its start time it does.
 
 from __future__ import annotations
 
+import itertools
 import os
 import time
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ CONTROL = "nvidia-cuda-mps-control"
 SERVER = "nvidia-cuda-mps-server"
 
 _VARIABLE = b"CUDA_MPS_PIPE_DIRECTORY="
+_ENOUGH = 1 << 14  # bytes; four words, paths among them
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +35,8 @@ def identify(pid: int) -> Identity | None:
     """Who it is; None when it is gone, a zombie, no program of MPS, or not ours to look at."""
     proc = Path(f"/proc/{pid}")
     try:
-        program = _program((proc / "cmdline").read_bytes())
+        with (proc / "cmdline").open("rb") as file:
+            program = _program(file.read(_ENOUGH))  # others may have megabytes of it
         if program is None:
             return None
         # The command in brackets may contain anything, even brackets and blanks.
@@ -76,9 +79,14 @@ def age_of(process: Identity) -> float:
 
 
 def _program(command_line: bytes) -> str | None:
-    """Its name, also where an interpreter runs it."""
-    for word in command_line.split(b"\0")[:3]:
+    """Its name, also where an interpreter runs it; None for anything else.
+
+    A control program without a flag is no daemon but a front-end, which somebody may have left
+    open, and which may outlive the daemon that it asked.
+    """
+    words = [*command_line.split(b"\0"), b""]
+    for word, following in itertools.pairwise(words[:4]):
         name = Path(os.fsdecode(word)).name
-        if name in {CONTROL, SERVER}:
+        if name == SERVER or (name == CONTROL and following.startswith(b"-")):
             return name
     return None

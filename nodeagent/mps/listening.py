@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from itertools import islice
 from pathlib import Path
 
 from nodeagent.mps.asking import Seen, SeenServer
@@ -37,8 +38,14 @@ from nodeagent.mps.shares import DaemonSpec
 SHOWN = 4  # lines of the log that a report shows
 EARLIER = 1 << 16  # bytes of an adopted daemon's log that may tell who waits since before
 _QUIET = 0.03  # seconds that lines are collected before they are read
-_MOST_BLOCKS = 8  # read in one go, so that a log that is flooded does not hold up the loop
+_MOST_SERVERS = 4  # whose clients are remembered
 _SAME = 30.0  # seconds in which the same end of another server is not told again
+# The log is its user's to write. Who floods it must neither hold up the loop nor fill the memory:
+# beyond these figures the daemon is asked, which tells what matters.
+_MOST_BEHIND = 1 << 20  # bytes
+_MOST_FACTS = 100  # heard in one go
+_MOST_TOLD = 16  # different ends within _SAME
+_MOST_READY = 1024  # servers that are remembered
 
 
 class Listener:
@@ -57,6 +64,7 @@ class Listener:
         adopted: bool,
     ) -> None:
         self.stirred: Callable[[], None] = lambda: None
+        self.trouble = ""  # how its last server ended, while that is all that there is to say
         self._run = run
         self._log_size = log_size
         self._tell = tell
@@ -114,17 +122,17 @@ class Listener:
         if self._log is None:
             return
         with suppress(OSError):
-            for _ in range(_MOST_BLOCKS):
-                self._hear(facts(self._log.new_lines()))
-                if not self._log.has_more:
-                    break
-            else:
+            if self._log.behind > _MOST_BEHIND:
+                self._log.skip()
+                self.stirred()
+            self._hear(facts(self._log.new_lines()))
+            if self._log.has_more:
                 self._grown()
             self._log.bound(self._log_size)
 
     def _hear(self, heard: Iterator[Fact]) -> None:
         matters = False
-        for fact in heard:
+        for fact in islice(heard, _MOST_FACTS):
             matters = self._heard(fact) or matters
         if matters:
             self.stirred()
@@ -136,7 +144,7 @@ class Listener:
             if isinstance(fact, ClientCame) and fact.pending and self._foreign is not None:
                 self._foreign.came(fact, now)
             elif isinstance(fact, ServerReady):
-                self._ready.add(fact.pid)
+                self._is_ready(fact.pid)
 
     def _heard(self, fact: Fact) -> bool:
         """Whether the daemon is to be asked about it."""
@@ -145,7 +153,7 @@ class Listener:
                 if self._foreign is not None:
                     self._foreign.came(fact, self._loop.time())
             case ServerReady():
-                self._ready.add(fact.pid)
+                self._is_ready(fact.pid)
             case ServerExited():
                 self._exited(fact)
             case Faulted():
@@ -157,11 +165,19 @@ class Listener:
                 pass
         return True
 
+    def _is_ready(self, server: int) -> None:
+        if len(self._ready) >= _MOST_READY:
+            self._ready.clear()
+        self._ready.add(server)
+        self.trouble = ""
+
     def _exited(self, fact: ServerExited) -> None:
         words = self._bad_end(fact)
+        self.trouble = f"its last server ({fact.pid}) ended: {words}" if words else ""
         self._faulted, self._culprit = False, None
         now = self._loop.time()
-        if words and now - self._told.get(words, -_SAME) < _SAME:
+        self._told = {told: when for told, when in self._told.items() if now - when < _SAME}
+        if words in self._told or len(self._told) >= _MOST_TOLD:
             words = ""
         elif words:
             self._told[words] = now
@@ -192,7 +208,7 @@ class Listener:
         listed = [server.pid for server in seen.servers]
         if state.server is not None and state.server.pid not in listed:
             yield ServerGone(self._run, state.server.pid)
-        self._clients = {s.pid: s.clients or self._clients.get(s.pid, ()) for s in seen.servers}
+        self._remember_clients(seen)
         servers = [self._server(server, state) for server in seen.servers]
         for server in servers[:1]:  # a daemon has one at a time
             yield ServerSeen(self._run, server)
@@ -203,6 +219,14 @@ class Listener:
         now = self._loop.time()
         for who in self._foreign.judge(served, uid, has_server=bool(servers), now=now):
             yield ForeignUserWaiting(self._run, who.pid, who.uid, who.command)
+
+    def _remember_clients(self, seen: Seen) -> None:
+        """Those of a server that has just gone too: the line that tells how may be read later."""
+        for server in seen.servers:
+            known = self._clients.pop(server.pid, ())
+            self._clients[server.pid] = known if server.clients is None else server.clients
+        while len(self._clients) > _MOST_SERVERS:
+            del self._clients[next(iter(self._clients))]
 
     def _server(self, server: SeenServer, state: State) -> Server:
         found = identify(server.pid)

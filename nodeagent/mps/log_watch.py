@@ -10,6 +10,9 @@ from typing import Self
 
 from asyncinotify import Inotify, Mask
 
+_MOST = 1000  # events taken in one go; who writes without end must not hold up the loop
+_REST = 0.05  # seconds of rest after so many
+
 
 class LogWatch:
     """Usable inside `async with`. Where the kernel gives no watch nothing is told, and logs are
@@ -19,11 +22,12 @@ class LogWatch:
     def __init__(self) -> None:
         self._inotify: Inotify | None = None
         self._callbacks: dict[int, Callable[[], None]] = {}
+        self._resting: asyncio.TimerHandle | None = None
 
     async def __aenter__(self) -> Self:
         with suppress(OSError):
             self._inotify = Inotify(sync_timeout=0)
-            asyncio.get_running_loop().add_reader(self._inotify.fd, self._read, self._inotify)
+            self._begin(self._inotify)
         return self
 
     async def __aexit__(
@@ -32,6 +36,8 @@ class LogWatch:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
+        if self._resting is not None:
+            self._resting.cancel()
         if self._inotify is not None:
             asyncio.get_running_loop().remove_reader(self._inotify.fd)
             self._inotify.close()
@@ -58,14 +64,32 @@ class LogWatch:
 
         return end
 
+    def _begin(self, inotify: Inotify) -> None:
+        asyncio.get_running_loop().add_reader(inotify.fd, self._read, inotify)
+
+    def _rest(self, inotify: Inotify) -> None:
+        """What comes meanwhile waits, and what was taken is waited for no more than that."""
+        loop = asyncio.get_running_loop()
+        loop.remove_reader(inotify.fd)
+        self._resting = loop.call_later(_REST, self._go_on, inotify)
+
+    def _go_on(self, inotify: Inotify) -> None:
+        self._begin(inotify)
+        self._read(inotify)  # some may have been taken from the kernel already
+
     def _read(self, inotify: Inotify) -> None:
         """All that is there: the many writes of one moment make one call each."""
         grown: set[int] = set()
-        while (event := inotify.sync_get()) is not None:
+        for _ in range(_MOST):
+            event = inotify.sync_get()
+            if event is None:
+                break
             if Mask.Q_OVERFLOW in event.mask:
                 grown.update(self._callbacks)
             elif event.watch is not None:
                 grown.add(event.watch.wd)
+        else:
+            self._rest(inotify)
         for number in grown:
             callback = self._callbacks.get(number)
             if callback is not None:

@@ -11,6 +11,7 @@ import os
 import signal
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
+from pathlib import Path
 
 from nodeagent.errors import NodeagentError
 from nodeagent.mps.identity import CONTROL, SERVER, Identity, identify, processes_of
@@ -27,7 +28,7 @@ async def end_orphans(pipe_directory: str, *, grace: float) -> tuple[Identity, .
     They are asked first, as a daemon asks, and killed after `grace` seconds. Raises OrphansLeft
     when one survives even that for as long again, or when a daemon lives there after all.
     """
-    daemons = await asyncio.to_thread(processes_of, pipe_directory, CONTROL)
+    daemons = await asyncio.to_thread(_daemons, pipe_directory)
     if daemons:
         raise OrphansLeft(
             f"another MPS daemon (pid {daemons[0].pid}, user {daemons[0].uid}) already serves "
@@ -45,6 +46,18 @@ async def end_orphans(pipe_directory: str, *, grace: float) -> tuple[Identity, .
             remedy="it probably waits for the driver: see the kernel's log, else reboot the node",
         )
     return servers
+
+
+def _daemons(pipe_directory: str) -> Sequence[Identity]:
+    """Those that can serve there. Anybody can call a program like that and give it the directory,
+    but only its owner and root can have sockets in it.
+    """
+    found = processes_of(pipe_directory, CONTROL)
+    try:
+        owner = Path(pipe_directory).lstat().st_uid
+    except OSError:
+        return found  # not knowing, each may be one
+    return [daemon for daemon in found if daemon.uid in {0, os.geteuid(), owner}]
 
 
 async def _ended(

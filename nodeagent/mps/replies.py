@@ -12,6 +12,9 @@ from dataclasses import dataclass
 
 from nodeagent.errors import NodeagentError
 
+LARGEST_PID = 2**22  # the kernel's own limit
+_MOST = 1024  # pids in one reply; a device has some tens of clients at most
+
 Reply = Sequence[str]  # the lines of a reply, without line ends
 
 
@@ -105,12 +108,17 @@ def check_silent(line: str, reply: Reply) -> None:
         raise unexpected(line, reply)
 
 
-def numbers(line: str, reply: Reply) -> tuple[int, ...]:
-    """One number a line."""
+def pids(line: str, reply: Reply, *, least: int) -> tuple[int, ...]:
+    """One a line, none below `least`. What can be no pid gets no further, because questions are
+    made of them, and neither do more than there can be.
+    """
     check_refusal(line, reply)
-    if not all(re.fullmatch(r"\s*[0-9]{1,10}\s*", text) for text in reply):
+    if len(reply) > _MOST or not all(re.fullmatch(r"\s*[0-9]{1,10}\s*", text) for text in reply):
         raise unexpected(line, reply)
-    return tuple(int(text) for text in reply)
+    found = tuple(int(text) for text in reply)
+    if not all(least <= pid <= LARGEST_PID for pid in found):
+        raise unexpected(line, reply)
+    return found
 
 
 def percentage_of(line: str, reply: Reply) -> float:

@@ -14,7 +14,6 @@ from typing import assert_never
 from nodeagent.mps.attendant import Attendant, Place
 from nodeagent.mps.back_door import BackDoor
 from nodeagent.mps.changes import Changes
-from nodeagent.mps.control import ControlClient
 from nodeagent.mps.ground import Ground
 from nodeagent.mps.identity import age_of
 from nodeagent.mps.lifecycle.step import step
@@ -22,7 +21,6 @@ from nodeagent.mps.lifecycle.values import (
     Action,
     Adopted,
     DeadlinePassed,
-    Ending,
     Event,
     Exited,
     Kill,
@@ -73,17 +71,11 @@ class Supervisor:
         self._around = around
         self._loop = asyncio.get_running_loop()
         self._door = BackDoor(pipe_directory)
-        self.control = ControlClient(
-            around.programs.control,
-            pipe_directory=self._door.directory,
-            log_directory=log_directory,
-            path=around.programs.path,
-            deadline=around.timing.answer,
-            chance=around.chance,
-        )
+        self._door_fault = ""  # why sockets could not be moved, as it was told
+        self.control = around.control_client(self._door.directory, log_directory)
         self._by_spec: dict[DaemonSpec, WantedMps] = {}
         self._process: DaemonProcess | None = None
-        self._listener: Listener | None = None
+        self.listener: Listener | None = None  # who hears the process there is
         self._to_kill = 0  # the run that is to be killed as soon as it has a process
         self._timer: asyncio.TimerHandle | None = None
         self._waiter: asyncio.Task[None] | None = None
@@ -120,7 +112,7 @@ class Supervisor:
             self.handle(NewPlan(None))
             return
         spec = self.spec_of(wanted)
-        self.was_ready = self.was_ready and wanted == self.wanted
+        self.was_ready = self.was_ready and self.wanted in {None, wanted}
         self.wanted = wanted
         self._by_spec[spec] = wanted
         self.handle(NewPlan(spec))
@@ -163,11 +155,6 @@ class Supervisor:
         if self.state != before:
             self._stir()
 
-    @property
-    def listener(self) -> Listener | None:
-        """Who hears the process there is."""
-        return self._listener
-
     async def aclose(self) -> None:
         """Look away. The daemon and its clients live on."""
         await self.ground.aclose()
@@ -199,8 +186,10 @@ class Supervisor:
                 self._report(action)
             case Schedule():
                 self._schedule(action.seconds)
+            case Kill() if self._process is not None:
+                self._process.kill()
             case Kill():
-                self._kill(action.run)
+                self._to_kill = action.run
             case SweepOrphans() | Spawn():
                 self.ground.do(action)
             case SetLimits() | ReadBack() | Quit():
@@ -217,12 +206,6 @@ class Supervisor:
             self._timer.cancel()
         self._timer = self._loop.call_later(seconds, self.handle, DeadlinePassed())
 
-    def _kill(self, run: int) -> None:
-        if self._process is not None:
-            self._process.kill()
-        else:
-            self._to_kill = run
-
     def keep_door(self) -> None:
         """New clients find the daemon, unless it drains. Where its sockets are is what counts, so
         this also mends what an earlier agent left.
@@ -230,13 +213,12 @@ class Supervisor:
         if self._process is None:
             return
         try:
-            if self.state.phase is Phase.DRAINING:
-                self._door.hide()
-            elif self._door.hidden:
-                self._door.show()
+            self._door.keep(hidden=self.state.phase is Phase.DRAINING)
         except OSError as error:
             words = f"its sockets cannot be moved: {error.strerror or error}"
-            self._report(Report(Subject.STILL_IN_USE, words))
+            if words != self._door_fault:
+                self._report(Report(Subject.STILL_IN_USE, words))
+            self._door_fault = words
         self.control.turn_to(self._door.directory)
 
     # --- the process there is -------------------------------------------------------------------
@@ -251,7 +233,7 @@ class Supervisor:
 
     def _attend(self, run: int, process: DaemonProcess, *, adopted: bool) -> None:
         around = self._around
-        self._listener = Listener(
+        self.listener = Listener(
             run,
             self.state.spec,
             process.pid,
@@ -264,7 +246,7 @@ class Supervisor:
         self.attendant = Attendant(
             run,
             Place(self.control, self._door, around.timing, around.check),
-            self._listener,
+            self.listener,
             tell=self.handle,
             state=lambda: self.state,
             looked=self._looked,
@@ -275,8 +257,8 @@ class Supervisor:
     async def _wait(self, run: int, process: DaemonProcess) -> None:
         began = self._loop.time()
         status = await process.wait()
-        if self._listener is not None:
-            self.last_lines = self._listener.last_lines()
+        if self.listener is not None:
+            self.last_lines = self.listener.last_lines()
         await self._stop_attending()
         self._process = self._waiter = None
         ran_for = age_of(process.identity) or self._loop.time() - began
@@ -284,7 +266,7 @@ class Supervisor:
 
     async def _stop_attending(self) -> None:
         attendant, self.attendant = self.attendant, None
-        self._listener = None
+        self.listener = None
         if attendant is not None:
             await attendant.aclose()
 
@@ -312,8 +294,3 @@ class Supervisor:
         """For the next agent; nothing of a daemon that is to be no more."""
         if self.wanted is not None and not (self.state.wanted is None and self._process is None):
             self._keeper.keep(self._record_now(self.state.running if self._process else None))
-
-    @property
-    def is_ending(self) -> bool:
-        """Whether its end has begun and cannot be taken back."""
-        return self.state.ending is not Ending.NO

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from nodeagent.mps.attendant import Check
+from nodeagent.mps.control import ControlClient
 from nodeagent.mps.launching import Launcher
 from nodeagent.mps.lifecycle.values import Policy, Report
 from nodeagent.mps.log_watch import LogWatch
@@ -31,3 +32,14 @@ class Surroundings:
     changed: Callable[[], None]
     chance: Callable[[], float]
     watch: LogWatch
+
+    def control_client(self, pipe_directory: str, log_directory: str) -> ControlClient:
+        """The only way to the daemon there."""
+        return ControlClient(
+            self.programs.control,
+            pipe_directory=pipe_directory,
+            log_directory=log_directory,
+            path=self.programs.path,
+            deadline=self.timing.answer,
+            chance=self.chance,
+        )

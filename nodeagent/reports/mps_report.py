@@ -19,9 +19,18 @@ Json = dict[str, Any]
 
 
 def mps_json(daemons: Sequence[DaemonState], observed: ObservedNode | None = None) -> list[Json]:
-    """Each daemon with its server and clients; with `observed` also where its device is."""
+    """Each daemon with its server and clients; with `observed` also where its device is, in the
+    order of the devices.
+    """
     where = {place.device: place for place in places(observed)} if observed else {}
-    return [daemon_json(daemon, where.get(daemon.device)) for daemon in daemons]
+    found = [(where.get(daemon.device), daemon) for daemon in daemons]
+    return [daemon_json(daemon, place) for place, daemon in sorted(found, key=_by_place)]
+
+
+def _by_place(found: tuple[Place | None, DaemonState]) -> tuple[bool, int, int]:
+    """Those whose device is gone come last."""
+    place = found[0]
+    return (True, 0, 0) if place is None else (False, place.gpu.index, place.start)
 
 
 def mps_answer(
@@ -57,6 +66,7 @@ def daemon_json(daemon: DaemonState, place: Place | None = None) -> Json:
         **_place_json(place),
         "state": daemon.phase,
         "why": daemon.why or None,
+        "trouble": daemon.trouble or None,
         "since": time_json(daemon.since) if daemon.since else None,
         "pid": daemon.pid,
         "user": user_json(daemon.wanted.account) if daemon.wanted else None,

@@ -54,6 +54,7 @@ class ServerState:
 class DaemonState:
     """One device's control daemon. `device` is a UUID, `phase` one word, `why` says why that is
     not Ready; `since` is when the phase began. `last_lines` are the log's, where it failed.
+    `trouble` is what is wrong although it may be Ready: it cannot be asked, or a server failed.
     """
 
     device: str
@@ -68,6 +69,7 @@ class DaemonState:
     clients: tuple[ClientState, ...] = ()
     waiting: tuple[WaitingClient, ...] = ()
     last_lines: tuple[str, ...] = ()
+    trouble: str = ""
 
     @property
     def is_ready(self) -> bool:

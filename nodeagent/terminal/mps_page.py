@@ -106,12 +106,13 @@ def _daemon_row(daemon: Json) -> list[str | Span]:
 def _client_row(daemon: Json, client: Json) -> list[str | Span]:
     memory: Json = client.get("memory") or {}
     share = client.get("slot") or client.get("share")
+    none = Span("none", Tone.WARNING) if client.get("findings") else _UNKNOWN
     return [
         device_words(daemon),
         str(client.get("pid", _UNKNOWN)),
         str(client.get("command", _UNKNOWN)),
         str(client.get("user", _UNKNOWN)),
-        str(share) if share else Span("none", Tone.WARNING),
+        str(share) if share else none,
         gibibytes(int(memory["used"])) if "used" in memory else _UNKNOWN,
         gibibytes(int(memory["limit"])) if "limit" in memory else _UNKNOWN,
         f"{client['threads']:g} %" if "threads" in client else _UNKNOWN,
@@ -137,6 +138,8 @@ def _notes(daemon: Json, *, named: bool = True) -> Iterator[Line]:
         yield line(Span(f"! {where}{daemon['why']}", tone))
         for said in daemon.get("lastLines", ()):
             yield line(dim(f"    {said}"))
+    if daemon.get("trouble") and daemon["trouble"] != daemon.get("why"):
+        yield line(Span(f"! {where}{daemon['trouble']}", Tone.WARNING))
     for client in daemon.get("clients", ()):
         yield from _finding_notes(daemon, client, named=named)
     yield from _waiting_notes(daemon, named=named)

@@ -1,4 +1,4 @@
-"""MPS as a user has it: the agent as a process, real daemons of the stand-in, clients with shares."""
+"""MPS as a user has it: the agent as a process, daemons of the stand-in, clients with shares."""
 
 from __future__ import annotations
 
@@ -188,25 +188,25 @@ def test_a_plan_with_shares_and_a_client_of_each(home: Home) -> None:
         "small": {"count": 4, "memory": 8 * GIB, "threads": 15},
         "large": {"count": 1, "memory": 40 * GIB, "threads": 40},
     }
-    with home.client(whole["device"], "small-0") as small:
-        with home.client(whole["device"], "large-0") as large:
-            assert (small.terms["limit"], small.terms["percentage"]) == (8 * GIB, 15.0)
-            assert (large.terms["limit"], large.terms["percentage"]) == (40 * GIB, 40.0)
-            small.allocate(GIB)
+    device = whole["device"]
+    with home.client(device, "small-0") as small, home.client(device, "large-0") as large:
+        assert (small.terms["limit"], small.terms["percentage"]) == (8 * GIB, 15.0)
+        assert (large.terms["limit"], large.terms["percentage"]) == (40 * GIB, 40.0)
+        small.allocate(GIB)
 
-            def shown() -> dict[int, Any]:
-                answer = home.ask("mps", "clients") or {"daemons": []}
-                clients = [c for d in answer["daemons"] for c in d["clients"]]
-                found = {c["pid"]: c for c in clients if c.get("share")}
-                known = len(found) == 2 and "used" in found[small.pid].get("memory", {})
-                return found if known else {}
+        def shown() -> dict[int, Any]:
+            answer = home.ask("mps", "clients") or {"daemons": []}
+            clients = [c for d in answer["daemons"] for c in d["clients"]]
+            found = {c["pid"]: c for c in clients if c.get("share")}
+            known = len(found) == 2 and "used" in found[small.pid].get("memory", {})
+            return found if known else {}
 
-            clients = home.until(shown)
-            assert clients[small.pid]["share"] == "small"
-            assert clients[small.pid]["memory"] == {"used": GIB, "limit": 8 * GIB}
-            assert clients[small.pid]["threads"] == 15
-            assert clients[large.pid]["share"] == "large"
-            assert clients[large.pid]["memory"]["limit"] == 40 * GIB
+        clients = home.until(shown)
+        assert clients[small.pid]["share"] == "small"
+        assert clients[small.pid]["memory"] == {"used": GIB, "limit": 8 * GIB}
+        assert clients[small.pid]["threads"] == 15
+        assert clients[large.pid]["share"] == "large"
+        assert clients[large.pid]["memory"]["limit"] == 40 * GIB
     assert home.run("assert", "-f", str(home.plan), "--state", str(home.state)).returncode == 0
 
 

@@ -122,6 +122,15 @@ def test_a_gpu_that_is_left_out_is_code_1(h100: Program) -> None:
     assert "devices: [0]" in exported.out
 
 
+def test_an_export_has_the_time_slice(h100: Program) -> None:
+    """What `apply` set is in it without an agent too, and leads back to itself."""
+    plan = h100.file("version: v1\ngpus: [{devices: [1], timeSlice: long}]\n", "slices.yaml")
+    assert h100.on("apply", "-f", str(plan)).code == 0
+    exported = h100.on("export")
+    assert "timeSlice: long" in exported.out
+    assert h100.on("assert", "-f", str(h100.file(exported.out, "exported.yaml"))).code == 0
+
+
 def test_an_export_of_an_unknown_form_is_code_2(h100: Program) -> None:
     """Only the two forms there are."""
     assert h100.on("export", "--format", "dra").code == 2

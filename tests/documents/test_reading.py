@@ -102,9 +102,9 @@ def test_full_of_faults(document: dict[str, Any]) -> None:
     text = json.dumps(document)
 
     def seconds() -> float:
-        begin = time.perf_counter()
+        begin = time.process_time()  # whatever else the machine does meanwhile
         assert len(problems_of(text)) == MOST_PROBLEMS + 1
-        return time.perf_counter() - begin
+        return time.process_time() - begin
 
     assert min(seconds() for _ in range(3)) < 0.1
 

@@ -270,6 +270,28 @@ shares: {replica: {count: 2, memory: 1000Mi, threads: 50}}, oversubscribe: true}
     assert len(read_document(plan_document(observed)).entries) == 5
 
 
+def test_what_a_mig_parted_file_leaves_out_is_told() -> None:
+    """MPS and time slices, which that format cannot ask for; a plan says them, so has no note."""
+    mps = mps_of(Share("clients", None, 1024, None))
+    shared = instance(4, "3g.40gb")
+    shared = replace(shared, compute=tuple(replace(c, mps=mps) for c in shared.compute))
+    observed = node(
+        gpu(0, mig=OFF, mps=mps),
+        gpu(1, shared, instance(0, "1g.10gb", size=1)),
+        gpu(2, mig=OFF, time_slice=TimeSlice.LONG),
+        gpu(3),
+    )
+    end = "which a mig-parted file cannot say and leaves out; --format plan has it"
+    said = [f"# {line}, {end}" for line in (
+        "GPU 0 has MPS",
+        "GPU 1 has MPS on 3g.40gb at 4",
+        "GPU 2 has the time slice long",
+    )]  # fmt: skip
+    lines = mig_parted_document(observed).splitlines()
+    assert [line for line in lines if line.startswith("#")] == said
+    assert export_notes(observed) == []
+
+
 def test_time_slices_that_are_not_written() -> None:
     """One that nobody set, one that the document could not ask for without more."""
     for more in (

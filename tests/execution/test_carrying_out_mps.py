@@ -6,6 +6,7 @@ is made of the driver and the fleet of daemons, each with tests of its own.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
@@ -15,8 +16,8 @@ from nodeagent.errors import GpuInUse, GpuLost, NodeagentError
 from nodeagent.execution.carrying_out import carry_out
 from nodeagent.planning.desired import DesiredGpu, DesiredNode, Layout, WantedInstance
 from nodeagent.planning.effects import after
-from nodeagent.planning.observed import Gpu, ObservedNode
-from nodeagent.planning.outcome import GpuOutcome, StepResult
+from nodeagent.planning.observed import Access, Gpu, ObservedNode
+from nodeagent.planning.outcome import GpuOutcome, StepReport, StepResult
 from nodeagent.planning.planner import plan
 from nodeagent.planning.problems import Code
 from nodeagent.planning.shares import ComputeMode, TimeSlice
@@ -213,6 +214,81 @@ async def test_a_new_part_is_not_taken_for_one_in_use() -> None:
     (instance,) = outcome.after.instances
     runs = {c.uuid: c.mps.runs if c.mps else None for c in instance.compute}
     assert runs == {"MIG-0-0": None, "MIG-new-1": A}
+
+
+async def test_a_device_that_could_not_be_looked_at_is_not_guessed() -> None:
+    """The GPU does not answer right after its device was made: the first step for that fails by
+    itself, and the next one has the device's name.
+    """
+
+    @dataclass(slots=True)
+    class SilentOnce(PaperNode):
+        silences: int = 1
+
+        async def observe_gpu(self, uuid: str) -> Gpu:
+            silent = self.made > 0 and self.silences > 0
+            self.silences -= silent
+            return replace(self.gpu, access=Access.UNKNOWN) if silent else self.gpu
+
+    def fails(step: Step) -> Exception | None:
+        named = not isinstance(step, StartMps | SetComputeMode) or step.device
+        return None if named else NodeagentError("nobody knows which")
+
+    node = SilentOnce(H100, fails)
+    outcome = await node.carry_out(shared(H100, ("3g.40gb", 0, A)))
+    assert results(outcome) == [DONE, FAILED, DONE]
+    assert isinstance(outcome.steps[2].step, StartMps)
+    assert outcome.steps[2].step.device == "MIG-new-1"
+
+
+async def test_a_slow_daemon_keeps_no_other_waiting() -> None:
+    """Daemons of one GPU are started side by side; the outcome has its steps in their order."""
+    last_is_there = asyncio.Event()
+
+    class Slow(PaperNode):
+        async def apply(self, step: Step) -> None:
+            if isinstance(step, StartMps) and step.device == "MIG-new-1":
+                await last_is_there.wait()
+            await super().apply(step)
+            if isinstance(step, StartMps) and step.device == "MIG-new-3":
+                last_is_there.set()
+
+    node = Slow(H100)
+    outcome = await node.carry_out(shared(H100, *[("1g.10gb", start, A) for start in range(3)]))
+    assert set(results(outcome)) == {DONE}
+    assert daemons_of(outcome.after) == [A, A, A]
+    assert node.taken[-1] == outcome.steps[4].step
+    assert [type(report.step) for report in outcome.steps[3:]] == [SetComputeMode, StartMps] * 3
+    named = [r.step.device for r in outcome.steps if isinstance(r.step, StartMps)]
+    assert named == ["MIG-new-1", "MIG-new-2", "MIG-new-3"]
+
+
+async def test_cancelled_while_daemons_start() -> None:
+    """Those that have begun come to their end and are reported; no other is begun."""
+    begun, go_on = asyncio.Event(), asyncio.Event()
+    reports: list[StepReport] = []
+
+    class Slow(PaperNode):
+        async def apply(self, step: Step) -> None:
+            if isinstance(step, StartMps):
+                begun.set()
+                await go_on.wait()
+            await super().apply(step)
+
+    node = Slow(H100)
+    goal = DesiredNode({H100.uuid: shared(H100, ("3g.40gb", 0, A), ("3g.40gb", 4, B))})
+    made = plan(goal, ObservedNode((H100,)))
+    running = asyncio.create_task(carry_out(made, node, parallel=1, on_progress=reports.append))
+    await begun.wait()
+    running.cancel()
+    await asyncio.sleep(0)
+    go_on.set()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    started = [step for step in node.taken if isinstance(step, StartMps)]
+    assert started
+    assert {report.result for report in reports} == {DONE}
+    assert {report.step for report in reports} == set(node.taken)
 
 
 async def test_a_lost_gpu_ends_its_steps() -> None:

@@ -119,11 +119,13 @@ async def test_many_repeats_are_few_requests(server: ApiServer, access: ClusterA
 async def test_a_flood_of_causes_is_bounded(server: ApiServer, access: ClusterAccess) -> None:
     """Requests stay within the rate, the oldest that wait give way, and that is counted."""
     told = Told(access, EventPace(interval=0.1, burst=3, waiting=5))
+    clock = asyncio.get_running_loop().time
+    began = clock()
     async with running(told.publisher.run()):
         for number in range(1000):
             told.tell(NodeEvent("Warning", "Flood", str(number)))
         await asyncio.sleep(0.35)
-        assert 3 <= len(server.requests) <= 7
+        assert 1 <= len(server.requests) <= 3 + (clock() - began) / 0.1 + 1
         await until(lambda: len(server.events) == 5)
     assert {event["message"] for event in server.events} == {str(n) for n in range(995, 1000)}
     assert told.publisher.dropped == 995

@@ -30,7 +30,7 @@ async def main(run_dir: Path, control: str, path: str) -> None:
         policy=POLICY,
         timing=TIMING,
         check=check,
-        report=lambda device, report: None,
+        report=lambda _device, _report: None,
         changed=lambda: None,
         chance=random.Random(1).random,
     )
@@ -38,7 +38,8 @@ async def main(run_dir: Path, control: str, path: str) -> None:
         if not fleet.statuses():
             await fleet.start(GPU, wanted())
         await ready(fleet)
-        print(json.dumps({"pid": status(fleet).pid}), flush=True)
+        sys.stdout.write(json.dumps({"pid": status(fleet).pid}) + "\n")
+        sys.stdout.flush()
         await asyncio.sleep(3600)
 
 

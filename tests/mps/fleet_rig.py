@@ -109,7 +109,7 @@ class FleetRig:
         self,
         policy: Policy = POLICY,
         timing: Timing = TIMING,
-        report: Callable[[str, Report], None] = lambda device, report: None,
+        report: Callable[[str, Report], None] = lambda _device, _report: None,
     ) -> AsyncIterator[Fleet]:
         """One agent's life; `report` hears what is also noted in `reports`."""
 

@@ -53,6 +53,8 @@ note("calls", "one")
 if word == "hang":
     note("pid", str(os.getpid()))
     time.sleep(60)
+while word == "flood":
+    sys.stdout.write("1\\n" * 65536)
 if word == "slow":
     time.sleep(0.3)
 replies = []

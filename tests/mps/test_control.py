@@ -182,6 +182,15 @@ async def test_a_talk_that_breaks_off(front_end: FrontEnd) -> None:
             await client.ask_all(GetClientList(1), GetClientList(2))
 
 
+async def test_a_daemon_that_never_stops_talking(front_end: FrontEnd) -> None:
+    """Whoever has the daemon's place cannot fill the agent's memory; the front-end is ended."""
+    front_end.will("flood")
+    async with asking(front_end, deadline=60) as client:
+        with pytest.raises(FrontEndFailed, match="said more than 1048576 bytes"):
+            await client.ask(GetServerList())
+        assert await client.ask(GetClientList(1)) == (11, 12)
+
+
 async def test_not_let_in(front_end: FrontEnd) -> None:
     """The reader learns as whom to run."""
     front_end.will("stranger")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
+import subprocess
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,6 +19,7 @@ from nodeagent.mps.directories import (
     make_directories,
     remove_directories,
 )
+from tests.mps.conftest import PYTHON
 
 GPU = "GPU-0a1b2c3d-0000-1111-2222-333344445555"
 ME, MINE = os.geteuid(), os.getegid()
@@ -190,3 +192,40 @@ def test_removed_for_another_user(run_dir: Path) -> None:
     remove_directories(run_dir, GPU)
     assert outside.exists()
     assert mode(make_directories(run_dir, GPU, uid=4711, gid=4711).pipe) == "755 4711:4711"
+
+
+@as_root
+def test_removed_whatever_its_user_put_there(run_dir: Path) -> None:
+    """However deep, whatever it is called, and while more is put there; nothing outside goes."""
+    outside = run_dir.parent / "outside"
+    outside.mkdir()
+    (outside / "file").touch()
+    made = make_directories(run_dir, GPU, uid=OTHER, gid=OTHER)
+    script = (
+        "import os, sys\n"
+        "os.chdir(sys.argv[1])\n"
+        "os.symlink(sys.argv[2], 'link')\n"
+        "os.makedirs('lifted-0/lifted-1'); open('lifted-2', 'w'); os.mkdir('closed', 0)\n"
+        "for _ in range(3000):\n"
+        "    os.mkdir('d'); os.chdir('d')\n"
+        "os.symlink(sys.argv[2], 'link'); open('file', 'w')\n"
+        "print(flush=True)\n"
+        "while True:\n"
+        "    try: os.mkdir('more'); os.rmdir('more'); os.mkdir('more')\n"
+        "    except OSError: pass\n"
+    )
+    user = subprocess.Popen(
+        [PYTHON, "-IS", "-c", script, made.shm, outside],
+        user=OTHER,
+        group=OTHER,
+        stdout=subprocess.PIPE,
+    )
+    try:
+        assert user.stdout
+        user.stdout.readline()
+        remove_directories(run_dir, GPU)
+    finally:
+        user.kill()
+        user.communicate()
+    assert list((run_dir / "mps").iterdir()) == []
+    assert (outside / "file").exists()

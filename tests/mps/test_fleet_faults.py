@@ -9,6 +9,7 @@ import subprocess
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -21,6 +22,7 @@ from nodeagent.simulation.mps.knobs import KNOBS
 from tests.mps.fleet_rig import (
     GPU,
     IS_ROOT,
+    OTHER_GPU,
     TIMING,
     US,
     FleetRig,
@@ -59,9 +61,9 @@ def served(rig: FleetRig, uid: int = US) -> Iterator[SimulatedClient]:
         yield client
 
 
-async def limits(fleet: Fleet) -> tuple[str, float]:
+async def limits(fleet: Fleet, device: str = GPU) -> tuple[str, float]:
     """What is really in force."""
-    [daemon] = fleet.running()
+    [daemon] = [running for running in fleet.running() if running.device == device]
     memory, threads = await daemon.control.ask_all(GetDefaultMemoryLimit(), GetDefaultThreads())
     return str(memory), threads
 
@@ -140,7 +142,9 @@ async def test_busy(rig: FleetRig, fleet: Fleet, how: str) -> None:
     assert "end the nvidia-cuda-mps-control that somebody left open" in words
     await asyncio.sleep(2 * (TIMING.answer + TIMING.check_served))
     assert len(rig.said(Subject.SILENT)) == 1
+    assert status(fleet).trouble == words
     rig.knobs().clear()
+    await until(lambda: not status(fleet).trouble)
     assert (status(fleet).pid, status(fleet).is_ready) == (before, True)
 
 
@@ -195,7 +199,7 @@ async def test_ignore_settings(rig: FleetRig) -> None:
     """A daemon that only says that it took them is never Ready."""
     prepared(rig, "ignore_settings")
     async with rig.fleet() as fleet:
-        with pytest.raises(NotReady, match="thread percentage is 100.0, wanted 50"):
+        with pytest.raises(NotReady, match=r"thread percentage is 100\.0, wanted 50"):
             await fleet.start(GPU, wanted())
         assert "wanted 4096M" in await rig.told(Subject.LIMITS_DIFFER)
         await rig.told(Subject.FAILED)
@@ -213,6 +217,32 @@ async def test_lose_pipes(rig: FleetRig, fleet: Fleet) -> None:
 
 
 @as_root
+async def test_a_fault_of_our_own(rig: FleetRig) -> None:
+    """What nobody thought of is told as any failed start is, and tried again."""
+    rig.programs = replace(rig.programs, path="/usr/bin\0")
+    async with rig.fleet() as fleet:
+        with pytest.raises(NotReady, match="a fault in the agent itself: ValueError: embedded nul"):
+            await fleet.start(GPU, wanted())
+        await until(lambda: status(fleet).phase == "Failed")
+        await fleet.stop(GPU)
+
+
+async def test_a_link_in_place_of_its_socket(rig: FleetRig, fleet: Fleet) -> None:
+    """Its user cannot make the agent command another daemon: it is not asked, which is told."""
+    await fleet.start(OTHER_GPU, wanted(1024))
+    other = status(fleet, OTHER_GPU)
+    for name in ("control", "control_privileged"):
+        (rig.pipes() / name).unlink()
+        (rig.pipes() / name).symlink_to(rig.pipes(OTHER_GPU) / name)
+    words = await rig.told(Subject.SILENT)
+    assert words == f"{rig.pipes()}/control_privileged is no socket of its own, so it is not asked"
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(fleet.start(GPU, wanted(2048)), 1.0)
+    await fleet.restart(GPU, force=True)
+    assert await limits(fleet, OTHER_GPU) == ("1G", 50.0)
+    assert status(fleet, OTHER_GPU) == other
+
+
 async def test_lose_logs(rig: FleetRig, fleet: Fleet) -> None:
     """It goes on, and is still listened to; even by another agent."""
     rig.knobs().turn("lose_logs")
@@ -279,7 +309,7 @@ async def test_server_slow(rig: FleetRig, fleet: Fleet) -> None:
      ("no_gpu", True, "status 1", "no CUDA-capable device")],
 )  # fmt: skip
 async def test_a_server_that_fails(
-    rig: FleetRig, fleet: Fleet, knob: str, value: object, words: str, line: str
+    rig: FleetRig, fleet: Fleet, *, knob: str, value: object, words: str, line: str
 ) -> None:
     """Told although it was gone before anybody could ask, once for all its tries, and why."""
     rig.knobs().turn(knob, value)
@@ -289,6 +319,10 @@ async def test_a_server_that_fails(
         await asyncio.sleep(0.7)
         assert len(rig.said(Subject.SERVER_EXITED)) == 1
     assert status(fleet).is_ready
+    assert words in status(fleet).trouble
+    rig.knobs().clear()
+    with served(rig):
+        await until(lambda: not status(fleet).trouble)
 
 
 def test_the_knobs_of_failing_servers() -> None:
@@ -338,8 +372,10 @@ async def test_server_busy(rig: FleetRig, fleet: Fleet) -> None:
         await until(lambda: bool(status(fleet).clients))
         rig.knobs().turn("server_busy")
         await until(lambda: _clients_unknown(fleet))
-        with pytest.raises(InUse, match="whether .* has clients is not known"):
+        with pytest.raises(InUse, match=r"whether .* has clients is not known"):
             await fleet.stop(GPU)
+        with pytest.raises(InUse, match="not known"):
+            await fleet.drain(GPU, seconds=0.3)
         rig.knobs().clear()
         await ready(fleet)
         client.allocate(1)

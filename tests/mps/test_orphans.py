@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
+import subprocess
 import time
 
 import pytest
 
-from nodeagent.mps.identity import SERVER, identify, processes_of
+from nodeagent.mps.identity import CONTROL, SERVER, identify, processes_of
 from nodeagent.mps.launching import ChildLauncher
 from nodeagent.mps.orphans import OrphansLeft, end_orphans
 from nodeagent.mps.process import Programs
@@ -64,6 +66,38 @@ async def test_a_living_daemon_is_no_orphans_parent(
     finally:
         process.kill()
         assert await process.wait() == f"signal 9 ({signal.SIGKILL.name})"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "user"),
+    [
+        pytest.param([], None, id="a front-end that somebody left open"),
+        pytest.param(
+            ["-f"],
+            4242,
+            id="a name that anybody can take",
+            marks=pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user"),
+        ),
+    ],
+)
+async def test_who_cannot_serve_holds_up_nothing(
+    spec: DaemonSpec, start_server: StartServer, arguments: list[str], user: int | None
+) -> None:
+    """It may last for ever, and would keep the device without a daemon for as long."""
+    start_server()
+    called = subprocess.Popen(
+        [CONTROL, *arguments],
+        executable="/bin/sh",
+        stdin=subprocess.PIPE,
+        env={"CUDA_MPS_PIPE_DIRECTORY": spec.pipe_directory},
+        user=user,
+    )
+    try:
+        assert len(await end_orphans(spec.pipe_directory, grace=5)) == 1
+        assert called.poll() is None
+    finally:
+        called.kill()
+        called.communicate()
 
 
 def test_who_is_no_program_of_mps() -> None:

@@ -54,6 +54,7 @@ PID       ID        SERVER         DEVICE            NAMESPACE      COMMAND
         (GetServerStatus(7), "FAULT", ServerStatus.FAULT),
         (GetServerStatus(7), "", None),
         (GetClientList(7), "12\n", (12,)),
+        (GetClientList(7), "0\n0\n", (0, 0)),
         (ListClients(), "Server not found", ()),
         (ListClients(), "", ()),
         (
@@ -99,6 +100,10 @@ def test_values(command: Command[Any], reply: str, value: object) -> None:
         ),
         (GetServerStatus(7), "DANCING", UnexpectedReply),
         (GetServerList(), "815 bottles", UnexpectedReply),
+        (GetServerList(), "0", UnexpectedReply),
+        (GetServerList(), "4194305", UnexpectedReply),
+        (GetServerList(), "\n".join(map(str, range(1, 1026))), UnexpectedReply),
+        (GetClientList(7), "4194305", UnexpectedReply),
         (GetDefaultThreads(), "", UnexpectedReply),
         (GetDefaultThreads(), "33.3\n33.3", UnexpectedReply),
         (GetDefaultMemoryLimit(), "much", UnexpectedReply),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from dataclasses import replace
 
@@ -9,14 +10,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nodeagent.mps.shares import DaemonSpec, client_environment
+from nodeagent.documents.reading import read_document
+from nodeagent.errors import DocumentError
+from nodeagent.mps.commands import SetDefaultMemoryLimit
+from nodeagent.mps.shares import MEMORY_VARIABLE, DaemonSpec, client_environment, spec_for
 from nodeagent.planning.desired import MpsEntry, ShareEntry
 from nodeagent.planning.problems import Code, Problem
 from nodeagent.planning.shares import (
     MIB,
+    Account,
     Share,
     Sharing,
     Slot,
+    WantedMps,
     percentage_text,
     written_bytes,
 )
@@ -186,6 +192,55 @@ def test_what_a_client_gets() -> None:
         "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": "0=8192M",
         "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "33.3",
     }
+
+
+@pytest.mark.parametrize(
+    ("written", "mebibytes"),
+    [
+        ("1.5G", 1430),  # which the daemon would take for 1 MB
+        ("1.5Gi", 1536),
+        ("0.05T", 47683),  # T also
+        ("1500M", 1430),
+        ("1024Ki", 1),  # K is 1G to it
+        (8 * GIB, 8192),  # a bare number is MB to it, bytes here
+        ("8589934592", 8192),
+        ("1e10", 9536),
+        ("0G", None),  # takes the limit away
+        ("-1G", None),  # is huge
+        ("1024", None),  # less than 1 MiB
+        ("1M", None),
+        ("abc", None),  # takes the limit away
+        (f"{GPU}=1G", None),  # wipes the limit of device 0
+        ("0=1G", None),
+        ("1G\nquit", None),
+    ],
+)
+def test_from_the_document_to_what_is_said(written: object, mebibytes: int | None) -> None:
+    """What is written dangerously is refused, or said to the daemon, and given to clients, in whole
+    MiB of ordinal 0.
+    """
+    document = {
+        "version": "v1",
+        "gpus": [{"devices": [0], "mps": {"clients": {"memory": written}}}],
+    }
+    try:
+        entry = read_document(json.dumps(document)).entries[0].mps
+    except DocumentError:
+        assert mebibytes is None
+        return
+    assert entry is not None
+    found = share_out(entry, device=GPU, memory=H100)
+    if mebibytes is None:
+        assert not isinstance(found, Sharing)
+        return
+    assert isinstance(found, Sharing)
+    wanted = WantedMps(found, Account(1000, 1000))
+    daemon = spec_for(wanted, GPU, pipe_directory="/run/x/pipe", log_directory="/run/x/log")
+    assert daemon.memory_limit is not None
+    said = SetDefaultMemoryLimit(daemon.memory_limit).line
+    assert said == f"set_default_device_pinned_mem_limit 0 {mebibytes}M"
+    [client] = found.slots
+    assert client_environment(daemon, client)[MEMORY_VARIABLE] == f"0={mebibytes}M"
 
 
 @pytest.mark.parametrize(

@@ -108,6 +108,19 @@ def test_a_daemon_whose_device_is_gone_is_found_by_its_uuid() -> None:
     assert [d["device"] for d in answer["daemons"]] == ["MIG-gone"]
 
 
+def test_daemons_are_told_in_the_order_of_their_devices() -> None:
+    """By GPU and slice, not by UUID; what is there no more comes last."""
+    lost = replace(READY, device="A-gone")
+    told = mps_json((lost, FAILED, READY), NODE)
+    assert [d["device"] for d in told] == ["GPU-0", FAILED.device, "A-gone"]
+
+
+def test_trouble_is_told() -> None:
+    """What is wrong with one that is Ready."""
+    [report] = mps_json([replace(READY, trouble="its last server (816) ended: status 1")])
+    assert report["trouble"] == "its last server (816) ended: status 1"
+
+
 def test_when_it_was_looked_at() -> None:
     """As long as it was not, there is no time."""
     assert mps_answer((), node="a", observed=NODE) == {"node": "a", "daemons": []}

@@ -85,6 +85,23 @@ GPU 0   4713  -        -     none         -      -        -  -
     )
 
 
+def test_trouble_of_a_daemon_that_is_ready() -> None:
+    """Said once, also where it is why it is not Ready."""
+    trouble = "its last server (816) ended: status 1"
+    ready = {"device": "GPU-0", "gpu": 0, "state": "Ready", "trouble": trouble}
+    assert f"\n! GPU 0: {trouble}\n" in plain_text(daemons_page({"daemons": [ready]}))
+    starting = {**ready, "state": "Starting", "why": trouble}
+    assert plain_text(daemons_page({"daemons": [starting]})).count(trouble) == 1
+
+
+def test_a_client_that_was_not_looked_at_yet() -> None:
+    """Nobody says that it has no share."""
+    page = plain_text(
+        clients_page({"daemons": [{**READY, "clients": [{"pid": 7}], "waiting": []}]})
+    )
+    assert page.splitlines()[1].split() == ["GPU", "0", "7", *"-------"]
+
+
 def test_nothing_is_said_in_a_sentence() -> None:
     """No daemons, and daemons without clients; who waits is told even then."""
     assert plain_text(daemons_page({"daemons": []})) == "No device has MPS.\n"

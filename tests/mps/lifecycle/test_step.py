@@ -9,10 +9,12 @@ from nodeagent.mps.lifecycle.values import (
     Answered,
     ClientsGone,
     DeadlinePassed,
+    DrainGivenUp,
     DrainRequested,
     Ending,
     Exited,
     ForeignUserWaiting,
+    KeptOut,
     Kill,
     NewPlan,
     Phase,
@@ -232,6 +234,60 @@ def test_a_daemon_that_hangs_while_its_clients_finish(ready: Life) -> None:
     assert ready.phase() is Phase.DRAINING
 
 
+def test_why_it_is_found_to_hang(ready: Life) -> None:
+    """Where more is known than its silence, that is told."""
+    ready.tell(Silent(1, "nobody is at its socket"))
+    ready.tell(Silent(1, "nobody is at its socket"))
+    assert "in a row (nobody is at its socket); it is replaced" in ready.state.why
+
+
+def test_a_killed_one_is_remembered_for_what_it_did() -> None:
+    """The signal was ours, and says nothing; neither does the end of the last try."""
+    life = Life()
+    life.start()
+    for subject in (Subject.EXITED, Subject.EXITED, Subject.FAILED):
+        life.tell(DeadlinePassed(), after=5.0)
+        actions = life.tell(Exited(life.state.run, "signal 9 (SIGKILL)", 5.0))
+        assert subjects(actions)[-1] is subject
+        assert "did not answer within 5 s of its start" in life.state.why
+        assert "SIGKILL" not in life.state.why
+        life.tell(DeadlinePassed(), after=9.0)
+
+
+# --- one that cannot be asked ---------------------------------------------------------------------
+
+
+def test_kept_out_is_told_once_and_ends_nothing(ready: Life) -> None:
+    """For as long as it lasts; again after an answer, and when the reason is another."""
+    told = [subjects(ready.tell(KeptOut(1, reason))) for reason in ("a", "a", "b")]
+    assert told == [[Subject.SILENT], [], [Subject.SILENT]]
+    assert (ready.phase(), ready.state.silences) == (Phase.READY, 0)
+    ready.tell(Answered(1))
+    assert subjects(ready.tell(KeptOut(1, "b"))) == [Subject.SILENT]
+
+
+def test_kept_out_from_an_adopted_daemon() -> None:
+    """It may have clients, so no deadline ends it as long as that is the reason."""
+    life = Life()
+    life.tell(Adopted(SPEC, 4711))
+    for _ in range(4):
+        life.tell(KeptOut(1, "another front-end"))
+        assert life.tell(DeadlinePassed(), after=5.0) == (Schedule(5.0),)
+        assert (life.phase(), life.state.why) == (Phase.STARTING, "another front-end")
+    assert Kill(1) in life.tell(DeadlinePassed(), after=5.0)  # now it is silent by itself
+
+
+def test_kept_out_while_limits_are_set() -> None:
+    """They are set and read once more."""
+    life = Life()
+    life.start()
+    life.tell(Answered(1))
+    life.tell(KeptOut(1, "another front-end"))
+    assert SetLimits(1, SPEC) in life.tell(DeadlinePassed(), after=4.0)
+    life.tell(life.proof())
+    assert life.phase() is Phase.READY
+
+
 # --- servers and clients --------------------------------------------------------------------------
 
 
@@ -251,6 +307,23 @@ def test_a_faulted_server_that_goes(ready: Life) -> None:
     actions = ready.tell(ServerGone(1, 50, "status 1"))
     assert subjects(actions) == [Subject.SERVER_EXITED]
     assert ready.phase() is Phase.LIMITING
+
+
+def test_a_server_that_nobody_saw(ready: Life) -> None:
+    """It came and went between two looks, badly: that is told, with the log's words."""
+    actions = ready.tell(ServerGone(1, 77, "status 1", ("no device",)))
+    words = "server 77 ended: status 1"
+    assert actions == (Report(Subject.SERVER_EXITED, words, ("no device",)),)
+    assert ready.tell(ServerGone(1, 78)) == ()
+    assert ready.phase() is Phase.READY
+
+
+def test_who_caused_a_fault(ready: Life) -> None:
+    """Is named where the log names it."""
+    server = Server(50, 1000, ServerStatus.FAULT, culprit=99)
+    [report] = ready.tell(ServerSeen(1, server))
+    assert isinstance(report, Report)
+    assert "server 50 had a fatal fault of client 99 and takes no client" in report.message
 
 
 def test_a_new_server_is_asked_for_its_limits(ready: Life) -> None:
@@ -385,6 +458,19 @@ def test_drained_on_request_it_stays_down(ready: Life) -> None:
     ready.tell(Exited(1, "status 0", 100.0))
     assert (ready.phase(), ready.state.why) == (Phase.DOWN, "drained on request")
     assert Spawn(2, SPEC) in ready.tell(RetryRequested())
+
+
+def test_a_drain_that_is_given_up(ready: Life) -> None:
+    """A person's is taken back; a plan's is not, nor one whose end has begun."""
+    ready.tell(DrainRequested(None))
+    assert SetLimits(1, SPEC) in ready.tell(DrainGivenUp())
+    ready.tell(ready.proof())
+    assert ready.tell(DrainGivenUp()) == ()
+    ready.tell(NewPlan(None))
+    assert ready.tell(DrainGivenUp()) == ()
+    assert ready.phase() is Phase.DRAINING
+    ready.tell(ClientsGone(1))
+    assert ready.tell(DrainGivenUp()) == ()
 
 
 def test_a_restart_on_request(ready: Life) -> None:

@@ -18,11 +18,13 @@ from nodeagent.mps.lifecycle.values import (
     Answered,
     ClientsGone,
     DeadlinePassed,
+    DrainGivenUp,
     DrainRequested,
     Ending,
     Event,
     Exited,
     ForeignUserWaiting,
+    KeptOut,
     Kill,
     LimitsReadBack,
     NewPlan,
@@ -48,9 +50,9 @@ from tests.mps.lifecycle.life import OTHER_LIMITS, OTHER_USER, POLICY, SPEC, Lif
 
 # An event as a test draws it: `late` makes it come from an earlier process or read-back.
 Draw = tuple[str, int, bool, float]
-OF_PROCESS = ["started", "startFailed", "exited", "answered", "silent", "proof", "differ"]
+OF_PROCESS = ["started", "startFailed", "exited", "answered", "silent", "proof", "differ", "kept"]
 OF_SERVER = ["server", "fault", "gone", "foreign", "clientsGone"]
-WISHES = ["drain", "drainForce", "restart", "plan", "noPlan", "otherLimits", "otherUser"]
+WISHES = ["givenUp", "drain", "drainForce", "restart", "plan", "noPlan", "otherLimits", "otherUser"]
 OTHERS = ["retry", "adopt", "deadline"]
 OFTEN = ["exited", "answered", "proof", "proof", "deadline", "plan"] * 4
 KINDS = OF_PROCESS + OF_SERVER + WISHES + OTHERS + OFTEN
@@ -81,6 +83,8 @@ def event_of(draw: Draw, state: State) -> Event:
             return Answered(run)
         case "silent":
             return Silent(run)
+        case "kept":
+            return KeptOut(run, f"reason {number}")
         case "proof":
             return LimitsReadBack(run, state.reading - (number == 2))
         case "differ":
@@ -103,6 +107,8 @@ def of_server(draw: Draw, run: int) -> Event:
             return ForeignUserWaiting(run, 60, 1001)
         case "clientsGone":
             return ClientsGone(run)
+        case "givenUp":
+            return DrainGivenUp()
     return request_of(kind, seconds)
 
 
@@ -144,6 +150,7 @@ class Observer:
     proven: DaemonSpec | None = None  # as read back since then
     had_clients: bool = False
     silences: int = 0
+    kept_out: bool = False  # since its deadline began
     failures: int = 0
     earliest: float | None = None  # the next start that the backoff allows
     ran: list[str] = field(default_factory=list)
@@ -168,12 +175,15 @@ class Observer:
         self.answered = self.had_clients = False
         self.proven = self.limits = None
         self.silences = 0
+        self.kept_out = False
 
     def hear(self, before: State, event: OfRun, actions: tuple[Action, ...], life: Life) -> None:
         """From the process there is."""
         match event:
             case Answered():
-                self.answered, self.silences = True, 0
+                self.answered, self.silences, self.kept_out = True, 0, False
+            case KeptOut():
+                self.kept_out = True
             case Silent():
                 self.silences += 1
             case LimitsReadBack() if event.reading == self.reading:
@@ -236,6 +246,8 @@ class Observer:
                 before.ending is not Ending.NO or before.phase is Phase.STARTING
             )
             assert hung or late, "killed with its clients"
+            excused = before.ending is Ending.NO and self.kept_out and not hung
+            assert not excused, "killed although nobody could ask it"
 
     def judge(self, before: State, event: Event, actions: tuple[Action, ...], life: Life) -> None:
         """What must be so after every step."""
@@ -249,6 +261,8 @@ class Observer:
             self.had_clients = True
         if state.phase is Phase.FAILED and before.phase is not Phase.FAILED:
             assert self.failures >= POLICY.most_failures, "Failed too early"
+        if isinstance(event, DeadlinePassed) and state.deadline != before.deadline:
+            self.kept_out = False  # another deadline has begun
         if before.phase is Phase.FAILED and state.phase is not Phase.FAILED:
             assert isinstance(event, NewPlan | RetryRequested | DrainRequested)
         waits = {Phase.STARTING, Phase.LIMITING, Phase.BACKOFF}

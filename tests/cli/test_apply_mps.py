@@ -1,0 +1,147 @@
+"""`apply` and `assert` where MPS daemons are concerned: nobody looks after them in between."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from nodeagent.mps.identity import CONTROL, identify
+from nodeagent.simulation.mps.clients import SimulatedClient
+from tests.cli.conftest import Program
+
+pytestmark = pytest.mark.timeout(60)  # daemons are processes, and machines are busy
+
+USER = 1000 if os.geteuid() == 0 else os.geteuid()
+SHARED = f"{{devices: [0], mps: {{replicas: 2, user: {USER}}}}}"
+
+
+@pytest.fixture
+def node(capsys: pytest.CaptureFixture[str]) -> Iterator[Program]:
+    """One simulated H100, in a folder that every user can reach and that sockets can have."""
+    folder = Path(tempfile.mkdtemp(prefix="na-", dir="/tmp"))
+    folder.chmod(0o755)
+    program = Program(folder, capsys)
+    program.node("h100-80gb:1")
+    try:
+        yield program
+    finally:
+        for pid in daemons(folder):
+            os.kill(pid, signal.SIGKILL)
+            _reap(pid)
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def daemons(folder: Path) -> list[int]:
+    """Pids of the control daemons whose things are in the folder."""
+    pids = [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdecimal()]
+    found = [identify(pid) for pid in pids]
+    here = [one for one in found if one and one.pipe_directory.startswith(f"{folder}/")]
+    return [one.pid for one in here if one.program == CONTROL]
+
+
+def _reap(pid: int) -> None:
+    """It is a child of this very process, in which the commands run."""
+    try:
+        os.waitpid(pid, 0)
+    except ChildProcessError:
+        until(lambda: not Path(f"/proc/{pid}").exists())
+
+
+def until(so: Callable[[], bool]) -> None:
+    """Wait for what others do."""
+    end = time.monotonic() + 5
+    while not so():
+        assert time.monotonic() < end, "it did not happen"
+        time.sleep(0.01)
+
+
+def test_a_thrown_away_node_leaves_no_daemon(
+    node: Program, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a state file the simulated node is gone in the end, so its daemon ends with it."""
+    monkeypatch.setattr(tempfile, "tempdir", str(node.directory))
+    done = node("apply", "-f", node.plan(SHARED), "--simulate", "h100-80gb:1")
+    assert (done.code, done.err) == (0, "")
+    assert "done     start MPS" in done.out
+    assert daemons(node.directory) == []
+
+
+def test_a_daemon_that_died_is_no_match(node: Program) -> None:
+    """`assert` and `plan` say so though there is no step for it; `apply` starts it again."""
+    plan = node.plan(SHARED)
+    assert node.on("apply", "-f", plan).code == 0
+    assert node.on("assert", "-f", plan).code == 0
+    [pid] = daemons(node.directory)
+    os.kill(pid, signal.SIGKILL)
+    _reap(pid)
+    checked = node.on("assert", "-f", plan)
+    assert checked.code == 1
+    assert "not as the document says: 1 GPU of 1 differ" in checked.out
+    assert "the MPS daemon of GPU 0 is Backoff: its process is gone" in checked.out
+    [problem] = node.on("plan", "-o", "json", "-f", plan).json["problems"]
+    assert problem["code"] == "Mps"
+    again = node.on("apply", "-f", plan)
+    assert (again.code, again.out) == (0, "In sync: nothing to do.\n")
+    assert len(daemons(node.directory)) == 1
+    assert node.on("assert", "-f", plan).code == 0
+
+
+def test_a_daemon_that_does_not_come_is_a_failure_each_time(node: Program) -> None:
+    """Not only for the `apply` that has the step: the next one, with none left, fails as well, and
+    when the cause is mended, so is the daemon.
+    """
+    knobs = ("simulate", "mps")
+    assert node.on(*knobs, "start_error", "no luck today").code == 0
+    plan = node.plan(SHARED)
+    failed = node.on("apply", "-f", plan)
+    assert failed.code == 1
+    assert "no luck today" in failed.out
+    again = node.on("apply", "-o", "json", "-f", plan)
+    assert again.code == 1
+    assert again.json["verdictAfter"] == "inSync"
+    [problem] = again.json["problems"]
+    assert problem["code"] == "Mps"
+    assert "the MPS daemon of GPU 0 is" in problem["message"]
+    assert "Failed in part" in node.on("apply", "-f", plan).out
+    assert node.on(*knobs, "--clear").code == 0
+    assert node.on("apply", "-f", plan).code == 0
+    assert node.on("assert", "-f", plan).code == 0
+
+
+def test_waiting_for_a_client(node: Program) -> None:
+    """With `--wait` the daemon is stopped as soon as its client has gone, and not before; the code
+    without it is 3, and the client is named.
+    """
+    assert node.on("apply", "-f", node.plan(SHARED)).code == 0
+    [pid] = daemons(node.directory)
+    bare = node.plan("{devices: [0], mig: disabled}")
+    pipes = identify(pid)
+    assert pipes is not None
+    with SimulatedClient(
+        Path(pipes.pipe_directory), uid=USER, state=node.state, device="0"
+    ) as client:
+        client.wait_until_accepted(20)
+        refused = node.on("apply", "-f", bare)
+        assert refused.code == 3
+        assert str(client.pid) in refused.out
+        words = ("apply", "-f", bare, "--wait", "30", "--state", node.state)
+        with node.process(*words, stdout=subprocess.PIPE, text=True) as waiting:
+            time.sleep(2)
+            assert waiting.poll() is None
+            client.allocate(1 << 20)
+            client.close()
+            began = time.monotonic()
+            out, _ = waiting.communicate(timeout=30)
+            assert time.monotonic() - began < 15
+    assert waiting.returncode == 0
+    assert "stop MPS" in out
+    _reap(pid)
+    assert daemons(node.directory) == []

@@ -1,0 +1,33 @@
+"""Which pods a selector means."""
+
+from __future__ import annotations
+
+import pytest
+
+from nodeagent.disturbance.facts import PodFact
+from nodeagent.disturbance.steps import PodSelector
+
+CLIENT = "nvidia.com/gpu.deploy.client"
+
+
+@pytest.mark.parametrize(
+    ("selector", "pod", "matches"),
+    [
+        (PodSelector({"app": "x"}), PodFact("a", "p", {"app": "x", "more": "y"}), True),
+        (PodSelector({"app": "x"}), PodFact("a", "p", {"app": "y"}), False),
+        (PodSelector({"app": "x", "b": "c"}), PodFact("a", "p", {"app": "x"}), False),
+        (PodSelector({"app": "x"}, namespace="b"), PodFact("a", "p", {"app": "x"}), False),
+        (PodSelector({"app": "x"}, namespace="a"), PodFact("a", "p", {"app": "x"}), True),
+        (PodSelector(), PodFact("a", "p", {"app": "x"}), False),
+        (
+            PodSelector(selects=CLIENT),
+            PodFact("a", "p", controller="DaemonSet", selects=frozenset({CLIENT})),
+            True,
+        ),
+        (PodSelector(selects=CLIENT), PodFact("a", "p", selects=frozenset({CLIENT})), False),
+        (PodSelector(selects=CLIENT), PodFact("a", "p", controller="DaemonSet"), False),
+    ],
+)
+def test_what_matches(selector: PodSelector, pod: PodFact, matches: bool) -> None:
+    """All labels and the namespace; an empty selector means nobody, never everybody."""
+    assert selector.matches(pod) is matches

@@ -1,0 +1,156 @@
+"""A simulated node with MPS: real driver part, fleet, memory and publisher, on stand-ins."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from nodeagent.documents.reading import read_document
+from nodeagent.execution.carrying_out import carry_out
+from nodeagent.execution.whole_node import WholeNode
+from nodeagent.gpu.driver import Driver
+from nodeagent.gpu.remembered import FILE_NAME, Remembered
+from nodeagent.mps.accounts import accounts_for
+from nodeagent.mps.fleet import Fleet, Timing
+from nodeagent.mps.launching import ChildLauncher, Launcher, shm_directory
+from nodeagent.mps.lifecycle.values import Policy
+from nodeagent.mps.publishing import Publisher
+from nodeagent.mps.shares import DaemonSpec
+from nodeagent.planning.desired import DesiredNode
+from nodeagent.planning.host import Host
+from nodeagent.planning.observed import ComputeInstance, Gpu, ObservedNode
+from nodeagent.planning.outcome import GpuOutcome, NodeOutcome
+from nodeagent.planning.plan import NodePlan
+from nodeagent.planning.planner import plan
+from nodeagent.planning.resolve import Rejection, resolve
+from nodeagent.simulation import SimulatedNode
+from nodeagent.simulation.mps.clients import SimulatedClient
+from tests.mps.fleet_rig import POLICY, TIMING, US, FleetRig
+from tests.rig import SMI
+
+
+@dataclass(slots=True)
+class Agent:
+    """One agent's parts as long as it lives, or those of one `apply`."""
+
+    node: WholeNode
+    fleet: Fleet
+    memory: Remembered
+
+    async def planned(self, text: str) -> NodePlan:
+        """What a document would lead to now."""
+        return plan(_desired(text, observed := await self.node.observe()), observed)
+
+    async def reach(self, text: str, *, parallel: int = 1) -> NodeOutcome:
+        """One round: observe, plan, carry out."""
+        return await carry_out(await self.planned(text), self.node, parallel=parallel)
+
+    async def made(self, text: str) -> GpuOutcome:
+        """A round that has to go well; the first GPU's outcome."""
+        outcome = await self.reach(text)
+        assert not [p for gpu in outcome.gpus for p in gpu.problems], outcome
+        return outcome.gpus[0]
+
+    async def gpu(self) -> Gpu:
+        """The first, as it is now."""
+        return (await self.node.observe()).gpus[0]
+
+
+def _desired(text: str, observed: ObservedNode) -> DesiredNode:
+    document = read_document(text)
+    user = f"{US}" if os.geteuid() == 0 else f"{US}:{os.getegid()}"
+    desired = resolve(document, observed, Host(user, accounts_for(document, user)))
+    assert not isinstance(desired, Rejection), desired
+    return desired
+
+
+def document(*gpus: str) -> str:
+    """A plan whose entries are these, in flow style."""
+    return f"version: v1\ngpus: [{', '.join(gpus)}]\n"
+
+
+def mig_devices(gpu: Gpu) -> list[ComputeInstance]:
+    """As they lie on the card."""
+    ordered = sorted(gpu.instances, key=lambda instance: instance.placement)
+    return [device for instance in ordered for device in instance.compute]
+
+
+class NodeRig(FleetRig):
+    """The fleet's rig with a simulated node, whose state is in `state`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.state = self.folder / "node.json"
+        self.cdi_dir = self.folder / "cdi"
+        self.memory_file = self.folder / "state" / FILE_NAME
+
+    @asynccontextmanager
+    async def agent(
+        self,
+        *,
+        exclusive: bool = True,
+        time_slices: bool = False,
+        policy: Policy = POLICY,
+        timing: Timing = TIMING,
+        launcher: Callable[..., Launcher] = ChildLauncher,
+    ) -> AsyncIterator[Agent]:
+        """One agent's life; its daemons outlive it."""
+        nodes: list[WholeNode] = []
+
+        async def check(spec: DaemonSpec) -> tuple[str, ...]:
+            return await nodes[0].differences(spec)
+
+        fleet = Fleet(
+            run_dir=self.run_dir,
+            programs=self.programs,
+            launcher=launcher(self.programs),
+            policy=policy,
+            timing=timing,
+            check=check,
+            report=lambda device, report: self.reports.append((device, report)),
+            changed=self._changed,
+            chance=self.seed.random,
+        )
+        memory = Remembered(self.memory_file)
+        publisher = Publisher(
+            run_dir=self.run_dir,
+            cdi_dir=self.cdi_dir,
+            shm=lambda spec: shm_directory(spec, private=False),
+        )
+        whole = WholeNode(
+            Driver(observe_deadline=5, step_deadline=5, nvidia_smi=SMI),
+            fleet,
+            memory,
+            publisher,
+            exclusive=exclusive,
+            time_slices=time_slices,
+        )
+        nodes.append(whole)
+        async with fleet, whole:
+            yield Agent(whole, fleet, memory)
+
+    def published(self, device: str) -> set[str]:
+        """The slots that have an env file."""
+        folder = self.run_dir / "mps" / device / "env"
+        return {path.stem for path in folder.iterdir()} if folder.exists() else set()
+
+    def announced(self) -> str:
+        """The CDI specification; "" while there is none."""
+        file = self.cdi_dir / "nodeagent.io-mps.json"
+        return file.read_text() if file.exists() else ""
+
+    def slot(self, device: str, name: str, *, at: str = "0") -> SimulatedClient:
+        """A CUDA program with that slot's environment, not yet accepted."""
+        lines = (self.run_dir / "mps" / device / "env" / f"{name}.env").read_text().splitlines()
+        environment = dict(line.split("=", 1) for line in lines if line and line[0] != "#")
+        pipes = Path(environment["CUDA_MPS_PIPE_DIRECTORY"])
+        return SimulatedClient(pipes, uid=US, environment=environment, state=self.state, device=at)
+
+
+def modes(node: SimulatedNode) -> list[int]:
+    """The compute modes that the hardware has: of GPU 0, then of its MIG devices."""
+    card = node.card(0)
+    return [card.state.compute_mode, *(part.compute_mode for _, part in card.mig_devices())]

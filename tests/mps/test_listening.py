@@ -1,0 +1,64 @@
+"""A log is its user's to write: whoever floods it holds up nothing and fills no memory."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from nodeagent.mps.lifecycle.values import Event, Phase, ServerGone, State
+from nodeagent.mps.listening import Listener
+from nodeagent.mps.log_watch import LogWatch
+from nodeagent.mps.shares import DaemonSpec
+
+FLOODS: dict[str, Callable[[int], str]] = {
+    "nothing": lambda _: "",
+    "exits": lambda i: f"[x Control 1] Server {i} exited with status {i + 1}",
+    "ready": lambda i: f"[x Control 1] NEW SERVER {i}: Ready",
+    "clients": lambda _: f"[x Control 1] NEW CLIENT {os.getpid()} from user 7: Server is not ready",
+}
+
+
+@pytest.mark.parametrize("kind", FLOODS)
+@pytest.mark.parametrize("count", [10_000, 100_000])
+async def test_a_flood(tmp_path: Path, kind: str, count: int) -> None:
+    """The loop is never held for long, little is told, and what comes afterwards is heard."""
+    log = tmp_path / "daemon.log"
+    log.write_bytes(b"")
+    spec = DaemonSpec("GPU-1", 1000, 1000, str(tmp_path), str(tmp_path), None, 100.0)
+    told: list[Event] = []
+    async with LogWatch() as watch:
+        listener = Listener(
+            1,
+            spec,
+            os.getpid(),
+            watch=watch,
+            log_size=1 << 22,
+            tell=told.append,
+            state=lambda: State(phase=Phase.READY, running=spec),
+            adopted=False,
+        )
+        with log.open("a") as file:
+            file.write("".join(f"{FLOODS[kind](i)}\n" for i in range(count)))
+        longest = await _longest_turn(1.0)
+        with log.open("a") as file:
+            file.write("[x Control 1] Server 77 exited with status 0\n" * 2)
+        await _longest_turn(0.3)
+        listener.close()
+    assert longest < 0.3
+    assert len([e for e in told if isinstance(e, ServerGone) and e.status]) <= 20
+    assert isinstance(told[-1], ServerGone)
+    assert told[-1].pid == 77
+
+
+async def _longest_turn(seconds: float) -> float:
+    """How long others of the loop had to wait at most."""
+    longest, end = 0.0, time.monotonic() + seconds
+    while (now := time.monotonic()) < end:
+        await asyncio.sleep(0.005)
+        longest = max(longest, time.monotonic() - now)
+    return longest

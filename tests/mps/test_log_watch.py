@@ -1,0 +1,71 @@
+"""Growing logs are told at once, and writers without end hold up nobody."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from nodeagent.mps.log_watch import LogWatch
+
+# Two files in turn, because the kernel makes one event of many for a single file.
+_WRITERS = """
+import os, sys
+one, other = (os.open(path, os.O_WRONLY) for path in sys.argv[1:])
+while True:
+    os.pwrite(one, b"x", 0)
+    os.pwrite(other, b"x", 0)
+"""
+
+
+async def test_a_log_that_grows(tmp_path: Path) -> None:
+    """Each is told by itself, until its watch is ended."""
+    one, other = tmp_path / "one", tmp_path / "other"
+    told: list[str] = []
+    async with LogWatch() as watch:
+        ends = []
+        for path in (one, other):
+            path.touch()
+            ends.append(watch.watch(str(path), lambda name=path.name: told.append(name)))  # type: ignore[misc]  # mypy takes no default into account
+        one.write_text("x")
+        await asyncio.sleep(0.1)
+        assert set(told) == {"one"}
+        ends[0]()
+        one.write_text("xy")
+        other.write_text("x")
+        await asyncio.sleep(0.1)
+        assert set(told[1:]) <= {"one", "other"}
+        assert told[-1] == "other"
+
+
+async def test_writers_without_end(tmp_path: Path) -> None:
+    """Everything else goes on, and when they have ended nothing is forgotten."""
+    paths = [tmp_path / "one", tmp_path / "other"]
+    told = 0
+
+    def grown() -> None:
+        nonlocal told
+        told += 1
+
+    async with LogWatch() as watch:
+        for path in paths:
+            path.touch()
+            watch.watch(str(path), grown)
+        writers = subprocess.Popen([sys.executable, "-IS", "-c", _WRITERS, *paths])
+        try:
+            longest, end = 0.0, time.monotonic() + 1.5
+            while (now := time.monotonic()) < end:
+                await asyncio.sleep(0.005)
+                longest = max(longest, time.monotonic() - now)
+        finally:
+            writers.kill()
+            writers.wait()
+        assert longest < 0.5
+        assert 0 < told < 1000
+        await asyncio.sleep(1.5)
+        before = told
+        await asyncio.to_thread(paths[0].write_text, "the end")
+        await asyncio.sleep(0.3)
+        assert told > before

@@ -1,0 +1,380 @@
+"""Real CUDA clients under a real daemon, on a GPU that tests may use; nothing of the GPU is set.
+
+What the programs answered there is written to the file that NODEAGENT_RECORD names, if any. The
+client program itself runs everywhere, against a small library in C that takes the place of CUDA's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import json
+import os
+import random
+import select
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nodeagent.execution.mps_setup import policy_of, timing_of
+from nodeagent.gpu.driver import Driver
+from nodeagent.mps.commands import TerminateClient
+from nodeagent.mps.fleet import Fleet
+from nodeagent.mps.identity import CONTROL, SERVER
+from nodeagent.mps.launching import ChildLauncher
+from nodeagent.mps.process import Programs
+from nodeagent.mps.shares import DaemonSpec, client_environment
+from nodeagent.planning.shares import Account, ComputeMode, Share, Sharing, WantedMps
+from nodeagent.settings import MpsSettings
+from tests.mps.cuda_client import OUT_OF_MEMORY, SUCCESS
+from tests.mps.fleet_rig import status, until
+
+PROGRAM = Path(__file__).with_name("cuda_client.py")
+RECORD = os.environ.get("NODEAGENT_RECORD")  # read now: tests see no settings from outside
+MIB, GIB = 1 << 20, 1 << 30
+# CUDA's own memory counts, which is some hundred MiB for each client.
+SMALL, LARGE = Share("small", 2, 4096, 25.0), Share("large", 1, 12288, 50.0)
+WITHIN, BETWEEN = 1 * GIB, 8 * GIB
+ENOUGH = 20 * GIB  # of the GPU, so that it is the limit that is met first
+SOON = 60.0  # seconds; a first context without persistence mode takes some of them
+HOST_PROCESSES = "pid:[4026531836]"  # the first pid namespace, in whose numbers NVML counts
+
+
+class CudaClient:
+    """The program as a process."""
+
+    def __init__(self, environment: Mapping[str, str]) -> None:
+        libraries = os.environ.get("LD_LIBRARY_PATH")
+        kept = {"LD_LIBRARY_PATH": libraries} if libraries else {}
+        self._answers = b""
+        self._process = subprocess.Popen(
+            [sys.executable, PROGRAM],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env={**kept, **environment},
+        )
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def ask(self, line: str) -> dict[str, Any]:
+        """What comes of it."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(f"{line}\n".encode())
+        self._process.stdin.flush()
+        return self.answer()
+
+    def answer(self) -> dict[str, Any]:
+        """The next line that it says."""
+        assert self._process.stdout is not None
+        descriptor = self._process.stdout.fileno()
+        while b"\n" not in self._answers:
+            assert select.select([descriptor], [], [], SOON)[0], f"{self.pid} says nothing"
+            block = os.read(descriptor, 4096)
+            assert block, f"{self.pid} ended"
+            self._answers += block
+        line, self._answers = self._answers.split(b"\n", 1)
+        found: dict[str, Any] = json.loads(line)
+        return found
+
+    def close(self) -> None:
+        for stream in (self._process.stdin, self._process.stdout):
+            assert stream is not None
+            stream.close()
+        try:
+            self._process.wait(10)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+
+@contextmanager
+def cuda_client(environment: Mapping[str, str]) -> Iterator[CudaClient]:
+    """One that ends with the block."""
+    client = CudaClient(environment)
+    try:
+        yield client
+    finally:
+        client.close()
+
+
+# --- the program itself ---------------------------------------------------------------------------
+
+# With CUDA's own prototypes. Numbers above 32 bits show an argument that was passed as an int.
+LIBRARY = """\
+#include <stddef.h>
+#include <stdint.h>
+#define CONTEXT ((void *)0x7f0123456789)
+static int initialized, current;
+static size_t used;
+int cuInit(unsigned int flags) { initialized = flags == 0; return flags ? 1 : 0; }
+int cuDriverGetVersion(int *version) { *version = 12040; return 0; }
+int cuDeviceGet(int *device, int ordinal) {
+    *device = 5;
+    return !initialized ? 3 : ordinal ? 101 : 0;
+}
+int cuDeviceTotalMem_v2(size_t *bytes, int device) {
+    *bytes = (size_t)80 << 30;
+    return device == 5 ? 0 : 101;
+}
+int cuDevicePrimaryCtxRetain(void **context, int device) {
+    *context = CONTEXT;
+    return device == 5 ? 0 : 101;
+}
+int cuCtxSetCurrent(void *context) { current = context == CONTEXT; return current ? 0 : 201; }
+int cuMemAlloc_v2(uint64_t *address, size_t bytes) {
+    if (!current) return 201;
+    if (!bytes) return 1;
+    if (used + bytes > (size_t)4 << 30) return 2;
+    used += bytes;
+    *address = ((uint64_t)0x7f << 40) + bytes;
+    return 0;
+}
+int cuMemFree_v2(uint64_t address) {
+    uint64_t bytes = address - ((uint64_t)0x7f << 40);
+    if (bytes > used) return 1;
+    used -= bytes;
+    return 0;
+}
+int cuMemGetInfo_v2(size_t *free, size_t *total) {
+    *total = (size_t)80 << 30;
+    *free = *total - used;
+    return 0;
+}
+int cuGetErrorName(int code, const char **name) {
+    *name = code == 2 ? "CUDA_ERROR_OUT_OF_MEMORY" : NULL;
+    return code == 2 ? 0 : 1;
+}
+"""
+
+
+@pytest.mark.skipif(shutil.which("gcc") is None, reason="no gcc to make a library with")
+def test_the_client_program_calls_as_cuda_declares(tmp_path: Path) -> None:
+    """Arguments arrive whole, results come back whole, and errors have their names."""
+    source = tmp_path / "cuda.c"
+    source.write_text(LIBRARY)
+    library = tmp_path / "libcuda.so.1"
+    compiler = ["gcc", "-shared", "-fPIC", "-Wall", "-Werror", "-o", str(library), str(source)]
+    subprocess.run(compiler, check=True)
+    with cuda_client({"LD_LIBRARY_PATH": str(tmp_path)}) as client:
+        begun = client.answer()
+        assert begun == {"code": 0, "pid": client.pid, "version": 12040, "total": 80 * GIB}
+        first = client.ask(f"allocate {3 * GIB}")
+        assert (first["code"], first["address"]) == (SUCCESS, (0x7F << 40) + 3 * GIB)
+        refused = client.ask(f"allocate {2 * GIB}")
+        assert refused["code"] == OUT_OF_MEMORY
+        assert refused == {"call": "cuMemAlloc_v2", "code": 2, "name": "CUDA_ERROR_OUT_OF_MEMORY"}
+        assert client.ask("memory")["free"] == 77 * GIB
+        assert client.ask(f"free {first['address']}")["code"] == SUCCESS
+        assert client.ask(f"allocate {2 * GIB}")["code"] == SUCCESS
+        assert client.ask("allocate 0") == {"call": "cuMemAlloc_v2", "code": 1, "name": ""}
+
+
+# --- on a GPU -------------------------------------------------------------------------------------
+
+
+class Notes:
+    """What was answered, by what was asked."""
+
+    def __init__(self) -> None:
+        self.kept: dict[str, Any] = {}
+
+    def keep(self, **answers: Any) -> None:
+        self.kept |= answers
+
+    async def keep_words(self, name: str, spec: DaemonSpec, *lines: str) -> None:
+        """What the real program says to these lines, each asked for by itself, as it is."""
+        for line in lines:
+            self.kept[f"{name}: {line}"] = await asyncio.to_thread(_words, spec, line)
+
+    def write(self) -> None:
+        if RECORD:
+            Path(RECORD).write_text(json.dumps(self.kept, indent=1) + "\n", encoding="utf-8")
+
+
+def _words(spec: DaemonSpec, line: str) -> dict[str, Any]:
+    """Another front-end may be connected just then, and then there is nothing at all."""
+    done: subprocess.CompletedProcess[str] | None = None
+    for _ in range(20):
+        done = subprocess.run(
+            [str(shutil.which(CONTROL))],
+            input=f"{line}\n",
+            capture_output=True,
+            text=True,
+            timeout=SOON,
+            check=False,
+            env={
+                "CUDA_MPS_PIPE_DIRECTORY": spec.pipe_directory,
+                "CUDA_MPS_LOG_DIRECTORY": spec.log_directory,
+            },
+        )
+        if done.stdout:
+            break
+    assert done is not None
+    return {"stdout": done.stdout, "stderr": done.stderr, "status": done.returncode}
+
+
+@pytest.fixture
+def gpu() -> str:
+    """The UUID of one that tests may use; with all that a client of it needs."""
+    for program in (CONTROL, SERVER):
+        if shutil.which(program) is None:
+            pytest.skip(f"no {program} on PATH")
+    try:
+        ctypes.CDLL("libcuda.so.1")
+    except OSError as error:
+        pytest.skip(f"no CUDA driver library: {error}")
+    return os.environ["NODEAGENT_TEST_GPUS"].replace(",", " ").split()[0]
+
+
+@asynccontextmanager
+async def fleet_of(run_dir: Path) -> AsyncIterator[Fleet]:
+    """With the settings that the agent has; compute modes are nobody's business here."""
+    programs = Programs(
+        control=(str(shutil.which(CONTROL)),),
+        path=os.environ["PATH"],
+        library_path=os.environ.get("LD_LIBRARY_PATH", ""),
+    )
+
+    async def check(_: DaemonSpec) -> tuple[str, ...]:
+        return ()
+
+    settings = MpsSettings()
+    fleet = Fleet(
+        run_dir=run_dir,
+        programs=programs,
+        launcher=ChildLauncher(programs),
+        policy=policy_of(settings),
+        timing=timing_of(settings),
+        check=check,
+        report=lambda _device, _report: None,
+        changed=lambda: None,
+        chance=random.Random(1).random,
+    )
+    async with fleet:
+        yield fleet
+
+
+@pytest.fixture
+def run_dir() -> Iterator[Path]:
+    """Short, as sockets need it, and open to the daemon's user."""
+    with tempfile.TemporaryDirectory(prefix="na-", dir="/tmp") as folder:
+        Path(folder).chmod(0o755)
+        yield Path(folder)
+
+
+async def _mode(driver: Driver, gpu: str) -> tuple[ComputeMode | None, int]:
+    seen = await driver.observe_gpu(gpu)
+    return seen.compute_mode, seen.memory
+
+
+async def _begun(environment: Mapping[str, str]) -> CudaClient:
+    client = await asyncio.to_thread(CudaClient, environment)
+    try:
+        begun = await asyncio.to_thread(client.answer)
+        assert begun["code"] == SUCCESS, begun
+    except BaseException:
+        client.close()
+        raise
+    return client
+
+
+@pytest.mark.gpu
+@pytest.mark.timeout(400)  # real contexts, some of them the first on the device
+async def test_limits_hold_for_real_clients(gpu: str, run_dir: Path) -> None:
+    """Within its share a client can allocate, above it it gets CUDA_ERROR_OUT_OF_MEMORY, and a
+    client of a larger share gets the same amount; NVML tells of them; one that is terminated is
+    told done by 0; and in the end all is gone, and the compute mode what it was.
+    """
+    wanted = WantedMps(Sharing((SMALL, LARGE), "report"), Account(os.geteuid(), os.getegid()))
+    notes = Notes()
+    clients: list[CudaClient] = []
+    async with Driver(observe_deadline=10, step_deadline=10) as driver, fleet_of(run_dir) as fleet:
+        mode, memory = await _mode(driver, gpu)
+        if memory < ENOUGH:
+            pytest.skip(f"{gpu} has {memory // MIB} MiB, too few to meet the limit first")
+        await fleet.start(gpu, wanted)
+        try:
+            [running] = fleet.running()
+            spec, slots = running.spec, {slot.name: slot for slot in wanted.sharing.slots}
+            await notes.keep_words("idle", spec, "get_server_list", "ps")
+            for name in ("small-0", "large-0", "small-1"):
+                client = await _begun(client_environment(spec, slots[name]))
+                clients.append(client)  # at once, so that it is ended whatever comes
+            small, large, third = clients
+            await _limits(small, large, notes)
+            await _seen(driver, fleet, gpu, clients, notes)
+            await _terminated(fleet, gpu, third, notes)
+            assert small.ask("memory")["code"] == SUCCESS, "the others go on"
+        finally:
+            notes.write()
+            for client in clients:
+                await asyncio.to_thread(client.close)
+            await until(lambda: not status(fleet, gpu).clients, SOON)
+            await fleet.stop(gpu)
+        assert not fleet.statuses()
+        assert await _mode(driver, gpu) == (mode, memory)
+
+
+async def _limits(small: CudaClient, large: CudaClient, notes: Notes) -> None:
+    within = await asyncio.to_thread(small.ask, f"allocate {WITHIN}")
+    above = await asyncio.to_thread(small.ask, f"allocate {BETWEEN}")
+    larger = await asyncio.to_thread(large.ask, f"allocate {BETWEEN}")
+    told = {"small": small.ask("memory"), "large": large.ask("memory")}
+    notes.keep(within=within, above=above, larger=larger, memory=told)
+    assert within["code"] == SUCCESS, within
+    assert above["code"] == OUT_OF_MEMORY, above
+    assert above["name"] == "CUDA_ERROR_OUT_OF_MEMORY"
+    assert larger["code"] == SUCCESS, "it was not the limit that was met"
+
+
+async def _seen(
+    driver: Driver, fleet: Fleet, gpu: str, clients: list[CudaClient], notes: Notes
+) -> None:
+    pids = {client.pid for client in clients}
+    await fleet.look()
+    await until(lambda: {c.pid for c in status(fleet, gpu).clients} == pids, SOON)
+    server = status(fleet, gpu).server
+    assert server is not None
+    assert (server.uid, server.status) == (os.geteuid(), "ACTIVE")
+    spec = fleet.running()[0].spec
+    about = ("get_server_status", "get_client_list", "get_active_thread_percentage")
+    await notes.keep_words(
+        "served",
+        spec,
+        "get_server_list",
+        "ps",
+        *(f"{words} {server.pid}" for words in about),
+        f"get_device_pinned_mem_limit {server.pid} 0",
+        "get_default_device_pinned_mem_limit 0",
+    )
+    used = await driver.mps_memory(gpu)
+    notes.keep(nvml=used, pids=sorted(pids), namespace=_namespace())
+    if _namespace() == HOST_PROCESSES:
+        assert pids <= set(used)
+        assert WITHIN <= used[clients[0].pid] <= (SMALL.memory or 0) * MIB
+        assert used[clients[1].pid] >= BETWEEN
+
+
+def _namespace() -> str:
+    return str(Path("/proc/self/ns/pid").readlink())
+
+
+async def _terminated(fleet: Fleet, gpu: str, client: CudaClient, notes: Notes) -> None:
+    [running] = fleet.running()
+    server = next(server for server, pid in running.clients if pid == client.pid)
+    code = await running.control.ask(TerminateClient(server, client.pid), deadline=30)
+    after = await asyncio.to_thread(client.ask, f"allocate {MIB}")
+    notes.keep(terminated=code, afterwards=after)
+    assert code == 0
+    assert after["code"] != SUCCESS, "it can go on"
+    client.close()
+    await until(lambda: client.pid not in {c.pid for c in status(fleet, gpu).clients}, SOON)

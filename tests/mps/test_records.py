@@ -1,0 +1,157 @@
+"""What one agent writes is what the next one reads, and nothing else is believed."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from nodeagent.mps.identity import CONTROL, Identity
+from nodeagent.mps.records import (
+    Record,
+    RecordDamaged,
+    RecordKeeper,
+    read_records,
+    write_record,
+)
+from nodeagent.planning.shares import Account, Share, Sharing, WantedMps
+
+SHARES = st.builds(
+    Share,
+    st.text(min_size=1, max_size=8),
+    st.none() | st.integers(0, 99),
+    st.none() | st.integers(1, 10**6),
+    st.none() | st.floats(0.1, 100),
+    st.text(max_size=8),
+)
+WANTED = st.builds(
+    WantedMps,
+    st.builds(
+        Sharing, st.lists(SHARES, min_size=1, max_size=3).map(tuple), st.sampled_from(["report"])
+    ),
+    st.builds(
+        Account,
+        st.integers(0, 2**31),
+        st.integers(0, 2**31),
+        st.lists(st.integers(0, 99), max_size=2).map(tuple),
+        st.booleans(),
+    ),
+    st.text(max_size=5),
+)
+PROCESS = st.builds(
+    Identity,
+    st.integers(1, 2**22),
+    st.integers(0, 2**60),
+    st.integers(0, 2**31),
+    st.just(CONTROL),
+    st.text(max_size=9),
+)
+RECORDS = st.builds(
+    Record,
+    st.just("GPU-1"),
+    WANTED,
+    st.none() | WANTED,
+    st.none() | PROCESS,
+    st.booleans(),
+    st.booleans(),
+    st.integers(0, 99),
+)
+ONE = Record("GPU-1", WantedMps(Sharing((Share("a", 1, 5, 2.0),), "report"), Account(1000, 1000)))
+
+
+def folder(run_dir: Path) -> Path:
+    """Of the device's."""
+    made = run_dir / "mps" / "GPU-1"
+    made.mkdir(parents=True, exist_ok=True)
+    return made
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(record=RECORDS)
+def test_written_and_read(tmp_path: Path, record: Record) -> None:
+    """The same, whatever it holds."""
+    folder(tmp_path)
+    write_record(tmp_path, record)
+    assert list(read_records(tmp_path)) == [record]
+
+
+def test_where_there_is_none(tmp_path: Path) -> None:
+    """No folder, or one without a record, or what is no folder at all."""
+    assert list(read_records(tmp_path)) == []
+    folder(tmp_path)
+    (tmp_path / "mps" / "file").touch()
+    assert list(read_records(tmp_path)) == []
+
+
+def damaged(tmp_path: Path, **changes: Any) -> str:
+    """What is said of a record with these keys."""
+    write_record(tmp_path, ONE)
+    path = folder(tmp_path) / "record.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+    [error] = read_records(tmp_path)
+    assert isinstance(error, RecordDamaged)
+    assert error.device == "GPU-1"
+    return str(error)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"version": 2},
+        {"device": "GPU-2"},
+        {"wanted": None},
+        {"wanted": {"shares": [], "enforce": "report", "account": [1, 1, [], False], "path": ""}},
+        {"process": ["1", 1, 1, "x"]},
+        {"process": [True, 1, 1, "x"]},
+        {"process": [-1, 1, 1, "x"]},
+        {"process": [1]},
+        {"restarts": -1},
+        {"runs": 5},
+    ],
+)
+def test_what_is_not_believed(tmp_path: Path, changes: dict[str, Any]) -> None:
+    """Each is told with the path, and what to do."""
+    folder(tmp_path)
+    words = damaged(tmp_path, **changes)
+    assert "record.json does not tell" in words
+    assert "then remove" in words
+
+
+def test_a_record_that_is_not_the_agents(tmp_path: Path) -> None:
+    """A symlink, and on a node where users have files there, another user's."""
+    place = folder(tmp_path)
+    write_record(tmp_path, ONE)
+    (place / "record.json").rename(tmp_path / "elsewhere")
+    (place / "record.json").symlink_to(tmp_path / "elsewhere")
+    assert isinstance(next(iter(read_records(tmp_path))), RecordDamaged)
+    if os.geteuid() == 0:
+        (place / "record.json").unlink()
+        write_record(tmp_path, ONE)
+        os.chown(place / "record.json", 1000, 1000)
+        [error] = read_records(tmp_path)
+        assert "no plain file of user 0" in str(error)
+
+
+def test_the_keeper_writes_what_is_different(tmp_path: Path) -> None:
+    """And says once when it cannot."""
+    said: list[str] = []
+    keeper = RecordKeeper(tmp_path, said.append)
+    keeper.keep(ONE)  # no folder yet
+    assert said == []
+    place = folder(tmp_path)
+    keeper.keep(ONE)
+    before = (place / "record.json").stat().st_ino
+    keeper.keep(ONE)
+    assert (place / "record.json").stat().st_ino == before
+    (place / "record.json").unlink()
+    (place / "record.json").mkdir()
+    other = Record(ONE.device, ONE.wanted, drained=True)
+    keeper.keep(other)
+    keeper.keep(other)
+    assert len(said) == 1
+    assert "cannot be written" in said[0]

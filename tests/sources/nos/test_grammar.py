@@ -1,0 +1,173 @@
+"""nos' keys as nos reads them, with every trap that is in that."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nodeagent.planning.problems import Code
+from nodeagent.sources.nos.grammar import (
+    MODE_LABEL,
+    Mode,
+    StatusKey,
+    Use,
+    mode_of,
+    read_spec,
+    read_status,
+    status_keys,
+)
+
+SPEC = "nos.nebuly.com/spec-gpu"
+STATUS = "nos.nebuly.com/status-gpu"
+
+
+def asked(annotations: dict[str, str]) -> list[tuple[int, str, int]]:
+    """Index, profile and count of all that is asked."""
+    return [(a.index, a.profile, a.count) for a in read_spec(annotations).asked]
+
+
+def test_spec() -> None:
+    """A well-formed key is a count of a profile on a GPU; other keys are nobody's business."""
+    annotations = {
+        f"{SPEC}-0-1g.5gb": "3",
+        f"{SPEC}-11-3g.20gb": "1",
+        "nos.nebuly.com/spec-partitioning-plan": "1714000000",
+        f"{STATUS}-0-1g.5gb-free": "3",
+        "example.com/spec-gpu-0-1g.5gb": "1",
+    }
+    reading = read_spec(annotations)
+    assert asked(annotations) == [(0, "1g.5gb", 3), (11, "3g.20gb", 1)]
+    assert reading.wrong == reading.ignored == ()
+    assert reading.asked[0].where == f'metadata.annotations["{SPEC}-0-1g.5gb"]'
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "expected"),
+    [
+        (f"{SPEC}X-0-1g.5gb", "1", (0, "1g.5gb", 1)),  # nothing is asked of what follows `gpu`
+        (f"{SPEC}-00-1g.5gb", "1", (0, "1g.5gb", 1)),
+        (f"{SPEC}-0-1g.5gb", "+2", (0, "1g.5gb", 2)),
+        (f"{SPEC}-0-1g.5gb", "007", (0, "1g.5gb", 7)),
+        (f"{SPEC}-0-1g.5gb", "0" * 5000 + "1", (0, "1g.5gb", 1)),
+        (f"{SPEC}-0-anything", "1", (0, "anything", 1)),
+        (f"{SPEC}-0-1g.5gb", str(2**63 - 1), (0, "1g.5gb", 2**63 - 1)),
+    ],
+)
+def test_strange_but_read(key: str, value: str, expected: tuple[int, str, int]) -> None:
+    """What nos accepts against all expectation is accepted."""
+    assert asked({key: value}) == [expected]
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "why"),
+    [
+        (f"{SPEC}-0-1g.10gb-me", "1", "its profile has a -"),
+        (f"{SPEC}-0", "1", "parts of it are missing"),
+        (SPEC, "1", "parts of it are missing"),
+        (f"{SPEC}-x-1g.5gb", "1", '"x" is no GPU index'),
+        (f"{SPEC}-0x0-1g.5gb", "1", "no GPU index"),
+        (f"{SPEC}-\u0660-1g.5gb", "1", "no GPU index"),  # a digit to Python, not to Go
+        (f"{SPEC}-99999999999999999999-1g.5gb", "1", "no GPU index"),
+        (f"{SPEC}-0-1g.5gb", "", "no whole number"),
+        (f"{SPEC}-0-1g.5gb", " 1", "no whole number"),
+        (f"{SPEC}-0-1g.5gb", "1\n", "no whole number"),
+        (f"{SPEC}-0-1g.5gb", "2.0", "no whole number"),
+        (f"{SPEC}-0-1g.5gb", "1_0", "no whole number"),
+        (f"{SPEC}-0-1g.5gb", "two", "no whole number"),
+        (f"{SPEC}-0-1g.5gb", str(2**63), "no whole number"),
+        (f"{SPEC}-0-1g.5gb", "9" * 5000, "no whole number"),
+    ],
+)
+def test_passed_over(key: str, value: str, why: str) -> None:
+    """What nos ignores in silence is ignored, and said: which key, why, and what would be right."""
+    reading = read_spec({key: value})
+    assert not reading.asked
+    assert not reading.wrong
+    (problem,) = reading.ignored
+    assert why in problem.message
+    assert problem.path.startswith("metadata.annotations[")
+    assert "spec-gpu-<index>-<profile>" in problem.remedy
+
+
+def test_negative() -> None:
+    """A negative count, which nos takes for a number, is refused."""
+    reading = read_spec({f"{SPEC}-0-1g.5gb": "-1"})
+    (problem,) = reading.wrong
+    assert reading.asked == ()
+    assert problem.code is Code.INVALID_VALUE
+    assert f"{SPEC}-0-1g.5gb" in problem.path
+    assert "-1" in problem.message
+
+
+@pytest.mark.parametrize("zero", ["0", "-0", "+0", "000"])
+def test_zero(zero: str) -> None:
+    """A count of 0 is as if the key were not there, and that is said."""
+    reading = read_spec({f"{SPEC}-0-1g.5gb": zero})
+    assert not reading.asked
+    assert not reading.wrong
+    assert "as if it were not there" in reading.ignored[0].message
+
+
+def test_twice() -> None:
+    """Two keys for the same GPU and profile both count, as for nos, and that is said."""
+    annotations = {f"{SPEC}-0-1g.5gb": "1", f"{SPEC}-00-1g.5gb": "2"}
+    assert sorted(asked(annotations)) == [(0, "1g.5gb", 1), (0, "1g.5gb", 2)]
+    (problem,) = read_spec(annotations).ignored
+    assert "both count" in problem.message
+
+
+@pytest.mark.parametrize(
+    ("key", "expected"),
+    [
+        (f"{STATUS}-0-1g.5gb-free", StatusKey(0, "1g.5gb", Use.FREE)),
+        (f"{STATUS}-0-10gb-used", StatusKey(0, "10gb", Use.USED)),
+        (f"{STATUS}-1-10gb-USED", StatusKey(1, "10gb", Use.USED)),
+        (f"{STATUS}Y-01-1g.5gb-Unknown", StatusKey(1, "1g.5gb", Use.UNKNOWN)),
+        (f"{STATUS}-0-1g.5gb", None),
+        (f"{STATUS}-0-1g.5gb-busy", None),
+        (f"{STATUS}-x-1g.5gb-free", None),
+        (f"{STATUS}-0-1g.10gb-me-free", None),
+        ("nos.nebuly.com/status-partitioning-plan", None),
+        ("example.com/status-gpu-0-1g.5gb-free", None),
+    ],
+)
+def test_status(key: str, expected: StatusKey | None) -> None:
+    """Status keys are read as nos reads them, in any case of the last word."""
+    assert read_status(key) == expected
+
+
+@given(
+    st.builds(
+        StatusKey,
+        st.integers(0, 1023),
+        st.from_regex(r"[A-Za-z0-9._]+", fullmatch=True),
+        st.sampled_from(Use),
+    )
+)
+def test_status_round_trip(key: StatusKey) -> None:
+    """Every status key that is written is read back as what was meant."""
+    assert read_status(str(key)) == key
+
+
+def test_status_keys() -> None:
+    """nos' reporters replace whatever begins like a status key; the plan's id is no such key."""
+    keys = [f"{STATUS}-0-1g.5gb-free", f"{STATUS}X", f"{STATUS}-0-1g.10gb-me-free"]
+    others = ["nos.nebuly.com/status-partitioning-plan", f"{SPEC}-0-1g.5gb", "a/b"]
+    assert set(status_keys(dict.fromkeys([*keys, *others], "1"))) == set(keys)
+
+
+@pytest.mark.parametrize(
+    ("labels", "mode"),
+    [
+        ({MODE_LABEL: "mig"}, Mode.MIG),
+        ({MODE_LABEL: "mps"}, Mode.MPS),
+        ({MODE_LABEL: "hybrid"}, Mode.HYBRID),
+        ({MODE_LABEL: "MIG"}, None),
+        ({MODE_LABEL: ""}, None),
+        ({}, None),
+    ],
+)
+def test_mode(labels: dict[str, str], mode: Mode | None) -> None:
+    """The label's three words, exactly."""
+    assert mode_of(labels) is mode

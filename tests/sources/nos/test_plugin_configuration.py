@@ -1,0 +1,93 @@
+"""The device plugin's configuration that nos writes for MPS nodes."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from nodeagent.sources.nos.plugin_configuration import (
+    CONFIGURATION_LABEL,
+    configuration_key,
+    read_configuration,
+)
+
+TEN: dict[str, Any] = {
+    "name": "nvidia.com/gpu",
+    "rename": "gpu-10gb",
+    "memoryGB": 10,
+    "replicas": 2,
+    "devices": ["0"],
+}
+
+
+def written(*resources: object) -> str:
+    """A configuration with these resources."""
+    return json.dumps({"version": "v1", "sharing": {"mps": {"resources": list(resources)}}})
+
+
+def test_shares() -> None:
+    """Each resource is so many shares on each of its devices."""
+    two = {**TEN, "rename": "gpu-5gb", "memoryGB": 5, "replicas": 3, "devices": ["1", 2]}
+    reading = read_configuration(written(TEN, two))
+    found = [(a.index, a.profile, a.count) for a in reading.asked]
+    assert found == [(0, "10gb", 2), (1, "5gb", 3), (2, "5gb", 3)]
+    assert reading.asked[0].where == "sharing.mps.resources[0].devices"
+    assert reading.wrong == ()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "version: v1\n",
+        "sharing: {timeSlicing: {resources: [{name: nvidia.com/gpu, replicas: 4}]}}\n",
+        "sharing: {mps: {}}\n",
+        "sharing: []\n",
+        "[]",
+        "",
+        written({**TEN, "replicas": 0}),
+    ],
+)
+def test_no_shares(text: str) -> None:
+    """A configuration of another kind asks for no shares, and that is no fault of it."""
+    reading = read_configuration(text)
+    assert not reading.asked
+    assert not reading.wrong
+
+
+@pytest.mark.parametrize(
+    ("text", "path", "right"),
+    [
+        (written({**TEN, "rename": "shared"}), "resources[0].rename", "gpu-<N>gb"),
+        (written({**TEN, "rename": "10gb"}), "resources[0].rename", "gpu-<N>gb"),
+        (written({**TEN, "rename": None}), "resources[0].rename", "gpu-<N>gb"),
+        (written({**TEN, "memoryGB": 20}), "resources[0].memoryGB", "10, as rename says"),
+        (written({**TEN, "replicas": "2"}), "resources[0].replicas", "a number from 0"),
+        (written({**TEN, "replicas": -1}), "resources[0].replicas", "a number from 0"),
+        (written({**TEN, "replicas": True}), "resources[0].replicas", "a number from 0"),
+        (written({**TEN, "devices": "all"}), "resources[0].devices", "a list of GPU indices"),
+        (written(TEN, {**TEN, "devices": ["GPU-1"]}), "resources[1].devices[0]", "index of a GPU"),
+        (written({**TEN, "devices": ["99999"]}), "resources[0].devices[0]", "the index of a GPU"),
+        (written("x"), "resources[0]", "a map"),
+        ("sharing: {mps: {resources: x}}", "resources", "a list"),
+    ],
+)
+def test_wrong(text: str, path: str, right: str) -> None:
+    """What cannot be meant is refused, with its place and what would be right there."""
+    (problem,) = read_configuration(text).wrong
+    assert problem.path == f"sharing.mps.{path}"
+    assert right in problem.remedy
+
+
+@pytest.mark.parametrize("text", ["{", "a: &b 1\nc: *b\n", "\x00", "x" * (1 << 21)])
+def test_unreadable(text: str) -> None:
+    """What is no YAML, or hostile, is refused like any document."""
+    assert read_configuration(text).wrong
+
+
+def test_configuration_key() -> None:
+    """The label names the key; an empty one names none."""
+    assert configuration_key({CONFIGURATION_LABEL: "node-a-1714000000"}) == "node-a-1714000000"
+    assert configuration_key({CONFIGURATION_LABEL: ""}) is None
+    assert configuration_key({}) is None
