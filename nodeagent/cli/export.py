@@ -27,7 +27,7 @@ def run(options: Options, output: Output) -> ExitCode:
 
 
 async def _observed(options: Options) -> ObservedNode:
-    async with looking_at(options, in_force(options), None, time_slices=True) as (node, _):
+    async with looking_at(options, in_force(options), None) as (node, _):
         return await node.observe()
 
 

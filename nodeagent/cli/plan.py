@@ -16,7 +16,6 @@ from nodeagent.planning.desired import PlanDocument
 from nodeagent.planning.plan import GpuPlan, NodePlan, Verdict
 from nodeagent.planning.planner import plan
 from nodeagent.planning.resolve import Rejection, resolve
-from nodeagent.reports.mps_problems import unready_daemons
 
 SOURCE = "file"
 
@@ -48,8 +47,11 @@ def with_unready(found: NodePlan) -> NodePlan:
 
 
 def _with_unready(gpu: GpuPlan) -> GpuPlan:
-    if gpu.verdict is not Verdict.IN_SYNC:
+    there = (gpu.before.mps, *(d.mps for i in gpu.before.instances for d in i.compute))
+    if gpu.verdict is not Verdict.IN_SYNC or not any(there):
         return gpu
+    from nodeagent.reports.mps_problems import unready_daemons
+
     return replace(gpu, problems=(*gpu.problems, *unready_daemons(gpu.before)))
 
 

@@ -27,6 +27,7 @@ class InForce:
     parallel: int = 8
     reset: str = "never"
     run_dir: Path = Path("/run/nodeagent")
+    state_dir: Path = Path("/var/lib/nodeagent")
     nvidia_smi: tuple[str, ...] = ("nvidia-smi",)
     compute_mode: str = "exclusive"  # of devices with MPS
 
@@ -64,6 +65,7 @@ def _read(variables: Mapping[str, str]) -> InForce:
         parallel=settings.gpu.parallel,
         reset=settings.reset,
         run_dir=settings.run.dir,
+        state_dir=settings.state.dir,
         nvidia_smi=settings.nvidia_smi,
         compute_mode=settings.mps.compute_mode,
     )

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from nodeagent.execution.mps_setup import MpsPlaces
     from nodeagent.settings import Settings
 
+_MEMORY = "earlier-modes.json"  # what devices were before they were changed
 _RECORDS = "mps"  # the folder below run.dir in which daemons have theirs
 
 
@@ -49,15 +50,13 @@ async def looking_at(
     options: Options,
     settings: InForce,
     document: PlanDocument | None,
-    *,
-    time_slices: bool = False,
 ) -> AsyncIterator[tuple[SeenNode, Host]]:
-    """The node, real or simulated, and what of the host bears on the document. With `time_slices`
-    every GPU's is asked for, also where the document has none.
+    """The node, real or simulated, and what of the host bears on the document.
 
+    Time slices are asked for where the document has some, else of GPUs on which they were changed.
     Raises DriverUnavailable, UsageError, and NodeagentError for what an agent left damaged.
     """
-    async with _parts(options, settings, document, time_slices=time_slices) as (driver, parts):
+    async with _parts(options, settings, document) as (driver, parts):
         if parts is None:
             async with driver:
                 yield driver, Host()
@@ -137,19 +136,18 @@ async def _parts(
     options: Options,
     settings: InForce,
     document: PlanDocument | None,
-    *,
-    time_slices: bool = False,
 ) -> AsyncIterator[tuple[Driver, _Parts | None]]:
     """The driver, to be entered; and what else it takes, None where nothing is concerned."""
-    time_slices = time_slices or (document is not None and _has_time_slices(document))
+    time_slices = document is not None and _has_time_slices(document)
     # The stand-in for nvidia-smi, a process of its own, resets GPUs and sets time slices.
-    shared = settings.reset != "never" or time_slices
+    shared = settings.reset != "never" or time_slices or options.state is not None
     with simulation(options, shared=shared) as state:
         driver = make_driver(options, settings)
         with _directory(options, state) as directory:
-            concerned = time_slices or (document is not None and _asks_for_sharing(document))
+            concerned = document is not None and _asks_for_sharing(document)
             run_dirs = [settings.run_dir, *([directory / "run"] if directory else [])]
-            if concerned or any(map(_has_records, run_dirs)):
+            memory = (directory or settings.state_dir) / _MEMORY
+            if concerned or memory.exists() or any(map(_has_records, run_dirs)):
                 parts = await asyncio.to_thread(_read_parts, options, directory, document)
                 yield driver, replace(parts, time_slices=time_slices)
             else:

@@ -174,11 +174,21 @@ def _read_env(file: Path) -> dict[str, str]:
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is no text"
         raise UsageError(
-            f"{file} cannot be read: {reason}",
-            remedy="an agent publishes one for each slot; see nodeagent mps status",
+            f"{file} cannot be read: {reason}", remedy=_slots_in_words(file.parent)
         ) from error
     pairs = (row.partition("=") for row in text.splitlines() if row and not row.startswith("#"))
     return {name: value for name, equals, value in pairs if equals}
+
+
+def _slots_in_words(directory: Path) -> str:
+    """What could have been named instead."""
+    slots = sorted(file.stem for file in directory.glob("*.env"))
+    if slots:
+        return f"the slots there are {', '.join(slots)}"
+    return (
+        "an agent publishes one for each slot of a device with MPS: nodeagent mps status names "
+        "those devices; if the agent was given a --run-dir, give the same one here"
+    )
 
 
 def _owner(pipes: Path) -> int:
@@ -187,7 +197,8 @@ def _owner(pipes: Path) -> int:
     except OSError as error:
         raise UsageError(
             f"{pipes} cannot be looked at: {error.strerror}",
-            remedy="an agent makes it when the plan gives this device MPS",
+            remedy="an agent makes it when the plan gives this device MPS; if the agent was given "
+            "a --run-dir, give the same one here",
         ) from error
 
 

@@ -137,7 +137,8 @@ def _add_run_dir(parser: argparse.ArgumentParser) -> None:
         "--run-dir",
         metavar="DIR",
         type=Path,
-        help="the agent's run.dir, if it was given one (default: beside the state file)",
+        help="the agent's run.dir, if it was given one (default: the setting run.dir where it is "
+        "set, else beside the state file)",
     )
 
 

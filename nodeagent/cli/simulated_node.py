@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from nodeagent.cli.options import Options
+from nodeagent.cli.settings_in_force import InForce, in_force
 from nodeagent.errors import UsageError
 from nodeagent.mps.directories import directories_of
 from nodeagent.simulation import SimulatedNode, open_node
@@ -70,7 +71,9 @@ def device_named(named: str, options: Options) -> str:
 
 
 def pipes_of(device: str, options: Options) -> Path:
-    """The pipe directory of a device's daemon; raises NodeagentError where there can be none."""
+    """The pipe directory of a device's daemon, below the run.dir that an agent on this node has
+    with the same settings; raises NodeagentError where there can be none.
+    """
+    given = in_force(options).run_dir.absolute()
     beside = directory_beside(state_file(options)) / "run"
-    run_dir = options.run_dir.absolute() if options.run_dir else beside
-    return Path(directories_of(run_dir, device).pipe)
+    return Path(directories_of(beside if given == InForce().run_dir else given, device).pipe)

@@ -1,4 +1,4 @@
-"""How commands and replies go over one connection to a control daemon. Pure.
+"""How commands and replies go over one connection to a control daemon.
 
 Replies have no delimiter: after each command comes a nonsense word, whose complaint ends the reply.
 """
@@ -59,16 +59,16 @@ async def converse(process: Process, script: bytes) -> tuple[bytes, bytes]:
     stdin, stdout, stderr = process.stdin, process.stdout, process.stderr
     if stdin is None or stdout is None or stderr is None:
         raise ValueError("its streams are no pipes")
-    hearing = [asyncio.create_task(_hear(stream)) for stream in (stdout, stderr)]
+    output, complaint = asyncio.create_task(_hear(stdout)), asyncio.create_task(_hear(stderr))
     saying = asyncio.create_task(_say(stdin, script))
     try:
-        output, complaint, _ = await asyncio.gather(*hearing, saying)
+        await asyncio.gather(output, complaint, saying)
     finally:  # where one fails the others go on, and nobody else could read these streams
-        for task in (*hearing, saying):
+        for task in (output, complaint, saying):
             task.cancel()
-        await asyncio.gather(*hearing, saying, return_exceptions=True)
+        await asyncio.gather(output, complaint, saying, return_exceptions=True)
     await process.wait()
-    return output, complaint
+    return output.result(), complaint.result()
 
 
 async def end(process: Process) -> None:

@@ -89,6 +89,8 @@ async def drained(supervisor: Supervisor, *, seconds: float | None, force: bool)
     Down and nobody can tell who is left.
     """
     supervisor.handle(DrainRequested(seconds, force=force))
+    if supervisor.attendant is not None:
+        supervisor.attendant.look_soon()  # nobody waits for the next look when it has no client
     patience = None if seconds is None or force else seconds + _SLACK
     try:
         async with asyncio.timeout(patience):

@@ -37,12 +37,22 @@ def unready_daemons(gpu: Gpu) -> tuple[Problem, ...]:
             Code.MPS,
             f"the MPS daemon of {device_words(device, seen)} is {daemon.state}"
             f"{f': {daemon.why}' if daemon.why else ''}",
-            "see its log; an agent starts it again by itself, and so does `nodeagent apply`",
+            _remedy(device, daemon.state),
             gpu=gpu.uuid,
         )
         for device, daemon in daemons.items()
         if daemon is not None and daemon.state != "Ready"
     )
+
+
+def _remedy(device: str, state: str) -> str:
+    match state:
+        case "Down":  # drained
+            return f"start it again: nodeagent mps restart {device}, or nodeagent apply"
+        case "Failed":
+            return f"mend the cause, then: nodeagent mps restart {device}, or nodeagent apply"
+        case _:
+            return "see its log; an agent starts it again by itself, and so does `nodeagent apply`"
 
 
 def mps_problems(daemons: Iterable[DaemonState], observed: ObservedNode) -> tuple[Problem, ...]:

@@ -138,7 +138,9 @@ def test_defaults_of_one_shot_commands_are_the_settings_own() -> None:
         parallel=settings.gpu.parallel,
         reset=settings.reset,
         run_dir=settings.run.dir,
+        state_dir=settings.state.dir,
         nvidia_smi=settings.nvidia_smi,
+        compute_mode=settings.mps.compute_mode,
     )
     assert DEFAULT_FILE == SETTINGS_FILE
 

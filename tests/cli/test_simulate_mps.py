@@ -225,6 +225,19 @@ def test_what_is_not_there_is_code_2(words: tuple[str, ...], node: Node) -> None
     assert len(ended.err.splitlines()) == 2, ended
 
 
+def test_a_slot_that_there_is_not_is_told_with_those_that_there_are(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And where none is, that the agent may have its directories elsewhere; by the setting too."""
+    node.publish()
+    ended = node("client", "--slot", "1/small-9")
+    assert (ended.code, "the slots there are small-0" in ended.err) == (2, True)
+    assert "--run-dir" in node("client", "--slot", "0/small-0").err
+    elsewhere = node.state.parent / "elsewhere"
+    monkeypatch.setenv("NODEAGENT_RUN_DIR", str(elsewhere))
+    assert f"{elsewhere}/mps/{node.device}/env" in node("client", "--slot", "1/small-0").err
+
+
 # --- knobs ----------------------------------------------------------------------------------------
 
 
@@ -237,14 +250,15 @@ def test_knobs_are_listed(node: Node) -> None:
     assert node("mps", "-o", "json").json == {"knobs": KNOBS}
 
 
-def test_a_knob_of_one_daemon_is_turned_and_turned_back(node: Node) -> None:
-    """The stand-in of this device answers nothing, until it is cleared."""
+@pytest.mark.parametrize("device", [("--device", "1"), ()])
+def test_a_knob_of_one_daemon_is_turned_and_turned_back(
+    device: tuple[str, ...], node: Node
+) -> None:
+    """The stand-in of this device answers nothing, until it is cleared; for it, or for all."""
     with node.daemon():
         assert node("mps", "hang", "--device", "1").code == 0
         _until(lambda: not _answers(node))
-        assert node("mps", "hang", "--clear", "--device", "1", "-o", "json").json == {
-            "cleared": ["hang"]
-        }
+        assert node("mps", "hang", "--clear", *device, "-o", "json").json == {"cleared": ["hang"]}
         _until(lambda: _answers(node))
 
 

@@ -192,6 +192,18 @@ async def test_stop_of_one_that_failed(rig: FleetRig) -> None:
     assert list((rig.run_dir / "mps").iterdir()) == []
 
 
+async def test_other_shares_are_a_change_though_the_daemon_has_nothing_to_do(rig: FleetRig) -> None:
+    """Its clients have to be judged by them, and nobody waits for the next look."""
+    async with rig.fleet(timing=replace(TIMING, check=60.0, check_served=60.0)) as fleet:
+        await fleet.start(GPU, wanted(count=1))
+        await asyncio.sleep(1.0)  # so that nothing is still to be looked at
+        before = rig.changes
+        await fleet.start(GPU, wanted(count=1))
+        assert rig.changes == before
+        await fleet.start(GPU, wanted(count=2))
+        assert rig.changes > before
+
+
 # --- drain ----------------------------------------------------------------------------------------
 
 
@@ -218,6 +230,18 @@ async def test_drain(rig: FleetRig, fleet: Fleet, client: SimulatedClient) -> No
     assert status(fleet).phase == "Down"
     fleet.retry()
     await ready(fleet)
+
+
+async def test_an_idle_daemon_is_drained_at_once(rig: FleetRig) -> None:
+    """It is asked for its clients then, and not when it would have been asked next."""
+    async with rig.fleet(timing=replace(TIMING, check=60.0, check_served=60.0)) as fleet:
+        await fleet.start(GPU, wanted())
+        with rig.client() as client:
+            client.wait_until_accepted()
+            await until(lambda: bool(status(fleet).clients))
+        await until(lambda: not status(fleet).clients)
+        await asyncio.sleep(1.0)  # so that nothing is still to be looked at
+        assert await fleet.drain(GPU, seconds=4.0) == ()
 
 
 async def test_drain_that_is_not_done_in_time(

@@ -6,12 +6,13 @@ from dataclasses import replace
 
 import pytest
 
+from nodeagent.planning.observed import MpsDaemon
 from nodeagent.planning.plan import NodePlan, Verdict
 from nodeagent.planning.problems import Code
-from nodeagent.reports.mps_problems import mps_problems
+from nodeagent.reports.mps_problems import mps_problems, unready_daemons
 from nodeagent.reports.mps_state import DaemonState
 from nodeagent.reports.node_state import NodeState, Phase, not_ready, phase_of
-from tests.reports.daemons import ANY, FAILED, NODE, READY, STRAY, WAITING, WANTED
+from tests.reports.daemons import ANY, FAILED, NODE, READY, STRAY, WAITING, WANTED, WHOLE
 
 
 def test_a_daemon_that_is_well_is_no_problem() -> None:
@@ -82,6 +83,21 @@ def test_the_phase_of_the_node(phase: str, wanted: bool, expected: Phase) -> Non
     problems = mps_problems(daemons, NODE)
     in_sync = NodePlan(Verdict.IN_SYNC)
     assert phase_of(refused=False, plan=in_sync, problems=problems, mps=daemons) is expected
+
+
+@pytest.mark.parametrize(
+    ("state", "remedy"),
+    [
+        ("Down", "nodeagent mps restart GPU-0"),
+        ("Failed", "nodeagent mps restart GPU-0"),
+        ("Backoff", "an agent starts it again by itself"),
+    ],
+)
+def test_what_to_do_about_a_daemon_that_is_not_ready(state: str, remedy: str) -> None:
+    """One that was drained or given up does not come back by itself."""
+    [problem] = unready_daemons(replace(WHOLE, mps=MpsDaemon(WANTED, state)))
+    assert remedy in problem.remedy
+    assert unready_daemons(replace(WHOLE, mps=MpsDaemon(WANTED, "Ready"))) == ()
 
 
 def test_readiness_names_each_daemon_that_is_not_ready() -> None:

@@ -63,24 +63,23 @@ class Knobs:
     ) -> None:
         pipes = None if pipe_directory is None else os.fspath(pipe_directory)
         self._path = _path(os.fspath(directory), pipes)
+        self._is_of_all = pipes is None
 
     def turn(self, knob: str, value: object = True) -> None:
         """Raises ValueError for a knob that there is not."""
         if knob not in KNOBS:
             raise ValueError(f"no knob is called {knob!r}: {', '.join(sorted(KNOBS))}")
-        self._write({**_read(self._path), knob: [value, time.time()]})
+        _write(self._path, {**_read(self._path), knob: [value, time.time()]})
 
     def clear(self, *knobs: str) -> None:
-        """These, or all."""
-        kept = {k: v for k, v in _read(self._path).items() if knobs and k not in knobs}
-        self._write(kept)
+        """These, or all; those of the installation also where they were turned for one daemon."""
+        for path in {self._path, *(self._of_daemons() if self._is_of_all else ())}:
+            _write(path, {k: v for k, v in _read(path).items() if knobs and k not in knobs})
 
-    def _write(self, settings: dict[str, Any]) -> None:
-        os.makedirs(os.path.dirname(self._path), exist_ok=True)
-        new = f"{self._path}.{os.getpid()}"
-        with open(new, "w", encoding="ascii") as file:
-            json.dump(settings, file)
-        os.replace(new, self._path)
+    def _of_daemons(self) -> list[str]:
+        folder = os.path.dirname(self._path)
+        names = os.listdir(folder) if os.path.isdir(folder) else []
+        return [os.path.join(folder, name) for name in names if name.endswith(".json")]
 
 
 class Watched:
@@ -121,6 +120,14 @@ def _stamp(path: str) -> tuple[int, int]:
     except OSError:
         return 0, 0
     return status.st_mtime_ns, status.st_ino
+
+
+def _write(path: str, settings: dict[str, Any]) -> None:
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    new = f"{path}.{os.getpid()}"
+    with open(new, "w", encoding="ascii") as file:
+        json.dump(settings, file)
+    os.replace(new, path)
 
 
 def _read(path: str) -> dict[str, Any]:

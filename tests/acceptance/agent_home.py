@@ -1,0 +1,152 @@
+"""A simulated node with an agent as a process, its daemons and clients, in a folder of its own."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from nodeagent.simulation.mps.clients import SimulatedClient
+
+SOON = 30.0  # seconds that anything may take on a busy machine
+GIB = 1024**3
+USER = 1000 if os.geteuid() == 0 else os.geteuid()
+
+
+class Home:
+    """A folder of one simulated node: its state, plan and the agents that run on it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.state = folder / "node.json"
+        self.plan = folder / "plan.yaml"
+        self.agent: subprocess.Popen[bytes] | None = None
+        self.settings: dict[str, str] = {}  # of the agents, as variables
+
+    def command(self, *arguments: str) -> list[str]:
+        return [sys.executable, "-m", "nodeagent", *arguments]
+
+    def start(self, *arguments: str) -> None:
+        """Run an agent; it says what it says into the folder."""
+        with (self.folder / "stderr").open("ab") as errors:
+            self.agent = subprocess.Popen(
+                self.command(
+                    "run",
+                    *("--simulate", "h100-80gb:2", "--state", str(self.state)),
+                    *("--plan", str(self.plan), "--listen", "127.0.0.1:0"),
+                    *("--run-dir", f"{self.folder}/run", "--state-dir", f"{self.folder}/state"),
+                    *arguments,
+                ),
+                stderr=errors,
+                env=self.environment,
+            )
+
+    def stop(self, number: signal.Signals) -> None:
+        """End the agent by a signal, and wait for its end."""
+        assert self.agent is not None
+        self.agent.send_signal(number)
+        self.agent.wait(SOON)
+        self.agent = None
+
+    @property
+    def environment(self) -> dict[str, str]:
+        return {
+            "PATH": os.environ["PATH"],
+            "PYTHONPATH": str(Path.cwd()),
+            "NODEAGENT_MPS_FIRST_DELAY": "100ms",
+            "NODEAGENT_RUN_DIR": f"{self.folder}/run",
+            **self.settings,
+        }
+
+    def ask(self, *arguments: str) -> Any:
+        """The JSON that a command prints; None while it fails."""
+        done = subprocess.run(
+            self.command(*arguments, "-o", "json"),
+            capture_output=True,
+            env=self.environment,
+            timeout=SOON,
+            check=False,
+        )
+        return json.loads(done.stdout) if done.returncode == 0 and done.stdout else None
+
+    def run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        """A command to its end."""
+        return subprocess.run(
+            self.command(*arguments),
+            capture_output=True,
+            text=True,
+            env=self.environment,
+            timeout=SOON,
+            check=False,
+        )
+
+    def daemons(self) -> list[dict[str, Any]]:
+        """What `mps status` tells."""
+        answer = self.ask("mps", "status")
+        return answer["daemons"] if answer else []
+
+    def events(self) -> list[dict[str, Any]]:
+        """What the agent's event log has."""
+        connection = http.client.HTTPConnection("localhost")
+        with socket.socket(socket.AF_UNIX) as connection.sock:
+            connection.sock.connect(f"{self.folder}/run/agent.sock")
+            connection.request("GET", "/v1/events")
+            return list(json.loads(connection.getresponse().read()))
+
+    def until(self, condition: Callable[[], Any]) -> Any:
+        """Wait until it is so, and give what it is then."""
+        deadline = time.monotonic() + SOON
+        while time.monotonic() < deadline:
+            if found := condition():
+                return found
+            assert self.agent is None or self.agent.poll() is None, self.said()
+            time.sleep(0.05)
+        raise AssertionError(f"not within {SOON} s; it said {self.said()[-3000:]}")
+
+    def all_ready(self, count: int = 6) -> list[dict[str, Any]]:
+        """The daemons, once there are so many and each is Ready."""
+
+        def ready() -> list[dict[str, Any]]:
+            found = self.daemons()
+            return found if [d["state"] for d in found] == ["Ready"] * count else []
+
+        return list(self.until(ready))
+
+    def said(self) -> str:
+        return (self.folder / "stderr").read_text(errors="replace")
+
+    def env_of(self, device: str, slot: str) -> dict[str, str]:
+        """The env file of a slot, as systemd or docker read it."""
+        lines = (self.folder / "run/mps" / device / "env" / f"{slot}.env").read_text().splitlines()
+        return dict(line.split("=", 1) for line in lines if line and not line.startswith("#"))
+
+    @contextlib.contextmanager
+    def client(self, device: str, slot: str, index: str = "0") -> Iterator[SimulatedClient]:
+        """A CUDA program with the environment of a slot, accepted by the server."""
+        environment = self.env_of(device, slot)
+        pipes = Path(environment["CUDA_MPS_PIPE_DIRECTORY"])
+        with SimulatedClient(
+            pipes, uid=USER, environment=environment, state=self.state, device=index
+        ) as client:
+            client.wait_until_accepted(SOON)
+            yield client
+
+    def end_everything(self) -> None:
+        """No process of this folder is left."""
+        if self.agent is not None and self.agent.poll() is None:
+            self.agent.kill()
+            self.agent.wait(SOON)
+        for entry in Path("/proc").iterdir():
+            with contextlib.suppress(OSError, ValueError):
+                pid = int(entry.name)
+                if str(self.folder).encode() in (entry / "environ").read_bytes():
+                    os.kill(pid, signal.SIGKILL)
