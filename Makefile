@@ -50,9 +50,8 @@ layers: $(DEV)  ## who may import whom
 pytest: $(DEV)  ## the tests alone (ARGS='-k planner')
 	$(BIN)/python -m pytest $(ARGS)
 
-# The two halves of them, side by side in `make test`: one computes, the other mostly waits.
-WAITING := tests/cluster tests/kubelet tests/kubernetes_client tests/mps tests/simulation/mps \
-  $(wildcard tests/acceptance/test_mps*.py)
+# Two halves of them, side by side in `make test`: those with many daemons mostly wait.
+WAITING := tests/mps tests/simulation/mps $(wildcard tests/acceptance/test_mps*.py)
 
 pytest-computing: $(DEV)
 	$(BIN)/python -m pytest -p no:cacheprovider $(WAITING:%=--ignore=%)

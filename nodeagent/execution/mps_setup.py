@@ -28,6 +28,7 @@ _MIB = 1024**2
 _SYSTEMD_RUNS = Path("/run/systemd/system")  # as sd_booted(3) says
 _IN_A_POD = "KUBERNETES_SERVICE_HOST"
 _LONGEST_DEVICE = "MIG-00000000-0000-0000-0000-000000000000"
+_SIMULATED_MPS = "580"  # the newest branch of which most is known
 _PROBES = "probes"  # the folder below run.dir in which programs are tried out
 _SERVICE_DEADLINE = 15.0  # seconds for systemd to start a unit
 
@@ -72,7 +73,7 @@ def simulated_places(settings: Settings, directory: Path) -> MpsPlaces:
         run = places_of(settings).programs
     else:
         if not programs.exists():
-            install(programs)
+            install(programs, version=_SIMULATED_MPS)
         run = Programs(path=f"{programs}:{settings.mps.path}")
     given_run_dir = "dir" in settings.run.model_fields_set and _has_room(settings.run.dir)
     given_cdi_dir = "dir" in settings.cdi.model_fields_set

@@ -1,0 +1,75 @@
+"""Daemons for clients of every user, in the form that the installed program knows."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from nodeagent.mps.any_user_launcher import AnyUserLauncher
+from nodeagent.mps.identity import CONTROL
+from nodeagent.mps.launching import ChildLauncher
+from nodeagent.mps.probing import Probe, probe
+from nodeagent.mps.process import Programs, StartError
+from nodeagent.simulation.mps.installation import install
+from tests.mps.conftest import spec_for
+
+as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root may serve every user")
+
+
+class Trying:
+    """A launcher of an installed version, and how often that was tried out."""
+
+    def __init__(self, folder: Path, version: str) -> None:
+        install(folder / "bin", version=version)
+        self._scratch = folder / "probes"
+        self._programs = Programs(
+            control=(str(folder / "bin" / CONTROL),), path=f"{folder}/bin:/usr/bin:/bin"
+        )
+        self.trials = 0
+        self.launcher = AnyUserLauncher(self._programs, make=ChildLauncher, probe=self._try)
+
+    async def _try(self) -> Probe:
+        self.trials += 1
+        return await probe(self._programs, scratch=self._scratch, deadline=5)
+
+
+@as_root
+@pytest.mark.parametrize("version", ["555", "580"])
+async def test_the_form_that_is_known(open_folder: Path, version: str) -> None:
+    """It is tried out once, however many daemons follow."""
+    trying = Trying(open_folder, version)
+    for number in range(2):
+        device = f"GPU-0000000{number}-0000-0000-0000-000000000000"
+        spec = replace(spec_for(open_folder, 0, 0, device=device), multi_user=True)
+        process = await trying.launcher.launch(spec)
+        try:
+            line = await asyncio.to_thread(Path(f"/proc/{process.pid}/cmdline").read_bytes)
+            assert b"-multiuser-server" in line or b"-M" in line.split(b"\0")
+        finally:
+            process.kill()
+            await process.wait()
+    assert trying.trials == 1
+
+
+@as_root
+async def test_a_program_without_any(open_folder: Path) -> None:
+    """Told in words, and tried out again the next time: it may have been replaced."""
+    trying = Trying(open_folder, "550")
+    spec = replace(spec_for(open_folder, 0, 0), multi_user=True)
+    for _ in range(2):
+        with pytest.raises(StartError, match="user"):
+            await trying.launcher.launch(spec)
+    assert trying.trials == 2
+
+
+async def test_others_are_started_without_a_trial(open_folder: Path) -> None:
+    """Which costs a fifth of a second and two starts."""
+    trying = Trying(open_folder, "550")
+    process = await trying.launcher.launch(spec_for(open_folder, os.geteuid(), os.getegid()))
+    process.kill()
+    await process.wait()
+    assert trying.trials == 0
