@@ -12,12 +12,13 @@ import random
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import structlog
 
+from nodeagent.agent.answering import Answering
 from nodeagent.agent.logs import configure_logging
 from nodeagent.agent.mps_part import MpsPart
 from nodeagent.agent.sd_notify import Notifier
@@ -27,20 +28,15 @@ from nodeagent.execution.writer_lock import FILE_NAME as LOCK_NAME
 from nodeagent.execution.writer_lock import writer_lock
 from nodeagent.gpu.driver import Driver
 from nodeagent.gpu.usage import UsageProbe
-from nodeagent.planning.plan import NodePlan, Policy, Verdict
+from nodeagent.planning.plan import Policy
 from nodeagent.reconciling.attempts import Backoff
 from nodeagent.reconciling.event_log import EventLog, EventType
 from nodeagent.reconciling.heartbeats import Heartbeats
 from nodeagent.reconciling.last_good_plan import FILE_NAME as PLAN_NAME
 from nodeagent.reconciling.last_good_plan import LastGoodPlan
 from nodeagent.reconciling.narrator import Narrator
-from nodeagent.reconciling.preview import Preview, preview
 from nodeagent.reconciling.reconciler import Reconciler, Rules
-from nodeagent.reports.mps_report import done_json, mps_answer
-from nodeagent.reports.mps_state import DaemonState
-from nodeagent.reports.node_state import NodeState, not_ready
-from nodeagent.reports.plan_report import plan_json
-from nodeagent.reports.status_report import status_json
+from nodeagent.reports.node_state import NodeState
 from nodeagent.settings import Settings
 from nodeagent.sources.file_watch import changes
 from nodeagent.sources.plan_file import PlanFile
@@ -51,7 +47,6 @@ _FIRST_RETRY, _LONGEST_RETRY = 1.0, 300.0  # seconds between attempts at what fa
 _MARGIN = 30.0  # seconds beyond all deadlines after which a loop counts as stuck
 _API_WAITS = 1.0  # seconds that the API leaves to the first reconciliation
 _READY_ANYWAY = 10.0  # seconds after which systemd hears READY although the driver hangs
-_FRESH = 5.0  # seconds after which a picture is renewed when somebody asks for it
 _BEAT = 5.0  # seconds between signs of life to systemd, unless it wants them more often
 
 
@@ -223,7 +218,9 @@ class Agent:
         # aiohttp takes long to import; in a thread, so that the reconciler goes on meanwhile.
         routes, listening = await asyncio.to_thread(_import_api)
         address = self._settings.api.listen
-        app = routes.create_app(self._answers(), listen_host=address.host)
+        answering = Answering(self._reconciler, self._mps, self._policy)
+        answers = answering.answers(self._events, not_alive=self._hearts.overdue)
+        app = routes.create_app(answers, listen_host=address.host)
         async with listening.listening(
             app, host=address.host, port=address.port, unix_socket=self._socket(listening)
         ) as port:
@@ -253,65 +250,6 @@ class Agent:
             ) from error
         path: Path = directory / listening.SOCKET_NAME
         return path
-
-    # --- what the API asks --------------------------------------------------------------------
-
-    def _answers(self) -> Any:
-        from nodeagent.http_api.answers import Answers
-
-        return Answers(
-            status=self._status_report,
-            plan=self._plan_report,
-            preview=self._preview,
-            not_alive=self._hearts.overdue,
-            not_ready=lambda: not_ready(self._fresh()),
-            events=self._events,
-            mps=self._mps_report,
-            restart_mps=self._restart_mps,
-            drain_mps=self._drain_mps,
-        )
-
-    def _mps_report(self, device: str | None) -> dict[str, Any] | None:
-        state = self._reconciler.state
-        return mps_answer(
-            self._mps.overview().daemons,
-            node=state.node,
-            observed=state.observed,
-            observed_at=state.observed_at,
-            device=device,
-        )
-
-    async def _restart_mps(self, device: str, force: bool) -> dict[str, Any]:
-        await self._mps.restart(device, force=force)
-        return self._done_with(device, "restarted")
-
-    async def _drain_mps(self, device: str, seconds: float | None, force: bool) -> dict[str, Any]:
-        await self._mps.drain(device, seconds=seconds, force=force)
-        return self._done_with(device, "drained")
-
-    def _done_with(self, device: str, done: str) -> dict[str, Any]:
-        daemons = self._mps.overview().daemons
-        daemon = next((d for d in daemons if d.device == device), DaemonState(device, "Down"))
-        return done_json(daemon, done, self._reconciler.state.observed)
-
-    def _status_report(self, gpu: str | None) -> dict[str, Any] | None:
-        self._reconciler.look_if_older_than(_FRESH)
-        return status_json(self._fresh(), gpu=gpu)
-
-    def _fresh(self) -> NodeState:
-        """The state with the daemons as they are at this moment."""
-        return replace(self._reconciler.state, mps=self._mps.overview().daemons)
-
-    def _plan_report(self) -> dict[str, Any]:
-        state = self._reconciler.state
-        plan = state.plan or NodePlan(Verdict.IN_SYNC)
-        return plan_json(plan, digest=state.digest, source=state.source)
-
-    def _preview(self, text: bytes, configuration: str | None) -> Preview | None:
-        state = self._reconciler.state
-        if state.observed_at is None:
-            return None
-        return preview(text, configuration, state.observed, self._policy, self._mps.host_for)
 
     # --- systemd and signals ------------------------------------------------------------------
 
