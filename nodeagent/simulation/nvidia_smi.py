@@ -70,7 +70,10 @@ def _on_node(run: Callable[[SimulatedNode], int]) -> int:
     """Do it on the node in the state file, with its driver loaded."""
     path = os.environ.get(STATE_VARIABLE)
     if not path:
-        print(f"{STATE_VARIABLE} names no state file of a simulated node", file=sys.stderr)
+        print(
+            f"{STATE_VARIABLE} names no state file of a simulated node: run it with --state FILE",
+            file=sys.stderr,
+        )
         return int(Code.DRIVER_NOT_LOADED)
     try:
         node = open_node(state=Path(path))
