@@ -8,8 +8,6 @@ restore. Functions that write block: call them in a thread.
 from __future__ import annotations
 
 import json
-import os
-import tempfile
 import threading
 from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
@@ -17,6 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
+from nodeagent.durable_file import replace_file
 from nodeagent.errors import NodeagentError
 from nodeagent.planning.observed import Access, Gpu
 from nodeagent.planning.shares import ComputeMode, TimeSlice
@@ -162,7 +161,7 @@ class Remembered:
             if self._damaged:
                 path.replace(path.with_name(f"{path.name}.damaged"))
                 self._damaged = False
-            _replace(path, _encoded(devices))
+            replace_file(path, _encoded(devices))
         except OSError as error:
             raise NodeagentError(
                 f"what devices were before cannot be kept in {path}: {error.strerror}",
@@ -220,23 +219,3 @@ def _decoded(content: bytes) -> dict[str, Earlier]:
             None if time_slice is None else TimeSlice(time_slice),
         )
     return devices
-
-
-def _replace(path: Path, content: bytes) -> None:
-    """All of the new content or all of the old, also after a power cut; for the owner alone."""
-    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-")
-    temporary = Path(name)
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    except OSError:
-        temporary.unlink(missing_ok=True)
-        raise
-    directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(directory)
-    finally:
-        os.close(directory)

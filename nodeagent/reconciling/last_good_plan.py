@@ -9,11 +9,10 @@ from __future__ import annotations
 import base64
 import binascii
 import json
-import os
-import tempfile
 from pathlib import Path
 
 from nodeagent.documents.reading import digest_of
+from nodeagent.durable_file import replace_file
 from nodeagent.errors import NodeagentError
 from nodeagent.sources.plan_offer import PlanText
 
@@ -60,30 +59,9 @@ class LastGoodPlan:
         }
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            _replace(self._path, json.dumps(fields).encode())
+            replace_file(self._path, json.dumps(fields).encode())
         except OSError as error:
             raise NodeagentError(
                 f"the accepted plan cannot be kept in {self._path}: {error.strerror}",
                 remedy="after a restart only the plan's own source will count",
             ) from error
-
-
-def _replace(path: Path, content: bytes) -> None:
-    """All of the new content or all of the old, also after a power cut."""
-    # mkstemp makes the file readable for its owner alone.
-    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-")
-    temporary = Path(name)
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    except OSError:
-        temporary.unlink(missing_ok=True)
-        raise
-    directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(directory)
-    finally:
-        os.close(directory)

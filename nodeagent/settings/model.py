@@ -220,7 +220,8 @@ class Settings(_Group):
     )
     nvidia_smi: Command = Field(
         ("nvidia-smi",),
-        description="The command that resets a GPU; split into words as a shell does, run without.",
+        description="The command that resets GPUs and sets time slices; split into words as a "
+        "shell does, run without.",
     )
     gpu: GpuSettings = GpuSettings()
     driver: DriverSettings = DriverSettings()

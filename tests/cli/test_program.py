@@ -13,9 +13,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from nodeagent.cli import main
+from nodeagent.cli import main, shared_node
 from nodeagent.cli.parser import parse
 from nodeagent.cli.settings_in_force import DEFAULT_FILE, InForce, in_force
+from nodeagent.gpu import remembered
+from nodeagent.mps import records
 from nodeagent.settings import DEFAULT_FILE as SETTINGS_FILE
 from nodeagent.settings import load_settings
 
@@ -143,6 +145,11 @@ def test_defaults_of_one_shot_commands_are_the_settings_own() -> None:
         compute_mode=settings.mps.compute_mode,
     )
     assert DEFAULT_FILE == SETTINGS_FILE
+
+
+def test_what_agents_leave_is_looked_for_where_they_leave_it() -> None:
+    """The names that save importing their homes are those of their homes."""
+    assert (shared_node._MEMORY, shared_node._RECORDS) == (remembered.FILE_NAME, records.FOLDER)
 
 
 def test_settings_in_the_environment_hold_for_one_shot_commands() -> None:
