@@ -110,6 +110,21 @@ class ClusterAccess:
         path = f"{_EVENTS}/{{name}}"
         await self._patch(f"a change of Event {name}", path, name, body, _MERGE)
 
+    async def config_map(self, namespace: str, name: str) -> dict[str, str] | None:
+        """The texts in a ConfigMap by key; None when there is no such ConfigMap."""
+        path = "/api/v1/namespaces/{namespace}/configmaps/{name}"
+        asked = f"the ConfigMap {namespace}/{name}"
+        try:
+            answer = await self._connection.json(
+                Request(asked, "GET", path, {"namespace": namespace, "name": name})
+            )
+        except faults.ObjectMissing:
+            return None
+        data = answer.get("data") or {}
+        if not isinstance(data, dict) or not all(isinstance(text, str) for text in data.values()):
+            raise faults.strange_answer(asked, "it is no ConfigMap")
+        return data
+
     async def _patch(
         self, asked: str, path: str, name: str, body: JsonObject, content_type: str
     ) -> JsonObject:

@@ -71,6 +71,13 @@ def _text(value: object) -> str:
     return value.strip()
 
 
+def _texts(value: object) -> tuple[str, ...]:
+    words: object = value.split() if isinstance(value, str) else value
+    if not isinstance(words, list | tuple):
+        raise ValueError("accepted: a list of texts, or one text with spaces between them")
+    return tuple(map(_text, words))
+
+
 def _command(value: object) -> tuple[str, ...]:
     words: object = value
     if isinstance(value, str):
@@ -127,3 +134,16 @@ FilePath = Annotated[
     Path, BeforeValidator(_path), WithJsonSchema({"type": "string", "minLength": 1})
 ]
 Text = Annotated[str, BeforeValidator(_text), WithJsonSchema({"type": "string", "minLength": 1})]
+Texts = Annotated[
+    tuple[str, ...],
+    BeforeValidator(_texts),
+    PlainSerializer(" ".join),
+    WithJsonSchema(
+        {
+            "anyOf": [
+                {"type": "string"},
+                {"type": "array", "items": {"type": "string", "minLength": 1}},
+            ]
+        }
+    ),
+]

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
 
+from nodeagent.planning.observed import ObservedNode
 from nodeagent.planning.problems import Problem
 
 
@@ -30,3 +32,14 @@ class UnreadablePlan:
 
 
 PlanOffer = PlanText | NoPlan | UnreadablePlan
+
+
+@runtime_checkable
+class Demand(Protocol):
+    """What a source asks for where that depends on the node's cards; a value: equal ones ask for
+    the same.
+    """
+
+    def on(self, observed: ObservedNode) -> PlanOffer:
+        """What it means for this node. Pure, and called in a thread, since it may take long."""
+        ...

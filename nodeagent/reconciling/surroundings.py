@@ -1,0 +1,59 @@
+"""What the loop asks of the world around the node, such as a cluster, before and after a change."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from nodeagent.planning.observed import ObservedNode
+from nodeagent.planning.plan import NodePlan
+from nodeagent.planning.problems import Problem
+from nodeagent.reconciling.plan_in_force import Judgement
+
+
+class Surroundings(Protocol):
+    """What is around the node. Nothing here raises: what goes wrong is told as problems."""
+
+    async def objections(
+        self, judgement: Judgement, todo: NodePlan, observed: ObservedNode
+    ) -> tuple[Problem, ...]:
+        """Why nothing may be changed on this node now, whatever the plan says; asked every round.
+
+        `todo` holds the GPUs that would be worked on now; it may be empty.
+        """
+        ...
+
+    async def prepare(self, todo: NodePlan) -> tuple[Problem, ...]:
+        """Make ready for the steps of `todo`; with problems, none of them is taken this time.
+
+        May take minutes. Cancelled when the agent stops; what was begun is then put back by
+        `settle`, perhaps that of the next start.
+        """
+        ...
+
+    def settle(self, judgement: Judgement, observed: ObservedNode) -> None:
+        """A round is over, however it went: put back what was prepared, follow up. Does not wait;
+        what it finds later it tells by `problems` and by waking the loop.
+        """
+        ...
+
+    @property
+    def problems(self) -> tuple[Problem, ...]:
+        """What is wrong around the node just now; part of the node's problems."""
+        ...
+
+
+class Alone:
+    """Nothing is around the node."""
+
+    problems: tuple[Problem, ...] = ()
+
+    async def objections(
+        self, judgement: Judgement, todo: NodePlan, observed: ObservedNode
+    ) -> tuple[Problem, ...]:
+        return ()
+
+    async def prepare(self, todo: NodePlan) -> tuple[Problem, ...]:
+        return ()
+
+    def settle(self, judgement: Judgement, observed: ObservedNode) -> None:
+        return
