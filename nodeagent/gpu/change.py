@@ -10,7 +10,7 @@ from nodeagent.errors import DeadlineExceeded, DriverError
 from nodeagent.gpu.card import Card
 from nodeagent.gpu.nvml_errors import INVALID_ARGUMENT, NOT_FOUND
 from nodeagent.gpu.nvml_types import Device, GpuInstanceHandle
-from nodeagent.gpu.usage import UsageReading
+from nodeagent.gpu.usage import AllocationReading, UsageReading
 from nodeagent.planning.observed import GpuInstanceProfile, Placement
 from nodeagent.planning.profiles import ProfileName
 
@@ -19,12 +19,14 @@ from nodeagent.planning.profiles import ProfileName
 class Change:
     """A step about to be taken: on which card, and until when, in monotonic seconds.
 
-    `readings` are of the sources besides NVML that know users of MIG devices.
+    `readings` are of the sources besides NVML that know users of MIG devices; `allocations` is
+    None where nobody allocates.
     """
 
     card: Card
     until: float
     readings: Sequence[UsageReading] = ()
+    allocations: AllocationReading | None = None
 
     def insist_on_time(self, what: str) -> None:
         """Call before what cannot be taken back: an old look at the users proves nothing."""

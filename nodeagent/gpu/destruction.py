@@ -14,9 +14,9 @@ from nodeagent.errors import DriverError, GpuInUse
 from nodeagent.gpu.change import Change, find_instance, mig_device, otherwise
 from nodeagent.gpu.nvml_errors import NOT_FOUND
 from nodeagent.gpu.nvml_types import ComputeInstanceHandle, GpuInstanceHandle
-from nodeagent.gpu.usage import MigDevice, merged
+from nodeagent.gpu.usage import MigDevice, WholeGpu, merged
 from nodeagent.gpu.users import ProcessLists
-from nodeagent.planning.observed import GpuInstanceProfile, Usage
+from nodeagent.planning.observed import GpuInstanceProfile, Placement, Usage
 from nodeagent.planning.steps import DestroyComputeInstance, DestroyGpuInstance
 
 # For a moment after its last compute instance went, the driver may still refuse to destroy a GPU
@@ -29,6 +29,7 @@ class _Doomed:
     """A compute instance that is to go."""
 
     id: int
+    uuid: str
     handle: ComputeInstanceHandle
 
 
@@ -43,6 +44,7 @@ def destroy_gpu_instance(change: Change, step: DestroyGpuInstance) -> None:
     doomed = [_find_idle(change, instance, step.instance, uuid) for uuid in step.devices]
     _insist_on_no_other(change, instance, profile, doomed)
     insist_on_idle(_known_elsewhere(change, step.instance, None), name)
+    insist_on_idle(_allocated(change, step.instance, step.placement, doomed), name)
     for compute in doomed:
         change.insist_on_time(f"destroying {name}")
         nvml.destroy_compute_instance(compute.handle)
@@ -66,6 +68,7 @@ def destroy_compute_instance(change: Change, step: DestroyComputeInstance) -> No
             f"{step.device} is not compute instance {step.compute} any more but {doomed.id}"
         )
     insist_on_idle(_known_elsewhere(change, step.instance, step.compute), name)
+    insist_on_idle(_allocated(change, step.instance, step.placement, [doomed]), name)
     change.insist_on_time(f"destroying {name}")
     nvml.destroy_compute_instance(doomed.handle)
     if _exists(lambda: nvml.compute_instance_by_id(instance, step.compute)):
@@ -96,7 +99,7 @@ def _find_idle(change: Change, instance: GpuInstanceHandle, instance_id: int, uu
         raise otherwise(f"{uuid} is not in GPU instance {instance_id} any more")
     insist_on_idle(ProcessLists(nvml, device).on_all(), uuid)
     compute_id = nvml.compute_instance_id(device)
-    return _Doomed(compute_id, nvml.compute_instance_by_id(instance, compute_id))
+    return _Doomed(compute_id, uuid, nvml.compute_instance_by_id(instance, compute_id))
 
 
 def _insist_on_no_other(
@@ -133,6 +136,19 @@ def _known_elsewhere(change: Change, instance: int, compute: int | None) -> Usag
     usage = Usage()
     for reading in change.readings:
         usage = merged(usage, reading.users(device))
+    return usage
+
+
+def _allocated(change: Change, instance: int, place: Placement, doomed: Sequence[_Doomed]) -> Usage:
+    """Who was given one of the devices, their GPU instance, or the GPU that they are on."""
+    if change.allocations is None:
+        return Usage()
+    known = change.card.identity()
+    gpu, minor = known.uuid, known.minor
+    usage = change.allocations.users_of_gpu(WholeGpu(gpu, minor))
+    devices = [MigDevice(gpu, minor, instance, d.id, d.uuid, place) for d in doomed]
+    for device in devices or [MigDevice(gpu, minor, instance, None, "", place)]:
+        usage = merged(usage, change.allocations.users(device))
     return usage
 
 

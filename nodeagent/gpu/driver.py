@@ -27,7 +27,8 @@ from nodeagent.gpu.reset import reset_gpu
 from nodeagent.gpu.session import Session
 from nodeagent.gpu.taking import name_of, take, takes_away
 from nodeagent.gpu.time_slice import read_time_slice, set_time_slice
-from nodeagent.gpu.usage import UsageSource, with_users
+from nodeagent.gpu.topology import Topology
+from nodeagent.gpu.usage import AllocationSource, UsageSource, with_users
 from nodeagent.gpu.usage_reader import UsageReader
 from nodeagent.gpu.workers import Worker
 from nodeagent.planning.observed import Access, Gpu, ObservedNode
@@ -52,8 +53,10 @@ class Driver:
 
     Deadlines are seconds: `observe_deadline` for reading one whole GPU (and for starting NVML),
     `step_deadline` for one step. `usage` knows users of MIG devices that NVML does not see; None
-    where there are no others, as under simulation. `nvidia_smi` is the program that resets GPUs
-    and knows their time slices, with leading arguments, if any.
+    where there are no others, as under simulation. `allocations` knows to whom devices and GPUs
+    were given; None where nobody gives them. `nvidia_smi` is the program that resets GPUs
+    and knows their time slices, with leading arguments, if any. `topology` reads NUMA nodes and
+    NVLinks; without it they stay unknown.
     """
 
     def __init__(
@@ -62,13 +65,17 @@ class Driver:
         observe_deadline: float,
         step_deadline: float,
         usage: UsageSource | None = None,
+        allocations: AllocationSource | None = None,
         nvidia_smi: Sequence[str] = ("nvidia-smi",),
+        topology: Topology | None = None,
     ) -> None:
         self._observe_deadline = observe_deadline
         self._step_deadline = step_deadline
         self._nvidia_smi = tuple(nvidia_smi)
         self._session = Session(deadline=observe_deadline)
         self._reader = UsageReader(usage, deadline=observe_deadline) if usage else None
+        self._allocations = allocations
+        self._topology = topology
         self._gate = Gate()
         self._posts: list[_Post] = []
         self._count = 0
@@ -100,13 +107,16 @@ class Driver:
             await self._session.shut_down(self._workers, patience=_LEAVING)
         if self._reader:
             await self._reader.close()
+        if self._allocations:
+            await self._allocations.close()
         for worker in self._workers:
             worker.close()
         self._session.close()
 
     @property
     def _workers(self) -> list[Worker]:
-        return [post.worker for post in self._posts]
+        also = [self._topology.worker] if self._topology else []
+        return [*(post.worker for post in self._posts), *also]
 
     # --- observing ------------------------------------------------------------------------------
 
@@ -125,6 +135,8 @@ class Driver:
                 failure = failure or error
         if failure and not gpus:
             raise failure
+        if self._topology:
+            gpus = [self._topology.described(gpu) for gpu in gpus]
         return ObservedNode(tuple(gpus), self._session.version)
 
     async def observe_gpu(self, uuid: str) -> Gpu:
@@ -134,7 +146,7 @@ class Driver:
                 if post.card.uuid == uuid:
                     gpu = (await self._with_users([await self._look_at(post)]))[0]
                     if gpu.uuid == uuid:
-                        return gpu
+                        return self._topology.described(gpu) if self._topology else gpu
         found = (await self.observe()).gpu(uuid)
         if found is None:
             raise _unknown(f"GPU {uuid}")
@@ -179,6 +191,8 @@ class Driver:
             present = self._posts[: self._count]
             gpus = await asyncio.gather(*(self._look_at(post) for post in present))
             gpus = await self._with_users(gpus)
+            if self._topology:
+                await self._topology.read(gpus)
         seen = {gpu.uuid for gpu in gpus}
         vanished = [_vanished(gpu) for uuid, gpu in self._last.items() if uuid not in seen]
         return [*gpus, *vanished], None
@@ -211,10 +225,11 @@ class Driver:
 
     async def _with_users(self, gpus: Sequence[Gpu]) -> list[Gpu]:
         """The GPUs with the users that only other sources know."""
-        if self._reader is None or not any(_is_well(gpu) and gpu.instances for gpu in gpus):
-            return list(gpus)
-        reading = await self._reader.read()
-        return [with_users(gpu, [reading]) if _is_well(gpu) else gpu for gpu in gpus]
+        found = list(gpus)
+        if self._reader and any(_is_well(gpu) and gpu.instances for gpu in gpus):
+            reading = await self._reader.read()
+            found = [with_users(gpu, [reading]) if _is_well(gpu) else gpu for gpu in gpus]
+        return await self._allocations.joined(found) if self._allocations else found
 
     async def _restart(self) -> bool:
         """Begin anew with the driver, which may have been reloaded; False while a call hangs."""
@@ -235,6 +250,8 @@ class Driver:
             post.card.give_up_handle()
             if version != self._session.version:
                 post.card.forget()
+        if self._topology:
+            self._topology.expect_anew()
 
     # --- applying -------------------------------------------------------------------------------
 
@@ -254,10 +271,13 @@ class Driver:
             return await _to_its_end(self._set_time_slice(step))
         async with self._gate.together():
             post = self._post(step.gpu)
-            readings = [await self._reader.read()] if self._reader and takes_away(step) else []
+            takes = takes_away(step)
+            readings = [await self._reader.read()] if self._reader and takes else []
+            allocated = await self._allocations.ask() if self._allocations and takes else None
 
             def change() -> None:
-                take(Change(post.card, time.monotonic() + self._step_deadline, readings), step)
+                until = time.monotonic() + self._step_deadline
+                take(Change(post.card, until, readings, allocated), step)
 
             await self._call(post, change, what=name_of(step))
         return None

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from nodeagent.errors import DriverError
+from nodeagent.errors import DriverError, GpuInUse
 from nodeagent.gpu.card import Card
 from nodeagent.gpu.change import Change, otherwise
 from nodeagent.gpu.destruction import insist_on_idle
 from nodeagent.gpu.nvml_errors import INVALID_ARGUMENT, NOT_FOUND, driver_error
 from nodeagent.gpu.observation import read_gpu
-from nodeagent.gpu.usage import with_users
+from nodeagent.gpu.usage import WholeGpu, whole_gpu, with_users
 from nodeagent.planning.observed import MigMode
 from nodeagent.planning.steps import SetMigMode
 
@@ -22,8 +22,12 @@ def set_mig_mode(change: Change, step: SetMigMode) -> None:
     before = card.mode()
     if before == MigMode(step.enabled, step.enabled):
         return
-    if before and before.current and not step.enabled:
-        _insist_on_idle_instances(change)
+    if before and before.current != step.enabled:
+        if before.current:
+            _insist_on_idle_instances(change)
+        else:
+            known = card.identity()
+            _insist_on_nobodys(change, WholeGpu(known.uuid, known.minor, ()))
     change.insist_on_time("changing MIG mode")
     status = card.nvml.set_mig_mode(card.handle, step.enabled)
     after = _mode_after(card)
@@ -42,9 +46,27 @@ def set_mig_mode(change: Change, step: SetMigMode) -> None:
 def _insist_on_idle_instances(change: Change) -> None:
     """Switching MIG off takes along every instance there is."""
     gpu = with_users(read_gpu(change.card), change.readings)
+    if change.allocations is not None:
+        gpu = with_users(gpu, [change.allocations])
     for instance in gpu.instances:
         for device in instance.compute:
             insist_on_idle(device.usage, f"{device.profile} at {instance.placement}")
+    _insist_on_nobodys(change, whole_gpu(gpu))
+
+
+def _insist_on_nobodys(change: Change, gpu: WholeGpu) -> None:
+    """Who was given the GPU as a whole need not have a process yet that would keep the mode."""
+    if change.allocations is None:
+        return
+    usage = change.allocations.users_of_gpu(gpu)
+    if usage.in_use:
+        raise GpuInUse(
+            f"MIG mode of GPU {change.card.index} is not changed: it is in use by {usage}",
+            code=None,
+            name="InUse",
+            call="",
+            remedy="end what uses it, or wait for it",
+        )
 
 
 def _mode_after(card: Card) -> MigMode | None:

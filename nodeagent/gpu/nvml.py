@@ -27,6 +27,7 @@ from nodeagent.gpu.nvml_types import (
     Device,
     GpuInstanceHandle,
     InstanceInfo,
+    LinkEnd,
     PciAddress,
     Process,
     ProfileFigures,
@@ -55,6 +56,13 @@ COMPUTE_MODES: Final[dict[int, ComputeMode]] = {
 }
 PASSTHROUGH: Final[int] = pynvml.NVML_GPU_VIRTUALIZATION_MODE_PASSTHROUGH
 
+MOST_LINKS: Final[int] = pynvml.NVML_NVLINK_MAX_LINKS
+
+_LINK_ENDS: Final[dict[int, LinkEnd]] = {
+    pynvml.NVML_NVLINK_DEVICE_TYPE_GPU: LinkEnd.GPU,
+    pynvml.NVML_NVLINK_DEVICE_TYPE_SWITCH: LinkEnd.SWITCH,
+}
+_NODE_WORDS = 16  # of 64 NUMA nodes each; Linux can have 1024
 _MIB = 1 << 20
 _NO_INSTANCE = 0xFFFFFFFF  # the id that NVML gives to processes outside any instance
 # More than any card has places: 8 memory slices, 12 on RTX PRO Blackwell.
@@ -135,6 +143,38 @@ class Nvml:
 
     def virtualization_mode(self, device: Device) -> int:
         return int(self._call(pynvml.nvmlDeviceGetVirtualizationMode, device))
+
+    # --- where it is in the machine ---------------------------------------------------------------
+
+    def nearest_memory(self, device: Device) -> tuple[int, ...]:
+        """The NUMA nodes of the host whose memory is nearest, as in `nvidia-smi topo -m`.
+
+        nvmlDeviceGetNumaNodeId tells another thing: the node that a GPU's own memory is, on
+        machines where that is one.
+        """
+        words: Any = self._call(
+            pynvml.nvmlDeviceGetMemoryAffinity, device, _NODE_WORDS, pynvml.NVML_AFFINITY_SCOPE_NODE
+        )
+        return tuple(
+            64 * number + bit
+            for number, word in enumerate(words)
+            for bit in range(64)
+            if word >> bit & 1
+        )
+
+    def nvlink_is_up(self, device: Device, link: int) -> bool:
+        return bool(self._call(pynvml.nvmlDeviceGetNvLinkState, device, link))
+
+    def nvlink_end(self, device: Device, link: int) -> LinkEnd:
+        """What an active link leads to."""
+        kind = self._call(pynvml.nvmlDeviceGetNvLinkRemoteDeviceType, device, link)
+        return _LINK_ENDS.get(int(kind), LinkEnd.OTHER)
+
+    def nvlink_remote_bus_id(self, device: Device, link: int) -> str:
+        """The PCI address of what an active link leads to."""
+        wrapper = pynvml.nvmlDeviceGetNvLinkRemotePciInfo
+        info: Any = self._call(wrapper, device, link, name=f"{wrapper.__name__}_v2")
+        return _text(info.busId)
 
     # --- compute mode -----------------------------------------------------------------------------
 

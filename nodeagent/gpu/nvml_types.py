@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import Enum
 from typing import NewType
 
 from nodeagent.planning.observed import Engines, Placement
@@ -62,3 +63,11 @@ class Process:
     memory: int | None
     gpu_instance: int | None
     compute_instance: int | None
+
+
+class LinkEnd(Enum):
+    """What is at the other end of an NVLink."""
+
+    GPU = "gpu"
+    SWITCH = "switch"
+    OTHER = "other"

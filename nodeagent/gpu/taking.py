@@ -55,7 +55,7 @@ def _insist_on_gpu(card: Card, uuid: str) -> None:
 def takes_away(step: GpuStep) -> bool:
     """Whether somebody could lose a device by it."""
     match step:
-        case DestroyGpuInstance() | DestroyComputeInstance() | SetMigMode(enabled=False):
+        case DestroyGpuInstance() | DestroyComputeInstance() | SetMigMode():
             return True
         case _:
             return False

@@ -1,21 +1,21 @@
-"""Who holds MIG devices without NVML's knowledge: processes with capability files open.
+"""Who holds devices without NVML knowing: processes with capability files open, and allocations.
 
 A program must open /dev/nvidia-caps/nvidia-capN of an instance before it can use it, so a process
-that has it open may be about to run on the instance. Other sources (the kubelet's allocations,
-say) fit the same interface.
+that has it open may be about to run on the instance. Who knows allocations, whole GPUs included,
+is asked through `AllocationSource`.
 """
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final, Protocol
 
 from nodeagent.gpu.users import command_of
-from nodeagent.planning.observed import ComputeInstance, Gpu, GpuInstance, Usage, User
+from nodeagent.planning.observed import ComputeInstance, Gpu, GpuInstance, Placement, Usage, User
 
 _CAPABILITY: Final = re.compile(r"/nvidia-caps/nvidia-cap([0-9]+)$")
 # `gpu0/gi1/access 12` and `gpu0/gi1/ci0/access 13`; gpuN is the N of /dev/nvidiaN.
@@ -30,7 +30,7 @@ class MigDevice:
     """What a source of users is asked about.
 
     `minor` is the N of the GPU's /dev/nvidiaN; `compute_instance` None means the GPU instance as
-    a whole, with everything in it.
+    a whole, with everything in it. `placement` is the GPU instance's.
     """
 
     gpu: str
@@ -38,6 +38,19 @@ class MigDevice:
     gpu_instance: int
     compute_instance: int | None
     uuid: str = ""
+    placement: Placement | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class WholeGpu:
+    """A GPU outside its instances.
+
+    `instances` are the places of those it has; None: what may be meant for one counts nowhere.
+    """
+
+    gpu: str
+    minor: int | None
+    instances: tuple[Placement, ...] | None = None
 
 
 class UsageReading(Protocol):
@@ -57,6 +70,33 @@ class UsageSource(Protocol):
         ...
 
 
+class AllocationReading(UsageReading, Protocol):
+    """What was allocated at one moment: MIG devices, and GPUs as a whole."""
+
+    def users_of_gpu(self, gpu: WholeGpu) -> Usage:
+        """Who was given the GPU itself, whether it is in MIG mode by now or not."""
+        ...
+
+
+class AllocationSource(Protocol):
+    """Something outside this process that gives devices to whoever asks it: the kubelet."""
+
+    async def ask(self) -> AllocationReading:
+        """What is allocated at a moment after the call. Raises nothing, as above."""
+        ...
+
+    async def joined(self, gpus: Sequence[Gpu]) -> list[Gpu]:
+        """The GPUs with all that it knows of their users, who those are included.
+
+        GPUs that do not answer come back as they are. Raises nothing.
+        """
+        ...
+
+    async def close(self) -> None:
+        """End what is under way. It can be asked again afterwards."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class UnknownUsers:
     """A reading that failed: anybody may be using anything."""
@@ -64,6 +104,9 @@ class UnknownUsers:
     reason: str
 
     def users(self, device: MigDevice) -> Usage:
+        return Usage(known=False, reason=self.reason)
+
+    def users_of_gpu(self, gpu: WholeGpu) -> Usage:
         return Usage(known=False, reason=self.reason)
 
 
@@ -242,7 +285,17 @@ def with_users(gpu: Gpu, readings: Iterable[UsageReading]) -> Gpu:
 
 def _instance_with(gpu: Gpu, instance: GpuInstance, reading: UsageReading) -> GpuInstance:
     def device_with(compute: ComputeInstance) -> ComputeInstance:
-        device = MigDevice(gpu.uuid, gpu.minor, instance.id, compute.id, compute.uuid)
-        return replace(compute, usage=merged(compute.usage, reading.users(device)))
+        users = reading.users(mig_device_of(gpu, instance, compute))
+        return replace(compute, usage=merged(compute.usage, users))
 
     return replace(instance, compute=tuple(map(device_with, instance.compute)))
+
+
+def mig_device_of(gpu: Gpu, instance: GpuInstance, compute: ComputeInstance) -> MigDevice:
+    """The device as sources are asked about it."""
+    return MigDevice(gpu.uuid, gpu.minor, instance.id, compute.id, compute.uuid, instance.placement)
+
+
+def whole_gpu(gpu: Gpu) -> WholeGpu:
+    """The GPU itself as sources are asked about it."""
+    return WholeGpu(gpu.uuid, gpu.minor, tuple(i.placement for i in gpu.instances))

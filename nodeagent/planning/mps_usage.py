@@ -8,6 +8,7 @@ from dataclasses import replace
 from nodeagent.planning.observed import Gpu, MpsDaemon, Usage, User
 
 _MPS = "mps"  # the source of a user who is a client
+_ALLOCATION = "kubelet"  # the source of a pod that was given a device and runs nothing on it yet
 
 
 def as_used(gpu: Gpu) -> Gpu:
@@ -32,8 +33,13 @@ def as_used(gpu: Gpu) -> Gpu:
 
 
 def past_mps(usage: Usage) -> Usage:
-    """Those of them who are no clients of MPS."""
-    return replace(usage, processes=tuple(u for u in usage.processes if u.source != _MPS))
+    """Those of them who are on the device otherwise than as clients of MPS.
+
+    An allocation is not: pods that the kubelet brought back after a reboot wait for the daemon, and
+    a daemon that waited for their end would never come.
+    """
+    elsewhere = tuple(u for u in usage.processes if u.source not in {_MPS, _ALLOCATION})
+    return replace(usage, processes=elsewhere)
 
 
 def together(one: Usage, other: Usage) -> Usage:

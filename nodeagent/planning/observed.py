@@ -89,7 +89,8 @@ class User:
     container: str = ""
 
     def __str__(self) -> str:
-        who = f"pid {self.pid}" if self.pid else self.source
+        allocated = "an allocation" if self.source == "kubelet" else self.source
+        who = f"pid {self.pid}" if self.pid else allocated
         if self.command:
             who += f" ({self.command})"
         if self.pod:
@@ -188,6 +189,19 @@ class MigMode:
     pending: bool
 
 
+@dataclass(frozen=True, slots=True)
+class NvLinks:
+    """A GPU's NVLinks: how many it has, and how many of them are up.
+
+    `peers` are whom the active ones lead to and how many lead there: the UUID of a GPU of this
+    node, `nvswitch`, the PCI address of a GPU that is not this node's, or `other`.
+    """
+
+    total: int
+    active: int
+    peers: tuple[tuple[str, int], ...] = ()
+
+
 class Access(StrEnum):
     """Whether the driver answers for a GPU."""
 
@@ -205,8 +219,10 @@ class Gpu:
     processes on the GPU outside any instance. `mps` is the daemon of the GPU as a whole, which
     there is only outside MIG mode. `compute_mode` and `time_slice` are None while not known (a
     GPU in MIG mode has neither); `earlier_mode` and `earlier_time_slice` are what they were before
-    the agent changed them, None when it did not. When `access` is not OK, the rest is what was
-    last known (perhaps nothing) and must not be acted upon.
+    the agent changed them, None when it did not. `numa_node` is the one whose processors and
+    memory are nearest; None when not known. `nvlink` is None when the card has none, or while not
+    known. When `access` is not OK, the rest is what was last known (perhaps nothing) and must not
+    be acted upon.
     """
 
     index: int
@@ -231,6 +247,8 @@ class Gpu:
     earlier_mode: ComputeMode | None = None
     time_slice: TimeSlice | None = None
     earlier_time_slice: TimeSlice | None = None
+    numa_node: int | None = None
+    nvlink: NvLinks | None = None
 
     def profile(self, name: str) -> GpuInstanceProfile | None:
         """The card's profile of exactly this canonical name."""

@@ -99,10 +99,10 @@ def gpu_held(gpu: Gpu, path: str) -> Problem:
 
 
 def without_eviction(problem: Problem) -> Problem:
-    """The plan says `whenInUse: evict`, which needs a cluster; told where it would have acted."""
+    """The plan says `whenInUse: evict`, for which it takes a cluster; elsewhere it waits."""
     if problem.code is not Code.IN_USE:
         return problem
-    remedy = f"this version does not evict, it waits: {problem.remedy}"
+    remedy = f"in a cluster the agent has its pods evicted; else {problem.remedy}"
     return replace(problem, remedy=remedy)
 
 

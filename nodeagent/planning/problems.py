@@ -33,6 +33,10 @@ class Code(StrEnum):
     MPS = "Mps"
     MPS_CLIENT = "MpsClient"  # of a client's own making; the node is as planned all the same
     DRIVER = "Driver"
+    # the cluster
+    OWNED = "Owned"  # somebody else splits the node's GPUs, too
+    NOT_OFFERED = "NotOffered"  # the node does not offer to pods what its GPUs are
+    CLUSTER = "Cluster"  # the API server cannot be told what it has to be told first
 
 
 @dataclass(frozen=True, slots=True)

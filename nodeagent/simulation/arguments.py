@@ -225,6 +225,9 @@ class ArrayWriter:
     def __getitem__(self, index: int) -> Any:
         return self._target[index]
 
+    def write(self, index: int, number: int) -> None:
+        self._target[index] = number
+
     def write_handle(self, index: int, token: int) -> None:
         self._target[index] = ctypes.cast(token, type(self._target[index]))
 

@@ -101,6 +101,8 @@ class Board:
     mode_change_needs_reset: bool
     mode_survives_reboot: bool
     compute_placement: str  # firstFit | alignedTree
+    nvlinks: int
+    nvlink_peer: str  # none | switch | pair: the card beside it, over a bridge
     profiles: tuple[GpuProfile, ...]
 
     @property

@@ -134,7 +134,8 @@ def _user_words(user: Json) -> str:
     command = f" ({user['command']})" if user.get("command") else ""
     pod = user.get("pod") or {}
     where = f" of pod {pod.get('namespace', '')}/{pod['name']}" if pod.get("name") else ""
-    return (f"pid {pid}" if pid else "a process of unknown pid") + command + where
+    unknown = "allocated" if user.get("source") == "kubelet" else "a process of unknown pid"
+    return (f"pid {pid}" if pid else unknown) + command + where
 
 
 def _mps_lines(gpu: Json, daemons: Sequence[Json]) -> tuple[Line, ...]:

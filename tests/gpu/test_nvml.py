@@ -49,11 +49,15 @@ PARAMETERS = {
     "nvmlDeviceGetMPSComputeRunningProcesses_v2": ["handle"],
     "nvmlDeviceGetMPSComputeRunningProcesses_v3": ["handle"],
     "nvmlDeviceGetMaxMigDeviceCount": ["device"],
+    "nvmlDeviceGetMemoryAffinity": ["handle", "nodeSetSize", "scope"],
     "nvmlDeviceGetMemoryInfo": ["handle", "version"],
     "nvmlDeviceGetMigDeviceHandleByIndex": ["device", "index"],
     "nvmlDeviceGetMigMode": ["device"],
     "nvmlDeviceGetMinorNumber": ["handle"],
     "nvmlDeviceGetName": ["handle"],
+    "nvmlDeviceGetNvLinkRemoteDeviceType": ["handle", "link"],
+    "nvmlDeviceGetNvLinkRemotePciInfo": ["device", "link"],
+    "nvmlDeviceGetNvLinkState": ["device", "link"],
     "nvmlDeviceGetPciInfo": ["handle"],
     "nvmlDeviceGetUUID": ["handle"],
     "nvmlDeviceGetVirtualizationMode": ["handle"],
@@ -107,6 +111,7 @@ C_NAMES = {
     ],
     "nvmlComputeInstanceGetInfo": ["nvmlComputeInstanceGetInfo_v2"],
     "nvmlDeviceGetAttributes": ["nvmlDeviceGetAttributes_v2"],
+    "nvmlDeviceGetNvLinkRemotePciInfo": ["nvmlDeviceGetNvLinkRemotePciInfo_v2"],
 }
 
 

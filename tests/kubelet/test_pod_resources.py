@@ -11,17 +11,19 @@ from pathlib import Path
 import pytest
 
 from nodeagent.errors import NodeagentError
-from nodeagent.kubelet.pod_resources import (
+from nodeagent.kubelet.allocations import (
     Allocatable,
     Allocations,
     ClaimedDevice,
     Holding,
+    PodName,
+)
+from nodeagent.kubelet.pod_resources import (
     KubeletBusy,
     KubeletError,
     KubeletTooOld,
     KubeletTooSlow,
     KubeletUnavailable,
-    PodName,
     PodResourcesClient,
 )
 from tests.cluster.kubelet import RATE_LIMITED, SWITCHED_OFF, UNKNOWN_METHOD, Kubelet

@@ -184,6 +184,16 @@ def test_a_server_needs_the_device_for_itself(usage: Usage) -> None:
     assert [StartMps] == kinds(plan_gpu(whole(A), replace(T4, usage=usage), LEAVE))
 
 
+def test_an_allocation_keeps_a_daemon_but_keeps_none_from_coming() -> None:
+    """After a reboot the pods that wait for the daemon hold the device already."""
+    given = Usage((User(0, source="kubelet", pod="trainer", namespace="ml"),))
+    found = without_mig(T4, usage=given)
+    assert kinds(plan_gpu(whole(A), found)) == [SetComputeMode, StartMps]
+    blocked = plan_gpu(whole(None), running(A, usage=given))
+    assert blocked.verdict is Verdict.BLOCKED
+    assert "an allocation of pod ml/trainer" in blocked.problems[0].message
+
+
 def test_clients_left_by_a_lost_daemon_are_no_obstacle() -> None:
     """They are clients of MPS already."""
     assert [StartMps] == kinds(

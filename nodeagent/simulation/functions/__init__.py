@@ -10,6 +10,7 @@ from nodeagent.simulation.functions import (
     readings,
     settings,
     system,
+    topology,
     users,
 )
 from nodeagent.simulation.functions.registry import FUNCTIONS, documented_errors
@@ -26,5 +27,6 @@ __all__ = [
     "readings",
     "settings",
     "system",
+    "topology",
     "users",
 ]

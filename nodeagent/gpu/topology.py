@@ -1,0 +1,161 @@
+"""Where the GPUs are in the machine: the NUMA node of each, and what its NVLinks lead to.
+
+None of it decides about a plan, so a failure leaves it unknown and nothing else; a thread of its
+own keeps a call that hangs away from the GPUs' own calls. It hardly ever changes, and a GPU may
+have three dozen links, so it is read once for each start of NVML and each change of a GPU's MIG
+mode (which may switch links off), and a GPU that refuses it is left alone after a few attempts.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from nodeagent.errors import DriverError
+from nodeagent.gpu.nvml import MOST_LINKS, Nvml
+from nodeagent.gpu.nvml_errors import FUNCTION_NOT_FOUND, INVALID_ARGUMENT, is_unsupported
+from nodeagent.gpu.nvml_types import Device, LinkEnd
+from nodeagent.gpu.workers import Worker
+from nodeagent.planning.observed import Access, Gpu, NvLinks
+
+NVSWITCH = "nvswitch"
+OTHER = "other"
+
+_ATTEMPTS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    numa_node: int | None = None
+    nvlink: NvLinks | None = None
+
+
+class Topology:
+    """What was read of each GPU, by UUID, and what has to be read (again).
+
+    `patience` in seconds is how long an observation waits for it; what comes later is in the next
+    one. `sysfs` is where the kernel tells NUMA nodes, for drivers that do not.
+    """
+
+    def __init__(self, *, patience: float = 2.0, sysfs: Path = Path("/sys")) -> None:
+        self.worker = Worker("the topology")
+        self._patience = patience
+        self._sysfs = sysfs
+        self._nvml = Nvml()
+        self._known: dict[str, _Place] = {}
+        self._read_in_mode: dict[str, bool | None] = {}
+        self._attempts: Counter[str] = Counter()
+
+    def expect_anew(self) -> None:
+        """NVML was started again: read it once more. What is known stays until that is done."""
+        self._read_in_mode.clear()
+        self._attempts.clear()
+
+    async def read(self, gpus: Sequence[Gpu]) -> None:
+        """Read what has to be read; never raises for a failure. NVML has to stay as it is."""
+        due = [gpu for gpu in gpus if self._is_due(gpu)]
+        if due and not self.worker.stuck:
+            uuids = {gpu.pci_bus_id.upper(): gpu.uuid for gpu in gpus if gpu.pci_bus_id}
+            with suppress(DriverError):  # late: the thread goes on, and keeps what it learns
+                await self.worker.call(
+                    lambda: self._read(due, uuids),
+                    what="reading NUMA nodes and NVLinks",
+                    deadline=self._patience,
+                )
+
+    def described(self, gpu: Gpu) -> Gpu:
+        """The GPU with what is known of its place."""
+        place = self._known.get(gpu.uuid)
+        if place is None:
+            return gpu
+        return replace(gpu, numa_node=place.numa_node, nvlink=place.nvlink)
+
+    def _is_due(self, gpu: Gpu) -> bool:
+        return (
+            gpu.access is Access.OK
+            and self._attempts[gpu.uuid] < _ATTEMPTS
+            and (
+                gpu.uuid not in self._read_in_mode or self._read_in_mode[gpu.uuid] is not _mode(gpu)
+            )
+        )
+
+    # --- in the thread --------------------------------------------------------------------------
+
+    def _read(self, gpus: Sequence[Gpu], uuids: Mapping[str, str]) -> None:
+        for gpu in gpus:
+            try:
+                self._known[gpu.uuid] = self._read_one(gpu, uuids)
+            except DriverError:
+                self._attempts[gpu.uuid] += 1
+            else:
+                self._read_in_mode[gpu.uuid] = _mode(gpu)
+                self._attempts[gpu.uuid] = 0
+
+    def _read_one(self, gpu: Gpu, uuids: Mapping[str, str]) -> _Place:
+        handle = self._nvml.device_by_index(gpu.index)
+        if self._nvml.uuid(handle) != gpu.uuid:
+            return _Place()  # renumbered meanwhile, so NVML is started again soon
+        return _Place(
+            numa_node=self._numa_node(handle, gpu.pci_bus_id),
+            nvlink=_nvlinks(self._nvml, handle, uuids),
+        )
+
+    def _numa_node(self, handle: Device, bus_id: str) -> int | None:
+        try:
+            nearest = self._nvml.nearest_memory(handle)
+        except DriverError as error:
+            if not is_unsupported(error):
+                raise
+            nearest = ()
+        return nearest[0] if len(nearest) == 1 else _kernels_numa_node(self._sysfs, bus_id)
+
+
+def _mode(gpu: Gpu) -> bool | None:
+    return gpu.mig.current if gpu.mig else None
+
+
+def _kernels_numa_node(sysfs: Path, bus_id: str) -> int | None:
+    """What the kernel says of a PCI device: -1 where it does not know."""
+    domain, _, rest = bus_id.lower().partition(":")
+    try:
+        # NVML writes the domain with eight digits, the kernel with at least four.
+        device = f"{int(domain, 16):04x}:{rest}"
+        node = int((sysfs / "bus/pci/devices" / device / "numa_node").read_text("ascii"))
+    except (OSError, ValueError):
+        return None
+    return node if node >= 0 else None
+
+
+def _nvlinks(nvml: Nvml, handle: Device, uuids: Mapping[str, str]) -> NvLinks | None:
+    """All links of a GPU. Cards with some of their kind's links have gaps in the numbering."""
+    total = 0
+    peers: Counter[str] = Counter()
+    for link in range(MOST_LINKS):
+        try:
+            up = nvml.nvlink_is_up(handle, link)
+        except DriverError as error:
+            if error.code in {INVALID_ARGUMENT, FUNCTION_NOT_FOUND}:  # no such link; no links
+                break
+            if not is_unsupported(error):
+                raise
+            continue
+        total += 1
+        if up:
+            peers[_peer(nvml, handle, link, uuids)] += 1
+    return NvLinks(total, peers.total(), tuple(sorted(peers.items()))) if total else None
+
+
+def _peer(nvml: Nvml, handle: Device, link: int, uuids: Mapping[str, str]) -> str:
+    try:
+        end = nvml.nvlink_end(handle, link)
+        if end is LinkEnd.GPU:
+            bus_id = nvml.nvlink_remote_bus_id(handle, link)
+            return uuids.get(bus_id.upper(), bus_id)
+    except DriverError as error:
+        if not is_unsupported(error):
+            raise
+        return OTHER
+    return NVSWITCH if end is LinkEnd.SWITCH else OTHER

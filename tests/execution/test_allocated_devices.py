@@ -1,0 +1,147 @@
+"""Allocations are joined with devices and processes: what counts as whose, and what as unknown."""
+
+from __future__ import annotations
+
+import pytest
+
+from nodeagent.execution.allocated_devices import AllocatedDevices, Owners, with_allocations
+from nodeagent.gpu.usage import MigDevice, WholeGpu
+from nodeagent.kubelet.allocations import Allocations, ClaimedDevice, Holding, PodName
+from nodeagent.kubelet.process_pods import ProcessPod
+from nodeagent.planning.observed import ComputeInstance, Gpu, GpuInstance, Placement, Usage, User
+
+ID = "1b2c3d4e-0000-5111-8222-33334444555"
+GPU, MIG, OTHER = f"GPU-{ID}0", f"MIG-{ID}1", f"MIG-{ID}2"
+POD = PodName("team", "trainer")
+ALLOCATED = User(0, source="kubelet", namespace="team", pod="trainer", container="main")
+DEVICE = MigDevice(GPU, 3, 5, 0, MIG, Placement(4, 2))
+WHOLE = WholeGpu(GPU, 3, (Placement(0, 1), Placement(4, 2)))
+
+
+def held(*ids: str, pod: PodName = POD, container: str = "main") -> AllocatedDevices:
+    """A reading with one container that holds these, under a resource of any name."""
+    return AllocatedDevices.of(Allocations((Holding(pod, container, "x.io/y", ids),), ()))
+
+
+def claimed(device: str, driver: str = "gpu.nvidia.com") -> AllocatedDevices:
+    """A reading with one container that holds a device by a claim."""
+    claim = ClaimedDevice(POD, "main", PodName("team", "a-gpu"), driver, "node-0", device)
+    return AllocatedDevices.of(Allocations((), (claim,)))
+
+
+@pytest.mark.parametrize(
+    "name", [MIG, f"{MIG}::0", f"MIG-{GPU}/5/0", "nvidia3/gi5", "nvidia3/gi5/vgpu1"]
+)
+def test_a_mig_device_is_used_by_who_holds_it(name: str) -> None:
+    """However the plugin calls it, and nobody else is concerned."""
+    reading = held(name)
+    assert reading.users(DEVICE) == Usage((ALLOCATED,))
+    assert reading.users(MigDevice(GPU, 3, 6, 0, OTHER, Placement(0, 1))) == Usage()
+    assert reading.users_of_gpu(WHOLE) == Usage()
+
+
+@pytest.mark.parametrize("name", [GPU, f"{GPU}::1", f"{GPU}-7", "nvidia3", "nvidia3/vgpu0"])
+def test_a_whole_gpu_is_used_by_who_holds_it(name: str) -> None:
+    """Also in MIG mode, where its devices are others' by themselves."""
+    reading = held(name)
+    assert reading.users_of_gpu(WHOLE) == Usage((ALLOCATED,))
+    assert reading.users_of_gpu(WholeGpu(f"GPU-{ID}9", 0)) == Usage()
+    assert reading.users(DEVICE) == Usage()
+
+
+def test_replicas_of_one_container_are_one_use() -> None:
+    """And those of another container are another."""
+    reading = held(f"{MIG}::0", f"{MIG}::1", f"{MIG}::2")
+    assert reading.users(DEVICE).processes == (ALLOCATED,)
+
+
+@pytest.mark.parametrize("name", ["gpu-3-mig-14-4-2", "gpu-3-mig-2g20gb-14-4"])
+def test_a_claimed_mig_device_is_known_by_its_place(name: str) -> None:
+    """Where no instance has the place, the claim counts as the whole GPU's."""
+    reading = claimed(name)
+    assert reading.users(DEVICE) == Usage((ALLOCATED,))
+    assert reading.users(MigDevice(GPU, 3, 6, 0, OTHER, Placement(0, 1))) == Usage()
+    assert reading.users_of_gpu(WHOLE) == Usage()
+    assert reading.users_of_gpu(WholeGpu(GPU, 3, (Placement(0, 1),))) == Usage((ALLOCATED,))
+
+
+def test_a_claimed_gpu_is_known_by_its_file() -> None:
+    """Another driver's device of the same name is none of ours."""
+    assert claimed("gpu-3").users_of_gpu(WHOLE) == Usage((ALLOCATED,))
+    assert claimed("gpu-2").users_of_gpu(WHOLE) == Usage()
+    assert claimed("gpu-3", "dra.example.com").users_of_gpu(WHOLE) == Usage()
+
+
+def test_a_claim_that_nobody_understands_makes_everything_unknown() -> None:
+    """Unknown counts as in use."""
+    for usage in (claimed("card").users(DEVICE), claimed("card").users_of_gpu(WHOLE)):
+        assert not usage.known
+        assert "pod team/trainer was given the device 'card'" in usage.reason
+
+
+def test_a_gpu_whose_file_is_not_known_may_be_the_claimed_one() -> None:
+    """Only while something is told by files."""
+    assert not claimed("gpu-3").users_of_gpu(WholeGpu(GPU, None)).known
+    assert not claimed("gpu-3").users(MigDevice(GPU, None, 5, 0, MIG)).known
+    assert held(MIG).users_of_gpu(WholeGpu(GPU, None)) == Usage()
+
+
+# --- joined with processes ------------------------------------------------------------------------
+
+
+def joined(reading: AllocatedDevices, owners: Owners, *pids: int) -> tuple[User, ...]:
+    """Users of the device, on which the driver sees these processes."""
+    usage = Usage(tuple(User(pid, "python") for pid in pids))
+    device = ComputeInstance(0, "2g.20gb", 2, MIG, usage=usage)
+    gpu = Gpu(
+        3, GPU, minor=3, instances=(GpuInstance(5, 14, "2g.20gb", Placement(4, 2), (device,)),)
+    )
+    return with_allocations(gpu, reading, owners).instances[0].compute[0].usage.processes
+
+
+def of_trainer(pid: int, container: str = "main") -> User:
+    """A process of the pod that holds the device."""
+    return User(pid, "python", namespace="team", pod="trainer", container=container)
+
+
+def test_a_process_stands_for_its_pods_allocation() -> None:
+    """Named by its cgroup, and its container by what the kubelet says if nobody else does."""
+    owners = {7: ProcessPod("uid", POD, "main")}
+    assert joined(held(MIG), owners, 7) == (of_trainer(7),)
+    assert joined(held(MIG), {7: ProcessPod("uid", POD)}, 7) == (of_trainer(7),)
+    assert joined(held(MIG), {7: ProcessPod("uid", POD, "debug")}, 7) == (of_trainer(7, "debug"),)
+
+
+def test_a_process_of_another_pod_stands_for_nobody_else() -> None:
+    """It is on a device that it was not given; both are users."""
+    owners = {7: ProcessPod("uid", PodName("team", "intruder"), "main")}
+    intruder, allocated = joined(held(MIG), owners, 7)
+    assert (intruder.pod, allocated) == ("intruder", ALLOCATED)
+
+
+def test_a_process_of_the_machine_is_not_the_pods() -> None:
+    """An MPS server, say; were it named after the pod, an eviction would go for the wrong one."""
+    assert joined(held(MIG), {7: None}, 7) == (User(7, "python"), ALLOCATED)
+
+
+def test_a_process_of_which_nothing_is_known_is_the_only_holders() -> None:
+    """The allocation stays beside it, for that is no proof: the process may be a server."""
+    assert joined(held(MIG), {}, 7) == (of_trainer(7), ALLOCATED)
+    assert joined(held(MIG), {7: ProcessPod("uid")}, 7) == (of_trainer(7), ALLOCATED)
+
+
+def test_of_two_holders_nobody_knows_which() -> None:
+    """With time slicing or MPS a device is several pods'."""
+    both = AllocatedDevices(
+        held(f"{MIG}::0").held + held(f"{MIG}::1", pod=PodName("team", "other")).held
+    )
+    assert joined(both, {}, 7)[0] == User(7, "python")
+    assert len(joined(both, {}, 7)) == 3
+
+
+def test_who_holds_the_gpu_is_its_user() -> None:
+    """Beside the processes outside any instance, which are named alike."""
+    gpu = Gpu(3, GPU, minor=3, usage=Usage((User(7, "python"),)))
+    owners = {7: ProcessPod("uid", POD, "main")}
+    assert with_allocations(gpu, held(GPU), owners).usage == Usage((of_trainer(7),))
+    assert with_allocations(gpu, held(GPU), {7: None}).usage.processes[1] == ALLOCATED

@@ -1,0 +1,328 @@
+"""The kubelet's allocations keep the driver from taking devices away, against a real socket."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from nodeagent.errors import GpuInUse, NodeagentError
+from nodeagent.execution.allocated_devices import AllocatedDevices
+from nodeagent.execution.device_users import KubeletUsage, kubelet_users
+from nodeagent.gpu.driver import Driver
+from nodeagent.gpu.usage import UnknownUsers
+from nodeagent.kubelet.allocations import PodName
+from nodeagent.kubelet.process_pods import ProcessPods
+from nodeagent.planning.observed import Gpu, User
+from nodeagent.simulation import SimulatedNode, simulated
+from tests.cluster.kubelet import RATE_LIMITED, Kubelet
+from tests.gpu.steps_of import destroy, destroy_compute, disable, enable, laid_out
+
+DESTROYS = "nvml*InstanceDestroy"
+MODE_CHANGES = "nvmlDeviceSetMigMode"
+TRAINER = PodName("default", "trainer")
+ALLOCATED = User(0, source="kubelet", namespace="default", pod="trainer", container="main")
+
+
+@pytest.fixture
+def node() -> Iterator[SimulatedNode]:
+    """Two simulated H100, MIG off."""
+    with simulated("h100-80gb:2") as node:
+        yield node
+
+
+@pytest.fixture
+async def kubelet(tmp_path: Path) -> AsyncIterator[Kubelet]:
+    """A kubelet that runs."""
+    async with Kubelet(tmp_path / "pod-resources") as kubelet:
+        yield kubelet
+
+
+@pytest.fixture
+def usage(kubelet: Kubelet) -> KubeletUsage:
+    """The source that asks this kubelet."""
+    return KubeletUsage(kubelet.socket, deadline=5)
+
+
+@pytest.fixture
+async def driver(node: SimulatedNode, usage: KubeletUsage) -> AsyncIterator[Driver]:
+    """The driver of the node, beside that kubelet."""
+    async with Driver(observe_deadline=5, step_deadline=5, allocations=usage) as driver:
+        yield driver
+
+
+def device_of(gpu: Gpu) -> str:
+    """The UUID of its first MIG device."""
+    return gpu.instances[0].compute[0].uuid
+
+
+def users_of(gpu: Gpu) -> tuple[User, ...]:
+    """Who is on its first MIG device."""
+    return gpu.instances[0].compute[0].usage.processes
+
+
+# --- what is in the way ---------------------------------------------------------------------------
+
+
+async def test_an_allocation_since_the_plan_keeps_an_instance(
+    node: SimulatedNode, driver: Driver, kubelet: Kubelet
+) -> None:
+    """No process is there yet, and neither the instance nor its part is destroyed."""
+    gpu = await laid_out(driver, 0, at0="3g.40gb", at4="3g.40gb")
+    kubelet.allocate("trainer", [device_of(gpu)], resource="example.com/renamed")
+    first = gpu.instances[0]
+    for step in (destroy(gpu, first), destroy_compute(gpu, first, first.compute[0])):
+        with pytest.raises(GpuInUse, match="in use by an allocation of pod default/trainer"):
+            await driver.apply(step)
+    assert node.journal.total(DESTROYS) == 0
+    await driver.apply(destroy(gpu, gpu.instances[1]))
+    gpu = await driver.observe_gpu(gpu.uuid)
+    assert users_of(gpu) == (ALLOCATED,)
+    kubelet.finish("trainer")
+    await driver.apply(destroy(gpu, gpu.instances[0]))
+    assert (await driver.observe_gpu(gpu.uuid)).instances == ()
+
+
+async def test_replicas_keep_an_instance_too(driver: Driver, kubelet: Kubelet) -> None:
+    """As NVIDIA's plugin makes them for time slicing and MPS."""
+    gpu = await laid_out(driver, 0, at0="3g.40gb")
+    kubelet.allocate("trainer", [f"{device_of(gpu)}::1"], resource="nvidia.com/gpu.shared")
+    assert users_of(await driver.observe_gpu(gpu.uuid)) == (ALLOCATED,)
+    with pytest.raises(GpuInUse, match="default/trainer"):
+        await driver.apply(destroy(gpu, gpu.instances[0]))
+
+
+async def test_a_claim_keeps_the_instance_at_its_place(driver: Driver, kubelet: Kubelet) -> None:
+    """A device of a resource claim has no UUID in the kubelet's words."""
+    gpu = await laid_out(driver, 1, at0="3g.40gb", at4="3g.40gb")
+    kubelet.claim("trainer", f"gpu-{gpu.minor}-mig-9-4-4", name="half-a-card")
+    with pytest.raises(GpuInUse, match="default/trainer"):
+        await driver.apply(destroy(gpu, gpu.instances[1]))
+    await driver.apply(destroy(gpu, gpu.instances[0]))
+
+
+async def test_who_was_given_the_whole_gpu_keeps_its_mig_mode(
+    node: SimulatedNode, driver: Driver, kubelet: Kubelet
+) -> None:
+    """Off stays off, and nothing but that GPU is concerned."""
+    free, held = (await driver.observe()).gpus
+    kubelet.allocate("trainer", [held.uuid])
+    with pytest.raises(GpuInUse, match="MIG mode of GPU 1 is not changed: it is in use by"):
+        await driver.apply(enable(held))
+    assert node.journal.total(MODE_CHANGES) == 0
+    await driver.apply(enable(free))
+    free, held = (await driver.observe()).gpus
+    assert (free.idle, held.idle, held.usage.processes) == (True, False, (ALLOCATED,))
+
+
+async def test_an_outdated_allocation_of_the_whole_gpu_keeps_what_is_in_it(
+    node: SimulatedNode, driver: Driver, kubelet: Kubelet
+) -> None:
+    """The plugin has not noticed that MIG is on; its pod may be on any instance."""
+    gpu = await laid_out(driver, 0, at0="3g.40gb")
+    node.journal.clear()
+    kubelet.allocate("trainer", [gpu.uuid])
+    for step in (destroy(gpu, gpu.instances[0]), disable(gpu)):
+        with pytest.raises(GpuInUse, match="default/trainer"):
+            await driver.apply(step)
+    assert node.journal.total(DESTROYS) + node.journal.total(MODE_CHANGES) == 0
+    assert (await driver.observe_gpu(gpu.uuid)).usage.processes == (ALLOCATED,)
+
+
+async def test_an_allocated_instance_keeps_mig_on(driver: Driver, kubelet: Kubelet) -> None:
+    """Switching MIG off would take it along."""
+    gpu = await laid_out(driver, 0, at0="3g.40gb")
+    kubelet.allocate("trainer", [device_of(gpu)])
+    with pytest.raises(GpuInUse, match="default/trainer"):
+        await driver.apply(disable(gpu))
+
+
+# --- a kubelet that does not answer ---------------------------------------------------------------
+
+
+async def test_no_answer_means_in_use_until_there_is_one(
+    node: SimulatedNode, driver: Driver, kubelet: Kubelet
+) -> None:
+    """A kubelet that is gone, and one that comes back on a socket made anew."""
+    gpu = await laid_out(driver, 0, at0="3g.40gb")
+    kubelet.allocate("trainer", [device_of(gpu)])
+    await kubelet.stop(leave_socket=True)
+    seen = await driver.observe_gpu(gpu.uuid)
+    assert not seen.usage.known
+    assert not seen.instances[0].compute[0].usage.known
+    assert "nobody answers on the kubelet's socket" in seen.usage.reason
+    for step in (destroy(gpu, gpu.instances[0]), disable(gpu)):
+        with pytest.raises(GpuInUse, match="nobody answers on the kubelet's socket"):
+            await driver.apply(step)
+    assert node.journal.total(DESTROYS) == 0
+    await kubelet.start()  # it knows its pods from its checkpoint
+    with pytest.raises(GpuInUse, match="default/trainer"):
+        await driver.apply(destroy(gpu, gpu.instances[0]))
+    kubelet.finish("trainer")
+    await driver.apply(destroy(gpu, gpu.instances[0]))
+
+
+async def test_a_kubelet_that_hangs_is_waited_for_so_long_and_no_longer(
+    node: SimulatedNode, kubelet: Kubelet
+) -> None:
+    """Its deadline is the setting's."""
+    usage = KubeletUsage(kubelet.socket, deadline=0.1)
+    async with Driver(observe_deadline=5, step_deadline=5, allocations=usage) as driver:
+        kubelet.hold()
+        seen = (await driver.observe()).gpus[0]
+        kubelet.go_on()
+    assert not seen.usage.known
+    assert "did not answer List within 0.1 s" in seen.usage.reason
+
+
+async def test_a_busy_kubelet_is_asked_again(kubelet: Kubelet, usage: KubeletUsage) -> None:
+    """It refuses the hundredth call in a second, whoever made the others."""
+    kubelet.refuse["List"] = RATE_LIMITED
+    asyncio.get_running_loop().call_later(0.03, kubelet.refuse.clear)
+    assert await usage.ask() == AllocatedDevices()
+    assert len(kubelet.calls) > 1
+
+
+async def test_many_who_ask_at_once_cost_one_call(kubelet: Kubelet, usage: KubeletUsage) -> None:
+    """Eight GPUs have eight steps at a time."""
+    await asyncio.gather(*(usage.ask() for _ in range(8)))
+    assert kubelet.calls == ["List"]
+
+
+# --- whose processes are --------------------------------------------------------------------------
+
+
+async def test_a_process_is_shown_with_its_pod_in_place_of_the_allocation(
+    node: SimulatedNode, kubelet: Kubelet, tmp_path: Path
+) -> None:
+    """By its cgroup; when it has ended, the allocation is in the way still."""
+    uid = "1b2c3d4e-0000-4111-8222-333344445555"
+    (tmp_path / f"log/pods/default_trainer_{uid}/main").mkdir(parents=True)
+    pods = ProcessPods(proc_root=tmp_path / "proc", log_root=tmp_path / "log")
+    usage = KubeletUsage(kubelet.socket, deadline=5, processes=pods)
+    async with Driver(observe_deadline=5, step_deadline=5, allocations=usage) as driver:
+        gpu = await laid_out(driver, 0, at0="3g.40gb")
+        kubelet.allocate("trainer", [device_of(gpu)])
+        process = node.occupy(device_of(gpu))
+        folder = tmp_path / f"proc/{process.pid}"
+        folder.mkdir(parents=True)
+        (folder / "cgroup").write_text(f"0::/kubepods/pod{uid}/{'c' * 64}\n")
+        (user,) = users_of(await driver.observe_gpu(gpu.uuid))
+        assert (user.pid, user.source) == (process.pid, "process")
+        assert (user.namespace, user.pod, user.container) == ("default", "trainer", "main")
+        node.release()
+        assert users_of(await driver.observe_gpu(gpu.uuid)) == (ALLOCATED,)
+
+
+# --- pods that have finished ----------------------------------------------------------------------
+
+
+@dataclass
+class ApiServer:
+    """Knows which pods have finished, and keeps what it was asked."""
+
+    finished: frozenset[PodName] = frozenset()
+    failure: NodeagentError | None = None
+
+    def __post_init__(self) -> None:
+        self.asked: list[frozenset[PodName]] = []
+
+    async def __call__(self, pods: frozenset[PodName]) -> frozenset[PodName]:
+        self.asked.append(pods)
+        if self.failure:
+            raise self.failure
+        return self.finished
+
+
+async def test_a_finished_pod_that_is_still_listed_is_not_in_the_way(
+    driver: Driver, kubelet: Kubelet, usage: KubeletUsage
+) -> None:
+    """Once it is suspected, and the API server is asked only from then on."""
+    gpu = await laid_out(driver, 0, at0="3g.40gb")
+    kubelet.allocate("trainer", [device_of(gpu)])
+    server = usage.finished = ApiServer(frozenset({TRAINER}))
+    assert users_of(await driver.observe_gpu(gpu.uuid)) == (ALLOCATED,)
+    assert server.asked == []
+    usage.suspect([TRAINER, PodName("default", "stranger")])
+    assert users_of(await driver.observe_gpu(gpu.uuid)) == ()
+    await driver.apply(destroy(gpu, gpu.instances[0]))
+    assert server.asked == [frozenset({TRAINER})] * 2
+    kubelet.finish("trainer")
+    await driver.observe()
+    await driver.observe()
+    assert len(server.asked) == 2
+
+
+async def test_a_pod_that_runs_is_suspected_no_more(kubelet: Kubelet, usage: KubeletUsage) -> None:
+    """It was taken for another that had its name; nobody asks for it a second time."""
+    kubelet.allocate("trainer", ["nvidia0"])
+    server = usage.finished = ApiServer()
+    usage.suspect([TRAINER])
+    held = await usage.ask()
+    assert await usage.ask() == held != AllocatedDevices()
+    assert len(server.asked) == 1
+
+
+async def test_without_the_api_servers_word_a_suspect_stays(
+    kubelet: Kubelet, usage: KubeletUsage
+) -> None:
+    """It is asked again with the next look; and what it says of others does not count."""
+    kubelet.allocate("trainer", ["nvidia0"])
+    kubelet.allocate("worker", ["nvidia1"])
+    usage.suspect([TRAINER])
+    server = usage.finished = ApiServer(failure=NodeagentError("the API server is away"))
+    held = await usage.ask()
+    assert isinstance(held, AllocatedDevices)
+    assert len(held.held) == 2
+    server.failure, server.finished = None, frozenset({TRAINER, PodName("default", "worker")})
+    held = await usage.ask()
+    assert isinstance(held, AllocatedDevices)
+    assert [one.user.pod for one in held.held] == ["worker"]
+
+
+# --- whether the kubelet is asked -----------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Wishes:
+    """Settings of the kubelet."""
+
+    socket: Path
+    use: str = "auto"
+    deadline: float = 5
+
+
+async def test_a_node_without_kubelet_has_no_allocations_until_one_comes(tmp_path: Path) -> None:
+    """By itself the agent counts on a kubelet from when on its folder is there."""
+    kubelet = Kubelet(tmp_path / "pod-resources")
+    usage = kubelet_users(Wishes(kubelet.socket), in_cluster=False, simulated=False)
+    assert usage is not None
+    assert await usage.ask() == AllocatedDevices()
+    kubelet.socket.parent.mkdir()
+    assert isinstance(await usage.ask(), UnknownUsers)
+    async with kubelet:
+        kubelet.allocate("trainer", ["nvidia0"])
+        assert await usage.ask() != AllocatedDevices()
+
+
+@pytest.mark.parametrize(("use", "in_cluster"), [("auto", True), ("always", False)])
+async def test_where_there_must_be_a_kubelet_its_absence_is_no_answer(
+    tmp_path: Path, use: str, in_cluster: bool
+) -> None:
+    """Its folder is not mounted, say."""
+    wishes = Wishes(tmp_path / "nothing/kubelet.sock", use)
+    usage = kubelet_users(wishes, in_cluster=in_cluster, simulated=False)
+    assert usage is not None
+    assert isinstance(await usage.ask(), UnknownUsers)
+
+
+def test_nobody_is_asked_where_nobody_wants_it() -> None:
+    """Under simulation only when told so in words."""
+    socket = Path("/nothing/kubelet.sock")
+    never = Wishes(socket, "never")
+    assert kubelet_users(never, in_cluster=True, simulated=False) is None
+    assert kubelet_users(Wishes(socket), in_cluster=True, simulated=True) is None
+    assert kubelet_users(Wishes(socket, "always"), in_cluster=False, simulated=True) is not None

@@ -1,0 +1,176 @@
+"""NUMA nodes and NVLinks: read seldom, and never at the cost of anything else."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nodeagent.gpu.driver import Driver
+from nodeagent.gpu.topology import Topology
+from nodeagent.planning.observed import Access, Gpu, NvLinks
+from nodeagent.simulation import SimulatedNode, Switches, simulated
+from tests.gpu.steps_of import enable
+
+QUICK = 0.3  # seconds; the patience with calls that hang
+LINKS = "nvmlDeviceGetNvLink*"
+NUMA = "nvmlDeviceGetMemoryAffinity"
+SWITCHED = NvLinks(18, 18, (("nvswitch", 18),))
+
+
+@asynccontextmanager
+async def reading(
+    boards: str, *, sysfs: Path = Path("/nowhere"), patience: float = 5.0, **options: Any
+) -> AsyncIterator[tuple[Driver, SimulatedNode]]:
+    """A driver that reads the topology of a simulated node; calls that hang go at the end."""
+    topology = Topology(patience=patience, sysfs=sysfs)
+    with simulated(boards, **options) as node:
+        async with Driver(observe_deadline=5, step_deadline=5, topology=topology) as driver:
+            try:
+                yield driver, node
+            finally:
+                node.clear_faults()
+
+
+async def gpus_of(boards: str, **options: Any) -> tuple[Gpu, ...]:
+    """The GPUs at the first look."""
+    async with reading(boards, **options) as (driver, _):
+        return (await driver.observe()).gpus
+
+
+# --- what is read ---------------------------------------------------------------------------------
+
+
+async def test_gpus_behind_switches() -> None:
+    """All links lead to them; the halves of the node are on two NUMA nodes."""
+    gpus = await gpus_of("h100-80gb:4")
+    assert [gpu.nvlink for gpu in gpus] == [SWITCHED] * 4
+    assert [gpu.numa_node for gpu in gpus] == [0, 0, 1, 1]
+
+
+async def test_gpus_linked_in_pairs_know_each_other() -> None:
+    """By UUID; a card without one beside it has links that lead nowhere."""
+    bridge = {"h100-nvl": {"nvlinks": 12, "nvlink_peer": "pair"}}
+    first, second, alone = await gpus_of("h100-nvl:3", overrides=bridge)
+    assert first.nvlink == NvLinks(12, 12, ((second.uuid, 12),))
+    assert second.nvlink == NvLinks(12, 12, ((first.uuid, 12),))
+    assert alone.nvlink == NvLinks(12, 0)
+
+
+async def test_a_card_without_nvlink_has_none() -> None:
+    """Which is another thing than links that are down."""
+    (gpu,) = await gpus_of("t4")
+    assert gpu.nvlink is None
+    assert gpu.numa_node == 0
+
+
+@pytest.mark.parametrize(
+    ("function", "peer"),
+    [("nvmlDeviceGetNvLinkRemoteDeviceType", "other"), ("nvmlDeviceGetNvLinkState", "")],
+)
+async def test_an_old_driver_tells_less(function: str, peer: str) -> None:
+    """Links that lead somewhere, or nothing of links."""
+    switches = Switches(missing_functions=(function,))
+    (gpu,) = await gpus_of("h100-80gb", switches=switches)
+    assert gpu.nvlink == (NvLinks(18, 18, ((peer, 18),)) if peer else None)
+    assert gpu.numa_node == 0
+
+
+@pytest.mark.parametrize(("told", "node"), [("1\n", 1), ("-1\n", None), ("?", None), (None, None)])
+async def test_the_kernel_tells_the_numa_node_where_the_driver_does_not(
+    tmp_path: Path, told: str | None, node: int | None
+) -> None:
+    """-1 is its way to say that it does not know."""
+    device = tmp_path / "bus/pci/devices/0000:1a:00.0"
+    device.mkdir(parents=True)
+    if told is not None:
+        (device / "numa_node").write_text(told)
+    switches = Switches(missing_functions=(NUMA,))
+    (gpu,) = await gpus_of("t4", sysfs=tmp_path, switches=switches)
+    assert gpu.numa_node == node
+
+
+# --- how often ------------------------------------------------------------------------------------
+
+
+async def test_it_is_read_once() -> None:
+    """Later looks show it without asking, one GPU's alone as well."""
+    async with reading("h100-80gb:2") as (driver, node):
+        first = await driver.observe()
+        node.journal.clear()
+        assert await driver.observe() == first
+        assert await driver.observe_gpu(first.gpus[0].uuid) == first.gpus[0]
+        assert node.journal.total(LINKS) == node.journal.total(NUMA) == 0
+
+
+async def test_it_is_read_again_when_mig_mode_changed() -> None:
+    """Of that GPU: links may be switched off with it."""
+    async with reading("h100-80gb:2") as (driver, node):
+        gpu = (await driver.observe()).gpus[0]
+        await driver.apply(enable(gpu))
+        node.journal.clear()
+        assert (await driver.observe()).gpus[0].nvlink == SWITCHED
+        assert node.journal.total(NUMA) == 1
+
+
+async def test_it_is_read_again_when_nvml_was_started_again() -> None:
+    """What was known is shown until then."""
+    async with reading("h100-80gb:2") as (driver, node):
+        before = await driver.observe()
+        node.inject("nvmlDeviceGetCount_v2", error="UNKNOWN")
+        node.journal.clear()
+        assert await driver.observe() == before
+        assert node.journal.total("nvmlInit*") == 1
+        assert node.journal.total(NUMA) == 2
+
+
+async def test_without_a_reader_nothing_is_asked() -> None:
+    """A command that runs once has no use for it."""
+    with simulated("h100-80gb:1") as node:
+        async with Driver(observe_deadline=5, step_deadline=5) as driver:
+            (gpu,) = (await driver.observe()).gpus
+        assert (gpu.numa_node, gpu.nvlink) == (None, None)
+        assert node.journal.total(LINKS) == node.journal.total(NUMA) == 0
+
+
+# --- what goes wrong ------------------------------------------------------------------------------
+
+
+async def test_a_failure_is_tried_again_a_few_times() -> None:
+    """The GPU is well all the time, the other one is read, and at last it is left alone."""
+    async with reading("h100-80gb:2") as (driver, node):
+        node.inject("nvmlDeviceGetNvLinkState", gpu=0, error="UNKNOWN", times=None)
+        for _ in range(5):
+            first, second = (await driver.observe()).gpus
+            assert first.access is Access.OK
+            assert (first.nvlink, second.nvlink) == (None, SWITCHED)
+        assert sum(call.gpu == 0 for call in node.journal.named(NUMA)) == 3
+
+
+async def test_a_failure_that_passes_costs_nothing() -> None:
+    """The next look has it."""
+    async with reading("h100-80gb:1") as (driver, node):
+        node.inject("nvmlDeviceGetNvLinkRemoteDeviceType", error="UNKNOWN")
+        assert (await driver.observe()).gpus[0].nvlink is None
+        assert (await driver.observe()).gpus[0].nvlink == SWITCHED
+
+
+async def test_a_call_that_hangs_holds_up_one_look_for_a_moment() -> None:
+    """Then it is not waited for any more, until it returns; what it learned is used."""
+    async with reading("h100-80gb:1", patience=QUICK) as (driver, node):
+        node.inject("nvmlDeviceGetNvLinkState", hang=True)
+        (gpu,) = (await driver.observe()).gpus
+        assert (gpu.access, gpu.nvlink) == (Access.OK, None)
+        began = time.monotonic()
+        (gpu,) = (await driver.observe()).gpus
+        assert (gpu.access, gpu.nvlink) == (Access.OK, None)
+        assert time.monotonic() - began < QUICK
+        node.clear_faults()
+        async with asyncio.timeout(5):
+            while (await driver.observe()).gpus[0].nvlink != SWITCHED:
+                await asyncio.sleep(0.01)

@@ -1,0 +1,67 @@
+"""What device ids mean, as data: the forms that plugins and drivers are known to use."""
+
+from __future__ import annotations
+
+import pytest
+
+from nodeagent.kubelet.device_ids import (
+    Anywhere,
+    ByFile,
+    ByInstance,
+    ByPlace,
+    ByUuid,
+    DeviceId,
+    read_claimed_device,
+    read_device_id,
+)
+
+ID = "1b2c3d4e-0000-5111-8222-333344445555"
+DRA = "gpu.nvidia.com"
+
+
+@pytest.mark.parametrize(
+    ("text", "meant"),
+    [
+        (f"GPU-{ID}", ByUuid(f"gpu-{ID}")),
+        (f"MIG-{ID}", ByUuid(f"mig-{ID}")),
+        (f"MIG-{ID.upper()}", ByUuid(f"mig-{ID}")),
+        (f"GPU-{ID}::3", ByUuid(f"gpu-{ID}")),
+        (f"MIG-{ID}::7", ByUuid(f"mig-{ID}")),
+        (f"GPU-{ID}::10::0", ByUuid(f"gpu-{ID}")),
+        (f"GPU-{ID}-5", ByUuid(f"gpu-{ID}")),
+        (f"MIG-GPU-{ID}/3/0", ByInstance(f"gpu-{ID}", 3, 0)),
+        (f"MIG-GPU-{ID}/13/1::2", ByInstance(f"gpu-{ID}", 13, 1)),
+        ("nvidia2", ByFile(2)),
+        ("nvidia0/gi11", ByFile(0, 11)),
+        ("nvidia0/vgpu2", ByFile(0)),
+        ("nvidia0/gi1/vgpu0", ByFile(0, 1)),
+        ("GPU-1::0", ByUuid("gpu-1")),
+        (f"GPU-{ID}0", ByUuid(f"gpu-{ID}0")),
+        ("0000:3b:00.0", ByUuid("0000:3b:00.0")),
+    ],
+)
+def test_ids_of_device_plugins(text: str, meant: DeviceId) -> None:
+    """Whatever a plugin puts behind a UUID is a replica of that device."""
+    assert read_device_id(text) == meant
+
+
+@pytest.mark.parametrize(
+    ("driver", "device", "meant"),
+    [
+        (DRA, "gpu-0", ByFile(0)),
+        (DRA, "gpu-12", ByFile(12)),
+        (DRA, "gpu-1-mig-19-6-1", ByPlace(1, 6)),
+        (DRA, "gpu-1-mig-2g47gb-14-4", ByPlace(1, 4)),
+        (DRA, "gpu-0-mig-1g12gb-me-20-3", ByPlace(0, 3)),
+        (DRA, "gpu-3-mig-everything", ByFile(3)),
+        (DRA, "gpu-3-of-another-time", ByFile(3)),
+        (DRA, "gpu-vfio-0", None),
+        (DRA, "gpux", Anywhere("gpux")),
+        (DRA, "", Anywhere("")),
+        ("compute-domain.nvidia.com", "channel-0", None),
+        ("dra.example.com", "gpu-0", None),
+    ],
+)
+def test_devices_of_claims(driver: str, device: str, meant: DeviceId | None) -> None:
+    """A name that is not understood counts as its GPU, or as any; other drivers have no GPUs."""
+    assert read_claimed_device(driver, device) == meant

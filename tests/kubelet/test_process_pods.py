@@ -1,0 +1,153 @@
+"""A process' pod and container are found by its cgroup, whatever made that, and the log folders."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from nodeagent.kubelet.allocations import PodName
+from nodeagent.kubelet.process_pods import PodCgroup, ProcessPod, ProcessPods, pod_of_cgroup
+
+UID = "1b2c3d4e-0000-4111-8222-333344445555"
+SLICE = UID.replace("-", "_")
+STATIC = "0123456789abcdef0123456789abcdef"
+ID = "c0ffee" + "0" * 58
+TRAINER = PodName("team", "trainer-0")
+
+
+@pytest.mark.parametrize(
+    ("text", "group"),
+    [
+        # cgroup v2: systemd's slices with containerd, CRI-O and Docker, then cgroupfs
+        (
+            (
+                f"0::/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod{SLICE}.slice/"
+                f"cri-containerd-{ID}.scope\n"
+            ),
+            PodCgroup(UID, ID),
+        ),
+        (
+            f"0::/kubepods.slice/kubepods-pod{SLICE}.slice/crio-{ID}.scope/container\n",
+            PodCgroup(UID, ID),
+        ),
+        (
+            (
+                "0::/kubepods.slice/kubepods-besteffort.slice/"
+                f"kubepods-besteffort-pod{SLICE}.slice/docker-{ID}.scope\n"
+            ),
+            PodCgroup(UID, ID),
+        ),
+        (f"0::/kubepods/besteffort/pod{UID}/{ID}\n", PodCgroup(UID, ID)),
+        (f"0::/kubepods/pod{UID}/{ID}/init.scope\n", PodCgroup(UID, ID)),
+        # cgroup v1: many lines, some in the root
+        (
+            f"12:pids:/\n11:memory:/kubepods/burstable/pod{UID}/{ID}\n1:name=systemd:/\n0::/\n",
+            PodCgroup(UID, ID),
+        ),
+        # containerd that was told to use cgroupfs beside a kubelet with systemd
+        (
+            (
+                "5:devices:/system.slice/containerd.service/"
+                f"kubepods-burstable-pod{SLICE}.slice:cri-containerd:{ID}\n"
+            ),
+            PodCgroup(UID, ID),
+        ),
+        # a static pod; kind, whose nodes are containers; another cgroup namespace
+        (f"0::/kubepods/burstable/pod{STATIC}/{ID}\n", PodCgroup(STATIC, ID)),
+        (
+            (
+                "0::/kubelet.slice/kubelet-kubepods.slice/kubelet-kubepods-pod"
+                f"{SLICE}.slice/cri-containerd-{ID}.scope\n"
+            ),
+            PodCgroup(UID, ID),
+        ),
+        (f"11:cpu:/docker/{'d' * 64}/kubelet/kubepods/pod{UID}/{ID}\n", PodCgroup(UID, ID)),
+        (f"0::/../../kubepods-burstable-pod{SLICE}.slice/crio-{ID}.scope\n", PodCgroup(UID, ID)),
+        (f"0::/kubepods/pod{UID}\n", PodCgroup(UID)),
+        # no pods
+        ("0::/system.slice/docker-" + ID + ".scope\n", None),
+        ("0::/user.slice/user-1000.slice/session-3.scope\n", None),
+        (f"0::/system.slice/podman-{UID}.scope\n", None),
+        ("0::/\n", None),
+        ("", None),
+    ],
+)
+def test_cgroups(text: str, group: PodCgroup | None) -> None:
+    """The pod's uid and the container's id are in the path, in the words of many."""
+    assert pod_of_cgroup(text) == group
+
+
+class Machine:
+    """A /proc with one process per pid, and the kubelet's log folders."""
+
+    def __init__(self, root: Path) -> None:
+        self.proc, self.logs = root / "proc", root / "log"
+        self.proc.mkdir()
+
+    def runs(self, pid: int, cgroup: str) -> None:
+        (self.proc / str(pid)).mkdir()
+        (self.proc / str(pid) / "cgroup").write_text(f"0::{cgroup}\n")
+
+    def logs_of(self, pod: PodName, uid: str, *containers: str) -> None:
+        for container in containers:
+            (self.logs / f"pods/{pod.namespace}_{pod.name}_{uid}/{container}").mkdir(parents=True)
+
+    def in_namespace(self, name: str) -> None:
+        (self.proc / "self/ns").mkdir(parents=True)
+        (self.proc / "self/ns/pid").symlink_to(name)
+
+    def whose(self, *pids: int) -> dict[int, ProcessPod | None]:
+        return dict(ProcessPods(proc_root=self.proc, log_root=self.logs).of(pids))
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Machine:
+    """A machine with a process of a pod, 4711."""
+    machine = Machine(tmp_path)
+    machine.runs(4711, f"/kubepods/burstable/pod{UID}/{ID}")
+    return machine
+
+
+def test_a_pod_is_named_by_its_log_folder(machine: Machine) -> None:
+    """With its container, when it never had another one."""
+    machine.logs_of(PodName("team", "other"), UID.replace("1b", "2b"), "main")
+    machine.logs_of(TRAINER, UID, "main")
+    assert machine.whose(4711) == {4711: ProcessPod(UID, TRAINER, "main")}
+
+
+def test_the_container_of_several_is_named_by_its_log(machine: Machine) -> None:
+    """The folders do not tell which is whose, the links beside them do."""
+    machine.logs_of(TRAINER, UID, "prepare", "main")
+    assert machine.whose(4711) == {4711: ProcessPod(UID, TRAINER, "")}
+    links = machine.logs / "containers"
+    links.mkdir()
+    (links / f"trainer-0_team_prepare-{'b' * 64}.log").touch()
+    (links / f"trainer-0_team_my-main-{ID}.log").touch()
+    assert machine.whose(4711) == {4711: ProcessPod(UID, TRAINER, "my-main")}
+
+
+def test_a_pod_whose_name_is_not_to_be_found(machine: Machine) -> None:
+    """The folder may be gone already, or not be mounted; strangers in it do no harm."""
+    assert machine.whose(4711) == {4711: ProcessPod(UID)}
+    (machine.logs / "pods/lost+found").mkdir(parents=True)
+    (machine.logs / "pods/a_b_c_d").touch()
+    assert machine.whose(4711) == {4711: ProcessPod(UID)}
+
+
+def test_a_process_of_the_machine_is_known_for_one(machine: Machine) -> None:
+    """Which is more than knowing nothing, as of a process that has ended."""
+    machine.runs(4712, "/system.slice/nvidia-persistenced.service")
+    assert machine.whose(4712, 4713) == {4712: None}
+
+
+def test_pids_of_another_namespace_are_other_processes(machine: Machine) -> None:
+    """Nothing is known there, although there are processes with these numbers."""
+    machine.in_namespace("pid:[4026532301]")
+    assert machine.whose(4711) == {}
+
+
+def test_in_the_machines_own_namespace_pids_are_what_they_seem(machine: Machine) -> None:
+    """As in a pod with hostPID."""
+    machine.in_namespace("pid:[4026531836]")
+    assert machine.whose(4711) == {4711: ProcessPod(UID)}
