@@ -86,6 +86,18 @@ SCHEMAS: Json = {
             "mig": MODE_STATES,
             "computeMode": COMPUTE_MODE,
             "timeSlice": {"enum": ["default", "short", "medium", "long"]},
+            "numaNode": {"type": "integer", "description": "whose processors are nearest"},
+            "nvlink": object_of(
+                {
+                    "total": {"type": "integer", "description": "links of the card"},
+                    "active": {"type": "integer", "description": "those that are up"},
+                    "peers": {
+                        "type": "object",
+                        "description": "how many lead to a GPU, by UUID, or to nvswitch",
+                        "additionalProperties": WHOLE,
+                    },
+                }
+            ),
             "free": object_of(
                 {
                     "slots": list_of(WHOLE),

@@ -14,6 +14,7 @@ from enum import StrEnum
 from nodeagent.planning.observed import ObservedNode
 from nodeagent.planning.plan import NodePlan, Verdict
 from nodeagent.planning.problems import Code, Problem
+from nodeagent.reports.cluster_state import ClusterState
 from nodeagent.reports.mps_problems import not_ready_reasons, on_its_way
 from nodeagent.reports.mps_state import DaemonState
 
@@ -29,7 +30,7 @@ class Phase(StrEnum):
 
 
 # Waiting for somebody else is being blocked; everything else that remains is a failure.
-_WAITING = frozenset({Code.IN_USE, Code.RESET_REQUIRED})
+_WAITING = frozenset({Code.IN_USE, Code.RESET_REQUIRED, Code.OWNED, Code.CLUSTER})
 # What a client of MPS does wrong leaves the node as planned.
 _SHOWN_ONLY = frozenset({Code.MPS_CLIENT})
 
@@ -53,7 +54,7 @@ class NodeState:
     done for it. `problems` are the driver's, the refused document's and the GPUs', in that order.
     `note` is one sentence about the plan's carrier, empty when all is well. `driver_error` is
     empty while the driver answers. `rounds` counts the reconciliations that were finished. `mps`
-    are the node's MPS daemons.
+    are the node's MPS daemons. `cluster` is None for a node without one.
     """
 
     node: str
@@ -70,6 +71,7 @@ class NodeState:
     driver_error: str = ""
     rounds: int = 0
     mps: tuple[DaemonState, ...] = ()
+    cluster: ClusterState | None = None
 
     @property
     def sentence(self) -> str:

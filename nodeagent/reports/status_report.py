@@ -15,6 +15,7 @@ from nodeagent.planning.observed import (
     Usage,
     User,
 )
+from nodeagent.reports.cluster_state import cluster_json
 from nodeagent.reports.mps_report import mps_json
 from nodeagent.reports.mps_state import DaemonState
 from nodeagent.reports.node_state import NodeState
@@ -50,6 +51,8 @@ def status_json(state: NodeState, *, gpu: str | None = None) -> Json | None:
         report["observedAt"] = time_json(state.observed_at)
     if state.observed.driver_version:
         report["driverVersion"] = state.observed.driver_version
+    if state.cluster:
+        report["cluster"] = cluster_json(state.cluster)
     report["gpus"] = [gpu_json(g) for g in gpus]
     report["mps"] = mps_json(_daemons(state, gpu), state.observed)
     report["problems"] = [problem_json(p) for p in problems]
@@ -78,7 +81,8 @@ def gpu_json(gpu: Gpu) -> Json:
     if gpu.mig:
         report["mig"] = mode_json(gpu)
     report |= _modes(gpu)
-    report["slots"] = _slots(gpu)
+    report |= place_json(gpu)
+    report["slots"] = slots(gpu)
     answers = gpu.access is Access.OK
     seen = gpu.instances if answers else tuple(map(_last_seen, gpu.instances))
     report["instances"] = [entry for instance in seen for entry in _instances(instance)]
@@ -86,6 +90,21 @@ def gpu_json(gpu: Gpu) -> Json:
     if answers:
         report["free"] = {"slots": list(free_slots(gpu)), "creatable": creatable(gpu)}
     report["health"] = _health(gpu)
+    return report
+
+
+def place_json(gpu: Gpu) -> Json:
+    """Where the GPU is in the machine, as far as it is known."""
+    report: Json = {}
+    if gpu.numa_node is not None:
+        report["numaNode"] = gpu.numa_node
+    if gpu.nvlink is not None:
+        links = gpu.nvlink
+        report["nvlink"] = {
+            "total": links.total,
+            "active": links.active,
+            "peers": dict(links.peers),
+        }
     return report
 
 
@@ -114,7 +133,7 @@ def user_json(user: User) -> Json:
     return report
 
 
-def _slots(gpu: Gpu) -> int:
+def slots(gpu: Gpu) -> int:
     """How many memory slices the card is divided into; 0 without MIG."""
     ends = (p.start + p.size for profile in gpu.profiles for p in profile.placements)
     return max(ends, default=0)

@@ -14,6 +14,7 @@ from nodeagent.planning.observed import (
     GpuInstanceProfile,
     Memory,
     MigMode,
+    NvLinks,
     ObservedNode,
     Placement,
     Usage,
@@ -106,6 +107,17 @@ def test_modes_are_shown_where_they_are_known() -> None:
     assert (first["computeMode"], first["timeSlice"]) == ("default", "long")
     assert first["instances"][0]["computeMode"] == "exclusiveProcess"
     assert not {"computeMode", "timeSlice"} & second.keys()
+
+
+def test_where_a_gpu_is_shown_where_it_is_known() -> None:
+    """NUMA node 0 is one; a card without NVLink, or a driver that tells nothing, has no key."""
+    gpu = replace(MIG_GPU, numa_node=0, nvlink=NvLinks(18, 17, (("nvswitch", 17),)))
+    report = status_json(state(observed=ObservedNode((gpu, LOST))))
+    assert report
+    first, second = report["gpus"]
+    assert first["numaNode"] == 0
+    assert first["nvlink"] == {"total": 18, "active": 17, "peers": {"nvswitch": 17}}
+    assert not {"numaNode", "nvlink"} & second.keys()
 
 
 def test_a_half_made_instance_is_shown_without_uuid() -> None:

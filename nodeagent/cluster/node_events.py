@@ -1,0 +1,77 @@
+"""What the agent tells of itself, as Kubernetes Events about its Node. Pure.
+
+Equal Events are counted in one, so what differs each time without being news (the pid of a daemon
+that was started again, a line of its log, the digest of one more plan with the same fault) is left
+out.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Literal, assert_never
+
+from nodeagent.kubernetes.events import NodeEvent
+from nodeagent.reconciling.event_log import Event, EventType
+from nodeagent.reconciling.mps_events import LAST_SAID
+
+_DIGEST = re.compile(r"\bplan sha256:[0-9a-f]+\b")
+_PROCESS = re.compile(r"\b(?P<what>pid|server|process) \d+\b")
+
+
+def node_event(event: Event) -> NodeEvent | None:
+    """The Event about the Node; None for what is of no interest there."""
+    kind = _kind_of(event.type)
+    if kind is None:
+        return None
+    return NodeEvent(kind, event.type.value, _message_of(event))
+
+
+def _kind_of(kind: EventType) -> Literal["Normal", "Warning"] | None:
+    match kind:
+        case (
+            EventType.STARTED
+            | EventType.STOPPING
+            | EventType.PLAN_ACCEPTED
+            | EventType.PLAN_MISSING
+            | EventType.APPLIED
+            | EventType.RESTORED
+            | EventType.GPU_RETURNED
+            | EventType.DRIVER_RETURNED
+            | EventType.MPS_DRAINED
+            | EventType.EVICTED
+        ):
+            return "Normal"
+        case (
+            EventType.PLAN_REJECTED
+            | EventType.BLOCKED
+            | EventType.FAILED
+            | EventType.DRIFT
+            | EventType.GPU_LOST
+            | EventType.DRIVER_UNAVAILABLE
+            | EventType.MPS_ENDED
+            | EventType.MPS_FAULT
+            | EventType.MPS_FAILED
+            | EventType.MPS_IN_USE
+            | EventType.MPS_CLIENT
+            | EventType.OTHER_OWNER
+            | EventType.UNCHECKED
+            | EventType.NOT_OFFERED
+        ):
+            return "Warning"
+        case EventType.MPS_STARTED | EventType.MPS_READY:
+            # What should be so, for each of up to dozens of daemons; the status tells it.
+            return None
+        case _:
+            assert_never(kind)
+
+
+def _message_of(event: Event) -> str:
+    if event.type is EventType.PLAN_REJECTED:
+        return _DIGEST.sub("the plan", event.message)
+    if event.type in {EventType.MPS_ENDED, EventType.MPS_FAULT, EventType.MPS_FAILED}:
+        return _PROCESS.sub(_without_number, event.message.partition(LAST_SAID)[0])
+    return event.message
+
+
+def _without_number(found: re.Match[str]) -> str:
+    return "the process" if found["what"] == "pid" else f"the {found['what']}"

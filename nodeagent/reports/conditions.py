@@ -1,0 +1,125 @@
+"""The Node's conditions: whether its GPUs are split as planned, and whether they are well.
+
+Messages hold nothing that changes while the matter itself does not, such as an age: whoever
+waits for a condition, and whoever counts its changes, relies on that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from nodeagent.planning.observed import Access, Gpu
+from nodeagent.reports.node_state import NodeState, Phase
+from nodeagent.reports.plain_text import shortened
+from nodeagent.reports.status_annotation import has_looked
+from nodeagent.reports.words import gpu_words
+
+PARTITIONS_READY: Final = "GPUPartitionsReady"
+HEALTHY: Final = "GPUHealthy"
+
+_LONGEST_MESSAGE = 1024  # characters
+
+
+@dataclass(frozen=True, slots=True)
+class Condition:
+    """`reason` is one word in CamelCase, for programs; `message` is for people."""
+
+    status: Literal["True", "False", "Unknown"]
+    reason: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class HealthFinding:
+    """Something that makes a GPU unfit for work: `gpu` is its UUID ("" for the node), `reason` one
+    word in CamelCase.
+    """
+
+    gpu: str
+    reason: str
+    message: str
+
+
+def conditions(state: NodeState, findings: Iterable[HealthFinding] = ()) -> Mapping[str, Condition]:
+    """Both conditions by type. `findings` are what is known of the GPUs' health beside whether
+    the driver answers for them.
+    """
+    return {
+        PARTITIONS_READY: _unknown(state, looked=has_looked(state)) or _partitions(state),
+        HEALTHY: _unknown(state, looked=state.observed_at is not None)
+        or _health(state, tuple(findings)),
+    }
+
+
+def _condition(status: Literal["True", "False", "Unknown"], reason: str, message: str) -> Condition:
+    return Condition(status, reason, shortened(message, most=_LONGEST_MESSAGE))
+
+
+def _unknown(state: NodeState, *, looked: bool) -> Condition | None:
+    """What is so while nothing can be said of the GPUs."""
+    if state.driver_error:
+        why = f"the driver does not answer: {state.driver_error}"
+        return _condition("Unknown", "DriverUnavailable", why)
+    if not looked:
+        return _condition("Unknown", "NotObservedYet", "the GPUs were not looked at yet")
+    return None
+
+
+def _partitions(state: NodeState) -> Condition:
+    if state.phase is not Phase.IN_SYNC:
+        return _condition("False", state.phase.value, _why_not(state))
+    if not state.digest:
+        return _condition("True", "NoPlan", state.sentence)
+    note = f"; {state.note}" if state.note else ""
+    return _condition("True", Phase.IN_SYNC.value, f"the node is as {_plan(state)} says{note}")
+
+
+def _plan(state: NodeState) -> str:
+    """`plan sha256:...`, and which configuration of it, so that one can wait for just this."""
+    named = f" ({state.configuration})" if state.configuration is not None else ""
+    return f"plan {state.digest}{named}"
+
+
+def _why_not(state: NodeState) -> str:
+    if state.phase is Phase.WORKING and not state.problems and state.digest:
+        return f"working on {_plan(state)}"
+    refusal = state.refusal
+    if state.phase is not Phase.REJECTED or refusal is None or not refusal.problems:
+        return state.sentence
+    first = refusal.problems[0]
+    refused = f"plan {refusal.digest}" if refusal.digest else "the plan"
+    where = f"{first.path}: " if first.path else ""
+    kept = f"; {_plan(state)} stays in force" if state.digest else ""
+    return f"{refused} is refused: {where}{first.message}{kept}"
+
+
+def _health(state: NodeState, findings: tuple[HealthFinding, ...]) -> Condition:
+    gpus = state.observed.gpus
+    lost = [gpu for gpu in gpus if gpu.access is Access.LOST]
+    silent = [gpu for gpu in gpus if gpu.access is Access.UNKNOWN]
+    by_uuid = {gpu.uuid: gpu for gpu in gpus}
+    words = [
+        *(f"{_named(gpu)} is lost: {gpu.access_reason}" for gpu in lost),
+        *(_finding_words(finding, by_uuid) for finding in findings),
+        *(f"{_named(gpu)} does not answer: {gpu.access_reason}" for gpu in silent),
+    ]
+    if lost or findings:
+        reason = "GpuLost" if lost else findings[0].reason
+        return _condition("False", reason, "; ".join(words))
+    if silent:
+        return _condition("Unknown", "GpuUnknown", "; ".join(words))
+    if not gpus:
+        return _condition("True", "NoGpus", "the node has no GPUs")
+    return _condition("True", "Healthy", f"the driver answers for every GPU ({len(gpus)})")
+
+
+def _named(gpu: Gpu) -> str:
+    return f"{gpu_words(gpu)} ({gpu.uuid})" if gpu.uuid else gpu_words(gpu)
+
+
+def _finding_words(finding: HealthFinding, by_uuid: Mapping[str, Gpu]) -> str:
+    gpu = by_uuid.get(finding.gpu)
+    where = _named(gpu) if gpu else finding.gpu
+    return f"{where}: {finding.message}" if where else finding.message

@@ -1,0 +1,159 @@
+"""The Node's conditions for every state there is."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import timedelta
+
+import pytest
+
+from nodeagent.planning.observed import Access, ObservedNode
+from nodeagent.planning.problems import Code, Problem
+from nodeagent.reports.conditions import (
+    HEALTHY,
+    PARTITIONS_READY,
+    Condition,
+    HealthFinding,
+    conditions,
+)
+from nodeagent.reports.node_state import NodeState, Phase, Refusal
+from tests.reports.example_node import AT, BLOCKED, DIGEST, FIRST, IN_SYNC, OBSERVED, REJECTED
+
+FRESH = NodeState("gpu-node-0", "annotation")
+LOST = replace(OBSERVED.gpus[0], access=Access.LOST, access_reason="it fell off the bus")
+SILENT = replace(OBSERVED.gpus[1], access=Access.UNKNOWN, access_reason="a call hangs")
+
+
+def ready(state: NodeState) -> Condition:
+    """GPUPartitionsReady."""
+    return conditions(state)[PARTITIONS_READY]
+
+
+def healthy(state: NodeState, *findings: HealthFinding) -> Condition:
+    """GPUHealthy."""
+    return conditions(state, findings)[HEALTHY]
+
+
+# --- GPUPartitionsReady ---------------------------------------------------------------------------
+
+
+def test_in_sync_names_the_plan() -> None:
+    """One can wait for exactly this plan; the configuration belongs to it."""
+    assert ready(IN_SYNC) == Condition("True", "InSync", f"the node is as plan {DIGEST} says")
+    named = replace(IN_SYNC, configuration="all-1g.10gb")
+    assert ready(named).message == f"the node is as plan {DIGEST} (all-1g.10gb) says"
+    kept = replace(IN_SYNC, note="the annotation is gone; the last good plan stays in force")
+    assert ready(kept).message.endswith(" says; " + kept.note)
+
+
+def test_a_rejected_plan() -> None:
+    """Which one, where it is wrong, and which one counts instead."""
+    condition = ready(REJECTED)
+    assert (condition.status, condition.reason) == ("False", "Rejected")
+    assert REJECTED.refusal
+    assert condition.message == (
+        f"plan {REJECTED.refusal.digest} is refused: "
+        'gpus[0].mig["8g.40gb"]: '
+        f"GPU 0 (NVIDIA H100 80GB HBM3) has no profile 8g.40gb; plan {DIGEST} stays in force"
+    )
+    unread = replace(REJECTED, digest="", refusal=Refusal("", REJECTED.problems))
+    assert ready(unread).message.startswith('the plan is refused: gpus[0].mig["8g.40gb"]: ')
+
+
+@pytest.mark.parametrize("phase", [phase for phase in Phase if phase is not Phase.IN_SYNC])
+def test_every_other_phase_is_the_reason(phase: Phase) -> None:
+    """With its sentence."""
+    condition = ready(replace(BLOCKED, phase=phase))
+    assert (condition.status, condition.reason) == ("False", phase.value)
+    assert condition.message == BLOCKED.problems[0].message
+
+
+def test_work_names_the_plan() -> None:
+    """So that one sees which change is on its way."""
+    assert ready(replace(IN_SYNC, phase=Phase.WORKING)).message == f"working on plan {DIGEST}"
+
+
+def test_without_a_plan_nothing_is_missing() -> None:
+    """Nobody asked for anything."""
+    assert ready(replace(IN_SYNC, digest="")) == Condition("True", "NoPlan", "no plan yet")
+
+
+def test_before_the_first_look_nothing_is_known() -> None:
+    """Both conditions say so."""
+    unknown = Condition("Unknown", "NotObservedYet", "the GPUs were not looked at yet")
+    assert dict(conditions(FRESH)) == {PARTITIONS_READY: unknown, HEALTHY: unknown}
+
+
+def test_a_refusal_before_the_first_look_says_nothing_of_health() -> None:
+    """The plan could be read and judged, the GPUs could not."""
+    state = replace(REJECTED, observed=ObservedNode(), observed_at=None)
+    assert ready(state).reason == "Rejected"
+    assert healthy(state).reason == "NotObservedYet"
+
+
+def test_a_driver_that_does_not_answer() -> None:
+    """Then nothing is known, whatever was known before."""
+    state = replace(IN_SYNC, phase=Phase.FAILED, driver_error="it is not loaded")
+    for condition in conditions(state).values():
+        assert (condition.status, condition.reason) == ("Unknown", "DriverUnavailable")
+        assert condition.message == "the driver does not answer: it is not loaded"
+
+
+# --- GPUHealthy -----------------------------------------------------------------------------------
+
+
+def test_gpus_that_answer_are_healthy() -> None:
+    """As far as is known today; a node without GPUs has no sick one."""
+    assert healthy(IN_SYNC) == Condition("True", "Healthy", "the driver answers for every GPU (2)")
+    none = replace(IN_SYNC, observed=ObservedNode())
+    assert healthy(none) == Condition("True", "NoGpus", "the node has no GPUs")
+
+
+def test_a_lost_gpu_is_named() -> None:
+    """It outweighs one that is only silent, which is told as well."""
+    condition = healthy(replace(IN_SYNC, observed=ObservedNode((LOST, SILENT))))
+    assert (condition.status, condition.reason) == ("False", "GpuLost")
+    assert condition.message.startswith(f"GPU 0 ({FIRST}) is lost: it fell off the bus; GPU 1 (")
+
+
+def test_a_silent_gpu_is_not_called_sick() -> None:
+    """It is not known."""
+    condition = healthy(replace(IN_SYNC, observed=ObservedNode((OBSERVED.gpus[0], SILENT))))
+    assert (condition.status, condition.reason) == ("Unknown", "GpuUnknown")
+    assert condition.message.endswith(" does not answer: a call hangs")
+
+
+def test_findings_make_a_gpu_unhealthy() -> None:
+    """By their own reason; those of no known GPU are told as they are."""
+    ecc = HealthFinding(FIRST, "UncorrectableEcc", "a row could not be remapped")
+    node = HealthFinding("", "FabricFailed", "the fabric did not come up")
+    condition = healthy(IN_SYNC, ecc, node)
+    assert condition == Condition(
+        "False",
+        "UncorrectableEcc",
+        f"GPU 0 ({FIRST}): a row could not be remapped; the fabric did not come up",
+    )
+
+
+# --- messages -------------------------------------------------------------------------------------
+
+
+def test_messages_are_bounded_and_in_one_line() -> None:
+    """Whatever the driver or a document says."""
+    nasty = "\x1b[1m" + "line\n" * 1000
+    states = [
+        replace(IN_SYNC, driver_error=nasty),
+        replace(IN_SYNC, note=nasty),
+        replace(BLOCKED, problems=(Problem(Code.DRIVER, nasty),)),
+        replace(IN_SYNC, observed=ObservedNode((replace(LOST, access_reason=nasty),) * 16)),
+    ]
+    for state in states:
+        for condition in conditions(state).values():
+            assert len(condition.message) <= 1024
+            assert condition.message.isprintable()
+
+
+def test_a_later_round_changes_nothing() -> None:
+    """No age and no count of rounds is in a condition."""
+    later = replace(BLOCKED, rounds=99, observed_at=AT + timedelta(days=1))
+    assert conditions(later) == conditions(BLOCKED)
