@@ -152,7 +152,7 @@ def _differs(name: str, wanted: int, there: str) -> Problem:
             "share by another configuration"
         )
     return Problem(
-        Code.STEP_FAILED,
+        Code.NOT_OFFERED,
         f"the GPUs are as planned, but the node offers {there} {name} where it should offer "
         f"{wanted or 'none'}",
         remedy,

@@ -71,16 +71,19 @@ def conclude(
     *,
     expected: Mapping[str, int] | None = None,
     plugin_config: str | None = None,
+    stays_cordoned: bool = False,
+    stay_paused: bool = False,
 ) -> tuple[Step, ...]:
     """After the plan, however it ended, and at the agent's start: put back whatever was changed.
 
     It goes by what the node says and not by the settings, so that it also puts back what another
     setting had changed before. `expected` None: what the node should offer is not known, or
     nothing was changed that it would have to be awaited for. `plugin_config` is the plan's
-    devicePluginConfig; None leaves the label alone.
+    devicePluginConfig; None leaves the label alone. `stays_cordoned`: evictions still need it.
+    `stay_paused`: somebody else may be at work, for whom the clients were sent away.
     """
     steps: list[Step] = []
-    labels = restoring(node.labels)
+    labels = {} if stay_paused else restoring(node.labels)
     told = bool(labels)
     if plugin_config is not None and node.labels.get(PLUGIN_CONFIG) != plugin_config:
         labels[PLUGIN_CONFIG] = plugin_config
@@ -95,7 +98,7 @@ def conclude(
         steps.append(PatchNode("the device plugin looks again", annotations={RESTART_DUE: None}))
     if expected is not None:
         steps.append(AwaitAllocatable(expected, "pods can have the new devices only then"))
-    uncordon = uncordoning(node)
+    uncordon = None if stays_cordoned else uncordoning(node)
     return (*steps, uncordon) if uncordon else tuple(steps)
 
 

@@ -23,11 +23,21 @@ _Pod = tuple[str, str]
 
 @dataclass(frozen=True, slots=True)
 class Evictions:
-    """Whom to evict now, who is going already, and why elsewhere nobody is evicted."""
+    """Whom to evict now, who is going already, and why elsewhere nobody is evicted.
+
+    `then` is what could be done once they are gone.
+    """
 
     wanted: tuple[EvictPod, ...] = ()
     leaving: tuple[str, ...] = ()
     problems: tuple[Problem, ...] = ()
+    then: tuple[GpuPlan, ...] = ()
+
+
+def asks_for_eviction(plan: NodePlan, desired: DesiredNode) -> bool:
+    """Whether any GPU is blocked by somebody's use and its entry says `evict`."""
+    asked = ((gpu, desired.gpus.get(gpu.before.key)) for gpu in plan.gpus)
+    return any(wanted is not None and _is_to_evict(gpu, wanted) for gpu, wanted in asked)
 
 
 def evictions(plan: NodePlan, desired: DesiredNode, policy: Policy, node: NodeFacts) -> Evictions:
@@ -35,6 +45,7 @@ def evictions(plan: NodePlan, desired: DesiredNode, policy: Policy, node: NodeFa
     wanted: dict[_Pod, EvictPod] = {}
     leaving: dict[str, None] = {}
     problems: list[Problem] = []
+    then: list[GpuPlan] = []
     for gpu_plan in plan.gpus:
         asked = desired.gpus.get(gpu_plan.before.key)
         if asked is None or not _is_to_evict(gpu_plan, asked):
@@ -43,13 +54,14 @@ def evictions(plan: NodePlan, desired: DesiredNode, policy: Policy, node: NodeFa
         if isinstance(chosen, Problem):
             problems.append(chosen)
             continue
+        then.append(plan_gpu(asked, _without(gpu_plan.before, chosen), policy))
         for pod in chosen:
             fact = node.pod(*pod)
             if fact is not None and fact.leaving:
                 leaving[str(fact)] = None
             else:
                 wanted.setdefault(pod, EvictPod(*pod, _reason(gpu_plan.before, pod)))
-    return Evictions(tuple(wanted.values()), tuple(leaving), tuple(problems))
+    return Evictions(tuple(wanted.values()), tuple(leaving), tuple(problems), tuple(then))
 
 
 def _is_to_evict(plan: GpuPlan, asked: DesiredGpu) -> bool:

@@ -15,7 +15,7 @@ class PodFact:
     `controller` is the kind of its controlling owner ("DaemonSet"), "" without one. `mirror`: the
     kubelet runs it from a file, and the API server cannot make it go. `selects` are the node labels
     that its nodeSelector and its required node affinity name. `environment` is what its containers
-    are given literally.
+    are given literally. `uid` tells it from one of the same name that came after it.
     """
 
     namespace: str
@@ -27,6 +27,7 @@ class PodFact:
     mirror: bool = False
     selects: frozenset[str] = frozenset()
     environment: Mapping[str, str] = field(default_factory=dict)
+    uid: str = ""
 
     @property
     def finished(self) -> bool:

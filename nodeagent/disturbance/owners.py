@@ -70,7 +70,7 @@ def owned_by_others(
     """A problem for each of them that is not `tolerated`; the agent refuses to act while any is."""
     return tuple(
         Problem(
-            Code.UNSUPPORTED,
+            Code.OWNED,
             f"{_KNOWN[claim.owner].name} splits this node's GPUs too: {claim.evidence}. Nothing is "
             "done, since two would undo each other's work",
             _KNOWN[claim.owner].remedy,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Self
 
 from nodeagent.disturbance.facts import PodFact
 
@@ -38,6 +39,14 @@ class PodSelector:
         if self.selects:
             return pod.controller == "DaemonSet" and self.selects in pod.selects
         return bool(self.labels) and self.labels.items() <= pod.labels.items()
+
+    @classmethod
+    def of(cls, text: str) -> Self:
+        """From `key=value,key=value`; raises ValueError for anything else."""
+        pairs = [pair.partition("=") for pair in text.split(",")]
+        if not all(key.strip() and mark for key, mark, _ in pairs):
+            raise ValueError(f"{text!r} are no labels: key=value is due, with commas between")
+        return cls({key.strip(): value.strip() for key, _, value in pairs})
 
     def __str__(self) -> str:
         if self.selects:

@@ -1,4 +1,4 @@
-"""What the agent asks of the API server: one Node, and Events about it. Nothing else is read."""
+"""What the agent asks of the API server: one Node, Events about it, and the pods on it."""
 
 from __future__ import annotations
 
@@ -17,6 +17,8 @@ from nodeagent.kubernetes.credentials import Credentials
 _MERGE = "application/merge-patch+json"
 _STRATEGIC = "application/strategic-merge-patch+json"
 _NODES = "/api/v1/nodes"
+_PODS = "/api/v1/pods"
+_POD = "/api/v1/namespaces/{namespace}/pods/{name}"
 _EVENTS = "/api/v1/namespaces/default/events"  # where Events about Nodes live
 
 
@@ -109,6 +111,50 @@ class ClusterAccess:
         """Send a merge patch of an Event that we made."""
         path = f"{_EVENTS}/{{name}}"
         await self._patch(f"a change of Event {name}", path, name, body, _MERGE)
+
+    async def list_pods(self, node: str) -> list[JsonObject]:
+        """The pods that are bound to this node, in any namespace, finished ones too.
+
+        From the server's cache, which may be a moment behind: to read the newest, many servers go
+        through all the pods of the cluster.
+        """
+        asked = f"the list of the pods on {node}"
+        query = {"fieldSelector": f"spec.nodeName={node}", "resourceVersion": "0"}
+        answer = await self._connection.json(Request(asked, "GET", _PODS, query=query))
+        items = answer.get("items")
+        if not isinstance(items, list | None) or not all(isinstance(i, dict) for i in items or ()):
+            raise faults.strange_answer(asked, "it is not a list of pods")
+        return items or []
+
+    async def pod(self, namespace: str, name: str) -> JsonObject | None:
+        """The newest of one pod; None when there is no such pod."""
+        request = Request(
+            f"the pod {namespace}/{name}", "GET", _POD, {"namespace": namespace, "name": name}
+        )
+        try:
+            return await self._connection.json(request)
+        except faults.ObjectMissing:
+            return None
+
+    async def evict_pod(self, namespace: str, name: str) -> None:
+        """Ask for the pod's eviction; raises `DisruptionRefused` while a budget forbids it."""
+        body: JsonObject = {
+            "apiVersion": "policy/v1",
+            "kind": "Eviction",
+            "metadata": {"namespace": namespace, "name": name},
+        }
+        asked, names = f"the eviction of {namespace}/{name}", {"namespace": namespace, "name": name}
+        await self._connection.json(Request(asked, "POST", f"{_POD}/eviction", names, body=body))
+
+    async def delete_pod(self, namespace: str, name: str, *, uid: str) -> None:
+        """Delete this very pod, and none that came after it under its name."""
+        body: JsonObject = {
+            "apiVersion": "v1",
+            "kind": "DeleteOptions",
+            "preconditions": {"uid": uid},
+        }
+        asked, names = f"the deletion of {namespace}/{name}", {"namespace": namespace, "name": name}
+        await self._connection.json(Request(asked, "DELETE", _POD, names, body=body))
 
     async def config_map(self, namespace: str, name: str) -> dict[str, str] | None:
         """The texts in a ConfigMap by key; None when there is no such ConfigMap."""

@@ -34,7 +34,7 @@ class Request:
     """
 
     asked: str
-    method: Literal["GET", "PATCH", "POST"]
+    method: Literal["GET", "PATCH", "POST", "DELETE"]
     path: str
     names: Mapping[str, str] = field(default_factory=dict)
     query: Mapping[str, str] = field(default_factory=dict)

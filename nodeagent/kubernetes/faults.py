@@ -46,6 +46,10 @@ class ServerBusy(ClusterFault):
     """The server asks for patience (429, 503)."""
 
 
+class DisruptionRefused(ClusterFault):
+    """A pod's disruption budget does not allow its eviction for now (429); it may later."""
+
+
 class NotAuthenticated(ClusterFault):
     """The server does not accept who we say we are (401)."""
 
@@ -77,6 +81,9 @@ def from_status(
     reason = _reason(status, body)
     message = f"the API server refused {asked}: {reason}"
     retry_after = _retry_after(headers)
+    budget = _budget(body) if status == HTTPStatus.TOO_MANY_REQUESTS else ""
+    if budget:
+        return DisruptionRefused(f"{message}: {budget}", retry_after=retry_after)
     match status:
         case 401:
             return NotAuthenticated(message, remedy="check the token or the client certificate")
@@ -135,18 +142,38 @@ def _what_happened(error: Exception, *, cut: bool) -> str:
 
 def _reason(status: int, body: bytes | str) -> str:
     """The server's own words where it is an API server that speaks, else the status' name."""
-    try:
-        answer = json.loads(body)
-    except ValueError:
-        answer = None
-    words = answer.get("message") if isinstance(answer, dict) else None
-    if isinstance(words, str) and words:
-        printable = "".join(c if c.isprintable() else " " for c in words)
-        return f"{printable[:_LONGEST_REASON]} ({status})"
+    words = _words(_answer(body).get("message"))
+    if words:
+        return f"{words} ({status})"
     try:
         return f"{HTTPStatus(status).phrase} ({status})"
     except ValueError:
         return f"status {status}"
+
+
+def _budget(body: bytes | str) -> str:
+    """What the server says of the disruption budget that refuses; "" when it is none that does."""
+    details = _answer(body).get("details")
+    causes = details.get("causes") if isinstance(details, dict) else None
+    for cause in causes if isinstance(causes, list) else ():
+        if isinstance(cause, dict) and cause.get("reason") == "DisruptionBudget":
+            return _words(cause.get("message")) or "a disruption budget"
+    return ""
+
+
+def _answer(body: bytes | str) -> dict[str, object]:
+    try:
+        answer = json.loads(body)
+    except ValueError:
+        return {}
+    return answer if isinstance(answer, dict) else {}
+
+
+def _words(text: object) -> str:
+    """What a server says, so that it can be printed."""
+    if not isinstance(text, str):
+        return ""
+    return "".join(c if c.isprintable() else " " for c in text)[:_LONGEST_REASON]
 
 
 def _retry_after(headers: Mapping[str, str] | None) -> float | None:

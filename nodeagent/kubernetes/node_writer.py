@@ -37,7 +37,9 @@ from nodeagent.kubernetes.pace import Allowance, BackOff
 
 @dataclass(frozen=True, slots=True)
 class WritePace:
-    """Times in seconds. `burst` requests may follow each other at once after a quiet time."""
+    """Times in seconds. Metadata and status are paced each for itself: `burst` requests of a kind
+    may follow each other at once after a quiet time.
+    """
 
     interval: float = 1.0
     burst: int = 1
@@ -75,7 +77,10 @@ class NodeWriter:
         self._largest = largest
         self._clock = clock
         self._wall = wall
-        self._allowance = Allowance(interval=pace.interval, burst=pace.burst)
+        self._allowances = {
+            kind: Allowance(interval=pace.interval, burst=pace.burst)
+            for kind in (MetadataPatch, StatusPatch)
+        }
         self._after_fault = BackOff(
             first=pace.first_retry, longest=pace.longest_retry, chance=chance
         )
@@ -137,7 +142,7 @@ class NodeWriter:
                 self._settled.set()
                 await self._change(self._refused_until())
                 continue
-            earliest = max(self._not_before, self._contest_until, self._allowance.next_at())
+            earliest = self._may_go_at(patch)
             if earliest > self._clock():
                 await self._change(earliest)
             else:
@@ -155,13 +160,21 @@ class NodeWriter:
             raise ValueError(f"wanted but never seen: {', '.join(unseen)}")
 
     def _next(self) -> NodePatch | None:
-        """What to send next; the two kinds take turns, so that neither starves the other."""
+        """What to send next: what may go first, and of two that may go now, by turns."""
         if self._view is None:
             return None
         found = (metadata_patch(self._wanted, self._view), status_patch(self._wanted, self._view))
         patches = [patch for patch in found if patch is not None and not self._is_refused(patch)]
-        other = [patch for patch in patches if type(patch) is not self._last_kind]
-        return next(iter(other + patches), None)
+        now = self._clock()
+        return min(
+            patches,
+            key=lambda p: (max(now, self._may_go_at(p)), type(p) is self._last_kind),
+            default=None,
+        )
+
+    def _may_go_at(self, patch: NodePatch) -> float:
+        paced = self._allowances[type(patch)].next_at()
+        return max(self._not_before, self._contest_until, paced)
 
     def _is_refused(self, patch: NodePatch) -> bool:
         refused, again = self._refused.get(type(patch), (None, 0.0))
@@ -181,7 +194,7 @@ class NodeWriter:
             return
 
     async def _send(self, patch: NodePatch) -> None:
-        self._allowance.take(self._clock())
+        self._allowances[type(patch)].take(self._clock())
         self._last_kind = type(patch)
         try:
             answer = await self._sent(patch)

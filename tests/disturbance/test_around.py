@@ -193,3 +193,13 @@ def test_evictions_come_behind_the_cordon() -> None:
     assert played(NODE, steps).annotations == {CORDONED: "true"}
     assert kinds(make_room(pods, NODE, rules(ClientCare.NOTHING, cordon=False))) == ["EvictPod"]
     assert make_room(Evictions(), NODE, rules(ClientCare.NOTHING)) == ()
+
+
+def test_a_cordon_that_evictions_need_stays() -> None:
+    """All else is put back meanwhile."""
+    care = rules(ClientCare.PAUSE_LABELS)
+    during = played(NODE, prepare(CHANGE, NODE, care))
+    after = played(during, conclude(during, care, stays_cordoned=True))
+    assert after.labels == NODE.labels
+    assert after.unschedulable
+    assert CORDONED in after.annotations

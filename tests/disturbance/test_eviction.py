@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from nodeagent.disturbance.eviction import Evictions, evictions
+from nodeagent.disturbance.eviction import Evictions, asks_for_eviction, evictions
 from nodeagent.disturbance.facts import NodeFacts, PodFact
 from nodeagent.disturbance.steps import EvictPod
 from nodeagent.planning.desired import DesiredGpu, DesiredNode, MigDisabled, WhenInUse
@@ -165,3 +165,15 @@ def test_each_gpu_by_itself() -> None:
     found = evictions(made, desired, Policy(), NodeFacts())
     assert names(found) == ["a"]
     assert [problem.gpu for problem in found.problems] == ["GPU-1"]
+
+
+def test_what_could_be_done_then() -> None:
+    """With whom is evicted gone the plan has its steps; what is asked of `evict` is seen before."""
+    gpu, asked = SEVEN_USED, evict(("7g.80gb", 1))
+    [then] = chosen(gpu, asked).then
+    assert then.verdict is Verdict.APPLICABLE
+    desired = DesiredNode({gpu.key: asked})
+    made = plan(desired, ObservedNode((gpu,)))
+    assert asks_for_eviction(made, desired)
+    waiting = DesiredNode({gpu.key: replace(asked, when_in_use=WhenInUse.WAIT)})
+    assert not asks_for_eviction(made, waiting)

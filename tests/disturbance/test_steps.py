@@ -31,3 +31,12 @@ CLIENT = "nvidia.com/gpu.deploy.client"
 def test_what_matches(selector: PodSelector, pod: PodFact, matches: bool) -> None:
     """All labels and the namespace; an empty selector means nobody, never everybody."""
     assert selector.matches(pod) is matches
+
+
+def test_a_selector_as_it_is_written() -> None:
+    """Labels with commas between; anything else is refused, and never taken for all pods."""
+    assert PodSelector.of("app=x") == PodSelector({"app": "x"})
+    assert PodSelector.of("app=x, b/c=") == PodSelector({"app": "x", "b/c": ""})
+    for wrong in ("", "app", "=x", "app=x,"):
+        with pytest.raises(ValueError, match="labels"):
+            PodSelector.of(wrong)
