@@ -44,6 +44,7 @@ def application(server: ApiServer) -> web.Application:
         add("PATCH", collection + "/{name}/{part:status}", routes.patch)
         add("DELETE", collection + "/{name}", routes.delete)
     add("POST", "/api/v1/namespaces/{namespace}/pods/{name}/eviction", routes.evict)
+    add("GET", "/api/v1/namespaces/{namespace}/{plural:configmaps}/{name}", routes.read)
     for path, answer in DISCOVERY.items():
         add("GET", path, _always(answer))
     return app

@@ -19,7 +19,7 @@ from typing import Any
 from tests.cluster.refusals import Refused, expired, invalid, modified_meanwhile, not_found
 from tests.cluster.validation import check_metadata
 
-KINDS = {"nodes": "Node", "pods": "Pod", "events": "Event"}
+KINDS = {"nodes": "Node", "pods": "Pod", "events": "Event", "configmaps": "ConfigMap"}
 IMMUTABLE = ("uid", "creationTimestamp", "namespace")
 
 Object = dict[str, Any]

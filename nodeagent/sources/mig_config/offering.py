@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 
 from nodeagent.documents.bounded_yaml import read_tree
 from nodeagent.documents.findings import listed, shown
@@ -22,6 +23,18 @@ from nodeagent.sources.mig_config.labels import CONFIG, can_be_named, wanted_nam
 from nodeagent.sources.plan_offer import NoPlan, PlanOffer, PlanText, UnreadablePlan
 
 _MIG_CONFIGS = "mig-configs"
+
+
+@dataclass(frozen=True, slots=True)
+class MigConfigDemand:
+    """The label's value and the mounted file's text, None without a file."""
+
+    name: str
+    file_text: bytes | None
+
+    def on(self, observed: ObservedNode) -> PlanOffer:
+        """What it means for this node's cards."""
+        return offer({CONFIG: self.name}, self.file_text, observed)
 
 
 def offer(labels: Mapping[str, str], file_text: bytes | None, observed: ObservedNode) -> PlanOffer:

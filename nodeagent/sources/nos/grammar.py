@@ -20,14 +20,14 @@ _PREFIX = "nos.nebuly.com/"
 MODE_LABEL = f"{_PREFIX}gpu-partitioning"
 SPEC_PLAN = f"{_PREFIX}spec-partitioning-plan"
 STATUS_PLAN = f"{_PREFIX}status-partitioning-plan"
-_SPEC = f"{_PREFIX}spec-gpu"  # without a `-` behind it, here and below: so nos tests for it
+SPEC = f"{_PREFIX}spec-gpu"  # without a `-` behind it, here and below: so nos tests for it
 STATUS = f"{_PREFIX}status-gpu"
 
 _INTEGER = re.compile(r"([+-]?)0*([0-9]{1,19})")  # as Go reads one; at most 64 bits
 _LARGEST = 2**63 - 1
 _SPEC_PARTS = 4
 _STATUS_PARTS = 5
-_SPEC_SHAPE = f"{_SPEC}-<index>-<profile>"
+_SPEC_SHAPE = f"{SPEC}-<index>-<profile>"
 
 
 class Mode(StrEnum):
@@ -80,7 +80,7 @@ def read_spec(annotations: Mapping[str, str]) -> Reading:
     asked: list[Asked] = []
     wrong: list[Problem] = []
     ignored: list[Problem] = []
-    for key, value in _with_prefix(annotations, _SPEC):
+    for key, value in _with_prefix(annotations, SPEC):
         found = _spec(key, value)
         if isinstance(found, Problem):
             ignored.append(found)
@@ -98,6 +98,16 @@ def read_spec(annotations: Mapping[str, str]) -> Reading:
         else:
             ignored.append(_zero(key, found))
     return Reading(tuple(asked), tuple(wrong), (*ignored, *_twice(asked)))
+
+
+def asked_profiles(annotations: Mapping[str, str]) -> Iterator[tuple[int, str]]:
+    """The GPUs and profiles that are asked for; without the faults, which cost time to tell."""
+    for key, value in annotations.items():
+        parts = key.split("-") if key.startswith(SPEC) else []
+        if len(parts) == _SPEC_PARTS and (_integer(value) or 0) > 0:
+            index = _integer(parts[2])
+            if index is not None:
+                yield index, parts[3]
 
 
 def _spec(key: str, value: str) -> Asked | Problem:

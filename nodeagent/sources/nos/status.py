@@ -22,8 +22,8 @@ from nodeagent.sources.nos.grammar import (
     Mode,
     StatusKey,
     Use,
+    asked_profiles,
     mode_of,
-    read_spec,
     read_status,
     status_keys,
 )
@@ -35,16 +35,18 @@ _Counts = Counter[StatusKey]
 
 def status_annotations(
     state: NodeState,
-    offered: PlanOffer,
+    offered: PlanOffer | None,
     *,
     annotations: Mapping[str, str],
     labels: Mapping[str, str],
+    judged: bool = True,
 ) -> Mapping[str, str | None]:
     """What is to be written to a Node with these annotations and labels; None takes a key away.
 
-    `offered` is what was made of them and handed on as the plan. All of it belongs into one
-    patch: nos takes the counts for those of the plan that is acknowledged beside them. A key that
-    is not named stays as it is. On a node that nos does not divide nothing is written at all.
+    `offered` is what the state was made from, and `judged` whether that is what these annotations
+    and labels ask for. All of it belongs into one patch: nos takes the counts for those of the
+    plan that is acknowledged beside them. A key that is not named stays as it is. On a node that
+    nos does not divide nothing is written at all.
     """
     mode = mode_of(labels)
     if mode is None:
@@ -56,20 +58,30 @@ def status_annotations(
         wanted = dict.fromkeys(stale)
         wanted |= {str(key): str(counts[key]) for key in sorted(counts)}
     plan = annotations.get(SPEC_PLAN)
-    if plan and _answered(state, offered, mode):
+    if plan and (state.driver_error or (judged and _answered(state, offered, mode))):
         wanted[STATUS_PLAN] = plan
     return wanted
 
 
-def _answered(state: NodeState, offered: PlanOffer, mode: Mode) -> bool:
+def withdrawn(annotations: Mapping[str, str]) -> Mapping[str, None]:
+    """What to take away when nobody keeps the counts true any more.
+
+    The answer to the last plan stays: without it nos would wait for one, with the whole cluster.
+    """
+    return dict.fromkeys(status_keys(annotations))
+
+
+def _answered(state: NodeState, offered: PlanOffer | None, mode: Mode) -> bool:
     """Whether all has been done for this plan that is to be done for now, well or not.
 
-    A plan that was refused, or waits for somebody, is answered too: unanswered, it would hold up
-    the whole cluster.
+    A plan that was refused, or waits for somebody, is answered too, as it is when the driver is
+    dead: unanswered, it would hold up the whole cluster.
     """
+    if offered is None:
+        return False
     if isinstance(offered, NoPlan):
         return mode is not Mode.MIG  # elsewhere the id is left over, and nothing comes of it
-    if isinstance(offered, UnreadablePlan) or state.driver_error:
+    if isinstance(offered, UnreadablePlan):
         return True
     digest = digest_of(offered.text)
     if state.refusal is not None and state.refusal.digest == digest:
@@ -94,8 +106,8 @@ def _counted(
     with it.
     """
     asked: dict[int, list[str]] = {}
-    for one in read_spec(annotations).asked:
-        asked.setdefault(one.index, []).append(one.profile)
+    for index, profile in asked_profiles(annotations):
+        asked.setdefault(index, []).append(profile)
     daemons = {daemon.device: daemon for daemon in state.mps}
     silent: set[int] = set()
     counts: _Counts = Counter()

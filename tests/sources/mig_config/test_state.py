@@ -16,12 +16,12 @@ from nodeagent.reconciling.plan_in_force import PlanInForce
 from nodeagent.reports.node_state import NodeState, Phase, Refusal, phase_of
 from nodeagent.sources.mig_config.labels import CONFIG, SOURCE, STATE, MigState
 from nodeagent.sources.mig_config.offering import offer
-from nodeagent.sources.mig_config.state import Asked, state_labels, state_of
-from nodeagent.sources.plan_offer import NoPlan, PlanText, UnreadablePlan
+from nodeagent.sources.mig_config.state import state_of
+from nodeagent.sources.plan_offer import NoPlan, PlanOffer, PlanText, UnreadablePlan
 from tests.planning.cards import card, with_instances
 
 TEXT = PlanText(b"the file", "mine")
-ASKED = Asked(TEXT, rounds=3)
+UNKNOWN = UnreadablePlan(Problem(Code.UNKNOWN_CONFIGURATION, "no such"))
 LABELS = {CONFIG: "mine"}
 IN_SYNC = NodeState(
     "node-a",
@@ -44,16 +44,16 @@ def blocked(*codes: Code) -> NodeState:
     ("node", "state"),
     [
         (IN_SYNC, MigState.SUCCESS),
-        (replace(IN_SYNC, rounds=3), MigState.PENDING),
         (replace(IN_SYNC, digest="sha256:another"), MigState.PENDING),
         (replace(IN_SYNC, configuration="another"), MigState.PENDING),
         (replace(IN_SYNC, source="annotation"), MigState.PENDING),
         (replace(IN_SYNC, plan=None), MigState.PENDING),
         (replace(IN_SYNC, refusal=Refusal("sha256:0", ())), MigState.FAILED),
-        (replace(IN_SYNC, refusal=Refusal("sha256:0", ()), rounds=3), MigState.PENDING),
         (replace(IN_SYNC, phase=Phase.WORKING), MigState.PENDING),
         (blocked(Code.IN_USE), MigState.PENDING),
         (blocked(Code.IN_USE, Code.MPS_CLIENT), MigState.PENDING),
+        (blocked(Code.CLUSTER), MigState.PENDING),
+        (blocked(Code.OWNED), MigState.FAILED),
         (blocked(), MigState.PENDING),
         (blocked(Code.RESET_REQUIRED), MigState.FAILED),
         (blocked(Code.IN_USE, Code.RESET_REQUIRED), MigState.FAILED),
@@ -63,31 +63,36 @@ def blocked(*codes: Code) -> NodeState:
     ],
 )
 def test_the_state(node: NodeState, state: MigState) -> None:
-    """Success only for what was looked at since; failed only where a person is needed."""
-    assert state_of(LABELS, ASKED, node) is state
+    """Success only for what is so; failed only where a person is needed."""
+    assert state_of(LABELS, node, TEXT, judged=True) is state
 
 
-def test_an_offer_that_cannot_be_read_has_failed_at_once() -> None:
-    """An unknown name needs no look at the hardware, and none is awaited."""
-    unknown = UnreadablePlan(Problem(Code.UNKNOWN_CONFIGURATION, "no such"))
-    assert state_of(LABELS, Asked(unknown, rounds=9), IN_SYNC) is MigState.FAILED
+@pytest.mark.parametrize("offered", [TEXT, UNKNOWN, NoPlan("not yet"), None])
+@pytest.mark.parametrize("node", [IN_SYNC, replace(IN_SYNC, refusal=Refusal("sha256:0", ()))])
+def test_what_was_asked_for_before_says_nothing(node: NodeState, offered: PlanOffer | None) -> None:
+    """A state that is not of this configuration is neither its success nor its failure."""
+    assert state_of(LABELS, node, offered, judged=False) is MigState.PENDING
+
+
+def test_an_unknown_name_has_failed() -> None:
+    """It needs a person, whatever the node is like."""
+    assert state_of(LABELS, IN_SYNC, UNKNOWN, judged=True) is MigState.FAILED
 
 
 def test_a_name_of_which_nothing_is_known_yet_is_pending() -> None:
     """Before the cards are known, nothing is promised and nothing has failed."""
-    assert state_of(LABELS, Asked(NoPlan("not yet"), rounds=0), IN_SYNC) is MigState.PENDING
+    assert state_of(LABELS, IN_SYNC, NoPlan("not yet"), judged=True) is MigState.PENDING
+
+
+def test_a_dead_driver_has_failed() -> None:
+    """Also where it never lived, so that nobody could even say what the name means."""
+    dead = replace(IN_SYNC, driver_error="no driver", rounds=0)
+    assert state_of(LABELS, dead, None, judged=False) is MigState.FAILED
 
 
 def test_without_a_name_there_is_no_state() -> None:
     """Taking the configuration's label away takes the state's away too."""
-    assert state_labels({}, Asked(NoPlan("none"), 0), IN_SYNC) == {STATE: None}
-    assert state_labels(LABELS, ASKED, IN_SYNC) == {STATE: "success"}
-
-
-def test_the_same_offer_is_not_asked_anew() -> None:
-    """The agent judges nothing again for it, so waiting for a new round would never end."""
-    assert ASKED.then(PlanText(b"the file", "mine"), 7) is ASKED
-    assert ASKED.then(PlanText(b"the file", "other"), 7) == Asked(PlanText(b"the file", "other"), 7)
+    assert state_of({}, IN_SYNC, NoPlan("none"), judged=True) is None
 
 
 # --- sequences ----------------------------------------------------------------------------------
@@ -112,7 +117,7 @@ class Life:
         """A new process: it knows the labels and the hardware, and nothing else."""
         self.plans = PlanInForce()
         self.node = NodeState("node-a", SOURCE)
-        self.asked = Asked(NoPlan("not looked yet"), 0)
+        self.since = 0
         self.ask()
 
     def ask(self, name: str | None = None) -> None:
@@ -120,13 +125,15 @@ class Life:
         if name is not None:
             self.labels[CONFIG] = name
         offered = offer(self.labels, self.file, ObservedNode((self.gpu,)))
-        self.asked = self.asked.then(offered, self.node.rounds)
-        self.plans.offer(offered)
+        if self.plans.offer(offered):
+            self.since = self.node.rounds
         self.tell()
 
     def tell(self) -> None:
         """Write the label as the agent would."""
-        wanted = state_labels(self.labels, self.asked, self.node)[STATE]
+        judged = self.node.rounds > self.since
+        state = state_of(self.labels, self.node, self.plans.offered, judged=judged)
+        wanted = None if state is None else state.value
         if wanted != self.labels.get(STATE):
             self.written.append(wanted)
             self.labels.pop(STATE, None)
@@ -193,7 +200,7 @@ async def test_failure(life: Life) -> None:
 
 
 async def test_unknown_name(life: Life) -> None:
-    """failed at once, nothing touched, and a good name afterwards is done as if nothing was."""
+    """failed, nothing touched, and a good name afterwards is done as if nothing was."""
     life.ask("all-balanced")
     await life.round()
     before = life.gpu
@@ -202,7 +209,7 @@ async def test_unknown_name(life: Life) -> None:
     assert life.gpu == before
     life.ask("all-2g.20gb")
     await life.round()
-    assert life.written == ["pending", "success", "failed", "pending", "success"]
+    assert life.written == ["pending", "success", "pending", "failed", "pending", "success"]
 
 
 async def test_a_profile_that_the_card_does_not_have() -> None:

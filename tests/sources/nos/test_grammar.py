@@ -12,6 +12,7 @@ from nodeagent.sources.nos.grammar import (
     Mode,
     StatusKey,
     Use,
+    asked_profiles,
     mode_of,
     read_spec,
     read_status,
@@ -24,7 +25,9 @@ STATUS = "nos.nebuly.com/status-gpu"
 
 def asked(annotations: dict[str, str]) -> list[tuple[int, str, int]]:
     """Index, profile and count of all that is asked."""
-    return [(a.index, a.profile, a.count) for a in read_spec(annotations).asked]
+    found = [(a.index, a.profile, a.count) for a in read_spec(annotations).asked]
+    assert sorted(asked_profiles(annotations)) == sorted((index, name) for index, name, _ in found)
+    return found
 
 
 def test_spec() -> None:
@@ -84,6 +87,7 @@ def test_passed_over(key: str, value: str, why: str) -> None:
     reading = read_spec({key: value})
     assert not reading.asked
     assert not reading.wrong
+    assert not list(asked_profiles({key: value}))
     (problem,) = reading.ignored
     assert why in problem.message
     assert problem.path.startswith("metadata.annotations[")

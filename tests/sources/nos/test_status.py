@@ -14,7 +14,7 @@ from nodeagent.planning.shares import MIB, Account, Share, Sharing, WantedMps
 from nodeagent.reports.node_state import NodeState, Phase, Refusal
 from nodeagent.sources.nos.grammar import MODE_LABEL, SPEC_PLAN, STATUS_PLAN
 from nodeagent.sources.nos.offering import offer
-from nodeagent.sources.nos.status import status_annotations
+from nodeagent.sources.nos.status import status_annotations, withdrawn
 from nodeagent.sources.plan_offer import NoPlan, PlanText, UnreadablePlan
 from tests.planning.cards import NOT_KNOWN
 from tests.planning.cards import divided as parted
@@ -274,10 +274,12 @@ OFFERED = offer(ASKED, MIG, TWO)
 REFUSAL = Refusal("", (Problem(Code.DOES_NOT_FIT, "a test says no"),))
 
 
-def acknowledged(known: NodeState, offered: object = OFFERED) -> str | None:
+def acknowledged(known: NodeState, offered: object = OFFERED, *, judged: bool = True) -> str | None:
     """The id that is written, None when none is."""
-    assert isinstance(offered, PlanText | NoPlan | UnreadablePlan)
-    return status_annotations(known, offered, annotations=ASKED, labels=MIG).get(STATUS_PLAN)
+    assert isinstance(offered, PlanText | NoPlan | UnreadablePlan | None)
+    return status_annotations(known, offered, annotations=ASKED, labels=MIG, judged=judged).get(
+        STATUS_PLAN
+    )
 
 
 @pytest.mark.parametrize("phase", [p for p in Phase if p is not Phase.WORKING])
@@ -292,6 +294,12 @@ def test_not_answered_yet() -> None:
     assert acknowledged(state(TWO, PlanText(b"another"))) is None
     assert acknowledged(NodeState("node-a", "nos")) is None
     assert acknowledged(state(TWO), NOTHING) is None
+
+
+@pytest.mark.parametrize("offered", [OFFERED, UnreadablePlan(REFUSAL.problems[0])])
+def test_another_plan_is_not_answered_by_this_state(offered: object) -> None:
+    """A state from before nos asked for this says nothing of it, be it done or refused."""
+    assert acknowledged(state(TWO, OFFERED), offered, judged=False) is None
 
 
 def test_refused_is_answered() -> None:
@@ -312,6 +320,14 @@ def test_no_driver_is_answered() -> None:
     """A node whose driver is dead does not hold up the cluster either."""
     dead = NodeState("node-a", "nos", Phase.FAILED, driver_error="no driver")
     assert acknowledged(dead) == PLAN_ID
+    assert acknowledged(dead, None, judged=False) == PLAN_ID  # it never lived
+    assert acknowledged(NodeState("node-a", "nos"), None) is None
+
+
+def test_withdrawn() -> None:
+    """The counts go, all that nos would take for some; the answer stays, or nos would wait."""
+    counts = {f"{STATUS}-0-7g.40gb-free": "1", f"{STATUS}X": "1"}
+    assert withdrawn({**ASKED, **counts, STATUS_PLAN: PLAN_ID}) == dict.fromkeys(counts)
 
 
 def test_no_plan_to_answer() -> None:

@@ -1,0 +1,255 @@
+"""The agent's Node in the cluster: followed, and kept as the agent has it to say.
+
+What a plan source asks for comes from the Node; what is so goes back to it: the status, the facts
+for schedulers, the conditions, the source's own answer, and Events. Whatever the API server does,
+the work on the GPUs goes on, and the newest state is written when it can be.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Final, NoReturn, Protocol
+
+import structlog
+
+from nodeagent.cluster.asking import Keys, NodeSource
+from nodeagent.cluster.node_events import node_event
+from nodeagent.cluster.node_words import NodeWords
+from nodeagent.kubernetes.access import ClusterAccess
+from nodeagent.kubernetes.events import EventPace, EventPublisher
+from nodeagent.kubernetes.faults import ClusterFault
+from nodeagent.kubernetes.node_follower import FollowPace, NodeFollower
+from nodeagent.kubernetes.node_patch import Wanted
+from nodeagent.kubernetes.node_view import Interest, NodeView
+from nodeagent.kubernetes.node_writer import NodeWriter, WritePace
+from nodeagent.reconciling.event_log import EventLog
+from nodeagent.reports.cluster_state import ClusterState
+from nodeagent.reports.node_state import NodeState, Phase
+from nodeagent.sources.plan_offer import PlanOffer
+
+log = structlog.get_logger(__name__)
+
+INTEREST: Final = Interest(
+    annotations=("nodeagent.io/", "nos.nebuly.com/", "hami.io/node-nvidia-register"),
+    labels=("nodeagent.io/", "nos.nebuly.com/", "nvidia.com/"),
+    allocatable=("nvidia.com/", "mig.das.com/", "instaslice.redhat.com/"),
+    conditions=frozenset({"GPUPartitionsReady", "GPUHealthy"}),
+)
+
+
+class Onlooker(Protocol):
+    """Somebody who wants to know what the Node is like; must not take long."""
+
+    def saw(self, view: NodeView | None) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class CitizenPace:
+    """Times in seconds. `patience`: work that takes shorter is not told of before its end, so that
+    a quick change is one write. `first_answer`: how long the API server is waited for at the start
+    before the plan of an earlier life counts. `farewell`: how long the keys of a source that is no
+    more are kept away, since what was written last may not be seen yet.
+    """
+
+    patience: float = 1.0
+    first_answer: float = 3.0
+    farewell: float = 30.0
+    follow: FollowPace = field(default_factory=FollowPace)
+    write: WritePace = field(default_factory=WritePace)
+    events: EventPace = field(default_factory=EventPace)
+
+
+class Citizen:
+    """One Node of one cluster, while `run` runs.
+
+    `unreachable` is told why there is no Node to go by as long as there never was one; `labels`
+    whether facts for schedulers are written as labels too. `now` is the time of day in UTC; only
+    what is told holds it, all waiting goes by the loop's own clock.
+    """
+
+    def __init__(
+        self,
+        access: ClusterAccess,
+        node: str,
+        *,
+        events: EventLog,
+        unreachable: Callable[[str], None],
+        onlookers: tuple[Onlooker, ...] = (),
+        yields: Callable[[], bool] = lambda: False,
+        labels: bool = False,
+        pace: CitizenPace = CitizenPace(),
+        now: Callable[[], datetime] = lambda: datetime.now(UTC),
+    ) -> None:
+        self._access = access
+        self._node = node
+        self._event_log = events
+        self._unreachable = unreachable
+        self._onlookers = onlookers
+        self._yields = yields
+        self._pace = pace
+        self._now = now
+        self._words = NodeWords(labels=labels, now=now)
+        self._source: NodeSource | None = None
+        self._leftover = Keys()
+        self._farewell_until = 0.0  # in the loop's time
+        self._view: NodeView | None = None
+        self._answered = False  # the API server has told what the Node is like, or that it is none
+        self._since: datetime | None = None
+        self._state: NodeState | None = None
+        self._offered: PlanOffer | None = None
+        self._told: NodeState | None = None  # what is shown; the newest may still be held back
+        self._held_back: asyncio.TimerHandle | None = None
+        self._events = EventPublisher(access, node, pace=pace.events, wall=now)
+        self._writer = NodeWriter(
+            access,
+            node,
+            interest=INTEREST,
+            on_fault=self._writing_broke,
+            pace=pace.write,
+            wall=now,
+        )
+        self._follower = NodeFollower(
+            access,
+            node,
+            on_view=self._saw,
+            on_fault=self._following_broke,
+            interest=INTEREST,
+            pace=pace.follow,
+        )
+
+    # --- what others say to it ------------------------------------------------------------------
+
+    def use(self, source: NodeSource | None) -> None:
+        """Let this source have its say on the Node, in place of another or of none."""
+        before, self._source = self._source, source
+        if before is not None and self._view is not None:
+            self._leftover = before.withdrawal(self._view)
+            self._farewell_until = asyncio.get_running_loop().time() + self._pace.farewell
+        if source is not None and self._answered:
+            source.saw(self._view)
+        self._write()
+
+    def publish(self, state: NodeState, offered: PlanOffer | None) -> None:
+        """The node is like this now; `offered` is what it was made from."""
+        self._state, self._offered = state, offered
+        is_news = self._told is None or self._told.phase is not Phase.WORKING
+        if state.phase is not Phase.WORKING or not is_news:
+            self._show()
+            return
+        if self._held_back is None:
+            loop = asyncio.get_running_loop()
+            self._held_back = loop.call_later(self._pace.patience, self._show)
+        self._write()  # the source's answer does not wait
+
+    @property
+    def state(self) -> ClusterState:
+        """How the agent stands with the cluster."""
+        fault = self._follower.fault or self._writer.fault
+        return ClusterState(
+            server=self._access.server,
+            reachable=self._follower.unreachable_since is None,
+            since=self._since,
+            registered=self._view is not None,
+            problem=fault.message if fault else "",
+            remedy=fault.remedy if fault else "",
+        )
+
+    # --- its life -------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Follow and write until cancelled."""
+        async with asyncio.TaskGroup() as parts:
+            parts.create_task(self._follower.run(), name="follow the Node")
+            parts.create_task(self._writer.run(), name="write the Node")
+            parts.create_task(self._events.run(), name="publish Events")
+            parts.create_task(self._tell_events(), name="tell Events")
+            parts.create_task(self._wait_for_an_answer(), name="wait for the API server")
+
+    async def _wait_for_an_answer(self) -> None:
+        await asyncio.sleep(self._pace.first_answer)
+        if not self._answered:
+            self._go_without("it has not answered yet")
+
+    async def _tell_events(self) -> NoReturn:
+        last = 0
+        while True:
+            # One who follows too slowly is dropped, and goes on with the oldest that is left.
+            with self._event_log.following(after=last) as told:
+                async for event in told:
+                    last = event.id
+                    wanted = node_event(event)
+                    if wanted is not None:
+                        self._events.tell(wanted)
+            await asyncio.sleep(self._pace.events.interval)
+
+    # --- the Node -------------------------------------------------------------------------------
+
+    def _saw(self, view: NodeView | None) -> None:
+        self._answered = True
+        if view is None:
+            log.warning("the cluster has no Node of this name", node=self._node)
+        self._view = view
+        self._writer.saw(view)
+        for onlooker in self._onlookers:
+            onlooker.saw(view)
+        if self._source is not None:
+            self._source.saw(view)
+        self._write()
+
+    def _following_broke(self, fault: ClusterFault | None) -> None:
+        self._since = self._now()
+        if fault is None:
+            log.info("the API server answers again", server=self._access.server)
+            return
+        log.warning("the Node cannot be followed", error=fault.message, remedy=fault.remedy)
+        if not self._answered:
+            self._go_without(fault.message)
+
+    def _writing_broke(self, fault: ClusterFault | None) -> None:
+        if fault is None:
+            log.info("the Node can be written again")
+        else:
+            log.warning("the Node cannot be written", error=fault.message, remedy=fault.remedy)
+
+    def _go_without(self, why: str) -> None:
+        self._unreachable(f"the Node {self._node} is not known: {why}")
+
+    # --- what is written ------------------------------------------------------------------------
+
+    def _show(self) -> None:
+        if self._held_back is not None:
+            self._held_back.cancel()
+            self._held_back = None
+        self._told = self._state
+        self._write()
+
+    def _write(self) -> None:
+        """Want what is to be there now; nothing is sent when it is there already."""
+        if self._state is None or self._view is None:
+            return
+        said = self._words.of(self._told, self._view)
+        answer = Keys()
+        if self._source is not None and not self._yields():
+            answer = self._source.answer(self._view, self._state, self._offered)
+        if asyncio.get_running_loop().time() > self._farewell_until:
+            self._leftover = Keys(
+                _those_of(self._leftover.annotations, self._view.annotations),
+                _those_of(self._leftover.labels, self._view.labels),
+            )
+        left = self._leftover
+        wanted = Wanted(
+            {**left.annotations, **said.annotations, **answer.annotations},
+            {**left.labels, **said.labels, **answer.labels},
+            said.conditions,
+        )
+        too_large = self._writer.want(wanted)
+        if too_large is not None:
+            log.error("too large for the Node", key=too_large.key, bytes=too_large.size)
+
+
+def _those_of(keys: Mapping[str, str | None], there: Mapping[str, str]) -> Mapping[str, str | None]:
+    """The keys that are there still; once one has gone, it is nobody's business."""
+    return {key: None for key in keys if key in there}

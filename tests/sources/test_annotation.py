@@ -1,0 +1,50 @@
+"""The agent's own annotations as a plan."""
+
+from __future__ import annotations
+
+import pytest
+
+from nodeagent.planning.problems import Code, Problem
+from nodeagent.sources.annotation import PLAN, PLAN_NAME, offer
+from nodeagent.sources.plan_offer import NoPlan, PlanOffer, PlanText, UnreadablePlan
+
+FILE = PlanText(b"the file")
+MISSING = NoPlan("the plan file /etc/x does not exist")
+UNREADABLE = UnreadablePlan(Problem(Code.SYNTAX, "no"))
+
+
+@pytest.mark.parametrize("file", [FILE, MISSING, UNREADABLE])
+def test_a_plan(file: PlanOffer) -> None:
+    """The text as it is, with the name beside it where there is one; no file matters."""
+    assert offer({PLAN: "a"}, file) == PlanText(b"a")
+    assert offer({PLAN: "a", PLAN_NAME: "n"}, file) == PlanText(b"a", "n")
+    assert offer({PLAN: "a", PLAN_NAME: ""}, file) == PlanText(b"a")
+
+
+@pytest.mark.parametrize(
+    ("text", "encoded"),
+    [
+        ("", b""),
+        ("\x00\x1b[31m\r", b"\x00\x1b[31m\r"),
+        ("\ud800", b"\xed\xa0\x80"),
+        ("x" * 262_144, b"x" * 262_144),
+    ],
+)
+def test_any_text(text: str, encoded: bytes) -> None:
+    """Whatever an API server lets through is passed on, to be refused where texts are read."""
+    assert offer({PLAN: text}, MISSING) == PlanText(encoded)
+
+
+def test_a_name_alone() -> None:
+    """It is a configuration in the plan file; without that there is no plan, and why."""
+    assert offer({PLAN_NAME: "n"}, FILE) == PlanText(b"the file", "n")
+    assert offer({PLAN_NAME: "n"}, UNREADABLE) == UNREADABLE
+    found = offer({PLAN_NAME: "n"}, MISSING)
+    assert isinstance(found, NoPlan)
+    assert found.reason == f'the annotation {PLAN_NAME} is "n", but {MISSING.reason}'
+
+
+@pytest.mark.parametrize("annotations", [{}, {PLAN_NAME: ""}, {"example.com/plan": "x"}])
+def test_nothing(annotations: dict[str, str]) -> None:
+    """Without either of them nothing is asked for."""
+    assert isinstance(offer(annotations, FILE), NoPlan)
