@@ -1,21 +1,31 @@
-# The agent in a container. The driver's library and programs come from the node: NVIDIA's container
-# runtime puts them there (docs/operations.md), those of MPS with `compute`. What Debian always has
-# is enough besides: nsenter, for the way to the host's systemd.
+# The agent in a container. The driver comes from the node, in one of three ways (docs/install.md):
+# put there by NVIDIA's container runtime, out of the GPU Operator's driver container, or from the
+# host. For the latter two nothing of them but one library is used with what is here.
+#
+# What Debian always has is enough besides: bash for probes, chroot and nsenter for the way to the
+# driver's programs and to the host's systemd.
 
+# By its exact version; where every build has to be the same to the byte, give it with its digest:
+# docker build --build-arg PYTHON=python:3.11.13-slim-bookworm@sha256:...
 ARG PYTHON=python:3.11.13-slim-bookworm
 
 FROM ${PYTHON} AS build
 WORKDIR /src
 COPY requirements/run.txt requirements/build.txt requirements/
+# Compiled below, and of the Kubernetes client only what is used: else it is half of the image.
 RUN python -m venv /opt/nodeagent \
- && /opt/nodeagent/bin/pip install --no-cache-dir --require-hashes -r requirements/run.txt \
+ && /opt/nodeagent/bin/pip install --no-cache-dir --no-compile --require-hashes \
+      -r requirements/run.txt \
  && python -m pip install --no-cache-dir --require-hashes -r requirements/build.txt
 COPY pyproject.toml README.md LICENSE ./
 COPY nodeagent nodeagent
 # No index: what builds the package was installed from its lock above.
 RUN python -m pip wheel --no-index --no-deps --no-build-isolation --wheel-dir /wheels . \
- && /opt/nodeagent/bin/pip install --no-index --no-deps /wheels/*.whl \
- && /opt/nodeagent/bin/pip uninstall --yes pip setuptools
+ && /opt/nodeagent/bin/pip install --no-index --no-deps --no-compile /wheels/*.whl \
+ && /opt/nodeagent/bin/pip uninstall --yes pip setuptools \
+ && /opt/nodeagent/bin/python -m compileall -q -x '/kubernetes/' /opt/nodeagent/lib \
+ && /opt/nodeagent/bin/python -m compileall -q /opt/nodeagent/lib/python3*/site-packages/nodeagent \
+ && /opt/nodeagent/bin/python -c 'import nodeagent.kubernetes.access'
 
 FROM ${PYTHON}
 COPY --from=build /opt/nodeagent /opt/nodeagent
@@ -25,6 +35,6 @@ ENV PATH=/opt/nodeagent/bin:$PATH \
     NVIDIA_DRIVER_CAPABILITIES=compute,utility \
     NVIDIA_MIG_CONFIG_DEVICES=all \
     NVIDIA_MIG_MONITOR_DEVICES=all
-# Root, because the driver lets nobody else change MIG.
+# Root, because the driver lets nobody else change MIG. With simulated GPUs any user will do.
 ENTRYPOINT ["nodeagent"]
 CMD ["run"]

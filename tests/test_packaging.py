@@ -1,18 +1,14 @@
-"""What is installed and shipped: the locks, the image, the manifests."""
+"""What is installed and shipped: the locks, the package, the image."""
 
 from __future__ import annotations
 
 import re
+import shutil
+import subprocess
+import sys
 import tomllib
+import zipfile
 from pathlib import Path
-from typing import Any
-
-import yaml
-
-from nodeagent import __version__
-from nodeagent.cli.parser import parse
-from nodeagent.documents.reading import read_document
-from nodeagent.settings import load_settings
 
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
@@ -67,50 +63,42 @@ def test_each_dependency_has_a_reason() -> None:
     assert declared == listed
 
 
-def _manifest(name: str) -> Any:
-    return yaml.safe_load((ROOT / "manifests" / name).read_text(encoding="utf-8"))
-
-
-def test_the_manifests_fit_the_program() -> None:
-    """The DaemonSet's command line parses, its plan is a plan, its tag is this version."""
-    (container,) = _manifest("daemonset.yaml")["spec"]["template"]["spec"]["containers"]
-    options = parse(container["args"])
-    assert options.command == "run"
-    mounts = {mount["mountPath"] for mount in container["volumeMounts"]}
-    assert str(Path(str(options.plan)).parent) in mounts
-    kustomization = _manifest("kustomization.yaml")
-    assert kustomization["images"] == [{"name": container["image"], "newTag": __version__}]
-    assert read_document((ROOT / "manifests/plan.yaml").read_bytes()).entries == ()
-
-
-def test_the_pod_reaches_the_hosts_systemd() -> None:
-    """So that MPS daemons outlive it: the setting, the host's processes, root's powers, and the
-    directories of daemons and of CDI at the same place inside and outside.
-    """
-    pod = _manifest("daemonset.yaml")["spec"]["template"]["spec"]
-    (container,) = pod["containers"]
-    environment = {entry["name"]: entry["value"] for entry in container["env"] if "value" in entry}
-    settings = load_settings(None, environment, {})
-    assert settings.mps.launch == "hostSystemd"
-    assert pod["hostPID"]
-    assert container["securityContext"]["privileged"]
-    outside = {v["name"]: v["hostPath"]["path"] for v in pod["volumes"] if "hostPath" in v}
-    inside = {m["name"]: m["mountPath"] for m in container["volumeMounts"] if m["name"] in outside}
-    assert inside == outside
-    assert {str(settings.run.dir), str(settings.cdi.dir)} <= set(inside.values())
-
-
-def test_the_image_is_built_from_files_that_are_there() -> None:
-    """Each file that the Dockerfile copies exists and is let through by .dockerignore."""
+def _copied_into_the_image() -> list[str]:
     dockerfile = (ROOT / "Dockerfile").read_text(encoding="utf-8")
-    ignore = (ROOT / ".dockerignore").read_text(encoding="utf-8").splitlines()
-    allowed = [line.removeprefix("!") for line in ignore if line.startswith("!")]
-    copied = [
+    return [
         source
         for line in re.findall(r"^COPY (?!--from)(.+)$", dockerfile, re.MULTILINE)
         for source in line.split()[:-1]
     ]
+
+
+def test_the_image_is_built_from_files_that_are_there() -> None:
+    """Each file that the Dockerfile copies exists and is let through by .dockerignore."""
+    ignore = (ROOT / ".dockerignore").read_text(encoding="utf-8").splitlines()
+    allowed = [line.removeprefix("!") for line in ignore if line.startswith("!")]
+    copied = _copied_into_the_image()
     assert copied
     for source in copied:
         assert (ROOT / source).exists(), source
         assert source.split("/")[0] in allowed, source
+
+
+def test_the_package_builds_from_what_the_image_copies(tmp_path: Path) -> None:
+    """A wheel is made of these files alone, without a network, and has all the package's data."""
+    for source in _copied_into_the_image():
+        if (ROOT / source).is_dir():
+            ignored = shutil.ignore_patterns("__pycache__")
+            shutil.copytree(ROOT / source, tmp_path / source, ignore=ignored)
+        else:
+            (tmp_path / source).parent.mkdir(exist_ok=True)
+            shutil.copy(ROOT / source, tmp_path / source)
+    command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel"]
+    subprocess.run(command, cwd=tmp_path, check=True, capture_output=True)
+    (wheel,) = (tmp_path / "dist").iterdir()
+    package = {
+        str(path.relative_to(tmp_path))
+        for path in (tmp_path / "nodeagent").glob("**/*")
+        if path.is_file()
+    }
+    assert len(package) > 100
+    assert package <= set(zipfile.ZipFile(wheel).namelist())

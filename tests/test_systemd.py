@@ -115,6 +115,14 @@ def test_a_boot_is_never_held_up() -> None:
         assert {"Requires", "BindsTo", "Requisite", "RequiredBy"}.isdisjoint(_read(unit))
 
 
+def test_nothing_waits_for_the_kubelet_before_it_is_started() -> None:
+    """The oneshot does not ask the kubelet, which it runs before: no answer would be in use."""
+    assert "kubelet.service" in {name for line in _read(RESTORE)["Before"] for name in line.split()}
+    environment = dict(line.split("=", 1) for line in _read(RESTORE)["Environment"])
+    assert load_settings(None, environment, {}).kubelet.use == "never"
+    assert "Environment" not in _read(AGENT)
+
+
 def test_both_units_are_hardened_alike() -> None:
     """The oneshot has every protection of the agent, and no network besides."""
     protections = {

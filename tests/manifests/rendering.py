@@ -1,0 +1,77 @@
+"""The manifests as files, and as kubectl renders them."""
+
+from __future__ import annotations
+
+import functools
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+MANIFESTS = Path(__file__).parents[2] / "manifests"
+OVERLAYS = ("gpu-operator", "nos", "plain", "simulated")
+OLDEST = (1, 21)  # the first kubectl whose kustomize knows components
+
+Document = dict[str, Any]
+
+
+@functools.cache
+def why_not() -> str:
+    """Why nothing can be rendered here; empty when it can."""
+    if shutil.which("kubectl") is None:
+        return "kubectl is not installed"
+    said = subprocess.run(
+        ["kubectl", "version", "--client"], capture_output=True, text=True, check=False
+    ).stdout
+    found = re.search(r"v(\d+)\.(\d+)\.", said)
+    if found is None or (int(found[1]), int(found[2])) < OLDEST:
+        return f"kubectl is older than {OLDEST[0]}.{OLDEST[1]}, or says no version: {said[:100]!r}"
+    return ""
+
+
+@functools.cache
+def overlay(name: str) -> tuple[Document, ...]:
+    """All documents of an overlay; not to be changed."""
+    return _rendered(MANIFESTS / "overlays" / name)
+
+
+def with_components(folder: Path, name: str, components: Iterable[str]) -> tuple[Document, ...]:
+    """An overlay of one's own, made in `folder` from one of ours and some components."""
+    from_there = os.path.relpath(MANIFESTS, folder)
+    content = {
+        "resources": [f"{from_there}/overlays/{name}"],
+        "components": [f"{from_there}/components/{one}" for one in components],
+    }
+    (folder / "kustomization.yaml").write_text(yaml.safe_dump(content), encoding="utf-8")
+    return _rendered(folder)
+
+
+def _rendered(folder: Path) -> tuple[Document, ...]:
+    result = subprocess.run(
+        ["kubectl", "kustomize", str(folder)], capture_output=True, text=True, check=False
+    )
+    assert (result.returncode, result.stderr) == (0, ""), result.stderr
+    return tuple(yaml.safe_load_all(result.stdout))
+
+
+def written(path: str) -> tuple[Document, ...]:
+    """The documents of a file below manifests/, as they are written there."""
+    return tuple(yaml.safe_load_all((MANIFESTS / path).read_text(encoding="utf-8")))
+
+
+def one(documents: Iterable[Document], kind: str, name: str = "nodeagent") -> Document:
+    """The only document of this kind and name."""
+    (found,) = (d for d in documents if (d["kind"], d["metadata"]["name"]) == (kind, name))
+    return found
+
+
+def pod_of(documents: Iterable[Document]) -> tuple[Document, Document]:
+    """The DaemonSet's pod, and its one container."""
+    pod = one(documents, "DaemonSet")["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    return pod, container

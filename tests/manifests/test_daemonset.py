@@ -1,0 +1,187 @@
+"""The DaemonSet fits the program that it runs: its command, settings, folders, probes."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from nodeagent import __version__
+from nodeagent.cli.parser import parse
+from nodeagent.documents.reading import read_document
+from nodeagent.settings import Settings, load_settings
+from tests.http_api.serving import api
+from tests.manifests.rendering import MANIFESTS, Document, overlay, pod_of, why_not, written
+
+WITH_GPUS = ("gpu-operator", "nos", "plain")
+rendered = pytest.mark.skipif(bool(why_not()), reason=why_not())
+POD, CONTAINER = pod_of(written("base/daemonset.yaml"))
+
+
+def _environment(container: Document) -> dict[str, str]:
+    given = {entry["name"]: entry["value"] for entry in container["env"] if "value" in entry}
+    return {**given, "NODE_NAME": "gpu-0"}
+
+
+def _settings(name: str) -> Settings:
+    """What is in force in a pod of this overlay."""
+    return load_settings(
+        MANIFESTS / "overlays" / name / "settings.yaml", _environment(CONTAINER), {}
+    )
+
+
+def test_the_base_fits_the_program() -> None:
+    """Its command line is the agent's, its image is this version's, and the node's name is told."""
+    assert parse(CONTAINER["args"]).command == "run"
+    assert CONTAINER["image"] == f"nodeagent:{__version__}"
+    (name,) = (e for e in CONTAINER["env"] if e["name"] == "NODE_NAME")
+    assert name["valueFrom"]["fieldRef"]["fieldPath"] == "spec.nodeName"
+
+
+@pytest.mark.parametrize("name", WITH_GPUS)
+def test_the_overlays_settings_are_settings(name: str) -> None:
+    """The settings file of each is accepted, and says what the overlay is for."""
+    settings = _settings(name)
+    expected = {
+        "gpu-operator": ("auto", "pauseLabels"),
+        "nos": ("nos", "deletePods"),
+        "plain": ("auto", "deletePods"),
+    }
+    assert (settings.plan.source, settings.kubernetes.clients) == expected[name]
+
+
+@pytest.mark.parametrize("name", WITH_GPUS)
+def test_the_pod_reaches_the_hosts_systemd(name: str) -> None:
+    """So that MPS daemons outlive it: the setting, the host's processes, root's powers, and the
+    directories of daemons and of CDI at the same place inside and outside.
+    """
+    settings = _settings(name)
+    assert settings.mps.launch == "hostSystemd"
+    assert POD["hostPID"]
+    assert CONTAINER["securityContext"]["privileged"]
+    inside, outside = _mounts()
+    for folder in (settings.run.dir, settings.cdi.dir, settings.state.dir):
+        assert inside[str(folder)] == outside[inside[str(folder)]]["name"]
+        assert outside[inside[str(folder)]]["hostPath"]["path"] == str(folder)
+
+
+def test_the_kubelets_folder_is_mounted_where_it_is_looked_for() -> None:
+    """The folder, not the socket in it, from the host's place to the same."""
+    folder = str(load_settings(None, {}, {}).kubelet.socket.parent)
+    inside, outside = _mounts()
+    assert outside[inside[folder]]["hostPath"] == {"path": folder, "type": "Directory"}
+
+
+def _mounts() -> tuple[dict[str, str], dict[str, Any]]:
+    """Volumes' names by mount path, and the volumes by name."""
+    inside = {mount["mountPath"]: mount["name"] for mount in CONTAINER["volumeMounts"]}
+    return inside, {volume["name"]: volume for volume in POD["volumes"]}
+
+
+@rendered
+def test_the_simulated_overlay_fits_the_program() -> None:
+    """Its command simulates, and its settings keep to what the pod may write."""
+    _, container = pod_of(overlay("simulated"))
+    options = parse(container["args"])
+    assert (options.command, options.simulate) == ("run", "h100-80gb:2")
+    settings = load_settings(None, _environment(container), {})
+    assert settings.kubelet.use == "never"
+    mounts = {mount["mountPath"] for mount in container["volumeMounts"]}
+    assert {str(settings.run.dir), str(settings.state.dir), "/tmp"} <= mounts
+
+
+@pytest.mark.parametrize(
+    ("component", "source"), [("source-file", "file"), ("source-mig-config", "mig-config")]
+)
+def test_a_component_names_the_source_and_its_file(component: str, source: str) -> None:
+    """Its patch sets the plan's source and mounts the file where the setting looks for it, and the
+    file that it brings is one that the agent reads.
+    """
+    (kustomization,) = written(f"components/{component}/kustomization.yaml")
+    pod, container = pod_of([yaml.safe_load(kustomization["patches"][0]["patch"])])
+    settings = load_settings(None, _environment(container), {})
+    assert settings.plan.source == source
+    (mount,) = container["volumeMounts"]
+    assert str(settings.plan.file.parent) == mount["mountPath"]
+    assert pod["volumes"][0]["configMap"]["name"] == kustomization["configMapGenerator"][0]["name"]
+    (file,) = kustomization["configMapGenerator"][0]["files"]
+    assert file == settings.plan.file.name
+    read_document((MANIFESTS / "components" / component / file).read_bytes())
+
+
+# --- probes -------------------------------------------------------------------------------------
+
+
+async def _probe(kind: str, port: str) -> int:
+    command = [part.replace("/9470", f"/{port}") for part in CONTAINER[kind]["exec"]["command"]]
+    process = await asyncio.create_subprocess_exec(
+        *command, stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.DEVNULL
+    )
+    return await process.wait()
+
+
+async def test_the_probes_ask_the_agent() -> None:
+    """They pass while the agent is well, fail while it says that it is not, and fail when nobody
+    listens.
+    """
+    kinds = ("startupProbe", "livenessProbe", "readinessProbe")
+    async with api(observed=False) as served:
+        port = served.base.rpartition(":")[2]
+        assert [await _probe(kind, port) for kind in kinds] == [0, 0, 0]
+        served.reasons.append("the driver does not answer")
+        assert 0 not in [await _probe(kind, port) for kind in kinds]
+    assert 0 not in [await _probe(kind, port) for kind in kinds]
+
+
+def test_the_probes_ask_where_the_api_listens() -> None:
+    """The address in them is the setting's default."""
+    listen = load_settings(None, {}, {}).api.listen
+    for kind in ("startupProbe", "livenessProbe", "readinessProbe"):
+        assert f"/dev/tcp/{listen.host}/{listen.port}" in CONTAINER[kind]["exec"]["command"][-1]
+
+
+# --- the driver ---------------------------------------------------------------------------------
+
+
+def _find_driver(root: Path, library: Path) -> list[str]:
+    """The command of the init container, for other folders than the pod's."""
+    (patch,) = written("components/driver-from-operator/driver-root.yaml")
+    (container,) = patch["spec"]["template"]["spec"]["initContainers"]
+    *start, script = container["command"]
+    script = script.replace("/driver-root", str(root)).replace("/driver-library", str(library))
+    return [*start, script]
+
+
+@pytest.mark.parametrize("folder", ["usr/lib64", "usr/lib/x86_64-linux-gnu"])
+def test_the_drivers_library_is_found_below_its_root(folder: str, tmp_path: Path) -> None:
+    """By relative links as in NVIDIA's packages, and by absolute ones as in Debian's, which mean
+    the driver's root; nothing but this library is linked.
+    """
+    root, library = tmp_path / "root", tmp_path / "library"
+    real = root / "opt/current/libnvidia-ml.so.570"
+    for parent in (real.parent, root / folder, root / "etc/alternatives", root / "dev", library):
+        parent.mkdir(parents=True)
+    (root / "dev/nvidiactl").touch()
+    real.write_text("the library")
+    (root / "etc/alternatives/nvml").symlink_to("/opt/current/libnvidia-ml.so.1")
+    (real.parent / "libnvidia-ml.so.1").symlink_to("libnvidia-ml.so.570")
+    (root / folder / "libnvidia-ml.so.1").symlink_to("/etc/alternatives/nvml")
+    subprocess.run(_find_driver(root, library), check=True, stdout=subprocess.DEVNULL, timeout=5)
+    assert [path.name for path in library.iterdir()] == ["libnvidia-ml.so.1"]
+    assert (library / "libnvidia-ml.so.1").read_text() == "the library"
+
+
+def test_the_driver_is_waited_for(tmp_path: Path) -> None:
+    """While there is no driver the container waits and says so."""
+    command = _find_driver(tmp_path, tmp_path)
+    with subprocess.Popen(command, stdout=subprocess.PIPE, start_new_session=True) as waiting:
+        assert waiting.stdout is not None
+        line = waiting.stdout.readline()
+        os.killpg(waiting.pid, signal.SIGKILL)  # with the sleep that it waits in
+    assert line == f"no driver below {tmp_path} yet\n".encode()

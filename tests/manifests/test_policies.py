@@ -1,0 +1,146 @@
+"""The admission policies let an agent do what it has to, and nothing else."""
+
+from __future__ import annotations
+
+import copy
+import functools
+from typing import Any
+
+import pytest
+
+from nodeagent.disturbance.client_labels import CLIENTS
+from tests.cluster.patching import merged
+from tests.manifests.admission import AGENT, AdmissionPolicy, Asked
+from tests.manifests.node_changes import ALLOWED, DENIED, NODE, PAUSED, Change
+from tests.manifests.rendering import one, written
+
+POLICIES = {
+    "nodeagent-own-node": "base/node-policy.yaml",
+    "nodeagent-own-events": "base/event-policy.yaml",
+    "nodeagent-plugin-pods": "components/plugin-pod-deletion/policy.yaml",
+    "nodeagent-evictions": "components/evictions/policy.yaml",
+}
+
+
+@functools.cache
+def policy(name: str) -> AdmissionPolicy:
+    """One of POLICIES, compiled."""
+    return AdmissionPolicy(one(written(POLICIES[name]), "ValidatingAdmissionPolicy", name))
+
+
+def _without_empty(node: dict[str, Any]) -> dict[str, Any]:
+    """As the API server hands it on: empty maps and lists below the top are left out."""
+    return {
+        part: {key: value for key, value in content.items() if value not in ({}, [])}
+        for part, content in node.items()
+    }
+
+
+def _asked(change: Change, user: str = AGENT) -> Asked:
+    after = merged(copy.deepcopy(change.before), change.patch)
+    if change.status:
+        after["spec"] = change.before["spec"]
+    else:
+        after["status"] = change.before["status"]
+    return Asked(
+        "UPDATE",
+        "nodes/status" if change.status else "nodes",
+        _without_empty(after),
+        _without_empty(change.before),
+        node=change.node,
+        user=user,
+    )
+
+
+# --- Nodes --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("change", ALLOWED, ids=lambda change: change.name)
+def test_what_an_agent_has_to_write_is_let_through(change: Change) -> None:
+    """Each thing that the agent writes on its Node passes."""
+    assert policy("nodeagent-own-node").denials(_asked(change)) == []
+
+
+@pytest.mark.parametrize("change", DENIED, ids=lambda change: change.name)
+def test_everything_else_is_denied(change: Change) -> None:
+    """What is not the agent's to write is denied, with words that name it."""
+    denials = policy("nodeagent-own-node").denials(_asked(change))
+    assert change.denied in "".join(denials[:1])  # the API server tells the first
+    assert denials
+
+
+def test_nobody_else_is_concerned() -> None:
+    """Who is not the agent may do all this, as far as this policy goes."""
+    for change in DENIED:
+        asked = _asked(change, user="system:serviceaccount:other:nodeagent")
+        assert policy("nodeagent-own-node").denials(asked) == []
+
+
+def test_every_label_that_is_paused_may_be() -> None:
+    """The policy knows the same labels of the GPU Operator as the agent."""
+    for client in CLIENTS:
+        before = {**NODE, "metadata": {"name": "gpu-0", "labels": {client.label: "true"}}}
+        pause = {"metadata": {"labels": {client.label: PAUSED}}}
+        assert policy("nodeagent-own-node").denials(_asked(Change("", pause, before=before))) == []
+
+
+# --- Events -------------------------------------------------------------------------------------
+
+
+def _event(kind: str, name: str) -> dict[str, Any]:
+    return {"metadata": {"name": "x"}, "involvedObject": {"kind": kind, "name": name}}
+
+
+def test_events_are_about_the_agents_own_node() -> None:
+    """An Event about the own Node passes, one about another object does not."""
+    events = policy("nodeagent-own-events")
+    own = _event("Node", "gpu-0")
+    assert events.denials(Asked("CREATE", "events", own)) == []
+    assert events.denials(Asked("UPDATE", "events", own, own)) == []
+    nothing: dict[str, Any] = {"involvedObject": {}}
+    for other in (_event("Node", "gpu-1"), _event("Pod", "gpu-0"), nothing):
+        (denied,) = events.denials(Asked("CREATE", "events", other))
+        assert "Events about it alone" in denied
+    (denied,) = events.denials(Asked("UPDATE", "events", own, _event("Node", "gpu-1")))
+    assert "another's Event" in denied
+    assert events.denials(Asked("CREATE", "events", own, node="")) != []
+
+
+# --- pods ---------------------------------------------------------------------------------------
+
+
+def _pod(node: str, owner: str = "DaemonSet") -> dict[str, Any]:
+    owners = [{"kind": owner, "name": "x", "controller": True}] if owner else []
+    return {
+        "metadata": {"name": "x", **({"ownerReferences": owners} if owners else {})},
+        "spec": {"nodeName": node} if node else {},
+    }
+
+
+def test_pods_of_daemon_sets_on_the_own_node_may_be_deleted() -> None:
+    """The device plugin's pod may go; another node's, or one that does not come back, may not."""
+    pods = policy("nodeagent-plugin-pods")
+    assert pods.denials(Asked("DELETE", "pods", None, _pod("gpu-0"))) == []
+    for before, node, words in (
+        (_pod("gpu-1"), "gpu-0", "deletes pods there alone"),
+        (_pod(""), "gpu-0", "deletes pods there alone"),
+        (_pod("gpu-0"), "", "deletes pods there alone"),
+        (_pod("gpu-0", "ReplicaSet"), "gpu-0", "but a DaemonSet's"),
+        (_pod("gpu-0", ""), "gpu-0", "but a DaemonSet's"),
+    ):
+        (denied,) = pods.denials(Asked("DELETE", "pods", None, before, node=node))
+        assert words in denied
+
+
+def test_the_clusters_own_pods_are_not_evicted() -> None:
+    """Evictions pass for a token that names a Node, but not of pods in kube-system."""
+    evictions = policy("nodeagent-evictions")
+    eviction = {"metadata": {"name": "x"}}
+
+    def denials(namespace: str, node: str = "gpu-0") -> list[str]:
+        asked = Asked("CREATE", "pods/eviction", eviction, node=node, namespace=namespace)
+        return evictions.denials(asked)
+
+    assert denials("team-a") == []
+    assert denials("kube-system") == ["no agent evicts pods of kube-system"]
+    assert len(denials("team-a", node="")) == 1

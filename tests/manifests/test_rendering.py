@@ -1,0 +1,176 @@
+"""Every overlay renders, and what comes out is what Kubernetes knows."""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Iterable
+from itertools import chain
+from pathlib import Path
+
+import kubernetes_validate
+import pytest
+import yaml
+
+from nodeagent import __version__
+from tests.manifests.rendering import (
+    MANIFESTS,
+    OVERLAYS,
+    Document,
+    one,
+    overlay,
+    pod_of,
+    why_not,
+    with_components,
+    written,
+)
+
+VERSIONS = ("1.30", "1.37")  # the first with the policies, and the newest that the schemas know
+TOGETHER = (  # components that an overlay may have at once
+    ("driver-from-host", "evictions", "mps-in-pod", "plugin-pod-deletion", "source-file"),
+    ("driver-from-operator", "source-mig-config"),
+)
+rendered = pytest.mark.skipif(bool(why_not()), reason=why_not())
+
+
+def _valid(documents: Iterable[Document]) -> None:
+    for document in documents:
+        _valid_text(json.dumps(document))
+
+
+@functools.cache  # most documents are in every overlay
+def _valid_text(text: str) -> None:
+    for version in VERSIONS:
+        kubernetes_validate.validate(json.loads(text), version, strict=True)
+
+
+def _whole_files() -> list[str]:
+    """Manifests that are complete as they are written: what a kustomization names as a resource."""
+    return sorted(
+        str((path.parent / name).relative_to(MANIFESTS))
+        for path in MANIFESTS.glob("**/kustomization.yaml")
+        for name in yaml.safe_load(path.read_text(encoding="utf-8")).get("resources", ())
+        if name.endswith(".yaml")
+    )
+
+
+@pytest.mark.parametrize("path", _whole_files())
+def test_the_files_are_what_kubernetes_knows(path: str) -> None:
+    """Each manifest fits Kubernetes' own schema, with no key that it does not have."""
+    _valid(written(path))
+
+
+def test_a_wrong_key_is_found() -> None:
+    """The check above is one: a key that a DaemonSet does not have is refused."""
+    (document,) = written("base/daemonset.yaml")
+    document["spec"]["template"]["spec"]["hostPid"] = True
+    with pytest.raises(kubernetes_validate.ValidationError, match="hostPid"):
+        _valid([document])
+
+
+@rendered
+@pytest.mark.parametrize("name", OVERLAYS)
+def test_the_overlay_renders(name: str) -> None:
+    """kubectl renders it, and each document fits Kubernetes' own schema."""
+    documents = overlay(name)
+    _valid(documents)
+    names = [(d["kind"], d["metadata"].get("namespace"), d["metadata"]["name"]) for d in documents]
+    assert len(set(names)) == len(names)
+
+
+@rendered
+@pytest.mark.parametrize("components", TOGETHER, ids=lambda names: names[0])
+def test_the_components_fit_an_overlay(components: tuple[str, ...], tmp_path: Path) -> None:
+    """An overlay of one's own with these components renders and is valid, and all its images are
+    of this version.
+    """
+    documents = with_components(tmp_path, "gpu-operator", components)
+    _valid(documents)
+    pod = one(documents, "DaemonSet")["spec"]["template"]["spec"]
+    for container in chain(pod["containers"], pod.get("initContainers", ())):
+        assert container["image"] == f"nodeagent:{__version__}"
+    assert {mount["name"] for mount in pod["containers"][0]["volumeMounts"]} == {
+        volume["name"] for volume in pod["volumes"]
+    }
+
+
+def test_all_are_tested() -> None:
+    """No overlay and no component is left out above."""
+    assert set(OVERLAYS) == {path.name for path in (MANIFESTS / "overlays").iterdir()}
+    assert set(chain(*TOGETHER)) == {path.name for path in (MANIFESTS / "components").iterdir()}
+
+
+@rendered
+def test_the_simulated_agent_has_no_power() -> None:
+    """It has nothing of the host and no privilege, and its namespace allows no more."""
+    documents = overlay("simulated")
+    pod, container = pod_of(documents)
+    assert not {"hostPID", "hostNetwork", "hostIPC", "runtimeClassName", "nodeSelector"} & set(pod)
+    assert all("hostPath" not in volume for volume in pod["volumes"])
+    assert {mount["name"] for mount in container["volumeMounts"]} == {
+        volume["name"] for volume in pod["volumes"]
+    }
+    assert container["securityContext"] == {
+        "allowPrivilegeEscalation": False,
+        "readOnlyRootFilesystem": True,
+        "capabilities": {"drop": ["ALL"]},
+    }
+    assert pod["securityContext"]["runAsNonRoot"]
+    labels = one(documents, "Namespace")["metadata"]["labels"]
+    assert labels == {"pod-security.kubernetes.io/enforce": "restricted"}
+
+
+@rendered
+@pytest.mark.parametrize("name", OVERLAYS)
+def test_policies_and_rights_speak_of_the_account_that_the_pods_have(name: str) -> None:
+    """The user in every policy is the DaemonSet's, every policy is bound, every right is given to
+    that account: a namespace changed in one place would switch the policies off.
+    """
+    documents = overlay(name)
+    daemon_set = one(documents, "DaemonSet")
+    namespace = daemon_set["metadata"]["namespace"]
+    account = daemon_set["spec"]["template"]["spec"]["serviceAccountName"]
+    one(documents, "ServiceAccount", account)
+    policies = [d for d in documents if d["kind"] == "ValidatingAdmissionPolicy"]
+    for policy in policies:
+        (condition,) = policy["spec"]["matchConditions"]
+        user = f"system:serviceaccount:{namespace}:{account}"
+        assert condition["expression"] == f"request.userInfo.username == '{user}'"
+        assert policy["spec"]["failurePolicy"] == "Fail"
+        binding = one(documents, "ValidatingAdmissionPolicyBinding", policy["metadata"]["name"])
+        assert binding["spec"]["policyName"] == policy["metadata"]["name"]
+        assert binding["spec"]["validationActions"] == ["Deny"]
+    for binding in (d for d in documents if d["kind"].endswith("RoleBinding")):
+        assert binding["subjects"] == [
+            {"kind": "ServiceAccount", "name": account, "namespace": namespace}
+        ]
+        one(documents, binding["roleRef"]["kind"], binding["roleRef"]["name"])
+
+
+@pytest.mark.parametrize(
+    "folder", ["base", "components/evictions", "components/plugin-pod-deletion"]
+)
+def test_a_right_comes_with_its_policy(folder: str) -> None:
+    """Who may change Nodes, tell Events, delete or evict pods is held to a policy that comes along
+    with the right.
+    """
+    documents = [d for path in _whole_files() if path.startswith(folder) for d in written(path)]
+    held = {
+        (resource, operation)
+        for policy in documents
+        if policy["kind"] == "ValidatingAdmissionPolicy"
+        for rule in policy["spec"]["matchConstraints"]["resourceRules"]
+        for resource in rule["resources"]
+        for operation in rule["operations"]
+    }
+    operations = {"patch": "UPDATE", "create": "CREATE", "delete": "DELETE"}
+    changes = {
+        (resource, operations[verb])
+        for role in documents
+        if role["kind"] in {"Role", "ClusterRole"}
+        for rule in role["rules"]
+        for resource in rule["resources"]
+        for verb in set(rule["verbs"]) - {"get", "list", "watch"}
+    }
+    assert changes
+    assert changes <= held
