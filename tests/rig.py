@@ -19,6 +19,7 @@ from nodeagent.reconciling.heartbeats import Heartbeats
 from nodeagent.reconciling.last_good_plan import FILE_NAME, LastGoodPlan
 from nodeagent.reconciling.narrator import Narrator
 from nodeagent.reconciling.reconciler import Reconciler, Rules
+from nodeagent.reconciling.surroundings import Surroundings
 from nodeagent.reports.node_state import NodeState, Phase
 from nodeagent.reports.words import layout_words
 from nodeagent.sources.plan_offer import PlanText
@@ -53,6 +54,8 @@ class Rig:
         retry: float = 3600,
         observe_deadline: float = 5.0,
         step_deadline: float = 5.0,
+        surroundings: Surroundings | None = None,
+        on_state: Callable[[NodeState], None] = lambda _: None,
     ) -> None:
         self.events = EventLog()
         self.states: list[NodeState] = []
@@ -65,8 +68,15 @@ class Rig:
             last_good=LastGoodPlan(folder / FILE_NAME),
             narrator=Narrator(self.events),
             hearts=self.hearts,
-            on_state=self.states.append,
+            on_state=self._took,
+            surroundings=surroundings,
         )
+
+        self._on_state = on_state
+
+    def _took(self, state: NodeState) -> None:
+        self.states.append(state)
+        self._on_state(state)
 
     @property
     def state(self) -> NodeState:

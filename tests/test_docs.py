@@ -57,10 +57,11 @@ def test_every_setting_is_documented_with_its_default() -> None:
             value = value[part]
         if name == "node_name":
             assert "host name" in default
-        elif value is None:
+        elif value is None or value == "":
             assert default == "none"
         else:
-            written = f"{value:g}" if isinstance(value, float) else str(value)
+            exact = value if isinstance(value, str) else json.dumps(value)
+            written = f"{value:g}" if isinstance(value, float) else exact
             assert default == f"`{written}`", name
 
 

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from nodeagent.agent.cluster_part import ClusterPart
 from nodeagent.agent.mps_part import MpsPart
 from nodeagent.planning.plan import NodePlan, Policy, Verdict
 from nodeagent.reconciling.event_log import EventLog
@@ -28,9 +29,12 @@ _FRESH = 5.0  # seconds after which a picture is renewed when somebody asks for 
 class Answering:
     """The answers of one agent."""
 
-    def __init__(self, reconciler: Reconciler, mps: MpsPart, policy: Policy) -> None:
+    def __init__(
+        self, reconciler: Reconciler, mps: MpsPart, cluster: ClusterPart | None, policy: Policy
+    ) -> None:
         self._reconciler = reconciler
         self._mps = mps
+        self._cluster = cluster
         self._policy = policy
 
     def answers(self, events: EventLog, *, not_alive: Callable[[], tuple[str, ...]]) -> Answers:
@@ -50,8 +54,10 @@ class Answering:
         )
 
     def _state(self) -> NodeState:
-        """With the daemons as they are at this moment."""
-        return replace(self._reconciler.state, mps=self._mps.overview().daemons)
+        """With the daemons and the cluster as they are at this moment."""
+        cluster = self._cluster.state if self._cluster else None
+        daemons = self._mps.overview().daemons
+        return replace(self._reconciler.state, mps=daemons, cluster=cluster)
 
     def _status(self, gpu: str | None) -> Json | None:
         self._reconciler.look_if_older_than(_FRESH)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import replace
 
@@ -24,7 +24,7 @@ from nodeagent.mps.clients import Offence
 from nodeagent.mps.fleet import InUse
 from nodeagent.mps.lifecycle.values import Report
 from nodeagent.mps.shares import DaemonSpec
-from nodeagent.planning.observed import ObservedNode
+from nodeagent.planning.observed import ObservedNode, User
 from nodeagent.planning.problems import Code, Problem
 from nodeagent.reconciling.event_log import EventLog, EventType
 from nodeagent.reconciling.mps_events import BAD, event_of
@@ -98,8 +98,9 @@ class MpsPart:
 
     def overview(self) -> MpsOverview:
         """The daemons with their clients, and what is wrong."""
-        daemons = tuple(map(self._with_clients, self._fleet.statuses()))
         observed = self.node.seen or ObservedNode()
+        pods = {user.pid: user for user in _users(observed) if user.pid and user.pod}
+        daemons = tuple(self._with_clients(daemon, pods) for daemon in self._fleet.statuses())
         problems = mps_problems(daemons, observed)
         return MpsOverview(
             daemons, (*problems, *self.node.publishing_problems, *self._memory_problems())
@@ -109,10 +110,10 @@ class MpsPart:
         problem = self._memory.problem
         return (Problem(Code.MPS, problem.message, problem.remedy),) if problem else ()
 
-    def _with_clients(self, daemon: DaemonState) -> DaemonState:
+    def _with_clients(self, daemon: DaemonState, pods: Mapping[int, User]) -> DaemonState:
         known = {client.pid: client for client in self._clients.get(daemon.device, ())}
-        clients = tuple(known.get(client.pid, client) for client in daemon.clients)
-        return replace(daemon, clients=clients)
+        clients = [known.get(client.pid, client) for client in daemon.clients]
+        return replace(daemon, clients=tuple(_of_pod(c, pods.get(c.pid)) for c in clients))
 
     # --- what people want -----------------------------------------------------------------------
 
@@ -186,3 +187,18 @@ class MpsPart:
             if seen != self._clients:
                 self._clients = seen
                 self._nudge("MPS clients changed")
+
+
+def _users(node: ObservedNode) -> Iterator[User]:
+    for gpu in node.gpus:
+        yield from gpu.usage.processes
+        for instance in gpu.instances:
+            for device in instance.compute:
+                yield from device.usage.processes
+
+
+def _of_pod(client: ClientState, user: User | None) -> ClientState:
+    """The client with the pod that the driver's picture has for its process."""
+    if user is None:
+        return client
+    return replace(client, namespace=user.namespace, pod=user.pod, container=user.container)

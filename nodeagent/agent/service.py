@@ -19,15 +19,20 @@ from typing import Any
 import structlog
 
 from nodeagent.agent.answering import Answering
+from nodeagent.agent.cluster_part import ClusterPart
 from nodeagent.agent.logs import configure_logging
 from nodeagent.agent.mps_part import MpsPart
+from nodeagent.agent.plan_part import PlanPart, SettingsFile, source_of
 from nodeagent.agent.sd_notify import Notifier
 from nodeagent.errors import NodeagentError
+from nodeagent.execution.device_users import kubelet_users
 from nodeagent.execution.mps_setup import longest_step, places_of, simulated_places
 from nodeagent.execution.writer_lock import FILE_NAME as LOCK_NAME
 from nodeagent.execution.writer_lock import writer_lock
 from nodeagent.gpu.driver import Driver
+from nodeagent.gpu.topology import Topology
 from nodeagent.gpu.usage import UsageProbe
+from nodeagent.kubernetes.presence import is_in_cluster
 from nodeagent.planning.plan import Policy
 from nodeagent.reconciling.attempts import Backoff
 from nodeagent.reconciling.event_log import EventLog, EventType
@@ -39,7 +44,6 @@ from nodeagent.reconciling.reconciler import Reconciler, Rules
 from nodeagent.reports.node_state import NodeState
 from nodeagent.settings import Settings
 from nodeagent.sources.file_watch import changes
-from nodeagent.sources.plan_file import PlanFile
 
 log = structlog.get_logger(__name__)
 
@@ -64,13 +68,21 @@ class Simulation:
     throwaway: bool = False
 
 
-def run(settings: Settings, *, simulation: Simulation | None = None) -> None:
-    """Run the agent until a signal ends it; raises NodeagentError when it cannot go on."""
+def run(
+    settings: Settings,
+    *,
+    settings_file: SettingsFile | None = None,
+    simulation: Simulation | None = None,
+) -> None:
+    """Run the agent until a signal ends it; raises NodeagentError when it cannot go on.
+
+    With `settings_file` a change of the plan's source there acts at once.
+    """
     notifier = Notifier.take_from(os.environ)
     configure_logging(form=settings.log.format, level=settings.log.level)
     with _only_writer(settings, simulation):
         try:
-            asyncio.run(Agent(settings, simulation, notifier).run())
+            asyncio.run(Agent(settings, settings_file, simulation, notifier).run())
         except BaseExceptionGroup as group:
             raise _first_of(group) from None
 
@@ -101,9 +113,20 @@ class Agent:
     """The parts of one agent. Made and run inside an event loop, once."""
 
     def __init__(
-        self, settings: Settings, simulation: Simulation | None, notifier: Notifier
+        self,
+        settings: Settings,
+        settings_file: SettingsFile | None,
+        simulation: Simulation | None,
+        notifier: Notifier,
     ) -> None:
         self._settings = settings
+        self._settings_file = settings_file
+        self._in_cluster = is_in_cluster(
+            use=settings.kubernetes.use,
+            kubeconfig=settings.kubernetes.kubeconfig,
+            environment=os.environ,
+        )
+        self._source = source_of(settings.plan, in_cluster=self._in_cluster)
         self._simulation = simulation
         self._notifier = notifier
         self._policy = Policy(
@@ -112,21 +135,31 @@ class Agent:
         )
         self._events = EventLog()
         # One for life: a driver that hangs is not called again and again in new threads.
+        self._kubelet = kubelet_users(
+            settings.kubelet, in_cluster=self._in_cluster, simulated=simulation is not None
+        )
         self._driver = self._make_driver()
 
     async def run(self) -> None:
         """Run until a signal; raises the first failure of a part, alone or in a group."""
         self._hearts = Heartbeats(asyncio.get_running_loop().time)
         self._mps = self._make_mps()
+        self._cluster = self._make_cluster()
         self._reconciler = self._make_reconciler()
+        self._plan = PlanPart(
+            self._settings, self._settings_file, self._reconciler, self._cluster, self._hearts
+        )
         self._events.add(EventType.STARTED, f"the agent of {self._settings.node_name} started")
         # What an earlier agent left running has to be known before anything is planned.
         async with self._mps.running(), asyncio.TaskGroup() as parts:
             with self._stopped_by_signals():
                 others = [
                     parts.create_task(part(), name=part.__name__.strip("_"))
-                    for part in (self._follow_plan, self._serve_api, self._beat, self._follow_node)
+                    for part in (self._serve_api, self._beat, self._follow_simulated)
                 ]
+                others.append(parts.create_task(self._plan.run(), name="plan"))
+                if self._cluster:
+                    others.append(parts.create_task(self._cluster.run(), name="cluster"))
                 await parts.create_task(self._reconciler.run(), name="reconcile")
             self._events.close()
             for task in others:
@@ -139,7 +172,7 @@ class Agent:
         longest = max(settings.driver.step_deadline, longest_step(settings.mps))
         deadlines = longest + 4 * settings.driver.observe_deadline
         return Reconciler(
-            state=NodeState(settings.node_name, settings.plan.source),
+            state=NodeState(settings.node_name, self._source),
             open_driver=lambda: self._mps.node,
             rules=Rules(
                 policy=self._policy,
@@ -152,10 +185,25 @@ class Agent:
             last_good=LastGoodPlan(self._plan_store()),
             narrator=Narrator(self._events),
             hearts=self._hearts,
-            on_state=self._tell_systemd,
+            on_state=self._tell,
             host_for=self._mps.host_for,
             mps=self._mps.overview,
             on_plan=self._mps.plan_accepted,
+            surroundings=self._cluster.surroundings if self._cluster else None,
+        )
+
+    def _make_cluster(self) -> ClusterPart | None:
+        if not self._in_cluster:
+            return None
+        return ClusterPart(
+            self._settings,
+            self._policy,
+            self._events,
+            source=self._source,
+            offer=lambda offer: self._reconciler.offer(offer),  # noqa: PLW0108 - as below
+            nudge=lambda reason: self._reconciler.nudge(reason),  # noqa: PLW0108 - as below
+            rounds=lambda: self._reconciler.state.rounds,
+            kubelet=self._kubelet,
         )
 
     def _make_mps(self) -> MpsPart:
@@ -179,6 +227,8 @@ class Agent:
             observe_deadline=settings.driver.observe_deadline,
             step_deadline=settings.driver.step_deadline,
             usage=None if simulation else UsageProbe(),
+            allocations=self._kubelet,
+            topology=Topology(),
             nvidia_smi=simulation.nvidia_smi if simulation else settings.nvidia_smi,
         )
 
@@ -188,18 +238,7 @@ class Agent:
             return _beside(self._simulation.state, PLAN_NAME)
         return self._settings.state.dir / PLAN_NAME
 
-    async def _follow_plan(self) -> None:
-        look_every = self._settings.resync.interval
-        plan_file = PlanFile(
-            self._settings.plan.file,
-            self._reconciler.offer,
-            configuration=self._settings.plan.name,
-            look_every=look_every,
-            alive=lambda: self._hearts.beat("plan file's watch", within=look_every + _MARGIN),
-        )
-        await plan_file.run()
-
-    async def _follow_node(self) -> None:
+    async def _follow_simulated(self) -> None:
         """Processes of a simulated node are no processes: its file tells when they go."""
         if self._simulation and self._simulation.state:
             async for _ in changes(self._simulation.state):
@@ -218,7 +257,7 @@ class Agent:
         # aiohttp takes long to import; in a thread, so that the reconciler goes on meanwhile.
         routes, listening = await asyncio.to_thread(_import_api)
         address = self._settings.api.listen
-        answering = Answering(self._reconciler, self._mps, self._policy)
+        answering = Answering(self._reconciler, self._mps, self._cluster, self._policy)
         answers = answering.answers(self._events, not_alive=self._hearts.overdue)
         app = routes.create_app(answers, listen_host=address.host)
         async with listening.listening(
@@ -253,7 +292,9 @@ class Agent:
 
     # --- systemd and signals ------------------------------------------------------------------
 
-    def _tell_systemd(self, state: NodeState) -> None:
+    def _tell(self, state: NodeState) -> None:
+        if self._cluster:
+            self._cluster.publish(state, self._reconciler.offered)
         self._notifier.status(f"{state.phase}: {state.sentence}")
 
     @contextmanager

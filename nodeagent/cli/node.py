@@ -7,6 +7,7 @@ import sys
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager, nullcontext
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from nodeagent.cli.options import Options
 from nodeagent.cli.settings_in_force import InForce
@@ -15,6 +16,9 @@ from nodeagent.execution.writer_lock import FILE_NAME, writer_lock
 from nodeagent.gpu.driver import Driver
 from nodeagent.gpu.usage import UsageProbe
 from nodeagent.planning.observed import ObservedNode
+
+if TYPE_CHECKING:
+    from nodeagent.execution.device_users import KubeletUsage
 
 SIMULATED_SMI = (sys.executable, "-m", "nodeagent.simulation.nvidia_smi")
 
@@ -31,8 +35,21 @@ def make_driver(options: Options, settings: InForce) -> Driver:
         observe_deadline=settings.observe_deadline,
         step_deadline=settings.step_deadline,
         usage=None if simulated else UsageProbe(),
+        allocations=_kubelet(settings, simulated=simulated),
         nvidia_smi=SIMULATED_SMI if simulated else settings.nvidia_smi,
     )
+
+
+def _kubelet(settings: InForce, *, simulated: bool) -> KubeletUsage | None:
+    if settings.kubelet.use == "never" or (simulated and settings.kubelet.use == "auto"):
+        return None  # as it would say itself; but most commands can do without importing it
+    from nodeagent.execution.device_users import kubelet_users
+    from nodeagent.kubernetes.presence import is_in_cluster
+
+    in_cluster = is_in_cluster(
+        use=settings.kubernetes, kubeconfig=settings.kubeconfig, environment=os.environ
+    )
+    return kubelet_users(settings.kubelet, in_cluster=in_cluster, simulated=simulated)
 
 
 @asynccontextmanager

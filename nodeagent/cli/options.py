@@ -39,6 +39,8 @@ class Options(argparse.Namespace):
     clear: bool
     settings: Path | None
     plan: Path | None
+    source: str | None
+    kubeconfig: Path | None
     node_name: str | None
     listen: str | None
     run_dir: Path | None

@@ -238,6 +238,14 @@ def _run(parser: argparse.ArgumentParser) -> None:
     _add_settings_option(parser)
     _add_plan_option(parser)
     _add_configuration_option(parser, "the only one")
+    parser.add_argument(
+        "--source",
+        choices=("auto", "file", "annotation", "nos", "mig-config"),
+        help="where the plan comes from (auto: the Node's annotation in a cluster, else the file)",
+    )
+    parser.add_argument(
+        "--kubeconfig", metavar="FILE", type=Path, help="the cluster that the node belongs to"
+    )
     parser.add_argument("--node-name", metavar="NAME", help="how this node is called")
     _add_listen_option(parser)
     _add_directory_options(parser, "run", "state")

@@ -7,21 +7,27 @@ import sys
 from pathlib import Path
 
 from nodeagent.agent import service
+from nodeagent.agent.plan_part import SettingsFile, source_of
 from nodeagent.cli.exit_codes import ExitCode
 from nodeagent.cli.node import SIMULATED_SMI, is_simulated, simulation
 from nodeagent.cli.options import Options
 from nodeagent.cli.output import Output
 from nodeagent.cli.shared_node import simulated_directory
-from nodeagent.settings import Settings, load_settings
+from nodeagent.kubernetes.presence import is_in_cluster
+from nodeagent.settings import DEFAULT_FILE, Settings, load_settings
 
 
 def run(options: Options, _: Output) -> ExitCode:
     """Run it until a signal; what it does is in its log, on standard error."""
-    settings = load_settings(options.settings, os.environ, _flags(options))
+    settings_file = SettingsFile(
+        options.settings or DEFAULT_FILE,
+        lambda: load_settings(options.settings, os.environ, _flags(options)),
+    )
+    settings = settings_file.load()
     if not is_simulated(options):
         if sys.stderr is not None and sys.stderr.isatty():
             _say_where_to_look(options, settings)
-        service.run(settings)
+        service.run(settings, settings_file=settings_file)
         return ExitCode.DONE
     with (
         simulation(options, shared=_is_shared(options, settings)) as state,
@@ -30,6 +36,7 @@ def run(options: Options, _: Output) -> ExitCode:
         _say_where_to_look(options, settings)
         service.run(
             settings,
+            settings_file=settings_file,
             simulation=service.Simulation(
                 state, SIMULATED_SMI, directory, throwaway=options.state is None
             ),
@@ -56,6 +63,8 @@ def _flags(options: Options) -> dict[str, object]:
         "api.listen": options.listen,
         "run.dir": _absolute(options.run_dir),
         "state.dir": _absolute(options.state_dir),
+        "kubernetes.kubeconfig": _absolute(options.kubeconfig),
+        "plan.source": options.source,
         "plan.file": _absolute(options.plan),
         "plan.name": options.configuration,
         "drift": options.drift,
@@ -73,7 +82,7 @@ def _say_where_to_look(options: Options, settings: Settings) -> None:
     """For whoever started it by hand; a service's log says the same in its own way."""
     simulated = f"simulated {options.simulate or options.state}" if is_simulated(options) else ""
     node = simulated or "the GPUs"
-    lines = [f"nodeagent keeps {node} as {settings.plan.file} says; Ctrl-C stops it."]
+    lines = [f"nodeagent keeps {node} as {_carrier(settings)} says; Ctrl-C stops it."]
     listen = settings.api.listen
     if listen.port:
         address = f"{listen.host or '127.0.0.1'}:{listen.port}"
@@ -82,3 +91,21 @@ def _say_where_to_look(options: Options, settings: Settings) -> None:
     if sys.stderr is not None:
         sys.stderr.write("\n".join(lines) + "\n")
         sys.stderr.flush()
+
+
+def _carrier(settings: Settings) -> str:
+    """What holds the plan, for people."""
+    in_cluster = is_in_cluster(
+        use=settings.kubernetes.use,
+        kubeconfig=settings.kubernetes.kubeconfig,
+        environment=os.environ,
+    )
+    source = source_of(settings.plan, in_cluster=in_cluster)
+    if source == "file":
+        return str(settings.plan.file)
+    carriers = {
+        "annotation": "the annotation nodeagent.io/plan",
+        "nos": "nos' plan",
+        "mig-config": "the label nvidia.com/mig.config",
+    }
+    return f"{carriers[source]} of Node {settings.node_name}"

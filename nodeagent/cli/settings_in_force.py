@@ -19,6 +19,15 @@ DEFAULT_FILE = Path("/etc/nodeagent/settings.yaml")
 
 
 @dataclass(frozen=True, slots=True)
+class KubeletInForce:
+    """What the settings `kubelet.*` say; `deadline` in seconds."""
+
+    use: str = "auto"
+    socket: Path = Path("/var/lib/kubelet/pod-resources/kubelet.sock")
+    deadline: float = 5.0
+
+
+@dataclass(frozen=True, slots=True)
 class InForce:
     """What the settings of the same names say; deadlines in seconds."""
 
@@ -30,6 +39,9 @@ class InForce:
     state_dir: Path = Path("/var/lib/nodeagent")
     nvidia_smi: tuple[str, ...] = ("nvidia-smi",)
     compute_mode: str = "exclusive"  # of devices with MPS
+    kubelet: KubeletInForce = KubeletInForce()
+    kubernetes: str = "auto"  # whether the node belongs to a cluster
+    kubeconfig: Path | None = None
 
     @property
     def policy(self) -> Policy:
@@ -68,4 +80,9 @@ def _read(variables: Mapping[str, str]) -> InForce:
         state_dir=settings.state.dir,
         nvidia_smi=settings.nvidia_smi,
         compute_mode=settings.mps.compute_mode,
+        kubelet=KubeletInForce(
+            settings.kubelet.use, settings.kubelet.socket, settings.kubelet.deadline
+        ),
+        kubernetes=settings.kubernetes.use,
+        kubeconfig=settings.kubernetes.kubeconfig,
     )

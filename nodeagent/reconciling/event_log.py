@@ -35,6 +35,10 @@ class EventType(StrEnum):
     MPS_FAILED = "MpsFailed"  # given up until a new plan or a request
     MPS_DRAINED = "MpsDrained"
     MPS_IN_USE = "MpsInUse"
+    OTHER_OWNER = "OtherOwner"  # somebody else splits the GPUs, too
+    UNCHECKED = "Unchecked"  # whether anybody does could not be asked
+    EVICTED = "Evicted"
+    NOT_OFFERED = "NotOffered"  # the node does not offer to pods what its GPUs are
     MPS_CLIENT = "MpsClient"  # a client waits for ever, or has what it should not
 
 

@@ -20,6 +20,10 @@ class Heartbeats:
         """`loop` lives, and will beat again within so many seconds."""
         self._due[loop] = self._clock() + within
 
+    def forget(self, loop: str) -> None:
+        """`loop` has ended as it should."""
+        self._due.pop(loop, None)
+
     def overdue(self) -> tuple[str, ...]:
         """A sentence for each loop that did not beat in time; empty while all is well."""
         now = self._clock()

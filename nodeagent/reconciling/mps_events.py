@@ -12,10 +12,12 @@ BAD = frozenset(
     {EventType.MPS_ENDED, EventType.MPS_FAULT, EventType.MPS_FAILED, EventType.MPS_CLIENT}
 )
 
+LAST_SAID = "; the last it said: "  # then a line of a daemon's log, with its time and pid
+
 
 def event_of(report: Report) -> tuple[EventType, str]:
     """The event that a report makes, and its message, the last line of the log included."""
-    said = f"; the last it said: {report.lines[-1]}" if report.lines else ""
+    said = f"{LAST_SAID}{report.lines[-1]}" if report.lines else ""
     return _type_of(report.subject), report.message + said
 
 

@@ -15,6 +15,8 @@ from nodeagent.reports.words import gpu_words, layout_words, step_words
 
 log = structlog.get_logger(__name__)
 
+_NODE = ""  # where the UUID of a GPU would be
+
 _BAD = frozenset(
     {
         EventType.PLAN_REJECTED,
@@ -92,8 +94,12 @@ class Narrator:
             self._tell(EventType.PLAN_MISSING, note)
         self._note = note
 
-    def obstacles(self, judgement: Judgement) -> None:
-        """Say what blocks GPUs, when it is something else than before."""
+    def obstacles(self, judgement: Judgement, objections: tuple[Problem, ...] = ()) -> None:
+        """Say what blocks the node or its GPUs, when it is something else than before."""
+        if objections != self._obstacles.get(_NODE, ()):
+            for problem in objections:
+                self._tell(EventType.BLOCKED, problem.message, remedy=problem.remedy)
+        self._obstacles[_NODE] = objections
         for gpu_plan in judgement.plan.gpus if judgement.plan else ():
             uuid = gpu_plan.before.uuid
             blocked = gpu_plan.verdict is Verdict.BLOCKED and gpu_plan.before.access is Access.OK

@@ -22,7 +22,7 @@ from nodeagent.planning.planner import plan
 from nodeagent.planning.problems import Problem
 from nodeagent.planning.resolve import Rejection, resolve
 from nodeagent.reports.node_state import Refusal
-from nodeagent.sources.plan_offer import NoPlan, PlanOffer, PlanText, UnreadablePlan
+from nodeagent.sources.plan_offer import Demand, NoPlan, PlanOffer, PlanText, UnreadablePlan
 
 _NOTHING_DESIRED = DesiredNode({})
 
@@ -44,11 +44,13 @@ class ReadPlan:
 class Judgement:
     """What to do for an observation.
 
-    `plan` is None while no document is in force; `desired` is what it was made from. `accepted`
-    is set when the plan in force is another than before. `refusal` is why the newest is not it.
+    `plan` is None while no document is in force; `document` and `desired` are what it was made
+    from. `accepted` is set when the plan in force is another than before. `refusal` is why the
+    newest is not it.
     """
 
     plan: NodePlan | None = None
+    document: PlanDocument | None = None
     desired: DesiredNode = _NOTHING_DESIRED
     accepted: PlanText | None = None
     refusal: Refusal | None = None
@@ -59,8 +61,8 @@ class PlanInForce:
 
     def __init__(self, host_for: HostFor = lambda _: Host()) -> None:
         self._host_for = host_for
+        self._asked: PlanOffer | Demand | None = None
         self._offer: PlanOffer | None = None
-        self._is_read = True
         self._newest: ReadPlan | None = None
         self._unread: Refusal | None = None
         self._good: ReadPlan | None = None
@@ -76,6 +78,11 @@ class PlanInForce:
         return self._good.document.digest if self._good else ""
 
     @property
+    def offered(self) -> PlanOffer | None:
+        """What was read last: the newest offer, or what the newest demand meant for the node."""
+        return self._offer
+
+    @property
     def note(self) -> str:
         """One sentence about a carrier that holds no plan."""
         if not isinstance(self._offer, NoPlan):
@@ -88,30 +95,44 @@ class PlanInForce:
         """Why the newest offer could not even be read."""
         return self._unread.problems if self._unread else ()
 
-    def offer(self, offer: PlanOffer) -> bool:
+    def offer(self, offer: PlanOffer | Demand) -> bool:
         """Take what the source has to say; False if it says the same as before."""
-        if offer == self._offer:
+        if offer == self._asked:
             return False
-        self._offer = offer
-        self._is_read = False
+        self._asked = offer
         return True
 
-    async def read_offer(self) -> None:
-        """Read the newest offer, if that is not done yet; in a thread, because it may be long."""
-        while not self._is_read:
-            self._is_read = True
-            found: ReadPlan | Refusal | None = None
-            match self._offer:
-                case PlanText() as text:
-                    found = await asyncio.to_thread(self._read_or_refuse, text)
-                case UnreadablePlan(problem=problem):
-                    found = Refusal("", (problem,))
-                case NoPlan() | None:
-                    pass
-                case _:
-                    assert_never(self._offer)
-            self._newest = found if isinstance(found, ReadPlan) else None
-            self._unread = found if isinstance(found, Refusal) else None
+    async def read_offer(self, observed: ObservedNode | None = None) -> None:
+        """Read the newest offer, if that is not done yet; in a thread, because it may be long.
+
+        What a demand means is found out anew for each `observed`, and not without.
+        """
+        asked: PlanOffer | Demand | None = None
+        while asked is not self._asked:
+            asked = self._asked
+            if isinstance(asked, PlanText | NoPlan | UnreadablePlan | None):
+                offer = asked
+            elif observed is None:
+                return
+            else:
+                offer = await asyncio.to_thread(asked.on, observed)
+            if offer != self._offer:
+                await self._read_newest(offer)
+
+    async def _read_newest(self, offer: PlanOffer | None) -> None:
+        found: ReadPlan | Refusal | None = None
+        match offer:
+            case PlanText() as text:
+                found = await asyncio.to_thread(self._read_or_refuse, text)
+            case UnreadablePlan(problem=problem):
+                found = Refusal("", (problem,))
+            case NoPlan() | None:
+                pass
+            case _:
+                assert_never(offer)
+        self._offer = offer
+        self._newest = found if isinstance(found, ReadPlan) else None
+        self._unread = found if isinstance(found, Refusal) else None
 
     def remember(self, kept: PlanText) -> None:
         """Take the plan of an earlier life as the last good one; raises DocumentError."""
@@ -124,7 +145,9 @@ class PlanInForce:
             if not isinstance(made, Refusal):
                 self._good = self._newest
                 self._desired, node_plan = made
-                return Judgement(node_plan, self._desired, accepted=self._newest.text)
+                return Judgement(
+                    node_plan, self._newest.document, self._desired, accepted=self._newest.text
+                )
             return self._judge_good(observed, policy, made)
         return self._judge_good(observed, policy, self._unread)
 
@@ -139,7 +162,8 @@ class PlanInForce:
         elif self._desired is None:
             return Judgement(refusal=refusal or Refusal(self.digest, resolved.problems))
         # What was possible once goes on to hold for the GPUs that are still there.
-        return Judgement(plan(self._desired, observed, policy), self._desired, refusal=refusal)
+        made = plan(self._desired, observed, policy)
+        return Judgement(made, self._good.document, self._desired, refusal=refusal)
 
     def _read(self, text: PlanText) -> ReadPlan:
         document = read_document(text.text, configuration=text.configuration)

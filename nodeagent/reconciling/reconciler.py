@@ -31,14 +31,16 @@ from nodeagent.reconciling.last_good_plan import LastGoodPlan
 from nodeagent.reconciling.narrator import Narrator
 from nodeagent.reconciling.plan_in_force import HostFor, Judgement, PlanInForce
 from nodeagent.reconciling.process_watch import ProcessWatch
+from nodeagent.reconciling.surroundings import Alone, Surroundings, prepared
 from nodeagent.reports.mps_state import MpsOverview
 from nodeagent.reports.node_state import NodeState, Phase, phase_of
-from nodeagent.sources.plan_offer import PlanOffer, PlanText
+from nodeagent.sources.plan_offer import Demand, PlanOffer, PlanText
 
 log = structlog.get_logger(__name__)
 
 NAME = "reconciler"
 _LEAVING = 1.0  # seconds that a look at the hardware may still take once told to stop
+_OLD = 0.2  # seconds after which what was seen is not acted upon without another look
 
 
 class NodeDriver(StepDriver, Protocol):
@@ -86,6 +88,7 @@ class Reconciler:
         host_for: HostFor = lambda _: Host(),
         mps: Callable[[], MpsOverview] = MpsOverview,
         on_plan: Callable[[], None] = lambda: None,
+        surroundings: Surroundings | None = None,
     ) -> None:
         self.state = state
         self._open_driver = open_driver
@@ -97,6 +100,7 @@ class Reconciler:
         self._on_state = on_state
         self._mps = mps
         self._on_plan = on_plan
+        self._surroundings = surroundings or Alone()
         self._plan = PlanInForce(host_for)
         self._agenda = Agenda(backoff, mend=rules.mend)
         self._processes = ProcessWatch(lambda: self.nudge("a process ended"))
@@ -109,17 +113,28 @@ class Reconciler:
         self._offered = asyncio.Event()
         self._stopping = False
         self._looking: asyncio.Timeout | None = None
+        self._seen = (Judgement(), ObservedNode())  # the last look
         self._unkept: PlanText | None = None  # accepted, but not yet where it survives a restart
         self.settled = asyncio.Event()  # the first round is over, however it ended
 
     # --- what others say to it --------------------------------------------------------------
 
-    def offer(self, offer: PlanOffer) -> None:
+    @property
+    def offered(self) -> PlanOffer | None:
+        """What the newest offer meant when `state` was made."""
+        return self._plan.offered
+
+    def offer(self, offer: PlanOffer | Demand) -> None:
         """The plan's source has something to say; a change counts at once, between two steps."""
         if self._plan.offer(offer):
             self._halt.set()
             self.nudge("the plan's source changed")
         self._offered.set()
+
+    def follow(self, source: str) -> None:
+        """From now on offers come from this plan source."""
+        self.state = replace(self.state, source=source)
+        self.nudge("another plan source")
 
     def nudge(self, reason: str) -> None:
         """Something may have changed: look again soon."""
@@ -152,6 +167,7 @@ class Reconciler:
                 self._wake.clear()
                 self._halt.clear()
                 pause = await self._round_whatever_happens()
+                self._settle()
                 self._round_ended = asyncio.get_running_loop().time()
                 self.settled.set()
                 self._alive(pause)
@@ -159,6 +175,11 @@ class Reconciler:
         finally:
             self._processes.close()
             await self._close_driver()
+
+    def _settle(self) -> None:
+        """Have put back what was prepared, unless the next round is at hand and needs it too."""
+        if self._stopping or not self._halt.is_set():
+            self._surroundings.settle(*self._seen)
 
     async def _rest(self, seconds: float) -> None:
         try:
@@ -206,24 +227,53 @@ class Reconciler:
         async with self._given_up_at_stop():
             driver = await self._driver_session()
         judgement, observed = await self._look(driver)
-        todo = self._choose(judgement)
-        if todo:
+        objections = await self._objections(judgement, observed)
+        if not objections and self._choose(judgement):
             working = self._describe(judgement, observed, unfinished=True)
             self._publish(replace(working, phase=Phase.WORKING))
-            outcome = await carry_out(
-                replace(judgement.plan or NodePlan(Verdict.APPLICABLE), gpus=todo),
-                driver,
-                parallel=self._rules.parallel,
-                policy=self._rules.policy,
-                on_progress=self._step_ended,
-                stop=self._halt,
-            )
-            judgement, observed = await self._look(driver)
-            self._learn(outcome, judgement)
-        self._narrator.obstacles(judgement)
-        self._publish(self._describe(judgement, observed, unfinished=self._halt.is_set()))
+            judgement, observed, objections = await self._work(driver, judgement, observed)
+        self._narrator.obstacles(judgement, objections)
+        unfinished = self._halt.is_set()
+        self._publish(self._describe(judgement, observed, objections, unfinished=unfinished))
         self._processes.watch(blocking_pids(judgement))
         return self._pause(judgement)
+
+    async def _objections(
+        self, judgement: Judgement, observed: ObservedNode
+    ) -> tuple[Problem, ...]:
+        todo = _only(judgement, self._choose(judgement))
+        async with self._given_up_at_stop():
+            return await self._surroundings.objections(judgement, todo, observed)
+
+    async def _work(
+        self, driver: NodeDriver, judgement: Judgement, observed: ObservedNode
+    ) -> tuple[Judgement, ObservedNode, tuple[Problem, ...]]:
+        """Do what is to be done now; what is so afterwards, and why nothing was done if so."""
+        began = asyncio.get_running_loop().time()
+        todo = _only(judgement, self._choose(judgement))
+        # Shorter than the patience for everything else, so that waiting for pods is no hanging.
+        unprepared = await prepared(
+            self._surroundings,
+            todo,
+            halt=self._halt,
+            alive=lambda: self._alive(0),
+            every=self._rules.patience / 2,
+        )
+        if unprepared or self._halt.is_set():
+            return judgement, observed, unprepared
+        if asyncio.get_running_loop().time() - began > _OLD:
+            judgement, observed = await self._look(driver)
+        outcome = await carry_out(
+            _only(judgement, self._choose(judgement)),
+            driver,
+            parallel=self._rules.parallel,
+            policy=self._rules.policy,
+            on_progress=self._step_ended,
+            stop=self._halt,
+        )
+        judgement, observed = await self._look(driver)
+        self._learn(outcome, judgement)
+        return judgement, observed, ()
 
     @asynccontextmanager
     async def _given_up_at_stop(self) -> AsyncIterator[None]:
@@ -249,7 +299,9 @@ class Reconciler:
         self._alive(0)
         self._narrator.driver_answers()
         self._narrator.observed(observed)
+        await self._plan.read_offer(observed)
         judgement = self._plan.judge(observed, self._rules.policy)
+        self._seen = (judgement, observed)
         self._narrator.judged(judgement, self._plan.digest, self._plan.note)
         if judgement.accepted:
             self._on_plan()
@@ -288,14 +340,19 @@ class Reconciler:
     # --- what is so -------------------------------------------------------------------------
 
     def _describe(
-        self, judgement: Judgement, observed: ObservedNode, *, unfinished: bool
+        self,
+        judgement: Judgement,
+        observed: ObservedNode,
+        objections: tuple[Problem, ...] = (),
+        *,
+        unfinished: bool,
     ) -> NodeState:
         plan = judgement.plan
-        problems = list(plan.problems) if plan else []
+        problems = [*objections, *(plan.problems if plan else ())]
         for gpu_plan in plan.gpus if plan else ():
             problems += self._agenda.problems(gpu_plan)
         mps = self._mps()
-        problems += mps.problems
+        problems += (*mps.problems, *self._surroundings.problems)
         refused = judgement.refusal
         phase = phase_of(refused=refused is not None, plan=plan, problems=problems, mps=mps.daemons)
         if phase is Phase.FAILED and unfinished and not problems:
@@ -358,3 +415,8 @@ def _silence(observed: ObservedNode) -> str:
     if any(gpu.access is not Access.UNKNOWN for gpu in observed.gpus):
         return ""
     return observed.gpus[0].access_reason if observed.gpus else ""
+
+
+def _only(judgement: Judgement, gpus: tuple[GpuPlan, ...]) -> NodePlan:
+    """The plan with only these of its GPUs."""
+    return replace(judgement.plan or NodePlan(Verdict.APPLICABLE), gpus=gpus)

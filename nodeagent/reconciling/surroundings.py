@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Callable
 from typing import Protocol
 
 from nodeagent.planning.observed import ObservedNode
@@ -57,3 +59,26 @@ class Alone:
 
     def settle(self, judgement: Judgement, observed: ObservedNode) -> None:
         return
+
+
+async def prepared(
+    surroundings: Surroundings,
+    todo: NodePlan,
+    *,
+    halt: asyncio.Event,
+    alive: Callable[[], None],
+    every: float,
+) -> tuple[Problem, ...]:
+    """Prepare for `todo`, calling `alive` every so many seconds; given up once `halt` is set."""
+    preparing = asyncio.create_task(surroundings.prepare(todo), name="prepare")
+    halted = asyncio.create_task(halt.wait(), name="wait for another plan")
+    both = {preparing, halted}
+    try:
+        while not (preparing.done() or halted.done()):
+            alive()
+            await asyncio.wait(both, timeout=every, return_when=asyncio.FIRST_COMPLETED)
+        return preparing.result() if preparing.done() else ()
+    finally:
+        for task in both:
+            task.cancel()
+        await asyncio.gather(*both, return_exceptions=True)

@@ -73,9 +73,9 @@ def _text(value: object) -> str:
 
 def _texts(value: object) -> tuple[str, ...]:
     words: object = value.split() if isinstance(value, str) else value
-    if not isinstance(words, list | tuple):
-        raise ValueError("accepted: a list of texts, or one text with spaces between them")
-    return tuple(map(_text, words))
+    if isinstance(words, list | tuple):
+        return tuple(map(_text, words))
+    raise ValueError("accepted: a list of texts, or one text with spaces between them")
 
 
 def _command(value: object) -> tuple[str, ...]:

@@ -47,7 +47,7 @@ def test_defaults_are_those_of_the_documentation() -> None:
         Path("/run/nodeagent"),
         Path("/var/lib/nodeagent"),
     )
-    assert settings.plan.source == "file"
+    assert settings.plan.source == "auto"
     assert settings.plan.file == Path("/etc/nodeagent/plan.yaml")
     assert settings.plan.name is None
     assert settings.resync.interval == 60.0
@@ -123,6 +123,21 @@ def test_each_setting_can_be_set_by_its_variable() -> None:
         "mps.grace": "13s",
         "mps.log_size": "14",
         "cdi.dir": "/d",
+        "kubernetes.use": "never",
+        "kubernetes.kubeconfig": "/k",
+        "kubernetes.context": "east",
+        "kubernetes.tolerate": "nos hami",
+        "kubernetes.clients": "deletePods",
+        "kubernetes.plugin_pods": "app=a,b=c app=d",
+        "kubernetes.plugin_configs": "/l",
+        "kubernetes.cordon": "true",
+        "kubernetes.pods_deadline": "1s",
+        "kubernetes.allocatable_deadline": "2s",
+        "kubernetes.nos_config_map": "n/m",
+        "kubernetes.layout_labels": "true",
+        "kubelet.use": "never",
+        "kubelet.socket": "/m",
+        "kubelet.deadline": "3s",
         "log.format": "json",
         "log.level": "debug",
     }
@@ -168,6 +183,21 @@ def test_each_setting_can_be_set_by_its_variable() -> None:
             "log_size": 14,
         },
         "cdi": {"dir": "/d"},
+        "kubernetes": {
+            "use": "never",
+            "kubeconfig": "/k",
+            "context": "east",
+            "tolerate": "nos hami",
+            "clients": "deletePods",
+            "plugin_pods": "app=a,b=c app=d",
+            "plugin_configs": "/l",
+            "cordon": True,
+            "pods_deadline": 1.0,
+            "allocatable_deadline": 2.0,
+            "nos_config_map": "n/m",
+            "layout_labels": True,
+        },
+        "kubelet": {"use": "never", "socket": "/m", "deadline": 3.0},
         "log": {"format": "json", "level": "debug"},
     }
     assert settings.nvidia_smi == ("chroot", "/the host", "nvidia-smi")
@@ -202,8 +232,8 @@ def test_groups_cannot_be_changed() -> None:
         ("plan: {file: a, file: b}", 'the key "file" is there twice'),
         ("a: &x [*x]", "anchor &x is not allowed"),
         ("plan: {", "this is neither YAML nor JSON"),
-        ("plan: {source: nos}", 'plan.source: found "nos" (not in this version: nos; accepted'),
-        ("plan: {source: fil}", "plan.source: found \"fil\" (accepted: 'file')"),
+        ("plan: {source: fil}", "plan.source: found \"fil\" (accepted: 'auto', 'file',"),
+        ("kubernetes: {tolerate: 3}", "kubernetes.tolerate: found 3 (accepted: a list of texts"),
         ("plan: {name: 3}", "plan.name: found 3 (accepted: a text (numbers and the like in"),
         ("gpu: {parallel: true}", "gpu.parallel: found true (accepted: a whole number"),
         ("gpu: {parallel: 0}", "gpu.parallel: found 0 (accepted: a whole number"),

@@ -1,0 +1,92 @@
+"""The plan's source, and another in its place while the agent runs."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from nodeagent.agent.plan_part import PlanPart, SettingsFile, source_of
+from nodeagent.errors import UsageError
+from nodeagent.reports.node_state import Phase
+from nodeagent.settings import PlanSettings, load_settings
+from nodeagent.simulation import simulated
+from tests.rig import Rig, plan_text, running
+
+
+@asynccontextmanager
+async def following(rig: Rig, settings: Path) -> AsyncIterator[PlanPart]:
+    """The plan part of an agent with this settings file, offering to the rig's reconciler."""
+    file = SettingsFile(settings, lambda: load_settings(settings, {}, {}))
+    part = PlanPart(file.load(), file, rig.reconciler, None, rig.hearts)
+    task = asyncio.create_task(part.run())
+    try:
+        yield part
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+def write(folder: Path, text: str) -> Path:
+    """The settings file, replaced as most programs do."""
+    new = folder / "settings.new"
+    new.write_text(text)
+    return new.replace(folder / "settings.yaml")
+
+
+async def test_another_source_takes_its_place_without_a_restart(tmp_path: Path) -> None:
+    """The settings name another plan file: it is followed from then on, and the first no more."""
+    (tmp_path / "a.yaml").write_bytes(plan_text("{1g.10gb: 7}"))
+    (tmp_path / "b.yaml").write_bytes(plan_text("{3g.40gb: 2}"))
+    settings = write(tmp_path, f"plan: {{file: {tmp_path}/a.yaml}}\n")
+    with simulated("h100-80gb:1"):
+        async with running(Rig(tmp_path)) as rig, following(rig, settings):
+            await rig.settle(Phase.IN_SYNC)
+            write(tmp_path, f"plan: {{file: {tmp_path}/b.yaml}}\n")
+            await rig.until(lambda: len(rig.gpu().instances) == 2)
+            await rig.settle(Phase.IN_SYNC)
+            rounds = rig.state.rounds
+            (tmp_path / "a.yaml").write_bytes(plan_text("{7g.80gb: 1}"))
+            await asyncio.sleep(0.3)
+            assert rig.state.rounds == rounds
+            assert rig.hearts.overdue() == ()
+
+
+async def test_a_source_without_a_plan_changes_nothing(tmp_path: Path) -> None:
+    """The new source has none yet: what is in force stays in force, and that is said."""
+    (tmp_path / "a.yaml").write_bytes(plan_text("{1g.10gb: 7}"))
+    settings = write(tmp_path, f"plan: {{file: {tmp_path}/a.yaml}}\n")
+    with simulated("h100-80gb:1"):
+        async with running(Rig(tmp_path)) as rig, following(rig, settings):
+            await rig.settle(Phase.IN_SYNC)
+            write(tmp_path, f"plan: {{file: {tmp_path}/none.yaml}}\n")
+            await rig.until(lambda: "last good plan stays" in rig.state.note)
+            assert len(rig.gpu().instances) == 7
+            assert rig.state.phase is Phase.IN_SYNC
+
+
+async def test_settings_that_cannot_be_used_change_nothing(tmp_path: Path) -> None:
+    """A fault in the settings file, or a source that needs a cluster, leaves all as it is."""
+    (tmp_path / "a.yaml").write_bytes(plan_text("{1g.10gb: 7}"))
+    settings = write(tmp_path, f"plan: {{file: {tmp_path}/a.yaml}}\n")
+    with simulated("h100-80gb:1"):
+        async with running(Rig(tmp_path)) as rig, following(rig, settings):
+            await rig.settle(Phase.IN_SYNC)
+            write(tmp_path, "plan: {source: nos}\n")
+            await asyncio.sleep(0.2)
+            write(tmp_path, "plan: [")
+            await asyncio.sleep(0.2)
+            (tmp_path / "a.yaml").write_bytes(plan_text("{3g.40gb: 2}"))
+            await rig.until(lambda: len(rig.gpu().instances) == 2)
+
+
+def test_the_source_that_counts() -> None:
+    """In a cluster the annotation unless told otherwise; without one only a file."""
+    assert source_of(PlanSettings(), in_cluster=True) == "annotation"
+    assert source_of(PlanSettings(), in_cluster=False) == "file"
+    assert source_of(PlanSettings(source="file"), in_cluster=True) == "file"
+    with pytest.raises(UsageError, match="no cluster"):
+        source_of(PlanSettings(source="mig-config"), in_cluster=False)

@@ -1,0 +1,164 @@
+"""The loop in its surroundings: what objects, what has to be made ready, what is put back."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from pathlib import Path
+
+from nodeagent.planning.observed import ObservedNode
+from nodeagent.planning.plan import NodePlan
+from nodeagent.planning.problems import Code, Problem
+from nodeagent.reconciling.event_log import EventType
+from nodeagent.reconciling.plan_in_force import Judgement
+from nodeagent.reports.node_state import Phase
+from nodeagent.simulation import simulated
+from nodeagent.sources.plan_offer import NoPlan, PlanOffer, PlanText
+from tests.rig import Rig, plan_text, running
+
+OBJECTION = Problem(Code.IN_USE, "somebody else splits these GPUs", "end it")
+
+
+class Recorded:
+    """Surroundings that do as they are told and remember what they were asked."""
+
+    def __init__(self) -> None:
+        self.problems: tuple[Problem, ...] = ()
+        self.objecting: tuple[Problem, ...] = ()
+        self.refusing: tuple[Problem, ...] = ()
+        self.ready = asyncio.Event()
+        self.ready.set()
+        self.asked: list[str] = []
+        self.prepared: list[NodePlan] = []
+
+    async def objections(
+        self, judgement: Judgement, todo: NodePlan, observed: ObservedNode
+    ) -> tuple[Problem, ...]:
+        return self.objecting
+
+    async def prepare(self, todo: NodePlan) -> tuple[Problem, ...]:
+        self.asked.append("prepare")
+        self.prepared.append(todo)
+        try:
+            await self.ready.wait()
+        except asyncio.CancelledError:
+            self.asked.append("given up")
+            raise
+        return self.refusing
+
+    def settle(self, judgement: Judgement, observed: ObservedNode) -> None:
+        self.asked.append("settle")
+
+
+async def test_is_asked_before_and_told_after(tmp_path: Path) -> None:
+    """A change is prepared for with its steps and settled afterwards; in sync nothing is."""
+    around = Recorded()
+    with simulated("h100-80gb:1"):
+        async with running(Rig(tmp_path, surroundings=around)) as rig:
+            rig.offer("{1g.10gb: 7}")
+            await rig.settle(Phase.IN_SYNC)
+            await rig.round()
+            assert around.asked[:3] == ["prepare", "settle", "settle"]
+            assert len(around.prepared[0].gpus[0].steps) >= 7
+
+
+async def test_nothing_is_changed_against_an_objection(tmp_path: Path) -> None:
+    """While somebody objects the GPUs stay as they are, the reason is told once, and then it goes
+    on.
+    """
+    around = Recorded()
+    around.objecting = (OBJECTION,)
+    with simulated("h100-80gb:1"):
+        async with running(Rig(tmp_path, surroundings=around)) as rig:
+            rig.offer("{1g.10gb: 7}")
+            await rig.settle(Phase.BLOCKED)
+            await rig.round()
+            assert rig.layout() == "MIG off"
+            assert OBJECTION in rig.state.problems
+            assert rig.told(EventType.BLOCKED) == [EventType.BLOCKED]
+            assert "prepare" not in around.asked
+            around.objecting = ()
+            rig.reconciler.nudge("nobody objects")
+            await rig.settle(Phase.IN_SYNC)
+
+
+async def test_what_is_not_ready_is_not_changed(tmp_path: Path) -> None:
+    """Problems of the preparation keep every step from being taken, and are settled after."""
+    around = Recorded()
+    around.refusing = (OBJECTION,)
+    with simulated("h100-80gb:1"):
+        async with running(Rig(tmp_path, surroundings=around)) as rig:
+            rig.offer("{1g.10gb: 7}")
+            await rig.settle(Phase.BLOCKED)
+            await rig.until(lambda: "settle" in around.asked)
+            assert rig.layout() == "MIG off"
+            assert around.asked[:2] == ["prepare", "settle"]
+
+
+async def test_a_new_plan_ends_the_waiting(tmp_path: Path) -> None:
+    """A preparation that lasts is given up for another plan, without being settled in between."""
+    around = Recorded()
+    around.ready.clear()
+    with simulated("h100-80gb:1"):
+        async with running(Rig(tmp_path, surroundings=around)) as rig:
+            rig.offer("{1g.10gb: 7}")
+            await rig.until(lambda: around.asked == ["prepare"])
+            around.ready.set()
+            around.ready = asyncio.Event()
+            around.ready.set()
+            rig.offer("{7g.80gb: 1}")
+            await rig.settle(Phase.IN_SYNC)
+            assert rig.layout() == "7g.80gb at 0"
+
+
+async def test_the_end_of_the_agent_ends_the_waiting(tmp_path: Path) -> None:
+    """An agent that is told to stop does not wait for the surroundings."""
+    around = Recorded()
+    around.ready.clear()
+    with simulated("h100-80gb:1"):
+        async with running(Rig(tmp_path, surroundings=around)) as rig:
+            rig.offer("{1g.10gb: 7}")
+            await rig.until(lambda: around.asked == ["prepare"])
+        assert around.asked == ["prepare", "given up", "settle"]
+
+
+async def test_their_problems_are_the_nodes(tmp_path: Path) -> None:
+    """What is wrong around a node that is as planned is told all the same."""
+    around = Recorded()
+    around.problems = (Problem(Code.STEP_FAILED, "the node offers too little"),)
+    with simulated("h100-80gb:1"):
+        async with running(Rig(tmp_path, surroundings=around)) as rig:
+            rig.offer("{1g.10gb: 7}")
+            await rig.settle(Phase.FAILED)
+            assert rig.state.problems == around.problems
+
+
+# --- demands --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class OneEach:
+    """Asks for one instance on each GPU that there is."""
+
+    profile: str
+
+    def on(self, observed: ObservedNode) -> PlanOffer:
+        if not observed.gpus:
+            return NoPlan("there is no GPU")
+        return PlanText(plan_text(f"{{{self.profile}: {len(observed.gpus)}}}"))
+
+
+async def test_a_demand_is_made_a_plan_by_what_is_there(tmp_path: Path) -> None:
+    """What is asked for is found out by the cards that are observed, and anew when they change."""
+    with simulated("h100-80gb:2"):
+        async with running(Rig(tmp_path)) as rig:
+            rig.reconciler.offer(OneEach("1g.10gb"))
+            await rig.settle(Phase.IN_SYNC)
+            assert [len(gpu.instances) for gpu in rig.state.observed.gpus] == [2, 2]
+            assert rig.reconciler.offered == PlanText(plan_text("{1g.10gb: 2}"))
+            rounds = rig.state.rounds
+            rig.reconciler.offer(OneEach("1g.10gb"))
+            await asyncio.sleep(0.05)
+            assert rig.state.rounds == rounds  # the same is nothing new
+            rig.reconciler.offer(OneEach("9g.90gb"))
+            await rig.settle(Phase.REJECTED)
