@@ -1,0 +1,248 @@
+"""The agent's own metrics: one table of what they are called, of which type, with which labels.
+
+The functions that make samples of them stand in the modules of what they are about. Labels that
+are the GPU's or instance's have dcgm-exporter's names, so that both can be joined on them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import StrEnum
+
+from nodeagent.metrics.conversion import Number
+from nodeagent.metrics.exposition import Family
+from nodeagent.metrics.labels import block
+
+_GPU = ("gpu", "UUID")
+_SLICE = (*_GPU, "GPU_I_PROFILE", "GPU_I_ID")
+_DEVICE = (*_SLICE, "compute_instance", "mig_uuid")
+_CLIENT = (*_DEVICE, "pid", "share", "container", "namespace", "pod")
+_HOLDER = ("namespace", "pod")
+
+
+class Type(StrEnum):
+    """Prometheus' types, as far as they are needed."""
+
+    GAUGE = "gauge"
+    COUNTER = "counter"
+    HISTOGRAM = "histogram"
+
+
+@dataclass(frozen=True, slots=True)
+class OwnMetric:
+    """A metric of the agent's own. A label with an empty value is left out of a series."""
+
+    name: str
+    type: Type
+    help: str
+    labels: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class OwnSample:
+    """A value of one series; `labels` in the order of the metric's."""
+
+    metric: OwnMetric
+    value: Number
+    labels: tuple[str, ...] = ()
+
+
+def _gauge(name: str, told: str, *labels: str) -> OwnMetric:
+    return OwnMetric(name, Type.GAUGE, told, labels)
+
+
+def _counter(name: str, told: str, *labels: str) -> OwnMetric:
+    return OwnMetric(name, Type.COUNTER, told, labels)
+
+
+# --- the plan -------------------------------------------------------------------------------------
+
+PLAN_APPLIED = _gauge(
+    "nodeagent_plan_applied",
+    "Whether the node is as the plan in force says (1) or not (0); absent without a plan",
+)
+PHASE = _gauge("nodeagent_phase", "The node's phase: 1 for the one it is in, 0 for others", "phase")
+STEPS = _counter("nodeagent_steps_total", "Steps that were taken to change GPUs", "kind", "result")
+RECONCILE_DURATION = OwnMetric(
+    "nodeagent_reconcile_duration_seconds",
+    Type.HISTOGRAM,
+    "How long a reconciliation took, from looking to looking again",
+)
+
+# --- MIG ------------------------------------------------------------------------------------------
+
+MIG_INSTANCES = _gauge(
+    "nodeagent_mig_instances", "GPU instances that there are", *_GPU, "GPU_I_PROFILE"
+)
+MIG_SLOTS_FREE = _gauge(
+    "nodeagent_mig_slots_free", "Memory slices of a GPU in MIG mode that no instance has", *_GPU
+)
+MIG_CREATABLE = _gauge(
+    "nodeagent_mig_creatable",
+    "How many more instances of a profile fit now, each profile taken alone",
+    *_GPU,
+    "GPU_I_PROFILE",
+)
+MIG_LARGEST_CREATABLE = _gauge(
+    "nodeagent_mig_largest_creatable_slots",
+    "Memory slices of the largest profile that still fits; 0 when none does",
+    *_GPU,
+)
+MIG_UNUSABLE = _gauge(
+    "nodeagent_mig_slots_unusable_ratio",
+    "Share of the free memory slices that no profile can use as the instances lie (0 to 1)",
+    *_GPU,
+)
+MIG_DEVICE_INFO = _gauge(
+    "nodeagent_mig_device_info",
+    "A MIG device: where it lies in memory slices, and which share of the GPU's slices it has",
+    *_DEVICE,
+    "device_profile",
+    "start",
+    "size",
+    "share",
+)
+
+# --- MPS ------------------------------------------------------------------------------------------
+
+MPS_DAEMON_UP = _gauge(
+    "nodeagent_mps_daemon_up",
+    "Whether a device's control daemon serves clients (1) or not",
+    *_DEVICE,
+)
+MPS_RESTARTS = _counter(
+    "nodeagent_mps_restarts_total",
+    "How often a device's control daemon was started again",
+    *_DEVICE,
+)
+MPS_CLIENTS = _gauge("nodeagent_mps_clients", "Clients of a device's control daemon", *_DEVICE)
+MPS_CLIENT_MEMORY = _gauge(
+    "nodeagent_mps_client_memory_bytes", "Device memory that an MPS client has", *_CLIENT
+)
+MPS_CLIENT_MEMORY_LIMIT = _gauge(
+    "nodeagent_mps_client_memory_limit_bytes", "The most device memory that it may have", *_CLIENT
+)
+MPS_CLIENT_THREADS = _gauge(
+    "nodeagent_mps_client_active_thread_percentage",
+    "The percentage of the device's threads that an MPS client may use",
+    *_CLIENT,
+)
+
+# --- who had it -----------------------------------------------------------------------------------
+
+GPU_SECONDS_HELD = _counter(
+    "nodeagent_gpu_seconds_held_total",
+    "Seconds for which GPUs were held, parts of a GPU as parts of a second",
+    *_HOLDER,
+)
+GPU_SECONDS_USED = _counter(
+    "nodeagent_gpu_seconds_used_total", "Those of them in which the GPU was active", *_HOLDER
+)
+SLICE_SECONDS_HELD = _counter(
+    "nodeagent_slice_seconds_held_total", "Seconds for which MIG memory slices were held", *_HOLDER
+)
+SLICE_SECONDS_USED = _counter(
+    "nodeagent_slice_seconds_used_total", "Those of them in which the slice was active", *_HOLDER
+)
+
+# --- the readers and the agent itself -------------------------------------------------------------
+
+SAMPLE_AGE = _gauge(
+    "nodeagent_sample_age_seconds", "How old the values of a reader are", "reader", *_GPU
+)
+READER_SUCCESS = _gauge(
+    "nodeagent_reader_success",
+    "Whether a reader's last attempt went well (1) or not",
+    "reader",
+    *_GPU,
+)
+READER_DURATION = _gauge(
+    "nodeagent_reader_duration_seconds", "How long a reader's last attempt took", "reader", *_GPU
+)
+BUILD_INFO = _gauge("nodeagent_build_info", "The agent that runs", "version", "python")
+CPU_SECONDS = _counter("process_cpu_seconds_total", "Time the agent had on processors")
+RESIDENT_MEMORY = _gauge("process_resident_memory_bytes", "Memory the agent has")
+VIRTUAL_MEMORY = _gauge("process_virtual_memory_bytes", "Addresses the agent has mapped")
+OPEN_FILES = _gauge("process_open_fds", "Files the agent has open")
+MOST_FILES = _gauge("process_max_fds", "How many files the agent may have open")
+START_TIME = _gauge("process_start_time_seconds", "When the agent was started, in Unix time")
+
+OWN_METRICS = (
+    PLAN_APPLIED,
+    PHASE,
+    STEPS,
+    RECONCILE_DURATION,
+    MIG_INSTANCES,
+    MIG_SLOTS_FREE,
+    MIG_CREATABLE,
+    MIG_LARGEST_CREATABLE,
+    MIG_UNUSABLE,
+    MIG_DEVICE_INFO,
+    MPS_DAEMON_UP,
+    MPS_RESTARTS,
+    MPS_CLIENTS,
+    MPS_CLIENT_MEMORY,
+    MPS_CLIENT_MEMORY_LIMIT,
+    MPS_CLIENT_THREADS,
+    GPU_SECONDS_HELD,
+    GPU_SECONDS_USED,
+    SLICE_SECONDS_HELD,
+    SLICE_SECONDS_USED,
+    SAMPLE_AGE,
+    READER_SUCCESS,
+    READER_DURATION,
+    BUILD_INFO,
+    CPU_SECONDS,
+    RESIDENT_MEMORY,
+    VIRTUAL_MEMORY,
+    OPEN_FILES,
+    MOST_FILES,
+    START_TIME,
+)
+
+
+def own_families(samples: Iterable[OwnSample]) -> list[Family]:
+    """One family for each metric that has samples, in the order of the table.
+
+    The first of two samples with equal labels counts.
+    """
+    series: dict[str, dict[str, Number]] = {}
+    for sample in samples:
+        named = zip(sample.metric.labels, sample.labels, strict=True)
+        labels = block((name, value) for name, value in named if value)
+        series.setdefault(sample.metric.name, {}).setdefault(labels, sample.value)
+    return [
+        Family(metric.name, metric.type, metric.help, found)
+        for metric in OWN_METRICS
+        if (found := series.get(metric.name))
+    ]
+
+
+@dataclass(slots=True)
+class Durations:
+    """A histogram of seconds. `bounds` are the buckets' upper ends, the last one is infinite."""
+
+    metric: OwnMetric
+    bounds: tuple[float, ...] = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
+    _counts: list[int] | None = None
+    _sum: float = 0.0
+
+    def add(self, seconds: float) -> None:
+        """One more has taken this long."""
+        counts = self._counts = self._counts or [0] * (len(self.bounds) + 1)
+        counts[next((n for n, b in enumerate(self.bounds) if seconds <= b), -1)] += 1
+        self._sum += seconds
+
+    def family(self) -> Family:
+        """As a histogram; without lines before the first."""
+        if self._counts is None:
+            return Family(self.metric.name, self.metric.type, self.metric.help, {})
+        lines, total = [], 0
+        for bound, count in zip((*self.bounds, "+Inf"), self._counts, strict=True):
+            total += count
+            lines.append(f'_bucket{{le="{bound}"}} {total}')
+        lines += [f"_sum {self._sum!r}", f"_count {total}"]
+        return Family(
+            self.metric.name, self.metric.type, self.metric.help, {}, suffixed=tuple(lines)
+        )

@@ -1,0 +1,159 @@
+"""Which fields are wanted: dcgm-exporter's file of counters, read as it is.
+
+A line says field, type and help; a field of type `label` becomes a label of every metric. Where
+dcgm-exporter refuses to start over one line, that line is named here and the others count.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from difflib import get_close_matches
+from functools import lru_cache
+from importlib import resources
+
+from nodeagent.errors import NodeagentError
+from nodeagent.metrics.catalogue import Field, TextField, catalogue
+from nodeagent.metrics.go_csv import Record, records
+
+_WRITTEN_AS_TYPES = ("gauge", "counter")
+_TYPES = (*_WRITTEN_AS_TYPES, "histogram", "summary", "label")
+
+
+class NoCounters(NodeagentError):
+    """A file of counters selects nothing at all; the message says what is wrong with its lines."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """A field to be written under `name`, with the type and the help that the file gives it."""
+
+    field: Field
+    name: str
+    type: str
+    help: str
+
+
+@dataclass(frozen=True, slots=True)
+class WantedLabel:
+    """A field to become the label `name` of every metric."""
+
+    field: Field | TextField
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What is wrong with one line (counted from 1), and what would be right."""
+
+    line: int
+    message: str
+    remedy: str = ""
+
+    def __str__(self) -> str:
+        told = f"line {self.line}: {self.message}"
+        return f"{told} ({self.remedy})" if self.remedy else told
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """What a file selects. Metrics are in the order of their field ids, labels by name."""
+
+    metrics: tuple[Wanted, ...]
+    labels: tuple[WantedLabel, ...]
+    findings: tuple[Finding, ...] = ()
+
+    @property
+    def fields(self) -> tuple[Field, ...]:
+        """Each numeric field once, whatever it is needed for."""
+        wanted = [m.field for m in self.metrics]
+        wanted += [label.field for label in self.labels if isinstance(label.field, Field)]
+        return tuple({f.id: f for f in wanted}.values())
+
+    @property
+    def texts(self) -> tuple[TextField, ...]:
+        """The text fields that become labels."""
+        return tuple(label.field for label in self.labels if isinstance(label.field, TextField))
+
+
+@lru_cache(maxsize=1)
+def default_selection() -> Selection:
+    """What is exported when nobody says otherwise."""
+    return read_selection(default_text())
+
+
+def default_text() -> str:
+    """The shipped file."""
+    return resources.files("nodeagent.metrics").joinpath("default-counters.csv").read_text("utf-8")
+
+
+def read_selection(text: str) -> Selection:
+    """What a file selects, with a finding for each line that could not be used.
+
+    Raises NoCounters when not one line could.
+    """
+    metrics: dict[str, Wanted] = {}
+    labels: dict[str, WantedLabel] = {}
+    findings: list[Finding] = []
+    for record in records(text):
+        match _read(record):
+            case Finding() as finding:
+                findings.append(finding)
+            case Wanted() as wanted if wanted.name in metrics:
+                findings.append(Finding(record.line, f"{wanted.name} is there a second time"))
+            case Wanted() as wanted:
+                metrics[wanted.name] = wanted
+            case WantedLabel() as label:
+                labels[label.name] = label
+    if not metrics and not labels:
+        told = "; ".join(map(str, findings[:3])) or "it has no line that is no comment"
+        more = f" (and {len(findings) - 3} more)" if len(findings) > 3 else ""
+        raise NoCounters(
+            f"the file of counters selects nothing: {told}{more}",
+            remedy="each line needs a field, a type and a help, with commas between them",
+        )
+    return Selection(
+        metrics=tuple(sorted(metrics.values(), key=lambda m: m.field.id)),
+        labels=tuple(sorted(labels.values(), key=lambda label: label.name)),
+        findings=tuple(findings),
+    )
+
+
+def _read(record: Record) -> Wanted | WantedLabel | Finding:
+    if record.fault:
+        return Finding(record.line, record.fault)
+    if len(record.fields) != 3:
+        found = len(record.fields)
+        return Finding(
+            record.line,
+            f"{found} value{'s' if found != 1 else ''} where field, type and help are needed",
+            remedy="put a help with commas into quotation marks" if found > 3 else "",
+        )
+    name, kind, told = (value.strip() for value in record.fields)
+    row = catalogue().named(name)
+    if row is None:
+        return _unknown(record.line, name)
+    if kind not in _TYPES:
+        return Finding(record.line, f"{name} has the type {kind!r}", remedy=_one_of(_TYPES))
+    if kind == "label":
+        return WantedLabel(row, name)
+    if isinstance(row, TextField):
+        return Finding(
+            record.line, f"{name} is a text, not a number", remedy="its type can only be label"
+        )
+    # One value for each thing is neither a histogram nor a summary, whatever the file calls it.
+    written = kind if kind in _WRITTEN_AS_TYPES else row.type.value
+    return Wanted(row, name, written, told)
+
+
+def _unknown(line: int, name: str) -> Finding:
+    known = catalogue()
+    if name in known.unavailable:
+        return Finding(line, f"{name} cannot be had from NVML, which is all that is asked here")
+    near = get_close_matches(name, known.names, n=1, cutoff=0.8)
+    return Finding(
+        line, f"there is no field {name!r}", remedy=f"did you mean {near[0]}?" if near else ""
+    )
+
+
+def _one_of(values: tuple[str, ...]) -> str:
+    return f"one of {', '.join(values)}"

@@ -1,0 +1,175 @@
+"""Where a field's value comes from: a closed union of the ways NVML has of telling something.
+
+A row of the catalogue names its source; whoever samples groups the rows by it, so that one call
+serves all rows that need it. Functions and constants have pynvml's names. What comes back is put
+into the exported unit by the row's conversion.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+ALL_LINKS = 0xFFFFFFFF  # NVML's scopeId for the sum over all NVLinks of a GPU
+
+
+class EachLink(StrEnum):
+    """Stands where a link's number would: one value for each link that the GPU has."""
+
+    EACH = "each"
+
+
+EACH_LINK = EachLink.EACH
+Link = int | EachLink
+
+
+@dataclass(frozen=True, slots=True)
+class SystemCall:
+    """A call about the node; `items` are the attributes wanted of the structure it returns."""
+
+    function: str
+    items: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceCall:
+    """A call about a device handle.
+
+    `arguments` are names of constants that follow the handle. `items` are what is wanted of a
+    structure (attributes) or of a tuple (positions in digits); empty: the answer itself. The
+    conversion gets one number for one item, a tuple of them for several. `structure` names what
+    pynvml wants to be given to fill, where it does not make it itself. Two rows with the same
+    `call` share one answer.
+    """
+
+    function: str
+    arguments: tuple[str, ...] = ()
+    items: tuple[str, ...] = ()
+    structure: str = ""
+
+    @property
+    def call(self) -> tuple[str, ...]:
+        """What tells this call from others of the same handle."""
+        return (self.function, *self.arguments)
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """A call that returns nothing: 1 when it succeeds, 0 when it fails with `refusal`."""
+
+    function: str
+    refusal: str
+
+
+@dataclass(frozen=True, slots=True)
+class PeerCall:
+    """A call about a GPU and each of the others: bit i of the value is set where GPU i says OK."""
+
+    function: str
+    argument: str
+
+
+@dataclass(frozen=True, slots=True)
+class LinkCall:
+    """A call about one NVLink: handle, link number, `counter` (name of a constant)."""
+
+    function: str
+    counter: str
+    link: Link
+
+
+@dataclass(frozen=True, slots=True)
+class PortCounter:
+    """A counter of an NVLink's port, read by nvmlDeviceReadPRMCounters_v1 (needs root)."""
+
+    counter: str
+    link: Link = EACH_LINK
+
+
+@dataclass(frozen=True, slots=True)
+class FieldValue:
+    """An entry of the one nvmlDeviceGetFieldValues call for a GPU.
+
+    `scope` is the entry's scopeId: 0 unless the field is one of links.
+    """
+
+    field: int
+    constant: str
+    scope: Link = 0
+
+
+@dataclass(frozen=True, slots=True)
+class FieldRate:
+    """What the sum of some field values grew by, for each second between two readings."""
+
+    fields: tuple[int, ...]
+    constants: tuple[str, ...]
+    scope: Link = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Gpm:
+    """The mean of some GPM metrics between two samples: of the GPU, or of a GPU instance.
+
+    Metrics that the GPU or the instance does not have are left out of the mean.
+    """
+
+    metrics: tuple[int, ...]
+    constants: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class GpmLink:
+    """A GPM metric of each NVLink: link n has the number `first + step * n`."""
+
+    first: int
+    step: int
+    constant: str
+
+
+class Happening(StrEnum):
+    """What events a row follows."""
+
+    XID = "xid"  # the last XID; the event carries GPU instance and compute instance
+    NVLINK_XID = "nvlinkXid"  # the last XID 74
+    BINDING = "binding"  # the last driver bind (2) or unbind (1) of a GPU
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """The last event of a kind from NVML's event sets; nothing before the first."""
+
+    happening: Happening
+
+
+class Composition(StrEnum):
+    """What dcgm-exporter itself makes out of many readings."""
+
+    XID_COUNT = "xidCount"
+    CLOCK_EVENT_COUNT = "clockEventCount"
+    HEALTH = "health"
+    PEERS = "peers"
+
+
+@dataclass(frozen=True, slots=True)
+class Composed:
+    """Made by the exporter out of events or other readings, with labels of its own."""
+
+    composition: Composition
+    labels: tuple[str, ...]
+
+
+Source = (
+    SystemCall
+    | DeviceCall
+    | Verdict
+    | PeerCall
+    | LinkCall
+    | PortCounter
+    | FieldValue
+    | FieldRate
+    | Gpm
+    | GpmLink
+    | Event
+    | Composed
+)

@@ -1,0 +1,191 @@
+"""The catalogue: complete, consistent, and each of its sources exists in NVML's Python binding."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterator
+
+import pynvml
+
+from nodeagent.metrics.catalogue import Field, Kind, Level, Reading, Tier, WithMig, catalogue
+from nodeagent.metrics.conversion import Conversion
+from nodeagent.metrics.sources import (
+    ALL_LINKS,
+    EACH_LINK,
+    DeviceCall,
+    FieldRate,
+    FieldValue,
+    Gpm,
+    GpmLink,
+    LinkCall,
+    PeerCall,
+    PortCounter,
+    Source,
+    SystemCall,
+    Verdict,
+)
+from tools.make_metrics_page import PAGE, page, summary
+
+ROWS = catalogue().fields
+
+
+def _row(name: str) -> Field:
+    row = catalogue().named(name)
+    assert isinstance(row, Field), name
+    return row
+
+
+def _sources() -> Iterator[tuple[str, Source]]:
+    for row in ROWS:
+        for reading in (row.whole, row.part):
+            if reading is not None:
+                yield row.name, reading.source
+    for text in catalogue().texts:
+        yield text.name, text.source
+
+
+def test_every_numeric_field_of_nvml_is_there() -> None:
+    """455 numeric fields come from NVML, each with a number and a name of its own."""
+    from_nvml = catalogue().from_nvml
+    assert (len(from_nvml), len(ROWS), len(catalogue().texts)) == (455, 459, 18)
+    assert len({row.id for row in ROWS}) == len({row.name for row in ROWS}) == len(ROWS)
+    assert [row.id for row in ROWS] == sorted(row.id for row in ROWS)
+    assert summary() == "455 numeric fields from NVML, 61 of them for GPU instances"
+
+
+def test_a_field_is_found_by_each_of_its_names() -> None:
+    """Old name, name since DCGM 4.6 and that of dcgm-exporter 1 lead to one row."""
+    names = ("DCGM_FI_DEV_GPU_TEMP", "DCGM_FI_DEV_GPU_TEMP_CELSIUS", "dcgm_gpu_temp")
+    assert len({_row(name).id for name in names}) == 1
+    assert catalogue().named("DCGM_FI_DEV_GPU_TEMPERATUR") is None
+    assert not catalogue().unavailable & set(catalogue().names)
+
+
+def test_what_sources_name_exists() -> None:
+    """Each function, constant and structure is in nvidia-ml-py, field values with that number."""
+    for name, source in _sources():
+        for constant, number in _constants(source):
+            found = getattr(pynvml, constant, None)
+            assert found is not None, (name, constant)
+            assert number in (None, found), (name, constant)
+
+
+def _constants(  # noqa: C901 # one case for each kind of source
+    source: Source,
+) -> Iterator[tuple[str, int | None]]:
+    match source:
+        case SystemCall(function):
+            yield function, None
+        case Verdict(function, refusal):
+            yield from ((function, None), (refusal, None))
+        case DeviceCall(function, arguments, _, structure):
+            yield from ((word, None) for word in (function, *arguments))
+            if structure:
+                yield structure, None
+        case PeerCall(function, argument):
+            yield from ((function, None), (argument, None))
+        case LinkCall(function, counter):
+            yield from ((function, None), (counter, None))
+        case PortCounter(counter):
+            yield counter, None
+        case FieldValue(number, constant):
+            yield constant, number
+        case FieldRate(numbers, constants) | Gpm(numbers, constants):
+            yield from zip(constants, numbers, strict=True)
+        case GpmLink(first, step, constant):
+            yield from ((constant.format(n=n), first + step * n) for n in range(18))
+        case _:
+            pass  # events and what the exporter composes have no call of their own
+
+
+def test_attributes_exist_in_the_structures_that_calls_fill() -> None:
+    """What a row wants of a structure that pynvml is given to fill, the structure has."""
+    seen = 0
+    for name, source in _sources():
+        if isinstance(source, DeviceCall) and source.structure:
+            structure = getattr(pynvml, source.structure)
+            assert issubclass(structure, ctypes.Structure)
+            assert set(source.items) <= {entry[0] for entry in structure._fields_}, name
+            seen += 1
+    assert seen == 14
+
+
+def test_rows_that_ask_the_same_share_a_call() -> None:
+    """The four kinds of framebuffer are one call, two clocks are two."""
+    memory = [_row(f"DCGM_FI_DEV_FB_{kind}").whole.source for kind in ("FREE", "USED", "RESERVED")]
+    assert {s.call for s in memory if isinstance(s, DeviceCall)} == {
+        ("nvmlDeviceGetMemoryInfo", "nvmlMemory_v2")
+    }
+    clocks = [_row(f"DCGM_FI_DEV_{kind}_CLOCK").whole.source for kind in ("SM", "MEM")]
+    assert len({s.call for s in clocks if isinstance(s, DeviceCall)}) == 2
+
+
+def test_conversions_of_several_numbers_get_as_many() -> None:
+    """A conversion that takes a tuple belongs to rows that name as many items, and no other."""
+    wants = {Conversion.VERSION_PAIR: 2, Conversion.USED_SHARE: 3}
+    for row in ROWS:
+        for reading in (row.whole, row.part):
+            if reading is not None and isinstance(reading.source, DeviceCall):
+                several = wants.get(reading.conversion)
+                assert len(reading.source.items) <= 1 if several is None else several, row.name
+
+
+def test_units_agree_with_conversions() -> None:
+    """Ratios, MiB, watts and rates are what their conversion makes of NVML's own units."""
+    for row in ROWS:
+        conversion = row.whole.conversion
+        if isinstance(row.whole.source, Gpm) and row.unit == "ratio":
+            assert conversion is Conversion.PERCENT_AS_RATIO, row.name
+        if row.unit == "MiB":
+            assert conversion is Conversion.WHOLE_MEBIBYTES, row.name
+        if row.unit == "W" or isinstance(row.whole.source, FieldRate):
+            assert conversion is Conversion.THOUSANDTH, row.name
+
+
+def test_what_there_is_with_mig() -> None:
+    """Power stays with the GPU, memory is each instance's, utilization is made of GPM there."""
+    power, memory = _row("DCGM_FI_DEV_POWER_USAGE"), _row("DCGM_FI_DEV_FB_USED")
+    assert (power.level, power.with_mig, power.part) == (Level.GPU, WithMig.STAYS, None)
+    assert (memory.level, memory.part) == (Level.GPU_INSTANCE, memory.whole)
+    activity = _row("DCGM_FI_PROF_SM_ACTIVE")
+    assert (
+        activity.part
+        == activity.whole
+        == Reading(Gpm((2,), ("NVML_GPM_METRIC_SM_UTIL",)), Conversion.PERCENT_AS_RATIO)
+    )
+    utilization = _row("DCGM_FI_DEV_GPU_UTIL")
+    assert utilization.with_mig is WithMig.GONE
+    assert utilization.part == Reading(Gpm((1,), ("NVML_GPM_METRIC_GRAPHICS_UTIL",)))
+
+
+def test_links_have_their_scope() -> None:
+    """Fields of one link, of all links, and of each link ask for that."""
+
+    def scope(name: str) -> object:
+        source = _row(name).whole.source
+        assert isinstance(source, FieldRate)
+        return source.scope
+
+    assert scope("DCGM_FI_DEV_NVLINK_BANDWIDTH_L14") == 14
+    assert scope("DCGM_FI_DEV_NVLINK_BANDWIDTH_TOTAL") == ALL_LINKS
+    assert scope("DCGM_FI_DEV_NVLINK_THROUGHPUT_PER_LINK") is EACH_LINK
+
+
+def test_nothing_that_blocks_is_asked() -> None:
+    """PCIe throughput, whose call takes 20 ms, is made of byte counters."""
+    assert all("PcieThroughput" not in str(source) for _, source in _sources())
+
+
+def test_counters_are_read_and_events_told() -> None:
+    """A rate is no counter, and only events and what is composed of them are told."""
+    for row in ROWS:
+        if isinstance(row.whole.source, FieldRate):
+            assert row.kind is Kind.GAUGE, row.name
+    told = {row.name for row in ROWS if row.tier is Tier.EVENT}
+    assert "DCGM_FI_DEV_XID_ERRORS" in told
+    assert len(told) == 7
+
+
+def test_the_page_is_up_to_date() -> None:
+    """docs/metrics.md is what tools/make_metrics_page.py writes."""
+    assert PAGE.read_text(encoding="utf-8") == page()

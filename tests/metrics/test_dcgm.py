@@ -1,0 +1,220 @@
+"""A sample printed as dcgm-exporter prints it."""
+
+from __future__ import annotations
+
+import pytest
+
+from nodeagent.metrics.catalogue import catalogue
+from nodeagent.metrics.dcgm import Names, Style, families
+from nodeagent.metrics.exposition import render
+from nodeagent.metrics.labels import HostLabel, LabelBlocks
+from nodeagent.metrics.samples import GpuIdentity, NvLink, SampleSet, Slice, Subject, WholeGpu
+from nodeagent.metrics.selection import read_selection
+from tests.metrics.node import (
+    DATA,
+    DRIVER,
+    DRIVER_VERSION,
+    GOLDEN,
+    golden,
+    gpu,
+    pod,
+    sample,
+    slices,
+)
+
+HOST = HostLabel("gpu-node-0")
+POWER, ENGINE, USED, CLOCK, XID = 155, 1001, 252, 100, 230
+
+
+def _text(
+    readings: SampleSet, counters: str, *, style: Style | None = None, host: HostLabel = HOST
+) -> str:
+    found = families(readings, read_selection(counters), LabelBlocks(host), style)
+    return render(found).decode()
+
+
+def _series(text: str) -> list[str]:
+    return [line for line in text.splitlines() if not line.startswith("#")]
+
+
+def test_a_line_is_the_one_that_dcgm_exporter_printed() -> None:
+    """The identity of a recorded series gives that series to the last character."""
+    card = GpuIdentity(
+        0,
+        "GPU-58e8f5ea-13cc-013a-d88f-2bcf5ae8bc77",
+        "00000000:1A:00.0",
+        0,
+        "NVIDIA H100 80GB HBM3",
+    )
+    name = "text-embedding-predictor-00008-deployment-57946f6c67-vdtjl"
+    subject = Subject(
+        Slice(card, "1g.10gb", 7), pod(name, "kserve-container", "model-playground-stg")
+    )
+    readings = SampleSet(
+        {ENGINE: ((subject, 0.0),)}, {DRIVER_VERSION: "535.129.03"}, {}, {card.uuid: (subject,)}
+    )
+    counters = (
+        "DCGM_FI_PROF_GR_ENGINE_ACTIVE,gauge,Ratio of time the graphics engine is active.\n"
+        "DCGM_FI_DRIVER_VERSION,label,Driver Version\n"
+    )
+    printed = (DATA / "dcgm_exporter.prom").read_text(encoding="utf-8")
+    assert _text(readings, counters, host=HostLabel("gsrh100-074")) == printed
+
+
+@pytest.mark.parametrize("name", GOLDEN)
+def test_the_default_set_of_a_node(name: str) -> None:
+    """The whole text of the default set, as it was read through and kept."""
+    assert golden(name) == (DATA / f"{name}.prom").read_bytes()
+
+
+@pytest.mark.parametrize("name", GOLDEN)
+def test_the_parser_reads_the_same_values(name: str) -> None:
+    """prometheus_client's parser finds every series of a text with its value and labels."""
+    parser = pytest.importorskip("prometheus_client.parser")
+    text = (DATA / f"{name}.prom").read_text(encoding="utf-8")
+    lines = _series(text)
+    found = {
+        (s.name.removesuffix("_total"), tuple(s.labels.items())): s.value
+        for family in parser.text_string_to_metric_families(text)
+        for s in family.samples
+    }
+    assert len(found) == len(lines) > 10
+    for line in lines:
+        written, value = line.rsplit(" ", 1)
+        metric, labels = written.rstrip("}").split("{", 1)
+        parts = [part.split('="') for part in labels.rstrip('"').split('",')]
+        key = (metric.removesuffix("_total"), tuple((k, v) for k, v in parts))
+        assert found[key] == float(value)
+
+
+def test_every_field_there_is_can_be_printed() -> None:
+    """All 455 fields make a text in which no series is there twice."""
+    rows = catalogue().from_nvml
+    counters = "".join(f"{row.name},{row.type},x\n" for row in rows)
+    text = _text(sample(rows, [gpu(0), gpu(1)], links=2), counters)
+    written = [line.rsplit(" ", 1)[0] for line in _series(text)]
+    assert len({line.partition("{")[0] for line in written}) == 455
+    assert len(set(written)) == len(written)
+
+
+def test_a_value_of_the_whole_gpu_is_told_once() -> None:
+    """Power is the GPU's, memory each instance's and not the GPU's too: sums are right."""
+    parts = slices(gpu(0), 2)
+    whole = Subject(WholeGpu(gpu(0)))
+    readings = SampleSet(
+        {
+            POWER: ((whole, 300.5),),
+            USED: ((whole, 9), (parts[0], 4), (parts[1], 5)),
+        },
+        slices={gpu(0).uuid: parts},
+    )
+    counters = "DCGM_FI_DEV_POWER_USAGE,gauge,p\nDCGM_FI_DEV_FB_USED,gauge,u\n"
+    power, first, second = _series(_text(readings, counters))
+    assert power.endswith(',Hostname="gpu-node-0"} 300.500000')
+    assert "GPU_I_ID" not in power
+    assert ('GPU_I_ID="7"' in first, first[-2:]) == (True, " 4")
+    assert ('GPU_I_ID="8"' in second, second[-2:]) == (True, " 5")
+
+
+def test_a_value_of_the_whole_gpu_is_repeated_where_asked() -> None:
+    """As dcgm-exporter does: each instance has the GPU's power, with its own pod."""
+    parts = slices(gpu(0), 2)
+    readings = SampleSet(
+        {POWER: ((Subject(WholeGpu(gpu(0))), 300.5), (Subject(WholeGpu(gpu(1))), 70.0))},
+        slices={gpu(0).uuid: parts},
+    )
+    lines = _series(
+        _text(readings, "DCGM_FI_DEV_POWER_USAGE,gauge,p", style=Style(repeat_whole=True))
+    )
+    assert ['GPU_I_ID="7"' in lines[0], 'GPU_I_ID="8"' in lines[1]] == [True, True]
+    assert 'pod="job-0-1"' in lines[1]
+    assert "GPU_I_ID" not in lines[2]
+    assert len(lines) == 3
+
+
+def test_what_hit_the_gpu_and_what_hit_an_instance_are_both_told() -> None:
+    """An XID of the whole GPU is not hidden by one of an instance."""
+    part = slices(gpu(0), 1)[0]
+    whole = Subject(WholeGpu(gpu(0)), (("err_code", "79"), ("err_msg", "off the bus")))
+    readings = SampleSet({XID: ((whole, 79), (part, 31))}, slices={gpu(0).uuid: (part,)})
+    lines = _series(_text(readings, "DCGM_FI_DEV_XID_ERRORS,gauge,x"))
+    assert len(lines) == 2
+    assert lines[0].endswith('err_code="79",err_msg="off the bus"} 79')
+
+
+def test_renamed_names_can_be_had() -> None:
+    """The same file, with the names since DCGM 4.6."""
+    readings = SampleSet({POWER: ((Subject(WholeGpu(gpu(0))), 1.0),)})
+    text = _text(readings, "DCGM_FI_DEV_POWER_USAGE,gauge,p", style=Style(names=Names.RENAMED))
+    assert _series(text)[0].startswith("DCGM_FI_DEV_BOARD_POWER_WATTS{")
+
+
+@pytest.mark.parametrize(
+    ("host", "label"),
+    [
+        (HostLabel("n"), ',Hostname="n"'),
+        (HostLabel("n", "hostname"), ',hostname="n"'),
+        (HostLabel("n", ""), ""),
+    ],
+)
+def test_the_host_has_the_label_that_is_asked_for(host: HostLabel, label: str) -> None:
+    """Both spellings that dcgm-exporter had, and none."""
+    readings = SampleSet({CLOCK: ((Subject(WholeGpu(gpu(0))), 1),)})
+    (line,) = _series(_text(readings, "DCGM_FI_DEV_SM_CLOCK,gauge,p", host=host))
+    assert line.endswith(f'modelName="NVIDIA H100 80GB HBM3"{label}}} 1')
+
+
+def test_links_come_last_and_have_their_own_labels() -> None:
+    """A row of an NVLink begins with nvlink, and says gpu_uuid and model_name."""
+    link = Subject(NvLink(gpu(0), 3))
+    readings = SampleSet({165: (), 1508: ((link, 1),), 1523: ((Subject(WholeGpu(gpu(0))), 0),)})
+    counters = "DCGM_FI_DEV_NVLINK_GET_STATE,gauge,s\nDCGM_FI_DEV_GET_GPU_RECOVERY_ACTION,gauge,r\n"
+    first, last = _series(_text(readings, counters))
+    assert first.startswith("DCGM_FI_DEV_GET_GPU_RECOVERY_ACTION")
+    assert last.startswith(
+        f'DCGM_FI_DEV_NVLINK_GET_STATE{{nvlink="3",gpu="0",gpu_uuid="{gpu(0).uuid}",pci_bus_id='
+    )
+    assert 'model_name="NVIDIA H100 80GB HBM3"' in last
+
+
+def test_labels_of_each_gpu_are_its_own() -> None:
+    """A serial number is the GPU's, the driver's version the node's; a number can be a label."""
+    wholes = [Subject(WholeGpu(gpu(n))) for n in range(2)]
+    readings = SampleSet(
+        {CLOCK: ((wholes[0], 1), (wholes[1], 2)), 66: ((wholes[1], 1),)},
+        {DRIVER_VERSION: DRIVER},
+        {gpu(0).uuid: {53: "0123"}},
+    )
+    first, second = _series(
+        _text(
+            readings,
+            "DCGM_FI_DEV_SM_CLOCK,gauge,c\nDCGM_FI_DEV_SERIAL,label,s\n"
+            "DCGM_FI_DRIVER_VERSION,label,d\nDCGM_FI_DEV_PERSISTENCE_MODE,label,p\n",
+        )
+    )
+    assert first.endswith(f',DCGM_FI_DEV_SERIAL="0123",DCGM_FI_DRIVER_VERSION="{DRIVER}"}} 1')
+    assert second.endswith(
+        f',DCGM_FI_DEV_PERSISTENCE_MODE="1",DCGM_FI_DRIVER_VERSION="{DRIVER}"}} 2'
+    )
+
+
+def test_label_blocks_are_forgotten_when_nobody_uses_them() -> None:
+    """However often a GPU is divided anew, no more is kept than what the last text needed."""
+    blocks = LabelBlocks(HOST)
+    selection = read_selection("DCGM_FI_DEV_FB_USED,gauge,u")
+    for generation in range(50):
+        part = Subject(Slice(gpu(0), "1g.10gb", 7, generation))
+        families(SampleSet({USED: ((part, 1),)}), selection, blocks)
+    assert len(blocks._used) == len(blocks._met) == 1
+    assert len(blocks._blocks) == 1
+
+
+def test_labels_follow_a_new_driver() -> None:
+    """When the driver's version changes, every block is written anew."""
+    blocks = LabelBlocks(HOST)
+    selection = read_selection("DCGM_FI_DEV_SM_CLOCK,gauge,u\nDCGM_FI_DRIVER_VERSION,label,d")
+    whole = Subject(WholeGpu(gpu(0)))
+    for version in ("1", "2"):
+        readings = SampleSet({CLOCK: ((whole, 1),)}, {DRIVER_VERSION: version})
+        text = render(families(readings, selection, blocks)).decode()
+        assert f'DCGM_FI_DRIVER_VERSION="{version}"' in text

@@ -1,0 +1,44 @@
+"""Records as Go's encoding/csv reads them with # for comments."""
+
+from __future__ import annotations
+
+import pytest
+
+from nodeagent.metrics.go_csv import Record, records
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("a,b,c\n", [Record(1, ("a", "b", "c"))]),
+        ("a, b ,c", [Record(1, ("a", " b ", "c"))]),
+        ("\n\n# no, record\r\na,b\r\n", [Record(4, ("a", "b"))]),
+        (" # a blank before it: no comment", [Record(1, (" # a blank before it: no comment",))]),
+        ('a,"b, with ""comma""",c', [Record(1, ("a", 'b, with "comma"', "c"))]),
+        ('a,"two\nlines"\nb', [Record(1, ("a", "two\nlines")), Record(3, ("b",))]),
+        ('a,"",', [Record(1, ("a", "", ""))]),
+        ("a,,", [Record(1, ("a", "", ""))]),
+        ("\ufeffa", [Record(1, ("a",))]),
+        ("", []),
+    ],
+)
+def test_records(text: str, expected: list[Record]) -> None:
+    """Blanks are kept, quotation marks are taken off, comments and empty lines are nothing."""
+    assert list(records(text)) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [
+        ('a, "b"\nc', "inside a field"),
+        ('a,b"c\nc', "inside a field"),
+        ('"a"b\nc', "behind a closing"),
+        ('"a\nc', "never closed"),
+    ],
+)
+def test_a_fault_ends_with_its_line(text: str, fault: str) -> None:
+    """Where Go gives up, the record says why, and the next line counts."""
+    broken, *rest = records(text)
+    assert fault in broken.fault
+    assert broken.line == 1
+    assert rest == [Record(2, ("c",))]

@@ -1,0 +1,74 @@
+"""Counters that only grow."""
+
+from __future__ import annotations
+
+import pytest
+
+from nodeagent.metrics.catalogue import catalogue
+from nodeagent.metrics.conversion import Number
+from nodeagent.metrics.monotonic import MonotonicCounters
+from nodeagent.metrics.samples import SampleSet, Slice, Subject, WholeGpu
+from tests.metrics.node import gpu
+
+ENERGY, POWER, BANDWIDTH = 156, 155, 449
+WHOLE = Subject(WholeGpu(gpu(0)))
+
+
+def _slice(number: int, generation: int = 0) -> Subject:
+    return Subject(Slice(gpu(0), "1g.10gb", number, generation))
+
+
+def _run(
+    counters: MonotonicCounters, readings: list[Number | None], subject: Subject = WHOLE
+) -> list[Number | None]:
+    """What comes of readings one after the other; None: not read."""
+    found: list[Number | None] = []
+    for raw in readings:
+        values = {} if raw is None else {ENERGY: ((subject, raw),)}
+        steady = counters.steady(SampleSet(values)).values.get(ENERGY)
+        found.append(steady[0][1] if steady else None)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("readings", "told"),
+    [
+        ([5, 5, 9], [5, 5, 9]),
+        ([100, 130, 10, 20], [100, 130, 140, 150]),  # the driver was loaded again
+        ([100, None, 120], [100, None, 120]),  # a reading failed
+        ([100, None, 20, 5], [100, None, 120, 125]),  # ... and meanwhile it began anew, and again
+        ([0, 0], [0, 0]),
+    ],
+)
+def test_a_counter_never_goes_back(
+    readings: list[Number | None], told: list[Number | None]
+) -> None:
+    """What was lost when a counter began anew is added; where nothing was lost, nothing is."""
+    assert _run(MonotonicCounters(catalogue().fields), readings) == told
+
+
+def test_an_instance_made_anew_goes_on_where_the_labels_were() -> None:
+    """Even when the new instance has counted more than the old one, none of it is lost."""
+    counters = MonotonicCounters(catalogue().fields)
+    assert _run(counters, [100], _slice(7)) == [100]
+    assert _run(counters, [None], _slice(7)) == [None]
+    assert _run(counters, [150], _slice(7, generation=1)) == [250]
+    assert _run(counters, [10], _slice(8)) == [10]
+
+
+def test_gauges_stay_as_they_are() -> None:
+    """A gauge may fall; so may the rate that dcgm-exporter calls a counter."""
+    counters = MonotonicCounters(catalogue().fields)
+    for raw in (300.0, 70.0):
+        sample = SampleSet({POWER: ((WHOLE, raw),), BANDWIDTH: ((WHOLE, raw),)})
+        assert counters.steady(sample).values == sample.values
+
+
+def test_what_ended_is_kept_up_to_a_limit() -> None:
+    """However many instances come and go, only the newest ended ones are remembered."""
+    counters = MonotonicCounters(catalogue().fields, kept=10)
+    for number in range(100):
+        _run(counters, [number], _slice(number))
+    assert (len(counters._running), len(counters._stopped)) == (1, 10)
+    assert _run(counters, [1], _slice(95)) == [96]
+    assert _run(counters, [1], _slice(3)) == [1]

@@ -1,0 +1,133 @@
+"""What the agent says of its node: the plan, MIG's layout and room, MPS."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from nodeagent.metrics.exposition import render
+from nodeagent.metrics.node_metrics import node_samples
+from nodeagent.metrics.own import own_families
+from nodeagent.planning.observed import Access, Gpu, ObservedNode
+from nodeagent.reports.mps_state import ClientState, DaemonState
+from nodeagent.reports.node_state import NodeState, Phase
+from tests.planning.cards import card, with_instances
+
+GPU = with_instances(card("h100-80gb"), [("3g.40gb", 0), ("1g.10gb", 4)])
+WHERE = f'gpu="0",UUID="{GPU.uuid}"'
+
+
+def _lines(
+    *gpus: Gpu,
+    digest: str = "sha256:0",
+    phase: Phase = Phase.IN_SYNC,
+    mps: tuple[DaemonState, ...] = (),
+) -> dict[str, str]:
+    """The series of a node by name and labels."""
+    state = NodeState("n", "file", phase=phase, digest=digest, observed=ObservedNode(gpus), mps=mps)
+    text = render(own_families(node_samples(state))).decode()
+    written = (line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#"))
+    return {line[0]: line[1] for line in written}
+
+
+@pytest.mark.parametrize(
+    ("digest", "phase", "told"),
+    [
+        ("sha256:0", Phase.IN_SYNC, "1"),
+        ("sha256:0", Phase.BLOCKED, "0"),
+        ("", Phase.IN_SYNC, None),
+    ],
+)
+def test_whether_the_plan_is_applied(digest: str, phase: Phase, told: str | None) -> None:
+    """1 when the node is as planned, 0 while it is not, nothing without a plan."""
+    lines = _lines(digest=digest, phase=phase)
+    assert lines.get("nodeagent_plan_applied") == told
+    assert [name for name, value in lines.items() if value == "1" and "phase" in name] == [
+        f'nodeagent_phase{{phase="{phase}"}}'
+    ]
+
+
+def test_the_layout_and_the_room_that_it_leaves() -> None:
+    """Instances by profile, free slices, what still fits and how large."""
+    lines = _lines(GPU)
+    assert lines[f'nodeagent_mig_instances{{{WHERE},GPU_I_PROFILE="3g.40gb"}}'] == "1"
+    assert lines[f"nodeagent_mig_slots_free{{{WHERE}}}"] == "3"
+    assert lines[f'nodeagent_mig_creatable{{{WHERE},GPU_I_PROFILE="1g.10gb"}}'] == "2"
+    assert lines[f"nodeagent_mig_largest_creatable_slots{{{WHERE}}}"] == "2"
+    assert f'nodeagent_mig_creatable{{{WHERE},GPU_I_PROFILE="7g.80gb"}}' not in lines
+
+
+@pytest.mark.parametrize(
+    ("there", "share", "largest"),
+    [
+        ([], "0.0", "8"),
+        ([("1g.10gb", 0), ("1g.10gb", 4)], "0.0", "2"),
+        # An H100's last slice is only reached by profiles that begin before it.
+        ([("1g.10gb", 0), ("1g.10gb", 6)], str(1 - 5 / 6), "2"),
+        ([("1g.10gb", start) for start in range(7)], "1.0", "0"),
+        ([("7g.80gb", 0)], None, "0"),
+    ],
+)
+def test_fragmentation(there: list[tuple[str, int]], share: str | None, largest: str) -> None:
+    """The share of free slices that nothing can use as the instances lie; none without any free."""
+    lines = _lines(with_instances(card("h100-80gb"), there))
+    assert lines.get(f"nodeagent_mig_slots_unusable_ratio{{{WHERE}}}") == share
+    assert lines[f"nodeagent_mig_largest_creatable_slots{{{WHERE}}}"] == largest
+
+
+def test_a_mig_device_can_be_joined() -> None:
+    """The info metric has the labels that DCGM's have, and those that they lack."""
+    lines = _lines(GPU)
+    (info,) = [s for s in lines if s.startswith("nodeagent_mig_device_info") and "3g" in s]
+    instance = GPU.instances[0]
+    assert info == (
+        f'nodeagent_mig_device_info{{{WHERE},GPU_I_PROFILE="3g.40gb",GPU_I_ID="{instance.id}",'
+        f'compute_instance="0",mig_uuid="{instance.compute[0].uuid}",device_profile="3g.40gb",'
+        'start="0",size="4",share="0.5"}'
+    )
+
+
+def test_a_gpu_that_does_not_answer_is_left_out() -> None:
+    """What is known of it is old, and no room can be promised on it."""
+    lost = replace(GPU, access=Access.LOST)
+    assert not [series for series in _lines(lost) if "mig" in series]
+
+
+def test_a_gpu_without_mig_has_no_room() -> None:
+    """Free slices are of MIG mode alone."""
+    assert not [series for series in _lines(replace(GPU, mig=None)) if "mig" in series]
+
+
+def test_mps_daemons_and_their_clients() -> None:
+    """A daemon says where it is; what is not known of a client is absent."""
+    device = GPU.instances[0].compute[0].uuid
+    known = ClientState(
+        4712,
+        share="small",
+        slot="small-0",
+        memory_used=0,
+        memory_limit=8 << 30,
+        threads=25.0,
+        namespace="ml",
+        pod="a",
+        container="main",
+    )
+    daemons = (
+        DaemonState(device, "Ready", restarts=2, clients=(known, ClientState(4713))),
+        DaemonState("GPU-gone", "Backoff"),
+    )
+    lines = _lines(GPU, mps=daemons)
+    where = (
+        f'{WHERE},GPU_I_PROFILE="3g.40gb",GPU_I_ID="{GPU.instances[0].id}",'
+        f'compute_instance="0",mig_uuid="{device}"'
+    )
+    whose = f'{where},pid="4712",share="small-0",container="main",namespace="ml",pod="a"'
+    assert lines[f"nodeagent_mps_daemon_up{{{where}}}"] == "1"
+    assert lines[f"nodeagent_mps_restarts_total{{{where}}}"] == "2"
+    assert lines[f"nodeagent_mps_clients{{{where}}}"] == "2"
+    assert lines[f"nodeagent_mps_client_memory_bytes{{{whose}}}"] == "0"
+    assert lines[f"nodeagent_mps_client_memory_limit_bytes{{{whose}}}"] == str(8 << 30)
+    assert lines[f"nodeagent_mps_client_active_thread_percentage{{{whose}}}"] == "25.0"
+    assert not [series for series in lines if "4713" in series]
+    assert lines['nodeagent_mps_daemon_up{UUID="GPU-gone"}'] == "0"

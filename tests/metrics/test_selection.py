@@ -1,0 +1,108 @@
+"""dcgm-exporter's files of counters, read as they are."""
+
+from __future__ import annotations
+
+import pytest
+
+from nodeagent.metrics.catalogue import catalogue
+from nodeagent.metrics.selection import NoCounters, default_selection, read_selection
+
+OWN_FILE = """\
+# Format
+# DCGM FIELD, Prometheus metric type, help message
+
+DCGM_FI_DEV_GPU_TEMP,    gauge, GPU temperature (in C).
+DCGM_FI_DEV_DEC_UTIL ,     gauge, Decoder utilization (in %).
+DCGM_FI_DEV_PCIE_TX_THROUGHPUT,  counter, Bytes sent (in KB) via NVML.
+DCGM_FI_DEV_SM_CLOCK,  gauge,
+DCGM_FI_DRIVER_VERSION,  label, Driver Version
+DCGM_FI_DEV_BRAND, label, Device Brand
+# DCGM_EXP_XID_ERRORS_COUNT, gauge, Count of XID Errors within the time window.
+"""
+
+
+def test_a_file_of_dcgm_exporter_is_usable_unchanged() -> None:
+    """Blanks before and behind, types and helps are the file's, the order is the field ids'."""
+    selection = read_selection(OWN_FILE)
+    assert selection.findings == ()
+    assert [(m.name, m.type, m.help) for m in selection.metrics] == [
+        ("DCGM_FI_DEV_SM_CLOCK", "gauge", ""),
+        ("DCGM_FI_DEV_GPU_TEMP", "gauge", "GPU temperature (in C)."),
+        ("DCGM_FI_DEV_PCIE_TX_THROUGHPUT", "counter", "Bytes sent (in KB) via NVML."),
+        ("DCGM_FI_DEV_DEC_UTIL", "gauge", "Decoder utilization (in %)."),
+    ]
+    assert [label.name for label in selection.labels] == [
+        "DCGM_FI_DEV_BRAND",
+        "DCGM_FI_DRIVER_VERSION",
+    ]
+
+
+def test_names_are_written_as_the_file_has_them() -> None:
+    """Names of DCGM 4.6 and of dcgm-exporter 1 select the same field under another name."""
+    selection = read_selection(
+        "DCGM_FI_DEV_GPU_TEMP_CELSIUS,gauge,a\ndcgm_gpu_temp,gauge,b\nDCGM_FI_DEV_GPU_TEMP,gauge,c"
+    )
+    assert [m.name for m in selection.metrics] == [
+        "DCGM_FI_DEV_GPU_TEMP_CELSIUS",
+        "dcgm_gpu_temp",
+        "DCGM_FI_DEV_GPU_TEMP",
+    ]
+    assert len(selection.fields) == 1
+
+
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        ("DCGM_FI_DEV_GPU_TMEP,gauge,x", "did you mean DCGM_FI_DEV_GPU_TEMP"),
+        ("NOTHING,gauge,x", "no field 'NOTHING'"),
+        ("DCGM_FI_DEV_CPU_TEMP_CURRENT,gauge,x", "cannot be had from NVML"),
+        ("DCGM_FI_DEV_SM_CLOCK,gague,x", "one of gauge, counter, histogram, summary, label"),
+        ("DCGM_FI_DEV_SM_CLOCK,gauge", "2 values where field, type and help are needed"),
+        ("DCGM_FI_DEV_SM_CLOCK,gauge,a, b", "put a help with commas into quotation marks"),
+        ('DCGM_FI_DEV_SM_CLOCK,gauge, "a, b"', "quotation mark inside a field"),
+        ("DCGM_FI_DEV_SERIAL,gauge,x", "its type can only be label"),
+        ("DCGM_FI_DEV_GPU_TEMP,gauge,again", "DCGM_FI_DEV_GPU_TEMP is there a second time"),
+    ],
+)
+def test_a_bad_line_is_named_and_the_rest_goes_on(line: str, told: str) -> None:
+    """The finding has the line and what would be right; the good line still counts."""
+    selection = read_selection(f"DCGM_FI_DEV_GPU_TEMP,gauge,x\n\n{line}\n")
+    (finding,) = selection.findings
+    assert finding.line == 3
+    assert told in str(finding)
+    assert [m.name for m in selection.metrics] == ["DCGM_FI_DEV_GPU_TEMP"]
+
+
+def test_a_file_that_selects_nothing_is_refused() -> None:
+    """The error says what is wrong with the lines there are, and what a line needs."""
+    with pytest.raises(NoCounters, match=r"line 2: there is no field 'A'.*and 1 more") as refused:
+        read_selection("# all wrong\nA,gauge,x\nB,gauge,x\nC,gauge,x\nD,gauge,x\n")
+    assert "commas" in refused.value.remedy
+    with pytest.raises(NoCounters, match="no line that is no comment"):
+        read_selection("# nothing\n")
+
+
+def test_a_histogram_of_one_value_is_what_the_field_is() -> None:
+    """dcgm-exporter takes these types; a text with them would be refused by Prometheus."""
+    (metric,) = read_selection("DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION,histogram,x").metrics
+    assert metric.type == "counter"
+
+
+def test_the_shipped_file_is_the_default_set_and_what_slices_need() -> None:
+    """dcgm-exporter's 26 rows with their types, and two profiling fields more."""
+    selection = default_selection()
+    assert selection.findings == ()
+    default = {row.id for row in catalogue().fields if row.in_default}
+    assert len(default) == 25
+    assert {m.field.id for m in selection.metrics} == default | {1002, 1003}
+    assert all(m.type == m.field.type for m in selection.metrics)
+    assert [label.name for label in selection.labels] == ["DCGM_FI_DRIVER_VERSION"]
+    assert all(m.help for m in selection.metrics)
+
+
+def test_every_field_of_the_catalogue_can_be_selected() -> None:
+    """All names together are a file without findings."""
+    lines = [f"{row.name},{row.type},{row.unit}" for row in catalogue().fields]
+    selection = read_selection("\n".join(lines))
+    assert selection.findings == ()
+    assert selection.fields == catalogue().fields

@@ -1,0 +1,200 @@
+"""Write docs/metrics.md from the catalogue, the shipped file of counters and the own metrics.
+
+python tools/make_metrics_page.py
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import assert_never
+
+from nodeagent.metrics.catalogue import Field, Level, WithMig, catalogue
+from nodeagent.metrics.own import OWN_METRICS
+from nodeagent.metrics.selection import default_selection
+from nodeagent.metrics.sources import (
+    ALL_LINKS,
+    Composed,
+    DeviceCall,
+    Event,
+    FieldRate,
+    FieldValue,
+    Gpm,
+    GpmLink,
+    LinkCall,
+    PeerCall,
+    PortCounter,
+    Source,
+    SystemCall,
+    Verdict,
+)
+
+PAGE = Path(__file__).parents[1] / "docs/metrics.md"
+
+HEAD = """\
+# Metrics
+
+<!-- written by tools/make_metrics_page.py; change the catalogue, not this page -->
+
+Metrics have the names, types, units and labels of NVIDIA's dcgm-exporter, so its dashboards and
+rules can be used. Their values come from NVML; there is no DCGM. The agent's own begin with
+`nodeagent_`. No value here was compared with DCGM's on hardware yet.
+
+## Which fields are exported
+
+A file in dcgm-exporter's format says it: a line has a field, a type (`gauge`, `counter` or `label`)
+and a help. A line that begins with `#` is a comment. A field of type `label` becomes a label of
+every metric. Files written for dcgm-exporter can be used as they are; so can DCGM 4.6's new names
+and those of dcgm-exporter 1. A line that cannot be used is named, and the others count.
+
+Without a file, the fields marked in the column "default" are exported: dcgm-exporter's own default,
+`DCGM_FI_PROF_SM_ACTIVE` and `DCGM_FI_PROF_SM_OCCUPANCY`.
+
+## Labels
+
+`gpu`, `UUID`, `pci_bus_id`, `device`, `modelName`; of a GPU instance also `GPU_I_PROFILE` and
+`GPU_I_ID`; then the host, the fields of type `label`, and `container`, `namespace`, `pod`. `UUID`
+is always the GPU's. `nodeagent_mig_device_info` has the MIG devices' own, to be joined on `UUID`
+and `GPU_I_ID`. Metrics of an NVLink begin with `nvlink`.
+
+## Where this differs from dcgm-exporter
+
+- A value that the driver does not give is absent, never 0.
+- A value of the whole GPU is told once. dcgm-exporter repeats it for each GPU instance, which makes
+  sums of power wrong.
+- A field that is told of GPU instances is not told of their GPU too.
+- Utilization does not exist with MIG on. What GPM says of each instance stands in for it (Hopper
+  and newer).
+- Counters do not go back when the driver is loaded again or an instance is made anew.
+- PCIe throughput is the growth of byte counters: the call that DCGM uses blocks for 20 ms.
+- `DCGM_FI_DEV_NVLINK_BANDWIDTH_TOTAL` is a rate. dcgm-exporter calls it a counter, and so does the
+  shipped file.
+
+## The agent's own
+
+| metric | type | labels | meaning |
+|---|---|---|---|
+"""
+
+FIELDS = """\
+
+A label without a value is left out of a series.
+
+## Fields
+
+`with MIG` says what there is while MIG mode is on: the value of the whole GPU (`GPU`), one for each
+instance (`instances`), or none. `{n}` in a source stands for a link's number. Architectures are the
+oldest that are known to answer.
+
+"""
+
+
+def main() -> None:
+    """Write the page."""
+    PAGE.write_text(page(), encoding="utf-8")
+    print(f"{PAGE.name}: {summary()}")
+
+
+def summary() -> str:
+    """How many fields there are."""
+    known = catalogue()
+    parts = sum(1 for row in known.from_nvml if row.part is not None)
+    return f"{len(known.from_nvml)} numeric fields from NVML, {parts} of them for GPU instances"
+
+
+def page() -> str:
+    """The whole page."""
+    known = catalogue()
+    default = {metric.field.id for metric in default_selection().metrics}
+    default |= {label.field.id for label in default_selection().labels}
+    own = "".join(
+        f"| `{m.name}` | {m.type} | {', '.join(f'`{name}`' for name in m.labels)} | {m.help} |\n"
+        for m in OWN_METRICS
+    )
+    texts = "".join(
+        f"| `{t.name}` | {_renamed(t.name, t.renamed)} | {'yes' if t.id in default else ''} "
+        f"| {t.help} | {_source(t.source)} |\n"
+        for t in known.texts
+    )
+    return (
+        HEAD
+        + own
+        + FIELDS
+        + f"There are {summary()}, and {len(known.fields) - len(known.from_nvml)} that "
+        "dcgm-exporter composes.\n\n"
+        "| field | name since DCGM 4.6 | id | default | type | unit | meaning | with MIG | from | "
+        "oldest |\n|---|---|---|---|---|---|---|---|---|---|\n"
+        + "".join(_row(row, default) for row in known.fields)
+        + "\n## Fields that are texts\n\nThey can be labels.\n\n"
+        "| field | name since DCGM 4.6 | default | meaning | from |\n|---|---|---|---|---|\n"
+        + texts
+    )
+
+
+def _row(row: Field, default: Iterable[int]) -> str:
+    cells = (
+        f"`{row.name}`",
+        _renamed(row.name, row.renamed),
+        str(row.id),
+        "yes" if row.id in default else "",
+        row.type.value,
+        row.unit,
+        row.help.replace("|", "\\|"),
+        _with_mig(row),
+        _source(row.whole.source),
+        row.min_architecture,
+    )
+    return f"| {' | '.join(cells)} |\n"
+
+
+def _renamed(name: str, renamed: str) -> str:
+    return "" if renamed == name else f"`{renamed}`"
+
+
+def _with_mig(row: Field) -> str:
+    if row.level is Level.NODE:
+        return "node"
+    if row.part is not None:
+        return "instances"
+    return {WithMig.STAYS: "GPU", WithMig.GONE: "none", WithMig.UNPROVEN: "GPU, not proven"}[
+        row.with_mig
+    ]
+
+
+def _source(source: Source) -> str:  # noqa: C901 # one case for each kind of source
+    """In a few words."""
+    match source:
+        case SystemCall(function) | Verdict(function) | PeerCall(function):
+            return f"`{function}`"
+        case DeviceCall(function, arguments):
+            return " ".join(f"`{word}`" for word in (function, *arguments))
+        case LinkCall(function, counter, link):
+            return f"`{function}` `{counter}`, link {link}"
+        case PortCounter(counter):
+            return f"`nvmlDeviceReadPRMCounters_v1` `{counter}`"
+        case FieldValue(number, constant, scope):
+            return f"field value {number} `{constant}`{_scope(scope)}"
+        case FieldRate(numbers, constants, scope):
+            named = " + ".join(f"{n} `{c}`" for n, c in zip(numbers, constants, strict=True))
+            return f"growth of field value {named}{_scope(scope)}"
+        case Gpm(numbers, constants):
+            named = ", ".join(f"{n} `{c}`" for n, c in zip(numbers, constants, strict=True))
+            return f"GPM {named}"
+        case GpmLink(first, step, constant):
+            return f"GPM {first} + {step}n `{constant}`"
+        case Event(happening):
+            return f"event: {happening.value}"
+        case Composed(_, labels):
+            return f"composed; labels {', '.join(f'`{name}`' for name in labels)}"
+        case _:
+            assert_never(source)
+
+
+def _scope(scope: object) -> str:
+    if scope == 0:
+        return ""
+    return ", all links" if scope == ALL_LINKS else f", link {scope}"
+
+
+if __name__ == "__main__":
+    main()
