@@ -1,0 +1,1 @@
+"""Pure: whether the GPUs are well. Readings in, findings with their cause, advice and end out."""

@@ -1,0 +1,131 @@
+"""What is wrong with which part of a GPU, since when, and what would help, as values."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import StrEnum
+
+from nodeagent.planning.observed import Placement
+
+
+class Severity(StrEnum):
+    """How bad it is. A finding that is `healthy` is told, but the device is well."""
+
+    HEALTHY = "healthy"
+    DEGRADED = "degraded"  # works, but not as it should
+    UNKNOWN = "unknown"  # the driver does not say
+    UNHEALTHY = "unhealthy"  # nothing new belongs there
+
+
+_RANK = {severity: rank for rank, severity in enumerate(Severity)}
+
+
+class Action(StrEnum):
+    """What would help, from the least disturbing to the most."""
+
+    NONE = "none"
+    RESTART_APPLICATION = "restart application"
+    RESET_GPU = "reset GPU"
+    REBOOT = "reboot"
+    INSPECT_HARDWARE = "inspect hardware"
+
+
+class End(StrEnum):
+    """What ends a finding."""
+
+    GONE = "its cause is gone"  # a reading says so
+    RESET = "the GPU was reset"
+    REBOOT = "the node rebooted"
+    LAPSED = "it did not come back"  # for as long as `Limits` says
+    INSTANCE_GONE = "its GPU instance is gone"
+    CLEARED = "it was cleared by hand"
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Moment:
+    """`uptime`: seconds since boot, which never jump; `wall`: seconds since 1970, for people."""
+
+    uptime: float
+    wall: float
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Place:
+    """What is hit: a GPU by UUID ("" for the node), or a GPU instance of it, or a compute instance.
+
+    `placement` is where the GPU instance lies, as soon as that is known: ids are used again,
+    memory slices are not.
+    """
+
+    gpu: str = ""
+    instance: int | None = None
+    compute: int | None = None
+    placement: Placement | None = None
+
+    @property
+    def ids(self) -> tuple[str, int, int]:
+        """Tells places apart and sorts them; -1 stands for the whole."""
+        none = -1
+        return (
+            self.gpu,
+            none if self.instance is None else self.instance,
+            none if self.compute is None else self.compute,
+        )
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Pod:
+    """A pod's container that was hit."""
+
+    namespace: str
+    name: str
+    container: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.namespace}/{self.name}"
+
+
+Key = tuple[str, int, tuple[str, int, int]]
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that is wrong. `cause` names a row of the check table.
+
+    `code` tells findings of one cause apart: the XID, or the number of a link; -1 where there is
+    but one. `since` is when it was found first, `last` when last, `count` how often. `pid` is 0
+    where no process is known. `pods` are joined later and never forgotten while it lasts.
+    """
+
+    check: str
+    cause: str
+    severity: Severity
+    action: Action
+    evidence: str
+    place: Place
+    since: Moment
+    last: Moment
+    code: int = -1
+    count: int = 1
+    pid: int = 0
+    pods: tuple[Pod, ...] = ()
+
+    @property
+    def key(self) -> Key:
+        return (self.cause, self.code, self.place.ids)
+
+
+def worst(severities: Iterable[Severity]) -> Severity:
+    """The status that several findings make together: healthy when there are none."""
+    return max(severities, key=_RANK.__getitem__, default=Severity.HEALTHY)
+
+
+def rank(severity: Severity) -> int:
+    """0 for healthy, rising to 3 for unhealthy."""
+    return _RANK[severity]
+
+
+def in_order(findings: Iterable[Finding]) -> tuple[Finding, ...]:
+    """Sorted by GPU, the worst first, in an order that is always the same."""
+    return tuple(sorted(findings, key=lambda f: (f.place.gpu, -rank(f.severity), f.key)))

@@ -1,0 +1,145 @@
+"""XIDs out of the kernel log, as the second source beside NVML's events.
+
+Forms that the driver writes (open-gpu-kernel-modules, kernel_rc.c):
+
+    NVRM: Xid (PCI:0000:3b:00): 79, pid=4711, name=python, GPU has fallen off the bus.
+    NVRM: Xid (PCI:0000:3b:00 GPU-I:05): 94, pid=7194, Contained: ...
+    NVRM: Xid (PCI:0000:3b:00 GPU-I:05 GPU-CI:01): 13, pid=9, name=python, ...
+    NVRM: Xid (PCI:0018:01:00): 149, NETIR_LINK_EVT Fatal XC0 i0 Link 08 (0x004505c6 0x0 ...)
+    NVRM: Xid (PCI:0000:3b:00): 154, GPU recovery action changed from 0x0 (None) to 0x1 (...)
+
+A GPU that fell off the bus is told of without a number, too, on one line or on several. Lines may
+be records of /dev/kmsg (`3,339,5140900,-;NVRM: ...`) or of dmesg (`[    5.140900] NVRM: ...`).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from nodeagent.health.readings import Source, XidEvent
+from nodeagent.health.xids import OFF_THE_BUS, RECOVERY_CHANGED
+
+_RECORD = re.compile(r"\d+,(?P<sequence>\d+),(?P<micros>\d+),[^;]*;(?P<text>.*)", re.DOTALL)
+_DMESG = re.compile(r"(?:<\d+>)?\[\s*(?P<seconds>\d+\.\d+)\]\s?(?P<text>.*)", re.DOTALL)
+_ADDRESS = r"(?:PCI:)?(?P<pci>[0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2}(?:\.[0-9a-fA-F])?)"
+_XID = re.compile(
+    rf"NVRM: Xid \({_ADDRESS}(?: GPU-I:(?P<instance>\d+))?(?: GPU-CI:(?P<compute>\d+))?\): "
+    r"(?P<xid>\d{1,9}),? ?(?P<rest>.*)",
+    re.DOTALL,
+)
+_PID = re.compile(r"pid='?(?P<pid>\d{1,10}|<unknown>)'?(?:,\s*|$)")
+_NAME = re.compile(r"name='?(?P<name>[^,']*)'?(?:,\s*|$)")
+_RECOVERY = re.compile(r"recovery action changed from 0x[0-9a-fA-F]+ .*? to 0x([0-9a-fA-F]{1,8})")
+_SEVERITY = re.compile(r"\b(Fatal|Nonfatal)\b", re.IGNORECASE)
+_FIRST_WORD = re.compile(r"\(0x([0-9a-fA-F]{8})\b")
+_OFF_THE_BUS = re.compile(rf"NVRM: (?:The NVIDIA )?GPU (?:at )?{_ADDRESS}")
+_FALLEN = "fallen off the bus"
+_NVLINK5 = range(144, 151)
+_TOGETHER = 1.0  # seconds that the lines of one message are apart at most
+
+
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """A message of several lines of which the GPU was named and the end not yet seen."""
+
+    pci: str
+    at: float
+
+
+def read_lines(
+    lines: Iterable[str], at: float, begun: Begun | None = None
+) -> tuple[tuple[XidEvent, ...], Begun | None]:
+    """The XIDs that the lines tell, and what is left of a message whose end is still to come.
+
+    `at` is the uptime in seconds for lines that bear no time of their own.
+    """
+    events = []
+    for line in lines:
+        text, when, sequence = _opened(line.rstrip("\n"), at)
+        event = _xid(text, when, sequence)
+        if event is None:
+            event, begun = _fallen(text, when, sequence, begun)
+        if event is not None:
+            events.append(event)
+    return tuple(events), begun
+
+
+def _opened(line: str, at: float) -> tuple[str, float, int]:
+    """Text, uptime in seconds and record number (-1: it has none) of a line."""
+    record = _RECORD.match(line)
+    if record is not None:
+        return record["text"], int(record["micros"]) / 1e6, int(record["sequence"])
+    stamped = _DMESG.match(line)
+    if stamped is not None:
+        return stamped["text"], float(stamped["seconds"]), -1
+    return line, at, -1
+
+
+def _xid(text: str, at: float, sequence: int) -> XidEvent | None:
+    match = _XID.search(text)
+    if match is None:
+        return None
+    number, rest = int(match["xid"]), match["rest"]
+    pid, name = 0, ""
+    who = _PID.match(rest)
+    if who is not None:
+        pid = 0 if who["pid"] == "<unknown>" else int(who["pid"])
+        rest = rest[who.end() :]
+    named = _NAME.match(rest)
+    if named is not None:
+        name = "" if named["name"] == "<unknown>" else named["name"]
+        rest = rest[named.end() :]
+    fatal, detail = _nvlink(rest) if number in _NVLINK5 else (None, None)
+    changed = _RECOVERY.search(rest) if number == RECOVERY_CHANGED else None
+    return XidEvent(
+        xid=number,
+        at=at,
+        source=Source.KERNEL_LOG,
+        pci=match["pci"].lower(),
+        instance=_number(match["instance"]),
+        compute=_number(match["compute"]),
+        pid=pid,
+        process=name,
+        message=rest.strip(),
+        fatal=fatal,
+        detail=detail,
+        recovery=int(changed[1], 16) if changed else None,
+        sequence=sequence,
+    )
+
+
+def _number(text: str | None) -> int | None:
+    return None if text is None else int(text)
+
+
+def _nvlink(text: str) -> tuple[bool | None, int | None]:
+    """Whether an NVLink 5 error is fatal, and its sub-code: bits 20 to 25 of the first word."""
+    severity, word = _SEVERITY.search(text), _FIRST_WORD.search(text)
+    return (
+        None if severity is None else severity[1].lower() == "fatal",
+        None if word is None else int(word[1], 16) >> 20 & 0x3F,
+    )
+
+
+def _fallen(
+    text: str, at: float, sequence: int, begun: Begun | None
+) -> tuple[XidEvent | None, Begun | None]:
+    """A GPU that fell off the bus, told without a number; and a message that goes on."""
+    named = _OFF_THE_BUS.search(text)
+    if named is not None:
+        begun = Begun(named["pci"].lower(), at)
+    elif begun is not None and (not text.startswith("NVRM:") or at - begun.at > _TOGETHER):
+        begun = None
+    if begun is None or _FALLEN not in text:
+        return None, begun
+    event = XidEvent(
+        xid=OFF_THE_BUS,
+        at=at,
+        source=Source.KERNEL_LOG,
+        pci=begun.pci,
+        message="GPU has fallen off the bus",
+        sequence=sequence,
+    )
+    return event, None

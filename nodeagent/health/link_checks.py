@@ -1,0 +1,105 @@
+"""PCIe, NVLink and the fabric."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from nodeagent.health.readings import Fabric, NvLink
+from nodeagent.health.signs import Look, Sign
+
+_WHOLE_LINK = 16  # lanes, where the width is not told
+
+
+def pcie(look: Look) -> Iterator[Sign]:
+    """Replays a minute and lane, and a link below what it can do."""
+    read, limits = look.gpu.pcie, look.limits
+    generation = read.generation_max or read.generation
+    rate = look.trail("replays").rate(limits.replay_window)
+    raise_at = limits.replays_raise.get(generation or 0)
+    if rate is not None and raise_at is not None:
+        a_minute = rate * 60 / (read.width or read.width_max or _WHOLE_LINK)
+        band = (raise_at, raise_at * limits.replays_clear)
+        yield Sign(
+            "pcieReplays",
+            look.above("pcieReplays", a_minute, band),
+            f"{a_minute:.2f} replays a minute and lane (limit {raise_at} for generation "
+            f"{generation})",
+        )
+    yield Sign("pcieLink", _narrow(look), f"{_link(look)} under load")
+
+
+def _narrow(look: Look) -> bool | None:
+    read = look.gpu.pcie
+    if not read.under_load:  # idle links sleep: neither good nor bad
+        return None
+    pairs = ((read.generation, read.generation_max), (read.width, read.width_max))
+    told = [(now, most) for now, most in pairs if now is not None and most is not None]
+    return any(now < most for now, most in told) if told else None
+
+
+def _link(look: Look) -> str:
+    read = look.gpu.pcie
+    return (
+        f"generation {read.generation} of {read.generation_max}, "
+        f"{read.width} of {read.width_max} lanes"
+    )
+
+
+def nvlink(look: Look) -> Iterator[Sign]:
+    """Links that went down, and their errors. In MIG mode there is no traffic to suffer."""
+    for link in look.gpu.nvlinks:
+        if link.up is not None:
+            down = not link.up and link.link in look.past.links_up and look.gpu.mig is not True
+            yield Sign("nvlinkDown", down, f"link {link.link} is down, was up", code=link.link)
+        yield from _link_errors(look, link)
+
+
+def _link_errors(look: Look, link: NvLink) -> Iterator[Sign]:
+    limits = look.limits
+    growth = look.trail(f"link{link.link}").growth
+    yield Sign(
+        "nvlinkErrors",
+        None if growth is None else growth >= 1,
+        f"link {link.link}: {growth or 0:.0f} replays and recoveries in "
+        f"{limits.nvlink_window:.0f} s",
+        code=link.link,
+    )
+    rate = look.trail(f"crc{link.link}").rate(limits.crc_window)
+    yield Sign(
+        "nvlinkCrc",
+        look.above("nvlinkCrc", rate, (limits.crc_raise, limits.crc_clear), link.link),
+        f"link {link.link}: {rate or 0:.0f} CRC errors a second",
+        code=link.link,
+    )
+
+
+_NOT_SUPPORTED, _NOT_STARTED, _COMPLETED = 0, 1, 3
+
+# Two bits each: 1 true, 2 false, 0 not told.
+_MASK = {"bandwidth": 0, "route recovery": 2, "unhealthy route": 4, "access timeout": 6}
+_CONFIGURATION_SHIFT, _CONFIGURATION_MASK, _CONFIGURATION_GOOD = 8, 0xF, (0, 1)
+_SUMMARY = {2: "unhealthy", 3: "limited capacity"}
+
+
+def fabric(look: Look) -> Iterator[Sign]:
+    """Whether a GPU behind NVSwitches has joined, and what the fabric says of it."""
+    read = look.gpu.fabric
+    if read is None or read.state == _NOT_SUPPORTED:
+        return
+    waits = read.state != _COMPLETED
+    word = "not started" if read.state == _NOT_STARTED else "in progress"
+    yield Sign("fabricNotReady", waits, f"registration {word} (state {read.state})")
+    failed = not waits and read.status != 0
+    yield Sign("fabricFailed", failed, f"registration ended with NVML code {read.status}")
+    faults = _fabric_faults(read)
+    yield Sign("fabricDegraded", bool(faults), ", ".join(faults))
+
+
+def _fabric_faults(read: Fabric) -> list[str]:
+    faults = [name for name, shift in _MASK.items() if read.health_mask >> shift & 0x3 == 1]
+    configuration = read.health_mask >> _CONFIGURATION_SHIFT & _CONFIGURATION_MASK
+    if configuration not in _CONFIGURATION_GOOD:
+        faults.append(f"incorrect configuration {configuration}")
+    if read.summary in _SUMMARY:
+        faults.append(f"summary {_SUMMARY[read.summary]}")
+    return faults

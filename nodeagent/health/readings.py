@@ -1,0 +1,293 @@
+"""What is read of the GPUs' health, each value absent (None) where it was not read or not told.
+
+A reading may hold anything from one value to all: what it leaves out stays as it was judged last.
+Which NVML call gives which value stands in `sources`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from nodeagent.health.findings import Moment
+from nodeagent.planning.observed import Placement
+
+
+class Silence(StrEnum):
+    """Why the driver gives no answer for a GPU."""
+
+    LOST = "lost"  # GPU_IS_LOST
+    RESET_REQUIRED = "resetRequired"  # RESET_REQUIRED
+    HANGS = "hangs"  # a call is past its deadline
+    FAILS = "fails"  # any other error
+    UNBOUND = "unbound"  # the kernel driver was taken off the GPU; calls pause
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """Whether the driver answers for a GPU. `silence` None: it does.
+
+    `last` is the uptime, in seconds, of the last good answer; None when there was none yet.
+    """
+
+    silence: Silence | None = None
+    last: float | None = None
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class EccErrors:
+    """Errors since the driver was loaded (volatile) or ever (aggregate)."""
+
+    corrected: int | None = None
+    uncorrected: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Ecc:
+    """`mode` and `pending_mode`: on or off now, and after the next reset."""
+
+    volatile: EccErrors = EccErrors()
+    aggregate: EccErrors = EccErrors()
+    mode: bool | None = None
+    pending_mode: bool | None = None
+    sram_threshold_exceeded: bool | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RemappedRows:
+    """Rows of memory replaced by spare ones, by the kind of error; from Ampere on."""
+
+    correctable: int
+    uncorrectable: int
+    pending: bool
+    failed: bool
+
+
+@dataclass(frozen=True, slots=True)
+class RowHistogram:
+    """How many memory banks have how many spare rows left."""
+
+    max: int
+    high: int
+    partial: int
+    low: int
+    none: int
+
+
+@dataclass(frozen=True, slots=True)
+class RetiredPages:
+    """Pages taken out of use, by the kind of error; before Ampere."""
+
+    single_bit: int
+    double_bit: int
+    pending: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """The state of the card's memory beside its error counts.
+
+    `bank_remap_pending`: a whole bank is to be replaced at the next reset. `channel_repair` and
+    `tpc_repair`: a repair waits for the next reset.
+    """
+
+    rows: RemappedRows | None = None
+    histogram: RowHistogram | None = None
+    pages: RetiredPages | None = None
+    bank_remap_pending: bool | None = None
+    unrepairable: bool | None = None
+    channel_repair: bool | None = None
+    tpc_repair: bool | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Temperature:
+    """Degrees Celsius. `margin` is what is left until the GPU slows down."""
+
+    gpu: int | None = None
+    slowdown: int | None = None
+    shutdown: int | None = None
+    margin: int | None = None
+    memory: int | None = None
+    memory_max: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Throttling:
+    """`reasons`: NVML's bits of why clocks are lower just now. The rest: nanoseconds so far."""
+
+    reasons: int | None = None
+    power: int | None = None
+    thermal: int | None = None
+    software_thermal: int | None = None
+    hardware_thermal: int | None = None
+    power_brake: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Power:
+    """Milliwatts, and millijoules since the driver was loaded (which only a reset turns back)."""
+
+    usage: int | None = None
+    limit: int | None = None
+    energy: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Pcie:
+    """The link to the host. `under_load`: generation and width fall while idle and mean nothing."""
+
+    replays: int | None = None
+    generation: int | None = None
+    generation_max: int | None = None
+    width: int | None = None
+    width_max: int | None = None
+    under_load: bool | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class NvLink:
+    """One link: whether it is up, and its error counts so far."""
+
+    link: int
+    up: bool | None = None
+    replays: int | None = None
+    recoveries: int | None = None
+    crc_errors: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Fabric:
+    """NVML's numbers for an NVSwitch fabric: state 0 to 3, a return code, health bits, summary."""
+
+    state: int
+    status: int = 0
+    health_mask: int = 0
+    summary: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ModeReading:
+    """A mode that the agent owns, such as `persistence mode`: how it is and how it should be."""
+
+    name: str
+    found: str
+    wanted: str
+
+
+@dataclass(frozen=True, slots=True)
+class InstanceReading:
+    """A GPU instance: its ids, where it lies and its own uncorrected errors (not of memory)."""
+
+    instance: int
+    placement: Placement | None = None
+    uncorrected: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class GpuReading:
+    """One GPU. `answer` None: it was not asked. `instances` None: not known which there are."""
+
+    uuid: str
+    index: int = 0
+    pci_bus_id: str = ""
+    answer: Answer | None = None
+    mig: bool | None = None
+    recovery_action: int | None = None
+    ecc: Ecc = Ecc()
+    memory: Memory = Memory()
+    temperature: Temperature = Temperature()
+    throttling: Throttling = Throttling()
+    power: Power = Power()
+    pcie: Pcie = Pcie()
+    nvlinks: tuple[NvLink, ...] = ()
+    fabric: Fabric | None = None
+    modes: tuple[ModeReading, ...] = ()
+    inforom_corrupt: bool | None = None
+    instances: tuple[InstanceReading, ...] | None = None
+
+
+class Source(StrEnum):
+    """Who told of an event."""
+
+    NVML = "nvml"
+    KERNEL_LOG = "kernelLog"
+
+
+@dataclass(frozen=True, slots=True)
+class XidEvent:
+    """An XID. Of the GPU one of `gpu` (UUID) and `pci` is known; `at` is uptime in seconds.
+
+    `fatal`: what the kernel log says of an NVLink error; `detail` its sub-code. `recovery`: the
+    recovery action that XID 154 announces. `sequence`: the record's number in the kernel log, by
+    which a second reading of the same log is known; -1 elsewhere.
+    """
+
+    xid: int
+    at: float
+    source: Source
+    gpu: str = ""
+    pci: str = ""
+    instance: int | None = None
+    compute: int | None = None
+    pid: int = 0
+    process: str = ""
+    message: str = ""
+    fatal: bool | None = None
+    detail: int | None = None
+    recovery: int | None = None
+    sequence: int = -1
+
+
+class GpuEventKind(StrEnum):
+    """NVML's other events that mean something for health, by the name of their bit."""
+
+    SINGLE_BIT_STORM = "nvmlEventTypeSingleBitEccErrorStorm"
+    DOUBLE_BIT = "nvmlEventTypeDoubleBitEccError"
+    RETIREMENT_FAILED = "nvmlEventTypeDramRetirementFailure"
+    POISON = "nvmlEventTypeNonFatalPoisonError"
+    FATAL_POISON = "nvmlEventTypeFatalPoisonError"
+    UNAVAILABLE = "nvmlEventTypeGpuUnavailableError"
+    FOREIGN_MIG_CHANGE = "nvmlEventMigConfigChange"  # only when the agent did not cause it
+
+
+@dataclass(frozen=True, slots=True)
+class GpuEvent:
+    """One of them; `at` is uptime in seconds."""
+
+    kind: GpuEventKind
+    gpu: str
+    at: float
+    instance: int | None = None
+    compute: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Cleared:
+    """Somebody says that it is over: all findings of the GPU, or of one check only."""
+
+    gpu: str
+    check: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class NodeReading:
+    """Everything that came in since the last one. `boot_id`: of /proc/sys/kernel/random/boot_id.
+
+    `gpus` are those that were read this time, `known` the UUIDs of all that NVML lists (None: not
+    read). `pci_addresses`: NVIDIA's GPUs on the PCI bus, whether NVML lists them or not. `answer`
+    is the driver's as a whole. `resets`: UUIDs of the GPUs that the agent reset since.
+    """
+
+    at: Moment
+    boot_id: str
+    gpus: tuple[GpuReading, ...] = ()
+    known: frozenset[str] | None = None
+    listed_addresses: tuple[str, ...] | None = None
+    pci_addresses: tuple[str, ...] | None = None
+    answer: Answer | None = None
+    xids: tuple[XidEvent, ...] = ()
+    events: tuple[GpuEvent, ...] = ()
+    resets: frozenset[str] = frozenset()
+    cleared: tuple[Cleared, ...] = ()

@@ -1,0 +1,274 @@
+"""Findings as JSON, as a Node condition, as sentences of events and as metric samples."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, Literal
+
+from nodeagent.health.findings import End, Finding, Moment, Severity, in_order, worst
+from nodeagent.health.judging import Judgement
+from nodeagent.health.ledger import Ended
+from nodeagent.health.state import GpuPast, HealthState
+from nodeagent.health.table import BY_CAUSE, ROWS
+from nodeagent.health.told import xid_evidence
+from nodeagent.health.xids import XidTable
+
+Json = dict[str, Any]
+
+_LONGEST_MESSAGE = 1024  # letters; a condition is for people
+_MOST_IN_MESSAGE = 8
+
+
+# --- JSON -----------------------------------------------------------------------------------------
+
+
+def health_json(findings: Iterable[Finding]) -> Json:
+    """`health` of a GPU, or of the node: the status that the findings make, and the findings."""
+    told = in_order(findings)
+    return {
+        "status": worst(f.severity for f in told).value,
+        "findings": [finding_json(f) for f in told],
+    }
+
+
+def of_gpu(state: HealthState, gpu: str) -> tuple[Finding, ...]:
+    """The findings of one GPU; of the node itself for ""."""
+    return tuple(f for f in state.findings if f.place.gpu == gpu)
+
+
+def finding_json(finding: Finding) -> Json:
+    """One finding; what is not known is left out."""
+    report: Json = {
+        "check": finding.check,
+        "cause": finding.cause,
+        "severity": finding.severity.value,
+        "evidence": finding.evidence,
+        "suggestedAction": finding.action.value,
+        "advice": BY_CAUSE[finding.cause].advice,
+        "since": _time(finding.since),
+        "lastSeen": _time(finding.last),
+        "count": finding.count,
+    }
+    if finding.check == "xid":
+        report["xid"] = finding.code
+    elif finding.code >= 0:
+        report["link"] = finding.code
+    place = finding.place
+    if place.instance is not None:
+        report["gi"] = place.instance
+    if place.compute is not None:
+        report["ci"] = place.compute
+    if place.placement is not None:
+        report |= {"start": place.placement.start, "size": place.placement.size}
+    if finding.pid:
+        report["pid"] = finding.pid
+    report["pods"] = [
+        {"namespace": p.namespace, "name": p.name, "container": p.container} for p in finding.pods
+    ]
+    return report
+
+
+def _time(moment: Moment) -> str:
+    """RFC 3339 in UTC, to the millisecond."""
+    text = datetime.fromtimestamp(moment.wall, UTC).isoformat(timespec="milliseconds")
+    return text.replace("+00:00", "Z")
+
+
+# --- the Node's condition -------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Condition:
+    """What `GPUHealthy` says. The message has no figures, so that it changes with causes only."""
+
+    status: Literal["True", "False", "Unknown"]
+    reason: str
+    message: str
+
+
+def condition(state: HealthState) -> Condition:
+    """True while nothing is unhealthy or unknown; what is degraded is named beside it."""
+    if state.at is None:
+        return Condition("Unknown", "NotReadYet", "health was not read yet")
+    bad = [f for f in state.findings if f.severity is not Severity.HEALTHY]
+    status = worst(f.severity for f in bad)
+    worst_ones = [f for f in in_order(bad) if f.severity is status]
+    match status:
+        case Severity.HEALTHY:
+            return Condition("True", "Healthy", "all checks are good")
+        case Severity.DEGRADED:
+            return Condition("True", "Degraded", _message(state.gpus, worst_ones))
+        case Severity.UNKNOWN:
+            return Condition("Unknown", _reason(worst_ones), _message(state.gpus, worst_ones))
+        case Severity.UNHEALTHY:
+            return Condition("False", _reason(worst_ones), _message(state.gpus, worst_ones))
+
+
+def _reason(findings: list[Finding]) -> str:
+    """The cause in CamelCase, if it is but one."""
+    causes = {f.cause for f in findings}
+    if len(causes) > 1:
+        return "SeveralCauses"
+    cause = causes.pop()
+    return cause[0].upper() + cause[1:]
+
+
+def _message(gpus: Mapping[str, GpuPast], findings: list[Finding]) -> str:
+    shown = list(dict.fromkeys(f"{sentence(f, gpus)} ({f.action.value})" for f in findings))
+    more = len(shown) - _MOST_IN_MESSAGE
+    text = "; ".join(shown[:_MOST_IN_MESSAGE]) + (f"; and {more} more" if more > 0 else "")
+    return text[:_LONGEST_MESSAGE]
+
+
+def sentence(finding: Finding, gpus: Mapping[str, GpuPast]) -> str:
+    """`GPU 0, slices 4-7: uncorrected memory errors`."""
+    words = BY_CAUSE[finding.cause].words
+    if finding.check == "xid":
+        words += f" (XID {finding.code})"
+    return f"{_place(finding, gpus)}: {words}"
+
+
+def _place(finding: Finding, gpus: Mapping[str, GpuPast]) -> str:
+    place = finding.place
+    if not place.gpu:
+        return "node"
+    text = f"GPU {gpus[place.gpu].index}" if place.gpu in gpus else place.gpu
+    if place.placement is not None:
+        first, size = place.placement.start, place.placement.size
+        text += f", slice {first}" if size == 1 else f", slices {first}-{first + size - 1}"
+    elif place.instance is not None:
+        text += f", GPU instance {place.instance}"
+    return text
+
+
+# --- events ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class HealthEvent:
+    """Something to tell people once; `reason` is one word for a Kubernetes Event."""
+
+    warning: bool
+    reason: str
+    message: str
+    gpu: str = ""
+    pods: tuple[str, ...] = ()  # namespace/name of whom it hit
+
+
+def events(judgement: Judgement, xids: XidTable) -> tuple[HealthEvent, ...]:
+    """What a judgement has to tell: findings begun, changed and ended, XIDs without a finding."""
+    gpus = judgement.state.gpus
+    told = [_begun(f, gpus) for f in (*judgement.raised, *judgement.changed)]
+    told += [_ended(e, gpus) for e in judgement.ended]
+    with_finding = {(f.place.gpu, f.code) for f in judgement.state.findings if f.check == "xid"}
+    with_finding |= {(e.finding.place.gpu, e.finding.code) for e in judgement.ended}
+    for event in judgement.xids:
+        if (event.gpu, event.xid) not in with_finding:
+            index = f"GPU {gpus[event.gpu].index}" if event.gpu in gpus else "node"
+            words = xid_evidence(event, xids.row(event.xid))
+            told.append(HealthEvent(False, "Xid", f"{index}: {words}", event.gpu))
+    return tuple(told)
+
+
+_REASONS = {
+    Severity.HEALTHY: "GpuNotice",
+    Severity.DEGRADED: "GpuDegraded",
+    Severity.UNKNOWN: "GpuUnknown",
+    Severity.UNHEALTHY: "GpuUnhealthy",
+}
+
+
+def _begun(finding: Finding, gpus: Mapping[str, GpuPast]) -> HealthEvent:
+    advice = BY_CAUSE[finding.cause].advice
+    return HealthEvent(
+        warning=finding.severity is not Severity.HEALTHY,
+        reason=_REASONS[finding.severity],
+        message=f"{sentence(finding, gpus)}: {finding.evidence}; {finding.action.value}: {advice}",
+        gpu=finding.place.gpu,
+        pods=tuple(map(str, finding.pods)),
+    )
+
+
+def _ended(ended: Ended, gpus: Mapping[str, GpuPast]) -> HealthEvent:
+    what = sentence(ended.finding, gpus)
+    verb = "forgotten" if ended.end is End.LAPSED else "over"
+    return HealthEvent(False, "GpuRecovered", f"{what}: {verb}, {ended.end.value}", _gpu(ended))
+
+
+def _gpu(ended: Ended) -> str:
+    return ended.finding.place.gpu
+
+
+# --- metrics --------------------------------------------------------------------------------------
+
+Sample = tuple[str, tuple[tuple[str, str], ...], float]
+
+# A check's figure: 1 is well. There is none for what is not known, or was never read.
+FIGURE = {Severity.HEALTHY: 1.0, Severity.DEGRADED: 0.5, Severity.UNHEALTHY: 0.0}
+
+METRICS = (
+    ("nodeagent_gpu_health", "gauge", "1 healthy, 0.5 degraded, 0 unhealthy; absent: not known"),
+    ("nodeagent_gpu_finding", "gauge", "1 for each finding there is"),
+    ("nodeagent_gpu_xid_total", "counter", "XIDs by number, each counted once"),
+    (
+        "nodeagent_gpu_xid_last_timestamp_seconds",
+        "gauge",
+        "when the XID was last seen, since 1970",
+    ),
+)
+
+
+def samples(state: HealthState) -> tuple[Sample, ...]:
+    """(name, labels, value), in a fixed order."""
+    return (*_health(state), *_findings(state), *_xids(state))
+
+
+def _labels(gpus: Mapping[str, GpuPast], gpu: str) -> tuple[tuple[str, str], ...]:
+    index = str(gpus[gpu].index) if gpu in gpus else ""
+    return (("gpu", index), ("UUID", gpu))
+
+
+def _health(state: HealthState) -> Iterable[Sample]:
+    status: dict[tuple[str, str], list[Severity]] = {
+        (uuid, check): [] for uuid, past in state.gpus.items() for check in past.judged
+    }
+    for finding in state.findings:
+        status.setdefault((finding.place.gpu, finding.check), []).append(finding.severity)
+    order = {check: n for n, check in enumerate(dict.fromkeys(row.check.value for row in ROWS))}
+    for (gpu, check), severities in sorted(status.items(), key=lambda i: (i[0][0], order[i[0][1]])):
+        figure = FIGURE.get(worst(severities))
+        if figure is not None:
+            labels = (("check", check), *_labels(state.gpus, gpu))
+            yield "nodeagent_gpu_health", labels, figure
+
+
+def _findings(state: HealthState) -> Iterable[Sample]:
+    for finding in state.findings:
+        place = finding.place
+        labels = (
+            *_labels(state.gpus, place.gpu),
+            ("GPU_I_ID", "" if place.instance is None else str(place.instance)),
+            ("compute_instance", "" if place.compute is None else str(place.compute)),
+            ("check", finding.check),
+            ("cause", finding.cause),
+            ("code", "" if finding.code < 0 else str(finding.code)),
+            ("severity", finding.severity.value),
+            ("action", finding.action.value),
+        )
+        yield "nodeagent_gpu_finding", labels, 1.0
+
+
+def _xids(state: HealthState) -> Iterable[Sample]:
+    ordered = sorted(
+        state.xids, key=lambda c: (c.gpu, c.xid, -1 if c.instance is None else c.instance)
+    )
+    for name, value in (
+        ("nodeagent_gpu_xid_total", lambda c: float(c.count)),
+        ("nodeagent_gpu_xid_last_timestamp_seconds", lambda c: c.last.wall),
+    ):
+        for count in ordered:
+            instance = "" if count.instance is None else str(count.instance)
+            labels = (*_labels(state.gpus, count.gpu), ("GPU_I_ID", instance))
+            yield name, (("xid", str(count.xid)), *labels), value(count)

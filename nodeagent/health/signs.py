@@ -1,0 +1,68 @@
+"""What one look says about one cause, before any damping."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from nodeagent.health.findings import Action, Severity
+from nodeagent.health.limits import Limits
+from nodeagent.health.readings import GpuReading
+from nodeagent.health.state import GpuPast
+from nodeagent.health.trails import Trail
+
+
+@dataclass(frozen=True, slots=True)
+class Sign:
+    """`present` None: not known this time, so that nothing changes.
+
+    `severity` and `action` are those of the cause's row unless given.
+    """
+
+    cause: str
+    present: bool | None
+    evidence: str = ""
+    instance: int | None = None
+    code: int = -1
+    severity: Severity | None = None
+    action: Action | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """What a check of one GPU sees: the reading, the past with this reading's trails, the limits.
+
+    `raised` holds the causes (with their codes) that are raised just now; a band's lower limit
+    counts for them.
+    """
+
+    gpu: GpuReading
+    past: GpuPast
+    limits: Limits
+    uptime: float
+    raised: frozenset[tuple[str, int]] = frozenset()
+
+    def trail(self, name: str) -> Trail:
+        return self.past.trails.get(name, Trail())
+
+    def above(
+        self, cause: str, value: float | None, limits: tuple[float, float], code: int = -1
+    ) -> bool | None:
+        """Whether `value` is at or above the first limit, or the second one while it is raised."""
+        if value is None:
+            return None
+        raise_at, clear_below = limits
+        return value >= (clear_below if (cause, code) in self.raised else raise_at)
+
+    @property
+    def no_recovery(self) -> bool:
+        """The driver's last word is that the GPU needs no recovery."""
+        return self.past.recovery is not None and self.past.recovery[0] == 0
+
+
+GpuCheck = Callable[[Look], Iterator[Sign]]
+
+
+def known(value: bool | None, cause: str, evidence: str) -> Sign:
+    """A flag that the driver tells."""
+    return Sign(cause, value, evidence)

@@ -1,0 +1,210 @@
+"""The state of health written down and read again, so that it outlives the agent."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict
+from typing import Any, TypeVar
+
+from nodeagent.errors import NodeagentError
+from nodeagent.health.findings import Action, Finding, Key, Moment, Place, Pod, Severity
+from nodeagent.health.readings import Source
+from nodeagent.health.state import GpuPast, HealthState, Heard, Hold, Repair, XidCount
+from nodeagent.health.table import BY_CAUSE
+from nodeagent.health.trails import Trail
+from nodeagent.planning.observed import Placement
+
+Json = dict[str, Any]
+T = TypeVar("T")
+
+_VERSION = 1
+
+
+def state_json(state: HealthState) -> Json:
+    """The state as JSON; `state_of` reads it back to an equal value."""
+    return {
+        "version": _VERSION,
+        "bootId": state.boot_id,
+        "at": None if state.at is None else _moment(state.at),
+        "findings": [_finding(f) for f in state.findings],
+        "gpus": {uuid: _past(past) for uuid, past in state.gpus.items()},
+        "holds": [
+            {"key": _key(key), "present": hold.present, "since": hold.since}
+            for key, hold in state.holds.items()
+        ],
+        "heard": [asdict(h) for h in state.heard],
+        "xids": [{**asdict(c), "last": _moment(c.last)} for c in state.xids],
+        "repairs": [asdict(r) for r in state.repairs],
+        "kernelLogRead": state.kernel_log_read,
+    }
+
+
+def state_of(data: object) -> HealthState:
+    """The state that was written down; raises NodeagentError for anything else.
+
+    A finding of a cause that this version does not know is left out.
+    """
+    try:
+        return _state(data)
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise NodeagentError(
+            f"the recorded state of health cannot be read: {error!r}",
+            remedy="it begins anew; findings that were told once are forgotten",
+        ) from error
+
+
+def _state(data: Any) -> HealthState:
+    if data["version"] != _VERSION:
+        raise ValueError(f"version {data['version']!r}")
+    return HealthState(
+        boot_id=_text(data["bootId"]),
+        at=_maybe(data["at"], _moment_of),
+        findings=tuple(_finding_of(f) for f in data["findings"] if f["cause"] in BY_CAUSE),
+        gpus={_text(uuid): _past_of(past) for uuid, past in data["gpus"].items()},
+        holds={
+            _key_of(h["key"]): Hold(bool(h["present"]), float(h["since"])) for h in data["holds"]
+        },
+        heard=tuple(
+            Heard(
+                gpu=_text(h["gpu"]),
+                xid=int(h["xid"]),
+                source=Source(h["source"]),
+                at=float(h["at"]),
+                instance=_maybe(h["instance"], int),
+                compute=_maybe(h["compute"], int),
+            )
+            for h in data["heard"]
+        ),
+        xids=tuple(
+            XidCount(
+                gpu=_text(c["gpu"]),
+                xid=int(c["xid"]),
+                instance=_maybe(c["instance"], int),
+                count=int(c["count"]),
+                last=_moment_of(c["last"]),
+            )
+            for c in data["xids"]
+        ),
+        repairs=tuple(
+            Repair(_text(r["gpu"]), int(r["xid"]), float(r["wall"])) for r in data["repairs"]
+        ),
+        kernel_log_read=int(data["kernelLogRead"]),
+    )
+
+
+def _maybe(value: Any, read: Callable[[Any], T]) -> T | None:
+    return None if value is None else read(value)
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"{value!r} is no text")
+    return value
+
+
+def _moment(moment: Moment) -> list[float]:
+    return [moment.uptime, moment.wall]
+
+
+def _moment_of(value: Any) -> Moment:
+    uptime, wall = value
+    return Moment(float(uptime), float(wall))
+
+
+def _key(key: Key) -> list[Any]:
+    cause, code, ids = key
+    return [cause, code, *ids]
+
+
+def _key_of(value: Any) -> Key:
+    cause, code, gpu, instance, compute = value
+    return (_text(cause), int(code), (_text(gpu), int(instance), int(compute)))
+
+
+def _placement(placement: Placement) -> list[int]:
+    return [placement.start, placement.size]
+
+
+def _placement_of(value: Any) -> Placement:
+    start, size = value
+    return Placement(int(start), int(size))
+
+
+def _finding(finding: Finding) -> Json:
+    place = finding.place
+    return {
+        "cause": finding.cause,
+        "severity": finding.severity.value,
+        "action": finding.action.value,
+        "evidence": finding.evidence,
+        "gpu": place.gpu,
+        "instance": place.instance,
+        "compute": place.compute,
+        "placement": _maybe(place.placement, _placement),
+        "since": _moment(finding.since),
+        "last": _moment(finding.last),
+        "code": finding.code,
+        "count": finding.count,
+        "pid": finding.pid,
+        "pods": [asdict(pod) for pod in finding.pods],
+    }
+
+
+def _finding_of(value: Any) -> Finding:
+    cause = _text(value["cause"])
+    return Finding(
+        check=BY_CAUSE[cause].check.value,
+        cause=cause,
+        severity=Severity(value["severity"]),
+        action=Action(value["action"]),
+        evidence=_text(value["evidence"]),
+        place=Place(
+            _text(value["gpu"]),
+            _maybe(value["instance"], int),
+            _maybe(value["compute"], int),
+            _maybe(value["placement"], _placement_of),
+        ),
+        since=_moment_of(value["since"]),
+        last=_moment_of(value["last"]),
+        code=int(value["code"]),
+        count=int(value["count"]),
+        pid=int(value["pid"]),
+        pods=tuple(
+            Pod(_text(p["namespace"]), _text(p["name"]), _text(p["container"]))
+            for p in value["pods"]
+        ),
+    )
+
+
+def _past(past: GpuPast) -> Json:
+    return {
+        "index": past.index,
+        "pciBusId": past.pci_bus_id,
+        "trails": {name: [list(s) for s in trail.samples] for name, trail in past.trails.items()},
+        "energy": past.energy,
+        "recovery": _maybe(past.recovery, list),
+        "linksUp": sorted(past.links_up),
+        "judged": sorted(past.judged),
+        "placements": {str(i): _placement(p) for i, p in past.placements.items()},
+    }
+
+
+def _past_of(value: Any) -> GpuPast:
+    return GpuPast(
+        index=int(value["index"]),
+        pci_bus_id=_text(value["pciBusId"]),
+        trails={_text(name): _trail_of(samples) for name, samples in value["trails"].items()},
+        energy=_maybe(value["energy"], int),
+        recovery=_maybe(value["recovery"], lambda pair: (int(pair[0]), float(pair[1]))),
+        links_up=frozenset(map(int, value["linksUp"])),
+        judged=frozenset(map(_text, value["judged"])),
+        placements=_placements_of(value["placements"]),
+    )
+
+
+def _placements_of(value: Mapping[str, Any]) -> dict[int, Placement]:
+    return {int(instance): _placement_of(place) for instance, place in value.items()}
+
+
+def _trail_of(samples: Iterable[Any]) -> Trail:
+    return Trail(tuple((float(at), float(count)) for at, count in samples))

@@ -1,0 +1,173 @@
+"""What is told once and lasts until it is repaired: XIDs and NVML's other events as findings."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import assert_never
+
+from nodeagent.health.device_checks import recovery_of
+from nodeagent.health.findings import Action, Finding, Moment, Place, Severity, rank
+from nodeagent.health.limits import Limits
+from nodeagent.health.readings import GpuEvent, GpuEventKind, XidEvent
+from nodeagent.health.state import GpuPast, Repair
+from nodeagent.health.table import BY_CAUSE
+from nodeagent.health.xids import OFF_THE_BUS, XidClass, XidRow
+
+_LONGEST = 160  # letters of the kernel's message that are shown
+
+# Of these the driver's recovery action knows better, as soon as it speaks of them.
+_DRIVER_KNOWS = frozenset({"xidReset", "xidReboot", "xidNvlink", "eccDoubleBit", "poisonFatal"})
+_NO_RECOVERY = "; the driver asks for no recovery"
+
+_BY_CLASS = {
+    XidClass.APPLICATION: "xidApplication",
+    XidClass.GPU_RESET: "xidReset",
+    XidClass.NODE_REBOOT: "xidReboot",
+    XidClass.HARDWARE: "xidHardware",
+    XidClass.SOFTWARE: "xidSoftware",
+    XidClass.SUPPORT: "xidSupport",
+    XidClass.UNCLASSIFIED: "xidUnclassified",
+    XidClass.NVLINK5: "xidNvlink",
+}
+_OF_A_SLICE = frozenset({"xidApplication", "xidReset", "xidSupport", "xidUnclassified"})
+_ASK_AGAIN = frozenset({"xidSupport", "xidUnclassified"})  # seen twice: inspect the hardware
+
+_BY_EVENT = {
+    GpuEventKind.SINGLE_BIT_STORM: "eccStorm",
+    GpuEventKind.DOUBLE_BIT: "eccDoubleBit",
+    GpuEventKind.RETIREMENT_FAILED: "retirementFailed",
+    GpuEventKind.POISON: "poison",
+    GpuEventKind.FATAL_POISON: "poisonFatal",
+    GpuEventKind.UNAVAILABLE: "gpuUnavailable",
+    GpuEventKind.FOREIGN_MIG_CHANGE: "migChanged",
+}
+
+
+def moment(at: float, now: Moment) -> Moment:
+    """When something was, as seen from now; nothing is in the future."""
+    at = min(at, now.uptime)
+    return Moment(at, now.wall - (now.uptime - at))
+
+
+def of_xid(event: XidEvent, row: XidRow, past: GpuPast, now: Moment) -> Finding | None:
+    """The finding that an XID makes; None for those that are only counted."""
+    match row.kind:
+        case XidClass.INFORMATION | XidClass.RECOVERY_ACTION:
+            return None
+        case (
+            XidClass.APPLICATION
+            | XidClass.GPU_RESET
+            | XidClass.NODE_REBOOT
+            | XidClass.HARDWARE
+            | XidClass.SOFTWARE
+            | XidClass.SUPPORT
+            | XidClass.UNCLASSIFIED
+            | XidClass.NVLINK5
+        ):
+            cause = _BY_CLASS[row.kind]
+        case _:
+            assert_never(row.kind)
+    if event.xid == OFF_THE_BUS and cause == "xidReboot":
+        cause = "fallenOffBus"
+    place = _place(event, past) if cause in _OF_A_SLICE else Place(event.gpu)
+    finding = _finding(cause, place, xid_evidence(event, row), moment(event.at, now))
+    finding = replace(finding, code=event.xid, pid=event.pid)
+    if cause == "xidNvlink" and event.fatal:
+        return replace(finding, severity=Severity.UNHEALTHY, action=Action.RESET_GPU)
+    return finding
+
+
+def xid_evidence(event: XidEvent, row: XidRow) -> str:
+    """The XID in one line: number, name, process and what the kernel wrote."""
+    text = str(row)
+    if event.fatal is not None:
+        text += ", fatal" if event.fatal else ", not fatal"
+    if event.detail is not None:
+        text += f", sub-code {event.detail}"
+    if event.pid:
+        text += f", pid {event.pid}"
+    if event.process:
+        text += f" ({event.process})"
+    if not event.gpu and event.pci:
+        text += f", PCI {event.pci}"
+    if event.message:
+        letters = event.message[:_LONGEST]
+        text += ": " + "".join(letter if letter.isprintable() else "?" for letter in letters)
+    return text
+
+
+def of_event(event: GpuEvent, past: GpuPast, now: Moment) -> Finding:
+    """The finding that another event of NVML makes."""
+    return _finding(cause_of(event), _place(event, past), event.kind.value, moment(event.at, now))
+
+
+def cause_of(event: GpuEvent) -> str:
+    """The row of the check table that an event raises."""
+    return _BY_EVENT[event.kind]
+
+
+def _place(event: XidEvent | GpuEvent, past: GpuPast) -> Place:
+    if event.instance is None:
+        return Place(event.gpu)
+    return Place(event.gpu, event.instance, event.compute, past.placements.get(event.instance))
+
+
+def _finding(cause: str, place: Place, evidence: str, at: Moment) -> Finding:
+    row = BY_CAUSE[cause]
+    return Finding(
+        check=row.check.value,
+        cause=cause,
+        severity=row.severity,
+        action=row.action,
+        evidence=evidence,
+        place=place,
+        since=at,
+        last=at,
+    )
+
+
+def again(there: Finding, new: Finding) -> Finding:
+    """The same thing once more: as bad as the worse of the two."""
+    worse = new if rank(new.severity) >= rank(there.severity) else there
+    return replace(
+        new,
+        severity=worse.severity,
+        action=Action.INSPECT_HARDWARE
+        if Action.INSPECT_HARDWARE in (there.action, new.action) or new.cause in _ASK_AGAIN
+        else worse.action,
+        place=replace(new.place, placement=new.place.placement or there.place.placement),
+        since=min(there.since, new.since),
+        last=max(there.last, new.last),
+        count=there.count + 1,
+        pods=there.pods,
+    )
+
+
+def escalated(finding: Finding, repairs: tuple[Repair, ...], limits: Limits) -> Finding:
+    """A repair that helped twice and not for long is none: the hardware is to be inspected."""
+    mine = [r for r in repairs if (r.gpu, r.xid) == (finding.place.gpu, finding.code)]
+    if finding.severity is not Severity.UNHEALTHY or len(mine) < limits.repairs_before_inspection:
+        return finding
+    evidence = f"{finding.evidence}; it came back after {len(mine)} resets or reboots"
+    return replace(finding, action=Action.INSPECT_HARDWARE, evidence=evidence)
+
+
+def corrected(finding: Finding, past: GpuPast, limits: Limits) -> Finding:
+    """The driver's own word outranks the table, once it was asked after the event."""
+    if finding.cause not in _DRIVER_KNOWS or past.recovery is None:
+        return finding
+    code, at = past.recovery
+    if at < finding.last.uptime + limits.recovery_settle:
+        return finding
+    evidence = finding.evidence.removesuffix(_NO_RECOVERY)
+    if code == 0:
+        return replace(
+            finding,
+            severity=Severity.HEALTHY,
+            action=Action.RESTART_APPLICATION,
+            evidence=evidence + _NO_RECOVERY,
+        )
+    _, severity, action = recovery_of(code)
+    if finding.action is Action.INSPECT_HARDWARE:
+        action = finding.action
+    return replace(finding, severity=severity, action=action, evidence=evidence)

@@ -1,0 +1,78 @@
+"""What an XID asks for: NVIDIA's catalog as data, one class for each number.
+
+An XID is the number of a driver error. Sources disagree about many of them, so the classes are a
+table that a user's file can correct, and the driver's own recovery action outranks it. The data is
+`xid_table.json`; where each of its columns comes from stands at its top.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import cache
+from importlib.resources import files
+
+OFF_THE_BUS = 79
+RECOVERY_CHANGED = 154
+BLOCKS_CALLS = frozenset({79, 119, 120})  # after these, driver calls may never return (DCGM)
+
+
+class XidClass(StrEnum):
+    """What is done about an XID."""
+
+    APPLICATION = "application"  # restart the application; the device stays healthy
+    INFORMATION = "information"  # counted and told, no finding
+    GPU_RESET = "gpuReset"
+    NODE_REBOOT = "nodeReboot"
+    HARDWARE = "hardware"  # cabling and power, then inspection
+    SOFTWARE = "software"  # another driver or firmware
+    SUPPORT = "support"  # no action is defined: told, and inspected when it comes back
+    NVLINK5 = "nvlink5"  # the kernel log's severity decides
+    RECOVERY_ACTION = "recoveryAction"  # says that the driver's recovery action changed
+    UNCLASSIFIED = "unclassified"  # the catalog has no action yet
+
+
+@dataclass(frozen=True, slots=True)
+class XidRow:
+    """One number: NVIDIA's name for it, its advice (`RESET_GPU`; "" for none) and the class."""
+
+    xid: int
+    name: str
+    kind: XidClass
+    advice: str = ""
+    follow_up: str = ""
+
+    def __str__(self) -> str:
+        return f"XID {self.xid}" if self.name in ("", "Unused") else f"XID {self.xid} ({self.name})"
+
+
+@dataclass(frozen=True, slots=True)
+class XidTable:
+    """All rows by number. A number that has none is unclassified."""
+
+    rows: Mapping[int, XidRow]
+
+    def row(self, xid: int) -> XidRow:
+        return self.rows.get(xid) or XidRow(xid, "", XidClass.UNCLASSIFIED)
+
+
+@cache
+def default_table() -> XidTable:
+    """The table that comes with the program."""
+    data = json.loads(files("nodeagent.health").joinpath("xid_table.json").read_text("utf-8"))
+    return XidTable({entry["xid"]: _row(entry) for entry in data["xids"]})
+
+
+def _row(entry: Mapping[str, object]) -> XidRow:
+    number = entry["xid"]
+    if not isinstance(number, int):
+        raise TypeError(f"xid_table.json: {number!r} is no XID")
+    return XidRow(
+        xid=number,
+        name=str(entry["name"]),
+        kind=XidClass(str(entry["class"])),
+        advice=str(entry.get("nvidia_immediate", "")),
+        follow_up=str(entry.get("nvidia_follow_up", "")),
+    )

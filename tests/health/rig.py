@@ -1,0 +1,71 @@
+"""A node whose health is judged: readings in, findings out, time as a number."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from nodeagent.health.findings import Finding, Moment
+from nodeagent.health.judging import Judgement, Rules, judge
+from nodeagent.health.readings import GpuEvent, GpuReading, NodeReading, Source, XidEvent
+from nodeagent.health.state import HealthState
+
+GPU = "GPU-1"
+ADDRESS = "00000000:1A:00.0"
+RULES = Rules()
+START = 1000.0
+EPOCH = 1_700_000_000.0
+
+
+def moment(uptime: float) -> Moment:
+    """That uptime, on a wall clock of its own."""
+    return Moment(uptime, EPOCH + uptime)
+
+
+def gpu(**values: Any) -> GpuReading:
+    """A reading of the GPU, with what is given and nothing else."""
+    return GpuReading(**{"uuid": GPU, "pci_bus_id": ADDRESS, **values})
+
+
+@dataclass
+class Node:
+    """Judges one reading after the other."""
+
+    state: HealthState = field(default_factory=HealthState)
+    now: float = START
+    boot: str = "boot-1"
+    rules: Rules = RULES
+    last: Judgement | None = None
+
+    def read(self, *gpus: GpuReading, after: float = 1.0, **values: Any) -> Judgement:
+        """One reading, `after` so many seconds."""
+        self.now += after
+        reading = NodeReading(moment(self.now), self.boot, gpus=gpus, **values)
+        self.last = judge(self.state, reading, self.rules)
+        self.state = self.last.state
+        return self.last
+
+    def xid(
+        self, number: int, *, source: Source = Source.NVML, after: float = 1.0, **values: Any
+    ) -> Judgement:
+        """An XID of the GPU, just now."""
+        where = {"gpu": GPU} if source is Source.NVML else {"pci": "0000:1a:00"}
+        event = XidEvent(number, self.now + after, source, **{**where, **values})
+        return self.read(gpu(), after=after, xids=(event,))
+
+    def event(self, kind: Any, **values: Any) -> Judgement:
+        return self.read(gpu(), events=(GpuEvent(kind, GPU, self.now + 1, **values),))
+
+    def reboot(self) -> Judgement:
+        """The node comes up again, and nothing is known of it yet."""
+        self.boot += "+"
+        self.now = 0.0
+        return self.read()
+
+    def causes(self) -> set[str]:
+        return {finding.cause for finding in self.state.findings}
+
+    def one(self, cause: str) -> Finding:
+        """The only finding of this cause."""
+        (found,) = [f for f in self.state.findings if f.cause == cause]
+        return found

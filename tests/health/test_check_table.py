@@ -1,0 +1,352 @@
+"""Every row of the check table: raised by a reading, ended by what the row says."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nodeagent.health.findings import Action, End, Severity
+from nodeagent.health.readings import (
+    Answer,
+    Cleared,
+    Ecc,
+    EccErrors,
+    Fabric,
+    GpuEventKind,
+    GpuReading,
+    Memory,
+    ModeReading,
+    NvLink,
+    Pcie,
+    RemappedRows,
+    RetiredPages,
+    RowHistogram,
+    Silence,
+    Source,
+    Temperature,
+    Throttling,
+)
+from nodeagent.health.table import BY_CAUSE, ROWS
+from tests.health.rig import GPU, Node, gpu
+
+Step = Callable[[Node], Any]
+_JOINED = Fabric(3)
+PAGE = (Path(__file__).parents[2] / "docs/health.md").read_text(encoding="utf-8")
+
+
+def _steady(reading: GpuReading, *, seconds: float = 0.0) -> Step:
+    """The same reading until it has lasted so long."""
+
+    def step(node: Node) -> None:
+        node.read(reading)
+        for _ in range(int(seconds // 10)):
+            node.read(reading, after=10.0)
+
+    return step
+
+
+def _flag(bad: dict[str, Any], good: dict[str, Any], *, seconds: float = 0.0) -> tuple[Step, Step]:
+    return _steady(gpu(**bad), seconds=seconds), _steady(gpu(**good), seconds=seconds)
+
+
+def _counter(make: Callable[[int], dict[str, Any]], rate: float, seconds: int) -> tuple[Step, Step]:
+    """Raised by a counter that grows by `rate` a second, ended when it grows no more."""
+    count = [0.0]
+
+    def run(node: Node, speed: float) -> None:
+        for _ in range(seconds // 10 + 1):
+            count[0] += speed * 10
+            node.read(gpu(**make(int(count[0]))), after=10.0)
+
+    return (lambda node: run(node, rate)), (lambda node: run(node, 0.0))
+
+
+def _rows(**values: Any) -> dict[str, Any]:
+    given = {"correctable": 0, "uncorrectable": 0, "pending": False, "failed": False, **values}
+    return {"memory": Memory(rows=RemappedRows(**given))}
+
+
+def _pages(single: int = 0, double: int = 0, *, pending: bool = False) -> dict[str, Any]:
+    return {"memory": Memory(pages=RetiredPages(single, double, pending))}
+
+
+def _silent(silence: Silence) -> tuple[Step, Step]:
+    return _flag({"answer": Answer(silence)}, {"answer": Answer()})
+
+
+def _fabric(*, good: Fabric = _JOINED, **bad: int) -> tuple[Step, Step]:
+    seconds = 300.0 if bad.get("state") in (1, 2) else 0.0
+    return _flag({"fabric": Fabric(**{"state": 3, **bad})}, {"fabric": good}, seconds=seconds)
+
+
+def _reasons(bit: int) -> tuple[Step, Step]:
+    return _flag(
+        {"throttling": Throttling(reasons=bit)}, {"throttling": Throttling(reasons=0)}, seconds=310
+    )
+
+
+def _nanoseconds(name: str, share: float) -> tuple[Step, Step]:
+    return _counter(lambda n: {"throttling": Throttling(**{name: n})}, share * 1e9, 320)
+
+
+def _link_down() -> tuple[Step, Step]:
+    up, down = gpu(nvlinks=(NvLink(3, up=True),)), gpu(nvlinks=(NvLink(3, up=False),))
+
+    def lose(node: Node) -> None:
+        node.read(up)
+        node.read(down)
+
+    return lose, lambda node: node.read(up)
+
+
+def _xid(number: int, **values: Any) -> Step:
+    return lambda node: node.xid(number, **values)
+
+
+def _event(kind: GpuEventKind) -> Step:
+    return lambda node: node.event(kind)
+
+
+def _gpu_missing() -> tuple[Step, Step]:
+    def step(node: Node, known: frozenset[str]) -> None:
+        node.read(gpu(), known=frozenset({GPU}))
+        node.read(known=known)
+        node.read(known=known, after=30.0)
+
+    return (lambda node: step(node, frozenset())), (lambda node: step(node, frozenset({GPU})))
+
+
+# What is measured: what raises it and what ends it.
+MEASURED: dict[str, tuple[Step, Step]] = {
+    "recoveryAction": _flag({"recovery_action": 1}, {"recovery_action": 0}),
+    "gpuLost": _silent(Silence.LOST),
+    "gpuResetRequired": _silent(Silence.RESET_REQUIRED),
+    "gpuUnknown": _silent(Silence.FAILS),
+    "gpuHangs": _silent(Silence.HANGS),
+    "gpuUnbound": _silent(Silence.UNBOUND),
+    "eccUncorrected": _flag(
+        {"ecc": Ecc(volatile=EccErrors(0, 1))}, {"ecc": Ecc(volatile=EccErrors(5, 0))}
+    ),
+    "eccModePending": _flag(
+        {"ecc": Ecc(mode=True, pending_mode=False)}, {"ecc": Ecc(mode=True, pending_mode=True)}
+    ),
+    "sramThreshold": _flag(
+        {"ecc": Ecc(sram_threshold_exceeded=True)}, {"ecc": Ecc(sram_threshold_exceeded=False)}
+    ),
+    "rowRemapPending": _flag(_rows(pending=True), _rows()),
+    "rowRemapFailed": _flag(_rows(failed=True), _rows()),
+    "rowRemapMany": _flag(_rows(uncorrectable=512), _rows(uncorrectable=511)),
+    "rowRemapSpent": _flag(
+        {"memory": Memory(histogram=RowHistogram(639, 0, 0, 0, 1))},
+        {"memory": Memory(histogram=RowHistogram(640, 0, 0, 0, 0))},
+    ),
+    "bankRemapPending": _flag(
+        {"memory": Memory(bank_remap_pending=True)}, {"memory": Memory(bank_remap_pending=False)}
+    ),
+    "memoryUnrepairable": _flag(
+        {"memory": Memory(unrepairable=True)}, {"memory": Memory(unrepairable=False)}
+    ),
+    "repairPending": _flag(
+        {"memory": Memory(tpc_repair=True)},
+        {"memory": Memory(channel_repair=False, tpc_repair=False)},
+    ),
+    "retiredPagesMany": _flag(_pages(60, 3), _pages(60, 2)),
+    "retiredPagesDoubleBit": _flag(_pages(0, 15), _pages(0, 14)),
+    "retiredPagesPending": _flag(_pages(pending=True), _pages()),
+    "throttledByHeat": _nanoseconds("thermal", 0.2),
+    "throttledByPower": _nanoseconds("power", 0.8),
+    "tooHot": _flag(
+        {"temperature": Temperature(gpu=90, slowdown=90)},
+        {"temperature": Temperature(gpu=80, slowdown=90)},
+        seconds=30,
+    ),
+    "memoryTooHot": _flag(
+        {"temperature": Temperature(memory=105, memory_max=105)},
+        {"temperature": Temperature(memory=90, memory_max=105)},
+        seconds=30,
+    ),
+    "hwSlowdown": _reasons(0x8),
+    "hwThermalSlowdown": _reasons(0x40),
+    "hwPowerBrake": _nanoseconds("power_brake", 0.2),
+    # 16 lanes of generation 5 bear 1.92 * 16 = 30.7 replays a minute, half of one a second
+    "pcieReplays": _counter(
+        lambda n: {"pcie": Pcie(replays=n, generation_max=5, width=16)}, 0.6, 620
+    ),
+    "pcieLink": _flag(
+        {"pcie": Pcie(generation=5, generation_max=5, width=8, width_max=16, under_load=True)},
+        {"pcie": Pcie(generation=5, generation_max=5, width=16, width_max=16, under_load=True)},
+        seconds=60,
+    ),
+    "nvlinkDown": _link_down(),
+    "nvlinkErrors": _counter(lambda n: {"nvlinks": (NvLink(2, replays=n),)}, 0.1, 620),
+    "nvlinkCrc": _counter(lambda n: {"nvlinks": (NvLink(2, crc_errors=n),)}, 120, 70),
+    "fabricNotReady": _fabric(state=2),
+    "fabricFailed": _fabric(status=999),
+    "fabricDegraded": _fabric(health_mask=0x1, good=Fabric(3, health_mask=0x1AA)),
+    "modeDrift": _flag(
+        {"modes": (ModeReading("persistence mode", "off", "on"),)},
+        {"modes": (ModeReading("persistence mode", "on", "on"),)},
+        seconds=30,
+    ),
+    "inforomCorrupt": _flag({"inforom_corrupt": True}, {"inforom_corrupt": False}),
+    "gpuMissing": _gpu_missing(),
+    "driverHangs": (
+        lambda node: node.read(answer=Answer(Silence.HANGS)),
+        lambda node: node.read(answer=Answer()),
+    ),
+}
+
+# What is told once: what raises it.
+TOLD: dict[str, Step] = {
+    "xidApplication": _xid(31),
+    "xidReset": _xid(95),
+    "xidReboot": _xid(151),
+    "fallenOffBus": _xid(79, source=Source.KERNEL_LOG),
+    "xidHardware": _xid(54),
+    "xidSoftware": _xid(78),
+    "xidSupport": _xid(123),
+    "xidUnclassified": _xid(5000),
+    "xidNvlink": _xid(149),
+    "gpuUnavailable": _event(GpuEventKind.UNAVAILABLE),
+    "eccDoubleBit": _event(GpuEventKind.DOUBLE_BIT),
+    "eccStorm": _event(GpuEventKind.SINGLE_BIT_STORM),
+    "retirementFailed": _event(GpuEventKind.RETIREMENT_FAILED),
+    "poison": _event(GpuEventKind.POISON),
+    "poisonFatal": _event(GpuEventKind.FATAL_POISON),
+    "migChanged": _event(GpuEventKind.FOREIGN_MIG_CHANGE),
+}
+
+RAISING = {**{cause: steps[0] for cause, steps in MEASURED.items()}, **TOLD}
+
+
+def _raised(cause: str) -> Node:
+    node = Node()
+    node.read(gpu(), known=frozenset({GPU}))
+    assert node.causes() == set()
+    RAISING[cause](node)
+    assert node.causes() == {cause}
+    return node
+
+
+def test_every_row_has_its_reading() -> None:
+    """No row of the table goes without a test, and none is tested that does not exist."""
+    assert set(RAISING) == set(BY_CAUSE)
+    assert len(ROWS) == len(BY_CAUSE)
+
+
+@pytest.mark.parametrize("cause", RAISING)
+def test_raised_as_the_table_says(cause: str) -> None:
+    """The finding has the severity, action and check of its row, evidence and a beginning."""
+    node = _raised(cause)
+    finding, row = node.one(cause), BY_CAUSE[cause]
+    assert (finding.severity, finding.action) == (row.severity, row.action)
+    assert finding.check == row.check.value
+    assert finding.evidence.strip()
+    assert finding.since.uptime <= node.now
+
+
+@pytest.mark.parametrize("cause", MEASURED)
+def test_ended_by_a_reading(cause: str) -> None:
+    """What is measured ends when a reading says that its cause is gone."""
+    node = _raised(cause)
+    ends: list[tuple[str, End]] = []
+    before = node.read
+
+    def read(*args: Any, **values: Any) -> Any:
+        judgement = before(*args, **values)
+        ends.extend((e.finding.cause, e.end) for e in judgement.ended)
+        return judgement
+
+    node.read = read  # type: ignore[method-assign]  # to see the ends of every reading
+    MEASURED[cause][1](node)
+    assert node.causes() == set()
+    assert ends == [(cause, End.GONE)]
+
+
+@pytest.mark.parametrize("cause", RAISING)
+def test_an_empty_reading_ends_nothing(cause: str) -> None:
+    """A value that was not read keeps its finding."""
+    node = _raised(cause)
+    judgement = node.read(gpu())
+    assert judgement.ended == ()
+    assert node.causes() == {cause}
+
+
+@pytest.mark.parametrize("cause", RAISING)
+def test_a_reboot_ends_everything(cause: str) -> None:
+    """After a reboot only new readings count."""
+    node = _raised(cause)
+    judgement = node.reboot()
+    assert [(e.finding.cause, e.end) for e in judgement.ended] == [(cause, End.REBOOT)]
+    assert node.causes() == set()
+
+
+@pytest.mark.parametrize("cause", RAISING)
+def test_a_reset_ends_what_it_mends(cause: str) -> None:
+    """A GPU reset ends the rows that say so, and no others."""
+    node = _raised(cause)
+    node.read(resets=frozenset({GPU}))
+    mended = End.RESET in BY_CAUSE[cause].ends
+    assert node.causes() == (set() if mended else {cause})
+
+
+@pytest.mark.parametrize("cause", TOLD)
+def test_time_ends_what_lapses(cause: str) -> None:
+    """What did not come back is forgotten, if its row says so; the rest waits for its repair."""
+    node = _raised(cause)
+    node.read(gpu(), after=599.0)
+    assert node.causes() == {cause}
+    node.read(gpu(), after=4000.0)
+    lapses = End.LAPSED in BY_CAUSE[cause].ends
+    assert node.causes() == (set() if lapses else {cause})
+
+
+@pytest.mark.parametrize("cause", RAISING)
+def test_anybody_may_clear_it(cause: str) -> None:
+    """An administrator's word ends every finding."""
+    node = _raised(cause)
+    finding = node.one(cause)
+    judgement = node.read(cleared=(Cleared(finding.place.gpu, finding.check),))
+    assert [e.end for e in judgement.ended] == [End.CLEARED]
+    assert node.causes() == set()
+
+
+def test_severity_and_action_belong_together() -> None:
+    """What is unhealthy asks for a repair; what is healthy asks for none of the hardware."""
+    repairs = (Action.RESET_GPU, Action.REBOOT, Action.INSPECT_HARDWARE)
+    for row in ROWS:
+        if row.severity is Severity.UNHEALTHY:
+            assert row.action in repairs, row.cause
+        if row.severity is Severity.HEALTHY:
+            assert row.action not in repairs, row.cause
+
+
+def page_row(cause: str) -> str:
+    """A row of the table as `docs/health.md` shows it."""
+    row = BY_CAUSE[cause]
+    names = {
+        End.GONE: "gone",
+        End.RESET: "reset",
+        End.REBOOT: "reboot",
+        End.LAPSED: "lapse",
+        End.INSTANCE_GONE: "instance gone",
+        End.CLEARED: "",
+    }
+    ends = ", ".join(names[end] for end in End if end in row.ends and names[end])
+    names_of_row = f"| `{row.check.value}` | `{cause}` | {row.when} |"
+    return f"{names_of_row} {row.severity.value} | {row.action.value} | {ends} |"
+
+
+@pytest.mark.parametrize("cause", BY_CAUSE)
+def test_the_page_shows_the_row(cause: str) -> None:
+    """docs/health.md has each row as it is in force."""
+    assert page_row(cause) in PAGE.splitlines()
+
+
+def test_the_page_shows_no_other_row() -> None:
+    """Nor does it have one more."""
+    shown = [line for line in PAGE.splitlines() if line.startswith("| `") and line.count("|") == 7]
+    assert len(shown) == len(ROWS)

@@ -1,0 +1,206 @@
+"""A sick slice is fenced alone: nothing new there, the siblings go on."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from nodeagent.health.fencing import Fences, as_plannable, fences, held_calls, problems
+from nodeagent.health.findings import Finding
+from nodeagent.health.readings import (
+    Answer,
+    Ecc,
+    EccErrors,
+    InstanceReading,
+    Silence,
+    Temperature,
+)
+from nodeagent.planning.desired import DesiredGpu, DesiredNode, Layout, WantedInstance
+from nodeagent.planning.observed import (
+    ComputeInstance,
+    Gpu,
+    GpuInstance,
+    ObservedNode,
+    Placement,
+)
+from nodeagent.planning.plan import Verdict
+from nodeagent.planning.planner import plan
+from nodeagent.planning.steps import CreateGpuInstance, DestroyGpuInstance
+from tests.health.rig import GPU, Node, gpu
+from tests.planning.cards import card
+
+LEFT, RIGHT = Placement(0, 4), Placement(4, 4)
+
+
+def _instance(number: int, placement: Placement) -> GpuInstance:
+    profile = next(p for p in CARD.profiles if p.name == "3g.40gb")
+    devices = tuple(ComputeInstance(ci, "1c.3g.40gb", 1, f"MIG-{number}-{ci}") for ci in range(2))
+    return GpuInstance(number, profile.id, "3g.40gb", placement, devices)
+
+
+CARD: Gpu = replace(card("h100-80gb"), uuid=GPU)
+SPLIT = ObservedNode((replace(CARD, instances=(_instance(1, LEFT), _instance(2, RIGHT))),))
+EMPTY = ObservedNode((CARD,))
+
+
+def _sick(node: Node | None = None) -> Node:
+    """The right instance has uncorrected errors."""
+    node = node or Node()
+    read = (InstanceReading(1, LEFT, 0), InstanceReading(2, RIGHT, 1))
+    node.read(gpu(instances=read, ecc=Ecc(volatile=EccErrors(0, 1))))
+    return node
+
+
+def test_the_siblings_of_a_sick_slice_go_on() -> None:
+    """Its slices and devices are fenced, and nobody else's."""
+    fenced = fences(_sick().state.findings, SPLIT)
+    assert fenced.gpus == frozenset()
+    assert fenced.devices == {"MIG-2-0", "MIG-2-1"}
+    assert fenced.allows(GPU, LEFT)
+    assert not fenced.allows(GPU, RIGHT)
+    assert not fenced.allows(GPU, Placement(7, 1))
+
+
+def test_of_a_sick_compute_instance_only_its_own_device() -> None:
+    """Its sibling in the same GPU instance keeps its daemon; nothing new comes beside them."""
+    node = Node()
+    node.xid(95, instance=2, compute=1)
+    fenced = fences(node.state.findings, SPLIT)
+    assert fenced.devices == {"MIG-2-1"}
+    assert not fenced.allows(GPU, RIGHT)
+
+
+def test_a_sick_gpu_is_fenced_whole() -> None:
+    """All its devices, and every place."""
+    node = Node()
+    node.xid(79)
+    fenced = fences(node.state.findings, SPLIT)
+    assert fenced.gpus == {GPU}
+    assert fenced.devices == {GPU, "MIG-1-0", "MIG-1-1", "MIG-2-0", "MIG-2-1"}
+    assert not fenced.allows(GPU, LEFT)
+    assert fenced.allows("GPU-other", LEFT)
+
+
+def test_what_is_not_unhealthy_is_not_fenced() -> None:
+    """Neither what is told, nor degraded, nor unknown."""
+    node = Node()
+    node.xid(31)
+    node.xid(123)
+    for _ in range(4):
+        node.read(gpu(temperature=Temperature(gpu=95, slowdown=90)), after=30.0)
+    node.read(gpu(answer=Answer(Silence.HANGS)))
+    assert len(node.state.findings) == 4
+    assert fences(node.state.findings, SPLIT) == Fences()
+
+
+def test_the_fence_stays_with_the_slices() -> None:
+    """When the sick instance is gone, what lies on its slices now is fenced; ids do not matter."""
+    node = _sick()
+    node.xid(95, instance=2)
+    again = replace(CARD, instances=(_instance(2, LEFT), _instance(1, RIGHT)))
+    node.read(gpu(instances=(InstanceReading(2, LEFT, 0), InstanceReading(1, RIGHT, 0))))
+    fenced = fences(node.state.findings, ObservedNode((again,)))
+    assert fenced.devices == {"MIG-1-0", "MIG-1-1"}
+    assert fenced.allows(GPU, LEFT)
+
+
+def test_an_instance_of_unknown_place_fences_the_gpu() -> None:
+    """Not knowing where the fault is, nothing is safe."""
+    node = Node()
+    node.xid(95, instance=6)
+    assert fences(node.state.findings, SPLIT).gpus == {GPU}
+
+
+def test_a_fence_ends_with_its_finding() -> None:
+    """After the reset everything is allowed again."""
+    node = _sick()
+    node.read(resets=frozenset({GPU}))
+    assert fences(node.state.findings, SPLIT) == Fences()
+
+
+def test_the_reason_is_told() -> None:
+    """Each fence is a problem of its GPU, with the slices, the evidence and what helps."""
+    (problem,) = problems(fences(_sick().state.findings, SPLIT))
+    assert problem.gpu == GPU
+    assert problem.message.startswith("nothing new is placed on memory slices 4 to 7: 1 uncorr")
+    assert "reset" in problem.remedy
+
+
+@pytest.mark.parametrize(("number", "held"), [(79, True), (119, True), (120, True), (95, False)])
+def test_calls_that_may_never_return_are_held(number: int, held: bool) -> None:
+    """After these XIDs nothing should be asked of the GPU."""
+    node = Node()
+    node.xid(number)
+    assert held_calls(node.state.findings) == ({GPU} if held else set())
+
+
+def test_calls_wait_for_the_driver_to_be_bound() -> None:
+    """A GPU without its driver is not asked either."""
+    node = Node()
+    node.read(gpu(answer=Answer(Silence.UNBOUND)))
+    assert held_calls(node.state.findings) == {GPU}
+
+
+# --- what the planner makes of it -----------------------------------------------------------------
+
+
+def _wanted(*profiles: str) -> DesiredNode:
+    slices = {p.name: p.slices for p in CARD.profiles}
+    wanted = tuple(WantedInstance(name, slices[name], None, "plan") for name in profiles)
+    return DesiredNode({GPU: DesiredGpu(Layout(wanted, "plan"), "plan")})
+
+
+def _findings() -> tuple[Finding, ...]:
+    return _sick().state.findings
+
+
+def test_the_planner_places_beside_the_fence() -> None:
+    """A new instance goes where nothing is sick, though it would fit elsewhere."""
+    fenced = fences(_findings(), EMPTY)
+    answer = plan(_wanted("1g.10gb", "1g.10gb"), as_plannable(EMPTY, fenced))
+    steps = [s for s in answer.gpus[0].steps if isinstance(s, CreateGpuInstance)]
+    assert len(steps) == 2
+    assert all(fenced.allows(GPU, step.placement) for step in steps)
+
+
+def test_the_planner_keeps_what_runs_behind_the_fence() -> None:
+    """A sick device that the plan has is as planned."""
+    whole = tuple(
+        replace(i, compute=(replace(i.compute[0], slices=3, profile="3g.40gb"),))
+        for i in SPLIT.gpus[0].instances
+    )
+    observed = ObservedNode((replace(CARD, instances=whole),))
+    answer = plan(_wanted("3g.40gb", "3g.40gb"), as_plannable(observed, fences(_findings(), SPLIT)))
+    assert answer.verdict is Verdict.IN_SYNC
+
+
+def test_a_layout_that_needs_the_fenced_slices_does_not_fit() -> None:
+    """It is refused, and nothing is touched."""
+    fenced = fences(_findings(), EMPTY)
+    answer = plan(_wanted("7g.80gb"), as_plannable(EMPTY, fenced))
+    assert answer.verdict is Verdict.UNSATISFIABLE
+    assert answer.gpus[0].steps == ()
+
+
+@given(
+    st.lists(st.sampled_from(["1g.10gb", "2g.20gb", "3g.40gb"]), min_size=1, max_size=4),
+    st.integers(0, 7),
+    st.integers(1, 4),
+)
+@settings(max_examples=60, deadline=None)
+def test_nothing_new_behind_any_fence(profiles: list[str], start: int, size: int) -> None:
+    """Whatever is wanted and wherever the fence: no creation touches it."""
+    sick = Placement(start, min(size, 8 - start))
+    node = Node()
+    node.read(gpu(instances=(InstanceReading(5, sick, 1),)))
+    fenced = fences(node.state.findings, EMPTY)
+    answer = plan(_wanted(*profiles), as_plannable(EMPTY, fenced))
+    created = [s for s in answer.gpus[0].steps if isinstance(s, CreateGpuInstance)]
+    assert all(fenced.allows(GPU, step.placement) for step in created)
+    assert not any(isinstance(s, DestroyGpuInstance) for s in answer.gpus[0].steps)
+    if answer.verdict is Verdict.APPLICABLE:
+        assert Counter(s.profile for s in created) == Counter(profiles)

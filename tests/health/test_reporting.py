@@ -1,0 +1,223 @@
+"""What is told of health: JSON, the condition, events and metrics."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from nodeagent.health.findings import Pod
+from nodeagent.health.readings import (
+    Answer,
+    Ecc,
+    EccErrors,
+    InstanceReading,
+    Silence,
+    Source,
+    Temperature,
+)
+from nodeagent.health.reporting import (
+    METRICS,
+    HealthEvent,
+    condition,
+    events,
+    health_json,
+    of_gpu,
+    samples,
+)
+from nodeagent.health.state import HealthState
+from nodeagent.health.xids import default_table
+from nodeagent.planning.observed import Placement
+from tests.health.rig import GPU, Node, gpu
+from tests.health.test_check_table import RAISING
+
+RIGHT = Placement(4, 4)
+
+
+def _sick_slice() -> Node:
+    node = Node()
+    node.read(gpu(instances=(InstanceReading(2, RIGHT, 0),)))
+    node.xid(95, source=Source.KERNEL_LOG, instance=2, pid=7, process="python", message="Uncont.")
+    found = replace(node.one("xidReset"), pods=(Pod("ml", "train", "main"),))
+    node.state = replace(node.state, findings=(found,))
+    return node
+
+
+def test_a_finding_as_json() -> None:
+    """Everything that is known of it, in the words of the interface."""
+    node = _sick_slice()
+    assert health_json(of_gpu(node.state, GPU)) == {
+        "status": "unhealthy",
+        "findings": [
+            {
+                "check": "xid",
+                "cause": "xidReset",
+                "severity": "unhealthy",
+                "evidence": "XID 95 (Uncontained memory error), pid 7 (python): Uncont.",
+                "suggestedAction": "reset GPU",
+                "advice": "let its users end, then reset the GPU",
+                "since": "2023-11-14T22:30:02.000Z",
+                "lastSeen": "2023-11-14T22:30:02.000Z",
+                "count": 1,
+                "xid": 95,
+                "gi": 2,
+                "start": 4,
+                "size": 4,
+                "pid": 7,
+                "pods": [{"namespace": "ml", "name": "train", "container": "main"}],
+            }
+        ],
+    }
+
+
+def test_nothing_found() -> None:
+    """A GPU without findings is healthy; another one's findings are not its own."""
+    assert health_json(()) == {"status": "healthy", "findings": []}
+    assert of_gpu(_sick_slice().state, "GPU-other") == ()
+
+
+@pytest.mark.parametrize(
+    ("readings", "expected"),
+    [
+        ((), ("True", "Healthy", "all checks are good")),
+        (
+            ({"ecc": Ecc(volatile=EccErrors(0, 1))},),
+            (
+                "False",
+                "EccUncorrected",
+                "GPU 0: uncorrected memory errors (reset GPU)",
+            ),
+        ),
+        (
+            ({"ecc": Ecc(volatile=EccErrors(0, 1)), "recovery_action": 1},),
+            (
+                "False",
+                "SeveralCauses",
+                (
+                    "GPU 0: uncorrected memory errors (reset GPU); "
+                    "GPU 0: the driver asks for a recovery (reset GPU)"
+                ),
+            ),
+        ),
+        (
+            ({"answer": Answer(Silence.HANGS)},),
+            ("Unknown", "GpuHangs", "GPU 0: the driver does not return (none)"),
+        ),
+        (
+            ({"inforom_corrupt": True},),
+            ("True", "Degraded", "GPU 0: the InfoROM is corrupt (inspect hardware)"),
+        ),
+    ],
+)
+def test_the_condition(readings: tuple[dict[str, Any], ...], expected: tuple[str, ...]) -> None:
+    """False while something is unhealthy, Unknown while the driver does not say, else True."""
+    node = Node()
+    node.read(gpu())
+    for values in readings:
+        node.read(gpu(**values))
+    told = condition(node.state)
+    assert (told.status, told.reason, told.message) == expected
+
+
+def test_the_condition_before_the_first_reading() -> None:
+    """Nothing is known yet, and that is said."""
+    assert condition(HealthState()).status == "Unknown"
+
+
+def test_the_condition_changes_with_causes_only() -> None:
+    """More of the same writes nothing to the Node."""
+    node = Node()
+    node.read(gpu(ecc=Ecc(volatile=EccErrors(0, 1))))
+    before = condition(node.state)
+    node.read(gpu(ecc=Ecc(volatile=EccErrors(0, 99))), after=60.0)
+    assert condition(node.state) == before
+
+
+def test_the_condition_is_bounded() -> None:
+    """However much is wrong, its message is for people and fits."""
+    node = Node()
+    for number in range(30):
+        node.read(gpu(uuid=f"GPU-{number}", index=number, recovery_action=2))
+        node.read(gpu(uuid=f"GPU-{number}", index=number, ecc=Ecc(volatile=EccErrors(0, 1))))
+    message = condition(node.state).message
+    assert len(message) <= 1024
+    assert message.endswith("more")
+
+
+def test_events_of_a_finding() -> None:
+    """One when it begins, one when it ends, none in between."""
+    node = Node()
+    node.read(gpu())
+    sick, table = gpu(ecc=Ecc(volatile=EccErrors(0, 1))), default_table()
+    (begun,) = events(node.read(sick), table)
+    assert (begun.warning, begun.reason, begun.gpu) == (True, "GpuUnhealthy", GPU)
+    assert begun.message == (
+        "GPU 0: uncorrected memory errors: 1 uncorrected errors since the last reset; reset GPU: "
+        "let its users end, then reset the GPU"
+    )
+    assert events(node.read(sick), table) == ()
+    (ended,) = events(node.read(gpu(ecc=Ecc(volatile=EccErrors(0, 0)))), table)
+    assert (ended.warning, ended.reason) == (False, "GpuRecovered")
+    assert ended.message == "GPU 0: uncorrected memory errors: over, its cause is gone"
+
+
+def test_an_xid_without_a_finding_is_told() -> None:
+    """What is only counted has an event, too; one that both sources tell has one."""
+    node = Node()
+    node.read(gpu())
+    (event,) = events(node.xid(43), default_table())
+    assert (event.warning, event.reason) == (False, "Xid")
+    assert event.message == "GPU 0: XID 43 (GPU stopped processing)"
+    assert events(node.xid(43, source=Source.KERNEL_LOG), default_table()) == ()
+
+
+@pytest.mark.parametrize("cause", RAISING)
+def test_every_finding_is_told_everywhere(cause: str) -> None:
+    """Each cause is seen in JSON, in an event and in the metrics, and gone with the reboot."""
+    node = Node()
+    node.read(gpu(), known=frozenset({GPU}))
+    told: list[HealthEvent] = []
+    judge = node.read
+
+    def read(*args: Any, **values: Any) -> Any:
+        judgement = judge(*args, **values)
+        told.extend(events(judgement, default_table()))
+        return judgement
+
+    node.read = read  # type: ignore[method-assign]  # to see the events of every reading
+    RAISING[cause](node)
+    finding = node.one(cause)
+    assert [e.message for e in told] == [told[0].message]
+    report = health_json(of_gpu(node.state, finding.place.gpu))
+    assert [f["cause"] for f in report["findings"]] == [cause]
+    figures = {
+        labels[0][1]: value
+        for name, labels, value in samples(node.state)
+        if name == "nodeagent_gpu_health"
+    }
+    expected = {"healthy": 1.0, "degraded": 0.5, "unhealthy": 0.0}.get(finding.severity.value)
+    assert figures.get(finding.check) == expected
+    assert (finding.check in figures) is (expected is not None)
+    assert any(dict(labels).get("cause") == cause for _, labels, _ in samples(node.state))
+    node.reboot()
+    assert not any(name == "nodeagent_gpu_finding" for name, _, _ in samples(node.state))
+
+
+def test_the_metrics() -> None:
+    """Checks that were read have a figure, others none; XIDs have a counter and a time."""
+    node = _sick_slice()
+    node.xid(43)
+    node.read(gpu(temperature=Temperature(gpu=50, slowdown=90)))
+    gpu_labels = (("gpu", "0"), ("UUID", GPU))
+    told = samples(node.state)
+    health = [s for s in told if s[0] == "nodeagent_gpu_health"]
+    assert {s[1][0][1]: s[2] for s in health} == {"xid": 0.0, "ecc": 1.0, "temperature": 1.0}
+    assert health[0][1] == (("check", "xid"), *gpu_labels)
+    counts = [(s[1], s[2]) for s in told if s[0] == "nodeagent_gpu_xid_total"]
+    assert counts == [
+        ((("xid", "43"), *gpu_labels, ("GPU_I_ID", "")), 1.0),
+        ((("xid", "95"), *gpu_labels, ("GPU_I_ID", "2")), 1.0),
+    ]
+    assert {s[0] for s in told} == {name for name, _, _ in METRICS}
+    assert len({s[:2] for s in told}) == len(told)

@@ -1,0 +1,121 @@
+"""The state outlives the agent: what is written down is read back the same."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from nodeagent.errors import NodeagentError
+from nodeagent.health.findings import Pod
+from nodeagent.health.pods import with_pods
+from nodeagent.health.state import HealthState
+from nodeagent.health.state_json import state_json, state_of
+from nodeagent.planning.observed import (
+    ComputeInstance,
+    Gpu,
+    GpuInstance,
+    ObservedNode,
+    Placement,
+    Usage,
+    User,
+)
+from tests.health.rig import GPU, Node, gpu
+from tests.health.test_check_table import RAISING
+
+
+def _again(state: HealthState) -> HealthState:
+    return state_of(json.loads(json.dumps(state_json(state))))
+
+
+@pytest.mark.parametrize("cause", RAISING)
+def test_every_finding_survives(cause: str) -> None:
+    """With all that was remembered beside it, through JSON text."""
+    node = Node()
+    node.read(gpu(), known=frozenset({GPU}))
+    RAISING[cause](node)
+    assert _again(node.state) == node.state
+
+
+def test_a_restart_changes_no_judgement() -> None:
+    """An agent that starts anew in the middle finds and ends the same at the same time."""
+    plain, restarted = Node(), Node()
+    for node in (plain, restarted):
+        node.read(gpu(), known=frozenset({GPU}))
+        for cause in ("xidReset", "hwSlowdown", "nvlinkErrors"):
+            RAISING[cause](node)
+            if node is restarted:
+                node.state = _again(node.state)
+        node.read(resets=frozenset({GPU}))
+    assert plain.causes() == restarted.causes() == {"hwSlowdown"}
+    assert plain.state.repairs == restarted.state.repairs != ()
+
+
+@pytest.mark.parametrize(
+    "data",
+    [None, [], {}, {"version": 2}, {"version": 1}, {**state_json(HealthState()), "gpus": [1]}],
+)
+def test_anything_else_is_refused(data: object) -> None:
+    """With a sentence for the reader, whatever is wrong with it."""
+    with pytest.raises(NodeagentError, match="cannot be read"):
+        state_of(data)
+
+
+def test_a_finding_of_another_version_is_left_out() -> None:
+    """A cause that this version does not know cannot be judged by it."""
+    node = Node()
+    node.xid(95)
+    data = state_json(node.state)
+    data["findings"].append({"cause": "somethingNew"})
+    assert state_of(data) == node.state
+
+
+# --- whom it hit ----------------------------------------------------------------------------------
+
+
+def _user(pid: int, pod: str) -> User:
+    return User(pid, "python", namespace="ml", pod=pod, container="main")
+
+
+def _device(instance: int, start: int, *users: User) -> GpuInstance:
+    usage = Usage(users)
+    compute = ComputeInstance(0, "3g.40gb", 3, f"MIG-{instance}", usage=usage)
+    return GpuInstance(instance, 9, "3g.40gb", Placement(start, 4), (compute,))
+
+
+OBSERVED = ObservedNode(
+    (
+        Gpu(
+            0,
+            GPU,
+            instances=(
+                _device(1, 0, _user(11, "left")),
+                _device(2, 4, _user(21, "right"), _user(22, "other"), User(23, "bash")),
+            ),
+        ),
+    )
+)
+
+
+def test_the_pods_of_its_place_are_joined() -> None:
+    """A whole GPU hits all of them, an instance its own, a known process its own pod alone."""
+    node = Node()
+    node.xid(79)
+    node.xid(95, instance=2)
+    node.xid(31, instance=2, pid=22)
+    found = {f.cause: [p.name for p in f.pods] for f in with_pods(node.state, OBSERVED).findings}
+    assert found == {
+        "fallenOffBus": ["left", "other", "right"],
+        "xidReset": ["other", "right"],
+        "xidApplication": ["other"],
+    }
+
+
+def test_who_was_hit_is_not_forgotten() -> None:
+    """A pod that is gone is told until the finding ends."""
+    node = Node()
+    node.xid(95, instance=1)
+    node.state = with_pods(node.state, OBSERVED)
+    node.xid(95, instance=1)
+    node.state = with_pods(node.state, ObservedNode((Gpu(0, GPU),)))
+    assert node.one("xidReset").pods == (Pod("ml", "left", "main"),)
