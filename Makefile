@@ -28,8 +28,12 @@ run: $(RUN)  ## start the agent on a simulated node (BOARDS=h100-80gb:2 PLAN=exa
 	@NODEAGENT_RUN_DIR=$(LOCAL)/run NODEAGENT_STATE_DIR=$(LOCAL)/state \
 	  exec $(BIN)/nodeagent run --simulate $(BOARDS) --plan $(PLAN)
 
+run-cluster: $(RUN)  ## the same beside an API server to try it with: annotate, watch the status
+	@exec $(BIN)/python -m tests.cluster --folder $(LOCAL)/cluster --agent $(BOARDS)
+
 test: lint types layers  ## everything that has to pass: lint, types, layers, tests
-	@$(MAKE) --no-print-directory --jobs=2 --output-sync=target pytest-computing pytest-waiting
+	@$(MAKE) --no-print-directory --jobs=3 --output-sync=target \
+	  pytest-computing pytest-daemons pytest-cluster
 
 install: $(DEV)  ## the environment with all tools
 
@@ -50,14 +54,20 @@ layers: $(DEV)  ## who may import whom
 pytest: $(DEV)  ## the tests alone (ARGS='-k planner')
 	$(BIN)/python -m pytest $(ARGS)
 
-# Two halves of them, side by side in `make test`: those with many daemons mostly wait.
-WAITING := tests/mps tests/simulation/mps $(wildcard tests/acceptance/test_mps*.py)
+# Three parts of them, side by side in `make test`: those with many daemons, and those with an API
+# server, mostly wait.
+DAEMONS := tests/mps tests/simulation/mps $(wildcard tests/acceptance/test_mps*.py)
+CLUSTER := tests/cluster tests/cluster_part tests/kubernetes_client tests/kubelet tests/manifests \
+  $(wildcard tests/acceptance/test_cluster*.py)
 
 pytest-computing: $(DEV)
-	$(BIN)/python -m pytest -p no:cacheprovider $(WAITING:%=--ignore=%)
+	$(BIN)/python -m pytest -p no:cacheprovider $(DAEMONS:%=--ignore=%) $(CLUSTER:%=--ignore=%)
 
-pytest-waiting: $(DEV)
-	$(BIN)/python -m pytest -p no:cacheprovider $(WAITING)
+pytest-daemons: $(DEV)
+	$(BIN)/python -m pytest -p no:cacheprovider $(DAEMONS)
+
+pytest-cluster: $(DEV)
+	$(BIN)/python -m pytest -p no:cacheprovider $(CLUSTER)
 
 cover: $(DEV)  ## the tests, and which lines they miss
 	$(BIN)/python -m coverage run -m pytest $(ARGS)
@@ -94,5 +104,5 @@ $(DEV): requirements/dev.txt $(RUN)
 	@$(PIP) install --require-hashes -r requirements/dev.txt
 	@touch $@
 
-.PHONY: help run test install format lint types layers pytest pytest-computing pytest-waiting \
-  cover bench lock clean
+.PHONY: help run run-cluster test install format lint types layers pytest pytest-computing \
+  pytest-daemons pytest-cluster cover bench lock clean

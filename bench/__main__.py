@@ -5,7 +5,10 @@ from __future__ import annotations
 import sys
 from importlib import import_module
 
-NAMES = ("planning_time", "side_by_side", "commands", "agent", "disturbance", "mps")
+NAMES = (
+    *("planning_time", "side_by_side", "commands", "agent", "disturbance", "mps"),
+    *("cluster", "cluster_traffic", "cluster_restart"),
+)
 
 
 def main() -> int:

@@ -14,11 +14,11 @@ import urllib.request
 from pathlib import Path
 
 from bench.commands import PLAN
+from bench.processes import cpu_seconds, resident
 from bench.tables import percentile, show
 
 STARTS = 7
 IDLE = 130.0  # seconds: two resyncs at the default of 60 s are in it
-_TICKS = os.sysconf("SC_CLK_TCK")
 
 
 def run() -> None:
@@ -96,21 +96,9 @@ def _idle() -> tuple[int, float]:
     try:
         agent.wait_until_in_sync()
         time.sleep(5)
-        before = _cpu_seconds(agent.process.pid)
+        before = cpu_seconds(agent.process.pid)
         time.sleep(IDLE)
-        cpu = (_cpu_seconds(agent.process.pid) - before) / IDLE
-        return _resident(agent.process.pid), cpu
+        cpu = (cpu_seconds(agent.process.pid) - before) / IDLE
+        return resident(agent.process.pid), cpu
     finally:
         agent.stop()
-
-
-def _cpu_seconds(pid: int) -> float:
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / _TICKS
-
-
-def _resident(pid: int) -> int:
-    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
-        if line.startswith("VmRSS:"):
-            return int(line.split()[1]) * 1024
-    raise LookupError("VmRSS")

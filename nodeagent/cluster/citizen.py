@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Final, NoReturn, Protocol
 
@@ -39,11 +39,17 @@ INTEREST: Final = Interest(
     conditions=frozenset({"GPUPartitionsReady", "GPUHealthy"}),
 )
 
+_NAME_IT: Final = "set node_name to one of: kubectl get nodes"
+
 
 class Onlooker(Protocol):
     """Somebody who wants to know what the Node is like; must not take long."""
 
     def saw(self, view: NodeView | None) -> None: ...
+
+    def reached(self) -> None:
+        """The API server answers again."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,10 +100,12 @@ class Citizen:
         self._words = NodeWords(labels=labels, now=now)
         self._source: NodeSource | None = None
         self._leftover = Keys()
+        self._left_out: dict[str, int] = {}  # bytes of what was too large when it was last told
         self._farewell_until = 0.0  # in the loop's time
         self._view: NodeView | None = None
         self._answered = False  # the API server has told what the Node is like, or that it is none
         self._since: datetime | None = None
+        self._broken = False  # the Node cannot be followed
         self._state: NodeState | None = None
         self._offered: PlanOffer | None = None
         self._told: NodeState | None = None  # what is shown; the newest may still be held back
@@ -127,7 +135,10 @@ class Citizen:
         before, self._source = self._source, source
         if before is not None and self._view is not None:
             self._leftover = before.withdrawal(self._view)
-            self._farewell_until = asyncio.get_running_loop().time() + self._pace.farewell
+            loop = asyncio.get_running_loop()
+            self._farewell_until = loop.time() + self._pace.farewell
+            # At its end too: who writes such a key an hour later is another program.
+            loop.call_at(self._farewell_until, self._write)
         if source is not None and self._answered:
             source.saw(self._view)
         self._write()
@@ -148,13 +159,16 @@ class Citizen:
     def state(self) -> ClusterState:
         """How the agent stands with the cluster."""
         fault = self._follower.fault or self._writer.fault
+        problem, remedy = (fault.message, fault.remedy) if fault else ("", "")
+        if not problem and self._answered and self._view is None:
+            problem, remedy = f"the cluster has no Node {self._node}", _NAME_IT
         return ClusterState(
             server=self._access.server,
             reachable=self._follower.unreachable_since is None,
             since=self._since,
             registered=self._view is not None,
-            problem=fault.message if fault else "",
-            remedy=fault.remedy if fault else "",
+            problem=problem,
+            remedy=remedy,
         )
 
     # --- its life -------------------------------------------------------------------------------
@@ -170,8 +184,8 @@ class Citizen:
 
     async def _wait_for_an_answer(self) -> None:
         await asyncio.sleep(self._pace.first_answer)
-        if not self._answered:
-            self._go_without("it has not answered yet")
+        if not self._answered and self._follower.fault is None:
+            self._go_without("the API server has not answered yet")
 
     async def _tell_events(self) -> NoReturn:
         last = 0
@@ -188,9 +202,11 @@ class Citizen:
     # --- the Node -------------------------------------------------------------------------------
 
     def _saw(self, view: NodeView | None) -> None:
-        self._answered = True
         if view is None:
-            log.warning("the cluster has no Node of this name", node=self._node)
+            log.warning("the cluster has no Node of this name", node=self._node, remedy=_NAME_IT)
+        elif self._view is None:
+            log.info("the Node is followed", node=self._node, server=self._access.server)
+        self._answered = True
         self._view = view
         self._writer.saw(view)
         for onlooker in self._onlookers:
@@ -200,9 +216,13 @@ class Citizen:
         self._write()
 
     def _following_broke(self, fault: ClusterFault | None) -> None:
-        self._since = self._now()
+        if fault is None or not self._broken:
+            self._since = self._now()
+        self._broken = fault is not None
         if fault is None:
             log.info("the API server answers again", server=self._access.server)
+            for onlooker in self._onlookers:
+                onlooker.reached()
             return
         log.warning("the Node cannot be followed", error=fault.message, remedy=fault.remedy)
         if not self._answered:
@@ -234,7 +254,7 @@ class Citizen:
         answer = Keys()
         if self._source is not None and not self._yields():
             answer = self._source.answer(self._view, self._state, self._offered)
-        if asyncio.get_running_loop().time() > self._farewell_until:
+        if asyncio.get_running_loop().time() >= self._farewell_until:
             self._leftover = Keys(
                 _those_of(self._leftover.annotations, self._view.annotations),
                 _those_of(self._leftover.labels, self._view.labels),
@@ -245,9 +265,18 @@ class Citizen:
             {**left.labels, **said.labels, **answer.labels},
             said.conditions,
         )
+        self._want(wanted)
+
+    def _want(self, wanted: Wanted) -> None:
+        """All of it but what is too large, which keeps nothing else back."""
         too_large = self._writer.want(wanted)
-        if too_large is not None:
+        if too_large is None:
+            return
+        if self._left_out.get(too_large.key) != too_large.size:
+            self._left_out[too_large.key] = too_large.size
             log.error("too large for the Node", key=too_large.key, bytes=too_large.size)
+        rest = {key: text for key, text in wanted.annotations.items() if key != too_large.key}
+        self._want(replace(wanted, annotations=rest))
 
 
 def _those_of(keys: Mapping[str, str | None], there: Mapping[str, str]) -> Mapping[str, str | None]:

@@ -21,7 +21,13 @@ from nodeagent.disturbance.eviction import Evictions, asks_for_eviction, evictio
 from nodeagent.disturbance.facts import NodeFacts, PodFact
 from nodeagent.disturbance.steps import EvictPod
 from nodeagent.kubernetes.access import ClusterAccess
-from nodeagent.kubernetes.faults import ClusterFault, DisruptionRefused, NotAllowed, ObjectMissing
+from nodeagent.kubernetes.faults import (
+    ClusterFault,
+    DisruptionRefused,
+    NotAllowed,
+    ObjectMissing,
+    WriteConflict,
+)
 from nodeagent.planning.observed import ObservedNode
 from nodeagent.planning.plan import NodePlan, Policy
 from nodeagent.planning.problems import Code, Problem
@@ -92,6 +98,7 @@ class Evicting:
         self._asked: Situation | None = None
         self._news = asyncio.Event()  # something else is asked than before
         self._leaving: dict[str, str] = {}  # uids of pods that leave, by name
+        self._meant: dict[str, str] = {}  # uids by name as they were first heard since the look
         self._leaving_since = 0.0
         self._pause = pace.again
         self._next_attempt = 0.0
@@ -103,6 +110,7 @@ class Evicting:
         """The GPUs are like this now, and nothing speaks against what is planned for them."""
         plan = judgement.plan
         before, self._asked = self._asked, None
+        self._meant.clear()
         if plan is not None and asks_for_eviction(plan, judgement.desired):
             self._asked = Situation(plan, judgement, observed)
         if _desired(before) != _desired(self._asked):
@@ -159,7 +167,7 @@ class Evicting:
         were_leaving = bool(self._leaving)
         self._leaving |= {name: there[name] for name in found.leaving}
         self._leaving = {n: uid for n, uid in self._leaving.items() if there.get(n) == uid}
-        wanted = [p for p in found.wanted if _name(p) in there and _name(p) not in self._leaving]
+        wanted = [p for p in found.wanted if self._is_meant(p, there)]
         if wanted and asyncio.get_running_loop().time() >= self._next_attempt:
             after = {gpu.before.key: gpu for gpu in found.then}
             gpus = tuple(after.get(gpu.before.key, gpu) for gpu in asked.plan.gpus)
@@ -172,6 +180,15 @@ class Evicting:
             self._refused = ()
         self._tell((*found.problems, *self._refused), cordon=bool(self._leaving) or were_leaving)
         return self._until_next(found, were_leaving=were_leaving)
+
+    def _is_meant(self, pod: EvictPod, there: dict[str, str]) -> bool:
+        """Whether it is here and is yet to be asked. One that came under its name since the GPUs
+        were looked at (a StatefulSet's, say) may have been given nothing.
+        """
+        uid = there.get(_name(pod))
+        if uid is None or self._meant.setdefault(_name(pod), uid) != uid:
+            return False
+        return _name(pod) not in self._leaving
 
     def _until_next(self, found: Evictions, *, were_leaving: bool) -> float:
         now = asyncio.get_running_loop().time()
@@ -194,9 +211,9 @@ class Evicting:
         refused = []
         for pod in wanted:
             try:
-                await self._access.evict_pod(pod.namespace, pod.name)
-            except ObjectMissing:
-                continue
+                await self._access.evict_pod(pod.namespace, pod.name, uid=there[_name(pod)])
+            except (ObjectMissing, WriteConflict):
+                continue  # it has gone, whoever has its name now
             except ClusterFault as fault:
                 refused.append(_refusal(pod, fault))
                 continue

@@ -36,6 +36,9 @@ def _kind_of(kind: EventType) -> Literal["Normal", "Warning"] | None:
             | EventType.APPLIED
             | EventType.RESTORED
             | EventType.GPU_RETURNED
+            | EventType.GPU_NOTICE
+            | EventType.GPU_RECOVERED
+            | EventType.XID
             | EventType.DRIVER_RETURNED
             | EventType.MPS_DRAINED
             | EventType.EVICTED
@@ -47,6 +50,9 @@ def _kind_of(kind: EventType) -> Literal["Normal", "Warning"] | None:
             | EventType.FAILED
             | EventType.DRIFT
             | EventType.GPU_LOST
+            | EventType.GPU_UNHEALTHY
+            | EventType.GPU_DEGRADED
+            | EventType.GPU_UNKNOWN
             | EventType.DRIVER_UNAVAILABLE
             | EventType.MPS_ENDED
             | EventType.MPS_FAULT

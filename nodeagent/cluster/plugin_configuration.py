@@ -70,7 +70,7 @@ def read_configuration(text: bytes | str) -> PluginConfiguration:
     """What the text says; raises DocumentError where it is no YAML, ValueError for wrong values."""
     document = _map(read_tree(text).value, "the document")
     strategy = _map(document.get("flags"), "flags").get("migStrategy")
-    if strategy is not None and strategy not in set(Strategy):
+    if strategy is not None and not (isinstance(strategy, str) and strategy in set(Strategy)):
         raise _wrong("flags.migStrategy", strategy, "none, single or mixed")
     sharing = _map(document.get("sharing"), "sharing")
     # Where both are given, the plugin shares by MPS.

@@ -9,8 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from nodeagent.planning.plan import NodePlan
-from nodeagent.planning.problems import Problem
+from nodeagent.planning.problems import Code, Problem
 
 
 class Preparations:
@@ -20,21 +19,23 @@ class Preparations:
         self._first, self._longest = again
         self._wake = wake
         self._pause = self._first
-        self._digest = ""
+        self._asked: object = None  # what the attempts so far were for
         self._problems: tuple[Problem, ...] = ()
         self._timer: asyncio.TimerHandle | None = None
 
-    def put_off(self, todo: NodePlan) -> tuple[Problem, ...]:
-        """Why this is not tried yet; empty when it may be. Another plan always may."""
-        if todo.digest != self._digest:
+    def put_off(self, asked: object) -> tuple[Problem, ...]:
+        """Why what is asked for is not tried yet; empty when it may be. Something else always may,
+        and that of the same text is another configuration's.
+        """
+        if asked != self._asked:
             self._pause = self._first
             self.forget()
         return self._problems
 
-    def ended(self, todo: NodePlan, problems: tuple[Problem, ...]) -> None:
+    def ended(self, asked: object, problems: tuple[Problem, ...]) -> None:
         """An attempt is over; with problems, it failed."""
         self.forget()
-        self._digest = todo.digest
+        self._asked = asked
         if not problems:
             self._pause = self._first
             return
@@ -47,6 +48,12 @@ class Preparations:
         if self._timer is not None:
             self._timer.cancel()
         self._timer, self._problems = None, ()
+
+    def server_answers(self) -> None:
+        """The API server does again: what failed for its silence is tried at once."""
+        if any(problem.code is Code.CLUSTER for problem in self._problems):
+            self._pause = self._first
+            self._try_again()
 
     def _try_again(self) -> None:
         self.forget()

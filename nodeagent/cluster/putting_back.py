@@ -161,7 +161,8 @@ class PuttingBack:
             async with asyncio.timeout(within):
                 await self._put_back()
         except (ClusterFault, TimeoutError) as error:
-            log.warning("what was done around a change is not put back yet", error=str(error))
+            why = str(error) or "no answer in time"
+            log.warning("what was done around a change is not put back yet", error=why)
 
     async def _put_back(self) -> None:
         async with self._lock:

@@ -29,6 +29,7 @@ from nodeagent.disturbance.steps import (
     PodSelector,
 )
 from nodeagent.errors import UsageError
+from nodeagent.planning.desired import DesiredNode
 from nodeagent.planning.observed import ObservedNode
 from nodeagent.planning.plan import NodePlan, Policy, Verdict
 from nodeagent.planning.problems import Problem
@@ -77,7 +78,7 @@ class ClusterSurroundings:
         kubelet_suspect: KubeletSuspect | None = None,
         pace: AroundPace = AroundPace(),
     ) -> None:
-        self._rules = _rules(settings)
+        self._rules = rules_of(settings)
         self._wake = wake
         self._tell = tell
         self._pace = pace
@@ -86,7 +87,7 @@ class ClusterSurroundings:
         self._owners = OtherOwners(
             own_node,
             self._pods,
-            tolerated=_tolerated(settings),
+            tolerated=tolerated_in(settings),
             source=source,
             tell=tell,
             within=pace.ask,
@@ -133,6 +134,7 @@ class ClusterSurroundings:
         )
         self._attempts = Preparations(again=pace.again, wake=wake)
         self._view: NodeView | None = None
+        self._desired: DesiredNode | None = None  # when the loop asked last
 
     # --- what the loop asks ---------------------------------------------------------------------
 
@@ -143,7 +145,7 @@ class ClusterSurroundings:
 
         While the plan needs nothing, somebody else is told of once and stands in nobody's way.
         """
-        plan = judgement.plan
+        plan, self._desired = judgement.plan, judgement.desired
         if plan is None:
             return ()
         needs_work = plan.verdict is not Verdict.IN_SYNC
@@ -165,12 +167,13 @@ class ClusterSurroundings:
         self._putting_back.work_begins(changes_devices=changes)
         if not changes or (self._rules.care is ClientCare.NOTHING and not self._rules.cordon):
             return ()
-        put_off = self._attempts.put_off(todo)
+        asked = self._desired
+        put_off = self._attempts.put_off(asked)
         if put_off:
             return put_off
         async with self._putting_back.touching():
             problems = await self._carrying.prepare(todo)
-        self._attempts.ended(todo, problems)
+        self._attempts.ended(asked, problems)
         return problems
 
     def settle(self, judgement: Judgement, observed: ObservedNode) -> None:
@@ -202,6 +205,10 @@ class ClusterSurroundings:
         if self._owners.refusing and not self._owners.objections(view):
             self._wake("nobody else seems to split the GPUs any more")
         self._putting_back.saw(view)
+
+    def reached(self) -> None:
+        """The API server answers again: what it could not be told waits no longer."""
+        self._attempts.server_answers()
 
     def follow(self, source: str) -> None:
         """The agent's plan source is another one now."""
@@ -248,7 +255,8 @@ class ClusterSurroundings:
         self._tell(EventType.EVICTED, f"pod {pod.namespace}/{pod.name} is evicted: {pod.reason}")
 
 
-def _rules(settings: KubernetesSettings) -> Rules:
+def rules_of(settings: KubernetesSettings) -> Rules:
+    """What is told to whom; raises UsageError."""
     try:
         plugin_pods = tuple(map(PodSelector.of, settings.plugin_pods))
     except ValueError as error:
@@ -256,7 +264,8 @@ def _rules(settings: KubernetesSettings) -> Rules:
     return Rules(ClientCare(settings.clients), settings.cordon, plugin_pods)
 
 
-def _tolerated(settings: KubernetesSettings) -> frozenset[Owner]:
+def tolerated_in(settings: KubernetesSettings) -> frozenset[Owner]:
+    """Beside whom the agent works all the same; raises UsageError."""
     try:
         return frozenset(map(Owner, settings.tolerate))
     except ValueError as error:

@@ -41,8 +41,15 @@ class Pods:
         self._store.delete(Key("pods", namespace, name))
 
     def evict(self, key: Key, body: dict[str, Any]) -> None:
-        """Delete the pod unless a disruption budget protects it; raises Refused (429, 404)."""
+        """Delete the pod unless a disruption budget protects it; raises Refused (429, 404, 409)."""
         pod = self._store.get(key)
+        uid = body.get("deleteOptions", {}).get("preconditions", {}).get("uid")
+        if uid not in (None, pod["metadata"]["uid"]):
+            raise Refused(
+                409,
+                f"Precondition failed: UID in precondition: {uid}, "
+                f"UID in object meta: {pod['metadata']['uid']}",
+            )
         terminal = pod["status"].get("phase") in {"Succeeded", "Failed"}
         budget = self.budgets.get((key.namespace, key.name))
         if budget is not None and not terminal:

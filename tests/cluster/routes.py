@@ -45,6 +45,7 @@ def application(server: ApiServer) -> web.Application:
         add("DELETE", collection + "/{name}", routes.delete)
     add("POST", "/api/v1/namespaces/{namespace}/pods/{name}/eviction", routes.evict)
     add("GET", "/api/v1/namespaces/{namespace}/{plural:configmaps}/{name}", routes.read)
+    add("POST", "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews", routes.review)
     for path, answer in DISCOVERY.items():
         add("GET", path, _always(answer))
     return app
@@ -201,6 +202,14 @@ class Routes:
             )
         self._server.pods.evict(key, body)
         return web.json_response(_success(), status=201)
+
+    async def review(self, request: web.Request) -> web.Response:
+        body = _object(request)
+        asked = body["spec"]["resourceAttributes"]
+        below = f"/{asked['subresource']}" if asked.get("subresource") else ""
+        right = asked["verb"], asked["resource"] + below
+        allowed = right not in self._server.access.withheld
+        return web.json_response({**body, "status": {"allowed": allowed}}, status=201)
 
 
 def _refusal(refused: Refused) -> web.Response:

@@ -100,7 +100,12 @@ class Agent:
 
 @contextlib.asynccontextmanager
 async def agent(
-    server: ApiServer, folder: Path, *, source: str = "annotation", **settings: Any
+    server: ApiServer,
+    folder: Path,
+    *,
+    source: str = "annotation",
+    pace: AroundPace = PACE,
+    **settings: Any,
 ) -> AsyncIterator[Agent]:
     """An agent of the node, at work within the block; ended as by a crash."""
     given = {"pods_deadline": 0.15, "allocatable_deadline": 0.15, **settings}
@@ -117,7 +122,7 @@ async def agent(
             wake=woken.append,
             tell=lambda kind, message: told.append((kind, message)),
             kubelet_suspect=suspected.extend,
-            pace=PACE,
+            pace=pace,
         )
         follower = NodeFollower(access, NODE, on_view=around.saw, interest=INTEREST, pace=QUICK)
         async with running(follower.run(), around.run()):

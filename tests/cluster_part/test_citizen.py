@@ -27,8 +27,9 @@ PACE = CitizenPace(patience=0.15, first_answer=0.1, farewell=0.2, follow=QUICK, 
 class Labelling:
     """A source that keeps one label on the Node."""
 
-    def __init__(self, label: str) -> None:
+    def __init__(self, label: str, annotation: str = "") -> None:
         self.label = label
+        self.annotation = annotation
         self.seen: list[NodeView | None] = []
 
     async def run(self) -> NoReturn:
@@ -39,10 +40,24 @@ class Labelling:
         self.seen.append(view)
 
     def answer(self, view: NodeView, state: NodeState, offered: PlanOffer | None) -> Keys:
-        return Keys(labels={self.label: state.phase.value})
+        said = {"nos.nebuly.com/said": self.annotation} if self.annotation else {}
+        return Keys(annotations=said, labels={self.label: state.phase.value})
 
     def withdrawal(self, view: NodeView) -> Keys:
         return Keys(labels={self.label: None})
+
+
+class Onlooking:
+    """Counts how often the server answered again."""
+
+    def __init__(self) -> None:
+        self.reached_again = 0
+
+    def saw(self, view: NodeView | None) -> None:
+        pass
+
+    def reached(self) -> None:
+        self.reached_again += 1
 
 
 class Citizenship:
@@ -52,8 +67,14 @@ class Citizenship:
         self.server = server
         self.events = EventLog()
         self.without: list[str] = []
+        self.onlooker = Onlooking()
         self.citizen = Citizen(
-            access, node, events=self.events, unreachable=self.without.append, pace=PACE
+            access,
+            node,
+            events=self.events,
+            unreachable=self.without.append,
+            onlookers=(self.onlooker,),
+            pace=PACE,
         )
 
     def publish(self, phase: Phase, note: str = "") -> None:
@@ -140,9 +161,21 @@ async def test_what_a_source_leaves_is_taken_away(member: Citizenship) -> None:
     assert second.seen, "it was not told what the Node is like"
     theirs = {"nvidia.com/first": "another-programs"}
     member.server.patch_node("n", {"metadata": {"labels": theirs}})
+    async with asyncio.timeout(SOON):
+        while (view := second.seen[-1]) is None or "nvidia.com/first" not in view.labels:
+            await asyncio.sleep(0.005)
     member.publish(Phase.BLOCKED)
     await member.until("Blocked")
     assert member.labels["nvidia.com/first"] == "another-programs"
+
+
+async def test_what_is_too_large_keeps_nothing_else_back(member: Citizenship) -> None:
+    """An answer that repeats what somebody wrote there may be of any size; the status is told."""
+    member.citizen.use(Labelling("nvidia.com/first", "x" * (129 << 10)))
+    member.publish(Phase.BLOCKED)
+    await member.until("Blocked")
+    assert member.labels["nvidia.com/first"] == "Blocked"
+    assert "nos.nebuly.com/said" not in member.server.node("n")["metadata"]["annotations"]
 
 
 async def test_without_an_answer_it_says_so(server: ApiServer, access: ClusterAccess) -> None:
@@ -161,6 +194,53 @@ async def test_without_an_answer_it_says_so(server: ApiServer, access: ClusterAc
         told = len(lonely.without)
         await asyncio.sleep(2 * PACE.first_answer)
         assert len(lonely.without) == told
+
+
+async def test_a_name_that_no_node_has_is_told(server: ApiServer, access: ClusterAccess) -> None:
+    """The server answers, and has no Node of this name: that is a problem with a remedy."""
+    nobody = Citizenship(server, access, node="m")
+    async with running(nobody.citizen.run()), asyncio.timeout(SOON):
+        while not nobody.citizen.state.problem:
+            await asyncio.sleep(0.005)
+    state = nobody.citizen.state
+    assert (state.reachable, state.registered) == (True, False)
+    assert "no Node m" in state.problem
+    assert "node_name" in state.remedy
+
+
+async def test_another_reason_does_not_change_since_when(member: Citizenship) -> None:
+    """What cannot be followed first for one reason and then for another is unreachable since the
+    first.
+    """
+    citizen, server = member.citizen, member.server
+    async with asyncio.timeout(SOON):
+        async with server.refusing():
+            while citizen.state.reachable or not citizen.state.problem:
+                await asyncio.sleep(0.005)
+            since, first = citizen.state.since, citizen.state.problem
+            server.access.withheld.add(("list", "nodes"))
+        while citizen.state.problem == first or "forbidden" not in citizen.state.problem:
+            await asyncio.sleep(0.005)
+        assert (citizen.state.reachable, citizen.state.since) == (False, since)
+        server.access.withheld.clear()
+        while not citizen.state.reachable:
+            await asyncio.sleep(0.005)
+        assert citizen.state.since != since
+
+
+async def test_the_end_of_an_outage_is_told(member: Citizenship) -> None:
+    """Once, to those who have put something off for it."""
+    member.publish(Phase.IN_SYNC)
+    await member.until("InSync")
+    await member.server.stop()
+    async with asyncio.timeout(SOON):
+        while member.citizen.state.reachable:
+            await asyncio.sleep(0.005)
+        assert member.onlooker.reached_again == 0
+        await member.server.start()
+        while not member.onlooker.reached_again:
+            await asyncio.sleep(0.005)
+    assert member.onlooker.reached_again == 1
 
 
 async def test_events_reach_the_node(member: Citizenship) -> None:

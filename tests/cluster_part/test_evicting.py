@@ -165,6 +165,22 @@ async def test_pods_that_have_gone_already_make_no_circle(
         assert evicted(server) == []
 
 
+async def test_a_pod_of_the_same_name_is_another(server: ApiServer, tmp_path: Path) -> None:
+    """What a StatefulSet makes anew is not evicted for what the one before it held, but only once
+    the GPUs were looked at again and it is on them.
+    """
+    async with agent(server, tmp_path) as it:
+        settle(it, held("a"))
+        await until(lambda: evicted(server) == ["a"])
+        server.pods.gone("a", "work")
+        server.add_pod("a", namespace="work", node=NODE, lingers=True)
+        await until(lambda: GONE in it.woken)
+        await asyncio.sleep(0.05)
+        assert evicted(server) == ["a"]
+        settle(it, held("a"))
+        await until(lambda: evicted(server) == ["a", "a"])
+
+
 async def test_finished_pods_are_made_known(server: ApiServer, tmp_path: Path) -> None:
     """Of those that only the kubelet lists, the ones that have ended; not who still runs."""
     server.patch_pod("a", {"status": {"phase": "Succeeded"}}, namespace="work")

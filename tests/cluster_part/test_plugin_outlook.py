@@ -88,6 +88,7 @@ def test_what_a_configuration_says(text: str, found: PluginConfiguration) -> Non
     [
         ("[]", "the document"),
         ("{flags: {migStrategy: some}}", "flags.migStrategy"),
+        ("{flags: {migStrategy: [single]}}", "flags.migStrategy"),
         ("{sharing: []}", "sharing is"),
         ("{sharing: {mps: {resources: 4}}}", "sharing.mps.resources"),
         ("{sharing: {mps: {resources: [4]}}}", "sharing.mps.resources[0]"),

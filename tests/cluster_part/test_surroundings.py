@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +19,10 @@ from tests.cluster_part.around_rig import (
     AFTER,
     BEFORE,
     DEPLOY,
+    EMPTY,
     MIXED,
     NODE,
+    PACE,
     PLUGIN,
     THREE,
     agent,
@@ -31,6 +34,7 @@ from tests.cluster_part.around_rig import (
     todo_of,
 )
 from tests.kubernetes_client.rig import until
+from tests.planning.cards import wanted
 
 CORDONED = "nodeagent.io/cordoned"
 CONFIG = "nvidia.com/device-plugin.config"
@@ -99,6 +103,23 @@ async def test_pods_that_do_not_go_put_the_change_off(server: ApiServer, tmp_pat
         await until(lambda: "what could not be prepared is tried again" in it.woken)
         server.pods.gone("plugin", "gpu")
         assert await it.round() == ()
+
+
+async def test_another_configuration_is_not_put_off(server: ApiServer, tmp_path: Path) -> None:
+    """It may be of the same text, whose digest then is the same; it is tried at once."""
+    slow = replace(PACE, again=(60.0, 600.0))
+    async with agent(server, tmp_path, clients="pauseLabels", pace=slow) as it:
+        assert await it.round()
+        await until(lambda: labels(server)["device-plugin"] == "true")
+        before = len(asked(server))
+        assert await it.round()
+        assert [a for a in asked(server)[before:] if a.startswith("PATCH")] == []
+        judgement, observed = judged([BEFORE], wanted(EMPTY, [("2g.20gb", 2)]))
+        todo = todo_of(judgement)
+        assert await it.around.objections(judgement, todo, observed) == ()
+        before = len(asked(server))
+        assert await it.around.prepare(todo)
+        assert [a for a in asked(server)[before:] if a.startswith("PATCH")]
 
 
 @pytest.mark.parametrize("clients", ["pauseLabels", "deletePods"])
@@ -258,6 +279,22 @@ async def test_without_an_api_server(server: ApiServer, tmp_path: Path) -> None:
         assert await it.round() == ()
         assert [kind for kind, _ in it.told] == [EventType.UNCHECKED]
         await server.start()
+
+
+async def test_after_an_outage_nobody_waits_out_the_pause(
+    server: ApiServer, tmp_path: Path
+) -> None:
+    """What was put off for the API server's silence is tried as soon as that has an end."""
+    slow = replace(PACE, again=(60.0, 600.0))
+    async with agent(server, tmp_path, clients="pauseLabels", pace=slow) as it:
+        await server.stop()
+        [problem] = await it.round()
+        await server.start()
+        assert await it.round() == (problem,)
+        it.around.reached()
+        assert "what could not be prepared is tried again" in it.woken
+        [tried] = await it.round()
+        assert (problem.code, tried.code) == (Code.CLUSTER, Code.IN_USE)  # the plugin's pod stays
 
 
 async def test_what_is_forbidden_is_told(server: ApiServer, tmp_path: Path) -> None:

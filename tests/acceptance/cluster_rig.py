@@ -1,0 +1,154 @@
+"""A node of a cluster within the test: a reconciler on simulated GPUs, and its Node."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+from nodeagent.cluster.annotation_source import AnnotationSource
+from nodeagent.cluster.citizen import Citizen, CitizenPace
+from nodeagent.cluster.surroundings import AroundPace, ClusterSurroundings
+from nodeagent.kubernetes.access import ClusterAccess
+from nodeagent.kubernetes.credentials import Kubeconfig
+from nodeagent.kubernetes.events import EventPace
+from nodeagent.planning.plan import Policy
+from nodeagent.reports.node_state import NodeState
+from nodeagent.settings import KubernetesSettings
+from nodeagent.sources.plan_offer import NoPlan
+from tests import rig
+from tests.cluster.agent import PLAN, in_sync, kubeconfig, status, until_status
+from tests.cluster.api_server import ApiServer
+from tests.cluster.journal import Request
+from tests.kubernetes_client.rig import QUICK, QUICK_WRITES
+from tests.kubernetes_client.rig import running as running_tasks
+
+NODE = "n"
+SOON = 8.0  # seconds that anything may take on a busy machine
+# The product's times, made short; their proportions are kept.
+PACE = CitizenPace(
+    patience=0.2,
+    first_answer=0.5,
+    follow=replace(QUICK, silence=0.5),
+    write=replace(QUICK_WRITES, interval=0.05),
+    events=EventPace(interval=0.05, first_retry=0.02, longest_retry=0.16),
+)
+AROUND = AroundPace(ask=0.3, asked=0.5, retry=(0.1, 1.0))
+
+
+class Member:
+    """A node with its agent's loop, its plan source and its citizen, not running yet."""
+
+    def __init__(
+        self, folder: Path, api: ApiServer, *, name: str = NODE, pace: CitizenPace = PACE
+    ) -> None:
+        self.api, self.name = api, name
+        self.jumped = 0.0  # seconds by which the time of day was put forward, or back
+        self.token = folder / "token"
+        config = folder / "kubeconfig"
+        config.write_text(
+            kubeconfig(api.url, token_file=self.token if self.token.exists() else None)
+        )
+        self.access = ClusterAccess(Kubeconfig(config), answer_within=0.5)
+        self.surroundings = ClusterSurroundings(
+            self.access,
+            name,
+            settings=KubernetesSettings(),
+            source="annotation",
+            policy=Policy(),
+            wake=self._wake,
+            pace=AROUND,
+        )
+        self.rig = rig.Rig(folder, on_state=self._told, surroundings=self.surroundings)
+        self.citizen = Citizen(
+            self.access,
+            name,
+            events=self.rig.events,
+            unreachable=lambda why: self.rig.reconciler.offer(NoPlan(why)),
+            onlookers=(self.surroundings,),
+            pace=pace,
+            now=lambda: datetime.now(UTC) + timedelta(seconds=self.jumped),
+        )
+        self.source = AnnotationSource(self.rig.reconciler.offer, folder / "plan.yaml")
+        self.citizen.use(self.source)
+
+    def _wake(self, reason: str) -> None:
+        self.rig.reconciler.nudge(reason)
+
+    def _told(self, state: NodeState) -> None:
+        self.citizen.publish(state, self.rig.reconciler.offered)
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[Member]:
+        """Run it in the block."""
+        async with (
+            self.access,
+            rig.running(self.rig),
+            running_tasks(self.citizen.run(), self.surroundings.run(), self.source.run()),
+        ):
+            yield self
+
+    # --- the plan and what came of it -----------------------------------------------------------
+
+    def plan(self, text: str) -> str:
+        """Somebody asks for this plan."""
+        self.api.annotate(self.name, **{PLAN: text})
+        return text
+
+    async def in_sync(self, text: str) -> dict[str, Any]:
+        """The Node says that it is as this plan asks for, and the hardware is."""
+        return await until_status(self.api, in_sync(text), node=self.name, seconds=SOON)
+
+    async def settled(self, text: str) -> None:
+        """This plan is asked for, the Node says all there is to say of it, and nobody asks more."""
+        await self.in_sync(self.plan(text))
+        await until(lambda: self.conditions.get("GPUPartitionsReady", {}).get("status") == "True")
+        await self.quiet()
+
+    @property
+    def status(self) -> dict[str, Any] | None:
+        return status(self.api, self.name)
+
+    @property
+    def conditions(self) -> dict[str, dict[str, str]]:
+        """The agent's conditions on the Node."""
+        found = self.api.node(self.name)["status"]["conditions"]
+        return {entry["type"]: entry for entry in found if entry["type"].startswith("GPU")}
+
+    # --- requests -------------------------------------------------------------------------------
+
+    async def quiet(self, seconds: float = 0.1) -> None:
+        """Wait until nobody asked for so long."""
+        clock = asyncio.get_running_loop().time
+        begun = clock()
+        async with asyncio.timeout(SOON):
+            while clock() - max([begun, *(r.time for r in self.api.requests)]) < seconds:
+                await asyncio.sleep(0.02)
+
+    def asked(self, begun: int = 0) -> Counter[str]:
+        """How many requests there were since the journal had so many, by what they are about."""
+        return Counter(map(_kind, self.api.requests[begun:]))
+
+
+def _kind(request: Request) -> str:
+    if request.watch:
+        return "watch"
+    part = "nodes" if "/nodes/" in request.path else request.path.rpartition("/")[2]
+    return f"{'write' if request.write else 'list'} {part}"
+
+
+def plan_text(mig: str, remark: str = "") -> str:
+    """A plan for all GPUs; the remark gives it another digest."""
+    return f"# {remark}\nversion: v1\ngpus: [{{devices: all, mig: {mig}}}]\n"
+
+
+async def until(true: Callable[[], object], *, seconds: float = SOON) -> None:
+    """Wait until something is so; fail if it does not become so."""
+    async with asyncio.timeout(seconds):
+        while not true():
+            await asyncio.sleep(0.005)

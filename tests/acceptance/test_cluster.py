@@ -1,0 +1,191 @@
+"""The agent as a process, in a cluster: by hand, over a whole life, and what it costs."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import shlex
+import signal
+import statistics
+import sys
+import urllib.request
+from collections import Counter
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.acceptance.cluster_rig import plan_text, until
+from tests.cluster.agent import (
+    NAME,
+    PLAN,
+    STATUS,
+    AgentProcess,
+    command,
+    in_sync,
+    kubeconfig,
+    status,
+    until_status,
+)
+from tests.cluster.api_server import ApiServer
+from tests.cluster.faults import Freeze
+
+LAYOUTS = ("{3g.40gb: 1, 1g.10gb: 3}", "{2g.20gb: 2, 1g.10gb: 3}")
+MOST_RESIDENT = 110  # MiB
+LONGEST = 0.5  # seconds; the benchmark measures, this only sees what went wrong altogether
+
+
+@pytest.fixture
+async def api() -> AsyncIterator[ApiServer]:
+    """A server that knows one token, with the Node."""
+    async with ApiServer() as server:
+        server.tokens["first"] = "agent"
+        server.add_node(NAME)
+        yield server
+
+
+@contextlib.asynccontextmanager
+async def agent(folder: Path, api: ApiServer, boards: str) -> AsyncIterator[AgentProcess]:
+    """An agent with the first token."""
+    token = folder / "token"
+    token.write_text("first")
+    (folder / "kubeconfig").write_text(kubeconfig(api.url, token_file=token))
+    async with AgentProcess(command(boards, folder), folder) as process:
+        yield process
+    assert process.code == 0, process.said()
+
+
+async def ask(api: ApiServer, plan: str) -> float:
+    """Ask for a plan, await it on the Node; how many seconds that took."""
+    begun = asyncio.get_running_loop().time()
+    api.annotate(NAME, **{PLAN: plan})
+    await until_status(api, in_sync(plan))
+    return asyncio.get_running_loop().time() - begun
+
+
+async def unwritten(api: ApiServer, seconds: float) -> None:
+    """Wait until the Node was not written for so long: then the next write need not wait."""
+    clock = asyncio.get_running_loop().time
+
+    def last() -> float:
+        return max(r.time for r in api.requests if r.write and "/nodes/" in r.path)
+
+    while last() + seconds > clock():
+        await asyncio.sleep(0.05)
+
+
+def without_events(api: ApiServer) -> Counter[str]:
+    """The requests so far, but for Events, which are told at leisure."""
+    return Counter(
+        "watch" if request.watch else f"{request.method} {request.path}"
+        for request in api.requests
+        if not request.path.endswith("/events") and "/events/" not in request.path
+    )
+
+
+@pytest.mark.timeout(90)  # writes have a second between them, and waits for a server
+async def test_a_life_in_a_cluster(api: ApiServer, tmp_path: Path) -> None:
+    """Changes are answered soon, quiet means no request, and a restart, a new token and a server
+    that was away cost no plan; all at the product's own pace. Its end waits for no server.
+    """
+    async with agent(tmp_path, api, "h100-80gb:2"):
+        await ask(api, plan_text(LAYOUTS[1]))
+        took = []
+        for number in range(3):
+            await unwritten(api, 1.05)
+            took.append(await ask(api, plan_text(LAYOUTS[number % 2], f"{number}")))
+        assert statistics.median(took) < LONGEST, took
+
+        await unwritten(api, 1.5)
+        steady = without_events(api)
+        assert steady["watch"] == 1
+        await asyncio.sleep(1.5)
+        assert without_events(api) == steady
+
+        await api.restart()
+        await ask(api, plan_text(LAYOUTS[0], "restarted"))
+        (tmp_path / "token").write_text("second")
+        api.tokens["second"] = "agent"
+        api.revoke("first")
+        await ask(api, plan_text(LAYOUTS[1], "another token"))
+        before = len(api.requests)
+        async with api.refusing():
+            await asyncio.sleep(1.5)
+        await ask(api, plan_text(LAYOUTS[0], "back"))
+        assert len(api.requests) - before <= 10
+
+        api.faults.next(100, Freeze())
+        api.faults.strike(Freeze())
+        api.annotate(NAME, **{PLAN: plan_text(LAYOUTS[1], "not answered any more")})
+        clock = asyncio.get_running_loop().time
+        told_to_go = clock()
+    assert clock() - told_to_go < 8  # a server that is silent holds nobody up
+
+
+@pytest.mark.timeout(60)  # an agent with 56 instances to make on a busy machine
+async def test_what_it_takes_of_memory(api: ApiServer, tmp_path: Path) -> None:
+    """With 56 instances on eight GPUs and the Kubernetes client loaded, in sync and settled."""
+    async with agent(tmp_path, api, "h100-80gb:8") as process:
+        await ask(api, plan_text("{1g.10gb: 7}"))
+        await asyncio.sleep(3)
+        assert process.resident < MOST_RESIDENT * 2**20
+        found = status(api)
+        assert found is not None
+        assert sum(len(gpu["instances"]) for gpu in found["gpus"]) == 56
+
+
+# --- make run-cluster ---------------------------------------------------------------------------
+
+
+def sent(line: str) -> None:
+    """Do what a printed curl line does, without curl."""
+    words = shlex.split(line)
+    assert words[0] == "curl"
+    url = next(word for word in words if word.startswith("http://"))
+    name, _, value = words[words.index("-H") + 1].partition(": ")
+    body = words[words.index("-d") + 1].encode()
+    request = urllib.request.Request(url, body, {name: value}, method="PATCH")
+    with urllib.request.urlopen(request, timeout=10) as answer:
+        assert answer.status == 200
+
+
+@pytest.mark.timeout(60)  # two Python programs start
+async def test_by_hand(tmp_path: Path) -> None:
+    """`make run-cluster` prints lines that work, shows what comes of them, and ends at Ctrl-C."""
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "tests.cluster"),
+        *("--folder", str(tmp_path), "--agent", "h100-80gb:2"),
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.DEVNULL,
+    )
+    assert process.stdout is not None
+
+    async def line(start: str) -> str:
+        assert process.stdout is not None
+        async for raw in process.stdout:
+            if raw.decode().strip().startswith(start):
+                return raw.decode().strip()
+        raise AssertionError(f"it ended without a line that starts with {start}")
+
+    try:
+        good, bad = await line("curl"), await line("curl")
+        reading = await line("curl")
+        url = next(word for word in shlex.split(reading) if word.startswith("http://"))
+        await line("status  InSync")
+        await asyncio.to_thread(sent, good)
+        await until(lambda: len(instances(url)) == 8)
+        await asyncio.to_thread(sent, bad)
+        assert "gpus[0].mig" in await line("status  Rejected")
+    finally:
+        process.send_signal(signal.SIGINT)
+        code = await process.wait()
+    assert code == 0
+
+
+def instances(url: str) -> list[Any]:
+    """All instances that the Node's status tells of."""
+    with urllib.request.urlopen(url, timeout=10) as answer:
+        told = json.load(answer)["metadata"].get("annotations", {}).get(STATUS, "{}")
+    return [i for gpu in json.loads(told).get("gpus", ()) for i in gpu["instances"]]

@@ -1,0 +1,256 @@
+"""What people and programs write on a Node that no agent can use: refused, told once, harmless."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from nodeagent.kubernetes.node_writer import WritePace
+from nodeagent.simulation import SimulatedNode, simulated
+from tests.acceptance.cluster_rig import NODE, PACE, Member, plan_text, until
+from tests.cluster.agent import PLAN, STATUS, digest
+from tests.cluster.api_server import ApiServer
+from tests.cluster.journal import Request
+
+NAME = "nodeagent.io/plan-name"
+GOOD = plan_text("{1g.10gb: 7}")
+OTHER = plan_text("{3g.40gb: 2}")
+
+
+@pytest.fixture
+def gpus() -> Iterator[SimulatedNode]:
+    """One H100."""
+    with simulated("h100-80gb:1") as node:
+        yield node
+
+
+@pytest.fixture
+async def api() -> AsyncIterator[ApiServer]:
+    """A server with the Node."""
+    async with ApiServer() as server:
+        server.add_node(NODE)
+        yield server
+
+
+@pytest.fixture
+async def member(gpus: SimulatedNode, api: ApiServer, tmp_path: Path) -> AsyncIterator[Member]:
+    """An agent that is in sync with a good plan, and quiet."""
+    async with Member(tmp_path, api).running() as made:
+        await made.settled(GOOD)
+        yield made
+
+
+def written(api: ApiServer, since: float = 0.0) -> list[Request]:
+    """The writes of the Node since then."""
+    return [r for r in api.requests if r.write and "/nodes/" in r.path and r.time >= since]
+
+
+def rejections(api: ApiServer) -> list[tuple[str, int]]:
+    """The message and the count of each Event about a refused plan."""
+    told = [event for event in api.events if event["reason"] == "PlanRejected"]
+    return [(event["message"], event["count"]) for event in told]
+
+
+def devices(member: Member) -> set[str]:
+    """The UUIDs of all MIG devices: another set means that something was made anew."""
+    return {compute.uuid for i in member.rig.gpu().instances for compute in i.compute}
+
+
+# What is written, and the place in it that is told; none where all of it is wrong.
+BAD = {
+    "not YAML": ("version: v1\ngpus: [", None),
+    "a list": ("[1, 2]", None),
+    "a number": ("4711", None),
+    "a word": ("3g.40gb", None),
+    "nothing": ("", None),
+    "control characters": ("version: v1\ngpus: \x01\x02\x1b[2J\x7f", None),
+    "a NUL": ("version: v1\x00", None),
+    "200 KiB": ("version: v1\n# " + "x" * (200 * 1024), None),
+    "a bomb": ("a: &a [x,x,x,x]\nb: &b [*a,*a,*a,*a]\nc: [*b,*b,*b,*b]\n", "a"),
+    "an unknown key": ("version: v1\ngpus: [{devices: all, migs: {1g.10gb: 7}}]", "gpus[0].migs"),
+    "keys that are no strings": (
+        "version: v1\ngpus: [{devices: all, mig: {1: 2, true: 3}}]",
+        "gpus[0].mig",
+    ),
+    "a date": ("version: v1\ngpus: [{devices: 2026-01-01, mig: {1g.10gb: 7}}]", "gpus[0].devices"),
+    "one device twice": (
+        "version: v1\ngpus: [{devices: [0, 0], mig: {1g.10gb: 7}}]",
+        "gpus[0].devices[1]",
+    ),
+    "two wishes in one": (
+        "version: v1\ngpus: [{devices: all, mig: disabled, mig: enabled}]",
+        "gpus[0]",
+    ),
+    "two wishes for MPS": (
+        "version: v1\ngpus: [{devices: all, mps: {replicas: 2, clients: {memory: 1Gi}}}]",
+        "gpus[0].mps",
+    ),
+    "more than there is": (
+        "version: v1\ngpus: [{devices: all, mig: {7g.80gb: 1, 1g.10gb: 1}}]",
+        'gpus[0].mig["1g.10gb"]',
+    ),
+    "a card that is not there": (
+        "version: v1\ngpus: [{devices: [7], mig: {1g.10gb: 7}}]",
+        "gpus[0].devices[0]",
+    ),
+}
+
+
+async def test_bad_plans_are_refused(member: Member) -> None:
+    """One after the other: Rejected with the place in the text, one Event for each; the good plan
+    stays, and the hardware is as it was.
+    """
+    there = devices(member)
+    for number, (what, (text, path)) in enumerate(BAD.items(), start=1):
+        before = len(written(member.api))
+        member.plan(text)
+        await refused(member, text, number)
+        status = member.status or {}
+        assert status["phase"] == "Rejected", what
+        problems = status["problems"]
+        assert all(problem["message"].isprintable() for problem in problems), what
+        assert path in [problem.get("path") for problem in problems], what
+        assert status["digest"] == digest(GOOD), what
+        message, count = rejections(member.api)[-1]
+        assert count == 1, what
+        assert path is None or path in message, what
+        assert len(written(member.api)) - before <= 2, what  # the status, and the condition
+        assert devices(member) == there, what
+    member.plan(OTHER)
+    await member.in_sync(OTHER)
+
+
+async def refused(member: Member, text: str, times: int) -> None:
+    """Wait until the condition is about this text, and there are so many Events of its kind."""
+    await until(
+        lambda: (
+            digest(text) in member.conditions["GPUPartitionsReady"]["message"]
+            and len(rejections(member.api)) == times
+        )
+    )
+
+
+async def test_a_plan_name_without_a_file(member: Member) -> None:
+    """A name alone, where no file has such a configuration, leaves the good plan in force."""
+    there = devices(member)
+    member.api.annotate(NODE, **{PLAN: None, NAME: "nowhere"})
+    await until(lambda: "nowhere" in member.rig.state.note)
+    await member.quiet()
+    assert (member.status or {})["digest"] == digest(GOOD)
+    assert devices(member) == there
+
+
+async def test_annotations_that_contradict_each_other(member: Member) -> None:
+    """A plan has no configurations: one with a name beside it is refused, and taken without."""
+    there = devices(member)
+    member.api.annotate(NODE, **{PLAN: OTHER, NAME: "all-1g.10gb"})
+    await refused(member, OTHER, 1)
+    assert (member.status or {})["phase"] == "Rejected"
+    assert devices(member) == there
+    member.api.annotate(NODE, **{NAME: None})
+    await member.in_sync(OTHER)
+
+
+async def test_a_plan_that_flips_ten_times_a_second(
+    gpus: SimulatedNode, api: ApiServer, tmp_path: Path
+) -> None:
+    """At the product's own pace: each kind of write once a second at most, an Event for a cause."""
+    pace = replace(PACE, write=WritePace())
+    clock = asyncio.get_running_loop().time
+    async with Member(tmp_path, api, pace=pace).running() as member:
+        await member.in_sync(member.plan(GOOD))
+        there = devices(member)
+        begun = clock()
+        for number in range(30):
+            # Each time another text, and thus another digest, but one of two causes.
+            member.plan((f"[{number}]", f"version: [ # {number}")[number % 2])
+            await asyncio.sleep(begun + (number + 1) / 10 - clock())
+        assert devices(member) == there
+        member.plan(OTHER)
+        await member.in_sync(OTHER)
+        await until(lambda: len(rejections(api)) == 2)
+        assert len({message for message, _ in rejections(api)}) == 2
+        for path in (f"/nodes/{NODE}", f"/nodes/{NODE}/status"):
+            times = [r.time for r in written(api, begun) if r.path.endswith(path)]
+            assert len(times) >= 3, path
+            assert all(later - earlier > 0.95 for earlier, later in pairwise(times)), path
+
+
+# --- the Node itself ----------------------------------------------------------------------------
+
+
+async def test_a_node_deleted_and_made_anew(member: Member) -> None:
+    """The new Node gets status and conditions; a plan on it counts, and until then the last one."""
+    api, there = member.api, devices(member)
+    before = api.node(NODE)["metadata"]["uid"]
+    api.delete_node(NODE)
+    await until(lambda: not member.citizen.state.registered)
+    api.add_node(NODE)
+    await until(lambda: (member.status or {}).get("digest") == digest(GOOD))
+    assert api.node(NODE)["metadata"]["uid"] != before
+    await until(lambda: "GPUPartitionsReady" in member.conditions)
+    assert devices(member) == there
+    await member.quiet()
+    member.plan(OTHER)
+    await member.in_sync(OTHER)
+
+
+async def test_a_name_that_no_node_has(gpus: SimulatedNode, api: ApiServer, tmp_path: Path) -> None:
+    """Nothing is written anywhere, the agent waits, and takes up a Node that comes."""
+    api.annotate(NODE, **{PLAN: GOOD})
+    async with Member(tmp_path, api, name="elsewhere").running() as member:
+        await until(lambda: member.rig.state.note)
+        await member.quiet()
+        assert not member.citizen.state.registered
+        assert not written(api)
+        assert len(api.requests) <= 4  # a list, a watch, and an Event or two
+        assert not member.rig.gpu().instances
+        api.add_node("elsewhere", annotations={PLAN: OTHER})
+        await member.in_sync(OTHER)
+    assert STATUS not in api.node(NODE)["metadata"]["annotations"]
+
+
+async def test_a_name_that_is_another_nodes(
+    gpus: SimulatedNode, api: ApiServer, tmp_path: Path
+) -> None:
+    """Where the policy lets agents write to their own Node only, it is refused without a storm."""
+    (tmp_path / "token").write_text("of-n")
+    api.tokens["of-n"] = "agent"
+    api.access.own_node["of-n"] = NODE
+    api.add_node("theirs", annotations={PLAN: GOOD})
+    async with Member(tmp_path, api, name="theirs").running() as member:
+        await until(lambda: member.citizen.state.problem)
+        assert "own-node" in member.citizen.state.problem
+        await asyncio.sleep(0.5)
+        assert len(written(api)) <= 4
+    assert STATUS not in api.node("theirs")["metadata"]["annotations"]
+
+
+async def test_a_status_edited_by_hand_is_restored(member: Member) -> None:
+    """Whatever somebody makes of it, the truth comes back, by one write."""
+    api = member.api
+    right = api.node(NODE)["metadata"]["annotations"][STATUS]
+    for value in ("{}", "not JSON", '{"phase": "InSync"}', "", None):
+        before = len(written(api))
+        api.annotate(NODE, **{STATUS: value})
+        await until(lambda: api.node(NODE)["metadata"]["annotations"].get(STATUS) == right)
+        await member.quiet()
+        assert len(written(api)) == before + 1, value
+
+
+async def test_conditions_edited_by_hand_are_restored(member: Member) -> None:
+    """A condition with another word, and one that is gone, come back, and others stay."""
+    api = member.api
+    right = member.conditions["GPUPartitionsReady"]
+    ready = {"type": "Ready", "status": "True", "reason": "KubeletReady"}
+    for edited in ([ready, {**right, "status": "False", "reason": "Mine"}], [ready]):
+        api.patch_node(NODE, {"status": {"conditions": edited}})
+        await until(lambda: member.conditions.get("GPUPartitionsReady", {}).get("status") == "True")
+        assert member.conditions["GPUPartitionsReady"]["reason"] == right["reason"]
+        await member.quiet()
+    assert ready in api.node(NODE)["status"]["conditions"]

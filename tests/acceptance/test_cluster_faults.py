@@ -1,0 +1,293 @@
+"""All that a server and a network do to an agent, one test each.
+
+After each the last plan wins, on the hardware and on the Node, and no loop of requests runs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from nodeagent.simulation import SimulatedNode, simulated
+from tests.acceptance.cluster_rig import NODE, Member, plan_text, until
+from tests.cluster.agent import STATUS
+from tests.cluster.api_server import ApiServer
+from tests.cluster.faults import (
+    Answer,
+    Cut,
+    Dribble,
+    End,
+    ErrorEvent,
+    Fault,
+    Freeze,
+    Html,
+    Reset,
+    Slow,
+)
+
+FIRST = plan_text("{1g.10gb: 7}")
+SECOND = plan_text("{2g.20gb: 3}")
+LAST = plan_text("{3g.40gb: 1, 1g.10gb: 3}")
+
+# With the rig's times two loops and a writer ask some forty times a second at most while all
+# fails; a loop without a wait asks many hundred times.
+MOST_A_SECOND = 60
+
+
+@pytest.fixture
+def gpus() -> Iterator[SimulatedNode]:
+    """One H100."""
+    with simulated("h100-80gb:1") as node:
+        yield node
+
+
+@pytest.fixture
+async def api() -> AsyncIterator[ApiServer]:
+    """A server with the Node, and the first plan on it."""
+    async with ApiServer() as server:
+        server.add_node(NODE)
+        yield server
+
+
+@pytest.fixture
+async def member(gpus: SimulatedNode, api: ApiServer, tmp_path: Path) -> AsyncIterator[Member]:
+    """An agent that is in sync with the first plan, and quiet."""
+    async with Member(tmp_path, api).running() as made:
+        await made.settled(FIRST)
+        yield made
+
+
+@contextlib.asynccontextmanager
+async def weathered(member: Member, *, most: int = MOST_A_SECOND) -> AsyncIterator[None]:
+    """In the block something is wrong; after it the last plan wins, with so many requests a second
+    in between and none afterwards.
+    """
+    clock = asyncio.get_running_loop().time
+    begun, before = clock(), len(member.api.requests)
+    yield
+    member.plan(LAST)
+    await member.in_sync(LAST)
+    asked, took = len(member.api.requests) - before, clock() - begun
+    assert asked <= 10 + most * took, f"{asked} requests in {took:.2f} s"
+    assert {i.profile for i in member.rig.gpu().instances} == {"3g.40gb", "1g.10gb"}
+    await member.quiet()
+    assert member.citizen.state.reachable
+    assert member.citizen.state.problem == ""
+
+
+# --- requests and watches that fail -------------------------------------------------------------
+
+
+def everywhere(count: int, fault: Fault) -> Callable[[ApiServer], None]:
+    """The open watch, and then so many requests of any kind."""
+
+    def order(api: ApiServer) -> None:
+        api.faults.next(count, fault)
+        api.faults.strike(fault)
+
+    return order
+
+
+def writing(count: int, fault: Fault) -> Callable[[ApiServer], None]:
+    """So many writes."""
+    return lambda api: api.faults.next(count, fault, verb="PATCH")
+
+
+def watching(fault: Fault) -> Callable[[ApiServer], None]:
+    """The open watch alone."""
+    return everywhere(0, fault)
+
+
+def expired(api: ApiServer) -> None:
+    """The open watch ends, and what it would go on from is forgotten."""
+    api.store.tick()
+    api.expire()
+    api.faults.strike(End())
+
+
+FAULTS = {
+    "410 in the watch": watching(ErrorEvent(410)),
+    "410 at the next watch": expired,
+    "409": writing(3, Answer(409)),
+    "429": everywhere(3, Answer(429)),
+    "500": everywhere(4, Answer(500)),
+    "cut watch": watching(Cut()),
+    "cut watch that looks whole": watching(Cut(clean=True)),
+    "cut answers": everywhere(3, Cut()),
+    "reset": everywhere(3, Reset()),
+    "reset writes": writing(3, Reset()),
+    "frozen watch": watching(Freeze()),
+    "frozen answers": everywhere(2, Freeze()),
+    "frozen writes": writing(2, Freeze()),
+    "slow": everywhere(2, Slow(0.3)),
+    "dribbling": everywhere(2, Dribble(0.3)),
+    "a proxy's page": everywhere(3, Html(502)),
+    "a proxy's page that says 200": everywhere(3, Html(200)),
+    "watches that end at once": everywhere(5, End()),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS.values(), ids=FAULTS)
+async def test_a_fault_passes(member: Member, fault: Callable[[ApiServer], None]) -> None:
+    """While it lasts, a plan is asked for and then another; that one is what comes of it."""
+    struck = member.api.faults.struck
+    async with weathered(member):
+        fault(member.api)
+        member.plan(SECOND)
+        await until(lambda: member.api.faults.struck > struck or fault is expired)
+    member.api.faults.clear()
+
+
+async def test_retry_after_is_obeyed_by_all(member: Member) -> None:
+    """A server that asks for a second is left alone for a second, by reads and by writes."""
+    clock = asyncio.get_running_loop().time
+    async with weathered(member):
+        member.api.faults.next(2, Answer(429, retry_after=1))
+        struck = clock()
+        member.api.faults.strike(Answer(429, retry_after=1))
+        member.plan(SECOND)
+        await until(lambda: clock() - struck > 0.9)
+        assert len([r for r in member.api.requests if r.time > struck]) <= 3
+    member.api.faults.clear()
+
+
+async def test_a_fault_that_stays_makes_no_storm(member: Member) -> None:
+    """For as long as the server fails, the requests in each half second stay few."""
+    clock = asyncio.get_running_loop().time
+    begun = clock()
+    member.api.faults.next(10_000, Answer(500))
+    member.api.faults.strike(End())
+    member.api.annotate(NODE, **{STATUS: "{}"})  # which it would mend
+    await until(lambda: clock() - begun > 1.5)
+    for half in (0.5, 1.0):  # after the first waits, which are short
+        times = [r.time - begun for r in member.api.requests]
+        asked = sum(1 for time in times if half <= time < half + 0.5)
+        assert 0 < asked <= MOST_A_SECOND / 2
+    member.api.faults.clear()
+    async with weathered(member):
+        pass
+
+
+# --- who we are ---------------------------------------------------------------------------------
+
+
+async def test_a_token_that_is_replaced(
+    gpus: SimulatedNode, api: ApiServer, tmp_path: Path
+) -> None:
+    """401 has the token read again at once: nobody waits, and no plan is lost."""
+    (tmp_path / "token").write_text("old")
+    api.tokens.update({"old": "agent", "new": "agent"})
+    async with Member(tmp_path, api).running() as member:
+        await member.in_sync(member.plan(FIRST))
+        async with weathered(member):
+            member.token.write_text("new")
+            api.revoke("old")
+            member.plan(SECOND)
+            await member.in_sync(SECOND)  # by the watch that is still open, and one more write
+            api.faults.strike(Reset())
+        refused = [r.who for r in api.requests if r.status == 401]
+        assert set(refused) == {"old"}
+        assert len(refused) <= 3  # what was under way at once: a write, an Event, a list of pods
+
+
+async def test_a_token_that_nobody_replaces_for_a_while(
+    gpus: SimulatedNode, api: ApiServer, tmp_path: Path
+) -> None:
+    """Refused for good the agent asks seldom, works on, and is back when there is a token."""
+    (tmp_path / "token").write_text("old")
+    api.tokens["old"] = "agent"
+    async with Member(tmp_path, api).running() as member:
+        await member.in_sync(member.plan(FIRST))
+        async with weathered(member):
+            api.revoke("old")
+            api.faults.strike(Reset())
+            await until(lambda: "401" in member.citizen.state.problem)
+            assert not member.citizen.state.reachable
+            await asyncio.sleep(0.5)
+            api.tokens["new"] = "agent"
+            member.token.write_text("new")
+
+
+# --- clocks --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seconds", [86_400.0, -86_400.0])
+async def test_a_clock_that_jumps(member: Member, seconds: float) -> None:
+    """The time of day goes a day forward or back, and is put right again: what is asked for
+    meanwhile is done, and nothing is asked or written more than else.
+    """
+    async with weathered(member, most=20):
+        for jump in (seconds, 0.0):
+            member.jumped = jump
+            plan = plan_text("{2g.20gb: 3}", f"{jump}")
+            member.plan(plan)
+            await member.in_sync(plan)
+            member.api.faults.strike(End())
+        await member.quiet()
+        assert member.asked()["list nodes"] == 1
+        assert member.asked()["write nodes"] <= 6
+
+
+# --- a server that is not there -----------------------------------------------------------------
+
+
+async def test_connections_are_refused(member: Member) -> None:
+    """For a moment nobody listens."""
+    async with weathered(member), member.api.refusing():
+        member.plan(SECOND)
+        await until(lambda: not member.citizen.state.reachable)
+
+
+async def test_the_server_restarts(member: Member) -> None:
+    """Another one comes up in its place, that knows no version of before."""
+    async with weathered(member):
+        member.plan(SECOND)
+        await member.api.restart()
+
+
+async def test_the_server_is_gone_for_a_day(member: Member) -> None:
+    """The plan stays in force and work goes on; at its return the newest state is written, once.
+
+    A day is to the product's longest wait as eight minutes are to the rig's; a second and
+    a half of them are enough for the waits to have grown.
+    """
+    api = member.api
+    async with weathered(member, most=20):
+        async with api.refusing():
+            await until(lambda: not member.citizen.state.reachable)
+            rounds = member.rig.state.rounds
+            for _ in range(15):
+                await asyncio.sleep(0.1)
+                member.rig.reconciler.nudge("a day's work")
+            assert member.rig.state.rounds >= rounds + 8
+            assert len(member.rig.gpu().instances) == 7
+            member.plan(SECOND)
+            before = len(api.requests)
+        await member.in_sync(SECOND)
+        await member.quiet()
+        asked = member.asked(before)
+        assert asked["list nodes"] <= 2
+        assert asked["watch"] <= 2
+        assert asked["write nodes"] == 2  # the status annotation, and the condition
+
+
+async def test_an_agent_that_starts_without_the_server(
+    gpus: SimulatedNode, api: ApiServer, tmp_path: Path
+) -> None:
+    """What an earlier life was told counts until the server is there."""
+    async with Member(tmp_path, api).running() as member:
+        await member.in_sync(member.plan(FIRST))
+    api.annotate(NODE, **{STATUS: None})
+    before = len(api.requests)
+    await api.stop()
+    async with Member(tmp_path, api).running() as member:
+        await until(lambda: member.rig.state.phase == "InSync" and member.rig.state.digest)
+        assert not member.citizen.state.reachable
+        assert len(api.requests) == before
+        async with weathered(member):
+            await api.start()
+            await member.in_sync(FIRST)
