@@ -47,8 +47,20 @@ and a help. A line that begins with `#` is a comment. A field of type `label` be
 every metric. Files written for dcgm-exporter can be used as they are; so can DCGM 4.6's new names
 and those of dcgm-exporter 1. A line that cannot be used is named, and the others count.
 
+The file is `metrics.counters` ([settings](settings.md)). A change in it counts at once, without a
+hole in the series; one that cannot be used at all leaves the fields of before. What does not count
+is named in the log and in `/v1/status`, and counted by `nodeagent_counters_ignored`.
+
 Without a file, the fields marked in the column "default" are exported: dcgm-exporter's own default,
 `DCGM_FI_PROF_SM_ACTIVE` and `DCGM_FI_PROF_SM_OCCUPANCY`.
+
+## How old they are
+
+A scrape asks the driver nothing: it gets what was read last, and how old that is by reader in
+`nodeagent_sample_age_seconds`. Utilization, clocks, power and memory are read every
+`sample.interval`, and soon after each step of a change; ECC, remapped rows, links and PCIe every
+`sample.slow_interval`; processes every 5 s at the most. A GPU whose driver hangs keeps its last
+values, and its `nodeagent_reader_success` is 0; those of a GPU that is lost end.
 
 ## Labels
 
@@ -56,6 +68,15 @@ Without a file, the fields marked in the column "default" are exported: dcgm-exp
 `GPU_I_ID`; then the host, the fields of type `label`, and `container`, `namespace`, `pod`. `UUID`
 is always the GPU's. `nodeagent_mig_device_info` has the MIG devices' own, to be joined on `UUID`
 and `GPU_I_ID`. Metrics of an NVLink begin with `nvlink`.
+
+`container`, `namespace` and `pod` are those of the pod that has the GPU or the instance: by what the
+kubelet gave it, or by the cgroups of its processes. Outside a cluster `container` is the beginning of
+a container's id; a process in none has `unit` (of systemd) or `user` (a number).
+
+What several pods share, by MPS or by time-slicing, is told of none of them, but for two fields:
+`DCGM_FI_DEV_FB_USED` and `DCGM_FI_DEV_GPU_UTIL` have a series for each pod, by its processes, and one
+without a pod for the rest. So the sum over all series is the GPU's. The driver tells no process'
+share of the time while MIG is on.
 
 ## Where this differs from dcgm-exporter
 

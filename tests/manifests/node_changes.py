@@ -79,6 +79,7 @@ ALLOWED = (
     Change("its status", annotated(nodeagent__status="{}")),
     Change("its status on a bare Node", annotated(nodeagent__status="{}"), before=BARE),
     Change("nothing at all", {}),
+    Change("nothing of the status", {}, status=True),
     Change("what nos reads", annotated(**{"nos__status-gpu-0-1g.10gb-free": "2"})),
     Change("its layout as labels", labelled(nodeagent__free="4")),
     Change("mig-manager's state", labelled(**{"nvidia__mig.config.state": "success"})),

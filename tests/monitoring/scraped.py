@@ -1,0 +1,166 @@
+"""What Prometheus has after it scraped three nodes, written by the agent's own renderers.
+
+One has an H100 with MIG, one an H100 without, one a T4. All readings are made up, so that there is
+a series of everything that can be told.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from nodeagent.health import reporting
+from nodeagent.health.readings import Memory, RemappedRows
+from nodeagent.metrics.agent_metrics import (
+    ProcessCost,
+    ReaderState,
+    Work,
+    build_sample,
+    held_samples,
+    process_samples,
+    reader_samples,
+)
+from nodeagent.metrics.dcgm import families
+from nodeagent.metrics.exposition import Family, render
+from nodeagent.metrics.holding import Held, Holder
+from nodeagent.metrics.labels import HostLabel, LabelBlocks, block
+from nodeagent.metrics.node_metrics import node_samples
+from nodeagent.metrics.own import own_families
+from nodeagent.metrics.selection import default_selection
+from nodeagent.planning.observed import ObservedNode
+from nodeagent.planning.outcome import GpuOutcome, NodeOutcome, StepReport, StepResult
+from nodeagent.planning.plan import GpuPlan, NodePlan, Verdict
+from nodeagent.planning.steps import SetMigMode
+from nodeagent.reports.mps_state import ClientState, DaemonState
+from nodeagent.reports.node_state import NodeState, Phase
+from tests.health.rig import Node
+from tests.health.rig import gpu as reading
+from tests.metrics.node import gpu, sample
+from tests.planning.cards import card, with_instances
+
+JOB = "nodeagent"
+TARGET = ("instance", "job")  # the labels that Prometheus itself adds
+_LINE = re.compile(r"([a-zA-Z_:][\w:]*)(?:\{(.*)\})? (\S+)")
+_LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """One series, its target's labels included."""
+
+    name: str
+    labels: Mapping[str, str]
+    value: float
+
+    @property
+    def text(self) -> str:
+        return f"{self.name}{block(self.labels.items())}"
+
+
+@functools.cache
+def scraped() -> tuple[Series, ...]:
+    """All series of the three nodes."""
+    texts = {
+        "gpu-node-0": [_dcgm("gpu-node-0", per_gpu=2), _own(Phase.IN_SYNC), _health()],
+        "gpu-node-1": [_dcgm("gpu-node-1"), _own(Phase.BLOCKED)],
+        "gpu-node-2": [_dcgm("gpu-node-2", "Tesla T4"), _own(Phase.IN_SYNC)],
+    }
+    return tuple(
+        series for node, parts in texts.items() for text in parts for series in _read(text, node)
+    )
+
+
+def labels_by_name() -> dict[str, frozenset[str]]:
+    """Each metric that was scraped, with all labels that series of it have."""
+    found: dict[str, frozenset[str]] = {}
+    for series in scraped():
+        found[series.name] = found.get(series.name, frozenset()) | set(series.labels)
+    return found
+
+
+def _read(text: str, node: str) -> Iterator[Series]:
+    for line in text.splitlines():
+        if line.startswith("#"):
+            continue
+        met = _LINE.fullmatch(line)
+        assert met, line
+        # An empty label is none, as for Prometheus; and the metric's own labels come first.
+        labels = {name: value for name, value in _LABEL.findall(met[2] or "") if value}
+        yield Series(met[1], {"instance": node, "job": JOB, **labels}, float(met[3]))
+
+
+# --- DCGM's ---------------------------------------------------------------------------------------
+
+
+def _dcgm(host: str, model: str = "NVIDIA H100 80GB HBM3", *, per_gpu: int = 0) -> str:
+    selection = default_selection()
+    old = model == "Tesla T4"  # no GPM, no row remapping, no NVLink
+    rows = [row for row in selection.fields if not (old and row.min_architecture)]
+    readings = sample(rows, [gpu(0, model)], per_gpu=per_gpu)
+    return render(families(readings, selection, LabelBlocks(HostLabel(host)))).decode()
+
+
+# --- the agent's own ------------------------------------------------------------------------------
+
+
+def _own(phase: Phase) -> str:
+    divided = with_instances(card("h100-80gb"), [("3g.40gb", 0), ("1g.10gb", 4)])
+    client = ClientState(
+        4712,
+        share="small",
+        slot="small-0",
+        memory_used=6 << 30,
+        memory_limit=8 << 30,
+        threads=25.0,
+        namespace="team-a",
+        pod="job-0",
+        container="main",
+    )
+    daemons = (
+        DaemonState(divided.instances[0].compute[0].uuid, "Ready", restarts=1, clients=(client,)),
+    )
+    state = NodeState(
+        "n", "file", phase=phase, digest="x", observed=ObservedNode((divided,)), mps=daemons
+    )
+    step = SetMigMode(divided.uuid, True, "")
+    reports = (StepReport(step, StepResult.DONE), StepReport(step, StepResult.FAILED))
+    work = Work()
+    for seconds in (0.2, 3.0):
+        outcome = GpuOutcome(GpuPlan.in_sync(divided), reports, divided)
+        work.done(NodeOutcome(NodePlan(Verdict.APPLICABLE), (outcome,)), seconds)
+    readers = (
+        ReaderState("fast", succeeded=True, age=0.5, duration=0.02),
+        ReaderState("slow", succeeded=True, age=9.0, duration=0.2, gpu="0", uuid=divided.uuid),
+    )
+    held = {Holder("team-a", "job-0"): Held(100.0, 40.0, 400.0, 160.0)}
+    samples = (
+        *node_samples(state),
+        *reader_samples(readers),
+        *process_samples(ProcessCost(12.0, 60 << 20, 300 << 20, 30, 1024, 1e9)),
+        *held_samples(held),
+        build_sample("0.1.0", "3.11"),
+    )
+    return render([*own_families(samples), *work.families()]).decode()
+
+
+# --- health ---------------------------------------------------------------------------------------
+
+
+def _health() -> str:
+    """An XID of an instance, one of the whole GPU, and a row of memory that waits."""
+    node = Node()
+    node.read(reading(memory=Memory(rows=RemappedRows(0, 1, pending=True, failed=False))))
+    node.xid(31, instance=7, compute=0)
+    node.xid(79)
+    return "".join(
+        render([Family(name, kind, told, series)]).decode()
+        for name, kind, told in reporting.METRICS
+        if (series := _health_series(node, name))
+    )
+
+
+def _health_series(node: Node, name: str) -> dict[str, float]:
+    found = reporting.samples(node.state)
+    return {block(labels): value for metric, labels, value in found if metric == name}

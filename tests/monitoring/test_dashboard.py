@@ -1,0 +1,116 @@
+"""The dashboard asks for what there is, and Grafana can lay it out."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.monitoring.metric_table import result_labels, unknown
+from tests.monitoring.promql import asked, filled
+from tests.monitoring.promtool import each_finds_something, with_promtool
+from tests.monitoring.scraped import scraped
+from tools.make_dashboard import DASHBOARD, dashboard
+
+CONTENT: dict[str, Any] = json.loads(DASHBOARD.read_text(encoding="utf-8"))
+PANELS: list[dict[str, Any]] = [p for p in CONTENT["panels"] if p["type"] != "row"]
+VARIABLES = {v["name"]: v for v in CONTENT["templating"]["list"]}
+QUERIES = [
+    pytest.param(target, id=f"{panel['title']} {target['refId']}")
+    for panel in PANELS
+    for target in panel["targets"]
+]
+
+
+def test_the_file_is_the_one_that_is_written() -> None:
+    """dashboard.json is what tools/make_dashboard.py writes."""
+    assert DASHBOARD.read_text(encoding="utf-8") == dashboard()
+
+
+@pytest.mark.parametrize("target", QUERIES)
+def test_a_query_asks_for_what_there_is(target: dict[str, Any]) -> None:
+    """Its metrics are exported, its labels and those of its legend are theirs, and each selector
+    finds series on three nodes.
+    """
+    expression = filled(target["expr"], VARIABLES)
+    assert "$" not in expression
+    found = asked(expression)
+    assert unknown(found) == set()
+    legend = set(re.findall(r"{{(\w+)}}", target["legendFormat"]))
+    assert legend <= result_labels(found)
+    series = [(s.name, s.labels) for s in scraped()]
+    for selector in found.selectors:
+        assert selector.finds(series), selector
+
+
+def test_columns_of_tables_are_labels() -> None:
+    """Each column that a table picks is a label of its query, or the value."""
+    for panel in PANELS:
+        if panel["type"] == "table":
+            (target,) = panel["targets"]
+            (include,) = (
+                t["options"]["include"]["names"]
+                for t in panel["transformations"]
+                if t["id"] == "filterFieldsByName"
+            )
+            known = result_labels(asked(filled(target["expr"], VARIABLES))) | {"Value"}
+            assert set(include) <= known, panel["title"]
+
+
+def test_the_variables() -> None:
+    """Data source, node, GPU, slice and namespace can be chosen, each narrowed by those before it;
+    everything includes series without the label.
+    """
+    source, *others = CONTENT["templating"]["list"]
+    assert (source["name"], source["type"], source["query"]) == (
+        "datasource",
+        "datasource",
+        "prometheus",
+    )
+    assert [v["name"] for v in others] == ["node", "gpu", "slice", "namespace"]
+    for variable in others:
+        assert (variable["allValue"], variable["includeAll"]) == (".*", True)
+        met = re.fullmatch(r"label_values\((.*), (\w+)\)", variable["query"]["query"])
+        assert met
+        found = asked(filled(met[1], VARIABLES))
+        assert unknown(found) == set()
+        assert met[2] in result_labels(found)
+
+
+def test_every_query_heeds_the_node_and_the_data_source() -> None:
+    """Nothing of a node that was not chosen is drawn, and nothing of another Prometheus."""
+    for panel in PANELS:
+        assert panel["datasource"] == {"type": "prometheus", "uid": "${datasource}"}
+        for target in panel["targets"]:
+            matchers = asked(filled(target["expr"], VARIABLES)).selectors[0].matchers
+            assert "instance" in {m.label for m in matchers}, panel["title"]
+
+
+def test_the_page_lists_the_rows() -> None:
+    """docs/monitoring.md has the dashboard's rows in their order."""
+    page = (Path(__file__).parents[2] / "docs/monitoring.md").read_text(encoding="utf-8")
+    section = page.split("## Dashboard")[1].split("## ")[0]
+    listed = re.findall(r"^\| ([A-Z][\w ]+) \|", section, re.MULTILINE)
+    assert listed == [p["title"] for p in CONTENT["panels"] if p["type"] == "row"]
+
+
+def test_panels_do_not_overlap() -> None:
+    """Each has its own number and place within 24 columns."""
+    panels = CONTENT["panels"]
+    assert len({p["id"] for p in panels}) == len(panels)
+    for one, other in itertools.combinations([p["gridPos"] for p in panels], 2):
+        beside = one["x"] + one["w"] <= other["x"] or other["x"] + other["w"] <= one["x"]
+        below = one["y"] + one["h"] <= other["y"] or other["y"] + other["h"] <= one["y"]
+        assert beside or below
+    assert all(p["gridPos"]["x"] + p["gridPos"]["w"] <= 24 for p in panels)
+
+
+@with_promtool
+def test_prometheus_finds_something(tmp_path: Path) -> None:
+    """Prometheus' own engine gives series for every query as a whole."""
+    queries = [filled(t["expr"], VARIABLES) for p in PANELS for t in p["targets"]]
+    each_finds_something(queries, tmp_path)

@@ -1,0 +1,91 @@
+"""Prometheus reaches the agent's pods: port, policy, monitor and rules speak of the same things."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+import yaml
+
+from nodeagent.settings import load_settings
+from tests.manifests.rendering import MANIFESTS, one, pod_of, why_not, with_components, written
+from tests.monitoring.scraped import JOB
+from tools.make_dashboard import DASHBOARD
+from tools.make_prometheus_rule import RULES
+
+rendered = pytest.mark.skipif(bool(why_not()), reason=why_not())
+(MONITOR,) = written("monitoring/pod-monitor.yaml")
+
+
+def test_the_monitor_finds_the_pods() -> None:
+    """It selects the DaemonSet's pods in its namespace, and their job is the one in the rules."""
+    daemon_set = one(written("base/daemonset.yaml"), "DaemonSet")
+    labels = daemon_set["spec"]["template"]["metadata"]["labels"]
+    assert MONITOR["metadata"]["namespace"] == daemon_set["metadata"]["namespace"]
+    assert MONITOR["spec"]["selector"]["matchLabels"].items() <= labels.items()
+    assert labels[MONITOR["spec"]["jobLabel"]] == JOB
+    jobs = set(re.findall(r'job="(\w+)"', RULES.read_text(encoding="utf-8")))
+    assert jobs == {JOB}
+
+
+def test_the_agents_own_pod_is_no_label() -> None:
+    """Labels of the target do not displace those that say whose a GPU is, and a node keeps its
+    series when its pod is another one.
+    """
+    (endpoint,) = MONITOR["spec"]["podMetricsEndpoints"]
+    drop, name = endpoint["relabelings"]
+    assert endpoint["honorLabels"]
+    assert drop["action"] == "labeldrop"
+    for label in ("namespace", "pod", "container"):
+        assert re.fullmatch(drop["regex"], label)
+    for label in ("instance", "job"):
+        assert not re.fullmatch(drop["regex"], label)
+    assert name["sourceLabels"] == ["__meta_kubernetes_pod_node_name"]
+    assert name["targetLabel"] == "instance"
+
+
+@rendered
+@pytest.mark.parametrize("overlay", ["plain", "simulated"])
+def test_the_component_opens_one_port(overlay: str, tmp_path: Path) -> None:
+    """The agent listens where the pod says it does, under the name that the monitor asks for, and
+    the policy lets nothing else in.
+    """
+    documents = with_components(tmp_path, overlay, ["monitoring"])
+    _, container = pod_of(documents)
+    (endpoint,) = MONITOR["spec"]["podMetricsEndpoints"]
+    (port,) = container["ports"]
+    assert port["name"] == endpoint["port"]
+    (listen,) = (e["value"] for e in container["env"] if e["name"] == "NODEAGENT_METRICS_LISTEN")
+    assert listen == f":{port['containerPort']}"
+    address = load_settings(None, {"NODEAGENT_METRICS_LISTEN": listen}, {}).metrics.listen
+    assert address is not None
+    assert address.port == port["containerPort"]
+    policy = one(documents, "NetworkPolicy")
+    assert policy["spec"]["ingress"] == [
+        {"ports": [{"port": port["containerPort"], "protocol": "TCP"}]}
+    ]
+
+
+@rendered
+def test_the_objects_of_operator_and_sidecar_render() -> None:
+    """Monitor, rules and dashboard come out in the agent's namespace; the dashboard as the file is,
+    marked for the sidecar.
+    """
+    result = subprocess.run(
+        ["kubectl", "kustomize", str(MANIFESTS / "monitoring")],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert result.returncode == 0, result.stderr
+    found = list(yaml.safe_load_all(result.stdout))
+    kinds = {d["kind"]: d for d in found}
+    assert set(kinds) == {"ConfigMap", "PodMonitor", "PrometheusRule"}
+    assert {d["metadata"]["namespace"] for d in found} == {MONITOR["metadata"]["namespace"]}
+    dashboard = kinds["ConfigMap"]
+    assert dashboard["metadata"]["labels"] == {"grafana_dashboard": "1"}
+    (text,) = dashboard["data"].values()
+    assert json.loads(text) == json.loads(DASHBOARD.read_text(encoding="utf-8"))

@@ -1,0 +1,62 @@
+"""The reader of expressions reads what it should, so that a wrong name cannot slip through it."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.monitoring.metric_table import unknown
+from tests.monitoring.promql import Matcher, Selector, asked, filled
+
+
+def test_an_expression_is_taken_apart() -> None:
+    """Selectors with their matchers and groupings with their labels, in a nested expression."""
+    found = asked(
+        'sum by (a, le) (rate(m_total{b=~"x|y", c!="\\"z"}[5m])) / on (a) n > bool 1e3'
+        " unless absent(o offset 5m)"
+    )
+    assert found.selectors == (
+        Selector("m_total", (Matcher("b", "=~", "x|y"), Matcher("c", "!=", '"z'))),
+        Selector("n"),
+        Selector("o"),
+    )
+    assert found.groupings == (("by", ("a", "le")), ("on", ("a",)))
+    assert found.labels == {"a", "b", "c", "le"}
+
+
+@pytest.mark.parametrize("expression", ["rats(m[5m])", "sum(m", "m{a~b}", "m # n", "m{a>'b'}"])
+def test_what_is_not_understood_is_refused(expression: str) -> None:
+    """No expression counts as read that was not."""
+    with pytest.raises(ValueError, match=r"."):
+        asked(expression)
+
+
+@pytest.mark.parametrize(
+    ("expression", "wrong"),
+    [
+        ('nodeagent_phase{phase="Blocked"}', set()),
+        ("nodeagent_fase", {"nodeagent_fase"}),
+        ('nodeagent_phase{fase="Blocked"}', {"nodeagent_phase.fase"}),
+        ("sum by (pod) (nodeagent_phase)", {"pod"}),
+        ('DCGM_FI_DEV_FB_USED{GPU_I_ID="7", pod!=""}', set()),
+        ('DCGM_FI_DEV_POWER_USAGE{GPU_I_ID="7"}', {"DCGM_FI_DEV_POWER_USAGE.GPU_I_ID"}),
+        ("DCGM_FI_DEV_FAN_SPEED", {"DCGM_FI_DEV_FAN_SPEED"}),  # not in the default set
+    ],
+)
+def test_a_wrong_name_is_found(expression: str, wrong: set[str]) -> None:
+    """A metric that is not exported and a label that it does not have are named."""
+    assert unknown(asked(expression)) == wrong
+
+
+def test_matchers_hold_as_in_prometheus() -> None:
+    """Regular expressions match whole values, and a label that is not there is empty."""
+    labels = {"a": "xy"}
+    holding = [Matcher("a", "=~", "x."), Matcher("b", "=~", ".*"), Matcher("b", "=", "")]
+    assert all(matcher.holds(labels) for matcher in holding)
+    failing = [Matcher("a", "=~", "x"), Matcher("a", "!=", "xy"), Matcher("a", "!~", "x.*")]
+    assert not any(matcher.holds(labels) for matcher in failing)
+
+
+def test_variables_are_filled_in() -> None:
+    """Grafana's own become durations, a dashboard's become everything."""
+    text = 'rate(m{a=~"$node", b="$nodes"}[$__rate_interval])'
+    assert filled(text, ["node"]) == 'rate(m{a=~".*", b="$nodes"}[5m])'

@@ -1,0 +1,95 @@
+"""Alert rules ask for what there is, and fire when they should and not before."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.monitoring.metric_table import result_labels, unknown
+from tests.monitoring.promql import asked
+from tests.monitoring.promtool import promtool, with_promtool
+from tools.make_prometheus_rule import RULES, WRITTEN, prometheus_rule
+
+CASES = Path(__file__).parents[1] / "data/monitoring/rules.yaml"
+GROUPS = yaml.safe_load(RULES.read_text(encoding="utf-8"))["groups"]
+ALERTS: list[dict[str, Any]] = [rule for group in GROUPS for rule in group["rules"]]
+DURATION = r"([1-9]\d*)(s|m|h|d)"
+TEMPLATE = re.compile(r" ((with )?\$labels\.\w+|\$value( \| humanize\w*)?|\.|end) ")
+
+
+def test_both_forms_hold_the_same_rules() -> None:
+    """The operator's object is written from the rule file, and both read as the same rules."""
+    text = WRITTEN.read_text(encoding="utf-8")
+    assert text == prometheus_rule()
+    document = yaml.safe_load(text)
+    assert (document["apiVersion"], document["kind"]) == (
+        "monitoring.coreos.com/v1",
+        "PrometheusRule",
+    )
+    assert document["spec"] == {"groups": GROUPS}
+
+
+@pytest.mark.parametrize("rule", ALERTS, ids=lambda rule: rule["alert"])
+def test_a_rule_is_well_made(rule: dict[str, Any]) -> None:
+    """Known keys, a duration that Prometheus reads, a severity, both annotations, and no metric or
+    label that there is not, in the expression or in a sentence.
+    """
+    assert set(rule) <= {"alert", "expr", "for", "labels", "annotations"}
+    assert re.fullmatch(r"Nodeagent[A-Z]\w+", rule["alert"])
+    assert re.fullmatch(DURATION, rule.get("for", "1m"))
+    assert rule["labels"]["severity"] in {"critical", "warning"}
+    assert set(rule["annotations"]) == {"summary", "description"}
+    found = asked(rule["expr"])
+    assert unknown(found) == set()
+    told = " ".join(rule["annotations"].values())
+    assert set(re.findall(r"\$labels\.(\w+)", told)) <= result_labels(found)
+    for template in re.findall(r"{{(.*?)}}", told):
+        assert TEMPLATE.fullmatch(template), template
+    assert told.count("{{ with ") == told.count("{{ end }}") >= told.count("{{ . }}")
+
+
+def test_names_are_unique() -> None:
+    """No two alerts have the same name."""
+    assert len({rule["alert"] for rule in ALERTS}) == len(ALERTS)
+
+
+def test_each_alert_is_tested_both_ways() -> None:
+    """For every alert there is a case in which it fires, and a moment in which it does not yet."""
+    cases = yaml.safe_load(CASES.read_text(encoding="utf-8"))["tests"]
+    fires: set[str] = set()
+    waits: set[str] = set()
+    for case in cases:
+        for check in case["promql_expr_test"]:
+            (alert,) = re.findall(r'alertname="(\w+)"', check["expr"])
+            (fires if check["exp_samples"] else waits).add(alert)
+    assert fires == waits == {rule["alert"] for rule in ALERTS}
+
+
+def test_the_page_lists_the_alerts() -> None:
+    """docs/monitoring.md has exactly these alerts, each with the time that it waits."""
+    units = {"m": "min", "h": "h"}
+    page = (Path(__file__).parents[2] / "docs/monitoring.md").read_text(encoding="utf-8")
+    listed = dict(re.findall(r"^\| `(Nodeagent\w+)` \| ([^|]+) \|", page, re.MULTILINE))
+    told = {
+        rule["alert"]: f"{rule['for'][:-1]} {units[rule['for'][-1]]}"
+        if "for" in rule
+        else "at once"
+        for rule in ALERTS
+    }
+    assert listed == told
+
+
+@with_promtool
+def test_prometheus_takes_the_rules() -> None:
+    """Prometheus' own reader finds no fault in expressions and templates."""
+    promtool("check", "rules", RULES)
+
+
+@with_promtool
+def test_the_rules_fire_when_they_should() -> None:
+    """Prometheus' own engine plays all cases."""
+    promtool("test", "rules", CASES)
