@@ -12,6 +12,7 @@ import pytest
 from nodeagent.cli import main
 from nodeagent.cli.parser import build_parser, parse
 from nodeagent.documents.reading import read_document
+from nodeagent.documents.schema import plan_schema
 from nodeagent.http_api.openapi import DESCRIPTION
 from nodeagent.settings import Settings, load_settings
 from nodeagent.settings.sources import setting_names
@@ -70,6 +71,27 @@ def test_every_command_is_in_the_readme() -> None:
     table = README.split("## Commands")[1].split("## ")[0]
     commands = [name for name in _rows(table) if not name.startswith("-")]
     assert set(_subparsers(build_parser())) == set(commands)
+
+
+def _plan_keys(schema: object) -> set[str]:
+    """All keys that a plan may have, at any depth."""
+    match schema:
+        case {"properties": dict(properties), **rest}:
+            return set(properties) | _plan_keys(list(properties.values())) | _plan_keys(rest)
+        case dict():
+            return _plan_keys([value for key, value in schema.items() if key != "required"])
+        case list():
+            return set[str]().union(*map(_plan_keys, schema))
+        case _:
+            return set()
+
+
+def test_every_key_of_a_plan_is_documented() -> None:
+    """docs/plan.md explains each key of the plan's schema, and no other."""
+    page = (ROOT / "docs/plan.md").read_text(encoding="utf-8")
+    rows, inside = set(_rows(page)), {"memory", "threads"}  # these two within a row
+    assert rows | inside == _plan_keys(plan_schema())
+    assert all(f"`{key}`" in page for key in inside)
 
 
 def test_every_path_of_the_api_is_documented() -> None:

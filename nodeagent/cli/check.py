@@ -3,9 +3,17 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
-from nodeagent.cli import event_loop, gpu_preflight, host_preflight, mps_preflight
+from nodeagent.agent.plan_part import source_of
+from nodeagent.cli import (
+    cluster_preflight,
+    event_loop,
+    gpu_preflight,
+    host_preflight,
+    mps_preflight,
+)
+from nodeagent.cli.cluster_preflight import ClusterFindings, asked_of_the_node
 from nodeagent.cli.exit_codes import ExitCode
 from nodeagent.cli.findings import Finding, Level, error, ok
 from nodeagent.cli.node import is_simulated, lock_file, observed_node
@@ -13,6 +21,7 @@ from nodeagent.cli.options import Options
 from nodeagent.cli.output import Output
 from nodeagent.cli.settings_in_force import InForce
 from nodeagent.errors import DriverError, UsageError
+from nodeagent.kubernetes.presence import is_in_cluster
 from nodeagent.mps.accounts import accounts_for
 from nodeagent.mps.process import Programs
 from nodeagent.planning.desired import PlanDocument
@@ -61,13 +70,45 @@ def _look(options: Options) -> Iterator[Finding]:
     yield host_preflight.directory_finding("run.dir", settings.run.dir)
     yield host_preflight.directory_finding("state.dir", settings.state.dir)
     yield host_preflight.lock_finding(lock_file(options, settings.run.dir))
-    finding, document = host_preflight.plan_finding(settings.plan.file, settings.plan.name)
-    yield finding
+    in_cluster = is_in_cluster(
+        use=settings.kubernetes.use,
+        kubeconfig=settings.kubernetes.kubeconfig,
+        environment=os.environ,
+    )
+    try:
+        source = source_of(settings.plan, in_cluster=in_cluster)
+    except UsageError as wrong:
+        yield error("settings", wrong.message, wrong.remedy)
+        return
+    found, finding, document = _plan_and_cluster(settings, source, in_cluster=in_cluster)
+    yield from found
+    yield from finding
+    kubelet = cluster_preflight.kubelet_finding(
+        settings.kubelet, in_cluster=in_cluster, simulated=is_simulated(options)
+    )
+    if kubelet is not None:
+        yield kubelet
     accounts = {} if document is None else accounts_for(document, settings.mps.user)
     if document is not None and isinstance(observed, ObservedNode):
         yield _fit(document, observed, Host(settings.mps.user, accounts))
     yield from _of_mps(options, settings, document, accounts)
     yield from host_preflight.owner_findings()
+
+
+def _plan_and_cluster(
+    settings: Settings, source: str, *, in_cluster: bool
+) -> tuple[Sequence[Finding], Sequence[Finding], PlanDocument | None]:
+    """What the cluster says, then what the plan is, from where it is to come."""
+    cluster = ClusterFindings(())
+    if in_cluster:
+        cluster = cluster_preflight.look(settings.kubernetes, settings.node_name, source)
+    if source == "file":
+        finding, document = host_preflight.plan_finding(settings.plan.file, settings.plan.name)
+        return cluster.findings, (finding,), document
+    if cluster.node is None:  # what it asks for is not known
+        return cluster.findings, (), None
+    finding, document = asked_of_the_node(cluster.node, source, settings.plan)
+    return cluster.findings, (finding,), document
 
 
 def _of_mps(
@@ -111,6 +152,9 @@ def _settings(options: Options) -> Settings:
         "plan.file": options.plan,
         "run.dir": options.run_dir,
         "state.dir": options.state_dir,
+        "node_name": options.node_name,
+        "plan.source": options.source,
+        "kubernetes.kubeconfig": options.kubeconfig,
     }
     return load_settings(options.settings, os.environ, flags)
 

@@ -95,25 +95,34 @@ def plan_finding(path: Path, configuration: str | None) -> tuple[Finding, PlanDo
 
     The file is read by the agent's own reader, so what is said here holds for the agent.
     """
+    offer = file_offer(path, configuration)
+    if isinstance(offer, NoPlan):
+        remedy = "write one; nodeagent export is a start"
+        return warning("plan", f"{path} does not exist", remedy), None
+    return offer_finding(offer, str(path), "")
+
+
+def offer_finding(offer: PlanOffer, where: str, remedy: str) -> tuple[Finding, PlanDocument | None]:
+    """Whether what is asked for `where` is a plan; `remedy` is for when nothing is."""
     from nodeagent.documents.reading import read_document
 
-    match _offered(path, configuration):
-        case NoPlan():
-            remedy = "write one; nodeagent export is a start"
-            return warning("plan", f"{path} does not exist", remedy), None
+    match offer:
+        case NoPlan(reason):
+            return warning("plan", reason, remedy), None
         case UnreadablePlan(problem):
             return error("plan", problem.message, problem.remedy), None
-        case PlanText(text):
+        case PlanText(text, configuration):
             try:
                 document = read_document(text, configuration=configuration)
             except DocumentError as refusal:
-                return error("plan", f"{path}: {refusal.message}", refusal.remedy), None
-            return ok("plan", f"{path} is well-formed"), document
+                return error("plan", f"{where}: {refusal.message}", refusal.remedy), None
+            return ok("plan", f"{where} is well-formed"), document
         case _ as never:
             assert_never(never)
 
 
-def _offered(path: Path, configuration: str | None) -> PlanOffer:
+def file_offer(path: Path, configuration: str | None) -> PlanOffer:
+    """What the agent's own reader of plan files makes of it."""
     from nodeagent.sources.plan_file import PlanFile
 
     offers: list[PlanOffer] = []

@@ -221,6 +221,7 @@ def _mps(parser: argparse.ArgumentParser) -> None:
 def _check(parser: argparse.ArgumentParser) -> None:
     _add_settings_option(parser)
     _add_plan_option(parser)
+    _add_cluster_options(parser)
     _add_directory_options(parser, "run", "state")
 
 
@@ -238,15 +239,7 @@ def _run(parser: argparse.ArgumentParser) -> None:
     _add_settings_option(parser)
     _add_plan_option(parser)
     _add_configuration_option(parser, "the only one")
-    parser.add_argument(
-        "--source",
-        choices=("auto", "file", "annotation", "nos", "mig-config"),
-        help="where the plan comes from (auto: the Node's annotation in a cluster, else the file)",
-    )
-    parser.add_argument(
-        "--kubeconfig", metavar="FILE", type=Path, help="the cluster that the node belongs to"
-    )
-    parser.add_argument("--node-name", metavar="NAME", help="how this node is called")
+    _add_cluster_options(parser)
     _add_listen_option(parser)
     _add_directory_options(parser, "run", "state")
     parser.add_argument(
@@ -280,6 +273,18 @@ def _add_settings_option(parser: argparse.ArgumentParser) -> None:
 
 def _add_plan_option(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--plan", metavar="FILE", type=Path, help="the plan file to follow")
+
+
+def _add_cluster_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--source",
+        choices=("auto", "file", "annotation", "nos", "mig-config"),
+        help="where the plan comes from (auto: the Node's annotation in a cluster, else the file)",
+    )
+    parser.add_argument(
+        "--kubeconfig", metavar="FILE", type=Path, help="the cluster that the node belongs to"
+    )
+    parser.add_argument("--node-name", metavar="NAME", help="how this node is called")
 
 
 def _add_listen_option(parser: argparse.ArgumentParser) -> None:

@@ -61,6 +61,19 @@ SCHEMAS: Json = {
             "observedAt": TIME,
             "driverVersion": TEXT,
             "rejected": object_of({"problems": list_of(ref("Problem"))}, {"digest": TEXT}),
+            "health": {**ref("Health"), "description": "of the node itself"},
+            "cluster": ref("Cluster"),
+        },
+    ),
+    "Cluster": object_of(
+        {
+            "server": {"type": "string", "description": "the API server's address"},
+            "reachable": {**YES_NO, "description": "whether the Node can be followed now"},
+            "registered": {**YES_NO, "description": "whether the cluster has a Node of this name"},
+        },
+        {
+            "since": {**TIME, "description": "absent while reachable was never otherwise"},
+            "problem": object_of({"message": TEXT, "remedy": TEXT}),
         },
     ),
     "Gpu": object_of(
@@ -69,14 +82,7 @@ SCHEMAS: Json = {
             "slots": {"type": "integer", "description": "memory slices of the card"},
             "instances": list_of(ref("Instance")),
             "users": list_of(ref("User")),
-            "health": object_of(
-                {
-                    "status": {"enum": ["healthy", "unhealthy", "unknown"]},
-                    "findings": list_of(
-                        object_of({"cause": TEXT, "evidence": TEXT, "suggestedAction": TEXT})
-                    ),
-                }
-            ),
+            "health": ref("Health"),
         },
         {
             "uuid": {"type": "string", "description": "absent while it never answered"},
@@ -104,6 +110,43 @@ SCHEMAS: Json = {
                     "creatable": {"type": "object", "additionalProperties": WHOLE},
                 }
             ),
+        },
+    ),
+    "Health": object_of(
+        {
+            "status": {
+                "enum": ["healthy", "degraded", "unknown", "unhealthy"],
+                "description": "of its worst finding",
+            },
+            "findings": list_of(ref("HealthFinding")),
+        }
+    ),
+    "HealthFinding": object_of(
+        {
+            "check": {"type": "string", "description": "what was looked at"},
+            "cause": TEXT,
+            "severity": {"enum": ["healthy", "degraded", "unknown", "unhealthy"]},
+            "evidence": {"type": "string", "description": "what was read, with its figures"},
+            "suggestedAction": {
+                "enum": ["none", "restart application", "reset GPU", "reboot", "inspect hardware"]
+            },
+            "advice": TEXT,
+        },
+        {
+            "since": TIME,
+            "lastSeen": TIME,
+            "count": {"type": "integer", "description": "how often it was told"},
+            "xid": WHOLE,
+            "link": {"type": "integer", "description": "of NVLink"},
+            "gi": {"type": "integer", "description": "the GPU instance it hit"},
+            "ci": {"type": "integer", "description": "the compute instance it hit"},
+            "start": {"type": "integer", "description": "first memory slice that it hit"},
+            "size": {"type": "integer", "description": "memory slices that it hit"},
+            "pid": WHOLE,
+            "pods": {
+                **list_of(object_of({"namespace": TEXT, "name": TEXT, "container": TEXT})),
+                "description": "who used the place when it was found",
+            },
         },
     ),
     "Instance": object_of(

@@ -20,6 +20,7 @@ _NODES = "/api/v1/nodes"
 _PODS = "/api/v1/pods"
 _POD = "/api/v1/namespaces/{namespace}/pods/{name}"
 _EVENTS = "/api/v1/namespaces/default/events"  # where Events about Nodes live
+_REVIEWS = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +29,16 @@ class Listed:
 
     node: JsonObject | None
     version: str
+
+
+@dataclass(frozen=True, slots=True)
+class Right:
+    """To do `verb` to a resource such as `pods/eviction`; "" is every namespace, or every name."""
+
+    verb: str
+    resource: str
+    namespace: str = ""
+    name: str = ""
 
 
 class ClusterAccess:
@@ -103,6 +114,44 @@ class ClusterAccess:
         path = f"{_NODES}/{{name}}/status"
         return await self._patch(f"a change of Node {name}'s status", path, name, body, _STRATEGIC)
 
+    async def try_changing_node(self, name: str) -> None:
+        """Send patches that change nothing and are not kept: whether ours would be let through."""
+        for below, content_type in (("", _MERGE), ("/status", _STRATEGIC)):
+            asked = f"a change of Node {name}'s status" if below else f"a change of Node {name}"
+            await self._connection.json(
+                Request(
+                    asked,
+                    "PATCH",
+                    f"{_NODES}/{{name}}{below}",
+                    {"name": name},
+                    query={"dryRun": "All"},
+                    body={},
+                    content_type=content_type,
+                )
+            )
+
+    async def may(self, right: Right) -> bool:
+        """Whether roles give us this right. Admission policies are not asked, and may say no."""
+        resource, _, subresource = right.resource.partition("/")
+        attributes = {
+            "verb": right.verb,
+            "resource": resource,
+            "subresource": subresource,
+            "namespace": right.namespace,
+            "name": right.name,
+        }
+        body: JsonObject = {
+            "apiVersion": "authorization.k8s.io/v1",
+            "kind": "SelfSubjectAccessReview",
+            "spec": {"resourceAttributes": attributes},
+        }
+        asked = "a question about our rights"
+        answer = await self._connection.json(Request(asked, "POST", _REVIEWS, body=body))
+        status = answer.get("status")
+        if not isinstance(status, dict):
+            raise faults.strange_answer(asked, "it is no review")
+        return status.get("allowed") is True
+
     async def create_event(self, body: JsonObject) -> None:
         """Make an Event in the namespace of those about Nodes."""
         await self._connection.json(Request("a new Event", "POST", _EVENTS, body=body))
@@ -136,12 +185,15 @@ class ClusterAccess:
         except faults.ObjectMissing:
             return None
 
-    async def evict_pod(self, namespace: str, name: str) -> None:
-        """Ask for the pod's eviction; raises `DisruptionRefused` while a budget forbids it."""
+    async def evict_pod(self, namespace: str, name: str, *, uid: str) -> None:
+        """Ask for this very pod's eviction; raises `DisruptionRefused` while a budget forbids it,
+        and `WriteConflict` when another pod has its name by now.
+        """
         body: JsonObject = {
             "apiVersion": "policy/v1",
             "kind": "Eviction",
             "metadata": {"namespace": namespace, "name": name},
+            "deleteOptions": {"preconditions": {"uid": uid}},
         }
         asked, names = f"the eviction of {namespace}/{name}", {"namespace": namespace, "name": name}
         await self._connection.json(Request(asked, "POST", f"{_POD}/eviction", names, body=body))

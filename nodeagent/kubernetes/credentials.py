@@ -39,6 +39,11 @@ class Kubeconfig:
 Credentials = InCluster | Kubeconfig
 
 
+def credentials_of(kubeconfig: Path | None, context: str | None) -> Credentials:
+    """As the settings `kubernetes.kubeconfig` and `kubernetes.context` say."""
+    return InCluster() if kubeconfig is None else Kubeconfig(kubeconfig, context)
+
+
 @dataclass(frozen=True, slots=True)
 class Identity:
     """What was read. Two identities with the same `connection` differ in their token at most."""
@@ -91,7 +96,8 @@ def _read(path: Path) -> str:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         words = error.strerror if isinstance(error, OSError) else "not text"
-        raise CredentialsUnusable(f"{path} cannot be read: {words}") from error
+        remedy = "check kubernetes.kubeconfig, or the pod's service account"
+        raise CredentialsUnusable(f"{path} cannot be read: {words}", remedy=remedy) from error
 
 
 def _from_kubeconfig(credentials: Kubeconfig) -> client.Configuration:

@@ -92,6 +92,7 @@ class NodeWriter:
         self._wanted = Wanted()
         self._view: NodeView | None = None
         self._not_before = float("-inf")
+        self._missing_until = float("-inf")  # no Node, as the server said; until another is seen
         self._contest_until = float("-inf")
         self._refused: dict[type[NodePatch], tuple[NodePatch, float]] = {}
         self._written: dict[type[NodePatch], NodePatch] = {}
@@ -121,6 +122,7 @@ class NodeWriter:
                 return
         else:
             self._written.clear()
+        self._missing_until = float("-inf")
         self._view = view
         self._wake()
 
@@ -161,7 +163,7 @@ class NodeWriter:
 
     def _next(self) -> NodePatch | None:
         """What to send next: what may go first, and of two that may go now, by turns."""
-        if self._view is None:
+        if self._view is None or self._clock() < self._missing_until:
             return None
         found = (metadata_patch(self._wanted, self._view), status_patch(self._wanted, self._view))
         patches = [patch for patch in found if patch is not None and not self._is_refused(patch)]
@@ -183,7 +185,8 @@ class NodeWriter:
     def _refused_until(self) -> float | None:
         """When the first of what was refused may be tried again."""
         now = self._clock()
-        return min((again for _, again in self._refused.values() if again > now), default=None)
+        refused = (self._missing_until, *(again for _, again in self._refused.values()))
+        return min((again for again in refused if again > now), default=None)
 
     async def _change(self, until: float | None) -> None:
         """Wait for a change, at most until then."""
@@ -220,7 +223,8 @@ class NodeWriter:
             case RequestRefused() | NotAllowed():
                 self._refused[type(patch)] = (patch, now + self._pace.refused_again)
             case ObjectMissing():
-                self._view = None  # the follower tells when there is one again
+                # The follower tells when there is one again, unless a proxy made that up.
+                self._missing_until = now + self._pace.refused_again
             case _:
                 # A conflict too: what is there by then may be seen by then.
                 self._not_before = now + self._after_fault.next(fault.retry_after or 0.0)

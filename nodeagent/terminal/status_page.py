@@ -46,13 +46,33 @@ def _title(status: Json) -> tuple[Line, ...]:
     node = Span(f"node {status.get('node', '?')}", Tone.TITLE)
     digest = str(status.get("digest") or "")
     source = status.get("source", "?")
-    plan = f"plan {digest[:_DIGEST_SHOWN]} from {source}" if digest else "no plan"
+    name = f" ({status['configuration']})" if status.get("configuration") else ""
+    plan = f"plan {digest[:_DIGEST_SHOWN]}{name} from {source}" if digest else "no plan"
     seen = f", seen {status['observedAt']}" if status.get("observedAt") else ""
     said = f": {status['message']}" if status.get("message") else ""
     return (
         line(node, "  ", Span(phase, _PHASE_TONES.get(phase, Tone.PLAIN)), said),
         line(dim(f"{plan}{seen}")),
+        *_cluster_lines(status),
     )
+
+
+def _cluster_lines(status: Json) -> tuple[Line, ...]:
+    """Whether what the agent asks and says reaches the cluster; nothing for a node without one."""
+    cluster: Json | None = status.get("cluster")
+    if not cluster:
+        return ()
+    server, reachable = cluster.get("server", "?"), cluster.get("reachable")
+    problem: Json = cluster.get("problem") or {}
+    since = f" since {cluster['since']}" if cluster.get("since") else ""
+    words = f"reachable{since}"
+    if not reachable:
+        words = f"not {words}" if problem else "not reached yet"
+    lines = [line(dim(f"cluster {server}  "), dim(words) if reachable else Span(words, Tone.BAD))]
+    if problem:
+        lines += [line(Span(f"! {problem.get('message', '')}", Tone.WARNING))]
+        lines += [line(f"  {problem['remedy']}")] if problem.get("remedy") else []
+    return tuple(lines)
 
 
 def _gpu_title(gpus: Sequence[Json]) -> Line:

@@ -405,6 +405,18 @@ async def test_a_node_that_is_gone_is_waited_for(server: ApiServer, access: Clus
         await settled(server, writer, "late")
 
 
+async def test_a_node_that_was_said_to_be_gone_and_is_not(
+    server: ApiServer, access: ClusterAccess
+) -> None:
+    """A 404 that somebody in between made up: after a while it is tried again, without any news."""
+    made = Written(access)
+    async with made.running() as writer:
+        server.faults.next(1, Answer(404), verb="PATCH")
+        writer.want(wanted("late"))
+        await settled(server, writer, "late")
+        assert len(writes(server)) == 2
+
+
 async def test_a_foreign_node_is_refused_by_policy(server: ApiServer, tmp_path: Path) -> None:
     """The policy's words reach the reader; one request."""
     server.tokens["t"] = "agent"

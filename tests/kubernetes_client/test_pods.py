@@ -43,16 +43,18 @@ async def test_a_pod_is_deleted_only_if_it_is_the_one_that_was_meant(
 
 
 async def test_an_eviction_and_a_budget(server: ApiServer, access: ClusterAccess) -> None:
-    """Refused with the budget's own words; a server that only is busy is something else."""
-    server.add_pod("p", namespace="a")
+    """Of this very pod; refused with the budget's own words; to be busy is something else."""
+    uid = server.add_pod("p", namespace="a")["metadata"]["uid"]
+    with pytest.raises(faults.WriteConflict):
+        await access.evict_pod("a", "p", uid="another")
     server.pods.budgets["a", "p"] = "keep"
     with pytest.raises(faults.DisruptionRefused, match="budget keep needs 1 healthy pods"):
-        await access.evict_pod("a", "p")
+        await access.evict_pod("a", "p", uid=uid)
     server.pods.budgets.clear()
     server.faults.next(1, Answer(429, retry_after=1))
     with pytest.raises(faults.ServerBusy):
-        await access.evict_pod("a", "p")
-    await access.evict_pod("a", "p")
+        await access.evict_pod("a", "p", uid=uid)
+    await access.evict_pod("a", "p", uid=uid)
     assert await access.pod("a", "p") is None
     with pytest.raises(faults.ObjectMissing):
-        await access.evict_pod("a", "p")
+        await access.evict_pod("a", "p", uid=uid)

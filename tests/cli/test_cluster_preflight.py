@@ -1,0 +1,235 @@
+"""What `nodeagent check` finds out about the node's cluster."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+import pytest
+
+from nodeagent.cli import cluster_preflight
+from nodeagent.cli.findings import Finding, Level
+from nodeagent.settings import KubeletSettings, KubernetesSettings, PlanSettings
+from tests.cluster.api_server import ApiServer
+from tests.cluster.kubelet import Kubelet
+from tests.kubernetes_client.rig import kubeconfig
+
+if TYPE_CHECKING:
+    from tests.cli.conftest import Program
+
+NODE = "gpu-node-0"
+
+
+@pytest.fixture
+async def api() -> AsyncIterator[ApiServer]:
+    """A cluster with one Node."""
+    async with ApiServer() as served:
+        served.add_node(NODE)
+        yield served
+
+
+async def _look(
+    api: ApiServer,
+    folder: Path,
+    settings: Mapping[str, object] = MappingProxyType({}),
+    *,
+    node: str = NODE,
+    token: str | None = None,
+) -> dict[str, Finding]:
+    """The findings by what was looked at; of several the last."""
+    config = kubeconfig(folder, api.url, token=token).path
+    wanted = KubernetesSettings.model_validate({"kubeconfig": config, **settings})
+    looked = await asyncio.to_thread(cluster_preflight.look, wanted, node, "annotation")
+    return {finding.check: finding for finding in looked.findings}
+
+
+async def test_all_well_changes_nothing(api: ApiServer, tmp_path: Path) -> None:
+    """Server, Node, rights and owners are fine, and the Node is at the version that it was."""
+    before = api.node(NODE)
+    found = await _look(api, tmp_path)
+    assert {finding.level for finding in found.values()} == {Level.OK}
+    assert found.keys() >= {"API server", "Node", "Node's changes", "rights", "other managers"}
+    assert api.node(NODE) == before
+    written = [request for request in api.requests if request.method == "PATCH"]
+    assert [(request.query, request.body) for request in written] == [({"dryRun": "All"}, {})] * 2
+
+
+async def test_a_name_that_no_node_has(api: ApiServer, tmp_path: Path) -> None:
+    """The most likely mistake under systemd, where the host's name is taken."""
+    found = await _look(api, tmp_path, node="gpu-node-9")
+    assert found["API server"].level is Level.OK
+    assert found["Node"].level is Level.ERROR
+    assert "node_name" in found["Node"].remedy
+
+
+async def test_nobody_answers(api: ApiServer, tmp_path: Path) -> None:
+    """The address is named, and nothing else is said of the cluster."""
+    async with api.refusing():
+        found = await _look(api, tmp_path)
+    assert found.keys() == {"API server"}
+    assert found["API server"].level is Level.ERROR
+    assert api.url in found["API server"].message
+
+
+async def test_credentials_that_are_refused(api: ApiServer, tmp_path: Path) -> None:
+    """A token that ended is told as that, and is not repeated."""
+    api.tokens["good"] = "agent"
+    found = await _look(api, tmp_path, token="stale")
+    assert found["API server"].level is Level.ERROR
+    assert "token" in found["API server"].remedy
+    assert "stale" not in found["API server"].message
+
+
+async def test_credentials_that_cannot_be_read(tmp_path: Path) -> None:
+    """The file is named."""
+    settings = KubernetesSettings(kubeconfig=tmp_path / "none")
+    looked = await asyncio.to_thread(cluster_preflight.look, settings, NODE, "file")
+    (finding,) = looked.findings
+    assert (finding.check, finding.level) == ("credentials", Level.ERROR)
+    assert str(tmp_path / "none") in finding.message
+
+
+@pytest.mark.parametrize(
+    ("right", "check", "level", "settings"),
+    [
+        (("list", "nodes"), "rights", Level.ERROR, {}),
+        (("patch", "nodes"), "Node's changes", Level.ERROR, {}),
+        (("patch", "nodes/status"), "Node's changes", Level.ERROR, {}),
+        (("watch", "nodes"), "rights", Level.WARNING, {}),
+        (("create", "events"), "rights", Level.WARNING, {}),
+        (("list", "pods"), "other managers", Level.ERROR, {}),
+        (("delete", "pods"), "rights", Level.WARNING, {"clients": "deletePods"}),
+        (("get", "configmaps"), "rights", Level.WARNING, {"nos_config_map": "a/b"}),
+    ],
+)
+async def test_each_right_that_is_missing(
+    *,
+    right: tuple[str, str],
+    check: str,
+    level: Level,
+    settings: dict[str, object],
+    api: ApiServer,
+    tmp_path: Path,
+) -> None:
+    """It is named, with what gives it."""
+    api.access.withheld.add(right)
+    if right == ("list", "pods"):
+        api.patch_node(
+            NODE, {"metadata": {"labels": {"nvidia.com/gpu.deploy.mig-manager": "true"}}}
+        )
+    found = await _look(api, tmp_path, settings)
+    assert found[check].level is level
+    assert found[check].remedy
+
+
+async def test_a_right_that_the_settings_do_not_need(api: ApiServer, tmp_path: Path) -> None:
+    """To delete pods, where nobody deletes any."""
+    api.access.withheld.add(("delete", "pods"))
+    assert (await _look(api, tmp_path))["rights"].level is Level.OK
+
+
+async def test_a_token_of_another_node(api: ApiServer, tmp_path: Path) -> None:
+    """Roles allow the change, the admission policy does not: only trying it shows that."""
+    api.tokens["t"] = "agent"
+    api.access.own_node["t"] = "gpu-node-1"
+    found = await _look(api, tmp_path, token="t")
+    assert found["rights"].level is Level.OK
+    assert found["Node's changes"].level is Level.ERROR
+    assert "bound" in found["Node's changes"].remedy
+
+
+async def test_another_manager(api: ApiServer, tmp_path: Path) -> None:
+    """Its pod is named with how to switch it off, unless it is tolerated."""
+    api.add_pod("mm-x", node=NODE, namespace="gpu-operator", labels={"app": "nvidia-mig-manager"})
+    found = await _look(api, tmp_path)
+    assert found["other managers"].level is Level.ERROR
+    assert "gpu-operator/mm-x" in found["other managers"].message
+    tolerating = await _look(api, tmp_path, {"tolerate": ["mig-manager"]})
+    assert tolerating["other managers"].level is Level.OK
+
+
+async def test_settings_that_name_nobody(api: ApiServer, tmp_path: Path) -> None:
+    """The agent would not start with them, so they are an error here."""
+    found = await _look(api, tmp_path, {"tolerate": ["mig-parted"]})
+    assert found["settings"].level is Level.ERROR
+
+
+@pytest.mark.parametrize(
+    ("source", "metadata", "level", "word"),
+    [
+        ("annotation", {}, Level.WARNING, "nodeagent.io/plan"),
+        ("annotation", {"nodeagent.io/plan": "version: v1\ngpus: []\n"}, Level.OK, NODE),
+        ("annotation", {"nodeagent.io/plan": "{"}, Level.ERROR, NODE),
+        ("mig-config", {}, Level.WARNING, "nvidia.com/mig.config"),
+        ("mig-config", {"nvidia.com/mig.config": "all-balanced"}, Level.OK, "all-balanced"),
+        ("nos", {}, Level.WARNING, "nos.nebuly.com/spec-"),
+        ("nos", {"nos.nebuly.com/spec-gpu-0-1g.10gb": "2"}, Level.OK, "nos.nebuly.com/spec-"),
+    ],
+)
+async def test_what_the_node_asks_for(
+    *,
+    source: str,
+    metadata: dict[str, str],
+    level: Level,
+    word: str,
+    api: ApiServer,
+    tmp_path: Path,
+) -> None:
+    """The plan is looked for where the source says, and read where it is a text."""
+    kind = "labels" if source == "mig-config" else "annotations"
+    api.patch_node(NODE, {"metadata": {kind: metadata}})
+    settings = KubernetesSettings(kubeconfig=kubeconfig(tmp_path, api.url).path)
+    node = (await asyncio.to_thread(cluster_preflight.look, settings, NODE, source)).node
+    assert node is not None
+    plan = PlanSettings(file=tmp_path / "plan.yaml")
+    found, _ = await asyncio.to_thread(cluster_preflight.asked_of_the_node, node, source, plan)
+    assert found.level is level
+    assert word in found.message
+
+
+async def test_the_kubelet(tmp_path: Path) -> None:
+    """One that answers is fine; one that does not makes everything count as in use."""
+    settings = KubeletSettings(socket=tmp_path / "kubelet.sock")
+
+    async def look(*, in_cluster: bool, simulated: bool = False) -> Finding | None:
+        return await asyncio.to_thread(
+            cluster_preflight.kubelet_finding, settings, in_cluster=in_cluster, simulated=simulated
+        )
+
+    silent = await look(in_cluster=True)
+    assert silent is not None
+    assert silent.level is Level.ERROR
+    assert "counts as in use" in silent.message
+    assert await look(in_cluster=True, simulated=True) is None
+    async with Kubelet(tmp_path):
+        answering = await look(in_cluster=True)
+    assert answering is not None
+    assert answering.level is Level.OK
+
+
+async def test_check_holds_the_nodes_plan_against_the_cards(
+    api: ApiServer, tmp_path: Path, h100: Program
+) -> None:
+    """The whole command: the plan comes from the annotation, and no plan file is missed."""
+    api.patch_node(
+        NODE,
+        {
+            "metadata": {
+                "annotations": {
+                    "nodeagent.io/plan": "{version: v1, gpus: [{devices: [7], mig: disabled}]}"
+                }
+            }
+        },
+    )
+    config = kubeconfig(tmp_path, api.url).path
+    own = ("--run-dir", tmp_path / "run", "--state-dir", tmp_path / "lib")
+    words = ("check", "-o", "json", "--kubeconfig", config, "--node-name", NODE, *own)
+    ended = await asyncio.to_thread(h100.on, *words)
+    found = {finding["check"]: finding for finding in ended.json["findings"]}
+    assert ended.code == 1
+    assert found["plan"]["level"] == "ok"
+    assert found["plan on this node"]["level"] == "error"
+    assert found["API server"]["level"] == "ok"

@@ -1,0 +1,74 @@
+"""What `nodeagent status` says of the node's cluster."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from nodeagent.terminal.page import plain_text
+from nodeagent.terminal.status_page import status_page
+
+SERVER = "https://api:6443"
+SINCE = "2030-01-02T03:04:05.000Z"
+REFUSED = {"message": "the API server refused it", "remedy": "check the token"}
+
+
+def _rows(cluster: dict[str, Any] | None) -> list[str]:
+    status: dict[str, Any] = {"node": "gpu-7", "phase": "InSync", "gpus": [], "problems": []}
+    if cluster is not None:
+        status["cluster"] = cluster
+    rows = plain_text(status_page(status, 100)).splitlines()
+    return [row for row in rows[2:] if row]
+
+
+@pytest.mark.parametrize(
+    ("cluster", "shown"),
+    [
+        (None, []),
+        (
+            {"server": SERVER, "reachable": True, "registered": True},
+            [f"cluster {SERVER}  reachable"],
+        ),
+        (
+            {"server": SERVER, "reachable": True, "registered": True, "since": SINCE},
+            [f"cluster {SERVER}  reachable since {SINCE}"],
+        ),
+        (
+            {"server": "the API server", "reachable": False, "registered": False},
+            ["cluster the API server  not reached yet"],
+        ),
+        (
+            {
+                "server": SERVER,
+                "reachable": False,
+                "registered": True,
+                "since": SINCE,
+                "problem": REFUSED,
+            },
+            [
+                f"cluster {SERVER}  not reachable since {SINCE}",
+                "! the API server refused it",
+                "  check the token",
+            ],
+        ),
+        (
+            {"server": SERVER, "reachable": True, "registered": True, "problem": REFUSED},
+            [
+                f"cluster {SERVER}  reachable",
+                "! the API server refused it",
+                "  check the token",
+            ],
+        ),
+    ],
+)
+def test_the_cluster_is_told(cluster: dict[str, Any] | None, shown: list[str]) -> None:
+    """Reached or not, since when, what is wrong and what to do; nothing on a node without one."""
+    assert _rows(cluster) == shown
+
+
+def test_a_configuration_is_named() -> None:
+    """Of a plan that was chosen by name the name is more telling than the digest."""
+    status = {"phase": "InSync", "digest": "sha256:0123456789abcdef", "source": "mig-config"}
+    shown = plain_text(status_page({**status, "configuration": "all-balanced"}, 100))
+    assert "plan sha256:0123456789ab (all-balanced) from mig-config" in shown
