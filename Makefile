@@ -29,7 +29,7 @@ run: $(RUN)  ## start the agent on a simulated node (BOARDS=h100-80gb:2 PLAN=exa
 	  exec $(BIN)/nodeagent run --simulate $(BOARDS) --plan $(PLAN)
 
 run-cluster: $(RUN)  ## the same beside an API server to try it with: annotate, watch the status
-	@exec $(BIN)/python -m tests.cluster --folder $(LOCAL)/cluster --agent $(BOARDS)
+	@exec $(BIN)/python -m tests.simulated_cluster --folder $(LOCAL)/cluster --agent $(BOARDS)
 
 test: lint types layers  ## everything that has to pass: lint, types, layers, tests
 	@$(MAKE) --no-print-directory --jobs=3 --output-sync=target \
@@ -57,7 +57,7 @@ pytest: $(DEV)  ## the tests alone (ARGS='-k planner')
 # Three parts of them, side by side in `make test`: those with many daemons, and those with an API
 # server, mostly wait.
 DAEMONS := tests/mps tests/simulation/mps $(wildcard tests/acceptance/test_mps*.py)
-CLUSTER := tests/cluster tests/cluster_part tests/kubernetes_client tests/kubelet tests/manifests \
+CLUSTER := tests/cluster tests/simulated_cluster tests/kubernetes tests/kubelet tests/manifests \
   $(wildcard tests/acceptance/test_cluster*.py)
 
 pytest-computing: $(DEV)

@@ -7,7 +7,7 @@ from importlib import import_module
 
 NAMES = (
     *("planning_time", "side_by_side", "commands", "agent", "disturbance", "mps"),
-    *("cluster", "cluster_traffic", "cluster_restart"),
+    *("cluster", "cluster_traffic", "cluster_restart", "metrics"),
 )
 
 

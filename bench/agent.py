@@ -40,7 +40,7 @@ def run() -> None:
 class Running:
     """An agent in a process of its own, in a directory of its own."""
 
-    def __init__(self) -> None:
+    def __init__(self, **settings: str) -> None:
         self._directory = tempfile.TemporaryDirectory()
         here = Path(self._directory.name)
         (here / "plan.yaml").write_text(PLAN)
@@ -52,6 +52,7 @@ class Running:
             "NODEAGENT_RUN_DIR": str(here / "run"),
             "NODEAGENT_STATE_DIR": str(here / "state"),
             "NODEAGENT_API_LISTEN": f"127.0.0.1:{self.port}",
+            **settings,
         }
         self.began = time.perf_counter()
         self.process = subprocess.Popen(

@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 from bench.tables import percentile, show
-from tests.cluster.agent import (
+from tests.simulated_cluster.agent import (
     NAME,
     PLAN,
     AgentProcess,
@@ -21,7 +21,7 @@ from tests.cluster.agent import (
     kubeconfig,
     until_status,
 )
-from tests.cluster.api_server import ApiServer
+from tests.simulated_cluster.api_server import ApiServer
 
 CHANGES = 200
 SPACING = 1.05  # seconds; the agent writes once a second

@@ -14,8 +14,8 @@ from bench.tables import show
 from nodeagent.kubernetes.access import ClusterAccess
 from nodeagent.kubernetes.credentials import Kubeconfig
 from nodeagent.kubernetes.node_follower import NodeFollower
-from tests.cluster.agent import kubeconfig
-from tests.cluster.api_server import ApiServer
+from tests.simulated_cluster.agent import kubeconfig
+from tests.simulated_cluster.api_server import ApiServer
 
 FLEET = 200
 TOGETHER = 20  # followers share a client, because each client costs 20 ms to build

@@ -14,9 +14,9 @@ from collections.abc import AsyncIterator
 from bench.cluster import LAYOUTS, agent, ask, plan, quiet
 from bench.processes import cpu_seconds
 from bench.tables import show
-from tests.cluster.agent import NAME
-from tests.cluster.api_server import ApiServer
-from tests.cluster.journal import Request
+from tests.simulated_cluster.agent import NAME
+from tests.simulated_cluster.api_server import ApiServer
+from tests.simulated_cluster.journal import Request
 
 BOARDS = "h100-80gb:8"
 FULL = "{1g.10gb: 7}"  # 56 instances

@@ -129,8 +129,13 @@ def test_both_units_are_hardened_alike() -> None:
         key: values
         for key, values in _read(AGENT).items()
         if key.startswith(("Protect", "Restrict", "SystemCall", "Capability", "NoNew", "Lock"))
-        and key not in {"RestartPreventExitStatus", "RestrictAddressFamilies"}
+        and key
+        not in {"RestartPreventExitStatus", "RestrictAddressFamilies", "CapabilityBoundingSet"}
     }
     assert len(protections) >= 12
+    may = {unit: set(_one(unit, "CapabilityBoundingSet").split()) for unit in (AGENT, RESTORE)}
+    assert may[AGENT] - may[RESTORE] == {"CAP_SYSLOG"}  # it has no use for the kernel log
+    assert may[RESTORE] < may[AGENT]
+    assert _one(RESTORE, "ProtectKernelLogs") == "yes"
     assert {key: _read(RESTORE)[key] for key in protections} == protections
     assert _one(RESTORE, "PrivateNetwork") == "yes"

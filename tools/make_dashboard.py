@@ -206,6 +206,15 @@ ROWS: tuple[tuple[str, tuple[Panel, ...]], ...] = (
                 "{{namespace}}",
                 stacked=True,
             ),
+            _table(
+                "Held and idle for",
+                f"nodeagent_held_idle_seconds{{{HELD}}}",
+                *("instance", "gpu", "GPU_I_ID", "GPU_I_PROFILE", "namespace", "pod"),
+                *("container", "Value"),
+                unit="s",
+                width=24,
+                about="Devices that somebody has, and since when they have done nothing.",
+            ),
         ),
     ),
     (
@@ -216,6 +225,13 @@ ROWS: tuple[tuple[str, tuple[Panel, ...]], ...] = (
                 f"nodeagent_mps_daemon_up{{{SLICE}}}",
                 f"{PART} {{{{mig_uuid}}}}",
                 values=YES_NO,
+            ),
+            _states(
+                "Servers that are active",
+                f"nodeagent_mps_server_active{{{SLICE}}}",
+                f"{PART} {{{{mig_uuid}}}}",
+                values=YES_NO,
+                about="A gap: nobody has come yet, so the daemon has no server.",
             ),
             _one(
                 "Restarts in an hour",
@@ -328,6 +344,14 @@ ROWS: tuple[tuple[str, tuple[Panel, ...]], ...] = (
                 "{{kind}} {{result}}",
                 about="The very first of a kind is not seen.",
             ),
+            _one(
+                "Memory slices out of use",
+                "sum by (instance, gpu) "
+                f"(increase(nodeagent_mig_slot_out_of_use_seconds_total{{{GPU}}}[$__rate_interval]))",
+                NAME,
+                unit="s",
+                about="Seconds for which changes kept slices from being used, all slices together.",
+            ),
             Panel(
                 "How long a round takes",
                 tuple(
@@ -374,6 +398,12 @@ ROWS: tuple[tuple[str, tuple[Panel, ...]], ...] = (
                 f"min by (instance, reader) (nodeagent_reader_success{{{NODE}}})",
                 "{{instance}} {{reader}}",
                 values=YES_NO,
+            ),
+            _one(
+                "Lines of the file of counters that are not used",
+                f"nodeagent_counters_ignored{{{NODE}}}",
+                "{{instance}}",
+                about="The log and /v1/status name them.",
             ),
             _one("Open files", f"process_open_fds{{{NODE}}} {OF_AGENT}", "{{instance}}"),
         ),

@@ -69,14 +69,14 @@ values, and its `nodeagent_reader_success` is 0; those of a GPU that is lost end
 is always the GPU's. `nodeagent_mig_device_info` has the MIG devices' own, to be joined on `UUID`
 and `GPU_I_ID`. Metrics of an NVLink begin with `nvlink`.
 
-`container`, `namespace` and `pod` are those of the pod that has the GPU or the instance: by what the
-kubelet gave it, or by the cgroups of its processes. Outside a cluster `container` is the beginning of
-a container's id; a process in none has `unit` (of systemd) or `user` (a number).
+`container`, `namespace` and `pod` are those of the pod that has the GPU or the instance: by what
+the kubelet gave it, or by the cgroups of its processes. Outside a cluster `container` is the
+beginning of a container's id; a process in none has `unit` (of systemd) or `user` (a number).
 
 What several pods share, by MPS or by time-slicing, is told of none of them, but for two fields:
-`DCGM_FI_DEV_FB_USED` and `DCGM_FI_DEV_GPU_UTIL` have a series for each pod, by its processes, and one
-without a pod for the rest. So the sum over all series is the GPU's. The driver tells no process'
-share of the time while MIG is on.
+`DCGM_FI_DEV_FB_USED` and `DCGM_FI_DEV_GPU_UTIL` have a series for each pod, by its processes, and
+one without a pod for the rest. So the sum over all series is the GPU's. While MIG is on, the driver
+tells no process' share of the time.
 
 ## Where this differs from dcgm-exporter
 
@@ -90,8 +90,16 @@ share of the time while MIG is on.
 - PCIe throughput is the growth of byte counters: the call that DCGM uses blocks for 20 ms.
 - `DCGM_FI_DEV_NVLINK_BANDWIDTH_TOTAL` is a rate. dcgm-exporter calls it a counter, and so does the
   shipped file.
+- Its `DCGM_EXP_*`, which it makes out of several readings, are not exported: a line with one is
+  named. `nodeagent_gpu_xid_total`, `nodeagent_gpu_health` and `DCGM_FI_DEV_CLOCKS_EVENT_REASONS`
+  tell the same without a window.
+
+`promtool check metrics` has nothing to say of the agent's own. Of DCGM's it dislikes the names:
+`modelName`, counters without `_total`.
 
 ## The agent's own
+
+Besides these, [health](health.md) has the four of findings and XIDs.
 
 | metric | type | labels | meaning |
 |---|---|---|---|
@@ -138,14 +146,10 @@ def page() -> str:
         for t in known.texts
     )
     return (
-        HEAD
-        + own
-        + FIELDS
-        + f"There are {summary()}, and {len(known.fields) - len(known.from_nvml)} that "
-        "dcgm-exporter composes.\n\n"
+        HEAD + own + FIELDS + f"There are {summary()}.\n\n"
         "| field | name since DCGM 4.6 | id | default | type | unit | meaning | with MIG | from | "
         "oldest |\n|---|---|---|---|---|---|---|---|---|---|\n"
-        + "".join(_row(row, default) for row in known.fields)
+        + "".join(_row(row, default) for row in known.from_nvml)
         + "\n## Fields that are texts\n\nThey can be labels.\n\n"
         "| field | name since DCGM 4.6 | default | meaning | from |\n|---|---|---|---|---|\n"
         + texts

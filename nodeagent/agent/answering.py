@@ -7,6 +7,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from nodeagent.agent.cluster_part import ClusterPart
+from nodeagent.agent.health_part import HealthPart
+from nodeagent.agent.metrics_part import MetricsPart
 from nodeagent.agent.mps_part import MpsPart
 from nodeagent.planning.plan import NodePlan, Policy, Verdict
 from nodeagent.reconciling.event_log import EventLog
@@ -30,10 +32,19 @@ class Answering:
     """The answers of one agent."""
 
     def __init__(
-        self, reconciler: Reconciler, mps: MpsPart, cluster: ClusterPart | None, policy: Policy
+        self,
+        reconciler: Reconciler,
+        mps: MpsPart,
+        *,
+        health: HealthPart,
+        metrics: MetricsPart,
+        cluster: ClusterPart | None,
+        policy: Policy,
     ) -> None:
         self._reconciler = reconciler
         self._mps = mps
+        self._health = health
+        self._metrics = metrics
         self._cluster = cluster
         self._policy = policy
 
@@ -51,13 +62,19 @@ class Answering:
             mps=self._mps_report,
             restart_mps=self._restart_mps,
             drain_mps=self._drain_mps,
+            scrape=self._metrics.scrape,
         )
 
     def _state(self) -> NodeState:
-        """With the daemons and the cluster as they are at this moment."""
-        cluster = self._cluster.state if self._cluster else None
-        daemons = self._mps.overview().daemons
-        return replace(self._reconciler.state, mps=daemons, cluster=cluster)
+        """With the daemons, the cluster and health as they are at this moment."""
+        state = self._reconciler.state
+        return replace(
+            state,
+            problems=(*state.problems, *self._metrics.problems),
+            mps=self._mps.overview().daemons,
+            cluster=self._cluster.state if self._cluster else None,
+            health=self._health.state,
+        )
 
     def _status(self, gpu: str | None) -> Json | None:
         self._reconciler.look_if_older_than(_FRESH)

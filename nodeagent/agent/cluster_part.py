@@ -16,18 +16,18 @@ from nodeagent.reconciling.event_log import EventLog, EventType
 from nodeagent.reconciling.surroundings import Surroundings
 from nodeagent.reports.cluster_state import ClusterState
 from nodeagent.reports.node_state import NodeState
-from nodeagent.settings import KubernetesSettings, PlanSettings, Settings
+from nodeagent.settings import PlanSettings, Settings
 from nodeagent.sources.plan_offer import Demand, NoPlan, PlanOffer
 
 if TYPE_CHECKING:
-    from nodeagent.cluster.asking import NodeSource
+    from nodeagent.cluster.plan_sources.node_source import NodeSource
     from nodeagent.execution.device_users import KubeletUsage
-    from nodeagent.kubernetes.credentials import Credentials
 
 log = structlog.get_logger(__name__)
 
-# The label's pending and success belong together, and may be a moment apart.
-_BURST = {"mig-config": 2}
+# A label's pending and success belong together and may be a moment apart, and so may two changes:
+# whoever waits for success must not be shown the one before.
+_BURST = {"mig-config": 4}
 _LEAVING = 2.0  # seconds for putting back at the end what was done around a change
 
 
@@ -50,9 +50,10 @@ class ClusterPart:
         rounds: Callable[[], int],
         kubelet: KubeletUsage | None,
     ) -> None:
+        from nodeagent.cluster.around.surroundings import ClusterSurroundings
         from nodeagent.cluster.citizen import Citizen, CitizenPace
-        from nodeagent.cluster.surroundings import ClusterSurroundings
         from nodeagent.kubernetes.access import ClusterAccess
+        from nodeagent.kubernetes.credentials import credentials_of
         from nodeagent.kubernetes.node_writer import WritePace
 
         self._settings = settings
@@ -60,7 +61,8 @@ class ClusterPart:
         self._events = events
         self._rounds = rounds
         self._follows_node = False
-        self._access = ClusterAccess(_credentials(settings.kubernetes))
+        cluster = settings.kubernetes
+        self._access = ClusterAccess(credentials_of(cluster.kubeconfig, cluster.context))
         self._surroundings = ClusterSurroundings(
             self._access,
             settings.node_name,
@@ -111,9 +113,9 @@ class ClusterPart:
 
         Every `look_every` seconds it looks at the plan file, if that matters to it, and is `alive`.
         """
-        from nodeagent.cluster.annotation_source import AnnotationSource
-        from nodeagent.cluster.mig_config_source import MigConfigSource
-        from nodeagent.cluster.nos_source import NosSource
+        from nodeagent.cluster.plan_sources.annotation import AnnotationSource
+        from nodeagent.cluster.plan_sources.mig_config import MigConfigSource
+        from nodeagent.cluster.plan_sources.nos import NosSource
 
         match name:
             case "annotation":
@@ -150,11 +152,3 @@ class ClusterPart:
         """Without a word from the Node the plan of an earlier life counts."""
         if self._follows_node:
             self._offer(NoPlan(why))
-
-
-def _credentials(settings: KubernetesSettings) -> Credentials:
-    from nodeagent.kubernetes.credentials import InCluster, Kubeconfig
-
-    if settings.kubeconfig is not None:
-        return Kubeconfig(settings.kubeconfig, settings.context)
-    return InCluster()

@@ -45,6 +45,14 @@ class _Lossy:
             return
 
 
+def _in_reading_order(
+    _: object, __: str, entry: structlog.typing.EventDict
+) -> structlog.typing.EventDict:
+    """When, how bad and what come before the facts, for those who read JSON with their eyes."""
+    first = [key for key in ("timestamp", "level", "message") if key in entry]
+    return {key: entry[key] for key in first} | dict(entry)
+
+
 def configure_logging(
     *, form: Format = "auto", level: str = "info", stream: TextIO | None = None
 ) -> None:
@@ -67,6 +75,7 @@ def configure_logging(
         rest = [
             structlog.processors.format_exc_info,
             structlog.processors.EventRenamer("message"),
+            _in_reading_order,
             structlog.processors.JSONRenderer(),
         ]
     structlog.configure(

@@ -17,7 +17,7 @@ from nodeagent.execution.mps_setup import (
     make_memory,
     make_publisher,
 )
-from nodeagent.execution.whole_node import WholeNode
+from nodeagent.execution.whole_node import HealthWatch, WholeNode
 from nodeagent.gpu.driver import Driver
 from nodeagent.mps.client_watch import ClientWatch
 from nodeagent.mps.clients import Offence
@@ -40,8 +40,8 @@ _CALM = 0.2  # seconds that changes are collected before clients are looked at
 class MpsPart:
     """The daemons of the node as long as `running` runs; they go on living after it.
 
-    `nudge` is told why the node should be looked at again. With `throwaway` the daemons end with
-    the agent, since nobody could ever find them again.
+    `nudge` is told why the node should be looked at again, `health` says what is sick. With
+    `throwaway` the daemons end with the agent, since nobody could ever find them again.
     """
 
     def __init__(
@@ -52,6 +52,7 @@ class MpsPart:
         events: EventLog,
         nudge: Callable[[str], None],
         *,
+        health: HealthWatch | None = None,
         throwaway: bool = False,
     ) -> None:
         self._settings = settings
@@ -71,6 +72,7 @@ class MpsPart:
             self._memory,
             make_publisher(settings, places),
             exclusive=settings.compute_mode == "exclusive",
+            health=health,
         )
         self._watch = ClientWatch(
             memory=driver.mps_memory,
@@ -146,7 +148,7 @@ class MpsPart:
 
     def _report(self, device: str, report: Report) -> None:
         kind, message = event_of(report)
-        self._tell(kind, device, message, lines=list(report.lines))
+        self._tell(kind, device, message, **({"lines": [*report.lines]} if report.lines else {}))
 
     def _offence(self, device: str, offence: Offence) -> None:
         self._tell(EventType.MPS_CLIENT, device, str(offence))

@@ -23,7 +23,7 @@ from nodeagent.sources.plan_file import PlanFile
 
 if TYPE_CHECKING:
     from nodeagent.agent.cluster_part import ClusterPart
-    from nodeagent.cluster.asking import NodeSource
+    from nodeagent.cluster.plan_sources.node_source import NodeSource
 
 log = structlog.get_logger(__name__)
 
@@ -118,11 +118,8 @@ class PlanPart:
         if self._file is None:
             await asyncio.Event().wait()
             raise AssertionError
-        first = True
+        # Told at once too: it may have changed since it was read, while a source gave way, say.
         async for _ in changes(self._file.path):
-            if first:  # told at once, and read already
-                first = False
-                continue
             found = await self._read()
             if found is not None and found.plan != plan:
                 return found.plan

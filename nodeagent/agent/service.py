@@ -7,29 +7,31 @@ running steps finish and the rest is left to the next start; a second signal end
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import random
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import replace
 from typing import Any
 
 import structlog
 
 from nodeagent.agent.answering import Answering
 from nodeagent.agent.cluster_part import ClusterPart
+from nodeagent.agent.health_part import HealthPart, HealthPlaces
+from nodeagent.agent.health_store import FILE_NAME as HEALTH_NAME
 from nodeagent.agent.logs import configure_logging
+from nodeagent.agent.metrics_part import MetricsPart
 from nodeagent.agent.mps_part import MpsPart
+from nodeagent.agent.places import Places, Simulation
 from nodeagent.agent.plan_part import PlanPart, SettingsFile, source_of
 from nodeagent.agent.sd_notify import Notifier
-from nodeagent.errors import NodeagentError
 from nodeagent.execution.device_users import kubelet_users
 from nodeagent.execution.mps_setup import longest_step, places_of, simulated_places
-from nodeagent.execution.writer_lock import FILE_NAME as LOCK_NAME
-from nodeagent.execution.writer_lock import writer_lock
 from nodeagent.gpu.driver import Driver
+from nodeagent.gpu.pci_bus import DEVICES as PCI_BUS
 from nodeagent.gpu.topology import Topology
 from nodeagent.gpu.usage import UsageProbe
 from nodeagent.kubernetes.presence import is_in_cluster
@@ -54,20 +56,6 @@ _READY_ANYWAY = 10.0  # seconds after which systemd hears READY although the dri
 _BEAT = 5.0  # seconds between signs of life to systemd, unless it wants them more often
 
 
-@dataclass(frozen=True, slots=True)
-class Simulation:
-    """The GPUs are simulated; whoever runs the agent has installed the simulator.
-
-    `state` is the file that other commands share, `nvidia_smi` what stands in for the real one,
-    `directory` where its MPS daemons live. `throwaway`: nobody can find the node again afterwards.
-    """
-
-    state: Path | None
-    nvidia_smi: tuple[str, ...]
-    directory: Path
-    throwaway: bool = False
-
-
 def run(
     settings: Settings,
     *,
@@ -80,7 +68,7 @@ def run(
     """
     notifier = Notifier.take_from(os.environ)
     configure_logging(form=settings.log.format, level=settings.log.level)
-    with _only_writer(settings, simulation):
+    with Places(settings, simulation).only_writer():
         try:
             asyncio.run(Agent(settings, settings_file, simulation, notifier).run())
         except BaseExceptionGroup as group:
@@ -91,22 +79,6 @@ def _first_of(group: BaseExceptionGroup[BaseException]) -> BaseException:
     """What ended the agent: the first failure, since the other tasks are cancelled for it."""
     first = group.exceptions[0]
     return _first_of(first) if isinstance(first, BaseExceptionGroup) else first
-
-
-@contextmanager
-def _only_writer(settings: Settings, simulation: Simulation | None) -> Iterator[None]:
-    path: Path | None = settings.run.dir / LOCK_NAME
-    if simulation:
-        path = _beside(simulation.state, LOCK_NAME)
-    if path is None:  # a simulated node that nobody else sees
-        yield
-        return
-    with writer_lock(path):
-        yield
-
-
-def _beside(state: Path | None, name: str) -> Path | None:
-    return state.with_name(f"{state.name}.{name}") if state else None
 
 
 class Agent:
@@ -128,6 +100,7 @@ class Agent:
         )
         self._source = source_of(settings.plan, in_cluster=self._in_cluster)
         self._simulation = simulation
+        self._places = Places(settings, simulation)
         self._notifier = notifier
         self._policy = Policy(
             reset_when_idle=settings.reset == "whenIdle",
@@ -143,8 +116,11 @@ class Agent:
     async def run(self) -> None:
         """Run until a signal; raises the first failure of a part, alone or in a group."""
         self._hearts = Heartbeats(asyncio.get_running_loop().time)
+        self._health = self._make_health()
         self._mps = self._make_mps()
+        await self._health.load()
         self._cluster = self._make_cluster()
+        self._metrics = self._make_metrics()
         self._reconciler = self._make_reconciler()
         self._plan = PlanPart(
             self._settings, self._settings_file, self._reconciler, self._cluster, self._hearts
@@ -158,6 +134,8 @@ class Agent:
                     for part in (self._serve_api, self._beat, self._follow_simulated)
                 ]
                 others.append(parts.create_task(self._plan.run(), name="plan"))
+                others.append(parts.create_task(self._health.run(), name="health"))
+                others.append(parts.create_task(self._metrics.run(), name="metrics"))
                 if self._cluster:
                     others.append(parts.create_task(self._cluster.run(), name="cluster"))
                 await parts.create_task(self._reconciler.run(), name="reconcile")
@@ -182,7 +160,7 @@ class Agent:
                 mend=settings.drift == "mend",
             ),
             backoff=Backoff(_FIRST_RETRY, _LONGEST_RETRY, random.SystemRandom().random),
-            last_good=LastGoodPlan(self._plan_store()),
+            last_good=LastGoodPlan(self._places.kept(PLAN_NAME)),
             narrator=Narrator(self._events),
             hearts=self._hearts,
             on_state=self._tell,
@@ -190,6 +168,7 @@ class Agent:
             mps=self._mps.overview,
             on_plan=self._mps.plan_accepted,
             surroundings=self._cluster.surroundings if self._cluster else None,
+            on_round=self._metrics.round_over,
         )
 
     def _make_cluster(self) -> ClusterPart | None:
@@ -217,6 +196,7 @@ class Agent:
             self._driver,
             self._events,
             lambda reason: self._reconciler.nudge(reason),  # noqa: PLW0108 - there is none yet
+            health=self._health,
             throwaway=simulation is not None and simulation.throwaway,
         )
 
@@ -232,11 +212,38 @@ class Agent:
             nvidia_smi=simulation.nvidia_smi if simulation else settings.nvidia_smi,
         )
 
-    def _plan_store(self) -> Path | None:
-        """A simulated node never touches what the real one keeps, unless told so in words."""
-        if self._simulation and "dir" not in self._settings.state.model_fields_set:
-            return _beside(self._simulation.state, PLAN_NAME)
-        return self._settings.state.dir / PLAN_NAME
+    def _make_health(self) -> HealthPart:
+        settings, kernel_log = self._settings.health, self._settings.health.kernel_log
+        named = "kernel_log" in settings.model_fields_set
+        places = HealthPlaces(
+            kernel_log=None if self._simulation and not named else kernel_log,
+            state=self._places.kept(HEALTH_NAME),
+            xids=settings.xids,
+            pci_bus=None if self._simulation else PCI_BUS,
+        )
+        return HealthPart(
+            places,
+            self._events,
+            seen=lambda: self._mps.node.seen,
+            planned=lambda: self._reconciler.state.plan,
+            changed=self._health_changed,
+        )
+
+    def _make_metrics(self) -> MetricsPart:
+        return MetricsPart(
+            self._settings,
+            self._driver,
+            current=lambda: replace(
+                self._reconciler.state,
+                mps=self._mps.overview().daemons,
+                health=self._health.state,
+            ),
+            begin=lambda: self._reconciler.settled.wait(),  # noqa: PLW0108 - there is none yet
+            on_round=(self._health.took,),
+            on_events=(self._health.heard,),
+            held=lambda: self._health.held,
+            simulated=self._simulation is not None,
+        )
 
     async def _follow_simulated(self) -> None:
         """Processes of a simulated node are no processes: its file tells when they go."""
@@ -257,44 +264,50 @@ class Agent:
         # aiohttp takes long to import; in a thread, so that the reconciler goes on meanwhile.
         routes, listening = await asyncio.to_thread(_import_api)
         address = self._settings.api.listen
-        answering = Answering(self._reconciler, self._mps, self._cluster, self._policy)
+        answering = Answering(
+            self._reconciler,
+            self._mps,
+            health=self._health,
+            metrics=self._metrics,
+            cluster=self._cluster,
+            policy=self._policy,
+        )
         answers = answering.answers(self._events, not_alive=self._hearts.overdue)
         app = routes.create_app(answers, listen_host=address.host)
         async with listening.listening(
-            app, host=address.host, port=address.port, unix_socket=self._socket(listening)
+            app,
+            host=address.host,
+            port=address.port,
+            unix_socket=self._places.socket(listening.SOCKET_NAME),
         ) as port:
             name = address.host or "127.0.0.1"
             shown = f"[{name}]" if ":" in name else name
             log.info("the node can be seen", url=f"http://{shown}:{port}/")
             await self._settled_within(_READY_ANYWAY)
             self._notifier.ready()
-            await asyncio.Event().wait()
+            # What is there now stays: to look through it for garbage every minute or so would take
+            # 50 ms, in which nobody is answered.
+            gc.freeze()
+            await self._metrics.listen(answers)
 
     async def _settled_within(self, seconds: float) -> None:
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self._reconciler.settled.wait()
 
-    def _socket(self, listening: Any) -> Path | None:
-        """A simulated agent never takes the real one's place, unless told so in words."""
-        if self._simulation and "dir" not in self._settings.run.model_fields_set:
-            return None
-        directory = self._settings.run.dir
-        try:
-            directory.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise NodeagentError(
-                f"the folder {directory} cannot be made: {error.strerror}",
-                remedy="run as root, or set run.dir to a folder that can be written",
-            ) from error
-        path: Path = directory / listening.SOCKET_NAME
-        return path
-
     # --- systemd and signals ------------------------------------------------------------------
+
+    def _health_changed(self) -> None:
+        """MPS daemons and the cluster hear of it at once, plans with the next look."""
+        self._mps.node.fence()
+        self._reconciler.nudge("health changed")
+        self._tell(self._reconciler.state)
 
     def _tell(self, state: NodeState) -> None:
         if self._cluster:
-            self._cluster.publish(state, self._reconciler.offered)
+            with_health = replace(state, health=self._health.state)
+            self._cluster.publish(with_health, self._reconciler.offered)
+        self._metrics.changed()
         self._notifier.status(f"{state.phase}: {state.sentence}")
 
     @contextmanager

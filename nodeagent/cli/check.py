@@ -10,6 +10,7 @@ from nodeagent.cli import (
     cluster_preflight,
     event_loop,
     gpu_preflight,
+    health_preflight,
     host_preflight,
     mps_preflight,
 )
@@ -69,6 +70,7 @@ def _look(options: Options) -> Iterator[Finding]:
         yield from _of_the_cards(options, settings, observed)
     yield host_preflight.directory_finding("run.dir", settings.run.dir)
     yield host_preflight.directory_finding("state.dir", settings.state.dir)
+    yield from health_preflight.health_findings(settings.health, simulated=is_simulated(options))
     yield host_preflight.lock_finding(lock_file(options, settings.run.dir))
     in_cluster = is_in_cluster(
         use=settings.kubernetes.use,

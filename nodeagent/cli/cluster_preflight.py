@@ -43,7 +43,7 @@ def look(settings: KubernetesSettings, node: str, source: str) -> ClusterFinding
 
 
 async def _look(settings: KubernetesSettings, name: str, source: str) -> ClusterFindings:
-    from nodeagent.cluster.surroundings import rules_of, tolerated_in
+    from nodeagent.cluster.around.surroundings import rules_of, tolerated_in
     from nodeagent.kubernetes.access import ClusterAccess
     from nodeagent.kubernetes.credentials import credentials_of
 
@@ -161,9 +161,9 @@ async def _owners(
     access: ClusterAccess, settings: KubernetesSettings, view: NodeView, source: str
 ) -> AsyncIterator[Finding]:
     """Who else splits the node's GPUs, by its pods."""
-    from nodeagent.cluster.own_node import facts_of
-    from nodeagent.cluster.pod_facts import pod_fact
-    from nodeagent.cluster.surroundings import tolerated_in
+    from nodeagent.cluster.around.own_node import facts_of
+    from nodeagent.cluster.around.pod_facts import pod_fact
+    from nodeagent.cluster.around.surroundings import tolerated_in
     from nodeagent.disturbance.owners import owned_by_others
     from nodeagent.kubernetes.faults import ClusterFault
 

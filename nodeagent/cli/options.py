@@ -57,3 +57,7 @@ class Options(argparse.Namespace):
     seconds: float | None
     knob: str | None
     value: str | None
+    share: float
+    xid: int
+    sensor: str | None
+    figure: float | None

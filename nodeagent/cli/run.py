@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 from nodeagent.agent import service
+from nodeagent.agent.places import Simulation
 from nodeagent.agent.plan_part import SettingsFile, source_of
 from nodeagent.cli.exit_codes import ExitCode
 from nodeagent.cli.node import SIMULATED_SMI, is_simulated, simulation
@@ -37,9 +38,7 @@ def run(options: Options, _: Output) -> ExitCode:
         service.run(
             settings,
             settings_file=settings_file,
-            simulation=service.Simulation(
-                state, SIMULATED_SMI, directory, throwaway=options.state is None
-            ),
+            simulation=Simulation(state, SIMULATED_SMI, directory, throwaway=options.state is None),
         )
     return ExitCode.DONE
 
@@ -87,6 +86,7 @@ def _say_where_to_look(options: Options, settings: Settings) -> None:
     if listen.port:
         address = f"{listen.host or '127.0.0.1'}:{listen.port}"
         lines.append(f"  curl http://{address}/v1/status")
+        lines.append(f"  curl http://{address}/metrics")
         lines.append(f"  nodeagent status --listen {address}")
     if sys.stderr is not None:
         sys.stderr.write("\n".join(lines) + "\n")

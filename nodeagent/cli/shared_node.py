@@ -61,13 +61,13 @@ async def looking_at(
             async with driver:
                 yield driver, Host()
             return
-        from nodeagent.execution import mps_setup, whole_node
+        from nodeagent.execution import mps_setup, seen_node
         from nodeagent.mps.fleet import survey
 
         found = await survey(parts.places.run_dir, programs=parts.places.programs, ask=True)
         memory = mps_setup.make_memory(parts.places)
-        daemons = whole_node.Surveyed(found)
-        async with whole_node.SeenNode(
+        daemons = seen_node.Surveyed(found)
+        async with seen_node.SeenNode(
             driver, daemons, memory, time_slices=parts.time_slices
         ) as node:
             yield node, parts.host

@@ -23,6 +23,12 @@ def run(options: Options, output: Output) -> ExitCode:
             _occupy(options, output)
         case "release":
             _release(options, output)
+        case "load":
+            _load(options, output)
+        case "sensor" | "xid":
+            from nodeagent.cli.simulate_health import raise_xid, set_sensor
+
+            (set_sensor if options.simulation == "sensor" else raise_xid)(options, output)
         case "fault":
             _fault(options, output)
         case "reboot":
@@ -97,6 +103,17 @@ def _release(options: Options, output: Output) -> None:
         )
     where = f" from {options.device}" if options.device else ""
     _say(output, f"processes taken away{where}: {gone}", released=gone)
+
+
+def _load(options: Options, output: Output) -> None:
+    with simulated_node(options) as node:
+        node.load(device_on(options.device, node), options.share)
+    _say(
+        output,
+        f"{options.device} is busy for {options.share:.0%} of the time",
+        device=options.device,
+        share=options.share,
+    )
 
 
 def _fault(options: Options, output: Output) -> None:

@@ -6,14 +6,17 @@ import argparse
 from collections.abc import Callable
 from pathlib import Path
 
-from nodeagent.cli.values import index, positive, seconds, size
+from nodeagent.cli.values import figure, index, positive, seconds, share, size
 
 SIMULATIONS = {
     "boards": "list the boards that --simulate knows",
     "occupy": "put a process on a simulated device",
     "release": "take it away again",
+    "load": "let a simulated device be busy",
     "client": "run a simulated CUDA program under a simulated node's MPS",
     "mps": "let something go wrong with the simulated node's MPS daemons and servers",
+    "xid": "let a simulated device report a driver error",
+    "sensor": "let a sensor of a simulated device tell a figure",
     "fault": "make a driver function fail, hang or slow down, or a GPU fall off the bus",
     "reboot": "do to the simulated node what a reboot does",
 }
@@ -67,6 +70,29 @@ def _release(parser: argparse.ArgumentParser) -> None:
         help=f"{_DEVICE} (default: all devices)",
     )
     parser.add_argument("--pid", metavar="N", type=positive, help="only this process")
+
+
+def _load(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("device", metavar="DEVICE", help=_DEVICE)
+    parser.add_argument("share", metavar="SHARE", type=share, help="from 0 to 1; 0 ends it")
+
+
+def _xid(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("device", metavar="DEVICE", help=_DEVICE)
+    parser.add_argument("xid", metavar="XID", type=positive, help="the number of the error")
+
+
+def _sensor(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("device", nargs="?", default="", metavar="DEVICE", help=_DEVICE)
+    parser.add_argument(
+        "sensor", nargs="?", metavar="SENSOR", help="which one; without a device, all are listed"
+    )
+    parser.add_argument(
+        "figure", nargs="?", metavar="FIGURE", type=figure, help="what it tells, in NVML's units"
+    )
+    parser.add_argument(
+        "--clear", action="store_true", help="let it tell again what follows from the load"
+    )
 
 
 def _fault(parser: argparse.ArgumentParser) -> None:
@@ -152,6 +178,9 @@ _ADD_OPTIONS: dict[str, Callable[[argparse.ArgumentParser], None]] = {
     "release": _release,
     "client": _client,
     "mps": _mps,
+    "load": _load,
+    "xid": _xid,
+    "sensor": _sensor,
     "fault": _fault,
     "reboot": _reboot,
 }

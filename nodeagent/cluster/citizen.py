@@ -15,9 +15,9 @@ from typing import Final, NoReturn, Protocol
 
 import structlog
 
-from nodeagent.cluster.asking import Keys, NodeSource
 from nodeagent.cluster.node_events import node_event
 from nodeagent.cluster.node_words import NodeWords
+from nodeagent.cluster.plan_sources.node_source import Keys, NodeSource
 from nodeagent.kubernetes.access import ClusterAccess
 from nodeagent.kubernetes.events import EventPace, EventPublisher
 from nodeagent.kubernetes.faults import ClusterFault

@@ -57,6 +57,8 @@ def evictions(plan: NodePlan, desired: DesiredNode, policy: Policy, node: NodeFa
         then.append(plan_gpu(asked, _without(gpu_plan.before, chosen), policy))
         for pod in chosen:
             fact = node.pod(*pod)
+            if fact is not None and fact.finished:
+                continue  # only listed still: to evict it would delete what is left to read of it
             if fact is not None and fact.leaving:
                 leaving[str(fact)] = None
             else:

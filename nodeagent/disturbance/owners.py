@@ -145,6 +145,8 @@ def _hami(node: NodeFacts) -> Iterator[str]:
 def _is_hami_mig(register: str) -> bool:
     try:
         devices = json.loads(register)
+    except RecursionError:  # nobody's register is nested so deep
+        return False
     except ValueError:  # older releases: records end with a colon, commas part fields
         return any("mig" in record.split(",") for record in register.split(":"))
     if not isinstance(devices, list):

@@ -8,28 +8,25 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from contextlib import suppress
-from dataclasses import dataclass, replace
-from types import TracebackType
-from typing import Protocol, Self
+from typing import Protocol
 
-from nodeagent.errors import DriverError, GpuInUse, NodeagentError
+from nodeagent.errors import GpuInUse, NodeagentError
+from nodeagent.execution.seen_node import SeenNode
 from nodeagent.gpu.driver import Driver
 from nodeagent.gpu.remembered import Remembered
 from nodeagent.mps.fleet import Fleet, InUse
 from nodeagent.mps.publishing import Publisher
 from nodeagent.mps.shares import DaemonSpec
+from nodeagent.planning.mps_usage import as_used
+from nodeagent.planning.mps_wishes import mig_devices, whole
 from nodeagent.planning.observed import (
     Access,
-    ComputeInstance,
     Gpu,
-    GpuInstance,
-    MpsDaemon,
     ObservedNode,
     Usage,
 )
 from nodeagent.planning.problems import Problem
-from nodeagent.planning.shares import ComputeMode, TimeSlice
+from nodeagent.planning.shares import ComputeMode
 from nodeagent.planning.steps import (
     DestroyComputeInstance,
     DestroyGpuInstance,
@@ -40,125 +37,29 @@ from nodeagent.planning.steps import (
     StopMps,
 )
 
-_TIME_SLICE_IS_FRESH = 30.0  # seconds; only nvidia-smi tells it, and takes its time
 
+class HealthWatch(Protocol):
+    """Who knows what is sick, and wants to know what is done to the GPUs."""
 
-class Daemons(Protocol):
-    """Who knows the daemons: the fleet, or a survey of what an earlier agent left."""
+    def saw(self, observed: ObservedNode) -> None: ...
 
-    def daemon_of(self, device: str) -> MpsDaemon | None: ...
+    def fenced(self, observed: ObservedNode) -> tuple[ObservedNode, Mapping[str, str]]:
+        """What was observed with what is sick told in it, and the devices that nobody new gets,
+        each with why.
+        """
+        ...
 
+    def about_to_take(self, step: Step) -> None: ...
 
-@dataclass(frozen=True, slots=True)
-class Surveyed:
-    """Daemons as they were found by somebody who does not supervise them."""
-
-    daemons: Mapping[str, MpsDaemon]
-
-    def daemon_of(self, device: str) -> MpsDaemon | None:
-        return self.daemons.get(device)
-
-
-class SeenNode:
-    """The whole node for those who only look. Usable inside `async with`, as the driver is.
-
-    With `time_slices` every GPU's time slice is asked for, which takes a program's run for each;
-    else only those of GPUs on which the agent changed it.
-    """
-
-    def __init__(
-        self, driver: Driver, daemons: Daemons, remembered: Remembered, *, time_slices: bool
-    ) -> None:
-        self._driver = driver
-        self._daemons = daemons
-        self._remembered = remembered
-        self._all_time_slices = time_slices
-        self._time_slices: dict[str, tuple[float, TimeSlice | None]] = {}
-        self.seen: ObservedNode | None = None
-
-    async def __aenter__(self) -> Self:
-        await self._driver.__aenter__()
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        await self._driver.__aexit__(kind, error, traceback)
-
-    async def observe(self) -> ObservedNode:
-        """Every GPU as it is now, with its daemons; raises as the driver does."""
-        observed = await self._driver.observe()
-        gpus = [await self._completed(gpu) for gpu in observed.gpus]
-        self.seen = replace(observed, gpus=tuple(gpus))
-        return self.seen
-
-    async def observe_gpu(self, uuid: str) -> Gpu:
-        """One GPU as it is now; raises DriverError when the driver knows no such GPU."""
-        gpu = await self._completed(await self._driver.observe_gpu(uuid))
-        if self.seen is not None:
-            gpus = tuple(gpu if known.uuid == uuid else known for known in self.seen.gpus)
-            self.seen = replace(self.seen, gpus=gpus)
-        return gpu
-
-    async def _completed(self, gpu: Gpu) -> Gpu:
-        if not gpu.uuid:
-            return gpu
-        slice_now = await self._time_slice(gpu)
-        return replace(
-            gpu,
-            mps=self._daemons.daemon_of(gpu.uuid),
-            usage=self._users(gpu.usage, gpu.uuid),
-            earlier_mode=self._remembered.earlier_mode(gpu.uuid),
-            time_slice=slice_now,
-            earlier_time_slice=self._remembered.earlier_time_slice(gpu.uuid),
-            instances=tuple(map(self._completed_instance, gpu.instances)),
-        )
-
-    def _completed_instance(self, instance: GpuInstance) -> GpuInstance:
-        return replace(instance, compute=tuple(map(self._completed_device, instance.compute)))
-
-    def _completed_device(self, device: ComputeInstance) -> ComputeInstance:
-        return replace(
-            device,
-            mps=self._daemons.daemon_of(device.uuid),
-            usage=self._users(device.usage, device.uuid),
-            earlier_mode=self._remembered.earlier_mode(device.uuid),
-        )
-
-    def _users(self, usage: Usage, device: str) -> Usage:
-        """Without the daemon's own server: it goes with the daemon, and is nobody's work."""
-        daemon = self._daemons.daemon_of(device)
-        if daemon is None:
-            return usage
-        left = tuple(user for user in usage.processes if user.pid not in daemon.servers)
-        return replace(usage, processes=left)
-
-    async def _time_slice(self, gpu: Gpu) -> TimeSlice | None:
-        concerned = (
-            self._all_time_slices
-            or gpu.uuid in self._time_slices
-            or self._remembered.earlier_time_slice(gpu.uuid) is not None
-        )
-        if not concerned or gpu.access is not Access.OK or (gpu.mig and gpu.mig.current):
-            return None
-        now = asyncio.get_running_loop().time()
-        read_at, known = self._time_slices.get(gpu.uuid, (-_TIME_SLICE_IS_FRESH, None))
-        if known is not None and now - read_at < _TIME_SLICE_IS_FRESH:
-            return known
-        with suppress(DriverError):  # it is not known then, which the plan copes with
-            known = await self._driver.time_slice(gpu.uuid)
-            self._time_slices[gpu.uuid] = (now, known)
-            return known
-        return None
+    def has_taken(self, step: Step, *, done: bool) -> None: ...
 
 
 class WholeNode(SeenNode):
     """The whole node for the one who changes it. The fleet is the caller's, to enter and leave.
 
     `exclusive`: a daemon is only Ready while its device is in compute mode EXCLUSIVE_PROCESS.
+    `health` says what is sick: the planner learns it from what is observed, and MPS daemons let in
+    nobody new there.
     """
 
     def __init__(
@@ -170,9 +71,11 @@ class WholeNode(SeenNode):
         *,
         exclusive: bool,
         time_slices: bool = False,
+        health: HealthWatch | None = None,
     ) -> None:
         super().__init__(driver, fleet, remembered, time_slices=time_slices)
         self._fleet = fleet
+        self._health = health
         self._exclusive = exclusive
         self._publisher = publisher
         self._publishing = asyncio.Lock()
@@ -189,8 +92,25 @@ class WholeNode(SeenNode):
             if gone:
                 await self._fleet.keep_only(present)
             await asyncio.to_thread(self._tidy_memory, observed, present)
+        if self._health is not None:
+            self._health.saw(observed)
+        self.fence()
         await self.publish()
-        return observed
+        return self.seen or observed
+
+    async def observe_gpu(self, uuid: str) -> Gpu:
+        """As for those who only look."""
+        gpu = await super().observe_gpu(uuid)
+        if self._health is None:
+            return gpu
+        return self._health.fenced(ObservedNode((gpu,)))[0].gpus[0]
+
+    def fence(self) -> None:
+        """Let what health says now count for the node as it was seen last. Does not block."""
+        if self._health is None or self.seen is None:
+            return
+        self.seen, closed = self._health.fenced(self.seen)
+        self._fleet.close_to_clients(closed)
 
     async def apply(self, step: Step) -> None:
         """Take one step and read back that it is so; raises NodeagentError if it is not.
@@ -198,11 +118,23 @@ class WholeNode(SeenNode):
         A MIG device that was made meanwhile has to be named. Cancelled, it may be half-way: who
         wants steps to be finished does not pass cancellation on.
         """
+        if self._health is None:
+            await self._apply(step)
+            return
+        self._health.about_to_take(step)
+        done = False
+        try:
+            await self._apply(step)
+            done = True
+        finally:
+            self._health.has_taken(step, done=done)
+
+    async def _apply(self, step: Step) -> None:
         match step:
             case StartMps(device="") | SetComputeMode(device=""):
                 raise _not_made(step)
-            case StopMps(device=device):
-                await self._stop(device)
+            case StopMps():
+                await self._stop(step)
             case StartMps(device=device, wanted=wanted):
                 try:
                     await self._fleet.start(device, wanted)
@@ -240,9 +172,14 @@ class WholeNode(SeenNode):
 
     # --- steps ----------------------------------------------------------------------------------
 
-    async def _stop(self, device: str) -> None:
+    async def _stop(self, step: StopMps) -> None:
+        """The fleet knows clients, and not to whom the device was given since it was planned."""
+        gpu = as_used(await self.observe_gpu(step.gpu))
+        for device in (whole(gpu), *mig_devices(gpu)):
+            if device.uuid == step.device and device.usage.in_use:
+                raise _not_stopped(step, device.usage)
         try:
-            await self._fleet.stop(device)
+            await self._fleet.stop(step.device)
         except InUse as error:
             raise in_use(error) from error
         finally:
@@ -298,6 +235,15 @@ def _cannot_restore(what: str, device: str) -> NodeagentError:
     return NodeagentError(
         f"the {what} of {device} is not known, so it is not changed: it could not be restored",
         remedy="see what nvidia-smi says of it",
+    )
+
+
+def _not_stopped(step: StopMps, usage: Usage) -> GpuInUse:
+    return in_use(
+        NodeagentError(
+            f"the MPS daemon of {step.device} is not stopped: its device is in use by {usage}",
+            remedy="end what uses it, or wait for it",
+        )
     )
 
 

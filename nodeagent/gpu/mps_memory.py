@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from nodeagent.gpu.card import Card
-from nodeagent.gpu.change import mig_device
+from nodeagent.gpu.steps.change import mig_device
 
 
 def mps_memory(card: Card, device: str) -> Mapping[int, int]:

@@ -26,9 +26,9 @@ from dataclasses import dataclass, field, replace
 
 from nodeagent.errors import DriverError
 from nodeagent.gpu.card import Card
-from nodeagent.gpu.compute_mode import read_compute_mode
 from nodeagent.gpu.nvml_errors import INVALID_ARGUMENT, NOT_FOUND, is_unsupported
 from nodeagent.gpu.nvml_types import Device, GpuInstanceHandle, InstanceInfo
+from nodeagent.gpu.steps.compute_mode import read_compute_mode
 from nodeagent.gpu.users import ProcessLists
 from nodeagent.planning.observed import (
     ComputeInstance,

@@ -23,6 +23,7 @@ class Session:
     def __init__(self, *, deadline: float) -> None:
         self.nvml = Nvml()
         self.version = ""  # of the driver
+        self.number = 0  # how often NVML was started: what an earlier session gave is worthless
         self._worker = Worker("the driver")
         self._deadline = deadline
         self._started = False
@@ -39,6 +40,7 @@ class Session:
         if not self._started:
             await self._call(start, what="starting NVML")
             self._started = True
+            self.number += 1
         try:
             self.version = await self._call(self.nvml.driver_version, what="asking its version")
         except (DriverUnavailable, DeadlineExceeded):
@@ -49,6 +51,10 @@ class Session:
     async def count(self) -> int:
         """How many GPUs the driver has."""
         return await self._call(self.nvml.device_count, what="counting GPUs")
+
+    async def ask(self, function: Callable[[Nvml], Result], *, what: str) -> Result:
+        """What `function` finds out of no single GPU."""
+        return await self._call(lambda: function(self.nvml), what=what)
 
     async def shut_down(self, workers: Iterable[Worker], patience: float | None = None) -> bool:
         """Shut NVML down, unless one of `workers` is in a call that does not return.

@@ -73,6 +73,11 @@ class Worker:
         self._overdue = False
 
     @property
+    def busy(self) -> bool:
+        """Whether a call would have to wait for another one."""
+        return self._turn.locked()
+
+    @property
     def stuck(self) -> str:
         """Why calls are refused at the moment; empty when they are not."""
         job = self._running()

@@ -2,23 +2,28 @@
 
 A fence takes nothing away: what runs, runs on, and the plan's devices stay. It says three things.
 
-- **The planner** must not create on fenced slices. `as_plannable` gives it the node without the
-  placements there, so that `plan(desired, as_plannable(observed, fences), policy)` keeps sick
-  devices that the plan wants (their own placement stays) and puts nothing else on their slices.
+- **The planner** must not create on fenced slices. `as_fenced` tells it which these are: it keeps
+  sick devices that the plan wants and puts nothing else on their slices.
 - **MPS daemons** of fenced devices stop taking clients (`devices`, by UUID).
 - **Driver calls** to some GPUs should wait, since they may never return (`held_calls`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from nodeagent.health.findings import Finding, Severity, in_order
 from nodeagent.health.table import BY_CAUSE
 from nodeagent.health.xids import BLOCKS_CALLS
-from nodeagent.planning.observed import Gpu, GpuInstance, ObservedNode, Placement
-from nodeagent.planning.problems import Code, Problem
+from nodeagent.planning.observed import (
+    WELL,
+    Gpu,
+    GpuInstance,
+    ObservedNode,
+    Placement,
+    Sickness,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +54,14 @@ class Fences:
     @property
     def devices(self) -> frozenset[str]:
         """Whose MPS daemons stop taking clients."""
-        return frozenset(device for fence in self.all for device in fence.devices)
+        return frozenset(self.reasons)
+
+    @property
+    def reasons(self) -> Mapping[str, str]:
+        """Those devices with why, the first finding that says so."""
+        return {
+            device: words(fence.finding) for fence in reversed(self.all) for device in fence.devices
+        }
 
     def slices(self, gpu: str) -> int:
         """The fenced memory slices of a GPU as bits; all of them when it is sick as a whole."""
@@ -60,10 +72,6 @@ class Fences:
             if fence.gpu == gpu and fence.placement is not None:
                 mask |= fence.placement.mask
         return mask
-
-    def allows(self, gpu: str, placement: Placement) -> bool:
-        """Whether something new may be placed there."""
-        return not self.slices(gpu) & placement.mask
 
 
 def fences(findings: Iterable[Finding], observed: ObservedNode) -> Fences:
@@ -78,7 +86,8 @@ def fences(findings: Iterable[Finding], observed: ObservedNode) -> Fences:
 
 def _fence(finding: Finding, gpu: Gpu) -> Fence:
     place = finding.place
-    if place.instance is None:
+    divided = gpu.mig is not None and gpu.mig.current
+    if place.instance is None or not divided:  # without MIG nothing keeps work off some slices
         return Fence(gpu.uuid, None, frozenset({gpu.uuid, *_devices(gpu.instances)}), finding)
     sick = place.placement
     if sick is None:
@@ -98,34 +107,27 @@ def _devices(instances: Iterable[GpuInstance]) -> list[str]:
     return [device.uuid for instance in instances for device in instance.compute]
 
 
-def as_plannable(observed: ObservedNode, fenced: Fences) -> ObservedNode:
-    """The node without the placements that touch fenced slices.
-
-    The placement of an instance that is there stays: what fits the plan is kept, sick or not. The
-    answer is for planning alone; what is shown is `observed`.
-
-    Nothing is ever placed behind a fence this way, but some layouts that would fit are refused: the
-    planner counts a card's media engines by the placements it sees. A planner that knows the mask
-    of `Fences.slices` itself need not.
-    """
-    gpus = (_without(gpu, fenced.slices(gpu.uuid)) for gpu in observed.gpus)
-    return replace(observed, gpus=tuple(gpus))
+def as_fenced(observed: ObservedNode, fenced: Fences) -> ObservedNode:
+    """The node with what is fenced told to the planner."""
+    gpus = tuple(replace(gpu, sickness=_sickness(gpu, fenced)) for gpu in observed.gpus)
+    return replace(observed, gpus=gpus)
 
 
-def _without(gpu: Gpu, slices: int) -> Gpu:
-    if not slices:
-        return gpu
-    there = {(i.profile, i.placement) for i in gpu.instances}
-    profiles = tuple(
-        replace(
-            profile,
-            placements=tuple(
-                p for p in profile.placements if not p.mask & slices or (profile.name, p) in there
-            ),
-        )
-        for profile in gpu.profiles
-    )
-    return replace(gpu, profiles=profiles)
+def _sickness(gpu: Gpu, fenced: Fences) -> Sickness:
+    mine = [fence for fence in fenced.all if fence.gpu == gpu.uuid]
+    if not mine:
+        return WELL
+    whole = gpu.uuid in fenced.gpus
+    # Of a GPU that is sick as a whole, what makes it that is told.
+    told = next(f for f in mine if f.placement is None or not whole).finding
+    slices = 0 if whole else fenced.slices(gpu.uuid)
+    return Sickness(slices, whole, words(told), BY_CAUSE[told.cause].advice)
+
+
+def words(finding: Finding) -> str:
+    """What is wrong, without the figures that change while it lasts: `XID 95`."""
+    said = BY_CAUSE[finding.cause].words
+    return f"{said} (XID {finding.code})" if finding.check == "xid" else said
 
 
 def held_calls(findings: Iterable[Finding]) -> frozenset[str]:
@@ -136,23 +138,3 @@ def held_calls(findings: Iterable[Finding]) -> frozenset[str]:
         if (f.severity is Severity.UNHEALTHY and f.check == "xid" and f.code in BLOCKS_CALLS)
         or f.cause == "gpuUnbound"
     ) - {""}
-
-
-def problems(fenced: Fences) -> tuple[Problem, ...]:
-    """Each fence as a problem of its GPU, for where plans and states are told."""
-    return tuple(
-        Problem(
-            Code.DRIVER,
-            f"nothing new is placed on {_where(fence)}: {fence.finding.evidence}",
-            BY_CAUSE[fence.finding.cause].advice,
-            gpu=fence.gpu,
-        )
-        for fence in fenced.all
-    )
-
-
-def _where(fence: Fence) -> str:
-    if fence.placement is None:
-        return "the GPU"
-    last = fence.placement.start + fence.placement.size - 1
-    return f"memory slices {fence.placement.start} to {last}"

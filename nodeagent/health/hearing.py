@@ -44,14 +44,16 @@ def hear(
     away one word of the other, so that three errors stay three. A GPU falls off the bus once,
     however many lines say so.
     """
-    recent = tuple(h for h in heard if h.at >= event.at - window)[-_MOST:]
+    recent = heard[-_MOST:]
+    if recent and recent[0].at < event.at - window:
+        recent = tuple(h for h in recent if h.at >= event.at - window)
     for index, other in enumerate(recent):
-        if not _same(other, event, window):
+        told_twice = other.source is event.source and event.xid != OFF_THE_BUS
+        if told_twice or not _same(other, event, window):
             continue
         if event.xid == OFF_THE_BUS:
             return recent, False
-        if other.source is not event.source:
-            return (*recent[:index], *recent[index + 1 :]), False
+        return (*recent[:index], *recent[index + 1 :]), False
     entry = Heard(event.gpu, event.xid, event.source, event.at, event.instance, event.compute)
     return (*recent, entry), True
 

@@ -100,7 +100,7 @@ def judge(state: HealthState, reading: NodeReading, rules: Rules) -> Judgement:
     }
     _end_the_told(ledger, gpus, reading, rules.limits)
     for cleared in reading.cleared:
-        ledger.clear(cleared.gpu, cleared.check)
+        ledger.clear(cleared.gpu, cleared.check, cleared.code)
     state = replace(state, gpus=gpus, findings=in_order(ledger.findings), holds=ledger.holds)
     return Judgement(state, ledger.raised, ledger.changed, tuple(ledger.ended), news)
 

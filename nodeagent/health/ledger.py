@@ -104,9 +104,12 @@ class Ledger:
             ),
         )
 
-    def clear(self, gpu: str, check: str) -> None:
-        """What somebody says is over; what is measured comes back if it is not."""
-        self._end_where(End.CLEARED, lambda f: f.place.gpu == gpu and check in ("", f.check))
+    def clear(self, gpu: str, check: str, code: int = -1) -> None:
+        """What is said to be over; what is measured comes back if it is not."""
+        self._end_where(
+            End.CLEARED,
+            lambda f: f.place.gpu == gpu and check in ("", f.check) and code in (-1, f.code),
+        )
 
     def _end_where(self, end: End, over: Callable[[Finding], bool]) -> None:
         for key, finding in tuple(self._findings.items()):
@@ -204,7 +207,12 @@ def _same_event(there: Finding, other: Finding) -> bool:
 
 def _damping(limits: Limits) -> dict[str, tuple[float, float]]:
     """Seconds a sign must last to raise its cause, and be gone to end it; at once where none."""
+    answers = (0.0, limits.answer_hold)
     return {
+        "gpuLost": answers,
+        "gpuResetRequired": answers,
+        "gpuUnknown": answers,
+        "gpuHangs": answers,
         "tooHot": (limits.heat_hold, limits.heat_hold),
         "memoryTooHot": (limits.heat_hold, limits.heat_hold),
         "pcieLink": (limits.link_hold, limits.link_hold),

@@ -49,6 +49,7 @@ class Limits:
     fabric_grace: float = 300.0  # seconds a GPU may take to join its fabric; own choice
 
     # the driver; own choices
+    answer_hold: float = 10.0  # seconds for which a GPU must answer until it is believed
     hang_reboot: float = 600.0  # seconds without an answer after which a reboot is advised
     drift_hold: float = 30.0  # seconds a mode may differ before it is told
     missing_hold: float = 30.0  # seconds a GPU may be missing, as while it is being reset

@@ -27,6 +27,8 @@ def ecc(look: Look) -> Iterator[Sign]:
             severity=severity,
         )
     total = read.volatile.uncorrected
+    if look.gpu.mig and look.gpu.instances is None:
+        total = None  # whose errors they are is not known this time
     yield Sign(
         "eccUncorrected",
         None if total is None else total > of_instances,

@@ -265,10 +265,11 @@ class GpuEvent:
 
 @dataclass(frozen=True, slots=True)
 class Cleared:
-    """Somebody says that it is over: all findings of the GPU, or of one check only."""
+    """It is said to be over: all findings of the GPU, or of one check, or of one code of it."""
 
     gpu: str
     check: str = ""
+    code: int = -1
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Literal
 
+from nodeagent.health.fencing import words
 from nodeagent.health.findings import End, Finding, Moment, Severity, in_order, worst
 from nodeagent.health.judging import Judgement
 from nodeagent.health.ledger import Ended
@@ -44,6 +45,7 @@ def finding_json(finding: Finding) -> Json:
         "check": finding.check,
         "cause": finding.cause,
         "severity": finding.severity.value,
+        "message": BY_CAUSE[finding.cause].words,
         "evidence": finding.evidence,
         "suggestedAction": finding.action.value,
         "advice": BY_CAUSE[finding.cause].advice,
@@ -124,10 +126,7 @@ def _message(gpus: Mapping[str, GpuPast], findings: list[Finding]) -> str:
 
 def sentence(finding: Finding, gpus: Mapping[str, GpuPast]) -> str:
     """`GPU 0, slices 4-7: uncorrected memory errors`."""
-    words = BY_CAUSE[finding.cause].words
-    if finding.check == "xid":
-        words += f" (XID {finding.code})"
-    return f"{_place(finding, gpus)}: {words}"
+    return f"{_place(finding, gpus)}: {words(finding)}"
 
 
 def _place(finding: Finding, gpus: Mapping[str, GpuPast]) -> str:
@@ -167,8 +166,8 @@ def events(judgement: Judgement, xids: XidTable) -> tuple[HealthEvent, ...]:
     for event in judgement.xids:
         if (event.gpu, event.xid) not in with_finding:
             index = f"GPU {gpus[event.gpu].index}" if event.gpu in gpus else "node"
-            words = xid_evidence(event, xids.row(event.xid))
-            told.append(HealthEvent(False, "Xid", f"{index}: {words}", event.gpu))
+            evidence = xid_evidence(event, xids.row(event.xid))
+            told.append(HealthEvent(False, "Xid", f"{index}: {evidence}", event.gpu))
     return tuple(told)
 
 

@@ -11,7 +11,7 @@ from nodeagent.health.limits import Limits
 from nodeagent.health.readings import GpuEvent, GpuEventKind, XidEvent
 from nodeagent.health.state import GpuPast, Repair
 from nodeagent.health.table import BY_CAUSE
-from nodeagent.health.xids import OFF_THE_BUS, XidClass, XidRow
+from nodeagent.health.xids import OFF_THE_BUS, XidClass, XidRow, XidTable
 
 _LONGEST = 160  # letters of the kernel's message that are shown
 
@@ -49,8 +49,12 @@ def moment(at: float, now: Moment) -> Moment:
     return Moment(at, now.wall - (now.uptime - at))
 
 
-def of_xid(event: XidEvent, row: XidRow, past: GpuPast, now: Moment) -> Finding | None:
-    """The finding that an XID makes; None for those that are only counted."""
+def cause_of_xid(xid: int, table: XidTable) -> str | None:
+    """The row of the check table that an XID raises; None for those that are only counted."""
+    return _cause_of_row(table.row(xid))
+
+
+def _cause_of_row(row: XidRow) -> str | None:
     match row.kind:
         case XidClass.INFORMATION | XidClass.RECOVERY_ACTION:
             return None
@@ -67,8 +71,14 @@ def of_xid(event: XidEvent, row: XidRow, past: GpuPast, now: Moment) -> Finding 
             cause = _BY_CLASS[row.kind]
         case _:
             assert_never(row.kind)
-    if event.xid == OFF_THE_BUS and cause == "xidReboot":
-        cause = "fallenOffBus"
+    return "fallenOffBus" if row.xid == OFF_THE_BUS and cause == "xidReboot" else cause
+
+
+def of_xid(event: XidEvent, row: XidRow, past: GpuPast, now: Moment) -> Finding | None:
+    """The finding that an XID makes; None for those that are only counted."""
+    cause = _cause_of_row(row)
+    if cause is None:
+        return None
     place = _place(event, past) if cause in _OF_A_SLICE else Place(event.gpu)
     finding = _finding(cause, place, xid_evidence(event, row), moment(event.at, now))
     finding = replace(finding, code=event.xid, pid=event.pid)

@@ -25,6 +25,8 @@ class Answers:
     them how many seconds to wait for the clients (None: however long it takes). They come back
     when it is done, and raise UnknownDevice, StillInUse, DrainTimedOut, or another NodeagentError
     when it failed. A drain that is cancelled is given up.
+
+    `scrape` gives the metrics' text, compressed by gzip when told so.
     """
 
     status: Callable[[str | None], Json | None]
@@ -36,3 +38,4 @@ class Answers:
     mps: Callable[[str | None], Json | None]
     restart_mps: Callable[[str, bool], Awaitable[Json]]
     drain_mps: Callable[[str, float | None, bool], Awaitable[Json]]
+    scrape: Callable[[bool], bytes]

@@ -54,7 +54,10 @@ def _over_loopback(request: web.Request) -> bool:
     own = request.transport.get_extra_info("sockname") if request.transport else None
     if not isinstance(own, tuple):
         return False  # a Unix socket, which file permissions guard
-    return ipaddress.ip_address(own[0].partition("%")[0]).is_loopback
+    address = ipaddress.ip_address(own[0].partition("%")[0])
+    if isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped:
+        address = address.ipv4_mapped  # of a socket for both
+    return address.is_loopback
 
 
 def only_over_unix_socket(handler: Handler) -> Handler:

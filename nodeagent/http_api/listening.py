@@ -27,17 +27,7 @@ async def listening(
 
     Raises NodeagentError when an address cannot be had.
     """
-    runner = _Runner(
-        app,
-        handle_signals=False,
-        handler_cancellation=True,  # who followed the events and left is forgotten at once
-        access_log=None,
-        shutdown_timeout=_SHUTDOWN,
-        keepalive_timeout=15.0,
-        max_line_size=_LARGEST_LINE,
-        max_field_size=_LARGEST_LINE,
-        auto_decompress=False,
-    )
+    runner = runner_of(app)
     await runner.setup()
     try:
         site = web.TCPSite(runner, host or None, port)
@@ -55,6 +45,21 @@ async def listening(
         await runner.cleanup()
         if unix_socket:
             _remove(unix_socket)
+
+
+def runner_of(app: web.Application) -> web.AppRunner:
+    """What serves an application within the bounds that hold for every listener."""
+    return _Runner(
+        app,
+        handle_signals=False,
+        handler_cancellation=True,  # who followed the events and left is forgotten at once
+        access_log=None,
+        shutdown_timeout=_SHUTDOWN,
+        keepalive_timeout=15.0,
+        max_line_size=_LARGEST_LINE,
+        max_field_size=_LARGEST_LINE,
+        auto_decompress=False,
+    )
 
 
 class _Runner(web.AppRunner):

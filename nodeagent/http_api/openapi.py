@@ -75,6 +75,16 @@ DESCRIPTION: Json = {
                 "503": _answer("no, and why", ref("Verdict")),
             },
         ),
+        "/metrics": _get(
+            "The newest sample of the GPUs, and what the agent says of itself",
+            {
+                "200": {
+                    "description": "Prometheus' text format 0.0.4, gzip where it is accepted",
+                    "content": {"text/plain": {"schema": TEXT}},
+                },
+                "503": _answer("too many scrapes are under way", _ERROR),
+            },
+        ),
         "/v1/status": _get(
             "The whole state",
             {

@@ -10,6 +10,7 @@ from aiohttp import web
 
 from nodeagent.http_api.answers import Answers, Json
 from nodeagent.http_api.guard import errors_as_json, refuse_foreign_hosts, set_headers
+from nodeagent.http_api.metrics_routes import metrics_routes
 from nodeagent.http_api.mps_routes import mps_routes
 from nodeagent.http_api.openapi import DESCRIPTION
 from nodeagent.http_api.page import CONTENT_SECURITY_POLICY, PAGE
@@ -38,8 +39,7 @@ def create_app(answers: Answers, *, listen_host: str) -> web.Application:
     app.add_routes(
         [
             web.get("/", routes.page),
-            web.get("/healthz", routes.healthz),
-            web.get("/readyz", routes.readyz),
+            *metrics_routes(answers),
             web.get("/v1/status", routes.status),
             web.get("/v1/plan", routes.plan),
             web.post("/v1/plan/preview", routes.preview),
@@ -66,12 +66,6 @@ class _Routes:
             content_type="text/html",
             headers={"Content-Security-Policy": CONTENT_SECURITY_POLICY},
         )
-
-    async def healthz(self, _: web.Request) -> web.Response:
-        return _verdict(self._answers.not_alive())
-
-    async def readyz(self, _: web.Request) -> web.Response:
-        return _verdict(self._answers.not_ready())
 
     async def status(self, request: web.Request) -> web.Response:
         gpu = request.query.get("gpu")
@@ -169,9 +163,3 @@ def event_json(event: Event) -> Json:
         "message": event.message,
     }
     return {**report, "gpu": event.gpu} if event.gpu else report
-
-
-def _verdict(reasons: tuple[str, ...]) -> web.Response:
-    if reasons:
-        return web.json_response({"status": "unavailable", "reasons": list(reasons)}, status=503)
-    return web.json_response({"status": "ok"})

@@ -126,6 +126,7 @@ SCHEMAS: Json = {
             "check": {"type": "string", "description": "what was looked at"},
             "cause": TEXT,
             "severity": {"enum": ["healthy", "degraded", "unknown", "unhealthy"]},
+            "message": {"type": "string", "description": "the cause in words"},
             "evidence": {"type": "string", "description": "what was read, with its figures"},
             "suggestedAction": {
                 "enum": ["none", "restart application", "reset GPU", "reboot", "inspect hardware"]

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, cast
+from typing import Literal, cast
 
 from nodeagent.kubernetes.faults import ClusterUnreachable, strange_answer
+from nodeagent.kubernetes.json_values import object_in, parts_of, text_in
 
 ConditionStatus = Literal["True", "False", "Unknown"]
 
@@ -51,12 +52,11 @@ class NodeView:
 def view_of(node: object, interest: Interest) -> NodeView:
     """The view of a Node in JSON; raises `ClusterUnreachable` for what is no Node."""
     try:
-        whole = _object(node)
-        metadata, spec, status = (_object(whole.get(key)) for key in ("metadata", "spec", "status"))
+        metadata, spec, status = parts_of(node)
         return NodeView(
-            name=_text(metadata["name"]),
-            uid=_text(metadata["uid"]),
-            resource_version=_text(metadata["resourceVersion"]),
+            name=text_in(metadata["name"]),
+            uid=text_in(metadata["uid"]),
+            resource_version=text_in(metadata["resourceVersion"]),
             annotations=_chosen(metadata.get("annotations"), interest.annotations),
             labels=_chosen(metadata.get("labels"), interest.labels),
             unschedulable=spec.get("unschedulable") is True,
@@ -81,35 +81,21 @@ def _no_node() -> ClusterUnreachable:
     return strange_answer("a question about the Node", "it is no Node")
 
 
-def _object(value: object) -> Mapping[str, Any]:
-    if value is None:
-        return {}
-    if not isinstance(value, dict):
-        raise TypeError
-    return value
-
-
-def _text(value: object) -> str:
-    if not isinstance(value, str):
-        raise TypeError
-    return value
-
-
 def _chosen(value: object, prefixes: tuple[str, ...]) -> Mapping[str, str]:
-    return {key: _text(text) for key, text in _object(value).items() if key.startswith(prefixes)}
+    return {k: text_in(v) for k, v in object_in(value).items() if k.startswith(prefixes)}
 
 
 def _conditions(value: object, types: frozenset[str]) -> Mapping[str, NodeCondition]:
     if not isinstance(value, list | None):
         raise TypeError
     found = {}
-    for entry in map(_object, value or ()):
+    for entry in map(object_in, value or ()):
         if entry.get("type") in types:
-            found[_text(entry["type"])] = NodeCondition(
+            found[text_in(entry["type"])] = NodeCondition(
                 # Another word is somebody's mistake; it differs from every wish, which is right.
-                status=cast("ConditionStatus", _text(entry["status"])),
-                reason=_text(entry.get("reason", "")),
-                message=_text(entry.get("message", "")),
-                since=_text(entry.get("lastTransitionTime") or ""),
+                status=cast("ConditionStatus", text_in(entry["status"])),
+                reason=text_in(entry.get("reason", "")),
+                message=text_in(entry.get("message", "")),
+                since=text_in(entry.get("lastTransitionTime") or ""),
             )
     return found

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from nodeagent.metrics import own
 from nodeagent.metrics.exposition import Family
 from nodeagent.metrics.holding import Held, Holder
+from nodeagent.metrics.out_of_use import out_of_use
 from nodeagent.metrics.own import Durations, OwnSample, own_families
 from nodeagent.planning.outcome import NodeOutcome, StepReport
 from nodeagent.reports.plan_report import step_json
@@ -19,6 +20,7 @@ class Work:
     """What the agent has done since it was started."""
 
     _steps: Counter[tuple[str, str]] = field(default_factory=Counter)
+    _out_of_use: dict[tuple[str, str, str], float] = field(default_factory=dict)
     _rounds: Durations = field(default_factory=lambda: Durations(own.RECONCILE_DURATION))
 
     def done(self, outcome: NodeOutcome, seconds: float) -> None:
@@ -27,6 +29,10 @@ class Work:
         for gpu in outcome.gpus:
             self._count(gpu.steps)
             self._count(gpu.restored)
+            before = gpu.plan.before
+            for slot, lost in out_of_use(gpu).items():
+                key = (str(before.index), before.uuid, str(slot))
+                self._out_of_use[key] = self._out_of_use.get(key, 0.0) + lost
 
     def looked(self, seconds: float) -> None:
         """A round found nothing to do."""
@@ -37,9 +43,11 @@ class Work:
             self._steps[str(step_json(report.step)["kind"]), report.result.value] += 1
 
     def families(self) -> list[Family]:
-        """Steps by kind and result, rounds by duration."""
-        steps = (OwnSample(own.STEPS, n, key) for key, n in sorted(self._steps.items()))
-        return [*own_families(steps), self._rounds.family()]
+        """Steps by kind and result, rounds by duration, slices by what changes took of them."""
+        samples = [OwnSample(own.STEPS, n, key) for key, n in sorted(self._steps.items())]
+        lost = sorted(self._out_of_use.items())
+        samples += [OwnSample(own.MIG_OUT_OF_USE, seconds, key) for key, seconds in lost]
+        return [*own_families(samples), self._rounds.family()]
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ dcgm-exporter repeats it for each instance, which makes sums of power wrong; it 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -45,6 +45,7 @@ def families(
     """
     style = style or Style()
     blocks.begin(label_texts(sample, selection.labels))
+    places = _Places(sample, blocks, style)
     found: list[Family] = []
     links: list[Family] = []
     for wanted in selection.metrics:
@@ -52,35 +53,67 @@ def families(
         values = sample.values.get(row.id, ())
         if not values:
             continue
-        series: dict[str, Number] = {}
-        for subject, value in _placed(row, values, sample, style):
-            series.setdefault(blocks.of(subject), value)
         name = row.renamed if style.names is Names.RENAMED else wanted.name
         target = links if row.level is Level.LINK else found
         form = Form.DECIMALS if row.real else Form.WHOLE
-        target.append(Family(name, wanted.type, wanted.help, series, form))
+        target.append(Family(name, wanted.type, wanted.help, places.series(row, values), form))
     return found + links
 
 
-def _placed(
-    row: Field, values: tuple[Value, ...], sample: SampleSet, style: Style
-) -> Iterator[Value]:
-    """The values of a field, each where it is to be told."""
-    divided = sample.slices
-    if not divided:
-        yield from values
-        return
-    told_apart = isinstance(row.whole.source, Event)  # what hit the GPU hit no instance
-    in_parts = {s.entity.gpu.uuid for s, _ in values if isinstance(s.entity, Slice)}
-    for subject, value in values:
-        entity = subject.entity
-        if isinstance(entity, WholeGpu) and (parts := divided.get(entity.gpu.uuid)):
-            if entity.gpu.uuid in in_parts and not told_apart:
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Where a subject's values are told. `part_of` and `divided` are UUIDs of GPUs: whose instance
+    it is, or which GPU with instances it is; empty where it is not.
+    """
+
+    block: str
+    part_of: str = ""
+    divided: str = ""
+
+
+class _Places:
+    """The values of fields, each where it is to be told. Looking up is by identity first."""
+
+    def __init__(self, sample: SampleSet, blocks: LabelBlocks, style: Style) -> None:
+        self._slices = sample.slices
+        self._blocks = blocks
+        self._repeat = style.repeat_whole
+        self._met: dict[int, _Place] = {}
+
+    def series(self, row: Field, values: tuple[Value, ...]) -> dict[str, Number]:
+        """A field's series by their labels; of two with equal ones the first counts."""
+        met = self._met
+        told = [
+            (met.get(id(subject)) or self._place(subject), subject, value)
+            for subject, value in values
+        ]
+        # What hit the GPU hit no instance: both are told.
+        in_parts = set() if isinstance(row.whole.source, Event) else {p.part_of for p, _, _ in told}
+        in_parts.discard("")
+        series: dict[str, Number] = {}
+        for place, subject, value in told:
+            if not place.divided:
+                series.setdefault(place.block, value)
+            elif place.divided in in_parts:
                 continue
-            if style.repeat_whole:
-                yield from ((_of_part(part, subject), value) for part in parts)
-                continue
-        yield subject, value
+            elif self._repeat:
+                for part in self._slices[place.divided]:
+                    series.setdefault(self._blocks.of(_of_part(part, subject)), value)
+            else:
+                series.setdefault(place.block, value)
+        return series
+
+    def _place(self, subject: Subject) -> _Place:
+        entity, block = subject.entity, self._blocks.of(subject)
+        match entity:
+            case Slice(gpu):
+                place = _Place(block, part_of=gpu.uuid)
+            case WholeGpu(gpu) if self._slices.get(gpu.uuid):
+                place = _Place(block, divided=gpu.uuid)
+            case _:
+                place = _Place(block)
+        self._met[id(subject)] = place  # the sample keeps its subjects meanwhile
+        return place
 
 
 def _of_part(part: Subject, whole: Subject) -> Subject:

@@ -6,7 +6,7 @@ that is gone is left out here, whoever read it and whenever. So a series ends wi
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from nodeagent.metrics.samples import Entity, SampleSet, Slice, Subject, Value
@@ -26,34 +26,50 @@ class LatestReadings:
         """What this reader said is worth nothing any more (its GPU is lost)."""
         self._by_reader.pop(reader, None)
 
-    def sample(self, slices: Mapping[str, tuple[Subject, ...]]) -> SampleSet:
+    def sample(
+        self, slices: Mapping[str, tuple[Subject, ...]], wholes: Iterable[Subject] = ()
+    ) -> SampleSet:
         """All values that are of something that exists; `slices` are the instances there are now.
 
-        An instance's values get the attributes (pod, container) that it has in `slices`, unless
-        they have some of their own.
+        Values of instances, and of GPUs that are among `wholes`, get the attributes (pod,
+        container) that these have, unless they have some of their own.
         """
-        now = {s.entity: s for subjects in slices.values() for s in subjects}
+        now = _Now(
+            {s.entity: s for subjects in slices.values() for s in subjects}
+            | {s.entity: s for s in wholes}
+        )
         values: dict[int, tuple[Value, ...]] = {}
         node_texts: dict[int, str] = {}
         gpu_texts: dict[str, dict[int, str]] = {}
         for said in self._by_reader.values():
             for number, of_field in said.values.items():
-                values[number] = values.get(number, ()) + _existing(of_field, now)
+                values[number] = values.get(number, ()) + now.existing(of_field)
             node_texts.update(said.node_texts)
             for uuid, texts in said.gpu_texts.items():
                 gpu_texts.setdefault(uuid, {}).update(texts)
         return SampleSet(values, node_texts, gpu_texts, slices)
 
 
-def _existing(of_field: tuple[Value, ...], now: Mapping[Entity, Subject]) -> tuple[Value, ...]:
-    kept: list[Value] = []
-    for subject, value in of_field:
-        if isinstance(subject.entity, Slice):
-            current = now.get(subject.entity)
-            if current is None:
-                continue
-            if not subject.attributes:
+class _Now:
+    """What there is. Looking up is by identity first: many values are of few subjects."""
+
+    def __init__(self, subjects: Mapping[Entity, Subject]) -> None:
+        self._subjects = subjects
+        self._met: dict[int, Subject | None] = {}
+
+    def existing(self, of_field: tuple[Value, ...]) -> tuple[Value, ...]:
+        """The values of what exists, each with the subject that it is now."""
+        met = self._met
+        kept: list[Value] = []
+        for subject, value in of_field:
+            key = id(subject)  # they are all kept by the samples meanwhile
+            current = met[key] if key in met else met.setdefault(key, self._find(subject))
+            if current is not None:
                 kept.append((current, value))
-                continue
-        kept.append((subject, value))
-    return tuple(kept)
+        return tuple(kept)
+
+    def _find(self, subject: Subject) -> Subject | None:
+        current = self._subjects.get(subject.entity)
+        if current is None:
+            return None if isinstance(subject.entity, Slice) else subject
+        return subject if subject.attributes else current

@@ -73,7 +73,6 @@ class MonotonicCounters:
             entity = replace(entity, generation=0)  # no label tells it apart
         series = (number, entity, subject.attributes)
         counted = self._running.get(series) or self._stopped.pop(series, None)
-        if counted is None:
-            counted = _Counted(generation)
+        counted = counted or _Counted(generation)
         seen[series] = counted
         return counted.read(raw, generation)

@@ -92,6 +92,8 @@ def _device_info(gpu: Gpu, instance: GpuInstance, device: ComputeInstance, slots
 def _daemon(daemon: DaemonState, labels: Labels) -> Iterator[OwnSample]:
     yield OwnSample(own.MPS_DAEMON_UP, int(daemon.is_ready), labels)
     yield OwnSample(own.MPS_RESTARTS, daemon.restarts, labels)
+    if daemon.server is not None:
+        yield OwnSample(own.MPS_SERVER_ACTIVE, int(daemon.server.status == "ACTIVE"), labels)
     yield OwnSample(own.MPS_CLIENTS, len(daemon.clients), labels)
     for client in daemon.clients:
         yield from _client(client, labels)

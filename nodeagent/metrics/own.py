@@ -104,6 +104,13 @@ MIG_DEVICE_INFO = _gauge(
     "share",
 )
 
+MIG_OUT_OF_USE = _counter(
+    "nodeagent_mig_slot_out_of_use_seconds_total",
+    "Seconds for which changes kept a memory slice from being used, by its number",
+    *_GPU,
+    "slot",
+)
+
 # --- MPS ------------------------------------------------------------------------------------------
 
 MPS_DAEMON_UP = _gauge(
@@ -114,6 +121,11 @@ MPS_DAEMON_UP = _gauge(
 MPS_RESTARTS = _counter(
     "nodeagent_mps_restarts_total",
     "How often a device's control daemon was started again",
+    *_DEVICE,
+)
+MPS_SERVER_ACTIVE = _gauge(
+    "nodeagent_mps_server_active",
+    "Whether the server of a device's control daemon is ACTIVE (1) or not; absent without one",
     *_DEVICE,
 )
 MPS_CLIENTS = _gauge("nodeagent_mps_clients", "Clients of a device's control daemon", *_DEVICE)
@@ -146,6 +158,12 @@ SLICE_SECONDS_USED = _counter(
     "nodeagent_slice_seconds_used_total", "Those of them in which the slice was active", *_HOLDER
 )
 
+HELD_IDLE = _gauge(
+    "nodeagent_held_idle_seconds",
+    "For how long a device that is held has done nothing; absent where that is not known",
+    *(*_SLICE, "container", "namespace", "pod"),
+)
+
 # --- the readers and the agent itself -------------------------------------------------------------
 
 SAMPLE_AGE = _gauge(
@@ -159,6 +177,9 @@ READER_SUCCESS = _gauge(
 )
 READER_DURATION = _gauge(
     "nodeagent_reader_duration_seconds", "How long a reader's last attempt took", "reader", *_GPU
+)
+COUNTERS_IGNORED = _gauge(
+    "nodeagent_counters_ignored", "Lines of the file of counters that could not be used"
 )
 BUILD_INFO = _gauge("nodeagent_build_info", "The agent that runs", "version", "python")
 CPU_SECONDS = _counter("process_cpu_seconds_total", "Time the agent had on processors")
@@ -179,8 +200,10 @@ OWN_METRICS = (
     MIG_LARGEST_CREATABLE,
     MIG_UNUSABLE,
     MIG_DEVICE_INFO,
+    MIG_OUT_OF_USE,
     MPS_DAEMON_UP,
     MPS_RESTARTS,
+    MPS_SERVER_ACTIVE,
     MPS_CLIENTS,
     MPS_CLIENT_MEMORY,
     MPS_CLIENT_MEMORY_LIMIT,
@@ -189,9 +212,11 @@ OWN_METRICS = (
     GPU_SECONDS_USED,
     SLICE_SECONDS_HELD,
     SLICE_SECONDS_USED,
+    HELD_IDLE,
     SAMPLE_AGE,
     READER_SUCCESS,
     READER_DURATION,
+    COUNTERS_IGNORED,
     BUILD_INFO,
     CPU_SECONDS,
     RESIDENT_MEMORY,

@@ -23,6 +23,9 @@ class GpuIdentity:
     minor: int
     model: str
 
+    def __hash__(self) -> int:  # of all its values would take long, and is needed often
+        return hash(self.uuid)
+
 
 @dataclass(frozen=True, slots=True)
 class Node:
@@ -44,6 +47,9 @@ class Slice:
     profile: str
     id: int
     generation: int = 0
+
+    def __hash__(self) -> int:  # as above
+        return hash((self.gpu.uuid, self.id))
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,9 +14,17 @@ from importlib import resources
 from nodeagent.errors import NodeagentError
 from nodeagent.metrics.catalogue import Field, TextField, catalogue
 from nodeagent.metrics.go_csv import Record, records
+from nodeagent.metrics.sources import Composed, Composition
 
 _WRITTEN_AS_TYPES = ("gauge", "counter")
 _TYPES = (*_WRITTEN_AS_TYPES, "histogram", "summary", "label")
+# What is exported in the place of what dcgm-exporter makes out of several readings.
+_INSTEAD = {
+    Composition.XID_COUNT: "nodeagent_gpu_xid_total counts them",
+    Composition.CLOCK_EVENT_COUNT: "DCGM_FI_DEV_CLOCKS_EVENT_REASONS tells them",
+    Composition.HEALTH: "nodeagent_gpu_health tells it",
+    Composition.PEERS: "",
+}
 
 
 class NoCounters(NodeagentError):
@@ -139,6 +147,12 @@ def _read(record: Record) -> Wanted | WantedLabel | Finding:
     if isinstance(row, TextField):
         return Finding(
             record.line, f"{name} is a text, not a number", remedy="its type can only be label"
+        )
+    if isinstance(row.whole.source, Composed):
+        return Finding(
+            record.line,
+            f"{name} is made up by dcgm-exporter itself and not exported here",
+            remedy=_INSTEAD[row.whole.source.composition],
         )
     # One value for each thing is neither a histogram nor a summary, whatever the file calls it.
     written = kind if kind in _WRITTEN_AS_TYPES else row.type.value

@@ -220,9 +220,9 @@ class Attendant:
         seen = await ask_everything(self._place.control, known, status=self._tells_status)
         wrong = (*differences(seen, spec), *await self._checked(spec))
         self._tells_status = seen.tells_status
-        before, self.seen, self.seen_hidden = self.seen, seen, hidden
+        self.seen, self.seen_hidden = seen, hidden
         self._tell(Answered(self.run))
-        for event in self._listener.judge(seen, before, self._state()):
+        for event in self._listener.judge(seen, self._state()):
             self._tell(event)
         self._tell(LimitsReadBack(self.run, reading, wrong))
         self._judge_drain(seen, hidden=hidden)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Collection
+from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -89,6 +89,7 @@ class Fleet:
             watch=self._watch,
         )
         self._supervisors: dict[str, Supervisor] = {}
+        self._closed: Mapping[str, str] = {}  # devices to which nobody new comes, and why
         self._locks: dict[str, asyncio.Lock] = {}
         self._stack = AsyncExitStack()
 
@@ -148,6 +149,7 @@ class Fleet:
             restarts=record.restarts if record else 0,
             was_ready=record.was_ready if record else False,
         )
+        supervisor.close_to_clients(self._closed.get(device, ""))
         self._supervisors[device] = supervisor
         return supervisor
 
@@ -192,6 +194,14 @@ class Fleet:
         """
         async with self._lock(device):
             await restarted(self._known(device), self._around.timing, force=force)
+
+    def close_to_clients(self, devices: Mapping[str, str]) -> None:
+        """Let nobody new in to these devices, each with why, and to all others again. Daemons and
+        those inside go on; a daemon that is started meanwhile is found by nobody either.
+        """
+        self._closed = dict(devices)
+        for device, supervisor in self._supervisors.items():
+            supervisor.close_to_clients(self._closed.get(device, ""))
 
     def retry(self) -> None:
         """Try again what was given up, and start what was drained."""

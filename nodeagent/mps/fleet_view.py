@@ -42,6 +42,13 @@ def _usage(supervisor: Supervisor) -> Usage:
     return IDLE  # it was started just now, and nobody was told of it
 
 
+def _trouble(supervisor: Supervisor) -> str:
+    if supervisor.closed:
+        return f"takes no new clients: {supervisor.closed}"
+    listener = supervisor.listener
+    return supervisor.state.kept_out or (listener.trouble if listener else "")
+
+
 def daemon_state(supervisor: Supervisor) -> DaemonState:
     """As people see it."""
     state, listener = supervisor.state, supervisor.listener
@@ -61,5 +68,5 @@ def daemon_state(supervisor: Supervisor) -> DaemonState:
         clients=tuple(ClientState(pid) for _, pid in clients_of(supervisor)),
         waiting=tuple(WaitingClient(who.pid, who.uid, who.command) for who in waiting),
         last_lines=supervisor.last_lines if useless else (),
-        trouble=state.kept_out or (listener.trouble if listener else ""),
+        trouble=_trouble(supervisor),
     )

@@ -203,7 +203,7 @@ class Listener:
 
     # --- answers ----------------------------------------------------------------------------------
 
-    def judge(self, seen: Seen, before: Seen | None, state: State) -> Iterator[Event]:
+    def judge(self, seen: Seen, state: State) -> Iterator[Event]:
         """What an answer says about servers, and about those who wait."""
         listed = [server.pid for server in seen.servers]
         if state.server is not None and state.server.pid not in listed:

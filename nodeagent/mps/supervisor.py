@@ -64,6 +64,7 @@ class Supervisor:
         self.since = datetime.now(UTC)
         self.wanted: WantedMps | None = None
         self.was_ready = was_ready  # as it is wanted now, in this process or an earlier one
+        self.closed = ""  # why no new client is let in although it is wanted; "" when they are
         self.attendant: Attendant | None = None
         self.last_lines: tuple[str, ...] = ()  # of the process that ended last
         self.pipe_directory, self.log_directory = pipe_directory, log_directory
@@ -206,14 +207,23 @@ class Supervisor:
             self._timer.cancel()
         self._timer = self._loop.call_later(seconds, self.handle, DeadlinePassed())
 
+    def close_to_clients(self, why: str) -> None:
+        """Let in no new client from now on, for this reason, or again those who come (""). Who is
+        inside goes on, and so does the daemon.
+        """
+        if why != self.closed:
+            self.closed = why
+            self.keep_door()
+            self._stir()
+
     def keep_door(self) -> None:
-        """New clients find the daemon, unless it drains. Where its sockets are is what counts, so
-        this also mends what an earlier agent left.
+        """New clients find the daemon, unless it drains or is closed to them. Where its sockets are
+        is what counts, so this also mends what an earlier agent left.
         """
         if self._process is None:
             return
         try:
-            self._door.keep(hidden=self.state.phase is Phase.DRAINING)
+            self._door.keep(hidden=self.state.phase is Phase.DRAINING or bool(self.closed))
         except OSError as error:
             words = f"its sockets cannot be moved: {error.strerror or error}"
             if words != self._door_fault:

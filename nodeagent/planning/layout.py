@@ -134,8 +134,10 @@ def _card_engines(profiles: Iterable[CardProfile]) -> tuple[int, ...]:
 
 
 def free_slots(gpu: Gpu) -> tuple[int, ...]:
-    """The memory slices that no GPU instance occupies (none while MIG is off)."""
-    if gpu.mig is None or not gpu.mig.current:
+    """The memory slices where something new could lie: no GPU instance occupies them, and they are
+    not sick (none while MIG is off).
+    """
+    if gpu.mig is None or not gpu.mig.current or gpu.sickness.whole:
         return ()
     occupied = _occupied(gpu)
     return tuple(slot for slot in range(Card.of(gpu).slots) if not occupied >> slot & 1)
@@ -143,7 +145,7 @@ def free_slots(gpu: Gpu) -> tuple[int, ...]:
 
 def creatable(gpu: Gpu) -> dict[str, int]:
     """How many more of each profile fit now, each taken alone; profiles with no room left out."""
-    if gpu.mig is None or not gpu.mig.current:
+    if gpu.mig is None or not gpu.mig.current or gpu.sickness.whole:
         return {}
     card = Card.of(gpu)
     spare = card.spare(i.profile for i in gpu.instances if i.profile in card.profiles)
@@ -154,7 +156,8 @@ def creatable(gpu: Gpu) -> dict[str, int]:
 
 
 def _occupied(gpu: Gpu) -> int:
-    occupied = 0
+    """Where nothing can be placed, for what is there or for being sick."""
+    occupied = gpu.sickness.slices
     for instance in gpu.instances:
         occupied |= instance.placement.mask
     return occupied

@@ -9,6 +9,7 @@ from nodeagent.planning.observed import ComputeInstance, Gpu, GpuInstance
 from nodeagent.planning.plan import GpuPlan, Verdict
 from nodeagent.planning.profiles import device_name
 from nodeagent.planning.search import Placed, Target, best_layout
+from nodeagent.planning.sickness import sick_slices
 from nodeagent.planning.steps import (
     CreateComputeInstance,
     CreateGpuInstance,
@@ -26,7 +27,11 @@ def lay_out(gpu: Gpu, wanted: tuple[WantedInstance, ...], path: str) -> GpuPlan:
         return GpuPlan.refused(gpu, Verdict.UNSATISFIABLE, obstacles.not_offered(gpu, unknown))
     # A process of which no instance is known may be on any of them.
     everything = bool(gpu.usage.processes)
-    target = best_layout(card, wanted, gpu.instances, all_in_use=everything)
+    target = best_layout(
+        card, wanted, gpu.instances, all_in_use=everything, sick=gpu.sickness.slices
+    )
+    if target is None and gpu.sickness.slices and best_layout(card, wanted, ()) is not None:
+        return GpuPlan.refused(gpu, Verdict.BLOCKED, sick_slices(gpu, path))
     if target is None:
         return GpuPlan.refused(
             gpu, Verdict.UNSATISFIABLE, obstacles.does_not_fit(gpu, wanted, path)

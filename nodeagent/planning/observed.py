@@ -211,6 +211,23 @@ class Access(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class Sickness:
+    """What of a GPU is too sick for anything new; what is there may stay.
+
+    `whole`: all of it, and nothing is changed there; else `slices`, memory slices as bits. `why`
+    and `remedy` are for people.
+    """
+
+    slices: int = 0
+    whole: bool = False
+    why: str = ""
+    remedy: str = ""
+
+
+WELL = Sickness()
+
+
+@dataclass(frozen=True, slots=True)
 class Gpu:
     """One physical GPU.
 
@@ -221,8 +238,8 @@ class Gpu:
     GPU in MIG mode has neither); `earlier_mode` and `earlier_time_slice` are what they were before
     the agent changed them, None when it did not. `numa_node` is the one whose processors and
     memory are nearest; None when not known. `nvlink` is None when the card has none, or while not
-    known. When `access` is not OK, the rest is what was last known (perhaps nothing) and must not
-    be acted upon.
+    known. `sickness` is what health says; the driver knows nothing of it. When `access` is not OK,
+    the rest is what was last known (perhaps nothing) and must not be acted upon.
     """
 
     index: int
@@ -249,6 +266,7 @@ class Gpu:
     earlier_time_slice: TimeSlice | None = None
     numa_node: int | None = None
     nvlink: NvLinks | None = None
+    sickness: Sickness = WELL
 
     def profile(self, name: str) -> GpuInstanceProfile | None:
         """The card's profile of exactly this canonical name."""

@@ -4,6 +4,7 @@ Rules, in this order:
 
 1. A GPU that the document does not name, or that the driver does not answer for, is not touched.
 2. What already fits is kept in place; what is in use is a fixed point. Not knowing is in use.
+   Where a GPU is sick nothing new comes; what is there stays.
 3. Nothing is destroyed unless the whole new layout is known to fit at known placements.
 4. Per GPU: stop MPS daemons, destroy, set the mode, reset if it is needed and allowed, create the
    largest first, start daemons.
@@ -33,6 +34,7 @@ from nodeagent.planning.mps_steps import add_sharing, concerns
 from nodeagent.planning.mps_usage import as_used
 from nodeagent.planning.observed import Access, Gpu, ObservedNode
 from nodeagent.planning.plan import GpuPlan, NodePlan, Policy, Verdict
+from nodeagent.planning.sickness import spared
 
 _DEFAULT_POLICY = Policy()
 
@@ -67,7 +69,7 @@ def plan(
 
 def plan_gpu(desired: DesiredGpu, gpu: Gpu, policy: Policy = _DEFAULT_POLICY) -> GpuPlan:
     """The steps for one GPU."""
-    result = _plan_gpu(desired, gpu, policy)
+    result = spared(_plan_gpu(desired, gpu, policy), desired.path)
     if result.verdict is Verdict.BLOCKED and desired.when_in_use is WhenInUse.EVICT:
         return replace(result, problems=tuple(map(obstacles.without_eviction, result.problems)))
     return result
@@ -107,8 +109,7 @@ def layout_of(gpu: Gpu) -> DesiredGpu:
             mig=None if gpu.mig is None else MigDisabled(path),
             path=path,
             mps=gpu.mps.runs if gpu.mps else None,
-            # One that the agent did not set comes back by itself.
-            time_slice=gpu.time_slice if gpu.earlier_time_slice else None,
+            time_slice=gpu.time_slice if _takes_turns(gpu) else None,
         )
     wanted = tuple(
         WantedInstance(i.profile, c.slices, i.placement.start, path, c.mps.runs if c.mps else None)
@@ -116,6 +117,14 @@ def layout_of(gpu: Gpu) -> DesiredGpu:
         for c in i.compute
     )
     return DesiredGpu(mig=Layout(wanted, path), path=path)
+
+
+def _takes_turns(gpu: Gpu) -> bool:
+    """Whether the agent made it so; a time slice that it did not set comes back by itself.
+
+    Where that was the same before, only the compute mode tells, changed without a daemon.
+    """
+    return gpu.earlier_time_slice is not None or (gpu.mps is None and gpu.earlier_mode is not None)
 
 
 def _mode_on(gpu: Gpu) -> bool:

@@ -27,12 +27,14 @@ class Code(StrEnum):
     MODE_CANNOT_RETURN = "ModeCannotReturn"
     GPU_UNKNOWN = "GpuUnknown"
     GPU_LOST = "GpuLost"
+    GPU_UNHEALTHY = "GpuUnhealthy"  # nothing new is placed on what is sick
     STEP_FAILED = "StepFailed"
     NOT_RESTORED = "NotRestored"
     DRIFT = "Drift"
     MPS = "Mps"
     MPS_CLIENT = "MpsClient"  # of a client's own making; the node is as planned all the same
     DRIVER = "Driver"
+    METRICS = "Metrics"  # some of what was asked for is not exported; nothing else is the matter
     # the cluster
     OWNED = "Owned"  # somebody else splits the node's GPUs, too
     NOT_OFFERED = "NotOffered"  # the node does not offer to pods what its GPUs are

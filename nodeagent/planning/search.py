@@ -7,6 +7,9 @@ Among the layouts that satisfy the request the one is taken that, in this order,
 3. stops the fewest MPS daemons, then starts or changes the fewest,
 4. leaves the most room for the largest profile, then for the next one, and so on,
 5. comes first in a fixed order (largest profiles first, lowest slices first).
+
+On sick memory slices only what is there can be kept: no new GPU instance touches them, and none
+that does gets another compute instance.
 """
 
 from __future__ import annotations
@@ -63,10 +66,12 @@ def best_layout(
     existing: Sequence[GpuInstance],
     *,
     all_in_use: bool = False,
+    sick: int = 0,
 ) -> Target | None:
     """The layout to aim for, or None when `wanted` cannot all be on this card at once.
 
-    `all_in_use`: nobody can tell which instance is in use, so each of them counts.
+    `all_in_use`: nobody can tell which instance is in use, so each of them counts. `sick`: memory
+    slices as bits where nothing new may come.
     """
     best: tuple[tuple[_Gain, int, tuple[int, ...]], _Starts] | None = None
     disturbance = _disturbance(card, wanted, existing)
@@ -75,14 +80,14 @@ def best_layout(
         spare = card.spare(names)
         if spare is None:
             continue
-        groups = _groups(card, divided, existing, all_in_use)
+        groups = _groups(card, divided, existing, all_in_use, sick)
         rooms: dict[int, tuple[int, ...]] = {}
         floor = best[0][0] if best else None
         for gain, occupied, starts in _place(groups, floor):
             if best is not None and gain < best[0][0]:
                 continue
             if occupied not in rooms:
-                rooms[occupied] = card.room(occupied, spare)
+                rooms[occupied] = card.room(occupied | sick, spare)
             score = (gain, -disturbance(starts) if disturbance else 0, rooms[occupied])
             if best is None or score > best[0]:
                 best = (score, starts)
@@ -109,6 +114,7 @@ def _groups(
     divided: Sequence[Division],
     existing: Sequence[GpuInstance],
     all_in_use: bool,
+    sick: int,
 ) -> list[_Group]:
     here = {(e.profile, e.placement.start): e for e in existing}
     groups = []
@@ -116,6 +122,12 @@ def _groups(
         masks = card.profiles[division.profile].masks
         if division.start >= 0:
             masks = {s: m for s, m in masks.items() if s == division.start}
+        if sick:
+            masks = {
+                s: m
+                for s, m in masks.items()
+                if not m & sick or _adds_nothing(card, division, here.get((division.profile, s)))
+            }
         gains = {
             start: _gain(card, division, here.get((division.profile, start)), all_in_use)
             for start in masks
@@ -123,6 +135,15 @@ def _groups(
         top = sorted(gains.values(), reverse=True)[:count]
         groups.append(_Group(division, count, masks, gains, _total(top)))
     return groups
+
+
+def _adds_nothing(card: Card, division: Division, existing: GpuInstance | None) -> bool:
+    """Whether `existing` becomes `division` without a new compute instance in it."""
+    if existing is None:
+        return False
+    profile = card.profiles[division.profile].profile
+    change = redivide(profile, existing.compute, division.compute, aligned=card.aligned)
+    return not change.added
 
 
 def _gain(card: Card, division: Division, existing: GpuInstance | None, all_in_use: bool) -> _Gain:

@@ -26,6 +26,12 @@ class EventType(StrEnum):
     DRIFT = "Drift"
     GPU_LOST = "GpuLost"
     GPU_RETURNED = "GpuReturned"
+    GPU_UNHEALTHY = "GpuUnhealthy"  # nothing new belongs there
+    GPU_DEGRADED = "GpuDegraded"
+    GPU_UNKNOWN = "GpuUnknown"
+    GPU_NOTICE = "GpuNotice"  # told, though the GPU is well
+    GPU_RECOVERED = "GpuRecovered"
+    XID = "Xid"  # a driver error that calls for nothing
     DRIVER_UNAVAILABLE = "DriverUnavailable"
     DRIVER_RETURNED = "DriverReturned"
     MPS_STARTED = "MpsStarted"

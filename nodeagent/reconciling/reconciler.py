@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 from typing import Protocol
 
 import structlog
@@ -22,24 +21,26 @@ from nodeagent.execution.carrying_out import StepDriver, carry_out
 from nodeagent.planning.host import Host
 from nodeagent.planning.observed import Access, ObservedNode
 from nodeagent.planning.outcome import NodeOutcome, StepReport
-from nodeagent.planning.plan import GpuPlan, NodePlan, Policy, Verdict
+from nodeagent.planning.plan import GpuPlan, Policy
 from nodeagent.planning.problems import Code, Problem
 from nodeagent.reconciling.agenda import Agenda, blocking_pids
 from nodeagent.reconciling.attempts import Backoff
+from nodeagent.reconciling.describing import described, described_without_look
+from nodeagent.reconciling.giving_up import GivenUp, GivingUp
 from nodeagent.reconciling.heartbeats import Heartbeats
 from nodeagent.reconciling.last_good_plan import LastGoodPlan
 from nodeagent.reconciling.narrator import Narrator
 from nodeagent.reconciling.plan_in_force import HostFor, Judgement, PlanInForce
+from nodeagent.reconciling.portions import only, undisturbing
 from nodeagent.reconciling.process_watch import ProcessWatch
 from nodeagent.reconciling.surroundings import Alone, Surroundings, prepared
 from nodeagent.reports.mps_state import MpsOverview
-from nodeagent.reports.node_state import NodeState, Phase, phase_of
+from nodeagent.reports.node_state import NodeState, Phase
 from nodeagent.sources.plan_offer import Demand, PlanOffer, PlanText
 
 log = structlog.get_logger(__name__)
 
 NAME = "reconciler"
-_LEAVING = 1.0  # seconds that a look at the hardware may still take once told to stop
 _OLD = 0.2  # seconds after which what was seen is not acted upon without another look
 
 
@@ -50,10 +51,6 @@ class NodeDriver(StepDriver, Protocol):
 
 
 OpenDriver = Callable[[], AbstractAsyncContextManager[NodeDriver]]
-
-
-class _GivenUp(Exception):
-    """The agent stops, and does not wait for a look at a driver that hangs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +86,7 @@ class Reconciler:
         mps: Callable[[], MpsOverview] = MpsOverview,
         on_plan: Callable[[], None] = lambda: None,
         surroundings: Surroundings | None = None,
+        on_round: Callable[[NodeOutcome | None, float], None] = lambda _outcome, _seconds: None,
     ) -> None:
         self.state = state
         self._open_driver = open_driver
@@ -101,6 +99,7 @@ class Reconciler:
         self._mps = mps
         self._on_plan = on_plan
         self._surroundings = surroundings or Alone()
+        self._on_round = on_round
         self._plan = PlanInForce(host_for)
         self._agenda = Agenda(backoff, mend=rules.mend)
         self._processes = ProcessWatch(lambda: self.nudge("a process ended"))
@@ -108,11 +107,12 @@ class Reconciler:
         self._driver: NodeDriver | None = None
         self._setbacks = 0  # rounds in a row that the driver, or a GPU, did not answer
         self._round_ended = math.inf
+        self._done: NodeOutcome | None = None  # what was done in this round
         self._wake = asyncio.Event()
         self._halt = asyncio.Event()  # begin no further step
         self._offered = asyncio.Event()
         self._stopping = False
-        self._looking: asyncio.Timeout | None = None
+        self._giving_up = GivingUp()
         self._seen = (Judgement(), ObservedNode())  # the last look
         self._unkept: PlanText | None = None  # accepted, but not yet where it survives a restart
         self.settled = asyncio.Event()  # the first round is over, however it ended
@@ -149,8 +149,7 @@ class Reconciler:
     def request_stop(self) -> None:
         """Finish the running steps, leave the rest to the next start, and return from `run`."""
         self._stopping = True
-        if self._looking:
-            self._hurry(self._looking)
+        self._giving_up.stop()
         self._halt.set()
         self._wake.set()
         self._offered.set()
@@ -195,7 +194,7 @@ class Reconciler:
         except NodeagentError as error:
             await self._close_driver()
             return self._setback(Problem(Code.DRIVER, error.message, error.remedy))
-        except _GivenUp:
+        except GivenUp:
             return 0.0
         except Exception as error:  # a fault of ours is told, and tried again after a while
             log.exception("reconciliation failed")
@@ -211,20 +210,14 @@ class Reconciler:
         self._setbacks += 1
         pause = self._backoff.after(self._setbacks)
         self._narrator.driver_failed(problem)
-        self._publish(
-            replace(
-                self.state,
-                phase=Phase.FAILED,
-                driver_error=problem.message,
-                problems=(problem, *self._plan.unread_problems),
-                note=self._plan.note,
-            )
-        )
+        self._publish(described_without_look(self.state, self._plan, problem))
         return min(pause, self._rules.resync)
 
     async def _reconcile_once(self) -> float:
+        began = asyncio.get_running_loop().time()
+        self._done = None
         await self._plan.read_offer()
-        async with self._given_up_at_stop():
+        async with self._giving_up.at_stop():
             driver = await self._driver_session()
         judgement, observed = await self._look(driver)
         objections = await self._objections(judgement, observed)
@@ -236,13 +229,14 @@ class Reconciler:
         unfinished = self._halt.is_set()
         self._publish(self._describe(judgement, observed, objections, unfinished=unfinished))
         self._processes.watch(blocking_pids(judgement))
+        self._on_round(self._done, asyncio.get_running_loop().time() - began)
         return self._pause(judgement)
 
     async def _objections(
         self, judgement: Judgement, observed: ObservedNode
     ) -> tuple[Problem, ...]:
-        todo = _only(judgement, self._choose(judgement))
-        async with self._given_up_at_stop():
+        todo = only(judgement, self._choose(judgement))
+        async with self._giving_up.at_stop():
             return await self._surroundings.objections(judgement, todo, observed)
 
     async def _work(
@@ -250,7 +244,7 @@ class Reconciler:
     ) -> tuple[Judgement, ObservedNode, tuple[Problem, ...]]:
         """Do what is to be done now; what is so afterwards, and why nothing was done if so."""
         began = asyncio.get_running_loop().time()
-        todo = _only(judgement, self._choose(judgement))
+        todo = only(judgement, self._choose(judgement))
         # Shorter than the patience for everything else, so that waiting for pods is no hanging.
         unprepared = await prepared(
             self._surroundings,
@@ -259,12 +253,13 @@ class Reconciler:
             alive=lambda: self._alive(0),
             every=self._rules.patience / 2,
         )
-        if unprepared or self._halt.is_set():
+        if self._halt.is_set() or (unprepared and not undisturbing(todo).gpus):
             return judgement, observed, unprepared
         if asyncio.get_running_loop().time() - began > _OLD:
             judgement, observed = await self._look(driver)
+        todo = only(judgement, self._choose(judgement))
         outcome = await carry_out(
-            _only(judgement, self._choose(judgement)),
+            undisturbing(todo) if unprepared else todo,
             driver,
             parallel=self._rules.parallel,
             policy=self._rules.policy,
@@ -272,29 +267,13 @@ class Reconciler:
             stop=self._halt,
         )
         judgement, observed = await self._look(driver)
+        self._done = outcome
         self._learn(outcome, judgement)
-        return judgement, observed, ()
-
-    @asynccontextmanager
-    async def _given_up_at_stop(self) -> AsyncIterator[None]:
-        """A look at the hardware changes nothing, so it may be left when there is no time."""
-        try:
-            async with asyncio.timeout(None) as self._looking:
-                if self._stopping:
-                    self._hurry(self._looking)
-                yield
-        except TimeoutError as error:
-            raise _GivenUp from error
-        finally:
-            self._looking = None
-
-    @staticmethod
-    def _hurry(looking: asyncio.Timeout) -> None:
-        looking.reschedule(asyncio.get_running_loop().time() + _LEAVING)
+        return judgement, observed, unprepared
 
     async def _look(self, driver: NodeDriver) -> tuple[Judgement, ObservedNode]:
         """Observe, and judge what counts for what was seen."""
-        async with self._given_up_at_stop():
+        async with self._giving_up.at_stop():
             observed = await driver.observe()
         self._alive(0)
         self._narrator.driver_answers()
@@ -353,25 +332,14 @@ class Reconciler:
             problems += self._agenda.problems(gpu_plan)
         mps = self._mps()
         problems += (*mps.problems, *self._surroundings.problems)
-        refused = judgement.refusal
-        phase = phase_of(refused=refused is not None, plan=plan, problems=problems, mps=mps.daemons)
-        if phase is Phase.FAILED and unfinished and not problems:
-            phase = Phase.WORKING
-        text = self._plan.text
-        return replace(
+        return described(
             self.state,
-            phase=phase,
-            digest=self._plan.digest,
-            configuration=text.configuration if text else None,
-            refusal=refused,
-            note=self._plan.note,
-            observed=observed,
-            observed_at=datetime.now(UTC),
-            plan=plan,
-            problems=(*(refused.problems if refused else ()), *dict.fromkeys(problems)),
-            driver_error=_silence(observed),
-            mps=mps.daemons,
-            rounds=self.state.rounds + (not unfinished),
+            self._plan,
+            judgement,
+            observed,
+            problems=problems,
+            mps=mps,
+            unfinished=unfinished,
         )
 
     def _publish(self, state: NodeState) -> None:
@@ -408,15 +376,3 @@ class Reconciler:
             self._unkept = None
         except NodeagentError as error:  # a full disk, say: the next round tries again
             self._narrator.trouble(str(error))
-
-
-def _silence(observed: ObservedNode) -> str:
-    """Why the driver does not answer at all; "" when it does, be it for one GPU."""
-    if any(gpu.access is not Access.UNKNOWN for gpu in observed.gpus):
-        return ""
-    return observed.gpus[0].access_reason if observed.gpus else ""
-
-
-def _only(judgement: Judgement, gpus: tuple[GpuPlan, ...]) -> NodePlan:
-    """The plan with only these of its GPUs."""
-    return replace(judgement.plan or NodePlan(Verdict.APPLICABLE), gpus=gpus)

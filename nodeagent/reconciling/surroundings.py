@@ -25,7 +25,8 @@ class Surroundings(Protocol):
         ...
 
     async def prepare(self, todo: NodePlan) -> tuple[Problem, ...]:
-        """Make ready for the steps of `todo`; with problems, none of them is taken this time.
+        """Make ready for the steps of `todo`; with problems, none that changes a device is taken
+        this time.
 
         May take minutes. Cancelled when the agent stops; what was begun is then put back by
         `settle`, perhaps that of the next start.

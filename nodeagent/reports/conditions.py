@@ -6,10 +6,12 @@ waits for a condition, and whoever counts its changes, relies on that.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, Literal
 
+from nodeagent.health.reporting import condition, of_gpu
+from nodeagent.health.table import Check
 from nodeagent.planning.observed import Access, Gpu
 from nodeagent.reports.node_state import NodeState, Phase
 from nodeagent.reports.plain_text import shortened
@@ -31,25 +33,11 @@ class Condition:
     message: str
 
 
-@dataclass(frozen=True, slots=True)
-class HealthFinding:
-    """Something that makes a GPU unfit for work: `gpu` is its UUID ("" for the node), `reason` one
-    word in CamelCase.
-    """
-
-    gpu: str
-    reason: str
-    message: str
-
-
-def conditions(state: NodeState, findings: Iterable[HealthFinding] = ()) -> Mapping[str, Condition]:
-    """Both conditions by type. `findings` are what is known of the GPUs' health beside whether
-    the driver answers for them.
-    """
+def conditions(state: NodeState) -> Mapping[str, Condition]:
+    """Both conditions by type."""
     return {
         PARTITIONS_READY: _unknown(state, looked=has_looked(state)) or _partitions(state),
-        HEALTHY: _unknown(state, looked=state.observed_at is not None)
-        or _health(state, tuple(findings)),
+        HEALTHY: _health(state),
     }
 
 
@@ -95,31 +83,46 @@ def _why_not(state: NodeState) -> str:
     return f"{refused} is refused: {where}{first.message}{kept}"
 
 
-def _health(state: NodeState, findings: tuple[HealthFinding, ...]) -> Condition:
-    gpus = state.observed.gpus
+def _health(state: NodeState) -> Condition:
+    """The worse of what the checks found and of whether the driver answers for the GPUs."""
+    answers = _unknown(state, looked=state.observed_at is not None) or _answers(state)
+    if state.health is None or state.health.at is None:
+        return answers
+    found = condition(state.health)
+    if _RANK[answers.status] > _RANK[found.status]:
+        return answers
+    if answers.reason == "NoGpus" and found.status == "True":
+        return answers
+    return _condition(found.status, found.reason, found.message)
+
+
+_RANK = {"True": 0, "Unknown": 1, "False": 2}
+
+
+def _answers(state: NodeState) -> Condition:
+    """Whether the driver answers for every GPU, beside what the checks say of that themselves."""
+    gpus = [gpu for gpu in state.observed.gpus if not _is_judged(gpu, state)]
     lost = [gpu for gpu in gpus if gpu.access is Access.LOST]
     silent = [gpu for gpu in gpus if gpu.access is Access.UNKNOWN]
-    by_uuid = {gpu.uuid: gpu for gpu in gpus}
     words = [
         *(f"{_named(gpu)} is lost: {gpu.access_reason}" for gpu in lost),
-        *(_finding_words(finding, by_uuid) for finding in findings),
         *(f"{_named(gpu)} does not answer: {gpu.access_reason}" for gpu in silent),
     ]
-    if lost or findings:
-        reason = "GpuLost" if lost else findings[0].reason
-        return _condition("False", reason, "; ".join(words))
+    if lost:
+        return _condition("False", "GpuLost", "; ".join(words))
     if silent:
         return _condition("Unknown", "GpuUnknown", "; ".join(words))
-    if not gpus:
+    if not state.observed.gpus:
         return _condition("True", "NoGpus", "the node has no GPUs")
-    return _condition("True", "Healthy", f"the driver answers for every GPU ({len(gpus)})")
+    count = len(state.observed.gpus)
+    return _condition("True", "Healthy", f"the driver answers for every GPU ({count})")
+
+
+def _is_judged(gpu: Gpu, state: NodeState) -> bool:
+    """Whether a check has found already that the driver does not answer for it."""
+    found = of_gpu(state.health, gpu.uuid) if state.health else ()
+    return any(finding.check == Check.GPU_ACCESS for finding in found)
 
 
 def _named(gpu: Gpu) -> str:
     return f"{gpu_words(gpu)} ({gpu.uuid})" if gpu.uuid else gpu_words(gpu)
-
-
-def _finding_words(finding: HealthFinding, by_uuid: Mapping[str, Gpu]) -> str:
-    gpu = by_uuid.get(finding.gpu)
-    where = _named(gpu) if gpu else finding.gpu
-    return f"{where}: {finding.message}" if where else finding.message

@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
+from typing import TYPE_CHECKING
 
 from nodeagent.planning.observed import ObservedNode
 from nodeagent.planning.plan import NodePlan, Verdict
@@ -17,6 +18,9 @@ from nodeagent.planning.problems import Code, Problem
 from nodeagent.reports.cluster_state import ClusterState
 from nodeagent.reports.mps_problems import not_ready_reasons, on_its_way
 from nodeagent.reports.mps_state import DaemonState
+
+if TYPE_CHECKING:  # it takes long to import, and not everybody who has a state has health
+    from nodeagent.health.state import HealthState
 
 
 class Phase(StrEnum):
@@ -30,7 +34,9 @@ class Phase(StrEnum):
 
 
 # Waiting for somebody else is being blocked; everything else that remains is a failure.
-_WAITING = frozenset({Code.IN_USE, Code.RESET_REQUIRED, Code.OWNED, Code.CLUSTER})
+_WAITING = frozenset(
+    {Code.IN_USE, Code.RESET_REQUIRED, Code.GPU_UNHEALTHY, Code.OWNED, Code.CLUSTER}
+)
 # What a client of MPS does wrong leaves the node as planned.
 _SHOWN_ONLY = frozenset({Code.MPS_CLIENT})
 
@@ -54,7 +60,8 @@ class NodeState:
     done for it. `problems` are the driver's, the refused document's and the GPUs', in that order.
     `note` is one sentence about the plan's carrier, empty when all is well. `driver_error` is
     empty while the driver answers. `rounds` counts the reconciliations that were finished. `mps`
-    are the node's MPS daemons. `cluster` is None for a node without one.
+    are the node's MPS daemons. `cluster` is None for a node without one, `health` where nobody
+    watches it.
     """
 
     node: str
@@ -72,6 +79,7 @@ class NodeState:
     rounds: int = 0
     mps: tuple[DaemonState, ...] = ()
     cluster: ClusterState | None = None
+    health: HealthState | None = None
 
     @property
     def sentence(self) -> str:

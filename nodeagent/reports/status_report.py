@@ -5,6 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from nodeagent.health.findings import Severity, worst
+from nodeagent.health.reporting import health_json, of_gpu
+from nodeagent.health.state import HealthState
+from nodeagent.health.table import BY_CAUSE, Check
 from nodeagent.planning.layout import creatable, free_slots
 from nodeagent.planning.observed import (
     Access,
@@ -53,7 +57,9 @@ def status_json(state: NodeState, *, gpu: str | None = None) -> Json | None:
         report["driverVersion"] = state.observed.driver_version
     if state.cluster:
         report["cluster"] = cluster_json(state.cluster)
-    report["gpus"] = [gpu_json(g) for g in gpus]
+    if state.health:
+        report["health"] = health_json(of_gpu(state.health, ""))
+    report["gpus"] = [gpu_json(g, state.health) for g in gpus]
     report["mps"] = mps_json(_daemons(state, gpu), state.observed)
     report["problems"] = [problem_json(p) for p in problems]
     return report
@@ -67,7 +73,7 @@ def _daemons(state: NodeState, gpu: str | None) -> tuple[DaemonState, ...]:
     return tuple(daemon for daemon in state.mps if daemon.device in there)
 
 
-def gpu_json(gpu: Gpu) -> Json:
+def gpu_json(gpu: Gpu, health: HealthState | None = None) -> Json:
     """One GPU with its instances; what is not known is left out."""
     report: Json = {"index": gpu.index}
     if gpu.uuid:
@@ -89,7 +95,7 @@ def gpu_json(gpu: Gpu) -> Json:
     report["users"] = [user_json(user) for user in gpu.usage.processes] if answers else []
     if answers:
         report["free"] = {"slots": list(free_slots(gpu)), "creatable": creatable(gpu)}
-    report["health"] = _health(gpu)
+    report["health"] = _health(gpu, health)
     return report
 
 
@@ -176,14 +182,20 @@ def _memory(memory: Memory) -> Json:
     return {"used": memory.used, "total": memory.total}
 
 
-def _health(gpu: Gpu) -> Json:
-    """What is known of the GPU's health: so far, whether the driver answers for it."""
-    if gpu.access is Access.OK:
-        return {"status": "healthy", "findings": []}
-    lost = gpu.access is Access.LOST
-    finding = {
-        "cause": "gpuLost" if lost else "gpuUnknown",
+def _health(gpu: Gpu, health: HealthState | None) -> Json:
+    """What the checks found; and that the driver does not answer, where they know not yet."""
+    found = of_gpu(health, gpu.uuid) if health and gpu.uuid else ()
+    report = health_json(found)
+    if gpu.access is Access.OK or any(f.check == Check.GPU_ACCESS for f in found):
+        return report
+    row = BY_CAUSE["gpuLost" if gpu.access is Access.LOST else "gpuUnknown"]
+    silence: Json = {
+        "check": row.check.value,
+        "cause": row.cause,
+        "severity": row.severity.value,
         "evidence": gpu.access_reason or "the driver does not answer for it",
-        "suggestedAction": "reset the GPU or reboot" if lost else "wait; reboot if it stays so",
+        "suggestedAction": row.action.value,
+        "advice": row.advice,
     }
-    return {"status": "unhealthy" if lost else "unknown", "findings": [finding]}
+    status = worst((Severity(report["status"]), row.severity))
+    return {"status": status.value, "findings": [silence, *report["findings"]]}

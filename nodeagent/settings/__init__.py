@@ -1,23 +1,15 @@
-"""Settings: what they are (`model`), how they are written (`values`), whence they come (`sources`).
+"""Settings: what they are (`model`, `groups`), how they are written (`values`), whence they come
+(`sources`).
 
 A part of the agent gets its own group, never the whole.
 """
 
-from nodeagent.settings.model import (
-    ApiSettings,
-    CdiSettings,
-    DriverSettings,
-    GpuSettings,
-    KubeletSettings,
-    KubernetesSettings,
-    LogSettings,
-    MpsSettings,
-    PlanSettings,
-    ResyncSettings,
-    RunSettings,
-    Settings,
-    StateSettings,
-)
+from nodeagent.settings.groups.agent import ApiSettings, LogSettings, RunSettings, StateSettings
+from nodeagent.settings.groups.cluster import KubeletSettings, KubernetesSettings
+from nodeagent.settings.groups.gpus import DriverSettings, GpuSettings, PlanSettings, ResyncSettings
+from nodeagent.settings.groups.mps import CdiSettings, MpsSettings
+from nodeagent.settings.groups.watching import HealthSettings, MetricsSettings, SampleSettings
+from nodeagent.settings.model import Settings
 from nodeagent.settings.sources import DEFAULT_FILE, load_settings
 from nodeagent.settings.values import Address
 
@@ -28,13 +20,16 @@ __all__ = [
     "CdiSettings",
     "DriverSettings",
     "GpuSettings",
+    "HealthSettings",
     "KubeletSettings",
     "KubernetesSettings",
     "LogSettings",
+    "MetricsSettings",
     "MpsSettings",
     "PlanSettings",
     "ResyncSettings",
     "RunSettings",
+    "SampleSettings",
     "Settings",
     "StateSettings",
     "load_settings",

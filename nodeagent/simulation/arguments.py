@@ -9,6 +9,7 @@ passed by reference.
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Mapping
 from typing import Any, Protocol
 
 import pynvml
@@ -26,6 +27,8 @@ HANDLE_TYPES = {
     Kind.GPU_INSTANCE: pynvml.c_nvmlGpuInstance_t,
     Kind.COMPUTE_INSTANCE: pynvml.c_nvmlComputeInstance_t,
     Kind.EVENT_SET: pynvml.c_nvmlEventSet_t,
+    Kind.SYSTEM_EVENT_SET: pynvml.c_nvmlSystemEventSet_t,
+    Kind.GPM_SAMPLE: pynvml.c_nvmlGpmSample_t,
 }
 
 
@@ -109,6 +112,27 @@ class Out(Argument):
         if taken is None:
             raise Refused(Code.INVALID_ARGUMENT)
         if self._version is not None and taken.version != self._version:
+            raise Refused(Code.ARGUMENT_VERSION_MISMATCH)
+        return taken
+
+
+class OutOf(Out):
+    """A structure of one of several versions, which C tells apart by the version in it."""
+
+    def __init__(self, versions: Mapping[Any, int]) -> None:
+        super().__init__(next(iter(versions)))
+        self._versions = versions
+
+    def take(self, given: Any, where: str) -> Any:
+        target = _referenced(given)
+        if given is not None and type(target) not in self._versions:
+            raise SimulatorMisuse(f"{where}: {_name(given)} is not one of its structures")
+        return target
+
+    def resolve(self, session: Session, taken: Any) -> Any:
+        if taken is None:
+            raise Refused(Code.INVALID_ARGUMENT)
+        if taken.version != self._versions[type(taken)]:
             raise Refused(Code.ARGUMENT_VERSION_MISMATCH)
         return taken
 

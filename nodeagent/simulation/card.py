@@ -13,6 +13,7 @@ from nodeagent.simulation import geometry
 from nodeagent.simulation.boards import Board, ComputeProfile, GpuProfile, InstancePlacement
 from nodeagent.simulation.codes import Code, Refused
 from nodeagent.simulation.identity import Identity
+from nodeagent.simulation.sensors import Sensors
 from nodeagent.simulation.state import (
     ONLY_PARENT,
     CardState,
@@ -30,6 +31,8 @@ class Surroundings(Protocol):
     """What a card needs of the node it is in."""
 
     switches: Switches
+
+    def clock(self) -> float: ...
 
     def next_serial(self) -> int: ...
 
@@ -49,6 +52,11 @@ class Card:
         self.state = state
         self._node = node
         self.identity = Identity(board.board, index)
+        self.sensors: Sensors = Sensors(self)
+
+    def now(self) -> float:
+        """The node's clock, in seconds."""
+        return self._node.clock()
 
     def take_over(self, state: CardState) -> None:
         """Be what another process made of the card; raises Refused when it cannot be."""
@@ -105,7 +113,9 @@ class Card:
         self.state.mig = self.state.pending = enabled
         self.state.accounting = False
         self.state.compute_mode = 0
+        gone = list(self.state.instances)
         self.state.instances.clear()
+        self.sensors.forget_instances(gone)
         self.config_changed()
 
     def require_mig_capable(self) -> None:
@@ -140,6 +150,7 @@ class Card:
         before = (state.mig, state.pending, len(state.instances))
         state.mig = state.pending = state.pending and mode_kept
         state.instances.clear()
+        self.sensors.start_over()
         state.failure = 0
         state.compute_mode = state.time_slice = 0
         state.accounting = False
@@ -211,6 +222,7 @@ class Card:
             self._node.changed(self.index)
             raise Refused(Code.IN_USE)
         self.state.instances.remove(instance)
+        self.sensors.forget_instances([instance])
         self.config_changed()
 
     @property

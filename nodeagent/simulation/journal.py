@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
 from nodeagent.simulation.codes import Code
+from nodeagent.simulation.handles import Handle
 
 _KEPT = 4096
 
@@ -35,11 +36,24 @@ class Call:
         return f"{self.name}({', '.join(map(str, self.arguments))}) -> {result}"
 
 
+_Entry = tuple[int, str, tuple[object, ...], int, int | None, float, float, int]
+
+
+def _call(
+    number: int,
+    name: str,
+    arguments: tuple[object, ...],
+    *rest: *tuple[int, int | None, float, float, int],
+) -> Call:
+    shown = tuple(one for one in arguments if isinstance(one, int | str | Handle))
+    return Call(number, name, shown, *rest)
+
+
 class Journal:
     """The last calls of this process, and how many there were of each function."""
 
     def __init__(self) -> None:
-        self._calls: deque[Call] = deque(maxlen=_KEPT)
+        self._calls: deque[_Entry] = deque(maxlen=_KEPT)
         self._lock = threading.Lock()
         self.counts: Counter[str] = Counter()
         self.begun = 0
@@ -49,7 +63,8 @@ class Journal:
     def calls(self) -> tuple[Call, ...]:
         """The last calls in the order of their ends, at most 4096."""
         with self._lock:
-            return tuple(self._calls)
+            entries = tuple(self._calls)
+        return tuple(_call(*entry) for entry in entries)
 
     def named(self, pattern: str) -> tuple[Call, ...]:
         """The calls of the functions that match, such as `nvml*Create*`."""
@@ -66,10 +81,11 @@ class Journal:
             self.begun += 1
             return self.begun
 
-    def record(self, call: Call) -> None:
+    def record(self, *entry: *_Entry) -> None:
+        """The members of a Call, with all arguments; it is made of them when somebody looks."""
         with self._lock:
-            self._calls.append(call)
-            self.counts[call.name] += 1
+            self._calls.append(entry)
+            self.counts[entry[1]] += 1
 
     def clear(self) -> None:
         """Forget the calls so far; their numbers go on."""

@@ -15,15 +15,15 @@ from nodeagent.simulation.boards import Overrides, parse_boards
 from nodeagent.simulation.card import MIB, Card
 from nodeagent.simulation.codes import Code
 from nodeagent.simulation.faults import FOREVER, Fault, code_named
+from nodeagent.simulation.instruments import InstrumentedNode
 from nodeagent.simulation.processes import NO_REAL_PID, start_time
 from nodeagent.simulation.state import ONLY_PARENT, Process, ProcessKind
-from nodeagent.simulation.stored_node import StoredNode
 from nodeagent.simulation.switches import Switches
 
 XID = 0x8
 
 
-class SimulatedNode(StoredNode):
+class SimulatedNode(InstrumentedNode):
     """One node; made by `simulated` or `open_node`."""
 
     # --- what is done to a node from outside ------------------------------------------------

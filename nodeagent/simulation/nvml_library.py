@@ -17,8 +17,8 @@ from nodeagent.simulation.event_sets import EventSets
 from nodeagent.simulation.faults import Fault
 from nodeagent.simulation.functions import FUNCTIONS
 from nodeagent.simulation.functions.registry import Function
+from nodeagent.simulation.gpm_samples import GpmSamples
 from nodeagent.simulation.handles import Handle, Handles, Kind
-from nodeagent.simulation.journal import Call
 from nodeagent.simulation.misuse import SimulatorMisuse
 from nodeagent.simulation.node import SimulatedNode
 from nodeagent.simulation.views import Device, locate
@@ -41,6 +41,8 @@ class SimulatedLibrary:
         self.privileged = privileged
         self.handles = Handles()
         self.event_sets = EventSets()
+        self.system_event_sets = EventSets()
+        self.gpm_samples = GpmSamples()
         self.session = 0
         self.initialised = 0  # how often, as NVML counts
         self._latency = latency if isinstance(latency, Mapping) else {"*": latency}
@@ -73,7 +75,7 @@ class SimulatedLibrary:
         """One nvmlShutdown; the last one makes all handles stale."""
         self.initialised -= 1
         if not self.initialised:
-            self.event_sets.clear()
+            self._forget_objects()
             self.node.session_closed()
 
     def give(self, view: Device) -> int:
@@ -84,8 +86,9 @@ class SimulatedLibrary:
 
     def look_up(self, handle: Handle) -> Any:
         """What a handle stands for now; raises Refused when it is stale or the GPU is lost."""
-        if handle.kind is Kind.EVENT_SET:
-            found: Any = self.event_sets.get(handle)
+        found: Any
+        if handle.gpu < 0:
+            found = self._objects(handle.kind).get(handle)
         else:
             card = self.node.cards[handle.gpu] if handle.gpu < len(self.node.cards) else None
             if card is not None and card.state.failure:
@@ -94,6 +97,21 @@ class SimulatedLibrary:
         if found is None or handle.session != self.session:
             raise Refused(Code[self.node.switches.stale_handles])
         return found
+
+    def _objects(self, kind: Kind) -> EventSets | GpmSamples:
+        """Where objects are that belong to no GPU."""
+        match kind:
+            case Kind.GPM_SAMPLE:
+                return self.gpm_samples
+            case Kind.SYSTEM_EVENT_SET:
+                return self.system_event_sets
+            case _:
+                return self.event_sets
+
+    def _forget_objects(self) -> None:
+        self.event_sets.clear()
+        self.system_event_sets.clear()
+        self.gpm_samples.clear()
 
     def require_privilege(self) -> None:
         """Raises Refused (NO_PERMISSION) for an ordinary user."""
@@ -109,7 +127,7 @@ class SimulatedLibrary:
         """Raises Refused while the library is not initialised or the driver is away."""
         if self.initialised and self._epoch != self.node.epoch:
             self.initialised = 0
-            self.event_sets.clear()
+            self._forget_objects()
         if self.node.closed or not self.initialised:
             raise Refused(Code.UNINITIALIZED)
         if self.node.driver_failure:
@@ -131,11 +149,11 @@ class CFunction:
             return function.body(library, *given)
         started, number = time.monotonic(), library.node.journal.begin()
         values, gpu = self._take(given)
-        shown = tuple(v for v in values if isinstance(v, int | str | Handle))
+        taken = tuple(values)  # as they were given: resolving them changes the list
         code = self._answer(values, gpu, number)
         seconds = time.monotonic() - started
         library.node.journal.record(
-            Call(number, function.name, shown, code, gpu, started, seconds, threading.get_ident())
+            number, function.name, taken, code, gpu, started, seconds, threading.get_ident()
         )
         return code
 
@@ -158,8 +176,10 @@ class CFunction:
 
     def _answer(self, values: list[Any], gpu: int | None, number: int) -> int:
         library, function = self._library, self._function
-        faults = self._faults(gpu, number)
-        delay = library.latency_of(function.name) + sum(fault.delay for fault in faults)
+        delay, faults = library.latency_of(function.name), self._faults(gpu, number)
+        if not faults and not delay:
+            return self._run(values)
+        delay += sum(fault.delay for fault in faults)
         if delay > 0:
             time.sleep(delay)
         for fault in faults:

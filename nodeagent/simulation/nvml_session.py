@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, Protocol
 
 from nodeagent.simulation.event_sets import EventSets
+from nodeagent.simulation.gpm_samples import GpmSamples
 from nodeagent.simulation.handles import Handle, Handles
 from nodeagent.simulation.node import SimulatedNode
 from nodeagent.simulation.views import Device
@@ -16,6 +17,8 @@ class Session(Protocol):
     node: SimulatedNode
     handles: Handles
     event_sets: EventSets
+    system_event_sets: EventSets
+    gpm_samples: GpmSamples
     session: int
 
     def open(self) -> None: ...

@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
+from nodeagent.simulation.activity import Activity
+
 Json = dict[str, Any]
 
 ONLY_PARENT = 0xFFFFFFFF  # NVML's "no instance" in process lists and events
@@ -139,9 +141,10 @@ class CardState:
     failure: int = 0
     instances: list[GpuInstance] = field(default_factory=list)
     processes: list[Process] = field(default_factory=list)
+    activity: Activity = field(default_factory=Activity)
 
     def to_json(self) -> Json:
-        return {
+        stored: Json = {
             "board": self.board,
             "mirrored": self.mirrored,
             "mig": self.mig,
@@ -154,6 +157,9 @@ class CardState:
             "instances": [instance.to_json() for instance in self.instances],
             "processes": [process.to_json() for process in self.processes],
         }
+        if self.activity:
+            stored["activity"] = self.activity.to_json()
+        return stored
 
     @classmethod
     def from_json(cls, stored: Json) -> CardState:
@@ -169,6 +175,7 @@ class CardState:
             failure=_number(stored, "failure"),
             instances=[GpuInstance.from_json(i) for i in list_of(stored, "instances")],
             processes=[Process.from_json(p) for p in list_of(stored, "processes")],
+            activity=Activity.from_json(stored["activity"]) if "activity" in stored else Activity(),
         )
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, Self
@@ -49,6 +49,8 @@ class StoredNode:
         self.faults: list[Fault] = []
         self.events: list[Event] = []
         self.closed = False
+        self.clock: Callable[[], float] = _uptime
+        """Seconds by which loads are counted; a test may put its own here."""
         self.following = False  # whether a real process is on a device
         self.epoch = 0  # grows when the driver was loaded anew: all handles are stale then
         self.driver_failure = 0  # the code every call answers while the driver is not there
@@ -294,6 +296,11 @@ class StoredNode:
 
     def _has_followed(self) -> bool:
         return any(p.started is not None for c in self.cards for p in c.state.processes)
+
+
+def _uptime() -> float:
+    """The same for all processes of the machine."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 _json = json.JSONEncoder(separators=(",", ":")).encode

@@ -71,6 +71,9 @@ class Switches:
     supported_events_tell_mig: bool = False
     """Whether the supported event types include the MIG configuration change."""
 
+    gpm_of_mig_parent: bool = False
+    """Whether a GPU in MIG mode gives GPM samples of the whole GPU."""
+
     reset_needs_nvml_closed: bool = True
     """`nvidia-smi` cannot reset a GPU while another process has NVML initialised."""
 

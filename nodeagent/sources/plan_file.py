@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import stat
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,6 +10,7 @@ from nodeagent.documents.bounded_yaml import LARGEST_TEXT
 from nodeagent.planning.problems import Code, Problem
 from nodeagent.sources.file_watch import changes
 from nodeagent.sources.plan_offer import NoPlan, PlanOffer, PlanText, UnreadablePlan
+from nodeagent.sources.regular_file import read_regular_file
 
 _Signature = tuple[int, ...] | str
 
@@ -61,7 +60,7 @@ class PlanFile:
 
     def _read(self) -> PlanOffer:
         try:
-            return PlanText(_content(self._path), self._configuration)
+            return PlanText(read_regular_file(self._path, LARGEST_TEXT), self._configuration)
         except FileNotFoundError:
             return NoPlan(f"the plan file {self._path} does not exist")
         except NotADirectoryError:
@@ -82,19 +81,3 @@ def _signature(path: Path) -> _Signature:
     except OSError as error:
         return f"errno {error.errno}"
     return (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
-
-
-def _content(path: Path) -> bytes:
-    """The file's first bytes; raises OSError also when it is no regular file.
-
-    Opened without waiting, so that a named pipe does not hang the agent.
-    """
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)
-    try:
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise OSError("it is not a regular file")
-        # `open` refuses the descriptor of a directory and then leaves it open.
-        with open(descriptor, "rb", closefd=False) as file:
-            return file.read(LARGEST_TEXT)  # a text of this size is refused already
-    finally:
-        os.close(descriptor)

@@ -198,14 +198,26 @@ def _room(gpu: Json) -> tuple[Line, ...]:
 
 def _health(gpu: Json) -> tuple[Line, ...]:
     health = gpu.get("health") or {}
-    status = health.get("status", "healthy")
-    if status == "healthy":
+    status, findings = health.get("status", "healthy"), health.get("findings", ())
+    if status == "healthy" and not findings:
         return ()
-    lines = [line(Span(f"! {status}", Tone.BAD))]
-    for finding in health.get("findings", ()):
-        lines.append(line(f"  {finding.get('evidence', '')}"))
-        lines.append(line(f"  {finding.get('suggestedAction', '')}"))
+    well = status == "healthy"
+    lines = [line(dim("healthy, though:") if well else Span(f"! {status}", Tone.BAD))]
+    for finding in findings:
+        told = ": ".join(str(finding[key]) for key in ("message", "evidence") if finding.get(key))
+        lines.append(line(f"  {_slices(finding)}{told}"))
+        helps = (finding.get("suggestedAction", "none"), finding.get("advice", ""))
+        words = ": ".join(text for text in helps if text not in ("none", ""))
+        if words:
+            lines.append(line(f"    {words}"))
     return tuple(lines)
+
+
+def _slices(finding: Json) -> str:
+    if "start" not in finding:
+        return ""
+    first, size = finding["start"], finding.get("size", 1)
+    return f"slice {first}: " if size == 1 else f"slices {first}-{first + size - 1}: "
 
 
 def _problem_lines(problems: Sequence[Json]) -> tuple[Line, ...]:

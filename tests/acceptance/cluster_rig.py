@@ -11,9 +11,9 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from nodeagent.cluster.annotation_source import AnnotationSource
+from nodeagent.cluster.around.surroundings import AroundPace, ClusterSurroundings
 from nodeagent.cluster.citizen import Citizen, CitizenPace
-from nodeagent.cluster.surroundings import AroundPace, ClusterSurroundings
+from nodeagent.cluster.plan_sources.annotation import AnnotationSource
 from nodeagent.kubernetes.access import ClusterAccess
 from nodeagent.kubernetes.credentials import Kubeconfig
 from nodeagent.kubernetes.events import EventPace
@@ -22,11 +22,11 @@ from nodeagent.reports.node_state import NodeState
 from nodeagent.settings import KubernetesSettings
 from nodeagent.sources.plan_offer import NoPlan
 from tests import rig
-from tests.cluster.agent import PLAN, in_sync, kubeconfig, status, until_status
-from tests.cluster.api_server import ApiServer
-from tests.cluster.journal import Request
-from tests.kubernetes_client.rig import QUICK, QUICK_WRITES
-from tests.kubernetes_client.rig import running as running_tasks
+from tests.kubernetes.rig import QUICK, QUICK_WRITES
+from tests.kubernetes.rig import running as running_tasks
+from tests.simulated_cluster.agent import PLAN, in_sync, kubeconfig, status, until_status
+from tests.simulated_cluster.api_server import ApiServer
+from tests.simulated_cluster.journal import Request
 
 NODE = "n"
 SOON = 8.0  # seconds that anything may take on a busy machine

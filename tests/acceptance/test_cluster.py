@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from tests.acceptance.cluster_rig import plan_text, until
-from tests.cluster.agent import (
+from tests.simulated_cluster.agent import (
     NAME,
     PLAN,
     STATUS,
@@ -29,8 +29,8 @@ from tests.cluster.agent import (
     status,
     until_status,
 )
-from tests.cluster.api_server import ApiServer
-from tests.cluster.faults import Freeze
+from tests.simulated_cluster.api_server import ApiServer
+from tests.simulated_cluster.faults import Freeze
 
 LAYOUTS = ("{3g.40gb: 1, 1g.10gb: 3}", "{2g.20gb: 2, 1g.10gb: 3}")
 MOST_RESIDENT = 110  # MiB
@@ -155,7 +155,7 @@ def sent(line: str) -> None:
 async def test_by_hand(tmp_path: Path) -> None:
     """`make run-cluster` prints lines that work, shows what comes of them, and ends at Ctrl-C."""
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "tests.cluster"),
+        *(sys.executable, "-m", "tests.simulated_cluster"),
         *("--folder", str(tmp_path), "--agent", "h100-80gb:2"),
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.DEVNULL,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -11,30 +11,15 @@ from pathlib import Path
 import pytest
 
 from nodeagent.kubernetes.node_writer import WritePace
-from nodeagent.simulation import SimulatedNode, simulated
+from nodeagent.simulation import SimulatedNode
 from tests.acceptance.cluster_rig import NODE, PACE, Member, plan_text, until
-from tests.cluster.agent import PLAN, STATUS, digest
-from tests.cluster.api_server import ApiServer
-from tests.cluster.journal import Request
+from tests.simulated_cluster.agent import PLAN, STATUS, digest
+from tests.simulated_cluster.api_server import ApiServer
+from tests.simulated_cluster.journal import Request
 
 NAME = "nodeagent.io/plan-name"
 GOOD = plan_text("{1g.10gb: 7}")
 OTHER = plan_text("{3g.40gb: 2}")
-
-
-@pytest.fixture
-def gpus() -> Iterator[SimulatedNode]:
-    """One H100."""
-    with simulated("h100-80gb:1") as node:
-        yield node
-
-
-@pytest.fixture
-async def api() -> AsyncIterator[ApiServer]:
-    """A server with the Node."""
-    async with ApiServer() as server:
-        server.add_node(NODE)
-        yield server
 
 
 @pytest.fixture

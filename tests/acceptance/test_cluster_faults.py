@@ -7,16 +7,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import pytest
 
-from nodeagent.simulation import SimulatedNode, simulated
+from nodeagent.simulation import SimulatedNode
 from tests.acceptance.cluster_rig import NODE, Member, plan_text, until
-from tests.cluster.agent import STATUS
-from tests.cluster.api_server import ApiServer
-from tests.cluster.faults import (
+from tests.simulated_cluster.agent import STATUS
+from tests.simulated_cluster.api_server import ApiServer
+from tests.simulated_cluster.faults import (
     Answer,
     Cut,
     Dribble,
@@ -36,21 +36,6 @@ LAST = plan_text("{3g.40gb: 1, 1g.10gb: 3}")
 # With the rig's times two loops and a writer ask some forty times a second at most while all
 # fails; a loop without a wait asks many hundred times.
 MOST_A_SECOND = 60
-
-
-@pytest.fixture
-def gpus() -> Iterator[SimulatedNode]:
-    """One H100."""
-    with simulated("h100-80gb:1") as node:
-        yield node
-
-
-@pytest.fixture
-async def api() -> AsyncIterator[ApiServer]:
-    """A server with the Node, and the first plan on it."""
-    async with ApiServer() as server:
-        server.add_node(NODE)
-        yield server
 
 
 @pytest.fixture

@@ -41,6 +41,15 @@ def test_json_lines_elsewhere() -> None:
     }
 
 
+def test_json_begins_with_what_is_read_first() -> None:
+    """Time, level and message come before the facts."""
+    out = io.StringIO()
+    configure_logging(form="json", stream=out)
+    structlog.get_logger().warning("lost", gpu="GPU-1", a="b")
+    assert list(json.loads(out.getvalue()))[:3] == ["timestamp", "level", "message"]
+    assert json.loads(out.getvalue())["gpu"] == "GPU-1"
+
+
 def test_an_exception_stays_on_its_line() -> None:
     """A traceback is a value, so that a line stays an object."""
     out = io.StringIO()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -18,10 +18,15 @@ from tests.rig import Rig, plan_text, running
 
 
 @asynccontextmanager
-async def following(rig: Rig, settings: Path) -> AsyncIterator[PlanPart]:
-    """The plan part of an agent with this settings file, offering to the rig's reconciler."""
+async def following(
+    rig: Rig, settings: Path, *, then: Callable[[], object] = lambda: None
+) -> AsyncIterator[PlanPart]:
+    """The plan part of an agent with this settings file, offering to the rig's reconciler; `then`
+    is what happens between its reading and its watch.
+    """
     file = SettingsFile(settings, lambda: load_settings(settings, {}, {}))
     part = PlanPart(file.load(), file, rig.reconciler, None, rig.hearts)
+    then()
     task = asyncio.create_task(part.run())
     try:
         yield part
@@ -53,6 +58,22 @@ async def test_another_source_takes_its_place_without_a_restart(tmp_path: Path) 
             await asyncio.sleep(0.3)
             assert rig.state.rounds == rounds
             assert rig.hearts.overdue() == ()
+
+
+async def test_a_change_just_after_the_reading_counts(tmp_path: Path) -> None:
+    """Settings that changed after they were read, and before they were watched, are not missed."""
+    (tmp_path / "b.yaml").write_bytes(plan_text("{3g.40gb: 2}"))
+    settings = write(tmp_path, f"plan: {{file: {tmp_path}/a.yaml}}\n")
+    with simulated("h100-80gb:1"):
+        async with (
+            running(Rig(tmp_path)) as rig,
+            following(
+                rig,
+                settings,
+                then=lambda: write(tmp_path, f"plan: {{file: {tmp_path}/b.yaml}}\n"),
+            ),
+        ):
+            await rig.until(lambda: bool(rig.state.observed.gpus and rig.gpu().instances))
 
 
 async def test_a_source_without_a_plan_changes_nothing(tmp_path: Path) -> None:

@@ -133,6 +133,41 @@ def test_from_start_to_end(tmp_path: Path) -> None:
     assert (tmp_path / "state" / "last-good-plan").stat().st_mode & 0o777 == 0o600
 
 
+def test_metrics_have_a_listener_of_their_own(tmp_path: Path) -> None:
+    """The whole agent exports what it did and what its GPUs do, and nothing else there."""
+    write_plan(tmp_path, "{1g.10gb: 2}")
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    settings = {
+        "NODEAGENT_METRICS_LISTEN": f"127.0.0.1:{port}",
+        "NODEAGENT_SAMPLE_INTERVAL": "100ms",
+    }
+    with agent(tmp_path, **settings) as process:
+        process.until_phase("InSync")
+        wanted = (
+            'nodeagent_steps_total{kind="createInstance",result="done"} 2\n',
+            "\nnodeagent_plan_applied 1\n",
+            'GPU_I_PROFILE="1g.10gb",GPU_I_ID="',
+            'nodeagent_gpu_health{check="ecc",gpu="0"',
+        )
+        deadline, text = time.monotonic() + SOON, ""
+        while not all(words in text for words in wanted):
+            assert time.monotonic() < deadline, text
+            with contextlib.suppress(OSError):
+                text = _scraped(port)
+            time.sleep(0.05)
+        assert process.end() == 0
+
+
+def _scraped(port: int) -> str:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=SOON)
+    try:
+        connection.request("GET", "/metrics")
+        return connection.getresponse().read().decode()
+    finally:
+        connection.close()
+
+
 def test_wakes_when_a_simulated_user_goes(tmp_path: Path) -> None:
     """Users of a simulated node are no processes of this machine: its file tells of their end."""
     write_plan(tmp_path, "{3g.40gb: 2}")

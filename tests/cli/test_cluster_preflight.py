@@ -13,9 +13,9 @@ import pytest
 from nodeagent.cli import cluster_preflight
 from nodeagent.cli.findings import Finding, Level
 from nodeagent.settings import KubeletSettings, KubernetesSettings, PlanSettings
-from tests.cluster.api_server import ApiServer
-from tests.cluster.kubelet import Kubelet
-from tests.kubernetes_client.rig import kubeconfig
+from tests.kubernetes.rig import kubeconfig
+from tests.simulated_cluster.api_server import ApiServer
+from tests.simulated_cluster.kubelet import Kubelet
 
 if TYPE_CHECKING:
     from tests.cli.conftest import Program

@@ -63,10 +63,11 @@ def test_it_says_where_to_look(program: Program) -> None:
     words = ("--simulate", "t4:1", "--listen", f"127.0.0.1:{port}", "--plan", plan)
     with _agent(program, *words) as process:
         assert process.stderr is not None
-        first = [process.stderr.readline() for _ in range(3)]
+        first = [process.stderr.readline() for _ in range(4)]
         assert _address(process) == f"127.0.0.1:{port}"
     assert first[0].startswith("nodeagent keeps simulated t4:1 as ")
     assert first[1] == f"  curl http://127.0.0.1:{port}/v1/status\n"
+    assert first[2] == f"  curl http://127.0.0.1:{port}/metrics\n"
     assert process.returncode == 0
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING
 
 import pytest
@@ -92,6 +93,14 @@ def test_a_lost_gpu_comes_back_with_a_reboot(split: Program) -> None:
         ("fault", "nvmlDeviceCreateGpuInstanse", "IN_USE"),
         ("fault", "--clear", "--lost", "0"),
         ("fault", "nvmlInit*", "UNKNOWN", "--clear"),
+        ("load", "0", "0.5"),
+        ("load", "1", "1.5"),
+        ("xid", "7", "79"),
+        ("xid", "0", "0"),
+        ("sensor", "0", "temperature.gup", "1"),
+        ("sensor", "0", "temperature.gpu"),
+        ("sensor", "0", "temperature.gpu", "warm"),
+        ("sensor", "0", "temperature.gpu", "1", "--clear"),
     ],
 )
 def test_what_the_node_does_not_have_is_code_2(words: tuple[str, ...], split: Program) -> None:
@@ -123,3 +132,39 @@ def test_a_broken_state_file_is_code_1(split: Program) -> None:
     assert refused.code == 1
     assert "not the state of a simulated node" in refused.err
     assert split.state.read_text() == "{}"
+
+
+def _activity(program: Program, gpu: int) -> dict[str, object]:
+    stored: dict[str, object] = json.loads(program.state.read_text())["gpus"][gpu]["activity"]
+    return stored
+
+
+def test_a_load_and_its_end(split: Program) -> None:
+    """Of an instance by its slice, and of a whole GPU."""
+    assert split.on("simulate", "load", "0:4", "0.5").out == "0:4 is busy for 50% of the time\n"
+    assert split.on("simulate", "load", "1", "1").code == 0
+    assert list(_activity(split, 0)["loads"].values()) == [0.5]  # type: ignore[attr-defined] # JSON
+    assert split.on("simulate", "load", "1", "0", "-o", "json").json == {"device": "1", "share": 0}
+    assert list(_activity(split, 1)["loads"].values()) == [0]  # type: ignore[attr-defined] # JSON
+
+
+def test_an_xid_of_an_instance_and_of_a_gpu(split: Program) -> None:
+    """The events are there for whoever listens, with the instance's ids."""
+    assert split.on("simulate", "xid", "0:4", "95").out == "0:4 reported XID 95\n"
+    assert split.on("simulate", "xid", "1", "79").code == 0
+    first, second = json.loads(split.state.read_text())["events"][-2:]
+    none = 0xFFFFFFFF
+    assert (first[1:4], second[1:4]) == ([0, 8, 95], [1, 8, 79])
+    assert first[4] != none
+    assert second[4:] == [none, none]
+
+
+def test_a_sensor_tells_what_it_was_set_to(split: Program) -> None:
+    """Until it is cleared; without a device all sensors are listed."""
+    assert split.on("simulate", "sensor", "1", "temperature.gpu", "91").code == 0
+    assert split.on("simulate", "sensor", "0:4", "gpm.2", "12.5").code == 0
+    assert _activity(split, 1)["figures"] == {"temperature.gpu": 91}
+    assert split.on("simulate", "sensor", "1", "temperature.gpu", "--clear").code == 0
+    assert not json.loads(split.state.read_text())["gpus"][1].get("activity", {}).get("figures")
+    names = split("simulate", "sensor", "-o", "json").json["sensors"]
+    assert {"temperature.gpu", "recovery", "gpm.METRIC"} <= set(names)

@@ -249,3 +249,30 @@ def test_watch_redraws_a_terminal_and_gives_it_back(program: Program) -> None:
     assert b"\x1b[?1049h" in shown  # the other screen
     assert shown.index(b"Blocked") < shown.index(b"\x1b[?1049l")
     assert b"Traceback" not in shown
+
+
+def test_what_ails_a_gpu_is_shown(program: Program) -> None:
+    """Where it is, what was read, and what would help; nothing that would be empty."""
+    findings = [
+        {
+            "evidence": "3 uncorrected errors",
+            "suggestedAction": "reset GPU",
+            "advice": "let its users end",
+            "start": 4,
+            "size": 4,
+        },
+        {"evidence": "XID 78", "suggestedAction": "none", "advice": "", "start": 2, "size": 1},
+    ]
+    sick = dict(STATUS["gpus"][1], health={"status": "unhealthy", "findings": findings})
+    with _answering(json.dumps({**STATUS, "gpus": [sick]}).encode()) as (where, _):
+        shown = program("status", "--listen", where).out
+    assert (
+        """\
+  ! unhealthy
+    slices 4-7: 3 uncorrected errors
+      reset GPU: let its users end
+    slice 2: XID 78
+
+"""
+        in shown
+    )

@@ -73,6 +73,15 @@ def test_all_go_when_the_mode_changes() -> None:
     assert names(chosen(SEVEN_USED, OFF)) == ["a", "b", "c", "d", "e", "f", "g"]
 
 
+def test_a_pod_that_has_ended_is_left_where_it_is() -> None:
+    """The kubelet will give its device back; an eviction would take its log and its result away."""
+    gpu = used(with_instances(H100, SEVEN[:2]), "a", "b")
+    ended = PodFact("work", "a", phase="Succeeded")
+    found = chosen(gpu, OFF, ended, PodFact("work", "b"))
+    assert names(found) == ["b"]
+    assert not found.problems
+
+
 @pytest.mark.parametrize("gone", [("e", "f", "g")])
 def test_their_end_is_enough(gone: tuple[str, ...]) -> None:
     """Once they have gone, the very same plan can be carried out."""

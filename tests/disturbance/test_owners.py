@@ -73,6 +73,7 @@ def test_each_is_recognised_and_named(node: NodeFacts, owner: Owner) -> None:
     [
         NodeFacts(),
         NodeFacts(pods=()),
+        NodeFacts(annotations={HAMI_REGISTER: "[" * 100_000}),
         NodeFacts(labels={MIG_MANAGER_LABEL: "true", NOS_LABEL: "mig"}, pods=()),
         NodeFacts(labels={MIG_MANAGER_LABEL: "false", NOS_LABEL: "mps"}),
         NodeFacts(pods=(pod(phase="Succeeded", app="nvidia-mig-manager"),)),

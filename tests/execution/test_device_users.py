@@ -18,8 +18,8 @@ from nodeagent.kubelet.allocations import PodName
 from nodeagent.kubelet.process_pods import ProcessPods
 from nodeagent.planning.observed import Gpu, User
 from nodeagent.simulation import SimulatedNode, simulated
-from tests.cluster.kubelet import RATE_LIMITED, Kubelet
 from tests.gpu.steps_of import destroy, destroy_compute, disable, enable, laid_out
+from tests.simulated_cluster.kubelet import RATE_LIMITED, Kubelet
 
 DESTROYS = "nvml*InstanceDestroy"
 MODE_CHANGES = "nvmlDeviceSetMigMode"

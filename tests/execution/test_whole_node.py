@@ -4,29 +4,36 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping
 from dataclasses import replace
 
 import pytest
 
 from nodeagent.errors import DriverError, GpuInUse, NodeagentError
+from nodeagent.execution.carrying_out import carry_out
+from nodeagent.execution.device_users import KubeletUsage
+from nodeagent.health.fencing import as_fenced, fences
+from nodeagent.health.findings import Action, Finding, Moment, Place, Severity
 from nodeagent.mps.identity import CONTROL, SERVER
 from nodeagent.mps.lifecycle.values import Subject
-from nodeagent.planning.observed import Placement
+from nodeagent.planning.observed import WELL, ObservedNode, Placement
 from nodeagent.planning.outcome import StepResult
 from nodeagent.planning.plan import Verdict
 from nodeagent.planning.problems import Code
 from nodeagent.planning.shares import ComputeMode, TimeSlice
 from nodeagent.planning.steps import (
     SetComputeMode,
+    SetMigMode,
     SetTimeSlice,
     StartMps,
+    Step,
     StopMps,
 )
 from nodeagent.simulation import SimulatedNode, Switches, simulated
 from nodeagent.simulation.nvidia_smi import STATE_VARIABLE
 from tests.execution.whole_node_rig import Agent, NodeRig, document, mig_devices, modes
 from tests.mps.fleet_rig import status, until
+from tests.simulated_cluster.kubelet import Kubelet
 
 pytestmark = pytest.mark.timeout(60)  # daemons are processes, and machines are busy
 
@@ -151,6 +158,28 @@ async def test_a_client_keeps_its_daemon(rig: NodeRig, agent: Agent) -> None:
             await agent.node.apply(StopMps(device, device, "a test's"))
         assert rig.published(device) == {"small-0", "small-1"}
         client.allocate(1 << 20)
+
+
+async def test_a_device_given_away_meanwhile_keeps_its_daemon(
+    rig: NodeRig, node: SimulatedNode
+) -> None:
+    """The kubelet gave it to a pod after the plan was made: the pod finds the daemon it waits for,
+    though it is no client yet.
+    """
+    async with (
+        Kubelet(rig.folder / "pod-resources") as kubelet,
+        rig.agent(allocations=KubeletUsage(kubelet.socket, deadline=5)) as agent,
+    ):
+        await agent.made(WHOLE)
+        device = (await agent.gpu()).uuid
+        planned = await agent.planned(NOTHING)
+        assert [type(step) for step in planned.gpus[0].steps][:1] == [StopMps]
+        kubelet.allocate("trainer", [f"{device}::0"], namespace="work")
+        outcome = await carry_out(planned, agent.node, parallel=1)
+        [problem] = outcome.gpus[0].problems
+        assert problem.code is Code.IN_USE
+        assert "work/trainer" in problem.message
+        assert status(agent.fleet, device).phase == "Ready"
 
 
 @pytest.mark.parametrize("recreated_is_new", [False, True])
@@ -455,3 +484,86 @@ async def test_one_that_died_in_between_is_started_anew(rig: NodeRig, node: Simu
         assert not rig.processes(SERVER)
         assert (await following.planned(WHOLE)).verdict is Verdict.IN_SYNC
     assert modes(node) == [EXCLUSIVE]
+
+
+# --- health -----------------------------------------------------------------------------------
+
+
+class Ill:
+    """Somebody who calls devices sick, and hears what is done."""
+
+    def __init__(self) -> None:
+        self.findings: tuple[Finding, ...] = ()
+        self.seen: list[ObservedNode] = []
+        self.steps: list[tuple[str, bool | None]] = []
+
+    def saw(self, observed: ObservedNode) -> None:
+        self.seen.append(observed)
+
+    def fenced(self, observed: ObservedNode) -> tuple[ObservedNode, Mapping[str, str]]:
+        found = fences(self.findings, observed)
+        return as_fenced(observed, found), found.reasons
+
+    def about_to_take(self, step: Step) -> None:
+        self.steps.append((type(step).__name__, None))
+
+    def has_taken(self, step: Step, *, done: bool) -> None:
+        self.steps.append((type(step).__name__, done))
+
+    def say(self, gpu: str, placement: Placement) -> None:
+        """Uncorrected errors there."""
+        at = Moment(1.0, 1.0)
+        place = Place(gpu, 1, None, placement)
+        self.findings = (
+            Finding(
+                "ecc",
+                "eccUncorrected",
+                Severity.UNHEALTHY,
+                Action.RESET_GPU,
+                "3 errors",
+                place,
+                at,
+                at,
+            ),
+        )
+
+
+async def test_what_is_sick_is_told_to_planner_and_daemons(
+    rig: NodeRig, node: SimulatedNode
+) -> None:
+    """The planner's picture has it, whoever asks; the daemon there lets nobody in, its sibling
+    does; all is as before when it is over.
+    """
+    ill = Ill()
+    async with rig.agent(health=ill) as agent:
+        await agent.made(TWO)
+        observed = await agent.node.observe()
+        (gpu,) = observed.gpus
+        left, right = sorted(gpu.instances, key=lambda i: i.placement)
+        sick, fit = left.compute[0].uuid, right.compute[0].uuid
+        ill.say(gpu.uuid, left.placement)
+        agent.node.fence()  # without another look
+        assert agent.node.seen is not None
+        assert agent.node.seen.gpus[0].sickness.slices == left.placement.mask
+        assert status(agent.fleet, sick).trouble.startswith("takes no new clients: uncorrected")
+        assert status(agent.fleet, fit).trouble == ""
+        assert (await agent.node.observe()).gpus[0].sickness.slices == left.placement.mask
+        one = await agent.node.observe_gpu(gpu.uuid)
+        assert one.sickness.slices == left.placement.mask
+        ill.findings = ()
+        assert (await agent.node.observe()).gpus[0].sickness == WELL
+        assert status(agent.fleet, sick).trouble == ""
+        assert ill.seen[-1].gpus[0].uuid == gpu.uuid
+
+
+async def test_health_hears_of_each_step(rig: NodeRig, node: SimulatedNode) -> None:
+    """Before it and afterwards, with whether it was done."""
+    ill = Ill()
+    async with rig.agent(health=ill) as agent:
+        (gpu,) = (await agent.node.observe()).gpus
+        node.inject("nvmlDeviceSetMigMode", error="UNKNOWN")
+        with pytest.raises(DriverError):
+            await agent.node.apply(SetMigMode(gpu.uuid, True, "the test says so"))
+        await agent.node.apply(SetMigMode(gpu.uuid, True, "the test says so"))
+        name = "SetMigMode"
+        assert ill.steps == [(name, None), (name, False), (name, None), (name, True)]

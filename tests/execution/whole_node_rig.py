@@ -10,9 +10,10 @@ from pathlib import Path
 
 from nodeagent.documents.reading import read_document
 from nodeagent.execution.carrying_out import carry_out
-from nodeagent.execution.whole_node import WholeNode
+from nodeagent.execution.whole_node import HealthWatch, WholeNode
 from nodeagent.gpu.driver import Driver
 from nodeagent.gpu.remembered import FILE_NAME, Remembered
+from nodeagent.gpu.usage import AllocationSource
 from nodeagent.mps.accounts import accounts_for
 from nodeagent.mps.fleet import Fleet, Timing
 from nodeagent.mps.launching import ChildLauncher, Launcher, shm_directory
@@ -96,6 +97,8 @@ class NodeRig(FleetRig):
         policy: Policy = POLICY,
         timing: Timing = TIMING,
         launcher: Callable[..., Launcher] = ChildLauncher,
+        allocations: AllocationSource | None = None,
+        health: HealthWatch | None = None,
     ) -> AsyncIterator[Agent]:
         """One agent's life; its daemons outlive it."""
         nodes: list[WholeNode] = []
@@ -121,12 +124,13 @@ class NodeRig(FleetRig):
             shm=lambda spec: shm_directory(spec, private=False),
         )
         whole = WholeNode(
-            Driver(observe_deadline=5, step_deadline=5, nvidia_smi=SMI),
+            Driver(observe_deadline=5, step_deadline=5, nvidia_smi=SMI, allocations=allocations),
             fleet,
             memory,
             publisher,
             exclusive=exclusive,
             time_slices=time_slices,
+            health=health,
         )
         nodes.append(whole)
         async with fleet, whole:

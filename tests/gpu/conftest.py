@@ -8,6 +8,7 @@ import pytest
 
 from nodeagent.gpu.driver import Driver
 from nodeagent.simulation import SimulatedNode, simulated
+from tests.gpu.hanging import QUICK, settled
 
 
 @pytest.fixture
@@ -22,3 +23,14 @@ async def driver(node: SimulatedNode) -> AsyncIterator[Driver]:
     """The driver of that node, with short deadlines."""
     async with Driver(observe_deadline=2, step_deadline=2) as driver:
         yield driver
+
+
+@pytest.fixture
+async def hasty(node: SimulatedNode) -> AsyncIterator[Driver]:
+    """A driver with short deadlines; calls that hang are let go at the end."""
+    async with Driver(observe_deadline=QUICK, step_deadline=QUICK) as driver:
+        try:
+            yield driver
+        finally:
+            node.clear_faults()
+            await settled(driver)

@@ -74,7 +74,7 @@ def _pages(single: int = 0, double: int = 0, *, pending: bool = False) -> dict[s
 
 
 def _silent(silence: Silence) -> tuple[Step, Step]:
-    return _flag({"answer": Answer(silence)}, {"answer": Answer()})
+    return _flag({"answer": Answer(silence)}, {"answer": Answer()}, seconds=10.0)
 
 
 def _fabric(*, good: Fabric = _JOINED, **bad: int) -> tuple[Step, Step]:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nodeagent.health.fencing import Fences, as_plannable, fences, held_calls, problems
+from nodeagent.health.fencing import Fences, as_fenced, fences, held_calls
 from nodeagent.health.findings import Finding
 from nodeagent.health.readings import (
     Answer,
@@ -24,11 +24,14 @@ from nodeagent.planning.observed import (
     ComputeInstance,
     Gpu,
     GpuInstance,
+    MigMode,
     ObservedNode,
     Placement,
+    Sickness,
 )
 from nodeagent.planning.plan import Verdict
 from nodeagent.planning.planner import plan
+from nodeagent.planning.problems import Code
 from nodeagent.planning.steps import CreateGpuInstance, DestroyGpuInstance
 from tests.health.rig import GPU, Node, gpu
 from tests.planning.cards import card
@@ -47,6 +50,10 @@ SPLIT = ObservedNode((replace(CARD, instances=(_instance(1, LEFT), _instance(2, 
 EMPTY = ObservedNode((CARD,))
 
 
+def _allows(fenced: Fences, gpu: str, placement: Placement) -> bool:
+    return not fenced.slices(gpu) & placement.mask
+
+
 def _sick(node: Node | None = None) -> Node:
     """The right instance has uncorrected errors."""
     node = node or Node()
@@ -60,9 +67,9 @@ def test_the_siblings_of_a_sick_slice_go_on() -> None:
     fenced = fences(_sick().state.findings, SPLIT)
     assert fenced.gpus == frozenset()
     assert fenced.devices == {"MIG-2-0", "MIG-2-1"}
-    assert fenced.allows(GPU, LEFT)
-    assert not fenced.allows(GPU, RIGHT)
-    assert not fenced.allows(GPU, Placement(7, 1))
+    assert _allows(fenced, GPU, LEFT)
+    assert not _allows(fenced, GPU, RIGHT)
+    assert not _allows(fenced, GPU, Placement(7, 1))
 
 
 def test_of_a_sick_compute_instance_only_its_own_device() -> None:
@@ -71,7 +78,7 @@ def test_of_a_sick_compute_instance_only_its_own_device() -> None:
     node.xid(95, instance=2, compute=1)
     fenced = fences(node.state.findings, SPLIT)
     assert fenced.devices == {"MIG-2-1"}
-    assert not fenced.allows(GPU, RIGHT)
+    assert not _allows(fenced, GPU, RIGHT)
 
 
 def test_a_sick_gpu_is_fenced_whole() -> None:
@@ -81,8 +88,8 @@ def test_a_sick_gpu_is_fenced_whole() -> None:
     fenced = fences(node.state.findings, SPLIT)
     assert fenced.gpus == {GPU}
     assert fenced.devices == {GPU, "MIG-1-0", "MIG-1-1", "MIG-2-0", "MIG-2-1"}
-    assert not fenced.allows(GPU, LEFT)
-    assert fenced.allows("GPU-other", LEFT)
+    assert not _allows(fenced, GPU, LEFT)
+    assert _allows(fenced, "GPU-other", LEFT)
 
 
 def test_what_is_not_unhealthy_is_not_fenced() -> None:
@@ -105,7 +112,7 @@ def test_the_fence_stays_with_the_slices() -> None:
     node.read(gpu(instances=(InstanceReading(2, LEFT, 0), InstanceReading(1, RIGHT, 0))))
     fenced = fences(node.state.findings, ObservedNode((again,)))
     assert fenced.devices == {"MIG-1-0", "MIG-1-1"}
-    assert fenced.allows(GPU, LEFT)
+    assert _allows(fenced, GPU, LEFT)
 
 
 def test_an_instance_of_unknown_place_fences_the_gpu() -> None:
@@ -123,11 +130,30 @@ def test_a_fence_ends_with_its_finding() -> None:
 
 
 def test_the_reason_is_told() -> None:
-    """Each fence is a problem of its GPU, with the slices, the evidence and what helps."""
-    (problem,) = problems(fences(_sick().state.findings, SPLIT))
-    assert problem.gpu == GPU
-    assert problem.message.startswith("nothing new is placed on memory slices 4 to 7: 1 uncorr")
-    assert "reset" in problem.remedy
+    """To the planner with what helps, and to each device; without figures that change."""
+    fenced = fences(_sick().state.findings, SPLIT)
+    (sick,) = as_fenced(SPLIT, fenced).gpus
+    assert sick.sickness == Sickness(
+        0xF0, False, "uncorrected memory errors", "let its users end, then reset the GPU"
+    )
+    assert fenced.reasons == dict.fromkeys(["MIG-2-0", "MIG-2-1"], "uncorrected memory errors")
+    assert as_fenced(SPLIT, Fences()) == SPLIT
+
+
+def test_of_a_gpu_that_is_sick_as_a_whole_the_worst_is_told() -> None:
+    """What fences but a slice of it is not why all of it is fenced."""
+    node = _sick()
+    node.xid(79)
+    (sick,) = as_fenced(SPLIT, fences(node.state.findings, SPLIT)).gpus
+    assert sick.sickness.whole
+    assert sick.sickness.slices == 0
+    assert sick.sickness.why == "it has fallen off the bus (XID 79)"
+
+
+def test_without_mig_a_sick_slice_is_a_sick_gpu() -> None:
+    """Nothing keeps work off some of its memory."""
+    off = replace(CARD, mig=MigMode(current=False, pending=False))
+    assert fences(_sick().state.findings, ObservedNode((off,))).gpus == {GPU}
 
 
 @pytest.mark.parametrize(("number", "held"), [(79, True), (119, True), (120, True), (95, False)])
@@ -161,10 +187,10 @@ def _findings() -> tuple[Finding, ...]:
 def test_the_planner_places_beside_the_fence() -> None:
     """A new instance goes where nothing is sick, though it would fit elsewhere."""
     fenced = fences(_findings(), EMPTY)
-    answer = plan(_wanted("1g.10gb", "1g.10gb"), as_plannable(EMPTY, fenced))
+    answer = plan(_wanted("1g.10gb", "1g.10gb"), as_fenced(EMPTY, fenced))
     steps = [s for s in answer.gpus[0].steps if isinstance(s, CreateGpuInstance)]
     assert len(steps) == 2
-    assert all(fenced.allows(GPU, step.placement) for step in steps)
+    assert all(_allows(fenced, GPU, step.placement) for step in steps)
 
 
 def test_the_planner_keeps_what_runs_behind_the_fence() -> None:
@@ -174,15 +200,16 @@ def test_the_planner_keeps_what_runs_behind_the_fence() -> None:
         for i in SPLIT.gpus[0].instances
     )
     observed = ObservedNode((replace(CARD, instances=whole),))
-    answer = plan(_wanted("3g.40gb", "3g.40gb"), as_plannable(observed, fences(_findings(), SPLIT)))
+    answer = plan(_wanted("3g.40gb", "3g.40gb"), as_fenced(observed, fences(_findings(), SPLIT)))
     assert answer.verdict is Verdict.IN_SYNC
 
 
-def test_a_layout_that_needs_the_fenced_slices_does_not_fit() -> None:
-    """It is refused, and nothing is touched."""
+def test_a_layout_that_needs_the_fenced_slices_waits() -> None:
+    """It is refused for health's sake, and nothing is touched."""
     fenced = fences(_findings(), EMPTY)
-    answer = plan(_wanted("7g.80gb"), as_plannable(EMPTY, fenced))
-    assert answer.verdict is Verdict.UNSATISFIABLE
+    answer = plan(_wanted("7g.80gb"), as_fenced(EMPTY, fenced))
+    assert answer.verdict is Verdict.BLOCKED
+    assert answer.gpus[0].problems[0].code is Code.GPU_UNHEALTHY
     assert answer.gpus[0].steps == ()
 
 
@@ -198,9 +225,9 @@ def test_nothing_new_behind_any_fence(profiles: list[str], start: int, size: int
     node = Node()
     node.read(gpu(instances=(InstanceReading(5, sick, 1),)))
     fenced = fences(node.state.findings, EMPTY)
-    answer = plan(_wanted(*profiles), as_plannable(EMPTY, fenced))
+    answer = plan(_wanted(*profiles), as_fenced(EMPTY, fenced))
     created = [s for s in answer.gpus[0].steps if isinstance(s, CreateGpuInstance)]
-    assert all(fenced.allows(GPU, step.placement) for step in created)
+    assert all(_allows(fenced, GPU, step.placement) for step in created)
     assert not any(isinstance(s, DestroyGpuInstance) for s in answer.gpus[0].steps)
     if answer.verdict is Verdict.APPLICABLE:
         assert Counter(s.profile for s in created) == Counter(profiles)

@@ -142,6 +142,16 @@ def test_a_sick_instance_is_sick_alone() -> None:
     assert {f.place.instance for f in node.state.findings} == {None, 2}
 
 
+def test_errors_of_nobody_knows_which_instance() -> None:
+    """While the instances could not be read, the whole GPU is not under suspicion."""
+    node = _known()
+    sick = (InstanceReading(1, LEFT, 0), InstanceReading(2, RIGHT, 3))
+    errors = Ecc(volatile=EccErrors(0, 3))
+    node.read(gpu(mig=True, instances=sick, ecc=errors))
+    node.read(gpu(mig=True, ecc=errors))
+    assert node.one("eccUncorrected").place.instance == 2
+
+
 def test_an_application_error_goes_with_its_instance() -> None:
     """Gone, or replaced by another one of the same id; what needs a reset stays with the slices."""
     node = _known()
@@ -282,6 +292,16 @@ def test_a_hanging_driver_needs_a_reboot_in_the_end(age: float, severity: str) -
     node = Node()
     node.read(gpu(answer=Answer(Silence.HANGS, last=node.now + 1 - age)))
     assert node.one("gpuHangs").severity.value == severity
+
+
+def test_a_gpu_that_answers_now_and_then() -> None:
+    """It is told once, and its end once, when it has answered for a while."""
+    node, told = Node(), []
+    for second in range(60):
+        node.read(gpu(answer=Answer(Silence.FAILS if second % 2 and second < 40 else None)))
+        assert node.last is not None
+        told += [f.cause for f in node.last.raised] + [e.end.name for e in node.last.ended]
+    assert told == ["gpuUnknown", "GONE"]
 
 
 def test_what_was_found_stays_while_the_driver_hangs() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -25,6 +26,10 @@ from nodeagent.reports.node_state import NodeState
 from nodeagent.reports.status_report import status_json
 from nodeagent.simulation import simulated
 from tests.rig import open_driver
+
+SCRAPED = b"# HELP a An example\n# TYPE a gauge\n" + b"".join(
+    b'a{n="%d"} 1\n' % n for n in range(100_000)
+)  # 1.4 MB, as a full node has
 
 
 class Doing:
@@ -105,6 +110,7 @@ async def api(
         ),
         restart_mps=doing.restart,
         drain_mps=doing.drain,
+        scrape=lambda zipped: gzip.compress(SCRAPED) if zipped else SCRAPED,
     )
     served = Api(create_app(answers, listen_host="node-a.example"), events, reasons)
     async with (
@@ -113,6 +119,23 @@ async def api(
     ):
         served.session, served.base = session, f"http://127.0.0.1:{port}"
         yield served
+
+
+def answers_of_nothing() -> Answers:
+    """Of an agent that is well and has only metrics."""
+    doing = Doing()
+    return Answers(
+        status=lambda _: {},
+        plan=dict,
+        preview=lambda _text, _name: None,
+        not_alive=tuple,
+        not_ready=tuple,
+        events=EventLog(),
+        mps=lambda _: None,
+        restart_mps=doing.restart,
+        drain_mps=doing.drain,
+        scrape=lambda zipped: gzip.compress(SCRAPED) if zipped else SCRAPED,
+    )
 
 
 def assert_described(path: str, status: int, body: Any, method: str = "get") -> None:

@@ -6,6 +6,7 @@ import asyncio
 import json
 import threading
 from contextlib import suppress
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,9 @@ from nodeagent.planning.plan import Policy
 from nodeagent.planning.planner import layout_of
 from nodeagent.reconciling.event_log import EventType
 from nodeagent.reconciling.preview import preview
+from nodeagent.reports.cluster_state import ClusterState
+from nodeagent.reports.node_state import NodeState
+from nodeagent.reports.status_report import status_json
 from nodeagent.simulation import simulated
 from tests.http_api.serving import Api, api, assert_described
 from tests.rig import open_driver, plan_text
@@ -42,6 +46,28 @@ async def test_every_answer_is_as_described() -> None:
             status, body = await served.get(path)
             assert status == 200
             assert_described(path, 200, body)
+
+
+@pytest.mark.parametrize(
+    "cluster",
+    [
+        ClusterState("https://api:6443", reachable=True, registered=True),
+        ClusterState(
+            "https://api:6443",
+            reachable=False,
+            since=datetime(2030, 1, 2, tzinfo=UTC),
+            problem="no",
+            remedy="do",
+        ),
+    ],
+)
+def test_the_cluster_in_the_status_is_as_described(cluster: ClusterState) -> None:
+    """Whether all is well or nothing is, and no key of it is undescribed."""
+    status = status_json(NodeState("node-a", "annotation", cluster=cluster))
+    assert status is not None
+    assert_described("/v1/status", 200, status)
+    described = DESCRIPTION["components"]["schemas"]["Cluster"]["properties"]
+    assert status["cluster"].keys() <= described.keys()
 
 
 async def test_the_description_lists_exactly_the_routes() -> None:

@@ -26,7 +26,7 @@ from nodeagent.kubelet.pod_resources import (
     KubeletUnavailable,
     PodResourcesClient,
 )
-from tests.cluster.kubelet import RATE_LIMITED, SWITCHED_OFF, UNKNOWN_METHOD, Kubelet
+from tests.simulated_cluster.kubelet import RATE_LIMITED, SWITCHED_OFF, UNKNOWN_METHOD, Kubelet
 
 MIG = "nvidia.com/mig-1g.10gb"
 TRAINER = PodName("team", "trainer")

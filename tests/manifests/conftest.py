@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from tests.cluster.api_server import ApiServer
+from tests.simulated_cluster.api_server import ApiServer
 
 
 @pytest.fixture

@@ -8,11 +8,19 @@ from typing import Any
 
 import pytest
 
-from tests.cluster.agent import NAME, PLAN, AgentProcess, command, in_sync, kubeconfig, until_status
-from tests.cluster.api_server import ApiServer
-from tests.cluster.store import Change
 from tests.manifests.admission import Asked
 from tests.manifests.test_policies import policy
+from tests.simulated_cluster.agent import (
+    NAME,
+    PLAN,
+    AgentProcess,
+    command,
+    in_sync,
+    kubeconfig,
+    until_status,
+)
+from tests.simulated_cluster.api_server import ApiServer
+from tests.simulated_cluster.store import Change
 
 DEPLOY = "nvidia.com/gpu.deploy.device-plugin"
 TEXT = "version: v1\ngpus: [{devices: all, mig: {1g.10gb: 7}}]\ndevicePluginConfig: a\n"

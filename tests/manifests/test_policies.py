@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from nodeagent.disturbance.client_labels import CLIENTS
-from tests.cluster.patching import merged
 from tests.manifests.admission import AGENT, AdmissionPolicy, Asked
 from tests.manifests.node_changes import ALLOWED, DENIED, NODE, PAUSED, Change
 from tests.manifests.rendering import one, written
+from tests.simulated_cluster.patching import merged
 
 POLICIES = {
     "nodeagent-own-node": "base/node-policy.yaml",

@@ -12,11 +12,11 @@ from typing import Any
 import aiohttp
 import pytest
 
-from tests.cluster.patching import MERGE
-from tests.cluster.real_api_server import RealApiServer, why_not
 from tests.manifests.admission import AGENT
 from tests.manifests.node_changes import ALLOWED, BARE, DENIED, Change
 from tests.manifests.rendering import written
+from tests.simulated_cluster.patching import MERGE
+from tests.simulated_cluster.real_api_server import RealApiServer, why_not
 
 pytestmark = [
     pytest.mark.skipif(bool(why_not()), reason=why_not()),

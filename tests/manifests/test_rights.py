@@ -12,9 +12,9 @@ import yaml
 from nodeagent.kubernetes.access import ClusterAccess
 from nodeagent.kubernetes.credentials import Kubeconfig
 from nodeagent.kubernetes.faults import ClusterFault
-from tests.cluster.api_server import ApiServer
-from tests.cluster.journal import Request
 from tests.manifests.rendering import Document, written
+from tests.simulated_cluster.api_server import ApiServer
+from tests.simulated_cluster.journal import Request
 
 BASE = "base/rights.yaml"
 NOS = "overlays/nos/rights.yaml"

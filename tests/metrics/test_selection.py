@@ -61,6 +61,8 @@ def test_names_are_written_as_the_file_has_them() -> None:
         ("DCGM_FI_DEV_SM_CLOCK,gauge,a, b", "put a help with commas into quotation marks"),
         ('DCGM_FI_DEV_SM_CLOCK,gauge, "a, b"', "quotation mark inside a field"),
         ("DCGM_FI_DEV_SERIAL,gauge,x", "its type can only be label"),
+        ("DCGM_EXP_XID_ERRORS_COUNT,gauge,x", "nodeagent_gpu_xid_total counts them"),
+        ("DCGM_EXP_P2P_STATUS,gauge,x", "not exported here"),
         ("DCGM_FI_DEV_GPU_TEMP,gauge,again", "DCGM_FI_DEV_GPU_TEMP is there a second time"),
     ],
 )
@@ -102,7 +104,7 @@ def test_the_shipped_file_is_the_default_set_and_what_slices_need() -> None:
 
 def test_every_field_of_the_catalogue_can_be_selected() -> None:
     """All names together are a file without findings."""
-    lines = [f"{row.name},{row.type},{row.unit}" for row in catalogue().fields]
+    lines = [f"{row.name},{row.type},{row.unit}" for row in catalogue().from_nvml]
     selection = read_selection("\n".join(lines))
     assert selection.findings == ()
-    assert selection.fields == catalogue().fields
+    assert selection.fields == catalogue().from_nvml

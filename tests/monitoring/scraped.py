@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from nodeagent.health import reporting
 from nodeagent.health.readings import Memory, RemappedRows
+from nodeagent.metrics import own
 from nodeagent.metrics.agent_metrics import (
     ProcessCost,
     ReaderState,
@@ -27,13 +28,13 @@ from nodeagent.metrics.exposition import Family, render
 from nodeagent.metrics.holding import Held, Holder
 from nodeagent.metrics.labels import HostLabel, LabelBlocks, block
 from nodeagent.metrics.node_metrics import node_samples
-from nodeagent.metrics.own import own_families
+from nodeagent.metrics.own import OwnSample, own_families
 from nodeagent.metrics.selection import default_selection
 from nodeagent.planning.observed import ObservedNode
 from nodeagent.planning.outcome import GpuOutcome, NodeOutcome, StepReport, StepResult
 from nodeagent.planning.plan import GpuPlan, NodePlan, Verdict
-from nodeagent.planning.steps import SetMigMode
-from nodeagent.reports.mps_state import ClientState, DaemonState
+from nodeagent.planning.steps import DestroyGpuInstance, SetMigMode
+from nodeagent.reports.mps_state import ClientState, DaemonState, ServerState
 from nodeagent.reports.node_state import NodeState, Phase
 from tests.health.rig import Node
 from tests.health.rig import gpu as reading
@@ -119,13 +120,25 @@ def _own(phase: Phase) -> str:
         container="main",
     )
     daemons = (
-        DaemonState(divided.instances[0].compute[0].uuid, "Ready", restarts=1, clients=(client,)),
+        DaemonState(
+            divided.instances[0].compute[0].uuid,
+            "Ready",
+            restarts=1,
+            clients=(client,),
+            server=ServerState(4700, 1000, "ACTIVE"),
+        ),
     )
     state = NodeState(
         "n", "file", phase=phase, digest="x", observed=ObservedNode((divided,)), mps=daemons
     )
     step = SetMigMode(divided.uuid, True, "")
-    reports = (StepReport(step, StepResult.DONE), StepReport(step, StepResult.FAILED))
+    lost = divided.instances[0]
+    gone = DestroyGpuInstance(divided.uuid, lost.id, lost.profile, lost.placement, (), "")
+    reports = (
+        StepReport(step, StepResult.DONE),
+        StepReport(gone, StepResult.DONE, 0.1),
+        StepReport(step, StepResult.FAILED),
+    )
     work = Work()
     for seconds in (0.2, 3.0):
         outcome = GpuOutcome(GpuPlan.in_sync(divided), reports, divided)
@@ -135,8 +148,11 @@ def _own(phase: Phase) -> str:
         ReaderState("slow", succeeded=True, age=9.0, duration=0.2, gpu="0", uuid=divided.uuid),
     )
     held = {Holder("team-a", "job-0"): Held(100.0, 40.0, 400.0, 160.0)}
+    idle = (str(divided.index), divided.uuid, lost.profile, str(lost.id), "main", "team-a", "job-0")
     samples = (
         *node_samples(state),
+        OwnSample(own.HELD_IDLE, 60.0, idle),
+        OwnSample(own.COUNTERS_IGNORED, 1.0),
         *reader_samples(readers),
         *process_samples(ProcessCost(12.0, 60 << 20, 300 << 20, 30, 1024, 1e9)),
         *held_samples(held),

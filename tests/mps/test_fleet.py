@@ -204,6 +204,47 @@ async def test_other_shares_are_a_change_though_the_daemon_has_nothing_to_do(rig
         assert rig.changes > before
 
 
+# --- closed to clients ----------------------------------------------------------------------------
+
+
+async def test_a_daemon_of_a_sick_device_lets_nobody_new_in(
+    rig: FleetRig, fleet: Fleet, client: SimulatedClient
+) -> None:
+    """Whoever comes finds no MPS, whoever is inside works on, and so does the daemon; when the
+    device is well again, it is as before. Others are not concerned.
+    """
+    await fleet.start(OTHER_GPU, wanted())
+    before = status(fleet).pid
+    fleet.close_to_clients({GPU: "uncorrected memory errors"})
+    with rig.client() as late:
+        assert late.wait_until_connected() is False
+    client.allocate(1 << 20)
+    closed = status(fleet)
+    assert (closed.phase, closed.pid) == ("Ready", before)
+    assert closed.trouble == "takes no new clients: uncorrected memory errors"
+    assert status(fleet, OTHER_GPU).trouble == ""
+    await fleet.start(GPU, wanted(2048, 25.0))  # a plan may still change what those inside have
+    assert (rig.pipes(OTHER_GPU) / "control").exists()
+    fleet.close_to_clients({})
+    with rig.client() as another:
+        another.wait_until_accepted()
+    assert (status(fleet).trouble, status(fleet).pid) == ("", before)
+
+
+async def test_a_daemon_that_starts_on_a_sick_device_lets_nobody_in(rig: FleetRig) -> None:
+    """It is Ready, and cannot be found; nor after its end and new start."""
+    async with rig.fleet() as fleet:
+        fleet.close_to_clients({GPU: "sick"})
+        await fleet.start(GPU, wanted())
+        assert not (rig.pipes() / "control").exists()
+        await fleet.restart(GPU)
+        assert (status(fleet).is_ready, status(fleet).trouble) == (
+            True,
+            "takes no new clients: sick",
+        )
+        assert not (rig.pipes() / "control").exists()
+
+
 # --- drain ----------------------------------------------------------------------------------------
 
 

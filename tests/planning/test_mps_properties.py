@@ -258,6 +258,19 @@ def test_every_cut_leads_to_the_same_end(data: st.DataObject) -> None:
         assert plan_gpu(layout_of(whole.after), done, policy).verdict is Verdict.IN_SYNC
 
 
+def test_a_time_slice_that_was_the_same_before_can_be_gone_back_to() -> None:
+    """Where only the compute mode had to change for it, the way back keeps that change."""
+    gpu = Gpu(
+        0,
+        "GPU-a",
+        compute_mode=ComputeMode.EXCLUSIVE_PROCESS,
+        earlier_time_slice=TimeSlice.SHORT,
+    )
+    whole = plan_gpu(DesiredGpu(None, "p", time_slice=TimeSlice.SHORT), gpu, Policy())
+    done = carried_out(gpu, whole, len(whole.steps))
+    assert plan_gpu(layout_of(whole.after), done, Policy()).verdict is Verdict.IN_SYNC
+
+
 @settings(max_examples=300, deadline=None)
 @given(st.data())
 def test_the_way_back_restores_the_daemons(data: st.DataObject) -> None:

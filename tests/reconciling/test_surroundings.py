@@ -6,6 +6,8 @@ import asyncio
 from dataclasses import dataclass
 from pathlib import Path
 
+import pytest
+
 from nodeagent.planning.observed import ObservedNode
 from nodeagent.planning.plan import NodePlan
 from nodeagent.planning.problems import Code, Problem
@@ -13,6 +15,7 @@ from nodeagent.reconciling.event_log import EventType
 from nodeagent.reconciling.plan_in_force import Judgement
 from nodeagent.reports.node_state import Phase
 from nodeagent.simulation import simulated
+from nodeagent.simulation.nvidia_smi import STATE_VARIABLE
 from nodeagent.sources.plan_offer import NoPlan, PlanOffer, PlanText
 from tests.rig import Rig, plan_text, running
 
@@ -93,6 +96,23 @@ async def test_what_is_not_ready_is_not_changed(tmp_path: Path) -> None:
             await rig.until(lambda: "settle" in around.asked)
             assert rig.layout() == "MIG off"
             assert around.asked[:2] == ["prepare", "settle"]
+
+
+async def test_gpus_of_which_nobody_is_told_do_not_wait(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where one GPU's change cannot be prepared, another's time slice is set all the same."""
+    around = Recorded()
+    around.refusing = (OBJECTION,)
+    state = tmp_path / "node.json"
+    monkeypatch.setenv(STATE_VARIABLE, str(state))
+    with simulated("h100-80gb:2", state=state) as node:
+        async with running(Rig(tmp_path, surroundings=around)) as rig:
+            rig.offer(plan_text("{1g.10gb: 7}", "[0]") + b"- {devices: [1], timeSlice: long}\n")
+            await rig.until(lambda: "settle" in around.asked)
+            assert rig.layout(0) == "MIG off"
+            assert OBJECTION in rig.state.problems
+        assert [node.card(i).state.time_slice for i in (0, 1)] == [0, 3]
 
 
 async def test_a_new_plan_ends_the_waiting(tmp_path: Path) -> None:

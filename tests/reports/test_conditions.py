@@ -7,13 +7,16 @@ from datetime import timedelta
 
 import pytest
 
+from nodeagent.health.findings import Moment
+from nodeagent.health.judging import Rules, judge
+from nodeagent.health.readings import Answer, GpuReading, Memory, NodeReading, Silence
+from nodeagent.health.state import HealthState
 from nodeagent.planning.observed import Access, ObservedNode
 from nodeagent.planning.problems import Code, Problem
 from nodeagent.reports.conditions import (
     HEALTHY,
     PARTITIONS_READY,
     Condition,
-    HealthFinding,
     conditions,
 )
 from nodeagent.reports.node_state import NodeState, Phase, Refusal
@@ -29,9 +32,9 @@ def ready(state: NodeState) -> Condition:
     return conditions(state)[PARTITIONS_READY]
 
 
-def healthy(state: NodeState, *findings: HealthFinding) -> Condition:
+def healthy(state: NodeState) -> Condition:
     """GPUHealthy."""
-    return conditions(state, findings)[HEALTHY]
+    return conditions(state)[HEALTHY]
 
 
 # --- GPUPartitionsReady ---------------------------------------------------------------------------
@@ -123,16 +126,52 @@ def test_a_silent_gpu_is_not_called_sick() -> None:
     assert condition.message.endswith(" does not answer: a call hangs")
 
 
-def test_findings_make_a_gpu_unhealthy() -> None:
-    """By their own reason; those of no known GPU are told as they are."""
-    ecc = HealthFinding(FIRST, "UncorrectableEcc", "a row could not be remapped")
-    node = HealthFinding("", "FabricFailed", "the fabric did not come up")
-    condition = healthy(IN_SYNC, ecc, node)
-    assert condition == Condition(
-        "False",
-        "UncorrectableEcc",
-        f"GPU 0 ({FIRST}): a row could not be remapped; the fabric did not come up",
+def test_what_the_checks_found_counts() -> None:
+    """By its own reason, with the place and what would help."""
+    sick = _judged(GpuReading(FIRST, 0, memory=Memory(unrepairable=True)))
+    assert healthy(replace(IN_SYNC, health=sick)) == Condition(
+        "False", "MemoryUnrepairable", "GPU 0: memory that cannot be repaired (inspect hardware)"
     )
+    well = _judged(GpuReading(FIRST, 0, memory=Memory(unrepairable=False)))
+    assert healthy(replace(IN_SYNC, health=well)) == Condition(
+        "True", "Healthy", "all checks are good"
+    )
+
+
+def test_before_the_first_reading_the_driver_alone_counts() -> None:
+    """The checks have nothing to say yet."""
+    assert healthy(replace(IN_SYNC, health=HealthState())) == healthy(IN_SYNC)
+
+
+def test_the_worse_of_checks_and_driver_counts() -> None:
+    """Whoever noticed it first; once a check found a GPU lost, its words count."""
+    lost = replace(IN_SYNC, observed=ObservedNode((LOST,)))
+    not_yet = _judged(GpuReading(FIRST, 0, memory=Memory(unrepairable=False)))
+    assert healthy(replace(lost, health=not_yet)).message.endswith("is lost: it fell off the bus")
+    found = _judged(GpuReading(FIRST, 0, answer=Answer(Silence.LOST)))
+    assert healthy(replace(lost, health=found)).message == "GPU 0: it is lost (reboot)"
+    hangs = replace(IN_SYNC, driver_error="a call hangs", health=found)
+    assert healthy(hangs).status == "False"
+    well = _judged(GpuReading(FIRST, 0, memory=Memory(unrepairable=False)))
+    assert healthy(replace(hangs, health=well)).reason == "DriverUnavailable"
+
+
+def test_the_only_gpu_is_missing() -> None:
+    """The driver lists none, but there is one on the PCI bus: that is not a node without GPUs."""
+    state = HealthState()
+    for at in (10.0, 50.0):
+        reading = NodeReading(
+            Moment(at, 1e9), "boot", listed_addresses=(), pci_addresses=("0000:1a:00.0",)
+        )
+        state = judge(state, reading, Rules()).state
+    none = replace(IN_SYNC, observed=ObservedNode())
+    condition = healthy(replace(none, health=state))
+    assert (condition.status, condition.reason) == ("False", "GpuMissing")
+
+
+def _judged(*gpus: GpuReading) -> HealthState:
+    reading = NodeReading(Moment(10.0, 1e9), "boot", gpus=gpus)
+    return judge(HealthState(), reading, Rules()).state
 
 
 # --- messages -------------------------------------------------------------------------------------

@@ -6,6 +6,12 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
+from nodeagent.health import readings
+from nodeagent.health.findings import Moment
+from nodeagent.health.judging import Rules, judge
+from nodeagent.health.readings import Answer, GpuReading, NodeReading, Silence
+from nodeagent.health.state import HealthState
+from nodeagent.health.table import BY_CAUSE
 from nodeagent.planning.observed import (
     Access,
     ComputeInstance,
@@ -195,3 +201,43 @@ def test_a_refused_document_is_told_beside_the_one_in_force() -> None:
         "digest": "sha256:11",
         "problems": [{"code": "Syntax", "path": "gpus[0]", "message": "no"}],
     }
+
+
+def test_what_the_checks_found() -> None:
+    """Of each GPU and of the node itself; that a GPU does not answer is not said twice."""
+    there = state()
+    first, second = (gpu.uuid for gpu in there.observed.gpus)
+    gpus = (
+        GpuReading(first, 0, memory=readings.Memory(unrepairable=True)),
+        GpuReading(second, 1, memory=readings.Memory(unrepairable=True)),
+    )
+    answer = Answer(Silence.FAILS, reason="no answer")
+    reading = NodeReading(Moment(5.0, 1e9), "boot", gpus=gpus, answer=answer)
+    health = judge(HealthState(), reading, Rules()).state
+    report = status_json(replace(there, health=health))
+    assert report
+    assert report["health"]["status"] == "unknown"
+    assert report["health"]["findings"][0]["cause"] == "driverHangs"
+    one, other = (gpu["health"] for gpu in report["gpus"])
+    assert one == {"status": "unhealthy", "findings": [_UNREPAIRABLE]}
+    assert [f["cause"] for f in other["findings"]] == ["gpuLost", "memoryUnrepairable"]
+    lost = GpuReading(second, 1, answer=Answer(Silence.LOST, reason="gone"))
+    later = judge(health, NodeReading(Moment(6.0, 1e9), "boot", gpus=(lost,)), Rules()).state
+    found = status_json(replace(there, health=later))
+    assert found
+    causes = [f["cause"] for f in found["gpus"][1]["health"]["findings"]]
+    assert causes == ["gpuLost", "memoryUnrepairable"]
+
+
+_UNREPAIRABLE = {
+    "check": "memoryRepair",
+    "cause": "memoryUnrepairable",
+    "severity": "unhealthy",
+    "evidence": "the driver says so",
+    "suggestedAction": "inspect hardware",
+    "advice": BY_CAUSE["memoryUnrepairable"].advice,
+    "since": "2001-09-09T01:46:40.000Z",
+    "lastSeen": "2001-09-09T01:46:40.000Z",
+    "count": 1,
+    "pods": [],
+}

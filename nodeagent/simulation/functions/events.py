@@ -27,6 +27,16 @@ _EVERY_CARD = (
     | pynvml.nvmlEventTypeXidCriticalError
     | pynvml.nvmlEventTypeClock
 )
+_SINCE_AMPERE = (
+    pynvml.nvmlEventTypeSingleBitEccErrorStorm
+    | pynvml.nvmlEventTypeDramRetirementEvent
+    | pynvml.nvmlEventTypeDramRetirementFailure
+    | pynvml.nvmlEventTypeNonFatalPoisonError
+    | pynvml.nvmlEventTypeFatalPoisonError
+    | pynvml.nvmlEventTypeGpuUnavailableError
+    | pynvml.nvmlEventTypeGpuRecoveryAction
+)
+_AMPERE = (8, 0)
 
 
 @c_function("nvmlEventSetCreate", HandleOut(Kind.EVENT_SET))
@@ -39,7 +49,7 @@ def create(library: Session, handle: Any) -> None:
     "nvmlDeviceGetSupportedEventTypes", GPU_ONLY, Out(c_ulonglong), errors=(Code.NOT_SUPPORTED,)
 )
 def get_supported_types(library: Session, gpu: Device, types: c_ulonglong) -> None:
-    types.value = _EVERY_CARD
+    types.value = _types(gpu)
     if gpu.card.board.has_mig and library.node.switches.supported_events_tell_mig:
         types.value |= MIG_CONFIG_CHANGE
 
@@ -47,7 +57,7 @@ def get_supported_types(library: Session, gpu: Device, types: c_ulonglong) -> No
 @c_function("nvmlDeviceRegisterEvents", GPU_ONLY, Number(), EVENT_SET, errors=(Code.NOT_SUPPORTED,))
 def register(library: Session, gpu: Device, types: int, events: EventSet) -> None:
     """On a whole GPU; its instances report through it."""
-    known = _EVERY_CARD | (MIG_CONFIG_CHANGE if gpu.card.board.has_mig else 0)
+    known = _types(gpu) | (MIG_CONFIG_CHANGE if gpu.card.board.has_mig else 0)
     if types & ~known:
         raise Refused(Code.NOT_SUPPORTED)
     happened = library.node.events
@@ -81,3 +91,8 @@ def wait(library: Session, events: EventSet, data: Any, milliseconds: int) -> No
 @c_function("nvmlEventSetFree", EVENT_SET)
 def free(library: Session, events: EventSet) -> None:
     library.event_sets.free(events)
+
+
+def _types(gpu: Device) -> int:
+    newer = gpu.card.board.compute_capability >= _AMPERE
+    return int(_EVERY_CARD | (_SINCE_AMPERE if newer else 0))

@@ -1,7 +1,7 @@
 """What can be read from a device: memory, utilisation, field values."""
 
 # A body has C's parameters and the session, needed or not, and C's name says what it does:
-# ruff: noqa: ARG001, D103, PLR0917
+# ruff: noqa: ARG001, D103
 
 from __future__ import annotations
 
@@ -11,20 +11,22 @@ from typing import Any
 
 import pynvml
 
+from nodeagent.simulation import field_numbers
 from nodeagent.simulation.arguments import Array, Number, Out
 from nodeagent.simulation.card import MIB
 from nodeagent.simulation.codes import Code, Refused
-from nodeagent.simulation.functions.registry import DEVICE, GPU_ONLY, c_function
+from nodeagent.simulation.functions.registry import DEVICE, c_function
 from nodeagent.simulation.nvml_session import Session
-from nodeagent.simulation.views import Device, GpuInstanceView
+from nodeagent.simulation.views import Device, GpuInstanceView, MigDevice
 
 _NOT_SUPPORTED = (Code.NOT_SUPPORTED,)
 _ENGINE_UTILISATIONS = (
-    "nvmlDeviceGetEncoderUtilization",
-    "nvmlDeviceGetDecoderUtilization",
-    "nvmlDeviceGetJpgUtilization",
-    "nvmlDeviceGetOfaUtilization",
+    ("nvmlDeviceGetEncoderUtilization", "utilization.encoder"),
+    ("nvmlDeviceGetDecoderUtilization", "utilization.decoder"),
+    ("nvmlDeviceGetJpgUtilization", "utilization.jpeg"),
+    ("nvmlDeviceGetOfaUtilization", "utilization.ofa"),
 )
+_MOST_UNSIGNED_INT = 0xFFFF_FFFF
 _SAMPLING_PERIOD = 167_000  # microseconds, as drivers report it
 
 
@@ -59,7 +61,8 @@ def get_bar1_memory_info(library: Session, device: Device, memory: Any) -> None:
     _require_aggregate(library, device)
     instance = device.instance if isinstance(device, GpuInstanceView) else None
     memory.bar1Total = device.card.bar1(instance)
-    memory.bar1Used = min(MIB, memory.bar1Total)
+    used = int(device.card.sensors.told("bar1.used", MIB))
+    memory.bar1Used = min(used, memory.bar1Total)
     memory.bar1Free = memory.bar1Total - memory.bar1Used
 
 
@@ -68,14 +71,17 @@ def get_bar1_memory_info(library: Session, device: Device, memory: Any) -> None:
 )
 def get_utilization_rates(library: Session, device: Device, rates: Any) -> None:
     _require_no_mig(device)
-    rates.gpu = rates.memory = 0
+    sensors = device.card.sensors
+    busy = round(100 * sensors.load)
+    rates.gpu = int(sensors.told("utilization.gpu", busy))
+    rates.memory = int(sensors.told("utilization.memory", busy * 3 // 10))
 
 
-def _declare_engine(name: str) -> None:
+def _declare_engine(name: str, figure: str) -> None:
     @c_function(name, DEVICE, Out(c_uint), Out(c_uint), errors=_NOT_SUPPORTED)
     def get_utilization(library: Session, device: Device, percent: c_uint, period: c_uint) -> None:
         _require_no_mig(device)
-        percent.value, period.value = 0, _SAMPLING_PERIOD
+        percent.value, period.value = int(device.card.sensors.told(figure, 0)), _SAMPLING_PERIOD
 
 
 @c_function(
@@ -84,41 +90,32 @@ def _declare_engine(name: str) -> None:
     Array(pynvml.c_nvmlProcessUtilizationSample_t),
     Out(c_uint),
     Number(),
-    errors=(Code.NOT_SUPPORTED, Code.NOT_FOUND),
+    errors=(Code.NOT_SUPPORTED, Code.NOT_FOUND, Code.INSUFFICIENT_SIZE),
 )
 def get_process_utilization(
     library: Session, device: Device, samples: Any, count: c_uint, since: int
 ) -> None:
-    """Simulated processes keep no engine busy, so there is never a sample."""
+    """One sample for each process whose figures were set; none when nobody is busy."""
     _require_no_mig(device)
-    raise Refused(Code.NOT_FOUND)
+    told, now = device.card.sensors.told, time.time_ns() // 1000
+    busy = [
+        (process.pid, int(sm), int(told(f"process.{process.pid}.memory", 0)))
+        for process in device.card.state.processes
+        if (sm := told(f"process.{process.pid}.sm", 0)) and now > since
+    ]
+    if not busy:
+        raise Refused(Code.NOT_FOUND)
+    room, count.value = (count.value if samples is not None else 0), len(busy)
+    if room < len(busy):
+        raise Refused(Code.INSUFFICIENT_SIZE)
+    samples.demand(len(busy))
+    for index, (pid, sm, memory) in enumerate(busy):
+        samples[index].pid, samples[index].timeStamp = pid, now
+        samples[index].smUtil, samples[index].memUtil = sm, memory
 
 
-for _name in _ENGINE_UTILISATIONS:
-    _declare_engine(_name)
-
-
-@c_function(
-    "nvmlDeviceGetRemappedRows",
-    GPU_ONLY,
-    Out(c_uint),
-    Out(c_uint),
-    Out(c_uint),
-    Out(c_uint),
-    errors=_NOT_SUPPORTED,
-)
-def get_remapped_rows(
-    library: Session,
-    gpu: Device,
-    correctable: c_uint,
-    uncorrectable: c_uint,
-    pending: c_uint,
-    failure: c_uint,
-) -> None:
-    """Not told while a GPU in MIG mode has instances."""
-    if gpu.card.state.instances or gpu.card.board.compute_capability < (8, 0):
-        raise Refused(Code.NOT_SUPPORTED)
-    correctable.value = uncorrectable.value = pending.value = failure.value = 0
+for _name, _figure in _ENGINE_UTILISATIONS:
+    _declare_engine(_name, _figure)
 
 
 @c_function(
@@ -137,20 +134,36 @@ def get_field_values(library: Session, device: Device, count: int, values: Any) 
         value = values[index]
         value.timestamp, value.latencyUsec = time.time_ns() // 1000, 1
         try:
-            found = _field(device, value.fieldId)
+            found = _field(device, value.fieldId, value.scopeId)
         except Refused as refusal:
             value.nvmlReturn = refusal.code
             continue
         value.nvmlReturn = Code.SUCCESS
-        value.valueType = pynvml.NVML_VALUE_TYPE_UNSIGNED_INT
-        value.value.uiVal = found
+        _put(value, found)
 
 
-def _field(device: Device, field: int) -> int:
-    board = device.card.board
-    if field == pynvml.NVML_FI_DEV_IS_RESETLESS_MIG_SUPPORTED and board.has_mig:
-        return not board.mode_change_needs_reset
-    raise Refused(Code.NOT_SUPPORTED)
+def _field(device: Device, field: int, scope: int) -> int | float:
+    card = device.card
+    if isinstance(device, MigDevice):
+        raise Refused(Code.NOT_SUPPORTED)
+    if field == pynvml.NVML_FI_DEV_IS_RESETLESS_MIG_SUPPORTED and card.board.has_mig:
+        return not card.board.mode_change_needs_reset
+    if not field_numbers.is_told(card, field):
+        raise Refused(Code.NOT_SUPPORTED)
+    if not field_numbers.link_fits(card, field, scope):
+        raise Refused(Code.INVALID_ARGUMENT)
+    return field_numbers.value_of(card, field, scope)
+
+
+def _put(value: Any, found: float) -> None:
+    if isinstance(found, float):
+        value.valueType, value.value.dVal = pynvml.NVML_VALUE_TYPE_DOUBLE, found
+    elif found < 0:
+        value.valueType, value.value.siVal = pynvml.NVML_VALUE_TYPE_SIGNED_INT, found
+    elif found > _MOST_UNSIGNED_INT:
+        value.valueType, value.value.ullVal = pynvml.NVML_VALUE_TYPE_UNSIGNED_LONG_LONG, found
+    else:
+        value.valueType, value.value.uiVal = pynvml.NVML_VALUE_TYPE_UNSIGNED_INT, int(found)
 
 
 def _memory(library: Session, device: Device) -> tuple[int, int, int]:

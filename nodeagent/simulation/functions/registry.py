@@ -27,6 +27,7 @@ MIG_DEVICE = HandleIn(Kind.MIG_DEVICE)
 GPU_INSTANCE = HandleIn(Kind.GPU_INSTANCE)
 COMPUTE_INSTANCE = HandleIn(Kind.COMPUTE_INSTANCE)
 EVENT_SET = HandleIn(Kind.EVENT_SET)
+GPM_SAMPLE = HandleIn(Kind.GPM_SAMPLE)
 
 
 @dataclass(frozen=True, slots=True)

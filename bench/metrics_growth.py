@@ -1,0 +1,99 @@
+"""`python -m bench.metrics_growth SAMPLES`: resident memory while layouts change all the time."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import json
+import os
+import sys
+import time
+
+from bench.processes import resident
+from nodeagent.execution.carrying_out import carry_out
+from nodeagent.exporting.exporter import Exporter, Layout
+from nodeagent.gpu.driver import Driver
+from nodeagent.gpu.sampling.sampler import Pace, Sampler
+from nodeagent.metrics.agent_metrics import build_sample
+from nodeagent.metrics.dcgm import Style
+from nodeagent.metrics.labels import HostLabel
+from nodeagent.metrics.selection import default_selection
+from nodeagent.planning.desired import DesiredNode
+from nodeagent.planning.observed import ObservedNode
+from nodeagent.planning.planner import plan
+from nodeagent.reports.node_state import NodeState
+from nodeagent.simulation import simulated
+from tests.planning.cards import Multiset, card, wanted
+
+LAYOUTS: tuple[Multiset, ...] = (
+    (("1g.10gb", 7),),
+    (("3g.40gb", 1), ("1g.10gb", 4)),
+    (("2g.20gb", 3),),
+    (("3g.40gb", 2),),
+)
+EVERY = 10  # samples between two changes
+TOLD = 10  # how often memory is told
+
+
+async def _grow(samples: int) -> list[tuple[int, int, int]]:
+    """Samples so far, bytes, changes so far."""
+    found = []
+    with simulated("h100-80gb:2"):
+        async with Driver(observe_deadline=60, step_deadline=60) as driver:
+            here = _Here(driver)
+            for number in range(samples + 1):
+                if number % (samples // TOLD) == 0:
+                    gc.collect()
+                    found.append((number, resident(os.getpid()), here.changes))
+                if number % EVERY == 0:
+                    await here.change()
+                await here.sample()
+    return found
+
+
+class _Here:
+    """A node that is sampled and exported."""
+
+    def __init__(self, driver: Driver) -> None:
+        self.changes = 0
+        self._driver = driver
+        self._observed = ObservedNode()
+        selection = default_selection()
+        self._sampler = Sampler(
+            driver, selection.fields, selection.texts, pace=Pace(0.001, 0.001, 60, 60)
+        )
+        self._exporter = Exporter(
+            selection,
+            host=HostLabel("node"),
+            style=Style(),
+            build=build_sample("0", "0"),
+            clock=time.monotonic,
+            current=lambda: NodeState("node", "file", observed=self._observed),
+        )
+
+    async def change(self) -> None:
+        observed = await self._driver.observe()
+        layout = LAYOUTS[self.changes % len(LAYOUTS)]
+        empty = card("h100-80gb")
+        desired = DesiredNode({gpu.uuid: wanted(empty, layout) for gpu in observed.gpus})
+        began = time.monotonic()
+        outcome = await carry_out(plan(desired, observed), self._driver, parallel=2)
+        self._exporter.work.done(outcome, time.monotonic() - began)
+        self._observed = await self._driver.observe()
+        self._exporter.changed()
+        self.changes += 1
+
+    async def sample(self) -> None:
+        found = await self._sampler.round()
+        for reader, sample in found.samples.items():
+            self._exporter.took(reader, sample)
+        self._exporter.layouts_are(
+            Layout(look.gpu, look.slices, look.at) for look in self._sampler.looks
+        )
+        self._exporter.readers_are(found.readers)
+        self._exporter.renew()
+        self._exporter.scrape(True, None)
+
+
+if __name__ == "__main__":
+    json.dump(asyncio.run(_grow(int(sys.argv[1]))), sys.stdout)

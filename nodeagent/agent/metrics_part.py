@@ -1,0 +1,282 @@
+"""Metrics as a part of the agent: what was read becomes the text that is scraped.
+
+A scrape asks nobody anything: the text is there, and only the age of what each reader said is added
+to it. So a driver that hangs holds up no scrape.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import platform
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import structlog
+
+from nodeagent import __version__
+from nodeagent.agent.sampling_part import SamplingPart
+from nodeagent.errors import NodeagentError
+from nodeagent.exporting.exporter import Exporter, Layout, families_of
+from nodeagent.exporting.holders import ACTIVITY_FIELDS
+from nodeagent.exporting.ownership import Process
+from nodeagent.exporting.process_cost import process_cost
+from nodeagent.gpu.driver import Driver
+from nodeagent.gpu.events.field_values import EventValues
+from nodeagent.gpu.events.listener import Event
+from nodeagent.gpu.sampling.process_reader import ProcessLook
+from nodeagent.gpu.sampling.rounds import Round
+from nodeagent.health.reporting import METRICS as HEALTH_METRICS
+from nodeagent.health.reporting import samples as health_samples
+from nodeagent.health.xids import default_table
+from nodeagent.kubelet.process_owners import ProcessOwners
+from nodeagent.kubelet.process_pods import ProcessPods
+from nodeagent.metrics.agent_metrics import build_sample
+from nodeagent.metrics.catalogue import Field, catalogue
+from nodeagent.metrics.dcgm import Names, Style
+from nodeagent.metrics.exposition import Family
+from nodeagent.metrics.labels import HostLabel
+from nodeagent.metrics.samples import Subject, WholeGpu
+from nodeagent.metrics.selection import Selection, default_selection, read_selection
+from nodeagent.planning.outcome import NodeOutcome
+from nodeagent.planning.problems import Code, Problem
+from nodeagent.reports.node_state import NodeState
+from nodeagent.settings import MetricsSettings, Settings
+from nodeagent.sources.file_watch import changes
+
+if TYPE_CHECKING:
+    from nodeagent.http_api.answers import Answers
+    from nodeagent.http_api.metrics_listener import Told
+
+log = structlog.get_logger(__name__)
+
+_LARGEST_FILE = 1024 * 1024  # bytes; dcgm-exporter's own has 6,000
+_MOST_TOLD = 20  # lines of a file of counters that are named one by one
+
+
+class MetricsPart:
+    """Reads the GPUs and says what was read, while `run` runs; can be scraped from the start.
+
+    `current` gives the node's state as it is at this moment. `on_round` and `on_events` hear of
+    what was read, too; `held` says of which GPUs nothing is to be asked. `begin` comes back when
+    the driver was asked for the first time, whatever came of it. `simulated`: processes are none
+    of this machine, so nothing is looked up of them.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        driver: Driver,
+        *,
+        current: Callable[[], NodeState],
+        begin: Callable[[], Awaitable[object]],
+        on_round: Iterable[Callable[[Round], None]] = (),
+        on_events: Iterable[Callable[[tuple[Event, ...]], None]] = (),
+        held: Callable[[], frozenset[str]] = frozenset,
+        simulated: bool = False,
+    ) -> None:
+        self._settings = settings.metrics
+        self._current = current
+        self._selection = default_selection()
+        self._unread: Problem | None = None
+        self._listener_problem: Problem | None = None
+        self._exporter = Exporter(
+            self._selection,
+            host=_host_label(settings),
+            style=_style(settings.metrics),
+            build=build_sample(__version__, platform.python_version()),
+            clock=asyncio.get_running_loop().time,
+            current=current,
+            more=(self._health,),
+        )
+        self._event_values = EventValues(catalogue().fields, _xid_words)
+        self.sampling = SamplingPart(
+            driver,
+            settings.sample,
+            on_round=(self._took, *on_round),
+            on_processes=self._processes,
+            on_events=(self._heard, *on_events),
+            held=held,
+            begin=begin,
+        )
+        self._owners = None if simulated else ProcessOwners(ProcessPods())
+        self._looking_up: asyncio.Task[None] | None = None
+
+    # --- for others -------------------------------------------------------------------------------
+
+    def scrape(self, zipped: bool) -> bytes:
+        """The text, compressed by gzip if so wished. Calls nobody who could take long."""
+        return self._exporter.scrape(zipped, process_cost())
+
+    def changed(self) -> None:
+        """The node's state is another one."""
+        self._exporter.changed()
+
+    def round_over(self, outcome: NodeOutcome | None, seconds: float) -> None:
+        """The reconciler has finished a round, with this outcome if something was done."""
+        if outcome is None:
+            self._exporter.work.looked(seconds)
+        else:
+            self._exporter.work.done(outcome, seconds)
+
+    @property
+    def problems(self) -> tuple[Problem, ...]:
+        """What is wrong with the file of counters, and with the listener of its own."""
+        found = [problem for problem in (self._unread, self._listener_problem) if problem]
+        return (*found, *map(_problem_of_line, self._selection.findings[:_MOST_TOLD]))
+
+    async def listen(self, answers: Answers) -> None:
+        """Serve the metrics on an address of their own, if there is one, until cancelled."""
+        address = self._settings.listen
+        if address is None:
+            await asyncio.Event().wait()
+            return
+        from nodeagent.http_api.metrics_listener import MetricsListener
+
+        await MetricsListener(
+            answers,
+            host=address.host,
+            port=address.port,
+            web_config=self._settings.web_config,
+            tell=self._told,
+        ).run()
+
+    def _told(self, told: Told) -> None:
+        if told.problem:
+            self._listener_problem = Problem(Code.METRICS, told.problem, told.remedy)
+            log.error(told.problem, remedy=told.remedy)
+        else:
+            if self._listener_problem:
+                log.info("metrics are served as the web config says")
+            self._listener_problem = None
+
+    # --- what is read -----------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Read until cancelled."""
+        path = self._settings.counters
+        if path is not None:
+            await self._select(path)
+        self._read(self._selection)
+        async with asyncio.TaskGroup() as parts:
+            parts.create_task(self.sampling.run(), name="sampling")
+            if path is not None:
+                parts.create_task(self._follow(path), name="file of counters")
+
+    async def _follow(self, path: Path) -> None:
+        async for _ in changes(path):
+            before = self._selection
+            await self._select(path)
+            if self._selection != before:
+                self._read(self._selection)
+                self._exporter.select(self._selection)
+
+    async def _select(self, path: Path) -> None:
+        """Take over what the file selects; one that cannot be used leaves what was in force."""
+        try:
+            found = read_selection(await asyncio.to_thread(_text_of, path))
+        except NodeagentError as error:
+            problem = Problem(Code.METRICS, error.message, error.remedy)
+            if problem != self._unread:
+                log.warning("the fields of before are exported", error=error.message)
+            self._unread = problem
+            return
+        self._unread = None
+        if found != self._selection:
+            for finding in found.findings[:_MOST_TOLD]:
+                log.warning("a line of the file of counters does not count", why=str(finding))
+            log.info("fields to export", metrics=len(found.metrics), labels=len(found.labels))
+        self._selection = found
+        self._exporter.select(found)
+
+    def _read(self, selection: Selection) -> None:
+        """Have the selected fields read, and those that say how active a device is."""
+        fields = {row.id: row for row in selection.fields}
+        for row in catalogue().fields:
+            if row.id in ACTIVITY_FIELDS:
+                fields.setdefault(row.id, row)
+        self.sampling.select(_to_read(fields), selection.texts)
+
+    def _took(self, found: Round) -> None:
+        sampler = self.sampling.sampler
+        if sampler is None:
+            return
+        exporter = self._exporter
+        for reader, sample in found.samples.items():
+            exporter.took(reader, sample)
+        for reader in found.gone:
+            exporter.drop(reader)
+        looks = sampler.looks
+        exporter.layouts_are(Layout(look.gpu, look.slices, look.at) for look in looks)
+        exporter.readers_are(found.readers)
+        exporter.took("events", self._event_values.sample(found.slices))
+        exporter.renew()
+
+    def _heard(self, events: tuple[Event, ...]) -> None:
+        sampler = self.sampling.sampler
+        if sampler is not None:
+            wholes = {look.gpu.uuid: Subject(WholeGpu(look.gpu)) for look in sampler.looks}
+            self._event_values.heard(events, wholes, sampler.slices)
+
+    # --- whose it is ------------------------------------------------------------------------------
+
+    def _processes(self, looks: tuple[ProcessLook, ...]) -> None:
+        for look in looks:
+            running = {
+                instance: tuple(Process(p.pid, p.memory, p.multiprocessors) for p in some)
+                for instance, some in look.running.items()
+            }
+            self._exporter.processes_are(look.gpu, running)
+        if self._owners is not None and self._looking_up is None:
+            looking_up = self._look_up(self._owners)
+            self._looking_up = asyncio.create_task(looking_up, name="look up processes")
+
+    async def _look_up(self, owners: ProcessOwners) -> None:
+        try:
+            pids = self._exporter.unknown_pids()
+            self._exporter.owners_are(await asyncio.to_thread(owners.of, pids))
+        except Exception:  # a fault of ours is told, and the next list may go well
+            log.exception("whose the processes are cannot be found out")
+        finally:
+            self._looking_up = None
+
+    def _health(self) -> Iterable[Family]:
+        state = self._current().health
+        return families_of(health_samples(state), HEALTH_METRICS) if state else ()
+
+
+def _to_read(fields: Mapping[int, Field]) -> Iterable[Field]:
+    return tuple(fields[number] for number in sorted(fields))
+
+
+def _host_label(settings: Settings) -> HostLabel:
+    name = settings.metrics.host_label
+    return HostLabel(settings.node_name, "" if name == "none" else name)
+
+
+def _style(settings: MetricsSettings) -> Style:
+    return Style(Names(settings.names), repeat_whole=settings.repeat_whole)
+
+
+def _text_of(path: Path) -> str:
+    """Blocks; raises NodeagentError for what cannot be read."""
+    try:
+        with path.open("rb") as file:
+            raw = file.read(_LARGEST_FILE + 1)
+    except OSError as error:
+        raise NodeagentError(
+            f"the file of counters {path} cannot be read: {error.strerror}",
+            remedy="set metrics.counters to a file in dcgm-exporter's format",
+        ) from error
+    if len(raw) > _LARGEST_FILE:
+        raise NodeagentError(f"the file of counters {path} is larger than 1 MiB")
+    return raw.decode("utf-8", "replace")
+
+
+def _problem_of_line(finding: object) -> Problem:
+    return Problem(Code.METRICS, f"file of counters, {finding}")
+
+
+def _xid_words(number: int) -> str:
+    """What an XID is called; dcgm-exporter has this in the label err_msg."""
+    return default_table().row(number).name

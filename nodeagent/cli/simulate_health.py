@@ -1,0 +1,48 @@
+"""What makes a simulated GPU look sick: XIDs that it reports, and figures that its sensors tell."""
+
+from __future__ import annotations
+
+import difflib
+
+from nodeagent.cli.options import Options
+from nodeagent.cli.output import Output
+from nodeagent.cli.simulated_node import device_on, simulated_node
+from nodeagent.errors import UsageError
+from nodeagent.simulation.sensors import NAMES, NUMBERED, is_known
+from nodeagent.terminal.page import line
+
+
+def raise_xid(options: Options, output: Output) -> None:
+    """Report an XID of a GPU or MIG device to whoever listens now."""
+    with simulated_node(options) as node:
+        card, gpu_instance, compute_instance = node.find(device_on(options.device, node))
+        node.raise_xid(card.index, options.xid, gi=gpu_instance, ci=compute_instance)
+    output.page([line(f"{options.device} reported XID {options.xid}")])
+    output.document({"device": options.device, "xid": options.xid})
+
+
+def set_sensor(options: Options, output: Output) -> None:
+    """Let a sensor tell a figure, let it tell its own again, or list the sensors there are."""
+    if not options.device:
+        names = [*sorted(NAMES), *NUMBERED]
+        output.page(line(name) for name in names)
+        output.document({"sensors": names})
+        return
+    if options.sensor is None or (options.figure is None) != options.clear:
+        raise UsageError(
+            "a device, a sensor and either a figure or --clear are needed",
+            remedy="for example: nodeagent simulate sensor 0 temperature.gpu 95",
+        )
+    if not is_known(options.sensor):
+        likely = difflib.get_close_matches(options.sensor, NAMES, n=1)
+        raise UsageError(
+            f"no sensor is called {options.sensor!r}",
+            remedy=f"did you mean {likely[0]}?"
+            if likely
+            else "nodeagent simulate sensor lists them all",
+        )
+    with simulated_node(options) as node:
+        node.set_figure(device_on(options.device, node), options.sensor, options.figure)
+    what = "tells its own figure again" if options.clear else f"tells {options.figure:g}"
+    output.page([line(f"{options.sensor} of {options.device} {what}")])
+    output.document({"device": options.device, "sensor": options.sensor, "figure": options.figure})

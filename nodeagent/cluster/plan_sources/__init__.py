@@ -1,0 +1,1 @@
+"""The plan sources that live on the Node."""

@@ -1,0 +1,77 @@
+"""Fields that events tell: what happened last to each GPU or instance stays until another."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+
+from nodeagent.gpu.events.listener import XID, Binding, Event
+from nodeagent.metrics.catalogue import Field
+from nodeagent.metrics.samples import (
+    Labels,
+    Node,
+    SampleSet,
+    Slice,
+    Subject,
+    Value,
+)
+from nodeagent.metrics.sources import Event as FromEvent
+from nodeagent.metrics.sources import Happening
+
+_NVLINK_XID = 74
+
+
+class EventValues:
+    """The last of each kind. `describe` gives a label's text for an XID, such as its name."""
+
+    def __init__(self, fields: Iterable[Field], describe: Callable[[int], str]) -> None:
+        self._fields: dict[Happening, list[int]] = {}
+        for row in fields:
+            if isinstance(row.whole.source, FromEvent):
+                self._fields.setdefault(row.whole.source.happening, []).append(row.id)
+        self._describe = describe
+        self._last: dict[tuple[int, Subject], Value] = {}
+
+    def heard(
+        self,
+        events: Iterable[Event],
+        wholes: Mapping[str, Subject],
+        slices: Mapping[str, tuple[Subject, ...]],
+    ) -> None:
+        """Take over events. `wholes` are the GPUs by UUID, `slices` their instances."""
+        for event in events:
+            if isinstance(event, Binding):
+                self._put(Happening.BINDING, Subject(Node()), event.kind, ())
+                continue
+            whole = wholes.get(event.gpu)
+            if event.kind != XID or whole is None:
+                continue
+            labels = (("err_code", str(event.data)), ("err_msg", self._describe(event.data)))
+            hit = _instance(slices.get(event.gpu, ()), event.instance) or whole
+            self._put(Happening.XID, hit, event.data, labels)
+            if event.data == _NVLINK_XID:
+                self._put(Happening.NVLINK_XID, whole, event.data, ())
+
+    def _put(self, happening: Happening, subject: Subject, value: int, labels: Labels) -> None:
+        for number in self._fields.get(happening, ()):
+            self._last[number, subject] = (Subject(subject.entity, labels), value)
+
+    def sample(self, slices: Mapping[str, tuple[Subject, ...]]) -> SampleSet:
+        """What there is; instances that are gone are forgotten."""
+        there = {subject for subjects in slices.values() for subject in subjects}
+        self._last = {
+            key: value
+            for key, value in self._last.items()
+            if not isinstance(key[1].entity, Slice) or key[1] in there
+        }
+        values: dict[int, tuple[Value, ...]] = {}
+        for (number, _), value in self._last.items():
+            values[number] = (*values.get(number, ()), value)
+        return SampleSet(values)
+
+
+def _instance(subjects: tuple[Subject, ...], number: int | None) -> Subject | None:
+    if number is None:
+        return None
+    return next(
+        (s for s in subjects if isinstance(s.entity, Slice) and s.entity.id == number), None
+    )

@@ -1,0 +1,110 @@
+"""The kernel log followed in an event loop: /dev/kmsg, where the driver writes XIDs.
+
+Each read gives one record, oldest first; the kernel keeps a ring, and tells with EPIPE that
+records were overwritten before they were read. Nothing is taken away from other readers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Final
+
+from nodeagent.errors import NodeagentError
+
+DEVICE: Final = Path("/dev/kmsg")
+
+_DRIVER = b"NVRM"  # what all lines of NVIDIA's driver begin with
+_RECORD = 16 * 1024  # bytes; the kernel's longest record has 8 KiB
+_AT_ONCE = 256  # records, so that a full ring holds nobody else up
+
+
+class KernelLog:
+    """Follows the log from its oldest record on, from `open` to `close`.
+
+    `heard` gets the driver's lines, several at once; `lost` is called when records were overwritten
+    before they were read; `ended` with why when the log cannot be read any more.
+    """
+
+    def __init__(
+        self,
+        heard: Callable[[Sequence[str]], None],
+        *,
+        lost: Callable[[], None],
+        ended: Callable[[str], None],
+        path: Path = DEVICE,
+    ) -> None:
+        self._heard = heard
+        self._lost = lost
+        self._ended = ended
+        self._path = path
+        self._file: int | None = None
+
+    def open(self) -> None:
+        """Begin to follow; raises NodeagentError where there is no log, or it may not be read."""
+        try:
+            file = os.open(self._path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        except OSError as error:
+            raise NodeagentError(
+                f"{self._path} cannot be opened: {error.strerror}",
+                remedy="XIDs are then known from NVML's events alone; it takes CAP_SYSLOG, and in "
+                "a pod the device",
+            ) from error
+        try:
+            asyncio.get_running_loop().add_reader(file, self._read)
+        except OSError as error:  # a plain file cannot be waited for
+            os.close(file)
+            raise NodeagentError(f"{self._path} cannot be followed: {error.strerror}") from error
+        self._file = file
+
+    def close(self) -> None:
+        """Follow no longer."""
+        file, self._file = self._file, None
+        if file is not None:
+            asyncio.get_running_loop().remove_reader(file)
+            os.close(file)
+
+    def _read(self) -> None:
+        """Some of what is there; the loop calls again while there is more."""
+        lines: list[str] = []
+        for _ in range(_AT_ONCE):
+            record = self._next()
+            if record is None:
+                break
+            lines += _lines_of(record)
+        if lines:
+            self._heard(lines)
+
+    def _next(self) -> bytes | None:
+        """One record, or nothing for now."""
+        if self._file is None:
+            return None
+        try:
+            record = os.read(self._file, _RECORD)
+        except BlockingIOError:
+            return None
+        except OSError as error:
+            if error.errno == errno.EPIPE:  # the next read goes on with the oldest there is
+                self._lost()
+                return b""
+            self._end(error.strerror or str(error))
+            return None
+        if not record:  # what is no kernel log may have an end
+            self._end("it has ended")
+            return None
+        return record
+
+    def _end(self, why: str) -> None:
+        self.close()
+        self._ended(f"{self._path} cannot be read any more: {why}")
+
+
+def _lines_of(record: bytes) -> list[str]:
+    """The driver's lines; what follows them with a blank before it tells of devices."""
+    if _DRIVER not in record:
+        return []
+    text = record.decode("utf-8", "replace")
+    return [line for line in text.split("\n") if "NVRM" in line and not line.startswith(" ")]

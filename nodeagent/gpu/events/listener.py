@@ -1,0 +1,242 @@
+"""What the driver reports by itself: XIDs, changed MIG layouts, errors of memory, GPUs unbound.
+
+One thread waits in NVML for a short while at a time, so that NVML can be shut down in between. An
+event set that fails is made anew; a kind of event that the driver or a GPU does not have is not
+waited for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from nodeagent.errors import DeadlineExceeded, DriverError
+from nodeagent.gpu.driver import Driver
+from nodeagent.gpu.nvml import Nvml
+from nodeagent.gpu.nvml_calls import (
+    ABSENT,
+    address,
+    call,
+    constant,
+    free_system_event_set,
+    make_system_event_set,
+    wait_for_system_event,
+)
+from nodeagent.gpu.workers import Worker
+from nodeagent.health.readings import GpuEvent, GpuEventKind, Source, XidEvent
+
+XID: Final = constant("nvmlEventTypeXidCriticalError")
+MIG_CHANGE: Final = constant("nvmlEventMigConfigChange")
+RECOVERY_ACTION: Final = constant("nvmlEventTypeGpuRecoveryAction")
+
+_KINDS: Final = {constant(kind.value): kind for kind in GpuEventKind}
+_WANTED: Final = XID | RECOVERY_ACTION | constant("nvmlEventTypeClock") | sum(_KINDS) - MIG_CHANGE
+_NONE = 0xFFFFFFFF  # no instance
+_TIMEOUT = 10  # NVML's code for "nothing happened"
+_MOST = 256  # events taken before they are told
+
+
+@dataclass(frozen=True, slots=True)
+class Happened:
+    """One event: NVML's `kind`, the GPU by UUID, and what else is told of it.
+
+    `data` is the XID for XIDs. `at` is uptime in seconds, when it was heard.
+    """
+
+    kind: int
+    gpu: str
+    at: float
+    data: int = 0
+    instance: int | None = None
+    compute: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Binding:
+    """The driver was bound to a GPU (2) or taken off it (1); `gpu` is NVML's number for it."""
+
+    kind: int
+    gpu: int
+    at: float
+
+
+Event = Happened | Binding
+
+
+@dataclass(slots=True)
+class _Sets:
+    """The event sets of one session. `gpus`: UUIDs by the address of the handle."""
+
+    events: Any
+    gpus: dict[int, str]
+    system: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """Seconds. `wait`: how long at a time in NVML; `deadline`: what it may take longer;
+    `pause`: before an event set that failed is made anew.
+    """
+
+    wait: float = 0.5
+    deadline: float = 10.0
+    pause: float = 1.0
+
+
+@dataclass(slots=True)
+class EventListener:
+    """Hears what happens to the GPUs of a driver that was entered.
+
+    `failure` is why nothing is heard just now, None while all is well.
+    """
+
+    driver: Driver
+    timing: Timing = Timing()
+    uptime: Callable[[], float] = lambda: time.clock_gettime(time.CLOCK_BOOTTIME)
+    failure: DriverError | None = None
+    _worker: Worker = field(default_factory=lambda: Worker("the wait for events"))
+    _sets: _Sets | None = None
+    _of: tuple[int, int] = (-1, -1)
+    _broken: bool = False
+    _heard: deque[Event] = field(default_factory=deque)  # and not yet told
+    _lent: bool = False
+
+    async def run(self, deliver: Callable[[tuple[Event, ...]], None]) -> None:
+        """Deliver what happens, until cancelled."""
+        while True:
+            heard = await self.listen()
+            if heard:
+                deliver(heard)
+            if self.failure is not None:
+                await asyncio.sleep(self.timing.pause)
+
+    async def listen(self) -> tuple[Event, ...]:
+        """Wait a while for events; what was heard, which may be nothing. Raises nothing.
+
+        Events are heard from the first call on.
+        """
+        if not self._lent:
+            self.driver.lend(self._worker)
+            self._lent = True
+        try:
+            await self.driver.use(
+                self._worker,
+                self._listen,
+                what="waiting for events",
+                deadline=self.timing.wait + self.timing.deadline,
+            )
+            self.failure = None
+        except DeadlineExceeded as error:
+            self.failure = error
+        except DriverError as error:
+            self._broken = True
+            self.failure = error
+        # What came before a failure, such as the XID of the GPU that is lost now, is told too.
+        return tuple(self._heard.popleft() for _ in range(len(self._heard)))
+
+    # --- in the thread ------------------------------------------------------------------------
+
+    def _listen(self, nvml: Nvml) -> None:
+        of = (self.driver.session, self.driver.gpu_count)
+        if self._sets is None or of != self._of or self._broken:
+            if self._sets is not None and of[0] == self._of[0]:
+                _free(self._sets)
+            self._sets = None
+            self._sets, self._of = _make_sets(nvml, of[1]), of
+            self._broken = False
+        wait = round(self.timing.wait * 1000)
+        for number in range(_MOST):
+            event = self._next(self._sets, 0 if number else wait)
+            if event is None:
+                break
+            self._heard.append(event)
+        self._heard.extend(self._bindings(self._sets))
+
+    def _next(self, sets: _Sets, milliseconds: int) -> Happened | None:
+        try:
+            data = call("nvmlEventSetWait", sets.events, milliseconds)
+        except DriverError as error:
+            if error.code == _TIMEOUT:
+                return None
+            raise
+        return Happened(
+            kind=data.eventType,
+            gpu=sets.gpus.get(address(data.device), ""),
+            at=self.uptime(),
+            data=data.eventData,
+            instance=None if data.gpuInstanceId == _NONE else data.gpuInstanceId,
+            compute=None if data.computeInstanceId == _NONE else data.computeInstanceId,
+        )
+
+    def _bindings(self, sets: _Sets) -> list[Binding]:
+        if sets.system is None:
+            return []
+        told = wait_for_system_event(sets.system, 1)  # sources differ on whether 0 is for ever
+        return [Binding(kind, gpu, self.uptime()) for kind, gpu in told]
+
+
+def _free(sets: _Sets) -> None:
+    """A set that failed may not even be freed."""
+    with suppress(DriverError):
+        call("nvmlEventSetFree", sets.events)
+    if sets.system is not None:
+        with suppress(DriverError):
+            free_system_event_set(sets.system)
+
+
+def _make_sets(nvml: Nvml, gpus: int) -> _Sets:
+    events = call("nvmlEventSetCreate")
+    found: dict[int, str] = {}
+    for index in range(gpus):
+        try:
+            device = nvml.device_by_index(index)
+            uuid = nvml.uuid(device)
+            supported = call("nvmlDeviceGetSupportedEventTypes", device)
+            call("nvmlDeviceRegisterEvents", device, supported & _WANTED, events)
+        except DriverError:
+            continue  # a lost GPU tells nothing, and one without events neither
+        found[address(device)] = uuid
+        try:  # whether it is supported is not told with the others
+            call("nvmlDeviceRegisterEvents", device, MIG_CHANGE, events)
+        except DriverError:
+            continue
+    try:
+        system = make_system_event_set()
+    except DriverError as error:
+        if error.code not in ABSENT:
+            raise
+        system = None
+    return _Sets(events, found, system)
+
+
+# --- for health -----------------------------------------------------------------------------------
+
+
+def xid_of(event: Happened) -> XidEvent | None:
+    """The event as health wants it, if it is an XID."""
+    if event.kind != XID:
+        return None
+    return XidEvent(
+        xid=event.data,
+        at=event.at,
+        source=Source.NVML,
+        gpu=event.gpu,
+        instance=event.instance,
+        compute=event.compute,
+    )
+
+
+def gpu_event_of(event: Happened) -> GpuEvent | None:
+    """The event as health wants it, if it is of a kind that means something to it.
+
+    A changed MIG layout is told whoever changed it; whoever asks knows if it was the agent.
+    """
+    kind = _KINDS.get(event.kind)
+    if kind is None:
+        return None
+    return GpuEvent(kind, event.gpu, event.at, event.instance, event.compute)

@@ -1,0 +1,225 @@
+"""NVML's calls for readings, by the names that pynvml has for them.
+
+As in `nvml`: structures go in by reference only, and errors come out as the agent's own. Batches
+are read out of their memory at once, since an access to a field of a pynvml structure costs as
+much as a call.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator, Sequence
+from ctypes import Structure, byref, c_void_p, cast
+from typing import Any, Final
+
+import pynvml
+
+from nodeagent.gpu.nvml_errors import (
+    ARGUMENT_VERSION_MISMATCH,
+    FUNCTION_NOT_FOUND,
+    NO_PERMISSION,
+    NOT_SUPPORTED,
+    driver_error,
+)
+from nodeagent.gpu.nvml_types import Device
+from nodeagent.metrics.conversion import Number
+
+# What a driver or a card does not have, or not for this user: it will not have it later either.
+ABSENT: Final = frozenset(
+    {NOT_SUPPORTED, FUNCTION_NOT_FOUND, ARGUMENT_VERSION_MISMATCH, NO_PERMISSION}
+)
+NO_DATA: Final = 21
+
+# fieldId, scopeId, timestamp, latencyUsec, valueType, nvmlReturn, value: 40 bytes
+_FIELD = struct.Struct("<IIqqII8s")
+_METRIC = struct.Struct("<IId24x")  # metricId, nvmlReturn, value; then names
+_METRICS_HEAD = 24  # bytes before the first metric
+_VALUES: Final = {
+    pynvml.NVML_VALUE_TYPE_DOUBLE: struct.Struct("<d"),
+    pynvml.NVML_VALUE_TYPE_UNSIGNED_INT: struct.Struct("<I4x"),
+    pynvml.NVML_VALUE_TYPE_UNSIGNED_LONG: struct.Struct("<Q"),
+    pynvml.NVML_VALUE_TYPE_UNSIGNED_LONG_LONG: struct.Struct("<Q"),
+    pynvml.NVML_VALUE_TYPE_SIGNED_LONG_LONG: struct.Struct("<q"),
+    pynvml.NVML_VALUE_TYPE_SIGNED_INT: struct.Struct("<i4x"),
+    pynvml.NVML_VALUE_TYPE_UNSIGNED_SHORT: struct.Struct("<H6x"),
+}
+
+FieldId = tuple[int, int]  # fieldId and scopeId
+
+
+def constant(name: str) -> int:
+    """The number of a name; KeyError for one that this pynvml does not know."""
+    value = vars(pynvml)[name]
+    # NVML_P2P_CAPS_INDEX_READ is a tuple by a slip of the pen.
+    return int(value[0] if isinstance(value, tuple) else value)
+
+
+def call(function: str, *arguments: object) -> Any:
+    """One call by its name; raises the agent's errors."""
+    wrapper = getattr(pynvml, function, None)
+    if wrapper is None:
+        raise driver_error(FUNCTION_NOT_FOUND, function)
+    try:
+        return wrapper(*arguments)
+    except pynvml.NVMLError as error:
+        raise driver_error(int(error.value), function) from error
+
+
+def filled(function: str, structure: str, device: Device) -> Any:
+    """The structure that a call fills in."""
+    made = getattr(pynvml, structure, None)
+    if made is None:
+        raise driver_error(ARGUMENT_VERSION_MISMATCH, function)
+    answer = made()
+    call(function, device, byref(answer))
+    return answer
+
+
+def member(answer: Any, item: str) -> Any:
+    """An attribute of a structure, or a position (in digits) of a tuple, as it is.
+
+    `a.b` is b of every element of a.
+    """
+    if item.isdigit():
+        return answer[int(item)]
+    name, dot, rest = item.partition(".")
+    # pynvml's own access decodes bytes, which those that are numbers need not survive.
+    found = Structure.__getattribute__(answer, name)
+    return tuple(member(one, rest) for one in found) if dot else found
+
+
+def number(value: Any) -> Number | tuple[Number, ...]:
+    """A value as numbers; a char of C is one. Raises TypeError for what is none."""
+    if isinstance(value, int | float):
+        return value
+    if isinstance(value, bytes):  # a char with the value 0 comes as one byte too
+        return value[0] if value else 0
+    if isinstance(value, tuple | list):
+        return tuple(_single(number(one)) for one in value)
+    raise TypeError(f"{value!r} is no number")
+
+
+def _single(value: Number | tuple[Number, ...]) -> Number:
+    if isinstance(value, tuple):
+        raise TypeError(f"{value!r} is no single number")
+    return value
+
+
+# --- field values ---------------------------------------------------------------------------------
+
+
+def field_values(
+    device: Device, wanted: Sequence[FieldId]
+) -> Iterator[tuple[FieldId, int, Number]]:
+    """For each field: which, its return code, its value (0 where the code is not 0).
+
+    One call for all of them.
+    """
+    values = call("nvmlDeviceGetFieldValues", device, wanted)
+    for number_, scope, _, _, kind, code, raw in _FIELD.iter_unpack(memoryview(values).cast("B")):
+        unpack = _VALUES.get(kind)
+        if code or unpack is None:
+            yield (number_, scope), code or NOT_SUPPORTED, 0
+        else:
+            yield (number_, scope), 0, unpack.unpack(raw)[0]
+
+
+# --- GPM ------------------------------------------------------------------------------------------
+
+
+class GpmSamples:
+    """GPM samples that are used again; only in the thread of one GPU.
+
+    They belong to one session of NVML: those of an earlier one are not touched any more.
+    """
+
+    def __init__(self) -> None:
+        self._free: list[Any] = []
+
+    def take(self) -> Any:
+        return self._free.pop() if self._free else call("nvmlGpmSampleAlloc")
+
+    def give_back(self, sample: Any) -> None:
+        self._free.append(sample)
+
+
+class GpmMetrics:
+    """The structure by which some metrics are asked for, used again and again."""
+
+    def __init__(self, metrics: Sequence[int]) -> None:
+        wanted = pynvml.c_nvmlGpmMetricsGet_t()
+        wanted.version = pynvml.NVML_GPM_METRICS_GET_VERSION
+        wanted.numMetrics = len(metrics)
+        for index, metric in enumerate(metrics):
+            wanted.metrics[index].metricId = metric
+        self._wanted = wanted
+        self._results = memoryview(wanted).cast("B")[
+            _METRICS_HEAD : _METRICS_HEAD + len(metrics) * _METRIC.size
+        ]
+
+    def between(self, first: Any, second: Any) -> dict[int, float]:
+        """The metrics over the time between two samples, without those that are not told."""
+        self._wanted.sample1, self._wanted.sample2 = first, second
+        call("nvmlGpmMetricsGet", self._wanted)
+        return {
+            metric: value for metric, code, value in _METRIC.iter_unpack(self._results) if not code
+        }
+
+
+def take_sample(device: Device, sample: Any) -> None:
+    """Of a whole GPU."""
+    call("nvmlGpmSampleGet", device, sample)
+
+
+def take_instance_sample(device: Device, instance: int, sample: Any) -> None:
+    """Of a GPU instance, by the handle of its GPU."""
+    call("nvmlGpmMigSampleGet", device, instance, sample)
+
+
+# --- ports ----------------------------------------------------------------------------------------
+
+
+def port_counters(device: Device, wanted: Sequence[tuple[int, int]]) -> list[tuple[int, Number]]:
+    """For each (counter, port): its return code and its value; for root only."""
+    counters = (pynvml.c_nvmlPRMCounter_v1_t * len(wanted))()
+    for entry, (counter, port) in zip(counters, wanted, strict=True):
+        entry.counterId, entry.inputValue.localPort = counter, port
+    listed = pynvml.c_nvmlPRMCounterList_v1_t(len(wanted), counters)
+    call("nvmlDeviceReadPRMCounters_v1", device, listed)
+    return [_port_value(entry.outputValue) for entry in counters]
+
+
+def _port_value(output: Any) -> tuple[int, Number]:
+    unpack = _VALUES.get(output.outputType)
+    if output.status or unpack is None:
+        return int(output.status) or NOT_SUPPORTED, 0
+    return 0, unpack.unpack(bytes(output.outputValue))[0]
+
+
+# --- events ---------------------------------------------------------------------------------------
+
+
+def address(handle: Any) -> int:
+    """By which two handles of one thing are the same; handles themselves cannot be compared."""
+    return cast(handle, c_void_p).value or 0
+
+
+def wait_for_system_event(events: Any, milliseconds: int) -> list[tuple[int, int]]:
+    """Type and GPU of what happened to the driver; empty when nothing did."""
+    room = (pynvml.c_nvmlSystemEventData_v1_t * 4)()
+    version = pynvml.nvmlSystemEventSetWaitRequest_v1
+    found = call("nvmlSystemEventSetWait", version, events, milliseconds, room, len(room))
+    return [(event["eventType"], event["gpuId"]) for event in found]
+
+
+def make_system_event_set() -> Any:
+    """A set that gets both kinds of events; raises the agent's errors."""
+    events = call("nvmlSystemEventSetCreate", pynvml.nvmlSystemEventSetCreateRequest_v1)
+    kinds = pynvml.nvmlSystemEventTypeGpuDriverBind | pynvml.nvmlSystemEventTypeGpuDriverUnbind
+    call("nvmlSystemRegisterEvents", pynvml.nvmlSystemRegisterEventRequest_v1, kinds, events)
+    return events
+
+
+def free_system_event_set(events: Any) -> None:
+    """Raises the agent's errors."""
+    call("nvmlSystemEventSetFree", pynvml.nvmlSystemEventSetFreeRequest_v1, events)

@@ -1,0 +1,1 @@
+"""What the GPUs are doing and how they are: read again and again, between the driver's steps."""

@@ -1,0 +1,121 @@
+"""One look at one handle: each call is made once, what the card does not have is not asked again.
+
+A call that fails leaves its value out of this look and nothing else. Runs in a GPU's thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from nodeagent.errors import DriverError, DriverUnavailable, GpuLost
+from nodeagent.gpu.nvml_calls import ABSENT, NO_DATA, FieldId, call, field_values, filled
+from nodeagent.gpu.nvml_errors import INVALID_ARGUMENT, NOT_FOUND, explain
+from nodeagent.gpu.nvml_types import Device
+from nodeagent.metrics.conversion import Number
+
+Key = tuple[object, ...]
+
+# What the driver answers when it does not know the handle - or an argument beside it.
+_DOUBTFUL = frozenset({INVALID_ARGUMENT, NOT_FOUND})
+_FIELDS: Key = ("nvmlDeviceGetFieldValues",)
+
+
+@dataclass(slots=True)
+class Standing:
+    """What outlives a look: what was refused, and answers that do not change.
+
+    It is forgotten when NVML was started anew, and where it depends on the MIG layout when that
+    changed.
+    """
+
+    refused: set[Key] = field(default_factory=set)
+    once: dict[Key, Any] = field(default_factory=dict)
+
+
+class Asking:
+    """The calls of one look. Raises GpuLost and DriverUnavailable; other errors are noted.
+
+    `problems` says what failed, by call; what the card does not have is none. `doubted` are the
+    calls that were answered as if the handle were wrong.
+    """
+
+    def __init__(self, device: Device, standing: Standing) -> None:
+        self.device = device
+        self.problems: dict[Key, str] = {}
+        self.doubted: set[Key] = set()
+        self._standing = standing
+        self._answers: dict[Key, Any] = {}
+        self._fields: dict[FieldId, Number] = {}
+
+    def ask(self, key: Key, function: Callable[[], Any]) -> Any:
+        """The answer, None where there is none. `key` tells calls of one handle apart."""
+        if key in self._answers:
+            return self._answers[key]
+        if key in self._standing.refused:
+            return None
+        answer = None
+        try:
+            answer = function()
+        except (GpuLost, DriverUnavailable):
+            raise
+        except DriverError as error:
+            self._note(key, error)
+        self._answers[key] = answer
+        return answer
+
+    def once(self, key: Key, function: Callable[[], Any]) -> Any:
+        """The same for an answer that does not change, so that it is asked until there is one."""
+        known = self._standing.once
+        if key not in known:
+            answer = self.ask(key, function)
+            if answer is None:
+                return None
+            known[key] = answer
+        return known[key]
+
+    def call(self, function: str, *arguments: object) -> Any:
+        """pynvml's function of that name, about this handle."""
+        return self.ask((function, *arguments), lambda: call(function, self.device, *arguments))
+
+    def structure(self, function: str, structure: str) -> Any:
+        """What the function fills in."""
+        key = (function, structure)
+        return self.ask(key, lambda: filled(function, structure, self.device))
+
+    def _note(self, key: Key, error: DriverError) -> None:
+        if error.code in ABSENT:
+            self._standing.refused.add(key)
+        elif error.code in _DOUBTFUL:
+            self.doubted.add(key)
+        elif error.code != NO_DATA:
+            self.problems[key] = str(error)
+
+    def resolve_doubts(self) -> None:
+        """The handle was right, so it was the arguments: the card does not have that."""
+        self._standing.refused |= self.doubted
+        self.doubted.clear()
+
+    # --- field values -------------------------------------------------------------------------
+
+    def read_fields(self, wanted: Iterable[FieldId]) -> None:
+        """Read them in one call, those that the card has."""
+        refused = self._standing.refused
+        left = [one for one in dict.fromkeys(wanted) if one not in refused]
+        if not left or _FIELDS in refused:
+            return
+        answers = self.ask(_FIELDS, lambda: list(field_values(self.device, left)))
+        for one, code, value in answers or ():
+            if not code:
+                self._fields[one] = value
+            elif code in ABSENT or code in _DOUBTFUL:  # such as a link that it does not have
+                refused.add(one)
+            elif code != NO_DATA:
+                number, scope = one
+                why = explain(code, "nvmlDeviceGetFieldValues")
+                self.problems[one] = f"field {number} of scope {scope}: {why.meaning}"
+
+    def field(self, number: int, scope: int = 0) -> Number | None:
+        """One of those that were read."""
+        return self._fields.get((number, scope))

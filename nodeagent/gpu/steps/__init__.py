@@ -1,0 +1,1 @@
+"""The steps of a plan on one GPU: each is taken and read back."""

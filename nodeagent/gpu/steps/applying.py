@@ -1,0 +1,140 @@
+"""Applies single steps: each in its GPU's thread, but for those that only nvidia-smi can take.
+
+For a reset NVML is shut down in this process: the driver resets no GPU that anybody has open.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Coroutine, Sequence
+
+from nodeagent.errors import DeadlineExceeded, DriverError, GpuInUse
+from nodeagent.gpu.all_gpus import AllGpus, is_well
+from nodeagent.gpu.nvml_errors import about
+from nodeagent.gpu.posts import Post, Posts
+from nodeagent.gpu.steps.change import Change, otherwise
+from nodeagent.gpu.steps.reset import reset_gpu
+from nodeagent.gpu.steps.taking import name_of, take, takes_away
+from nodeagent.gpu.steps.time_slice import set_time_slice
+from nodeagent.gpu.usage import AllocationSource
+from nodeagent.gpu.usage_reader import UsageReader
+from nodeagent.planning.observed import Gpu
+from nodeagent.planning.steps import GpuStep, ResetGpu, SetTimeSlice
+
+
+class Applying:
+    """Takes steps; `deadline` in seconds for one of them."""
+
+    def __init__(
+        self,
+        posts: Posts,
+        gpus: AllGpus,
+        *,
+        deadline: float,
+        reader: UsageReader | None,
+        allocations: AllocationSource | None,
+        nvidia_smi: Sequence[str],
+    ) -> None:
+        self._posts = posts
+        self._gpus = gpus
+        self._deadline = deadline
+        self._reader = reader
+        self._allocations = allocations
+        self._nvidia_smi = nvidia_smi
+
+    async def take(self, step: GpuStep) -> None:
+        """Take the step and read back that it is so; raises DriverError if it is not."""
+        if isinstance(step, ResetGpu):
+            return await _to_its_end(self._reset(step))
+        if isinstance(step, SetTimeSlice):
+            return await _to_its_end(self._set_time_slice(step))
+        async with self._posts.gate.together():
+            post = self._post(step.gpu)
+            takes = takes_away(step)
+            readings = [await self._reader.read()] if self._reader and takes else []
+            allocated = await self._allocations.ask() if self._allocations and takes else None
+
+            def change() -> None:
+                until = time.monotonic() + self._deadline
+                take(Change(post.card, until, readings, allocated), step)
+
+            await self._call(post, change, what=name_of(step))
+        return None
+
+    async def _call(self, post: Post, function: Callable[[], None], *, what: str) -> None:
+        try:
+            await post.worker.call(function, what=what, deadline=self._deadline, changing=True)
+        except DeadlineExceeded:
+            raise
+        except DriverError as error:
+            post.card.give_up_handle()  # it may be what was wrong, and costs little to get again
+            raise about(post.worker.name, error) from error
+
+    async def _set_time_slice(self, step: SetTimeSlice) -> None:
+        async with self._posts.gate.together():
+            post = self._post(step.gpu)
+            try:
+                await set_time_slice(
+                    self._nvidia_smi, step.gpu, step.time_slice, deadline=self._deadline
+                )
+            except DriverError as error:
+                raise about(post.worker.name, error) from error
+
+    async def _reset(self, step: ResetGpu) -> None:
+        """Reset a GPU that is proven idle, while NVML is shut down in this process."""
+        async with self._posts.gate.alone():
+            post = self._post(step.gpu)
+            gpu = await self._gpus.look_at(post)
+            _insist_on_idle(gpu)
+            if not await self._posts.shut_down():
+                raise otherwise(
+                    f"{post.worker.name} is not reset: another GPU hangs in the driver, and NVML "
+                    "cannot be closed before its call returns"
+                )
+            try:
+                await reset_gpu(self._nvidia_smi, gpu.pci_bus_id, deadline=self._deadline)
+            except DriverError as error:
+                raise about(post.worker.name, error) from error
+            finally:
+                await self._posts.start()
+            after = await self._gpus.look_without_users(post)
+        if not is_well(after):
+            raise otherwise(f"{post.worker.name} was reset, but then {after.access_reason}")
+        if after.mig and after.mig.current != after.mig.pending:
+            raise otherwise(f"{post.worker.name} was reset, but its MIG mode is still pending")
+
+    def _post(self, uuid: str) -> Post:
+        post = self._posts.find(uuid)
+        if post is None:
+            raise otherwise(f"the driver does not list GPU {uuid} any more")
+        return post
+
+
+def _insist_on_idle(gpu: Gpu) -> None:
+    if gpu.idle:
+        return
+    usages = [gpu.usage, *(device.usage for i in gpu.instances for device in i.compute)]
+    users = gpu.access_reason or "; ".join(str(usage) for usage in usages if usage.in_use)
+    raise GpuInUse(
+        f"GPU {gpu.index} is not reset, because it is not proven idle: {users}",
+        code=None,
+        name="InUse",
+        call="",
+        remedy="end what uses it, or wait for it",
+    )
+
+
+async def _to_its_end(change: Coroutine[object, object, None]) -> None:
+    """Run a change that has deadlines of its own; cancellation takes effect after it."""
+    task = asyncio.ensure_future(change)
+    cancelled = False
+    while not task.done():
+        try:
+            await asyncio.wait({task})
+        except asyncio.CancelledError:
+            cancelled = True
+    if cancelled:
+        task.exception()  # seen: who cancelled does not want to know
+        raise asyncio.CancelledError
+    return task.result()

@@ -1,0 +1,101 @@
+"""What programs that watch the node ask again and again: metrics, and the health paths.
+
+They are served by the API, and alone by a listener of their own. A scrape is bytes that are there
+already; they are sent in pieces, so that a client that hardly reads holds little and not for long.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from contextlib import suppress
+
+from aiohttp import web
+
+from nodeagent.http_api.answers import Answers
+from nodeagent.metrics.exposition import CONTENT_TYPE
+
+_MOST_SCRAPES = 16  # that are being sent; each holds one text that may be outdated by then
+_SCRAPE_DEADLINE = 15.0  # seconds for a client to take the whole text
+_PIECE = 64 * 1024  # bytes given to a connection at once
+_KERNEL_HOLDS = 128 * 1024  # bytes; by itself the kernel would take a whole text from us
+
+
+def metrics_routes(answers: Answers) -> list[web.RouteDef]:
+    """The paths that both listeners have."""
+    routes = _MetricsRoutes(answers)
+    return [
+        web.get("/metrics", routes.metrics),
+        web.get("/healthz", routes.healthz),
+        web.get("/readyz", routes.readyz),
+    ]
+
+
+class _MetricsRoutes:
+    """One method for each path."""
+
+    def __init__(self, answers: Answers) -> None:
+        self._answers = answers
+        self._scrapes = 0
+
+    async def metrics(self, request: web.Request) -> web.StreamResponse:
+        if self._scrapes >= _MOST_SCRAPES:
+            raise web.HTTPServiceUnavailable(text="too many scrapes are under way")
+        self._scrapes += 1
+        try:
+            async with asyncio.timeout(_SCRAPE_DEADLINE):
+                return await self._scrape(request)
+        except TimeoutError:
+            if request.transport:
+                request.transport.abort()  # else what is not sent yet would be kept for it
+            return web.Response()  # which nobody hears any more
+        except ConnectionResetError:
+            return web.Response()
+        finally:
+            self._scrapes -= 1
+
+    async def _scrape(self, request: web.Request) -> web.StreamResponse:
+        zipped = _accepts_gzip(request.headers.get("Accept-Encoding", ""))
+        text = self._answers.scrape(zipped)
+        response = web.StreamResponse(headers={"Content-Type": CONTENT_TYPE})
+        if zipped:
+            response.headers["Content-Encoding"] = "gzip"
+        response.headers["Vary"] = "Accept-Encoding"
+        response.content_length = len(text)
+        _bound(request.transport)
+        await response.prepare(request)
+        if request.method != "HEAD":
+            view = memoryview(text)
+            for begin in range(0, len(text), _PIECE):
+                await response.write(view[begin : begin + _PIECE])
+            await response.write_eof()
+        return response
+
+    async def healthz(self, _: web.Request) -> web.Response:
+        return _verdict(self._answers.not_alive())
+
+    async def readyz(self, _: web.Request) -> web.Response:
+        return _verdict(self._answers.not_ready())
+
+
+def _bound(transport: asyncio.BaseTransport | None) -> None:
+    """Let the kernel keep little for this connection, so that it is noticed who does not read."""
+    own = transport.get_extra_info("socket") if transport else None
+    if own is not None:
+        with suppress(OSError):
+            own.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _KERNEL_HOLDS)
+
+
+def _accepts_gzip(accepted: str) -> bool:
+    """By an Accept-Encoding header; its weights matter only where they are 0."""
+    weights: dict[str, bool] = {}
+    for part in accepted.casefold().split(","):
+        name, _, weight = part.partition(";")
+        weights[name.strip()] = weight.replace(" ", "").rstrip("0") not in {"q=", "q=0."}
+    return weights.get("gzip", weights.get("*", False))
+
+
+def _verdict(reasons: tuple[str, ...]) -> web.Response:
+    if reasons:
+        return web.json_response({"status": "unavailable", "reasons": list(reasons)}, status=503)
+    return web.json_response({"status": "ok"})

@@ -1,0 +1,1 @@
+"""The groups of settings; a part of the agent gets its own."""

@@ -1,0 +1,156 @@
+"""NVML's field numbers: which cards tell which, and which figure of the card each one is.
+
+What a driver tells on which generation is documented for some fields only; the rest is what the
+header's comments let one expect. The value types of real drivers differ by field; here a value has
+the smallest type that holds it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import pynvml
+
+if TYPE_CHECKING:
+    from nodeagent.simulation.card import Card
+
+ALL_LINKS = 0xFFFFFFFF
+
+_LINK_COUNTERS = ("crcFlit", "crcData", "replay", "recovery")
+_PER_LINK = {161: "replay", 162: "recovery", 163: "crcFlit"}  # scopeId is the link
+_ECC = {
+    3: "ecc.corrected.volatile",
+    4: "ecc.uncorrected.volatile",
+    5: "ecc.corrected.aggregate",
+    6: "ecc.uncorrected.aggregate",
+}
+_NAMED = {
+    1: "ecc.mode",
+    2: "ecc.pending",
+    29: "pages.singleBit",
+    30: "pages.doubleBit",
+    31: "pages.pending",
+    82: "temperature.memory",
+    83: "energy",
+    94: "pcie.replays",
+    142: "rows.correctable",
+    143: "rows.uncorrectable",
+    144: "rows.pending",
+    145: "rows.failed",
+    186: "power.usage",
+    197: "pcie.sent",
+    198: "pcie.received",
+    230: "recovery",
+    **_ECC,
+}
+
+
+def _legacy_link_fields() -> dict[int, tuple[str, int]]:
+    """Counter and link of fields 32 to 59 and 96 to 119; link -1 is the sum of all."""
+    found: dict[int, tuple[str, int]] = {}
+    for number, counter in enumerate(_LINK_COUNTERS):
+        for link in range(6):
+            found[32 + 7 * number + link] = (counter, link)
+            found[96 + 6 * number + link] = (counter, 6 + link)
+        found[38 + 7 * number] = (counter, -1)
+    return found
+
+
+LEGACY_LINKS = _legacy_link_fields()
+
+
+def _since(capability: tuple[int, int]) -> Callable[[Card], bool]:
+    return lambda card: card.board.compute_capability >= capability
+
+
+def _before(capability: tuple[int, int]) -> Callable[[Card], bool]:
+    return lambda card: card.board.compute_capability < capability
+
+
+def _always(_: Card) -> bool:
+    return True
+
+
+def _links(card: Card) -> bool:
+    """NVLinks are not told of while MIG is on."""
+    return bool(card.board.nvlinks) and not card.state.mig
+
+
+def _newest_links(card: Card) -> bool:
+    return _links(card) and card.board.compute_capability >= (10, 0)
+
+
+def _older_links(card: Card) -> bool:
+    return _links(card) and card.board.compute_capability < (10, 0)
+
+
+def _rows(card: Card) -> bool:
+    return card.board.compute_capability >= (8, 0) and not card.state.instances
+
+
+def _stacked_memory(card: Card) -> bool:
+    """HBM has a sensor of its own; the boards with GDDR memory are those of 7.5, 8.9 and 12.0."""
+    return card.board.compute_capability not in {(7, 5), (8, 9), (12, 0)}
+
+
+def _grace(card: Card) -> bool:
+    return card.board.board.startswith(("gh", "gb"))
+
+
+def _availability() -> dict[int, Callable[[Card], bool]]:
+    fields: dict[int, Callable[[Card], bool]] = dict.fromkeys(range(1, 7), _always)
+    fields |= dict.fromkeys((29, 30, 31), _before((8, 0)))
+    fields |= dict.fromkeys(LEGACY_LINKS, _older_links)
+    fields |= dict.fromkeys((*range(74, 84), 94, *range(269, 272)), _always)
+    fields[82] = _stacked_memory
+    fields |= dict.fromkeys((138, 139, *range(160, 164), 165), _links)
+    fields |= dict.fromkeys(range(142, 146), _rows)
+    fields |= dict.fromkeys((*range(170, 173), *range(231, 235)), _grace)
+    fields |= dict.fromkeys((*range(173, 184), 185, 186, 197, 198, 230), _since((8, 0)))
+    fields |= dict.fromkeys((*range(201, 205), *range(206, 216)), _newest_links)
+    fields |= dict.fromkeys((*range(219, 223), *range(235, 251)), _newest_links)
+    fields |= dict.fromkeys((*range(251, 269), 307), _since((10, 0)))
+    return fields
+
+
+_AVAILABLE = _availability()
+_OF_A_LINK = frozenset({138, 139, 161, 162, 163, 165, *range(201, 205), *range(206, 216)}) | {
+    *range(219, 223),
+    *range(235, 251),
+}
+_STATE = pynvml.NVML_FI_DEV_NVLINK_GET_STATE
+
+
+def is_told(card: Card, number: int) -> bool:
+    """Whether this card tells the field at all."""
+    available = _AVAILABLE.get(number)
+    return available is not None and available(card)
+
+
+def link_fits(card: Card, number: int, scope: int) -> bool:
+    """Whether `scope` is a link of the card where the field is one of links."""
+    if number in LEGACY_LINKS:
+        return LEGACY_LINKS[number][1] < card.board.nvlinks
+    if number not in _OF_A_LINK:
+        return True
+    return scope < card.board.nvlinks or (scope == ALL_LINKS and number not in {*_PER_LINK, _STATE})
+
+
+def value_of(card: Card, number: int, scope: int) -> int | float:
+    """What the field says on a card that tells it."""
+    sensors = card.sensors
+    own = f"field.{number}.{scope}" if number in _OF_A_LINK else f"field.{number}"
+    set_to = sensors.set_to(own)
+    if set_to is not None:
+        return set_to
+    if number in _PER_LINK:
+        return sensors.link_errors(_PER_LINK[number], scope)
+    if number in LEGACY_LINKS:
+        counter, link = LEGACY_LINKS[number]
+        return sensors.link_errors(counter, link)
+    if number in {138, 139}:
+        return sensors.link_bytes(sent=number == 138, link=scope)
+    if number == _STATE:
+        return sensors.link_is_up(scope)
+    return sensors.named(_NAMED[number]) if number in _NAMED else 0

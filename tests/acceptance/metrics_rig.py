@@ -1,0 +1,115 @@
+"""The agent's metrics over a simulated node in this process: read, rendered and scraped."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from nodeagent.agent.metrics_part import MetricsPart
+from nodeagent.execution.carrying_out import carry_out
+from nodeagent.gpu.driver import Driver
+from nodeagent.planning.desired import DesiredNode
+from nodeagent.planning.observed import ObservedNode
+from nodeagent.planning.planner import plan
+from nodeagent.reports.node_state import NodeState
+from nodeagent.settings import load_settings
+from tests.planning.cards import Multiset, card, wanted
+
+SOON = 10.0  # seconds that anything may take
+Series = tuple[str, frozenset[tuple[str, str]]]
+
+
+class Watched:
+    """A driver's GPUs, their metrics, and the state that they are told with."""
+
+    def __init__(
+        self,
+        driver: Driver,
+        *,
+        current: Callable[[], NodeState] | None = None,
+        simulated: bool = True,
+        **variables: str,
+    ) -> None:
+        given = {"NODEAGENT_SAMPLE_INTERVAL": "20ms", "NODEAGENT_SAMPLE_SLOW_INTERVAL": "50ms"}
+        named = {f"NODEAGENT_{name.upper()}": value for name, value in variables.items()}
+        settings = load_settings(
+            Path("/dev/null"), {"NODE_NAME": "gpu-node-0", **given, **named}, {}
+        )
+        self.rounds = 0
+        self.state = NodeState("gpu-node-0", "file")
+        self.part = MetricsPart(
+            settings,
+            driver,
+            current=current or (lambda: self.state),
+            begin=_at_once,
+            on_round=(self._count,),
+            simulated=simulated,
+        )
+
+    def _count(self, _: object) -> None:
+        self.rounds += 1
+
+    def observed(self, node: ObservedNode) -> None:
+        """The node is known to be like this."""
+        self.state = NodeState("gpu-node-0", "file", observed=node)
+        self.part.changed()
+
+    async def sampled(self, times: int = 2) -> None:
+        """Wait until everything was read so often from now on."""
+        before = self.rounds
+        async with asyncio.timeout(SOON):
+            while self.rounds < before + times:
+                await asyncio.sleep(0.005)
+
+    def text(self) -> str:
+        """One scrape."""
+        return self.part.scrape(False).decode()
+
+
+async def _at_once() -> None:
+    return
+
+
+@asynccontextmanager
+async def running(watched: Watched) -> AsyncIterator[Watched]:
+    """Read the GPUs until the end of the block."""
+    task = asyncio.create_task(watched.part.run())
+    try:
+        await watched.sampled(1)
+        yield watched
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+async def divide(driver: Driver, layout: Multiset, *, only: int | None = None) -> ObservedNode:
+    """Make the GPUs, or only one of them, so; the node as it is then."""
+    observed = await driver.observe()
+    empty = card("h100-80gb")
+    wishes = {g.uuid: wanted(empty, layout) for g in observed.gpus if only in {None, g.index}}
+    await carry_out(plan(DesiredNode(wishes), observed), driver, parallel=8)
+    return await driver.observe()
+
+
+def parsed(text: str) -> dict[Series, float]:
+    """What Prometheus' own parser reads, by the names that stand in the text."""
+    found: dict[Series, float] = {}
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            name = sample.name
+            if f"\n{name}{{" not in text and f"\n{name} " not in text:
+                name = name.removesuffix("_total")  # the parser gives it to every counter
+            key = (name, frozenset(sample.labels.items()))
+            assert key not in found, key
+            found[key] = sample.value
+    return found
+
+
+def told(series: dict[Series, float], name: str, **labels: str) -> list[float]:
+    """The values of a metric's series with at least these labels."""
+    wanted = set(labels.items())
+    return [value for (n, have), value in series.items() if n == name and wanted <= have]

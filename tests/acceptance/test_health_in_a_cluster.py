@@ -1,0 +1,55 @@
+"""What a cluster hears of a sick GPU: the Node's condition and an Event, from a line of the log."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+from tests.acceptance.cluster_rig import plan_text, until
+from tests.simulated_cluster.agent import (
+    NAME,
+    PLAN,
+    AgentProcess,
+    command,
+    in_sync,
+    kubeconfig,
+    until_status,
+)
+from tests.simulated_cluster.api_server import ApiServer
+
+
+async def test_the_condition_and_the_event(tmp_path: Path) -> None:
+    """False with the cause, which names the slices and what helps; soon, and without a new plan."""
+    os.mkfifo(tmp_path / "kmsg")
+    kernel = os.open(tmp_path / "kmsg", os.O_RDWR | os.O_NONBLOCK)
+    settings = {"NODEAGENT_HEALTH_KERNEL_LOG": f"{tmp_path}/kmsg"}
+    plan = plan_text("{3g.40gb: 2}")
+    async with ApiServer() as api:
+        api.add_node(NAME)
+        (tmp_path / "kubeconfig").write_text(kubeconfig(api.url))
+        api.annotate(NAME, **{PLAN: plan})
+
+        def condition() -> dict[str, str]:
+            found = api.node(NAME)["status"]["conditions"]
+            return next((entry for entry in found if entry["type"] == "GPUHealthy"), {})
+
+        boards = command("h100-80gb:1", tmp_path)
+        async with AgentProcess(boards, tmp_path, settings=settings) as agent:
+            await until_status(api, in_sync(plan))
+            await until(lambda: condition().get("reason") == "Healthy")
+            micros = int(time.clock_gettime(time.CLOCK_BOOTTIME) * 1e6)
+            line = f"3,17,{micros},-;NVRM: Xid (PCI:0000:1a:00 GPU-I:02): 95, pid=7, name=x\n"
+            os.write(kernel, line.encode())
+            await until(lambda: condition()["status"] == "False")
+            assert condition()["reason"] == "XidReset"
+            assert condition()["message"].startswith("GPU 0, slices ")
+            assert condition()["message"].endswith(
+                ": an error that needs a GPU reset (XID 95) (reset GPU)"
+            )
+            await until(lambda: any(e["reason"] == "GpuUnhealthy" for e in api.events))
+            (event,) = (e for e in api.events if e["reason"] == "GpuUnhealthy")
+            assert event["type"] == "Warning"
+            assert event["note" if "note" in event else "message"].startswith("GPU 0, slices ")
+        assert agent.code == 0, agent.said()
+    os.close(kernel)

@@ -1,0 +1,199 @@
+"""Metrics of whole nodes: their text, and what two pods on one GPU each see."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import subprocess
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from nodeagent.execution.device_users import KubeletUsage
+from nodeagent.gpu.driver import Driver
+from nodeagent.kubelet.process_pods import ProcessPods
+from nodeagent.simulation import SimulatedNode, simulated
+from tests.acceptance.metrics_rig import Watched, divide, parsed, running, told
+from tests.monitoring.promtool import with_promtool
+from tests.rig import open_driver
+from tests.simulated_cluster.kubelet import Kubelet
+
+MIB = 1 << 20
+DATA = Path(__file__).parents[1] / "data/metrics"
+BOARDS = {
+    "simulated_h100_mig": "h100-80gb:1",
+    "simulated_a100": "a100-40gb:2",
+    "simulated_t4": "t4:1",
+}
+
+# What names and labels that are not ours make promtool say.
+_OF_DCGM = (
+    'counter metrics should have "_total" suffix',
+    "label names should be written in 'snake_case' not 'camelCase'",
+    "metric name should not include type 'counter'",
+    'non-counter metrics should not have "_total" suffix',
+)
+# Both are told of one moment's load, and differ between machines.
+_VARIES = re.compile(r"^(nodeagent_build_info|nodeagent_reader|nodeagent_sample|process_)")
+
+
+async def _text(board: str) -> str:
+    """What an idle node exports; an H100 is divided."""
+    with simulated(board):
+        async with open_driver() as driver:
+            if board.startswith("h100"):
+                await divide(driver, (("3g.40gb", 1), ("1g.10gb", 2)))
+            watched = Watched(driver)
+            watched.observed(await driver.observe())
+            async with running(watched):
+                await watched.sampled(4)
+                return watched.text()
+
+
+def _lasting(text: str) -> str:
+    """Without the lines that are other ones each time."""
+    lines = text.splitlines(keepends=True)
+    names = (re.sub(r"^# (HELP|TYPE) ", "", line) for line in lines)
+    return "".join(line for line, name in zip(lines, names, strict=True) if not _VARIES.match(name))
+
+
+@pytest.mark.parametrize("name", BOARDS)
+async def test_the_text_of_each_board_is_as_it_was(name: str) -> None:
+    """A change of names, labels, order or form shows as a difference from the text that is kept."""
+    assert _lasting(await _text(BOARDS[name])) == (DATA / f"{name}.prom").read_text("utf-8")
+
+
+@with_promtool
+@pytest.mark.parametrize("name", BOARDS)
+async def test_promtool_finds_nothing_that_dcgm_did_not_choose(name: str) -> None:
+    """Prometheus reads all of it; of the names only those that dcgm-exporter has are odd to it."""
+    text = (await _text(BOARDS[name])).encode()
+    done = await asyncio.to_thread(
+        subprocess.run,
+        ["promtool", "check", "metrics"],
+        input=text,
+        capture_output=True,
+        check=False,
+    )
+    assert done.returncode in {0, 3}  # 3: only matters of taste
+    odd = [line for line in done.stderr.decode().splitlines() if not line.endswith(_OF_DCGM)]
+    assert not odd
+    assert "nodeagent_" not in done.stderr.decode()
+
+
+async def test_figures_of_the_driver_are_read_back_in_dcgms_units() -> None:
+    """From the sensor to Prometheus' parser: watts, degrees, MiB, ratios, of GPUs and instances."""
+    with simulated("h100-80gb:2") as node:
+        async with open_driver() as driver:
+            observed = await divide(driver, (("1g.10gb", 7),), only=0)
+            device = observed.gpus[0].instances[0].compute[0].uuid
+            node.set_figures(0, {"power.usage": 123_456, "temperature.gpu": 71})
+            node.set_figures(1, {"utilization.gpu": 42, "gpm.20": 2.5, "energy": 987_654_321})
+            node.set_figure(device, "gpm.2", 37.5)
+            node.occupy(device, memory=1000 * MIB)
+            node.occupy(1, memory=3000 * MIB)
+            watched = Watched(driver)
+            watched.observed(observed)
+            async with running(watched):
+                await watched.sampled(4)
+                series = parsed(watched.text())
+            used = node.card(1).memory()[1]
+    first, second = (gpu.uuid for gpu in observed.gpus)
+    number = str(observed.gpus[0].instances[0].id)
+    for name, labels, expected in (
+        ("DCGM_FI_DEV_POWER_USAGE", {"UUID": first}, [123.456]),
+        ("DCGM_FI_DEV_GPU_TEMP", {"UUID": first}, [71]),
+        ("DCGM_FI_PROF_PCIE_TX_BYTES", {"UUID": second}, [2.5 * MIB]),
+        ("DCGM_FI_DEV_GPU_UTIL", {"UUID": second}, [42]),
+        ("DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION", {"UUID": second}, [987_654_321]),
+        ("DCGM_FI_PROF_SM_ACTIVE", {"UUID": first, "GPU_I_ID": number}, [0.375]),
+        ("DCGM_FI_DEV_FB_USED", {"UUID": second}, [used // MIB]),
+        ("nodeagent_mig_instances", {"UUID": first, "GPU_I_PROFILE": "1g.10gb"}, [7]),
+    ):
+        assert told(series, name, **labels) == expected, name
+    assert told(series, "DCGM_FI_DEV_FB_USED", UUID=first, GPU_I_ID=number)[0] >= 1000
+
+
+# --- two on one GPU -------------------------------------------------------------------------------
+
+UIDS = {"a": "0000000a-0000-4000-8000-000000000000", "b": "0000000b-0000-4000-8000-000000000000"}
+
+
+def _process(folder: Path, pid: int, pod: str) -> None:
+    """A process of this machine whose cgroup is a pod's."""
+    (folder / f"log/pods/team_{pod}_{UIDS[pod]}/main").mkdir(parents=True, exist_ok=True)
+    (folder / f"proc/{pid}").mkdir(parents=True)
+    cgroup = f"0::/kubepods/burstable/pod{UIDS[pod]}/{'c' * 64}\n"
+    (folder / f"proc/{pid}/cgroup").write_text(cgroup)
+
+
+@asynccontextmanager
+async def _shared(
+    folder: Path, node: SimulatedNode, kind: str
+) -> AsyncIterator[tuple[Driver, Watched]]:
+    """One T4 that the kubelet gave to two pods, each with processes on it."""
+    for pid, pod, memory in ((101, "a", 1000), (102, "a", 200), (201, "b", 3000)):
+        _process(folder, pid, pod)
+        node.occupy(0, pid, memory=memory * MIB, kind=kind)
+    pods = ProcessPods(proc_root=folder / "proc", log_root=folder / "log")
+    uuid = node.card(0).identity.uuid
+    async with Kubelet(folder) as kubelet:
+        for replica, pod in enumerate("ab"):
+            kubelet.allocate(pod, [f"{uuid}::{replica}"], namespace="team")
+        usage = KubeletUsage(kubelet.socket, deadline=5, processes=pods)
+        driver = Driver(observe_deadline=5, step_deadline=5, allocations=usage)
+        async with driver:
+            watched = Watched(driver)
+            watched.observed(await driver.observe())
+            async with running(watched):
+                await watched.sampled(2)
+                yield driver, watched
+
+
+@pytest.mark.parametrize("kind", ["mps", "compute"])
+async def test_pods_that_share_a_gpu_see_their_own_memory(tmp_path: Path, kind: str) -> None:
+    """By MPS and by time-slicing: each its own, and the sum is what the driver says of the GPU."""
+    with simulated("t4:1") as node:
+        async with _shared(tmp_path, node, kind) as (driver, watched):
+            series = parsed(watched.text())
+            used = node.card(0).memory()[1] // MIB
+            assert told(series, "DCGM_FI_DEV_FB_USED", namespace="team", pod="a") == [1200]
+            assert told(series, "DCGM_FI_DEV_FB_USED", namespace="team", pod="b") == [3000]
+            assert sum(told(series, "DCGM_FI_DEV_FB_USED")) == used
+            assert len(told(series, "DCGM_FI_DEV_FB_USED")) == 3
+            # What cannot be told apart is told once, and of neither of them.
+            assert len(told(series, "DCGM_FI_DEV_POWER_USAGE")) == 1
+            assert not told(series, "DCGM_FI_DEV_POWER_USAGE", pod="a")
+            held = told(series, "nodeagent_gpu_seconds_held_total", pod="a")
+            assert held == pytest.approx(told(series, "nodeagent_gpu_seconds_held_total", pod="b"))
+            node.release(pid=201)
+            watched.observed(await driver.observe())
+            await watched.sampled(1)
+            series = parsed(watched.text())
+            assert told(series, "DCGM_FI_DEV_FB_USED", pod="b") == []
+            assert sum(told(series, "DCGM_FI_DEV_FB_USED")) == node.card(0).memory()[1] // MIB
+
+
+async def test_pods_that_share_a_gpu_see_their_own_utilization(tmp_path: Path) -> None:
+    """The driver tells it of processes outside MIG; what is left is nobody's."""
+    with simulated("t4:1") as node:
+        node.set_figures(0, {"utilization.gpu": 90})
+        async with _shared(tmp_path, node, "compute") as (_, watched):
+            node.set_figures(0, {"process.101.sm": 30, "process.102.sm": 15, "process.201.sm": 40})
+            await watched.part.sampling.list_processes()
+            await watched.sampled(1)
+            series = parsed(watched.text())
+            assert told(series, "DCGM_FI_DEV_GPU_UTIL", pod="a") == [45]
+            assert told(series, "DCGM_FI_DEV_GPU_UTIL", pod="b") == [40]
+            assert sum(told(series, "DCGM_FI_DEV_GPU_UTIL")) == 90
+
+
+async def _write_kept() -> None:
+    for name, board in BOARDS.items():
+        (DATA / f"{name}.prom").write_text(_lasting(await _text(board)), "utf-8")
+
+
+if __name__ == "__main__":
+    asyncio.run(_write_kept())

@@ -1,0 +1,155 @@
+"""Metrics as a part of the agent: what is read, and what a scrape gets on bad days."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from pathlib import Path
+
+import pytest
+
+from nodeagent.planning.problems import Code as ProblemCode
+from nodeagent.settings import load_settings
+from nodeagent.simulation import simulated
+from nodeagent.simulation.codes import Code
+from tests.acceptance.metrics_rig import SOON, Watched, parsed, running, told
+from tests.rig import open_driver
+
+
+async def _until_told(watched: Watched, text: str, *, gone: bool = False) -> None:
+    async with asyncio.timeout(SOON):
+        while (text in watched.text()) is gone:
+            await asyncio.sleep(0.01)
+
+
+async def test_a_changed_file_of_counters_acts_at_once(tmp_path: Path) -> None:
+    """Fields come and go without an empty scrape; lines that do not count are named."""
+    path = tmp_path / "counters.csv"
+    path.write_text("DCGM_FI_DEV_GPU_TEMP, gauge, t\nDCGM_FI_DEV_POWER_USAG, gauge, p\n")
+    with simulated("t4:1"):
+        async with open_driver() as driver:
+            await driver.observe()
+            watched = Watched(driver, metrics_counters=str(path))
+            async with running(watched):
+                await _until_told(watched, "DCGM_FI_DEV_GPU_TEMP{")
+                (problem,) = watched.part.problems
+                assert "did you mean DCGM_FI_DEV_POWER_USAGE?" in problem.message
+                assert "\nnodeagent_counters_ignored 1\n" in watched.text()
+                path.write_text("DCGM_FI_DEV_SM_CLOCK, gauge, c\nDCGM_FI_DEV_GPU_TEMP, gauge, t\n")
+                seen = []
+                async with asyncio.timeout(SOON):
+                    while "DCGM_FI_DEV_SM_CLOCK{" not in (text := watched.text()):
+                        seen.append("DCGM_FI_DEV_GPU_TEMP{" in text)
+                        await asyncio.sleep(0.002)
+                assert all(seen)
+                assert not watched.part.problems
+                path.write_text("nothing of use\n")
+                async with asyncio.timeout(SOON):
+                    while not watched.part.problems:
+                        await asyncio.sleep(0.01)
+                assert watched.part.problems[0].code is ProblemCode.METRICS
+                assert "DCGM_FI_DEV_SM_CLOCK{" in watched.text()
+
+
+async def test_without_its_file_the_default_fields_are_told(tmp_path: Path) -> None:
+    """And the problem is, with the setting to look at."""
+    with simulated("t4:1"):
+        async with open_driver() as driver:
+            await driver.observe()
+            watched = Watched(driver, metrics_counters=str(tmp_path / "missing.csv"))
+            async with running(watched):
+                await _until_told(watched, "DCGM_FI_DEV_GPU_TEMP{")
+                assert "metrics.counters" in watched.part.problems[0].remedy
+
+
+async def test_a_driver_that_hangs_holds_up_no_scrape() -> None:
+    """Its last values are told, with their age and the failure; the other GPU goes on."""
+    with simulated("t4:2") as node:
+        async with open_driver() as driver:
+            first, second = (gpu.uuid for gpu in (await driver.observe()).gpus)
+            watched = Watched(driver, sample_deadline="100ms")
+            async with running(watched):
+                await watched.sampled(2)
+                node.inject("nvmlDeviceGetTemperature*", gpu=0, hang=True, times=None)
+                await _until_told(
+                    watched, f'nodeagent_reader_success{{reader="fast",gpu="0",UUID="{first}"}} 0'
+                )
+                began = time.monotonic()
+                series = parsed(watched.text())
+                assert time.monotonic() - began < 0.1
+                assert len(told(series, "DCGM_FI_DEV_GPU_TEMP", UUID=first)) == 1
+                ages = [
+                    told(series, "nodeagent_sample_age_seconds", reader="fast", UUID=uuid)[0]
+                    for uuid in (first, second)
+                ]
+                assert ages[0] > ages[1]
+                assert told(series, "nodeagent_reader_success", UUID=second) == [1, 1]
+                node.clear_faults()
+
+
+async def test_a_lost_gpu_is_told_of_no_more() -> None:
+    """Its series end, and those of the other GPU do not."""
+    with simulated("t4:2") as node:
+        async with open_driver() as driver:
+            first, second = (gpu.uuid for gpu in (await driver.observe()).gpus)
+            watched = Watched(driver)
+            async with running(watched):
+                await watched.sampled(2)
+                node.lose(0)
+                await _until_told(
+                    watched, f'DCGM_FI_DEV_GPU_TEMP{{gpu="0",UUID="{first}"', gone=True
+                )
+                series = parsed(watched.text())
+                assert told(series, "DCGM_FI_DEV_GPU_TEMP", UUID=second)
+                assert set(told(series, "nodeagent_reader_success", UUID=first)) == {0}
+
+
+async def test_a_field_that_one_gpu_refuses_is_missing_there_only() -> None:
+    """The rest of that GPU is told as before."""
+    with simulated("t4:2") as node:
+        node.inject("nvmlDeviceGetPowerUsage", gpu=0, error=Code.UNKNOWN, times=None)
+        node.inject("nvmlDeviceGetFieldValues", gpu=0, error=Code.UNKNOWN, times=None)
+        async with open_driver() as driver:
+            first, second = (gpu.uuid for gpu in (await driver.observe()).gpus)
+            watched = Watched(driver)
+            async with running(watched):
+                await watched.sampled(2)
+                series = parsed(watched.text())
+    assert not told(series, "DCGM_FI_DEV_POWER_USAGE", UUID=first)
+    assert told(series, "DCGM_FI_DEV_GPU_TEMP", UUID=first)
+    assert told(series, "DCGM_FI_DEV_POWER_USAGE", UUID=second)
+
+
+async def test_an_xid_is_told_with_its_name() -> None:
+    """As dcgm-exporter labels it; it stays until another."""
+    with simulated("t4:1") as node:
+        async with open_driver() as driver:
+            await driver.observe()
+            watched = Watched(driver)
+            async with running(watched):
+                async with asyncio.timeout(SOON):
+                    while not (found := told(parsed(watched.text()), "DCGM_FI_DEV_XID_ERRORS")):
+                        node.xid(0, 79)  # nobody hears it before the first wait for events
+                        await asyncio.sleep(0.05)
+                assert found == [79]
+                assert 'err_code="79",err_msg="' in watched.text()
+
+
+async def test_names_and_labels_as_they_are_set() -> None:
+    """DCGM's names since 4.6, the host's other label, and none where it is switched off."""
+    with simulated("t4:1"):
+        async with open_driver() as driver:
+            await driver.observe()
+            watched = Watched(driver, metrics_names="renamed", metrics_host_label="hostname")
+            async with running(watched):
+                await _until_told(watched, "DCGM_FI_DEV_BOARD_POWER_WATTS{")
+                assert ',hostname="gpu-node-0",' in watched.text()
+            watched = Watched(driver, metrics_host_label="none")
+            async with running(watched):
+                await _until_told(watched, "DCGM_FI_DEV_POWER_USAGE{")
+                assert "ostname=" not in watched.text()
+
+
+def test_the_interval_of_samples_has_a_default_that_costs_little() -> None:
+    """Five seconds: dcgm-exporter's is thirty, Prometheus' usual one fifteen."""
+    assert load_settings(Path("/dev/null"), {}, {}).sample.interval == pytest.approx(5.0)

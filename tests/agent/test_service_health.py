@@ -1,0 +1,53 @@
+"""A sick slice in the running agent: from the kernel log to what is answered, planned and kept."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+from tests.agent.test_service import agent, profiles, write_plan
+
+
+def _findings(status: Any) -> list[Any]:
+    return [f for gpu in status["gpus"] for f in gpu["health"]["findings"]]
+
+
+def test_a_sick_slice(tmp_path: Path) -> None:
+    """It is told and fenced, the other GPU goes on; so it is for the agent that comes after a
+    crash, which does not count the same line twice.
+    """
+    os.mkfifo(tmp_path / "kmsg")
+    kernel = os.open(tmp_path / "kmsg", os.O_RDWR | os.O_NONBLOCK)
+    variables = {"NODEAGENT_HEALTH_KERNEL_LOG": f"{tmp_path}/kmsg"}
+    write_plan(tmp_path, "{3g.40gb: 2}")
+    with agent(tmp_path, boards="h100-80gb:2", **variables) as process:
+        status = process.until_phase("InSync")
+        where = status["gpus"][0]["pciBusId"][4:-2].lower()
+        instance = next(i["gi"] for i in status["gpus"][0]["instances"] if i["start"] == 4)
+        micros = int(time.clock_gettime(time.CLOCK_BOOTTIME) * 1e6)
+        line = f"3,17,{micros},-;NVRM: Xid (PCI:{where} GPU-I:{instance:02}): 95, pid=7, name=x\n"
+        os.write(kernel, line.encode())
+        (finding,) = _findings(process.until(lambda body: bool(_findings(body))))
+        assert (finding["xid"], finding["start"], finding["size"]) == (95, 4, 4)
+        write_plan(tmp_path, "{7g.80gb: 1}")
+        status = process.until(lambda body: profiles(body, 1) == ["7g.80gb"])
+        status = process.until_phase("Blocked")
+        assert [p["code"] for p in status["problems"]] == ["GpuUnhealthy"]
+        assert profiles(status) == ["3g.40gb", "3g.40gb"]
+        deadline = time.monotonic() + 5.0
+        while not (tmp_path / "state" / "health.json").exists():
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        time.sleep(1.2)  # so that the newest is written, too
+        process.end(signal.SIGKILL)
+    os.write(kernel, line.encode())
+    with agent(tmp_path, boards="h100-80gb:2", **variables) as process:
+        status = process.until(lambda body: body["problems"])
+        assert [p["code"] for p in status["problems"]] == ["GpuUnhealthy"]
+        (finding,) = _findings(status)
+        assert finding["count"] == 1
+        assert process.end() == 0
+    os.close(kernel)

@@ -1,0 +1,87 @@
+"""What is read from a pod, and what is no pod."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from nodeagent.cluster.around.pod_facts import has_ended, pod_fact
+from nodeagent.disturbance.facts import PodFact
+from nodeagent.kubernetes.faults import ClusterUnreachable
+
+LEAST = {"metadata": {"namespace": "a", "name": "b", "uid": "1"}}
+
+
+def test_a_whole_pod() -> None:
+    """Owners that control, labels that select by selector and by affinity, literal variables."""
+    term = {"matchExpressions": [{"key": "by-affinity", "operator": "Exists"}]}
+    affinity = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [term]}}
+    owners = [{"kind": "Node", "controller": False}, {"kind": "DaemonSet", "controller": True}]
+    source = {"fieldRef": {"fieldPath": "spec.nodeName"}}
+    env = [{"name": "GATES", "value": "x"}, {"name": "NODE", "valueFrom": source}]
+    metadata = {
+        **LEAST["metadata"],
+        "labels": {"app": "x"},
+        "annotations": {"kubernetes.io/config.mirror": "1"},
+        "deletionTimestamp": "2026-01-01T00:00:00Z",
+        "ownerReferences": owners,
+    }
+    spec = {
+        "nodeSelector": {"by-selector": "true"},
+        "affinity": {"nodeAffinity": affinity},
+        "initContainers": [{"name": "i"}],
+        "containers": [{"name": "c", "env": env}],
+    }
+    assert pod_fact({"metadata": metadata, "spec": spec, "status": {"phase": "Failed"}}) == PodFact(
+        "a",
+        "b",
+        {"app": "x"},
+        phase="Failed",
+        leaving=True,
+        controller="DaemonSet",
+        mirror=True,
+        selects=frozenset({"by-selector", "by-affinity"}),
+        environment={"GATES": "x"},
+        uid="1",
+    )
+
+
+def test_the_least_there_can_be() -> None:
+    """What is absent or null is nothing, and a pod without a phase has not ended."""
+    pod = {**LEAST, "spec": {"containers": None}, "status": None}
+    assert pod_fact(pod) == PodFact("a", "b", phase="", uid="1")
+    assert not has_ended(pod)
+
+
+@pytest.mark.parametrize(
+    "pod",
+    [
+        None,
+        [],
+        {},
+        {"metadata": {"namespace": "a", "name": 1, "uid": "1"}},
+        {**LEAST, "spec": {"nodeSelector": ["x"]}},
+        {**LEAST, "spec": {"containers": {}}},
+    ],
+)
+def test_what_is_no_pod(pod: Any) -> None:
+    """A strange answer is a fault of the server, never a pod that holds nothing."""
+    with pytest.raises(ClusterUnreachable):
+        pod_fact(pod)
+
+
+@pytest.mark.parametrize(
+    ("status", "over"),
+    [
+        ({"phase": "Succeeded"}, True),
+        ({"phase": "Failed", "containerStatuses": [{"state": {"terminated": {}}}]}, True),
+        ({"phase": "Failed", "containerStatuses": [{"state": {"running": {}}}]}, False),
+        ({"phase": "Failed", "initContainerStatuses": [{"state": {"running": {}}}]}, False),
+        ({"phase": "Running"}, False),
+        ({"phase": "Unknown"}, False),
+    ],
+)
+def test_when_a_pod_is_over(status: dict[str, Any], over: bool) -> None:
+    """Its phase says so, and no container of it is told to run."""
+    assert has_ended({**LEAST, "status": status}) == over

@@ -1,0 +1,141 @@
+"""The agent's own annotations, from the Node to the GPUs."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nodeagent.cluster.plan_sources.annotation import AnnotationSource
+from nodeagent.cluster.plan_sources.node_source import Keys, NodeSource, Offer
+from nodeagent.planning.problems import Code
+from nodeagent.reports.node_state import Phase
+from nodeagent.sources.annotation import PLAN, PLAN_NAME
+from nodeagent.sources.plan_offer import NoPlan, PlanText
+from tests.cluster.node_rig import Home, at_home, view_of
+from tests.rig import plan_text
+
+FILE = """\
+version: v1
+mig-configs:
+  mine:
+  - {devices: all, mig-enabled: true, mig-devices: {"3g.40gb": 2}}
+  other:
+  - {devices: all, mig-enabled: true, mig-devices: {"7g.80gb": 1}}
+"""
+SEVEN = plan_text("{1g.10gb: 7}").decode()
+
+
+@asynccontextmanager
+async def annotated(folder: Path, **options: Any) -> AsyncIterator[Home]:
+    """A node led by its annotations, with the plan file in `folder`."""
+
+    def make(offer: Offer, _: Callable[[], int]) -> NodeSource:
+        return AnnotationSource(offer, folder / "plan.yaml")
+
+    async with at_home(folder, make, name="annotation", **options) as home:
+        yield home
+
+
+async def settled(home: Home, phase: Phase) -> None:
+    """Wait for the end of the next round, and for this phase."""
+    before = home.rig.state.rounds
+    await home.rig.until(lambda: home.rig.state.rounds > before and home.rig.state.phase is phase)
+
+
+async def test_a_plan_and_names(tmp_path: Path) -> None:
+    """A plan, then a name in the file instead, then the file changed under it."""
+    file = tmp_path / "plan.yaml"
+    file.write_text(FILE)
+    async with annotated(tmp_path) as home:
+        home.patch({PLAN: SEVEN, PLAN_NAME: None})
+        await settled(home, Phase.IN_SYNC)
+        assert len(home.rig.gpu().instances) == 7
+        home.patch({PLAN: None, PLAN_NAME: "mine"})
+        await settled(home, Phase.IN_SYNC)
+        assert home.rig.layout() == "3g.40gb at 0, 4"
+        assert home.rig.state.configuration == "mine"
+        new = tmp_path / "new"
+        new.write_text(FILE.replace('"3g.40gb": 2', '"4g.40gb": 1'))
+        new.replace(file)
+        await settled(home, Phase.IN_SYNC)
+        assert home.rig.layout() == "4g.40gb at 0"
+        assert home.writes == []
+
+
+async def test_a_mig_parted_file_as_the_plan(tmp_path: Path) -> None:
+    """The annotation may hold such a file, and the name beside it says which of it."""
+    async with annotated(tmp_path) as home:
+        home.patch({PLAN: FILE, PLAN_NAME: "other"})
+        await settled(home, Phase.IN_SYNC)
+        assert home.rig.layout() == "7g.80gb at 0"
+
+
+@pytest.mark.parametrize(
+    ("annotations", "code"),
+    [
+        ({PLAN: ""}, Code.SYNTAX),
+        ({PLAN: "\x00\x1b"}, Code.SYNTAX),
+        ({PLAN: "12"}, Code.SYNTAX),
+        ({PLAN: "version: v1\ngpus: []\n" + "#" * 250_000}, Code.SYNTAX),
+        ({PLAN: SEVEN, PLAN_NAME: "mine"}, Code.UNKNOWN_CONFIGURATION),
+        ({PLAN_NAME: "mein"}, Code.UNKNOWN_CONFIGURATION),
+    ],
+)
+async def test_rejected(tmp_path: Path, annotations: dict[str, str], code: Code) -> None:
+    """Whatever a Node's annotations hold, the GPUs stay as they are and the reason is told."""
+    (tmp_path / "plan.yaml").write_text(FILE)
+    async with annotated(tmp_path) as home:
+        home.patch({PLAN_NAME: "other"})
+        await settled(home, Phase.IN_SYNC)
+        home.patch({PLAN_NAME: None, **annotations})
+        await settled(home, Phase.REJECTED)
+        assert home.rig.codes == {code}
+        assert home.rig.layout() == "7g.80gb at 0"
+
+
+async def test_no_plan_any_more(tmp_path: Path) -> None:
+    """Without annotations, without their Node, and without the file the last plan stays."""
+    async with annotated(tmp_path) as home:
+        home.patch({PLAN: SEVEN})
+        await settled(home, Phase.IN_SYNC)
+        changes: list[tuple[dict[str, str | None] | None, str]] = [
+            ({PLAN: None}, "no annotation"),
+            ({PLAN_NAME: "mine"}, "does not exist"),
+            (None, "no Node of this name"),
+        ]
+        for change, why in changes:
+            if change is None:
+                home.there(None)
+            else:
+                home.patch(change)
+            await settled(home, Phase.IN_SYNC)
+            assert why in home.rig.state.note
+            assert len(home.rig.gpu().instances) == 7
+
+
+async def test_before_the_file_was_looked_at(tmp_path: Path) -> None:
+    """A plan does not wait for the file; a name alone does."""
+    offers: list[object] = []
+    source = AnnotationSource(offers.append, tmp_path / "plan.yaml")
+    source.saw(view_of({PLAN_NAME: "mine"}))
+    assert offers == []
+    source.saw(view_of({PLAN: "x", PLAN_NAME: "mine"}))
+    assert offers == [PlanText(b"x", "mine")]
+    source.saw(view_of({PLAN_NAME: "mine"}))
+    following = asyncio.create_task(source.run())
+    async with asyncio.timeout(5):
+        while len(offers) < 2:
+            await asyncio.sleep(0.002)
+    following.cancel()
+    assert isinstance(offers[1], NoPlan)
+
+
+def test_it_writes_nothing(tmp_path: Path) -> None:
+    """What the Node was asked for is the asker's, also when another source takes over."""
+    source = AnnotationSource(lambda _: None, tmp_path / "plan.yaml")
+    assert source.withdrawal(view_of({PLAN: SEVEN})) == Keys()

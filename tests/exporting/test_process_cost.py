@@ -1,0 +1,25 @@
+"""What the agent's process costs, as the kernel counts it."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+from nodeagent.exporting.process_cost import process_cost
+
+
+def test_it_is_this_process() -> None:
+    """Its memory, its files and its start are plausible, and its time grows with work."""
+    before = process_cost()
+    assert before is not None
+    assert 10 << 20 < before.resident < before.virtual
+    assert 0 < before.open_files < before.most_files
+    assert 0 <= time.time() - before.started < 24 * 3600
+    own = os.times()
+    assert abs(before.cpu_seconds - own.user - own.system) < 0.5
+
+
+def test_without_proc_it_is_not_told(tmp_path: Path) -> None:
+    """A scrape goes on without it."""
+    assert process_cost(tmp_path) is None

@@ -1,0 +1,213 @@
+"""Events are heard once each, whatever becomes of the set that they come by."""
+
+from __future__ import annotations
+
+import pynvml
+import pytest
+
+from nodeagent.gpu.driver import Driver
+from nodeagent.gpu.events.field_values import EventValues
+from nodeagent.gpu.events.listener import (
+    MIG_CHANGE,
+    XID,
+    Binding,
+    Event,
+    EventListener,
+    Happened,
+    Timing,
+    gpu_event_of,
+    xid_of,
+)
+from nodeagent.gpu.sampling.sampler import Sampler
+from nodeagent.health.readings import GpuEventKind, Source
+from nodeagent.metrics.catalogue import catalogue
+from nodeagent.metrics.samples import Slice, WholeGpu
+from nodeagent.simulation import SimulatedNode
+from tests.gpu.steps_of import destroy, laid_out
+
+SHORT = Timing(wait=0.01, deadline=0.2, pause=0.01)
+
+
+@pytest.fixture
+async def listener(driver: Driver) -> EventListener:
+    """One that hears already."""
+    await driver.observe()
+    made = EventListener(driver, timing=SHORT)
+    assert await made.listen() == ()
+    return made
+
+
+def kinds(heard: tuple[Event, ...]) -> list[int]:
+    """What happened, in order."""
+    return [event.kind for event in heard]
+
+
+async def test_nothing_happens(listener: EventListener) -> None:
+    """A timeout is no failure."""
+    assert await listener.listen() == ()
+    assert listener.failure is None
+
+
+async def test_xids(listener: EventListener, driver: Driver, node: SimulatedNode) -> None:
+    """Of a GPU and of an instance, each once, with the ids that the event carries."""
+    gpu = await laid_out(driver, 1, at0="1g.10gb")
+    await listener.listen()
+    instance = gpu.instances[0].id
+    node.raise_xid(0, 79)
+    node.raise_xid(1, 13, gi=instance, ci=0)
+    heard = await listener.listen()
+    first, second = (event for event in heard if isinstance(event, Happened))
+    assert (first.kind, first.data, first.instance, first.compute) == (XID, 79, None, None)
+    assert (second.gpu, second.data) == (gpu.uuid, 13)
+    assert (second.instance, second.compute) == (instance, 0)
+    assert await listener.listen() == ()
+    xid = xid_of(second)
+    assert xid is not None
+    assert (xid.xid, xid.source, xid.gpu, xid.instance) == (13, Source.NVML, gpu.uuid, instance)
+
+
+async def test_a_changed_layout(listener: EventListener, driver: Driver) -> None:
+    """NVML tells it on its own, though it is not among the supported types."""
+    await laid_out(driver, 0, at0="1g.10gb")
+    heard = await listener.listen()
+    assert set(kinds(heard)) == {MIG_CHANGE}
+    event = heard[0]
+    assert isinstance(event, Happened)
+    told = gpu_event_of(event)
+    assert told is not None
+    assert told.kind is GpuEventKind.FOREIGN_MIG_CHANGE
+
+
+@pytest.mark.parametrize("kind", [k for k in GpuEventKind if k.name != "FOREIGN_MIG_CHANGE"])
+async def test_other_events_of_health(
+    kind: GpuEventKind, listener: EventListener, node: SimulatedNode
+) -> None:
+    """Every kind that health knows is heard."""
+    node.report(0, getattr(pynvml, kind.value))
+    (event,) = await listener.listen()
+    assert isinstance(event, Happened)
+    told = gpu_event_of(event)
+    assert told is not None
+    assert told.kind is kind
+    assert xid_of(event) is None
+
+
+async def test_the_driver_taken_off_a_gpu(listener: EventListener, node: SimulatedNode) -> None:
+    """Told as an event of the system."""
+    node.bind(1, bound=False)
+    node.bind(1, bound=True)
+    heard = (*await listener.listen(), *await listener.listen())
+    assert [(type(e), e.kind, e.gpu) for e in heard] == [
+        (Binding, 1, 0x2700),
+        (Binding, 2, 0x2700),
+    ]
+
+
+async def test_a_driver_without_system_events(driver: Driver, node: SimulatedNode) -> None:
+    """Older drivers do not have them; GPUs are heard all the same."""
+    await driver.observe()
+    node.inject("nvmlSystemEventSetCreate", error="FUNCTION_NOT_FOUND", times=None)
+    listener = EventListener(driver, timing=SHORT)
+    await listener.listen()
+    node.raise_xid(0, 31)
+    assert kinds(await listener.listen()) == [XID]
+
+
+@pytest.mark.parametrize("error", ["UNKNOWN", "INVALID_ARGUMENT", "GPU_IS_LOST"])
+async def test_a_set_that_is_lost_is_made_anew(
+    error: str, listener: EventListener, node: SimulatedNode
+) -> None:
+    """The failure is told, and the next call hears again."""
+    node.inject("nvmlEventSetWait_v2", error=error)
+    assert await listener.listen() == ()
+    assert listener.failure is not None
+    await listener.listen()
+    node.raise_xid(1, 48)
+    assert kinds(await listener.listen()) == [XID]
+    assert listener.failure is None
+
+
+async def test_what_came_before_a_failure_is_heard(
+    listener: EventListener, node: SimulatedNode
+) -> None:
+    """NVML tells the XID first and then that the GPU is lost; the set is not left behind."""
+    node.raise_xid(0, 79)
+    node.inject("nvmlEventSetWait_v2", error="GPU_IS_LOST", skip=1)
+    assert kinds(await listener.listen()) == [XID]
+    assert listener.failure is not None
+    await listener.listen()
+    assert node.journal.counts["nvmlEventSetFree"] == 1
+    assert node.journal.counts["nvmlSystemEventSetFree"] == 1
+
+
+async def test_a_lost_gpu_leaves_the_others_heard(
+    listener: EventListener, node: SimulatedNode
+) -> None:
+    """The set made after it is without the lost GPU."""
+    node.lose(0)
+    await listener.listen()
+    await listener.listen()
+    node.raise_xid(1, 48)
+    assert kinds(await listener.listen()) == [XID]
+
+
+async def test_a_reloaded_driver(
+    listener: EventListener, driver: Driver, node: SimulatedNode
+) -> None:
+    """A set belongs to a session of NVML."""
+    node.unload_driver()
+    await listener.listen()
+    assert listener.failure is not None
+    node.load_driver()
+    await driver.observe()
+    await listener.listen()
+    node.raise_xid(0, 94)
+    assert kinds(await listener.listen()) == [XID]
+
+
+async def test_waiting_does_not_keep_nvml_open(
+    listener: EventListener, driver: Driver, node: SimulatedNode
+) -> None:
+    """NVML is shut down and started again while somebody listens over and over."""
+    session = driver.session
+    node.unload_driver()
+    await driver.observe()
+    node.load_driver()
+    await driver.observe()
+    assert driver.session > session
+    await listener.listen()
+    assert listener.failure is None
+
+
+async def test_a_wait_that_hangs(listener: EventListener, node: SimulatedNode) -> None:
+    """It is told after its deadline."""
+    node.inject("nvmlEventSetWait_v2", hang=True)
+    assert await listener.listen() == ()
+    assert "did not return" in str(listener.failure)
+    node.clear_faults()
+
+
+async def test_values_of_events(
+    listener: EventListener, driver: Driver, node: SimulatedNode
+) -> None:
+    """The last XID of a GPU and of an instance, with its number and words as labels."""
+    gpu = await laid_out(driver, 0, at0="1g.10gb")
+    instance = gpu.instances[0].id
+    sampler = Sampler(driver, (), health=False)
+    told = await sampler.round()
+    values = EventValues(catalogue().fields, lambda xid: f"words of {xid}")
+    node.raise_xid(0, 31)
+    node.raise_xid(0, 43, gi=instance, ci=0)
+    node.raise_xid(0, 45, gi=instance, ci=0)
+    values.heard(await listener.listen(), sampler.wholes, told.slices)
+    found = {
+        type(subject.entity): (dict(subject.attributes), value)
+        for subject, value in values.sample(told.slices).values[230]
+    }
+    assert found == {
+        WholeGpu: ({"err_code": "31", "err_msg": "words of 31"}, 31),
+        Slice: ({"err_code": "45", "err_msg": "words of 45"}, 45),
+    }
+    await driver.apply(destroy(gpu, gpu.instances[0]))
+    left = values.sample((await sampler.round()).slices).values[230]
+    assert [type(subject.entity) for subject, _ in left] == [WholeGpu]

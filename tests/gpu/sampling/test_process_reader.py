@@ -1,0 +1,78 @@
+"""Who runs on a GPU and its instances, read in the GPU's own thread."""
+
+from __future__ import annotations
+
+from nodeagent.gpu.driver import Driver
+from nodeagent.gpu.sampling.process_reader import ProcessLook, ProcessReader, Running
+from nodeagent.simulation import SimulatedNode, simulated
+from nodeagent.simulation.codes import Code
+from tests.acceptance.metrics_rig import divide
+from tests.rig import open_driver
+
+MIB = 1 << 20
+
+
+async def _look(driver: Driver, reader: ProcessReader | None = None) -> ProcessLook:
+    reader = reader or ProcessReader()
+    return await driver.visit(0, reader.look, what="listing processes", deadline=5)
+
+
+def _busy(node: SimulatedNode) -> None:
+    node.occupy(0, 101, memory=100 * MIB)
+    node.occupy(0, 102, memory=None, kind="graphics")
+    node.occupy(0, 103, memory=300 * MIB, kind="mps")
+    node.set_figures(0, {"process.101.sm": 30, "process.103.sm": 15})
+
+
+async def test_all_kinds_of_processes_with_memory_and_time() -> None:
+    """Compute, graphics and MPS, each once; what is not known is None."""
+    with simulated("t4:1") as node:
+        _busy(node)
+        async with open_driver() as driver:
+            await driver.observe()
+            look = await _look(driver)
+    assert look.running == {
+        None: (Running(101, 100 * MIB, 30.0), Running(102), Running(103, 300 * MIB, 15.0))
+    }
+
+
+async def test_instances_have_their_own() -> None:
+    """By the id of the GPU instance; nothing is told of the time there."""
+    with simulated("h100-80gb:1") as node:
+        async with open_driver() as driver:
+            observed = await divide(driver, (("1g.10gb", 7),))
+            first, second = observed.gpus[0].instances[:2]
+            node.occupy(first.compute[0].uuid, 101, memory=MIB)
+            node.occupy(second.compute[0].uuid, 102, memory=2 * MIB)
+            look = await _look(driver)
+    assert look.gpu == observed.gpus[0].uuid
+    assert look.running == {first.id: (Running(101, MIB),), second.id: (Running(102, 2 * MIB),)}
+
+
+async def test_what_a_card_does_not_have_is_not_asked_again() -> None:
+    """Its other lists are read as before."""
+    with simulated("t4:1") as node:
+        _busy(node)
+        node.inject("nvmlDeviceGetMPSCompute*", error=Code.NOT_SUPPORTED, times=None)
+        node.inject("nvmlDeviceGetProcessUtilization", error=Code.NOT_SUPPORTED, times=None)
+        async with open_driver() as driver:
+            await driver.observe()
+            reader = ProcessReader()
+            await _look(driver, reader)
+            node.journal.clear()
+            look = await _look(driver, reader)
+            names = set(node.journal.counts)
+    assert look.running == {None: (Running(101, 100 * MIB), Running(102))}
+    assert not {name for name in names if "MPS" in name or "Utilization" in name}
+
+
+async def test_a_list_that_fails_leaves_the_others() -> None:
+    """It is asked again the next time."""
+    with simulated("t4:1") as node:
+        _busy(node)
+        async with open_driver() as driver:
+            await driver.observe()
+            reader = ProcessReader()
+            node.inject("nvmlDeviceGetMPSCompute*", error=Code.UNKNOWN, times=1)
+            assert [p.pid for p in (await _look(driver, reader)).running[None]] == [101, 102]
+            assert [p.pid for p in (await _look(driver, reader)).running[None]] == [101, 102, 103]

@@ -1,0 +1,543 @@
+"""Sampling goes on whatever happens: layouts that change, GPUs that hang, fail or are lost."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from dataclasses import replace
+
+import pynvml
+import pytest
+
+from nodeagent.gpu.driver import Driver
+from nodeagent.gpu.sampling.rounds import Round
+from nodeagent.gpu.sampling.sampler import Pace, Sampler
+from nodeagent.health.readings import Silence
+from nodeagent.metrics.catalogue import Field, TextField, catalogue
+from nodeagent.metrics.conversion import Number
+from nodeagent.metrics.samples import Slice, WholeGpu
+from nodeagent.metrics.selection import default_selection
+from nodeagent.metrics.sources import DeviceCall
+from nodeagent.simulation import SimulatedNode, Switches, simulated
+from tests.gpu.steps_of import create, destroy, disable, laid_out
+
+POWER, SM_CLOCK, UTILISATION, FB_USED, ACTIVE = 155, 100, 203, 252, 1001
+REMAPPED, ENERGY = 393, 156
+QUICK = Pace(patience=0.5, deadline=0.15)
+
+
+def rows(*numbers: int) -> list[Field]:
+    """Fields by their numbers."""
+    return [row for row in catalogue().fields if row.id in numbers]
+
+
+def whole(told: Round, number: int) -> dict[int, Number]:
+    """A field of whole GPUs, by index."""
+    return {
+        subject.entity.gpu.index: value
+        for sample in told.samples.values()
+        for subject, value in sample.values.get(number, ())
+        if isinstance(subject.entity, WholeGpu)
+    }
+
+
+def parts(told: Round, number: int) -> dict[tuple[int, str, int], Number]:
+    """A field of instances, by GPU index, profile and id."""
+    return {
+        (subject.entity.gpu.index, subject.entity.profile, subject.entity.id): value
+        for sample in told.samples.values()
+        for subject, value in sample.values.get(number, ())
+        if isinstance(subject.entity, Slice)
+    }
+
+
+def succeeded(told: Round, name: str = "fast") -> dict[str, bool]:
+    """How the readers of a tier fared, by GPU."""
+    return {reader.gpu: reader.succeeded for reader in told.readers if reader.name == name}
+
+
+def sampler_of(
+    driver: Driver,
+    fields: Iterable[Field],
+    texts: Iterable[TextField] = (),
+    *,
+    health: bool = False,
+) -> Sampler:
+    """A sampler with short deadlines."""
+    return Sampler(driver, fields, texts, pace=QUICK, health=health)
+
+
+@pytest.fixture
+async def known(driver: Driver) -> Driver:
+    """The driver of two H100, which were counted."""
+    await driver.observe()
+    return driver
+
+
+# --- what is there --------------------------------------------------------------------------------
+
+
+async def test_only_what_is_wanted_is_asked(known: Driver, node: SimulatedNode) -> None:
+    """One call for each GPU, where one field is chosen; GPUs are not asked for more."""
+    sampler = sampler_of(known, rows(POWER))
+    await sampler.round()
+    node.journal.clear()
+    told = await sampler.round()
+    assert whole(told, POWER) == {0: 70.0, 1: 70.0}
+    assert node.journal.counts == {"nvmlDeviceGetPowerUsage": 2}
+
+
+async def test_what_a_card_does_not_have_is_asked_once(known: Driver, node: SimulatedNode) -> None:
+    """It is absent, not 0, and no failure; after NVML was started anew it is asked again."""
+    sampler = sampler_of(known, rows(191, 120))  # fan speed, auto boost
+    sampler._pace = Pace(slow=0.0)
+    for _ in range(3):
+        told = await sampler.round()
+        assert not any(sample.values for sample in told.samples.values())
+        assert succeeded(told, "slow") == {"0": True, "1": True}
+    assert node.journal.counts["nvmlDeviceGetFanSpeed"] == 2
+    node.unload_driver()
+    await known.observe()
+    node.load_driver()
+    await known.observe()
+    await sampler.round()
+    assert node.journal.counts["nvmlDeviceGetFanSpeed"] == 4
+
+
+async def test_a_missing_function_is_asked_for_once(known: Driver, node: SimulatedNode) -> None:
+    """An older driver has no such function."""
+    node.inject("nvmlDeviceGetMarginTemperature", error="FUNCTION_NOT_FOUND", times=None)
+    sampler = sampler_of(known, rows(153))
+    for _ in range(3):
+        told = await sampler.round()
+        assert succeeded(told) == {"0": True, "1": True}
+    assert node.journal.counts["nvmlDeviceGetMarginTemperature"] == 2
+
+
+async def test_field_values_go_in_one_batch(known: Driver, node: SimulatedNode) -> None:
+    """One call for a GPU, also where metrics of both tiers and health need some."""
+    sampler = sampler_of(known, catalogue().fields, health=True)
+    await sampler.round()
+    assert node.journal.counts["nvmlDeviceGetFieldValues"] <= 4  # two of them are the driver's
+
+
+async def test_nothing_that_blocks_is_called(known: Driver, node: SimulatedNode) -> None:
+    """nvmlDeviceGetPcieThroughput takes 20 ms by definition."""
+    sampler = sampler_of(known, catalogue().fields)
+    await sampler.round()
+    assert node.journal.total("nvmlDeviceGetPcieThroughput") == 0
+
+
+async def test_texts_come_with_the_slow_tier(known: Driver) -> None:
+    """Text fields of the node and of each GPU, by their numbers."""
+    told = await sampler_of(known, (), catalogue().texts).round()
+    assert told.samples["node"].node_texts[1] == "595.58.03"
+    (texts,) = told.samples["slow/1"].gpu_texts.values()
+    assert texts[50] == "NVIDIA H100 80GB HBM3"
+    assert texts[57] == "00000000:27:00.0"
+    assert texts[172] == "01020304-0506-0708-090a-0b0c0d0e0f10"
+
+
+async def test_the_slow_tier_is_not_read_each_time(known: Driver, node: SimulatedNode) -> None:
+    """Its samples come when they are due; those that do not change are told with them."""
+    sampler = sampler_of(known, rows(POWER, 202, 235))
+    first, second = await sampler.round(), await sampler.round()
+    assert set(first.samples) == {"fast/0", "slow/0", "fast/1", "slow/1", "node"}
+    assert set(second.samples) == {"fast/0", "fast/1"}
+    sampler._pace = Pace(slow=0.0)
+    for post in sampler._posts:
+        post.slow_at = 0.0
+    third = await sampler.round()
+    assert whole(third, 202) == whole(first, 202) == {0: 0, 1: 0}
+    assert whole(third, 235) == whole(first, 235) == {0: 5, 1: 5}
+    assert node.journal.counts["nvmlDeviceGetMaxPcieLinkGeneration"] == 2
+
+
+@pytest.mark.parametrize(
+    ("board", "present", "absent"),
+    [
+        ("t4", {UTILISATION, 390, 391}, {ACTIVE, REMAPPED, 140, 171}),
+        ("a100-80gb", {UTILISATION, REMAPPED, 140}, {ACTIVE, 390, 391, 170}),
+        ("h100-80gb", {UTILISATION, REMAPPED, 140, ACTIVE, 170}, {390, 391}),
+    ],
+)
+async def test_what_the_generations_have(board: str, present: set[int], absent: set[int]) -> None:
+    """GPM from Hopper on, remapped rows from Ampere on, retired pages before it."""
+    with simulated(board) as node:
+        async with Driver(observe_deadline=5, step_deadline=5) as driver:
+            await driver.observe()
+            sampler = sampler_of(driver, catalogue().fields)
+            first, second = await sampler.round(), await sampler.round()
+    found = {n for told in (first, second) for s in told.samples.values() for n in s.values}
+    assert present <= found
+    assert not absent & found
+    assert node.closed
+
+
+# --- MIG ------------------------------------------------------------------------------------------
+
+
+async def test_values_of_instances(known: Driver, node: SimulatedNode) -> None:
+    """GPM and memory of each instance; utilization of the whole GPU is not there any more."""
+    gpu = await laid_out(known, 0, at0="3g.40gb", at4="1g.10gb")
+    node.load(f"0/{gpu.instances[0].id}/0", 0.5)
+    sampler = sampler_of(known, default_selection().fields)
+    await sampler.round()
+    told = await sampler.round()
+    three, one = (i.id for i in gpu.instances)
+    assert parts(told, ACTIVE) == {
+        (0, "3g.40gb", three): pytest.approx(0.5),
+        (0, "1g.10gb", one): 0.0,
+    }
+    assert parts(told, UTILISATION)[0, "3g.40gb", three] == pytest.approx(50)
+    assert parts(told, FB_USED) == {(0, "3g.40gb", three): 37, (0, "1g.10gb", one): 13}
+    assert whole(told, UTILISATION) == {1: 0}
+    assert whole(told, POWER)[0] > 70
+
+
+async def test_remapped_rows_are_absent_while_there_are_instances(known: Driver) -> None:
+    """They come back with the last instance gone."""
+    sampler = sampler_of(known, rows(REMAPPED))
+    sampler._pace = Pace(slow=0.0)
+    assert whole(await sampler.round(), REMAPPED) == {0: 0, 1: 0}
+    gpu = await laid_out(known, 0, at0="1g.10gb")
+    assert whole(await sampler.round(), REMAPPED) == {1: 0}
+    await known.apply(destroy(gpu, gpu.instances[0]))
+    assert whole(await sampler.round(), REMAPPED) == {0: 0, 1: 0}
+
+
+async def test_a_repartition_in_the_middle(known: Driver) -> None:
+    """The round after a step has the new instance and not the old; siblings keep their GPM."""
+    gpu = await laid_out(known, 0, at0="3g.40gb", at4="1g.10gb")
+    one = gpu.instances[1].id
+    sampler = sampler_of(known, rows(FB_USED, ACTIVE, POWER))
+    await sampler.round()
+    await known.apply(destroy(gpu, gpu.instances[0]))
+    gone = await sampler.round()
+    assert set(parts(gone, FB_USED)) == {(0, "1g.10gb", one)}
+    assert set(parts(gone, ACTIVE)) == {(0, "1g.10gb", one)}
+    (left,) = gone.slices[gpu.uuid]
+    assert isinstance(left.entity, Slice)
+    assert left.entity.id == one
+    await known.apply(create(gpu, "2g.20gb", 0))
+    new = await sampler.round()
+    assert {profile for _, profile, _ in parts(new, FB_USED)} == {"1g.10gb", "2g.20gb"}
+    assert set(parts(new, ACTIVE)) == {(0, "1g.10gb", one)}  # a metric needs two samples
+    assert {profile for _, profile, _ in parts(await sampler.round(), ACTIVE)} == {
+        "1g.10gb",
+        "2g.20gb",
+    }
+    assert not new.problems
+
+
+async def test_repartitions_leave_nothing_behind(known: Driver) -> None:
+    """GPM samples of instances that are gone are used for those that come."""
+    sampler = sampler_of(known, rows(ACTIVE))
+    gpu = await laid_out(known, 0)
+    allocated = set()
+    for _ in range(4):
+        await known.apply(create(gpu, "3g.40gb", 0))
+        for _ in range(2):
+            await sampler.round()
+        allocated.add(len(pynvml.nvmlLib.gpm_samples))
+        made = await known.observe_gpu(gpu.uuid)
+        await known.apply(destroy(made, made.instances[0]))
+        await sampler.round()
+    assert len(allocated) == 1
+
+
+async def test_the_same_instance_made_again_is_another(known: Driver) -> None:
+    """It has another generation, so that its counters are known to begin anew."""
+    gpu = await laid_out(known, 0, at0="3g.40gb")
+    sampler = sampler_of(known, rows(FB_USED))
+    (before,) = (await sampler.round()).slices[gpu.uuid]
+    await known.apply(destroy(gpu, gpu.instances[0]))
+    await known.apply(create(gpu, "3g.40gb", 0))
+    (after,) = (await sampler.round()).slices[gpu.uuid]
+    assert isinstance(before.entity, Slice)
+    assert isinstance(after.entity, Slice)
+    assert (after.entity.id, after.entity.profile) == (before.entity.id, before.entity.profile)
+    assert after.entity.generation == before.entity.generation + 1
+
+
+@pytest.mark.parametrize("answer", ["INVALID_ARGUMENT", "NOT_FOUND"])
+async def test_an_instance_that_somebody_else_destroyed(answer: str) -> None:
+    """Its handle is refused; in the same look the others are read, and it is not told."""
+    with simulated("h100-80gb", switches=Switches(stale_handles=answer)) as node:
+        async with Driver(observe_deadline=5, step_deadline=5) as driver:
+            gpu = await laid_out(driver, 0, at0="3g.40gb", at4="1g.10gb")
+            sampler = sampler_of(driver, rows(FB_USED, ACTIVE))
+            await sampler.round()
+            with node.changes():
+                card = node.cards[0]
+                instance = card.instance(gpu.instances[0].id)
+                card.destroy_compute(instance, instance.compute[0])
+                card.destroy_instance(instance)
+            told = await sampler.round()
+    assert set(parts(told, FB_USED)) == {(0, "1g.10gb", gpu.instances[1].id)}
+    assert len(told.slices[gpu.uuid]) == 1
+    assert not told.problems
+
+
+async def test_mig_switched_off_brings_back_the_whole_gpu(
+    known: Driver, node: SimulatedNode
+) -> None:
+    """What was refused while MIG was on is asked again."""
+    gpu = await laid_out(known, 0, at0="1g.10gb")
+    sampler = sampler_of(known, rows(UTILISATION))
+    assert whole(await sampler.round(), UTILISATION) == {1: 0}
+    await known.apply(destroy(gpu, gpu.instances[0]))
+    await known.apply(disable(gpu))
+    told = await sampler.round()
+    assert whole(told, UTILISATION) == {0: 0, 1: 0}
+    assert gpu.uuid not in told.slices
+    assert node.journal.total() > 0
+
+
+async def test_no_call_meets_a_step(known: Driver, node: SimulatedNode) -> None:
+    """While a step runs on a GPU it is not sampled; the other one is."""
+    gpu = await laid_out(known, 0, at0="3g.40gb")
+    sampler = sampler_of(known, rows(FB_USED, POWER))
+    await sampler.round()
+    node.inject("nvmlGpuInstanceDestroy", delay=0.1)
+    step = asyncio.create_task(known.apply(destroy(gpu, gpu.instances[0])))
+    while not known.is_busy(0):
+        await asyncio.sleep(0)
+    node.journal.clear()
+    told = await sampler.round()
+    assert whole(told, POWER) == {1: 70.0}
+    assert succeeded(told) == {"0": True, "1": True}
+    await step
+    (destroyed,) = node.journal.named("nvmlGpuInstanceDestroy")
+    meanwhile = [
+        call
+        for call in node.journal.calls
+        if call.gpu == 0
+        and destroyed.started < call.started < destroyed.started + destroyed.seconds
+    ]
+    assert meanwhile == []
+
+
+# --- trouble --------------------------------------------------------------------------------------
+
+
+async def test_a_call_that_hangs(known: Driver, node: SimulatedNode) -> None:
+    """The other GPU is sampled; the deadline is told, then the age grows, and it recovers."""
+    sampler = sampler_of(known, rows(POWER), health=True)
+    await sampler.round()
+    hang = node.inject("nvmlDeviceGetPowerUsage", gpu=0, hang=True)
+    told = await sampler.round()
+    assert whole(told, POWER) == {1: 70.0}
+    assert succeeded(told) == {"0": False, "1": True}
+    (silent,) = [gpu for gpu in told.gpus if gpu.index == 0]
+    assert silent.answer is not None
+    assert silent.answer.silence is Silence.HANGS
+    assert silent.answer.last is not None
+    assert "did not return within 0.15 s" in silent.answer.reason
+    again = await sampler.round()
+    assert succeeded(again) == {"0": False, "1": True}
+    assert _age(again, "0") > _age(again, "1")
+    node.clear_faults(hang)
+    for _ in range(100):
+        told = await sampler.round()
+        if 0 in whole(told, POWER):
+            break
+        await asyncio.sleep(0.01)
+    assert succeeded(told) == {"0": True, "1": True}
+
+
+async def test_a_gpu_that_hangs_as_soon_as_it_is_sampled(
+    known: Driver, node: SimulatedNode
+) -> None:
+    """It was observed, so it is told by its name, though no look at it ever ended."""
+    node.inject("nvmlDeviceGetPowerUsage", gpu=0, hang=True)
+    told = await sampler_of(known, rows(POWER), health=True).round()
+    node.clear_faults()
+    silences = {gpu.uuid: gpu.answer and gpu.answer.silence for gpu in told.gpus}
+    names = [gpu.uuid for gpu in (await known.observe()).gpus]
+    assert silences == {names[0]: Silence.HANGS, names[1]: None}
+
+
+async def test_a_gpu_that_always_hung(hasty: Driver, node: SimulatedNode) -> None:
+    """Nobody knows its name, so it is told as the node's trouble; that is over when it answers."""
+    hang = node.inject("nvmlDeviceGetUUID", gpu=0, hang=True)
+    await hasty.observe()
+    sampler = sampler_of(hasty, rows(POWER), health=True)
+    for told in [await sampler.round(), await sampler.round()]:
+        assert told.answer is not None
+        assert told.answer.silence is Silence.HANGS
+        assert told.answer.reason.startswith("GPU 0")
+    node.clear_faults(hang)
+    async with asyncio.timeout(5.0):
+        while (answer := (await sampler.round()).answer) is not None and answer.silence:
+            pass
+
+
+def _age(told: Round, gpu: str) -> float:
+    ages = {reader.gpu: reader.age for reader in told.readers if reader.name == "fast"}
+    age = ages[gpu]
+    assert age is not None
+    return age
+
+
+async def test_a_round_does_not_wait_for_a_slow_gpu(known: Driver, node: SimulatedNode) -> None:
+    """It comes with the round in which it is ready."""
+    sampler = Sampler(known, rows(POWER), health=False, pace=Pace(patience=0.05))
+    await sampler.round()
+    node.inject("nvmlDeviceGetPowerUsage", gpu=0, delay=0.15)
+    told = await sampler.round()
+    assert whole(told, POWER) == {1: 70.0}
+    assert succeeded(told) == {"0": True, "1": True}
+    late: dict[int, Number] = {}
+    while not late:
+        late = {k: v for k, v in whole(await sampler.round(), POWER).items() if k == 0}
+    assert late == {0: 70.0}
+
+
+async def test_a_field_that_fails_on_one_gpu(known: Driver, node: SimulatedNode) -> None:
+    """It is missing there, and told as a problem; all else is read."""
+    node.inject("nvmlDeviceGetPowerUsage", gpu=0, error="UNKNOWN", times=None)
+    sampler = sampler_of(known, rows(POWER, SM_CLOCK))
+    told = await sampler.round()
+    assert whole(told, POWER) == {1: 70.0}
+    assert whole(told, SM_CLOCK) == {0: 345, 1: 345}
+    assert succeeded(told) == {"0": False, "1": True}
+    ((_, (problem,)),) = told.problems.items()
+    assert "nvmlDeviceGetPowerUsage" in problem
+    node.clear_faults()
+    assert whole(await sampler.round(), POWER) == {0: 70.0, 1: 70.0}
+
+
+async def test_an_answer_that_nobody_thought_of(known: Driver) -> None:
+    """What pynvml itself cannot cope with is that GPU's failure; the agent goes on."""
+    (row,) = rows(POWER)
+    assert row.whole is not None
+    call = DeviceCall("nvmlDeviceGetPowerUsage", ("NVML_TEMPERATURE_GPU",))  # one too many
+    odd = replace(row, whole=replace(row.whole, source=call))
+    sampler = sampler_of(known, [odd], health=True)
+    for _ in range(2):
+        told = await sampler.round()
+        assert succeeded(told) == {"0": False, "1": False}
+        assert [gpu.answer and gpu.answer.silence for gpu in told.gpus] == [Silence.FAILS] * 2
+        assert all("TypeError" in why for (why,) in told.problems.values())
+
+
+async def test_a_lost_gpu(known: Driver, node: SimulatedNode) -> None:
+    """Its readers fail, its values are to be dropped, its health says lost; the other goes on."""
+    sampler = sampler_of(known, rows(POWER), health=True)
+    await sampler.round()
+    node.lose(0)
+    told = await sampler.round()
+    assert whole(told, POWER) == {1: 70.0}
+    assert set(told.gone) == {"fast/0", "slow/0"}
+    silences = {gpu.index: gpu.answer and gpu.answer.silence for gpu in told.gpus}
+    assert silences == {0: Silence.LOST, 1: None}
+    node.reset(0)
+    told = await sampler.round()
+    assert whole(told, POWER) == {0: 70.0, 1: 70.0}
+    assert told.gone == ()
+
+
+async def test_the_driver_is_reloaded(known: Driver, node: SimulatedNode) -> None:
+    """All readers fail, then all handles are got anew and GPM begins anew."""
+    sampler = sampler_of(known, rows(POWER, ACTIVE))
+    await sampler.round()
+    node.unload_driver()
+    assert set(succeeded(await sampler.round()).values()) == {False}
+    node.load_driver()
+    await known.observe()  # which starts NVML again
+    told = await sampler.round()
+    assert whole(told, POWER) == {0: 70.0, 1: 70.0}
+    assert whole(told, ACTIVE) == {}
+    assert whole(await sampler.round(), ACTIVE) == {0: 0.0, 1: 0.0}
+
+
+async def test_run_delivers_until_it_is_cancelled(known: Driver) -> None:
+    """A round each period; afterwards the driver's steps are not listened to any more."""
+    rounds: list[Round] = []
+    enough = asyncio.Event()
+
+    def deliver(told: Round) -> None:
+        rounds.append(told)
+        if len(rounds) == 3:
+            enough.set()
+
+    sampler = Sampler(known, rows(POWER), pace=Pace(fast=0.01))
+    task = asyncio.create_task(sampler.run(deliver))
+    await asyncio.wait_for(enough.wait(), 10)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert known.taken == []
+    assert all(whole(told, POWER) for told in rounds)
+
+
+# --- health ---------------------------------------------------------------------------------------
+
+
+async def test_health_of_a_gpu_and_its_instance(known: Driver, node: SimulatedNode) -> None:
+    """What the sensors were set to stands in the reading; what the card lacks is None."""
+    gpu = await laid_out(known, 0, at0="3g.40gb")
+    node.set_figures(
+        0,
+        {
+            "recovery": 2, "ecc.uncorrected.volatile": 4, "ecc.pending": 0, "temperature.gpu": 90,
+            "field.75": 1_000_000, "pcie.width": 8, "pstate": 8, "power.usage": 300_000,
+            "fabric.state": 2, "repair.tpc": 1, "inforom.corrupt": 1,
+        },
+    )  # fmt: skip
+    device = f"0/{gpu.instances[0].id}/0"
+    node.set_figure(device, "ecc.uncorrected.volatile.7", 3)
+    told = await sampler_of(known, (), health=True).round()
+    reading = told.gpus[0]
+    assert (reading.uuid, reading.mig, reading.recovery_action) == (gpu.uuid, True, 2)
+    assert reading.ecc.volatile.uncorrected == 4
+    assert (reading.ecc.mode, reading.ecc.pending_mode) == (True, False)
+    assert (reading.temperature.gpu, reading.temperature.margin) == (90, -3)
+    assert reading.throttling.thermal == 1_000_000
+    assert (reading.pcie.width, reading.pcie.width_max, reading.pcie.under_load) == (8, 16, False)
+    assert reading.power.usage == 300_000
+    assert reading.fabric is not None
+    assert reading.fabric.state == 2
+    assert (reading.memory.tpc_repair, reading.memory.channel_repair) == (True, False)
+    assert reading.memory.rows is None  # not told while there are instances
+    assert reading.memory.pages is None
+    assert reading.inforom_corrupt is True
+    assert reading.nvlinks == ()
+    assert reading.instances is not None
+    (instance,) = reading.instances
+    assert (instance.instance, instance.uncorrected) == (gpu.instances[0].id, 3)
+    assert instance.placement == gpu.instances[0].placement
+    assert told.modes[gpu.uuid] == {"persistence mode": 1}
+    assert told.known == frozenset(gpu.uuid for gpu in told.gpus)
+    assert told.addresses == ("00000000:1A:00.0", "00000000:27:00.0")
+
+
+async def test_health_of_links_and_old_memory() -> None:
+    """Links of a card without MIG, each with its counters; retired pages of a T4."""
+    with simulated("h100-80gb,t4") as node:
+        node.set_figures(0, {"nvlink.replay.3": 5, "link.4.up": 0})
+        node.set_figures(1, {"pages.doubleBit": 2, "pages.pending": 1})
+        async with Driver(observe_deadline=5, step_deadline=5) as driver:
+            await driver.observe()
+            told = await sampler_of(driver, (), health=True).round()
+    links = {link.link: link for link in told.gpus[0].nvlinks}
+    assert len(links) == 18
+    assert (links[3].replays, links[3].up) == (5, True)
+    assert links[4].up is False
+    pages = told.gpus[1].memory.pages
+    assert pages is not None
+    assert (pages.double_bit, pages.pending) == (2, True)
+    assert told.gpus[1].fabric is None
+    assert told.gpus[1].temperature.margin is None
+
+
+async def test_an_old_driver_tells_the_fabric_in_its_older_way(
+    known: Driver, node: SimulatedNode
+) -> None:
+    """The newer structure is refused; the older one has no summary."""
+    node.inject("nvmlDeviceGetGpuFabricInfoV", gpu=0, error="ARGUMENT_VERSION_MISMATCH")
+    told = await sampler_of(known, (), health=True).round()
+    fabric = told.gpus[0].fabric
+    assert fabric is not None
+    assert (fabric.state, fabric.summary) == (3, 0)

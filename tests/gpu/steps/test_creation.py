@@ -1,0 +1,163 @@
+"""Instances are created as asked, read back, and taken away again when they cannot be whole."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from nodeagent.errors import DriverError
+from nodeagent.gpu.driver import Driver
+from nodeagent.gpu.steps.creation import compute_profile_for
+from nodeagent.planning.observed import ComputeInstanceProfile, GpuInstanceProfile, Placement
+from nodeagent.simulation import SimulatedNode, Switches, simulated
+from tests.gpu.steps_of import add_compute, create, destroy, laid_out, layout
+
+
+async def test_an_instance_is_created_at_its_place_with_its_device(driver: Driver) -> None:
+    """The driver would choose another place by itself."""
+    gpu = await laid_out(driver, 0, at2="1g.10gb", at0="1g.10gb+me")
+    assert layout(gpu) == {Placement(0, 1): ("1g.10gb+me",), Placement(2, 1): ("1g.10gb",)}
+
+
+async def test_the_double_memory_instance_gets_all_its_multiprocessors(
+    driver: Driver, node: SimulatedNode
+) -> None:
+    """On Hopper a compute profile of its own, and not that of the plain 1g."""
+    await laid_out(driver, 0, at2="1g.20gb")
+    (call,) = node.journal.named("nvmlGpuInstanceCreateComputeInstance")
+    assert call.arguments[-1] == 7
+
+
+@pytest.mark.parametrize("board", ["a100-40gb", "h100-80gb", "a30", "rtx-pro-6000"])
+async def test_every_profile_of_a_card_can_be_created(board: str) -> None:
+    """At its first place, with one device that has all of it."""
+    with simulated(f"{board}:1", switches=Switches(ampere_mode="whenIdle")):
+        async with Driver(observe_deadline=2, step_deadline=2) as driver:
+            gpu = await laid_out(driver, 0)
+            for profile in gpu.profiles:
+                place = profile.placements[0]
+                await driver.apply(create(gpu, profile.name, place.start))
+                gpu = await driver.observe_gpu(gpu.uuid)
+                assert layout(gpu) == {place: (profile.name,)}
+                await driver.apply(destroy(gpu, gpu.instances[0]))
+
+
+async def test_a_taken_place_is_refused_and_nothing_changes(driver: Driver) -> None:
+    """In words that say what is in the way."""
+    gpu = await laid_out(driver, 0, at4="3g.40gb")
+    with pytest.raises(DriverError, match="no free room for the profile at that placement"):
+        await driver.apply(create(gpu, "1g.10gb", 5))
+    assert await driver.observe_gpu(gpu.uuid) == gpu
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        "nvmlGpuInstanceGetInfo",
+        "nvmlGpuInstanceGetComputeInstanceProfileInfoV",
+        "nvmlGpuInstanceCreateComputeInstance",
+        "nvmlComputeInstanceGetInfo_v2",
+    ],
+)
+@pytest.mark.parametrize("code", ["UNKNOWN", "INSUFFICIENT_RESOURCES", "IN_USE", "GPU_IS_LOST"])
+async def test_what_cannot_be_finished_is_taken_away_again(
+    driver: Driver, node: SimulatedNode, function: str, code: str
+) -> None:
+    """Also the parts that were made before the one that failed."""
+    gpu = await laid_out(driver, 0, at4="1g.10gb")
+    node.inject(function, error=code, skip=1 if function.endswith("_v2") else 0)
+    with pytest.raises(DriverError, match=f"GPU 0: .*{function.removesuffix('_v2')}"):
+        await driver.apply(create(gpu, "3g.40gb", 0, (2, 1)))
+    again = await driver.observe_gpu(gpu.uuid)
+    assert layout(again) == {Placement(4, 1): ("1g.10gb",)}
+
+
+async def test_a_create_that_fails_although_it_was_done_is_taken_away_too(
+    driver: Driver, node: SimulatedNode
+) -> None:
+    """The compute instance is there, its handle is not."""
+    gpu = await laid_out(driver, 0)
+    node.inject("nvmlGpuInstanceCreateComputeInstance", error="UNKNOWN", applied=True)
+    with pytest.raises(DriverError):
+        await driver.apply(create(gpu, "3g.40gb", 0))
+    assert layout(await driver.observe_gpu(gpu.uuid)) == {}
+
+
+async def test_what_cannot_be_taken_away_is_told(driver: Driver, node: SimulatedNode) -> None:
+    """The half-made instance is in the sentence and in the next observation."""
+    gpu = await laid_out(driver, 0)
+    node.inject("nvmlGpuInstanceCreateComputeInstance", error="INSUFFICIENT_RESOURCES")
+    node.inject("nvmlGpuInstanceDestroy", error="UNKNOWN")
+    with pytest.raises(DriverError, match=r"3g.40gb is left half-made.*no free room"):
+        await driver.apply(create(gpu, "3g.40gb", 0))
+    assert layout(await driver.observe_gpu(gpu.uuid)) == {Placement(0, 4): ()}
+
+
+async def test_a_part_is_added_to_an_instance_that_is_there(driver: Driver) -> None:
+    """The parts that were there before stay as they are."""
+    gpu = await laid_out(driver, 0)
+    await driver.apply(create(gpu, "3g.40gb", 0, (1,)))
+    gpu = await driver.observe_gpu(gpu.uuid)
+    before = gpu.instances[0].compute[0]
+    await driver.apply(add_compute(gpu, gpu.instances[0], 1))
+    after = (await driver.observe_gpu(gpu.uuid)).instances[0].compute
+    assert before in after
+    assert [c.profile for c in after] == ["1c.3g.40gb", "1c.3g.40gb"]
+
+
+async def test_a_part_is_added_only_to_the_instance_that_is_meant(
+    driver: Driver, node: SimulatedNode
+) -> None:
+    """Ids are re-used, so profile and place must be the step's too."""
+    gpu = await laid_out(driver, 0)
+    await driver.apply(create(gpu, "3g.40gb", 0, (1,)))
+    gpu = await driver.observe_gpu(gpu.uuid)
+    step = add_compute(gpu, gpu.instances[0], 1)
+    await driver.apply(destroy(gpu, gpu.instances[0]))
+    with pytest.raises(DriverError, match=r"3g.40gb at 0:4\) is not there any more"):
+        await driver.apply(step)
+    await driver.apply(create(gpu, "4g.40gb", 0, (1,)))
+    with pytest.raises(DriverError, match=r"is not 3g.40gb at 0:4 any more but 4g.40gb at 0:4"):
+        await driver.apply(step)
+    assert node.journal.total("nvmlGpuInstanceCreateComputeInstance") == 2
+
+
+async def test_a_profile_that_the_card_does_not_have_is_never_tried(
+    driver: Driver, node: SimulatedNode
+) -> None:
+    """The plan was made for another card."""
+    gpu = await laid_out(driver, 0)
+    step = replace(create(gpu, "3g.40gb", 0), profile_id=14)
+    with pytest.raises(DriverError, match=r"no profile 3g.40gb with id 14"):
+        await driver.apply(step)
+    assert node.journal.total("*Create*") == 0
+
+
+# --- which compute profile ------------------------------------------------------------------------
+
+PLAIN = ComputeInstanceProfile(0, 1, 3, 16)
+DOUBLE = ComputeInstanceProfile(7, 1, 1, 26)
+TWO = ComputeInstanceProfile(1, 2, 1, 32)
+
+
+def instance_profile(slices: int) -> GpuInstanceProfile:
+    """A profile of that many slices."""
+    return GpuInstanceProfile(9, 2, f"{slices}g.40gb", slices, 1, 60, 2, ())
+
+
+def test_who_asks_for_all_slices_gets_all_multiprocessors() -> None:
+    """Two compute profiles have one slice; only one fills the instance."""
+    chosen = compute_profile_for(instance_profile(1), [PLAIN, DOUBLE], 1)
+    assert chosen is DOUBLE
+
+
+def test_who_asks_for_a_part_gets_the_one_of_which_the_most_fit() -> None:
+    """The big one would leave no room for the others."""
+    assert compute_profile_for(instance_profile(3), [PLAIN, DOUBLE, TWO], 1) is PLAIN
+
+
+def test_a_size_that_is_not_offered_is_refused_with_those_that_are() -> None:
+    """In the words of the user."""
+    with pytest.raises(DriverError, match=r"2 slices was asked for in 1g\.40gb, which offers 1"):
+        compute_profile_for(instance_profile(1), [PLAIN, DOUBLE], 2)

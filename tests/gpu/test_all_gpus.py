@@ -1,0 +1,143 @@
+"""One GPU's trouble stays its own, and users that only others know are in the picture."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+
+from nodeagent.errors import DeadlineExceeded, DriverError, GpuInUse, GpuLost
+from nodeagent.gpu.driver import Driver
+from nodeagent.gpu.usage import UsageProbe
+from nodeagent.planning.observed import Access, Placement
+from nodeagent.planning.steps import SetMigMode
+from nodeagent.simulation import SimulatedNode, simulated
+from tests.gpu.hanging import QUICK, settled
+from tests.gpu.steps_of import destroy, laid_out, layout
+
+
+async def test_a_gpu_that_hangs_leaves_the_others(hasty: Driver, node: SimulatedNode) -> None:
+    """It is unknown with its last known picture; the other is observed and changed."""
+    await laid_out(hasty, 1, at0="3g.40gb")
+    before = (await hasty.observe()).gpus[1]
+    node.inject("nvmlDeviceGetMigMode", gpu=1, hang=True)
+    first, second = (await hasty.observe()).gpus
+    assert first.access is Access.OK
+    assert second.access is Access.UNKNOWN
+    assert "did not return within" in second.access_reason
+    assert second.instances == before.instances
+    began = time.monotonic()
+    assert "stuck" in (await hasty.observe_gpu(second.uuid)).access_reason
+    with pytest.raises(DeadlineExceeded, match=r"GPU 1 is stuck .* not even tried"):
+        await hasty.apply(destroy(second, second.instances[0]))
+    assert time.monotonic() - began < QUICK
+    assert layout(await laid_out(hasty, 0, at4="3g.40gb")) == {Placement(4, 4): ("3g.40gb",)}
+
+
+async def test_a_gpu_that_hung_comes_back_by_itself(hasty: Driver, node: SimulatedNode) -> None:
+    """As soon as its call returns."""
+    before = (await hasty.observe()).gpus[0]
+    node.inject("nvmlDeviceGetMigMode", gpu=0, hang=True)
+    assert (await hasty.observe()).gpus[0].access is Access.UNKNOWN
+    node.clear_faults()
+    await settled(hasty)
+    assert (await hasty.observe()).gpus[0] == before
+
+
+async def test_all_gpus_hanging_is_told_for_each(hasty: Driver, node: SimulatedNode) -> None:
+    """NVML is not shut down under calls that are still inside."""
+    await hasty.observe()
+    node.inject("nvmlDeviceGetMigMode", hang=True, times=None)
+    seen = (await hasty.observe()).gpus
+    assert [gpu.access for gpu in seen] == [Access.UNKNOWN] * 2
+    assert node.journal.total("nvmlShutdown") == 0
+
+
+async def test_a_lost_gpu_is_told_as_lost(driver: Driver, node: SimulatedNode) -> None:
+    """With what was last known of it; steps are refused, the other GPU is well."""
+    before = await laid_out(driver, 0, at0="3g.40gb")
+    node.lose(0)
+    first, second = (await driver.observe()).gpus
+    assert first.access is Access.LOST
+    assert "fallen off the bus" in first.access_reason
+    assert (first.uuid, first.instances) == (before.uuid, before.instances)
+    assert second.access is Access.OK
+    with pytest.raises(GpuLost, match="GPU 0: "):
+        await driver.apply(destroy(before, before.instances[0]))
+
+
+@pytest.mark.parametrize("code", ["UNKNOWN", "NO_PERMISSION", "IRQ_ISSUE", "CORRUPTED_INFOROM"])
+async def test_a_gpu_whose_query_fails_is_unknown(
+    driver: Driver, node: SimulatedNode, code: str
+) -> None:
+    """And well again when the query works again."""
+    before = (await driver.observe()).gpus
+    node.inject("nvmlDeviceGetMigMode", gpu=0, error=code)
+    first, second = (await driver.observe()).gpus
+    assert first.access is Access.UNKNOWN
+    assert "nvmlDeviceGetMigMode" in first.access_reason
+    assert second == before[1]
+    assert (await driver.observe()).gpus == before
+
+
+async def test_a_gpu_that_cannot_even_be_identified_is_shown(node: SimulatedNode) -> None:
+    """Without UUID, at its index, with the reason."""
+    node.inject("nvmlDeviceGetHandleByIndex_v2", gpu=1, error="UNKNOWN", times=None)
+    node.inject("nvmlDeviceGetUUID", gpu=1, error="UNKNOWN", times=None)
+    async with Driver(observe_deadline=2, step_deadline=2) as driver:
+        first, second = (await driver.observe()).gpus
+    assert first.access is Access.OK
+    assert (second.index, second.uuid, second.access) == (1, "", Access.UNKNOWN)
+    assert "UNKNOWN" in second.access_reason.upper()
+
+
+async def test_one_gpu_of_the_node_is_observed_alone(driver: Driver, node: SimulatedNode) -> None:
+    """The others are not asked anything."""
+    gpu = (await driver.observe()).gpus[1]
+    node.journal.clear()
+    assert await driver.observe_gpu(gpu.uuid) == gpu
+    assert {call.gpu for call in node.journal.calls} == {1}
+
+
+async def test_a_gpu_that_is_not_there_is_told(driver: Driver) -> None:
+    """For observing and for steps alike."""
+    with pytest.raises(DriverError, match="the driver knows no GPU GPU-nowhere"):
+        await driver.observe_gpu("GPU-nowhere")
+    with pytest.raises(DriverError, match="the driver knows no GPU GPU-nowhere"):
+        await driver.apply(SetMigMode("GPU-nowhere", enabled=True, reason=""))
+
+
+async def test_gpus_are_observed_side_by_side(node: SimulatedNode) -> None:
+    """Two GPUs take as long as one."""
+    node.inject("nvmlDeviceGetMigMode", delay=1.0, times=2)
+    async with Driver(observe_deadline=5, step_deadline=5) as driver:
+        began = time.monotonic()
+        await driver.observe()
+        assert time.monotonic() - began < 1.9
+
+
+# --- users of other sources -----------------------------------------------------------------------
+
+
+async def test_open_capability_files_are_in_the_picture(tmp_path: Path) -> None:
+    """They come from the machine's /proc and are mapped by the GPU's device file."""
+    proc = tmp_path / "proc"
+    fds = proc / "4711/fd"
+    fds.mkdir(parents=True)
+    (proc / "1").mkdir()
+    minors = proc / "driver/nvidia-caps/mig-minors"
+    minors.parent.mkdir(parents=True)
+    with simulated("h100-80gb:1"):
+        usage = UsageProbe(proc)
+        async with Driver(observe_deadline=2, step_deadline=2, usage=usage) as driver:
+            gpu = await laid_out(driver, 0, at0="3g.40gb", at4="3g.40gb")
+            assert gpu.idle
+            (fds / "7").symlink_to("/dev/nvidia-caps/nvidia-cap13")
+            minors.write_text(f"gpu0/gi{gpu.instances[1].id}/ci0/access 13\n")
+            for seen in (await driver.observe_gpu(gpu.uuid), (await driver.observe()).gpus[0]):
+                assert not seen.instances[0].in_use
+                (user,) = seen.instances[1].compute[0].usage.processes
+                assert (user.pid, user.source) == (4711, "capability")
+            with pytest.raises(GpuInUse, match="pid 4711"):
+                await driver.apply(destroy(gpu, gpu.instances[1]))

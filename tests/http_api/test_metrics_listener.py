@@ -1,0 +1,164 @@
+"""The listener for metrics alone: what it serves, to whom, and what a change of its files does."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import socket
+import ssl
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import bcrypt
+import pytest
+from aiohttp import ClientConnectionError, ClientSession, encode_basic_auth
+
+from nodeagent.errors import NodeagentError
+from nodeagent.http_api.metrics_listener import MetricsListener, Told
+from tests.http_api.serving import SCRAPED, answers_of_nothing
+from tests.kubernetes.test_access import certificate
+
+PASSWORD = bcrypt.hashpw(b"secret", bcrypt.gensalt(4)).decode()
+
+
+class Served:
+    """A listener that runs, and what it told."""
+
+    def __init__(self, web_config: Path | None) -> None:
+        self.told: list[Told] = []
+        self.listener = MetricsListener(
+            answers_of_nothing(),
+            host="127.0.0.1",
+            port=0,
+            web_config=web_config,
+            tell=self.told.append,
+            look_every=0.02,
+        )
+
+    async def status(
+        self, path: str = "/metrics", *, tls: Path | None = None, password: str = ""
+    ) -> int:
+        """The answer's status over a connection of its own."""
+        context = ssl.create_default_context(cafile=tls / "certificate.pem") if tls else None
+        url = f"{'https' if tls else 'http'}://127.0.0.1:{self.listener.port}{path}"
+        headers = {"Authorization": encode_basic_auth("prometheus", password)} if password else {}
+        async with (
+            ClientSession() as session,
+            session.get(url, ssl=context or False, headers=headers) as answer,
+        ):
+            await answer.read()
+            return answer.status
+
+
+@asynccontextmanager
+async def serving(web_config: Path | None = None) -> AsyncIterator[Served]:
+    """Run it until the end of the block."""
+    served = Served(web_config)
+    running = asyncio.create_task(served.listener.run())
+    try:
+        await until(lambda: bool(served.listener.port) and (web_config is None or served.told))
+        await asyncio.sleep(0)
+        yield served
+    finally:
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+
+
+async def until(condition: Callable[[], object]) -> None:
+    """Wait for it."""
+    async with asyncio.timeout(5):
+        while not condition():
+            await asyncio.sleep(0.005)
+
+
+async def test_metrics_and_health_are_all_there_is() -> None:
+    """Nothing else of the API can be reached from outside."""
+    async with serving() as served:
+        for path in ("/metrics", "/healthz", "/readyz"):
+            assert await served.status(path) == 200
+        for path in ("/", "/v1/status", "/v1/mps", "/openapi.json"):
+            assert await served.status(path) == 404
+        async with ClientSession() as session:
+            url = f"http://127.0.0.1:{served.listener.port}/metrics"
+            async with session.get(url) as answer:
+                assert await answer.read() == SCRAPED
+            async with session.get(url, headers={"Host": "evil.example"}) as answer:
+                assert answer.status == 403
+
+
+async def test_passwords(tmp_path: Path) -> None:
+    """Without the right one it is a 401 that says how; health is no exception."""
+    config = tmp_path / "web.yaml"
+    config.write_text(f"basic_auth_users: {{prometheus: {PASSWORD}}}\n")
+    async with serving(config) as served:
+        assert await served.status(password="secret") == 200
+        assert await served.status(password="wrong") == 401
+        assert await served.status("/healthz") == 401
+
+
+async def test_a_new_certificate_is_taken_up(tmp_path: Path) -> None:
+    """A client that trusts only the new one gets in soon; no connection is refused meanwhile."""
+    old, new = certificate(tmp_path / "old"), certificate(tmp_path / "new")
+    here = tmp_path / "here"
+    shutil.copytree(old, here)
+    (here / "web.yaml").write_text(
+        "tls_server_config: {cert_file: certificate.pem, key_file: key.pem}\n"
+    )
+    async with serving(here / "web.yaml") as served:
+        assert await served.status(tls=old) == 200
+        with pytest.raises(ssl.SSLError):
+            await served.status(tls=new)
+        shutil.copy(new / "certificate.pem", here)
+        await until(lambda: served.told[-1].problem)  # the pair does not match in between
+        assert "belong together" in served.told[-1].remedy
+        assert await served.status(tls=old) == 200
+        shutil.copy(new / "key.pem", here)
+        await until(lambda: not served.told[-1].problem)
+        assert await served.status(tls=new) == 200
+
+
+async def test_until_the_files_are_there_nobody_gets_in(tmp_path: Path) -> None:
+    """A listener that was told to be secure is never open; it begins when it can."""
+    made = certificate(tmp_path / "made")
+    config = tmp_path / "web.yaml"
+    config.write_text("tls_server_config: {cert_file: t/certificate.pem, key_file: t/key.pem}\n")
+    async with serving(config) as served:
+        assert "cannot be read" in served.told[-1].problem
+        with pytest.raises((ClientConnectionError, TimeoutError)):
+            async with asyncio.timeout(0.1):
+                await served.status()
+        shutil.copytree(made, tmp_path / "t")
+        await until(lambda: not served.told[-1].problem)
+        assert await served.status(tls=made) == 200
+
+
+async def test_client_certificates(tmp_path: Path) -> None:
+    """Where one is required, who has none gets nothing."""
+    made = certificate(tmp_path)
+    (tmp_path / "web.yaml").write_text(
+        "tls_server_config: {cert_file: certificate.pem, key_file: key.pem, "
+        "client_ca_file: certificate.pem, client_auth_type: RequireAndVerifyClientCert}\n"
+    )
+    async with serving(tmp_path / "web.yaml") as served:
+        with pytest.raises((ClientConnectionError, ssl.SSLError)):
+            await served.status(tls=made)
+        context = ssl.create_default_context(cafile=made / "certificate.pem")
+        context.load_cert_chain(made / "certificate.pem", made / "key.pem")
+        url = f"https://127.0.0.1:{served.listener.port}/metrics"
+        async with ClientSession() as session, session.get(url, ssl=context) as answer:
+            assert answer.status == 200
+
+
+async def test_an_address_that_is_taken_is_said() -> None:
+    """With the setting that names it."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        listener = MetricsListener(
+            answers_of_nothing(),
+            host="127.0.0.1",
+            port=taken.getsockname()[1],
+            web_config=None,
+            tell=lambda _: None,
+        )
+        with pytest.raises(NodeagentError, match=r"metrics\.listen"):
+            await listener.run()

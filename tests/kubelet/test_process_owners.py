@@ -1,0 +1,80 @@
+"""Whose a process is, with a cluster and without."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from nodeagent.kubelet.process_owners import Owner, ProcessOwners, outside_pods
+from nodeagent.kubelet.process_pods import ProcessPods
+
+ID = "c0ffee" + "0" * 58
+UID = "1b2c3d4e-0000-4111-8222-333344445555"
+
+
+@pytest.mark.parametrize(
+    ("cgroup", "owner"),
+    [
+        (f"0::/system.slice/docker-{ID}.scope\n", Owner(container=ID[:12])),
+        (f"0::/docker/{ID}\n", Owner(container=ID[:12])),
+        (f"0::/machine.slice/libpod-{ID}.scope/container\n", Owner(container=ID[:12])),
+        (f"4:devices:/\n1:name=systemd:/docker/{ID}\n", Owner(container=ID[:12])),
+        ("0::/system.slice/jupyter.service\n", Owner(unit="jupyter.service")),
+        ("0::/system.slice/system-ml.slice/ml@7.service/x\n", Owner(unit="ml@7.service")),
+        ("0::/system.slice/slurmstepd.scope/job_12/step_0\n", Owner(unit="slurmstepd.scope")),
+        ("0::/user.slice/user-1000.slice/session-3.scope\n", Owner(user="1000")),
+        (
+            "0::/user.slice/user-1000.slice/user@1000.service/app.slice/a.scope\n",
+            Owner(user="1000"),
+        ),
+        ("0::/\n", Owner(user="1000")),
+        ("", Owner(user="1000")),
+    ],
+)
+def test_outside_pods_it_is_a_container_a_unit_or_a_user(cgroup: str, owner: Owner) -> None:
+    """The most specific of them that the cgroup tells; a user's session is the user's."""
+    assert outside_pods(cgroup, 1000) == owner
+
+
+def test_processes_are_looked_up_once(tmp_path: Path) -> None:
+    """A pod's has its name; who is gone is nobody; one that comes back is looked up anew."""
+    proc, logs = tmp_path / "proc", tmp_path / "log"
+    (logs / "pods" / f"team_trainer_{UID}" / "main").mkdir(parents=True)
+    _process(proc, 1, f"0::/kubepods/pod{UID}/{ID}\n")
+    _process(proc, 2, "0::/system.slice/a.service\n")
+    owners = ProcessOwners(ProcessPods(proc_root=proc, log_root=logs), proc_root=proc)
+    trainer = Owner("team", "trainer", "main")
+    assert owners.of({1, 2, 3}) == {1: trainer, 2: Owner(unit="a.service")}
+    _process(proc, 2, "0::/system.slice/b.service\n")
+    assert owners.of({1, 2})[2] == Owner(unit="a.service")
+    assert owners.of({1}) == {1: trainer}
+    assert owners.of({1, 2})[2] == Owner(unit="b.service")
+
+
+def test_a_pod_without_a_name_is_asked_for_again(tmp_path: Path) -> None:
+    """The kubelet makes the folder of its logs a moment later."""
+    proc, logs = tmp_path / "proc", tmp_path / "log"
+    _process(proc, 1, f"0::/kubepods/pod{UID}/{ID}\n")
+    owners = ProcessOwners(ProcessPods(proc_root=proc, log_root=logs), proc_root=proc)
+    assert owners.of({1}) == {}
+    (logs / "pods" / f"team_trainer_{UID}" / "main").mkdir(parents=True)
+    assert owners.of({1}) == {1: Owner("team", "trainer", "main")}
+
+
+def test_labels_are_what_is_known() -> None:
+    """In the order of their names, without empty ones."""
+    owner = Owner("team", "trainer", "main")
+    assert owner.labels == (("container", "main"), ("namespace", "team"), ("pod", "trainer"))
+    assert Owner(user="0").labels == (("user", "0"),)
+    assert [o.name for o in (owner, Owner(unit="a"), Owner(user=str(os.getuid()))) if o.name] == [
+        "trainer",
+        "a",
+        str(os.getuid()),
+    ]
+
+
+def _process(proc: Path, pid: int, cgroup: str) -> None:
+    (proc / str(pid)).mkdir(parents=True, exist_ok=True)
+    (proc / str(pid) / "cgroup").write_text(cgroup)

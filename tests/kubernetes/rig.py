@@ -1,0 +1,113 @@
+"""What the tests of the API server's client share: a way in, times made short, and witnesses."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+from nodeagent.kubernetes.access import ClusterAccess
+from nodeagent.kubernetes.credentials import Kubeconfig
+from nodeagent.kubernetes.faults import ClusterFault
+from nodeagent.kubernetes.node_follower import FollowPace, NodeFollower
+from nodeagent.kubernetes.node_view import Interest, NodeView
+from nodeagent.kubernetes.node_writer import WritePace
+from tests.simulated_cluster import agent
+
+PLAN = "nodeagent.io/plan"
+STATUS = "nodeagent.io/status"
+INTEREST = Interest(
+    annotations=("nodeagent.io/",),
+    labels=("nvidia.com/",),
+    allocatable=("nvidia.com/",),
+    conditions=frozenset({"GPUPartitionsReady", "GPUHealthy"}),
+)
+
+# Short, but with the same proportions: a first wait far below the longest, health above both.
+QUICK = FollowPace(
+    watch=(30.0, 30.0),
+    list_every=(60.0, 60.0),
+    silence=20.0,
+    first_retry=0.02,
+    longest_retry=0.16,
+    healthy_after=0.4,
+)
+QUICK_WRITES = WritePace(interval=0.1, first_retry=0.02, longest_retry=0.16, refused_again=0.5)
+
+
+def kubeconfig(folder: Path, url: str, *, token: str | None = None) -> Kubeconfig:
+    """A kubeconfig in `folder`, whose token is read from the file `token` beside it."""
+    path, token_file = folder / "kubeconfig", None
+    if token is not None:
+        token_file = folder / "token"
+        token_file.write_text(token)
+    path.write_text(agent.kubeconfig(url, token_file=token_file))
+    return Kubeconfig(path)
+
+
+async def until(true: Callable[[], object], *, seconds: float = 5.0) -> None:
+    """Wait until something is so; fail if it does not become so."""
+    async with asyncio.timeout(seconds):
+        while not true():
+            await asyncio.sleep(0.002)
+
+
+@contextlib.asynccontextmanager
+async def running(*coroutines: Coroutine[Any, Any, Any]) -> AsyncIterator[None]:
+    """Run these in the block; fail if one of them ends by itself."""
+    tasks = [asyncio.create_task(coroutine) for coroutine in coroutines]
+    try:
+        yield
+        ended = [task for task in tasks if task.done()]
+        assert not ended, f"ended by itself: {ended}"
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+class Follower:
+    """A follower with a record of what it told, and of every wait that chance decided."""
+
+    def __init__(
+        self,
+        access: ClusterAccess,
+        name: str = "n",
+        *,
+        pace: FollowPace = QUICK,
+        clock: Callable[[], float] | None = None,
+        chance: Callable[[], float] = lambda: 0.5,
+        on_view: Callable[[NodeView | None], None] = lambda _: None,
+    ) -> None:
+        self.views: list[NodeView | None] = []
+        self.faults: list[ClusterFault | None] = []
+        self.draws = 0
+        self._chance = chance
+        self._on_view = on_view
+        clocked = {} if clock is None else {"clock": clock}
+        self.follower = NodeFollower(
+            access,
+            name,
+            on_view=self._saw,
+            on_fault=self.faults.append,
+            interest=INTEREST,
+            pace=pace,
+            chance=self._drawn,
+            **clocked,
+        )
+
+    def _saw(self, view: NodeView | None) -> None:
+        self.views.append(view)
+        self._on_view(view)
+
+    def _drawn(self) -> float:
+        self.draws += 1
+        return self._chance()
+
+    @property
+    def plan(self) -> str | None:
+        """The plan that was told last."""
+        view = self.views[-1] if self.views else None
+        return view.annotations.get(PLAN) if view else None

@@ -1,0 +1,142 @@
+"""`python -m tests.simulated_cluster`: an API server and a kubelet for trying the agent by hand.
+
+It writes a kubeconfig that the agent and kubectl take, prints where everything is, and runs until
+it is interrupted. With `--agent BOARDS` an agent on simulated GPUs runs against it, and what that
+writes into the Node's status annotation is printed as it comes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import os
+import shlex
+import signal
+import sys
+from pathlib import Path
+from typing import Any, NoReturn
+
+from tests.simulated_cluster.agent import NAME, PLAN, STATUS, command, kubeconfig, status_of
+from tests.simulated_cluster.api_server import ApiServer
+from tests.simulated_cluster.kubelet import Kubelet
+
+PLANS = (
+    "{version: v1, gpus: [{devices: all, mig: {3g.40gb: 1, 1g.10gb: 3}}]}",
+    "{version: v1, gpus: [{devices: all, mig: {9g.90gb: 1}}]}",  # refused, with the reason
+)
+
+
+def annotating(url: str, node: str, plan: str) -> str:
+    """The shell command that asks for a plan."""
+    patch = json.dumps({"metadata": {"annotations": {PLAN: plan}}})
+    kind = "Content-Type: application/merge-patch+json"
+    return shlex.join(
+        ["curl", "-sSo/dev/null", "-XPATCH", "-H", kind, f"{url}/api/v1/nodes/{node}", "-d", patch]
+    )
+
+
+def reading(url: str, node: str) -> str:
+    """The shell command that shows the status annotation."""
+    show = f'import json, sys; print(json.load(sys.stdin)["metadata"]["annotations"]["{STATUS}"])'
+    return f"curl -sS {url}/api/v1/nodes/{node} | python3 -c {shlex.quote(show)}"
+
+
+def say(api: ApiServer, kubelet: Kubelet, node: str, config: Path) -> None:
+    """Tell where everything is, and what to do with it."""
+    kubectl = f"kubectl --kubeconfig {config}"
+    print(f"API server  {api.url}")
+    print(f"kubeconfig  {config}")
+    print(f"kubelet     {kubelet.socket}")
+    print("\nask for a plan, and for one that no card can give:")
+    for plan in PLANS:
+        print(f"  {annotating(api.url, node, plan)}")
+    print("see what came of it:")
+    print(f"  {reading(api.url, node)}")
+    print("or, where there is a kubectl:")
+    plan = shlex.quote(f"{PLAN}={PLANS[0]}")
+    print(f"  {kubectl} annotate node {node} --overwrite {plan}")
+    print(f"  {kubectl} get node {node} -o yaml --watch\n", flush=True)
+
+
+async def tell_statuses(api: ApiServer, node: str) -> NoReturn:
+    """Print every new status annotation in short."""
+    changes: asyncio.Queue[Any] = asyncio.Queue()
+    api.store.watching.add(changes)
+    told = None
+    while True:
+        change = await changes.get()
+        found = change.after or {}
+        status = status_of(found) if found.get("metadata", {}).get("name") == node else None
+        if status is not None and status != told:
+            told = status
+            print(f"status  {'; '.join([status['phase'], *_problems(status)])}", flush=True)
+
+
+def _problems(status: dict[str, Any]) -> list[str]:
+    """Each with its place in the plan, where it has one."""
+    found = status.get("problems", ())
+    return [": ".join(filter(None, (p.get("path"), p["message"]))) for p in found]
+
+
+async def until_stopped(agent: list[str], kubelet: Path) -> int:
+    """Wait for SIGINT or SIGTERM, with the agent (an empty command: without one); an exit code."""
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stop.set)
+    if not agent:
+        await stop.wait()
+        return 0
+    process = await asyncio.create_subprocess_exec(
+        *agent,
+        env={
+            **os.environ,
+            "NODEAGENT_KUBELET_USE": "always",
+            "NODEAGENT_KUBELET_SOCKET": f"{kubelet}",
+        },
+        process_group=0,  # Ctrl-C is ours; a second signal would cut the agent short
+    )
+    ended, stopped = asyncio.create_task(process.wait()), asyncio.create_task(stop.wait())
+    await asyncio.wait({ended, stopped}, return_when=asyncio.FIRST_COMPLETED)
+    stopped.cancel()
+    if ended.done():
+        return ended.result()
+    process.terminate()
+    return await ended
+
+
+async def serve(options: argparse.Namespace) -> int:
+    """Serve one Node until a signal, or until the agent ends by itself; an exit code."""
+    folder: Path = options.folder.absolute()
+    async with contextlib.AsyncExitStack() as stack:
+        api = await stack.enter_async_context(ApiServer(port=options.port))
+        kubelet = await stack.enter_async_context(Kubelet(folder / "pod-resources"))
+        api.add_node(options.node)
+        config = folder / "kubeconfig"
+        config.write_text(kubeconfig(api.url), encoding="utf-8")
+        say(api, kubelet, options.node, config)
+        if options.agent:
+            print("the agent's own picture:")
+            print(f"  nodeagent status --run-dir {folder}/run\n", flush=True)
+        telling = asyncio.create_task(tell_statuses(api, options.node))
+        stack.callback(telling.cancel)
+        agent = command(options.agent, folder, options.node) if options.agent else []
+        return await until_stopped(agent, kubelet.socket)
+
+
+def main() -> int:
+    """Read the command line and serve."""
+    parser = argparse.ArgumentParser(prog="python -m tests.simulated_cluster", description=__doc__)
+    parser.add_argument("--folder", type=Path, default=Path(".local/cluster"), help="for its files")
+    parser.add_argument("--node", default=NAME, help="the Node's name")
+    parser.add_argument("--port", type=int, default=0, help="of the API server; 0 for a free one")
+    parser.add_argument("--agent", metavar="BOARDS", help="run an agent on these simulated GPUs")
+    options = parser.parse_args()
+    options.folder.mkdir(parents=True, exist_ok=True)
+    return asyncio.run(serve(options))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

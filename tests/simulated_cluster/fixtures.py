@@ -1,0 +1,27 @@
+"""Fixtures of tests that want an API server with the Node `n`, and a way to it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from nodeagent.kubernetes.access import ClusterAccess
+from tests.kubernetes.rig import kubeconfig
+from tests.simulated_cluster.api_server import ApiServer
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[ApiServer]:
+    """An API server where everyone may ask, with one Node."""
+    async with ApiServer() as api:
+        api.add_node("n")
+        yield api
+
+
+@pytest.fixture
+async def access(server: ApiServer, tmp_path: Path) -> AsyncIterator[ClusterAccess]:
+    """Without a token; half a second is long enough to wait for an answer."""
+    async with ClusterAccess(kubeconfig(tmp_path, server.url), answer_within=0.5) as made:
+        yield made

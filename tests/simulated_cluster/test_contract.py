@@ -1,0 +1,411 @@
+"""How an API server behaves, as the agent relies on it; the same for ours and for a real one."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import aiohttp
+import pytest
+from kubernetes.aio import client, watch
+
+from tests.simulated_cluster.clients import JSON_PATCH, MERGE, STRATEGIC, Api, core_api, watched
+from tests.simulated_cluster.conftest import Cluster
+
+KEY = "nodeagent.io/plan"
+exceptions = client.exceptions
+
+
+def annotation(value: object, key: str = KEY) -> dict[str, Any]:
+    """A patch of one annotation."""
+    return {"metadata": {"annotations": {key: value}}}
+
+
+async def merge(api: Api, name: str, patch: object) -> Any:
+    """Merge a patch into a Node."""
+    return await api.patch_node(name, patch, _content_type=MERGE)
+
+
+# --- reading ------------------------------------------------------------------------------------
+
+
+async def test_list_by_name(cluster_api: Api, node: str) -> None:
+    """A list with a field selector has that Node alone, and a version at least as new as it."""
+    await cluster_api.create_node({"metadata": {"name": "another"}})
+    listed = await cluster_api.list_node(field_selector=f"metadata.name={node}")
+    await cluster_api.delete_node("another")
+    assert [one.metadata.name for one in listed.items] == [node]
+    assert int(listed.metadata.resource_version) >= int(listed.items[0].metadata.resource_version)
+    nobody = await cluster_api.list_node(field_selector="metadata.name=nobody")
+    assert nobody.items == []
+
+
+async def test_a_selector_that_is_not_supported(cluster_api: Api) -> None:
+    """A field selector on another field is a bad request."""
+    with pytest.raises(exceptions.BadRequestException, match="field label not supported"):
+        await cluster_api.list_node(field_selector="metadata.annotations=x")
+
+
+async def test_what_is_not_there(cluster_api: Api) -> None:
+    """Reading, patching and deleting an unknown Node is 404 with a Status object."""
+    for call in (
+        cluster_api.read_node("nobody"),
+        merge(cluster_api, "nobody", annotation("x")),
+        cluster_api.delete_node("nobody"),
+    ):
+        with pytest.raises(exceptions.NotFoundException, match=r'"reason":\s*"NotFound"'):
+            await call
+
+
+async def test_absent_maps_are_none(cluster_api: Api, node: str) -> None:
+    """A Node without annotations has none of them, not an empty map."""
+    assert (await cluster_api.read_node(node)).metadata.annotations is None
+
+
+# --- writing ------------------------------------------------------------------------------------
+
+
+async def test_merge_patch_sets_and_deletes(cluster_api: Api, node: str) -> None:
+    """A merge patch adds keys beside others, and null takes one away."""
+    await merge(cluster_api, node, annotation("a"))
+    await merge(cluster_api, node, annotation("b", "other.io/key"))
+    assert (await cluster_api.read_node(node)).metadata.annotations == {
+        KEY: "a",
+        "other.io/key": "b",
+    }
+    after = await merge(cluster_api, node, annotation(None))
+    assert after.metadata.annotations == {"other.io/key": "b"}
+
+
+async def test_a_patch_that_changes_nothing(cluster_api: Api, node: str) -> None:
+    """Writing what is there keeps the version, and watches hear nothing of it."""
+    before = await merge(cluster_api, node, annotation("a"))
+    version = before.metadata.resource_version
+    again = await merge(cluster_api, node, annotation("a"))
+    assert again.metadata.resource_version == version
+    gone = await merge(cluster_api, node, annotation(None, "never.io/there"))
+    assert gone.metadata.resource_version == version
+    assert await watched(cluster_api, node, version=version) == []
+
+
+async def test_versions_grow(cluster_api: Api, node: str) -> None:
+    """Every effective write gives a higher version."""
+    versions = [
+        int((await merge(cluster_api, node, annotation(str(n)))).metadata.resource_version)
+        for n in range(3)
+    ]
+    assert versions == sorted(set(versions))
+
+
+async def test_optimistic_lock(cluster_api: Api, node: str) -> None:
+    """A patch that names a version passes when it is the present one, else it conflicts."""
+    old = (await cluster_api.read_node(node)).metadata.resource_version
+    patch = annotation("a")
+    patch["metadata"]["resourceVersion"] = old
+    await merge(cluster_api, node, patch)
+    patch["metadata"]["annotations"][KEY] = "b"
+    with pytest.raises(exceptions.ConflictException, match="the object has been modified"):
+        await merge(cluster_api, node, patch)
+    assert (await cluster_api.read_node(node)).metadata.annotations == {KEY: "a"}
+
+
+async def test_another_uid_is_refused(cluster_api: Api, node: str) -> None:
+    """A patch for a Node that was re-created meanwhile can be made to fail by naming its uid."""
+    patch = annotation("a")
+    patch["metadata"]["uid"] = "0f3a4f4e-7d33-4f2a-9a53-000000000000"
+    with pytest.raises(exceptions.ApiException) as caught:
+        await merge(cluster_api, node, patch)
+    assert caught.value.status in {409, 422}
+
+
+async def test_another_name_is_refused(cluster_api: Api, node: str) -> None:
+    """A body that names another object than the path is a bad request."""
+    with pytest.raises(exceptions.BadRequestException):
+        await merge(cluster_api, node, {"metadata": {"name": "somebody-else"}})
+
+
+@pytest.mark.parametrize(
+    "metadata",
+    [
+        {"annotations": {KEY: "x" * (256 * 1024)}},
+        {"annotations": {"no key!": "x"}},
+        {"labels": {KEY: "no label value!"}},
+        {"labels": {KEY: "x" * 64}},
+    ],
+    ids=["too long", "bad key", "bad label", "long label"],
+)
+async def test_metadata_that_is_invalid(
+    cluster_api: Api, node: str, metadata: dict[str, Any]
+) -> None:
+    """Annotations over 256 KiB, bad keys and bad label values are 422 and change nothing."""
+    before = await cluster_api.read_node(node)
+    with pytest.raises(exceptions.UnprocessableEntityException, match="Invalid"):
+        await merge(cluster_api, node, {"metadata": metadata})
+    after = await cluster_api.read_node(node)
+    assert after.metadata.resource_version == before.metadata.resource_version
+
+
+@pytest.mark.parametrize("value", [3, True, ["a"], {"a": "b"}], ids=str)
+async def test_annotations_are_text(cluster_api: Api, node: str, value: object) -> None:
+    """An annotation that is no string is 422."""
+    with pytest.raises(exceptions.UnprocessableEntityException):
+        await merge(cluster_api, node, annotation(value))
+
+
+async def test_a_long_annotation_within_the_limit(cluster_api: Api, node: str) -> None:
+    """200 KiB with control characters are accepted and come back unchanged."""
+    text = "\x00\x07é\n" * 40_000
+    assert (await merge(cluster_api, node, annotation(text))).metadata.annotations == {KEY: text}
+
+
+async def test_strategic_merge_of_conditions(cluster_api: Api, node: str) -> None:
+    """Conditions written to the status path are merged by their type; others stay."""
+
+    def condition(kind: str, reason: str) -> dict[str, Any]:
+        return {
+            "status": {
+                "conditions": [{"type": kind, "status": "True", "reason": reason, "message": ""}]
+            }
+        }
+
+    for kind, reason in (("GPUHealthy", "a"), ("GPUPartitionsReady", "b"), ("GPUHealthy", "c")):
+        await cluster_api.patch_node_status(node, condition(kind, reason), _content_type=STRATEGIC)
+    found = (await cluster_api.read_node(node)).status.conditions
+    assert {one.type: one.reason for one in found if one.type.startswith("GPU")} == {
+        "GPUHealthy": "c",
+        "GPUPartitionsReady": "b",
+    }
+
+
+async def test_paths_of_status_and_spec(cluster_api: Api, node: str) -> None:
+    """The status path leaves spec alone but not labels; the main path leaves status alone."""
+    both = {
+        "metadata": {"labels": {"through": "status"}},
+        "spec": {"unschedulable": True},
+        "status": {"phase": "Running"},
+    }
+    after = await cluster_api.patch_node_status(node, both, _content_type=MERGE)
+    assert after.metadata.labels["through"] == "status"
+    assert not (after.spec and after.spec.unschedulable)
+    assert after.status.phase == "Running"
+    both["status"] = {"phase": "Terminated"}
+    after = await merge(cluster_api, node, both)
+    assert after.spec.unschedulable
+    assert after.status.phase == "Running"
+
+
+async def test_json_patch(cluster_api: Api, node: str) -> None:
+    """Lists of operations with escaped keys; a failed test or a missing path is 422."""
+    key = "/metadata/annotations/" + KEY.replace("/", "~1")
+    await cluster_api.patch_node(
+        node, [{"op": "add", "path": "/metadata/annotations", "value": {KEY: "a"}}]
+    )
+    await cluster_api.patch_node(
+        node,
+        [{"op": "test", "path": key, "value": "a"}, {"op": "replace", "path": key, "value": "b"}],
+    )
+    assert (await cluster_api.read_node(node)).metadata.annotations == {KEY: "b"}
+    for operations in (
+        [{"op": "test", "path": key, "value": "a"}, {"op": "remove", "path": key}],
+        [{"op": "remove", "path": "/metadata/annotations/never"}],
+    ):
+        with pytest.raises(exceptions.UnprocessableEntityException):
+            await cluster_api.patch_node(node, operations)
+    assert (await cluster_api.read_node(node)).metadata.annotations == {KEY: "b"}
+
+
+@pytest.mark.parametrize(
+    ("content_type", "body", "code"),
+    [
+        ("application/json", "{}", 415),
+        ("text/plain", "{}", 415),
+        (MERGE, "{", 400),
+        (JSON_PATCH, "{}", 400),
+    ],
+    ids=["json", "text", "no JSON", "no list"],
+)
+async def test_bodies_that_are_no_patch(
+    cluster: Cluster, node: str, content_type: str, body: str, code: int
+) -> None:
+    """Another content type is 415, a body that is no such patch 400; both as Status objects."""
+    async with aiohttp.ClientSession() as session:
+        answer = await session.patch(
+            f"{cluster.url}/api/v1/nodes/{node}",
+            data=body,
+            headers={"Content-Type": content_type, "Authorization": f"Bearer {cluster.token}"},
+            ssl=False,
+        )
+        status = await answer.json()
+    assert (answer.status, status["kind"], status["code"]) == (code, "Status", code)
+
+
+# --- watching -----------------------------------------------------------------------------------
+
+
+async def test_watch_from_a_list(cluster_api: Api, node: str) -> None:
+    """A watch from a list's version tells what came after it, in order, and ends by itself."""
+    await merge(cluster_api, node, annotation("before"))
+    listed = await cluster_api.list_node(field_selector=f"metadata.name={node}")
+    for value in ("a", "b"):
+        await merge(cluster_api, node, annotation(value))
+    events = await watched(cluster_api, node, version=listed.metadata.resource_version)
+    assert [(one["type"], one["object"].metadata.annotations[KEY]) for one in events] == [
+        ("MODIFIED", "a"),
+        ("MODIFIED", "b"),
+    ]
+
+
+async def test_watch_hears_while_it_is_open(cluster_api: Api, node: str) -> None:
+    """Changes arrive while the watch is open, well before its end; other Nodes' do not."""
+    listed = await cluster_api.list_node(field_selector=f"metadata.name={node}")
+    async with watch.Watch() as watching:
+        events = watching.stream(
+            cluster_api.list_node,
+            field_selector=f"metadata.name={node}",
+            resource_version=listed.metadata.resource_version,
+            timeout_seconds=30,
+            _request_timeout=40,
+        )
+        first = asyncio.create_task(anext(events))
+        await asyncio.sleep(0.1)
+        await cluster_api.create_node({"metadata": {"name": "another"}})
+        await cluster_api.delete_node("another")
+        await merge(cluster_api, node, annotation("a"))
+        async with asyncio.timeout(5):
+            event = await first
+        assert event["object"].metadata.name == node
+        assert watching.resource_version == event["object"].metadata.resource_version
+
+
+async def test_watch_without_a_version(cluster_api: Api, node: str) -> None:
+    """Without a version a watch begins with what is there."""
+    events = await watched(cluster_api, node, until=1)
+    assert [(one["type"], one["object"].metadata.name) for one in events] == [("ADDED", node)]
+
+
+async def test_a_node_that_is_made_again(cluster_api: Api, node: str) -> None:
+    """Deleted and created again: both are told, and the uid is another one."""
+    old = await cluster_api.read_node(node)
+    await cluster_api.delete_node(node)
+    await cluster_api.create_node({"metadata": {"name": node}})
+    events = await watched(cluster_api, node, version=old.metadata.resource_version, until=2)
+    assert [one["type"] for one in events] == ["DELETED", "ADDED"]
+    gone, new = (one["object"].metadata for one in events)
+    assert gone.uid == old.metadata.uid != new.uid
+    assert int(old.metadata.resource_version) < int(gone.resource_version)
+    assert int(gone.resource_version) < int(new.resource_version)
+
+
+async def test_bookmark_before_the_end(cluster: Cluster, cluster_api: Api, node: str) -> None:
+    """A watch that asks for bookmarks gets one before its clean end, newer than other writes."""
+    listed = await cluster_api.list_node(field_selector=f"metadata.name={node}")
+    other = await cluster_api.create_node({"metadata": {"name": "another"}})
+    events = await watched(
+        cluster_api,
+        node,
+        version=listed.metadata.resource_version,
+        seconds=cluster.last_bookmark_seconds,
+        allow_watch_bookmarks=True,
+    )
+    await cluster_api.delete_node("another")
+    assert {one["type"] for one in events} == {"BOOKMARK"}
+    version = events[-1]["object"]["metadata"]["resourceVersion"]
+    assert int(version) >= int(other.metadata.resource_version)
+
+
+async def test_watch_list(cluster_api: Api, node: str) -> None:
+    """Initial events on request: the objects, then a bookmark that marks their end."""
+    events = await watched(
+        cluster_api,
+        node,
+        until=2,
+        allow_watch_bookmarks=True,
+        send_initial_events=True,
+        resource_version_match="NotOlderThan",
+    )
+    assert [one["type"] for one in events[:2]] == ["ADDED", "BOOKMARK"]
+    marks = events[1]["object"]["metadata"]["annotations"]
+    assert marks == {"k8s.io/initial-events-end": "true"}
+
+
+async def test_versions_from_before_a_restart(
+    cluster: Cluster, cluster_api: Api, node: str
+) -> None:
+    """After a restart a watch from an old version ends with 410, and a new list goes on."""
+    old = (await merge(cluster_api, node, annotation("a"))).metadata.resource_version
+    await merge(cluster_api, node, annotation("b"))
+    await cluster.restart()
+    with pytest.raises(exceptions.ApiException, match="too old resource version") as caught:
+        await watched(cluster_api, node, version=old)
+    assert (caught.value.status, caught.value.reason.split(":")[0]) == (410, "Expired")
+    listed = await cluster_api.list_node(field_selector=f"metadata.name={node}")
+    await merge(cluster_api, node, annotation("c"))
+    version = listed.metadata.resource_version
+    events = await watched(cluster_api, node, version=version, until=1)
+    assert [one["object"].metadata.annotations[KEY] for one in events] == ["c"]
+
+
+# --- who asks, and other objects ----------------------------------------------------------------
+
+
+async def test_a_token_that_is_not_accepted(cluster: Cluster) -> None:
+    """A wrong token is 401 on requests, and 401 by its base class on watches."""
+    async with core_api(cluster.url, token="wrong", ca_file=cluster.ca_file) as stranger:
+        with pytest.raises(exceptions.UnauthorizedException):
+            await stranger.list_node()
+        with pytest.raises(exceptions.ApiException) as caught:
+            await watched(stranger, "any", version="1")
+        assert caught.value.status == 401
+
+
+async def test_events(cluster_api: Api, node: str) -> None:
+    """An Event about a Node lives in `default`, gets a name, and is counted up by a patch."""
+    about = {"apiVersion": "v1", "kind": "Node", "name": node, "uid": node}
+    event = {
+        "metadata": {"generateName": "nodeagent-"},
+        "involvedObject": about,
+        "reason": "PlanApplied",
+        "message": "done",
+        "type": "Normal",
+        "count": 1,
+    }
+    made = await cluster_api.create_namespaced_event("default", event)
+    assert made.metadata.name.startswith("nodeagent-")
+    after = await cluster_api.patch_namespaced_event(
+        made.metadata.name, "default", {"count": 2}, _content_type=MERGE
+    )
+    assert (after.count, after.reason) == (2, "PlanApplied")
+    with pytest.raises(exceptions.UnprocessableEntityException, match=r"involvedObject\.namespace"):
+        await cluster_api.create_namespaced_event("kube-system", event)
+
+
+async def test_pods_of_a_node(cluster_api: Api, node: str) -> None:
+    """Pods are found by their node and their labels, and an eviction takes one away."""
+
+    def pod(name: str, on: str) -> dict[str, Any]:
+        return {
+            "metadata": {"name": name, "labels": {"app": name}},
+            "spec": {
+                "nodeName": on,
+                "containers": [{"name": "main", "image": "none"}],
+                "terminationGracePeriodSeconds": 0,
+            },
+        }
+
+    await cluster_api.create_namespaced_pod("default", pod("mine", node))
+    await cluster_api.create_namespaced_pod("default", pod("foreign", "another"))
+
+    async def found(**selectors: str) -> list[str]:
+        pods = await cluster_api.list_pod_for_all_namespaces(**selectors)
+        return sorted(one.metadata.name for one in pods.items)
+
+    here = f"spec.nodeName={node}"
+    assert await found(field_selector=here) == ["mine"]
+    assert await found(field_selector=here, label_selector="app in (mine, x)") == ["mine"]
+    assert await found(label_selector="app!=mine,app") == ["foreign"]
+    eviction = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": "mine"}}
+    await cluster_api.create_namespaced_pod_eviction("mine", "default", eviction)
+    assert await found(field_selector=here) == []
+    with pytest.raises(exceptions.NotFoundException):
+        await cluster_api.create_namespaced_pod_eviction("mine", "default", eviction)
+    await cluster_api.delete_namespaced_pod("foreign", "default", grace_period_seconds=0)

@@ -1,0 +1,231 @@
+"""A watch request: what happened since a version, then what happens, one JSON line each."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from dataclasses import dataclass
+from typing import Any, assert_never
+
+from aiohttp import web
+
+from tests.simulated_cluster.faults import (
+    PAGE,
+    Answer,
+    Cut,
+    Dribble,
+    End,
+    ErrorEvent,
+    Fault,
+    Faults,
+    Freeze,
+    Html,
+    Repeat,
+    Reset,
+    Slow,
+    break_off,
+    error_event,
+    reset,
+)
+from tests.simulated_cluster.refusals import Refused, invalid
+from tests.simulated_cluster.selectors import Matches
+from tests.simulated_cluster.store import KINDS, Change, Store, events_of
+
+DEFAULT_SECONDS = 1800.0  # the real server's shortest, when the request names no time
+INITIAL_END = {"k8s.io/initial-events-end": "true"}
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What a watch request asks for. `version` is None where it names none."""
+
+    plural: str
+    namespace: str
+    matches: Matches
+    version: int | None
+    seconds: float
+    bookmarks: bool
+    initial_events: bool
+
+
+def asked(plural: str, namespace: str, matches: Matches, query: Any) -> Asked:
+    """Read the query; raises Refused where the real server does."""
+    initial = query.get("sendInitialEvents") in {"true", "1"}
+    if ("resourceVersionMatch" in query) != ("sendInitialEvents" in query):
+        raise invalid(
+            "ListOptions",
+            "",
+            "resourceVersionMatch: Forbidden: resourceVersionMatch is forbidden for watch unless "
+            "sendInitialEvents is provided"
+            if "resourceVersionMatch" in query
+            else "sendInitialEvents: Forbidden: sendInitialEvents requires setting "
+            "resourceVersionMatch to NotOlderThan",
+        )
+    return Asked(
+        plural,
+        namespace,
+        matches,
+        version_of(query.get("resourceVersion", "")),
+        number(query, "timeoutSeconds") or DEFAULT_SECONDS,
+        query.get("allowWatchBookmarks") in {"true", "1"},
+        initial,
+    )
+
+
+def version_of(text: str) -> int | None:
+    """A resourceVersion; none given, or "0", leaves the version to the server."""
+    if text in {"", "0"}:
+        return None
+    if not text.isdecimal():
+        raise Refused(400, f'Invalid value: "{text}": resourceVersion has to be a number')
+    return int(text)
+
+
+def number(query: Any, name: str) -> int:
+    """A whole number of the query, 0 where there is none."""
+    text = query.get(name, "0")
+    if not text.isdecimal():
+        raise Refused(400, f'{name}: Invalid value: "{text}": has to be a number')
+    return int(text)
+
+
+class Stream:
+    """One watch that is open: what it tells, and what strikes it."""
+
+    def __init__(
+        self, request: web.Request, asked: Asked, store: Store, faults: Faults, *, bookmarks: float
+    ) -> None:
+        self._request, self._asked, self._store, self._faults = request, asked, store, faults
+        self._bookmark_seconds = bookmarks
+        self._queue: asyncio.Queue[Change | Fault] = asyncio.Queue()
+        self._told = 0  # the version that the client knows everything of
+        self._last = b""  # the line sent last
+        self._response = web.StreamResponse(headers={"Content-Type": "application/json"})
+        self._response.enable_chunked_encoding()
+
+    async def run(self) -> web.StreamResponse:
+        """Answer until the watch's time is over or something ends it."""
+        self._store.watching.add(self._queue)
+        self._faults.watching.add(self._queue)
+        try:
+            await self._tell()
+        except ConnectionError:
+            pass  # the client went
+        finally:
+            self._store.watching.discard(self._queue)
+            self._faults.watching.discard(self._queue)
+        return self._response
+
+    async def _tell(self) -> None:
+        try:
+            backlog = self._backlog()
+        except Refused as refused:  # too old a version: even so the answer begins with 200
+            await self._response.prepare(self._request)
+            await self._event("ERROR", refused.status())
+            await self._response.write_eof()
+            return
+        await self._response.prepare(self._request)
+        for kind, found in backlog:
+            await self._event(kind, found)
+        if self._asked.initial_events:
+            await self._bookmark(INITIAL_END)
+        await self._follow()
+
+    def _backlog(self) -> list[tuple[str, dict[str, Any]]]:
+        """What the watch starts with."""
+        self._told = self._store.version
+        asked = self._asked
+        if asked.version is not None and not asked.initial_events:
+            changes = self._store.since(asked.version)
+            return [event for change in changes for event in self._events(change)]
+        present = self._store.all(asked.plural, asked.namespace)
+        return [("ADDED", found) for found in present if asked.matches(found)]
+
+    async def _follow(self) -> None:
+        loop = asyncio.get_running_loop()
+        end = loop.time() + self._asked.seconds
+        next_bookmark = loop.time() + self._bookmark_seconds
+        while (now := loop.time()) < end:
+            came: Change | Fault | None = None
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(min(end, next_bookmark) - now):
+                    came = await self._queue.get()
+            if isinstance(came, Change):
+                await self._change(came)
+            elif came is not None and await self._struck(came):
+                return
+            if loop.time() >= next_bookmark:
+                next_bookmark = loop.time() + self._bookmark_seconds
+                await self._bookmark()
+        await self._bookmark()
+        await self._response.write_eof()
+
+    async def _change(self, change: Change) -> None:
+        for kind, found in self._events(change):
+            await self._event(kind, found)
+        self._told = change.version
+
+    def _events(self, change: Change) -> list[tuple[str, dict[str, Any]]]:
+        found = change.after or change.before or {}
+        if change.plural != self._asked.plural:
+            return []
+        if self._asked.namespace not in {"", found["metadata"].get("namespace", "")}:
+            return []
+        return list(events_of(change, self._asked.matches))
+
+    async def _bookmark(self, annotations: dict[str, str] | None = None) -> None:
+        """Tell how far the client is, where it wants to know; never past what it was told."""
+        if not self._asked.bookmarks:
+            return
+        if self._queue.empty():
+            self._told = self._store.version
+        metadata: dict[str, Any] = {"resourceVersion": str(self._told)}
+        if annotations:
+            metadata["annotations"] = annotations
+        kind = KINDS[self._asked.plural]
+        await self._event("BOOKMARK", {"kind": kind, "apiVersion": "v1", "metadata": metadata})
+
+    async def _event(self, kind: str, found: dict[str, Any]) -> None:
+        await self._line(json.dumps({"type": kind, "object": found}).encode() + b"\n")
+
+    async def _line(self, line: bytes) -> None:
+        self._last = line
+        await self._response.write(line)
+
+    async def _struck(self, fault: Fault) -> bool:
+        """Do to the open watch what the fault says; whether it is over."""
+        match fault:
+            case Answer(code):
+                await self._line(error_event(ErrorEvent(code)))
+            case ErrorEvent():
+                await self._line(error_event(fault))
+            case Html():
+                await self._line(PAGE.encode())
+            case End():
+                pass
+            case Reset() | Cut():
+                await self._broken(fault)
+                return True
+            case Freeze() | Slow() | Dribble():
+                await self._delayed(fault)
+                return False
+            case Repeat():
+                await self._line(self._last)
+                return False
+            case _:
+                assert_never(fault)
+        await self._response.write_eof()
+        return True
+
+    async def _broken(self, fault: Reset | Cut) -> None:
+        if isinstance(fault, Reset):
+            reset(self._request)
+        else:
+            await break_off(self._request, self._response, clean=fault.clean)
+
+    async def _delayed(self, fault: Freeze | Slow | Dribble) -> None:
+        if isinstance(fault, Freeze):
+            await self._faults.frozen()
+        else:
+            await asyncio.sleep(fault.seconds)

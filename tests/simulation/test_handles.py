@@ -1,0 +1,31 @@
+"""Tokens of handles: never used twice, remembered as long as somebody may still have them."""
+
+from __future__ import annotations
+
+import pytest
+
+from nodeagent.simulation import SimulatorMisuse
+from nodeagent.simulation.handles import Handles, Kind
+
+
+def test_thousands_of_instances_leave_nothing_behind() -> None:
+    """What is used stays, GPUs and samples always; the rest is forgotten, and its token not given
+    again.
+    """
+    handles = Handles()
+    gpu = handles.give(Kind.GPU, 1, 0)
+    sample = handles.give(Kind.GPM_SAMPLE, 1, serial=1)
+    used = handles.give(Kind.MIG_DEVICE, 1, 0, 3, 1)
+    unused = handles.give(Kind.MIG_DEVICE, 1, 0, 3, 2)
+    tokens = set()
+    for serial in range(3, 6000):
+        tokens.add(handles.give(Kind.MIG_DEVICE, 1, 0, 3, serial))
+        handles.take(used, "here")
+    assert handles.take(gpu, "here").kind is Kind.GPU
+    assert handles.take(sample, "here").kind is Kind.GPM_SAMPLE
+    assert handles.take(used, "here").serial == 1
+    with pytest.raises(SimulatorMisuse, match="never given out"):
+        handles.take(unused, "here")
+    assert len(tokens) == 5997
+    assert not {gpu, used, unused} & tokens
+    assert len(handles) == 4096
