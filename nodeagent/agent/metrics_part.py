@@ -36,12 +36,12 @@ from nodeagent.metrics.catalogue import Field, catalogue
 from nodeagent.metrics.dcgm import Names, Style
 from nodeagent.metrics.exposition import Family
 from nodeagent.metrics.labels import HostLabel
-from nodeagent.metrics.samples import Subject, WholeGpu
 from nodeagent.metrics.selection import Selection, default_selection, read_selection
 from nodeagent.planning.outcome import NodeOutcome
 from nodeagent.planning.problems import Code, Problem
 from nodeagent.reports.node_state import NodeState
 from nodeagent.settings import MetricsSettings, Settings
+from nodeagent.sources.counters_file import counters_text
 from nodeagent.sources.file_watch import changes
 
 if TYPE_CHECKING:
@@ -50,7 +50,6 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger(__name__)
 
-_LARGEST_FILE = 1024 * 1024  # bytes; dcgm-exporter's own has 6,000
 _MOST_TOLD = 20  # lines of a file of counters that are named one by one
 
 
@@ -174,7 +173,7 @@ class MetricsPart:
     async def _select(self, path: Path) -> None:
         """Take over what the file selects; one that cannot be used leaves what was in force."""
         try:
-            found = read_selection(await asyncio.to_thread(_text_of, path))
+            found = read_selection(await asyncio.to_thread(counters_text, path))
         except NodeagentError as error:
             problem = Problem(Code.METRICS, error.message, error.remedy)
             if problem != self._unread:
@@ -208,15 +207,15 @@ class MetricsPart:
             exporter.drop(reader)
         looks = sampler.looks
         exporter.layouts_are(Layout(look.gpu, look.slices, look.at) for look in looks)
-        exporter.readers_are(found.readers)
+        exporter.readers_are((*found.readers, self.sampling.listener))
         exporter.took("events", self._event_values.sample(found.slices))
         exporter.renew()
 
     def _heard(self, events: tuple[Event, ...]) -> None:
         sampler = self.sampling.sampler
         if sampler is not None:
-            wholes = {look.gpu.uuid: Subject(WholeGpu(look.gpu)) for look in sampler.looks}
-            self._event_values.heard(events, wholes, sampler.slices)
+            # Those of lost GPUs too: that a GPU fell off the bus is an event of it.
+            self._event_values.heard(events, sampler.wholes, sampler.slices)
 
     # --- whose it is ------------------------------------------------------------------------------
 
@@ -256,21 +255,6 @@ def _host_label(settings: Settings) -> HostLabel:
 
 def _style(settings: MetricsSettings) -> Style:
     return Style(Names(settings.names), repeat_whole=settings.repeat_whole)
-
-
-def _text_of(path: Path) -> str:
-    """Blocks; raises NodeagentError for what cannot be read."""
-    try:
-        with path.open("rb") as file:
-            raw = file.read(_LARGEST_FILE + 1)
-    except OSError as error:
-        raise NodeagentError(
-            f"the file of counters {path} cannot be read: {error.strerror}",
-            remedy="set metrics.counters to a file in dcgm-exporter's format",
-        ) from error
-    if len(raw) > _LARGEST_FILE:
-        raise NodeagentError(f"the file of counters {path} is larger than 1 MiB")
-    return raw.decode("utf-8", "replace")
 
 
 def _problem_of_line(finding: object) -> Problem:

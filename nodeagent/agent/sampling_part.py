@@ -8,7 +8,7 @@ list takes the driver long. Nothing here holds up the reconciler: a GPU at work 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 
 import structlog
 
@@ -18,6 +18,7 @@ from nodeagent.gpu.events.listener import Event, EventListener
 from nodeagent.gpu.sampling.process_reader import ProcessLook, ProcessReader
 from nodeagent.gpu.sampling.rounds import Round
 from nodeagent.gpu.sampling.sampler import Pace, Sampler
+from nodeagent.metrics.agent_metrics import ReaderState
 from nodeagent.metrics.catalogue import Field, TextField
 from nodeagent.planning.steps import Step
 from nodeagent.settings import SampleSettings
@@ -64,7 +65,9 @@ class SamplingPart:
         self._wanted: tuple[tuple[Field, ...], tuple[TextField, ...]] = ((), ())
         self._sampler: Sampler | None = None
         self._process_readers: dict[int, ProcessReader] = {}
-        self._problems: Mapping[str, tuple[str, ...]] = {}
+        self._events = EventListener(driver)
+        self._deaf: str | None = None  # why events are not heard, as it was told last
+        self._problems: dict[str, tuple[str, ...]] = {}  # as they were told last
         self._due = asyncio.Event()
 
     def select(self, fields: Iterable[Field], texts: Iterable[TextField]) -> None:
@@ -80,6 +83,11 @@ class SamplingPart:
         """Who reads just now."""
         return self._sampler
 
+    @property
+    def listener(self) -> ReaderState:
+        """How the wait for events fares; what it hears has no age."""
+        return ReaderState("events", succeeded=self._events.failure is None)
+
     async def run(self) -> None:
         """Read until cancelled."""
         await self._begun()
@@ -89,7 +97,7 @@ class SamplingPart:
                 parts.create_task(self._sample(), name="sample")
                 parts.create_task(self._follow_processes(), name="list processes")
                 if self._on_events:
-                    parts.create_task(EventListener(self._driver).run(self._heard), name="events")
+                    parts.create_task(self._events.run(self._heard), name="events")
         finally:
             self._driver.taken.remove(self._step_taken)
             if self._sampler is not None:
@@ -136,10 +144,22 @@ class SamplingPart:
                 hear(found)
             except Exception:  # a fault of ours is told, and the next round may go well
                 log.exception("what was sampled cannot be used")
-        if found.problems != self._problems:
-            for uuid in found.problems.keys() - self._problems.keys():
-                log.warning("a GPU tells less than it should", gpu=uuid, why=found.problems[uuid])
-            self._problems = found.problems
+        self._tell(found)
+
+    def _tell(self, found: Round) -> None:
+        """Say what cannot be read, once; a slow reader is not in every round."""
+        for uuid, why in found.problems.items():
+            if why and self._problems.get(uuid) != why:
+                self._problems[uuid] = why
+                log.warning("a GPU tells less than it should", gpu=uuid, why=why)
+        failure = self._events.failure
+        deaf = failure.message if failure is not None else None
+        if deaf != self._deaf:
+            self._deaf = deaf
+            if deaf is None:
+                log.info("what happens to the GPUs is heard again")
+            else:
+                log.warning("what happens to the GPUs is not heard", error=deaf)
 
     def _heard(self, events: tuple[Event, ...]) -> None:
         for hear in self._on_events:

@@ -12,6 +12,7 @@ from nodeagent.cli import (
     gpu_preflight,
     health_preflight,
     host_preflight,
+    metrics_preflight,
     mps_preflight,
 )
 from nodeagent.cli.cluster_preflight import ClusterFindings, asked_of_the_node
@@ -71,6 +72,7 @@ def _look(options: Options) -> Iterator[Finding]:
     yield host_preflight.directory_finding("run.dir", settings.run.dir)
     yield host_preflight.directory_finding("state.dir", settings.state.dir)
     yield from health_preflight.health_findings(settings.health, simulated=is_simulated(options))
+    yield from metrics_preflight.metrics_findings(settings.metrics)
     yield host_preflight.lock_finding(lock_file(options, settings.run.dir))
     in_cluster = is_in_cluster(
         use=settings.kubernetes.use,

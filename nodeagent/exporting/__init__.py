@@ -1,5 +1,5 @@
 """From samples of the GPUs to the text that Prometheus gets.
 
-`schedule` says when each reader reads, `ownership` whose a device is, `exporter` makes one text of
-all that is known. Nothing here calls the driver; who reads is given from outside.
+`ownership` says whose a device is, `exporter` makes one text of all that is known. Nothing here
+calls the driver; who reads is given from outside.
 """

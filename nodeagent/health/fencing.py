@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from nodeagent.health.findings import Finding, Severity, in_order
-from nodeagent.health.table import BY_CAUSE
+from nodeagent.health.table import BY_CAUSE, advice
 from nodeagent.health.xids import BLOCKS_CALLS
 from nodeagent.planning.observed import (
     WELL,
@@ -121,7 +121,7 @@ def _sickness(gpu: Gpu, fenced: Fences) -> Sickness:
     # Of a GPU that is sick as a whole, what makes it that is told.
     told = next(f for f in mine if f.placement is None or not whole).finding
     slices = 0 if whole else fenced.slices(gpu.uuid)
-    return Sickness(slices, whole, words(told), BY_CAUSE[told.cause].advice)
+    return Sickness(slices, whole, words(told), advice(told.cause, told.action))
 
 
 def words(finding: Finding) -> str:

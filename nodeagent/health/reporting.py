@@ -12,7 +12,7 @@ from nodeagent.health.findings import End, Finding, Moment, Severity, in_order, 
 from nodeagent.health.judging import Judgement
 from nodeagent.health.ledger import Ended
 from nodeagent.health.state import GpuPast, HealthState
-from nodeagent.health.table import BY_CAUSE, ROWS
+from nodeagent.health.table import BY_CAUSE, ROWS, advice
 from nodeagent.health.told import xid_evidence
 from nodeagent.health.xids import XidTable
 
@@ -48,7 +48,7 @@ def finding_json(finding: Finding) -> Json:
         "message": BY_CAUSE[finding.cause].words,
         "evidence": finding.evidence,
         "suggestedAction": finding.action.value,
-        "advice": BY_CAUSE[finding.cause].advice,
+        "advice": advice(finding.cause, finding.action),
         "since": _time(finding.since),
         "lastSeen": _time(finding.last),
         "count": finding.count,
@@ -180,11 +180,13 @@ _REASONS = {
 
 
 def _begun(finding: Finding, gpus: Mapping[str, GpuPast]) -> HealthEvent:
-    advice = BY_CAUSE[finding.cause].advice
+    helps = finding.action.value
+    if told := advice(finding.cause, finding.action):
+        helps = f"{helps}: {told}"
     return HealthEvent(
         warning=finding.severity is not Severity.HEALTHY,
         reason=_REASONS[finding.severity],
-        message=f"{sentence(finding, gpus)}: {finding.evidence}; {finding.action.value}: {advice}",
+        message=f"{sentence(finding, gpus)}: {finding.evidence}; {helps}",
         gpu=finding.place.gpu,
         pods=tuple(map(str, finding.pods)),
     )

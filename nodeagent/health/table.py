@@ -191,3 +191,19 @@ ROWS: tuple[Row, ...] = (
 # fmt: on
 
 BY_CAUSE = MappingProxyType({row.cause: row for row in ROWS})
+
+_OTHERWISE = {
+    Action.NONE: "",
+    Action.RESTART_APPLICATION: "restart the application; the GPU goes on",
+    Action.RESET_GPU: _RESET_ADVICE,
+    Action.REBOOT: "drain the node and reboot it",
+    Action.INSPECT_HARDWARE: _RMA,
+}
+
+
+def advice(cause: str, action: Action) -> str:
+    """What to do about a cause. Where something else than usual would help, such as after the
+    driver's own word or the second time, what that is.
+    """
+    row = BY_CAUSE[cause]
+    return row.advice if action is row.action else _OTHERWISE[action]

@@ -278,6 +278,11 @@ class Gpu:
         return self.uuid or f"GPU {self.index}"
 
     @property
+    def title(self) -> str:
+        """What people call it, such as `GPU 0 (NVIDIA H100 80GB HBM3)`."""
+        return f"GPU {self.index} ({self.name})" if self.name else f"GPU {self.index}"
+
+    @property
     def idle(self) -> bool:
         """Proven to have no user at all, inside instances or outside."""
         return (

@@ -26,10 +26,6 @@ class Blocker:
         return f"{self.device.profile} at slice {self.instance.placement.start}"
 
 
-def _name(gpu: Gpu) -> str:
-    return f"GPU {gpu.index} ({gpu.name})" if gpu.name else f"GPU {gpu.index}"
-
-
 def vanished(uuid: str, wanted: DesiredGpu) -> Problem:
     """A GPU that was resolved and is not there any more."""
     return Problem(
@@ -46,7 +42,7 @@ def inaccessible(gpu: Gpu, wanted: DesiredGpu) -> Problem:
     lost = gpu.access is Access.LOST
     return Problem(
         Code.GPU_LOST if lost else Code.GPU_UNKNOWN,
-        f"{_name(gpu)} does not answer: {gpu.access_reason or 'no reason is known'}",
+        f"{gpu.title} does not answer: {gpu.access_reason or 'no reason is known'}",
         "nothing is done to it until it answers again",
         gpu=gpu.uuid,
         path=wanted.path,
@@ -57,7 +53,7 @@ def not_mig_capable(gpu: Gpu, path: str) -> Problem:
     """MIG is asked of a card that has none."""
     return Problem(
         Code.NOT_MIG_CAPABLE,
-        f"{_name(gpu)} has no MIG",
+        f"{gpu.title} has no MIG",
         "name only GPUs with MIG (nodeagent profiles shows them), or select by model",
         gpu=gpu.uuid,
         path=path,
@@ -80,7 +76,7 @@ def mode_in_use(gpu: Gpu, path: str, *, enable: bool) -> Problem:
         who = "; ".join(users)
     return Problem(
         Code.IN_USE,
-        f"MIG mode of {_name(gpu)} cannot be switched {word} while it is in use: {who}",
+        f"MIG mode of {gpu.title} cannot be switched {word} while it is in use: {who}",
         "end what uses it, or wait for its end",
         gpu=gpu.uuid,
         path=path,
@@ -91,7 +87,7 @@ def gpu_held(gpu: Gpu, path: str) -> Problem:
     """A client from before, outside any instance, keeps the driver from creating."""
     return Problem(
         Code.IN_USE,
-        f"no GPU instance can be created on {_name(gpu)} while it is held outside any: {gpu.usage}",
+        f"no GPU instance can be created on {gpu.title} while it is held outside any: {gpu.usage}",
         "end what holds it, or wait for its end",
         gpu=gpu.uuid,
         path=path,
@@ -120,7 +116,7 @@ def reset_required(gpu: Gpu, path: str, policy: Policy, *, enable: bool) -> Prob
         )
     return Problem(
         Code.RESET_REQUIRED,
-        f"MIG mode of {_name(gpu)} goes {word} only at a GPU reset",
+        f"MIG mode of {gpu.title} goes {word} only at a GPU reset",
         remedy,
         gpu=gpu.uuid,
         path=path,
@@ -131,7 +127,7 @@ def mode_cannot_return(gpu: Gpu, path: str) -> Problem:
     """Switching MIG off here could not be taken back."""
     return Problem(
         Code.MODE_CANNOT_RETURN,
-        f"MIG mode of {_name(gpu)} is not switched off: in this virtual machine the GPU cannot be "
+        f"MIG mode of {gpu.title} is not switched off: in this virtual machine the GPU cannot be "
         "reset, so it could not be switched on again",
         "switch it off from the hypervisor's side, or leave the GPU out of the plan",
         gpu=gpu.uuid,
@@ -144,7 +140,7 @@ def not_offered(gpu: Gpu, wanted: Sequence[WantedInstance]) -> Problem:
     offered = ", ".join(p.name for p in gpu.profiles) or "none"
     return Problem(
         Code.UNKNOWN_PROFILE,
-        f"{_name(gpu)} has no profile {wanted[0].profile}",
+        f"{gpu.title} has no profile {wanted[0].profile}",
         f"it offers: {offered}",
         gpu=gpu.uuid,
         path=wanted[0].path,
@@ -167,7 +163,7 @@ def does_not_fit(gpu: Gpu, wanted: Sequence[WantedInstance], path: str) -> Probl
     where = f" at slice {too_much.start}" if too_much.start is not None else ""
     return Problem(
         Code.DOES_NOT_FIT,
-        f"{_counted(card, wanted)} cannot be on {_name(gpu)} together: "
+        f"{_counted(card, wanted)} cannot be on {gpu.title} together: "
         f"beside {rest} there is no room for {_device(card, too_much)}{where}",
         _alternative(card, too_much, wanted),
         gpu=gpu.uuid,
@@ -214,7 +210,7 @@ def in_the_way(
     return tuple(
         Problem(
             Code.IN_USE,
-            f"{blocker} of {_name(gpu)} would have to go {purpose} "
+            f"{blocker} of {gpu.title} would have to go {purpose} "
             f"(free memory slices: {slots}), "
             f"but is in use by {_users(gpu, blocker)}",
             "end what uses it, or wait for its end",

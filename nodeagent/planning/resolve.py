@@ -209,7 +209,7 @@ def _unknown_profile(
         message = f"{entry.profile} may mean {' or '.join(p.name for p in found)}"
         remedy = "write the one that is meant"
     else:
-        message = f"GPU {gpu.index} ({gpu.name}) has no profile {entry.profile}"
+        message = f"{gpu.title} has no profile {entry.profile}"
         near = nearest(entry.profile, names)
         hint = f"did you mean {near}? " if near else ""
         remedy = f"{hint}it offers {', '.join(names)}"

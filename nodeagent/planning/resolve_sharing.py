@@ -121,7 +121,7 @@ def _beyond(entry: MpsEntry, gpu: Gpu, target: _Target, sharing: Sharing) -> lis
         found.append(
             Problem(
                 Code.UNSUPPORTED,
-                f"GPU {gpu.index} ({gpu.name}) cannot hold clients of MPS to limits: that takes "
+                f"{gpu.title} cannot hold clients of MPS to limits: that takes "
                 f"compute capability {VOLTA[0]}.{VOLTA[1]}, and it has "
                 f"{gpu.compute_capability[0]}.{gpu.compute_capability[1]}",
                 "write clients: {}, which limits nobody, or use timeSlice",

@@ -31,13 +31,13 @@ def _hands_out_all(result: GpuPlan) -> bool:
 
 
 def _sick_gpu(gpu: Gpu, path: str) -> Problem:
-    return _unhealthy(gpu, f"nothing is changed on {_name(gpu)}", path)
+    return _unhealthy(gpu, f"nothing is changed on {gpu.title}", path)
 
 
 def sick_slices(gpu: Gpu, path: str) -> Problem:
     """What is wanted would need memory slices that are sick."""
     sick = ", ".join(str(n) for n in range(gpu.sickness.slices.bit_length()) if _is_sick(gpu, n))
-    what = f"the plan needs sick memory slices of {_name(gpu)} (sick: {sick})"
+    what = f"the plan needs sick memory slices of {gpu.title} (sick: {sick})"
     return _unhealthy(gpu, what, path)
 
 
@@ -48,7 +48,3 @@ def _is_sick(gpu: Gpu, number: int) -> bool:
 def _unhealthy(gpu: Gpu, what: str, path: str) -> Problem:
     why = f": {gpu.sickness.why}" if gpu.sickness.why else ""
     return Problem(Code.GPU_UNHEALTHY, f"{what}{why}", gpu.sickness.remedy, gpu=gpu.uuid, path=path)
-
-
-def _name(gpu: Gpu) -> str:
-    return f"GPU {gpu.index} ({gpu.name})" if gpu.name else f"GPU {gpu.index}"

@@ -193,6 +193,7 @@ def _health(gpu: Gpu, health: HealthState | None) -> Json:
         "check": row.check.value,
         "cause": row.cause,
         "severity": row.severity.value,
+        "message": row.words,
         "evidence": gpu.access_reason or "the driver does not answer for it",
         "suggestedAction": row.action.value,
         "advice": row.advice,

@@ -122,6 +122,11 @@ class Card:
         if not self.board.has_mig:
             raise Refused(Code.NOT_SUPPORTED)
 
+    def require_capability(self, least: tuple[int, int]) -> None:
+        """What older architectures do not have."""
+        if self.board.compute_capability < least:
+            raise Refused(Code.NOT_SUPPORTED)
+
     def require_mig(self) -> None:
         if not self.state.mig:
             raise Refused(Code.NOT_SUPPORTED)

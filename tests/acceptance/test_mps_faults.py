@@ -214,7 +214,7 @@ async def test_a_daemon_that_does_not_start() -> None:
     """It fails alone, the layout is as planned, the report says which and why; when its trouble is
     over it is Ready, and nobody else was disturbed.
     """
-    async with bench(policy=quick(start_deadline=0.8, limit_deadline=0.8)) as made:
+    async with bench(policy=quick(start_deadline=2.0, limit_deadline=2.0)) as made:
         for knob in STARTS:
             assert not problems(await made.agent.reach(BEFORE, parallel=2))
             made.goal = AFTER

@@ -255,7 +255,8 @@ def test_what_ails_a_gpu_is_shown(program: Program) -> None:
     """Where it is, what was read, and what would help; nothing that would be empty."""
     findings = [
         {
-            "evidence": "3 uncorrected errors",
+            "message": "uncorrected errors",
+            "evidence": "3 so far",
             "suggestedAction": "reset GPU",
             "advice": "let its users end",
             "start": 4,
@@ -269,10 +270,20 @@ def test_what_ails_a_gpu_is_shown(program: Program) -> None:
     assert (
         """\
   ! unhealthy
-    slices 4-7: 3 uncorrected errors
+    slices 4-7: uncorrected errors: 3 so far
       reset GPU: let its users end
     slice 2: XID 78
 
 """
         in shown
     )
+
+
+def test_what_a_healthy_gpu_told_is_shown(program: Program) -> None:
+    """A finding that leaves the GPU well is told, but not as a warning."""
+    findings = [{"evidence": "XID 31", "suggestedAction": "restart application"}]
+    well = dict(STATUS["gpus"][1], health={"status": "healthy", "findings": findings})
+    with _answering(json.dumps({**STATUS, "gpus": [well]}).encode()) as (where, _):
+        shown = program("status", "--listen", where).out
+    assert "  healthy, though:\n    XID 31\n      restart application\n" in shown
+    assert "!" not in shown.split("healthy, though")[0].split("GPU 1")[-1]

@@ -29,7 +29,7 @@ from nodeagent.health.readings import (
     Temperature,
     Throttling,
 )
-from nodeagent.health.table import BY_CAUSE, ROWS
+from nodeagent.health.table import BY_CAUSE, ROWS, advice
 from tests.health.rig import GPU, Node, gpu
 
 Step = Callable[[Node], Any]
@@ -350,3 +350,11 @@ def test_the_page_shows_no_other_row() -> None:
     """Nor does it have one more."""
     shown = [line for line in PAGE.splitlines() if line.startswith("| `") and line.count("|") == 7]
     assert len(shown) == len(ROWS)
+
+
+def test_the_advice_fits_the_action() -> None:
+    """A cause's own words count for its usual action; for another action, what that one is."""
+    assert advice("xidReset", Action.RESET_GPU) == BY_CAUSE["xidReset"].advice
+    assert "reset" not in advice("xidReset", Action.RESTART_APPLICATION)
+    assert "diagnostic" in advice("xidReset", Action.INSPECT_HARDWARE)
+    assert advice("xidReset", Action.NONE) == ""

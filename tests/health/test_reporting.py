@@ -54,6 +54,7 @@ def test_a_finding_as_json() -> None:
                 "check": "xid",
                 "cause": "xidReset",
                 "severity": "unhealthy",
+                "message": "an error that needs a GPU reset",
                 "evidence": "XID 95 (Uncontained memory error), pid 7 (python): Uncont.",
                 "suggestedAction": "reset GPU",
                 "advice": "let its users end, then reset the GPU",

@@ -119,10 +119,16 @@ async def serve(options: argparse.Namespace) -> int:
         say(api, kubelet, options.node, config)
         if options.agent:
             print("the agent's own picture:")
-            print(f"  nodeagent status --run-dir {folder}/run\n", flush=True)
+            print(f"  nodeagent status --run-dir {folder}/run")
+            print("something happens to a GPU, and the Node tells of it:")
+            print(f"  nodeagent simulate xid 0 79 --state {folder}/node.json\n", flush=True)
         telling = asyncio.create_task(tell_statuses(api, options.node))
         stack.callback(telling.cancel)
-        agent = command(options.agent, folder, options.node) if options.agent else []
+        agent: list[str] = []
+        if options.agent:
+            state = folder / "node.json"
+            state.unlink(missing_ok=True)  # a new node each time
+            agent = [*command(options.agent, folder, options.node), "--state", str(state)]
         return await until_stopped(agent, kubelet.socket)
 
 

@@ -65,6 +65,5 @@ class AnnotationSource:
         elif self._file is not None:
             self._offer(annotation.offer(self._view.annotations, self._file))
         elif annotation.PLAN in self._view.annotations:
-            self._offer(
-                annotation.offer(self._view.annotations, NO_NODE)
-            )  # the file does not matter
+            # A plan is written there, so what the file says does not matter.
+            self._offer(annotation.offer(self._view.annotations, NO_NODE))

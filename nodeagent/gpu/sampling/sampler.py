@@ -174,7 +174,8 @@ class Sampler:
         if tasks:
             done, _ = await asyncio.wait(tasks, timeout=self._pace.patience)
             for task in done:
-                task.result()  # it raises nothing but what should never be
+                if not task.cancelled():  # by `close`, which is no reason to cancel who waits here
+                    task.result()  # it raises nothing but what should never be
         return self._told()
 
     async def _begin(self, now: float) -> set[asyncio.Task[None]]:

@@ -68,7 +68,7 @@ def get_memory_error_counter(
     errors=(*_NOT_SUPPORTED, Code.ARGUMENT_VERSION_MISMATCH),
 )
 def get_sram_status(library: Session, gpu: Device, status: Any) -> None:
-    _require(gpu.card, _AMPERE)
+    gpu.card.require_capability(_AMPERE)
     status.bThresholdExceeded = int(gpu.card.sensors.told("ecc.sramThreshold", 0))
 
 
@@ -79,7 +79,7 @@ def get_sram_status(library: Session, gpu: Device, status: Any) -> None:
     errors=_NOT_SUPPORTED,
 )
 def get_histogram(library: Session, gpu: Device, values: Any) -> None:
-    _require(gpu.card, _AMPERE)
+    gpu.card.require_capability(_AMPERE)
     _require_no_instances(gpu.card)
     told = gpu.card.sensors.told
     values.max = int(told("banks.max", _BANKS))
@@ -105,7 +105,7 @@ def get_remapped_rows(
     failure: c_uint,
 ) -> None:
     """Not told while a GPU in MIG mode has instances."""
-    _require(gpu.card, _AMPERE)
+    gpu.card.require_capability(_AMPERE)
     _require_no_instances(gpu.card)
     named = gpu.card.sensors.named
     correctable.value = int(named("rows.correctable"))
@@ -146,7 +146,7 @@ def get_retired_pages(
     errors=(*_NOT_SUPPORTED, Code.ARGUMENT_VERSION_MISMATCH),
 )
 def get_repair_status(library: Session, gpu: Device, status: Any) -> None:
-    _require(gpu.card, _HOPPER)
+    gpu.card.require_capability(_HOPPER)
     status.bChannelRepairPending = int(gpu.card.sensors.told("repair.channel", 0))
     status.bTpcRepairPending = int(gpu.card.sensors.told("repair.tpc", 0))
 
@@ -158,13 +158,8 @@ def get_repair_status(library: Session, gpu: Device, status: Any) -> None:
     errors=(*_NOT_SUPPORTED, Code.ARGUMENT_VERSION_MISMATCH),
 )
 def get_unrepairable(library: Session, gpu: Device, status: Any) -> None:
-    _require(gpu.card, _AMPERE)
+    gpu.card.require_capability(_AMPERE)
     status.unrepairableMemory = int(gpu.card.sensors.told("memory.unrepairable", 0))
-
-
-def _require(card: Card, capability: tuple[int, int]) -> None:
-    if card.board.compute_capability < capability:
-        raise Refused(Code.NOT_SUPPORTED)
 
 
 def _require_no_instances(card: Card) -> None:

@@ -160,7 +160,7 @@ def get_threshold(library: Session, gpu: Device, threshold: int, degrees: c_uint
     errors=(*_NOT_SUPPORTED, Code.ARGUMENT_VERSION_MISMATCH),
 )
 def get_margin(library: Session, gpu: Device, margin: Any) -> None:
-    _require(gpu.card, _AMPERE)
+    gpu.card.require_capability(_AMPERE)
     margin.marginTemperature = gpu.card.sensors.margin
 
 
@@ -249,8 +249,3 @@ def _clock(kind: int) -> str:
     if kind >= len(_CLOCKS):
         raise Refused(Code.INVALID_ARGUMENT)
     return _CLOCKS[kind]
-
-
-def _require(card: Card, capability: tuple[int, int]) -> None:
-    if card.board.compute_capability < capability:
-        raise Refused(Code.NOT_SUPPORTED)

@@ -96,8 +96,7 @@ def _no_such_profile(one: Asked, name: ProfileName, gpu: Gpu | None) -> Problem 
     if gpu is not None and gpu.access is Access.OK and gpu.mig is None:
         return Problem(
             Code.NOT_MIG_CAPABLE,
-            f"{one.where} asks for {shown(one.profile)}, but GPU {gpu.index} ({gpu.name}) has no "
-            "MIG",
+            f"{one.where} asks for {shown(one.profile)}, but {gpu.title} has no MIG",
             f"take it away, or set the label {MODE_LABEL} to {Mode.MPS.value}",
             gpu=gpu.uuid,
             path=one.where,
@@ -108,7 +107,7 @@ def _no_such_profile(one: Asked, name: ProfileName, gpu: Gpu | None) -> Problem 
     near = nearest(str(name), names)
     return Problem(
         Code.UNKNOWN_PROFILE,
-        f"{one.where} asks for {shown(one.profile)}, which GPU {gpu.index} ({gpu.name}) has not",
+        f"{one.where} asks for {shown(one.profile)}, which {gpu.title} has not",
         f"{f'did you mean {near}? ' if near else ''}it offers {listed(names)}",
         gpu=gpu.uuid,
         path=one.where,

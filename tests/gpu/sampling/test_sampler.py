@@ -541,3 +541,18 @@ async def test_an_old_driver_tells_the_fabric_in_its_older_way(
     fabric = told.gpus[0].fabric
     assert fabric is not None
     assert (fabric.state, fabric.summary) == (3, 0)
+
+
+async def test_who_waits_for_a_round_outlives_the_closing(
+    known: Driver, node: SimulatedNode
+) -> None:
+    """A sampler that is closed in the middle of a round, as by a changed file of counters, ends
+    the round and does not cancel whoever waits for it.
+    """
+    sampler = sampler_of(known, rows(POWER))
+    node.inject("nvmlDeviceGetPowerUsage", delay=0.1, times=None)
+    waiting = asyncio.create_task(sampler.round())
+    await asyncio.sleep(0.02)
+    sampler.close()
+    await waiting
+    assert not waiting.cancelled()

@@ -1,0 +1,26 @@
+"""The file of counters, whatever it turns out to be."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from nodeagent.errors import NodeagentError
+from nodeagent.sources.counters_file import counters_text
+
+
+def test_its_text(tmp_path: Path) -> None:
+    """As it is; bytes that are no text do not hide the rest."""
+    (tmp_path / "c").write_bytes(b"A,gauge,\xff\n")
+    assert counters_text(tmp_path / "c") == "A,gauge,\ufffd\n"
+
+
+def test_what_is_no_such_file_is_refused(tmp_path: Path) -> None:
+    """Missing, too large, or a pipe that would never end."""
+    (tmp_path / "large").write_bytes(b"#" * ((1 << 20) + 1))
+    os.mkfifo(tmp_path / "pipe")
+    for name, told in {"none": "No such file", "large": "1 MiB", "pipe": "regular"}.items():
+        with pytest.raises(NodeagentError, match=told):
+            counters_text(tmp_path / name)
