@@ -107,6 +107,12 @@ async def until_stopped(agent: list[str], kubelet: Path) -> int:
     return await ended
 
 
+def program() -> str:
+    """The program as one types it here: that of the environment in use."""
+    beside = Path(sys.executable).with_name("nodeagent")
+    return str(beside) if beside.exists() else f"{sys.executable} -m nodeagent"
+
+
 async def serve(options: argparse.Namespace) -> int:
     """Serve one Node until a signal, or until the agent ends by itself; an exit code."""
     folder: Path = options.folder.absolute()
@@ -119,9 +125,9 @@ async def serve(options: argparse.Namespace) -> int:
         say(api, kubelet, options.node, config)
         if options.agent:
             print("the agent's own picture:")
-            print(f"  nodeagent status --run-dir {folder}/run")
+            print(f"  {program()} status --run-dir {folder}/run")
             print("something happens to a GPU, and the Node tells of it:")
-            print(f"  nodeagent simulate xid 0 79 --state {folder}/node.json\n", flush=True)
+            print(f"  {program()} simulate xid 0 79 --state {folder}/node.json\n", flush=True)
         telling = asyncio.create_task(tell_statuses(api, options.node))
         stack.callback(telling.cancel)
         agent: list[str] = []
