@@ -11,7 +11,8 @@ from nodeagent.health.signs import Look, Sign, known
 def ecc(look: Look) -> Iterator[Sign]:
     """Uncorrected errors belong to the GPU instances that count them, the rest to the GPU.
 
-    A GPU for which the driver asks no recovery has contained them: it is degraded until a reset.
+    What is left in MIG mode degrades the GPU only: it lies somewhere, and not everywhere. A GPU for
+    which the driver asks no recovery has contained them: it is degraded until a reset.
     """
     read = look.gpu.ecc
     severity = Severity.DEGRADED if look.no_recovery else None
@@ -26,13 +27,16 @@ def ecc(look: Look) -> Iterator[Sign]:
             instance=instance.instance,
             severity=severity,
         )
-    total = read.volatile.uncorrected
-    if look.gpu.mig and look.gpu.instances is None:
-        total = None  # whose errors they are is not known this time
+    total, where = read.volatile.uncorrected, ""
+    if look.gpu.mig:
+        # The count of an instance goes with it, and its errors stay in the GPU's.
+        severity, where = Severity.DEGRADED, ", some of them in instances that are gone"
+        if look.gpu.instances is None:
+            total = None  # whose errors they are is not known this time
     yield Sign(
         "eccUncorrected",
         None if total is None else total > of_instances,
-        f"{total} uncorrected errors since the last reset",
+        f"{total} uncorrected errors since the last reset{where}",
         severity=severity,
     )
     differs = None

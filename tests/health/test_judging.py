@@ -152,6 +152,16 @@ def test_errors_of_nobody_knows_which_instance() -> None:
     assert node.one("eccUncorrected").place.instance == 2
 
 
+def test_errors_of_an_instance_that_is_gone_leave_the_gpu_in_use() -> None:
+    """Its count went with it and stays in the GPU's: the GPU is degraded and is not fenced."""
+    node = _known()
+    errors = Ecc(volatile=EccErrors(0, 3))
+    node.read(gpu(mig=True, instances=(InstanceReading(2, RIGHT, 3),), ecc=errors))
+    node.read(gpu(mig=True, instances=(), ecc=errors))
+    finding = node.one("eccUncorrected")
+    assert (finding.place.instance, finding.severity) == (None, Severity.DEGRADED)
+
+
 def test_an_application_error_goes_with_its_instance() -> None:
     """Gone, or replaced by another one of the same id; what needs a reset stays with the slices."""
     node = _known()
