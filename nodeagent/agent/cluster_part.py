@@ -28,6 +28,7 @@ log = structlog.get_logger(__name__)
 # A label's pending and success belong together and may be a moment apart, and so may two changes:
 # whoever waits for success must not be shown the one before.
 _BURST = {"mig-config": 4}
+_LAST_WORDS = 1.5  # seconds for the newest state to be written at the end
 _LEAVING = 2.0  # seconds for putting back at the end what was done around a change
 
 
@@ -133,6 +134,10 @@ class ClusterPart:
                 )
             case _:
                 raise AssertionError(name)
+
+    async def flush(self) -> None:
+        """The agent stops: have the newest state written while `run` still runs."""
+        await self._citizen.flush(within=_LAST_WORDS)
 
     async def run(self) -> None:
         """Follow and write the Node, and do what follows up, until cancelled."""

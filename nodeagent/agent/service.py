@@ -139,6 +139,8 @@ class Agent:
                 if self._cluster:
                     others.append(parts.create_task(self._cluster.run(), name="cluster"))
                 await parts.create_task(self._reconciler.run(), name="reconcile")
+                if self._cluster:
+                    await self._cluster.flush()
             self._events.close()
             for task in others:
                 task.cancel()

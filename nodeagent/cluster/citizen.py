@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Final, NoReturn, Protocol
@@ -170,6 +171,15 @@ class Citizen:
             problem=problem,
             remedy=remedy,
         )
+
+    async def flush(self, *, within: float) -> None:
+        """The agent stops: show the newest state, and wait so many seconds for its writing."""
+        if self._follower.unreachable_since is not None:
+            return
+        self._show()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(within):
+                await self._writer.settled()
 
     # --- its life -------------------------------------------------------------------------------
 

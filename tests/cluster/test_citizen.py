@@ -251,3 +251,23 @@ async def test_events_reach_the_node(member: Citizenship) -> None:
         while not member.server.events:
             await asyncio.sleep(0.005)
     assert [e["reason"] for e in member.server.events] == ["PlanRejected"]
+
+
+async def test_the_last_state_is_written_at_the_end(member: Citizenship) -> None:
+    """What is still held back, or not written yet, is written before the agent goes."""
+    member.publish(Phase.IN_SYNC)
+    await member.until("InSync")
+    member.publish(Phase.WORKING)
+    await member.citizen.flush(within=SOON)
+    assert member.phase == "Working"
+
+
+async def test_the_end_does_not_wait_for_a_server_that_is_gone(
+    server: ApiServer, access: ClusterAccess
+) -> None:
+    """Nobody to write to: the agent goes at once."""
+    lonely = Citizenship(server, access)
+    async with server.refusing():
+        lonely.publish(Phase.IN_SYNC)
+        async with asyncio.timeout(1.0):
+            await lonely.citizen.flush(within=SOON)
