@@ -146,7 +146,7 @@ class MetricsPart:
             log.error(told.problem, remedy=told.remedy)
         else:
             if self._listener_problem:
-                log.info("metrics are served as the web config says")
+                log.info("metrics are served on metrics.listen")
             self._listener_problem = None
 
     # --- what is read -----------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import ssl
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -63,8 +63,10 @@ class MetricsListener:
         self._ending: set[asyncio.Task[None]] = set()
 
     async def run(self) -> None:
-        """Listen until cancelled; raises NodeagentError when the address cannot be had."""
-        listener = await asyncio.to_thread(_socket, self._host, self.port)
+        """Listen until cancelled. An address that cannot be had is told of, and tried again:
+        another exporter may have it still, and the agent has more to do than this.
+        """
+        listener = await self._listening()
         try:
             self.port = listener.getsockname()[1]
             await self._follow(listener)
@@ -73,6 +75,21 @@ class MetricsListener:
             if self._runner:
                 await self._runner.cleanup()
             await asyncio.gather(*self._ending, return_exceptions=True)
+
+    async def _listening(self) -> socket.socket:
+        told = ""
+        while True:
+            try:
+                listener = await asyncio.to_thread(_socket, self._host, self.port)
+            except NodeagentError as error:
+                if error.message != told:
+                    told = error.message
+                    self._tell(Told(error.message, error.remedy))
+                await asyncio.sleep(self._look_every)
+                continue
+            if told and self._path is None:  # else the file decides whether all is well
+                self._tell(Told())
+            return listener
 
     async def _follow(self, listener: socket.socket) -> None:
         if self._path is None:
@@ -86,8 +103,10 @@ class MetricsListener:
             if found != known:
                 try:
                     config = await asyncio.to_thread(read_web_config, self._path)
-                    files = (self._path, *(config.tls.files if config.tls else ()))
-                    found = await asyncio.to_thread(_fingerprint, files)
+                    named = (self._path, *(config.tls.files if config.tls else ()))
+                    if named != files:  # else what is written from here on is seen the next time
+                        files = named
+                        found = await asyncio.to_thread(_fingerprint, files)
                     context = await asyncio.to_thread(_context_of, config)
                     check = await asyncio.to_thread(_check_of, config)
                     await self._serve(listener, config, context, check)
@@ -119,6 +138,8 @@ class MetricsListener:
         if check:
             middlewares.append(_passwords(check))
         app = web.Application(middlewares=middlewares, client_max_size=1024)
+        if check:
+            app.on_cleanup.append(_closing(check))
 
         async def set_more(_: web.Request, response: web.StreamResponse) -> None:
             response.headers.update(config.headers)
@@ -135,7 +156,8 @@ def _passwords(check: PasswordCheck) -> Middleware:
     @web.middleware
     async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
         try:
-            right = await check.accepts(request.headers.get("Authorization", ""))
+            header = request.headers.get("Authorization", "")
+            right = await check.accepts(header, request.remote or "")
         except TooManyAsk:
             raise web.HTTPServiceUnavailable(text="too many passwords wait to be checked") from None
         if not right:
@@ -147,6 +169,13 @@ def _passwords(check: PasswordCheck) -> Middleware:
         return await handler(request)
 
     return guard
+
+
+def _closing(check: PasswordCheck) -> Callable[[web.Application], Awaitable[None]]:
+    async def close(_: web.Application) -> None:
+        check.close()
+
+    return close
 
 
 def _context_of(config: WebConfig) -> ssl.SSLContext | None:

@@ -1,7 +1,8 @@
 """What programs that watch the node ask again and again: metrics, and the health paths.
 
 They are served by the API, and alone by a listener of their own. A scrape is bytes that are there
-already; they are sent in pieces, so that a client that hardly reads holds little and not for long.
+already; they are sent in pieces, so that a client that hardly reads holds little and not for long,
+and makes way where others wait.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from nodeagent.metrics.exposition import CONTENT_TYPE
 
 _MOST_SCRAPES = 16  # that are being sent; each holds one text that may be outdated by then
 _SCRAPE_DEADLINE = 15.0  # seconds for a client to take the whole text
+_UNDISTURBED = 1.0  # seconds of them before it has to make way for another
 _PIECE = 64 * 1024  # bytes given to a connection at once
 _KERNEL_HOLDS = 128 * 1024  # bytes; by itself the kernel would take a whole text from us
 
@@ -36,23 +38,33 @@ class _MetricsRoutes:
 
     def __init__(self, answers: Answers) -> None:
         self._answers = answers
-        self._scrapes = 0
+        # By identity, with when each began; the oldest comes first.
+        self._scrapes: dict[int, tuple[web.Request, float]] = {}
 
     async def metrics(self, request: web.Request) -> web.StreamResponse:
-        if self._scrapes >= _MOST_SCRAPES:
+        now = asyncio.get_running_loop().time()
+        if len(self._scrapes) >= _MOST_SCRAPES and not self._end_oldest(now - _UNDISTURBED):
             raise web.HTTPServiceUnavailable(text="too many scrapes are under way")
-        self._scrapes += 1
+        self._scrapes[id(request)] = request, now
         try:
             async with asyncio.timeout(_SCRAPE_DEADLINE):
                 return await self._scrape(request)
         except TimeoutError:
-            if request.transport:
-                request.transport.abort()  # else what is not sent yet would be kept for it
+            _abort(request)
             return web.Response()  # which nobody hears any more
         except ConnectionResetError:
             return web.Response()
         finally:
-            self._scrapes -= 1
+            self._scrapes.pop(id(request), None)
+
+    def _end_oldest(self, begun_before: float) -> bool:
+        """Cut off the client that has been at it for longest, if that is long enough."""
+        request, began = next(iter(self._scrapes.values()))
+        if began > begun_before:
+            return False
+        del self._scrapes[id(request)]
+        _abort(request)
+        return True
 
     async def _scrape(self, request: web.Request) -> web.StreamResponse:
         zipped = _accepts_gzip(request.headers.get("Accept-Encoding", ""))
@@ -76,6 +88,12 @@ class _MetricsRoutes:
 
     async def readyz(self, _: web.Request) -> web.Response:
         return _verdict(self._answers.not_ready())
+
+
+def _abort(request: web.Request) -> None:
+    """End the connection, or what is not sent yet would be kept for the client."""
+    if request.transport:
+        request.transport.abort()
 
 
 def _bound(transport: asyncio.BaseTransport | None) -> None:

@@ -1,7 +1,8 @@
 """Basic auth as Prometheus' web-config has it: names with bcrypt hashes of their passwords.
 
-A check takes as long as the hash wants it to (0.1 s and more), so it runs in a thread, two at a
-time, and what was right once is remembered by a digest until the hashes change.
+A check takes as long as the hash wants it to (0.1 s and more), so it runs in one of two threads of
+its own, and what was right once is remembered by a digest until the hashes change. That there are
+but two holds also where clients leave before the answer: a check that has begun cannot be ended.
 """
 
 from __future__ import annotations
@@ -12,12 +13,14 @@ import binascii
 import hashlib
 import hmac
 import os
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 
 _MOST_KEPT = 256
 _MOST_AT_ONCE = 2
 _MOST_WAITING = 32
+_MOST_OF_ONE = 8  # of them from one address, so that who guesses keeps nobody else out
 _LONGEST = 72  # bytes of a password that bcrypt looks at; more is refused, as Go's does
 
 
@@ -41,11 +44,11 @@ class PasswordCheck:
         self._of_nobody = next(iter(users.values()))
         self._secret = os.urandom(32)
         self._known: OrderedDict[bytes, bool] = OrderedDict()
-        self._turns = asyncio.Semaphore(_MOST_AT_ONCE)
-        self._waiting = 0
+        self._threads = ThreadPoolExecutor(_MOST_AT_ONCE, thread_name_prefix="password")
+        self._waiting: Counter[str] = Counter()  # by where they come from
 
-    async def accepts(self, header: str) -> bool:
-        """Whether the header proves who asks; raises TooManyAsk."""
+    async def accepts(self, header: str, peer: str = "") -> bool:
+        """Whether the header proves who asks, from the address `peer`; raises TooManyAsk."""
         given = _credentials(header)
         if given is None:
             return False
@@ -54,19 +57,24 @@ class PasswordCheck:
         if mark in self._known:
             self._known.move_to_end(mark)
             return self._known[mark]
-        if self._waiting >= _MOST_WAITING:
+        if self._waiting[peer] >= _MOST_OF_ONE or self._waiting.total() >= _MOST_WAITING:
             raise TooManyAsk
-        self._waiting += 1
+        self._waiting[peer] += 1
         try:
-            async with self._turns:
-                right = await asyncio.to_thread(self._compare, name, password)
+            loop = asyncio.get_running_loop()
+            right = await loop.run_in_executor(self._threads, self._compare, name, password)
         finally:
-            self._waiting -= 1
+            self._waiting[peer] -= 1
+            self._waiting = +self._waiting  # without those of whom none waits
         if right:  # what is wrong is not remembered: there is no end of it
             self._known[mark] = True
             while len(self._known) > _MOST_KEPT:
                 self._known.popitem(last=False)
         return right
+
+    def close(self) -> None:
+        """End the threads when what they are at is done; nothing more can be checked."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
 
     def _compare(self, name: str, password: bytes) -> bool:
         hashed = self._users.get(name)

@@ -41,19 +41,24 @@ def families(
     """One family for each selected field that has values, in the order of field ids.
 
     Those of links come last, as dcgm-exporter has them. A second value of the same thing is left
-    out: two series of one name with equal labels would make the whole text invalid.
+    out: two series of one name with equal labels would make the whole text invalid. So is a field
+    that the file has under its old and its new name, where both are written as the new one.
     """
     style = style or Style()
     blocks.begin(label_texts(sample, selection.labels))
     places = _Places(sample, blocks, style)
     found: list[Family] = []
     links: list[Family] = []
+    names: set[str] = set()
     for wanted in selection.metrics:
         row = wanted.field
         values = sample.values.get(row.id, ())
         if not values:
             continue
         name = row.renamed if style.names is Names.RENAMED else wanted.name
+        if name in names:
+            continue
+        names.add(name)
         target = links if row.level is Level.LINK else found
         form = Form.DECIMALS if row.real else Form.WHOLE
         target.append(Family(name, wanted.type, wanted.help, places.series(row, values), form))

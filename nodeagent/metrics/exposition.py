@@ -54,7 +54,8 @@ def render(families: Iterable[Family]) -> bytes:
             told = family.help.translate(_HELP_ESCAPES)
             written.append(f"# HELP {family.name} {told}\n# TYPE {family.name} {family.type}\n")
             written += lines
-    return "".join(written).encode()
+    # Half of a surrogate pair, which JSON and names of files can have, must not cost all the rest.
+    return "".join(written).encode(errors="replace")
 
 
 def _lines(family: Family) -> list[str]:

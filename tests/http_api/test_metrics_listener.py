@@ -7,14 +7,13 @@ import shutil
 import socket
 import ssl
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 import bcrypt
 import pytest
 from aiohttp import ClientConnectionError, ClientSession, encode_basic_auth
 
-from nodeagent.errors import NodeagentError
 from nodeagent.http_api.metrics_listener import MetricsListener, Told
 from tests.http_api.serving import SCRAPED, answers_of_nothing
 from tests.kubernetes.test_access import certificate
@@ -150,15 +149,23 @@ async def test_client_certificates(tmp_path: Path) -> None:
             assert answer.status == 200
 
 
-async def test_an_address_that_is_taken_is_said() -> None:
-    """With the setting that names it."""
+async def test_an_address_that_is_taken_is_said_and_waited_for() -> None:
+    """Once, with the setting that names it; when the other lets go of it, metrics are there."""
+    served = Served(None)
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        listener = MetricsListener(
-            answers_of_nothing(),
-            host="127.0.0.1",
-            port=taken.getsockname()[1],
-            web_config=None,
-            tell=lambda _: None,
-        )
-        with pytest.raises(NodeagentError, match=r"metrics\.listen"):
-            await listener.run()
+        served.listener.port = taken.getsockname()[1]
+        running = asyncio.create_task(served.listener.run())
+        await until(lambda: served.told)
+        await asyncio.sleep(0.1)
+        assert len(served.told) == 1
+        assert "metrics.listen" in served.told[0].remedy
+    try:
+        await until(lambda: served.told[-1] == Told())
+        async with asyncio.timeout(5):
+            while True:
+                with suppress(ClientConnectionError):
+                    assert await served.status() == 200
+                    break
+    finally:
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)

@@ -73,6 +73,20 @@ async def test_a_client_that_hardly_reads_harms_nobody(monkeypatch: pytest.Monke
             await asyncio.sleep(0.05)
 
 
+async def test_clients_that_hardly_read_make_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Forty of them at once keep nobody out for long: the one that had most time is cut off."""
+    monkeypatch.setattr(metrics_routes, "_UNDISTURBED", 0.2)
+    clock = asyncio.get_running_loop().time
+    async with api() as served, AsyncExitStack() as stack:
+        for _ in range(40):
+            await _slow(served.base, stack)
+        began = clock()
+        while await _status(served, "/metrics") == 503:
+            assert clock() - began < 5
+            await asyncio.sleep(0.02)
+        assert await _status(served, "/metrics") == 200
+
+
 async def _status(served: Api, path: str) -> int:
     async with served.session.get(served.base + path) as answer:
         await answer.read()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import threading
 
 import bcrypt
 import pytest
@@ -58,6 +59,39 @@ async def test_guessing_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     asking = [asyncio.create_task(check.accepts(_basic(b"prometheus:%d" % n))) for n in range(3)]
     found = await asyncio.gather(*asking, return_exceptions=True)
     assert [type(one) for one in found] == [bool, bool, TooManyAsk]
+
+
+async def test_who_guesses_keeps_nobody_else_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From one address only so many wait; another is let in meanwhile."""
+    monkeypatch.setattr(password_check, "_MOST_OF_ONE", 2)
+    check = PasswordCheck(USERS)
+    guesses = (check.accepts(_basic(b"prometheus:%d" % n), "192.0.2.1") for n in range(40))
+    right = check.accepts(_basic(b"prometheus:right:one"), "192.0.2.2")
+    *refused, let_in = await asyncio.gather(*guesses, right, return_exceptions=True)
+    assert sum(isinstance(one, TooManyAsk) for one in refused) == 38
+    assert let_in is True
+    assert not check._waiting
+
+
+async def test_clients_that_leave_do_not_make_room_for_more_checks() -> None:
+    """A check that has begun goes on without them: there are never more than two."""
+    check, go_on, begun = PasswordCheck(USERS), threading.Event(), list[bytes]()
+
+    def right(password: bytes, hashed_password: bytes) -> bool:
+        assert hashed_password == USERS["prometheus"]
+        begun.append(password)
+        return go_on.wait(5)
+
+    check._right = right
+    try:
+        for n in range(8):
+            asking = asyncio.create_task(check.accepts(_basic(b"prometheus:%d" % n)))
+            await asyncio.sleep(0.02)
+            asking.cancel()
+            await asyncio.gather(asking, return_exceptions=True)
+        assert len(begun) == 2
+    finally:
+        go_on.set()
 
 
 @pytest.mark.parametrize("kind", [b"2a", b"2b", b"2y"])

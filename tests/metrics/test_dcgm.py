@@ -142,6 +142,15 @@ def test_what_hit_the_gpu_and_what_hit_an_instance_are_both_told() -> None:
     assert lines[0].endswith('err_code="79",err_msg="off the bus"} 79')
 
 
+def test_a_field_under_both_of_its_names_is_one_family_where_they_are_renamed() -> None:
+    """A second one of the same name would make the whole text invalid."""
+    counters = "DCGM_FI_DEV_POWER_USAGE, gauge, a\nDCGM_FI_DEV_BOARD_POWER_WATTS, gauge, b\n"
+    readings = SampleSet({POWER: ((Subject(WholeGpu(gpu(0))), 300.0),)})
+    assert len(_series(_text(readings, counters))) == 2
+    text = _text(readings, counters, style=Style(Names.RENAMED))
+    assert (len(_series(text)), text.count("# TYPE")) == (1, 1)
+
+
 def test_renamed_names_can_be_had() -> None:
     """The same file, with the names since DCGM 4.6."""
     readings = SampleSet({POWER: ((Subject(WholeGpu(gpu(0))), 1.0),)})

@@ -51,6 +51,12 @@ def test_label_values_are_read_back(value: str) -> None:
     assert [s.labels for s in family.samples] == [{"a": value}]
 
 
+def test_a_broken_text_costs_nothing_else() -> None:
+    """Half of a surrogate pair cannot be encoded; it becomes a question mark."""
+    series = {block([("pod", "a\udcff")]): 1.0, "": 2.0}
+    assert b'a{pod="a?"} 1.0\na 2.0\n' in render([Family("a", "gauge", "x", series)])
+
+
 def test_a_page_is_compressed_once_and_lines_are_added() -> None:
     """One gzip member holds the page and what a scrape adds; the page itself stays as it is."""
     page = Page(b"a 1\n" * 1000)
