@@ -78,12 +78,16 @@ class DaemonLog:
         self._offset, self._rest = os.fstat(self._descriptor).st_size, b""
         self._skips = True
 
-    def last_lines(self, count: int) -> tuple[str, ...]:
-        """The last lines that tell a person something, printable."""
+    def last_lines(self, count: int, *, until: str = "") -> tuple[str, ...]:
+        """The last lines that tell a person something, printable.
+
+        With `until`, those up to the last line that has it: what was written since is of others.
+        """
         size = os.fstat(self._descriptor).st_size
         said = os.pread(self._descriptor, _LONGEST_LINE, max(size - _LONGEST_LINE, 0))
         lines = [line.strip() for line in said.decode(errors="replace").splitlines()]
-        told = list(telling(line for line in lines if line))
+        ends = [number for number, line in enumerate(lines, 1) if until and until in line]
+        told = list(telling(line for line in lines[: ends[-1] if ends else None] if line))
         return tuple("".join(c for c in line if c.isprintable()) for line in told[-count:])
 
     def bound(self, size: int) -> bool:

@@ -107,9 +107,9 @@ class Listener:
         """Seconds after which it is known whether somebody waits; None: nobody might."""
         return SURE_AFTER + 0.05 if self._foreign and self._foreign.is_unsure else None
 
-    def last_lines(self) -> tuple[str, ...]:
-        """Those of the log that tell something."""
-        return self._log.last_lines(SHOWN) if self._log is not None else ()
+    def last_lines(self, *, until: str = "") -> tuple[str, ...]:
+        """Those of the log that tell something, up to the last that has `until`."""
+        return self._log.last_lines(SHOWN, until=until) if self._log is not None else ()
 
     # --- the log ----------------------------------------------------------------------------------
 
@@ -183,7 +183,9 @@ class Listener:
             self._told[words] = now
         self._ready.discard(fact.pid)
         self._clients.pop(fact.pid, None)
-        self._tell(ServerGone(self._run, fact.pid, words, self.last_lines() if words else ()))
+        # The daemon may have started the next one by now.
+        lines = self.last_lines(until=f"Server {fact.pid} exited") if words else ()
+        self._tell(ServerGone(self._run, fact.pid, words, lines))
 
     def _bad_end(self, fact: ServerExited) -> str:
         """In words; "" for one that is nothing to talk about."""

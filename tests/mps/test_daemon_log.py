@@ -144,3 +144,11 @@ def test_last_lines(path: Path) -> None:
     )
     with opened(path) as log:
         assert log.last_lines(2) == ("two", "[31mred")
+
+
+def test_last_lines_before_something(path: Path) -> None:
+    """What was written after the line that matters does not push out what led to it."""
+    append(path, "no device\nServer 7 exited\nStarting new server\nConnecting\n")
+    with opened(path) as log:
+        assert log.last_lines(2, until="Server 7 exited") == ("no device", "Server 7 exited")
+        assert log.last_lines(1, until="Server 8 exited") == ("Connecting",)
