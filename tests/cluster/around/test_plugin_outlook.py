@@ -121,7 +121,7 @@ def test_which_files_are_read(tmp_path: Path) -> None:
     assert read_configuration_file(tmp_path, "linked").strategy is Strategy.MIXED
     for name, words in {
         "none": "shared",
-        "../shared": "no name",
+        "../linked": "no name",
         "pipe": "regular file",
         "huge": "too large",
     }.items():
