@@ -34,8 +34,14 @@ run: $(RUN)  ## start the agent on a simulated node (BOARDS=h100-80gb:2 PLAN=exa
 run-cluster: $(RUN)  ## the same beside an API server to try it with: annotate, watch the status
 	@exec $(BIN)/python -m tests.simulated_cluster --folder $(LOCAL)/cluster --agent $(BOARDS)
 
+check: lint types layers pytest-pure  ## the quick part of it, under a minute: no process, no socket
+
 test: lint types layers  ## everything that has to pass: lint, types, layers, tests
 	@$(MAKE) --no-print-directory --jobs=3 --output-sync=target \
+	  pytest-computing pytest-daemons pytest-cluster
+
+test-full: lint types layers  ## with the long tests too, those marked `full`
+	@$(MAKE) --no-print-directory --jobs=3 --output-sync=target CHOICE= \
 	  pytest-computing pytest-daemons pytest-cluster
 
 install: $(DEV)  ## the environment with all tools
@@ -58,19 +64,25 @@ pytest: $(DEV)  ## the tests alone (ARGS='-k planner')
 	$(BIN)/python -m pytest $(ARGS)
 
 # Three parts of them, side by side in `make test`: those with many daemons, and those with an API
-# server, mostly wait.
+# server, mostly wait. `make pytest` leaves nothing out.
+CHOICE  := -m 'not full'
+PURE    := tests/disturbance tests/documents tests/health tests/metrics tests/mps/lifecycle \
+  tests/planning tests/reports
 DAEMONS := tests/mps tests/simulation/mps $(wildcard tests/acceptance/test_mps*.py)
 CLUSTER := tests/cluster tests/simulated_cluster tests/kubernetes tests/kubelet tests/manifests \
   $(wildcard tests/acceptance/test_cluster*.py)
 
+pytest-pure: $(DEV)
+	$(BIN)/python -m pytest -p no:cacheprovider $(CHOICE) $(PURE)
+
 pytest-computing: $(DEV)
-	$(BIN)/python -m pytest -p no:cacheprovider $(DAEMONS:%=--ignore=%) $(CLUSTER:%=--ignore=%)
+	$(BIN)/python -m pytest -p no:cacheprovider $(CHOICE) $(DAEMONS:%=--ignore=%) $(CLUSTER:%=--ignore=%)
 
 pytest-daemons: $(DEV)
-	$(BIN)/python -m pytest -p no:cacheprovider $(DAEMONS)
+	$(BIN)/python -m pytest -p no:cacheprovider $(CHOICE) $(DAEMONS)
 
 pytest-cluster: $(DEV)
-	$(BIN)/python -m pytest -p no:cacheprovider $(CLUSTER)
+	$(BIN)/python -m pytest -p no:cacheprovider $(CHOICE) $(CLUSTER)
 
 cover: $(DEV)  ## the tests, and which lines they miss
 	$(BIN)/python -m coverage run -m pytest $(ARGS)
@@ -107,5 +119,5 @@ $(DEV): requirements/dev.txt $(RUN)
 	@$(PIP) install --require-hashes -r requirements/dev.txt
 	@touch $@
 
-.PHONY: help run run-cluster test install format lint types layers pytest pytest-computing \
-  pytest-daemons pytest-cluster cover bench lock clean
+.PHONY: help run run-cluster check test test-full install format lint types layers pytest \
+  pytest-pure pytest-computing pytest-daemons pytest-cluster cover bench lock clean
