@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 from typing import Final
 
-from nodeagent.durable_file import replace_file
 from nodeagent.errors import NodeagentError
+from nodeagent.files import replace_file
 from nodeagent.health.state import HealthState
 from nodeagent.health.state_json import state_json, state_of
 

@@ -15,8 +15,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
-from nodeagent.durable_file import replace_file
 from nodeagent.errors import NodeagentError
+from nodeagent.files import replace_file
 from nodeagent.planning.observed import Access, Gpu
 from nodeagent.planning.shares import ComputeMode, TimeSlice
 

@@ -12,8 +12,8 @@ import json
 from pathlib import Path
 
 from nodeagent.documents.reading import digest_of
-from nodeagent.durable_file import replace_file
 from nodeagent.errors import NodeagentError
+from nodeagent.files import replace_file
 from nodeagent.sources.plan_offer import PlanText
 
 FILE_NAME = "last-good-plan"

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from nodeagent.durable_file import replace_file
+from nodeagent.files import replace_file
 
 
 def test_the_new_content_for_the_owner_alone(tmp_path: Path) -> None:
