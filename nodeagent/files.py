@@ -1,21 +1,123 @@
-"""Files that survive a crash and a power cut: all of the new content, or all of the old."""
+"""Files of the agent's own state: written whole, read with every check, set aside when unusable.
+
+A state file begins with one line that names its kind, its version and a checksum; what follows is
+text that people can read:
+
+    # nodeagent health 2 sha256:6b86b273ff34fce19d6b804eff5a3f5747ada4eaa22f1d49c01e52ddb7875b4b
+
+A file without that line is of a release that wrote none: its version counts as 0.
+"""
 
 from __future__ import annotations
 
+import errno
+import hashlib
 import os
-import tempfile
+import re
+import stat
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Final, Generic, TypeVar
+
+from nodeagent.errors import NodeagentError
+
+T = TypeVar("T")
+
+MOST_ASIDE: Final = 5  # unusable files that are kept beside one state file
+_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
+_MARK = b"# nodeagent "
+_HEADER = re.compile(rb"# nodeagent ([a-z-]{1,40}) ([1-9][0-9]{0,5}) sha256:[0-9a-f]{64}")
+_LONGEST_HEADER = 128  # bytes
+_KINDS = {
+    stat.S_ISLNK: "a symbolic link",
+    stat.S_ISDIR: "a directory",
+    stat.S_ISFIFO: "a named pipe",
+    stat.S_ISSOCK: "a socket",
+}
+
+
+class StateUnusable(NodeagentError):
+    """A state file is there and cannot be used; `reason` is the second half of a sentence."""
+
+    def __init__(self, path: Path, reason: str) -> None:
+        super().__init__(f"{path} cannot be used: {reason}")
+        self.path = path
+        self.reason = reason
+
+
+@dataclass(frozen=True, slots=True)
+class StateFormat(Generic[T]):
+    """How one kind of state file is written and read.
+
+    `largest`: bytes of the content. `decode` gets the content and the version that wrote it, never
+    a newer one than `version`; whatever it raises means that the content is not usable.
+    """
+
+    kind: str
+    version: int
+    largest: int
+    encode: Callable[[T], bytes]
+    decode: Callable[[bytes, int], T]
+
+
+def read_state(path: Path, form: StateFormat[T]) -> T | None:
+    """The value kept, None where there is no file; raises StateUnusable. Changes nothing.
+
+    Blocks on the disk, but not on a named pipe or a device in the place of the file.
+    """
+    try:
+        text = _read(path, _LONGEST_HEADER + form.largest)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise StateUnusable(path, error.strerror or str(error)) from error
+    content, version = _checked(path, form, text)
+    try:
+        return form.decode(content, version)
+    except Exception as error:  # whatever is in a file, reading it must not end the agent
+        reason = f"its content is not understood ({type(error).__name__}: {error!s:.200})"
+        raise StateUnusable(path, reason) from error
+
+
+def write_state(path: Path, form: StateFormat[T], value: T) -> None:
+    """Put `value` in place of the file; its directory exists. Raises OSError. Blocks."""
+    content = form.encode(value)
+    if len(content) > form.largest:  # it would be refused when it is read
+        raise OSError(f"{len(content)} bytes are more than the {form.largest} that are read")
+    replace_file(path, _header(form.kind, form.version, content) + content)
+
+
+def set_aside(path: Path) -> Path:
+    """Rename what cannot be used to a name beside it; gives that name. Raises OSError.
+
+    At most MOST_ASIDE are kept: then the oldest file gives way. A directory never does.
+    """
+    names = [path.with_name(f"{path.name}.unusable-{n}") for n in range(1, MOST_ASIDE + 1)]
+    new = next((name for name in names if not os.path.lexists(name)), None)
+    if new is None:
+        files = [name for name in names if not stat.S_ISDIR(name.lstat().st_mode)]
+        if not files:
+            raise OSError(f"{names[0]} and {MOST_ASIDE - 1} more directories are in the way")
+        new = min(files, key=lambda name: name.lstat().st_ctime_ns)
+        new.unlink()
+    path.rename(new)
+    return new
 
 
 def replace_file(path: Path, content: bytes) -> None:
     """Put `content` in place of the file, readable for its owner alone; its directory exists.
 
-    Raises OSError, with the old content still there. Blocks on the disk.
+    After a crash or a power cut there is all of the new content, or all of the old. One process
+    and one thread writes a file at a time. Raises OSError, with the old content still there.
+    Blocks on the disk.
     """
-    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-")
-    temporary = Path(name)
+    temporary = path.with_name(f".{path.name}.new")  # one name, so that crashes leave one file
+    temporary.unlink(missing_ok=True)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     try:
-        with os.fdopen(descriptor, "wb") as file:
+        with os.fdopen(os.open(temporary, flags, 0o600), "wb") as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
@@ -28,3 +130,135 @@ def replace_file(path: Path, content: bytes) -> None:
         os.fsync(directory)
     finally:
         os.close(directory)
+
+
+class StateFile(Generic[T]):
+    """One state file, or none (`path` None): then nothing is kept.
+
+    `what` names the content as the subject of a sentence; `lost` says what follows when it cannot
+    be used and `remedy` what to do then. `problem` is what is wrong with it now. The methods block:
+    call them in a thread, one at a time.
+    """
+
+    def __init__(
+        self, path: Path | None, form: StateFormat[T], *, what: str, lost: str, remedy: str
+    ) -> None:
+        self.path = path
+        self._form = form
+        self._what = what
+        self._lost = lost
+        self._remedy = remedy
+        self._unusable: NodeagentError | None = None
+        self._aside: Path | None = None  # where the unusable file lies now
+        self._unwritten: NodeagentError | None = None
+
+    @property
+    def problem(self) -> NodeagentError | None:
+        return self._unwritten or self._unusable
+
+    def read(self) -> T | None:
+        """The value kept, None where there is none or it cannot be used; changes no file."""
+        if self.path is None:
+            return None
+        try:
+            value = read_state(self.path, self._form)
+        except StateUnusable as error:
+            self._unusable = NodeagentError(f"{error.message}; {self._lost}", remedy=self._remedy)
+            return None
+        self._unusable = None
+        return value
+
+    def load(self) -> T | None:
+        """As `read`, for whoever may write: a file that cannot be used is set aside."""
+        value = self.read()
+        if self._unusable is not None and self.path is not None:
+            with suppress(OSError):  # which the problem says; `save` tries again
+                self._set_aside(self.path, self._unusable)
+        return value
+
+    def save(self, value: T) -> None:
+        """Keep this value instead; raises NodeagentError, with what was there still there."""
+        if self.path is None:
+            return
+        try:
+            if self._unusable is not None and self._aside is None:
+                self._set_aside(self.path, self._unusable)
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            write_state(self.path, self._form, value)
+        except OSError as error:
+            self._unwritten = NodeagentError(
+                f"{self._what} cannot be kept in {self.path}: {error.strerror or error}",
+                remedy=f"make room in {self.path.parent} and let the agent write there; "
+                f"until then {self._lost}",
+            )
+            raise self._unwritten from error
+        self._unwritten = None
+
+    def review(self) -> None:
+        """The problem of a file that was set aside is over when somebody has removed that file."""
+        if self._aside is not None and not os.path.lexists(self._aside):
+            self._unusable = self._aside = None
+
+    def _set_aside(self, path: Path, unusable: NodeagentError) -> None:
+        self._aside = set_aside(path)
+        self._unusable = NodeagentError(
+            f"{unusable.message}; it is now {self._aside}",
+            remedy=f"{self._remedy}; then rm {self._aside}",
+        )
+
+
+# --- one file -------------------------------------------------------------------------------------
+
+
+def _header(kind: str, version: int, content: bytes) -> bytes:
+    signed = b"%s %d" % (kind.encode(), version)
+    digest = hashlib.sha256(signed + b"\n" + content).hexdigest()
+    return b"# nodeagent %s sha256:%s\n" % (signed, digest.encode())
+
+
+def _read(path: Path, most: int) -> bytes:
+    """The content of a regular file of ours; raises OSError for anything else."""
+    try:
+        descriptor = os.open(path, _FLAGS)
+    except OSError as error:
+        if error.errno in (errno.ELOOP, errno.ENXIO):
+            raise OSError(_not_regular(path.lstat().st_mode)) from error
+        raise
+    try:
+        found = os.fstat(descriptor)
+        if not stat.S_ISREG(found.st_mode):
+            raise OSError(_not_regular(found.st_mode))
+        if found.st_uid not in (0, os.geteuid()):
+            raise OSError(f"it belongs to uid {found.st_uid} and not to uid {os.geteuid()}")
+        with open(descriptor, "rb", closefd=False) as file:
+            text = file.read(most + 1)
+    finally:
+        os.close(descriptor)
+    if len(text) > most:
+        raise OSError(f"it has more than {most} bytes")
+    return text
+
+
+def _not_regular(mode: int) -> str:
+    found = next((name for of_kind, name in _KINDS.items() if of_kind(mode)), "a device")
+    return f"it is {found} and not a regular file"
+
+
+def _checked(path: Path, form: StateFormat[T], text: bytes) -> tuple[bytes, int]:
+    """The content and its version; raises StateUnusable."""
+    if not text.startswith(_MARK):
+        return text, 0
+    header, newline, content = text.partition(b"\n")
+    found = _HEADER.fullmatch(header)
+    if found is None or not newline:
+        raise StateUnusable(path, "its first line is damaged")
+    kind, version = found[1].decode(), int(found[2])
+    if header + newline != _header(kind, version, content):
+        raise StateUnusable(path, "its checksum is not that of its content")
+    if kind != form.kind:
+        raise StateUnusable(path, f"it holds {kind} and not {form.kind}")
+    if version > form.version:
+        raise StateUnusable(
+            path, f"a newer nodeagent wrote it (version {version}; this one reads {form.version})"
+        )
+    return content, version

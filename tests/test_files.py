@@ -1,29 +1,255 @@
-"""Files that are replaced whole."""
+"""State files: replaced whole, and whatever lies in their place is refused or set aside."""
 
 from __future__ import annotations
 
+import json
+import os
+import socket
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from nodeagent.files import replace_file
+from nodeagent.errors import NodeagentError
+from nodeagent.files import (
+    MOST_ASIDE,
+    StateFile,
+    StateFormat,
+    StateUnusable,
+    read_state,
+    replace_file,
+    set_aside,
+    write_state,
+)
+from nodeagent.strict_json import parse_json
+
+Value = dict[str, int]
 
 
-def test_the_new_content_for_the_owner_alone(tmp_path: Path) -> None:
+def decoded(content: bytes, version: int) -> Value:
+    """Version 0 is the release that wrote no first line."""
+    value: Value = parse_json(content)
+    if version == 0 and "old" not in value:
+        raise ValueError("no key 'old'")
+    return value
+
+
+FORM: StateFormat[Value] = StateFormat(
+    "example", 2, 1000, lambda value: f"{json.dumps(value)}\n".encode(), decoded
+)
+VALUE = {"one": 1, "two": 22}
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """Of a state file."""
+    return tmp_path / "kept"
+
+
+# --- writing --------------------------------------------------------------------------------------
+
+
+def test_the_new_content_for_the_owner_alone(path: Path) -> None:
     """Whatever was there, and however it could be read; nothing else is left."""
-    path = tmp_path / "kept"
     path.write_bytes(b"old")
     path.chmod(0o644)
+    path.with_name(".kept.new").write_bytes(b"left by a crash")
     replace_file(path, b"new")
     assert path.read_bytes() == b"new"
     assert path.stat().st_mode & 0o777 == 0o600
-    assert list(tmp_path.iterdir()) == [path]
+    assert list(path.parent.iterdir()) == [path]
 
 
-def test_what_cannot_be_replaced_leaves_nothing(tmp_path: Path) -> None:
-    """A directory in its place: the error is told, and no temporary file stays."""
-    path = tmp_path / "kept"
+def test_what_cannot_be_replaced_leaves_nothing(path: Path) -> None:
+    """A directory in its place: the error is reported, and no temporary file stays."""
     path.mkdir()
     with pytest.raises(OSError, match="kept"):
         replace_file(path, b"new")
-    assert list(tmp_path.iterdir()) == [path]
+    assert list(path.parent.iterdir()) == [path]
+
+
+def test_people_can_read_it(path: Path) -> None:
+    """One line for the program, then the content as it is."""
+    write_state(path, FORM, VALUE)
+    header, content = path.read_text().split("\n", 1)
+    assert header.startswith("# nodeagent example 2 sha256:")
+    assert json.loads(content) == VALUE
+
+
+def test_what_would_not_be_read_is_not_written(path: Path) -> None:
+    """Else it would be lost at the next start."""
+    with pytest.raises(OSError, match="more than the 1000"):
+        write_state(path, FORM, {"x" * 1000: 1})
+    assert not path.exists()
+
+
+# --- reading --------------------------------------------------------------------------------------
+
+
+def test_read_back(path: Path) -> None:
+    """None where there is no file."""
+    assert read_state(path, FORM) is None
+    write_state(path, FORM, VALUE)
+    assert read_state(path, FORM) == VALUE
+
+
+def test_of_a_release_without_a_first_line(path: Path) -> None:
+    """The content's own rules decide."""
+    path.write_text('{"old": 1}')
+    assert read_state(path, FORM) == {"old": 1}
+
+
+def test_every_cut_and_every_flipped_bit_is_noticed(path: Path) -> None:
+    """Not one of them is taken for content."""
+    write_state(path, FORM, VALUE)
+    whole = path.read_bytes()
+    damaged = [whole[:length] for length in range(len(whole))]
+    for at in range(len(whole)):
+        for bit in range(8):
+            flipped = bytearray(whole)
+            flipped[at] ^= 1 << bit
+            damaged.append(bytes(flipped))
+    for content in damaged:
+        path.write_bytes(content)
+        with pytest.raises(StateUnusable):
+            read_state(path, FORM)
+
+
+def a_socket(path: Path) -> None:
+    """That nobody listens on."""
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(path))
+
+
+def a_link(path: Path) -> None:
+    """To a good file."""
+    write_state(path.with_name("elsewhere"), FORM, VALUE)
+    path.symlink_to(path.with_name("elsewhere"))
+
+
+def of_another_kind(path: Path) -> None:
+    """Of the same program."""
+    write_state(path, StateFormat("other", 1, 1000, FORM.encode, decoded), VALUE)
+
+
+def newer(path: Path) -> None:
+    """By one version."""
+    write_state(path, StateFormat("example", 3, 1000, FORM.encode, decoded), VALUE)
+
+
+PLACES: dict[str, Callable[[Path], object]] = {
+    "a named pipe and not": os.mkfifo,
+    "a directory and not": Path.mkdir,
+    "a socket and not": a_socket,
+    "a symbolic link and not": a_link,
+    "it holds other and not example": of_another_kind,
+    "a newer nodeagent wrote it": newer,
+    "more than": lambda path: path.write_bytes(b"x" * 10_000),
+    "nested too deeply": lambda path: path.write_bytes(b"[" * 1000),
+    "NaN is no": lambda path: path.write_bytes(b'{"old": NaN}'),
+    "7e18422 is too large": lambda path: path.write_bytes(b'{"old": 7e18422}'),
+    "99999999999999999999... is too": lambda path: path.write_bytes(b"9" * 900),
+    "first line is damaged": lambda path: path.write_bytes(b"# nodeagent x\n"),
+}
+
+
+@pytest.mark.parametrize("reason", PLACES)
+def test_what_may_lie_there(path: Path, reason: str) -> None:
+    """Each is refused at once and with its reason; then it is set aside, and the next is good."""
+    PLACES[reason](path)
+    with pytest.raises(StateUnusable, match=reason):
+        read_state(path, FORM)
+    kept = a_state_file(path)
+    assert kept.load() is None
+    kept.save(VALUE)
+    assert a_state_file(path).load() == VALUE
+    assert os.path.lexists(path.with_name("kept.unusable-1"))
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
+def test_another_users_file(path: Path) -> None:
+    """Nobody else has to say what the state is."""
+    write_state(path, FORM, VALUE)
+    os.chown(path, 4001, 4001)
+    with pytest.raises(StateUnusable, match="belongs to uid 4001"):
+        read_state(path, FORM)
+
+
+# --- setting aside --------------------------------------------------------------------------------
+
+
+def a_state_file(path: Path) -> StateFile[Value]:
+    """As some part of the agent has it."""
+    return StateFile(
+        path, FORM, what="the example", lost="it begins anew", remedy=f"look at it: less {path}"
+    )
+
+
+def test_a_problem_until_it_is_looked_at(path: Path) -> None:
+    """The problem says where the file went and ends as its remedy says, not by a new file."""
+    path.write_text("?")
+    kept = a_state_file(path)
+    assert kept.load() is None
+    assert kept.problem is not None
+    aside = path.with_name("kept.unusable-1")
+    assert f"it is now {aside}" in kept.problem.message
+    assert f"rm {aside}" in kept.problem.remedy
+    assert aside.read_text() == "?"
+    kept.save(VALUE)
+    kept.review()
+    assert kept.problem is not None
+    aside.unlink()
+    kept.review()
+    assert kept.problem is None
+
+
+def test_reading_alone_changes_nothing(path: Path) -> None:
+    """For commands that only look."""
+    path.write_text("?")
+    kept = a_state_file(path)
+    assert kept.read() is None
+    assert kept.problem is not None
+    assert [entry.name for entry in path.parent.iterdir()] == ["kept"]
+
+
+def test_a_bounded_number_is_kept(path: Path) -> None:
+    """The oldest gives way."""
+    for number in range(MOST_ASIDE + 2):
+        path.write_text(str(number))
+        set_aside(path)
+    found = {entry.name: entry.read_text() for entry in path.parent.iterdir()}
+    assert len(found) == MOST_ASIDE
+    assert set(found.values()) == {str(number) for number in range(2, MOST_ASIDE + 2)}
+
+
+def test_a_directory_never_gives_way(path: Path) -> None:
+    """Whoever made it may want what is in it; then nothing is written, and the reason is said."""
+    for _ in range(MOST_ASIDE):
+        path.mkdir()
+        set_aside(path)
+    path.write_text("?")
+    kept = a_state_file(path)
+    assert kept.load() is None
+    with pytest.raises(NodeagentError, match="directories are in the way"):
+        kept.save(VALUE)
+    assert path.read_text() == "?"
+
+
+def test_what_cannot_be_written_is_a_problem_until_it_can(path: Path) -> None:
+    """A full disk, say."""
+    (path.parent / "lib").write_text("no folder")
+    kept = a_state_file(path.parent / "lib" / "kept")
+    with pytest.raises(NodeagentError, match=r"the example cannot be kept in .*/lib/kept"):
+        kept.save(VALUE)
+    assert kept.problem is not None
+    (path.parent / "lib").unlink()
+    kept.save(VALUE)
+    assert kept.problem is None
+
+
+def test_nothing_is_kept_where_there_is_no_place() -> None:
+    """A simulated node without a folder of its own keeps nothing, and that is no error."""
+    kept = StateFile(None, FORM, what="", lost="", remedy="")
+    kept.save(VALUE)
+    assert kept.load() is None
+    assert kept.problem is None
