@@ -14,7 +14,8 @@ ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 
 
-def _canonical(name: str) -> str:
+def _canonical(requirement: str) -> str:
+    name = re.split(r"[<>=!~]", requirement)[0]
     return re.sub(r"[-_.]+", "-", name).lower()
 
 

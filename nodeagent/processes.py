@@ -1,0 +1,187 @@
+"""Processes of this machine: which one a pid means, whose it is, and what it shows of itself.
+
+Three answers are kept apart: what was read, `Hidden` (it may be there, but may not be looked at:
+hidepid, another user's) and None (it is gone, or a zombie, which uses nothing any more). Not
+knowing is never taken for gone. All functions block for some 50 µs; a process whose memory is
+locked up in the kernel may block those for commands and environments for as long as that lasts.
+
+psutil reads what the kernel says of a process. What a process chooses itself is read here: psutil
+reads a command line and an environment whole, its `name()` included, and `prctl(PR_SET_MM_MAP)`
+lets any user show gigabytes in their place, which the reader then holds in memory.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    import psutil
+
+LARGEST_COMMAND: Final = 1 << 14  # bytes of a command line that are read
+LARGEST_ENVIRONMENT: Final = 8 << 20  # bytes; what execve takes ends at 6 MiB, arguments included
+_MOST_PIDS: Final = 1 << 22  # the kernel's PID_MAX_LIMIT
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessIdentity:
+    """One process for good, where a pid alone is used again.
+
+    `create_time` is what the kernel has: clock ticks since boot (field 22 of /proc/PID/stat). It
+    never changes, so it may be kept in files and compared after any setting of the clock.
+    """
+
+    pid: int
+    create_time: int
+
+
+@dataclass(frozen=True, slots=True)
+class Uids:
+    """The user ids of a process; `effective` is the one whose rights it has."""
+
+    real: int
+    effective: int
+    saved: int
+
+
+@dataclass(frozen=True, slots=True)
+class Process:
+    """What the kernel says of a process, all of it read of the same one."""
+
+    identity: ProcessIdentity
+    uids: Uids
+
+
+@dataclass(frozen=True, slots=True)
+class Hidden:
+    """Not known: the process may be there. `reason` is for the reader."""
+
+    reason: str
+
+
+def inspect(pid: int) -> Process | Hidden | None:
+    """The process that has this pid now; None where there is none, or a zombie."""
+    import psutil
+
+    try:
+        process = psutil.Process(pid)
+        with process.oneshot():  # so that all is of one reading
+            if process.status() in {psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD}:
+                return None
+            uids = process.uids()
+        # Only then is it sure that the pid was not used again between the two files.
+        if not process.is_running():
+            return None
+    except (psutil.Error, OSError, ValueError) as error:
+        return _unread(pid, error)
+    return Process(_identity(process), Uids(uids.real, uids.effective, uids.saved))
+
+
+def identify(pid: int) -> ProcessIdentity | Hidden | None:
+    """Which process has this pid now; None where there is none, or a zombie."""
+    found = inspect(pid)
+    return found.identity if isinstance(found, Process) else found
+
+
+def is_gone(identity: ProcessIdentity) -> bool:
+    """Whether it has surely ended; a zombie has, who is hidden has not."""
+    found = identify(identity.pid)
+    return found != identity and not isinstance(found, Hidden)
+
+
+def age(identity: ProcessIdentity) -> float:
+    """Seconds since it started, by the boot clock, which setting the time does not move."""
+    import time
+
+    return time.clock_gettime(time.CLOCK_BOOTTIME) - identity.create_time / _ticks()
+
+
+def name_of(pid: int) -> str:
+    """Its name as the kernel has it, at most 15 characters, printable; "" when it is not known."""
+    found = _read(pid, "comm", 64)
+    return _printable(found).strip() if isinstance(found, bytes) else ""
+
+
+def command_of(pid: int) -> tuple[str, ...] | Hidden | None:
+    """The words it was started with, or says it was; what is beyond LARGEST_COMMAND is left out.
+
+    Undecodable bytes as in `os.fsdecode`. Empty for a thread of the kernel.
+    """
+    found = _read(pid, "cmdline", LARGEST_COMMAND)
+    if not isinstance(found, bytes):
+        return found
+    words = found.rstrip(b"\0")  # who sets its title may leave zeros behind it
+    return tuple(map(os.fsdecode, words.split(b"\0"))) if words else ()
+
+
+def environment_of(pid: int, *prefixes: str) -> Mapping[str, str] | Hidden | None:
+    """Its variables whose names begin with one of `prefixes`, as it says it was started with.
+
+    Of several of one name the first, which is what the C library gives a program.
+    """
+    found = _read(pid, "environ", LARGEST_ENVIRONMENT + 1)
+    if not isinstance(found, bytes):
+        return found
+    if len(found) > LARGEST_ENVIRONMENT:
+        return Hidden(f"process {pid} has more than {LARGEST_ENVIRONMENT >> 20} MiB of environment")
+    variables: dict[str, str] = {}
+    for match in _wanted(prefixes).finditer(found):
+        variables.setdefault(os.fsdecode(match[1]), os.fsdecode(match[2]))
+    return variables
+
+
+def pids() -> Iterator[int]:
+    """Those of all processes that can be seen. Raises OSError."""
+    return (int(name) for name in os.listdir("/proc") if name.isdecimal())  # noqa: PTH208 - quick
+
+
+def _identity(process: psutil.Process) -> ProcessIdentity:
+    # psutil's public create_time() adds the boot time by the wall clock, which moves whenever that
+    # clock is set. This is the number by which psutil itself tells processes apart: the kernel's
+    # ticks, divided.
+    _, seconds = process._ident  # type: ignore[attr-defined]  # noqa: SLF001
+    return ProcessIdentity(process.pid, round(seconds * _ticks()))
+
+
+def _unread(pid: int, error: Exception) -> Hidden | None:
+    """Gone only where the kernel has no such process; in /proc it may just not be shown."""
+    if not 0 < pid <= _MOST_PIDS:
+        return None
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return None
+    except PermissionError:
+        pass
+    return Hidden(f"process {pid} may not be looked at: {error}")
+
+
+def _read(pid: int, file: str, most: int) -> bytes | Hidden | None:
+    try:
+        with open(f"/proc/{pid}/{file}", "rb", buffering=0) as opened:  # noqa: PTH123 - quick
+            found = bytearray()
+            while len(found) < most and (more := opened.read(min(most - len(found), 1 << 16))):
+                found += more
+            return bytes(found)
+    except OSError as error:
+        return _unread(pid, error)
+
+
+@lru_cache(maxsize=16)
+def _wanted(prefixes: tuple[str, ...]) -> re.Pattern[bytes]:
+    names = b"|".join(re.escape(os.fsencode(prefix)) for prefix in prefixes)
+    return re.compile(rb"(?:\A|(?<=\0))((?:" + names + rb")[^=\0]*)=([^\0]*)")
+
+
+def _printable(value: bytes) -> str:
+    return "".join(c if c.isprintable() else "?" for c in value.decode(errors="replace").rstrip())
+
+
+@lru_cache(maxsize=1)
+def _ticks() -> int:
+    """Clock ticks a second; always 100 for programs on Linux, whatever the kernel counts in."""
+    return os.sysconf("SC_CLK_TCK")

@@ -1,0 +1,202 @@
+"""Processes of the machine, looked at as they really are."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+
+import pytest
+
+from nodeagent.processes import (
+    Hidden,
+    Process,
+    ProcessIdentity,
+    command_of,
+    environment_of,
+    identify,
+    inspect,
+    is_gone,
+    name_of,
+    pids,
+)
+
+STRANGE = Path(__file__).with_name("strange_process.py")
+TENANT = 4001
+GIBIBYTE = 1 << 30
+CANNOT = 9  # the exit status where the kernel does not let a test do what it needs
+as_root = pytest.mark.skipif(os.geteuid() != 0, reason="makes processes of other users")
+
+
+@contextmanager
+def running(*command: str) -> Iterator[subprocess.Popen[str]]:
+    """A process until the end of the block; it said that it is ready."""
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdin
+        assert process.stdout
+        assert process.stdout.readline() == "ready\n"
+        yield process
+        process.stdin.close()
+    assert process.returncode == 0
+
+
+def strange(
+    name: str = "python", *, shown: int = 0, uid: int = os.geteuid()
+) -> AbstractContextManager[subprocess.Popen[str]]:
+    """A process with this name, and with so many bytes shown as its environment."""
+    return running(sys.executable, str(STRANGE), name, str(shown), str(uid))
+
+
+def looked_at(code: str, *, uid: int | None = None, before: str = "") -> list[str]:
+    """What the code prints that looks at processes as this user; `before` in a shell."""
+    three = (uid,) * 3  # with root's groups it would see all: hidepid spares group 0
+    become = "" if uid is None else f"os.setgroups([])\nos.setresgid{three}\nos.setresuid{three}\n"
+    program = f"import os, psutil\nfrom nodeagent.processes import *\n{become}{code}"
+    done = subprocess.run(
+        ["sh", "-c", f'{before} exec "$@"', "sh", sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if done.returncode == CANNOT:
+        pytest.skip(f"not to be had here: {done.stderr}")
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
+
+
+def ticks(pid: int) -> int:
+    """Field 22 of /proc/PID/stat, as proc(5) describes it."""
+    return int(Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[19])
+
+
+@pytest.mark.parametrize("name", ["sleeper", "a) R 1 (b", ") Z 1 2 3", "two\nlines"])
+def test_an_identity_is_the_kernels_and_stays(name: str) -> None:
+    """It is the number of ticks that the kernel has, whatever a process calls itself."""
+    with strange(name) as process:
+        first = identify(process.pid)
+        assert first == ProcessIdentity(process.pid, ticks(process.pid))
+        assert identify(process.pid) == first
+        assert not is_gone(first)
+        assert name_of(process.pid) == name.replace("\n", "?")
+    assert is_gone(first)
+    assert identify(process.pid) is None
+
+
+@as_root
+def test_the_users_of_a_process() -> None:
+    """Real, effective and saved, of the process with that identity."""
+    code = "import os; os.setresuid(4001, 4002, 4003); print('ready', flush=True); os.read(0, 1)"
+    with running(sys.executable, "-c", code) as process:
+        found = inspect(process.pid)
+    assert isinstance(found, Process)
+    assert (found.uids.real, found.uids.effective, found.uids.saved) == (4001, 4002, 4003)
+
+
+def test_a_zombie_is_gone() -> None:
+    """It has let go of everything, although its pid is taken."""
+    with subprocess.Popen(["true"], stdout=subprocess.PIPE) as process:
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+        assert Path(f"/proc/{process.pid}").exists()
+        assert identify(process.pid) is None
+        assert is_gone(ProcessIdentity(process.pid, ticks(process.pid)))
+
+
+def test_a_pid_that_is_used_again_is_another_process() -> None:
+    """An identity with another start is gone, although its pid is taken."""
+    own = ProcessIdentity(os.getpid(), ticks(os.getpid()))
+    assert not is_gone(own)
+    assert is_gone(ProcessIdentity(own.pid, own.create_time - 1))
+
+
+@pytest.mark.parametrize("pid", [0, -1, 1 << 22, 1 << 40])
+def test_what_is_no_pid_is_no_process(pid: int) -> None:
+    """Nothing is asked of a group of processes, and nothing overflows."""
+    assert (inspect(pid), command_of(pid), environment_of(pid, "A"), name_of(pid)) == (
+        None,
+        None,
+        None,
+        "",
+    )
+
+
+@as_root
+@pytest.mark.parametrize("hidepid", [1, 2])
+def test_who_is_hidden_is_not_gone(hidepid: int) -> None:
+    """With hidepid a user sees no other's process in /proc: that is not knowing, not absence."""
+    ended = subprocess.run(["sh", "-c", "echo $$"], capture_output=True, text=True, check=True)
+    here = os.getpid()
+    mount = f"mount -t proc -o hidepid={hidepid} proc /proc"
+    shown = looked_at(
+        f"found = identify({here}), command_of({here}), environment_of({here}, 'A')\n"
+        "print(*(type(one).__name__ for one in found))\n"
+        f"print(is_gone(ProcessIdentity({here}, 1)), identify({int(ended.stdout)}))\n"
+        "print(type(identify(os.getpid())).__name__)\n",
+        uid=TENANT,
+        before=f"""[ "$IN" ] || IN=1 exec unshare -m sh -c '{mount} && IN=1 exec "$@" || exit 9' \
+          sh "$@"\n""",
+    )
+    assert shown == ["Hidden Hidden Hidden", "False None", "ProcessIdentity"]
+
+
+@as_root
+def test_the_environment_of_anothers_process_is_unknown_to_a_tenant() -> None:
+    """Its command may be read by all, its environment only by who may trace it."""
+    here = os.getpid()
+    code = f"found = environment_of({here}, 'A'), command_of({here})\n"
+    shown = looked_at(f"{code}print(*(type(one).__name__ for one in found))", uid=TENANT)
+    assert shown == ["Hidden tuple"]
+
+
+def test_the_first_of_several_variables_counts() -> None:
+    """As for the program itself: getenv() finds the first. Others than those asked are left."""
+    code = (
+        "import ctypes, os, sys\n"
+        "texts = lambda *all: (ctypes.c_char_p * (len(all) + 1))(*all, None)\n"
+        "ctypes.CDLL(None).execve(b'/bin/sh', texts(b'sh', b'-c', b'echo ready; read x; :'), "
+        "texts(b'OTHER=MPS_A=9', b'MPS_A=1', b'MPS_A=2', b'MPS_B==x=\\xff', b'MPS_C', b'=MPS_D'))"
+    )
+    with running(sys.executable, "-c", code) as process:
+        assert environment_of(process.pid, "MPS_") == {"MPS_A": "1", "MPS_B": "=x=\udcff"}
+        assert environment_of(process.pid, "MPS_B", "OTH") == {
+            "OTHER": "MPS_A=9",
+            "MPS_B": "=x=\udcff",
+        }
+        assert command_of(process.pid) == ("sh", "-c", "echo ready; read x; :")
+
+
+def test_a_gigabyte_of_environment_is_not_read() -> None:
+    """A tenant can show any memory as its environment; the agent must not hold that in its own."""
+    with strange("a-name-of-15-ch", shown=GIBIBYTE, uid=os.geteuid() or TENANT) as process:
+        shown = looked_at(
+            f"import resource\npid = {process.pid}\n"
+            "print(type(environment_of(pid, 'A')).__name__, len(command_of(pid)), name_of(pid))\n"
+            "print(type(inspect(pid)).__name__)\n"
+            "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)\n"
+        )
+    assert shown[:2] == ["Hidden 0 a-name-of-15-ch", "Process"]
+    assert int(shown[2]) < 128 * 1024  # KiB
+
+
+def test_all_processes() -> None:
+    """Those that can be seen, this one included; a thread is none."""
+    assert os.getpid() in set(pids())
+    assert all(isinstance(pid, int) for pid in pids())
+
+
+def test_commands_do_not_pay_for_it() -> None:
+    """psutil is only imported where a process is read."""
+    code = "import sys, nodeagent.processes; print('psutil' in sys.modules)"
+    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert shown.stdout == "False\n"
+
+
+def test_hidden_says_why() -> None:
+    """The reason is a sentence for the reader."""
+    with strange(shown=16 << 20) as process:
+        found = environment_of(process.pid, "A")
+    assert found == Hidden(f"process {process.pid} has more than 8 MiB of environment")
