@@ -173,7 +173,7 @@ class MetricsPart:
     async def _select(self, path: Path) -> None:
         """Take over what the file selects; one that cannot be used leaves what was in force."""
         try:
-            found = read_selection(await asyncio.to_thread(counters_text, path))
+            found = await asyncio.to_thread(_selection_in, path)
         except NodeagentError as error:
             problem = Problem(Code.METRICS, error.message, error.remedy)
             if problem != self._unread:
@@ -242,6 +242,10 @@ class MetricsPart:
     def _health(self) -> Iterable[Family]:
         state = self._current().health
         return families_of(health_samples(state), HEALTH_METRICS) if state else ()
+
+
+def _selection_in(path: Path) -> Selection:
+    return read_selection(counters_text(path))
 
 
 def _to_read(fields: Mapping[int, Field]) -> Iterable[Field]:

@@ -16,6 +16,10 @@ from nodeagent.metrics.catalogue import Field, TextField, catalogue
 from nodeagent.metrics.go_csv import Record, records
 from nodeagent.metrics.sources import Composed, Composition
 
+MOST_LINES = 5000  # dcgm-exporter has fewer than 1,000 fields
+_MOST_SUGGESTIONS = 20  # each compares a name with all fields, about 1.5 ms
+_LONGEST_SHOWN = 60  # characters of a value in a finding
+
 _WRITTEN_AS_TYPES = ("gauge", "counter")
 _TYPES = (*_WRITTEN_AS_TYPES, "histogram", "summary", "label")
 # What is exported in the place of what dcgm-exporter makes out of several readings.
@@ -97,13 +101,20 @@ def default_text() -> str:
 def read_selection(text: str) -> Selection:
     """What a file selects, with a finding for each line that could not be used.
 
-    Raises NoCounters when not one line could.
+    Raises NoCounters when not one line could, and NodeagentError beyond MOST_LINES lines. The time
+    it takes grows with the text's length and no faster.
     """
+    lines = text.count("\n") + 1
+    if lines > MOST_LINES:
+        raise NodeagentError(
+            f"the file of counters has {lines:,} lines; at most {MOST_LINES:,} are read",
+            remedy="keep the lines of the fields to export; dcgm-exporter's own file is a start",
+        )
     metrics: dict[str, Wanted] = {}
     labels: dict[str, WantedLabel] = {}
     findings: list[Finding] = []
     for record in records(text):
-        match _read(record):
+        match _read(record, suggest=len(findings) < _MOST_SUGGESTIONS):
             case Finding() as finding:
                 findings.append(finding)
             case Wanted() as wanted if wanted.name in metrics:
@@ -126,7 +137,7 @@ def read_selection(text: str) -> Selection:
     )
 
 
-def _read(record: Record) -> Wanted | WantedLabel | Finding:
+def _read(record: Record, *, suggest: bool) -> Wanted | WantedLabel | Finding:
     if record.fault:
         return Finding(record.line, record.fault)
     if len(record.fields) != 3:
@@ -139,9 +150,9 @@ def _read(record: Record) -> Wanted | WantedLabel | Finding:
     name, kind, told = (value.strip() for value in record.fields)
     row = catalogue().named(name)
     if row is None:
-        return _unknown(record.line, name)
+        return _unknown(record.line, name, suggest=suggest)
     if kind not in _TYPES:
-        return Finding(record.line, f"{name} has the type {kind!r}", remedy=_one_of(_TYPES))
+        return Finding(record.line, f"{name} has the type {_shown(kind)}", remedy=_one_of(_TYPES))
     if kind == "label":
         return WantedLabel(row, name)
     if isinstance(row, TextField):
@@ -159,14 +170,21 @@ def _read(record: Record) -> Wanted | WantedLabel | Finding:
     return Wanted(row, name, written, told)
 
 
-def _unknown(line: int, name: str) -> Finding:
+def _unknown(line: int, name: str, *, suggest: bool) -> Finding:
     known = catalogue()
     if name in known.unavailable:
         return Finding(line, f"{name} cannot be had from NVML, which is all that is asked here")
-    near = get_close_matches(name, known.names, n=1, cutoff=0.8)
+    short = suggest and len(name) <= _LONGEST_SHOWN
+    near = get_close_matches(name, known.names, n=1, cutoff=0.8) if short else ()
     return Finding(
-        line, f"there is no field {name!r}", remedy=f"did you mean {near[0]}?" if near else ""
+        line,
+        f"there is no field {_shown(name)}",
+        remedy=f"did you mean {near[0]}?" if near else "",
     )
+
+
+def _shown(value: str) -> str:
+    return repr(value if len(value) <= _LONGEST_SHOWN else value[:_LONGEST_SHOWN] + "...")
 
 
 def _one_of(values: tuple[str, ...]) -> str:

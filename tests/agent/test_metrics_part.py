@@ -51,6 +51,40 @@ async def test_a_changed_file_of_counters_acts_at_once(tmp_path: Path) -> None:
                 assert "DCGM_FI_DEV_SM_CLOCK{" in watched.text()
 
 
+async def test_a_large_file_of_counters_holds_up_nothing(tmp_path: Path) -> None:
+    """Thousands of wrong names are read without a pause of the event loop; too many are refused."""
+    path = tmp_path / "counters.csv"
+    wrong = "".join(f"DCGM_FI_DEV_NOT_{n}, gauge, x\n" for n in range(4000))
+    path.write_text("DCGM_FI_DEV_GPU_TEMP, gauge, t\n" + wrong)
+    with simulated("t4:1"):
+        async with open_driver() as driver:
+            await driver.observe()
+            watched = Watched(driver, metrics_counters=str(path))
+            pauses = asyncio.create_task(_longest_pause())
+            async with running(watched):
+                async with asyncio.timeout(SOON):
+                    while not watched.part.problems:
+                        await asyncio.sleep(0.01)
+                assert "\nnodeagent_counters_ignored 4000\n" in watched.text()
+                path.write_text("DCGM_FI_DEV_GPU_TEMP, gauge, t\n" + 2 * wrong)
+                async with asyncio.timeout(SOON):
+                    while "8,002 lines" not in watched.part.problems[0].message:
+                        await asyncio.sleep(0.01)
+                assert "\nnodeagent_counters_ignored 4000\n" in watched.text()
+            pauses.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await pauses
+
+
+async def _longest_pause() -> None:
+    """Fail when the event loop is held up for long."""
+    clock = asyncio.get_running_loop().time
+    while True:
+        began = clock()
+        await asyncio.sleep(0.01)
+        assert clock() - began < 2
+
+
 async def test_without_its_file_the_default_fields_are_told(tmp_path: Path) -> None:
     """And the problem is, with the setting to look at."""
     with simulated("t4:1"):

@@ -4,8 +4,14 @@ from __future__ import annotations
 
 import pytest
 
+from nodeagent.errors import NodeagentError
 from nodeagent.metrics.catalogue import catalogue
-from nodeagent.metrics.selection import NoCounters, default_selection, read_selection
+from nodeagent.metrics.selection import (
+    MOST_LINES,
+    NoCounters,
+    default_selection,
+    read_selection,
+)
 
 OWN_FILE = """\
 # Format
@@ -82,6 +88,28 @@ def test_a_file_that_selects_nothing_is_refused() -> None:
     assert "commas" in refused.value.remedy
     with pytest.raises(NoCounters, match="no line that is no comment"):
         read_selection("# nothing\n")
+
+
+def test_suggestions_are_for_the_first_unknown_names_alone() -> None:
+    """Each costs a comparison with every field; a text of nothing else would take a minute."""
+    lines = [f"DCGM_FI_DEV_GPU_TEMPS_{n % 10},gauge,x" for n in range(MOST_LINES - 1)]
+    findings = read_selection("\n".join(["DCGM_FI_DEV_GPU_TEMP,gauge,x", *lines])).findings
+    assert len(findings) == MOST_LINES - 1
+    assert sum(bool(finding.remedy) for finding in findings) == 20
+
+
+def test_too_many_lines_are_refused_with_their_number() -> None:
+    """The error names the limit; nothing of the text is taken."""
+    with pytest.raises(NodeagentError, match="has 5,001 lines; at most 5,000") as refused:
+        read_selection("\n" * MOST_LINES)
+    assert "dcgm-exporter" in refused.value.remedy
+
+
+def test_a_value_without_end_is_shown_shortened() -> None:
+    """A name of a megabyte fills no log."""
+    text = f"{'X' * 1_000_000},gauge,x\nDCGM_FI_DEV_GPU_TEMP,gauge,x\n"
+    (finding,) = read_selection(text).findings
+    assert len(str(finding)) < 200
 
 
 def test_a_histogram_of_one_value_is_what_the_field_is() -> None:
