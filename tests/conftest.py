@@ -27,7 +27,7 @@ from _pytest.faulthandler import fault_handler_stderr_fd_key
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Generator, Iterator
 
-GRACE = 1.0  # seconds that threads and processes get to end by themselves after a test
+GRACE = 30.0  # seconds that threads and processes get to end by themselves after a test
 STUCK = 60.0  # seconds after a test's time limit at which it counts as stuck for ever
 
 

@@ -24,7 +24,7 @@ from nodeagent.reports.node_state import NodeState, Phase
 from nodeagent.reports.words import layout_words
 from nodeagent.sources.plan_offer import PlanText
 
-SOON = 8.0  # seconds that anything in a test may take
+SOON = 30.0  # seconds that anything in a test may take
 
 
 def plan_text(mig: str, devices: str = "all") -> bytes:

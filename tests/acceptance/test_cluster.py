@@ -85,7 +85,6 @@ def without_events(api: ApiServer) -> Counter[str]:
     )
 
 
-@pytest.mark.timeout(90)  # writes have a second between them, and waits for a server
 async def test_a_life_in_a_cluster(api: ApiServer, tmp_path: Path) -> None:
     """Changes are answered soon, quiet means no request, and a restart, a new token and a server
     that was away cost no plan; all at the product's own pace. Its end waits for no server.
@@ -124,7 +123,6 @@ async def test_a_life_in_a_cluster(api: ApiServer, tmp_path: Path) -> None:
     assert clock() - told_to_go < 8  # a server that is silent holds nobody up
 
 
-@pytest.mark.timeout(60)  # an agent with 56 instances to make on a busy machine
 async def test_what_it_takes_of_memory(api: ApiServer, tmp_path: Path) -> None:
     """With 56 instances on eight GPUs and the Kubernetes client loaded, in sync and settled."""
     async with agent(tmp_path, api, "h100-80gb:8") as process:
@@ -151,7 +149,6 @@ def sent(line: str) -> None:
         assert answer.status == 200
 
 
-@pytest.mark.timeout(60)  # two Python programs start
 async def test_by_hand(tmp_path: Path) -> None:
     """`make run-cluster` prints lines that work, shows what comes of them, and ends at Ctrl-C."""
     process = await asyncio.create_subprocess_exec(

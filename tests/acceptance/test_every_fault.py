@@ -132,7 +132,7 @@ class Bench:
     @classmethod
     async def of(cls, node: SimulatedNode, change: Change) -> Bench:
         """Make both layouts once, to know them."""
-        async with Driver(observe_deadline=5, step_deadline=5) as driver:
+        async with Driver(observe_deadline=30, step_deadline=30) as driver:
             await make(driver, change.before)
             in_use = occupy(node, change.used)
             state, old = copy.deepcopy(node.card(0).state), hardware_shape(node)
@@ -140,7 +140,7 @@ class Bench:
         bench = cls(node, change, in_use, state, old, hardware_shape(node))
         bench.back()
         before = node.journal.total()
-        async with Driver(observe_deadline=5, step_deadline=5) as driver:
+        async with Driver(observe_deadline=30, step_deadline=30) as driver:
             await make(driver, change.after)
         made = node.journal.total() - before
         bench.calls = tuple(call.name for call in node.journal.calls[-made:])
@@ -160,7 +160,7 @@ class Bench:
         calls = node.journal.total()
         fault = node.inject(error=code, at_call=calls + number, applied=applied)
         try:
-            async with Driver(observe_deadline=5, step_deadline=5) as driver:
+            async with Driver(observe_deadline=30, step_deadline=30) as driver:
                 outcome = await make(driver, goal)
                 struck = node.journal.total() >= calls + number
                 node.clear_faults(fault)
@@ -170,7 +170,7 @@ class Bench:
         except DriverError:  # nothing could be observed, so nothing was begun
             node.clear_faults(fault)
             assert hardware_shape(node) == self.old, f"{where}: changed all the same"
-            async with Driver(observe_deadline=5, step_deadline=5) as driver:
+            async with Driver(observe_deadline=30, step_deadline=30) as driver:
                 again = await make(driver, goal)
             ended, struck = "not begun", True
         assert not again.problems, f"{where}: wedged: {again.problems}"

@@ -10,8 +10,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-import pytest
-
 from nodeagent.gpu.driver import Driver
 from nodeagent.planning.outcome import NodeOutcome
 from nodeagent.planning.plan import Policy
@@ -154,7 +152,6 @@ def _counters(text: str) -> set[str]:
     return set(names())
 
 
-@pytest.mark.timeout(60)  # a hundred changes, and five times as many scrapes, are parsed
 async def test_scrapes_during_changes(tmp_path: Path) -> None:
     """500 scrapes while 100 plans come into force, one after the other."""
     with simulated("h100-80gb:2") as node:

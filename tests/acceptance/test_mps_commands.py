@@ -9,8 +9,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from tests.acceptance.agent_home import GIB, USER, Home
 
 ONE = f"""\
@@ -60,7 +58,6 @@ def _counted(home: Home, device: str, slot: str) -> Iterator[int]:
         yield client.pid
 
 
-@pytest.mark.timeout(120)
 def test_applied_without_an_agent_exported_and_adopted(home: Home) -> None:
     """`apply` starts the daemons, `export` writes a document that is in sync, and an agent that
     comes later goes on with these very processes.
@@ -86,7 +83,6 @@ def test_applied_without_an_agent_exported_and_adopted(home: Home) -> None:
     assert told == []
 
 
-@pytest.mark.timeout(120)
 def test_restart_and_drain_respect_clients(home: Home) -> None:
     """Code 3 and the client's pid while it is there; done when it has gone."""
     [daemon] = _started(home, ONE)
@@ -107,7 +103,6 @@ def test_restart_and_drain_respect_clients(home: Home) -> None:
     assert (nowhere.returncode, "no device '5'" in nowhere.stderr) == (2, True)
 
 
-@pytest.mark.timeout(120)
 def test_a_stray_client_is_ended_and_the_others_stay(home: Home) -> None:
     """`enforce: terminate`: who has no share goes, and whoever has one works on."""
     [daemon] = _started(home, STRICT)
@@ -121,7 +116,6 @@ def test_a_stray_client_is_ended_and_the_others_stay(home: Home) -> None:
         assert "has no share of the plan" in told[0]["message"]
 
 
-@pytest.mark.timeout(120)
 def test_failed_and_back(home: Home) -> None:
     """A daemon that cannot start is given up with its last words, and is tried again on request
     and by a new plan.
@@ -149,7 +143,6 @@ def test_failed_and_back(home: Home) -> None:
     assert home.all_ready(1)[0]["shares"]["small"]["memory"] == 9 * GIB
 
 
-@pytest.mark.timeout(120)
 def test_servers_that_cannot_start_are_seen(home: Home) -> None:
     """The daemon is Ready all the while, so it is said beside that, until a server serves."""
     [daemon] = _started(home, ONE)
@@ -165,7 +158,6 @@ def test_servers_that_cannot_start_are_seen(home: Home) -> None:
         home.until(lambda: "trouble" not in home.daemons()[0])
 
 
-@pytest.mark.timeout(120)
 def test_what_a_device_was_before_comes_back(home: Home) -> None:
     """Compute mode after MPS, and the time slice after `timeSlice`, though the agent that changed
     them was killed.
@@ -197,7 +189,6 @@ def _with_problem(home: Home, path: str) -> dict[str, Any]:
     return status if status and any(path in str(p) for p in status["problems"]) else {}
 
 
-@pytest.mark.timeout(120)
 def test_a_refused_plan_touches_nothing(home: Home) -> None:
     """The place, what was found and what would be right; the daemon that is there goes on."""
     [daemon] = _started(home, ONE)

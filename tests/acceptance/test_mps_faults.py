@@ -209,7 +209,6 @@ STARTS = {  # with knobs of all daemons that start from then on
 }
 
 
-@pytest.mark.timeout(120)  # some of them take their deadlines
 async def test_a_daemon_that_does_not_start() -> None:
     """It fails alone, the layout is as planned, the report says which and why; when its trouble is
     over it is Ready, and nobody else was disturbed.
@@ -258,7 +257,6 @@ NOT: dict[str, Any] = {
 }
 
 
-@pytest.mark.timeout(120)  # deadlines pass
 async def test_a_daemon_that_does_not_stop_as_it_should() -> None:
     """One without clients: it ends all the same, or nothing is taken from under it, and the report
     says so; the others have their clients.

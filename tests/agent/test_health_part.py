@@ -113,7 +113,7 @@ class Rig:
 
 async def until(condition: Callable[[], bool]) -> None:
     """Wait until it is so."""
-    async with asyncio.timeout(5.0):
+    async with asyncio.timeout(30):
         while not condition():
             await asyncio.sleep(0.002)
 

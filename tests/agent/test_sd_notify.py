@@ -16,7 +16,7 @@ def test_says_how_the_service_is(tmp_path: Path) -> None:
     address = tmp_path / "notify"
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
         systemd.bind(str(address))
-        systemd.settimeout(5)
+        systemd.settimeout(30)
         notifier = Notifier.take_from({"NOTIFY_SOCKET": str(address)})
         notifier.ready()
         notifier.alive()
@@ -31,7 +31,7 @@ def test_knows_abstract_addresses() -> None:
     name = f"nodeagent-test-{os.getpid()}"
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
         systemd.bind("\0" + name)
-        systemd.settimeout(5)
+        systemd.settimeout(30)
         Notifier.take_from({"NOTIFY_SOCKET": "@" + name}).ready()
         assert systemd.recv(100) == b"READY=1"
 

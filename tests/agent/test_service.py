@@ -16,12 +16,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from nodeagent.simulation import open_node
 
 CREATE = "nvmlDeviceCreateGpuInstance*"
-SOON = 8.0  # seconds that anything may take
+SOON = 30.0  # seconds that anything may take
 
 
 def write_plan(folder: Path, mig: str) -> None:
@@ -208,7 +206,6 @@ def test_sigterm_in_the_middle_of_the_work(tmp_path: Path) -> None:
         process.end()
 
 
-@pytest.mark.timeout(90)  # a dozen starts of an interpreter
 def test_killed_at_any_moment_the_next_start_goes_on(tmp_path: Path) -> None:
     """kill -9 in the middle, again and again: each start converges, what is in use is unharmed."""
     layouts = ["{3g.40gb: 1, 1g.10gb: 4}", "{3g.40gb: 1, 2g.20gb: 2}", "{3g.40gb: 1, 1g.10gb: 3}"]

@@ -55,7 +55,7 @@ class Program:
         with subprocess.Popen(command, **streams) as process:
             try:
                 yield process
-                process.wait(timeout=8)
+                process.wait(timeout=30)
             finally:
                 process.kill()
 

@@ -200,7 +200,7 @@ def test_a_signal_lets_the_running_step_finish(number: signal.Signals, h100: Pro
         while "create" not in process.stdout.readline():
             pass
         process.send_signal(number)
-        out, err = process.communicate(timeout=8)
+        out, err = process.communicate(timeout=30)
     assert process.returncode == 1
     assert err == ""
     assert "Stopped: " in out
@@ -219,7 +219,7 @@ def test_a_closed_pipe_does_not_stop_the_work(h100: Program) -> None:
         assert process.stdout is not None
         process.stdout.readline()
         process.stdout.close()
-        process.wait(timeout=8)
+        process.wait(timeout=30)
         assert process.stderr is not None
         assert process.stderr.read() == ""
     assert process.returncode == 0

@@ -17,8 +17,6 @@ from nodeagent.mps.identity import CONTROL, identify
 from nodeagent.simulation.mps.clients import SimulatedClient
 from tests.cli.conftest import Program
 
-pytestmark = pytest.mark.timeout(60)  # daemons are processes, and machines are busy
-
 USER = 1000 if os.geteuid() == 0 else os.geteuid()
 SHARED = f"{{devices: [0], mps: {{replicas: 2, user: {USER}}}}}"
 

@@ -29,7 +29,7 @@ _PROGRAM = [sys.executable, "-m", "nodeagent"]
 
 def _run(*words: str | Path, **more: object) -> subprocess.CompletedProcess[str]:
     command = [*_PROGRAM, *map(str, words)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=9, check=False, **more)  # type: ignore[call-overload, no-any-return]  # options of run
+    return subprocess.run(command, capture_output=True, text=True, timeout=30, check=False, **more)  # type: ignore[call-overload, no-any-return]  # options of run
 
 
 def test_exit_codes_reach_the_shell(h100: Program) -> None:
@@ -84,14 +84,14 @@ def test_a_reader_that_leaves_early_hears_no_complaint(h100: Program) -> None:
 def test_no_standard_streams_at_all(h100: Program) -> None:
     """As from a careless service: closed descriptors are no reason to fail."""
     command = f"exec {' '.join(_PROGRAM)} export --state {h100.state} >&- 2>&- <&-"
-    assert subprocess.run(["sh", "-c", command], timeout=9, check=False).returncode == 0
+    assert subprocess.run(["sh", "-c", command], timeout=30, check=False).returncode == 0
 
 
 def test_a_full_disk_is_code_1(h100: Program) -> None:
     """The document is lost, and a script must notice."""
     command = f"{' '.join(_PROGRAM)} export --state {h100.state} > /dev/full"
     done = subprocess.run(
-        ["sh", "-c", command], stderr=subprocess.PIPE, text=True, timeout=9, check=False
+        ["sh", "-c", command], stderr=subprocess.PIPE, text=True, timeout=30, check=False
     )
     assert done.returncode == 1
     assert done.stderr.startswith("nodeagent: the answer could not be written: No space left")
@@ -114,7 +114,7 @@ def test_interrupting_is_silent(h100: Program) -> None:
     with h100.process(*words, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         time.sleep(1.5)
         process.send_signal(signal.SIGINT)
-        _, err = process.communicate(timeout=9)
+        _, err = process.communicate(timeout=30)
     assert process.returncode == 130
     assert err == b""
 
@@ -178,7 +178,7 @@ def test_commands_do_not_import_what_they_do_not_need(name: str, program: Progra
         "print(*sorted({m.split('.')[0] for m in sys.modules}), file=sys.stderr)"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=9, check=True
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=30, check=True
     )
     slow = {
         "aiohttp",

@@ -25,7 +25,7 @@ def _agent(program: Program, *words: str | Path) -> Iterator[subprocess.Popen[st
     with program.process("run", *words, stderr=subprocess.PIPE, text=True) as process:
         yield process
         process.send_signal(signal.SIGTERM)
-        process.communicate(timeout=5)
+        process.communicate(timeout=30)
 
 
 def _address(process: subprocess.Popen[str]) -> str:

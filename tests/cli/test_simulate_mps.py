@@ -89,7 +89,7 @@ class Node:
                 input=b"quit -t 1\n",
                 env={"CUDA_MPS_PIPE_DIRECTORY": str(self.pipes), "PATH": "/usr/bin:/bin"},
                 check=False,
-                timeout=8,
+                timeout=30,
             )
             process.kill()
             process.wait()

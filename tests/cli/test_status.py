@@ -222,7 +222,7 @@ def test_watch_prints_every_change_once(program: Program) -> None:
             assert json.loads(process.stdout.readline())["phase"] == "InSync"
             process.stdout.close()  # the reader has seen enough
             handler.answer = json.dumps({**STATUS, "phase": "Failed"}).encode()
-            assert process.wait(timeout=8) == 0
+            assert process.wait(timeout=30) == 0
             assert process.stderr.read() == ""
 
 

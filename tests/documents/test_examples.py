@@ -120,7 +120,7 @@ async def test_fits(name: str, configuration: str | None, boards: str) -> None:
     """On the cards that an example speaks of, it can be done."""
     document = read_document((EXAMPLES / name).read_bytes(), configuration=configuration)
     with simulated(boards):
-        async with Driver(observe_deadline=5, step_deadline=5) as driver:
+        async with Driver(observe_deadline=30, step_deadline=30) as driver:
             observed = await driver.observe()
     desired = resolve(document, observed)
     assert isinstance(desired, DesiredNode), desired.problems

@@ -35,8 +35,6 @@ from tests.execution.whole_node_rig import Agent, NodeRig, document, mig_devices
 from tests.mps.fleet_rig import status, until
 from tests.simulated_cluster.kubelet import Kubelet
 
-pytestmark = pytest.mark.timeout(60)  # daemons are processes, and machines are busy
-
 DEFAULT, PROHIBITED, EXCLUSIVE = 0, 2, 3  # as NVML numbers them
 WHOLE = document("{devices: [0], mps: {shares: {small: {count: 2, memory: 4Gi, threads: 20}}}}")
 LARGER = WHOLE.replace("4Gi", "8Gi")

@@ -124,7 +124,7 @@ class NodeRig(FleetRig):
             shm=lambda spec: shm_directory(spec, private=False),
         )
         whole = WholeNode(
-            Driver(observe_deadline=5, step_deadline=5, nvidia_smi=SMI, allocations=allocations),
+            Driver(observe_deadline=30, step_deadline=30, nvidia_smi=SMI, allocations=allocations),
             fleet,
             memory,
             publisher,

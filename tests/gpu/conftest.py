@@ -21,7 +21,7 @@ def node() -> Iterator[SimulatedNode]:
 @pytest.fixture
 async def driver(node: SimulatedNode) -> AsyncIterator[Driver]:
     """The driver of that node, with short deadlines."""
-    async with Driver(observe_deadline=2, step_deadline=2) as driver:
+    async with Driver(observe_deadline=30, step_deadline=30) as driver:
         yield driver
 
 

@@ -85,7 +85,7 @@ async def test_a_gpu_that_cannot_even_be_identified_is_shown(node: SimulatedNode
     """Without UUID, at its index, with the reason."""
     node.inject("nvmlDeviceGetHandleByIndex_v2", gpu=1, error="UNKNOWN", times=None)
     node.inject("nvmlDeviceGetUUID", gpu=1, error="UNKNOWN", times=None)
-    async with Driver(observe_deadline=2, step_deadline=2) as driver:
+    async with Driver(observe_deadline=30, step_deadline=30) as driver:
         first, second = (await driver.observe()).gpus
     assert first.access is Access.OK
     assert (second.index, second.uuid, second.access) == (1, "", Access.UNKNOWN)
@@ -111,7 +111,7 @@ async def test_a_gpu_that_is_not_there_is_told(driver: Driver) -> None:
 async def test_gpus_are_observed_side_by_side(node: SimulatedNode) -> None:
     """Two GPUs take as long as one."""
     node.inject("nvmlDeviceGetMigMode", delay=1.0, times=2)
-    async with Driver(observe_deadline=5, step_deadline=5) as driver:
+    async with Driver(observe_deadline=30, step_deadline=30) as driver:
         began = time.monotonic()
         await driver.observe()
         assert time.monotonic() - began < 1.9
@@ -130,7 +130,7 @@ async def test_open_capability_files_are_in_the_picture(tmp_path: Path) -> None:
     minors.parent.mkdir(parents=True)
     with simulated("h100-80gb:1"):
         usage = UsageProbe(proc)
-        async with Driver(observe_deadline=2, step_deadline=2, usage=usage) as driver:
+        async with Driver(observe_deadline=30, step_deadline=30, usage=usage) as driver:
             gpu = await laid_out(driver, 0, at0="3g.40gb", at4="3g.40gb")
             assert gpu.idle
             (fds / "7").symlink_to("/dev/nvidia-caps/nvidia-cap13")

@@ -33,7 +33,7 @@ async def test_a_driver_that_cannot_be_used_is_told_at_the_start(
     """In one sentence, of one kind whatever the code."""
     node.inject("nvmlInitWithFlags", error=code)
     with pytest.raises(DriverUnavailable, match=words):
-        async with Driver(observe_deadline=2, step_deadline=2):
+        async with Driver(observe_deadline=30, step_deadline=30):
             pytest.fail("it must not begin")
 
 
@@ -107,7 +107,7 @@ async def test_entered_again_a_driver_that_hangs_is_known(
 async def test_a_version_that_is_not_told_stops_nothing(node: SimulatedNode) -> None:
     """It is only shown; whatever else fails then will say so itself."""
     node.inject("nvmlSystemGetDriverVersion", error="UNKNOWN", times=None)
-    async with Driver(observe_deadline=2, step_deadline=2) as driver:
+    async with Driver(observe_deadline=30, step_deadline=30) as driver:
         seen = await driver.observe()
     assert seen.driver_version == ""
     assert len(seen.gpus) == 2
@@ -115,7 +115,7 @@ async def test_a_version_that_is_not_told_stops_nothing(node: SimulatedNode) -> 
 
 async def test_nvml_is_shut_down_as_often_as_it_was_started(node: SimulatedNode) -> None:
     """Also when the observation restarted it in between."""
-    async with Driver(observe_deadline=2, step_deadline=2) as driver:
+    async with Driver(observe_deadline=30, step_deadline=30) as driver:
         await driver.observe()
         node.inject("nvmlDeviceGetMigMode", error="UNKNOWN", times=2)
         assert all(gpu.access is Access.OK for gpu in (await driver.observe()).gpus)
@@ -150,7 +150,7 @@ async def test_a_reboot_is_survived(driver: Driver, node: SimulatedNode) -> None
 
 async def test_a_driver_that_never_told_of_a_gpu_raises(node: SimulatedNode) -> None:
     """There is nothing to show as unknown."""
-    async with Driver(observe_deadline=2, step_deadline=2) as driver:
+    async with Driver(observe_deadline=30, step_deadline=30) as driver:
         node.inject("nvmlDeviceGetCount_v2", error="UNKNOWN", times=None)
         with pytest.raises(DriverError, match="nvmlDeviceGetCount"):
             await driver.observe()

@@ -59,7 +59,7 @@ async def subject(request: pytest.FixtureRequest) -> AsyncIterator[Subject]:
     """For looking only."""
     if request.param == "simulator":
         with simulated(SIMULATED) as node:
-            async with Driver(observe_deadline=5, step_deadline=5) as driver:
+            async with Driver(observe_deadline=30, step_deadline=30) as driver:
                 await laid_out(driver, 0, at0="1g.10gb", at2="1g.20gb", at4="3g.40gb")
                 node.occupy(3)
                 yield Subject(driver, ())
@@ -73,7 +73,7 @@ async def board(request: pytest.FixtureRequest) -> AsyncIterator[tuple[Driver, G
     """An idle board that changes MIG mode at once, MIG on and empty; restored afterwards."""
     if request.param == "simulator":
         with simulated("h100-80gb:1"):
-            async with Driver(observe_deadline=5, step_deadline=5) as driver:
+            async with Driver(observe_deadline=30, step_deadline=30) as driver:
                 await laid_out(driver, 0, at0="1g.10gb", at2="2g.20gb")
                 async for gpu in _borrowed(driver, (await driver.observe()).gpus[0]):
                     yield driver, gpu
@@ -94,7 +94,7 @@ async def undivided(request: pytest.FixtureRequest) -> AsyncIterator[tuple[Drive
     """An idle GPU without MIG mode; its compute mode is restored afterwards."""
     if request.param == "simulator":
         with simulated("h100-80gb:1"):
-            async with Driver(observe_deadline=5, step_deadline=5) as driver:
+            async with Driver(observe_deadline=30, step_deadline=30) as driver:
                 async for gpu in _with_its_mode(driver, (await driver.observe()).gpus[0]):
                     yield driver, gpu
     else:

@@ -230,7 +230,7 @@ def test_a_change_that_is_about_to_come_is_not_settled(path: Path) -> None:
 async def test_a_crash_at_any_point_leaves_what_is_needed(path: Path, crash: str) -> None:
     """The next process restores what there was, and only once."""
     with simulated("h100-80gb:1") as node:
-        async with Driver(observe_deadline=2, step_deadline=2) as driver:
+        async with Driver(observe_deadline=30, step_deadline=30) as driver:
             before = await laid_out(driver, 0, at0="1g.10gb")
             device = before.instances[0].compute[0]
             first = Remembered(path)

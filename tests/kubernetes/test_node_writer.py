@@ -88,7 +88,7 @@ def wanted(text: str) -> Wanted:
 async def settled(server: ApiServer, writer: NodeWriter, text: str) -> None:
     """The status becomes this, and nothing is left to be written."""
     await until(lambda: status(server) == text)
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         await writer.settled()
 
 

@@ -18,10 +18,7 @@ from tests.manifests.rendering import written
 from tests.simulated_cluster.patching import MERGE
 from tests.simulated_cluster.real_api_server import RealApiServer, why_not
 
-pytestmark = [
-    pytest.mark.skipif(bool(why_not()), reason=why_not()),
-    pytest.mark.timeout(120),  # the servers start slowly
-]
+pytestmark = pytest.mark.skipif(bool(why_not()), reason=why_not())
 IN_FORCE = 30.0  # seconds that a new policy may take to be in force
 NODES = "/api/v1/nodes"
 RBAC = "/apis/rbac.authorization.k8s.io/v1"

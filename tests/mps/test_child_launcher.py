@@ -188,7 +188,7 @@ async def test_a_start_that_is_given_up(spec: DaemonSpec, programs: Programs) ->
             continue
         process.kill()
         await process.wait()
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         while await asyncio.to_thread(processes_of, spec.pipe_directory, CONTROL):
             await asyncio.sleep(0.01)
 

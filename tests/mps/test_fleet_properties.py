@@ -12,7 +12,6 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -170,7 +169,6 @@ async def _end_well(rig: Watched, fleet: Fleet) -> None:
     assert rig.processes() == []
 
 
-@pytest.mark.timeout(120)  # each walk starts and kills several daemons; 40 s on an idle machine
 @settings(
     max_examples=6,
     deadline=None,

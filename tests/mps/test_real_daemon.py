@@ -51,7 +51,7 @@ async def daemon(spec: DaemonSpec) -> AsyncIterator[tuple[DaemonProcess, Control
     )
     process = await ChildLauncher(Programs(control=(program,), path=path)).launch(spec)
     try:
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             while True:  # until it listens
                 try:
                     await client.ask(GetServerList())

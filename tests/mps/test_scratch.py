@@ -64,7 +64,7 @@ def test_what_a_killed_one_left(open_folder: Path, programs: Programs) -> None:
     assert daemon.stdout
     assert daemon.stdout.readline() == b"first line\n"
     Scratch(open_folder).remove()
-    daemon.communicate(timeout=5)
+    daemon.communicate(timeout=30)
     assert daemon.returncode == -9
     assert not Path(left).exists()
     assert kept.exists()

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import replace
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -332,7 +331,6 @@ def test_nothing_about_sharing_is_nothing_to_do(data: st.DataObject) -> None:
 # --- the least --------------------------------------------------------------------------------
 
 
-@pytest.mark.timeout(60)  # each example is compared with every layout and every way to share it
 @settings(max_examples=150, deadline=None)
 @given(
     st.lists(WANTED, min_size=1, max_size=4),

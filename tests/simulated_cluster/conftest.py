@@ -84,9 +84,7 @@ def real_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealApiSer
         yield server
 
 
-@pytest.fixture(
-    params=["ours", pytest.param("real", marks=pytest.mark.timeout(120))]  # real ones start slowly
-)
+@pytest.fixture(params=["ours", "real"])
 async def cluster(
     request: pytest.FixtureRequest, real_server: RealApiServer | None
 ) -> AsyncIterator[Cluster]:

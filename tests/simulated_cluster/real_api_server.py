@@ -149,7 +149,7 @@ class RealApiServer:
         request = urllib.request.Request(f"{self.url}/readyz", headers=headers)
         with (
             contextlib.suppress(OSError),  # all of urllib's errors are
-            urllib.request.urlopen(request, context=context, timeout=5),
+            urllib.request.urlopen(request, context=context, timeout=30),
         ):
             return True
         return False

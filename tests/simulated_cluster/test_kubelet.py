@@ -34,7 +34,7 @@ async def asked(kubelet: Kubelet, method: str) -> bytes:
         call: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(
             f"/v1.PodResourcesLister/{method}"
         )
-        return await call(b"", timeout=5)
+        return await call(b"", timeout=30)
 
 
 async def test_one_entry_for_each_device(kubelet: Kubelet) -> None:

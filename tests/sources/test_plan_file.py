@@ -26,7 +26,7 @@ class Source:
 
     async def next(self, count: int) -> PlanOffer:
         """Wait until so many offers were made."""
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             while len(self.offers) < count:
                 await asyncio.sleep(0.005)
         return self.offers[count - 1]

@@ -128,7 +128,7 @@ async def test_before_the_file_was_looked_at(tmp_path: Path) -> None:
     assert offers == [PlanText(b"x", "mine")]
     source.saw(view_of({PLAN_NAME: "mine"}))
     following = asyncio.create_task(source.run())
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         while len(offers) < 2:
             await asyncio.sleep(0.002)
     following.cancel()

@@ -143,7 +143,7 @@ async def test_nothing_is_asked_for_before_the_file_was_looked_at(tmp_path: Path
     source.saw(view_of(labels={CONFIG: "all-balanced"}))
     assert offers == []
     following = asyncio.create_task(source.run())
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         while not offers:
             await asyncio.sleep(0.002)
     following.cancel()

@@ -82,7 +82,6 @@ def written(api: ApiServer, kind: str, key: str) -> list[Any]:
     return [body[kind][key] for body in bodies if key in body.get(kind, {})]
 
 
-@pytest.mark.timeout(120)
 async def test_mig_config(tmp_path: Path) -> None:
     """The states of a success and of a kill in the middle, which the next process finishes."""
     async with cluster(tmp_path) as api:
@@ -100,7 +99,6 @@ async def test_mig_config(tmp_path: Path) -> None:
             assert [i["profile"] for i in found["gpus"][0]["instances"]] == ["1g.10gb"] * 7
 
 
-@pytest.mark.timeout(120)
 @pytest.mark.skipif(os.geteuid() not in (0, 1000), reason="nos' clients are of the user 1000")
 async def test_nos(folder: Path) -> None:
     """A node divided by MIG, then by MPS as the ConfigMap says; each answered in one patch."""

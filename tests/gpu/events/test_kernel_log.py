@@ -45,7 +45,7 @@ def writer(tmp_path: Path) -> Iterator[int]:
 
 async def until(condition: Callable[[], bool]) -> None:
     """Wait until it is so."""
-    async with asyncio.timeout(5.0):
+    async with asyncio.timeout(30):
         while not condition():
             await asyncio.sleep(0.001)
 

@@ -164,7 +164,7 @@ async def test_the_slow_tier_is_not_read_each_time(known: Driver, node: Simulate
 async def test_what_the_generations_have(board: str, present: set[int], absent: set[int]) -> None:
     """GPM from Hopper on, remapped rows from Ampere on, retired pages before it."""
     with simulated(board) as node:
-        async with Driver(observe_deadline=5, step_deadline=5) as driver:
+        async with Driver(observe_deadline=30, step_deadline=30) as driver:
             await driver.observe()
             sampler = sampler_of(driver, catalogue().fields)
             first, second = await sampler.round(), await sampler.round()
@@ -264,7 +264,7 @@ async def test_the_same_instance_made_again_is_another(known: Driver) -> None:
 async def test_an_instance_that_somebody_else_destroyed(answer: str) -> None:
     """Its handle is refused; in the same look the others are read, and it is not told."""
     with simulated("h100-80gb", switches=Switches(stale_handles=answer)) as node:
-        async with Driver(observe_deadline=5, step_deadline=5) as driver:
+        async with Driver(observe_deadline=30, step_deadline=30) as driver:
             gpu = await laid_out(driver, 0, at0="3g.40gb", at4="1g.10gb")
             sampler = sampler_of(driver, rows(FB_USED, ACTIVE))
             await sampler.round()
@@ -368,7 +368,7 @@ async def test_a_gpu_that_always_hung(hasty: Driver, node: SimulatedNode) -> Non
         assert told.answer.silence is Silence.HANGS
         assert told.answer.reason.startswith("GPU 0")
     node.clear_faults(hang)
-    async with asyncio.timeout(5.0):
+    async with asyncio.timeout(30):
         while (answer := (await sampler.round()).answer) is not None and answer.silence:
             pass
 
@@ -518,7 +518,7 @@ async def test_health_of_links_and_old_memory() -> None:
     with simulated("h100-80gb,t4") as node:
         node.set_figures(0, {"nvlink.replay.3": 5, "link.4.up": 0})
         node.set_figures(1, {"pages.doubleBit": 2, "pages.pending": 1})
-        async with Driver(observe_deadline=5, step_deadline=5) as driver:
+        async with Driver(observe_deadline=30, step_deadline=30) as driver:
             await driver.observe()
             told = await sampler_of(driver, (), health=True).round()
     links = {link.link: link for link in told.gpus[0].nvlinks}

@@ -21,9 +21,9 @@ from tests.gpu.steps_of import create, enable, laid_out, layout
 
 async def test_a_step_needs_no_observation_before(node: SimulatedNode) -> None:
     """The agent may have been started just now."""
-    async with Driver(observe_deadline=2, step_deadline=2) as driver:
+    async with Driver(observe_deadline=30, step_deadline=30) as driver:
         uuid = (await driver.observe()).gpus[0].uuid
-    async with Driver(observe_deadline=2, step_deadline=2) as driver:
+    async with Driver(observe_deadline=30, step_deadline=30) as driver:
         await driver.apply(SetMigMode(uuid, enabled=True, reason=""))
         assert (await driver.observe_gpu(uuid)).mig == MigMode(current=True, pending=True)
 
@@ -93,7 +93,7 @@ async def test_a_pending_mode_becomes_current_with_a_reset(
 ) -> None:
     """The GPU is let go for it by this process too, and the other GPU is as before."""
     _, smi = ampere
-    async with Driver(observe_deadline=5, step_deadline=5, nvidia_smi=smi) as driver:
+    async with Driver(observe_deadline=30, step_deadline=30, nvidia_smi=smi) as driver:
         gpu, other = (await driver.observe()).gpus
         await driver.apply(enable(gpu))
         await driver.apply(ResetGpu(gpu.uuid, "MIG mode is pending"))
@@ -106,7 +106,7 @@ async def test_a_pending_mode_becomes_current_with_a_reset(
 async def test_a_gpu_in_use_is_not_reset(ampere: tuple[SimulatedNode, list[str]]) -> None:
     """It is looked at right before; the process is named."""
     node, _ = ampere
-    async with Driver(observe_deadline=5, step_deadline=5, nvidia_smi=["false"]) as driver:
+    async with Driver(observe_deadline=30, step_deadline=30, nvidia_smi=["false"]) as driver:
         gpu = (await driver.observe()).gpus[0]
         process = node.occupy(0)
         with pytest.raises(GpuInUse, match=f"not proven idle: pid {process.pid}"):
@@ -118,7 +118,7 @@ async def test_a_gpu_whose_users_are_unknown_is_not_reset(
 ) -> None:
     """Nor one that does not answer."""
     node, _ = ampere
-    async with Driver(observe_deadline=5, step_deadline=5, nvidia_smi=["false"]) as driver:
+    async with Driver(observe_deadline=30, step_deadline=30, nvidia_smi=["false"]) as driver:
         gpu = (await driver.observe()).gpus[0]
         for function in ("nvmlDeviceGetComputeRunningProcesses_v3", "nvmlDeviceGetMigMode"):
             node.inject(function, error="UNKNOWN", times=1)
@@ -130,7 +130,7 @@ async def test_a_reset_that_fails_is_told_and_nvml_works_again(
     ampere: tuple[SimulatedNode, list[str]],
 ) -> None:
     """With what the program said."""
-    async with Driver(observe_deadline=5, step_deadline=5, nvidia_smi=["false"]) as driver:
+    async with Driver(observe_deadline=30, step_deadline=30, nvidia_smi=["false"]) as driver:
         gpu = (await driver.observe()).gpus[0]
         with pytest.raises(DriverError, match=r"GPU 0: .*--gpu-reset -i .* ended with 1"):
             await driver.apply(ResetGpu(gpu.uuid, ""))
@@ -141,7 +141,7 @@ async def test_a_reset_that_changes_nothing_is_found_out(
     ampere: tuple[SimulatedNode, list[str]],
 ) -> None:
     """The mode is read back."""
-    async with Driver(observe_deadline=5, step_deadline=5, nvidia_smi=["true"]) as driver:
+    async with Driver(observe_deadline=30, step_deadline=30, nvidia_smi=["true"]) as driver:
         gpu = (await driver.observe()).gpus[0]
         await driver.apply(enable(gpu))
         with pytest.raises(DriverError, match="its MIG mode is still pending"):
@@ -152,7 +152,7 @@ async def test_a_cancelled_reset_is_finished_first(tmp_path: Path) -> None:
     """NVML is started again before the cancellation goes on."""
     with simulated("a100-40gb:1"):
         smi = ["sh", "-c", "sleep 0.2"]
-        async with Driver(observe_deadline=5, step_deadline=5, nvidia_smi=smi) as driver:
+        async with Driver(observe_deadline=30, step_deadline=30, nvidia_smi=smi) as driver:
             gpu = (await driver.observe()).gpus[0]
             reset = asyncio.create_task(driver.apply(ResetGpu(gpu.uuid, "")))
             await asyncio.sleep(0.05)

@@ -42,7 +42,7 @@ async def test_with_mig_each_device_has_one(driver: Driver) -> None:
 async def test_a_gpu_in_mig_mode_is_not_asked(answer: str) -> None:
     """Whatever it would answer, the mode is one of its MIG devices."""
     with simulated("h100-80gb", switches=Switches(compute_mode_of_mig_parent=answer)) as node:
-        async with Driver(observe_deadline=2, step_deadline=2) as driver:
+        async with Driver(observe_deadline=30, step_deadline=30) as driver:
             gpu = await laid_out(driver, 0, at0="1g.10gb")
             node.journal.clear()
             assert (await driver.observe_gpu(gpu.uuid)).compute_mode is None
@@ -78,7 +78,7 @@ async def test_a_mode_that_is_not_told_is_unknown_and_the_gpu_is_well(
 async def test_a_driver_without_such_a_function_is_observed() -> None:
     """Then nothing is known of the mode."""
     with simulated("t4:1", switches=Switches(missing_functions=(GET,))):
-        async with Driver(observe_deadline=2, step_deadline=2) as driver:
+        async with Driver(observe_deadline=30, step_deadline=30) as driver:
             (gpu,) = (await driver.observe()).gpus
     assert (gpu.access, gpu.compute_mode) == (Access.OK, None)
 
@@ -86,7 +86,7 @@ async def test_a_driver_without_such_a_function_is_observed() -> None:
 async def test_mig_devices_that_refuse_are_told_as_such() -> None:
     """With what to set instead."""
     with simulated("h100-80gb", switches=Switches(mig_compute_modes=False)):
-        async with Driver(observe_deadline=2, step_deadline=2) as driver:
+        async with Driver(observe_deadline=30, step_deadline=30) as driver:
             gpu = await laid_out(driver, 0, at0="1g.10gb")
             assert modes(gpu) == [None]
             with pytest.raises(DriverError, match=r"GPU 0: .*MIG devices.*compute_mode: leave"):
@@ -96,7 +96,7 @@ async def test_mig_devices_that_refuse_are_told_as_such() -> None:
 async def test_an_unprivileged_user_is_told_to_be_root() -> None:
     """In words."""
     with simulated("t4", privileged=False):
-        async with Driver(observe_deadline=2, step_deadline=2) as driver:
+        async with Driver(observe_deadline=30, step_deadline=30) as driver:
             (gpu,) = (await driver.observe()).gpus
             with pytest.raises(DriverError, match="compute mode is permitted to root only"):
                 await driver.apply(compute_mode(gpu, EXCLUSIVE))

@@ -33,7 +33,7 @@ async def test_the_double_memory_instance_gets_all_its_multiprocessors(
 async def test_every_profile_of_a_card_can_be_created(board: str) -> None:
     """At its first place, with one device that has all of it."""
     with simulated(f"{board}:1", switches=Switches(ampere_mode="whenIdle")):
-        async with Driver(observe_deadline=2, step_deadline=2) as driver:
+        async with Driver(observe_deadline=30, step_deadline=30) as driver:
             gpu = await laid_out(driver, 0)
             for profile in gpu.profiles:
                 place = profile.placements[0]

@@ -100,7 +100,7 @@ async def test_users_of_other_sources_are_asked_right_before(usage: Usage) -> No
     """An open capability file is a user that NVML does not see yet."""
     source = Source()
     with simulated("h100-80gb:1") as node:
-        async with Driver(observe_deadline=2, step_deadline=2, usage=source) as driver:
+        async with Driver(observe_deadline=30, step_deadline=30, usage=source) as driver:
             gpu = await laid_out(driver, 0, at0="3g.40gb", at4="3g.40gb")
             asked: list[MigDevice] = []
 
@@ -129,7 +129,7 @@ async def test_who_holds_a_half_made_instance_is_found() -> None:
     """Its capability file is there before its first device."""
     source = Source()
     with simulated("h100-80gb:1"):
-        async with Driver(observe_deadline=2, step_deadline=2, usage=source) as driver:
+        async with Driver(observe_deadline=30, step_deadline=30, usage=source) as driver:
             gpu = await laid_out(driver, 0)
             await driver.apply(create(gpu, "3g.40gb", 0, ()))
             gpu = await driver.observe_gpu(gpu.uuid)
@@ -209,7 +209,7 @@ async def test_a_part_without_a_device_keeps_its_instance(
 async def test_the_moment_after_the_last_part_went_is_waited_for() -> None:
     """The driver may refuse to destroy the GPU instance once then."""
     with simulated("h100-80gb:1", switches=Switches(gi_destroy_race=True)) as node:
-        async with Driver(observe_deadline=2, step_deadline=2) as driver:
+        async with Driver(observe_deadline=30, step_deadline=30) as driver:
             gpu = await laid_out(driver, 0, at0="3g.40gb")
             await driver.apply(destroy(gpu, gpu.instances[0]))
             assert layout(await driver.observe_gpu(gpu.uuid)) == {}
@@ -233,7 +233,7 @@ async def test_nothing_is_destroyed_once_the_deadline_has_passed(node: Simulated
         node.inject("nvmlDeviceGetMPSComputeRunningProcesses_v3", delay=0.2)
         with pytest.raises(DriverError, match="did not return within"):
             await driver.apply(destroy(gpu, gpu.instances[0]))
-    async with Driver(observe_deadline=2, step_deadline=2) as driver:
+    async with Driver(observe_deadline=30, step_deadline=30) as driver:
         assert layout(await driver.observe_gpu(gpu.uuid)) == layout(gpu)
     assert node.journal.total(DESTROYS) == 0
 

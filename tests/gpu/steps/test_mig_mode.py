@@ -34,7 +34,7 @@ async def test_a_mode_that_is_there_already_is_not_set_again(
 async def test_ampere_is_left_with_the_change_pending() -> None:
     """That is no error: the planner sees it in the next observation."""
     with simulated("a100-40gb:1"):
-        async with Driver(observe_deadline=2, step_deadline=2) as driver:
+        async with Driver(observe_deadline=30, step_deadline=30) as driver:
             gpu = (await driver.observe()).gpus[0]
             await driver.apply(enable(gpu))
             gpu = await driver.observe_gpu(gpu.uuid)
@@ -59,7 +59,7 @@ async def test_programs_that_hold_a_hopper_gpu_are_in_the_way(
 async def test_a_card_without_mig_is_told_as_such() -> None:
     """In words, not as a code."""
     with simulated("t4:1"):
-        async with Driver(observe_deadline=2, step_deadline=2) as driver:
+        async with Driver(observe_deadline=30, step_deadline=30) as driver:
             gpu = (await driver.observe()).gpus[0]
             with pytest.raises(DriverError, match="this GPU has no MIG"):
                 await driver.apply(enable(gpu))
@@ -68,7 +68,7 @@ async def test_a_card_without_mig_is_told_as_such() -> None:
 async def test_an_unprivileged_user_is_told_to_be_root() -> None:
     """With the remedy."""
     with simulated("h100-80gb:1", privileged=False):
-        async with Driver(observe_deadline=2, step_deadline=2) as driver:
+        async with Driver(observe_deadline=30, step_deadline=30) as driver:
             gpu = (await driver.observe()).gpus[0]
             step = enable(gpu)
             with pytest.raises(DriverError, match="root"):
@@ -80,7 +80,7 @@ async def test_mig_is_not_switched_off_under_a_process(refuse: bool) -> None:
     """Whether the driver would refuse it or take the instances along: the agent looks first."""
     switches = Switches(disable_needs_no_instances=refuse)
     with simulated("h100-80gb:1", switches=switches) as node:
-        async with Driver(observe_deadline=2, step_deadline=2) as driver:
+        async with Driver(observe_deadline=30, step_deadline=30) as driver:
             gpu = await laid_out(driver, 0, at0="3g.40gb")
             process = node.occupy(gpu.instances[0].compute[0].uuid)
             with pytest.raises(GpuInUse, match=f"pid {process.pid}"):

@@ -90,7 +90,7 @@ def shared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Simulate
 
 async def test_it_is_set_on_one_gpu_and_read_back(shared: SimulatedNode) -> None:
     """By UUID; the other GPU keeps its own."""
-    async with Driver(observe_deadline=8, step_deadline=8, nvidia_smi=SMI) as driver:
+    async with Driver(observe_deadline=30, step_deadline=30, nvidia_smi=SMI) as driver:
         first, second = (await driver.observe()).gpus
         assert await driver.time_slice(first.uuid) is TimeSlice.DEFAULT
         await driver.apply(time_slice(second, TimeSlice.LONG))
@@ -105,7 +105,7 @@ async def test_a_gpu_without_time_slices_is_told_as_such(
     monkeypatch.setenv("NODEAGENT_SIMULATED_STATE", str(tmp_path / "node.json"))
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[3]))
     with simulated("t4", state=tmp_path / "node.json", switches=Switches(time_slices=False)):
-        async with Driver(observe_deadline=8, step_deadline=8, nvidia_smi=SMI) as driver:
+        async with Driver(observe_deadline=30, step_deadline=30, nvidia_smi=SMI) as driver:
             (gpu,) = (await driver.observe()).gpus
             with pytest.raises(DriverError, match=r"Not Supported.*leave timeSlice out"):
                 await driver.time_slice(gpu.uuid)
@@ -130,7 +130,7 @@ async def test_what_is_asked_is_what_the_program_takes(node: SimulatedNode, tmp_
     case $4 in --list) echo "| 0 Timeslice $(cat {tmp_path}/is || echo Default) |" ;;
     *) echo Short > {tmp_path}/is ;; esac"""
     smi = program(tmp_path, body)
-    async with Driver(observe_deadline=8, step_deadline=8, nvidia_smi=smi) as driver:
+    async with Driver(observe_deadline=30, step_deadline=30, nvidia_smi=smi) as driver:
         gpu = (await driver.observe()).gpus[0]
         await driver.apply(time_slice(gpu, TimeSlice.SHORT))
         await driver.apply(time_slice(gpu, TimeSlice.SHORT))  # it is so already
@@ -149,7 +149,7 @@ async def test_success_that_is_not_read_back_is_none(
 ) -> None:
     """An exit status proves nothing."""
     smi = program(tmp_path, says)
-    async with Driver(observe_deadline=8, step_deadline=8, nvidia_smi=smi) as driver:
+    async with Driver(observe_deadline=30, step_deadline=30, nvidia_smi=smi) as driver:
         gpu = (await driver.observe()).gpus[0]
         with pytest.raises(DriverError, match=f"GPU 0: .*{complaint}"):
             await driver.apply(time_slice(gpu, TimeSlice.LONG))
@@ -170,7 +170,7 @@ async def test_who_may_not_set_it_is_told_to_be_root(node: SimulatedNode, tmp_pa
     """The exit status is NVML's code."""
     body = "case $4 in --list) echo '| 0 Timeslice Default |' ;; *) echo no; exit 4 ;; esac"
     smi = program(tmp_path, body)
-    async with Driver(observe_deadline=8, step_deadline=8, nvidia_smi=smi) as driver:
+    async with Driver(observe_deadline=30, step_deadline=30, nvidia_smi=smi) as driver:
         gpu = (await driver.observe()).gpus[0]
         with pytest.raises(DriverError, match="run nodeagent as root"):
             await driver.apply(time_slice(gpu, TimeSlice.LONG))
@@ -183,7 +183,7 @@ async def test_cancellation_waits_for_the_end_of_the_change(
     body = f"""case $4 in --list) echo "| 0 Timeslice $(cat {tmp_path}/is || echo Default) |" ;;
     *) touch {tmp_path}/begun; sleep 0.3; echo Long > {tmp_path}/is ;; esac"""
     smi = program(tmp_path, body)
-    async with Driver(observe_deadline=8, step_deadline=8, nvidia_smi=smi) as driver:
+    async with Driver(observe_deadline=30, step_deadline=30, nvidia_smi=smi) as driver:
         gpu = (await driver.observe()).gpus[0]
         change = asyncio.create_task(driver.apply(time_slice(gpu, TimeSlice.LONG)))
         while not (tmp_path / "begun").exists():

@@ -97,7 +97,7 @@ class Rig:
     # --- running programs -------------------------------------------------------------------
 
     def run(
-        self, *flags: str, stdin: str = "", user: int | None = None, timeout: float = 5.0
+        self, *flags: str, stdin: str = "", user: int | None = None, timeout: float = 30.0
     ) -> Answer:
         """Run the control program to its end."""
         done = subprocess.run(
@@ -152,7 +152,7 @@ class Rig:
             until(lambda: self.log().count("NEW UI") > seen)
         yield front_end
         if front_end.poll() is None:
-            front_end.communicate(timeout=5)
+            front_end.communicate(timeout=30)
 
     def has_output(self, child: subprocess.Popen[str], within: float = 0.0) -> bool:
         """Whether something can be read from its standard output."""
@@ -199,7 +199,7 @@ class Rig:
         return {path.name: stat.filemode(path.lstat().st_mode) for path in self.pipes.iterdir()}
 
 
-def until(condition: Callable[[], bool], timeout: float = 5.0) -> None:
+def until(condition: Callable[[], bool], timeout: float = 30.0) -> None:
     """Wait for what another process does."""
     deadline = time.monotonic() + timeout
     while not condition():

@@ -115,7 +115,7 @@ def test_a_server_that_cannot_start(compared: Programs, kind: str | None, status
         until(lambda: rig.ask("get_server_list") == "")
         assert child.poll() is None
         rig.run(stdin="quit")
-        output, _ = child.communicate(timeout=5)
+        output, _ = child.communicate(timeout=30)
         assert child.returncode == status
         assert f"exited with status {status}" in output
         assert f"Exit with status {status}" in output
@@ -146,7 +146,7 @@ def test_quit_waits_for_servers(compared: Programs) -> None:
             assert rig.run(stdin="get_server_list").stdout == ""
             assert not gone(daemon)
             os.kill(pid, signal.SIGINT)
-            front_end.communicate(timeout=5)
+            front_end.communicate(timeout=30)
         until(lambda: gone(daemon))
         assert rig.log().splitlines()[-1] == "Exit with status 0"
 
@@ -175,7 +175,7 @@ def test_a_server_that_ignores_the_signal_holds_quit_up(compared: Programs) -> N
             front_end.stdin.flush()
             until(lambda: "quit command issued" in rig.log())
             assert not gone(daemon)
-            front_end.communicate(timeout=5)  # the script ends after a second
+            front_end.communicate(timeout=30)  # the script ends after a second
         until(lambda: gone(daemon))
 
 
