@@ -25,8 +25,9 @@ def lay_out(gpu: Gpu, wanted: tuple[WantedInstance, ...], path: str) -> GpuPlan:
     unknown = tuple(w for w in wanted if w.profile not in card.profiles)
     if unknown:
         return GpuPlan.refused(gpu, Verdict.UNSATISFIABLE, obstacles.not_offered(gpu, unknown))
-    # A process of which no instance is known may be on any of them.
-    everything = bool(gpu.usage.processes)
+    # A process of which no instance is known may be on any of them; so may one that the driver
+    # does not list, although the devices' own lists are empty.
+    everything = gpu.usage.in_use
     target = best_layout(
         card, wanted, gpu.instances, all_in_use=everything, sick=gpu.sickness.slices
     )
@@ -42,7 +43,7 @@ def lay_out(gpu: Gpu, wanted: tuple[WantedInstance, ...], path: str) -> GpuPlan:
             gpu, Verdict.BLOCKED, *obstacles.in_the_way(gpu, wanted, target, blockers, path)
         )
     steps = (*_destructions(gpu, target), *_creations(gpu, card, target))
-    if gpu.usage.processes and any(isinstance(s, CreateGpuInstance) for s in steps):
+    if everything and any(isinstance(s, CreateGpuInstance) for s in steps):
         # The driver refuses new GPU instances while a client from before holds the GPU.
         return GpuPlan.refused(gpu, Verdict.BLOCKED, obstacles.gpu_held(gpu, path))
     return GpuPlan.applicable(gpu, steps)
