@@ -328,7 +328,7 @@ def _with_state(judgement: Judgement, state: HealthState) -> Judgement:
 
 
 def _words(event: HealthEvent) -> str:
-    return f"{event.message}; it hit {', '.join(event.pods)}" if event.pods else event.message
+    return f"{event.message} It hit {', '.join(event.pods)}." if event.pods else event.message
 
 
 def _renamed(state: HealthState, table: XidTable) -> tuple[Cleared, ...]:

@@ -60,7 +60,9 @@ class Fences:
     def reasons(self) -> Mapping[str, str]:
         """Those devices with why, the first finding that says so."""
         return {
-            device: words(fence.finding) for fence in reversed(self.all) for device in fence.devices
+            device: f"it {words(fence.finding)}"
+            for fence in reversed(self.all)
+            for device in fence.devices
         }
 
     def slices(self, gpu: str) -> int:
@@ -121,11 +123,11 @@ def _sickness(gpu: Gpu, fenced: Fences) -> Sickness:
     # Of a GPU that is sick as a whole, what makes it that is told.
     told = next(f for f in mine if f.placement is None or not whole).finding
     slices = 0 if whole else fenced.slices(gpu.uuid)
-    return Sickness(slices, whole, words(told), advice(told.cause, told.action))
+    return Sickness(slices, whole, f"it {words(told)}", advice(told.cause, told.action))
 
 
 def words(finding: Finding) -> str:
-    """What is wrong, without the figures that change while it lasts: `XID 95`."""
+    """What is wrong, without figures that change while it lasts: `has ... errors (XID 95)`."""
     said = BY_CAUSE[finding.cause].words
     return f"{said} (XID {finding.code})" if finding.check == "xid" else said
 

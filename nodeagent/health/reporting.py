@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from typing import Any, Literal
 
 from nodeagent.health.fencing import words
-from nodeagent.health.findings import End, Finding, Moment, Severity, in_order, worst
+from nodeagent.health.findings import Action, End, Finding, Moment, Severity, in_order, rank, worst
 from nodeagent.health.judging import Judgement
 from nodeagent.health.ledger import Ended
 from nodeagent.health.state import GpuPast, HealthState
@@ -96,7 +96,7 @@ def condition(state: HealthState) -> Condition:
         return Condition("Unknown", "NotReadYet", "health was not read yet")
     bad = [f for f in state.findings if f.severity is not Severity.HEALTHY]
     status = worst(f.severity for f in bad)
-    worst_ones = [f for f in in_order(bad) if f.severity is status]
+    worst_ones = [f for f in by_urgency(bad, state.gpus) if f.severity is status]
     match status:
         case Severity.HEALTHY:
             return Condition("True", "Healthy", "all checks are good")
@@ -106,6 +106,26 @@ def condition(state: HealthState) -> Condition:
             return Condition("Unknown", _reason(worst_ones), _message(state.gpus, worst_ones))
         case Severity.UNHEALTHY:
             return Condition("False", _reason(worst_ones), _message(state.gpus, worst_ones))
+
+
+# What takes a GPU away from everybody, the surest sign of it first.
+GONE = ("fallenOffBus", "gpuMissing", "gpuLost", "gpuUnavailable")
+_ACTIONS = (Action.REBOOT, Action.RESET_GPU)  # these concern others, too
+
+
+def by_urgency(findings: Iterable[Finding], gpus: Mapping[str, GpuPast]) -> tuple[Finding, ...]:
+    """The worst first: GPUs that are gone, then what needs a reboot, a reset, anything else."""
+
+    def order(finding: Finding) -> tuple[int, int, int, int]:
+        known = gpus.get(finding.place.gpu)
+        return (
+            -rank(finding.severity),
+            GONE.index(finding.cause) if finding.cause in GONE else len(GONE),
+            _ACTIONS.index(finding.action) if finding.action in _ACTIONS else len(_ACTIONS),
+            known.index if known else -1,
+        )
+
+    return tuple(sorted(in_order(findings), key=order))
 
 
 def _reason(findings: list[Finding]) -> str:
@@ -125,21 +145,21 @@ def _message(gpus: Mapping[str, GpuPast], findings: list[Finding]) -> str:
 
 
 def sentence(finding: Finding, gpus: Mapping[str, GpuPast]) -> str:
-    """`GPU 0, slices 4-7: uncorrected memory errors`."""
-    return f"{_place(finding, gpus)}: {words(finding)}"
+    """`GPU 0 has uncorrected memory errors in slices 4-7`."""
+    return _statement(finding, gpus, words(finding))
 
 
-def _place(finding: Finding, gpus: Mapping[str, GpuPast]) -> str:
+def _statement(finding: Finding, gpus: Mapping[str, GpuPast], predicate: str) -> str:
     place = finding.place
     if not place.gpu:
-        return "node"
-    text = f"GPU {gpus[place.gpu].index}" if place.gpu in gpus else place.gpu
+        return f"{BY_CAUSE[finding.cause].subject} {predicate}"
+    subject = f"GPU {gpus[place.gpu].index}" if place.gpu in gpus else place.gpu
     if place.placement is not None:
         first, size = place.placement.start, place.placement.size
-        text += f", slice {first}" if size == 1 else f", slices {first}-{first + size - 1}"
-    elif place.instance is not None:
-        text += f", GPU instance {place.instance}"
-    return text
+        where = f" in slice {first}" if size == 1 else f" in slices {first}-{first + size - 1}"
+    else:
+        where = "" if place.instance is None else f" in GPU instance {place.instance}"
+    return f"{subject} {predicate}{where}"
 
 
 # --- events ---------------------------------------------------------------------------------------
@@ -180,13 +200,13 @@ _REASONS = {
 
 
 def _begun(finding: Finding, gpus: Mapping[str, GpuPast]) -> HealthEvent:
-    helps = finding.action.value
-    if told := advice(finding.cause, finding.action):
-        helps = f"{helps}: {told}"
+    # The evidence names the XID.
+    said = _statement(finding, gpus, BY_CAUSE[finding.cause].words)
+    helps = advice(finding.cause, finding.action)
     return HealthEvent(
         warning=finding.severity is not Severity.HEALTHY,
         reason=_REASONS[finding.severity],
-        message=f"{sentence(finding, gpus)}: {finding.evidence}; {helps}",
+        message=f"{said}: {finding.evidence}. {helps}".rstrip(),
         gpu=finding.place.gpu,
         pods=tuple(map(str, finding.pods)),
     )

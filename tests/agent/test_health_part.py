@@ -133,14 +133,15 @@ async def test_a_finding_is_told_with_whom_it_hit(tmp_path: Path) -> None:
     assert rig.changes == 1
     (event,) = rig.events.events
     assert (event.type.value, event.gpu) == ("GpuUnhealthy", GPU)
-    assert event.message.startswith("GPU 0, slices 4-7: an error that needs a GPU reset (XID 95)")
-    assert event.message.endswith("; it hit ml/train-0")
+    said = "GPU 0 reported an error that needs a GPU reset"
+    assert event.message.startswith(f"{said} in slices 4-7: XID 95")
+    assert event.message.endswith(" It hit ml/train-0.")
     rig.take(resets=frozenset({GPU}))
     assert rig.causes() == []
     assert rig.changes == 2
     assert rig.told()[-1] == (
         "GpuRecovered",
-        "GPU 0, slices 4-7: an error that needs a GPU reset (XID 95): over, the GPU was reset",
+        f"{said} (XID 95) in slices 4-7: over, the GPU was reset",
     )
 
 
@@ -227,7 +228,7 @@ async def test_a_sick_slice_is_fenced(tmp_path: Path) -> None:
     rig.take(gpu(instances=(InstanceReading(1, LEFT, 0), InstanceReading(2, RIGHT, 3)), ecc=ECC))
     fences = rig.part.fences(NODE)
     assert (fences.slices(GPU), fences.gpus) == (0xF0, frozenset())
-    assert fences.reasons == {"MIG-2": "uncorrected memory errors"}
+    assert fences.reasons == {"MIG-2": "it has uncorrected memory errors"}
     assert rig.part.held == frozenset()
     rig.xid(79)
     assert rig.part.fences(NODE).gpus == {GPU}

@@ -543,7 +543,9 @@ async def test_what_is_sick_is_told_to_planner_and_daemons(
         agent.node.fence()  # without another look
         assert agent.node.seen is not None
         assert agent.node.seen.gpus[0].sickness.slices == left.placement.mask
-        assert status(agent.fleet, sick).trouble.startswith("takes no new clients: uncorrected")
+        assert status(agent.fleet, sick).trouble.startswith(
+            "takes no new clients: it has uncorrected"
+        )
         assert status(agent.fleet, fit).trouble == ""
         assert (await agent.node.observe()).gpus[0].sickness.slices == left.placement.mask
         one = await agent.node.observe_gpu(gpu.uuid)

@@ -354,7 +354,8 @@ def test_the_page_shows_no_other_row() -> None:
 
 def test_the_advice_fits_the_action() -> None:
     """A cause's own words count for its usual action; for another action, what that one is."""
-    assert advice("xidReset", Action.RESET_GPU) == BY_CAUSE["xidReset"].advice
+    assert advice("xidReset", Action.RESET_GPU) == "Drain the GPU, then reset it."
+    assert advice("xidReset", Action.RESET_GPU, reset="So.") == "So."
     assert "reset" not in advice("xidReset", Action.RESTART_APPLICATION)
     assert "diagnostic" in advice("xidReset", Action.INSPECT_HARDWARE)
     assert advice("xidReset", Action.NONE) == ""

@@ -134,9 +134,11 @@ def test_the_reason_is_told() -> None:
     fenced = fences(_sick().state.findings, SPLIT)
     (sick,) = as_fenced(SPLIT, fenced).gpus
     assert sick.sickness == Sickness(
-        0xF0, False, "uncorrected memory errors", "let its users end, then reset the GPU"
+        0xF0, False, "it has uncorrected memory errors", "Drain the GPU, then reset it."
     )
-    assert fenced.reasons == dict.fromkeys(["MIG-2-0", "MIG-2-1"], "uncorrected memory errors")
+    assert fenced.reasons == dict.fromkeys(
+        ["MIG-2-0", "MIG-2-1"], "it has uncorrected memory errors"
+    )
     assert as_fenced(SPLIT, Fences()) == SPLIT
 
 
@@ -147,7 +149,7 @@ def test_of_a_gpu_that_is_sick_as_a_whole_the_worst_is_told() -> None:
     (sick,) = as_fenced(SPLIT, fences(node.state.findings, SPLIT)).gpus
     assert sick.sickness.whole
     assert sick.sickness.slices == 0
-    assert sick.sickness.why == "it has fallen off the bus (XID 79)"
+    assert sick.sickness.why == "it fell off the bus (XID 79)"
 
 
 def test_without_mig_a_sick_slice_is_a_sick_gpu() -> None:

@@ -54,10 +54,10 @@ def test_a_finding_as_json() -> None:
                 "check": "xid",
                 "cause": "xidReset",
                 "severity": "unhealthy",
-                "message": "an error that needs a GPU reset",
+                "message": "reported an error that needs a GPU reset",
                 "evidence": "XID 95 (Uncontained memory error), pid 7 (python): Uncont.",
                 "suggestedAction": "reset GPU",
-                "advice": "let its users end, then reset the GPU",
+                "advice": "Drain the GPU, then reset it.",
                 "since": "2023-11-14T22:30:02.000Z",
                 "lastSeen": "2023-11-14T22:30:02.000Z",
                 "count": 1,
@@ -87,7 +87,7 @@ def test_nothing_found() -> None:
             (
                 "False",
                 "EccUncorrected",
-                "GPU 0: uncorrected memory errors (reset GPU)",
+                "GPU 0 has uncorrected memory errors (reset GPU)",
             ),
         ),
         (
@@ -96,18 +96,18 @@ def test_nothing_found() -> None:
                 "False",
                 "SeveralCauses",
                 (
-                    "GPU 0: uncorrected memory errors (reset GPU); "
-                    "GPU 0: the driver asks for a recovery (reset GPU)"
+                    "GPU 0 has uncorrected memory errors (reset GPU); "
+                    "GPU 0 needs a recovery, says the driver (reset GPU)"
                 ),
             ),
         ),
         (
             ({"answer": Answer(Silence.HANGS)},),
-            ("Unknown", "GpuHangs", "GPU 0: the driver does not return (none)"),
+            ("Unknown", "GpuHangs", "GPU 0 does not answer: a driver call hangs (none)"),
         ),
         (
             ({"inforom_corrupt": True},),
-            ("True", "Degraded", "GPU 0: the InfoROM is corrupt (inspect hardware)"),
+            ("True", "Degraded", "GPU 0 has a corrupt InfoROM (inspect hardware)"),
         ),
     ],
 )
@@ -154,13 +154,13 @@ def test_events_of_a_finding() -> None:
     (begun,) = events(node.read(sick), table)
     assert (begun.warning, begun.reason, begun.gpu) == (True, "GpuUnhealthy", GPU)
     assert begun.message == (
-        "GPU 0: uncorrected memory errors: 1 uncorrected errors since the last reset; reset GPU: "
-        "let its users end, then reset the GPU"
+        "GPU 0 has uncorrected memory errors: 1 uncorrected errors since the last reset. "
+        "Drain the GPU, then reset it."
     )
     assert events(node.read(sick), table) == ()
     (ended,) = events(node.read(gpu(ecc=Ecc(volatile=EccErrors(0, 0)))), table)
     assert (ended.warning, ended.reason) == (False, "GpuRecovered")
-    assert ended.message == "GPU 0: uncorrected memory errors: over, its cause is gone"
+    assert ended.message == "GPU 0 has uncorrected memory errors: over, its cause is gone"
 
 
 def test_an_xid_without_a_finding_is_told() -> None:

@@ -233,7 +233,7 @@ _UNREPAIRABLE = {
     "check": "memoryRepair",
     "cause": "memoryUnrepairable",
     "severity": "unhealthy",
-    "message": "memory that cannot be repaired",
+    "message": "has memory that cannot be repaired",
     "evidence": "the driver says so",
     "suggestedAction": "inspect hardware",
     "advice": BY_CAUSE["memoryUnrepairable"].advice,
