@@ -43,6 +43,7 @@ from nodeagent.reconciling.last_good_plan import FILE_NAME as PLAN_NAME
 from nodeagent.reconciling.last_good_plan import LastGoodPlan
 from nodeagent.reconciling.narrator import Narrator
 from nodeagent.reconciling.reconciler import Reconciler, Rules
+from nodeagent.reports.headline import headline
 from nodeagent.reports.node_state import NodeState
 from nodeagent.settings import Settings
 from nodeagent.sources.file_watch import changes
@@ -306,11 +307,12 @@ class Agent:
         self._tell(self._reconciler.state)
 
     def _tell(self, state: NodeState) -> None:
+        with_health = replace(state, health=self._health.state)
         if self._cluster:
-            with_health = replace(state, health=self._health.state)
             self._cluster.publish(with_health, self._reconciler.offered)
         self._metrics.changed()
-        self._notifier.status(f"{state.phase}: {state.sentence}")
+        found = headline(with_health, in_cluster=self._cluster is not None)
+        self._notifier.status(f"{state.phase}: {found.text}")
 
     @contextmanager
     def _stopped_by_signals(self) -> Iterator[None]:

@@ -48,6 +48,7 @@ SCHEMAS: Json = {
     "Status": object_of(
         {
             "node": TEXT,
+            "headline": ref("Headline"),
             "phase": {"enum": ["InSync", "Working", "Blocked", "Rejected", "Failed"]},
             "message": {"type": "string", "description": "the state in one sentence"},
             "source": TEXT,
@@ -63,6 +64,17 @@ SCHEMAS: Json = {
             "rejected": object_of({"problems": list_of(ref("Problem"))}, {"digest": TEXT}),
             "health": {**ref("Health"), "description": "of the node itself"},
             "cluster": ref("Cluster"),
+        },
+    ),
+    "Headline": object_of(
+        {
+            "severity": {"enum": ["ok", "info", "warning", "error"]},
+            "text": {"type": "string", "description": "the worst thing about the node"},
+        },
+        {
+            "remedy": TEXT,
+            "gpu": {"type": "string", "description": "absent where it is of no single GPU"},
+            "code": {"type": "string", "description": "a problem's code, a cause or a phase"},
         },
     ),
     "Cluster": object_of(

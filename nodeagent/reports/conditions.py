@@ -13,6 +13,7 @@ from typing import Final, Literal
 from nodeagent.health.reporting import condition, of_gpu
 from nodeagent.health.table import Check
 from nodeagent.planning.observed import Access, Gpu
+from nodeagent.reports.headline import Severity, headline
 from nodeagent.reports.node_state import NodeState, Phase
 from nodeagent.reports.plain_text import shortened
 from nodeagent.reports.status_annotation import has_looked
@@ -36,9 +37,22 @@ class Condition:
 def conditions(state: NodeState) -> Mapping[str, Condition]:
     """Both conditions by type."""
     return {
-        PARTITIONS_READY: _unknown(state, looked=has_looked(state)) or _partitions(state),
+        PARTITIONS_READY: _unknown(state, looked=has_looked(state))
+        or _led(_partitions(state), state),
         HEALTHY: _health(state),
     }
+
+
+def _led(condition: Condition, state: NodeState) -> Condition:
+    """The condition with the headline in front, where that is an error that it does not name.
+
+    Nothing less leads: programs wait for the exact words of a condition that is True.
+    """
+    found = headline(state, in_cluster=True)
+    named = (p.message for p in state.problems if p.message in found.text)
+    if found.severity is not Severity.ERROR or any(m in condition.message for m in named):
+        return condition
+    return _condition(condition.status, condition.reason, f"{found.text} {condition.message}")
 
 
 def _condition(status: Literal["True", "False", "Unknown"], reason: str, message: str) -> Condition:

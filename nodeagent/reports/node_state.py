@@ -34,11 +34,11 @@ class Phase(StrEnum):
 
 
 # Waiting for somebody else is being blocked; everything else that remains is a failure.
-_WAITING = frozenset(
+WAITING = frozenset(
     {Code.IN_USE, Code.RESET_REQUIRED, Code.GPU_UNHEALTHY, Code.OWNED, Code.CLUSTER}
 )
-# What a client of MPS does wrong leaves the node as planned.
-_SHOWN_ONLY = frozenset({Code.MPS_CLIENT})
+# What a client of MPS does wrong, or a metric that is not exported, leaves the node as planned.
+SHOWN_ONLY = frozenset({Code.MPS_CLIENT, Code.METRICS})
 
 
 _NOTHING_SEEN = ObservedNode()
@@ -109,8 +109,8 @@ def phase_of(
     """
     if refused:
         return Phase.REJECTED
-    codes = {problem.code for problem in problems} - _SHOWN_ONLY
-    if codes - _WAITING:
+    codes = {problem.code for problem in problems} - SHOWN_ONLY
+    if codes - WAITING:
         return Phase.FAILED
     if codes or (plan is not None and plan.verdict is Verdict.BLOCKED):
         return Phase.BLOCKED

@@ -14,6 +14,7 @@ from typing import Any, Final
 from nodeagent.planning.mps_usage import as_used
 from nodeagent.planning.observed import Access, Gpu, GpuInstance
 from nodeagent.planning.problems import Problem
+from nodeagent.reports.headline import headline, headline_json
 from nodeagent.reports.mps_state import DaemonState
 from nodeagent.reports.node_state import NodeState, Phase, Refusal
 from nodeagent.reports.places import places
@@ -36,7 +37,11 @@ _AHEAD = 60.0  # seconds that another clock may be ahead of this one
 
 def status_content(state: NodeState) -> Json:
     """The state without the moment, which is no part of what it says."""
-    content: Json = {"phase": state.phase.value}
+    found = headline_json(headline(state, in_cluster=True))
+    content: Json = {
+        "phase": state.phase.value,
+        "headline": {key: shortened(text, most=_MESSAGE) for key, text in found.items()},
+    }
     if state.digest:
         content["digest"] = state.digest
     if state.configuration is not None:
@@ -52,7 +57,11 @@ def status_content(state: NodeState) -> Json:
 
 def status_text(content: Mapping[str, Any], observed_at: datetime) -> str:
     """The annotation: this content, first seen at that moment."""
-    first = {"phase": content["phase"], "observedAt": time_json(observed_at.astimezone(UTC))}
+    first = {
+        "headline": content["headline"],
+        "phase": content["phase"],
+        "observedAt": time_json(observed_at.astimezone(UTC)),
+    }
     return compact_json({**first, **content})
 
 

@@ -20,6 +20,7 @@ from nodeagent.planning.observed import (
     User,
 )
 from nodeagent.reports.cluster_state import cluster_json
+from nodeagent.reports.headline import headline, headline_json
 from nodeagent.reports.mps_report import mps_json
 from nodeagent.reports.mps_state import DaemonState
 from nodeagent.reports.node_state import NodeState
@@ -38,6 +39,7 @@ def status_json(state: NodeState, *, gpu: str | None = None) -> Json | None:
     problems = [p for p in state.problems if gpu is None or p.gpu in ("", gpu)]
     report: Json = {
         "node": state.node,
+        "headline": headline_json(headline(state, in_cluster=state.cluster is not None)),
         "phase": state.phase.value,
         "message": state.sentence,
         "source": state.source,

@@ -22,13 +22,19 @@ _PHASE_TONES = {
     "Rejected": Tone.BAD,
     "Failed": Tone.BAD,
 }
+_HEADLINE_TONES = {
+    "ok": Tone.GOOD,
+    "info": Tone.NEW,
+    "warning": Tone.WARNING,
+    "error": Tone.BAD,
+}
 _USUAL = "default"
 _DIGEST_SHOWN = 19  # columns: "sha256:" and twelve digits
 
 
 def status_page(status: Json, width: int) -> tuple[Line, ...]:
     """The whole page; keys that are absent are not known and left out."""
-    lines = [*_title(status), BLANK]
+    lines = [*_headline(status.get("headline") or {}), *_title(status), BLANK]
     groups: dict[tuple[str, tuple[Line, ...]], list[Json]] = {}
     daemons: Sequence[Json] = status.get("mps", ())
     for gpu in status.get("gpus", ()):
@@ -41,6 +47,23 @@ def status_page(status: Json, width: int) -> tuple[Line, ...]:
     return (*lines, *problems) if problems else tuple(lines[:-1])
 
 
+def _headline(headline: Json) -> tuple[Line, ...]:
+    if not headline:
+        return ()
+    tone = _HEADLINE_TONES.get(str(headline.get("severity")), Tone.PLAIN)
+    text = line(Span(str(headline.get("text", "")), tone))
+    return (text, line(f"  {headline['remedy']}")) if headline.get("remedy") else (text,)
+
+
+def _phase_tone(status: Json) -> Tone:
+    """Where the plan is done but something else is wrong, nothing looks green."""
+    phase = str(status.get("phase", "unknown"))
+    severity = (status.get("headline") or {}).get("severity", "ok")
+    if phase == "InSync" and severity in ("warning", "error"):
+        return Tone.PLAIN
+    return _PHASE_TONES.get(phase, Tone.PLAIN)
+
+
 def _title(status: Json) -> tuple[Line, ...]:
     phase = str(status.get("phase", "unknown"))
     node = Span(f"node {status.get('node', '?')}", Tone.TITLE)
@@ -51,7 +74,7 @@ def _title(status: Json) -> tuple[Line, ...]:
     seen = f", seen {status['observedAt']}" if status.get("observedAt") else ""
     said = f": {status['message']}" if status.get("message") else ""
     return (
-        line(node, "  ", Span(phase, _PHASE_TONES.get(phase, Tone.PLAIN)), said),
+        line(node, "  ", Span(phase, _phase_tone(status)), said),
         line(dim(f"{plan}{seen}")),
         *_cluster_lines(status),
     )

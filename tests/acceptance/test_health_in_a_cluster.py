@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import time
 from pathlib import Path
 
+from nodeagent.reports.status_annotation import STATUS
 from tests.acceptance.cluster_rig import plan_text, until
 from tests.simulated_cluster.agent import (
     NAME,
@@ -30,26 +32,37 @@ async def test_the_condition_and_the_event(tmp_path: Path) -> None:
         (tmp_path / "kubeconfig").write_text(kubeconfig(api.url))
         api.annotate(NAME, **{PLAN: plan})
 
-        def condition() -> dict[str, str]:
+        def condition(kind: str = "GPUHealthy") -> dict[str, str]:
             found = api.node(NAME)["status"]["conditions"]
-            return next((entry for entry in found if entry["type"] == "GPUHealthy"), {})
+            return next((entry for entry in found if entry["type"] == kind), {})
+
+        def headline() -> dict[str, str]:
+            text = api.node(NAME)["metadata"]["annotations"][STATUS]
+            found: dict[str, str] = json.loads(text)["headline"]
+            return found
 
         boards = command("h100-80gb:1", tmp_path)
         async with AgentProcess(boards, tmp_path, settings=settings) as agent:
             await until_status(api, in_sync(plan))
             await until(lambda: condition().get("reason") == "Healthy")
+            assert headline()["severity"] == "ok"
             micros = int(time.clock_gettime(time.CLOCK_BOOTTIME) * 1e6)
             line = f"3,17,{micros},-;NVRM: Xid (PCI:0000:1a:00 GPU-I:02): 95, pid=7, name=x\n"
             os.write(kernel, line.encode())
             await until(lambda: condition()["status"] == "False")
             assert condition()["reason"] == "XidReset"
-            assert condition()["message"].startswith("GPU 0, slices ")
-            assert condition()["message"].endswith(
-                ": an error that needs a GPU reset (XID 95) (reset GPU)"
-            )
+            said = condition()["message"].removesuffix(" (reset GPU)")
+            cause = "GPU 0 reported an error that needs a GPU reset (XID 95) in slices "
+            assert said in (f"{cause}0-3", f"{cause}4-7")
+            await until(lambda: headline()["severity"] == "error")
+            assert headline()["text"] == f"{said}."
+            assert headline()["code"] == "XidReset"
+            assert headline()["remedy"].endswith("then run `nvidia-smi --gpu-reset -i 0`.")
+            await until(lambda: condition("GPUPartitionsReady")["message"].startswith(said))
+            assert condition("GPUPartitionsReady")["status"] == "True"
             await until(lambda: any(e["reason"] == "GpuUnhealthy" for e in api.events))
             (event,) = (e for e in api.events if e["reason"] == "GpuUnhealthy")
             assert event["type"] == "Warning"
-            assert event["note" if "note" in event else "message"].startswith("GPU 0, slices ")
+            assert event["note" if "note" in event else "message"].startswith("GPU 0 reported ")
         assert agent.code == 0, agent.said()
     os.close(kernel)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -50,4 +52,36 @@ def test_a_sick_slice(tmp_path: Path) -> None:
         (finding,) = _findings(status)
         assert finding["count"] == 1
         assert process.end() == 0
+    os.close(kernel)
+
+
+def test_a_lost_gpu_is_the_headline(tmp_path: Path) -> None:
+    """XID 79 leaves the phase as it is, but nothing looks well: the headline names the GPU and the
+    command for this node, and the page for a terminal begins with it.
+    """
+    os.mkfifo(tmp_path / "kmsg")
+    kernel = os.open(tmp_path / "kmsg", os.O_RDWR | os.O_NONBLOCK)
+    variables = {"NODEAGENT_HEALTH_KERNEL_LOG": f"{tmp_path}/kmsg"}
+    write_plan(tmp_path, "{3g.40gb: 2}")
+    with agent(tmp_path, boards="h100-80gb:2", **variables) as process:
+        status = process.until(lambda body: body["headline"]["severity"] == "ok")
+        assert status["phase"] == "InSync"
+        lost = status["gpus"][1]
+        micros = int(time.clock_gettime(time.CLOCK_BOOTTIME) * 1e6)
+        where = lost["pciBusId"][4:-2].lower()
+        line = f"3,17,{micros},-;NVRM: Xid (PCI:{where}): 79, GPU has fallen off the bus.\n"
+        os.write(kernel, line.encode())
+        status = process.until(lambda body: body["headline"]["severity"] == "error")
+        assert status["phase"] == "InSync"
+        assert status["headline"] == {
+            "severity": "error",
+            "text": "GPU 1 fell off the bus (XID 79).",
+            "remedy": "Drain and reboot the node: end the users of its GPUs, then "
+            "`systemctl reboot`. If it recurs, check seating and power.",
+            "gpu": lost["uuid"],
+            "code": "FallenOffBus",
+        }
+        command = [sys.executable, "-m", "nodeagent", "status", "--run-dir", f"{tmp_path}/run"]
+        shown = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+        assert shown.startswith("GPU 1 fell off the bus (XID 79).\n  Drain and reboot the node: ")
     os.close(kernel)

@@ -44,7 +44,7 @@ def test_the_status_examples() -> None:
     assert shown == json.loads(status_text(status_content(IN_SYNC), AT))
     whole = status_content(REJECTED)
     assert refused == {key: whole[key] for key in refused}
-    assert whole.keys() - refused.keys() == {"gpus", "mps"}
+    assert whole.keys() - refused.keys() == {"headline", "gpus", "mps"}
     explained = re.findall(r"`([a-zA-Z]+)", section("Annotation nodeagent.io/status"))
     assert {*shown, *whole, *shown["gpus"][0], *whole["problems"][0]} <= {*explained}
 

@@ -130,7 +130,7 @@ def test_what_the_checks_found_counts() -> None:
     """By its own reason, with the place and what would help."""
     sick = _judged(GpuReading(FIRST, 0, memory=Memory(unrepairable=True)))
     assert healthy(replace(IN_SYNC, health=sick)) == Condition(
-        "False", "MemoryUnrepairable", "GPU 0: memory that cannot be repaired (inspect hardware)"
+        "False", "MemoryUnrepairable", "GPU 0 has memory that cannot be repaired (inspect hardware)"
     )
     well = _judged(GpuReading(FIRST, 0, memory=Memory(unrepairable=False)))
     assert healthy(replace(IN_SYNC, health=well)) == Condition(
@@ -149,7 +149,7 @@ def test_the_worse_of_checks_and_driver_counts() -> None:
     not_yet = _judged(GpuReading(FIRST, 0, memory=Memory(unrepairable=False)))
     assert healthy(replace(lost, health=not_yet)).message.endswith("is lost: it fell off the bus")
     found = _judged(GpuReading(FIRST, 0, answer=Answer(Silence.LOST)))
-    assert healthy(replace(lost, health=found)).message == "GPU 0: it is lost (reboot)"
+    assert healthy(replace(lost, health=found)).message == "GPU 0 is lost (reboot)"
     hangs = replace(IN_SYNC, driver_error="a call hangs", health=found)
     assert healthy(hangs).status == "False"
     well = _judged(GpuReading(FIRST, 0, memory=Memory(unrepairable=False)))

@@ -50,6 +50,11 @@ LATER = AT + timedelta(hours=1)
 def test_a_node_in_sync() -> None:
     """Every key of the contract, and no word more than needed."""
     assert status_content(IN_SYNC) == {
+        "headline": {
+            "severity": "ok",
+            "text": "The node is as the plan says, and its 2 GPUs are healthy.",
+            "code": "InSync",
+        },
         "phase": "InSync",
         "digest": DIGEST,
         "source": "annotation",
@@ -117,6 +122,7 @@ def test_a_node_without_gpus_and_a_card_without_mig() -> None:
     """Nothing is invented for them."""
     nothing = status_content(replace(IN_SYNC, observed=ObservedNode(), mps=(), digest=""))
     assert nothing == {
+        "headline": {"severity": "info", "text": "The node has no GPUs.", "code": "NoGpus"},
         "phase": "InSync",
         "source": "annotation",
         "message": "no plan yet",
@@ -136,7 +142,8 @@ def test_a_node_without_gpus_and_a_card_without_mig() -> None:
 def test_the_text_is_compact_and_has_its_moment() -> None:
     """In UTC, whatever zone the clock is in, and in one line."""
     text = status_text(status_content(IN_SYNC), AT.astimezone(timezone(timedelta(hours=2))))
-    assert text.startswith('{"phase":"InSync","observedAt":"2030-01-02T03:04:05.000Z","digest":')
+    assert text.startswith('{"headline":{"severity":"ok",')
+    assert ',"phase":"InSync","observedAt":"2030-01-02T03:04:05.000Z","digest":' in text
     assert "\n" not in text
 
 
