@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
@@ -21,10 +22,12 @@ from nodeagent.execution.carrying_out import carry_out
 from nodeagent.planning.desired import DesiredNode, PlanDocument
 from nodeagent.planning.observed import ObservedNode
 from nodeagent.planning.outcome import GpuOutcome, NodeOutcome, StepReport
-from nodeagent.planning.plan import NodePlan, Verdict
+from nodeagent.planning.plan import GpuPlan, NodePlan, Verdict, worst
 from nodeagent.planning.planner import plan
 from nodeagent.planning.resolve import Rejection, resolve
 from nodeagent.terminal.outcome_page import outcome_page, step_line
+
+_RETRY = 2.0  # seconds after a first refusal by the driver; it doubles with each further one
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +86,8 @@ class _Rounds:
         self._output = output
         self._stop = stop
         self._gpus: dict[str, GpuOutcome] = {}
+        self._refusals: dict[str, int] = {}
+        self._retry_at: dict[str, float] = {}
         self.rest = NodePlan(Verdict.IN_SYNC)
         self.outcome = NodeOutcome(self.rest, ())
 
@@ -94,7 +99,7 @@ class _Rounds:
     async def take(self, observed: ObservedNode) -> None:
         """Do what can be done now; a GPU on which a step failed is left alone."""
         now = self._plan(observed)
-        open_gpus = tuple(gpu for gpu in now.gpus if not self._failed(gpu.before.key))
+        open_gpus = tuple(gpu for gpu in now.gpus if self._may_try(gpu.before.key))
         done = await self._carry_out(replace(now, gpus=open_gpus))
         for gpu in done.gpus:
             earlier = self._gpus.get(gpu.plan.before.key)
@@ -102,10 +107,25 @@ class _Rounds:
         outcomes = tuple(self._gpus[gpu.before.key] for gpu in now.gpus)
         whole = replace(now, gpus=tuple(gpu.plan for gpu in outcomes))
         self.outcome = NodeOutcome(whole, outcomes)
-        self.rest = self._plan(_read_back(observed, outcomes))
+        for gpu in done.gpus:
+            self._note_refusal(gpu)
+        self.rest = _refused(self._plan(_read_back(observed, outcomes)), self._gpus)
 
-    def _failed(self, key: str) -> bool:
-        return key in self._gpus and self._gpus[key].failed
+    def _may_try(self, key: str) -> bool:
+        if key not in self._gpus or not self._gpus[key].failed:
+            return True
+        return asyncio.get_running_loop().time() >= self._retry_at.get(key, math.inf)
+
+    def _note_refusal(self, gpu: GpuOutcome) -> None:
+        """What was refused for users may be tried again, ever more seldom: each time devices go
+        and come back.
+        """
+        key = gpu.plan.before.key
+        self._retry_at.pop(key, None)
+        if gpu.refused_in_use:
+            self._refusals[key] = self._refusals.get(key, -1) + 1
+            pause = _RETRY * 2.0 ** self._refusals[key]
+            self._retry_at[key] = asyncio.get_running_loop().time() + pause
 
     def _plan(self, observed: ObservedNode) -> NodePlan:
         return plan(self._desired, observed, self._settings.policy)
@@ -144,8 +164,22 @@ def _ended(outcome: NodeOutcome, rest: NodePlan, *, stopped: bool) -> _Applied:
     return _Applied(replace(outcome, gpus=gpus), rest, stopped=stopped)
 
 
+def _refused(rest: NodePlan, outcomes: Mapping[str, GpuOutcome]) -> NodePlan:
+    """With the GPUs as blocked that the driver calls in use, whoever it is that uses them."""
+    gpus = tuple(
+        GpuPlan.refused(gpu.before, Verdict.BLOCKED, *outcomes[gpu.before.key].problems)
+        if gpu.verdict is Verdict.APPLICABLE and outcomes[gpu.before.key].refused_in_use
+        else gpu
+        for gpu in rest.gpus
+    )
+    verdicts = {gpu.verdict for gpu in gpus} | ({Verdict.BLOCKED} if rest.problems else set())
+    return replace(rest, gpus=gpus, verdict=worst(verdicts))
+
+
 def _joined(first: GpuOutcome, second: GpuOutcome) -> GpuOutcome:
-    """Two rounds on one GPU as one."""
+    """Two rounds on one GPU as one; of a first that was refused nothing is left."""
+    if first.refused_in_use:
+        return replace(second, plan=replace(second.plan, before=first.plan.before))
     steps = (*first.plan.steps, *second.plan.steps)
     return replace(
         second,

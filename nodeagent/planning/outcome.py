@@ -7,7 +7,7 @@ from enum import StrEnum
 
 from nodeagent.planning.observed import Gpu
 from nodeagent.planning.plan import GpuPlan, NodePlan
-from nodeagent.planning.problems import Problem
+from nodeagent.planning.problems import Code, Problem
 from nodeagent.planning.steps import Step
 
 
@@ -46,6 +46,14 @@ class GpuOutcome:
     @property
     def failed(self) -> bool:
         return any(report.result is StepResult.FAILED for report in self.steps)
+
+    @property
+    def refused_in_use(self) -> bool:
+        """Whether a step failed because something is in use, and nothing else is wrong: the GPU
+        waits, as if its users had been seen before.
+        """
+        codes = {problem.code for problem in (*self.plan.problems, *self.problems)}
+        return self.failed and codes == {Code.IN_USE}
 
 
 @dataclass(frozen=True, slots=True)

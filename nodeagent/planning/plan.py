@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -19,6 +20,21 @@ class Verdict(StrEnum):
     BLOCKED = "blocked"
     UNSATISFIABLE = "unsatisfiable"
     INVALID = "invalid"
+
+
+# From worst to best: the node's verdict is the worst of its GPUs'.
+_SEVERITY = (
+    Verdict.INVALID,
+    Verdict.UNSATISFIABLE,
+    Verdict.BLOCKED,
+    Verdict.APPLICABLE,
+    Verdict.IN_SYNC,
+)
+
+
+def worst(verdicts: Collection[Verdict]) -> Verdict:
+    """The verdict of several GPUs together; in sync when there are none."""
+    return next((v for v in _SEVERITY if v in verdicts), Verdict.IN_SYNC)
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,19 +33,10 @@ from nodeagent.planning.mode_steps import disable, enable
 from nodeagent.planning.mps_steps import add_sharing, concerns
 from nodeagent.planning.mps_usage import as_used
 from nodeagent.planning.observed import Access, Gpu, ObservedNode
-from nodeagent.planning.plan import GpuPlan, NodePlan, Policy, Verdict
+from nodeagent.planning.plan import GpuPlan, NodePlan, Policy, Verdict, worst
 from nodeagent.planning.sickness import spared
 
 _DEFAULT_POLICY = Policy()
-
-# From worst to best: the node's verdict is the worst of its GPUs'.
-_SEVERITY = (
-    Verdict.INVALID,
-    Verdict.UNSATISFIABLE,
-    Verdict.BLOCKED,
-    Verdict.APPLICABLE,
-    Verdict.IN_SYNC,
-)
 
 
 def plan(
@@ -63,8 +54,7 @@ def plan(
         if all(gpu.key != key for gpu in observed.gpus)
     )
     verdicts = {g.verdict for g in gpus} | ({Verdict.BLOCKED} if gone else set())
-    worst = next((v for v in _SEVERITY if v in verdicts), Verdict.IN_SYNC)
-    return NodePlan(verdict=worst, gpus=gpus, problems=gone, digest=desired.digest)
+    return NodePlan(verdict=worst(verdicts), gpus=gpus, problems=gone, digest=desired.digest)
 
 
 def plan_gpu(desired: DesiredGpu, gpu: Gpu, policy: Policy = _DEFAULT_POLICY) -> GpuPlan:

@@ -132,7 +132,8 @@ class Narrator:
             )
             return
         for problem in outcome.problems:
-            self._tell(EventType.FAILED, problem.message, gpu=gpu.uuid, remedy=problem.remedy)
+            kind = EventType.BLOCKED if problem.code is Code.IN_USE else EventType.FAILED
+            self._tell(kind, problem.message, gpu=gpu.uuid, remedy=problem.remedy)
         lost = any(problem.code is Code.NOT_RESTORED for problem in outcome.problems)
         if outcome.turned_back and not lost:
             self._tell(

@@ -167,6 +167,40 @@ def _release(h100: Program) -> None:
     node.close()
 
 
+def test_what_the_driver_itself_calls_in_use_is_code_3(h100: Program) -> None:
+    """Also where no look finds a user; the layout is back, and later it can be done."""
+    only_first = h100.plan("{devices: [0], mig: {1g.10gb: 2}}")
+    h100.on("apply", "-f", only_first)
+    h100.on("simulate", "fault", "nvmlComputeInstanceDestroy", "IN_USE", "--gpu", "0")
+    whole = h100.file("version: v1\ngpus: [{devices: [0], mig: {7g.80gb: 1}}]\n", "whole.yaml")
+    blocked = h100.on("apply", "-f", whole)
+    assert blocked.code == 3, blocked.out
+    assert "Not all applied: blocked" in blocked.out
+    h100.on("simulate", "fault", "--clear")
+    assert h100.on("assert", "-f", only_first).code == 0
+    assert h100.on("apply", "-f", whole).code == 0
+
+
+def test_a_user_who_comes_during_the_steps_is_waited_for(h100: Program) -> None:
+    """The layout is restored around it; when it leaves, all is done, and the code is 0."""
+    h100.on("apply", "-f", h100.plan("{devices: [0], mig: {1g.10gb: 7}}"))
+    whole = h100.plan("{devices: [0], mig: {7g.80gb: 1}}")
+    h100.on("simulate", "fault", "nvmlComputeInstanceDestroy", "--latency", "0.1")
+    words = ("apply", "-f", whole, "--wait", "20", "--state", h100.state)
+    with h100.process(*words, **_PIPES) as process:
+        assert process.stdout is not None
+        lines = [""]
+        while "destroy" not in lines[-1]:
+            lines.append(process.stdout.readline())
+        assert h100.on("simulate", "occupy", "0:5", "--command", "train").code == 0
+        while "restore" not in lines[-1] and "failed" not in lines[-1]:
+            lines.append(process.stdout.readline())
+        _release(h100)
+        out, err = process.communicate(timeout=30)
+    assert (process.returncode, err) == (0, ""), "".join(lines) + out
+    assert "(train)" in "".join(lines)
+
+
 def test_wait_ends_at_its_limit(h100: Program) -> None:
     """Who does not leave is named in the end; the code is 3."""
     h100.on("apply", "-f", h100.plan(SPLIT))

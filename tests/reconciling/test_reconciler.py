@@ -331,6 +331,22 @@ async def test_a_failed_gpu_is_restored_and_tried_again(tmp_path: Path) -> None:
             assert rig.told(*kinds)[1:] == list(kinds)
 
 
+async def test_what_the_driver_itself_calls_in_use_is_blocked(tmp_path: Path) -> None:
+    """Although no user was seen: nothing is wrong with the GPU, it is tried again later."""
+    with simulated("h100-80gb:1") as node:
+        async with running(Rig(tmp_path, retry=0.2)) as rig:
+            rig.offer("{3g.40gb: 2}")
+            await rig.settle(Phase.IN_SYNC)
+            node.inject("nvmlComputeInstanceDestroy", error="IN_USE", times=1, skip=1)
+            rig.offer("{1g.10gb: 7}")
+            await rig.settle(Phase.BLOCKED)
+            assert rig.layout() == "3g.40gb at 0, 4"
+            assert rig.codes == {Code.IN_USE}
+            await rig.settle(Phase.IN_SYNC)
+            kinds = (EventType.BLOCKED, EventType.RESTORED, EventType.APPLIED)
+            assert rig.told(*kinds, EventType.FAILED)[1:] == list(kinds)
+
+
 async def test_the_same_failure_is_not_repeated_at_every_wake_up(tmp_path: Path) -> None:
     """No endless destroying and creating: until its time comes, a failed GPU is left alone."""
     with simulated("h100-80gb:1") as node:
