@@ -176,6 +176,9 @@ class Exporter:
             for reader in self._readers
         )
         samples = [*reader_samples(readers), *(process_samples(cost) if cost else ())]
+        cluster = self._current().cluster
+        if cluster is not None:
+            samples.append(OwnSample(own.CLUSTER_REACHABLE, int(cluster.reachable)))
         added = render(own_families(samples))
         return self._page.gzipped(added) if zipped else self._page.text(added)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -70,6 +71,20 @@ class ClusterAccess:
     def server(self) -> str:
         """The server's address for people."""
         return self._connection.server
+
+    async def probe(self, *, within: float) -> None:
+        """Ask for the server's version, which costs it nothing; raise if no answer comes.
+
+        Any answer will do, a refusal too: it shows that the server is at work.
+        """
+        asked = "a liveness probe"
+        try:
+            async with asyncio.timeout(within):
+                await self._connection.json(Request(asked, "GET", "/version"))
+        except TimeoutError as error:
+            raise faults.from_error(error, asked=asked, server=self.server) from error
+        except (faults.NotAuthenticated, faults.NotAllowed, faults.ObjectMissing):
+            return
 
     async def list_node(self, name: str) -> Listed:
         """Ask for the one Node of this name, and for the version of that answer."""

@@ -10,7 +10,7 @@ import asyncio
 import json
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from http import HTTPStatus
 from typing import Any, Literal
 
@@ -21,6 +21,7 @@ from nodeagent import __version__
 from nodeagent.kubernetes import faults
 from nodeagent.kubernetes.credentials import Credentials, Identity, read_identity
 from nodeagent.kubernetes.faults import ClusterFault, CredentialsUnusable
+from nodeagent.kubernetes.sockets import connector
 
 JsonObject = dict[str, Any]
 
@@ -47,6 +48,12 @@ class Request:
 class _Session:
     identity: Identity
     api: client.ApiClient
+    connections: aiohttp.TCPConnector
+
+    async def close(self) -> None:
+        """End all requests, a running watch too."""
+        await self.api.close()
+        await self.connections.close()
 
 
 class _Untrusted(Exception):
@@ -82,7 +89,7 @@ class Connection:
 
     async def close(self) -> None:
         if self._session is not None:
-            await self._session.api.close()
+            await self._session.close()
 
     @property
     def server(self) -> str:
@@ -189,15 +196,17 @@ class Connection:
             return await self._take(before, identity, api)
 
     async def _take(
-        self, before: _Session | None, identity: Identity, api: client.ApiClient | None
+        self, before: _Session | None, identity: Identity, api: client.ApiClient
     ) -> _Session:
-        if before is not None and api is None:
+        if before is not None and api is before.api:
             before.api.configuration.api_key = identity.configuration.api_key
-            self._session = _Session(identity, before.api)
-        else:
-            self._session = _Session(identity, api)
-            if before is not None:
-                await before.api.close()  # cuts a running watch, which starts anew
+            self._session = replace(before, identity=identity)
+            return self._session
+        connections = connector(api.rest_client.ssl_context)
+        api.configuration.client_session_kwargs = {"connector": connections}
+        self._session = _Session(identity, api, connections)
+        if before is not None:
+            await before.close()  # cuts a running watch, which starts anew
         return self._session
 
 
@@ -219,13 +228,11 @@ async def _send(
     return response
 
 
-def _build(
-    credentials: Credentials, before: _Session | None
-) -> tuple[Identity, client.ApiClient | None]:
-    """Who we are now, and a client where the one there is will not do."""
+def _build(credentials: Credentials, before: _Session | None) -> tuple[Identity, client.ApiClient]:
+    """Who we are now, and a client for it: the one there is if it will do."""
     identity = read_identity(credentials)
     if before is not None and before.identity.connection == identity.connection:
-        return identity, None
+        return identity, before.api
     try:
         api = client.ApiClient(identity.configuration)
     except OSError as error:  # SSLError is one

@@ -1,8 +1,8 @@
 """Follows one Node: lists it, watches it, and tells when something that matters has changed.
 
 Whatever breaks, what was last seen stays what is known, and the server is asked again after a wait
-that grows and that chance spreads. Nothing is asked in between: no polling, and no loop without a
-wait in it, however a server misbehaves.
+that grows and that chance spreads. In between only a silent server is asked for a sign of life: no
+polling, and no loop without a wait in it, however a server misbehaves.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NoReturn, assert_never
+
+import aiohttp
 
 from nodeagent.kubernetes.access import ClusterAccess
 from nodeagent.kubernetes.faults import ClusterFault, ConnectionCut
@@ -28,6 +30,8 @@ class FollowPace:
     watch: tuple[float, float] = (240.0, 480.0)  # how long one watch may last
     list_every: tuple[float, float] = (600.0, 900.0)  # guards against events that were lost
     silence: float = 150.0  # bookmarks come every minute
+    quiet: float = 20.0  # after so long without an event the server is asked whether it is alive
+    probe: float = 10.0  # how long it may take to answer that
     first_retry: float = 0.5
     longest_retry: float = 30.0
     healthy_after: float = 60.0  # a watch that lasted so long was a good one
@@ -113,11 +117,36 @@ class NodeFollower:
         async with opened as response:
             self._well_since = self._clock()
             self._reached()
-            heard = events(response, server=self._access.server, silence=self._pace.silence)
-            async for event in heard:
-                self._take(event)
+            await self._take_all(response)
         # One that was asked for less than a minute has not ended early when it ends in time.
         return self._lasted() < min(self._pace.healthy_after, seconds - 1.0)
+
+    async def _take_all(self, response: aiohttp.ClientResponse) -> None:
+        """Take events until the watch ends; raises a fault also when the server stands still."""
+        heard = asyncio.Event()
+        try:
+            async with asyncio.TaskGroup() as parts:
+                probing = parts.create_task(self._probe(heard))
+                server, silence = self._access.server, self._pace.silence
+                async for event in events(response, server=server, silence=silence):
+                    heard.set()
+                    self._take(event)
+                probing.cancel()
+        except* ClusterFault as group:
+            raise group.exceptions[0] from group
+
+    async def _probe(self, heard: asyncio.Event) -> NoReturn:
+        """Ask a silent server for a sign of life.
+
+        A process that is stopped keeps its connections: to the kernel all is well with them.
+        """
+        while True:
+            heard.clear()
+            try:
+                async with asyncio.timeout(self._pace.quiet):
+                    await heard.wait()
+            except TimeoutError:
+                await self._access.probe(within=self._pace.probe)
 
     def _take(self, event: WatchEvent) -> None:
         match event:

@@ -178,6 +178,10 @@ READER_SUCCESS = _gauge(
 READER_DURATION = _gauge(
     "nodeagent_reader_duration_seconds", "How long a reader's last attempt took", "reader", *_GPU
 )
+CLUSTER_REACHABLE = _gauge(
+    "nodeagent_cluster_reachable",
+    "Whether the API server answers the agent (1) or not; absent outside a cluster",
+)
 COUNTERS_IGNORED = _gauge(
     "nodeagent_counters_ignored", "Lines of the file of counters that could not be used"
 )
@@ -216,6 +220,7 @@ OWN_METRICS = (
     SAMPLE_AGE,
     READER_SUCCESS,
     READER_DURATION,
+    CLUSTER_REACHABLE,
     COUNTERS_IGNORED,
     BUILD_INFO,
     CPU_SECONDS,

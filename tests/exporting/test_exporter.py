@@ -19,6 +19,7 @@ from nodeagent.metrics.labels import HostLabel
 from nodeagent.metrics.samples import SampleSet, Slice, Subject, Value, WholeGpu
 from nodeagent.metrics.selection import read_selection
 from nodeagent.planning.observed import ObservedNode
+from nodeagent.reports.cluster_state import ClusterState
 from nodeagent.reports.mps_state import DaemonState
 from nodeagent.reports.node_state import NodeState
 from tests.exporting.nodes import GPU, MIB, divided, user, whole
@@ -159,6 +160,16 @@ def test_other_fields_count_from_the_next_scrape_on() -> None:
     assert rig.series("DCGM_FI_DEV_FB_USED") == ["{} 7"]
     assert rig.series("DCGM_FI_DEV_POWER_USAGE") == []
     assert rig.series("nodeagent_counters_ignored") == [" 1"]
+
+
+def test_the_cluster_is_reachable_or_not_at_the_scrape() -> None:
+    """Without waiting for a look at GPUs; nodes without a cluster have no such metric."""
+    rig = Rig(whole())
+    rig.sample({USED: ((WHOLE, 7),)})
+    assert rig.series("nodeagent_cluster_reachable") == []
+    for reachable, value in ((True, " 1"), (False, " 0")):
+        rig.state = replace(rig.state, cluster=ClusterState("https://x", reachable))
+        assert rig.series("nodeagent_cluster_reachable") == [value]
 
 
 def test_the_age_is_that_of_the_scrape() -> None:
