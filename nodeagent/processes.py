@@ -139,6 +139,12 @@ def pids() -> Iterator[int]:
     return (int(name) for name in os.listdir("/proc") if name.isdecimal())  # noqa: PTH208 - quick
 
 
+def commands() -> dict[int, tuple[str, ...]]:
+    """By pid, of all processes that can be seen, but for threads of the kernel."""
+    found = ((pid, command_of(pid)) for pid in pids())
+    return {pid: words for pid, words in found if words and not isinstance(words, Hidden)}
+
+
 def _identity(process: psutil.Process) -> ProcessIdentity:
     # psutil's public create_time() adds the boot time by the wall clock, which moves whenever that
     # clock is set. This is the number by which psutil itself tells processes apart: the kernel's

@@ -31,6 +31,7 @@ from nodeagent.planning.host import Host
 from nodeagent.planning.observed import ObservedNode
 from nodeagent.planning.resolve import Rejection, resolve
 from nodeagent.planning.shares import Account
+from nodeagent.processes import commands
 from nodeagent.settings import Settings, load_settings
 from nodeagent.simulation.mps.installation import directory_beside
 from nodeagent.terminal.check_page import check_page
@@ -96,7 +97,7 @@ def _look(options: Options) -> Iterator[Finding]:
     if document is not None and isinstance(observed, ObservedNode):
         yield _fit(document, observed, Host(settings.mps.user, accounts))
     yield from _of_mps(options, settings, document, accounts)
-    yield from host_preflight.owner_findings()
+    yield from host_preflight.owner_findings(commands())
 
 
 def _plan_and_cluster(
@@ -145,7 +146,7 @@ def _of_the_cards(
     for finding in (
         gpu_preflight.reset_finding(observed, settings.nvidia_smi, allowed=allowed),
         gpu_preflight.persistence_finding(observed, settings.nvidia_smi),
-        host_preflight.fabric_finding(),
+        host_preflight.fabric_finding(commands()),
     ):
         if finding is not None:
             yield finding

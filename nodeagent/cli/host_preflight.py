@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import fcntl
 import os
-from collections.abc import Iterator
-from pathlib import Path
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path, PurePosixPath
 from typing import assert_never
 
 from nodeagent.cli import event_loop
@@ -25,10 +25,14 @@ _OTHER_UNITS = ("nvidia-mig-manager.service",)
 _WANTED_BY = ("multi-user.target.wants", "nvidia-gpu-reset.target.wants")
 
 
-def owner_findings(root: Path = Path("/")) -> Iterator[Finding]:
-    """Whoever else may change this node's layouts; `root` is where /proc and /etc lie."""
+Commands = Mapping[int, Sequence[str]]  # words by pid
+
+
+def owner_findings(commands: Commands, root: Path = Path("/")) -> Iterator[Finding]:
+    """Other programs that change this node's layouts; `root` is where /etc lies."""
     found = False
-    for name, pid in sorted(_running(root / "proc").items()):
+    running = {name: pid for pid, name in _programs(commands).items() if name in _OTHER_OWNERS}
+    for name, pid in sorted(running.items()):
         found = True
         yield warning(
             "other owners", f"{name} is running (pid {pid}) and may undo plans", _OTHER_OWNERS[name]
@@ -45,33 +49,17 @@ def owner_findings(root: Path = Path("/")) -> Iterator[Finding]:
         yield ok("other owners", "none is running on this machine")
 
 
-def _running(proc: Path) -> dict[str, int]:
-    """Other owners by name, with the pid of one process each."""
-    running: dict[str, int] = {}
-    for entry in proc.iterdir():
-        if not entry.name.isdecimal():
-            continue
-        try:
-            program = (entry / "cmdline").read_bytes().split(b"\0", 1)[0]
-        except OSError:  # it ended, or may not be looked at
-            continue
-        name = os.path.basename(program.decode(errors="replace"))  # noqa: PTH119  may hold anything
-        if name in _OTHER_OWNERS:
-            running[name] = int(entry.name)
-    return running
+def _programs(commands: Commands) -> dict[int, str]:
+    return {pid: PurePosixPath(words[0]).name for pid, words in commands.items()}
 
 
-def fabric_finding(root: Path = Path("/")) -> Finding | None:
-    """NVSwitch machines need Fabric Manager; None where there is no NVSwitch."""
+def fabric_finding(commands: Commands, root: Path = Path("/")) -> Finding | None:
+    """NVSwitch machines need Fabric Manager; None where there is no NVSwitch in `root`/dev."""
     if not any((root / "dev").glob("nvidia-nvswitch[0-9]*")):
         return None
     check = "fabric manager"
-    for entry in (root / "proc").iterdir():
-        try:
-            if entry.name.isdecimal() and (entry / "comm").read_text().startswith("nv-fabric"):
-                return ok(check, "running")
-        except OSError:
-            continue
+    if any(name.startswith("nv-fabric") for name in _programs(commands).values()):
+        return ok(check, "running")
     return warning(
         check,
         "this machine has NVSwitches, but Fabric Manager is not running",

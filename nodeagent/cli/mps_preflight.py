@@ -8,7 +8,7 @@ import shutil
 import stat
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
 from nodeagent.cli import event_loop
@@ -20,6 +20,7 @@ from nodeagent.mps.process import Programs
 from nodeagent.planning.desired import MigLayout, MpsEntry, PlanDocument, PlanEntry
 from nodeagent.planning.host import ANY_USER
 from nodeagent.planning.shares import Account
+from nodeagent.processes import Hidden, commands, environment_of
 
 _CHECK = "mps"
 _MIB = 1024**2
@@ -28,8 +29,8 @@ _LEAST_SHM = (
     256 * _MIB
 )  # bytes; containers have 64 MiB unless told otherwise, which is used up fast
 _LONGEST_DEVICE = "MIG-00000000-0000-0000-0000-000000000000"
-_DAEMON_FLAGS = frozenset({b"-d", b"-f", b"--daemon", b"--foreground"})
-_PIPES = b"CUDA_MPS_PIPE_DIRECTORY="
+_DAEMON_FLAGS = frozenset({"-d", "-f", "--daemon", "--foreground"})
+_PIPES = "CUDA_MPS_PIPE_DIRECTORY"
 
 
 def users_of(document: PlanDocument | None, default: str) -> frozenset[str]:
@@ -60,7 +61,7 @@ def mps_findings(programs: Programs, run_dir: Path, *, users: frozenset[str]) ->
     yield shm_finding()
     yield open_files_finding(wanted=wanted)
     yield path_finding(run_dir, wanted=wanted)
-    yield from foreign_findings(run_dir)
+    yield from foreign_findings(run_dir, running_daemons())
 
 
 # --- the programs ---------------------------------------------------------------------------------
@@ -204,17 +205,21 @@ def _may_pass(path: Path, account: Account) -> bool:
 # --- others ---------------------------------------------------------------------------------------
 
 
-class _Daemon(NamedTuple):
+class RunningDaemon(NamedTuple):
+    """A control daemon of MPS, the agent's or another one."""
+
     pid: int
     pipes: str  # "" when its environment may not be read
 
 
-def foreign_findings(run_dir: Path, root: Path = Path("/")) -> Iterator[Finding]:
+def foreign_findings(
+    run_dir: Path, daemons: Iterable[RunningDaemon], root: Path = Path("/")
+) -> Iterator[Finding]:
     """Daemons that are not the agent's, and what they left where every program looks; `root` is
-    where /proc and /tmp lie.
+    where /tmp lies.
     """
     check = "mps daemons"
-    foreign = [d for d in _daemons(root / "proc") if not d.pipes.startswith(f"{run_dir}/mps/")]
+    foreign = [d for d in daemons if not d.pipes.startswith(f"{run_dir}/mps/")]
     for daemon in foreign:
         where = f"in {daemon.pipes}" if daemon.pipes else "in a directory that may not be read"
         yield warning(
@@ -238,27 +243,19 @@ def _has_sockets(root: Path, directory: str) -> bool:
     return (root / directory.removeprefix("/") / "control").exists()
 
 
-def _daemons(proc: Path) -> list[_Daemon]:
+def running_daemons() -> list[RunningDaemon]:
     """Control programs that were started as daemons; front-ends are none."""
     found = []
-    for entry in sorted(proc.iterdir()):
-        if not entry.name.isdecimal():
-            continue
-        try:
-            words = (entry / "cmdline").read_bytes().split(b"\0")
-        except OSError:  # it ended
-            continue
-        names = {Path(os.fsdecode(word)).name for word in words[:3]}
+    for pid, words in sorted(commands().items()):
+        names = {PurePosixPath(word).name for word in words[:3]}
         if CONTROL in names and _DAEMON_FLAGS & set(words):
-            found.append(_Daemon(int(entry.name), _pipes(entry / "environ")))
+            found.append(RunningDaemon(pid, _pipes(pid)))
     return found
 
 
-def _pipes(environ: Path) -> str:
-    """The pipe directory in an environment; the default one where it says none."""
-    try:
-        variables = environ.read_bytes().split(b"\0")
-    except OSError:
+def _pipes(pid: int) -> str:
+    """The pipe directory in its environment; the default one where it says none."""
+    variables = environment_of(pid, _PIPES)
+    if variables is None or isinstance(variables, Hidden):
         return ""
-    given = next((v for v in variables if v.startswith(_PIPES)), b"")
-    return os.fsdecode(given.removeprefix(_PIPES)) or DEFAULT_DIRECTORIES[0]
+    return variables.get(_PIPES) or DEFAULT_DIRECTORIES[0]

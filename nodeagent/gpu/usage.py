@@ -14,8 +14,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final, Protocol
 
-from nodeagent.gpu.users import command_of
 from nodeagent.planning.observed import ComputeInstance, Gpu, GpuInstance, Placement, Usage, User
+from nodeagent.processes import name_of
 
 _CAPABILITY: Final = re.compile(r"/nvidia-caps/nvidia-cap([0-9]+)$")
 # `gpu0/gi1/access 12` and `gpu0/gi1/ci0/access 13`; gpuN is the N of /dev/nvidiaN.
@@ -157,7 +157,7 @@ class UsageProbe:
             return CapabilityHolders(problem=f"{self.proc_root} cannot be looked through: {error}")
         unmapped = bool(opened) and not names
         return CapabilityHolders(
-            _holders(opened, names, self.proc_root),
+            _holders(opened, names),
             unmapped,
             self._problem(unreadable, has_capabilities=bool(names or opened), unmapped=unmapped),
         )
@@ -236,7 +236,7 @@ def _capabilities_in(folder: str) -> Iterator[int]:
 
 
 def _holders(
-    opened: Mapping[int, set[int]], names: Mapping[int, Instance], proc: Path
+    opened: Mapping[int, set[int]], names: Mapping[int, Instance]
 ) -> dict[Instance, tuple[User, ...]]:
     """Turn process -> files into instance -> processes.
 
@@ -249,7 +249,7 @@ def _holders(
         within = {
             (minor, instance) for minor, instance, compute in instances if compute is not None
         }
-        user = User(pid, command_of(pid, proc), "capability") if instances else None
+        user = User(pid, name_of(pid), "capability") if instances else None
         for key in instances:
             if user and (key[2] is not None or key[:2] not in within):
                 holders.setdefault(key, []).append(user)

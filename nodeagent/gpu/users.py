@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import PurePosixPath
 
 from nodeagent.errors import DriverError, DriverUnavailable, GpuLost
 from nodeagent.gpu.nvml import Nvml
 from nodeagent.gpu.nvml_errors import is_unsupported
 from nodeagent.gpu.nvml_types import Device, Process
 from nodeagent.planning.observed import Usage, User
-
-_PROC = Path("/proc")
+from nodeagent.processes import name_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +88,7 @@ class ProcessLists:
 
     def _user(self, seen: _Seen) -> User:
         pid = seen.process.pid
-        return User(pid, command_of(pid) or self._name(pid), seen.source, seen.process.memory)
+        return User(pid, name_of(pid) or self._name(pid), seen.source, seen.process.memory)
 
     def _name(self, pid: int) -> str:
         """The driver may know processes that are not in our /proc."""
@@ -97,11 +96,3 @@ class ProcessLists:
             return PurePosixPath(self._nvml.process_name(pid)).name
         except DriverError:
             return ""
-
-
-def command_of(pid: int, proc: Path = _PROC) -> str:
-    """The name of a process, or "" when it is gone or not to be read."""
-    try:
-        return (proc / str(pid) / "comm").read_text(errors="replace").strip()
-    except OSError:
-        return ""

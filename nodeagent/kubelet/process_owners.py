@@ -1,6 +1,6 @@
 """Whose a process is, also where there is no cluster: a pod, a container, a systemd unit, a user.
 
-All of it from /proc/PID/cgroup and the owner of /proc/PID; the pods' names from the kubelet's log
+From /proc/PID/cgroup and the process' effective user; pods' names come from the kubelet's log
 folders (`process_pods`).
 """
 
@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from nodeagent.kubelet.process_pods import ProcessPods
+from nodeagent.processes import Process, inspect
 
 _CONTAINER: Final = re.compile(r"(?<![0-9a-f])[0-9a-f]{64}(?![0-9a-f])")
 _SHORT_ID: Final = 12  # letters of a container's id that people and tools show
@@ -94,10 +95,11 @@ class ProcessOwners:
         return known
 
     def _outside(self, pid: int) -> Owner | None:
-        folder = self._proc / str(pid)
+        process = inspect(pid)
+        if not isinstance(process, Process):
+            return None
         try:
-            return outside_pods(
-                (folder / "cgroup").read_text(errors="replace"), folder.stat().st_uid
-            )
+            cgroup = (self._proc / str(pid) / "cgroup").read_text(errors="replace")
         except OSError:
             return None
+        return outside_pods(cgroup, process.uids.effective)

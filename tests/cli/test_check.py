@@ -11,6 +11,7 @@ import pytest
 from nodeagent.cli import gpu_preflight, host_preflight
 from nodeagent.cli.findings import Level
 from nodeagent.planning.observed import Gpu, MigMode, ObservedNode
+from tests.processes.real import running
 
 if TYPE_CHECKING:
     from tests.cli.conftest import Ended, Program
@@ -102,46 +103,44 @@ def test_cards_without_mig_and_pending_modes_are_warnings(program: Program) -> N
 # --- the machine --------------------------------------------------------------------------------
 
 
-def _process(root: Path, pid: int, command: bytes) -> None:
-    folder = root / f"proc/{pid}"
-    folder.mkdir(parents=True)
-    (folder / "cmdline").write_bytes(command)
-    (folder / "comm").write_bytes(command.split(b"\0")[0].rpartition(b"/")[2][:15] + b"\n")
-
-
 def test_other_owners_are_found_by_process_and_unit(tmp_path: Path) -> None:
-    """Whoever may undo plans is named with how to stop it; arguments alone do not count."""
-    _process(tmp_path, 7, b"/usr/bin/nvidia-mig-manager\0--once\0")
-    _process(tmp_path, 8, b"/usr/bin/vim\0nvidia-mig-parted\0")
-    (tmp_path / "proc/self").mkdir()
-    found = list(host_preflight.owner_findings(tmp_path))
+    """Each program that may undo plans is named with how to stop it; arguments do not count."""
+    commands = {7: ("/usr/bin/nvidia-mig-manager", "--once"), 8: ("vim", "nvidia-mig-parted")}
+    found = list(host_preflight.owner_findings(commands, tmp_path))
     assert [f.level for f in found] == [Level.WARNING]
     assert "pid 7" in found[0].message
     units = tmp_path / "etc/systemd/system/multi-user.target.wants"
     units.mkdir(parents=True)
     (units / "nvidia-mig-manager.service").touch()
-    assert len(list(host_preflight.owner_findings(tmp_path))) == 2
+    assert len(list(host_preflight.owner_findings(commands, tmp_path))) == 2
 
 
-def test_nobody_else_is_well(tmp_path: Path) -> None:
+def test_another_owner_on_this_machine(h100: Program) -> None:
+    """`check` sees a real process of that name, whatever this machine runs besides."""
+    with running("sleep", "/opt/bin/nvidia-mig-manager", "60"):
+        _, found = _check(h100)
+    assert "nvidia-mig-manager is running" in found["other owners"]["message"]
+
+
+def test_no_other_owner_is_well(tmp_path: Path) -> None:
     """One line says that it was looked at."""
-    _process(tmp_path, 8, b"/bin/sh\0")
-    assert [f.level for f in host_preflight.owner_findings(tmp_path)] == [Level.OK]
+    found = host_preflight.owner_findings({8: ("/bin/sh",)}, tmp_path)
+    assert [f.level for f in found] == [Level.OK]
 
 
 def test_fabric_manager_matters_only_with_switches(tmp_path: Path) -> None:
     """No hint without evidence; a warning when the switches are there and it is not."""
-    _process(tmp_path, 8, b"/bin/sh\0")
-    assert host_preflight.fabric_finding(tmp_path) is None
+    commands: dict[int, tuple[str, ...]] = {8: ("/bin/sh",)}
+    assert host_preflight.fabric_finding(commands, tmp_path) is None
     (tmp_path / "dev").mkdir()
     (tmp_path / "dev/nvidia-nvswitch0").touch()
-    found = host_preflight.fabric_finding(tmp_path)
+    found = host_preflight.fabric_finding(commands, tmp_path)
     assert found is not None
     assert found.level is Level.WARNING
-    _process(tmp_path, 9, b"/usr/bin/nv-fabricmanager\0")
-    running = host_preflight.fabric_finding(tmp_path)
-    assert running is not None
-    assert running.level is Level.OK
+    commands[9] = ("/usr/bin/nv-fabricmanager", "-c", "x.cfg")
+    found = host_preflight.fabric_finding(commands, tmp_path)
+    assert found is not None
+    assert found.level is Level.OK
 
 
 def test_directories(tmp_path: Path) -> None:

@@ -13,15 +13,18 @@ import pytest
 
 from nodeagent.cli import mps_preflight
 from nodeagent.cli.findings import Level
+from nodeagent.cli.mps_preflight import RunningDaemon
 from nodeagent.documents.reading import read_document
 from nodeagent.mps.process import Programs
 from nodeagent.planning.shares import Account
 from nodeagent.simulation.mps.installation import install
+from tests.processes.real import running
 
 if TYPE_CHECKING:
     from tests.cli.conftest import Program
 
 SYSTEM = "/usr/bin:/bin"
+PIPES = "CUDA_MPS_PIPE_DIRECTORY"
 
 
 @pytest.fixture
@@ -157,37 +160,45 @@ def test_a_user_has_to_be_known_and_to_pass_every_directory(short: Path) -> None
 # --- others ---------------------------------------------------------------------------------------
 
 
-def _process(root: Path, pid: int, command: bytes, environment: bytes = b"") -> None:
-    folder = root / f"proc/{pid}"
-    folder.mkdir(parents=True)
-    (folder / "cmdline").write_bytes(command)
-    (folder / "environ").write_bytes(environment)
-
-
 def test_other_daemons_are_found_with_their_directory(tmp_path: Path) -> None:
-    """In the default directory or elsewhere; the agent's own and front-ends are none."""
-    run, daemon = Path("/run/nodeagent"), b"nvidia-cuda-mps-control\0-d\0"
-    _process(tmp_path, 1, b"/sbin/init\0")
-    _process(tmp_path, 2, b"/usr/bin/" + daemon)
-    _process(tmp_path, 3, daemon, b"A=b\0CUDA_MPS_PIPE_DIRECTORY=/opt/pipes\0")
-    _process(tmp_path, 4, daemon, b"CUDA_MPS_PIPE_DIRECTORY=/run/nodeagent/mps/GPU-0/pipe\0")
-    _process(tmp_path, 5, b"nvidia-cuda-mps-control\0")
-    _process(tmp_path, 6, b"/usr/bin/vim\0nvidia-cuda-mps-control\0")
-    (tmp_path / "proc/self").mkdir()
-    found = list(mps_preflight.foreign_findings(run, tmp_path))
+    """In the default directory or elsewhere; the agent's own are none."""
+    daemons = [
+        RunningDaemon(2, "/tmp/nvidia-mps"),
+        RunningDaemon(3, "/opt/pipes"),
+        RunningDaemon(4, "/run/nodeagent/mps/GPU-0/pipe"),
+    ]
+    found = list(mps_preflight.foreign_findings(Path("/run/nodeagent"), daemons, tmp_path))
     assert {f.level for f in found} == {Level.WARNING}
     assert ["/tmp/nvidia-mps (pid 2)" in f.message for f in found] == [True, False]
     assert "/opt/pipes (pid 3)" in found[1].message
     assert "kill 3" in found[1].remedy
 
 
+@pytest.mark.parametrize(
+    ("command", "environment", "pipes"),
+    [
+        (("tail", "/usr/bin/nvidia-cuda-mps-control", "-f"), {}, "/tmp/nvidia-mps"),
+        (("tail", "nvidia-cuda-mps-control", "-f"), {PIPES: "/opt/pipes", "A": "b"}, "/opt/pipes"),
+        (("cat", "nvidia-cuda-mps-control"), {}, None),
+        (("tail", "vim", "/dev/stdin", "nvidia-cuda-mps-control"), {}, None),
+    ],
+)
+def test_daemons_are_found_among_real_processes(
+    command: tuple[str, ...], environment: dict[str, str], pipes: str | None
+) -> None:
+    """By name and flag, with the directory of their environment; front-ends are none."""
+    with running(*command, environment=environment) as pid:
+        found = {daemon.pid: daemon.pipes for daemon in mps_preflight.running_daemons()}
+    assert found.get(pid) == pipes
+
+
 def test_sockets_that_a_daemon_left_are_found(tmp_path: Path) -> None:
-    """Containers get the default directory mounted, whoever serves it or not."""
-    (tmp_path / "proc").mkdir()
-    assert [f.level for f in mps_preflight.foreign_findings(Path("/run"), tmp_path)] == [Level.OK]
+    """Containers get the default directory mounted, whether it is served or not."""
+    ok = mps_preflight.foreign_findings(Path("/run"), (), tmp_path)
+    assert [f.level for f in ok] == [Level.OK]
     (tmp_path / "tmp/nvidia-mps").mkdir(parents=True)
     (tmp_path / "tmp/nvidia-mps/control").touch()
-    [found] = mps_preflight.foreign_findings(Path("/run"), tmp_path)
+    [found] = mps_preflight.foreign_findings(Path("/run"), (), tmp_path)
     assert (found.level, found.remedy) == (Level.WARNING, "rm -r /tmp/nvidia-mps")
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import time
-from pathlib import Path
 
 from nodeagent.exporting.process_cost import process_cost
 
@@ -18,8 +17,3 @@ def test_it_is_this_process() -> None:
     assert 0 <= time.time() - before.started < 24 * 3600
     own = os.times()
     assert abs(before.cpu_seconds - own.user - own.system) < 0.5
-
-
-def test_without_proc_it_is_not_told(tmp_path: Path) -> None:
-    """A scrape goes on without it."""
-    assert process_cost(tmp_path) is None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -20,6 +20,7 @@ from nodeagent.planning.observed import (
     Usage,
     User,
 )
+from tests.processes.real import running
 
 MINORS = """\
 config 1
@@ -47,12 +48,10 @@ class FakeProc:
             path.parent.mkdir(parents=True)
             path.write_text(minors)
 
-    def add(self, pid: int, *files: str, command: str = "") -> None:
+    def add(self, pid: int, *files: str) -> None:
         (self.root / f"{pid}/fd").mkdir(parents=True)
         for number, file in enumerate(["/dev/null", *files]):
             self.link(f"{pid}/fd/{number}", file)
-        if command:
-            (self.root / f"{pid}/comm").write_text(f"{command}\n")
 
     def link(self, path: str, target: str) -> None:
         link = self.root / path
@@ -75,12 +74,17 @@ def device(instance: int, compute: int | None, *, minor: int | None = 0) -> MigD
     return MigDevice("GPU-1", minor, instance, compute)
 
 
-def test_who_has_a_devices_file_open_is_its_user(proc: FakeProc) -> None:
-    """With pid and command, and only for that device."""
-    files = ["/dev/nvidia-caps/nvidia-cap12", "/dev/nvidia-caps/nvidia-cap13"]
-    proc.add(4711, *files, command="python3")
-    reading = proc.read()
-    assert reading.users(device(1, 0)) == Usage((User(4711, "python3", "capability"),))
+def test_who_has_a_devices_file_open_is_its_user(proc: FakeProc, tmp_path: Path) -> None:
+    """With pid and name, and only for that device: a real process, of which the kernel knows."""
+    folder = tmp_path / "dev/nvidia-caps"
+    folder.mkdir(parents=True)
+    with ExitStack() as opened, running("cat", "anything") as pid:
+        files = [opened.enter_context((folder / f"nvidia-cap{n}").open("w")) for n in (12, 13)]
+        with running("cat", "x", pass_fds=[file.fileno() for file in files]) as user:
+            for each in (pid, user):
+                proc.link(str(each), f"/proc/{each}")
+            reading = proc.read()
+    assert reading.users(device(1, 0)) == Usage((User(user, "cat", "capability"),))
     assert not reading.users(device(1, 1)).in_use
     assert not reading.users(device(2, 0)).in_use
     assert not reading.users(device(1, 0, minor=12)).in_use

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from nodeagent.kubelet.process_owners import Owner, ProcessOwners, outside_pods
 from nodeagent.kubelet.process_pods import ProcessPods
+from tests.processes.real import running
 
 ID = "c0ffee" + "0" * 58
+GONE = 1 << 22  # the largest pid is one less
 UID = "1b2c3d4e-0000-4111-8222-333344445555"
 
 
@@ -39,18 +43,19 @@ def test_outside_pods_it_is_a_container_a_unit_or_a_user(cgroup: str, owner: Own
 
 
 def test_processes_are_looked_up_once(tmp_path: Path) -> None:
-    """A pod's has its name; who is gone is nobody; one that comes back is looked up anew."""
+    """A pod's has its name; who is gone is left out; one that comes back is looked up anew."""
     proc, logs = tmp_path / "proc", tmp_path / "log"
     (logs / "pods" / f"team_trainer_{UID}" / "main").mkdir(parents=True)
-    _process(proc, 1, f"0::/kubepods/pod{UID}/{ID}\n")
-    _process(proc, 2, "0::/system.slice/a.service\n")
     owners = ProcessOwners(ProcessPods(proc_root=proc, log_root=logs), proc_root=proc)
     trainer = Owner("team", "trainer", "main")
-    assert owners.of({1, 2, 3}) == {1: trainer, 2: Owner(unit="a.service")}
-    _process(proc, 2, "0::/system.slice/b.service\n")
-    assert owners.of({1, 2})[2] == Owner(unit="a.service")
-    assert owners.of({1}) == {1: trainer}
-    assert owners.of({1, 2})[2] == Owner(unit="b.service")
+    with running("cat", "one") as one, running("cat", "two") as two:
+        _process(proc, one, f"0::/kubepods/pod{UID}/{ID}\n")
+        _process(proc, two, "0::/system.slice/a.service\n")
+        assert owners.of({one, two, GONE}) == {one: trainer, two: Owner(unit="a.service")}
+        _process(proc, two, "0::/system.slice/b.service\n")
+        assert owners.of({one, two})[two] == Owner(unit="a.service")
+        assert owners.of({one}) == {one: trainer}
+        assert owners.of({one, two})[two] == Owner(unit="b.service")
 
 
 def test_a_pod_without_a_name_is_asked_for_again(tmp_path: Path) -> None:
@@ -61,6 +66,22 @@ def test_a_pod_without_a_name_is_asked_for_again(tmp_path: Path) -> None:
     assert owners.of({1}) == {}
     (logs / "pods" / f"team_trainer_{UID}" / "main").mkdir(parents=True)
     assert owners.of({1}) == {1: Owner("team", "trainer", "main")}
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="becomes another user")
+def test_outside_all_of_them_it_is_its_effective_users(tmp_path: Path) -> None:
+    """A service that began as root and became another user is that user's."""
+    proc = tmp_path / "proc"
+    code = "import os, sys; os.setuid(4001); print(flush=True); sys.stdin.read()"
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as process:
+        assert process.stdout
+        process.stdout.readline()
+        _process(proc, process.pid, "0::/\n")
+        owners = ProcessOwners(ProcessPods(proc_root=proc, log_root=tmp_path), proc_root=proc)
+        assert owners.of({process.pid}) == {process.pid: Owner(user="4001")}
+        process.kill()
 
 
 def test_labels_are_what_is_known() -> None:
