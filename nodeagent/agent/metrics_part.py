@@ -29,6 +29,7 @@ from nodeagent.gpu.sampling.rounds import Round
 from nodeagent.health.reporting import METRICS as HEALTH_METRICS
 from nodeagent.health.reporting import samples as health_samples
 from nodeagent.health.xids import default_table
+from nodeagent.http_api.refusals import Refusals
 from nodeagent.kubelet.process_owners import ProcessOwners
 from nodeagent.kubelet.process_pods import ProcessPods
 from nodeagent.metrics.agent_metrics import build_sample
@@ -77,6 +78,7 @@ class MetricsPart:
         self._settings = settings.metrics
         self._current = current
         self._selection = default_selection()
+        self.refusals = Refusals()
         self._unread: Problem | None = None
         self._listener_problem: Problem | None = None
         self._exporter = Exporter(
@@ -130,6 +132,7 @@ class MetricsPart:
         if address is None:
             await asyncio.Event().wait()
             return
+        from nodeagent.http_api.limits import TCP_LIMITS
         from nodeagent.http_api.metrics_listener import MetricsListener
 
         await MetricsListener(
@@ -138,6 +141,8 @@ class MetricsPart:
             port=address.port,
             web_config=self._settings.web_config,
             tell=self._told,
+            refusals=self.refusals,
+            limits=TCP_LIMITS,
         ).run()
 
     def _told(self, told: Told) -> None:

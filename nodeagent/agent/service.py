@@ -12,9 +12,9 @@ import os
 import random
 import signal
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AsyncExitStack, contextmanager, suppress
 from dataclasses import replace
-from typing import Any
+from types import ModuleType
 
 import structlog
 
@@ -265,7 +265,7 @@ class Agent:
     async def _serve_api(self) -> None:
         await self._settled_within(_API_WAITS)
         # aiohttp takes long to import; in a thread, so that the reconciler goes on meanwhile.
-        routes, listening = await asyncio.to_thread(_import_api)
+        api = await asyncio.to_thread(_import_api)
         address = self._settings.api.listen
         answering = Answering(
             self._reconciler,
@@ -276,13 +276,15 @@ class Agent:
             policy=self._policy,
         )
         answers = answering.answers(self._events, not_alive=self._hearts.overdue)
-        app = routes.create_app(answers, listen_host=address.host)
-        async with listening.listening(
-            app,
-            host=address.host,
-            port=address.port,
-            unix_socket=self._places.socket(listening.SOCKET_NAME),
-        ) as port:
+        path = self._places.socket(api.SOCKET_NAME)
+        async with AsyncExitStack() as listeners:
+            port = await listeners.enter_async_context(
+                api.listen(answers, address.host, address.port, self._metrics.refusals)
+            )
+            if path:
+                await listeners.enter_async_context(
+                    api.listen_on_socket(answers, path, self._metrics.refusals)
+                )
             name = address.host or "127.0.0.1"
             shown = f"[{name}]" if ":" in name else name
             log.info("the node can be seen", url=f"http://{shown}:{port}/")
@@ -338,7 +340,7 @@ class Agent:
             signal.signal(number, signal.SIG_DFL)
 
 
-def _import_api() -> tuple[Any, Any]:
-    from nodeagent.http_api import listening, routes
+def _import_api() -> ModuleType:
+    from nodeagent.http_api import listening
 
-    return routes, listening
+    return listening

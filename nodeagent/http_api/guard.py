@@ -8,16 +8,21 @@ rebinding). Its requests carry the page's name as Host, and are refused for it.
 from __future__ import annotations
 
 import ipaddress
+import re
 import socket
 
 from aiohttp import web, web_response
 from aiohttp.typedefs import Handler, Middleware
+
+from nodeagent.http_api.connection import refused
+from nodeagent.http_api.refusals import Reason
 
 # The Server header would tell the versions of Python and aiohttp, also in answers that aiohttp
 # makes by itself to what is no HTTP; there is no other place to say that it must not.
 web_response.SERVER_SOFTWARE = "nodeagent"  # type: ignore[attr-defined]  # it imports the name
 
 _LOCAL_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
+_HOST = re.compile(r"(?:\[(?P<ip>[0-9A-Fa-f:.]+)\]|(?P<name>[A-Za-z0-9._-]+))(?::[0-9]{0,5})?")
 _HEADERS = {
     "Cache-Control": "no-store",
     "Content-Security-Policy": "default-src 'none'; frame-ancestors 'none'",
@@ -28,13 +33,15 @@ _HEADERS = {
 
 def refuse_foreign_hosts(listen_host: str) -> Middleware:
     """A middleware that refuses requests over loopback that name another host."""
-    allowed = _LOCAL_NAMES | ({listen_host.casefold()} if listen_host else set())
+    own = host_name(f"[{listen_host}]" if ":" in listen_host else listen_host)
+    allowed = _LOCAL_NAMES | ({own} if own else set())
 
     @web.middleware
     async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
         if _over_loopback(request):
             hosts = request.headers.getall("Host", [])
             if len(hosts) > 1 or any(host_name(host) not in allowed for host in hosts):
+                refused(request, Reason.HOST)
                 raise web.HTTPForbidden(
                     text="this address answers only to localhost, 127.0.0.1 and [::1]"
                 )
@@ -44,10 +51,19 @@ def refuse_foreign_hosts(listen_host: str) -> Middleware:
 
 
 def host_name(host: str) -> str:
-    """The name in a Host header, without port, brackets and a final dot."""
-    if host.startswith("["):
-        return host[1:].partition("]")[0].casefold()
-    return host.partition(":")[0].casefold().removesuffix(".")
+    """The name or address in a Host header, without port, brackets and a final dot.
+
+    "" for what is not exactly a host with a port or without: what a browser makes of it is unknown.
+    """
+    found = _HOST.fullmatch(host)
+    if found is None:
+        return ""
+    if found["ip"]:
+        try:
+            return str(ipaddress.IPv6Address(found["ip"]))
+        except ValueError:
+            return ""
+    return found["name"].casefold().removesuffix(".")
 
 
 def _over_loopback(request: web.Request) -> bool:

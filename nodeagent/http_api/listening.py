@@ -1,83 +1,66 @@
-"""Where the API listens: a TCP address for everyone on the node, a Unix socket for root."""
+"""Where the API listens: a TCP address for everyone on the node, a Unix socket for root.
+
+Each has limits of its own, so that clients of one take nothing from those of the other.
+"""
 
 from __future__ import annotations
 
-import asyncio
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
-
-from aiohttp import web
 
 from nodeagent.errors import NodeagentError
+from nodeagent.http_api.answers import Answers
+from nodeagent.http_api.connection import Listener, Serving
+from nodeagent.http_api.limits import SOCKET_LIMITS, TCP_LIMITS, Limits
+from nodeagent.http_api.refusals import Refusals
+from nodeagent.http_api.routes import create_app
 
 SOCKET_NAME = "agent.sock"
-_MOST_CONNECTIONS = 256  # each takes a descriptor, which the work with the GPUs needs too
-_LARGEST_LINE = 4096  # bytes of a request line or a header
-_SHUTDOWN = 1.0  # seconds for answers under way
 
 
 @asynccontextmanager
-async def listening(
-    app: web.Application, *, host: str, port: int, unix_socket: Path | None
+async def listen(
+    answers: Answers, host: str, port: int, refusals: Refusals, limits: Limits = TCP_LIMITS
 ) -> AsyncIterator[int]:
-    """Serve `app`; gives the TCP port. `host` "" means all addresses, `port` 0 any free one.
+    """Serve the API over TCP; gives the port. `host` "" means all addresses, `port` 0 any free one.
 
-    Raises NodeagentError when an address cannot be had.
+    Raises NodeagentError when the address cannot be had.
     """
-    runner = runner_of(app)
-    await runner.setup()
+    app = create_app(answers, listen_host=host, limits=limits)
+    serving = Serving(app, Listener.of("api", limits, refusals))
     try:
-        site = web.TCPSite(runner, host or None, port)
         try:
-            await site.start()
+            await serving.start(host=host or None, port=port)
         except OSError as error:
             raise NodeagentError(
                 f"the API cannot listen on {host}:{port}: {error.strerror or error}",
                 remedy="set api.listen to an address of this machine that is free",
             ) from error
-        if unix_socket:
-            await web.SockSite(runner, _private_socket(unix_socket)).start()
-        yield next((a[1] for a in runner.addresses if isinstance(a, tuple)), port)
+        yield serving.port
     finally:
-        await runner.cleanup()
-        if unix_socket:
-            _remove(unix_socket)
+        await serving.end()
 
 
-def runner_of(app: web.Application) -> web.AppRunner:
-    """What serves an application within the bounds that hold for every listener."""
-    return _Runner(
-        app,
-        handle_signals=False,
-        handler_cancellation=True,  # who followed the events and left is forgotten at once
-        access_log=None,
-        shutdown_timeout=_SHUTDOWN,
-        keepalive_timeout=15.0,
-        max_line_size=_LARGEST_LINE,
-        max_field_size=_LARGEST_LINE,
-        auto_decompress=False,
-    )
+@asynccontextmanager
+async def listen_on_socket(
+    answers: Answers, path: Path, refusals: Refusals, limits: Limits = SOCKET_LIMITS
+) -> AsyncIterator[None]:
+    """Serve the API on a Unix socket that only root and the agent's own user can use.
 
-
-class _Runner(web.AppRunner):
-    """Whoever on the node opens connections without end is turned away, and harms nobody else."""
-
-    @property
-    def server(self) -> Any:  # what listens calls it for each connection
-        server = super().server
-        if server is None:
-            return None
-        return lambda: server() if len(server.connections) < _MOST_CONNECTIONS else _Refusal()
-
-
-class _Refusal(asyncio.Protocol):
-    """Ends a connection as it begins."""
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        transport.close()
+    Raises NodeagentError when it cannot be made.
+    """
+    app = create_app(answers, listen_host="", limits=limits)
+    serving = Serving(app, Listener.of("socket", limits, refusals))
+    listener = _private_socket(path)
+    try:
+        await serving.start(sock=listener)
+        yield
+    finally:
+        await serving.end()
+        listener.close()
+        _remove(path)
 
 
 def _remove(path: Path) -> None:
@@ -85,8 +68,8 @@ def _remove(path: Path) -> None:
 
 
 def _private_socket(path: Path) -> socket.socket:
-    """A Unix socket that only its owner can use. Whoever calls holds the writer's lock, so one
-    that lies there already is left from an earlier life.
+    """A Unix socket of mode 0600. The caller holds the writer's lock, so one that lies there is
+    left from an earlier agent.
     """
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
     try:

@@ -19,14 +19,15 @@ from aiohttp.typedefs import Handler, Middleware
 
 from nodeagent.errors import NodeagentError
 from nodeagent.http_api.answers import Answers
+from nodeagent.http_api.connection import Listener, Serving, refused, whole_requests
 from nodeagent.http_api.guard import errors_as_json, refuse_foreign_hosts, set_headers
-from nodeagent.http_api.listening import runner_of
+from nodeagent.http_api.limits import Limits
 from nodeagent.http_api.metrics_routes import metrics_routes
 from nodeagent.http_api.password_check import PasswordCheck, TooManyAsk
+from nodeagent.http_api.refusals import Reason, Refusals
 from nodeagent.http_api.web_config import WebConfig, read_web_config
 
 _LOOK_EVERY = 2.0  # seconds between looks at the files; certificates are renewed in days
-_BACKLOG = 128
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +52,8 @@ class MetricsListener:
         port: int,
         web_config: Path | None,
         tell: Callable[[Told], None],
+        refusals: Refusals,
+        limits: Limits,
         look_every: float = _LOOK_EVERY,
     ) -> None:
         self._answers = answers
@@ -58,8 +61,10 @@ class MetricsListener:
         self.port = port
         self._path = web_config
         self._tell = tell
+        self._refusals = refusals
+        self._limits = limits
         self._look_every = look_every
-        self._runner: web.AppRunner | None = None
+        self._serving: Serving | None = None
         self._ending: set[asyncio.Task[None]] = set()
 
     async def run(self) -> None:
@@ -72,8 +77,8 @@ class MetricsListener:
             await self._follow(listener)
         finally:
             listener.close()
-            if self._runner:
-                await self._runner.cleanup()
+            if self._serving:
+                await self._serving.end()
             await asyncio.gather(*self._ending, return_exceptions=True)
 
     async def _listening(self) -> socket.socket:
@@ -124,12 +129,13 @@ class MetricsListener:
         context: ssl.SSLContext | None,
         check: PasswordCheck | None,
     ) -> None:
-        runner = runner_of(self._app(config, check))
-        await runner.setup()
-        await web.SockSite(runner, listener.dup(), ssl_context=context, backlog=_BACKLOG).start()
-        earlier, self._runner = self._runner, runner
+        serving = Serving(
+            self._app(config, check), Listener.of("metrics", self._limits, self._refusals)
+        )
+        await serving.start(sock=listener.dup(), context=context)
+        earlier, self._serving = self._serving, serving
         if earlier:
-            ending = asyncio.create_task(earlier.cleanup(), name="end an earlier listener")
+            ending = asyncio.create_task(earlier.end(), name="end an earlier listener")
             self._ending.add(ending)
             ending.add_done_callback(self._ending.discard)
 
@@ -137,6 +143,7 @@ class MetricsListener:
         middlewares = [errors_as_json, refuse_foreign_hosts(self._host)]
         if check:
             middlewares.append(_passwords(check))
+        middlewares.append(whole_requests)
         app = web.Application(middlewares=middlewares, client_max_size=1024)
         if check:
             app.on_cleanup.append(_closing(check))
@@ -146,7 +153,7 @@ class MetricsListener:
 
         app.on_response_prepare.append(set_headers)
         app.on_response_prepare.append(set_more)
-        app.add_routes(metrics_routes(self._answers))
+        app.add_routes(metrics_routes(self._answers, self._limits))
         return app
 
 
@@ -159,8 +166,11 @@ def _passwords(check: PasswordCheck) -> Middleware:
             header = request.headers.get("Authorization", "")
             right = await check.accepts(header, request.remote or "")
         except TooManyAsk:
+            refused(request, Reason.BUSY)
             raise web.HTTPServiceUnavailable(text="too many passwords wait to be checked") from None
         if not right:
+            if header:
+                refused(request, Reason.PASSWORD)
             return web.json_response(
                 {"error": "a name and its password are needed"},
                 status=401,

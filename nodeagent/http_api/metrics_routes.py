@@ -14,18 +14,18 @@ from contextlib import suppress
 from aiohttp import web
 
 from nodeagent.http_api.answers import Answers
+from nodeagent.http_api.connection import refused
+from nodeagent.http_api.limits import Limits
+from nodeagent.http_api.refusals import Reason
 from nodeagent.metrics.exposition import CONTENT_TYPE
 
-_MOST_SCRAPES = 16  # that are being sent; each holds one text that may be outdated by then
-_SCRAPE_DEADLINE = 15.0  # seconds for a client to take the whole text
-_UNDISTURBED = 1.0  # seconds of them before it has to make way for another
 _PIECE = 64 * 1024  # bytes given to a connection at once
 _KERNEL_HOLDS = 128 * 1024  # bytes; by itself the kernel would take a whole text from us
 
 
-def metrics_routes(answers: Answers) -> list[web.RouteDef]:
+def metrics_routes(answers: Answers, limits: Limits) -> list[web.RouteDef]:
     """The paths that both listeners have."""
-    routes = _MetricsRoutes(answers)
+    routes = _MetricsRoutes(answers, limits)
     return [
         web.get("/metrics", routes.metrics),
         web.get("/healthz", routes.healthz),
@@ -36,18 +36,21 @@ def metrics_routes(answers: Answers) -> list[web.RouteDef]:
 class _MetricsRoutes:
     """One method for each path."""
 
-    def __init__(self, answers: Answers) -> None:
+    def __init__(self, answers: Answers, limits: Limits) -> None:
         self._answers = answers
+        self._limits = limits
         # By identity, with when each began; the oldest comes first.
         self._scrapes: dict[int, tuple[web.Request, float]] = {}
 
     async def metrics(self, request: web.Request) -> web.StreamResponse:
         now = asyncio.get_running_loop().time()
-        if len(self._scrapes) >= _MOST_SCRAPES and not self._end_oldest(now - _UNDISTURBED):
+        full = len(self._scrapes) >= self._limits.scrapes
+        if full and not self._end_oldest(now - self._limits.scrape_undisturbed):
+            refused(request, Reason.BUSY)
             raise web.HTTPServiceUnavailable(text="too many scrapes are under way")
         self._scrapes[id(request)] = request, now
         try:
-            async with asyncio.timeout(_SCRAPE_DEADLINE):
+            async with asyncio.timeout(self._limits.scrape):
                 return await self._scrape(request)
         except TimeoutError:
             _abort(request)
@@ -63,6 +66,7 @@ class _MetricsRoutes:
         if began > begun_before:
             return False
         del self._scrapes[id(request)]
+        refused(request, Reason.SLOW)
         _abort(request)
         return True
 

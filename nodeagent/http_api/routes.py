@@ -9,37 +9,37 @@ from typing import Any
 from aiohttp import web
 
 from nodeagent.http_api.answers import Answers, Json
+from nodeagent.http_api.connection import refused, whole_requests
 from nodeagent.http_api.guard import errors_as_json, refuse_foreign_hosts, set_headers
+from nodeagent.http_api.limits import Limits
 from nodeagent.http_api.metrics_routes import metrics_routes
 from nodeagent.http_api.mps_routes import mps_routes
 from nodeagent.http_api.openapi import DESCRIPTION
 from nodeagent.http_api.page import CONTENT_SECURITY_POLICY, PAGE
+from nodeagent.http_api.refusals import Reason
 from nodeagent.planning.plan import Verdict
 from nodeagent.reconciling.event_log import Event
 from nodeagent.reconciling.preview import Preview
 from nodeagent.reports.times import time_json
 
 LARGEST_BODY = 64 * 1024  # bytes
-_MOST_FOLLOWERS = 64
-_MOST_PREVIEWS = 8  # that wait or compute
 _STILL_THERE = 15.0  # seconds between signs of life to those who follow the events
-_WRITE_DEADLINE = 30.0  # seconds for a reader to take what it was sent
 
 _REFUSED = frozenset({Verdict.INVALID, Verdict.UNSATISFIABLE})
 
 
-def create_app(answers: Answers, *, listen_host: str) -> web.Application:
-    """The whole API as an aiohttp application."""
+def create_app(answers: Answers, *, listen_host: str, limits: Limits) -> web.Application:
+    """The whole API as an aiohttp application, for one listener."""
     app = web.Application(
-        middlewares=[errors_as_json, refuse_foreign_hosts(listen_host)],
+        middlewares=[errors_as_json, refuse_foreign_hosts(listen_host), whole_requests],
         client_max_size=LARGEST_BODY,
     )
     app.on_response_prepare.append(set_headers)
-    routes = _Routes(answers)
+    routes = _Routes(answers, limits)
     app.add_routes(
         [
             web.get("/", routes.page),
-            *metrics_routes(answers),
+            *metrics_routes(answers, limits),
             web.get("/v1/status", routes.status),
             web.get("/v1/plan", routes.plan),
             web.post("/v1/plan/preview", routes.preview),
@@ -54,8 +54,9 @@ def create_app(answers: Answers, *, listen_host: str) -> web.Application:
 class _Routes:
     """One method for each path."""
 
-    def __init__(self, answers: Answers) -> None:
+    def __init__(self, answers: Answers, limits: Limits) -> None:
         self._answers = answers
+        self._limits = limits
         self._one_preview = asyncio.Lock()  # they compute; the agent's own work comes first
         self._previews = 0
         self._followers = 0
@@ -79,7 +80,8 @@ class _Routes:
 
     async def preview(self, request: web.Request) -> web.Response:
         text = await request.read()
-        if self._previews >= _MOST_PREVIEWS:
+        if self._previews >= self._limits.previews:
+            refused(request, Reason.BUSY)
             raise web.HTTPServiceUnavailable(text="too many previews at once")
         computing = asyncio.create_task(
             self._compute(text, request.query.get("configuration")), name="preview"
@@ -106,7 +108,8 @@ class _Routes:
     async def events(self, request: web.Request) -> web.StreamResponse:
         if "text/event-stream" not in request.headers.get("Accept", ""):
             return web.json_response([event_json(event) for event in self._answers.events.events])
-        if self._followers >= _MOST_FOLLOWERS:
+        if self._followers >= self._limits.followers:
+            refused(request, Reason.BUSY)
             raise web.HTTPServiceUnavailable(text="too many already follow the events")
         self._followers += 1
         try:
@@ -120,28 +123,27 @@ class _Routes:
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
         with self._answers.events.following(after=_last_event_id(request)) as follower:
             await response.prepare(request)
-            await _send(request, response, ": following\n\n")
+            await self._send(request, response, ": following\n\n")
             while True:
                 try:
                     async with asyncio.timeout(_STILL_THERE):
                         event = await follower.next()
                 except TimeoutError:
-                    await _send(request, response, ": still there\n\n")
+                    await self._send(request, response, ": still there\n\n")
                     continue
                 if event is None:
                     return response
-                await _send(request, response, _as_server_sent_event(event))
+                await self._send(request, response, _as_server_sent_event(event))
 
-
-async def _send(request: web.Request, response: web.StreamResponse, text: str) -> None:
-    """Send, but wait for nobody for ever: who does not read loses the connection."""
-    try:
-        async with asyncio.timeout(_WRITE_DEADLINE):
-            await response.write(text.encode())
-    except TimeoutError:
-        if request.transport:
-            request.transport.abort()
-        raise ConnectionResetError("the reader takes nothing any more") from None
+    async def _send(self, request: web.Request, response: web.StreamResponse, text: str) -> None:
+        """Send; a follower that does not read loses the connection."""
+        try:
+            async with asyncio.timeout(self._limits.follower_write):
+                await response.write(text.encode())
+        except TimeoutError:
+            if request.transport:
+                request.transport.abort()
+            raise ConnectionResetError("the follower does not read") from None
 
 
 def _last_event_id(request: web.Request) -> int | None:

@@ -5,17 +5,18 @@ from __future__ import annotations
 import asyncio
 import gzip
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import jsonschema
-from aiohttp import ClientSession, web
+from aiohttp import ClientSession
 
 from nodeagent.http_api.answers import Answers
-from nodeagent.http_api.listening import listening
+from nodeagent.http_api.limits import TCP_LIMITS, Limits
+from nodeagent.http_api.listening import listen, listen_on_socket
 from nodeagent.http_api.openapi import DESCRIPTION
-from nodeagent.http_api.routes import create_app
+from nodeagent.http_api.refusals import Refusals
 from nodeagent.planning.observed import ObservedNode
 from nodeagent.planning.plan import Policy
 from nodeagent.reconciling.event_log import EventLog
@@ -64,8 +65,11 @@ class Doing:
 class Api:
     """A listening API and a client for it."""
 
-    def __init__(self, app: web.Application, events: EventLog, reasons: list[str]) -> None:
-        self.app = app
+    def __init__(
+        self, answers: Answers, events: EventLog, reasons: list[str], refusals: Refusals
+    ) -> None:
+        self.answers = answers
+        self.refusals = refusals
         self.events = events
         self.reasons = reasons
         self.session: ClientSession
@@ -91,6 +95,8 @@ async def api(
     previewing: Callable[[bytes, str | None], Preview | None] | None = None,
     daemons: tuple[DaemonState, ...] = (),
     doing: Doing | None = None,
+    limits: Limits = TCP_LIMITS,
+    host: str = "127.0.0.1",
 ) -> AsyncIterator[Api]:
     """Serve what a node that was just observed answers."""
     node = await observe() if observed else None
@@ -112,12 +118,13 @@ async def api(
         drain_mps=doing.drain,
         scrape=lambda zipped: gzip.compress(SCRAPED) if zipped else SCRAPED,
     )
-    served = Api(create_app(answers, listen_host="node-a.example"), events, reasons)
-    async with (
-        listening(served.app, host="127.0.0.1", port=0, unix_socket=unix_socket) as port,
-        ClientSession() as session,
-    ):
-        served.session, served.base = session, f"http://127.0.0.1:{port}"
+    served = Api(answers, events, reasons, Refusals())
+    async with AsyncExitStack() as stack:
+        port = await stack.enter_async_context(listen(answers, host, 0, served.refusals, limits))
+        if unix_socket:
+            await stack.enter_async_context(listen_on_socket(answers, unix_socket, served.refusals))
+        served.session = await stack.enter_async_context(ClientSession())
+        served.base = f"http://{host}:{port}"
         yield served
 
 

@@ -7,14 +7,16 @@ import shutil
 import socket
 import ssl
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
 
 import bcrypt
 import pytest
 from aiohttp import ClientConnectionError, ClientSession, encode_basic_auth
 
+from nodeagent.http_api.limits import TCP_LIMITS, Limits
 from nodeagent.http_api.metrics_listener import MetricsListener, Told
+from nodeagent.http_api.refusals import Refusals
 from tests.http_api.serving import SCRAPED, answers_of_nothing
 from tests.kubernetes.test_access import certificate
 
@@ -24,7 +26,8 @@ PASSWORD = bcrypt.hashpw(b"secret", bcrypt.gensalt(4)).decode()
 class Served:
     """A listener that runs, and what it told."""
 
-    def __init__(self, web_config: Path | None) -> None:
+    def __init__(self, web_config: Path | None, limits: Limits = TCP_LIMITS) -> None:
+        self.refusals = Refusals()
         self.told: list[Told] = []
         self.listener = MetricsListener(
             answers_of_nothing(),
@@ -32,6 +35,8 @@ class Served:
             port=0,
             web_config=web_config,
             tell=self.told.append,
+            refusals=self.refusals,
+            limits=limits,
             look_every=0.02,
         )
 
@@ -51,9 +56,11 @@ class Served:
 
 
 @asynccontextmanager
-async def serving(web_config: Path | None = None) -> AsyncIterator[Served]:
+async def serving(
+    web_config: Path | None = None, limits: Limits = TCP_LIMITS
+) -> AsyncIterator[Served]:
     """Run it until the end of the block."""
-    served = Served(web_config)
+    served = Served(web_config, limits)
     running = asyncio.create_task(served.listener.run())
     try:
         await until(lambda: bool(served.listener.port) and (web_config is None or served.told))
@@ -147,6 +154,28 @@ async def test_client_certificates(tmp_path: Path) -> None:
         url = f"https://127.0.0.1:{served.listener.port}/metrics"
         async with ClientSession() as session, session.get(url, ssl=context) as answer:
             assert answer.status == 200
+
+
+async def test_who_never_agrees_on_tls_keeps_nobody_out(tmp_path: Path) -> None:
+    """Silent connections count from the first moment, make way, and end after a while."""
+    made = certificate(tmp_path)
+    (tmp_path / "web.yaml").write_text(
+        "tls_server_config: {cert_file: certificate.pem, key_file: key.pem}\n"
+    )
+    limits = Limits(connections=6, connections_of_peer=4, handshake=0.5)
+    async with serving(tmp_path / "web.yaml", limits) as served, AsyncExitStack() as stack:
+        address = ("127.0.0.1", served.listener.port)
+        opened = [await asyncio.open_connection(*address) for _ in range(8)]
+        for _, writer in opened:
+            stack.callback(writer.close)
+        assert await served.status(tls=made) == 200
+        assert served.refusals.counts["metrics", "connections"] == 5
+        opened[-1][1].write(b"this is no TLS" * 10)
+        async with asyncio.timeout(8):
+            for reader, _ in opened:
+                with suppress(ConnectionError):
+                    await reader.read()
+        assert served.refusals.counts["metrics", "handshake"] == 3
 
 
 async def test_an_address_that_is_taken_is_said_and_waited_for() -> None:

@@ -9,7 +9,7 @@ from contextlib import AsyncExitStack
 
 import pytest
 
-from nodeagent.http_api import metrics_routes
+from nodeagent.http_api.limits import Limits
 from tests.http_api.serving import SCRAPED, Api, api
 
 
@@ -54,12 +54,10 @@ async def test_head_has_no_body() -> None:
         assert int(answer.headers["Content-Length"]) > 0
 
 
-async def test_a_client_that_hardly_reads_harms_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_client_that_hardly_reads_harms_nobody() -> None:
     """It holds up no other scrape, only so many of its kind get in, and soon it is cut off."""
-    monkeypatch.setattr(metrics_routes, "_SCRAPE_DEADLINE", 0.5)
-    monkeypatch.setattr(metrics_routes, "_MOST_SCRAPES", 3)
     clock = asyncio.get_running_loop().time
-    async with api() as served, AsyncExitStack() as stack:
+    async with api(limits=Limits(scrape=0.5, scrapes=3)) as served, AsyncExitStack() as stack:
         began = clock()
         for _ in range(2):
             await _slow(served.base, stack)
@@ -73,11 +71,10 @@ async def test_a_client_that_hardly_reads_harms_nobody(monkeypatch: pytest.Monke
             await asyncio.sleep(0.05)
 
 
-async def test_clients_that_hardly_read_make_way(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_clients_that_hardly_read_make_way() -> None:
     """Forty of them at once keep nobody out for long: the one that had most time is cut off."""
-    monkeypatch.setattr(metrics_routes, "_UNDISTURBED", 0.2)
     clock = asyncio.get_running_loop().time
-    async with api() as served, AsyncExitStack() as stack:
+    async with api(limits=Limits(scrape_undisturbed=0.2)) as served, AsyncExitStack() as stack:
         for _ in range(40):
             await _slow(served.base, stack)
         began = clock()
