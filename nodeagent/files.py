@@ -182,12 +182,16 @@ class StateFile(Generic[T]):
             return
         try:
             if self._unusable is not None and self._aside is None:
-                self._set_aside(self.path, self._unusable)
+                if os.path.lexists(self.path):
+                    self._set_aside(self.path, self._unusable)
+                else:
+                    self._unusable = None
             self.path.parent.mkdir(parents=True, exist_ok=True)
             write_state(self.path, self._form, value)
-        except OSError as error:
+        except (OSError, ValueError) as error:  # ValueError: of what is no JSON, such as NaN
+            why = error.strerror or error if isinstance(error, OSError) else error
             self._unwritten = NodeagentError(
-                f"{self._what} cannot be kept in {self.path}: {error.strerror or error}",
+                f"{self._what} cannot be kept in {self.path}: {why}",
                 remedy=f"make room in {self.path.parent} and let the agent write there; "
                 f"until then {self._lost}",
             )

@@ -16,7 +16,7 @@ from nodeagent.planning.steps import Step
 from nodeagent.reconciling.attempts import Backoff
 from nodeagent.reconciling.event_log import EventLog, EventType
 from nodeagent.reconciling.heartbeats import Heartbeats
-from nodeagent.reconciling.last_good_plan import FILE_NAME, LastGoodPlan
+from nodeagent.reconciling.last_good_plan import FILE_NAME, last_good_plan
 from nodeagent.reconciling.narrator import Narrator
 from nodeagent.reconciling.reconciler import Reconciler, Rules
 from nodeagent.reconciling.surroundings import Surroundings
@@ -65,7 +65,7 @@ class Rig:
             open_driver=lambda: open_driver(observe_deadline, step_deadline),
             rules=Rules(policy or Policy(), parallel, resync, patience=60, mend=mend),
             backoff=Backoff(retry, retry, lambda: 0.0),
-            last_good=LastGoodPlan(folder / FILE_NAME),
+            last_good=last_good_plan(folder / FILE_NAME),
             narrator=Narrator(self.events),
             hearts=self.hearts,
             on_state=self._took,

@@ -22,7 +22,7 @@ from typing import Final
 import structlog
 
 from nodeagent.agent.health_readings import ReadingsOf
-from nodeagent.agent.health_store import HealthStore
+from nodeagent.agent.health_store import health_file
 from nodeagent.agent.kernel_errors import KernelErrors
 from nodeagent.agent.own_changes import OwnChanges
 from nodeagent.errors import NodeagentError
@@ -108,7 +108,7 @@ class HealthPart:
         self._read_boot_id = boot_id
         self._boot_id = ""
         self._rules = Rules()
-        self._store = HealthStore(places.state)
+        self.file = health_file(places.state)
         self._kept: object = None  # what was written down last, as far as it is missed
         self._not_kept = ""  # why not, as it was told
         self._disk = asyncio.Lock()
@@ -124,10 +124,11 @@ class HealthPart:
         self._boot_id = await asyncio.to_thread(self._read_boot_id)
         table = await asyncio.to_thread(xid_table, self._places.xids)
         self._rules = replace(self._rules, xids=table)
-        try:
-            self.state = await asyncio.to_thread(self._store.load)
-        except NodeagentError as error:
-            log.warning(error.message, remedy=error.remedy)
+        kept = await asyncio.to_thread(self.file.load)
+        if kept is not None:
+            self.state = kept
+        if self.file.problem:
+            log.warning(self.file.problem.message, remedy=self.file.problem.remedy)
         if self.state.boot_id != self._boot_id:
             self._log_from = self._now().uptime - _OLD
         self._kept = _missed(self.state)
@@ -301,7 +302,7 @@ class HealthPart:
         async with self._disk:
             state = self.state
             try:
-                await asyncio.to_thread(self._store.save, state)
+                await asyncio.to_thread(self.file.save, state)
             except NodeagentError as error:
                 if error.message != self._not_kept:  # it is tried again and again
                     log.warning(error.message, remedy=error.remedy)

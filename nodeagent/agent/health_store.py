@@ -6,50 +6,33 @@ import json
 from pathlib import Path
 from typing import Final
 
-from nodeagent.errors import NodeagentError
-from nodeagent.files import replace_file
+from nodeagent.files import StateFile, StateFormat
 from nodeagent.health.state import HealthState
 from nodeagent.health.state_json import state_json, state_of
+from nodeagent.strict_json import parse_json
 
 FILE_NAME: Final = "health.json"
-_MOST_BYTES = 16 * 1024 * 1024  # 8 GPUs with all their links take 60 KiB
+_LARGEST = 16 * 1024 * 1024  # bytes; 8 GPUs with all their links take 60 KiB
 
 
-class HealthStore:
-    """One file, or none: then nothing is kept. Its functions block: call them in a thread."""
+def health_file(path: Path | None) -> StateFile[HealthState]:
+    """The file; `path` None: nothing is kept."""
+    return StateFile(
+        path,
+        _FORMAT,
+        what="the state of health",
+        lost="findings that were reported once and counts of XIDs begin anew after a restart",
+        remedy="look with nvidia-smi -q and dmesg for errors that need a reset or a reboot",
+    )
 
-    def __init__(self, path: Path | None) -> None:
-        self._path = path
 
-    def load(self) -> HealthState:
-        """The state kept, a new one when there is none; raises NodeagentError for a damaged one."""
-        if self._path is None:
-            return HealthState()
-        try:
-            with self._path.open("rb") as file:
-                kept = file.read(_MOST_BYTES)
-        except FileNotFoundError:
-            return HealthState()
-        except OSError as error:
-            raise NodeagentError(f"{self._path} cannot be read: {error.strerror}") from error
-        try:
-            return state_of(json.loads(kept))
-        except (ValueError, RecursionError) as error:
-            raise NodeagentError(
-                f"{self._path} is damaged and is not used",
-                remedy="findings that were told once are forgotten",
-            ) from error
+def _encoded(state: HealthState) -> bytes:
+    return json.dumps(state_json(state), separators=(",", ":"), allow_nan=False).encode()
 
-    def save(self, state: HealthState) -> None:
-        """Keep this state; raises NodeagentError when that cannot be done."""
-        if self._path is None:
-            return
-        text = json.dumps(state_json(state), separators=(",", ":"))
-        try:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            replace_file(self._path, text.encode())
-        except OSError as error:
-            raise NodeagentError(
-                f"the state of health cannot be kept in {self._path}: {error.strerror}",
-                remedy="after a restart findings that were told once are forgotten",
-            ) from error
+
+def _decoded(content: bytes, _: int) -> HealthState:
+    """The first release wrote the same content without a checksum."""
+    return state_of(parse_json(content))
+
+
+_FORMAT: Final[StateFormat[HealthState]] = StateFormat("health", 2, _LARGEST, _encoded, _decoded)

@@ -25,7 +25,6 @@ from nodeagent.mps.fleet import InUse
 from nodeagent.mps.lifecycle.values import Report
 from nodeagent.mps.shares import DaemonSpec
 from nodeagent.planning.observed import ObservedNode, User
-from nodeagent.planning.problems import Code, Problem
 from nodeagent.reconciling.event_log import EventLog, EventType
 from nodeagent.reconciling.mps_events import BAD, event_of
 from nodeagent.reports.mps_problems import client_words, mps_problems
@@ -65,11 +64,12 @@ class MpsPart:
         self._fleet = make_fleet(
             settings, places, check=self._check, report=self._report, changed=self._changed
         )
-        self._memory = make_memory(places)
+        memory = make_memory(places)
+        self.memory_file = memory.file
         self.node = WholeNode(
             driver,
             self._fleet,
-            self._memory,
+            memory,
             make_publisher(settings, places),
             exclusive=settings.compute_mode == "exclusive",
             health=health,
@@ -104,13 +104,7 @@ class MpsPart:
         pods = {user.pid: user for user in _users(observed) if user.pid and user.pod}
         daemons = tuple(self._with_clients(daemon, pods) for daemon in self._fleet.statuses())
         problems = mps_problems(daemons, observed)
-        return MpsOverview(
-            daemons, (*problems, *self.node.publishing_problems, *self._memory_problems())
-        )
-
-    def _memory_problems(self) -> tuple[Problem, ...]:
-        problem = self._memory.problem
-        return (Problem(Code.MPS, problem.message, problem.remedy),) if problem else ()
+        return MpsOverview(daemons, (*problems, *self.node.publishing_problems))
 
     def _with_clients(self, daemon: DaemonState, pods: Mapping[int, User]) -> DaemonState:
         known = {client.pid: client for client in self._clients.get(daemon.device, ())}

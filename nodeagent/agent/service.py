@@ -25,6 +25,7 @@ from nodeagent.agent.health_store import FILE_NAME as HEALTH_NAME
 from nodeagent.agent.logs import configure_logging
 from nodeagent.agent.metrics_part import MetricsPart
 from nodeagent.agent.mps_part import MpsPart
+from nodeagent.agent.own_files import OwnFiles
 from nodeagent.agent.places import Places, Simulation
 from nodeagent.agent.plan_part import PlanPart, SettingsFile, source_of
 from nodeagent.agent.sd_notify import Notifier
@@ -40,7 +41,7 @@ from nodeagent.reconciling.attempts import Backoff
 from nodeagent.reconciling.event_log import EventLog, EventType
 from nodeagent.reconciling.heartbeats import Heartbeats
 from nodeagent.reconciling.last_good_plan import FILE_NAME as PLAN_NAME
-from nodeagent.reconciling.last_good_plan import LastGoodPlan
+from nodeagent.reconciling.last_good_plan import last_good_plan
 from nodeagent.reconciling.narrator import Narrator
 from nodeagent.reconciling.reconciler import Reconciler, Rules
 from nodeagent.reports.headline import headline
@@ -122,6 +123,11 @@ class Agent:
         await self._health.load()
         self._cluster = self._make_cluster()
         self._metrics = self._make_metrics()
+        self._last_good = last_good_plan(self._places.kept(PLAN_NAME))
+        self._own_files = OwnFiles(
+            (self._health.file, self._last_good, self._mps.memory_file),
+            lambda: self._reconciler.nudge("the agent's own files changed"),
+        )
         self._reconciler = self._make_reconciler()
         self._plan = PlanPart(
             self._settings, self._settings_file, self._reconciler, self._cluster, self._hearts
@@ -137,6 +143,7 @@ class Agent:
                 others.append(parts.create_task(self._plan.run(), name="plan"))
                 others.append(parts.create_task(self._health.run(), name="health"))
                 others.append(parts.create_task(self._metrics.run(), name="metrics"))
+                others.append(parts.create_task(self._own_files.run(), name="own files"))
                 if self._cluster:
                     others.append(parts.create_task(self._cluster.run(), name="cluster"))
                 await parts.create_task(self._reconciler.run(), name="reconcile")
@@ -163,7 +170,7 @@ class Agent:
                 mend=settings.drift == "mend",
             ),
             backoff=Backoff(_FIRST_RETRY, _LONGEST_RETRY, random.SystemRandom().random),
-            last_good=LastGoodPlan(self._places.kept(PLAN_NAME)),
+            last_good=self._last_good,
             narrator=Narrator(self._events),
             hearts=self._hearts,
             on_state=self._tell,
@@ -172,6 +179,7 @@ class Agent:
             on_plan=self._mps.plan_accepted,
             surroundings=self._cluster.surroundings if self._cluster else None,
             on_round=self._metrics.round_over,
+            own_problems=lambda: self._own_files.problems,
         )
 
     def _make_cluster(self) -> ClusterPart | None:

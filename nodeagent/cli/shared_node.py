@@ -65,7 +65,7 @@ async def looking_at(
         from nodeagent.mps.fleet import survey
 
         found = await survey(parts.places.run_dir, programs=parts.places.programs, ask=True)
-        memory = mps_setup.make_memory(parts.places)
+        memory = mps_setup.make_memory(parts.places, read_only=True)
         daemons = seen_node.Surveyed(found)
         async with seen_node.SeenNode(
             driver, daemons, memory, time_slices=parts.time_slices

@@ -127,9 +127,9 @@ def make_publisher(settings: MpsSettings, places: MpsPlaces) -> Publisher:
     )
 
 
-def make_memory(places: MpsPlaces) -> Remembered:
-    """What remembers how devices were before; its `problem` tells of a file that is damaged."""
-    return Remembered(places.memory)
+def make_memory(places: MpsPlaces, *, read_only: bool = False) -> Remembered:
+    """What remembers how devices were before; the problem of its file says if it is damaged."""
+    return Remembered(places.memory, read_only=read_only)
 
 
 def host_for(settings: MpsSettings) -> Callable[[PlanDocument], Host]:

@@ -16,12 +16,13 @@ from pathlib import Path
 from typing import Final
 
 from nodeagent.errors import NodeagentError
-from nodeagent.files import replace_file
+from nodeagent.files import StateFile, StateFormat
 from nodeagent.planning.observed import Access, Gpu
 from nodeagent.planning.shares import ComputeMode, TimeSlice
+from nodeagent.strict_json import parse_json
 
 FILE_NAME: Final = "earlier-modes.json"
-_MOST_BYTES = 1024 * 1024  # 16 GPUs with 7 MIG devices each take 10 KiB
+_LARGEST = 1024 * 1024  # bytes; 16 GPUs with 7 MIG devices each take 10 KiB
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,22 +36,27 @@ class Earlier:
 class Remembered:
     """By UUID of GPUs and MIG devices, in a file or, with `path` None, only in memory.
 
-    Making one reads the file, which blocks shortly. A file that cannot be used is told in
-    `problem` and counts as empty; a damaged one is put aside, under its name with `.damaged`, when
-    something is written in its place. Safe for several threads; one process writes at a time.
+    Making one reads the file, which blocks shortly. A file that cannot be used counts as empty and
+    is set aside; with `read_only`, for commands that change nothing, it stays where it is. Safe for
+    several threads; one process writes at a time.
     """
 
-    def __init__(self, path: Path | None) -> None:
-        self.problem: NodeagentError | None = None
-        self._path = path
-        self._damaged = False
+    def __init__(self, path: Path | None, *, read_only: bool = False) -> None:
+        self.file = StateFile(
+            path,
+            _FORMAT,
+            what="what devices were before they were changed",
+            lost="compute modes and time slices that the agent changed are not restored",
+            remedy="set those that are not as you want them with nvidia-smi -c and "
+            "nvidia-smi compute-policy",
+        )
         self._lock = threading.Lock()
-        self._devices: dict[str, Earlier] = {}
+        self._devices: Mapping[str, Earlier] = (
+            self.file.read() if read_only else self.file.load()
+        ) or {}
         # Devices that are about to be changed: that they still are as before says nothing.
         self._modes_to_come: set[str] = set()
         self._time_slices_to_come: set[str] = set()
-        if path is not None:
-            self._devices = self._load(path)
 
     # --- compute mode ---------------------------------------------------------------------------
 
@@ -147,53 +153,9 @@ class Remembered:
 
     def _save(self, devices: Mapping[str, Earlier]) -> None:
         kept = {uuid: earlier for uuid, earlier in devices.items() if earlier != Earlier()}
-        if kept == self._devices:
-            return
-        if self._path is not None:
-            self._write(self._path, kept)
-        self._devices = kept
-
-    def _write(self, path: Path, devices: Mapping[str, Earlier]) -> None:
-        if self.problem is not None and not self._damaged:
-            raise self.problem  # what is in the file is not known, so it must not be overwritten
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            if self._damaged:
-                path.replace(path.with_name(f"{path.name}.damaged"))
-                self._damaged = False
-            replace_file(path, _encoded(devices))
-        except OSError as error:
-            raise NodeagentError(
-                f"what devices were before cannot be kept in {path}: {error.strerror}",
-                remedy="make room and see to the permissions there; until then the agent changes "
-                "neither compute mode nor time slice",
-            ) from error
-
-    def _load(self, path: Path) -> dict[str, Earlier]:
-        try:
-            with path.open("rb") as file:
-                content = file.read(_MOST_BYTES)
-        except FileNotFoundError:
-            return {}
-        except OSError as error:
-            self.problem = NodeagentError(
-                f"{path}, which says what devices were before, cannot be read: {error.strerror}",
-                remedy="see to the permissions there, or remove it; then nothing is restored",
-            )
-            return {}
-        try:
-            return _decoded(content)
-        except (ValueError, TypeError, AttributeError, RecursionError) as error:
-            self._damaged = True
-            self.problem = NodeagentError(
-                f"{path} is damaged, so it is not known what devices were before: {error}",
-                remedy="set compute modes and time slices that are not as you want them with "
-                "nvidia-smi -c and nvidia-smi compute-policy",
-            )
-            return {}
-
-
-# --- as text --------------------------------------------------------------------------------------
+        if kept != self._devices:
+            self.file.save(kept)
+            self._devices = kept
 
 
 def _encoded(devices: Mapping[str, Earlier]) -> bytes:
@@ -207,10 +169,10 @@ def _encoded(devices: Mapping[str, Earlier]) -> bytes:
     return f"{json.dumps(content, indent=1)}\n".encode()
 
 
-def _decoded(content: bytes) -> dict[str, Earlier]:
-    """Raises ValueError, TypeError or AttributeError for what this module did not write."""
+def _decoded(content: bytes, _: int) -> Mapping[str, Earlier]:
+    """The first release wrote the same content without a checksum."""
     devices = {}
-    for uuid, fields in json.loads(content).items():
+    for uuid, fields in parse_json(content).items():
         if unknown := fields.keys() - {"computeMode", "timeSlice"}:
             raise ValueError(f"unknown key {min(unknown)!r}")
         mode, time_slice = fields.get("computeMode"), fields.get("timeSlice")
@@ -219,3 +181,8 @@ def _decoded(content: bytes) -> dict[str, Earlier]:
             None if time_slice is None else TimeSlice(time_slice),
         )
     return devices
+
+
+_FORMAT: Final[StateFormat[Mapping[str, Earlier]]] = StateFormat(
+    "earlier-modes", 2, _LARGEST, _encoded, _decoded
+)

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict
 from typing import Any, TypeVar
 
-from nodeagent.errors import NodeagentError
 from nodeagent.health.findings import Action, Finding, Key, Moment, Place, Pod, Severity
 from nodeagent.health.readings import Source
 from nodeagent.health.state import GpuPast, HealthState, Heard, Hold, Repair, XidCount
@@ -18,6 +17,7 @@ Json = dict[str, Any]
 T = TypeVar("T")
 
 _VERSION = 1
+_LATEST = 253402300799.0  # seconds since 1970; the last that a calendar's year 9999 has
 
 
 def state_json(state: HealthState) -> Json:
@@ -39,21 +39,12 @@ def state_json(state: HealthState) -> Json:
     }
 
 
-def state_of(data: object) -> HealthState:
-    """The state that was written down; raises NodeagentError for anything else.
+def state_of(data: Any) -> HealthState:
+    """The state that was written down; raises an AttributeError, LookupError, TypeError or
+    ValueError for anything else.
 
     A finding of a cause that this version does not know is left out.
     """
-    try:
-        return _state(data)
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise NodeagentError(
-            f"the recorded state of health cannot be read: {error!r}",
-            remedy="it begins anew; findings that were told once are forgotten",
-        ) from error
-
-
-def _state(data: Any) -> HealthState:
     if data["version"] != _VERSION:
         raise ValueError(f"version {data['version']!r}")
     return HealthState(
@@ -62,33 +53,33 @@ def _state(data: Any) -> HealthState:
         findings=tuple(_finding_of(f) for f in data["findings"] if f["cause"] in BY_CAUSE),
         gpus={_text(uuid): _past_of(past) for uuid, past in data["gpus"].items()},
         holds={
-            _key_of(h["key"]): Hold(bool(h["present"]), float(h["since"])) for h in data["holds"]
+            _key_of(h["key"]): Hold(bool(h["present"]), _seconds(h["since"])) for h in data["holds"]
         },
         heard=tuple(
             Heard(
                 gpu=_text(h["gpu"]),
-                xid=int(h["xid"]),
+                xid=_whole(h["xid"]),
                 source=Source(h["source"]),
-                at=float(h["at"]),
-                instance=_maybe(h["instance"], int),
-                compute=_maybe(h["compute"], int),
+                at=_seconds(h["at"]),
+                instance=_maybe(h["instance"], _whole),
+                compute=_maybe(h["compute"], _whole),
             )
             for h in data["heard"]
         ),
         xids=tuple(
             XidCount(
                 gpu=_text(c["gpu"]),
-                xid=int(c["xid"]),
-                instance=_maybe(c["instance"], int),
-                count=int(c["count"]),
+                xid=_whole(c["xid"]),
+                instance=_maybe(c["instance"], _whole),
+                count=_whole(c["count"]),
                 last=_moment_of(c["last"]),
             )
             for c in data["xids"]
         ),
         repairs=tuple(
-            Repair(_text(r["gpu"]), int(r["xid"]), float(r["wall"])) for r in data["repairs"]
+            Repair(_text(r["gpu"]), _whole(r["xid"]), _seconds(r["wall"])) for r in data["repairs"]
         ),
-        kernel_log_read=int(data["kernelLogRead"]),
+        kernel_log_read=_whole(data["kernelLogRead"]),
     )
 
 
@@ -102,13 +93,33 @@ def _text(value: object) -> str:
     return value
 
 
+def _whole(value: object) -> int:
+    if type(value) is not int:
+        raise TypeError(f"{value!r} is no whole number")
+    return value
+
+
+def _figure(value: Any) -> float:
+    if type(value) not in (int, float):
+        raise TypeError(f"{value!r} is no number")
+    return float(value)
+
+
+def _seconds(value: object) -> float:
+    """Since 1970 or since boot."""
+    seconds = _figure(value)
+    if not 0 <= seconds <= _LATEST:
+        raise ValueError(f"{value!r} seconds are no time")
+    return seconds
+
+
 def _moment(moment: Moment) -> list[float]:
     return [moment.uptime, moment.wall]
 
 
 def _moment_of(value: Any) -> Moment:
     uptime, wall = value
-    return Moment(float(uptime), float(wall))
+    return Moment(_seconds(uptime), _seconds(wall))
 
 
 def _key(key: Key) -> list[Any]:
@@ -118,7 +129,7 @@ def _key(key: Key) -> list[Any]:
 
 def _key_of(value: Any) -> Key:
     cause, code, gpu, instance, compute = value
-    return (_text(cause), int(code), (_text(gpu), int(instance), int(compute)))
+    return (_text(cause), _whole(code), (_text(gpu), _whole(instance), _whole(compute)))
 
 
 def _placement(placement: Placement) -> list[int]:
@@ -127,7 +138,7 @@ def _placement(placement: Placement) -> list[int]:
 
 def _placement_of(value: Any) -> Placement:
     start, size = value
-    return Placement(int(start), int(size))
+    return Placement(_whole(start), _whole(size))
 
 
 def _finding(finding: Finding) -> Json:
@@ -160,15 +171,15 @@ def _finding_of(value: Any) -> Finding:
         evidence=_text(value["evidence"]),
         place=Place(
             _text(value["gpu"]),
-            _maybe(value["instance"], int),
-            _maybe(value["compute"], int),
+            _maybe(value["instance"], _whole),
+            _maybe(value["compute"], _whole),
             _maybe(value["placement"], _placement_of),
         ),
         since=_moment_of(value["since"]),
         last=_moment_of(value["last"]),
-        code=int(value["code"]),
-        count=int(value["count"]),
-        pid=int(value["pid"]),
+        code=_whole(value["code"]),
+        count=_whole(value["count"]),
+        pid=_whole(value["pid"]),
         pods=tuple(
             Pod(_text(p["namespace"]), _text(p["name"]), _text(p["container"]))
             for p in value["pods"]
@@ -191,12 +202,12 @@ def _past(past: GpuPast) -> Json:
 
 def _past_of(value: Any) -> GpuPast:
     return GpuPast(
-        index=int(value["index"]),
+        index=_whole(value["index"]),
         pci_bus_id=_text(value["pciBusId"]),
         trails={_text(name): _trail_of(samples) for name, samples in value["trails"].items()},
-        energy=_maybe(value["energy"], int),
-        recovery=_maybe(value["recovery"], lambda pair: (int(pair[0]), float(pair[1]))),
-        links_up=frozenset(map(int, value["linksUp"])),
+        energy=_maybe(value["energy"], _whole),
+        recovery=_maybe(value["recovery"], lambda pair: (_whole(pair[0]), _seconds(pair[1]))),
+        links_up=frozenset(map(_whole, value["linksUp"])),
         judged=frozenset(map(_text, value["judged"])),
         placements=_placements_of(value["placements"]),
     )
@@ -207,4 +218,4 @@ def _placements_of(value: Mapping[str, Any]) -> dict[int, Placement]:
 
 
 def _trail_of(samples: Iterable[Any]) -> Trail:
-    return Trail(tuple((float(at), float(count)) for at, count in samples))
+    return Trail(tuple((_seconds(at), _figure(count)) for at, count in samples))

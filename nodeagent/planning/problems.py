@@ -35,6 +35,8 @@ class Code(StrEnum):
     MPS_CLIENT = "MpsClient"  # of a client's own making; the node is as planned all the same
     DRIVER = "Driver"
     METRICS = "Metrics"  # some of what was asked for is not exported; nothing else is the matter
+    # the agent itself
+    STATE_FILE = "StateFile"  # a file of its own state cannot be used or written
     # the cluster
     OWNED = "Owned"  # somebody else splits the node's GPUs, too
     NOT_OFFERED = "NotOffered"  # the node does not offer to pods what its GPUs are

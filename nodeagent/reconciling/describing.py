@@ -46,13 +46,15 @@ def described(
     )
 
 
-def described_without_look(before: NodeState, in_force: PlanInForce, problem: Problem) -> NodeState:
-    """What is so while the hardware cannot be looked at."""
+def described_without_look(
+    before: NodeState, in_force: PlanInForce, problems: Sequence[Problem]
+) -> NodeState:
+    """What is so while the hardware cannot be looked at; the first of the problems says why."""
     return replace(
         before,
         phase=Phase.FAILED,
-        driver_error=problem.message,
-        problems=(problem, *in_force.unread_problems),
+        driver_error=problems[0].message,
+        problems=(*problems, *in_force.unread_problems),
         note=in_force.note,
     )
 

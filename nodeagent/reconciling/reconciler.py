@@ -18,6 +18,7 @@ import structlog
 
 from nodeagent.errors import NodeagentError
 from nodeagent.execution.carrying_out import StepDriver, carry_out
+from nodeagent.files import StateFile
 from nodeagent.planning.host import Host
 from nodeagent.planning.observed import Access, ObservedNode
 from nodeagent.planning.outcome import NodeOutcome, StepReport
@@ -28,7 +29,6 @@ from nodeagent.reconciling.attempts import Backoff
 from nodeagent.reconciling.describing import described, described_without_look
 from nodeagent.reconciling.giving_up import GivenUp, GivingUp
 from nodeagent.reconciling.heartbeats import Heartbeats
-from nodeagent.reconciling.last_good_plan import LastGoodPlan
 from nodeagent.reconciling.narrator import Narrator
 from nodeagent.reconciling.plan_in_force import HostFor, Judgement, PlanInForce
 from nodeagent.reconciling.portions import only, undisturbing
@@ -78,7 +78,7 @@ class Reconciler:
         open_driver: OpenDriver,
         rules: Rules,
         backoff: Backoff,
-        last_good: LastGoodPlan,
+        last_good: StateFile[PlanText],
         narrator: Narrator,
         hearts: Heartbeats,
         on_state: Callable[[NodeState], None] = lambda _: None,
@@ -87,6 +87,7 @@ class Reconciler:
         on_plan: Callable[[], None] = lambda: None,
         surroundings: Surroundings | None = None,
         on_round: Callable[[NodeOutcome | None, float], None] = lambda _outcome, _seconds: None,
+        own_problems: Callable[[], tuple[Problem, ...]] = tuple,
     ) -> None:
         self.state = state
         self._open_driver = open_driver
@@ -100,6 +101,7 @@ class Reconciler:
         self._on_plan = on_plan
         self._surroundings = surroundings or Alone()
         self._on_round = on_round
+        self._own_problems = own_problems
         self._plan = PlanInForce(host_for)
         self._agenda = Agenda(backoff, mend=rules.mend)
         self._processes = ProcessWatch(lambda: self.nudge("a process ended"))
@@ -210,7 +212,8 @@ class Reconciler:
         self._setbacks += 1
         pause = self._backoff.after(self._setbacks)
         self._narrator.driver_failed(problem)
-        self._publish(described_without_look(self.state, self._plan, problem))
+        own = self._own_problems()
+        self._publish(described_without_look(self.state, self._plan, (problem, *own)))
         return min(pause, self._rules.resync)
 
     async def _reconcile_once(self) -> float:
@@ -331,7 +334,7 @@ class Reconciler:
         for gpu_plan in plan.gpus if plan else ():
             problems += self._agenda.problems(gpu_plan)
         mps = self._mps()
-        problems += (*mps.problems, *self._surroundings.problems)
+        problems += (*mps.problems, *self._surroundings.problems, *self._own_problems())
         return described(
             self.state,
             self._plan,
@@ -363,8 +366,10 @@ class Reconciler:
         await session.aclose()
 
     async def _remember_last_good(self) -> None:
+        kept = await asyncio.to_thread(self._last_good.load)
+        if self._last_good.problem:
+            self._narrator.trouble(str(self._last_good.problem))
         try:
-            kept = await asyncio.to_thread(self._last_good.load)
             if kept:
                 await asyncio.to_thread(self._plan.remember, kept)
         except NodeagentError as error:

@@ -37,8 +37,9 @@ class Phase(StrEnum):
 WAITING = frozenset(
     {Code.IN_USE, Code.RESET_REQUIRED, Code.GPU_UNHEALTHY, Code.OWNED, Code.CLUSTER}
 )
-# What a client of MPS does wrong, or a metric that is not exported, leaves the node as planned.
-SHOWN_ONLY = frozenset({Code.MPS_CLIENT, Code.METRICS})
+# What a client of MPS does wrong, a metric that is not exported, or a file of the agent's own that
+# was lost leaves the node as planned.
+SHOWN_ONLY = frozenset({Code.MPS_CLIENT, Code.METRICS, Code.STATE_FILE})
 
 
 _NOTHING_SEEN = ObservedNode()

@@ -96,11 +96,22 @@ class Home:
 
     def events(self) -> list[dict[str, Any]]:
         """What the agent's event log has."""
-        connection = http.client.HTTPConnection("localhost")
+        return list(self.get("/v1/events"))
+
+    def get(self, path: str) -> Any:
+        """What the agent answers over its socket; raises OSError while there is none."""
+        connection = http.client.HTTPConnection("localhost", timeout=SOON)
         with socket.socket(socket.AF_UNIX) as connection.sock:
             connection.sock.connect(f"{self.folder}/run/agent.sock")
-            connection.request("GET", "/v1/events")
-            return list(json.loads(connection.getresponse().read()))
+            connection.request("GET", path)
+            return json.loads(connection.getresponse().read())
+
+    def status(self) -> dict[str, Any]:
+        """As the agent has it; empty while it does not answer."""
+        try:
+            return dict(self.get("/v1/status"))
+        except OSError:
+            return {}
 
     def until(self, condition: Callable[[], Any]) -> Any:
         """Wait until it is so, and give what it is then."""

@@ -17,7 +17,7 @@ from nodeagent.planning.steps import SetMigMode, Step
 from nodeagent.reconciling.attempts import Backoff
 from nodeagent.reconciling.event_log import EventLog
 from nodeagent.reconciling.heartbeats import Heartbeats
-from nodeagent.reconciling.last_good_plan import FILE_NAME, LastGoodPlan
+from nodeagent.reconciling.last_good_plan import FILE_NAME, last_good_plan
 from nodeagent.reconciling.narrator import Narrator
 from nodeagent.reconciling.reconciler import Reconciler, Rules
 from nodeagent.reports.node_state import NodeState, Phase
@@ -83,7 +83,7 @@ def _reconciler(folder: Path, driver: Driver, watched: list[Watched]) -> Reconci
         open_driver=lambda: driver,
         rules=Rules(Policy(), 8, 3600, patience=60, mend=True),
         backoff=Backoff(1, 1, lambda: 0.0),
-        last_good=LastGoodPlan(folder / FILE_NAME),
+        last_good=last_good_plan(folder / FILE_NAME),
         narrator=Narrator(EventLog()),
         hearts=Heartbeats(asyncio.get_running_loop().time),
         on_state=told_of,

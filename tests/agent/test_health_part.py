@@ -288,8 +288,9 @@ async def test_a_damaged_file_is_told_and_not_used(
     (tmp_path / "health.json").write_text('{"version": 1')
     rig = Rig(tmp_path)
     async with rig.running():
-        await until(lambda: (tmp_path / "health.json").read_text().endswith("}"))
-    assert "damaged and is not used" in capsys.readouterr().out
+        assert (tmp_path / "health.json.unusable-1").exists()
+    assert (tmp_path / "health.json").read_text().endswith("}")
+    assert "health.json cannot be used: its content is not understood" in capsys.readouterr().out
 
 
 async def test_a_full_disk_stops_nothing(

@@ -30,6 +30,11 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "lib" / FILE_NAME
 
 
+def written(path: Path) -> object:
+    """What is in the file below its first line."""
+    return json.loads(path.read_text().split("\n", 1)[1])
+
+
 def test_the_next_process_knows_it(path: Path) -> None:
     """Of GPUs and MIG devices, mode and time slice; only root may read the file."""
     remembered = Remembered(path)
@@ -37,13 +42,13 @@ def test_the_next_process_knows_it(path: Path) -> None:
     remembered.remember_time_slice(GPU, TimeSlice.SHORT)
     remembered.remember_mode(MIG, ComputeMode.PROHIBITED)
     for one in (remembered, Remembered(path)):
-        assert one.problem is None
+        assert one.file.problem is None
         assert one.earlier_mode(GPU) is DEFAULT
         assert one.earlier_time_slice(GPU) is TimeSlice.SHORT
         assert one.earlier_mode(MIG) is ComputeMode.PROHIBITED
         assert one.earlier_time_slice(MIG) is None
         assert one.earlier_mode("GPU-other") is None
-    assert json.loads(path.read_text()) == {
+    assert written(path) == {
         GPU: {"computeMode": "default", "timeSlice": "short"},
         MIG: {"computeMode": "prohibited"},
     }
@@ -70,7 +75,7 @@ def test_what_is_forgotten_is_gone(path: Path) -> None:
     assert Remembered(path).earlier_mode(GPU) is None
     assert Remembered(path).earlier_time_slice(GPU) is TimeSlice.LONG
     remembered.forget_time_slice(GPU)
-    assert json.loads(path.read_text()) == {}
+    assert written(path) == {}
     remembered.remember_mode(GPU, EXCLUSIVE)
     assert Remembered(path).earlier_mode(GPU) is EXCLUSIVE
 
@@ -110,7 +115,7 @@ def test_threads_do_not_lose_each_others_words(path: Path) -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    assert json.loads(path.read_text()).keys() == set(names)
+    assert written(path) == {name: {"computeMode": "default"} for name in names}
     assert [entry.name for entry in path.parent.iterdir()] == [FILE_NAME]
 
 
@@ -131,42 +136,42 @@ def test_threads_do_not_lose_each_others_words(path: Path) -> None:
         b"[" * 100_000,
     ],
 )
-def test_a_damaged_file_is_told_and_put_aside(path: Path, content: bytes) -> None:
-    """It counts as empty; reading alone leaves it where it is."""
+def test_a_damaged_file_is_set_aside(path: Path, content: bytes) -> None:
+    """It counts as empty; looking alone leaves it where it is."""
     path.parent.mkdir()
     path.write_bytes(content)
-    remembered = Remembered(path)
-    assert remembered.problem is not None
-    assert "damaged" in remembered.problem.message
-    assert "nvidia-smi" in remembered.problem.remedy
-    assert remembered.earlier_mode("GPU-1") is None
-    assert path.read_bytes() == content
+    for remembered in (Remembered(path, read_only=True), Remembered(path)):
+        assert remembered.file.problem is not None
+        assert "is not understood" in remembered.file.problem.message
+        assert "nvidia-smi" in remembered.file.problem.remedy
+        assert remembered.earlier_mode("GPU-1") is None
     remembered.remember_mode(GPU, DEFAULT)
-    assert Remembered(path).problem is None
+    assert Remembered(path).file.problem is None
     assert Remembered(path).earlier_mode(GPU) is DEFAULT
-    assert path.with_name(f"{FILE_NAME}.damaged").read_bytes() == content
+    assert path.with_name(f"{FILE_NAME}.unusable-1").read_bytes() == content
 
 
-def test_what_cannot_be_read_is_not_overwritten(path: Path) -> None:
-    """It may hold what another change needs to be taken back."""
-    path.mkdir(parents=True)
+def test_of_the_first_release(path: Path) -> None:
+    """Which wrote no checksum."""
+    path.parent.mkdir()
+    path.write_bytes(Path("tests/data/state/earlier-modes.json").read_bytes())
     remembered = Remembered(path)
-    assert remembered.problem is not None
-    with pytest.raises(NodeagentError, match="cannot be read: Is a directory"):
-        remembered.remember_mode(GPU, DEFAULT)
-    assert remembered.earlier_mode(GPU) is None
+    assert remembered.file.problem is None
+    gpu = "GPU-d7bebf44-ff5a-5584-9b92-0abca16ca105"
+    assert remembered.earlier_time_slice(gpu) is TimeSlice.DEFAULT
+    assert remembered.earlier_mode("MIG-da7d426f-3534-586a-aadf-347105ff806f") is DEFAULT
 
 
 def test_what_cannot_be_written_is_not_remembered(tmp_path: Path) -> None:
     """So the change is not made; looking at the node goes on."""
     (tmp_path / "lib").write_text("no folder")
     remembered = Remembered(tmp_path / "lib" / FILE_NAME)
-    assert remembered.problem is not None  # not a directory
+    assert remembered.file.problem is not None  # not a directory
     remembered.prune(())
     other = tmp_path / "other" / FILE_NAME
     remembered = Remembered(other)
     (tmp_path / "other").write_text("no folder")
-    with pytest.raises(NodeagentError, match=r"cannot be kept in .*changes neither compute mode"):
+    with pytest.raises(NodeagentError, match=r"cannot be kept in .*are not restored"):
         remembered.remember_mode(GPU, DEFAULT)
     assert remembered.earlier_mode(GPU) is None
 

@@ -17,7 +17,7 @@ from nodeagent.planning.plan import Policy
 from nodeagent.planning.problems import Code, Problem
 from nodeagent.planning.steps import DestroyGpuInstance
 from nodeagent.reconciling.event_log import EventType
-from nodeagent.reconciling.last_good_plan import FILE_NAME, LastGoodPlan
+from nodeagent.reconciling.last_good_plan import FILE_NAME, last_good_plan
 from nodeagent.reports.node_state import Phase, not_ready
 from nodeagent.simulation import simulated
 from nodeagent.sources.plan_offer import NoPlan, PlanText, UnreadablePlan
@@ -190,7 +190,7 @@ async def test_a_damaged_last_good_plan_is_told_and_not_used(tmp_path: Path) -> 
             rig.reconciler.offer(NoPlan("no plan"))
             await rig.settle(Phase.IN_SYNC)
             assert rig.layout() == "MIG off"
-            assert "damaged" in rig.events.events[0].message
+            assert "last-good-plan cannot be used" in rig.events.events[0].message
 
 
 # --- blocked --------------------------------------------------------------------------------------
@@ -461,7 +461,7 @@ async def test_a_plan_that_could_not_be_kept_is_kept_later(tmp_path: Path) -> No
             assert sum("cannot be kept" in event.message for event in rig.events.events) == 1
             folder.unlink()
             await rig.round()
-            kept = LastGoodPlan(folder / FILE_NAME).load()
+            kept = last_good_plan(folder / FILE_NAME).load()
             assert kept == PlanText(plan_text("{1g.10gb: 7}"))
 
 

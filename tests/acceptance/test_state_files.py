@@ -1,0 +1,186 @@
+"""Whatever lies where the agent keeps its state: it starts, says so, and never believes it."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import re
+import shutil
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nodeagent.agent.health_store import health_file
+from nodeagent.files import StateFile, StateFormat, write_state
+from nodeagent.gpu.remembered import Remembered
+from nodeagent.reconciling.last_good_plan import last_good_plan
+from tests.acceptance.agent_home import Home
+
+FIRST_RELEASE = Path("tests/data/state")  # what it wrote on h100-80gb:2 with MPS, XIDs, time slices
+LOADERS: dict[str, Callable[[Path], StateFile[Any]]] = {
+    "health.json": health_file,
+    "last-good-plan": last_good_plan,
+    "earlier-modes.json": lambda path: Remembered(path, read_only=True).file,
+}
+
+
+def kept(folder: Path, name: str) -> Path:
+    """A state file as this release writes it, with the first release's content."""
+    path = folder / name
+    shutil.copy(FIRST_RELEASE / name, path)
+    file = LOADERS[name](path)
+    value = file.load()
+    assert value is not None
+    file.save(value)
+    assert path.read_bytes().startswith(b"# nodeagent ")
+    return path
+
+
+# --- every file, in this process ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", LOADERS)
+def test_cut_and_flipped(tmp_path: Path, name: str) -> None:
+    """Cut at a hundred places and with a bit flipped at two hundred, nothing of it is used."""
+    path = kept(tmp_path, name)
+    good, rng = path.read_bytes(), random.Random(name)
+    damaged = [good[:length] for length in rng.sample(range(len(good)), 100)]
+    for at in rng.sample(range(len(good)), 200):
+        flipped = bytearray(good)
+        flipped[at] ^= 1 << rng.randrange(8)
+        damaged.append(bytes(flipped))
+    for content in damaged:
+        path.write_bytes(content)
+        file = LOADERS[name](path)
+        assert file.read() is None
+        assert file.problem is not None
+
+
+@pytest.mark.parametrize("name", LOADERS)
+def test_the_first_releases_files_are_read(tmp_path: Path, name: str) -> None:
+    """Damaged or not, for they have no checksum: a value or a problem, and never an exception."""
+    path, rng = tmp_path / name, random.Random(name)
+    good = (FIRST_RELEASE / name).read_bytes()
+    for length in (len(good), *rng.sample(range(len(good)), 50)):
+        path.write_bytes(good[:length])
+        file = LOADERS[name](path)
+        assert (file.read() is None) == (length < len(good.rstrip()))
+    for at in rng.sample(range(len(good)), 200):
+        flipped = bytearray(good)
+        flipped[at] ^= 1 << rng.randrange(8)
+        path.write_bytes(flipped)
+        file = LOADERS[name](path)
+        assert (file.read() is None) == (file.problem is not None)
+
+
+# --- a real agent ---------------------------------------------------------------------------------
+
+
+def newer(path: Path) -> None:
+    """As a later release might write it."""
+    kind = path.read_text(errors="replace").split()[2]
+    form: StateFormat[bytes] = StateFormat(kind, 99, 100, bytes, lambda content, _: content)
+    write_state(path, form, b"{}")
+
+
+def first_release_with(number: str) -> Callable[[Path], object]:
+    """Its file with another number, or, where it has none, text, in the place of the first one."""
+
+    def put(path: Path) -> None:
+        text = (FIRST_RELEASE / path.name).read_text()
+        text = re.sub(r'\[1224\.1\d+|"default"|"dmV', lambda m: m[0][0] + number, text, count=1)
+        path.write_text(text)
+
+    return put
+
+
+def instead(make: Callable[[Path], object]) -> Callable[[Path], object]:
+    """The file is gone, and something else there."""
+
+    def put(path: Path) -> None:
+        path.unlink()
+        make(path)
+
+    return put
+
+
+def linked(path: Path) -> None:
+    """To a good file elsewhere."""
+    path.rename(path.with_name("elsewhere"))
+    path.symlink_to("elsewhere")
+
+
+DAMAGES: dict[str, Callable[[Path], object]] = {
+    "7e18422": first_release_with("7e18422"),
+    "NaN": first_release_with("NaN"),
+    "symbolic link": linked,
+    "1 MB of [": lambda path: path.write_text("[" * 1_000_000),
+    "named pipe": instead(os.mkfifo),
+    "another user's": lambda path: os.chown(path, 4001, 4001),
+    "directory": instead(Path.mkdir),
+    "flipped": lambda path: path.write_bytes(path.read_bytes()[:-1] + b"\xff"),
+    "newer": newer,
+    "cut": lambda path: os.truncate(path, path.stat().st_size // 2),
+}
+# Each to every file in ten starts; three of them, with nine damages, are for every day.
+STARTS = [
+    pytest.param(number, marks=[pytest.mark.full] if number > 2 else [])
+    for number in range(len(DAMAGES))
+]
+
+
+@pytest.mark.parametrize("first", STARTS)
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
+def test_the_start_goes_on(home: Home, first: int) -> None:
+    """All three are damaged, each in its way: each is set aside and reported, and the plan is
+    applied.
+    """
+    home.plan.write_text("version: v1\ngpus: [{devices: [0], mig: {1g.10gb: 1}}]\n")
+    names, damages = list(LOADERS), list(DAMAGES)
+    asides = []
+    for at, name in enumerate(names):
+        folder = home.folder / ("node.json.mps" if name == "earlier-modes.json" else "state")
+        folder.mkdir(exist_ok=True)
+        DAMAGES[damages[(first + 3 * at) % len(damages)]](kept(folder, name))
+        asides.append(folder / f"{name}.unusable-1")
+    home.start()
+    home.until(lambda: home.status().get("phase") == "InSync")
+    found = [p for p in home.status()["problems"] if p["code"] == "StateFile"]
+    assert len(found) == 3, found
+    for aside in asides:
+        assert os.path.lexists(aside)
+        [problem] = [p for p in found if f"it is now {aside}" in p["message"]]
+        assert f"rm {aside}" in problem["remedy"]
+    home.stop(signal.SIGTERM)
+    assert "Traceback" not in home.said()
+
+
+def test_the_remedy_ends_the_problem(home: Home) -> None:
+    """Within seconds, without a restart."""
+    home.plan.write_text("version: v1\ngpus: []\n")
+    (home.folder / "state").mkdir()
+    (home.folder / "state/health.json").write_text("?")
+    home.start()
+
+    home.until(lambda: home.status().get("phase") == "InSync")
+    [problem] = home.status()["problems"]
+    Path(problem["remedy"].rpartition("rm ")[2]).unlink()
+    home.until(lambda: not home.status()["problems"])
+
+
+def test_an_upgrade_keeps_what_the_first_release_kept(home: Home) -> None:
+    """Its last good plan is in force while the plan's source is gone."""
+    (home.folder / "state").mkdir()
+    (home.folder / "node.json.mps").mkdir()
+    shutil.copy(FIRST_RELEASE / "health.json", home.folder / "state")
+    shutil.copy(FIRST_RELEASE / "last-good-plan", home.folder / "state")
+    shutil.copy(FIRST_RELEASE / "earlier-modes.json", home.folder / "node.json.mps")
+    home.start()
+    digest = json.loads((FIRST_RELEASE / "last-good-plan").read_text())["digest"]
+
+    home.until(lambda: home.status().get("digest") == digest)
+    assert "StateFile" not in [problem["code"] for problem in home.status()["problems"]]
