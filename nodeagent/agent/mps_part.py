@@ -75,7 +75,7 @@ class MpsPart:
             health=health,
         )
         self._watch = ClientWatch(
-            memory=driver.mps_memory,
+            listed=driver.mps_memory,
             report=self._offence,
             deadline=settings.terminate_deadline,
             grace=settings.grace,

@@ -193,7 +193,7 @@ def _slots_in_words(directory: Path) -> str:
 
 def _owner(pipes: Path) -> int:
     try:
-        return pipes.stat().st_uid
+        return pipes.with_name("log").stat().st_uid  # the pipe directory is root's by now
     except OSError as error:
         raise UsageError(
             f"{pipes} cannot be looked at: {error.strerror}",

@@ -67,7 +67,7 @@ class AllGpus:
             raise _unknown(f"GPU {uuid}")
         return found
 
-    async def mps_memory(self, device: str) -> Mapping[int, int]:
+    async def mps_memory(self, device: str) -> Mapping[int, int | None]:
         """Bytes by pid of the MPS clients of a GPU or MIG device; raises DriverError."""
         async with self._posts.gate.together():
             post = self._post_of(device)

@@ -124,10 +124,10 @@ class Driver:
         """One GPU as it is now; raises DriverError when the driver knows no such GPU."""
         return await self._gpus.observe_gpu(uuid)
 
-    async def mps_memory(self, device: str) -> Mapping[int, int]:
+    async def mps_memory(self, device: str) -> Mapping[int, int | None]:
         """Bytes by pid that MPS clients have on a GPU or MIG device, by its UUID.
 
-        A client whose use the driver does not tell is left out. Raises DriverError when there is
+        None for a client whose use the driver does not tell. Raises DriverError when there is
         no such device, or the driver does not tell its clients.
         """
         return await self._gpus.mps_memory(device)

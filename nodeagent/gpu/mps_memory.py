@@ -8,8 +8,10 @@ from nodeagent.gpu.card import Card
 from nodeagent.gpu.steps.change import mig_device
 
 
-def mps_memory(card: Card, device: str) -> Mapping[int, int]:
-    """Bytes by pid of the MPS clients on the card or on one of its MIG devices, by UUID."""
+def mps_memory(card: Card, device: str) -> Mapping[int, int | None]:
+    """Bytes by pid of the MPS clients on the card or on one of its MIG devices, by UUID;
+    None for a client whose use is not told.
+    """
     handle = card.handle if device == card.identity().uuid else mig_device(card, device)
     found = card.nvml.mps_processes(handle)
-    return {process.pid: process.memory for process in found if process.memory is not None}
+    return {process.pid: process.memory for process in found}

@@ -25,6 +25,7 @@ from nodeagent.mps.control import (
     DaemonDead,
     DaemonSilent,
 )
+from nodeagent.mps.daemon_sockets import DaemonSockets
 from nodeagent.mps.identity import SERVER, processes_of
 from nodeagent.mps.lifecycle.values import (
     Answered,
@@ -36,6 +37,7 @@ from nodeagent.mps.lifecycle.values import (
     Phase,
     Quit,
     ReadBack,
+    Replaced,
     SetLimits,
     Silent,
     State,
@@ -61,6 +63,7 @@ class Place:
 
     control: ControlClient
     door: BackDoor
+    sockets: DaemonSockets
     timing: Timing
     check: Check
 
@@ -135,10 +138,7 @@ class Attendant:
                 self._next_look = self._loop.time() + _KEPT_OUT
 
     async def _do(self, job: SetLimits | ReadBack | Quit | None) -> None:
-        intruder = self._place.door.intruder
-        if intruder:
-            self._tell(KeptOut(self.run, f"{intruder} is no socket of its own, so it is not asked"))
-            self._next_look = self._loop.time() + _KEPT_OUT
+        if await self._is_replaced():
             return
         match job:
             case SetLimits():
@@ -147,6 +147,16 @@ class Attendant:
                 await self._quit(job)
             case ReadBack() | None:
                 await self._look()
+
+    async def _is_replaced(self) -> bool:
+        """Whether another process is in the daemon's place, which is then neither asked nor
+        believed.
+        """
+        impostor = await asyncio.to_thread(self._place.sockets.impostor)
+        if impostor:
+            self._next_look = self._loop.time() + _KEPT_OUT
+            self._tell(Replaced(self.run, impostor))
+        return bool(impostor)
 
     async def _due(self) -> None:
         while not self._jobs:
@@ -219,6 +229,9 @@ class Attendant:
         known = [server.pid for server in self.seen.servers] if self.seen else []
         seen = await ask_everything(self._place.control, known, status=self._tells_status)
         wrong = (*differences(seen, spec), *await self._checked(spec))
+        await self._seal()
+        if await self._is_replaced():
+            return  # these answers may have been the other one's
         self._tells_status = seen.tells_status
         self.seen, self.seen_hidden = seen, hidden
         self._tell(Answered(self.run))
@@ -227,6 +240,15 @@ class Attendant:
         self._tell(LimitsReadBack(self.run, reading, wrong))
         self._judge_drain(seen, hidden=hidden)
         self._plan_next(seen)
+
+    async def _seal(self) -> None:
+        try:
+            await asyncio.to_thread(self._place.sockets.seal)
+        except FileNotFoundError:
+            pass  # no client finds it any more either, which the next look will show
+        except OSError as error:
+            words = f"its pipe directory cannot be made root's: {error.strerror or error}"
+            self._tell(KeptOut(self.run, words))
 
     async def _checked(self, spec: DaemonSpec) -> tuple[str, ...]:
         try:

@@ -21,6 +21,7 @@ from nodeagent.mps.control import ControlClient
 from nodeagent.mps.shares import DaemonSpec
 from nodeagent.mps.termination import Target, end_client
 from nodeagent.planning.shares import WantedMps
+from nodeagent.processes import ProcessIdentity
 from nodeagent.reports.mps_state import ClientState
 
 TRY_AGAIN = 60.0  # seconds until a client that could not be ended is tried again
@@ -49,28 +50,32 @@ class RunningDaemon(Protocol):
     def control(self) -> ControlClient: ...
 
     @property
+    def pid(self) -> int | None: ...
+
+    @property
     def clients(self) -> Sequence[tuple[int, int]]: ...
 
 
 class ClientWatch:
     """Looks at clients when told to; to be closed, as with `async with`.
 
-    `memory` gives bytes by pid for a device, as the driver has them; where it raises a
-    NodeagentError they are not known. `report` gets a device's UUID and what is wrong, and once
-    more with an outcome when the client was to be ended for it. `deadline` and `grace` in seconds,
-    as for `end_client`; who uses too much memory also has `grace` to give it back.
+    `listed` gives the MPS processes of a device as the driver has them, bytes by pid (None: not
+    known); where it raises a NodeagentError none is known, and none is ended. `report` gets a
+    device's UUID and what is wrong, and once more with an outcome when the client was to be ended
+    for it. `deadline` and `grace` in seconds, as for `end_client`; who uses too much memory also
+    has `grace` to give it back.
     """
 
     def __init__(
         self,
         *,
-        memory: Callable[[str], Awaitable[Mapping[int, int]]],
+        listed: Callable[[str], Awaitable[Mapping[int, int | None]]],
         report: Callable[[str, Offence], None],
         deadline: float,
         grace: float,
         proc_root: Path = Path("/proc"),
     ) -> None:
-        self._memory = memory
+        self._listed = listed
         self._report = report
         self._deadline = deadline
         self._grace = grace
@@ -99,7 +104,7 @@ class ClientWatch:
         self._tell(daemons, judged, now)
         for daemon, clients in zip(daemons, judged, strict=True):
             if daemon.wanted.sharing.enforce == "terminate":
-                self._enforce(daemon, clients, now)
+                self._enforce(daemon, clients, _spared(daemons), now)
         return {
             daemon.device: _in_order(daemon, clients)
             for daemon, clients in zip(daemons, judged, strict=True)
@@ -115,15 +120,24 @@ class ClientWatch:
     # --- looking --------------------------------------------------------------------------------
 
     async def _judged(self, daemon: RunningDaemon) -> tuple[Judged, ...]:
-        pids = dict.fromkeys(pid for _, pid in daemon.clients if pid > 0)
+        """Those that the daemon names, and those of the plan's user that only the driver has: a
+        daemon that runs for a tenant may hide some.
+        """
+        named = dict.fromkeys(pid for _, pid in daemon.clients if pid > 0)
+        try:
+            memory = await self._listed(daemon.device)
+        except NodeagentError:  # who asks the driver for more tells of it
+            memory = {}
+        ours = {pid for pid in (daemon.pid, *(server for server, _ in daemon.clients)) if pid}
+        pids = {**named, **dict.fromkeys(pid for pid in memory if pid not in ours)}
         if not pids:
             return ()
         found = await asyncio.to_thread(read_clients, pids, self._proc_root)
-        try:
-            memory = await self._memory(daemon.device)
-        except NodeagentError:  # who asks the driver for more tells of it
-            memory = {}
-        known = [replace(facts, memory_used=memory.get(facts.pid)) for facts in found]
+        known = [
+            replace(facts, memory_used=memory.get(facts.pid))
+            for facts in found
+            if facts.pid in named or facts.uid == _user_of(daemon)
+        ]
         return assess(known, daemon.wanted, daemon.device)
 
     def _tell(
@@ -147,8 +161,13 @@ class ClientWatch:
 
     # --- ending ---------------------------------------------------------------------------------
 
-    def _enforce(self, daemon: RunningDaemon, clients: Sequence[Judged], now: float) -> None:
-        servers = {pid: server for server, pid in daemon.clients}
+    def _enforce(
+        self,
+        daemon: RunningDaemon,
+        clients: Sequence[Judged],
+        spared: frozenset[int],
+        now: float,
+    ) -> None:
         for client in clients:
             process = _process(daemon, client)
             offence = self._due(process, client, now)
@@ -156,9 +175,10 @@ class ClientWatch:
                 continue
             if now < self._not_before.get(process, now):
                 continue
-            target = Target(servers[client.facts.pid], client.facts.pid, client.facts.start_time)
+            identity = ProcessIdentity(client.facts.pid, client.facts.start_time)
+            target = Target(identity, _user_of(daemon), spared)
             task = asyncio.create_task(
-                self._end(daemon, target, process, offence), name=f"mps end {target.pid}"
+                self._end(daemon, target, process, offence), name=f"mps end {identity.pid}"
             )
             self._endings[process] = task
             task.add_done_callback(partial(self._forget, process))
@@ -184,13 +204,24 @@ class ClientWatch:
         ending = await end_client(
             daemon.control,
             target,
+            lambda: self._listed(daemon.device),
             deadline=self._deadline,
             grace=self._grace,
-            proc_root=self._proc_root,
         )
         if not ending.gone:
             self._not_before[process] = asyncio.get_running_loop().time() + TRY_AGAIN
         self._report(daemon.device, replace(offence, outcome=ending.words))
+
+
+def _user_of(daemon: RunningDaemon) -> int | None:
+    """Whose clients are to be there; None: of all users."""
+    return None if daemon.spec.multi_user else daemon.spec.uid
+
+
+def _spared(daemons: Sequence[RunningDaemon]) -> frozenset[int]:
+    """All daemons and servers."""
+    found = {server for daemon in daemons for server, _ in daemon.clients}
+    return frozenset(found | {daemon.pid for daemon in daemons if daemon.pid is not None})
 
 
 def _process(daemon: RunningDaemon, client: Judged) -> Process:

@@ -79,6 +79,29 @@ def make_directories(run_dir: Path, device: str, *, uid: int, gid: int) -> Direc
     return found
 
 
+def seal_pipe_directory(pipe: Path) -> None:
+    """Only root puts anything there from now on, and its user cannot remove what is there; until
+    `make_directories` gives it back. Does nothing where this process is not root. Raises OSError.
+    """
+    if os.geteuid() != 0:
+        return
+    descriptor = os.open(pipe, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        os.fchown(descriptor, 0, 0)
+        os.fchmod(descriptor, _MODES["pipe"])
+    finally:
+        os.close(descriptor)
+
+
+def had_by_another(directories: Directories, uid: int) -> bool:
+    """Whether what is there was made for another user than this one."""
+    for name, owners in ((directories.pipe, {uid, os.geteuid()}), (directories.log, {uid})):
+        with suppress(FileNotFoundError):
+            if os.lstat(name).st_uid not in owners:
+                return True
+    return False
+
+
 def remove_directories(run_dir: Path, device: str) -> None:
     """Take away all of the device's, as when another user is to have it. No daemon may run there.
 
@@ -160,7 +183,8 @@ def _made(above: int, path: Path, mode: int, uid: int, gid: int | None) -> Itera
     except OSError as error:
         raise _cannot("used", path, error) from error
     try:
-        if new:
+        # A pipe directory was sealed when its last daemon had answered.
+        if new or (path.name == "pipe" and os.fstat(descriptor).st_uid == os.geteuid() != uid):
             _give(above, descriptor, path, uid, gid)
         found = os.fstat(descriptor)
         _check_own(found, path, uid)
@@ -175,7 +199,7 @@ def _give(above: int, descriptor: int, path: Path, uid: int, gid: int | None) ->
     try:
         os.fchown(descriptor, uid, -1 if gid is None else gid)
     except OSError as error:
-        with suppress(OSError):
+        with suppress(OSError):  # one that is not empty stays
             os.rmdir(path.name, dir_fd=above)
         raise DirectoryRefused(
             f"{path} cannot be given to user {uid}: {error.strerror}", remedy="run as root"

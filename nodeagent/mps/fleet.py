@@ -52,6 +52,7 @@ class RunningDaemon:
     spec: DaemonSpec
     wanted: WantedMps
     control: ControlClient
+    pid: int | None
     clients: tuple[tuple[int, int], ...]
 
 
@@ -290,7 +291,7 @@ class Fleet:
     def running(self) -> tuple[RunningDaemon, ...]:
         """Those that clients can have, by device."""
         return tuple(
-            RunningDaemon(device, s.state.wanted, s.wanted, s.control, clients_of(s))
+            RunningDaemon(device, s.state.wanted, s.wanted, s.control, s.state.pid, clients_of(s))
             for device, s in sorted(self._supervisors.items())
             if s.wanted is not None
             and s.state.wanted is not None

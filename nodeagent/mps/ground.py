@@ -5,15 +5,18 @@ first, then its directories are made, then comes the process. One after the othe
 from __future__ import annotations
 
 import asyncio
-import os
 from collections import deque
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 
 from nodeagent.errors import NodeagentError
 from nodeagent.mps.back_door import BackDoor
-from nodeagent.mps.directories import make_directories, remove_directories
+from nodeagent.mps.directories import (
+    directories_of,
+    had_by_another,
+    make_directories,
+    remove_directories,
+)
 from nodeagent.mps.launching import Launcher
 from nodeagent.mps.lifecycle.values import Spawn, SweepOrphans
 from nodeagent.mps.orphans import OrphansLeft, end_orphans
@@ -97,7 +100,7 @@ class Ground:
     async def sweep(self, spec: DaemonSpec) -> None:
         """End what a dead daemon left; `left_over` says what could not be."""
         try:
-            await end_orphans(spec.pipe_directory, grace=self._grace)
+            await end_orphans(spec, grace=self._grace)
             await asyncio.to_thread(self._door.clear)
             self.left_over = ""
         except OrphansLeft as error:
@@ -125,9 +128,8 @@ class Ground:
             self._started(action.run, process)
 
     def _make_directories(self, spec: DaemonSpec) -> None:
-        with suppress(FileNotFoundError):
-            if os.lstat(spec.pipe_directory).st_uid != spec.uid:  # another user had it
-                remove_directories(self._run_dir, self._device)
+        if had_by_another(directories_of(self._run_dir, self._device), spec.uid):
+            remove_directories(self._run_dir, self._device)
         make_directories(self._run_dir, self._device, uid=spec.uid, gid=spec.gid)
 
 

@@ -6,16 +6,25 @@ A pid alone proves nothing, since it is used again; with its start time it does.
 from __future__ import annotations
 
 import itertools
-import os
-import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+
+from nodeagent.processes import (
+    Process,
+    ProcessIdentity,
+    age,
+    command_of,
+    environment_of,
+    inspect,
+    is_gone,
+    pids,
+)
 
 CONTROL = "nvidia-cuda-mps-control"
 SERVER = "nvidia-cuda-mps-server"
 
-_VARIABLE = b"CUDA_MPS_PIPE_DIRECTORY="
-_ENOUGH = 1 << 14  # bytes; four words, paths among them
+_VARIABLE = "CUDA_MPS_PIPE_DIRECTORY"
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,38 +41,32 @@ class Identity:
 
 
 def identify(pid: int) -> Identity | None:
-    """Who it is; None when it is gone, a zombie, no program of MPS, or not ours to look at."""
-    proc = Path(f"/proc/{pid}")
-    try:
-        with (proc / "cmdline").open("rb") as file:
-            program = _program(file.read(_ENOUGH))  # others may have megabytes of it
-        if program is None:
-            return None
-        # The command in brackets may contain anything, even brackets and blanks.
-        fields = (proc / "stat").read_text(errors="replace").rpartition(")")[2].split()
-        environment = (proc / "environ").read_bytes().split(b"\0")
-        status = (proc / "status").read_text(errors="replace")
-    except OSError:
+    """Who it is; None when it is gone, a zombie, no program of MPS, or not ours to look at.
+
+    Nor is one of two users: a daemon or server has the rights of one alone, a setuid program that
+    was given such a name has those of another as well.
+    """
+    program = _program(pid)
+    if program is None:
         return None
-    if fields[0] in "ZX":
+    found = inspect(pid)
+    environment = environment_of(pid, _VARIABLE)
+    if not isinstance(found, Process) or not isinstance(environment, Mapping):
         return None
-    directory = next((e for e in environment if e.startswith(_VARIABLE)), _VARIABLE)
-    uids = next(line for line in status.splitlines() if line.startswith("Uid:")).split()
-    return Identity(
-        pid=pid,
-        start_time=int(fields[19]),
-        uid=int(uids[2]),
-        program=program,
-        pipe_directory=os.fsdecode(directory.removeprefix(_VARIABLE)),
-    )
+    uids, identity = found.uids, found.identity
+    if not uids.real == uids.effective == uids.saved or _program(pid) != program:
+        return None
+    if is_gone(identity):
+        return None  # the number may have been used again, and then this is of two processes
+    directory = environment.get(_VARIABLE, "")
+    return Identity(pid, identity.create_time, uids.effective, program, directory)
 
 
 def processes_of(pipe_directory: str, program: str) -> tuple[Identity, ...]:
-    """All control daemons, or all servers, of one pipe directory. Reads all of /proc: tens of
-    milliseconds on a node with many processes.
+    """All control daemons, or all servers, of one pipe directory. Looks at all processes: tens
+    of milliseconds on a node with many processes.
     """
-    pids = (int(entry.name) for entry in os.scandir("/proc") if entry.name.isdecimal())
-    found = (identify(pid) for pid in pids)
+    found = (identify(pid) for pid in pids())
     return tuple(
         one
         for one in found
@@ -75,18 +78,20 @@ def age_of(process: Identity) -> float:
     """Seconds since its start; 0 where its start time is not known."""
     if process.start_time == 0:
         return 0.0
-    return time.clock_gettime(time.CLOCK_BOOTTIME) - process.start_time / os.sysconf("SC_CLK_TCK")
+    return age(ProcessIdentity(process.pid, process.start_time))
 
 
-def _program(command_line: bytes) -> str | None:
+def _program(pid: int) -> str | None:
     """Its name, also where an interpreter runs it; None for anything else.
 
     A control program without a flag is no daemon but a front-end, which somebody may have left
     open, and which may outlive the daemon that it asked.
     """
-    words = [*command_line.split(b"\0"), b""]
-    for word, following in itertools.pairwise(words[:4]):
-        name = Path(os.fsdecode(word)).name
-        if name == SERVER or (name == CONTROL and following.startswith(b"-")):
+    words = command_of(pid)
+    if not isinstance(words, tuple):
+        return None
+    for word, following in itertools.pairwise((*words[:4], "")):
+        name = Path(word).name
+        if name == SERVER or (name == CONTROL and following.startswith("-")):
             return name
     return None

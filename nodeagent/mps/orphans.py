@@ -1,7 +1,8 @@
 """Ends the servers that a dead control daemon left behind.
 
 A daemon that is killed leaves its server running, which then holds the GPU, and a new daemon
-starts without knowing of it.
+starts without knowing of it. Such a server is found by its name and its environment, which every
+process can choose; so it is ended only where it is the plan's user's, who could end it as well.
 """
 
 from __future__ import annotations
@@ -16,27 +17,30 @@ from pathlib import Path
 from nodeagent.errors import NodeagentError
 from nodeagent.mps.identity import CONTROL, SERVER, Identity, identify, processes_of
 from nodeagent.mps.pidfd import ended, opened
+from nodeagent.mps.shares import DaemonSpec
 
 
 class OrphansLeft(NodeagentError):
     """What is left of an earlier daemon could not be ended, so no other may be started."""
 
 
-async def end_orphans(pipe_directory: str, *, grace: float) -> tuple[Identity, ...]:
-    """End all servers of this pipe directory, whose daemon is dead; which those were.
+async def end_orphans(spec: DaemonSpec, *, grace: float) -> tuple[Identity, ...]:
+    """End all servers of this daemon, which is dead; which those were.
 
     They are asked first, as a daemon asks, and killed after `grace` seconds. Raises OrphansLeft
     when one survives even that for as long again, or when a daemon lives there after all.
     """
-    daemons = await asyncio.to_thread(_daemons, pipe_directory)
+    pipe_directory = spec.pipe_directory
+    daemons = await asyncio.to_thread(_daemons, spec)
     if daemons:
         raise OrphansLeft(
             f"another MPS daemon (pid {daemons[0].pid}, user {daemons[0].uid}) already serves "
             f"{pipe_directory}",
             remedy=f"see who started it, and end it: kill {daemons[0].pid}",
         )
-    servers = await asyncio.to_thread(processes_of, pipe_directory, SERVER)
-    left = servers
+    users = await asyncio.to_thread(_users, spec)
+    found = await asyncio.to_thread(processes_of, pipe_directory, SERVER)
+    left = servers = tuple(server for server in found if server.uid in users)
     for number in (signal.SIGINT, signal.SIGKILL):
         left = await _ended(left, number, grace)
     if left:
@@ -48,16 +52,23 @@ async def end_orphans(pipe_directory: str, *, grace: float) -> tuple[Identity, .
     return servers
 
 
-def _daemons(pipe_directory: str) -> Sequence[Identity]:
+def _daemons(spec: DaemonSpec) -> Sequence[Identity]:
     """Those that can serve there. Anybody can call a program like that and give it the directory,
     but only its owner and root can have sockets in it.
     """
-    found = processes_of(pipe_directory, CONTROL)
-    try:
-        owner = Path(pipe_directory).lstat().st_uid
-    except OSError:
-        return found  # not knowing, each may be one
-    return [daemon for daemon in found if daemon.uid in {0, os.geteuid(), owner}]
+    found = processes_of(spec.pipe_directory, CONTROL)
+    able = {0, os.geteuid(), *_users(spec)}
+    return [daemon for daemon in found if daemon.uid in able]
+
+
+def _users(spec: DaemonSpec) -> frozenset[int]:
+    """Whose servers a daemon there has had: the plan's user's, and those of an earlier plan's, who
+    has the log directory until the next start.
+    """
+    users = {spec.uid}
+    with suppress(OSError):
+        users.add(Path(spec.log_directory).lstat().st_uid)
+    return frozenset(users if spec.uid == 0 else users - {0})
 
 
 async def _ended(

@@ -14,6 +14,7 @@ from typing import assert_never
 from nodeagent.mps.attendant import Attendant, Place
 from nodeagent.mps.back_door import BackDoor
 from nodeagent.mps.changes import Changes
+from nodeagent.mps.daemon_sockets import DaemonSockets
 from nodeagent.mps.ground import Ground
 from nodeagent.mps.identity import age_of
 from nodeagent.mps.lifecycle.step import step
@@ -255,7 +256,13 @@ class Supervisor:
         )
         self.attendant = Attendant(
             run,
-            Place(self.control, self._door, around.timing, around.check),
+            Place(
+                self.control,
+                self._door,
+                DaemonSockets(self._door, process.identity),
+                around.timing,
+                around.check,
+            ),
             self.listener,
             tell=self.handle,
             state=lambda: self.state,

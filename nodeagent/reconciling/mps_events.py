@@ -31,6 +31,7 @@ def _type_of(subject: Subject) -> EventType:
             return EventType.MPS_ENDED
         case (
             Subject.SILENT
+            | Subject.REPLACED
             | Subject.LIMITS_DIFFER
             | Subject.SERVER_FAULT
             | Subject.SERVER_SLOW

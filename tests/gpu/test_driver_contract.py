@@ -222,10 +222,10 @@ async def test_memory_of_mps_clients_is_told_or_refused_in_words(subject: Subjec
         devices = [device.uuid for instance in gpu.instances for device in instance.compute]
         for device in [gpu.uuid, *devices]:
             used = await _memory_of_clients(subject.driver, device)
-            assert all(pid > 0 and memory >= 0 for pid, memory in used.items())
+            assert all(pid > 0 and (memory or 0) >= 0 for pid, memory in used.items())
 
 
-async def _memory_of_clients(driver: Driver, device: str) -> Mapping[int, int]:
+async def _memory_of_clients(driver: Driver, device: str) -> Mapping[int, int | None]:
     """Nothing where the driver has no such list."""
     try:
         return await driver.mps_memory(device)

@@ -14,13 +14,13 @@ LIST = "nvmlDeviceGetMPSComputeRunningProcesses_v3"
 
 
 async def test_clients_of_a_gpu(driver: Driver, node: SimulatedNode) -> None:
-    """Other processes are none, nor are those of another GPU; unknown use is left out."""
+    """Other processes are none, nor are those of another GPU; unknown use is None."""
     gpu = (await driver.observe()).gpus[0]
     node.occupy(0, 4711, kind="mps", memory=GIB)
     node.occupy(0, 4712, kind="mps", memory=None)
     node.occupy(0, 4713, memory=GIB)
     node.occupy(1, 4714, kind="mps", memory=GIB)
-    assert await driver.mps_memory(gpu.uuid) == {4711: GIB}
+    assert await driver.mps_memory(gpu.uuid) == {4711: GIB, 4712: None}
 
 
 async def test_clients_of_a_mig_device(driver: Driver, node: SimulatedNode) -> None:

@@ -55,6 +55,7 @@ class Running:
     spec: DaemonSpec
     wanted: WantedMps
     control: ControlClient
+    pid: int | None
     clients: tuple[tuple[int, int], ...]
 
 
@@ -72,4 +73,4 @@ def running(rig: Rig, plan: WantedMps, control: ControlClient, device: str = GPU
     server = rig.server()
     pids = map(int, rig.ask(f"get_client_list {server}").split())
     spec = spec_of(plan, device, pipe=str(rig.pipes))
-    return Running(device, spec, plan, control, tuple((server, pid) for pid in pids))
+    return Running(device, spec, plan, control, None, tuple((server, pid) for pid in pids))

@@ -9,6 +9,7 @@ import shutil
 import subprocess
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -27,7 +28,7 @@ from tests.mps.simulated_daemon import Running, asking, installed_programs, runn
 from tests.simulation.mps.rig import Programs, Rig, gone
 
 GIB = 1024 * MIB
-TERMINATE = wanted(enforce="terminate")
+TERMINATE = wanted(enforce="terminate", uid=os.geteuid())
 
 
 @pytest.fixture(scope="module")
@@ -61,26 +62,32 @@ def start_client(rig: Rig) -> Iterator[Start]:
 
 
 class Watch(ClientWatch):
-    """With what it told, and the figures of memory that it is to find."""
+    """With what it told, and a driver that lists the clients that daemons named last, with the
+    figures of memory that it is to find; but for those that are `unlisted`, and with `hidden` ones.
+    """
 
     def __init__(self, *, grace: float = 5.0, proc_root: Path = Path("/proc")) -> None:
         self.told: list[tuple[str, Offence]] = []
         self.used: dict[int, int] = {}
         self.asked: list[str] = []
         self.driver_fails = False
+        self.named: set[int] = set()
+        self.unlisted: set[int] = set()
+        self.hidden: set[int] = set()
         super().__init__(
-            memory=self._memory_of,
+            listed=self._memory_of,
             report=lambda device, offence: self.told.append((device, offence)),
             deadline=5.0,
             grace=grace,
             proc_root=proc_root,
         )
 
-    async def _memory_of(self, device: str) -> Mapping[int, int]:
+    async def _memory_of(self, device: str) -> Mapping[int, int | None]:
         self.asked.append(device)
         if self.driver_fails:
             raise NodeagentError("the driver does not answer")
-        return self.used
+        listed = (self.named | self.hidden) - self.unlisted
+        return {pid: self.used.get(pid) for pid in listed}
 
     async def settle(self) -> None:
         """Until nobody is being ended any more."""
@@ -94,6 +101,7 @@ class Watch(ClientWatch):
 
 async def look(watch: Watch, daemon: Running) -> tuple[ClientState, ...]:
     """At one daemon."""
+    watch.named = {pid for _, pid in daemon.clients}
     found = await watch.look([daemon])
     assert list(found) == [daemon.device]
     return found[daemon.device]
@@ -269,7 +277,7 @@ async def test_whom_nothing_is_known_of(rig: Rig) -> None:
     plan = TERMINATE
     spec = start(rig, plan)
     async with asking(rig) as control, Watch() as watch:
-        daemon = Running(GPU, spec, plan, control, ((5, 0), (5, 2**22 - 1)))
+        daemon = Running(GPU, spec, plan, control, None, ((5, 0), (5, 2**22 - 1)))
         nobody, ended = await look(watch, daemon)
         await watch.settle()
     assert nobody.pid == 0
@@ -279,17 +287,17 @@ async def test_whom_nothing_is_known_of(rig: Rig) -> None:
 
 
 async def test_several_daemons(rig: Rig, start_client: Start) -> None:
-    """Each device has its own; one without clients costs nothing."""
+    """Each device has its own."""
     plan = wanted()
     spec = start(rig, plan)
     client = start_client(**slot("small-0"))
     async with asking(rig) as control, Watch() as watch:
-        empty = Running(MIG, spec, plan, control, ())
+        empty = Running(MIG, spec, plan, control, None, ())
         found = await watch.look([running(rig, plan, control), empty])
         assert await watch.look([]) == {}
     assert [state.pid for state in found[GPU]] == [client.pid]
     assert found[MIG] == ()
-    assert watch.asked == [GPU]
+    assert watch.asked == [GPU, MIG]
 
 
 # --- what is done ---------------------------------------------------------------------------------
@@ -356,6 +364,61 @@ async def test_too_much_memory_and_ended(rig: Rig, start_client: Start) -> None:
     assert [offence.outcome != "" for _, offence in watch.told] == [False, True]
 
 
+async def test_whom_only_the_daemon_names(rig: Rig, start_client: Start) -> None:
+    """Is told and lives on: a daemon that runs for a tenant may name anybody."""
+    start(rig, TERMINATE)
+    client = start_client()
+    async with asking(rig) as control, Watch() as watch:
+        watch.unlisted = {client.pid}
+        await look(watch, running(rig, TERMINATE, control))
+        await watch.settle()
+    assert not gone(client.pid)
+    assert watch.kinds() == [(client.pid, "noShare"), (client.pid, "noShare")]
+    assert watch.told[-1][1].outcome == (
+        "left alone: the driver does not have it as an MPS process of the device"
+    )
+
+
+async def test_whom_only_the_driver_lists(rig: Rig, start_client: Start) -> None:
+    """Is ended too, where it is the plan's user's: a tenant's daemon may hide a client."""
+    start(rig, TERMINATE)
+    hidden = start_client()
+    async with asking(rig) as control, Watch() as watch:
+        watch.hidden = {hidden.pid}
+        daemon = replace(running(rig, TERMINATE, control), clients=())
+        await look(watch, daemon)
+        await watch.settle()
+    assert hidden.process.wait(5) == 1
+    assert watch.told[-1][1].outcome == "the daemon ended its work, and it ended by itself"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs several users")
+async def test_whom_the_driver_lists_of_another_user(rig: Rig, start_client: Start) -> None:
+    """Is not the plan's, and none of its tenant's business."""
+    plan = wanted(enforce="terminate")
+    start(rig, plan)
+    client = start_client()
+    async with asking(rig) as control, Watch() as watch:
+        await look(watch, running(rig, plan, control))
+        await watch.settle()
+    assert not gone(client.pid)
+    assert watch.told[-1][1].outcome == (
+        "left alone: it runs as user 0, not as the plan's user 1000"
+    )
+
+
+async def test_without_the_drivers_word(rig: Rig, start_client: Start) -> None:
+    """Nobody is ended."""
+    start(rig, TERMINATE)
+    client = start_client()
+    async with asking(rig) as control, Watch() as watch:
+        watch.driver_fails = True
+        await look(watch, running(rig, TERMINATE, control))
+        await watch.settle()
+    assert not gone(client.pid)
+    assert "is not known (the driver does not answer)" in watch.told[-1][1].outcome
+
+
 async def test_who_cannot_be_ended(rig: Rig, start_client: Start) -> None:
     """Is told with why, and not tried again at every look."""
     start(rig, TERMINATE)
@@ -394,7 +457,7 @@ async def test_whose_environment_is_not_known(
 
 async def test_a_share_for_all(rig: Rig, start_client: Start) -> None:
     """Nobody is one too many."""
-    plan = wanted(Share("clients", None, 10240, 25.0), enforce="terminate")
+    plan = wanted(Share("clients", None, 10240, 25.0), enforce="terminate", uid=os.geteuid())
     start(rig, plan)
     clients = [start_client() for _ in range(4)]
     async with asking(rig) as control, Watch() as watch:

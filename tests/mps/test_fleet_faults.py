@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import signal
+import socket
 import subprocess
 import time
 from collections.abc import AsyncIterator, Iterator
@@ -210,6 +212,8 @@ async def test_lose_pipes(rig: FleetRig, fleet: Fleet) -> None:
     """No client can find it any more, so it is replaced, and can be found again."""
     before = status(fleet).pid
     rig.knobs().turn("lose_pipes")
+    if IS_ROOT:  # its user cannot remove them any more
+        shutil.rmtree(rig.pipes())
     assert "its process lives, but no MPS daemon answers at" in await rig.told(Subject.SILENT)
     assert (await ready(fleet)).pid != before
     with served(rig):
@@ -228,19 +232,52 @@ async def test_a_fault_of_our_own(rig: FleetRig) -> None:
 
 
 async def test_a_link_in_place_of_its_socket(rig: FleetRig, fleet: Fleet) -> None:
-    """Its user cannot make the agent command another daemon: it is not asked, which is told."""
+    """Nothing can make the agent command another daemon: it is not asked, and replaced."""
     await fleet.start(OTHER_GPU, wanted(1024))
-    other = status(fleet, OTHER_GPU)
+    other, first = status(fleet, OTHER_GPU), status(fleet).pid
     for name in ("control", "control_privileged"):
         (rig.pipes() / name).unlink()
         (rig.pipes() / name).symlink_to(rig.pipes(OTHER_GPU) / name)
-    words = await rig.told(Subject.SILENT)
-    assert words == f"{rig.pipes()}/control_privileged is no socket of its own, so it is not asked"
-    with pytest.raises(TimeoutError):
-        await asyncio.wait_for(fleet.start(GPU, wanted(2048)), 1.0)
-    await fleet.restart(GPU, force=True)
+    words = await rig.told(Subject.REPLACED)
+    assert words == (
+        f"{rig.pipes()}/control_privileged is no socket, in place of the one that the daemon made; "
+        "a fresh daemon takes its place"
+    )
+    await until(lambda: status(fleet).pid != first)
+    assert (await ready(fleet)).restarts == 1
+    assert await limits(fleet) == ("4G", 50.0)
     assert await limits(fleet, OTHER_GPU) == ("1G", 50.0)
     assert status(fleet, OTHER_GPU) == other
+
+
+async def test_another_process_in_its_place(rig: FleetRig, fleet: Fleet) -> None:
+    """Is not believed, whatever it would say: it is named, and so is the daemon whose it is not."""
+    first = status(fleet).pid
+    for name in ("control", "control_privileged"):
+        (rig.pipes() / name).unlink()
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+        listener.bind(str(rig.pipes() / "control"))
+        listener.listen()
+        words = await rig.told(Subject.REPLACED)
+    assert words == (
+        f"process {os.getpid()} of user {os.geteuid()} listens at {rig.pipes()}/control in place "
+        f"of the daemon (pid {first} of user {US}); a fresh daemon takes its place"
+    )
+    await until(lambda: status(fleet).pid != first)
+    await ready(fleet)
+
+
+@as_root
+async def test_the_pipe_directory_of_a_daemon_that_answers(rig: FleetRig, fleet: Fleet) -> None:
+    """Is root's, and its user's again when another daemon is to start there."""
+    assert rig.pipes().stat().st_uid == 0
+    assert {entry.stat().st_uid for entry in rig.pipes().iterdir()} == {US}
+    with served(rig):
+        pass
+    await fleet.restart(GPU)
+    assert rig.pipes().stat().st_uid == 0
+    await fleet.start(GPU, wanted(uid=1001))  # another user's
+    assert {entry.stat().st_uid for entry in rig.pipes().iterdir()} == {1001}
 
 
 async def test_lose_logs(rig: FleetRig, fleet: Fleet) -> None:

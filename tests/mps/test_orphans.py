@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import time
+from pathlib import Path
 
 import pytest
 
@@ -25,18 +26,18 @@ async def test_orphans_are_ended_by_their_pipe_directory(
     mine = [start_server() for _ in range(2)]
     other = start_server(pipe_directory="/elsewhere/pipe")
     # They are this test's children, so nobody but it can have reaped them meanwhile.
-    ended = await end_orphans(spec.pipe_directory, grace=5)
+    ended = await end_orphans(spec, grace=5)
     assert {one.pid for one in ended} == {server.pid for server in mine}
     assert other.poll() is None
     assert processes_of(spec.pipe_directory, SERVER) == ()
-    assert await end_orphans(spec.pipe_directory, grace=5) == ()
+    assert await end_orphans(spec, grace=5) == ()
 
 
 async def test_an_orphan_that_does_not_listen(spec: DaemonSpec, start_server: StartServer) -> None:
     """Is killed when its time is over."""
     server = start_server("deaf")
     began = time.monotonic()
-    [ended] = await end_orphans(spec.pipe_directory, grace=0.2)
+    [ended] = await end_orphans(spec, grace=0.2)
     assert ended.pid == server.pid
     assert 0.2 <= time.monotonic() - began < 2
 
@@ -44,13 +45,13 @@ async def test_an_orphan_that_does_not_listen(spec: DaemonSpec, start_server: St
 async def test_leaving_early_waits_for_nothing(spec: DaemonSpec, start_server: StartServer) -> None:
     """Cancelled, it leaves no task; the next sweep finds what is left."""
     server = start_server("deaf")
-    task = asyncio.create_task(end_orphans(spec.pipe_directory, grace=60))
+    task = asyncio.create_task(end_orphans(spec, grace=60))
     await asyncio.sleep(0.2)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
     assert server.poll() is None
-    assert len(await end_orphans(spec.pipe_directory, grace=0.1)) == 1
+    assert len(await end_orphans(spec, grace=0.1)) == 1
 
 
 async def test_a_living_daemon_is_no_orphans_parent(
@@ -61,7 +62,7 @@ async def test_a_living_daemon_is_no_orphans_parent(
     process = await ChildLauncher(programs).launch(spec)
     try:
         with pytest.raises(OrphansLeft, match=rf"pid {process.pid}, user \d+\) already serves"):
-            await end_orphans(spec.pipe_directory, grace=1)
+            await end_orphans(spec, grace=1)
         assert server.poll() is None
     finally:
         process.kill()
@@ -93,7 +94,7 @@ async def test_who_cannot_serve_holds_up_nothing(
         user=user,
     )
     try:
-        assert len(await end_orphans(spec.pipe_directory, grace=5)) == 1
+        assert len(await end_orphans(spec, grace=5)) == 1
         assert called.poll() is None
     finally:
         called.kill()
@@ -103,3 +104,21 @@ async def test_who_cannot_serve_holds_up_nothing(
 def test_who_is_no_program_of_mps() -> None:
     """Neither this process, nor one that is not there, nor the kernel's own."""
     assert [identify(pid) for pid in (1, 2**22 - 1)] == [None, None]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user")
+async def test_another_users_process_by_that_name(spec: DaemonSpec, programs: Programs) -> None:
+    """Is no orphan of this daemon: a name and an environment are anybody's to choose."""
+    with subprocess.Popen(
+        [Path(programs.control[0]).with_name(SERVER)],
+        env={"CUDA_MPS_PIPE_DIRECTORY": spec.pipe_directory},
+        stdout=subprocess.PIPE,
+        user=4242,
+    ) as called:
+        try:
+            assert called.stdout
+            assert called.stdout.readline() == b"up\n"
+            assert await end_orphans(spec, grace=1) == ()
+            assert called.poll() is None
+        finally:
+            called.kill()

@@ -360,8 +360,8 @@ async def _seen(
     notes.keep(nvml=used, pids=sorted(pids), namespace=_namespace())
     if _namespace() == HOST_PROCESSES:
         assert pids <= set(used)
-        assert WITHIN <= used[clients[0].pid] <= (SMALL.memory or 0) * MIB
-        assert used[clients[1].pid] >= BETWEEN
+        assert WITHIN <= (used[clients[0].pid] or 0) <= (SMALL.memory or 0) * MIB
+        assert (used[clients[1].pid] or 0) >= BETWEEN
 
 
 def _namespace() -> str:

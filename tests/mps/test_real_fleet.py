@@ -106,6 +106,7 @@ async def test_adopted(rig: FleetRig) -> None:
         async with rig.fleet() as fleet:
             assert (await ready(fleet)).pid == pid
             assert await limits(fleet) == ("4G", 50.0)
+            assert rig.pipes().stat().st_uid == os.geteuid()  # sealed
 
 
 async def test_drained_through_the_back_door(rig: FleetRig) -> None:

@@ -7,20 +7,21 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from nodeagent.mps.client_processes import start_time_of
 from nodeagent.mps.termination import Ending, Target, end_client
+from nodeagent.processes import ProcessIdentity, identify
 from nodeagent.simulation.mps.clients import SimulatedClient
 from tests.mps.simulated_daemon import asking, installed_programs
 from tests.simulation.mps.rig import Programs, Rig
 
-PROC = Path("/proc")
+ME = os.geteuid()
+as_root = pytest.mark.skipif(ME != 0, reason="needs several users")
 ROOT = Path(__file__).parents[2]
 
 
@@ -47,21 +48,34 @@ def client(rig: Rig) -> Iterator[SimulatedClient]:
         yield made
 
 
-def target_of(rig: Rig, pid: int) -> Target:
-    """A process, as a client of the daemon's server."""
-    return Target(rig.server(), pid, start_time_of(pid, PROC) or 0)
+def target_of(pid: int, uid: int | None = ME) -> Target:
+    """A process, as a client of the plan's user."""
+    found = identify(pid)
+    assert isinstance(found, ProcessIdentity)
+    return Target(found, uid)
 
 
-async def end(rig: Rig, target: Target, *, deadline: float = 5.0, grace: float = 5.0) -> Ending:
-    """End it."""
+async def end(
+    rig: Rig,
+    target: Target,
+    *,
+    listed: Collection[int] | None = None,
+    deadline: float = 5.0,
+    grace: float = 5.0,
+) -> Ending:
+    """End it; the driver lists just this process where nothing else is said."""
+
+    async def mps_processes() -> Collection[int]:
+        return [target.process.pid] if listed is None else listed
+
     async with asking(rig) as control:
-        return await end_client(control, target, deadline=deadline, grace=grace)
+        return await end_client(control, target, mps_processes, deadline=deadline, grace=grace)
 
 
 async def test_by_the_daemon(rig: Rig, client: SimulatedClient) -> None:
     """Its work is ended, of which it dies by itself; the daemon and its server go on."""
     server = rig.server()
-    ending = await end(rig, target_of(rig, client.pid))
+    ending = await end(rig, target_of(client.pid))
     assert ending == Ending(True, "the daemon ended its work, and it ended by itself")
     assert client.process.wait(5) == 1  # of the error it got, of no signal
     assert rig.server() == server
@@ -104,7 +118,7 @@ async def test_by_signals_afterwards(
     """The gentle one, then the other, each only when its time is over."""
     rig.start()
     with stubborn(rig, *ignored) as child:
-        ending = await end(rig, target_of(rig, child.pid), grace=0.3)
+        ending = await end(rig, target_of(child.pid), grace=0.3)
         assert ending == Ending(True, f"the daemon ended its work, and {number} the process")
         assert child.wait(5) == -getattr(signal, number)
 
@@ -116,7 +130,7 @@ async def test_no_signal_while_its_work_is_not_ended(
     """Killed with work on the device, it could take all the others along."""
     rig.knobs.turn("terminate_code", 999)
     rig.settle()
-    ending = await end(rig, target_of(rig, client.pid), grace=0.1)
+    ending = await end(rig, target_of(client.pid), grace=0.1)
     assert ending == Ending(False, "left alone: the daemon could not end its work, CUDA error 999")
     assert client.process.poll() is None
 
@@ -128,7 +142,7 @@ async def test_a_daemon_that_does_not_answer(
     """Has its deadline, and the client is left alone."""
     rig.knobs.turn("terminate_code", -1)
     rig.settle()
-    ending = await end(rig, target_of(rig, client.pid), deadline=0.3, grace=0.1)
+    ending = await end(rig, target_of(client.pid), deadline=0.3, grace=0.1)
     assert not ending.gone
     assert "left alone: the MPS daemon" in ending.words
     assert "said nothing within 0.3 s" in ending.words
@@ -143,21 +157,61 @@ def bystander() -> Iterator[subprocess.Popen[bytes]]:
         child.kill()
 
 
-async def test_who_is_no_client(
+async def test_whom_the_driver_does_not_list(
     rig: Rig, client: SimulatedClient, bystander: subprocess.Popen[bytes]
 ) -> None:
-    """Is left alone, whoever says that it is one: by its pid, or by another server's."""
-    ending = await end(rig, target_of(rig, bystander.pid))
-    assert not ending.gone
-    assert "does not name it as its client now" in ending.words
-    assert bystander.poll() is None
-    ending = await end(rig, replace(target_of(rig, client.pid), server=os.getpid()))
+    """Is left alone, whoever says that it is a client: the daemon does of one of these two."""
+    for pid in (client.pid, bystander.pid):
+        ending = await end(rig, target_of(pid), listed=[1, 2])
+        assert ending == Ending(
+            False, "left alone: the driver does not have it as an MPS process of the device"
+        )
+    assert (client.process.poll(), bystander.poll()) == (None, None)
+    assert "terminate_client" not in rig.log()
+
+
+async def test_whom_the_daemon_does_not_have(
+    rig: Rig, client: SimulatedClient, bystander: subprocess.Popen[bytes]
+) -> None:
+    """Is ended where the driver lists it: it is another daemon's, and harms nobody of this one."""
+    ending = await end(rig, target_of(bystander.pid))
     assert ending == Ending(
-        False,
-        f"left alone: the MPS daemon answered 'Server {os.getpid()} not found' to "
-        f"'get_client_list {os.getpid()}'",
+        True, "the daemon does not have it as a client, and SIGTERM the process"
     )
     assert client.process.poll() is None
+
+
+async def test_a_daemon_that_does_not_tell_its_clients(
+    rig: Rig, client: SimulatedClient, bystander: subprocess.Popen[bytes]
+) -> None:
+    """May have it as a client whose work is in flight."""
+    rig.knobs.turn("server_busy")
+    rig.settle()
+    ending = await end(rig, target_of(bystander.pid), grace=0.1)
+    assert ending == Ending(False, "left alone: the daemon does not tell who its clients are")
+    assert bystander.poll() is None
+
+
+@as_root
+@pytest.mark.parametrize(
+    ("owner", "user", "words"),
+    [
+        (0, 4001, "it runs as user 0, not as the plan's user 4001"),
+        (4002, 4001, "it runs as user 4002, not as the plan's user 4001"),
+        (4001, 0, "it runs as user 4001, not as the plan's user 0"),
+        (0, None, "it has the rights of root"),
+    ],
+)
+async def test_another_users_process(rig: Rig, owner: int, user: int | None, words: str) -> None:
+    """Is left alone, even where the driver lists it."""
+    rig.start()
+    with subprocess.Popen(["/bin/sleep", "60"], user=owner, extra_groups=()) as child:
+        try:
+            ending = await end(rig, target_of(child.pid, user))
+            assert ending == Ending(False, f"left alone: {words}")
+            assert child.poll() is None
+        finally:
+            child.kill()
 
 
 async def test_a_number_that_was_used_again(
@@ -165,34 +219,42 @@ async def test_a_number_that_was_used_again(
     client: SimulatedClient,
 ) -> None:
     """A client of the same number that started at another time is another one."""
-    target = target_of(rig, client.pid)
-    ending = await end(rig, replace(target, start_time=target.start_time - 1))
+    target = target_of(client.pid)
+    earlier = ProcessIdentity(client.pid, target.process.create_time - 1)
+    ending = await end(rig, replace(target, process=earlier))
     assert ending == Ending(True, "it had ended already")
     assert client.process.poll() is None
-    assert f"{client.pid}" in rig.ask(f"get_client_list {target.server}")
+    assert f"{client.pid}" in rig.ask(f"get_client_list {rig.server()}")
 
 
 async def test_one_that_is_gone(rig: Rig, client: SimulatedClient) -> None:
     """Nothing is said to the daemon."""
-    target = target_of(rig, client.pid)
+    target = target_of(client.pid)
     client.close()
     said = rig.log().count("NEW UI")
     assert await end(rig, target) == Ending(True, "it had ended already")
     assert rig.log().count("NEW UI") == said
 
 
-@pytest.mark.parametrize("pid", [0, 1, os.getpid()])
+@pytest.mark.parametrize("pid", [0, 1, os.getpid(), os.getppid()])
 async def test_who_is_never_ended(rig: Rig, pid: int) -> None:
-    """The agent itself, and the first process."""
-    ending = await end(rig, Target(5, pid, start_time_of(pid, PROC) or 0))
+    """The agent itself, who started it, and the first process."""
+    ending = await end(rig, Target(ProcessIdentity(pid, 1), ME))
     assert ending == Ending(False, f"left alone: pid {pid} is none that may be ended")
+
+
+async def test_a_daemon_or_server(rig: Rig, bystander: subprocess.Popen[bytes]) -> None:
+    """As little, where the driver should list it."""
+    target = replace(target_of(bystander.pid), spared=frozenset({bystander.pid}))
+    ending = await end(rig, target)
+    assert ending == Ending(False, f"left alone: pid {bystander.pid} is none that may be ended")
 
 
 async def test_left_early(rig: Rig) -> None:
     """Cancelled, it leaves no task and sends no more signals."""
     rig.start()
     with stubborn(rig) as child:
-        task = asyncio.create_task(end(rig, target_of(rig, child.pid), grace=60))
+        task = asyncio.create_task(end(rig, target_of(child.pid), grace=60))
         await asyncio.sleep(0.5)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):

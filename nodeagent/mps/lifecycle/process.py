@@ -12,6 +12,7 @@ from nodeagent.mps.lifecycle.values import (
     LimitsReadBack,
     Phase,
     Policy,
+    Replaced,
     Report,
     Schedule,
     Silent,
@@ -53,6 +54,14 @@ def silent(state: State, event: Silent, now: float, policy: Policy) -> Step:
         reports = (Report(Subject.SILENT, why),) if state.silences == policy.most_silences else ()
         return Step(state, reports)
     return kill(state, now, policy, Report(Subject.SILENT, f"{why}; it is replaced"))
+
+
+def replaced(state: State, event: Replaced, now: float, policy: Policy) -> Step:
+    """Another process answers for it, so nothing that is said there counts."""
+    if state.ending is not Ending.NO:
+        return Step(state)  # it ends anyway, with a deadline of its own
+    why = f"{event.reason}; a fresh daemon takes its place"
+    return kill(state, now, policy, Report(Subject.REPLACED, why))
 
 
 def exited(state: State, event: Exited, now: float, policy: Policy, chance: float) -> Step:

@@ -9,7 +9,7 @@ What holds whatever happens:
 - After it ended by itself, it is not started before the backoff is over, unless a person or a
   plan asks for that.
 - A daemon that was Ready, and so may have clients, is killed only when it answers nothing any
-  more, or when a drain by force is over.
+  more, when another process listens in its place, or when a drain by force is over.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import assert_never
 
 from nodeagent.mps.lifecycle.deadlines import deadline_passed
 from nodeagent.mps.lifecycle.moves import Step, ask_to_end, ended_by_itself, start
-from nodeagent.mps.lifecycle.process import answered, exited, kept_out, read_back, silent
+from nodeagent.mps.lifecycle.process import answered, exited, kept_out, read_back, replaced, silent
 from nodeagent.mps.lifecycle.server import foreign_user, server_gone, server_seen
 from nodeagent.mps.lifecycle.values import (
     WITH_PROCESS,
@@ -39,6 +39,7 @@ from nodeagent.mps.lifecycle.values import (
     OfRun,
     Phase,
     Policy,
+    Replaced,
     Report,
     RetryRequested,
     ServerGone,
@@ -93,6 +94,8 @@ def _of_run(state: State, event: OfRun, now: float, policy: Policy, chance: floa
             return silent(state, event, now, policy)
         case KeptOut():
             return kept_out(state, event)
+        case Replaced():
+            return replaced(state, event, now, policy)
         case LimitsReadBack():
             return read_back(state, event, now, policy, chance)
         case _:

@@ -187,6 +187,13 @@ class KeptOut(OfRun):
 
 
 @dataclass(frozen=True, slots=True)
+class Replaced(OfRun):
+    """Another process listens where the daemon should. `reason` in words, with that process."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class LimitsReadBack(OfRun):
     """The answer to the `ReadBack` with this number: what is in force, compute mode included,
     and is not as wanted; nothing if all is.
@@ -274,6 +281,7 @@ Event = (
     | Answered
     | Silent
     | KeptOut
+    | Replaced
     | LimitsReadBack
     | ServerSeen
     | ServerGone
@@ -353,6 +361,7 @@ class Subject(StrEnum):
     EXITED = "Exited"
     START_FAILED = "StartFailed"
     SILENT = "Silent"
+    REPLACED = "Replaced"
     LIMITS_DIFFER = "LimitsDiffer"
     SERVER_FAULT = "ServerFault"
     SERVER_SLOW = "ServerSlow"

@@ -1,0 +1,115 @@
+"""A tenant who owns an MPS daemon cannot make the agent, which is root, end anybody else's work."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import pytest
+
+from nodeagent.simulation.mps.clients import SimulatedClient
+from nodeagent.simulation.mps.installation import shared_interpreter
+from tests.acceptance.agent_home import SOON, Home
+
+TENANT, OTHER = 4001, 4002
+PLAN = f"""\
+version: v1
+gpus:
+  - devices: [0]
+    mps:
+      user: {TENANT}
+      enforce: terminate
+      shares: {{small: {{count: 1, memory: 8Gi, threads: 15}}}}
+"""
+IMPOSTOR = Path(__file__).with_name("mps_impostor.py")
+
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs several users")
+
+
+@pytest.fixture
+def started(home: Home) -> tuple[str, Path]:
+    """The device and the pipe directory of a daemon that is Ready."""
+    home.plan.write_text(PLAN)
+    home.start()
+    [daemon] = home.all_ready(1)
+    return daemon["device"], home.folder / "run/mps" / daemon["device"] / "pipe"
+
+
+@contextmanager
+def impostor(pipes: Path, *pids: int) -> Iterator[subprocess.Popen[str]]:
+    """The tenant's, once it listens or has given up."""
+    with subprocess.Popen(
+        [str(shared_interpreter()), "-I", str(IMPOSTOR), str(pipes), *map(str, pids)],
+        stdout=subprocess.PIPE,
+        text=True,
+        user=TENANT,
+        group=TENANT,
+        extra_groups=(),
+    ) as process:
+        try:
+            assert process.stdout
+            process.stdout.readline()
+            yield process
+        finally:
+            process.kill()
+
+
+def client(home: Home, pipes: Path) -> SimulatedClient:
+    """A client of the tenant's, which the driver lists once it is accepted."""
+    environment = {"CUDA_MPS_PIPE_DIRECTORY": str(pipes)}
+    return SimulatedClient(pipes, uid=TENANT, environment=environment, state=home.state, device="0")
+
+
+@pytest.fixture
+def bystanders() -> Iterator[list[subprocess.Popen[bytes]]]:
+    """Processes of the tenant, of another user and of root, none of which uses a GPU."""
+    with ExitStack() as stack:
+        made = []
+        for uid in (TENANT, OTHER, 0):
+            process = subprocess.Popen(["sleep", "600"], user=uid, group=uid, extra_groups=())
+            made.append(stack.enter_context(process))
+            stack.callback(process.kill)
+        yield made
+
+
+@pytest.mark.timeout(120)
+def test_the_sockets_of_a_daemon_stay_its_own(home: Home, started: tuple[str, Path]) -> None:
+    """Its user can neither move them nor put others in their place, and it works on."""
+    _, pipes = started
+    with impostor(pipes) as refused:
+        assert refused.wait(SOON) == 3
+    with client(home, pipes) as working:
+        working.wait_until_accepted(SOON)
+        working.allocate(1 << 20)
+
+
+@pytest.mark.timeout(120)
+def test_whom_an_impostor_names(
+    home: Home, started: tuple[str, Path], bystanders: list[subprocess.Popen[bytes]]
+) -> None:
+    """Lives on: a daemon found replaced is a fault by name, and a fresh one takes its place. The
+    tenant's own client beyond the count, which the driver lists, is ended as before.
+    """
+    device, pipes = started
+    first = home.daemons()[0]["pid"]
+    home.stop(signal.SIGTERM)
+    os.chown(pipes, TENANT, TENANT)  # as before the daemon had answered
+    with impostor(pipes, *(process.pid for process in bystanders)):
+        home.start()
+        home.until(lambda: home.ask("status"))
+        told = home.until(lambda: [e for e in home.events() if "in place of" in e["message"]])
+        assert told[0]["type"] == "MpsFault"
+        assert f"user {TENANT} listens at {pipes}" in told[0]["message"]
+        [daemon] = home.all_ready(1)
+        assert daemon["pid"] != first
+    with client(home, pipes) as first, client(home, pipes) as second:
+        first.wait_until_accepted(SOON)
+        second.wait_until_accepted(SOON)
+        assert second.process.wait(SOON) == 1
+        first.allocate(1 << 20)
+    assert [process.poll() for process in bystanders] == [None, None, None]
+    assert device == daemon["device"]
