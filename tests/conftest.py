@@ -24,11 +24,19 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from _pytest.faulthandler import fault_handler_stderr_fd_key
 
+from tests.reaper import run_below_reaper
+
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Generator, Iterator
 
 GRACE = 30.0  # seconds that threads and processes get to end by themselves after a test
 STUCK = 60.0  # seconds after a test's time limit at which it counts as stuck for ever
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_cmdline_main() -> None:
+    """Processes that tests start end with the run, however it ends."""
+    run_below_reaper()
 
 
 @pytest.hookimpl(wrapper=True)
