@@ -68,6 +68,11 @@ class DriverError(NodeagentError):
         self.call = call
 
 
+# The `name` of the DriverUnavailable that says so.
+LIBRARY_MISSING = "LibraryNotFound"
+NOT_LOADED = "DriverNotLoaded"
+
+
 class DriverUnavailable(DriverError):
     """NVML cannot be used at all: library missing, driver not loaded, versions differ."""
 

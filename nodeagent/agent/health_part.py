@@ -36,6 +36,7 @@ from nodeagent.health.findings import Moment
 from nodeagent.health.judging import Judgement, Rules, judge
 from nodeagent.health.pods import with_pods
 from nodeagent.health.readings import (
+    Answer,
     Cleared,
     GpuReading,
     InstanceReading,
@@ -168,6 +169,10 @@ class HealthPart:
         reading = self._readings.events(events, self._now(), self._boot_id, self.state.gpus)
         if reading is not None:
             self.take(reading)
+
+    def listener_is(self, answer: Answer) -> None:
+        """Whether NVML's events arrive."""
+        self.take(NodeReading(self._now(), self._boot_id, listener=answer))
 
     def take(self, reading: NodeReading) -> None:
         """Judge what was read, just now. Takes milliseconds."""

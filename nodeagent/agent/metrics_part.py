@@ -26,6 +26,7 @@ from nodeagent.gpu.events.field_values import EventValues
 from nodeagent.gpu.events.listener import Event
 from nodeagent.gpu.sampling.process_reader import ProcessLook
 from nodeagent.gpu.sampling.rounds import Round
+from nodeagent.health.readings import Answer
 from nodeagent.health.reporting import METRICS as HEALTH_METRICS
 from nodeagent.health.reporting import samples as health_samples
 from nodeagent.health.xids import default_table
@@ -57,10 +58,10 @@ _MOST_TOLD = 20  # lines of a file of counters that are named one by one
 class MetricsPart:
     """Reads the GPUs and says what was read, while `run` runs; can be scraped from the start.
 
-    `current` gives the node's state as it is at this moment. `on_round` and `on_events` hear of
-    what was read, too; `held` says of which GPUs nothing is to be asked. `begin` comes back when
-    the driver was asked for the first time, whatever came of it. `simulated`: processes are none
-    of this machine, so nothing is looked up of them.
+    `current` gives the node's state as it is at this moment. `on_round` and `on_events` get what
+    was read, too, `on_listener` whether events arrive; `held` says of which GPUs nothing is to be
+    asked. `begin` comes back when the driver was asked for the first time, whatever came of it.
+    `simulated`: processes are none of this machine, so nothing is looked up of them.
     """
 
     def __init__(
@@ -72,6 +73,7 @@ class MetricsPart:
         begin: Callable[[], Awaitable[object]],
         on_round: Iterable[Callable[[Round], None]] = (),
         on_events: Iterable[Callable[[tuple[Event, ...]], None]] = (),
+        on_listener: Callable[[Answer], None] = lambda _: None,
         held: Callable[[], frozenset[str]] = frozenset,
         simulated: bool = False,
     ) -> None:
@@ -97,6 +99,7 @@ class MetricsPart:
             on_round=(self._took, *on_round),
             on_processes=self._processes,
             on_events=(self._heard, *on_events),
+            on_listener=on_listener,
             held=held,
             begin=begin,
         )

@@ -14,10 +14,11 @@ import structlog
 
 from nodeagent.errors import DriverError
 from nodeagent.gpu.driver import Driver
-from nodeagent.gpu.events.listener import Event, EventListener
+from nodeagent.gpu.events.listener import Event, EventListener, Timing
 from nodeagent.gpu.sampling.process_reader import ProcessLook, ProcessReader
 from nodeagent.gpu.sampling.rounds import Round
 from nodeagent.gpu.sampling.sampler import Pace, Sampler
+from nodeagent.health.readings import Answer
 from nodeagent.metrics.agent_metrics import ReaderState
 from nodeagent.metrics.catalogue import Field, TextField
 from nodeagent.planning.steps import Step
@@ -34,8 +35,8 @@ class SamplingPart:
     """Reads while `run` runs. The driver is entered by somebody else; `begin` comes back when that
     was tried, and before nothing is read.
 
-    Of `on_round`, `on_processes` and `on_events` each is called with what was read. `held` are
-    UUIDs of GPUs of which nothing is to be asked.
+    Of `on_round`, `on_processes` and `on_events` each is called with what was read, `on_listener`
+    when events stop or begin to arrive. `held` are UUIDs of GPUs of which nothing is to be asked.
     """
 
     def __init__(
@@ -46,6 +47,7 @@ class SamplingPart:
         on_round: Sequence[Callable[[Round], None]],
         on_processes: Callable[[tuple[ProcessLook, ...]], None],
         on_events: Sequence[Callable[[tuple[Event, ...]], None]] = (),
+        on_listener: Callable[[Answer], None] = lambda _: None,
         held: Callable[[], frozenset[str]] = frozenset,
         begin: Callable[[], Awaitable[object]],
     ) -> None:
@@ -65,7 +67,8 @@ class SamplingPart:
         self._wanted: tuple[tuple[Field, ...], tuple[TextField, ...]] = ((), ())
         self._sampler: Sampler | None = None
         self._process_readers: dict[int, ProcessReader] = {}
-        self._events = EventListener(driver)
+        self._on_listener = on_listener
+        self._events = EventListener(driver, Timing(deadline=settings.deadline))
         self._deaf: str | None = None  # why events are not heard, as it was told last
         self._problems: dict[str, tuple[str, ...]] = {}  # as they were told last
         self._due = asyncio.Event()
@@ -97,7 +100,7 @@ class SamplingPart:
                 parts.create_task(self._sample(), name="sample")
                 parts.create_task(self._follow_processes(), name="list processes")
                 if self._on_events:
-                    parts.create_task(self._events.run(self._heard), name="events")
+                    parts.create_task(self._events.run(self._heard, self._waited), name="events")
         finally:
             self._driver.taken.remove(self._step_taken)
             if self._sampler is not None:
@@ -160,6 +163,11 @@ class SamplingPart:
                 log.info("what happens to the GPUs is heard again")
             else:
                 log.warning("what happens to the GPUs is not heard", error=deaf)
+
+    def _waited(self) -> None:
+        answer = self._events.answer
+        if answer is not None:
+            self._on_listener(answer)
 
     def _heard(self, events: tuple[Event, ...]) -> None:
         for hear in self._on_events:

@@ -252,6 +252,7 @@ class Agent:
             begin=lambda: self._reconciler.settled.wait(),  # noqa: PLW0108 - there is none yet
             on_round=(self._health.took,),
             on_events=(self._health.heard,),
+            on_listener=self._health.listener_is,
             held=lambda: self._health.held,
             simulated=self._simulation is not None,
         )

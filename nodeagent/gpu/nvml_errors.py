@@ -10,7 +10,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final, TypeVar
 
-from nodeagent.errors import DriverError, DriverUnavailable, GpuInUse, GpuLost
+from nodeagent.errors import (
+    LIBRARY_MISSING,
+    NOT_LOADED,
+    DriverError,
+    DriverUnavailable,
+    GpuInUse,
+    GpuLost,
+)
 
 UNINITIALIZED: Final = 1
 INVALID_ARGUMENT: Final = 2
@@ -78,7 +85,7 @@ _EXPLANATIONS: Final = {
         "check the GPU's power cables",
     ),
     9: Explanation(
-        "DriverNotLoaded",
+        NOT_LOADED,
         "the NVIDIA kernel driver is not loaded",
         "load it (modprobe nvidia) or install it, and see that `nvidia-smi` answers",
     ),
@@ -93,10 +100,10 @@ _EXPLANATIONS: Final = {
         _DRIVER_LOG,
     ),
     12: Explanation(
-        "LibraryNotFound",
+        LIBRARY_MISSING,
         "the driver's library libnvidia-ml.so.1 was not found",
-        "install the NVIDIA driver, in a container mount its libraries; or try "
-        "`--simulate h100-80gb:2`",
+        "install the NVIDIA driver and check it with `nvidia-smi`; in a container have its "
+        "libraries mounted (runtimeClassName: nvidia); without a GPU try `--simulate h100-80gb:2`",
     ),
     13: Explanation(
         "FunctionNotFound",

@@ -124,6 +124,7 @@ class Posts:
         self, worker: Worker, function: Callable[[Nvml], Result], *, what: str, deadline: float
     ) -> Result:
         async with self.gate.together():
+            self.session.require()
             return await worker.call(
                 lambda: function(self.session.nvml), what=what, deadline=deadline
             )

@@ -9,6 +9,7 @@ from typing import TypeVar
 
 from nodeagent.errors import DeadlineExceeded, DriverError, DriverUnavailable
 from nodeagent.gpu.nvml import Nvml
+from nodeagent.gpu.nvml_errors import unavailable
 from nodeagent.gpu.workers import Worker
 
 Result = TypeVar("Result")
@@ -27,9 +28,18 @@ class Session:
         self._worker = Worker("the driver")
         self._deadline = deadline
         self._started = False
+        self._refused: DriverUnavailable | None = None  # why NVML could not be started
 
     async def start(self) -> None:
         """Initialise NVML, unless it still is; raises DriverError."""
+        try:
+            await self._start()
+        except DriverUnavailable as error:
+            self._refused = error
+            raise
+        self._refused = None
+
+    async def _start(self) -> None:
         until = time.monotonic() + self._deadline
 
         def start() -> None:
@@ -54,7 +64,15 @@ class Session:
 
     async def ask(self, function: Callable[[Nvml], Result], *, what: str) -> Result:
         """What `function` finds out of no single GPU."""
+        self.require()
         return await self._call(lambda: function(self.nvml), what=what)
+
+    def require(self) -> None:
+        """Raise the error with which NVML could not be started: calls would only answer that it is
+        not initialised.
+        """
+        if self._refused is not None and not self._started:
+            raise unavailable(self._refused)
 
     async def shut_down(self, workers: Iterable[Worker], patience: float | None = None) -> bool:
         """Shut NVML down, unless one of `workers` is in a call that does not return.

@@ -13,6 +13,8 @@ _BY_SILENCE = {
     Silence.RESET_REQUIRED: "gpuResetRequired",
     Silence.HANGS: "gpuHangs",
     Silence.FAILS: "gpuUnknown",
+    Silence.NO_LIBRARY: "gpuUnknown",
+    Silence.NOT_LOADED: "gpuUnknown",
     Silence.UNBOUND: "gpuUnbound",
 }
 
@@ -33,8 +35,9 @@ def access(look: Look) -> Iterator[Sign]:
     answer = look.gpu.answer
     if answer is None:
         return
-    for silence, cause in _BY_SILENCE.items():
-        yield silent(cause, answer, look.uptime, look.limits.hang_reboot, answer.silence == silence)
+    there = _BY_SILENCE[answer.silence] if answer.silence else None
+    for cause in dict.fromkeys(_BY_SILENCE.values()):
+        yield silent(cause, answer, look.uptime, look.limits.hang_reboot, cause == there)
 
 
 def silent(cause: str, answer: Answer, uptime: float, patience: float, present: bool) -> Sign:

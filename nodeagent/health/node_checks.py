@@ -8,11 +8,12 @@ from nodeagent.health.device_checks import silent
 from nodeagent.health.findings import Place
 from nodeagent.health.hearing import pci_address
 from nodeagent.health.limits import Limits
-from nodeagent.health.readings import NodeReading
+from nodeagent.health.readings import Answer, NodeReading, Silence
 from nodeagent.health.signs import Sign
 from nodeagent.health.state import HealthState
 
-_DRIVER = "driverHangs"
+_HANGS = "driverHangs"
+_BY_SILENCE = {Silence.NO_LIBRARY: "driverMissing", Silence.NOT_LOADED: "driverNotLoaded"}
 
 
 def node_signs(
@@ -22,9 +23,21 @@ def node_signs(
     yield from _missing(state, reading)
     answer = reading.answer
     if answer is not None:
-        silence = answer.silence is not None
-        sign = silent(_DRIVER, answer, reading.at.uptime, limits.hang_reboot, silence)
-        yield Place(), sign
+        there = _BY_SILENCE.get(answer.silence, _HANGS) if answer.silence else None
+        for cause in (_HANGS, *_BY_SILENCE.values()):
+            sign = silent(cause, answer, reading.at.uptime, limits.hang_reboot, cause == there)
+            yield Place(), sign
+    if reading.listener is not None:
+        yield Place(), _deafness(reading.listener, reading.at.uptime, limits)
+
+
+def _deafness(listener: Answer, uptime: float, limits: Limits) -> Sign:
+    """A wait that hangs counts at once. One that fails may go well the next time."""
+    passing = listener.silence is not None and listener.silence is not Silence.HANGS
+    if passing and listener.last is not None and uptime - listener.last < limits.listener_hold:
+        return Sign("eventsUnheard", None)
+    evidence = listener.reason or "the wait for events does not return"
+    return Sign("eventsUnheard", listener.silence is not None, evidence)
 
 
 def _missing(state: HealthState, reading: NodeReading) -> Iterator[tuple[Place, Sign]]:

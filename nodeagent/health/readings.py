@@ -20,6 +20,8 @@ class Silence(StrEnum):
     RESET_REQUIRED = "resetRequired"  # RESET_REQUIRED
     HANGS = "hangs"  # a call is past its deadline
     FAILS = "fails"  # any other error
+    NO_LIBRARY = "noLibrary"  # the driver's library was not found
+    NOT_LOADED = "notLoaded"  # the kernel module is not loaded
     UNBOUND = "unbound"  # the kernel driver was taken off the GPU; calls pause
 
 
@@ -278,7 +280,8 @@ class NodeReading:
 
     `gpus` are those that were read this time, `known` the UUIDs of all that NVML lists (None: not
     read). `pci_addresses`: NVIDIA's GPUs on the PCI bus, whether NVML lists them or not. `answer`
-    is the driver's as a whole. `resets`: UUIDs of the GPUs that the agent reset since.
+    is the driver's as a whole, `listener` that of the wait for NVML's events. `resets`: UUIDs of
+    the GPUs that the agent reset since.
     """
 
     at: Moment
@@ -288,6 +291,7 @@ class NodeReading:
     listed_addresses: tuple[str, ...] | None = None
     pci_addresses: tuple[str, ...] | None = None
     answer: Answer | None = None
+    listener: Answer | None = None
     xids: tuple[XidEvent, ...] = ()
     events: tuple[GpuEvent, ...] = ()
     resets: frozenset[str] = frozenset()

@@ -151,6 +151,7 @@ SOURCES: tuple[ReadingSource, ...] = (
     _slow("NodeReading.listed_addresses", "nvmlDeviceGetPciInfo_v3"),
     _own("NodeReading.pci_addresses", how="/sys/bus/pci/devices: vendor 0x10de, class 0x03"),
     _fast("NodeReading.answer", "nvmlDeviceGetCount", how="against its deadline"),
+    _event("NodeReading.listener", "nvmlEventSetWait_v2", how="against its deadline"),
     _own("NodeReading.resets", how="the agent's own ResetGpu steps"),
     _own("NodeReading.cleared", how="the user's own table of XIDs, read at the start"),
     _own("NodeReading.gpus", how="the readings above"),

@@ -34,6 +34,7 @@ class Check(StrEnum):
     INFOROM = "inforom"
     GPU_COUNT = "gpuCount"
     DRIVER = "driver"
+    EVENTS = "events"
     MIG = "mig"
 
 
@@ -202,6 +203,17 @@ ROWS: tuple[Row, ...] = (
     Row("driverHangs", Check.DRIVER, _X, _NONE, _GONE, "does not answer",
         "a call about the node is past its deadline or fails; for 600 s: unhealthy, reboot",
         "Wait. If it stays so: {reboot}", "the driver"),
+    Row("driverMissing", Check.DRIVER, _X, _NONE, _GONE, "is not installed",
+        "libnvidia-ml.so.1 is not found",
+        "Install it and check it with `nvidia-smi`. In a container have its libraries mounted "
+        "(runtimeClassName: nvidia).", "the driver"),
+    Row("driverNotLoaded", Check.DRIVER, _X, _NONE, _GONE, "is not loaded",
+        "the kernel module is not loaded",
+        "Load it: `modprobe nvidia`. If that fails, see the kernel log (dmesg).", "the driver"),
+    Row("eventsUnheard", Check.EVENTS, _X, _NONE, _GONE,
+        "do not arrive, so that XIDs are known from the kernel log alone",
+        "the wait for NVML's events is past its deadline, or fails for 10 s",
+        "Look for NVRM lines in the kernel log (dmesg). If it stays so: {reboot}", "NVML's events"),
     Row("migChanged", Check.MIG, _H, _NONE, _LAPSES,
         "had its MIG layout changed by another program",
         "event 0x100 that the agent did not cause",

@@ -34,6 +34,7 @@ class Code(StrEnum):
     MPS = "Mps"
     MPS_CLIENT = "MpsClient"  # of a client's own making; the node is as planned all the same
     DRIVER = "Driver"
+    DRIVER_MISSING = "DriverMissing"  # its library is not there
     METRICS = "Metrics"  # some of what was asked for is not exported; nothing else is the matter
     # the agent itself
     STATE_FILE = "StateFile"  # a file of its own state cannot be used or written

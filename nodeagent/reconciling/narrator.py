@@ -15,6 +15,7 @@ from nodeagent.reports.words import gpu_words, layout_words, step_words
 
 log = structlog.get_logger(__name__)
 
+_OF_THE_DRIVER = frozenset({Code.DRIVER, Code.DRIVER_MISSING})
 _NODE = ""  # where the UUID of a GPU would be
 
 _BAD = frozenset(
@@ -44,13 +45,14 @@ class Narrator:
 
     def driver_failed(self, problem: Problem) -> None:
         if self._failure is None or problem.message != self._failure.message:
-            is_driver = problem.code is Code.DRIVER
-            kind = EventType.DRIVER_UNAVAILABLE if is_driver else EventType.FAILED
+            kind = (
+                EventType.DRIVER_UNAVAILABLE if problem.code in _OF_THE_DRIVER else EventType.FAILED
+            )
             self._tell(kind, problem.message, remedy=problem.remedy)
         self._failure = problem
 
     def driver_answers(self) -> None:
-        if self._failure and self._failure.code is Code.DRIVER:
+        if self._failure and self._failure.code in _OF_THE_DRIVER:
             self._tell(EventType.DRIVER_RETURNED, "the driver answers again")
             self._failure = None
 

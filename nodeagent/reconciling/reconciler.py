@@ -16,7 +16,7 @@ from typing import Protocol
 
 import structlog
 
-from nodeagent.errors import NodeagentError
+from nodeagent.errors import LIBRARY_MISSING, DriverError, NodeagentError
 from nodeagent.execution.carrying_out import StepDriver, carry_out
 from nodeagent.files import StateFile
 from nodeagent.planning.host import Host
@@ -195,7 +195,7 @@ class Reconciler:
             pause = await self._reconcile_once()
         except NodeagentError as error:
             await self._close_driver()
-            return self._setback(Problem(Code.DRIVER, error.message, error.remedy))
+            return self._setback(Problem(_code_of(error), error.message, error.remedy))
         except GivenUp:
             return 0.0
         except Exception as error:  # a fault of ours is told, and tried again after a while
@@ -381,3 +381,8 @@ class Reconciler:
             self._unkept = None
         except NodeagentError as error:  # a full disk, say: the next round tries again
             self._narrator.trouble(str(error))
+
+
+def _code_of(error: NodeagentError) -> Code:
+    missing = isinstance(error, DriverError) and error.name == LIBRARY_MISSING
+    return Code.DRIVER_MISSING if missing else Code.DRIVER

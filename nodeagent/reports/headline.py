@@ -182,7 +182,10 @@ def _driver(seen: Seen) -> Iterator[Matter]:
             else advice("driverHangs", Action.NONE, reboot=_reboot(seen))
         )
         code = said[0].code if said else Code.DRIVER
-        yield Matter(f"The driver does not answer: {_end(state.driver_error)}", remedy, code=code)
+        text = f"The driver does not answer: {_end(state.driver_error)}"
+        if code is Code.DRIVER_MISSING:
+            text = _sentence(state.driver_error)
+        yield Matter(text, remedy, code=code.value)
 
 
 def _failures(seen: Seen) -> Iterator[Matter]:

@@ -285,7 +285,16 @@ CASES = (
     Case("fabricDegraded", *sensor(("fabric.state", 3), ("fabric.health", 1))),
     Case("migChanged", event(0x100), later(601)),
 )
-ELSEWHERE = {"gpuHangs", "gpuMissing", "driverHangs", "modeDrift", "inforomCorrupt"}
+ELSEWHERE = {
+    "gpuHangs",
+    "gpuMissing",
+    "driverHangs",
+    "driverMissing",  # tests/agent/test_service_health.py, as is the next but one
+    "driverNotLoaded",
+    "eventsUnheard",
+    "modeDrift",
+    "inforomCorrupt",
+}
 
 
 def test_every_cause_is_in_this_file() -> None:
@@ -365,6 +374,18 @@ async def test_a_driver_that_does_not_count_its_gpus(tmp_path: Path) -> None:
         w.node.clear_faults()
         await w.look()
         assert not w.is_told("driverHangs")
+
+
+async def test_a_driver_that_is_unloaded(tmp_path: Path) -> None:
+    """It is no driver that hangs."""
+    async with world("h100-80gb:2", tmp_path) as w:
+        w.node.inject("nvmlDeviceGetCount*", error="DRIVER_NOT_LOADED", times=None)
+        await w.look()
+        assert w.is_told("driverNotLoaded")
+        assert w.found("driverHangs") is None
+        w.node.clear_faults()
+        await w.look()
+        assert not w.is_told("driverNotLoaded")
 
 
 async def test_a_gpu_on_the_bus_that_nvml_does_not_list(tmp_path: Path) -> None:

@@ -30,12 +30,14 @@ def write_plan(folder: Path, mig: str) -> None:
 
 
 class Process:
-    """One `nodeagent run` on a simulated node that a state file keeps."""
+    """One `nodeagent run` on a simulated node that a state file keeps; without `boards` on this
+    machine.
+    """
 
     def __init__(self, folder: Path, *arguments: str, boards: str = "h100-80gb:1", **env: str):
         self.folder = folder
         self.errors = (folder / "stderr").open("ab")
-        simulated = ["--simulate", boards, "--state", f"{folder}/node.json"]
+        simulated = ["--simulate", boards, "--state", f"{folder}/node.json"] if boards else []
         folders = ["--run-dir", f"{folder}/run", "--state-dir", f"{folder}/state"]
         plan = ["--plan", f"{folder}/plan.yaml", "--listen", "127.0.0.1:0"]
         command = [sys.executable, "-m", "nodeagent", "run"]

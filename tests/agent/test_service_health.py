@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 import subprocess
@@ -9,6 +10,8 @@ import sys
 import time
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from tests.agent.test_service import agent, profiles, write_plan
 
@@ -85,3 +88,54 @@ def test_a_lost_gpu_is_the_headline(tmp_path: Path) -> None:
         shown = subprocess.run(command, capture_output=True, text=True, check=True).stdout
         assert shown.startswith("GPU 1 fell off the bus (XID 79).\n  Drain and reboot the node: ")
     os.close(kernel)
+
+
+def test_events_that_do_not_arrive(tmp_path: Path) -> None:
+    """A wait for events that hangs is found, and an XID of that time is known from the kernel log;
+    both are over when it returns and the GPU is well.
+    """
+    os.mkfifo(tmp_path / "kmsg")
+    kernel = os.open(tmp_path / "kmsg", os.O_RDWR | os.O_NONBLOCK)
+    write_plan(tmp_path, "{3g.40gb: 2}")
+    with agent(
+        tmp_path,
+        NODEAGENT_HEALTH_KERNEL_LOG=f"{tmp_path}/kmsg",
+        NODEAGENT_SAMPLE_DEADLINE="0.3",
+    ) as process:
+        status = process.until(lambda body: body["headline"]["severity"] == "ok")
+        simulated = ["--simulate", "h100-80gb:1", "--state", f"{tmp_path}/node.json"]
+        fault = [sys.executable, "-m", "nodeagent", "simulate", "fault", *simulated]
+        subprocess.run([*fault, "nvmlEventSetWait*", "--hang"], check=True)
+        status = process.until(lambda body: body["health"]["findings"])
+        (finding,) = status["health"]["findings"]
+        assert (finding["cause"], finding["severity"]) == ("eventsUnheard", "unknown")
+        assert status["headline"]["severity"] == "warning"
+        assert status["headline"]["text"].startswith("NVML's events do not arrive")
+        assert status["phase"] == "InSync"
+        micros = int(time.clock_gettime(time.CLOCK_BOOTTIME) * 1e6)
+        where = status["gpus"][0]["pciBusId"][4:-2].lower()
+        line = f"3,17,{micros},-;NVRM: Xid (PCI:{where}): 95, pid=7, name=x\n"
+        os.write(kernel, line.encode())
+        status = process.until(lambda body: body["headline"]["severity"] == "error")
+        assert status["headline"]["code"] == "XidReset"
+        subprocess.run([*fault, "--clear"], check=True)
+        process.until(lambda body: not body["health"]["findings"])
+    os.close(kernel)
+
+
+def test_a_driver_that_is_not_installed(tmp_path: Path) -> None:
+    """Without libnvidia-ml.so.1 no driver hangs: there is none, and that has its own code."""
+    try:
+        ctypes.CDLL("libnvidia-ml.so.1")
+    except OSError:
+        pass
+    else:
+        pytest.skip("this machine has the library")
+    write_plan(tmp_path, "{3g.40gb: 2}")
+    with agent(tmp_path, boards="", NODEAGENT_KUBERNETES_USE="never") as process:
+        status = process.until(lambda body: body["health"]["findings"])
+        assert [f["cause"] for f in status["health"]["findings"]] == ["driverMissing"]
+        assert [p["code"] for p in status["problems"]] == ["DriverMissing"]
+        assert status["headline"]["code"] == "DriverMissing"
+        assert status["headline"]["text"].startswith("The driver's library libnvidia-ml.so.1 was ")
+        assert "nvidia-smi" in status["headline"]["remedy"]

@@ -197,6 +197,18 @@ MEASURED: dict[str, tuple[Step, Step]] = {
         lambda node: node.read(answer=Answer(Silence.HANGS)),
         lambda node: node.read(answer=Answer()),
     ),
+    "driverMissing": (
+        lambda node: node.read(answer=Answer(Silence.NO_LIBRARY)),
+        lambda node: node.read(answer=Answer()),
+    ),
+    "driverNotLoaded": (
+        lambda node: node.read(answer=Answer(Silence.NOT_LOADED)),
+        lambda node: node.read(answer=Answer()),
+    ),
+    "eventsUnheard": (
+        lambda node: node.read(listener=Answer(Silence.HANGS)),
+        lambda node: node.read(listener=Answer()),
+    ),
 }
 
 # What is told once: what raises it.

@@ -500,3 +500,25 @@ def test_causes_are_words_of_the_interface() -> None:
     causes = [row.cause for row in ROWS]
     assert len(set(causes)) == len(causes)
     assert all(cause.isidentifier() and cause[0].islower() for cause in causes)
+
+
+def test_a_wait_for_events_that_fails_in_passing() -> None:
+    """As it does when the set of a lost GPU is made anew; it is told after ten seconds of it."""
+    node = Node()
+    node.read(listener=Answer(Silence.FAILS, last=node.now), after=9.0)
+    assert node.causes() == set()
+    node.read(listener=Answer(Silence.FAILS, last=node.now - 9.0), after=1.0)
+    assert node.causes() == {"eventsUnheard"}
+    node.read(listener=Answer(last=node.now), after=1.0)
+    assert node.causes() == set()
+
+
+def test_a_driver_that_is_not_there_does_not_hang() -> None:
+    """It is one cause at a time, for the node and for GPUs that were known."""
+    node = Node()
+    node.read(gpu(answer=Answer()), answer=Answer())
+    gone = Answer(Silence.NO_LIBRARY)
+    node.read(gpu(answer=gone), answer=gone)
+    assert node.causes() == {"driverMissing", "gpuUnknown"}
+    node.read(answer=Answer(Silence.HANGS))
+    assert node.causes() == {"driverHangs", "gpuUnknown"}

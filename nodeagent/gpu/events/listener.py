@@ -15,7 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from nodeagent.errors import DeadlineExceeded, DriverError
+from nodeagent.errors import DeadlineExceeded, DriverError, DriverUnavailable
 from nodeagent.gpu.driver import Driver
 from nodeagent.gpu.nvml import Nvml
 from nodeagent.gpu.nvml_calls import (
@@ -27,8 +27,9 @@ from nodeagent.gpu.nvml_calls import (
     make_system_event_set,
     wait_for_system_event,
 )
+from nodeagent.gpu.sampling.health_readings import silence_of
 from nodeagent.gpu.workers import Worker
-from nodeagent.health.readings import GpuEvent, GpuEventKind, Source, XidEvent
+from nodeagent.health.readings import Answer, GpuEvent, GpuEventKind, Source, XidEvent
 
 XID: Final = constant("nvmlEventTypeXidCriticalError")
 MIG_CHANGE: Final = constant("nvmlEventMigConfigChange")
@@ -84,7 +85,7 @@ class Timing:
     """
 
     wait: float = 0.5
-    deadline: float = 10.0
+    deadline: float = 5.0
     pause: float = 1.0
 
 
@@ -92,13 +93,15 @@ class Timing:
 class EventListener:
     """Hears what happens to the GPUs of a driver that was entered.
 
-    `failure` is why nothing is heard just now, None while all is well.
+    `failure` is why nothing is heard just now, None while all is well. `last` is the uptime of the
+    last wait that ended well.
     """
 
     driver: Driver
     timing: Timing = Timing()
     uptime: Callable[[], float] = lambda: time.clock_gettime(time.CLOCK_BOOTTIME)
     failure: DriverError | None = None
+    last: float | None = None
     _worker: Worker = field(default_factory=lambda: Worker("the wait for events"))
     _sets: _Sets | None = None
     _of: tuple[int, int] = (-1, -1)
@@ -106,10 +109,23 @@ class EventListener:
     _heard: deque[Event] = field(default_factory=deque)  # and not yet told
     _lent: bool = False
 
-    async def run(self, deliver: Callable[[tuple[Event, ...]], None]) -> None:
-        """Deliver what happens, until cancelled."""
+    async def run(
+        self,
+        deliver: Callable[[tuple[Event, ...]], None],
+        report: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Deliver what happens, until cancelled.
+
+        `report` is called after the first wait, after each one that failed, and after the first
+        one that ended well again.
+        """
+        self.last = self.uptime()
+        failed = True
         while True:
             heard = await self.listen()
+            if failed or self.failure is not None:
+                report()
+            failed = self.failure is not None
             if heard:
                 deliver(heard)
             if self.failure is not None:
@@ -130,7 +146,7 @@ class EventListener:
                 what="waiting for events",
                 deadline=self.timing.wait + self.timing.deadline,
             )
-            self.failure = None
+            self.failure, self.last = None, self.uptime()
         except DeadlineExceeded as error:
             self.failure = error
         except DriverError as error:
@@ -138,6 +154,18 @@ class EventListener:
             self.failure = error
         # What came before a failure, such as the XID of the GPU that is lost now, is told too.
         return tuple(self._heard.popleft() for _ in range(len(self._heard)))
+
+    @property
+    def answer(self) -> Answer | None:
+        """Whether events arrive, for health; None while NVML as a whole cannot be used. A driver
+        that has no events leaves nothing to wait for.
+        """
+        error = self.failure
+        if error is None or error.code in ABSENT:
+            return Answer(last=self.last)
+        if isinstance(error, DriverUnavailable):
+            return None
+        return Answer(silence_of(error), self.last, error.message)
 
     # --- in the thread ------------------------------------------------------------------------
 

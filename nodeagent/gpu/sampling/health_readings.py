@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
-from nodeagent.errors import DeadlineExceeded, DriverError, GpuLost
+from nodeagent.errors import (
+    LIBRARY_MISSING,
+    NOT_LOADED,
+    DeadlineExceeded,
+    DriverError,
+    GpuLost,
+)
 from nodeagent.gpu.nvml_errors import RESET_REQUIRED
 from nodeagent.gpu.sampling.look import GpuLook
 from nodeagent.health.readings import (
@@ -63,4 +69,7 @@ def silence_of(error: DriverError) -> Silence:
         return Silence.HANGS
     if isinstance(error, GpuLost):
         return Silence.RESET_REQUIRED if error.code == RESET_REQUIRED else Silence.LOST
-    return Silence.FAILS
+    return _BY_NAME.get(error.name, Silence.FAILS)
+
+
+_BY_NAME = {LIBRARY_MISSING: Silence.NO_LIBRARY, NOT_LOADED: Silence.NOT_LOADED}

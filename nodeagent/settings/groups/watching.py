@@ -26,8 +26,8 @@ class SampleSettings(Group):
     )
     deadline: Duration = Field(
         5.0,
-        description="Seconds one GPU may take for a sample; after that its values are the last "
-        "ones, and their age is told.",
+        description="Seconds one GPU may take for a sample, and NVML for its events; after that "
+        "the values are the last ones, and their age is told.",
     )
 
 
