@@ -10,6 +10,7 @@ import asyncio
 import ctypes
 import faulthandler
 import inspect
+import logging
 import os
 import signal
 import socket
@@ -136,7 +137,14 @@ def _no_settings_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(autouse=True)
 def _logging_starts_anew() -> Iterator[None]:
     """An agent in this process sets up logging for it; the next test must not write to its end."""
+    thread_failed = threading.excepthook
     yield
+    if logs := sys.modules.get("nodeagent.agent.logs"):
+        root = logging.getLogger()
+        for handler in [h for h in root.handlers if isinstance(h, logs.LibraryLines)]:
+            root.removeHandler(handler)
+        logging.captureWarnings(capture=False)
+        threading.excepthook = thread_failed
     structlog = sys.modules.get("structlog")
     if structlog is None or not structlog.is_configured():
         return

@@ -49,7 +49,8 @@ and those of dcgm-exporter 1. A line that cannot be used is named, and the other
 
 The file is `metrics.counters` ([settings](settings.md)). A change in it counts at once, without a
 hole in the series; one that cannot be used at all leaves the fields of before. What does not count
-is named in the log and in `/v1/status`, and counted by `nodeagent_counters_ignored`.
+is named in the log and in `/v1/status`, and counted by `nodeagent_counters_ignored`. A file of more
+than 5,000 lines or 1 MiB is refused whole.
 
 Without a file, the fields marked in the column "default" are exported: dcgm-exporter's own default,
 `DCGM_FI_PROF_SM_ACTIVE` and `DCGM_FI_PROF_SM_OCCUPANCY`.

@@ -1,15 +1,23 @@
-"""How the agent logs: JSON lines in production, plain text for people, always to standard error."""
+"""How the agent logs: JSON lines in production, plain text for people, always to standard error.
+
+What libraries log takes the same way, each kind of line once in ten seconds at most: their own
+handler would write tracebacks as plain text, one for each malformed request.
+"""
 
 from __future__ import annotations
 
 import logging
 import os
 import sys
+import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Literal, TextIO, cast
 
 import structlog
+
+from nodeagent.rate_limit import RateLimit
 
 Format = Literal["auto", "json", "console"]
 
@@ -53,6 +61,47 @@ def _in_reading_order(
     return {key: entry[key] for key in first} | dict(entry)
 
 
+_BETWEEN_LINES = 10.0  # seconds, for lines of one kind of a library
+_LONGEST = 2000  # characters of such a line
+
+
+class LibraryLines(logging.Handler):
+    """Warnings and errors of libraries, as lines of our own."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self._limit = RateLimit(_BETWEEN_LINES)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Log it. `count` says for how many lines of this kind, where it is more than one."""
+        kind = (record.name, record.levelno, str(record.msg)[:_LONGEST])
+        count = self._limit.due(kind, time.monotonic())
+        if count:
+            structlog.get_logger(record.name).log(
+                record.levelno,
+                record.getMessage()[:_LONGEST],
+                logger=record.name,
+                **({"count": count} if count > 1 else {}),
+                **({"exc_info": record.exc_info} if record.exc_info else {}),
+            )
+
+
+def _route_libraries() -> None:
+    root = logging.getLogger()
+    for handler in [h for h in root.handlers if isinstance(h, LibraryLines)]:
+        root.removeHandler(handler)
+    root.addHandler(LibraryLines())
+    logging.captureWarnings(capture=True)
+    threading.excepthook = _thread_failed
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # gRPC's C part writes past every logger
+
+
+def _thread_failed(failed: threading.ExceptHookArgs) -> None:
+    if failed.exc_type is not SystemExit and failed.exc_value is not None:
+        name = failed.thread.name if failed.thread else ""
+        structlog.get_logger().error("a thread failed", thread=name, exc_info=failed.exc_value)
+
+
 def configure_logging(
     *, form: Format = "auto", level: str = "info", stream: TextIO | None = None
 ) -> None:
@@ -86,3 +135,4 @@ def configure_logging(
         logger_factory=structlog.PrintLoggerFactory(cast("TextIO", _Lossy(out))),
         cache_logger_on_first_use=True,
     )
+    _route_libraries()

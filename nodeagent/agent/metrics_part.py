@@ -110,7 +110,7 @@ class MetricsPart:
 
     def scrape(self, zipped: bool) -> bytes:
         """The text, compressed by gzip if so wished. Calls nobody who could take long."""
-        return self._exporter.scrape(zipped, process_cost())
+        return self._exporter.scrape(zipped, process_cost(), self.refusals.counts)
 
     def changed(self) -> None:
         """The node's state is another one."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 
 from nodeagent.exporting.holders import Holders, activity
 from nodeagent.exporting.ownership import Device, Process, Use, pids_without_pod, uses
@@ -21,6 +22,7 @@ from nodeagent.metrics.agent_metrics import (
     Work,
     process_samples,
     reader_samples,
+    refusal_samples,
 )
 from nodeagent.metrics.catalogue import catalogue
 from nodeagent.metrics.dcgm import Style, families
@@ -162,8 +164,15 @@ class Exporter:
         """How each reader fared, of those whose values were taken; their ages are of now."""
         self._readers, self._readers_at = tuple(readers), self._clock()
 
-    def scrape(self, zipped: bool, cost: ProcessCost | None) -> bytes:
-        """The text, with the age that each reader's values in it have at this moment."""
+    def scrape(
+        self,
+        zipped: bool,
+        cost: ProcessCost | None,
+        refused: Mapping[tuple[str, str], int] = MappingProxyType({}),
+    ) -> bytes:
+        """The text, with what changes without a reading: ages, the process' cost, and how many
+        clients were `refused`, by listener and reason.
+        """
         now = self._clock()
         self._between_scrapes, self._scraped_at = now - self._scraped_at, now
         if self._page is None:
@@ -175,7 +184,8 @@ class Exporter:
             replace(reader, age=reader.age + passed) if reader.age is not None else reader
             for reader in self._readers
         )
-        samples = [*reader_samples(readers), *(process_samples(cost) if cost else ())]
+        samples = [*reader_samples(readers), *refusal_samples(refused)]
+        samples += process_samples(cost) if cost else ()
         cluster = self._current().cluster
         if cluster is not None:
             samples.append(OwnSample(own.CLUSTER_REACHABLE, int(cluster.reachable)))

@@ -102,6 +102,12 @@ def build_sample(version: str, python: str) -> OwnSample:
     return OwnSample(own.BUILD_INFO, 1, (version, python))
 
 
+def refusal_samples(counts: Mapping[tuple[str, str], int]) -> Iterator[OwnSample]:
+    """What was refused, by listener and reason."""
+    for key, count in sorted(counts.items()):
+        yield OwnSample(own.HTTP_REFUSED, count, key)
+
+
 def held_samples(held: Mapping[Holder, Held]) -> Iterator[OwnSample]:
     """What each pod held and used."""
     for holder, time in held.items():

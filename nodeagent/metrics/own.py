@@ -185,6 +185,12 @@ CLUSTER_REACHABLE = _gauge(
 COUNTERS_IGNORED = _gauge(
     "nodeagent_counters_ignored", "Lines of the file of counters that could not be used"
 )
+HTTP_REFUSED = _counter(
+    "nodeagent_http_refused_total",
+    "Requests and connections that were refused, by the listener (api, metrics or socket) and why",
+    "listener",
+    "reason",
+)
 BUILD_INFO = _gauge("nodeagent_build_info", "The agent that runs", "version", "python")
 CPU_SECONDS = _counter("process_cpu_seconds_total", "Time the agent had on processors")
 RESIDENT_MEMORY = _gauge("process_resident_memory_bytes", "Memory the agent has")
@@ -222,6 +228,7 @@ OWN_METRICS = (
     READER_DURATION,
     CLUSTER_REACHABLE,
     COUNTERS_IGNORED,
+    HTTP_REFUSED,
     BUILD_INFO,
     CPU_SECONDS,
     RESIDENT_MEMORY,

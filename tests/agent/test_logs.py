@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import io
 import json
+import logging
 import os
+import threading
+import warnings
 from collections.abc import Iterator
 
 import pytest
@@ -59,6 +64,38 @@ def test_an_exception_stays_on_its_line() -> None:
     except ValueError:
         structlog.get_logger().exception("failed")
     assert "ValueError: invalid literal" in json.loads(out.getvalue())["exception"]
+
+
+def test_libraries_log_as_we_do_and_not_without_end() -> None:
+    """Their warnings are objects too; of one kind a line now, and how many it stands for."""
+    out = io.StringIO()
+    configure_logging(stream=out)
+    logger = logging.getLogger("some.library")
+    logger.info("chatter")
+    for n in range(1000):
+        try:
+            int(f"wrong {n}")
+        except ValueError:
+            logger.exception("request %d failed", n)
+    loop = asyncio.new_event_loop()
+    loop.call_exception_handler({"message": "a callback failed"})
+    loop.close()
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        warnings.warn("an old name", DeprecationWarning, stacklevel=1)
+    with contextlib.suppress(SystemExit):
+        thread = threading.Thread(target=int, args=("wrong",), name="worker")
+        thread.start()
+        thread.join()
+    lines = [json.loads(line) for line in out.getvalue().splitlines()]
+    assert [(line.get("logger"), line["level"], line["message"][:16]) for line in lines] == [
+        ("some.library", "error", "request 0 failed"),
+        ("asyncio", "error", "a callback faile"),
+        ("py.warnings", "warning", lines[2]["message"][:16]),
+        (None, "error", "a thread failed"),
+    ]
+    assert "an old name" in lines[2]["message"]
+    assert all("ValueError" in lines[n]["exception"] for n in (0, 3))
 
 
 def test_text_on_a_terminal() -> None:
