@@ -35,6 +35,7 @@ from nodeagent.gpu.driver import Driver
 from nodeagent.gpu.pci_bus import DEVICES as PCI_BUS
 from nodeagent.gpu.topology import Topology
 from nodeagent.gpu.usage import UsageProbe
+from nodeagent.gpu.workers import LONGEST_JOB
 from nodeagent.kubernetes.presence import is_in_cluster
 from nodeagent.planning.plan import Policy
 from nodeagent.reconciling.attempts import Backoff
@@ -158,7 +159,8 @@ class Agent:
     def _make_reconciler(self) -> Reconciler:
         settings = self._settings
         longest = max(settings.driver.step_deadline, longest_step(settings.mps))
-        deadlines = longest + 4 * settings.driver.observe_deadline
+        # A look may take several deadlines of one call each; nobody is to call that a hang.
+        deadlines = longest + (3 + LONGEST_JOB) * settings.driver.observe_deadline
         return Reconciler(
             state=NodeState(settings.node_name, self._source),
             open_driver=lambda: self._mps.node,

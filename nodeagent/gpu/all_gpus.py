@@ -52,7 +52,8 @@ class AllGpus:
             raise failure
         if self._topology:
             gpus = [self._topology.described(gpu) for gpu in gpus]
-        return ObservedNode(tuple(gpus), self._posts.session.version)
+        slow = tuple((p.card.index, p.worker.pace) for p in self._posts.present if p.worker.pace)
+        return ObservedNode(tuple(gpus), self._posts.session.version, slow)
 
     async def observe_gpu(self, uuid: str) -> Gpu:
         """One of them; raises DriverError when the driver knows no such GPU."""

@@ -32,6 +32,7 @@ from nodeagent.gpu.nvml_types import (
     Process,
     ProfileFigures,
 )
+from nodeagent.gpu.progress import current
 from nodeagent.planning.observed import Engines, Memory, Placement
 from nodeagent.planning.shares import ComputeMode
 
@@ -84,10 +85,14 @@ class Nvml:
     ) -> Result:
         """`name` is for errors, where the C function is another than the wrapper's name says."""
         name = name or function.__name__
+        progress = current()
+        progress.begin(name)
         try:
             return function(*arguments, **versions)
         except pynvml.NVMLError as error:
             raise driver_error(int(error.value), name) from error
+        finally:
+            progress.end()
 
     # --- the library ----------------------------------------------------------------------------
 

@@ -22,6 +22,7 @@ from nodeagent.gpu.nvml_errors import (
     driver_error,
 )
 from nodeagent.gpu.nvml_types import Device
+from nodeagent.gpu.progress import current
 from nodeagent.metrics.conversion import Number
 
 # What a driver or a card does not have, or not for this user: it will not have it later either.
@@ -59,10 +60,14 @@ def call(function: str, *arguments: object) -> Any:
     wrapper = getattr(pynvml, function, None)
     if wrapper is None:
         raise driver_error(FUNCTION_NOT_FOUND, function)
+    progress = current()
+    progress.begin(function)
     try:
         return wrapper(*arguments)
     except pynvml.NVMLError as error:
         raise driver_error(int(error.value), function) from error
+    finally:
+        progress.end()
 
 
 def filled(function: str, structure: str, device: Device) -> Any:

@@ -1,9 +1,9 @@
 """Threads for calls that may never return: the driver's, and looks into /proc.
 
-A call into the driver cannot be cancelled. So each GPU has one thread of its own, a call has a
-deadline, and a thread that is still in the driver after it is left there: its GPU is out of
-reach until the call returns, everything else goes on. The threads are daemons, so the program
-can end without them.
+A call into the driver cannot be cancelled. So each GPU has one thread of its own, each call into
+the driver has a deadline, and a thread that is still in it afterwards is left there: its GPU is
+out of reach until the call returns, everything else goes on. A job of many calls may take as long
+as they need together, up to a limit. The threads are daemons, so the program can end without them.
 """
 
 from __future__ import annotations
@@ -17,6 +17,10 @@ from queue import SimpleQueue
 from typing import Generic, TypeVar
 
 from nodeagent.errors import DeadlineExceeded
+from nodeagent.gpu.progress import Progress, attach
+
+# How many deadlines a job of many calls may take, each of which keeps its own.
+LONGEST_JOB = 6
 
 Result = TypeVar("Result")
 
@@ -24,8 +28,17 @@ Result = TypeVar("Result")
 class _Job(Generic[Result]):
     """One function on its way through the thread and back into the event loop."""
 
-    def __init__(self, what: str, function: Callable[[], Result]) -> None:
+    def __init__(
+        self,
+        what: str,
+        function: Callable[[], Result],
+        progress: Progress,
+        *,
+        deadline: float,
+    ) -> None:
         self.what = what
+        self.progress = progress
+        self.deadline = deadline
         self.loop = asyncio.get_running_loop()
         self.began = self.loop.time()
         self.began_at = datetime.now(UTC)
@@ -36,12 +49,18 @@ class _Job(Generic[Result]):
 
     def run(self) -> None:
         """Called in the thread."""
+        self.progress.restart()
         try:
             value = self._function()
         except BaseException as error:  # noqa: BLE001  # it is raised where the call was made
             self._deliver(self._fail, error)
         else:
             self._deliver(self._succeed, value)
+
+    @property
+    def seconds(self) -> float:
+        """Since it began."""
+        return self.loop.time() - self.began
 
     def _deliver(self, end: Callable[..., None], value: object) -> None:
         try:
@@ -70,7 +89,9 @@ class Worker:
         self._thread: threading.Thread | None = None
         self._turn = asyncio.Lock()
         self._job: _Job[object] | None = None
-        self._overdue = False
+        self._overdue: float | None = None
+        self._progress = Progress()
+        self._pace = ""
 
     @property
     def busy(self) -> bool:
@@ -81,11 +102,19 @@ class Worker:
     def stuck(self) -> str:
         """Why calls are refused at the moment; empty when they are not."""
         job = self._running()
-        if job is None or not self._overdue:
+        if job is None or self._overdue != self._progress.since:
             return ""
         # A moment and not a duration, so that the same trouble is told in the same words.
-        since = f"{job.began_at:%Y-%m-%dT%H:%M:%SZ}"
-        return f"{self.name} is stuck since {since} in a call that does not return"
+        began = job.began_at
+        call = self._progress.call or "a call"
+        return (
+            f"{self.name} is stuck since {began:%Y-%m-%dT%H:%M:%SZ} in {call} that does not return"
+        )
+
+    @property
+    def pace(self) -> str:
+        """How the last job's calls went, where it took longer than one call may; else empty."""
+        return self._pace
 
     async def settled(self, deadline: float) -> bool:
         """Whether the thread is in no call, after waiting for one that is not overdue."""
@@ -105,24 +134,21 @@ class Worker:
     ) -> Result:
         """Run `function` in the thread and return what it returns, or raise what it raises.
 
-        `deadline` in seconds, for the waiting and for the running each; then DeadlineExceeded is
-        raised, and further calls are refused with it until `function` has returned after all.
-        Cancelling the caller of a `changing` function takes effect when the function has ended,
-        at the latest at the deadline; any other is left to end by itself.
+        `deadline` in seconds, for each call into the driver that it makes (for all of it where it
+        makes none), and for the waiting for its turn; the whole may take LONGEST_JOB times that.
+        Then DeadlineExceeded is raised, and while the thread stays in the call, further ones are
+        refused with it. Cancelling the caller of a `changing` function takes effect when the
+        function has ended, at the latest at the deadline; any other is left to end by itself.
         """
         self._refuse_if_stuck(what)
-        try:
-            async with asyncio.timeout(deadline):
-                await self._turn.acquire()
-        except TimeoutError:
-            self._refuse_if_stuck(what)
-            raise _late(f"{self.name}: {what} could not begin within {deadline:g} s") from None
+        await self._take_turn(what, deadline)
         try:
             self._refuse_if_stuck(what)
             await self._wait_for_forsaken(deadline)
-            job = _Job(what, function)
+            job = _Job(what, function, self._progress, deadline=deadline)
             self._start(job)  # type: ignore[arg-type]  # a job of anything is a job of object
-            await self._wait(job, job.began + deadline, changing=changing)
+            await self._wait(job, deadline, changing=changing)
+            self._pace = self._progress.pace if job.seconds > deadline else ""
             return job.result.result()
         finally:
             self._turn.release()
@@ -135,19 +161,46 @@ class Worker:
 
     # --- the way through ----------------------------------------------------------------------
 
+    async def _take_turn(self, what: str, deadline: float) -> None:
+        """Wait for the job before; one that goes on may need longer than one call."""
+        clock = asyncio.get_running_loop().time
+        until = clock() + deadline * LONGEST_JOB
+        while True:
+            try:
+                async with asyncio.timeout(min(deadline, until - clock())):
+                    await self._turn.acquire()
+            except TimeoutError:
+                self._refuse_if_stuck(what)
+                job = self._running()
+                if clock() < until and job is not None and self._goes_on(job):
+                    continue
+                raise _late(f"{self.name}: {what} could not begin within {deadline:g} s") from None
+            else:
+                return
+
     def _start(self, job: _Job[object]) -> None:
         if self._thread is None:
             self._thread = threading.Thread(
-                target=_work, args=(self._jobs,), name=f"driver calls: {self.name}", daemon=True
+                target=_work,
+                args=(self._jobs, self._progress),
+                name=f"driver calls: {self.name}",
+                daemon=True,
             )
             self._thread.start()
         self._job = job
-        self._overdue = False
+        self._overdue = None
         self._jobs.put(job)
 
-    async def _wait(self, job: _Job[Result], until: float, *, changing: bool) -> None:
+    async def _wait(self, job: _Job[Result], limit: float, *, changing: bool = False) -> None:
+        """Wait for the job's end, with `limit` for each of its calls from now on."""
         cancelled = False
-        while not job.result.done() and (left := until - job.loop.time()) > 0:
+        clock = job.loop.time
+        began = clock()
+        while not job.result.done():
+            left = limit - min(self._progress.silence, clock() - began)
+            left = min(left, began + limit * LONGEST_JOB - clock())
+            if left <= 0:
+                break
             try:
                 # Unlike wait_for, this leaves the future alone when the caller is cancelled.
                 await asyncio.wait({job.result}, timeout=left)
@@ -155,27 +208,46 @@ class Worker:
                 if not changing:
                     raise
                 cancelled = True
-        if not job.result.done():
-            self._overdue = True
+        if not job.result.done() and min(self._progress.silence, clock() - began) >= limit:
+            self._overdue = self._progress.since  # it is stuck for as long as this stays
         if cancelled:
             raise asyncio.CancelledError
         if not job.result.done():
-            raise _late(
-                f"{self.name}: {job.what} did not return within {until - job.began:g} s; "
-                "the call is still in the driver"
+            raise self._too_late(job, limit)
+
+    def _goes_on(self, job: _Job[Result]) -> bool:
+        """Whether it came to or from the driver within the time that it has for one call."""
+        return self._progress.silence < job.deadline
+
+    def _too_late(self, job: _Job[Result], limit: float) -> DeadlineExceeded:
+        if self._progress.silence < limit:
+            return DeadlineExceeded(
+                f"{self.name}: {job.what} took more than {limit * LONGEST_JOB:g} s: "
+                f"{self._progress.pace}",
+                code=None,
+                name="DeadlineExceeded",
+                call=self._progress.slowest[0],
+                remedy="the driver answers, but slowly: look for NVRM lines in the kernel log "
+                "(dmesg) and at the node's load, or raise driver.observe_deadline",
             )
+        call = self._progress.call
+        return _late(
+            f"{self.name}: {job.what} did not return within {limit:g} s; "
+            f"{call or 'the call'} is still in the driver",
+            call,
+        )
 
     async def _wait_for_forsaken(self, deadline: float) -> None:
         """Whoever made the last call may have been cancelled while it is still running."""
         job = self._running()
         if job is not None:
-            await self._wait(job, job.loop.time() + deadline, changing=False)
+            await self._wait(job, deadline)
 
     # --- what is known of the thread ----------------------------------------------------------
 
     def _running(self) -> _Job[object] | None:
         if self._job is not None and self._job.result.done():
-            self._job, self._overdue = None, False
+            self._job, self._overdue = None, None
         return self._job
 
     def _refuse_if_stuck(self, what: str) -> None:
@@ -183,18 +255,19 @@ class Worker:
             raise _late(f"{self.stuck}, so {what} is not even tried")
 
 
-def _work(jobs: SimpleQueue[_Job[object] | None]) -> None:
+def _work(jobs: SimpleQueue[_Job[object] | None], progress: Progress) -> None:
     """What the thread does until it is told to end."""
+    attach(progress)
     while (job := jobs.get()) is not None:
         job.run()
         del job  # it holds results, which nobody should have to wait for
 
 
-def _late(message: str) -> DeadlineExceeded:
+def _late(message: str, call: str = "") -> DeadlineExceeded:
     return DeadlineExceeded(
         message,
         code=None,
         name="DeadlineExceeded",
-        call="",
+        call=call,
         remedy="look for NVRM lines in the kernel log (dmesg); if it lasts, reboot the node",
     )

@@ -294,10 +294,14 @@ class Gpu:
 
 @dataclass(frozen=True, slots=True)
 class ObservedNode:
-    """The node at one moment. GPUs are in NVML's index order."""
+    """The node at one moment. GPUs are in NVML's index order.
+
+    `slow` says of GPUs (by index) for which the driver took long how its calls went.
+    """
 
     gpus: tuple[Gpu, ...] = ()
     driver_version: str = ""
+    slow: tuple[tuple[int, str], ...] = ()
 
     def gpu(self, uuid: str) -> Gpu | None:
         return next((g for g in self.gpus if g.uuid == uuid), None)

@@ -35,6 +35,7 @@ class Narrator:
     def __init__(self, events: EventLog) -> None:
         self._events = events
         self._access: dict[str, Access] = {}
+        self._slow: set[int] = set()
         self._obstacles: dict[str, tuple[Problem, ...]] = {}
         self._refusal: Refusal | None = None
         self._note = ""
@@ -71,6 +72,10 @@ class Narrator:
                 self._tell(EventType.GPU_LOST, f"the GPU {uuid} is gone", gpu=uuid)
             seen[uuid] = Access.LOST
         self._access = seen
+        for index, calls in node.slow:
+            if index not in self._slow:
+                log.warning("the driver answers slowly", gpu=index, calls=calls)
+        self._slow = {index for index, _ in node.slow}
 
     # --- the plan -----------------------------------------------------------------------------
 

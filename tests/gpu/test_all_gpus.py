@@ -45,6 +45,27 @@ async def test_a_gpu_that_hung_comes_back_by_itself(hasty: Driver, node: Simulat
     assert (await hasty.observe()).gpus[0] == before
 
 
+async def test_a_gpu_that_answers_slowly_is_well(node: SimulatedNode) -> None:
+    """The deadline is for each call: a look of many may take several; which was slow is told."""
+    node.inject(delay=0.015, gpu=0, times=None)
+    async with Driver(observe_deadline=0.3, step_deadline=2) as driver:
+        observed = await driver.observe()
+        assert [gpu.access for gpu in observed.gpus] == [Access.OK, Access.OK]
+        ((index, calls),) = observed.slow
+        assert index == 0
+        assert "driver calls, the slowest nvml" in calls
+        node.clear_faults()
+        assert not (await driver.observe()).slow
+
+
+async def test_a_call_that_hangs_is_named(hasty: Driver, node: SimulatedNode) -> None:
+    """In the words that reach the status."""
+    node.inject("nvmlDeviceGetMigMode", gpu=1, hang=True)
+    assert "nvmlDeviceGetMigMode is still in the driver" in (
+        (await hasty.observe()).gpus[1].access_reason
+    )
+
+
 async def test_all_gpus_hanging_is_told_for_each(hasty: Driver, node: SimulatedNode) -> None:
     """NVML is not shut down under calls that are still inside."""
     await hasty.observe()

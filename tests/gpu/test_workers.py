@@ -13,6 +13,7 @@ from functools import partial
 import pytest
 
 from nodeagent.errors import DeadlineExceeded
+from nodeagent.gpu.progress import Progress, current
 from nodeagent.gpu.workers import Worker
 
 
@@ -188,6 +189,7 @@ def test_the_interpreter_ends_without_a_thread_that_is_stuck() -> None:
     program = """
 import asyncio, time
 from nodeagent.errors import DeadlineExceeded
+from nodeagent.gpu.progress import Progress, current
 from nodeagent.gpu.workers import Worker
 
 async def main():
@@ -205,3 +207,45 @@ asyncio.run(main())
     assert ended.stdout == "late\n"
     assert ended.stderr == ""
     assert time.monotonic() - began < 8
+
+
+def ask(progress: Progress, seconds: float, times: int) -> int:
+    """Calls into a driver that takes its time for each."""
+    for _ in range(times):
+        progress.begin("nvmlDeviceGetUUID")
+        time.sleep(seconds)
+        progress.end()
+    return times
+
+
+async def test_the_deadline_is_for_one_call_and_not_for_all(worker: Worker) -> None:
+    """Thirty calls that each keep it are no hang; how they went is told."""
+    slow = await worker.call(lambda: ask(current(), 0.02, 30), what="observing it", deadline=0.3)
+    assert slow == 30
+    assert "30 driver calls, the slowest nvmlDeviceGetUUID" in worker.pace
+    await worker.call(lambda: ask(current(), 0.0, 1), what="observing it", deadline=0.3)
+    assert not worker.pace
+
+
+async def test_a_call_that_hangs_after_many_is_named(worker: Worker, held: threading.Event) -> None:
+    """By the driver's function."""
+
+    def hang() -> None:
+        ask(current(), 0.02, 5)
+        current().begin("nvmlDeviceGetMigMode")
+        held.wait()
+        current().end()
+
+    with pytest.raises(DeadlineExceeded, match="nvmlDeviceGetMigMode is still in the driver"):
+        await worker.call(hang, what="observing it", deadline=0.2)
+    assert "in nvmlDeviceGetMigMode that does not return" in worker.stuck
+    held.set()
+
+
+async def test_slowness_has_an_end_too_and_is_no_hang(worker: Worker) -> None:
+    """Who waits is let go after some deadlines; the thread is not taken for a stuck one."""
+    with pytest.raises(DeadlineExceeded, match=r"took more than 0.6 s: .* slowest") as failure:
+        await worker.call(lambda: ask(current(), 0.02, 60), what="observing it", deadline=0.1)
+    assert "reboot" not in failure.value.remedy
+    assert not worker.stuck
+    assert await worker.call(lambda: 7, what="observing it", deadline=0.5) == 7

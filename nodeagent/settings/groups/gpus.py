@@ -51,7 +51,9 @@ class DriverSettings(Group):
     """How long the driver may take."""
 
     observe_deadline: Duration = Field(
-        10.0, description="Seconds one GPU may take to be read; after that its state is unknown."
+        10.0,
+        description="Seconds one call into the driver may take when a GPU is read, and a sixth of "
+        "what all of them may; after that its state is unknown.",
     )
     step_deadline: Duration = Field(
         60.0, description="Seconds one change of a GPU may take; after that its state is unknown."
