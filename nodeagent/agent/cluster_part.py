@@ -25,9 +25,6 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger(__name__)
 
-# A label's pending and success belong together and may be a moment apart, and so may two changes:
-# whoever waits for success must not be shown the one before.
-_BURST = {"mig-config": 4}
 _LAST_WORDS = 1.5  # seconds for the newest state to be written at the end
 _LEAVING = 2.0  # seconds for putting back at the end what was done around a change
 
@@ -52,10 +49,9 @@ class ClusterPart:
         kubelet: KubeletUsage | None,
     ) -> None:
         from nodeagent.cluster.around.surroundings import ClusterSurroundings
-        from nodeagent.cluster.citizen import Citizen, CitizenPace
+        from nodeagent.cluster.citizen import Citizen
         from nodeagent.kubernetes.access import ClusterAccess
         from nodeagent.kubernetes.credentials import credentials_of
-        from nodeagent.kubernetes.node_writer import WritePace
 
         self._settings = settings
         self._offer = offer
@@ -84,7 +80,6 @@ class ClusterPart:
             onlookers=(self._surroundings,),
             yields=lambda: self._surroundings.refuses,
             labels=settings.kubernetes.layout_labels,
-            pace=CitizenPace(write=WritePace(burst=_BURST.get(source, 1))),
         )
 
     @property

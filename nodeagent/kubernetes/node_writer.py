@@ -37,12 +37,13 @@ from nodeagent.kubernetes.pace import Allowance, BackOff
 
 @dataclass(frozen=True, slots=True)
 class WritePace:
-    """Times in seconds. Metadata and status are paced each for itself: `burst` requests of a kind
-    may follow each other at once after a quiet time.
+    """Times in seconds. Metadata and status are paced each for itself: after a quiet time `burst`
+    requests of a kind go at once, so that a change is published when it is made; only who changes
+    without end meets the `interval`.
     """
 
-    interval: float = 1.0
-    burst: int = 1
+    interval: float = 0.5
+    burst: int = 10
     first_retry: float = 0.5
     longest_retry: float = 30.0
     refused_again: float = 300.0  # what the server refuses for good: rights may be mended

@@ -223,7 +223,13 @@ class Reconciler:
         async with self._giving_up.at_stop():
             driver = await self._driver_session()
         judgement, observed = await self._look(driver)
-        objections = await self._objections(judgement, observed)
+        # The disk and the API server are asked side by side: each may take 10 ms and more.
+        tried = self._unkept
+        keeping = asyncio.create_task(self._keep(), name="keep the plan")
+        try:
+            objections = await self._objections(judgement, observed)
+        finally:
+            await keeping
         if not objections and self._choose(judgement):
             working = self._describe(judgement, observed, unfinished=True)
             self._publish(replace(working, phase=Phase.WORKING))
@@ -232,6 +238,8 @@ class Reconciler:
         unfinished = self._halt.is_set()
         self._publish(self._describe(judgement, observed, objections, unfinished=unfinished))
         self._processes.watch(blocking_pids(judgement))
+        if self._unkept is not tried:  # accepted by the last look
+            await self._keep()
         self._on_round(self._done, asyncio.get_running_loop().time() - began)
         return self._pause(judgement)
 
@@ -288,8 +296,6 @@ class Reconciler:
         if judgement.accepted:
             self._on_plan()
             self._unkept = judgement.accepted
-        if self._unkept:
-            await self._keep(self._unkept)
         for gpu in self._agenda.look(judgement):
             self._narrator.drifted(gpu, mended=self._rules.mend)
         return judgement, observed
@@ -375,9 +381,12 @@ class Reconciler:
         except NodeagentError as error:
             self._narrator.trouble(f"the last good plan cannot be used: {error}")
 
-    async def _keep(self, accepted: PlanText) -> None:
+    async def _keep(self) -> None:
+        """Save the plan that was accepted last, unless that is done."""
+        if self._unkept is None:
+            return
         try:
-            await asyncio.to_thread(self._last_good.save, accepted)
+            await asyncio.to_thread(self._last_good.save, self._unkept)
             self._unkept = None
         except NodeagentError as error:  # a full disk, say: the next round tries again
             self._narrator.trouble(str(error))

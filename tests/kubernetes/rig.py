@@ -34,7 +34,9 @@ QUICK = FollowPace(
     longest_retry=0.16,
     healthy_after=0.4,
 )
-QUICK_WRITES = WritePace(interval=0.1, first_retry=0.02, longest_retry=0.16, refused_again=0.5)
+QUICK_WRITES = WritePace(
+    interval=0.1, burst=1, first_retry=0.02, longest_retry=0.16, refused_again=0.5
+)
 
 
 def kubeconfig(folder: Path, url: str, *, token: str | None = None) -> Kubeconfig:

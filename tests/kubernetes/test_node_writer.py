@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+import time
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -47,6 +48,7 @@ class Written:
         *,
         pace: WritePace = QUICK_WRITES,
         interest: Interest = INTEREST,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.faults: list[ClusterFault | None] = []
         self.now = NOON
@@ -56,6 +58,7 @@ class Written:
             interest=interest,
             on_fault=self.faults.append,
             pace=pace,
+            clock=clock,
             chance=lambda: 0.5,
             wall=lambda: self.now,
         )
@@ -220,6 +223,18 @@ async def test_a_wish_after_a_quiet_time_waits_for_nothing(
         await settled(server, writer, "InSync")
         assert asyncio.get_running_loop().time() - before < 1.0
     assert len(writes(server)) == 2
+
+
+async def test_changes_soon_after_each_other_are_written_at_once(
+    server: ApiServer, access: ClusterAccess
+) -> None:
+    """At the product's own pace, with a clock that stands still: no write waits for its time."""
+    made = Written(access, pace=WritePace(), clock=lambda: 0.0)
+    async with made.running() as writer:
+        for word in ("Working", "InSync", "Blocked", "InSync again"):
+            writer.want(wanted(word))
+            await settled(server, writer, word)
+    assert len(writes(server)) == 4
 
 
 # --- others who write ---------------------------------------------------------------------------

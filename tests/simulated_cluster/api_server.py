@@ -28,7 +28,8 @@ class ApiServer:
     """`requests` has everything that was asked, `events` every Event there is.
 
     `faults` orders what goes wrong, `tokens` says who may ask (nobody in it: everyone),
-    `access.own_node` which token may write to which Node only.
+    `access.own_node` which token may write to which Node only. Every answer and every event of a
+    watch comes `latency` seconds late, as over a network from a server with work to do.
     """
 
     def __init__(
@@ -38,6 +39,7 @@ class ApiServer:
         bookmark_seconds: float = 60.0,
         history: int = 1000,
         port: int = 0,
+        latency: float = 0.0,
     ) -> None:
         self.store = Store(history=history)
         self.faults = Faults()
@@ -45,6 +47,7 @@ class ApiServer:
         self.pods = Pods(self.store)
         self.requests: list[Request] = []
         self.bookmark_seconds = bookmark_seconds
+        self.latency = latency
         self._tls = tls
         self._port = port  # 0 until the first start
         self._runner: web.AppRunner | None = None

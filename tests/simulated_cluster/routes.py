@@ -91,6 +91,8 @@ class Routes:
             spoilt = await spoil(request, fault, self._server.faults)
             if spoilt is not None:
                 return spoilt
+        if self._server.latency:
+            await asyncio.sleep(self._server.latency)
         self._server.access.check(note)
         if unreadable is not None:
             raise unreadable
@@ -134,6 +136,7 @@ class Routes:
                 self._store,
                 self._server.faults,
                 bookmarks=self._server.bookmark_seconds,
+                latency=self._server.latency,
             )
             return await watch.run()
         return web.json_response(

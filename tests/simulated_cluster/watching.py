@@ -94,10 +94,17 @@ class Stream:
     """One watch that is open: what it tells, and what strikes it."""
 
     def __init__(
-        self, request: web.Request, asked: Asked, store: Store, faults: Faults, *, bookmarks: float
+        self,
+        request: web.Request,
+        asked: Asked,
+        store: Store,
+        faults: Faults,
+        *,
+        bookmarks: float,
+        latency: float = 0.0,
     ) -> None:
         self._request, self._asked, self._store, self._faults = request, asked, store, faults
-        self._bookmark_seconds = bookmarks
+        self._bookmark_seconds, self._latency = bookmarks, latency
         self._queue: asyncio.Queue[Change | Fault] = asyncio.Queue()
         self._told = 0  # the version that the client knows everything of
         self._last = b""  # the line sent last
@@ -152,6 +159,8 @@ class Stream:
                 async with asyncio.timeout(min(end, next_bookmark) - now):
                     came = await self._queue.get()
             if isinstance(came, Change):
+                if self._latency and self._queue.empty():
+                    await asyncio.sleep(self._latency)
                 await self._change(came)
             elif came is not None and await self._struck(came):
                 return
