@@ -8,8 +8,10 @@ from nodeagent.planning.observed import Access, Gpu, ObservedNode
 from nodeagent.planning.outcome import GpuOutcome, StepReport, StepResult
 from nodeagent.planning.plan import GpuPlan, Verdict
 from nodeagent.planning.problems import Code, Problem
+from nodeagent.planning.steps import StartMps
 from nodeagent.reconciling.event_log import EventLog, EventType
 from nodeagent.reconciling.plan_in_force import Judgement
+from nodeagent.reports.mps_problems import unready_daemons
 from nodeagent.reports.node_state import Refusal
 from nodeagent.reports.words import gpu_words, layout_words, step_words
 
@@ -133,12 +135,16 @@ class Narrator:
     def worked(self, outcome: GpuOutcome, after: GpuPlan | None) -> None:
         """Say what came of the steps of one GPU."""
         gpu = outcome.after
-        if after is not None and after.verdict is Verdict.IN_SYNC:
+        done = after is not None and after.verdict is Verdict.IN_SYNC
+        # A daemon that ended is left to the fleet, so the plan may be in sync without it.
+        started = any(isinstance(report.step, StartMps) for report in outcome.steps)
+        unready = unready_daemons(after.before) if after is not None and started else ()
+        if done and not unready:
             self._tell(
                 EventType.APPLIED, f"{gpu_words(gpu)} now has {layout_words(gpu)}", gpu=gpu.uuid
             )
             return
-        for problem in outcome.problems:
+        for problem in outcome.problems or (unready if done else ()):
             kind = EventType.BLOCKED if problem.code is Code.IN_USE else EventType.FAILED
             self._tell(kind, problem.message, gpu=gpu.uuid, remedy=problem.remedy)
         lost = any(problem.code is Code.NOT_RESTORED for problem in outcome.problems)

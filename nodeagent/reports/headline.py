@@ -324,21 +324,18 @@ RANKING: Final[tuple[tuple[Severity, Finder], ...]] = (
 )
 
 
-_PROGRAMS: Final = frozenset({"dmesg", "kubectl", "modprobe", "nodeagent", "systemctl"})
-
-
 # --- sentences ------------------------------------------------------------------------------------
 
 
 def _sentence(text: str) -> str:
-    """A fragment as a sentence; a command, a name or a path keeps its first letter."""
-    word = re.match(r"([a-z]+)[ ,;:]", text)
-    keep = word is None or word[1] in _PROGRAMS
-    return _end(text if keep else text[:1].upper() + text[1:])
+    """A fragment as a sentence; what begins with a name or a path keeps its first letter."""
+    plain = re.match(r"[a-z]+[ ,;:]", text)
+    return _end(text[:1].upper() + text[1:] if plain else text)
 
 
 def _remedy(text: str) -> str:
-    return _sentence(text) if text else ""
+    """It may begin with a command, so its first letter stays."""
+    return _end(text) if text else ""
 
 
 def _end(text: str) -> str:

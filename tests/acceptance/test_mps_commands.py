@@ -143,6 +143,20 @@ def test_failed_and_back(home: Home) -> None:
     assert home.all_ready(1)[0]["shares"]["small"]["memory"] == 9 * GIB
 
 
+def test_a_daemon_that_cannot_start_is_not_applied(home: Home) -> None:
+    """The event says that starting failed, with the daemon's last words, and nothing else."""
+    home.plan.write_text("version: v1\ngpus: [{devices: [1], mig: {3g.40gb: 1}}]\n")
+    home.start()
+    home.until(lambda: home.status().get("phase") == "InSync")
+    home.run("simulate", "mps", "start_error", "Cannot do it today", "--state", str(home.state))
+    home.plan.write_text(ONE)
+    home.until(lambda: any(e["type"] == "MpsEnded" for e in home.events()))
+    told = home.until(lambda: [e for e in home.events() if e["type"] in ("Applied", "Failed")][1:])
+    assert [event["type"] for event in told] == ["Failed"]
+    assert "MPS" in told[0]["message"]
+    assert "GPU 0" in told[0]["message"]
+
+
 def test_servers_that_cannot_start_are_seen(home: Home) -> None:
     """The daemon is Ready all the while, so it is said beside that, until a server serves."""
     [daemon] = _started(home, ONE)
