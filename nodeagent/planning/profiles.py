@@ -9,7 +9,7 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from nodeagent.planning.observed import GpuInstanceProfile
 
@@ -108,13 +108,40 @@ def find(
 
 
 def nearest(text: str, names: Iterable[str]) -> str | None:
-    """The name most like what was written, if any is at all alike.
+    """What was probably meant by a name that the card does not have; None if nothing is alike.
 
-    Kubernetes' spelling (`1g.10gb.me`) leads to the real one.
+    By meaning where it is a name: as many slices, the same attributes, then the nearest memory.
+    Else by spelling. Kubernetes' spelling (`1g.10gb.me`) leads to the real one.
     """
     known = list(names)
     plus = re.sub(r"gb\.(?=[a-z])", "gb+", text.strip().lower())
     if plus in known:
         return plus
-    matches = difflib.get_close_matches(plus, known, n=1, cutoff=0.5)
-    return matches[0] if matches else None
+    try:
+        wanted = ProfileName.parse(plus)
+    except ValueError:
+        matches = difflib.get_close_matches(plus, known, n=1, cutoff=0.5)
+        return matches[0] if matches else None
+    offered = [ProfileName.parse(name) for name in known]
+    alike = [name for name in offered if name.slices == wanted.slices]
+    if alike:
+        near = min(alike, key=lambda name: (_unlike(name, wanted), _apart(name, wanted)))
+        return str(replace(near, compute=wanted.compute))
+    return str(min(offered, key=lambda name: _distance(name, wanted))) if offered else None
+
+
+def _unlike(name: ProfileName, wanted: ProfileName) -> tuple[bool, bool, int]:
+    """How far the attributes of two profiles are apart; `+me.all` is a kind of `+me`."""
+    kinds = [{a.partition(".")[0] for a in one.attributes} for one in (name, wanted)]
+    return (name.attributes != wanted.attributes, kinds[0] != kinds[1], len(name.attributes))
+
+
+def _apart(name: ProfileName, wanted: ProfileName) -> float:
+    """How often the smaller memory fits into the larger one."""
+    sizes = sorted((name.gigabytes, wanted.gigabytes))
+    return sizes[1] / sizes[0]
+
+
+def _distance(name: ProfileName, wanted: ProfileName) -> tuple[float, int, tuple[bool, bool, int]]:
+    """Of profiles with other numbers of slices: memory says most of what was meant."""
+    return _apart(name, wanted), abs(name.slices - wanted.slices), _unlike(name, wanted)

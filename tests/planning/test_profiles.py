@@ -113,3 +113,32 @@ def test_nearest() -> None:
     assert nearest("3g.4gb", names) == "3g.40gb"
     assert nearest("1g.10gb.me", names) == "1g.10gb+me"
     assert None is nearest("potato", names)
+
+
+@pytest.mark.parametrize(
+    ("board", "text", "meant"),
+    [
+        ("h100-80gb", "1g.5gb", "1g.10gb"),  # as on an A100 40GB
+        ("h100-80gb", "1g.5gb+me", "1g.10gb+me"),
+        ("h100-80gb", "1g.20gb+me", "1g.10gb+me"),  # there are media engines with that one alone
+        ("h100-80gb", "1g.10gb+gfx", "1g.10gb"),
+        ("h100-80gb", "2g.10gb", "2g.20gb"),
+        ("h100-80gb", "3g.20gb", "3g.40gb"),
+        ("h100-80gb", "1c.3g.20gb", "1c.3g.40gb"),
+        ("h100-80gb", "7g.40gb", "7g.80gb"),
+        ("h100-80gb", "8g.40gb", "4g.40gb"),  # as much memory, and most slices
+        ("h100-80gb", "1g.5gb.me", "1g.10gb+me"),
+        ("a100-40gb", "1g.12gb", "1g.10gb"),
+        ("a100-40gb", "7g.80gb", "7g.40gb"),
+        ("a30", "1g.5gb", "1g.6gb"),
+        ("a30", "1g.10gb+me", "1g.6gb+me"),
+        ("a30", "3g.20gb", "4g.24gb"),
+        ("h200", "1g.10gb", "1g.18gb"),
+        ("h200", "1g.40gb", "1g.35gb"),
+        ("b200", "1g.10gb+me", "1g.23gb+me"),
+        ("b200", "3g.71gb", "3g.90gb"),
+    ],
+)
+def test_nearest_by_meaning(board: str, text: str, meant: str) -> None:
+    """A profile of another board leads to the one that stands for it here."""
+    assert nearest(text, [p.name for p in card(board).profiles]) == meant
