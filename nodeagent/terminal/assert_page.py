@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from nodeagent.planning.plan import GpuPlan, NodePlan, Verdict
-from nodeagent.reports.words import layout_words
+from nodeagent.planning.steps import SetComputeMode, SetTimeSlice, StartMps, Step
+from nodeagent.reports.words import layout_words, step_words
 from nodeagent.terminal.page import Line, Span, Tone, indent, line
 from nodeagent.terminal.wording import count, index_ranges, problem_lines
 
@@ -40,6 +41,25 @@ def _differences(plans: Iterable[GpuPlan]) -> list[Line]:
 def _difference(plan: GpuPlan) -> tuple[Line, ...]:
     has = f"has {layout_words(plan.before)}"
     if plan.steps:
-        on = "MIG on, " if layout_words(plan.after) == "no instances" else ""
-        return (line(f"{has}; should have {on}{layout_words(plan.after)}"),)
+        wanted = layout_words(plan.after)
+        if wanted == layout_words(plan.before):  # what differs is not a part of the layout
+            wanted = ", ".join(dict.fromkeys(map(_wanted, plan.steps)))
+        on = "MIG on, " if wanted == "no instances" else ""
+        return (line(f"{has}; should have {on}{wanted}"),)
     return (line(has), *problem_lines(plan.problems, Tone.WARNING))
+
+
+def _wanted(step: Step) -> str:
+    """What the device has after the step."""
+    where = ""
+    if isinstance(step, SetComputeMode | StartMps) and step.placement:
+        where = f" on {step.profile} at {step.placement.start}"
+    match step:
+        case SetComputeMode(mode=mode):
+            return f"compute mode {mode.value}{where}"
+        case SetTimeSlice(time_slice=time_slice):
+            return f"time slice {time_slice.value}"
+        case StartMps():
+            return f"MPS with other limits{where}"
+        case _:
+            return step_words(step)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
@@ -90,6 +91,20 @@ def test_a_daemon_that_died_is_no_match(node: Program) -> None:
     assert (again.code, again.out) == (0, "In sync: nothing to do.\n")
     assert len(daemons(node.directory)) == 1
     assert node.on("assert", "-f", plan).code == 0
+
+
+def test_assert_names_a_compute_mode_that_differs(node: Program) -> None:
+    """It is no part of the layout, so the layouts alone would be the same on both sides."""
+    plan = node.plan(SHARED)
+    assert node.on("apply", "-f", plan).code == 0
+    state = node.directory / "node.json"
+    there = json.loads(state.read_text())
+    (card,) = (gpu for gpu in there["gpus"] if gpu["compute_mode"])
+    card["compute_mode"] = 0
+    state.write_text(json.dumps(there))
+    checked = node.on("assert", "-f", plan)
+    assert checked.code == 1
+    assert "GPU 0: has MIG off, with MPS; should have compute mode exclusiveProcess" in checked.out
 
 
 def test_a_daemon_that_does_not_come_is_a_failure_each_time(node: Program) -> None:
