@@ -258,11 +258,17 @@ class HealthPart:
     def _tell(self, judgement: Judgement) -> None:
         fresh = replace(judgement, xids=tuple(x for x in judgement.xids if self._is_news(x)))
         for xid in fresh.xids:
-            log.warning("XID", xid=xid.xid, gpu=xid.gpu, pci=xid.pci, source=xid.source.value)
+            log.warning("XID", xid=xid.xid, **self._where(xid), source=xid.source.value)
         for event in events(fresh, self._rules.xids):
             message = _words(event)
             self._events.add(EventType(event.reason), message, gpu=event.gpu)
             (log.warning if event.warning else log.info)(message, event_type=event.reason)
+
+    def _where(self, event: XidEvent) -> dict[str, str]:
+        """Each source names its GPU in its own way; the other name is known from the readings."""
+        past = self.state.gpus.get(event.gpu)
+        where = {"gpu": event.gpu, "pci": past.pci_bus_id if past else event.pci}
+        return {key: text for key, text in where.items() if text}
 
     def _is_news(self, event: XidEvent) -> bool:
         """Whether an XID is told; a storm of one kind is counted, but told once a minute."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import json
 import os
 import signal
 import subprocess
@@ -139,3 +140,24 @@ def test_a_driver_that_is_not_installed(tmp_path: Path) -> None:
         assert status["headline"]["code"] == "DriverMissing"
         assert status["headline"]["text"].startswith("The driver's library libnvidia-ml.so.1 was ")
         assert "nvidia-smi" in status["headline"]["remedy"]
+
+
+def test_an_xid_is_logged_with_its_gpu_by_both_names(tmp_path: Path) -> None:
+    """NVML tells the UUID and the kernel log the address; the other name is known."""
+    os.mkfifo(tmp_path / "kmsg")
+    kernel = os.open(tmp_path / "kmsg", os.O_RDWR | os.O_NONBLOCK)
+    write_plan(tmp_path, "{3g.40gb: 2}")
+    with agent(tmp_path, NODEAGENT_HEALTH_KERNEL_LOG=f"{tmp_path}/kmsg") as process:
+        (gpu,) = process.until_phase("InSync")["gpus"]
+        simulated = ["--simulate", "h100-80gb:1", "--state", f"{tmp_path}/node.json"]
+        xid = [sys.executable, "-m", "nodeagent", "simulate", "xid", *simulated, "0", "31"]
+        subprocess.run(xid, check=True)
+        micros = int(time.clock_gettime(time.CLOCK_BOOTTIME) * 1e6)
+        where = gpu["pciBusId"][4:-2].lower()
+        os.write(kernel, f"3,17,{micros},-;NVRM: Xid (PCI:{where}): 13, pid=7\n".encode())
+        process.until(lambda body: len(_findings(body)) == 2)
+        written = process.said().splitlines()
+        lines = [json.loads(line) for line in written if line.startswith("{")]
+        logged = {(line["source"], line["gpu"], line["pci"]) for line in lines if "xid" in line}
+    assert logged == {(source, gpu["uuid"], gpu["pciBusId"]) for source in ("nvml", "kernelLog")}
+    os.close(kernel)
