@@ -49,7 +49,7 @@ SCHEMAS: Json = {
         {
             "node": TEXT,
             "headline": ref("Headline"),
-            "phase": {"enum": ["InSync", "Working", "Blocked", "Rejected", "Failed"]},
+            "phase": {"enum": ["InSync", "Working", "Blocked", "Rejected", "Failed", "NoPlan"]},
             "message": {"type": "string", "description": "the state in one sentence"},
             "source": TEXT,
             "gpus": list_of(ref("Gpu")),

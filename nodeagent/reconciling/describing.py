@@ -39,7 +39,11 @@ def described(
         observed=observed,
         observed_at=datetime.now(UTC),
         plan=plan,
-        problems=(*(refused.problems if refused else ()), *dict.fromkeys(problems)),
+        problems=(
+            *(refused.problems if refused else ()),
+            *dict.fromkeys(problems),
+            *in_force.source_problems,
+        ),
         driver_error=_silence(observed),
         mps=mps.daemons,
         rounds=before.rounds + (not unfinished),
@@ -54,7 +58,7 @@ def described_without_look(
         before,
         phase=Phase.FAILED,
         driver_error=problems[0].message,
-        problems=(*problems, *in_force.unread_problems),
+        problems=(*problems, *in_force.unread_problems, *in_force.source_problems),
         note=in_force.note,
     )
 

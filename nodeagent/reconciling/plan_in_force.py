@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import assert_never
 
 from nodeagent.documents.reading import digest_of, read_document
@@ -89,6 +89,12 @@ class PlanInForce:
             return ""
         kept = "; the last good plan stays in force" if self._good else ""
         return self._offer.reason + kept
+
+    @property
+    def source_problems(self) -> tuple[Problem, ...]:
+        """That the carrier is not there, where it should be."""
+        problem = self._offer.problem if isinstance(self._offer, NoPlan) else None
+        return (replace(problem, message=self.note),) if problem else ()
 
     @property
     def unread_problems(self) -> tuple[Problem, ...]:

@@ -70,10 +70,10 @@ def _unknown(state: NodeState, *, looked: bool) -> Condition | None:
 
 
 def _partitions(state: NodeState) -> Condition:
+    if state.phase is Phase.NO_PLAN:
+        return _condition("True", Phase.NO_PLAN.value, state.sentence)
     if state.phase is not Phase.IN_SYNC:
         return _condition("False", state.phase.value, _why_not(state))
-    if not state.digest:
-        return _condition("True", "NoPlan", state.sentence)
     note = f"; {state.note}" if state.note else ""
     return _condition("True", Phase.IN_SYNC.value, f"the node is as {_plan(state)} says{note}")
 

@@ -236,6 +236,7 @@ def _phase_alone(seen: Seen) -> Iterator[Matter]:
 
 def _note(seen: Seen) -> Iterator[Matter]:
     """What is wrong with the plan's carrier."""
+    yield from _problems(seen, lambda code: code is Code.SOURCE_MISSING)
     if seen.state.note and seen.state.digest:
         yield Matter(_sentence(seen.state.note), code="PlanMissing")
 
@@ -289,8 +290,9 @@ def _no_gpus(seen: Seen) -> Iterator[Matter]:
 
 
 def _no_plan(seen: Seen) -> Iterator[Matter]:
-    if not seen.state.digest:
-        yield Matter("No plan was given. The GPUs are left as they are.", code="NoPlan")
+    if seen.state.phase is Phase.NO_PLAN:
+        text = "No plan was given. The GPUs are left as they are."
+        yield Matter(text, code=Phase.NO_PLAN.value)
 
 
 def _all_well(seen: Seen) -> Iterator[Matter]:

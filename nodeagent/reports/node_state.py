@@ -31,6 +31,7 @@ class Phase(StrEnum):
     BLOCKED = "Blocked"
     REJECTED = "Rejected"
     FAILED = "Failed"
+    NO_PLAN = "NoPlan"  # nothing was ever asked for; the GPUs are left as they are
 
 
 # Waiting for somebody else is being blocked; everything else that remains is a failure.
@@ -39,7 +40,7 @@ WAITING = frozenset(
 )
 # What a client of MPS does wrong, a metric that is not exported, or a file of the agent's own that
 # was lost leaves the node as planned.
-SHOWN_ONLY = frozenset({Code.MPS_CLIENT, Code.METRICS, Code.STATE_FILE})
+SHOWN_ONLY = frozenset({Code.MPS_CLIENT, Code.METRICS, Code.STATE_FILE, Code.SOURCE_MISSING})
 
 
 _NOTHING_SEEN = ObservedNode()
@@ -85,9 +86,9 @@ class NodeState:
     @property
     def sentence(self) -> str:
         """The state in one line for people."""
+        if self.phase is Phase.NO_PLAN:
+            return self.note or "no plan yet"
         if self.phase is Phase.IN_SYNC:
-            if not self.digest:
-                return self.note or "no plan yet"
             return f"the node is as the plan says{f'; {self.note}' if self.note else ''}"
         if self.problems:
             more = len(self.problems) - 1
@@ -104,18 +105,20 @@ def phase_of(
 ) -> Phase:
     """The phase at the end of a round, when nothing more is done before the next.
 
-    `problems` are those of the plan in force, those of MPS among them. A refused document comes
-    first, because its author waits for an answer; then what needs a person; then what only needs
-    time, such as a daemon of `mps` that is being started.
+    `problems` are those of the plan in force, those of MPS among them; `plan` is None when there is
+    none. A refused document comes first, because its author waits for an answer; then what needs a
+    person; then what only needs time, such as a daemon of `mps` that is being started.
     """
     if refused:
         return Phase.REJECTED
+    if plan is None:
+        return Phase.NO_PLAN
     codes = {problem.code for problem in problems} - SHOWN_ONLY
     if codes - WAITING:
         return Phase.FAILED
-    if codes or (plan is not None and plan.verdict is Verdict.BLOCKED):
+    if codes or plan.verdict is Verdict.BLOCKED:
         return Phase.BLOCKED
-    if plan is not None and plan.verdict is not Verdict.IN_SYNC:
+    if plan.verdict is not Verdict.IN_SYNC:
         return Phase.FAILED
     return Phase.WORKING if on_its_way(mps) else Phase.IN_SYNC
 

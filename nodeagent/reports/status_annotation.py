@@ -47,7 +47,7 @@ def status_content(state: NodeState) -> Json:
     if state.configuration is not None:
         content["configuration"] = shortened(state.configuration, most=_NAME)
     content["source"] = state.source
-    if state.phase is not Phase.IN_SYNC or state.note or not state.digest:
+    if state.phase is not Phase.IN_SYNC or state.note:
         content["message"] = shortened(state.sentence, most=_MESSAGE)
     if state.refusal:
         content["rejected"] = _rejected(state.refusal)

@@ -31,8 +31,9 @@ def offer(annotations: Mapping[str, str], file: PlanOffer) -> PlanOffer:
     match file:
         case PlanText():
             return replace(file, configuration=name)
-        case NoPlan(reason):
-            return NoPlan(f"the annotation {PLAN_NAME} is {shown(name)}, but {reason}")
+        case NoPlan(reason, problem):
+            why = f"the annotation {PLAN_NAME} is {shown(name)}, but {reason}"
+            return NoPlan(why, replace(problem, message=why) if problem else None)
         case UnreadablePlan():
             return file
         case _:

@@ -62,9 +62,9 @@ class PlanFile:
         try:
             return PlanText(read_regular_file(self._path, LARGEST_TEXT), self._configuration)
         except FileNotFoundError:
-            return NoPlan(f"the plan file {self._path} does not exist")
+            return self._missing(f"the plan file {self._path} does not exist")
         except NotADirectoryError:
-            return NoPlan(f"the plan file {self._path} does not exist: its folder is a file")
+            return self._missing(f"the plan file {self._path} does not exist: its folder is a file")
         except OSError as error:
             return UnreadablePlan(
                 Problem(
@@ -73,6 +73,13 @@ class PlanFile:
                     remedy="a regular file that the agent may read is needed there",
                 )
             )
+
+    def _missing(self, why: str) -> NoPlan:
+        remedy = (
+            f"write a plan to {self._path} (`nodeagent export` prints the GPUs as they are), or "
+            "set plan.file to where it is"
+        )
+        return NoPlan(why, Problem(Code.SOURCE_MISSING, why, remedy))
 
 
 def _signature(path: Path) -> _Signature:

@@ -19,9 +19,13 @@ class PlanText:
 
 @dataclass(frozen=True, slots=True)
 class NoPlan:
-    """The carrier holds no plan; `reason` is a sentence, such as that the file is not there."""
+    """The carrier holds no plan; `reason` is a sentence, such as that the file is not there.
+
+    `problem` is set where a plan should be, and is None where nobody has to ask for anything.
+    """
 
     reason: str
+    problem: Problem | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,6 +21,7 @@ _PHASE_TONES = {
     "Blocked": Tone.WARNING,
     "Rejected": Tone.BAD,
     "Failed": Tone.BAD,
+    "NoPlan": Tone.PLAIN,
 }
 _HEADLINE_TONES = {
     "ok": Tone.GOOD,

@@ -99,12 +99,16 @@ class Home:
         return list(self.get("/v1/events"))
 
     def get(self, path: str) -> Any:
-        """What the agent answers over its socket; raises OSError while there is none."""
+        """The JSON that the agent answers over its socket; raises OSError while there is none."""
+        return json.loads(self.text(path))
+
+    def text(self, path: str) -> str:
+        """As `get`, whatever it is."""
         connection = http.client.HTTPConnection("localhost", timeout=SOON)
         with socket.socket(socket.AF_UNIX) as connection.sock:
             connection.sock.connect(f"{self.folder}/run/agent.sock")
             connection.request("GET", path)
-            return json.loads(connection.getresponse().read())
+            return connection.getresponse().read().decode()
 
     def status(self) -> dict[str, Any]:
         """As the agent has it; empty while it does not answer."""

@@ -170,7 +170,7 @@ async def test_by_hand(tmp_path: Path) -> None:
         good, bad = await line("curl"), await line("curl")
         reading = await line("curl")
         url = next(word for word in shlex.split(reading) if word.startswith("http://"))
-        await line("status  InSync")
+        await line("status  NoPlan")
         await asyncio.to_thread(sent, good)
         await until(lambda: len(instances(url)) == 8)
         await asyncio.to_thread(sent, bad)

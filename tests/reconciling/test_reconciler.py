@@ -70,7 +70,7 @@ async def test_without_a_plan_nothing_is_done(tmp_path: Path) -> None:
     with simulated("h100-80gb:1"):
         async with running(Rig(tmp_path)) as rig:
             rig.reconciler.offer(NoPlan("the plan file /etc/x does not exist"))
-            await rig.settle(Phase.IN_SYNC)
+            await rig.settle(Phase.NO_PLAN)
             assert rig.layout() == "MIG off"
             assert rig.state.sentence == "the plan file /etc/x does not exist"
             assert rig.state.digest == ""
@@ -188,7 +188,7 @@ async def test_a_damaged_last_good_plan_is_told_and_not_used(tmp_path: Path) -> 
     with simulated("h100-80gb:1"):
         async with running(Rig(tmp_path)) as rig:
             rig.reconciler.offer(NoPlan("no plan"))
-            await rig.settle(Phase.IN_SYNC)
+            await rig.settle(Phase.NO_PLAN)
             assert rig.layout() == "MIG off"
             assert "last-good-plan cannot be used" in rig.events.events[0].message
 

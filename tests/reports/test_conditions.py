@@ -63,7 +63,7 @@ def test_a_rejected_plan() -> None:
     assert ready(unread).message.startswith('the plan is refused: gpus[0].mig["8g.40gb"]: ')
 
 
-@pytest.mark.parametrize("phase", [phase for phase in Phase if phase is not Phase.IN_SYNC])
+@pytest.mark.parametrize("phase", sorted(set(Phase) - {Phase.IN_SYNC, Phase.NO_PLAN}))
 def test_every_other_phase_is_the_reason(phase: Phase) -> None:
     """With its sentence."""
     condition = ready(replace(BLOCKED, phase=phase))
@@ -78,7 +78,9 @@ def test_work_names_the_plan() -> None:
 
 def test_without_a_plan_nothing_is_missing() -> None:
     """Nobody asked for anything."""
-    assert ready(replace(IN_SYNC, digest="")) == Condition("True", "NoPlan", "no plan yet")
+    assert ready(replace(IN_SYNC, phase=Phase.NO_PLAN, digest="")) == Condition(
+        "True", "NoPlan", "no plan yet"
+    )
 
 
 def test_before_the_first_look_nothing_is_known() -> None:

@@ -75,7 +75,7 @@ KINDS: tuple[tuple[Severity, str, dict[str, object]], ...] = (
     (WARNING, "Mps", {"mps": (BACKOFF,)}),
     (INFO, "Working", {"phase": Phase.WORKING}),
     (INFO, "XidApplication", {"health": health(xid=13)}),
-    (INFO, "NoPlan", {"digest": ""}),
+    (INFO, "NoPlan", {"phase": Phase.NO_PLAN, "digest": ""}),
     (OK, "InSync", {}),
 )
 

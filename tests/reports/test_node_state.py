@@ -20,7 +20,8 @@ def problems(*codes: Code) -> list[Problem]:
     ("refused", "verdict", "codes", "phase"),
     [
         (False, Verdict.IN_SYNC, [], Phase.IN_SYNC),
-        (False, None, [], Phase.IN_SYNC),
+        (False, None, [], Phase.NO_PLAN),
+        (False, None, [Code.MPS], Phase.NO_PLAN),
         (False, Verdict.BLOCKED, [Code.IN_USE], Phase.BLOCKED),
         (False, Verdict.BLOCKED, [Code.RESET_REQUIRED], Phase.BLOCKED),
         (False, Verdict.BLOCKED, [], Phase.BLOCKED),
@@ -42,8 +43,8 @@ def test_the_phase(refused: bool, verdict: Verdict | None, codes: list[Code], ph
 @pytest.mark.parametrize(
     ("state", "sentence"),
     [
-        (NodeState("n", "file", Phase.IN_SYNC), "no plan yet"),
-        (NodeState("n", "file", Phase.IN_SYNC, note="it is not there"), "it is not there"),
+        (NodeState("n", "file", Phase.NO_PLAN), "no plan yet"),
+        (NodeState("n", "file", Phase.NO_PLAN, note="it is not there"), "it is not there"),
         (NodeState("n", "file", Phase.IN_SYNC, "sha256:0"), "the node is as the plan says"),
         (
             NodeState("n", "file", Phase.IN_SYNC, "sha256:0", note="the file is gone"),

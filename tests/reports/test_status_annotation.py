@@ -118,12 +118,15 @@ def test_a_mode_that_waits_for_a_reset_is_told() -> None:
     assert (gpu["mode"], gpu["pending"]) == ("disabled", "enabled")
 
 
+NO_PLAN = replace(IN_SYNC, phase=Phase.NO_PLAN, digest="")
+
+
 def test_a_node_without_gpus_and_a_card_without_mig() -> None:
     """Nothing is invented for them."""
-    nothing = status_content(replace(IN_SYNC, observed=ObservedNode(), mps=(), digest=""))
+    nothing = status_content(replace(NO_PLAN, observed=ObservedNode(), mps=()))
     assert nothing == {
         "headline": {"severity": "info", "text": "The node has no GPUs.", "code": "NoGpus"},
-        "phase": "InSync",
+        "phase": "NoPlan",
         "source": "annotation",
         "message": "no plan yet",
         "gpus": [],

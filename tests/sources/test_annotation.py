@@ -9,7 +9,7 @@ from nodeagent.sources.annotation import PLAN, PLAN_NAME, offer
 from nodeagent.sources.plan_offer import NoPlan, PlanOffer, PlanText, UnreadablePlan
 
 FILE = PlanText(b"the file")
-MISSING = NoPlan("the plan file /etc/x does not exist")
+MISSING = NoPlan("no /etc/x", Problem(Code.SOURCE_MISSING, "no /etc/x", "write it"))
 UNREADABLE = UnreadablePlan(Problem(Code.SYNTAX, "no"))
 
 
@@ -42,9 +42,13 @@ def test_a_name_alone() -> None:
     found = offer({PLAN_NAME: "n"}, MISSING)
     assert isinstance(found, NoPlan)
     assert found.reason == f'the annotation {PLAN_NAME} is "n", but {MISSING.reason}'
+    assert found.problem == Problem(Code.SOURCE_MISSING, found.reason, "write it")
 
 
 @pytest.mark.parametrize("annotations", [{}, {PLAN_NAME: ""}, {"example.com/plan": "x"}])
 def test_nothing(annotations: dict[str, str]) -> None:
     """Without either of them nothing is asked for."""
-    assert isinstance(offer(annotations, FILE), NoPlan)
+    for file in (FILE, MISSING):
+        nothing = offer(annotations, file)
+        assert isinstance(nothing, NoPlan)
+        assert nothing.problem is None

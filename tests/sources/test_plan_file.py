@@ -153,7 +153,11 @@ async def test_waits_for_folders_that_are_not_there_yet(tmp_path: Path) -> None:
     """The file may come long after the agent, folders included."""
     path = tmp_path / "a" / "b" / "plan.yaml"
     async with watching(path) as source:
-        assert source.offers == [NoPlan(f"the plan file {path} does not exist")]
+        [missing] = source.offers
+        assert isinstance(missing, NoPlan)
+        assert missing.reason == f"the plan file {path} does not exist"
+        assert missing.problem is not None
+        assert str(path) in missing.problem.remedy
         path.parent.parent.mkdir()
         await asyncio.sleep(0.05)
         path.parent.mkdir()

@@ -64,7 +64,7 @@ def _of_phase(node: NodeState) -> MigState:
         case Phase.IN_SYNC:
             seen = node.plan is not None and node.plan.verdict is Verdict.IN_SYNC
             return MigState.SUCCESS if seen else MigState.PENDING
-        case Phase.WORKING:
+        case Phase.WORKING | Phase.NO_PLAN:
             return MigState.PENDING
         case Phase.BLOCKED:
             left = {problem.code for problem in node.problems} - _PASSES_BY_ITSELF

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from nodeagent.planning.plan import NodePlan, Verdict
 from nodeagent.planning.problems import Code, Problem
 from nodeagent.reconciling.event_log import EventType
 from nodeagent.reports.node_state import Phase, phase_of
@@ -70,7 +71,9 @@ async def test_each_is_refused_until_told_otherwise(
 def test_who_is_refused_waits() -> None:
     """The node is blocked by somebody else; it has not failed."""
     owned = Problem(Code.OWNED, "somebody")
-    assert phase_of(refused=False, plan=None, problems=[owned]) is Phase.BLOCKED
+    assert (
+        phase_of(refused=False, plan=NodePlan(Verdict.IN_SYNC), problems=[owned]) is Phase.BLOCKED
+    )
 
 
 async def test_work_goes_on_when_the_other_has_gone(server: ApiServer, tmp_path: Path) -> None:
