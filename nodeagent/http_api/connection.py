@@ -109,6 +109,17 @@ class Connection(web.RequestHandler):
 
     # --- what the client has time for -------------------------------------------------------------
 
+    def is_held(self) -> None:
+        """The agent delays its answer on purpose; the connection still makes way for others."""
+        if self._deadline:
+            self._deadline.cancel()
+            self._deadline = None
+
+    def reads_body(self) -> None:
+        """The rest of the request is read, after it was held perhaps."""
+        if self._deadline is None:
+            self._within(self._listener.limits.request)
+
     def whole(self) -> None:
         """The whole request is there: from now on the client waits for the agent."""
         if self._deadline:
@@ -288,10 +299,13 @@ class Serving:
 @web.middleware
 async def whole_requests(request: web.Request, handler: Any) -> web.StreamResponse:
     """Read the body before anything is answered, so that its deadline holds for every path."""
+    connection = request.protocol if isinstance(request.protocol, Connection) else None
     if request.can_read_body:
+        if connection:
+            connection.reads_body()
         await request.read()
-    if isinstance(request.protocol, Connection):
-        request.protocol.whole()
+    if connection:
+        connection.whole()
     return cast("web.StreamResponse", await handler(request))
 
 

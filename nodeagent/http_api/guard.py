@@ -103,7 +103,9 @@ async def errors_as_json(request: web.Request, handler: Handler) -> web.StreamRe
     except web.HTTPException as error:
         if error.status < 400:
             raise
-        headers = {"Allow": error.headers["Allow"]} if "Allow" in error.headers else None
+        headers = {"Allow": error.headers["Allow"]} if "Allow" in error.headers else {}
+        if error.status in {429, 503}:
+            headers["Retry-After"] = "1"
         return web.json_response(
             {"error": error.text or error.reason}, status=error.status, headers=headers
         )

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import ssl
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,7 +19,8 @@ from aiohttp.typedefs import Handler, Middleware
 
 from nodeagent.errors import NodeagentError
 from nodeagent.http_api.answers import Answers
-from nodeagent.http_api.connection import Listener, Serving, refused, whole_requests
+from nodeagent.http_api.connection import Connection, Listener, Serving, refused, whole_requests
+from nodeagent.http_api.connection_slots import peer_of
 from nodeagent.http_api.guard import errors_as_json, refuse_foreign_hosts, set_headers
 from nodeagent.http_api.limits import Limits
 from nodeagent.http_api.metrics_routes import metrics_routes
@@ -65,6 +66,7 @@ class MetricsListener:
         self._limits = limits
         self._look_every = look_every
         self._serving: Serving | None = None
+        self._check: PasswordCheck | None = None
         self._ending: set[asyncio.Task[None]] = set()
 
     async def run(self) -> None:
@@ -80,6 +82,8 @@ class MetricsListener:
             if self._serving:
                 await self._serving.end()
             await asyncio.gather(*self._ending, return_exceptions=True)
+            if self._check:
+                self._check.close()
 
     async def _listening(self) -> socket.socket:
         told = ""
@@ -113,7 +117,7 @@ class MetricsListener:
                         files = named
                         found = await asyncio.to_thread(_fingerprint, files)
                     context = await asyncio.to_thread(_context_of, config)
-                    check = await asyncio.to_thread(_check_of, config)
+                    check = await self._check_of(config)
                     await self._serve(listener, config, context, check)
                 except NodeagentError as error:
                     self._tell(Told(error.message, error.remedy))
@@ -139,14 +143,26 @@ class MetricsListener:
             self._ending.add(ending)
             ending.add_done_callback(self._ending.discard)
 
+    async def _check_of(self, config: WebConfig) -> PasswordCheck | None:
+        """One check for life: what it remembers and how it paces guesses outlasts a new file."""
+        if not config.users:
+            return None
+        if self._check is None:
+            try:
+                self._check = await asyncio.to_thread(PasswordCheck, config.users, self._limits)
+            except ImportError as error:
+                raise NodeagentError(
+                    f"passwords cannot be checked: {error}", remedy="install the package bcrypt"
+                ) from None
+        self._check.users = config.users
+        return self._check
+
     def _app(self, config: WebConfig, check: PasswordCheck | None) -> web.Application:
         middlewares = [errors_as_json, refuse_foreign_hosts(self._host)]
         if check:
             middlewares.append(_passwords(check))
         middlewares.append(whole_requests)
         app = web.Application(middlewares=middlewares, client_max_size=1024)
-        if check:
-            app.on_cleanup.append(_closing(check))
 
         async def set_more(_: web.Request, response: web.StreamResponse) -> None:
             response.headers.update(config.headers)
@@ -162,12 +178,15 @@ def _passwords(check: PasswordCheck) -> Middleware:
 
     @web.middleware
     async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
+        header = request.headers.get("Authorization", "")
+        peer = request.transport.get_extra_info("peername") if request.transport else None
+        if isinstance(request.protocol, Connection):
+            request.protocol.is_held()
         try:
-            header = request.headers.get("Authorization", "")
-            right = await check.accepts(header, request.remote or "")
+            right = await check.accepts(header, peer_of(peer))
         except TooManyAsk:
             refused(request, Reason.BUSY)
-            raise web.HTTPServiceUnavailable(text="too many passwords wait to be checked") from None
+            raise web.HTTPTooManyRequests(text="too many passwords wait to be checked") from None
         if not right:
             if header:
                 refused(request, Reason.PASSWORD)
@@ -181,26 +200,8 @@ def _passwords(check: PasswordCheck) -> Middleware:
     return guard
 
 
-def _closing(check: PasswordCheck) -> Callable[[web.Application], Awaitable[None]]:
-    async def close(_: web.Application) -> None:
-        check.close()
-
-    return close
-
-
 def _context_of(config: WebConfig) -> ssl.SSLContext | None:
     return config.tls.context() if config.tls else None
-
-
-def _check_of(config: WebConfig) -> PasswordCheck | None:
-    if not config.users:
-        return None
-    try:
-        return PasswordCheck(config.users)
-    except ImportError as error:
-        raise NodeagentError(
-            f"passwords cannot be checked: {error}", remedy="install the package bcrypt"
-        ) from None
 
 
 def _fingerprint(files: Iterable[Path]) -> tuple[object, ...]:

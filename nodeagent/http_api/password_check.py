@@ -1,8 +1,8 @@
 """Basic auth as Prometheus' web-config has it: names with bcrypt hashes of their passwords.
 
-A check takes as long as the hash wants it to (0.1 s and more), so it runs in one of two threads of
-its own, and what was right once is remembered by a digest until the hashes change. That there are
-but two holds also where clients leave before the answer: a check that has begun cannot be ended.
+A check takes as long as the hash wants it to (50 ms and more), so it runs in one thread of its own,
+in the order and at the pace of `password_schedule`. Passwords that were right or wrong are
+remembered by a keyed digest, so that a client which asks every few seconds costs one check.
 """
 
 from __future__ import annotations
@@ -13,14 +13,16 @@ import binascii
 import hashlib
 import hmac
 import os
-from collections import Counter, OrderedDict
-from collections.abc import Mapping
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 
-_MOST_KEPT = 256
-_MOST_AT_ONCE = 2
-_MOST_WAITING = 32
-_MOST_OF_ONE = 8  # of them from one address, so that who guesses keeps nobody else out
+from nodeagent.http_api.limits import Limits
+from nodeagent.http_api.password_schedule import Attempt, PasswordSchedule
+
+_MOST_KEPT = 256  # passwords that were right
+_MOST_WRONG = 1024
 _LONGEST = 72  # bytes of a password that bcrypt looks at; more is refused, as Go's does
 
 
@@ -31,56 +33,130 @@ class TooManyAsk(Exception):
 class PasswordCheck:
     """Says whether an Authorization header is one of the users'. Belongs to one event loop.
 
-    There has to be at least one user.
+    `users` can be set anew at any time. `compare` is bcrypt's checkpw, which takes the password and
+    the hash; raises ImportError where the package is missing.
     """
 
-    def __init__(self, users: Mapping[str, bytes]) -> None:
-        # Here and not at the first request: one who cannot check does not listen.
-        import bcrypt
+    def __init__(
+        self,
+        users: Mapping[str, bytes],
+        limits: Limits,
+        compare: Callable[[bytes, bytes], bool] | None = None,
+    ) -> None:
+        if compare is None:
+            from bcrypt import checkpw
 
-        self._right = bcrypt.checkpw
-        self._users = dict(users)
-        # Who gives an unknown name must not learn that from a quicker answer.
-        self._of_nobody = next(iter(users.values()))
+            compare = checkpw
+        self.users = users
+        self._compare = compare
+        self._limits = limits
         self._secret = os.urandom(32)
         self._known: OrderedDict[bytes, bool] = OrderedDict()
-        self._threads = ThreadPoolExecutor(_MOST_AT_ONCE, thread_name_prefix="password")
-        self._waiting: Counter[str] = Counter()  # by where they come from
+        self._wrong: OrderedDict[bytes, bool] = OrderedDict()
+        self._schedule = PasswordSchedule(limits.refusal_hold)
+        self._asked: dict[Attempt, tuple[str, bytes, asyncio.Future[bool]]] = {}
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="password")
+        self._checking: asyncio.Task[None] | None = None
 
     async def accepts(self, header: str, peer: str = "") -> bool:
-        """Whether the header proves who asks, from the address `peer`; raises TooManyAsk."""
+        """Whether the header proves who asks, from the address `peer`.
+
+        A no may take long while many guess. Raises TooManyAsk, then too.
+        """
         given = _credentials(header)
         if given is None:
             return False
-        name, password = given
-        mark = hmac.digest(self._secret, name.encode() + b"\0" + password, hashlib.sha256)
+        mark = self._mark(*given)
         if mark in self._known:
             self._known.move_to_end(mark)
-            return self._known[mark]
-        if self._waiting[peer] >= _MOST_OF_ONE or self._waiting.total() >= _MOST_WAITING:
-            raise TooManyAsk
-        self._waiting[peer] += 1
+            return True
+        clock = asyncio.get_running_loop().time
         try:
-            loop = asyncio.get_running_loop()
-            right = await loop.run_in_executor(self._threads, self._compare, name, password)
-        finally:
-            self._waiting[peer] -= 1
-            self._waiting = +self._waiting  # without those of whom none waits
-        if right:  # what is wrong is not remembered: there is no end of it
-            self._known[mark] = True
-            while len(self._known) > _MOST_KEPT:
-                self._known.popitem(last=False)
+            right = mark not in self._wrong and await self._checked(*given, peer)
+        except TooManyAsk:
+            await asyncio.sleep(self._schedule.hold(clock()))
+            raise
+        if not right:
+            await asyncio.sleep(self._schedule.hold(clock()))
         return right
 
     def close(self) -> None:
-        """End the threads when what they are at is done; nothing more can be checked."""
-        self._threads.shutdown(wait=False, cancel_futures=True)
+        """Check nothing any more; the check under way ends by itself."""
+        if self._checking:
+            self._checking.cancel()
+        self._thread.shutdown(wait=False, cancel_futures=True)
 
-    def _compare(self, name: str, password: bytes) -> bool:
-        hashed = self._users.get(name)
+    async def _checked(self, name: str, password: bytes, peer: str) -> bool:
+        attempt = self._schedule.arrive(peer)
+        answer: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        self._asked[attempt] = name, password, answer
+        if self._checking is None:
+            self._checking = asyncio.create_task(self._check_all(), name="check passwords")
+        try:
+            async with asyncio.timeout(self._limits.password):
+                return await answer
+        except TimeoutError:
+            raise TooManyAsk from None
+        finally:
+            self._schedule.leave(attempt)
+            self._asked.pop(attempt, None)
+
+    async def _check_all(self) -> None:
+        """Check what waits, one after the other, until nothing does."""
+        loop = asyncio.get_running_loop()
+        try:
+            while not self._schedule.idle:
+                if rest := self._schedule.rest(loop.time()):
+                    await asyncio.sleep(rest)
+                    continue
+                attempt = self._schedule.next(loop.time())
+                name, password, _ = self._asked[attempt]
+                mark = self._mark(name, password)
+                if mark in self._known or mark in self._wrong:  # checked while it waited
+                    self._answer(attempt, mark in self._known)
+                    continue
+                right, cost = await loop.run_in_executor(
+                    self._thread, self._compared, self.users.get(name), password
+                )
+                self._schedule.checked(attempt, loop.time(), cost=cost, right=right)
+                _remember(
+                    self._known if right else self._wrong,
+                    mark,
+                    _MOST_KEPT if right else _MOST_WRONG,
+                )
+                self._answer(attempt, right)
+        finally:
+            self._checking = None
+
+    def _answer(self, attempt: Attempt, right: bool) -> None:
+        """Let the client's request go on, if it still waits."""
+        if (asked := self._asked.get(attempt)) and not asked[2].done():
+            asked[2].set_result(right)
+
+    def _compared(self, hashed: bytes | None, password: bytes) -> tuple[bool, float]:
+        """Whether it is right, and what that cost, in seconds of a processor."""
         if len(password) > _LONGEST or b"\0" in password:
-            return False
-        return self._right(password, hashed or self._of_nobody) and hashed is not None
+            return False, 0.0
+        began = time.thread_time()
+        right = self._compare(password, hashed or self._of_no_user)
+        return right and hashed is not None, time.thread_time() - began
+
+    @property
+    def _of_no_user(self) -> bytes:
+        """An unknown name must not be answered sooner than a known one."""
+        return next(iter(self.users.values()))
+
+    def _mark(self, name: str, password: bytes) -> bytes:
+        """What a name and password are remembered by, as long as the user's hash is the same."""
+        hashed = self.users.get(name, b"")
+        text = b"\0".join((name.encode(), hashed, password))
+        return hmac.digest(self._secret, text, hashlib.sha256)
+
+
+def _remember(kept: OrderedDict[bytes, bool], mark: bytes, most: int) -> None:
+    kept[mark] = True
+    while len(kept) > most:
+        kept.popitem(last=False)
 
 
 def _credentials(header: str) -> tuple[str, bytes] | None:

@@ -8,6 +8,7 @@ import socket
 import ssl
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from itertools import count
 from pathlib import Path
 
 import bcrypt
@@ -101,6 +102,34 @@ async def test_passwords(tmp_path: Path) -> None:
         assert await served.status(password="secret") == 200
         assert await served.status(password="wrong") == 401
         assert await served.status("/healthz") == 401
+
+
+async def test_guessers_keep_nobody_out(tmp_path: Path) -> None:
+    """64 of them at the right user's own address, with hashes that take their time: whoever has
+    the password is answered, and one that asks again costs no check.
+    """
+    hashed = bcrypt.hashpw(b"secret", bcrypt.gensalt(8)).decode()
+    config = tmp_path / "web.yaml"
+    config.write_text(f"basic_auth_users: {{prometheus: {hashed}}}\n")
+    numbers = count()
+    async with serving(config) as served:
+
+        async def guess() -> None:
+            while True:
+                with suppress(ClientConnectionError):
+                    assert await served.status(password=f"guess {next(numbers)}") != 200
+
+        guessing = [asyncio.create_task(guess()) for _ in range(64)]
+        try:
+            await until(lambda: served.refusals.counts["metrics", "password"] > 3)
+            async with asyncio.timeout(20):
+                assert await served.status(password="secret") == 200
+                assert await served.status(password="secret") == 200
+        finally:
+            for task in guessing:
+                task.cancel()
+            await asyncio.gather(*guessing, return_exceptions=True)
+        assert next(numbers) < 1000
 
 
 async def test_a_new_certificate_is_taken_up(tmp_path: Path) -> None:

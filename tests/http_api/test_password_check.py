@@ -5,13 +5,15 @@ from __future__ import annotations
 import asyncio
 import base64
 import threading
+from collections.abc import Iterator
 
 import bcrypt
 import pytest
 
-from nodeagent.http_api import password_check
+from nodeagent.http_api.limits import Limits
 from nodeagent.http_api.password_check import PasswordCheck, TooManyAsk
 
+LIMITS = Limits(refusal_hold=0.0)
 USERS = {"prometheus": bcrypt.hashpw(b"right:one", bcrypt.gensalt(4))}
 
 
@@ -38,64 +40,89 @@ def _basic(text: bytes) -> str:
 )
 async def test_who_is_let_in(header: str, accepted: bool) -> None:
     """Only a known name with its own password; anything else is a no, never an error."""
-    assert await PasswordCheck(USERS).accepts(header) is accepted
+    check = PasswordCheck(USERS, LIMITS)
+    assert await check.accepts(header) is accepted
+    check.close()
 
 
-async def test_what_was_right_is_remembered_and_what_was_wrong_is_not() -> None:
-    """A scrape every few seconds computes no hash; guesses do not fill the memory."""
-    check = PasswordCheck(USERS)
-    for n in range(3):
-        assert not await check.accepts(_basic(b"prometheus:%d" % n))
-    assert not check._known
-    assert await check.accepts(_basic(b"prometheus:right:one"))
-    check._right = lambda *_: pytest.fail("it was computed again")
-    assert await check.accepts(_basic(b"prometheus:right:one"))
+class Hashing:
+    """In the place of bcrypt: says what it was asked, and answers when it may."""
+
+    def __init__(self) -> None:
+        self.asked: list[bytes] = []
+        self.go_on = threading.Event()
+        self.go_on.set()
+
+    def __call__(self, password: bytes, hashed: bytes) -> bool:
+        self.asked.append(password)
+        self.go_on.wait(30)
+        return password == b"right:one" and hashed == USERS["prometheus"]
 
 
-async def test_guessing_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """So many wait at most; who comes then is turned away at once."""
-    monkeypatch.setattr(password_check, "_MOST_WAITING", 2)
-    check = PasswordCheck(USERS)
+@pytest.fixture
+def hashing() -> Iterator[Hashing]:
+    """Its threads end with the test."""
+    made = Hashing()
+    yield made
+    made.go_on.set()
+
+
+async def test_each_password_is_hashed_once(hashing: Hashing) -> None:
+    """A client that asks every few seconds costs one check, whether its password is right or not;
+    a new hash of the user makes both worth a check again.
+    """
+    check = PasswordCheck(USERS, LIMITS, hashing)
+    for _ in range(3):
+        assert await check.accepts(_basic(b"prometheus:right:one"))
+        assert not await check.accepts(_basic(b"prometheus:wrong"))
+    assert sorted(hashing.asked) == [b"right:one", b"wrong"]
+    check.users = {"prometheus": b"another"}
+    assert not await check.accepts(_basic(b"prometheus:right:one"))
+    assert len(hashing.asked) == 3
+    check.close()
+
+
+async def test_the_same_guess_from_many_is_hashed_once(hashing: Hashing) -> None:
+    """Those that wait for the same password get the answer of the first."""
+    check = PasswordCheck(USERS, LIMITS, hashing)
+    asking = (check.accepts(_basic(b"prometheus:wrong")) for _ in range(20))
+    assert not any(await asyncio.gather(*asking))
+    assert len(hashing.asked) == 1
+    check.close()
+
+
+async def test_a_password_that_waits_too_long_is_turned_away(hashing: Hashing) -> None:
+    """The agent does not keep what it cannot check in time."""
+    hashing.go_on.clear()
+    check = PasswordCheck(USERS, Limits(password=0.05, refusal_hold=0.0), hashing)
     asking = [asyncio.create_task(check.accepts(_basic(b"prometheus:%d" % n))) for n in range(3)]
     found = await asyncio.gather(*asking, return_exceptions=True)
-    assert [type(one) for one in found] == [bool, bool, TooManyAsk]
+    assert [type(one) for one in found] == [TooManyAsk] * 3
+    hashing.go_on.set()
+    assert await check.accepts(_basic(b"prometheus:right:one"))
+    check.close()
 
 
-async def test_who_guesses_keeps_nobody_else_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    """From one address only so many wait; another is let in meanwhile."""
-    monkeypatch.setattr(password_check, "_MOST_OF_ONE", 2)
-    check = PasswordCheck(USERS)
-    guesses = (check.accepts(_basic(b"prometheus:%d" % n), "192.0.2.1") for n in range(40))
-    right = check.accepts(_basic(b"prometheus:right:one"), "192.0.2.2")
-    *refused, let_in = await asyncio.gather(*guesses, right, return_exceptions=True)
-    assert sum(isinstance(one, TooManyAsk) for one in refused) == 38
-    assert let_in is True
-    assert not check._waiting
-
-
-async def test_clients_that_leave_do_not_make_room_for_more_checks() -> None:
-    """A check that has begun goes on without them: there are never more than two."""
-    check, go_on, begun = PasswordCheck(USERS), threading.Event(), list[bytes]()
-
-    def right(password: bytes, hashed_password: bytes) -> bool:
-        assert hashed_password == USERS["prometheus"]
-        begun.append(password)
-        return go_on.wait(5)
-
-    check._right = right
-    try:
-        for n in range(8):
-            asking = asyncio.create_task(check.accepts(_basic(b"prometheus:%d" % n)))
-            await asyncio.sleep(0.02)
-            asking.cancel()
-            await asyncio.gather(asking, return_exceptions=True)
-        assert len(begun) == 2
-    finally:
-        go_on.set()
+async def test_clients_that_leave_do_not_make_room_for_more_checks(hashing: Hashing) -> None:
+    """A check that has begun goes on without them: there is never more than one."""
+    hashing.go_on.clear()
+    check = PasswordCheck(USERS, LIMITS, hashing)
+    for n in range(8):
+        asking = asyncio.create_task(check.accepts(_basic(b"prometheus:%d" % n)))
+        await asyncio.sleep(0.02)
+        asking.cancel()
+        await asyncio.gather(asking, return_exceptions=True)
+    assert hashing.asked == [b"0"]
+    hashing.go_on.set()
+    assert await check.accepts(_basic(b"prometheus:right:one"))
+    assert hashing.asked == [b"0", b"right:one"]
+    check.close()
 
 
 @pytest.mark.parametrize("kind", [b"2a", b"2b", b"2y"])
 async def test_hashes_of_every_kind_count(kind: bytes) -> None:
     """htpasswd writes $2y$, Python $2b$, older tools $2a$."""
     hashed = b"$" + kind + USERS["prometheus"].removeprefix(b"$2b")
-    assert await PasswordCheck({"p": hashed}).accepts(_basic(b"p:right:one"))
+    check = PasswordCheck({"p": hashed}, LIMITS)
+    assert await check.accepts(_basic(b"p:right:one"))
+    check.close()
