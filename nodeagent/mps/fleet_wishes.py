@@ -50,7 +50,7 @@ async def started(supervisor: Supervisor, timing: Timing) -> None:
         f"the MPS daemon of {supervisor.device} is {state.phase}: {state.why or 'not Ready'}{said}",
         remedy="see its log; as long as an agent runs, it goes on trying"
         if state.phase is not Phase.FAILED
-        else f"mend the cause, then: nodeagent mps restart {supervisor.device}",
+        else f"mend the cause; to try at once: nodeagent mps restart {supervisor.device}",
     )
 
 

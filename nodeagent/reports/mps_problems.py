@@ -50,7 +50,7 @@ def _remedy(device: str, state: str) -> str:
         case "Down":  # drained
             return f"start it again: nodeagent mps restart {device}, or nodeagent apply"
         case "Failed":
-            return f"mend the cause, then: nodeagent mps restart {device}, or nodeagent apply"
+            return f"mend the cause; to try at once: nodeagent mps restart {device}"
         case _:
             return "see its log; an agent starts it again by itself, and so does `nodeagent apply`"
 
@@ -99,8 +99,8 @@ def _daemon_problem(daemon: DaemonState, where: str, gpu: str) -> Problem:
     said = f"; the last it said: {daemon.last_lines[-1]}" if daemon.last_lines else ""
     return Problem(
         Code.MPS,
-        f"the MPS daemon of {where} is not started again{why}{said}",
-        f"mend the cause, then: nodeagent mps restart {daemon.device}",
+        f"the MPS daemon of {where} does not stay up{why}{said}",
+        f"mend the cause; to try at once: nodeagent mps restart {daemon.device}",
         gpu=gpu,
     )
 

@@ -129,7 +129,7 @@ def test_failed_and_back(home: Home) -> None:
         home.run("simulate", "mps", "die", *node)
         status = _status(home, "Failed")
         [problem] = status["problems"]
-        assert "is not started again: failed 2 times in a row" in problem["message"]
+        assert "does not stay up: failed 2 times in a row" in problem["message"]
         assert "Cannot do it today" in problem["message"]
         assert "nodeagent mps restart" in problem["remedy"]
         assert "Cannot do it today" in home.run("mps", "status").stdout

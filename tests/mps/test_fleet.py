@@ -18,6 +18,7 @@ from nodeagent.mps.directories import DirectoryRefused
 from nodeagent.mps.fleet import Fleet, InUse, NotReady, survey
 from nodeagent.mps.identity import CONTROL
 from nodeagent.mps.lifecycle.values import Subject
+from nodeagent.processes import ProcessIdentity, age, identify
 from nodeagent.simulation.mps.clients import ClientError, SimulatedClient
 from tests.mps.fleet_rig import (
     GPU,
@@ -117,7 +118,7 @@ async def test_another_user_takes_another_process(rig: FleetRig, fleet: Fleet) -
     await fleet.start(GPU, wanted(uid=1234))
     [daemon] = rig.processes(CONTROL)
     assert (daemon.uid, daemon.pid == before) == (1234, False)
-    assert rig.pipes().stat().st_uid == 1234
+    assert rig.log().parent.stat().st_uid == 1234
     async with rig.fleet():  # its record came back with the directory
         pass
     assert (rig.pipes().parent / "record.json").exists()
@@ -482,22 +483,44 @@ async def test_a_client_of_another_user(
     assert len(rig.said(Subject.FOREIGN_USER_WAITING)) == 1
 
 
-async def test_a_daemon_that_comes_back_at_once_is_not_hurried(rig: FleetRig) -> None:
-    """Other devices' daemons notice nothing, and no task or descriptor is left."""
+async def test_a_steady_daemon_is_back_at_once_and_then_waits(rig: FleetRig) -> None:
+    """Its first end costs no delay, a quick one after it does; other devices' daemons notice
+    nothing, and no task or descriptor is left.
+    """
     before = _open_files()
-    async with rig.fleet(quick(first_delay=1.2, longest_delay=1.2)) as fleet:
+    async with rig.fleet(quick(first_delay=30.0, longest_delay=30.0, steady=1.0)) as fleet:
         await asyncio.gather(fleet.start(GPU, wanted()), fleet.start(OTHER_GPU, wanted()))
         other = status(fleet, OTHER_GPU)
-        pid = status(fleet).pid
-        assert pid is not None
-        os.kill(pid, 9)
-        began = time.monotonic()
-        await until(lambda: not status(fleet).is_ready)
-        await ready(fleet)
-        assert time.monotonic() - began > 1.2 * 0.75  # far longer than a start takes
+        first = status(fleet).pid
+        assert first is not None
+        await until(lambda: age(_identity(first)) > 1.0)
+        os.kill(first, 9)
+        await until(lambda: status(fleet).pid not in {None, first})
+        second = (await ready(fleet)).pid  # so the delay of 30 s was not waited for
+        assert second is not None
+        os.kill(second, 9)
+        await until(lambda: status(fleet).phase == "Backoff")
         assert status(fleet, OTHER_GPU) == other
-        assert gone(pid)
+        assert gone(first)
     assert _open_files() == before
+
+
+def _identity(pid: int) -> ProcessIdentity:
+    found = identify(pid)
+    assert isinstance(found, ProcessIdentity)
+    return found
+
+
+async def test_one_that_failed_is_tried_on(rig: FleetRig) -> None:
+    """Nobody has to ask: once its cause has passed, it is Ready by itself."""
+    rig.knobs().turn("start_error", "Cannot do it today")
+    async with rig.fleet(quick(longest_delay=0.1)) as fleet:
+        with pytest.raises(NotReady, match="Cannot do it today"):
+            await fleet.start(GPU, wanted())
+        assert "is tried every 0.1 s only" in await rig.told(Subject.FAILED)
+        rig.knobs().clear()
+        await ready(fleet)
+        assert len(rig.said(Subject.FAILED)) == 1
 
 
 async def test_a_front_end_that_somebody_left_open(rig: FleetRig, fleet: Fleet) -> None:

@@ -35,7 +35,7 @@ HARM = {
     "slow_start": 0.2,
 }
 MOVES = [*HARM, *HARM, "clear", "kill", "client", "limits", "drain", "restart", "stop", "agent"]
-POLICY_HERE = quick(most_failures=50)
+POLICY_HERE = quick(most_failures=50, longest_delay=0.2)
 
 
 class Watched(FleetRig):
@@ -46,6 +46,7 @@ class Watched(FleetRig):
         self.wrong: list[str] = []
         self.ended = -1.0
         self.by_request = True
+        self.was_ready = True  # as an adopted one counts
 
     def hear(self, device: str, report: Report) -> None:
         """The moment something is told."""
@@ -55,16 +56,19 @@ class Watched(FleetRig):
                 self.ended, self.by_request = now, False
             case Subject.STARTED:
                 waited = now - self.ended
-                if not self.by_request and waited < 0.75 * POLICY.first_delay:
+                # One that was Ready has been steady (of 0 s, here), and is started at once.
+                soon = waited < 0.75 * POLICY.first_delay
+                if soon and not self.by_request and not self.was_ready:
                     self.wrong.append(f"started after {waited} s")
                 if len(self.processes(CONTROL)) > 1 + self.front_ends():
                     self.wrong.append("two daemons")
                 if self.servers():  # its own cannot be there yet
                     self.wrong.append("a daemon was started beside an orphan")
-                self.by_request = True
+                self.by_request, self.was_ready = True, False
             case Subject.DRAINED:
                 self.by_request = True  # its end was wanted, so there is nothing to back off from
             case Subject.READY:
+                self.was_ready = True
                 self.judge_ready()
 
     def front_ends(self) -> int:

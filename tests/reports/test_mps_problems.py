@@ -26,10 +26,10 @@ def test_a_failed_daemon_says_why_and_what_it_said_last() -> None:
     [problem] = mps_problems([FAILED], NODE)
     assert (problem.code, problem.gpu) == (Code.MPS, "GPU-1")
     assert problem.message == (
-        "the MPS daemon of 3g.40gb at 4 of GPU 1 is not started again: failed 5 times in a row; "
+        "the MPS daemon of 3g.40gb at 4 of GPU 1 does not stay up: failed 5 times in a row; "
         "the last it said: no CUDA-capable device is detected"
     )
-    assert problem.remedy == "mend the cause, then: nodeagent mps restart MIG-b"
+    assert problem.remedy == "mend the cause; to try at once: nodeagent mps restart MIG-b"
 
 
 def test_a_faulted_daemon_names_the_clients_that_have_to_end() -> None:

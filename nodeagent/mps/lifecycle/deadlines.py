@@ -33,7 +33,7 @@ def deadline_passed(state: State, now: float, policy: Policy) -> Step:
 
 def _by_phase(state: State, now: float, policy: Policy) -> Step:
     match state.phase:
-        case Phase.BACKOFF:
+        case Phase.BACKOFF | Phase.FAILED:
             return _start_again(state, now, policy)
         case Phase.STARTING:
             why = f"did not answer within {policy.start_deadline:g} s of its start"
@@ -44,7 +44,7 @@ def _by_phase(state: State, now: float, policy: Policy) -> Step:
             return _server_slow(state, policy)
         case Phase.DRAINING:
             return _drain_is_over(state, now, policy)
-        case Phase.DOWN | Phase.FAILED | Phase.FAULT:
+        case Phase.DOWN | Phase.FAULT:
             return Step(replace(state, deadline=None))
     assert_never(state.phase)
 

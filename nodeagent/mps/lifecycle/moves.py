@@ -167,13 +167,28 @@ def ended_by_itself(
         deadline=None,
         why=report.message,
     )
+    if not failures and ended.wanted is not None:
+        # It was steady, so nothing says that the next one will not be.
+        again = start(replace(ended, restarts=state.restarts + 1), ended.wanted, now, policy)
+        return Step(again.state, (report, sweep, *again.actions))
     if failures >= policy.most_failures:
-        words = f"failed {failures} times in a row, the last time: {report.message}"
-        failed = Report(Subject.FAILED, words, report.lines)
-        return Step(replace(ended, phase=Phase.FAILED, why=words), (report, sweep, failed))
+        return _failed(ended, report, now, policy, chance)
     delay = policy.delay(failures, chance)
     backoff = replace(ended, phase=Phase.BACKOFF, deadline=now + delay)
     return Step(backoff, (report, sweep, Schedule(delay)))
+
+
+def _failed(state: State, report: Report, now: float, policy: Policy, chance: float) -> Step:
+    """Reported once; it is tried on at the longest delay, since its cause may pass."""
+    delay = policy.longest_delay * (1 - chance / 4)
+    words = (
+        f"failed {state.failures} times in a row and is tried every {policy.longest_delay:g} s "
+        f"only, the last time: {report.message}"
+    )
+    failed = replace(state, phase=Phase.FAILED, deadline=now + delay, why=words)
+    first = state.failures == policy.most_failures
+    reports = (report, Report(Subject.FAILED, words, report.lines)) if first else (report,)
+    return Step(failed, (*reports, SweepOrphans(state.spec), Schedule(delay)))
 
 
 def _drained(state: State, report: Report, now: float, policy: Policy) -> Step:

@@ -6,8 +6,8 @@ What holds whatever happens:
 - Ready is said only when this very process has answered and its limits, as they were set last,
   were read back.
 - A process is started only when there is none, and right after a sweep for orphaned servers.
-- After it ended by itself, it is not started before the backoff is over, unless a person or a
-  plan asks for that.
+- After it ended by itself, it is started at once where it was steady, else not before the backoff
+  is over, unless a person or a plan asks for that. It is never given up.
 - A daemon that was Ready, and so may have clients, is killed only when it answers nothing any
   more, when another process listens in its place, or when a drain by force is over.
 """

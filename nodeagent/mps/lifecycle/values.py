@@ -21,7 +21,7 @@ class Phase(StrEnum):
     DRAINING = "Draining"  # to end when its clients are gone
     FAULT = "Fault"  # there, but of no use: its server is faulted, or it hangs and is ended
     BACKOFF = "Backoff"  # ended by itself; is started again later
-    FAILED = "Failed"  # ended too often; waits for a new plan or a request
+    FAILED = "Failed"  # ended too often; is tried again at the longest delay
 
 
 WITH_PROCESS = frozenset({Phase.STARTING, Phase.LIMITING, Phase.READY, Phase.DRAINING, Phase.FAULT})
@@ -53,9 +53,9 @@ class Policy:
     quit_deadline: float  # from `quit` to the end
     kill_deadline: float  # after which a kill is repeated and reported
     steady: float  # a daemon that ran shorter has failed quickly
-    first_delay: float  # before the first restart; doubled for each further quick failure
+    first_delay: float  # after a quick failure; doubled for each further one in a row
     longest_delay: float
-    most_failures: int  # quick ones in a row; so many and it is Failed
+    most_failures: int  # quick ones in a row; from so many on it is Failed
     most_silences: int  # unanswered questions in a row; so many and it hangs
     most_attempts: int  # at setting the limits of a daemon that was never Ready
 

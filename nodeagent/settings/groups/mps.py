@@ -70,7 +70,7 @@ class MpsSettings(Group):
         15.0, description="Seconds between two questions to a daemon when nothing happens."
     )
     first_delay: Duration = Field(
-        1.0, description="Seconds before a daemon that ended is started again; doubled each time."
+        1.0, description="Seconds before a daemon that failed quickly is started again; doubled."
     )
     longest_delay: Duration = Field(
         300.0, description="Seconds that are waited at most before another start."
@@ -79,7 +79,7 @@ class MpsSettings(Group):
         60.0, description="Seconds; a daemon that ran shorter has failed quickly."
     )
     most_failures: WholeNumber = Field(
-        5, description="So many quick failures in a row, and it is Failed until a request."
+        5, description="So many quick failures in a row, and it is Failed, tried at longest_delay."
     )
     most_attempts: WholeNumber = Field(
         3, description="So many attempts at setting the limits of a daemon that was never Ready."

@@ -133,20 +133,25 @@ def test_ready_to_limiting_when_limits_drift(ready: Life) -> None:
 # --- the end --------------------------------------------------------------------------------------
 
 
-def test_ready_to_backoff_to_starting(ready: Life) -> None:
-    """Killed after a long run: swept at once, started again after the first delay."""
+def test_ready_to_starting_when_it_was_steady(ready: Life) -> None:
+    """Killed after a long run: swept, and started again at once; only then does it back off."""
     actions = ready.tell(Exited(1, "signal 9", 7200.0, ("last words",)))
-    assert undone(actions) == [SweepOrphans(SPEC), Schedule(1.0)]
+    assert undone(actions) == [
+        SweepOrphans(SPEC), SweepOrphans(SPEC), Spawn(2, SPEC), Schedule(5.0)
+    ]  # fmt: skip
     assert actions[0] == Report(
         Subject.EXITED, "the daemon ended after 7200.0 s: signal 9", ("last words",)
     )
-    assert ready.phase() is Phase.BACKOFF
-    assert Spawn(2, SPEC) in ready.tell(DeadlinePassed(), after=1.0)
+    assert ready.phase() is Phase.STARTING
     assert (ready.state.restarts, ready.state.failures) == (1, 0)
+    assert undone(ready.tell(Exited(2, "signal 9", 0.1))) == [SweepOrphans(SPEC), Schedule(1.0)]
+    assert ready.phase() is Phase.BACKOFF
 
 
-def test_backoff_to_failed_to_starting() -> None:
-    """Quick failures wait twice as long each time, then end it until it is asked for again."""
+def test_backoff_to_failed_to_ready() -> None:
+    """Quick failures wait twice as long each time. After so many that is reported once, and it is
+    tried at the longest delay until it is Ready.
+    """
     life = Life()
     life.start()
     for delay in (1.0, 2.0):
@@ -155,11 +160,32 @@ def test_backoff_to_failed_to_starting() -> None:
         life.tell(DeadlinePassed(), after=delay)
     actions = life.tell(Exited(life.state.run, "status 1", 0.1, ("no device",)))
     assert subjects(actions) == [Subject.EXITED, Subject.FAILED]
-    assert actions[-1] == Report(Subject.FAILED, life.state.why, ("no device",))
-    assert "failed 3 times in a row" in life.state.why
-    assert life.tell(DeadlinePassed(), after=1000) == ()
+    assert actions[1] == Report(Subject.FAILED, life.state.why, ("no device",))
+    assert "failed 3 times in a row and is tried every 8 s only" in life.state.why
+    for run in range(4, 50):
+        assert life.phase() is Phase.FAILED
+        assert undone(actions) == [SweepOrphans(SPEC), Schedule(8.0)]
+        assert Spawn(run, SPEC) in life.tell(DeadlinePassed(), after=8.0)
+        actions = life.tell(Exited(run, "status 1", 0.1))
+        assert subjects(actions) == [Subject.EXITED]
+    life.tell(DeadlinePassed(), after=8.0)
+    life.tell(Answered(50))
+    life.tell(life.proof())
+    assert life.phase() is Phase.READY
+    assert Spawn(51, SPEC) in life.tell(Exited(50, "signal 9", 60.0))
+    assert life.state.failures == 0
+
+
+def test_failed_to_starting_on_request() -> None:
+    """At once, and what failed before counts no more."""
+    life = Life()
+    life.start()
+    for _ in range(3):
+        life.tell(Exited(life.state.run, "status 1", 0.1))
+        life.tell(DeadlinePassed(), after=9.0)
+    life.tell(Exited(life.state.run, "status 1", 0.1))
     assert life.phase() is Phase.FAILED
-    assert Spawn(4, SPEC) in life.tell(RetryRequested())
+    assert Spawn(5, SPEC) in life.tell(RetryRequested())
     assert life.state.failures == 0
 
 
@@ -167,9 +193,10 @@ def test_failed_to_starting_by_a_new_plan() -> None:
     """Even one that wants the same here: perhaps what was wrong is another thing in it."""
     life = Life()
     life.start()
-    for _ in range(3):
+    for _ in range(2):
         life.tell(Exited(life.state.run, "status 1", 0.1))
         life.tell(DeadlinePassed(), after=9.0)
+    life.tell(Exited(life.state.run, "status 1", 0.1))
     assert life.phase() is Phase.FAILED
     assert Spawn(4, SPEC) in life.tell(NewPlan(SPEC))
 
@@ -222,8 +249,7 @@ def test_ready_to_fault_when_it_answers_nothing(ready: Life) -> None:
     actions = ready.tell(Silent(1))
     assert (subjects(actions), Kill(1) in actions) == ([Subject.SILENT], True)
     assert ready.phase() is Phase.FAULT
-    ready.tell(Exited(1, "signal 9", 3600.0))
-    assert ready.phase() is Phase.BACKOFF
+    assert Spawn(2, SPEC) in ready.tell(Exited(1, "signal 9", 3600.0))
 
 
 def test_a_daemon_that_hangs_while_its_clients_finish(ready: Life) -> None:

@@ -203,8 +203,13 @@ class Observer:
             self.failures, self.earliest = 0, life.now
             return
         self.failures = self.failures + 1 if quick else 0
-        doublings = max(self.failures - 1, 0)
-        self.earliest = life.now + 0.75 * min(POLICY.first_delay * 2**doublings, 8.0)
+        if not self.failures:
+            self.earliest = life.now  # it was steady
+            return
+        delay = min(POLICY.first_delay * 2 ** (self.failures - 1), POLICY.longest_delay)
+        if self.failures >= POLICY.most_failures:
+            delay = POLICY.longest_delay
+        self.earliest = life.now + 0.75 * delay
 
     def do(self, before: State, event: Event, action: Action, now: float) -> None:
         """What the supervisor is told to do is done."""
@@ -259,13 +264,16 @@ class Observer:
             assert self.answered
             assert self.proven == state.running == state.wanted, "Ready without proof"
             self.had_clients = True
+        proven = before.phase is Phase.LIMITING and isinstance(event, LimitsReadBack)
+        if proven and state.phase is Phase.FAULT and state.ending is Ending.NO:
+            self.had_clients = True  # Ready, but for its server
         if state.phase is Phase.FAILED and before.phase is not Phase.FAILED:
             assert self.failures >= POLICY.most_failures, "Failed too early"
         if isinstance(event, DeadlinePassed) and state.deadline != before.deadline:
             self.kept_out = False  # another deadline has begun
         if before.phase is Phase.FAILED and state.phase is not Phase.FAILED:
-            assert isinstance(event, NewPlan | RetryRequested | DrainRequested)
-        waits = {Phase.STARTING, Phase.LIMITING, Phase.BACKOFF}
+            assert isinstance(event, NewPlan | RetryRequested | DrainRequested | DeadlinePassed)
+        waits = {Phase.STARTING, Phase.LIMITING, Phase.BACKOFF, Phase.FAILED}
         if state.phase in waits or state.ending is not Ending.NO:
             assert state.deadline is not None, "it could wait for ever"
         if state.deadline is not None and state.deadline != before.deadline:
