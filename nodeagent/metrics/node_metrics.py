@@ -95,6 +95,9 @@ def _daemon(daemon: DaemonState, labels: Labels) -> Iterator[OwnSample]:
     if daemon.server is not None:
         yield OwnSample(own.MPS_SERVER_ACTIVE, int(daemon.server.status == "ACTIVE"), labels)
     yield OwnSample(own.MPS_CLIENTS, len(daemon.clients), labels)
+    intruders = sum(bool(client.findings) for client in daemon.clients)
+    yield OwnSample(own.MPS_INTRUDERS, intruders, labels)
+    yield OwnSample(own.MPS_WAITING, len(daemon.waiting), labels)
     for client in daemon.clients:
         yield from _client(client, labels)
 

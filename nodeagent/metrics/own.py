@@ -129,6 +129,16 @@ MPS_SERVER_ACTIVE = _gauge(
     *_DEVICE,
 )
 MPS_CLIENTS = _gauge("nodeagent_mps_clients", "Clients of a device's control daemon", *_DEVICE)
+MPS_INTRUDERS = _gauge(
+    "nodeagent_mps_intruders",
+    "Clients of a device's control daemon without a share, or with more than it allows",
+    *_DEVICE,
+)
+MPS_WAITING = _gauge(
+    "nodeagent_mps_waiting_clients",
+    "Clients of other users than the server's, which wait until its clients have gone",
+    *_DEVICE,
+)
 MPS_CLIENT_MEMORY = _gauge(
     "nodeagent_mps_client_memory_bytes", "Device memory that an MPS client has", *_CLIENT
 )
@@ -215,6 +225,8 @@ OWN_METRICS = (
     MPS_RESTARTS,
     MPS_SERVER_ACTIVE,
     MPS_CLIENTS,
+    MPS_INTRUDERS,
+    MPS_WAITING,
     MPS_CLIENT_MEMORY,
     MPS_CLIENT_MEMORY_LIMIT,
     MPS_CLIENT_THREADS,

@@ -10,7 +10,7 @@ from nodeagent.metrics.exposition import render
 from nodeagent.metrics.node_metrics import node_samples
 from nodeagent.metrics.own import own_families
 from nodeagent.planning.observed import Access, Gpu, ObservedNode
-from nodeagent.reports.mps_state import ClientState, DaemonState
+from nodeagent.reports.mps_state import ClientState, DaemonState, WaitingClient
 from nodeagent.reports.node_state import NodeState, Phase
 from tests.planning.cards import card, with_instances
 
@@ -114,7 +114,13 @@ def test_mps_daemons_and_their_clients() -> None:
         container="main",
     )
     daemons = (
-        DaemonState(device, "Ready", restarts=2, clients=(known, ClientState(4713))),
+        DaemonState(
+            device,
+            "Ready",
+            restarts=2,
+            clients=(known, ClientState(4713, findings=("has no share", "is one too many"))),
+            waiting=(WaitingClient(4714, 1234),),
+        ),
         DaemonState("GPU-gone", "Backoff"),
     )
     lines = _lines(GPU, mps=daemons)
@@ -126,6 +132,8 @@ def test_mps_daemons_and_their_clients() -> None:
     assert lines[f"nodeagent_mps_daemon_up{{{where}}}"] == "1"
     assert lines[f"nodeagent_mps_restarts_total{{{where}}}"] == "2"
     assert lines[f"nodeagent_mps_clients{{{where}}}"] == "2"
+    assert lines[f"nodeagent_mps_intruders{{{where}}}"] == "1"
+    assert lines[f"nodeagent_mps_waiting_clients{{{where}}}"] == "1"
     assert lines[f"nodeagent_mps_client_memory_bytes{{{whose}}}"] == "0"
     assert lines[f"nodeagent_mps_client_memory_limit_bytes{{{whose}}}"] == str(8 << 30)
     assert lines[f"nodeagent_mps_client_active_thread_percentage{{{whose}}}"] == "25.0"
