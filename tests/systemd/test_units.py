@@ -14,8 +14,10 @@ from nodeagent.cli.parser import parse
 from nodeagent.mps.daemon_command import OPEN_FILES
 from nodeagent.settings import load_settings
 
-UNITS = Path(__file__).parents[1] / "systemd"
+UNITS = Path(__file__).parents[2] / "systemd"
 AGENT, RESTORE = "nodeagent.service", "nodeagent-restore.service"
+CHILDREN = "mps-children.conf"
+EXPOSURE = {AGENT: 4.0, RESTORE: 3.0}  # at most, by `systemd-analyze security`
 PROGRAM = "/opt/nodeagent/bin/nodeagent"
 
 
@@ -34,23 +36,41 @@ def _one(unit: str, key: str) -> str:
     return value
 
 
-@pytest.mark.parametrize("unit", [AGENT, RESTORE])
-def test_systemd_accepts_the_unit(unit: str, tmp_path: Path) -> None:
-    """`systemd-analyze verify` has no complaint: no unknown key, no bad value, no cycle."""
+def _analyze(folder: Path, *words: str | Path) -> subprocess.CompletedProcess[str]:
+    """`systemd-analyze` with both units in `folder`, and another program in place of ours."""
     if not shutil.which("systemd-analyze"):
         pytest.skip("systemd-analyze is not installed")
-    for other in (AGENT, RESTORE):  # both, so that the order between them is checked
-        text = (UNITS / other).read_text(encoding="utf-8")
-        (tmp_path / other).write_text(text.replace(PROGRAM, sys.executable), encoding="utf-8")
-    result = subprocess.run(
-        ["systemd-analyze", "verify", "--man=no", tmp_path / unit],
+    for unit in (AGENT, RESTORE):  # both, so that the order between them is checked
+        text = (UNITS / unit).read_text(encoding="utf-8")
+        (folder / unit).write_text(text.replace(PROGRAM, sys.executable), encoding="utf-8")
+    return subprocess.run(
+        ["systemd-analyze", *words],
         capture_output=True,
         text=True,
         check=False,
-        env={"SYSTEMD_UNIT_PATH": f"{tmp_path}:", "PATH": "/usr/bin:/bin"},
+        env={"SYSTEMD_UNIT_PATH": f"{folder}:", "PATH": "/usr/bin:/bin"},
     )
+
+
+@pytest.mark.parametrize("drop_in", [None, CHILDREN])
+@pytest.mark.parametrize("unit", [AGENT, RESTORE])
+def test_systemd_accepts_the_unit(unit: str, drop_in: str | None, tmp_path: Path) -> None:
+    """`systemd-analyze verify` has no complaint: no unknown key, no bad value, no cycle."""
+    if drop_in:
+        (tmp_path / f"{unit}.d").mkdir()
+        shutil.copy(UNITS / drop_in, tmp_path / f"{unit}.d")
+    result = _analyze(tmp_path, "verify", "--man=no", tmp_path / unit)
     ours = [line for line in result.stderr.splitlines() if "nodeagent" in line]
     assert (result.returncode, ours) == (0, [])
+
+
+@pytest.mark.parametrize("unit", [AGENT, RESTORE])
+def test_the_unit_is_little_exposed(unit: str, tmp_path: Path) -> None:
+    """By systemd's own measure, from 0 to 10; what is left is explained in the unit."""
+    result = _analyze(tmp_path, "security", "--offline=yes", "--no-pager", tmp_path / unit)
+    assert "Overall exposure level" in result.stdout, result.stderr
+    words = result.stdout.splitlines()[-1].partition("service: ")[2]
+    assert float(words.split()[0].removeprefix("\x1b[0;1;39m")) <= EXPOSURE[unit]
 
 
 @pytest.mark.parametrize("unit", [AGENT, RESTORE])
@@ -128,11 +148,11 @@ def test_both_units_are_hardened_alike() -> None:
     protections = {
         key: values
         for key, values in _read(AGENT).items()
-        if key.startswith(("Protect", "Restrict", "SystemCall", "Capability", "NoNew", "Lock"))
-        and key
-        not in {"RestartPreventExitStatus", "RestrictAddressFamilies", "CapabilityBoundingSet"}
+        if key.startswith(("Protect", "Private", "Restrict", "SystemCall", "Device", "NoNew"))
+        or key in {"LockPersonality", "KeyringMode", "UMask"}
     }
-    assert len(protections) >= 12
+    del protections["RestrictAddressFamilies"]
+    assert len(protections) >= 18
     may = {unit: set(_one(unit, "CapabilityBoundingSet").split()) for unit in (AGENT, RESTORE)}
     assert may[AGENT] - may[RESTORE] == {"CAP_SYSLOG"}  # it has no use for the kernel log
     assert may[RESTORE] < may[AGENT]

@@ -1,0 +1,105 @@
+"""Runs the command of a unit in what systemd would put around it, without a systemd.
+
+`unshare --mount --pid --fork python sandbox.py UNIT STAGE PLAN WORDS...`, as root: the file system
+is the machine's, but read-only as ProtectSystem=strict makes it, with the directories of the unit
+writable; /run, /var/lib, /etc and /tmp are copies that end with the process. Capabilities, file
+mode mask and environment are the unit's; UNIT may be followed by a colon and a drop-in. STAGE
+appears as /opt/stage; WORDS come before the program.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections import defaultdict
+from pathlib import Path
+
+ALWAYS_WRITABLE = ("/dev", "/proc", "/sys", "/tmp", "/var/tmp")
+PLACES = {
+    "RuntimeDirectory": "/run",
+    "StateDirectory": "/var/lib",
+    "ConfigurationDirectory": "/etc",
+}
+
+
+def values_of(*units: str) -> dict[str, list[str]]:
+    """All values by key, in order; those of a drop-in come after the unit's."""
+    values = defaultdict(list)
+    lines = [line for unit in units for line in Path(unit).read_text("utf-8").splitlines()]
+    for line in lines:
+        key, separator, value = line.partition("=")
+        if separator and not line.startswith("#"):
+            values[key].append(value)
+    return values
+
+
+def mount(*words: str) -> None:
+    """Call the program mount; raises CalledProcessError."""
+    subprocess.run(["mount", *words], check=True)
+
+
+def copied(place: str) -> None:
+    """Let what is written below `place` go somewhere else."""
+    upper, work = Path(f"/opt/.upper{place}"), Path(f"/opt/.work{place}")
+    upper.mkdir(parents=True)
+    work.mkdir(parents=True)
+    layers = f"lowerdir={place},upperdir={upper},workdir={work}"
+    mount("-t", "overlay", "overlay", "-o", layers, place)
+
+
+def furnish(stage: str, plan: str) -> None:
+    """The machine as it would be with nodeagent installed."""
+    mount("--make-rprivate", "/")
+    mount("-t", "proc", "proc", "/proc")
+    mount("-t", "tmpfs", "tmpfs", "/opt")
+    Path("/opt/stage").mkdir()
+    mount("--bind", stage, "/opt/stage")
+    for place in ("/run", "/tmp", "/var/tmp"):
+        mount("-t", "tmpfs", "-o", "mode=1777", "tmpfs", place)
+    copied("/etc")
+    copied("/var/lib")
+    Path("/etc/nodeagent").mkdir(exist_ok=True)
+    Path("/etc/nodeagent/plan.yaml").write_text(plan)
+    program = Path("/opt/nodeagent/bin/nodeagent")
+    program.parent.mkdir(parents=True)
+    program.write_text(f'#!/bin/sh\nexec {sys.executable} -m nodeagent "$@"\n')
+    program.chmod(0o755)
+
+
+def protect(unit: dict[str, list[str]]) -> None:
+    """ProtectSystem=strict, and the directories that the unit has."""
+    assert unit["ProtectSystem"] == ["strict"]
+    writable = list(ALWAYS_WRITABLE)
+    for key, place in PLACES.items():
+        for name in " ".join(unit[key]).split():
+            folder = Path(place, name)
+            folder.mkdir(exist_ok=True)
+            folder.chmod(int("".join(unit[f"{key}Mode"]) or "755", 8))
+            mount("--bind", str(folder), str(folder))
+            writable.append(str(folder))
+    for line in Path("/proc/self/mountinfo").read_text().splitlines():
+        point = line.split()[4]
+        if not any(point == one or point.startswith(f"{one}/") for one in writable):
+            mount("-o", "remount,bind,ro", point)
+
+
+def main() -> None:
+    """Become the unit's command."""
+    path, stage, plan, *before = sys.argv[1:]
+    unit = values_of(*path.split(":"))
+    furnish(stage, plan)
+    protect(unit)
+    os.umask(int(unit["UMask"][0], 8))
+    capabilities = (
+        f"+{name.removeprefix('CAP_').lower()}"
+        for name in " ".join(unit["CapabilityBoundingSet"]).split()
+    )
+    environment = dict(line.split("=", 1) for line in unit["Environment"])
+    limited = ["setpriv", f"--bounding-set=-all,{','.join(capabilities)}", "--no-new-privs"]
+    command = [*before, *limited, *unit["ExecStart"][0].split()]
+    os.execvpe(command[0], command, os.environ | environment)
+
+
+if __name__ == "__main__":
+    main()

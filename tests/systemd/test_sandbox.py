@@ -1,0 +1,142 @@
+"""The units' commands run for real, with a driver's library, in what systemd puts around them."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from subprocess import Popen
+
+import pytest
+
+from nodeagent.simulation.mps.installation import install
+from tests.gpu.test_c_library import build
+from tests.simulation.mps.rig import until
+
+HERE = Path(__file__).parent
+ROOT = HERE.parents[1]
+UNITS = ROOT / "systemd"
+CHILDREN = "mps-children.conf"
+PLAN = "version: v1\ngpus:\n- devices: all\n  mig: disabled\n  mps: {replicas: 2, user: root}\n"
+REFUSED = re.compile(r" = -1 E(ROFS|PERM|ACCES)\b")
+CHANGES = (
+    "openat,mkdir,mkdirat,rename,renameat,renameat2,unlink,unlinkat,rmdir,link,linkat,symlink,"
+    "symlinkat,mknod,mknodat,chmod,fchmodat,chown,lchown,fchownat,truncate,utimensat,bind"
+)
+
+
+def _is_possible() -> bool:
+    if os.geteuid() != 0 or not shutil.which("setpriv"):
+        return False
+    layers = "lowerdir=/etc,upperdir=/opt/u,workdir=/opt/w"
+    script = (
+        "mount --make-rprivate / && mount -t tmpfs t /opt && mkdir /opt/u /opt/w && "
+        f"mount -t overlay -o {layers} o /etc"
+    )
+    command = ["unshare", "--mount", "--pid", "--fork", "sh", "-c", script]
+    return subprocess.run(command, capture_output=True, check=False).returncode == 0
+
+
+pytestmark = pytest.mark.skipif(
+    not _is_possible(), reason="takes root, namespaces, overlays and setpriv"
+)
+
+
+@pytest.fixture(scope="module")
+def stage(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A driver's library with one H100, and MPS' programs."""
+    folder = build(tmp_path_factory.mktemp("stage"))
+    install(folder / "bin", version="580")
+    return folder
+
+
+@contextmanager
+def running(unit: str, stage: Path, trace: Path, **settings: str) -> Iterator[Popen[str]]:
+    """The unit's command, traced where there is strace; it ends with all that it started."""
+    with trace.open("w") as file:
+        out = f"/proc/self/fd/{file.fileno()}"
+        traced = ("strace", "-D", "-f", "-y", "-o", out, "-e", f"trace={CHANGES}")
+        with Popen(
+            [
+                *("unshare", "--mount", "--pid", "--fork", "--kill-child"),
+                *(sys.executable, HERE / "sandbox.py"),
+                *(f"{UNITS / unit}:{UNITS / CHILDREN}", stage, PLAN),
+                *(traced if shutil.which("strace") else ()),
+            ],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            pass_fds=[file.fileno()],
+            env={
+                "PATH": os.environ["PATH"],
+                "PYTHONPATH": str(ROOT),
+                "PYTHONDONTWRITEBYTECODE": "1",
+                "LD_LIBRARY_PATH": "/opt/stage",
+                "NODEAGENT_MPS_PATH": "/opt/stage/bin:/usr/bin:/bin",
+                **settings,
+            },
+        ) as process:
+            try:
+                yield process
+            finally:
+                process.kill()
+
+
+def check(trace: Path) -> None:
+    """Nothing that the program tried to change was refused, errors that it ignores included."""
+    if not shutil.which("strace"):
+        return
+    calls = trace.read_text(errors="replace").splitlines()
+    assert any("/var/lib/nodeagent/" in call and "O_CREAT" in call for call in calls)
+    assert [call for call in calls if REFUSED.search(call)] == []
+
+
+def test_a_plan_with_mps_is_restored_at_boot(stage: Path, tmp_path: Path) -> None:
+    """The oneshot may write all that it writes: also what the GPU was like before."""
+    with running("nodeagent-restore.service", stage, tmp_path / "trace") as process:
+        said, _ = process.communicate(timeout=30)
+    assert process.returncode == 0, said
+    assert "start MPS" in said
+    assert "Applied: 2 steps done" in said
+    check(tmp_path / "trace")
+
+
+def test_the_agent_may_write_what_it_writes(stage: Path, tmp_path: Path) -> None:
+    """Until it is in sync, and to its end; but not below /etc/nodeagent."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        listen = f"127.0.0.1:{free.getsockname()[1]}"
+    with running(
+        "nodeagent.service", stage, tmp_path / "trace", NODEAGENT_API_LISTEN=listen
+    ) as process:
+        until(lambda: _phase(listen) == "InSync" or process.poll() is not None)
+        agent = _agent_of(process.pid)
+        with pytest.raises(OSError, match="Read-only"):
+            Path(f"/proc/{agent}/root/etc/nodeagent/new").touch()
+        os.kill(agent, signal.SIGTERM)
+        said, _ = process.communicate(timeout=30)
+    assert process.returncode == 0, said
+    assert "Read-only" not in said
+    check(tmp_path / "trace")
+
+
+def _phase(listen: str) -> str:
+    try:
+        with urllib.request.urlopen(f"http://{listen}/v1/status") as answer:
+            return str(json.load(answer)["phase"])
+    except OSError:
+        return ""
+
+
+def _agent_of(unshare: int) -> int:
+    children = Path(f"/proc/{unshare}/task/{unshare}/children").read_text().split()
+    return int(children[0])
