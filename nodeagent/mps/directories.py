@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from nodeagent.errors import NodeagentError
+from nodeagent.mps.published_files import keep_others_out
 from nodeagent.mps.removal import remove_tree
 
 LONGEST_SOCKET_PATH = 107  # bytes; sockaddr_un holds 108 with the zero at the end
@@ -159,9 +160,16 @@ def _opened_run_dir(run_dir: Path) -> Iterator[int]:
     except OSError as error:
         raise _cannot("used", run_dir, error) from error
     try:
-        _check_own(os.fstat(descriptor), run_dir, os.geteuid())
         if new:
             os.fchmod(descriptor, _PARENT_MODE)  # whatever the umask is
+        found = os.fstat(descriptor)
+        if found.st_uid != 0:
+            _check_own(found, run_dir, os.geteuid())
+        if found.st_mode & stat.S_IWOTH:
+            raise DirectoryRefused(
+                f"{run_dir} can be written by others (mode {stat.S_IMODE(found.st_mode):o})",
+                remedy=keep_others_out(run_dir, found),
+            )
         yield descriptor
     finally:
         os.close(descriptor)

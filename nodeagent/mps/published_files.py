@@ -171,15 +171,26 @@ def _open(path: Path, above: int | None = None) -> int | None:
 
 
 def _check_ours(path: Path, found: os.stat_result) -> None:
-    """Of this process' user, and nobody else may change what is in it."""
-    _check_owner(path, found)
+    """Of this process' user or of root, and no other user may change what is in it."""
+    if found.st_uid != 0:
+        _check_owner(path, found)
     others = found.st_mode & stat.S_IWOTH
     group = found.st_mode & stat.S_IWGRP and found.st_gid not in {0, os.getegid()}
     if others or group:
         raise FileRefused(
             f"{path} can be written by others (mode {stat.S_IMODE(found.st_mode):o})",
-            remedy=f"chmod go-w {path}",
+            remedy=keep_others_out(path, found),
         )
+
+
+def keep_others_out(path: Path, found: os.stat_result) -> str:
+    """The remedy for a directory that others can write.
+
+    A kubelet's volumes are root's, of mode 0777 or, with fsGroup, 2777: no pod can change that.
+    """
+    if found.st_uid == os.geteuid():
+        return f"chmod go-w {path}"
+    return f"set run.dir, or for CDI cdi.dir, to a new directory in it, such as {path}/own"
 
 
 def _check_owner(path: Path, found: os.stat_result) -> None:

@@ -7,6 +7,7 @@ runtimes), so nothing goes in that was not checked, and nothing is written where
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from functools import partial
@@ -69,6 +70,8 @@ class Publisher:
 
     def _publish_env_files(self, files: Mapping[str, Mapping[str, bytes]]) -> Iterator[Problem]:
         """By device and file name; those of other devices are removed."""
+        if not files and not os.path.lexists(self._run_dir / "mps"):
+            return  # so a directory where nothing could be published does not matter yet
         with ExitStack() as stack:
             try:
                 run = stack.enter_context(PublicDirectory.opened(self._run_dir, make=bool(files)))
@@ -89,6 +92,8 @@ class Publisher:
     # --- CDI ------------------------------------------------------------------------------------
 
     def _publish_cdi(self, devices: list[Json]) -> Iterator[Problem]:
+        if not devices and not os.path.lexists(self._cdi_dir / FILE_NAME):
+            return
         try:
             with PublicDirectory.opened(self._cdi_dir, make=bool(devices)) as directory:
                 if directory is None:

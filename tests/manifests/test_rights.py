@@ -37,8 +37,9 @@ CALLS = {
     "evict_pod": EVICTIONS,
     "delete_pod": DELETION,
 }
-# `nodeagent check` tries the changes that the agent makes; what it may, any account may ask.
-OTHERWISE = {"try_changing_node", "may"}
+# `nodeagent check` tries the changes that the agent makes; what it may, and which version the
+# server has, any account may ask.
+OTHERWISE = {"try_changing_node", "may", "probe"}
 VERBS = {"GET": "get", "POST": "create", "PATCH": "patch", "DELETE": "delete"}
 
 

@@ -58,6 +58,18 @@ def test_made_for_their_user(run_dir: Path) -> None:
     assert mode(found.shm) == "1777 1000:100"
 
 
+def test_a_volume_that_everyone_can_write(run_dir: Path) -> None:
+    """Is refused, whoever it belongs to; the remedy, a new directory in it, is taken."""
+    run_dir.mkdir()
+    run_dir.chmod(0o2777)
+    with pytest.raises(DirectoryRefused, match=r"can be written by others \(mode 2777\)"):
+        make_directories(run_dir, GPU, uid=ME, gid=MINE)
+    assert not list(run_dir.iterdir())
+    made = make_directories(run_dir / "own", GPU, uid=ME, gid=MINE)
+    assert mode(run_dir / "own") == f"755 {ME}:{MINE}"
+    assert mode(made.pipe) == f"755 {ME}:{MINE}"
+
+
 def test_made_again(run_dir: Path) -> None:
     """What is there stays, with what is in it; modes that changed are put right."""
     found = make_directories(run_dir, GPU, uid=ME, gid=MINE)

@@ -130,6 +130,15 @@ def test_nothing_shared_makes_nothing(node: Node) -> None:
 # --- what is refused ------------------------------------------------------------------------------
 
 
+def test_nothing_to_publish_needs_no_safe_place(node: Node, tmp_path: Path) -> None:
+    """Directories that everyone can write are refused only once files shall go there."""
+    tmp_path.chmod(0o2777)
+    publisher = Publisher(run_dir=tmp_path, cdi_dir=tmp_path, shm=lambda _: tmp_path)
+    assert publisher.publish({}) == ()
+    refused = publisher.publish(node.shared(gpu=wanted()))
+    assert {problem.code for problem in refused} == {Code.MPS}
+
+
 def test_a_symlinked_env_directory(node: Node, tmp_path: Path) -> None:
     """Is named; the other device, and containers, get theirs."""
     (node.run / "mps" / GPU).mkdir(parents=True)
