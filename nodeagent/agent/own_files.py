@@ -1,43 +1,135 @@
-"""The agent's own files, looked after while it runs."""
+"""The agent's own files, looked after while it runs: its state, its lock, its run directory."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+import os
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import structlog
 
+from nodeagent.agent.places import Places
+from nodeagent.errors import NodeagentError
+from nodeagent.execution.writer_lock import OtherWriter, WriterLock
 from nodeagent.files import StateFile
 from nodeagent.planning.problems import Code, Problem
 
 log = structlog.get_logger(__name__)
 
-_INTERVAL = 2.0  # seconds between two looks
+_INTERVAL = 1.0  # seconds between two looks
+_REMEMBERED = 600.0  # seconds that a loss is a problem after it was repaired
 
 
 class OwnFiles:
-    """What is wrong with them, in `problems`; `changed` is called when that is another."""
+    """What is wrong with them, in `problems`; `changed` is called when that is another.
 
-    def __init__(self, files: Sequence[StateFile[Any]], changed: Callable[[], None]) -> None:
+    What was deleted is made again, then `repaired` is called: more may have been in the run
+    directory.
+    """
+
+    def __init__(
+        self,
+        places: Places,
+        lock: WriterLock | None,
+        files: Sequence[StateFile[Any]],
+        *,
+        changed: Callable[[], None],
+        repaired: Callable[[], Awaitable[None]],
+    ) -> None:
+        self._places = places
+        self._lock = lock
         self._files = files
         self._changed = changed
+        self._repaired = repaired
+        self._unusable: Problem | None = None  # of the run directory, now
+        self._lost: dict[Path, float] = {}  # and when, by the clock of the event loop
 
     @property
     def problems(self) -> tuple[Problem, ...]:
-        found = (file.problem for file in self._files)
-        return tuple(Problem(Code.STATE_FILE, p.message, p.remedy) for p in found if p)
+        kept = (file.problem for file in self._files)
+        states = tuple(Problem(Code.STATE_FILE, p.message, p.remedy) for p in kept if p)
+        run = self._unusable or self._loss()
+        return (*states, run) if run else states
+
+    def lost(self, path: Path) -> None:
+        """A file was deleted under the agent, and is made again by the caller."""
+        if path not in self._lost:
+            log.warning("deleted under the running agent; it is made again", path=str(path))
+        self._lost[path] = time.monotonic()
 
     async def run(self) -> None:
-        """Look at them every so often, until cancelled."""
+        """Look at them every so often, until cancelled; raises OtherWriter when the agent is not
+        the only one any more.
+        """
         known = self.problems
         while True:
             await asyncio.sleep(_INTERVAL)
-            await asyncio.to_thread(self._review)
+            deleted = await asyncio.to_thread(self._look)
+            for path in deleted:
+                self.lost(path)
+            if deleted:
+                await self._repaired()
+            now = time.monotonic()
+            self._lost = {p: at for p, at in self._lost.items() if now - at < _REMEMBERED}
             if self.problems != known:
                 known = self.problems
                 self._changed()
 
-    def _review(self) -> None:
+    def _look(self) -> tuple[Path, ...]:
+        """What was deleted and made again just now."""
         for file in self._files:
             file.review()
+        deleted: list[Path] = []
+        try:
+            directory = self._places.make_run_directory()
+            deleted += self._places.make_state_directory()
+            deleted += self._lock.take() if self._lock else ()
+            self._unusable = _not_writable(directory) if directory else None
+        except OtherWriter:
+            raise
+        except NodeagentError as error:
+            self._unusable = Problem(Code.RUN_DIRECTORY, error.message, error.remedy)
+        return tuple(dict.fromkeys(deleted))
+
+    def _loss(self) -> Problem | None:
+        if not self._lost:
+            return None
+        names = ", ".join(sorted(map(str, self._lost)))
+        return Problem(
+            Code.RUN_DIRECTORY,
+            f"deleted or replaced under the running agent, and made again: {names}",
+            "find what does that, such as a cleanup job or systemd-tmpfiles, and let it leave "
+            f"these paths alone; this is shown for {_REMEMBERED / 60:.0f} minutes",
+        )
+
+
+async def until_gone(path: Path) -> None:
+    """Wait until the path leads to something else than now, or to nothing."""
+    before = await asyncio.to_thread(_identity, path)
+    while before is not None:
+        await asyncio.sleep(_INTERVAL)
+        if await asyncio.to_thread(_identity, path) != before:
+            return
+
+
+def _identity(path: Path) -> tuple[int, int] | None:
+    try:
+        found = path.lstat()
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
+
+
+def _not_writable(directory: Path) -> Problem | None:
+    if os.access(directory, os.W_OK | os.X_OK):
+        return None
+    read_only = os.statvfs(directory).f_flag & os.ST_RDONLY
+    return Problem(
+        Code.RUN_DIRECTORY,
+        f"run.dir {directory} cannot be written"
+        + (": its file system is mounted read-only" if read_only else ""),
+        f"mount -o remount,rw {directory}" if read_only else f"chown {os.geteuid()} {directory}",
+    )

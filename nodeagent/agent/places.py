@@ -5,14 +5,13 @@ It does so only where the settings name a folder in words.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from nodeagent.errors import NodeagentError
 from nodeagent.execution.writer_lock import FILE_NAME as LOCK_NAME
-from nodeagent.execution.writer_lock import writer_lock
+from nodeagent.execution.writer_lock import WriterLock
 from nodeagent.settings import Settings
 
 
@@ -37,17 +36,25 @@ class Places:
     settings: Settings
     simulation: Simulation | None
 
-    @contextmanager
-    def only_writer(self) -> Iterator[None]:
-        """Nobody else changes the same GPUs in the block; raises NodeagentError."""
-        path: Path | None = self.settings.run.dir / LOCK_NAME
-        if self.simulation:
-            path = _beside(self.simulation.state, LOCK_NAME)
-        if path is None:  # a simulated node that nobody else sees
-            yield
-            return
-        with writer_lock(path):
-            yield
+    def writer_lock(self) -> WriterLock | None:
+        """What nobody else may hold while the agent changes GPUs; None for simulated ones that
+        nobody else sees.
+        """
+        if self.simulation is None:
+            return WriterLock(self.settings.run.dir / LOCK_NAME, self.settings.state.dir)
+        file = _beside(self.simulation.state, LOCK_NAME)
+        return WriterLock(file, self.simulation.directory) if file else None
+
+    def make_state_directory(self) -> tuple[Path, ...]:
+        """The directory that the lock is held on besides its file, if it was not there; a state
+        file that cannot be written for want of it says so.
+        """
+        directory = self.simulation.directory if self.simulation else self.settings.state.dir
+        if directory.is_dir():
+            return ()
+        with suppress(OSError):
+            directory.mkdir(parents=True, exist_ok=True)
+        return (directory,)
 
     def kept(self, name: str) -> Path | None:
         """The file of this name that survives a restart; None where nothing is to survive."""
@@ -60,6 +67,13 @@ class Places:
 
         Raises NodeagentError. Blocks for a moment.
         """
+        directory = self.make_run_directory()
+        return directory / name if directory else None
+
+    def make_run_directory(self) -> Path | None:
+        """The run directory, made where it is not there; None: the agent has none. Raises
+        NodeagentError. Blocks for a moment.
+        """
         if self.simulation and "dir" not in self.settings.run.model_fields_set:
             return None
         directory = self.settings.run.dir
@@ -70,7 +84,7 @@ class Places:
                 f"the folder {directory} cannot be made: {error.strerror}",
                 remedy="run as root, or set run.dir to a folder that can be written",
             ) from error
-        return directory / name
+        return directory
 
 
 def _beside(state: Path | None, name: str) -> Path | None:

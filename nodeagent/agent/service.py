@@ -12,9 +12,10 @@ import os
 import random
 import signal
 from collections.abc import Iterator
-from contextlib import AsyncExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from types import ModuleType
+from typing import TYPE_CHECKING
 
 import structlog
 
@@ -25,12 +26,14 @@ from nodeagent.agent.health_store import FILE_NAME as HEALTH_NAME
 from nodeagent.agent.logs import configure_logging
 from nodeagent.agent.metrics_part import MetricsPart
 from nodeagent.agent.mps_part import MpsPart
-from nodeagent.agent.own_files import OwnFiles
+from nodeagent.agent.own_files import OwnFiles, until_gone
 from nodeagent.agent.places import Places, Simulation
 from nodeagent.agent.plan_part import PlanPart, SettingsFile, source_of
 from nodeagent.agent.sd_notify import Notifier
+from nodeagent.errors import NodeagentError
 from nodeagent.execution.device_users import kubelet_users
 from nodeagent.execution.mps_setup import longest_step, places_of, simulated_places
+from nodeagent.execution.writer_lock import WriterLock
 from nodeagent.gpu.driver import Driver
 from nodeagent.gpu.pci_bus import DEVICES as PCI_BUS
 from nodeagent.gpu.topology import Topology
@@ -50,12 +53,16 @@ from nodeagent.reports.node_state import NodeState
 from nodeagent.settings import Settings
 from nodeagent.sources.file_watch import changes
 
+if TYPE_CHECKING:  # the API takes long to import
+    from nodeagent.http_api.answers import Answers
+
 log = structlog.get_logger(__name__)
 
 _FIRST_RETRY, _LONGEST_RETRY = 1.0, 300.0  # seconds between attempts at what failed
 _MARGIN = 30.0  # seconds beyond all deadlines after which a loop counts as stuck
 _API_WAITS = 1.0  # seconds that the API leaves to the first reconciliation
 _READY_ANYWAY = 10.0  # seconds after which systemd hears READY although the driver hangs
+_SOCKET_AGAIN = 1.0  # seconds between attempts to make a socket that was deleted
 _BEAT = 5.0  # seconds between signs of life to systemd, unless it wants them more often
 
 
@@ -71,11 +78,18 @@ def run(
     """
     notifier = Notifier.take_from(os.environ)
     configure_logging(form=settings.log.format, level=settings.log.level)
-    with Places(settings, simulation).only_writer():
-        try:
-            asyncio.run(Agent(settings, settings_file, simulation, notifier).run())
-        except BaseExceptionGroup as group:
-            raise _first_of(group) from None
+    places = Places(settings, simulation)
+    places.make_state_directory()
+    lock = places.writer_lock()
+    try:
+        if lock:
+            lock.take()
+        asyncio.run(Agent(settings, settings_file, simulation, notifier, lock).run())
+    except BaseExceptionGroup as group:
+        raise _first_of(group) from None
+    finally:
+        if lock:
+            lock.release()
 
 
 def _first_of(group: BaseExceptionGroup[BaseException]) -> BaseException:
@@ -93,8 +107,10 @@ class Agent:
         settings_file: SettingsFile | None,
         simulation: Simulation | None,
         notifier: Notifier,
+        lock: WriterLock | None,
     ) -> None:
         self._settings = settings
+        self._lock = lock
         self._settings_file = settings_file
         self._in_cluster = is_in_cluster(
             use=settings.kubernetes.use,
@@ -126,8 +142,11 @@ class Agent:
         self._metrics = self._make_metrics()
         self._last_good = last_good_plan(self._places.kept(PLAN_NAME))
         self._own_files = OwnFiles(
+            self._places,
+            self._lock,
             (self._health.file, self._last_good, self._mps.memory_file),
-            lambda: self._reconciler.nudge("the agent's own files changed"),
+            changed=lambda: self._reconciler.nudge("the agent's own files changed"),
+            repaired=self._mps.node.publish,
         )
         self._reconciler = self._make_reconciler()
         self._plan = PlanPart(
@@ -287,15 +306,11 @@ class Agent:
             policy=self._policy,
         )
         answers = answering.answers(self._events, not_alive=self._hearts.overdue)
-        path = self._places.socket(api.SOCKET_NAME)
-        async with AsyncExitStack() as listeners:
-            port = await listeners.enter_async_context(
-                api.listen(answers, address.host, address.port, self._metrics.refusals)
-            )
-            if path:
-                await listeners.enter_async_context(
-                    api.listen_on_socket(answers, path, self._metrics.refusals)
-                )
+        listening = api.listen(answers, address.host, address.port, self._metrics.refusals)
+        async with listening as port, asyncio.TaskGroup() as group:
+            listens = asyncio.Event()
+            group.create_task(self._serve_socket(api, answers, listens), name="socket")
+            await listens.wait()
             name = address.host or "127.0.0.1"
             shown = f"[{name}]" if ":" in name else name
             log.info("the node can be seen", url=f"http://{shown}:{port}/")
@@ -305,6 +320,23 @@ class Agent:
             # 50 ms, in which nobody is answered.
             gc.freeze()
             await self._metrics.listen(answers)
+
+    async def _serve_socket(
+        self, api: ModuleType, answers: Answers, listens: asyncio.Event
+    ) -> None:
+        """Serve the Unix socket, and a new one when it was deleted; sets `listens` at first."""
+        path = await asyncio.to_thread(self._places.socket, api.SOCKET_NAME)
+        while path:
+            try:
+                async with api.listen_on_socket(answers, path, self._metrics.refusals):
+                    listens.set()
+                    await until_gone(path)
+                    self._own_files.lost(path)
+            except NodeagentError:  # later the problem of the run directory says why
+                if not listens.is_set():
+                    raise
+                await asyncio.sleep(_SOCKET_AGAIN)
+        listens.set()
 
     async def _settled_within(self, seconds: float) -> None:
         with suppress(TimeoutError):

@@ -112,8 +112,18 @@ def writing(options: Options, settings: InForce) -> Iterator[None]:
     if is_simulated(options) and options.state is None:
         yield  # nobody else sees this node
         return
-    with writer_lock(lock_file(options, settings.run_dir)):
+    file = lock_file(options, settings.run_dir)
+    with writer_lock(file, _state_directory(options, settings)):
         yield
+
+
+def _state_directory(options: Options, settings: InForce) -> Path:
+    """Where the state is, the other part of the lock."""
+    if options.state is None:
+        return settings.state_dir
+    from nodeagent.simulation.mps.installation import directory_beside
+
+    return directory_beside(options.state)
 
 
 def lock_file(options: Options, run_dir: Path) -> Path:

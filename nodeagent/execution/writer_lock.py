@@ -1,6 +1,8 @@
 """One writer per node: whoever changes GPUs holds this lock, the agent for as long as it runs.
 
-The kernel releases it when its holder ends, however that happens.
+It consists of a file in run.dir and of the directory where the state is, which needs no file: who
+deletes one of them lets no second writer in. The kernel releases both when their holder ends,
+however that happens.
 """
 
 from __future__ import annotations
@@ -8,48 +10,105 @@ from __future__ import annotations
 import fcntl
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from nodeagent.errors import NodeagentError
 
 FILE_NAME = "writer.lock"
+_FILE = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+
+
+class OtherWriter(NodeagentError):
+    """Another process changes this node's GPUs."""
+
+
+class WriterLock:
+    """Held from `take` to `release`. `directory` is made by whoever keeps state there."""
+
+    def __init__(self, file: Path, directory: Path | None = None) -> None:
+        self._file = file
+        self._directory = directory
+        self._held: dict[Path, int] = {}  # descriptors
+
+    def take(self) -> tuple[Path, ...]:
+        """Take what is not held, or was deleted or replaced since; gives what was.
+
+        Raises OtherWriter, and NodeagentError when the file cannot be made; what is held stays so.
+        Blocks on the disk.
+        """
+        lost = tuple(path for path, held in self._held.items() if not _is(path, held))
+        if self._directory is not None:
+            self._take(self._directory, _DIRECTORY)
+        try:
+            self._file.parent.mkdir(parents=True, exist_ok=True)
+            self._take(self._file, _FILE)
+        except OSError as error:
+            raise NodeagentError(
+                f"the lock file {self._file} cannot be opened: {error.strerror}",
+                remedy="run as root, or set run.dir to a folder that can be written",
+            ) from error
+        return lost
+
+    def release(self) -> None:
+        """Let the next writer in. Raises nothing."""
+        if self._file in self._held:
+            with suppress(OSError):  # a file system that became read-only, say
+                # The file stays: taking it away would let two writers hold two files of one name.
+                os.ftruncate(self._held[self._file], 0)
+        for descriptor in self._held.values():
+            os.close(descriptor)
+        self._held.clear()
+
+    def _take(self, path: Path, flags: int) -> None:
+        if path in self._held and _is(path, self._held[path]):
+            return
+        try:
+            descriptor = os.open(path, flags, 0o600)
+        except OSError:
+            if flags is _FILE:
+                raise
+            return  # a directory of state that is not there says nothing of anybody
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            os.close(descriptor)
+            if isinstance(error, BlockingIOError):
+                raise self._other_writer(path) from None
+            raise
+        if path in self._held:
+            os.close(self._held[path])
+        self._held[path] = descriptor
+        if flags is _FILE:
+            os.ftruncate(descriptor, 0)
+            os.write(descriptor, f"{os.getpid()}\n".encode())
+
+    def _other_writer(self, path: Path) -> OtherWriter:
+        holder = ""
+        with suppress(OSError, ValueError):
+            holder = self._file.read_text(encoding="ascii").strip()
+        who = f"process {holder}" if holder.isdecimal() else "another process"
+        return OtherWriter(
+            f"{who} already changes this node's GPUs (it holds {path})",
+            remedy="change the plan that the running agent follows, or stop it first",
+        )
 
 
 @contextmanager
-def writer_lock(path: Path) -> Iterator[None]:
-    """Hold the lock file `path`; raises NodeagentError when somebody else holds it.
-
-    The holder's pid is written into the file, for whoever is turned away.
-    """
+def writer_lock(file: Path, directory: Path | None = None) -> Iterator[WriterLock]:
+    """Hold the lock in the block; raises NodeagentError as `WriterLock.take` does."""
+    lock = WriterLock(file, directory)
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-    except OSError as error:
-        raise NodeagentError(
-            f"the lock file {path} cannot be opened: {error.strerror}",
-            remedy="run as root, or set run.dir to a folder that can be written",
-        ) from error
-    try:
-        _lock(descriptor, path)
-        os.ftruncate(descriptor, 0)
-        os.write(descriptor, f"{os.getpid()}\n".encode())
-        try:
-            yield
-        finally:
-            # The file stays: taking it away would let two writers hold two files of one name.
-            os.ftruncate(descriptor, 0)
+        lock.take()
+        yield lock
     finally:
-        os.close(descriptor)
+        lock.release()
 
 
-def _lock(descriptor: int, path: Path) -> None:
+def _is(path: Path, descriptor: int) -> bool:
+    """Whether the path still leads to what was opened."""
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        holder = os.pread(descriptor, 32, 0).decode(errors="replace").strip()
-        who = f"process {holder}" if holder.isdecimal() else "another process"
-        raise NodeagentError(
-            f"{who} already changes this node's GPUs (it holds {path})",
-            remedy="change the plan that the running agent follows, or stop it first",
-        ) from None
+        return os.path.samestat(path.stat(), os.fstat(descriptor))
+    except OSError:
+        return False

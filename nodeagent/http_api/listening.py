@@ -5,9 +5,10 @@ Each has limits of its own, so that clients of one take nothing from those of th
 
 from __future__ import annotations
 
+import os
 import socket
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 from nodeagent.errors import NodeagentError
@@ -53,33 +54,36 @@ async def listen_on_socket(
     """
     app = create_app(answers, listen_host="", limits=limits)
     serving = Serving(app, Listener.of("socket", limits, refusals))
-    listener = _private_socket(path)
+    listener, made = _private_socket(path)
     try:
         await serving.start(sock=listener)
         yield
     finally:
         await serving.end()
         listener.close()
-        _remove(path)
+        _remove(path, made)
 
 
-def _remove(path: Path) -> None:
-    path.unlink(missing_ok=True)
+def _remove(path: Path, made: os.stat_result) -> None:
+    """Unless it is another one, or cannot be removed, such as on a read-only file system."""
+    with suppress(OSError):
+        if os.path.samestat(path.lstat(), made):
+            path.unlink()
 
 
-def _private_socket(path: Path) -> socket.socket:
-    """A Unix socket of mode 0600. The caller holds the writer's lock, so one that lies there is
-    left from an earlier agent.
+def _private_socket(path: Path) -> tuple[socket.socket, os.stat_result]:
+    """A Unix socket of mode 0600, and which file it is. The caller holds the writer's lock, so one
+    that lies there is left from an earlier agent.
     """
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
     try:
         path.unlink(missing_ok=True)
         listener.bind(str(path))
         path.chmod(0o600)  # nobody can connect before it listens
+        return listener, path.lstat()
     except OSError as error:
         listener.close()
         raise NodeagentError(
             f"the API cannot listen on {path}: {error.strerror or error}",
             remedy="set run.dir to a short path that the agent can write",
         ) from error
-    return listener

@@ -38,6 +38,7 @@ class Code(StrEnum):
     METRICS = "Metrics"  # some of what was asked for is not exported; nothing else is the matter
     # the agent itself
     SOURCE_MISSING = "SourceMissing"  # the file that should hold the plan is not there
+    RUN_DIRECTORY = "RunDirectory"  # it was deleted under the agent, or cannot be written
     STATE_FILE = "StateFile"  # a file of its own state cannot be used or written
     # the cluster
     OWNED = "Owned"  # somebody else splits the node's GPUs, too

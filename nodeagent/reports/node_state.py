@@ -40,7 +40,9 @@ WAITING = frozenset(
 )
 # What a client of MPS does wrong, a metric that is not exported, or a file of the agent's own that
 # was lost leaves the node as planned.
-SHOWN_ONLY = frozenset({Code.MPS_CLIENT, Code.METRICS, Code.STATE_FILE, Code.SOURCE_MISSING})
+SHOWN_ONLY = frozenset(
+    {Code.MPS_CLIENT, Code.METRICS, Code.STATE_FILE, Code.RUN_DIRECTORY, Code.SOURCE_MISSING}
+)
 
 
 _NOTHING_SEEN = ObservedNode()

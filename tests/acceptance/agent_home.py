@@ -31,6 +31,7 @@ class Home:
         self.plan = folder / "plan.yaml"
         self.agent: subprocess.Popen[bytes] | None = None
         self.settings: dict[str, str] = {}  # of the agents, as variables
+        self.wrapper: list[str] = []  # a command that the agents are run by
 
     def command(self, *arguments: str) -> list[str]:
         return [sys.executable, "-m", "nodeagent", *arguments]
@@ -39,7 +40,8 @@ class Home:
         """Run an agent; it says what it says into the folder."""
         with (self.folder / "stderr").open("ab") as errors:
             self.agent = subprocess.Popen(
-                self.command(
+                self.wrapper
+                + self.command(
                     "run",
                     *("--simulate", "h100-80gb:2", "--state", str(self.state)),
                     *("--plan", str(self.plan), "--listen", "127.0.0.1:0"),

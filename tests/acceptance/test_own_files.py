@@ -1,0 +1,152 @@
+"""What the agent needs on disk is taken away under it, or a second agent comes."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from tests.acceptance.agent_home import SOON, Home
+
+PLAN = "version: v1\ngpus: [{devices: [0], mig: {1g.10gb: 1}}]\n"
+
+
+@pytest.fixture
+def running(home: Home) -> Iterator[Home]:
+    """With an agent whose plan is applied; SIGTERM then ends it with 0 and without a traceback."""
+    home.plan.write_text(PLAN)
+    home.start()
+    home.until(lambda: home.status().get("phase") == "InSync")
+    yield home
+    ended = home.agent
+    assert ended is not None
+    home.stop(signal.SIGTERM)
+    assert ended.returncode == 0, home.said()
+    assert "Traceback" not in home.said()
+
+
+def run_directory_problem(home: Home) -> str:
+    """What the status says of it; empty while it says nothing."""
+    problems = home.status().get("problems", [])
+    return next((p["message"] for p in problems if p["code"] == "RunDirectory"), "")
+
+
+def second_agent(home: Home) -> subprocess.CompletedProcess[str]:
+    """Started as the first one was, to its end."""
+    return home.run(
+        *("run", "--state", str(home.state), "--plan", str(home.plan), "--listen", "127.0.0.1:0"),
+        *("--run-dir", f"{home.folder}/run", "--state-dir", f"{home.folder}/state"),
+    )
+
+
+def test_the_run_directory_is_deleted(running: Home) -> None:
+    """The socket is there again, and the problem names what was deleted."""
+    shutil.rmtree(running.folder / "run")
+    running.until(lambda: run_directory_problem(running))
+    assert f"{running.folder}/run/agent.sock" in run_directory_problem(running)
+    assert running.status()["phase"] == "InSync"
+    assert (running.folder / "run/agent.sock").stat().st_mode & 0o777 == 0o600
+
+
+def test_the_socket_alone_is_deleted(running: Home) -> None:
+    """As by a cleanup job."""
+    (running.folder / "run/agent.sock").unlink()
+    running.until(lambda: "agent.sock" in run_directory_problem(running))
+
+
+def test_no_second_writer(running: Home) -> None:
+    """Neither agent nor apply, though lock and run directory are deleted right before; the lock
+    is there again soon.
+    """
+    lock = running.folder / "node.json.writer.lock"
+    for start in (second_agent, apply):
+        lock.unlink()
+        shutil.rmtree(running.folder / "run")
+        second = start(running)
+        assert second.returncode == 1
+        assert "already changes this node's GPUs" in second.stderr
+        running.until(lambda: lock.exists() and lock.read_text() == f"{pid(running)}\n")
+    running.until(lambda: running.status().get("phase") == "InSync")
+
+
+def apply(home: Home) -> subprocess.CompletedProcess[str]:
+    """The same plan, without an agent."""
+    return home.run("apply", "-f", str(home.plan), "--state", str(home.state))
+
+
+def pid(home: Home) -> int:
+    """The agent's."""
+    assert home.agent is not None
+    return home.agent.pid
+
+
+def test_an_agent_that_is_not_the_only_one_ends(home: Home) -> None:
+    """When the whole lock was taken away and another process has it, one of them has to go."""
+    home.plan.write_text(PLAN)
+    home.start()
+    home.until(lambda: home.status().get("phase") == "InSync")
+    assert home.agent is not None
+    (home.folder / "node.json.writer.lock").unlink()
+    shutil.rmtree(home.folder / "node.json.mps")
+    other = subprocess.Popen(
+        [sys.executable, "-c", HOLD, home.folder], stdout=subprocess.PIPE, stdin=subprocess.PIPE
+    )
+    try:
+        assert home.agent.wait(SOON) == 1
+        assert f"process {other.pid} already changes this node's GPUs" in home.said()
+    finally:
+        other.kill()
+        other.communicate()
+
+
+HOLD = """
+import fcntl, os, pathlib, sys
+path = pathlib.Path(sys.argv[1], "node.json.writer.lock")
+file = path.open("w")
+fcntl.flock(file, fcntl.LOCK_EX)
+file.write(str(os.getpid()))
+file.flush()
+sys.stdin.read()
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount")
+def test_the_run_directory_becomes_read_only(home: Home) -> None:
+    """It is reported, and its remedy ends it; the agent also ends well while it is so."""
+    home.plan.write_text(PLAN)
+    run = home.folder / "run"
+    run.mkdir()
+    own_mounts = ["unshare", "--mount", "--propagation", "private"]
+    home.wrapper = [*own_mounts, "sh", "-c", f'mount -t tmpfs none {run} && exec "$@"', "-"]
+    home.start()
+    inside = ["nsenter", "--mount", "--target", str(pid(home))]
+
+    def mount(options: str) -> None:
+        subprocess.run([*inside, "mount", "-o", options, str(run)], check=True)
+
+    def problem() -> dict[str, str]:
+        command = [*inside, *home.command("status", "-o", "json")]
+        done = subprocess.run(command, capture_output=True, env=home.environment, check=False)
+        problems = json.loads(done.stdout)["problems"] if done.stdout else []
+        return next((p for p in problems if p["code"] == "RunDirectory"), {})
+
+    home.until(lambda: "the node can be seen" in home.said())
+    mount("remount,ro")
+    found = home.until(problem)
+    assert "mounted read-only" in found["message"]
+    assert found["remedy"] == f"mount -o remount,rw {run}"
+    subprocess.run([*inside, *found["remedy"].split()], check=True)
+    home.until(lambda: not problem())
+    mount("remount,ro")
+    home.until(problem)
+    ended = home.agent
+    home.stop(signal.SIGTERM)
+    assert ended is not None
+    assert ended.returncode == 0
+    assert "Traceback" not in home.said()
