@@ -100,6 +100,15 @@ def age(identity: ProcessIdentity) -> float:
     return time.clock_gettime(time.CLOCK_BOOTTIME) - identity.create_time / _ticks()
 
 
+def groups_of(pid: int) -> tuple[int, tuple[int, ...]] | Hidden | None:
+    """Its effective group, and its supplementary ones in order."""
+    found = _read(pid, "status", 1 << 14)
+    if not isinstance(found, bytes):
+        return found
+    lines = dict(line.partition(b":")[::2] for line in found.splitlines())
+    return int(lines[b"Gid"].split()[1]), tuple(sorted(map(int, lines[b"Groups"].split())))
+
+
 def name_of(pid: int) -> str:
     """Its name as the kernel has it, at most 15 characters, printable; "" when it is not known."""
     found = _read(pid, "comm", 64)

@@ -7,20 +7,23 @@ then the one daemon of that pipe directory is it, if all the rest agrees.
 
 from __future__ import annotations
 
+import asyncio
 import random
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from nodeagent.errors import NodeagentError
 from nodeagent.mps.asking import Seen, ask_everything, differences
 from nodeagent.mps.back_door import BackDoor
 from nodeagent.mps.control import ControlClient
+from nodeagent.mps.daemon_sockets import DaemonSockets
 from nodeagent.mps.directories import directories_of
 from nodeagent.mps.identity import CONTROL, Identity, identify, processes_of
 from nodeagent.mps.lifecycle.values import Phase
 from nodeagent.mps.process import DaemonProcess, NotTheDaemon, Programs, adopt
-from nodeagent.mps.records import Record, RecordDamaged, read_records
+from nodeagent.mps.records import Record, RecordUnusable, read_records
 from nodeagent.mps.shares import DaemonSpec, spec_for
+from nodeagent.mps.unrecorded import unrecorded
 from nodeagent.planning.observed import IDLE, MpsDaemon, Usage, User
 from nodeagent.planning.shares import WantedMps
 
@@ -63,34 +66,53 @@ async def survey(run_dir: Path, *, programs: Programs, ask: bool) -> Mapping[str
     """The daemons that an agent left or has, by device; nothing is touched.
 
     With `ask` each is asked: only then can one be Ready, namely when its limits were read back.
-    Who its clients are is not known otherwise either. Raises RecordDamaged.
+    Who its clients are is not known otherwise either. Raises NodeagentError.
     """
+
+    def control_client(pipe_directory: str, log_directory: str) -> ControlClient:
+        return ControlClient(
+            programs.control,
+            pipe_directory=pipe_directory,
+            log_directory=log_directory,
+            path=programs.path,
+            deadline=_ANSWER,
+            chance=random.SystemRandom().random,
+        )
+
     found: dict[str, MpsDaemon] = {}
-    for record in read_records(run_dir):
-        if isinstance(record, RecordDamaged):
-            raise record
-        found[record.device] = await _surveyed(run_dir, record, programs, ask=ask)
+    for read in await asyncio.to_thread(lambda: list(read_records(run_dir))):
+        record: Record | None
+        if isinstance(read, RecordUnusable):
+            record = await unrecorded(run_dir, read.device, control_client)
+        else:
+            record = read
+        if record is not None:
+            found[record.device] = await _surveyed(run_dir, record, control_client, ask=ask)
     return found
 
 
-async def _surveyed(run_dir: Path, record: Record, programs: Programs, *, ask: bool) -> MpsDaemon:
+async def _surveyed(
+    run_dir: Path,
+    record: Record,
+    control_client: Callable[[str, str], ControlClient],
+    *,
+    ask: bool,
+) -> MpsDaemon:
     runs, wanted = specs_of(run_dir, record)
     process = found_process(runs, record.process)
     if process is None:
         return _without_process(record)
+    door = BackDoor(runs.pipe_directory)
+    impostor = DaemonSockets(door, process.identity).impostor()
     pid = process.pid
     process.close()
+    if impostor:
+        unknown = Usage(known=False, reason=impostor)
+        return MpsDaemon(record.wanted, Phase.FAULT, impostor, pid, (), unknown)
     if not ask:
         unknown = Usage(known=False, reason="its daemon was not asked")
         return MpsDaemon(record.wanted, Phase.LIMITING, "was not asked", pid, (), unknown)
-    control = ControlClient(
-        programs.control,
-        pipe_directory=BackDoor(runs.pipe_directory).directory,
-        log_directory=runs.log_directory,
-        path=programs.path,
-        deadline=_ANSWER,
-        chance=random.SystemRandom().random,
-    )
+    control = control_client(door.directory, runs.log_directory)
     try:
         seen = await ask_everything(control, ())
     except NodeagentError as error:

@@ -11,6 +11,7 @@ from types import TracebackType
 from typing import Self
 
 from nodeagent.errors import NodeagentError, UnknownDevice
+from nodeagent.files import set_aside
 from nodeagent.mps.adoption import found_process, specs_of, survey
 from nodeagent.mps.attendant import Check
 from nodeagent.mps.control import ControlClient
@@ -28,12 +29,14 @@ from nodeagent.mps.lifecycle.values import (
     Subject,
 )
 from nodeagent.mps.log_watch import LogWatch
+from nodeagent.mps.orphans import end_orphans
 from nodeagent.mps.process import Programs
-from nodeagent.mps.records import Record, RecordDamaged, read_records
+from nodeagent.mps.records import Record, RecordUnusable, read_records
 from nodeagent.mps.shares import DaemonSpec
 from nodeagent.mps.supervisor import Supervisor
 from nodeagent.mps.surroundings import Surroundings
 from nodeagent.mps.timing import Timing
+from nodeagent.mps.unrecorded import left_by, unrecorded
 from nodeagent.planning.observed import MpsDaemon
 from nodeagent.planning.shares import WantedMps
 from nodeagent.reports.mps_state import DaemonState
@@ -122,16 +125,17 @@ class Fleet:
 
     # --- what an earlier agent left -------------------------------------------------------------
 
-    async def _take_over(self, record: Record | RecordDamaged) -> None:
-        if isinstance(record, RecordDamaged):
-            self._around.report(record.device, Report(Subject.START_FAILED, str(record)))
-            return
+    async def _take_over(self, read: Record | RecordUnusable) -> None:
         try:
+            record = await self._recovered(read) if isinstance(read, RecordUnusable) else read
+            if record is None:
+                return
             spec, _ = specs_of(self._around.run_dir, record)
         except NodeagentError as error:
-            self._around.report(record.device, Report(Subject.START_FAILED, str(error)))
+            self._around.report(read.device, Report(Subject.START_FAILED, str(error)))
             return
         supervisor = self._supervisor(record.device, spec, record)
+        supervisor.unrecorded = record.unrecorded
         # Not in a thread: a process is looked at by a descriptor of this very loop.
         process = found_process(spec, record.process)
         if process is not None:
@@ -140,6 +144,27 @@ class Fleet:
             supervisor.stay_down(record.wanted)
         else:
             supervisor.want(record.wanted)
+
+    async def _recovered(self, unusable: RecordUnusable) -> Record | None:
+        """What its record would be; None where no daemon runs there."""
+        around = self._around
+        record = await unrecorded(around.run_dir, unusable.device, around.control_client)
+        if record is None:
+            left = await asyncio.to_thread(left_by, around.run_dir, unusable.device)
+            await end_orphans(left, grace=around.timing.grace)
+        try:
+            aside = f"the file is now {await asyncio.to_thread(set_aside, unusable.path)}"
+        except OSError as error:
+            aside = f"the file cannot be renamed either: {error.strerror or error}"
+        pid = record.process.pid if record and record.process else None
+        runs = (
+            f"the daemon there (pid {pid}) is taken over with the limits that it has"
+            if pid
+            else "no daemon runs there"
+        )
+        words = f"{unusable.message}; {runs}; {aside}"
+        around.report(unusable.device, Report(Subject.RECORD_UNUSABLE, words))
+        return record
 
     def _supervisor(self, device: str, spec: DaemonSpec, record: Record | None) -> Supervisor:
         supervisor = Supervisor(
@@ -296,6 +321,7 @@ class Fleet:
             if s.wanted is not None
             and s.state.wanted is not None
             and s.was_ready
+            and not s.unrecorded
             and s.state.phase is not Phase.DOWN
         )
 

@@ -1,43 +1,43 @@
 """What the next agent has to know of a daemon: what it should be, and which process it is.
 
-One file for each device, in a directory that is the agent's own. It is written before the process
-is started and again when it runs, so that a crash in between leaves a record without a process,
-never a process without a record.
+One state file for each device, in a directory that is the agent's own. It is written before the
+process is started and again when it runs, so that a crash in between leaves a record without a
+process, never a process without a record.
 """
 
 from __future__ import annotations
 
 import json
-import os
-import stat
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from nodeagent.errors import NodeagentError
+from nodeagent.files import StateFormat, StateUnusable, read_state, write_state
 from nodeagent.mps.identity import CONTROL, Identity
 from nodeagent.planning.shares import Account, Share, Sharing, WantedMps
+from nodeagent.strict_json import parse_json
 
 FOLDER = "mps"  # below run.dir, with a directory for each device
 _NAME = "record.json"
-_VERSION = 1
-_LARGEST = 1 << 20  # bytes
 
 
-class RecordDamaged(NodeagentError):
-    """The record of a device cannot be understood, or is not the agent's own."""
+class RecordUnusable(NodeagentError):
+    """The record of a device cannot be used: newer, damaged, or not the agent's own."""
 
-    def __init__(self, device: str, message: str, *, remedy: str) -> None:
-        super().__init__(message, remedy=remedy)
+    def __init__(self, device: str, path: Path, message: str) -> None:
+        super().__init__(message)
         self.device = device
+        self.path = path
 
 
 @dataclass(frozen=True, slots=True)
 class Record:
     """One daemon. `process` None: it was to be started, and perhaps was. `runs`: what the process
     was told to be, which may not be what is wanted now. `drained`: a person wanted it down.
-    `was_ready`: it was Ready as it is wanted, in this process or one before.
+    `was_ready`: it was Ready as it is wanted, in this process or one before. `unrecorded`: what is
+    `wanted` is only what was found, since the record then could not be used.
     """
 
     device: str
@@ -47,6 +47,7 @@ class Record:
     drained: bool = False
     was_ready: bool = False
     restarts: int = 0
+    unrecorded: bool = False
 
 
 class RecordKeeper:
@@ -66,71 +67,56 @@ class RecordKeeper:
         except FileNotFoundError:
             return  # the directory is made when the daemon is started, and it is written then
         except OSError as error:
-            self._failed(f"its record for the next agent cannot be written: {error.strerror}")
+            self._failed(
+                f"its record for the next agent cannot be written: {error.strerror or error}"
+            )
         self._kept = record
 
 
 def write_record(run_dir: Path, record: Record) -> None:
     """Put it in place of any earlier one; the device's directory exists. Raises OSError."""
-    folder = run_dir / FOLDER / record.device
-    new = folder / f".{_NAME}.new"
-    new.unlink(missing_ok=True)
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-    with os.fdopen(os.open(new, flags, 0o600), "w", encoding="utf-8") as file:
-        json.dump(_to_json(record), file)
-    new.replace(folder / _NAME)
+    write_state(run_dir / FOLDER / record.device / _NAME, _FORMAT, record)
 
 
-def read_records(run_dir: Path) -> Iterator[Record | RecordDamaged]:
-    """All there are, by device; an error in place of one that is damaged. Blocks on the disk."""
+def read_records(run_dir: Path) -> Iterator[Record | RecordUnusable]:
+    """All there are, by device; an error in place of one that cannot be used. Blocks."""
     try:
         folders = sorted((run_dir / FOLDER).iterdir())
     except OSError:
         return
     for folder in folders:
         path = folder / _NAME
-        try:
-            text = _read(path)
-        except (FileNotFoundError, NotADirectoryError):
-            continue
-        except OSError as error:
-            yield _damaged(path, error.strerror or str(error))
-            continue
-        except RecordDamaged as error:
-            yield error
+        if not folder.is_dir():
             continue
         try:
-            yield _from_json(json.loads(text), folder.name)
-        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-            yield _damaged(path, f"{type(error).__name__}: {error}")
-
-
-def _read(path: Path) -> str:
-    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    with os.fdopen(descriptor, encoding="utf-8") as file:
-        found = os.fstat(descriptor)
-        if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid():
-            raise _damaged(path, f"it is no plain file of user {os.geteuid()}")
-        if found.st_size > _LARGEST:
-            raise _damaged(path, f"it has {found.st_size} bytes")
-        return file.read()
-
-
-def _damaged(path: Path, why: str) -> RecordDamaged:
-    return RecordDamaged(
-        path.parent.name,
-        f"{path} does not tell what the MPS daemon there should be: {why}",
-        remedy=f"end that daemon if it still runs, then remove {path.parent}",
-    )
+            record = read_state(path, _FORMAT)
+        except StateUnusable as error:
+            yield RecordUnusable(folder.name, path, error.message)
+            continue
+        if record is not None and record.device != folder.name:
+            message = f"{path} cannot be used: it is the record of {record.device[:80]!r}"
+            yield RecordUnusable(folder.name, path, message)
+        elif record is not None:
+            yield record
 
 
 # --- as JSON --------------------------------------------------------------------------------------
 
 
+def _encode(record: Record) -> bytes:
+    return f"{json.dumps(_to_json(record))}\n".encode()
+
+
+def _decode(content: bytes, version: int) -> Record:
+    found = parse_json(content)
+    if version == 0 and found["version"] != 1:  # it was in the content then
+        raise ValueError(f"version {found['version']!r}")
+    return _from_json(found)
+
+
 def _to_json(record: Record) -> dict[str, Any]:
     process = record.process
     return {
-        "version": _VERSION,
         "device": record.device,
         "wanted": _wanted_json(record.wanted),
         "runs": _wanted_json(record.runs) if record.runs else None,
@@ -140,6 +126,7 @@ def _to_json(record: Record) -> dict[str, Any]:
         "drained": record.drained,
         "wasReady": record.was_ready,
         "restarts": record.restarts,
+        "unrecorded": record.unrecorded,
     }
 
 
@@ -153,19 +140,18 @@ def _wanted_json(wanted: WantedMps) -> dict[str, Any]:
     }
 
 
-def _from_json(content: dict[str, Any], device: str) -> Record:
+def _from_json(content: dict[str, Any]) -> Record:
     """Raises what taking apart something else raises."""
-    if content["version"] != _VERSION or content["device"] != device:
-        raise ValueError(f"version {content['version']!r} of {content['device']!r}")
     runs = content["runs"]
     return Record(
-        device=device,
+        device=_text(content["device"]),
         wanted=_wanted(content["wanted"]),
         runs=None if runs is None else _wanted(runs),
         process=_process(content["process"]),
         drained=bool(content["drained"]),
         was_ready=bool(content["wasReady"]),
         restarts=_id(content["restarts"]),
+        unrecorded=bool(content.get("unrecorded", False)),
     )
 
 
@@ -210,3 +196,6 @@ def _percent(value: Any) -> float | None:
     if type(value) not in (int, float) or not 0 < value <= 100:
         raise ValueError(f"{value!r} is no percentage")
     return float(value) if type(value) is float else value
+
+
+_FORMAT = StateFormat("mps-record", 1, 1 << 20, _encode, _decode)

@@ -65,6 +65,7 @@ class Supervisor:
         self.since = datetime.now(UTC)
         self.wanted: WantedMps | None = None
         self.was_ready = was_ready  # as it is wanted now, in this process or an earlier one
+        self.unrecorded = False  # adopted without a record; nobody has said what it is to be
         self.closed = ""  # why no new client is let in although it is wanted; "" when they are
         self.attendant: Attendant | None = None
         self.last_lines: tuple[str, ...] = ()  # of the process that ended last
@@ -113,6 +114,7 @@ class Supervisor:
         if wanted is None:
             self.handle(NewPlan(None))
             return
+        self.unrecorded = False
         spec = self.spec_of(wanted)
         self.was_ready = self.was_ready and self.wanted in {None, wanted}
         self.wanted = wanted
@@ -301,6 +303,7 @@ class Supervisor:
             drained=self.state.phase is Phase.DOWN and self.state.wanted is not None,
             was_ready=self.was_ready,
             restarts=self.state.restarts,
+            unrecorded=self.unrecorded,
         )
 
     def _note_start(self, spec: DaemonSpec) -> None:

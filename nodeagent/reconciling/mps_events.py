@@ -38,6 +38,7 @@ def _type_of(subject: Subject) -> EventType:
             | Subject.SERVER_EXITED
             | Subject.WRONG_SERVER_USER
             | Subject.CANNOT_BE_ENDED
+            | Subject.RECORD_UNUSABLE
         ):
             return EventType.MPS_FAULT
         case Subject.FOREIGN_USER_WAITING:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from nodeagent.mps.fleet import RunningDaemon
+from nodeagent.mps.fleet import Fleet, InUse, RunningDaemon, survey
 from nodeagent.mps.identity import CONTROL, Identity
 from nodeagent.mps.lifecycle.values import Subject
 from nodeagent.mps.records import Record, read_records, write_record
@@ -186,19 +186,104 @@ async def test_sockets_that_were_hidden_come_back(rig: FleetRig) -> None:
             await asyncio.to_thread(client.wait_until_accepted)
 
 
-@pytest.mark.parametrize(
-    "content", ["", "{}", "[]", '{"version": 9}', "\0", '{"version": 1, "device": "x"}']
-)
-async def test_a_damaged_record(rig: FleetRig, content: str) -> None:
-    """Is told with its path and what to do; the daemon is left alone, as are the others."""
+UNUSABLE = ["", '{"version": 9}']  # what else there is: test_records
+
+
+async def _spoilt(rig: FleetRig, content: str) -> int:
+    """The pid of a daemon that was Ready, whose record cannot be used."""
     async with rig.fleet() as fleet:
         await fleet.start(GPU, wanted())
         pid = status(fleet).pid
     (rig.pipes().parent / "record.json").write_text(content)
+    assert pid is not None
+    return pid
+
+
+@pytest.mark.parametrize("content", UNUSABLE)
+async def test_a_record_that_cannot_be_used(rig: FleetRig, content: str) -> None:
+    """Beside a living daemon with a client: it is told, and the daemon is taken over for what it
+    is, so that a plan that wants it has it, with its client.
+    """
+    pid = await _spoilt(rig, content)
+    with rig.client() as client:
+        await asyncio.to_thread(client.wait_until_accepted)
+        asked = (await survey(rig.run_dir, programs=rig.programs, ask=True))[GPU]
+        assert (asked.pid, [user.pid for user in asked.clients.processes]) == (pid, [client.pid])
+        async with rig.fleet() as fleet:
+            words = await rig.told(Subject.RECORD_UNUSABLE)
+            assert f"the daemon there (pid {pid}) is taken over" in words
+            assert "the file is now" in words
+            daemon = fleet.daemon_of(GPU)
+            assert daemon is not None
+            assert [user.pid for user in daemon.clients.processes] == [client.pid]
+            assert fleet.running() == ()  # which shares it has is not known
+            with pytest.raises(InUse, match=f"pid {client.pid}"):
+                await fleet.stop(GPU)
+            await fleet.start(GPU, wanted(2048))
+            assert [one.clients for one in fleet.running()] == [daemon_clients(fleet)]
+        async with rig.fleet() as fleet:
+            assert (await ready(fleet)).pid == pid
+            [running] = fleet.running()
+            assert running.wanted == wanted(2048)
+        client.allocate(1 << 20)
+
+
+def daemon_clients(fleet: Fleet) -> tuple[tuple[int, int], ...]:
+    """As its daemon names them."""
+    return tuple(
+        (server.pid, client.pid)
+        for state in fleet.statuses()
+        if (server := state.server) is not None
+        for client in state.clients
+    )
+
+
+async def test_a_record_that_cannot_be_used_and_no_plan_for_it(rig: FleetRig) -> None:
+    """Its daemon has no client, so it goes like any other; nothing of it is left."""
+    pid = await _spoilt(rig, "{")
     async with rig.fleet() as fleet:
+        await fleet.stop(GPU)
+        assert gone(pid)
         assert fleet.statuses() == ()
-        assert "record.json does not tell" in await rig.told(Subject.START_FAILED)
-    assert [one.pid for one in rig.processes(CONTROL)] == [pid]
+        await fleet.start(GPU, wanted())
+    assert len(rig.processes(CONTROL)) == 1
+
+
+async def test_a_record_that_cannot_be_used_beside_a_dead_daemon(rig: FleetRig) -> None:
+    """The server that it left is ended, and the device is free for any plan."""
+    pid = await _spoilt(rig, "{")
+    with rig.client() as client:
+        await asyncio.to_thread(client.wait_until_accepted)
+        [orphan] = rig.servers()
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        async with rig.fleet() as fleet:
+            assert "no daemon runs there" in await rig.told(Subject.RECORD_UNUSABLE)
+            assert gone(orphan)
+            assert fleet.statuses() == ()
+            await fleet.start(GPU, wanted())
+
+
+@as_root
+async def test_who_only_looks_like_the_daemon(rig: FleetRig) -> None:
+    """Is not taken for it: another user's process of that name, with that directory."""
+    pid = await _spoilt(rig, "{")
+    like = await asyncio.create_subprocess_exec(
+        CONTROL,
+        *("-f", "-c", "sleep 60"),
+        executable="/bin/sh",
+        env={"CUDA_MPS_PIPE_DIRECTORY": str(rig.pipes())},
+        user=4242,
+        extra_groups=(),
+    )
+    try:
+        async with rig.fleet() as fleet:
+            assert f"(pid {pid})" in await rig.told(Subject.RECORD_UNUSABLE)
+            assert (await ready(fleet)).pid == pid
+        assert like.returncode is None
+    finally:
+        like.kill()
+        await like.wait()
 
 
 @as_root

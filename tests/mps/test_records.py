@@ -11,11 +11,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from nodeagent.files import StateFormat, write_state
 from nodeagent.mps.identity import CONTROL, Identity
 from nodeagent.mps.records import (
     Record,
-    RecordDamaged,
     RecordKeeper,
+    RecordUnusable,
     read_records,
     write_record,
 )
@@ -88,15 +89,29 @@ def test_where_there_is_none(tmp_path: Path) -> None:
     assert list(read_records(tmp_path)) == []
 
 
-def damaged(tmp_path: Path, **changes: Any) -> str:
-    """What is said of a record with these keys."""
+def changed(tmp_path: Path, **changes: Any) -> Path:
+    """A record as releases without a checksum wrote it, with these keys."""
+    folder(tmp_path)
     write_record(tmp_path, ONE)
     path = folder(tmp_path) / "record.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+    content = json.loads(path.read_text().partition("\n")[2])
+    path.write_text(json.dumps({"version": 1, **content, **changes}))
+    return path
+
+
+def unusable(tmp_path: Path) -> str:
+    """What is said of the one record."""
     [error] = read_records(tmp_path)
-    assert isinstance(error, RecordDamaged)
+    assert isinstance(error, RecordUnusable)
     assert error.device == "GPU-1"
+    assert error.path == folder(tmp_path) / "record.json"
     return str(error)
+
+
+def test_of_a_release_without_checksums(tmp_path: Path) -> None:
+    """Is read as before."""
+    changed(tmp_path)
+    assert list(read_records(tmp_path)) == [ONE]
 
 
 @pytest.mark.parametrize(
@@ -115,11 +130,28 @@ def damaged(tmp_path: Path, **changes: Any) -> str:
     ],
 )
 def test_what_is_not_believed(tmp_path: Path, changes: dict[str, Any]) -> None:
-    """Each is told with the path, and what to do."""
+    """Each is told with the path."""
+    path = changed(tmp_path, **changes)
+    assert f"{path} cannot be used" in unusable(tmp_path)
+
+
+def test_cut_and_changed_anywhere(tmp_path: Path) -> None:
+    """No part of it is believed, and a byte that flips is found wherever it is."""
+    place = folder(tmp_path) / "record.json"
+    write_record(tmp_path, ONE)
+    whole = place.read_bytes()
+    for at in range(len(whole)):
+        for text in (whole[:at], whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :]):
+            place.write_bytes(text)
+            unusable(tmp_path)
+
+
+def test_a_newer_record(tmp_path: Path) -> None:
+    """Is told as such, where its checksum is right."""
+    newer = StateFormat("mps-record", 2, 1 << 20, lambda _: b"{}\n", lambda _, __: ONE)
     folder(tmp_path)
-    words = damaged(tmp_path, **changes)
-    assert "record.json does not tell" in words
-    assert "then remove" in words
+    write_state(folder(tmp_path) / "record.json", newer, ONE)
+    assert "a newer nodeagent wrote it (version 2; this one reads 1)" in unusable(tmp_path)
 
 
 def test_a_record_that_is_not_the_agents(tmp_path: Path) -> None:
@@ -128,13 +160,12 @@ def test_a_record_that_is_not_the_agents(tmp_path: Path) -> None:
     write_record(tmp_path, ONE)
     (place / "record.json").rename(tmp_path / "elsewhere")
     (place / "record.json").symlink_to(tmp_path / "elsewhere")
-    assert isinstance(next(iter(read_records(tmp_path))), RecordDamaged)
+    assert "symbolic link" in unusable(tmp_path)
     if os.geteuid() == 0:
         (place / "record.json").unlink()
         write_record(tmp_path, ONE)
         os.chown(place / "record.json", 1000, 1000)
-        [error] = read_records(tmp_path)
-        assert "no plain file of user 0" in str(error)
+        assert "it belongs to uid 1000" in unusable(tmp_path)
 
 
 def test_the_keeper_writes_what_is_different(tmp_path: Path) -> None:

@@ -372,6 +372,7 @@ class Subject(StrEnum):
     STILL_IN_USE = "StillInUse"
     CANNOT_BE_ENDED = "CannotBeEnded"
     FAILED = "Failed"
+    RECORD_UNUSABLE = "RecordUnusable"
 
 
 @dataclass(frozen=True, slots=True)
