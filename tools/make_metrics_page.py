@@ -73,6 +73,12 @@ and `GPU_I_ID`. Metrics of an NVLink begin with `nvlink`.
 `container`, `namespace` and `pod` are those of the pod that has the GPU or the instance: by what
 the kubelet gave it, or by the cgroups of its processes. Outside a cluster `container` is the
 beginning of a container's id; a process in none has `unit` (of systemd) or `user` (a number).
+A process of a login session counts for its user. In a container the agent knows this only with the
+host's process ids (`hostPID: true`).
+
+Time is counted in the same way: `nodeagent_gpu_seconds_held_total` and its like, and
+`nodeagent_held_idle_seconds`, have `namespace` and `pod` for a pod, else one of `container`, `unit`
+and `user`. Time counts from the first look that found the process, which is at most 5 s late.
 
 What several pods share, by MPS or by time-slicing, is told of none of them, but for two fields:
 `DCGM_FI_DEV_FB_USED` and `DCGM_FI_DEV_GPU_UTIL` have a series for each pod, by its processes, and

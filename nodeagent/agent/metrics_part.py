@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import platform
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -31,8 +31,7 @@ from nodeagent.health.reporting import METRICS as HEALTH_METRICS
 from nodeagent.health.reporting import samples as health_samples
 from nodeagent.health.xids import default_table
 from nodeagent.http_api.refusals import Refusals
-from nodeagent.kubelet.process_owners import ProcessOwners
-from nodeagent.kubelet.process_pods import ProcessPods
+from nodeagent.kubelet.process_owners import Owner
 from nodeagent.metrics.agent_metrics import build_sample
 from nodeagent.metrics.catalogue import Field, catalogue
 from nodeagent.metrics.dcgm import Names, Style
@@ -52,6 +51,8 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger(__name__)
 
+OwnersOf = Callable[[Collection[int]], Mapping[int, Owner]]
+
 _MOST_TOLD = 20  # lines of a file of counters that are named one by one
 
 
@@ -61,7 +62,7 @@ class MetricsPart:
     `current` gives the node's state as it is at this moment. `on_round` and `on_events` get what
     was read, too, `on_listener` whether events arrive; `held` says of which GPUs nothing is to be
     asked. `begin` comes back when the driver was asked for the first time, whatever came of it.
-    `simulated`: processes are none of this machine, so nothing is looked up of them.
+    `owners` looks up whose processes are, by pid, and may block; None: nothing is known of them.
     """
 
     def __init__(
@@ -75,7 +76,7 @@ class MetricsPart:
         on_events: Iterable[Callable[[tuple[Event, ...]], None]] = (),
         on_listener: Callable[[Answer], None] = lambda _: None,
         held: Callable[[], frozenset[str]] = frozenset,
-        simulated: bool = False,
+        owners: OwnersOf | None = None,
     ) -> None:
         self._settings = settings.metrics
         self._current = current
@@ -103,7 +104,7 @@ class MetricsPart:
             held=held,
             begin=begin,
         )
-        self._owners = None if simulated else ProcessOwners(ProcessPods())
+        self._owners = owners
         self._looking_up: asyncio.Task[None] | None = None
 
     # --- for others -------------------------------------------------------------------------------
@@ -238,10 +239,10 @@ class MetricsPart:
             looking_up = self._look_up(self._owners)
             self._looking_up = asyncio.create_task(looking_up, name="look up processes")
 
-    async def _look_up(self, owners: ProcessOwners) -> None:
+    async def _look_up(self, owners: OwnersOf) -> None:
         try:
             pids = self._exporter.unknown_pids()
-            self._exporter.owners_are(await asyncio.to_thread(owners.of, pids))
+            self._exporter.owners_are(await asyncio.to_thread(owners, pids))
         except Exception:  # a fault of ours is told, and the next list may go well
             log.exception("whose the processes are cannot be found out")
         finally:

@@ -5,6 +5,7 @@ It does so only where the settings name a folder in words.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,12 +21,14 @@ class Simulation:
     """The GPUs are simulated; whoever runs the agent has installed the simulator.
 
     `state` is the file that other commands share, `nvidia_smi` what stands in for the real one,
-    `directory` where its MPS daemons live. `throwaway`: nobody can find the node again afterwards.
+    `directory` where its MPS daemons live. `real_pids` gives those of its processes that are some
+    of this machine. `throwaway`: nobody can find the node again afterwards.
     """
 
     state: Path | None
     nvidia_smi: tuple[str, ...]
     directory: Path
+    real_pids: Callable[[], frozenset[int]]
     throwaway: bool = False
 
 

@@ -24,7 +24,7 @@ from nodeagent.agent.cluster_part import ClusterPart
 from nodeagent.agent.health_part import HealthPart, HealthPlaces
 from nodeagent.agent.health_store import FILE_NAME as HEALTH_NAME
 from nodeagent.agent.logs import configure_logging
-from nodeagent.agent.metrics_part import MetricsPart
+from nodeagent.agent.metrics_part import MetricsPart, OwnersOf
 from nodeagent.agent.mps_part import MpsPart
 from nodeagent.agent.own_files import OwnFiles, until_gone
 from nodeagent.agent.places import Places, Simulation
@@ -39,6 +39,8 @@ from nodeagent.gpu.pci_bus import DEVICES as PCI_BUS
 from nodeagent.gpu.topology import Topology
 from nodeagent.gpu.usage import UsageProbe
 from nodeagent.gpu.workers import LONGEST_JOB
+from nodeagent.kubelet.process_owners import ProcessOwners
+from nodeagent.kubelet.process_pods import ProcessPods
 from nodeagent.kubernetes.presence import is_in_cluster
 from nodeagent.planning.plan import Policy
 from nodeagent.reconciling.attempts import Backoff
@@ -275,8 +277,16 @@ class Agent:
             on_events=(self._health.heard,),
             on_listener=self._health.listener_is,
             held=lambda: self._health.held,
-            simulated=self._simulation is not None,
+            owners=self._owners_of(),
         )
+
+    def _owners_of(self) -> OwnersOf:
+        """On a simulated node only of processes that are some of this machine."""
+        simulation = self._simulation
+        if simulation is None:
+            return ProcessOwners(ProcessPods()).of
+        owners = ProcessOwners(ProcessPods(own_pids=True))
+        return lambda pids: owners.of(simulation.real_pids() & frozenset(pids))
 
     async def _follow_simulated(self) -> None:
         """Processes of a simulated node are no processes: its file tells when they go."""

@@ -19,6 +19,7 @@ from nodeagent.planning.observed import ObservedNode
 
 if TYPE_CHECKING:
     from nodeagent.execution.device_users import KubeletUsage
+    from nodeagent.simulation import SimulatedNode
 
 SIMULATED_SMI = (sys.executable, "-m", "nodeagent.simulation.nvidia_smi")
 
@@ -67,14 +68,17 @@ async def observed_node(options: Options, settings: InForce) -> ObservedNode:
 
 
 @contextmanager
-def simulation(options: Options, *, shared: bool) -> Iterator[Path | None]:
-    """Simulated GPUs in place of the driver's, where they are asked for; gives their state file.
+def simulation(
+    options: Options, *, shared: bool
+) -> Iterator[tuple[Path | None, SimulatedNode | None]]:
+    """Simulated GPUs in place of the driver's, where they are asked for; gives their state file and
+    the node, None where there is none.
 
     `shared`: the stand-in for nvidia-smi, a process of its own, has to see the same node; without
     a state file given, one is made and thrown away.
     """
     if not is_simulated(options):
-        yield None
+        yield None, None
         return
     if options.simulate is None and options.state is not None and not options.state.exists():
         raise UsageError(
@@ -85,9 +89,9 @@ def simulation(options: Options, *, shared: bool) -> Iterator[Path | None]:
 
     with (
         _state_file(options.state) if shared else nullcontext(options.state) as state,
-        simulated(options.simulate, state=state),
+        simulated(options.simulate, state=state) as node,
     ):
-        yield state
+        yield state, node
 
 
 @contextmanager

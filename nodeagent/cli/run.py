@@ -31,14 +31,20 @@ def run(options: Options, _: Output) -> ExitCode:
         service.run(settings, settings_file=settings_file)
         return ExitCode.DONE
     with (
-        simulation(options, shared=_is_shared(options, settings)) as state,
+        simulation(options, shared=_is_shared(options, settings)) as (state, node),
         simulated_directory(options.state) as directory,
     ):
         _say_where_to_look(options, settings)
         service.run(
             settings,
             settings_file=settings_file,
-            simulation=Simulation(state, SIMULATED_SMI, directory, throwaway=options.state is None),
+            simulation=Simulation(
+                state,
+                SIMULATED_SMI,
+                directory,
+                node.real_pids if node else frozenset,
+                throwaway=options.state is None,
+            ),
         )
     return ExitCode.DONE
 

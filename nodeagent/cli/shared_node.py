@@ -141,7 +141,7 @@ async def _parts(
     time_slices = document is not None and _has_time_slices(document)
     # The stand-in for nvidia-smi, a process of its own, resets GPUs and sets time slices.
     shared = settings.reset != "never" or time_slices or options.state is not None
-    with simulation(options, shared=shared) as state:
+    with simulation(options, shared=shared) as (state, _):
         driver = make_driver(options, settings)
         with _directory(options, state) as directory:
             concerned = document is not None and _asks_for_sharing(document)

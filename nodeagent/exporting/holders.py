@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 
 from nodeagent.exporting.ownership import Device, Use
 from nodeagent.exporting.sharing import GPU_UTIL, device_of
+from nodeagent.kubelet.process_owners import Owner
 from nodeagent.metrics import own
 from nodeagent.metrics.agent_metrics import held_samples
 from nodeagent.metrics.holding import HeldTime, Hold, Holder
@@ -58,7 +59,7 @@ class Holders:
             if part is None or part >= _IDLE_BELOW:
                 continue
             for owner in use.owners:
-                key = (device, Holder(owner.namespace, owner.name))
+                key = (device, _holder(owner))
                 idle[key] = self._idle_since.get(key, now)
         # What was just seen to be active begins to be idle at the next look at the earliest.
         self._idle_since = idle
@@ -79,10 +80,17 @@ class Holders:
         if use is None or device not in self._known:
             return
         for owner in use.owners:
-            since = self._idle_since.get((device, Holder(owner.namespace, owner.name)), self._now)
-            whose = (owner.container, owner.namespace, owner.name)
+            since = self._idle_since.get((device, _holder(owner)), self._now)
+            whose = (owner.container, owner.namespace, owner.pod, owner.unit, owner.user)
             labels = (str(gpu.index), gpu.uuid, *part, *whose)
             yield OwnSample(own.HELD_IDLE, self._now - since, labels)
+
+
+def _holder(owner: Owner) -> Holder:
+    """A pod's time is not divided among its containers."""
+    if owner.pod:
+        return Holder(owner.namespace, owner.pod)
+    return Holder(container=owner.container, unit=owner.unit, user=owner.user)
 
 
 def _holds(
@@ -105,7 +113,7 @@ def _of_device(
     active: Mapping[Device, float],
 ) -> Iterator[Hold]:
     use = uses.get(device)
-    holders = dict.fromkeys(Holder(o.namespace, o.name) for o in use.owners) if use else {}
+    holders = dict.fromkeys(map(_holder, use.owners)) if use else {}
     for holder in holders:
         yield Hold(
             f"{device[0]} {device[1]}",

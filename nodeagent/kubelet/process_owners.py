@@ -47,11 +47,6 @@ class Owner:
         )
         return tuple((name, value) for name, value in named if value)
 
-    @property
-    def name(self) -> str:
-        """The pod, or what there is instead of one."""
-        return self.pod or self.container or self.unit or self.user
-
 
 def outside_pods(cgroup: str, uid: int) -> Owner:
     """The owner of a process that is in no pod, by the text of its cgroup file."""

@@ -54,11 +54,19 @@ class ProcessPod:
 
 
 class ProcessPods:
-    """Reads /proc and the kubelet's log folders, below the given roots. Its methods block."""
+    """Reads /proc and the kubelet's log folders, below the given roots. Its methods block.
+
+    `own_pids`: the pids are those of this process' own namespace, as a simulated node's are.
+    """
 
     def __init__(
-        self, *, proc_root: Path = Path("/proc"), log_root: Path = Path("/var/log")
+        self,
+        *,
+        proc_root: Path = Path("/proc"),
+        log_root: Path = Path("/var/log"),
+        own_pids: bool = False,
     ) -> None:
+        self._own_pids = own_pids
         self._proc = proc_root
         self._logs = log_root
 
@@ -68,7 +76,7 @@ class ProcessPods:
         Nothing is known in a container with a process namespace of its own: a pid is another
         process there.
         """
-        if self._is_foreign():
+        if not self._own_pids and self._is_foreign():
             return {}
         found = {pid: group for pid in pids if (group := self._cgroup(pid)) is not None}
         groups = [group for group in map(pod_of_cgroup, found.values()) if group]

@@ -109,9 +109,9 @@ def refusal_samples(counts: Mapping[tuple[str, str], int]) -> Iterator[OwnSample
 
 
 def held_samples(held: Mapping[Holder, Held]) -> Iterator[OwnSample]:
-    """What each pod held and used."""
+    """What each holder held and used."""
     for holder, time in held.items():
-        labels = (holder.namespace, holder.name)
+        labels = (holder.container, holder.namespace, holder.pod, holder.unit, holder.user)
         yield OwnSample(own.GPU_SECONDS_HELD, time.gpu_seconds, labels)
         yield OwnSample(own.GPU_SECONDS_USED, time.gpu_seconds_used, labels)
         yield OwnSample(own.SLICE_SECONDS_HELD, time.slice_seconds, labels)

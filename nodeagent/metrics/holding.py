@@ -1,4 +1,5 @@
-"""How long pods held GPUs and slices, and how long they used them: what cost and fair share need.
+"""How long GPUs and slices were held and by whom, and how long they were used: what cost and fair
+share need.
 
 Time passes between two observations; it counts for those who held something when it began, and as
 used to the share that the GPU or slice was active meanwhile. Nothing is known of a gap that is too
@@ -13,10 +14,15 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """Whose time it is. Without a cluster, `name` is a container, a unit or a user."""
+    """Whose time it is: a pod's, or where there is none a container's (by its id), a systemd
+    unit's or a user's (by number). What is not known is empty.
+    """
 
-    namespace: str
-    name: str
+    namespace: str = ""
+    pod: str = ""
+    container: str = ""
+    unit: str = ""
+    user: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ _GPU = ("gpu", "UUID")
 _SLICE = (*_GPU, "GPU_I_PROFILE", "GPU_I_ID")
 _DEVICE = (*_SLICE, "compute_instance", "mig_uuid")
 _CLIENT = (*_DEVICE, "pid", "share", "container", "namespace", "pod")
-_HOLDER = ("namespace", "pod")
+_HOLDER = ("container", "namespace", "pod", "unit", "user")
 
 
 class Type(StrEnum):
@@ -171,7 +171,7 @@ SLICE_SECONDS_USED = _counter(
 HELD_IDLE = _gauge(
     "nodeagent_held_idle_seconds",
     "For how long a device that is held has done nothing; absent where that is not known",
-    *(*_SLICE, "container", "namespace", "pod"),
+    *(*_SLICE, *_HOLDER),
 )
 
 # --- the readers and the agent itself -------------------------------------------------------------

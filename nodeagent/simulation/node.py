@@ -80,6 +80,12 @@ class SimulatedNode(InstrumentedNode):
             self.changed(card.index)
             return process
 
+    def real_pids(self) -> frozenset[int]:
+        """The processes on the node's devices that are processes of this machine."""
+        with self.looks():
+            there = (process for card in self.cards for process in card.state.processes)
+            return frozenset(process.pid for process in there if process.started is not None)
+
     def release(self, device: str | int | None = None, pid: int | None = None) -> int:
         """Take processes away: of one device, or one process, or all; how many those were."""
         with self.changes():

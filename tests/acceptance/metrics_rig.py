@@ -31,7 +31,6 @@ class Watched:
         driver: Driver,
         *,
         current: Callable[[], NodeState] | None = None,
-        simulated: bool = True,
         **variables: str,
     ) -> None:
         given = {"NODEAGENT_SAMPLE_INTERVAL": "20ms", "NODEAGENT_SAMPLE_SLOW_INTERVAL": "50ms"}
@@ -47,7 +46,6 @@ class Watched:
             current=current or (lambda: self.state),
             begin=_at_once,
             on_round=(self._count,),
-            simulated=simulated,
         )
 
     def _count(self, _: object) -> None:

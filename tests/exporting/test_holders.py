@@ -11,6 +11,7 @@ from nodeagent.planning.observed import ObservedNode
 from tests.exporting.nodes import GPU, divided, user, whole
 
 WHOLE = (GPU.uuid, None)
+TEAM_A, TEAM_B = (("", "team", name, "", "") for name in "ab")
 
 
 def _values(holders: Holders, metric: OwnMetric) -> dict[tuple[str, ...], float]:
@@ -30,20 +31,20 @@ def test_time_of_gpus_and_of_slices() -> None:
     _observe(holders, 0.0, shared, {WHOLE: 0.5})
     _observe(holders, 10.0, shared, {WHOLE: 0.5})
     held = _values(holders, own.GPU_SECONDS_HELD)
-    assert held == {("team", "a"): 5.0, ("team", "b"): 5.0}
-    assert _values(holders, own.GPU_SECONDS_USED) == {("team", "a"): 2.5, ("team", "b"): 2.5}
+    assert held == {TEAM_A: 5.0, TEAM_B: 5.0}
+    assert _values(holders, own.GPU_SECONDS_USED) == {TEAM_A: 2.5, TEAM_B: 2.5}
     parts = divided({3: [user(0, "c")]})
     _observe(holders, 20.0, parts, {})
     _observe(holders, 30.0, parts, {(GPU.uuid, 3): 1.0})
-    assert _values(holders, own.SLICE_SECONDS_HELD)["team", "c"] == 10.0
-    assert _values(holders, own.SLICE_SECONDS_USED)["team", "c"] == 10.0
-    assert _values(holders, own.GPU_SECONDS_HELD)["team", "c"] == 10.0 / 8
+    assert _values(holders, own.SLICE_SECONDS_HELD)["", "team", "c", "", ""] == 10.0
+    assert _values(holders, own.SLICE_SECONDS_USED)["", "team", "c", "", ""] == 10.0
+    assert _values(holders, own.GPU_SECONDS_HELD)["", "team", "c", "", ""] == 10.0 / 8
 
 
 def test_idle_counts_from_the_first_look_that_found_nothing_done() -> None:
     """Work ends it; where activity is not known nothing is said."""
     holders, node, part = Holders(longest_gap=60), divided({3: [user(0, "a")]}), (GPU.uuid, 3)
-    series = ("0", GPU.uuid, "1g.10gb", "3", "main", "team", "a")
+    series = ("0", GPU.uuid, "1g.10gb", "3", "main", "team", "a", "", "")
     for now, active, expected in (
         (0.0, 0.0, 0.0),
         (10.0, 0.0, 10.0),

@@ -148,7 +148,8 @@ def _own(phase: Phase) -> str:
         ReaderState("slow", succeeded=True, age=9.0, duration=0.2, gpu="0", uuid=divided.uuid),
     )
     held = {Holder("team-a", "job-0"): Held(100.0, 40.0, 400.0, 160.0)}
-    idle = (str(divided.index), divided.uuid, lost.profile, str(lost.id), "main", "team-a", "job-0")
+    place = (str(divided.index), divided.uuid, lost.profile, str(lost.id))
+    idle = (*place, "main", "team-a", "job-0", "", "")
     samples = (
         *node_samples(state),
         OwnSample(own.HELD_IDLE, 60.0, idle),
