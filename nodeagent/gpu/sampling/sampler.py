@@ -208,6 +208,9 @@ class Sampler:
             post.news = post.failure = error
             if changed is not None:
                 post.note(changed)  # it was not looked at
+            # A GPU that is gone is gone for what is read of it seldom, too.
+            if isinstance(error, GpuLost):
+                tiers, post.slow_at = _ALL, 0.0
             for tier in tiers:
                 post.readings[tier].succeeded = False
         else:

@@ -430,12 +430,18 @@ async def test_a_lost_gpu(known: Driver, node: SimulatedNode) -> None:
     told = await sampler.round()
     assert whole(told, POWER) == {1: 70.0}
     assert set(told.gone) == {"fast/0", "slow/0"}
+    readers = {(reader.name, reader.gpu): reader.succeeded for reader in told.readers}
+    assert {reader for reader, well in readers.items() if not well} == {
+        ("fast", "0"),
+        ("slow", "0"),
+    }
     silences = {gpu.index: gpu.answer and gpu.answer.silence for gpu in told.gpus}
     assert silences == {0: Silence.LOST, 1: None}
     node.reset(0)
     told = await sampler.round()
     assert whole(told, POWER) == {0: 70.0, 1: 70.0}
     assert told.gone == ()
+    assert all(reader.succeeded for reader in told.readers)
 
 
 async def test_the_driver_is_reloaded(known: Driver, node: SimulatedNode) -> None:
