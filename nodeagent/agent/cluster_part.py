@@ -79,8 +79,11 @@ class ClusterPart:
             unreachable=self._unreachable,
             onlookers=(self._surroundings,),
             yields=lambda: self._surroundings.refuses,
+            unfinished=lambda: self._surroundings.is_unfinished,
             labels=settings.kubernetes.layout_labels,
         )
+
+        self._surroundings.put_back = self._citizen.refresh
 
     @property
     def surroundings(self) -> Surroundings:

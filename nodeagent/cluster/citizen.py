@@ -86,6 +86,7 @@ class Citizen:
         unreachable: Callable[[str], None],
         onlookers: tuple[Onlooker, ...] = (),
         yields: Callable[[], bool] = lambda: False,
+        unfinished: Callable[[], bool] = lambda: False,
         labels: bool = False,
         pace: CitizenPace = CitizenPace(),
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
@@ -96,6 +97,7 @@ class Citizen:
         self._unreachable = unreachable
         self._onlookers = onlookers
         self._yields = yields
+        self._unfinished = unfinished
         self._pace = pace
         self._now = now
         self._words = NodeWords(labels=labels, now=now)
@@ -155,6 +157,10 @@ class Citizen:
             loop = asyncio.get_running_loop()
             self._held_back = loop.call_later(self._pace.patience, self._show)
         self._write()  # the source's answer does not wait
+
+    def refresh(self) -> None:
+        """What the source has to answer may have changed: `unfinished` has."""
+        self._write()
 
     @property
     def state(self) -> ClusterState:
@@ -263,7 +269,7 @@ class Citizen:
         said = self._words.of(self._told, self._view)
         answer = Keys()
         if self._source is not None and not self._yields():
-            answer = self._source.answer(self._view, self._state, self._offered)
+            answer = self._source.answer(self._view, self._for_source(self._state), self._offered)
         if asyncio.get_running_loop().time() >= self._farewell_until:
             self._leftover = Keys(
                 _those_of(self._leftover.annotations, self._view.annotations),
@@ -276,6 +282,14 @@ class Citizen:
             said.conditions,
         )
         self._want(wanted)
+
+    def _for_source(self, state: NodeState) -> NodeState:
+        """Success is the last thing that is answered, as mig-manager does: who waits for it, such
+        as the GPU Operator's validator, expects the paused clients to be back.
+        """
+        if state.phase is Phase.IN_SYNC and self._unfinished():
+            return replace(state, phase=Phase.WORKING)
+        return state
 
     def _want(self, wanted: Wanted) -> None:
         """All of it but what is too large, which keeps nothing else back."""

@@ -20,6 +20,7 @@ from nodeagent.cluster.around.other_owners import Tell
 from nodeagent.cluster.around.own_node import facts_of
 from nodeagent.cluster.around.plugin_outlook import PluginOutlook
 from nodeagent.disturbance.around import PLUGIN_CONFIG, Rules, conclude
+from nodeagent.disturbance.client_labels import restoring
 from nodeagent.disturbance.facts import NodeFacts
 from nodeagent.disturbance.steps import AwaitAllocatable, Step
 from nodeagent.kubernetes.faults import ClusterFault
@@ -52,7 +53,8 @@ class PuttingBack:
     """Puts back while `run` runs, once a round has ended.
 
     `wake` is called when the problems are others. `retry` are the seconds between two attempts, at
-    first and at most; `deadline` is how long the node may take to offer what it should.
+    first and at most; `deadline` is how long the node may take to offer what it should. `done` is
+    called when all is put back.
     """
 
     def __init__(
@@ -65,6 +67,7 @@ class PuttingBack:
         deadline: float,
         retry: tuple[float, float],
         wake: Callable[[str], None],
+        done: Callable[[], None],
         tell: Tell,
     ) -> None:
         self._carrying = carrying
@@ -73,6 +76,7 @@ class PuttingBack:
         self._stays = stays
         self._retry = retry
         self._wake = wake
+        self._done = done
         self._tell = tell
         self._offer = AwaitedOffer(deadline=deadline, changed=self._offer_changed)
         self._view: NodeView | None = None
@@ -90,6 +94,14 @@ class PuttingBack:
     def problems(self) -> tuple[Problem, ...]:
         """Why something is not put back, and what the node offers wrongly."""
         return (*self._undone, *self._offer.problems)
+
+    @property
+    def is_due(self) -> bool:
+        """Whether something that was done around a change, by an earlier agent too, is not yet put
+        back.
+        """
+        paused = restoring(facts_of(self._view).labels)
+        return self._touched or (bool(paused) and not self._stays.labels(self._view))
 
     @property
     def seen(self) -> tuple[Judgement, ObservedNode] | None:
@@ -173,6 +185,7 @@ class PuttingBack:
                 await self._carrying.conclude(self._left, self._await_offer)
                 self._touched = False
                 self._chosen = True
+                self._done()
 
     def _failed(self, fault: ClusterFault | None) -> None:
         before, self._undone = self._undone, ()

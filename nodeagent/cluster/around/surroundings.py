@@ -60,7 +60,8 @@ class AroundPace:
 class ClusterSurroundings:
     """Fulfils `nodeagent.reconciling.surroundings.Surroundings` for one node of one cluster.
 
-    `source` is the agent's plan source. `wake` asks the loop for another look and says why;
+    `put_back` is called when all that was done around a change is put back. `source` is the agent's
+    plan source. `wake` asks the loop for another look and says why;
     `kubelet_suspect` is told of pods that the kubelet lists although they have ended. Raises
     UsageError for settings that name nobody.
     """
@@ -78,6 +79,7 @@ class ClusterSurroundings:
         kubelet_suspect: KubeletSuspect | None = None,
         pace: AroundPace = AroundPace(),
     ) -> None:
+        self.put_back: Callable[[], None] = lambda: None
         self._rules = rules_of(settings)
         self._wake = wake
         self._tell = tell
@@ -112,6 +114,7 @@ class ClusterSurroundings:
             deadline=settings.allocatable_deadline,
             retry=pace.retry,
             wake=wake,
+            done=self._all_is_back,
             tell=tell,
         )
         self._evicting = Evicting(
@@ -195,6 +198,11 @@ class ClusterSurroundings:
         """Whether somebody else splits this node's GPUs, so that the agent does nothing."""
         return self._owners.refusing
 
+    @property
+    def is_unfinished(self) -> bool:
+        """Whether something that was done around a change is not yet put back."""
+        return self._putting_back.is_due
+
     # --- what others say ------------------------------------------------------------------------
 
     def saw(self, view: NodeView | None) -> None:
@@ -250,6 +258,9 @@ class ClusterSurroundings:
         return await self._outlook.objections(
             plan, plan, observed, labels, wanted=configuration_of(judgement)
         )
+
+    def _all_is_back(self) -> None:
+        self.put_back()
 
     def _evicted(self, pod: EvictPod) -> None:
         self._tell(EventType.EVICTED, f"pod {pod.namespace}/{pod.name} is evicted: {pod.reason}")
