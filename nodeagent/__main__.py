@@ -1,8 +1,21 @@
-"""`python -m nodeagent`: the same program as `nodeagent`."""
+"""The program `nodeagent`, also as `python -m nodeagent`."""
 
+import signal
 import sys
 
-from nodeagent.cli import main
+
+def main() -> int:
+    """Run the command line of this process; gives its exit code.
+
+    A SIGTERM that comes while the agent is still being imported waits until the agent can end
+    well: for the init of a container the kernel would drop it, for others it would be a failure.
+    """
+    if "run" in sys.argv[1:]:
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    from nodeagent.cli import main as command_line
+
+    return command_line()
+
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -128,6 +128,7 @@ class Agent:
             exclusive_mps=settings.mps.compute_mode == "exclusive",
         )
         self._events = EventLog()
+        self._stopping = asyncio.Event()  # a signal came, be it before there are parts
         # One for life: a driver that hangs is not called again and again in new threads.
         self._kubelet = kubelet_users(
             settings.kubelet, in_cluster=self._in_cluster, simulated=simulation is not None
@@ -136,6 +137,10 @@ class Agent:
 
     async def run(self) -> None:
         """Run until a signal; raises the first failure of a part, alone or in a group."""
+        with self._stopped_by_signals():
+            await self._run_parts()
+
+    async def _run_parts(self) -> None:
         self._hearts = Heartbeats(asyncio.get_running_loop().time)
         self._health = self._make_health()
         self._mps = self._make_mps()
@@ -155,22 +160,28 @@ class Agent:
             self._settings, self._settings_file, self._reconciler, self._cluster, self._hearts
         )
         self._events.add(EventType.STARTED, f"the agent of {self._settings.node_name} started")
+        if self._stopping.is_set():
+            return
         # What an earlier agent left running has to be known before anything is planned.
         async with self._mps.running(), asyncio.TaskGroup() as parts:
-            with self._stopped_by_signals():
-                others = [
-                    parts.create_task(part(), name=part.__name__.strip("_"))
-                    for part in (self._serve_api, self._beat, self._follow_simulated)
-                ]
-                others.append(parts.create_task(self._plan.run(), name="plan"))
-                others.append(parts.create_task(self._health.run(), name="health"))
-                others.append(parts.create_task(self._metrics.run(), name="metrics"))
-                others.append(parts.create_task(self._own_files.run(), name="own files"))
-                if self._cluster:
-                    others.append(parts.create_task(self._cluster.run(), name="cluster"))
-                await parts.create_task(self._reconciler.run(), name="reconcile")
-                if self._cluster:
-                    await self._cluster.flush()
+            others = [
+                parts.create_task(part(), name=part.__name__.strip("_"))
+                for part in (
+                    self._serve_api,
+                    self._beat,
+                    self._follow_simulated,
+                    self._request_stop,
+                )
+            ]
+            others.append(parts.create_task(self._plan.run(), name="plan"))
+            others.append(parts.create_task(self._health.run(), name="health"))
+            others.append(parts.create_task(self._metrics.run(), name="metrics"))
+            others.append(parts.create_task(self._own_files.run(), name="own files"))
+            if self._cluster:
+                others.append(parts.create_task(self._cluster.run(), name="cluster"))
+            await parts.create_task(self._reconciler.run(), name="reconcile")
+            if self._cluster:
+                await self._cluster.flush()
             self._events.close()
             for task in others:
                 task.cancel()
@@ -375,17 +386,22 @@ class Agent:
         numbers = (signal.SIGTERM, signal.SIGINT)
         for number in numbers:
             loop.add_signal_handler(number, self._stop, number, numbers)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, numbers)  # the program's start blocks them
         try:
             yield
         finally:
             for number in numbers:
                 loop.remove_signal_handler(number)
 
+    async def _request_stop(self) -> None:
+        await self._stopping.wait()
+        self._reconciler.request_stop()
+
     def _stop(self, received: signal.Signals, numbers: tuple[signal.Signals, ...]) -> None:
         log.info("stopping; the running steps finish", signal=received.name)
         self._events.add(EventType.STOPPING, "the agent stops; the running steps finish")
         self._notifier.stopping()
-        self._reconciler.request_stop()
+        self._stopping.set()
         loop = asyncio.get_running_loop()
         for number in numbers:
             # Whoever asks a second time does not want to wait.
