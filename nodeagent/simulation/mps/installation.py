@@ -36,9 +36,8 @@ def install(directory: Path, *, version: str = "550", python: Path | None = None
             f"there is no simulated MPS {version!r}", remedy=f"one of {', '.join(VERSIONS)}"
         )
     directory = directory.absolute()
-    directory.mkdir(parents=True, exist_ok=True)
     interpreter = str(python or shared_interpreter())
-    (directory / "knobs").mkdir(exist_ok=True)
+    make_passable(directory / "knobs")
     for name, module in ((CONTROL_PROGRAM, "control"), (SERVER_PROGRAM, "server")):
         script = _SCRIPT.format(
             root=str(Path(__file__).parents[3]),
@@ -50,6 +49,14 @@ def install(directory: Path, *, version: str = "550", python: Path | None = None
         program = directory / name
         program.write_text(f"{_first_lines(interpreter)}\n{script}", encoding="utf-8")
         program.chmod(0o755)
+
+
+def make_passable(directory: Path) -> None:
+    """Make what is missing of it such that every user can pass and read, whatever the umask is."""
+    for level in (*reversed(directory.parents), directory):
+        if not level.exists():
+            level.mkdir(exist_ok=True)
+            level.chmod(0o755)
 
 
 def directory_beside(state: Path) -> Path:

@@ -127,6 +127,7 @@ def _write(path: str, settings: dict[str, Any]) -> None:
     new = f"{path}.{os.getpid()}"
     with open(new, "w", encoding="ascii") as file:
         json.dump(settings, file)
+    os.chmod(new, 0o644)  # daemons of every user look at it, whatever the umask is
     os.replace(new, path)
 
 
