@@ -16,6 +16,7 @@ from nodeagent.mps.directories import DirectoryRefused, directories_of
 from nodeagent.mps.fleet import Fleet, Timing
 from nodeagent.mps.launching import ChildLauncher, Launcher, ServiceLauncher, shm_directory
 from nodeagent.mps.lifecycle.values import Policy, Report
+from nodeagent.mps.mount_namespace import can_put_shm
 from nodeagent.mps.probing import Probe, probe
 from nodeagent.mps.process import Programs
 from nodeagent.mps.publishing import Publisher
@@ -119,7 +120,7 @@ def make_fleet(
 
 def make_publisher(settings: MpsSettings, places: MpsPlaces) -> Publisher:
     """What writes the files that clients need."""
-    private = has_private_shm(settings)
+    private = has_private_shm(settings, simulated=places.simulated)
     return Publisher(
         run_dir=places.run_dir,
         cdi_dir=places.cdi_dir,
@@ -177,11 +178,12 @@ def longest_step(settings: MpsSettings) -> float:
     return max(timing.start + timing.answer, ending)
 
 
-def has_private_shm(settings: MpsSettings) -> bool:
+def has_private_shm(settings: MpsSettings, *, simulated: bool) -> bool:
     """Whether each device's daemon and clients have a /dev/shm of their own."""
-    if settings.shm == "auto":
-        return _IN_A_POD in os.environ
-    return settings.shm == "device"
+    if settings.shm != "auto":
+        return settings.shm == "device"
+    by_systemd = launch_of(settings, simulated=simulated) != "child"
+    return _IN_A_POD in os.environ and (by_systemd or can_put_shm())
 
 
 def launch_of(settings: MpsSettings, *, simulated: bool) -> str:
@@ -193,7 +195,7 @@ def launch_of(settings: MpsSettings, *, simulated: bool) -> str:
 
 
 def _launcher(settings: MpsSettings, places: MpsPlaces) -> Launcher:
-    private = has_private_shm(settings)
+    private = has_private_shm(settings, simulated=places.simulated)
     way = launch_of(settings, simulated=places.simulated)
 
     def make(programs: Programs) -> Launcher:

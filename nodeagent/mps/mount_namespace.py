@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import ctypes
 import os
+from functools import lru_cache
+from threading import Thread
 
 # <linux/sched.h> and <linux/mount.h>
 _CLONE_NEWNS = 0x0002_0000
@@ -23,6 +25,33 @@ def put_shm(directory: str) -> None:
     What is mounted elsewhere later still appears, what is mounted here appears nowhere else.
     Raises OSError whose text says which of the steps was refused.
     """
+    libc = _part()
+    source = os.fsencode(directory)
+    done = libc.mount(source, _SHARED_MEMORY, None, _MS_BIND, None)
+    _check(done, f"{directory} cannot be mounted on /dev/shm")
+
+
+@lru_cache(maxsize=1)
+def can_put_shm() -> bool:
+    """Whether this process may do that. Rights, seccomp and security modules all have a say, so it
+    is tried, in a thread that ends.
+    """
+    refused: list[OSError] = []
+
+    def attempt() -> None:
+        try:
+            _part()
+        except OSError as error:
+            refused.append(error)
+
+    thread = Thread(target=attempt, name="mount namespace")
+    thread.start()
+    thread.join()
+    return not refused
+
+
+def _part() -> ctypes.CDLL:
+    """Give the calling thread mounts of its own. Raises OSError."""
     libc = ctypes.CDLL(None, use_errno=True)
     libc.mount.argtypes = (
         *(ctypes.c_char_p,) * 3,
@@ -31,9 +60,7 @@ def put_shm(directory: str) -> None:
     )
     _check(libc.unshare(_CLONE_NEWNS), "a mount namespace cannot be made")
     _check(libc.mount(None, b"/", None, _MS_REC | _MS_SLAVE, None), "mounts cannot be kept apart")
-    source = os.fsencode(directory)
-    done = libc.mount(source, _SHARED_MEMORY, None, _MS_BIND, None)
-    _check(done, f"{directory} cannot be mounted on /dev/shm")
+    return libc
 
 
 def _check(result: int, what: str) -> None:

@@ -12,6 +12,7 @@ from nodeagent.execution.mps_setup import (
     places_of,
     simulated_places,
 )
+from nodeagent.mps.mount_namespace import can_put_shm
 from nodeagent.settings import load_settings
 
 POD = "KUBERNETES_SERVICE_HOST"
@@ -54,7 +55,7 @@ def test_the_way_to_start_that_fits(monkeypatch: pytest.MonkeyPatch) -> None:
     settings = load_settings(None, {}, {}).mps
     monkeypatch.delenv(POD, raising=False)
     assert launch_of(settings, simulated=True) == "child"
-    assert not has_private_shm(settings)
+    assert not has_private_shm(settings, simulated=False)
     monkeypatch.setenv(POD, "10.0.0.1")
     assert launch_of(settings, simulated=False) == "child"
-    assert has_private_shm(settings)
+    assert has_private_shm(settings, simulated=False) == can_put_shm()

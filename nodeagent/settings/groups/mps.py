@@ -38,7 +38,8 @@ class MpsSettings(Group):
     shm: Literal["auto", "host", "device"] = Field(
         "auto",
         description="What daemons and clients have as /dev/shm: the host's, or each device a "
-        "directory of its own, for containers only. auto: device in a pod, else host.",
+        "directory of its own, for containers only. auto: device in a pod that may make mounts, "
+        "else host.",
     )
     compute_mode: Literal["exclusive", "leave"] = Field(
         "exclusive",
