@@ -37,19 +37,20 @@ async def _change(gpus: int) -> tuple[float, int]:
     """Seconds, and driver calls of all GPUs together."""
     with simulated(f"h100-80gb:{gpus}") as node:
         async with Driver(observe_deadline=60, step_deadline=60) as driver:
-            await _make(driver, BEFORE)
+            await make(driver, BEFORE)
             observed = await driver.observe()
             node.inject(delay=CALL, times=None)
             node.journal.clear()
             began = time.perf_counter()
-            await _make(driver, AFTER, observed)
+            await make(driver, AFTER, observed)
             seconds = time.perf_counter() - began
             calls = node.journal.total()
             node.clear_faults()
     return seconds, calls
 
 
-async def _make(driver: Driver, layout: Multiset, observed: ObservedNode | None = None) -> None:
+async def make(driver: Driver, layout: Multiset, observed: ObservedNode | None = None) -> None:
+    """Observe (unless that was done), plan, carry out; raises when the layout is not reached."""
     observed = observed or await driver.observe()
     empty = card("h100-80gb")
     desired = DesiredNode({gpu.uuid: wanted(empty, layout) for gpu in observed.gpus})

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Iterator
+import re
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -21,7 +22,7 @@ from nodeagent.gpu.driver import Driver
 from nodeagent.planning.desired import MigLayout, PlanDocument
 from nodeagent.planning.host import Host
 from nodeagent.planning.observed import Gpu, ObservedNode
-from nodeagent.planning.steps import Step
+from nodeagent.planning.steps import Destruction, Step
 
 if TYPE_CHECKING:
     from nodeagent.execution.mps_setup import MpsPlaces
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 
 _MEMORY = "earlier-modes.json"  # what devices were before they were changed
 _RECORDS = "mps"  # the folder below run.dir in which daemons have theirs
+_PART = re.compile(r"\d+c\.", re.ASCII)  # of a compute instance that is not all of its GPU instance
 
 
 class SeenNode(Protocol):
@@ -41,6 +43,10 @@ class Node(SeenNode, Protocol):
     """What commands need of a node that they change."""
 
     async def observe_gpu(self, uuid: str) -> Gpu: ...
+
+    async def read_back(self, uuid: str) -> Gpu: ...
+
+    async def insist_on_idle(self, steps: Sequence[Destruction]) -> None: ...
 
     async def apply(self, step: Step) -> None: ...
 
@@ -151,6 +157,8 @@ async def _parts(
                 parts = await asyncio.to_thread(_read_parts, options, directory, document)
                 yield driver, replace(parts, time_slices=time_slices)
             else:
+                if document is not None:  # it is about the layout alone
+                    driver.read_details(wanted=_divides(document))
                 yield driver, None
 
 
@@ -174,6 +182,15 @@ def _asks_for_sharing(document: PlanDocument) -> bool:
         entry.mps
         or entry.time_slice
         or (isinstance(entry.mig, MigLayout) and any(i.mps for i in entry.mig.instances))
+        for entry in document.entries
+    )
+
+
+def _divides(document: PlanDocument) -> bool:
+    """Whether it asks for parts of GPU instances, such as 1c.3g.40gb."""
+    return any(
+        isinstance(entry.mig, MigLayout)
+        and any(_PART.match(i.profile) for i in entry.mig.instances)
         for entry in document.entries
     )
 

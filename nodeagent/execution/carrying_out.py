@@ -36,6 +36,9 @@ from nodeagent.planning.planner import layout_of
 from nodeagent.planning.planner import plan as plan_node
 from nodeagent.planning.problems import Problem
 from nodeagent.planning.steps import (
+    DestroyComputeInstance,
+    DestroyGpuInstance,
+    Destruction,
     ResetGpu,
     SetComputeMode,
     SetMigMode,
@@ -48,12 +51,18 @@ _DEFAULT_POLICY = Policy()
 
 # A daemon that does not end is not among them: what follows would take its device away.
 _SHARING = (StartMps, SetComputeMode, SetTimeSlice)
+_DESTRUCTIONS = (DestroyGpuInstance, DestroyComputeInstance)
+_READ_AGAIN = (0.05, 0.2)  # seconds between readings that fail
 
 
 class StepDriver(Protocol):
     """What is needed of `nodeagent.gpu.driver.Driver`."""
 
     async def observe_gpu(self, uuid: str) -> Gpu: ...
+
+    async def read_back(self, uuid: str) -> Gpu: ...
+
+    async def insist_on_idle(self, steps: Sequence[Destruction]) -> None: ...
 
     async def apply(self, step: Step) -> None: ...
 
@@ -142,6 +151,7 @@ class _GpuRun:
     async def _take_all(self, steps: Sequence[Step], before: Gpu) -> _Course:
         course = _Course(MadeDevices(before))
         mode_reached = False
+        to_go = [step for step in steps if isinstance(step, _DESTRUCTIONS)]
         async with Starts() as starts:
             for number, step in enumerate(steps):
                 if not isinstance(step, StartMps | SetComputeMode):
@@ -159,6 +169,8 @@ class _GpuRun:
                 elif isinstance(step, ResetGpu) and mode_reached:
                     why = "not needed: the MIG mode changed at once"
                     self._skip(course, number, [step], why)
+                elif to_go and step is to_go[0]:
+                    await self._take(course, number, step, to_go)
                 else:
                     await self._take(course, number, step)
                 if course.failure is None and isinstance(step, SetMigMode):
@@ -180,11 +192,17 @@ class _GpuRun:
             course.made.provide(step)
             starts.begin(self._take(course, number, step))
 
-    async def _take(self, course: _Course, number: int, step: Step) -> None:
-        """Apply one step to its end, even when cancelled meanwhile, and report it."""
+    async def _take(
+        self, course: _Course, number: int, step: Step, first_of: Sequence[Destruction] = ()
+    ) -> None:
+        """Apply one step to its end, even when cancelled meanwhile, and report it.
+
+        Before the `first_of` those that destroy something, nobody may be on anything of theirs: a
+        user of the last must not cost the others their devices.
+        """
         clock = asyncio.get_running_loop().time
         began = clock()
-        running = asyncio.ensure_future(self.driver.apply(step))
+        running = asyncio.ensure_future(self._apply(step, first_of))
         cancelled = await _ended(running)
         error = running.exception()
         self._note(
@@ -206,6 +224,11 @@ class _GpuRun:
             course.made.note_failure(step)
         else:
             course.failure = await self._why(step, error)
+
+    async def _apply(self, step: Step, first_of: Sequence[Destruction]) -> None:
+        if first_of:
+            await self.driver.insist_on_idle(first_of)
+        await self.driver.apply(step)
 
     async def _of_made_device(
         self, course: _Course, step: StartMps | SetComputeMode
@@ -237,8 +260,21 @@ class _GpuRun:
         return False
 
     async def _observe(self) -> Gpu:
+        """Read back; what does not answer in passing is asked again."""
+        seen = await self._observe_once()
+        for pause in _READ_AGAIN:
+            if seen.access is not Access.UNKNOWN:
+                break
+            await asyncio.sleep(pause)
+            seen = await self._observe_once()
+        return seen
+
+    async def _observe_once(self) -> Gpu:
+        uuid = self.plan.before.uuid
         try:
-            return await self.driver.observe_gpu(self.plan.before.uuid)
+            if any(isinstance(step, _SHARING) for step in self.plan.steps):
+                return await self.driver.observe_gpu(uuid)  # with the compute modes
+            return await self.driver.read_back(uuid)
         except DriverError as error:
             access = Access.LOST if isinstance(error, GpuLost) else Access.UNKNOWN
             return replace(self.plan.before, access=access, access_reason=str(error))

@@ -77,18 +77,39 @@ class SeenNode:
 
     async def observe(self) -> ObservedNode:
         """Every GPU as it is now, with its daemons; raises as the driver does."""
+        self._driver.read_details(exact=self._shared())
         observed = await self._driver.observe()
         gpus = [await self._completed(gpu) for gpu in observed.gpus]
         self.seen = replace(observed, gpus=tuple(gpus))
         return self.seen
 
-    async def observe_gpu(self, uuid: str) -> Gpu:
-        """One GPU as it is now; raises DriverError when the driver knows no such GPU."""
-        gpu = await self._completed(await self._driver.observe_gpu(uuid))
+    async def observe_gpu(self, uuid: str, *, everything: bool = False) -> Gpu:
+        """One GPU as it is now; raises DriverError when the driver knows no such GPU.
+
+        `everything`: compute modes too that nothing hangs on so far.
+        """
+        return await self._took(uuid, await self._driver.observe_gpu(uuid, everything=everything))
+
+    async def read_back(self, uuid: str) -> Gpu:
+        """As `observe_gpu`, without what no step hangs on."""
+        return await self._took(uuid, await self._driver.read_back(uuid))
+
+    async def _took(self, uuid: str, found: Gpu) -> Gpu:
+        gpu = await self._completed(found)
         if self.seen is not None:
             gpus = tuple(gpu if known.uuid == uuid else known for known in self.seen.gpus)
             self.seen = replace(self.seen, gpus=gpus)
         return gpu
+
+    def _shared(self) -> frozenset[str]:
+        """The MIG devices with a daemon or a changed compute mode, as far as they were seen."""
+        gpus = self.seen.gpus if self.seen else ()
+        devices = (device.uuid for gpu in gpus for i in gpu.instances for device in i.compute)
+        return frozenset(
+            uuid
+            for uuid in devices
+            if self._daemons.daemon_of(uuid) or self._remembered.earlier_mode(uuid)
+        )
 
     async def _completed(self, gpu: Gpu) -> Gpu:
         if not gpu.uuid:

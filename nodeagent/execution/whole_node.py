@@ -7,7 +7,7 @@ the memory of what a device was before it was given to MPS or to another time sl
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Protocol
 
 from nodeagent.errors import GpuInUse, NodeagentError
@@ -30,6 +30,7 @@ from nodeagent.planning.shares import ComputeMode
 from nodeagent.planning.steps import (
     DestroyComputeInstance,
     DestroyGpuInstance,
+    Destruction,
     SetComputeMode,
     SetTimeSlice,
     StartMps,
@@ -98,9 +99,8 @@ class WholeNode(SeenNode):
         await self.publish()
         return self.seen or observed
 
-    async def observe_gpu(self, uuid: str) -> Gpu:
-        """As for those who only look."""
-        gpu = await super().observe_gpu(uuid)
+    async def _took(self, uuid: str, found: Gpu) -> Gpu:
+        gpu = await super()._took(uuid, found)
         if self._health is None:
             return gpu
         return self._health.fenced(ObservedNode((gpu,)))[0].gpus[0]
@@ -111,6 +111,10 @@ class WholeNode(SeenNode):
             return
         self.seen, closed = self._health.fenced(self.seen)
         self._fleet.close_to_clients(closed)
+
+    async def insist_on_idle(self, steps: Sequence[Destruction]) -> None:
+        """Raises GpuInUse unless nobody is on anything that these steps of one GPU take away."""
+        await self._driver.insist_on_idle(steps)
 
     async def apply(self, step: Step) -> None:
         """Take one step and read back that it is so; raises NodeagentError if it is not.
@@ -187,7 +191,7 @@ class WholeNode(SeenNode):
 
     async def _set_compute_mode(self, step: SetComputeMode) -> None:
         device = step.device
-        gpu = await self.observe_gpu(step.gpu)
+        gpu = await self.observe_gpu(step.gpu, everything=True)
         current = _modes_of(gpu).get(device) if gpu.access is Access.OK else None
         if current is None:
             raise _cannot_restore("compute mode", device)

@@ -14,6 +14,7 @@ from nodeagent.gpu.mps_memory import mps_memory
 from nodeagent.gpu.nvml_errors import about
 from nodeagent.gpu.observation import read_gpu
 from nodeagent.gpu.posts import Post, Posts
+from nodeagent.gpu.recent import Details
 from nodeagent.gpu.topology import Topology
 from nodeagent.gpu.usage import AllocationSource, with_users
 from nodeagent.gpu.usage_reader import UsageReader
@@ -38,6 +39,8 @@ class AllGpus:
         self._allocations = allocations
         self._topology = topology
         self._last: dict[str, Gpu] = {}
+        self.details: Details | None = Details()
+        """What an observation reads of MIG devices besides the layout and the users."""
 
     async def observe(self) -> ObservedNode:
         """All of them; raises DriverError when the driver fails before it ever told of a GPU."""
@@ -55,12 +58,12 @@ class AllGpus:
         slow = tuple((p.card.index, p.worker.pace) for p in self._posts.present if p.worker.pace)
         return ObservedNode(tuple(gpus), self._posts.session.version, slow)
 
-    async def observe_gpu(self, uuid: str) -> Gpu:
+    async def observe_gpu(self, uuid: str, details: Details | None) -> Gpu:
         """One of them; raises DriverError when the driver knows no such GPU."""
         async with self._posts.gate.together():
             for post in self._posts:
                 if post.card.uuid == uuid:
-                    gpu = await self.look_at(post)
+                    gpu = await self.look_at(post, details)
                     if gpu.uuid == uuid:
                         return self._topology.described(gpu) if self._topology else gpu
         found = (await self.observe()).gpu(uuid)
@@ -84,15 +87,17 @@ class AllGpus:
                 post.card.give_up_handle()
                 raise about(post.worker.name, error) from error
 
-    async def look_at(self, post: Post) -> Gpu:
+    async def look_at(self, post: Post, details: Details | None = None) -> Gpu:
         """A GPU with its users, inside the gate; never raises for its failure."""
-        return (await self._with_users([await self.look_without_users(post)]))[0]
+        return (await self._with_users([await self.look_without_users(post, details)]))[0]
 
-    async def look_without_users(self, post: Post) -> Gpu:
+    async def look_without_users(
+        self, post: Post, details: Details | None = None, *, confirm: bool = False
+    ) -> Gpu:
         """A GPU as NVML tells it, inside the gate; never raises for its failure."""
         try:
             gpu = await post.worker.call(
-                lambda: read_gpu(post.card),
+                lambda: read_gpu(post.card, details, confirm=confirm),
                 what="observing it",
                 deadline=self._deadline,
             )
@@ -111,7 +116,10 @@ class AllGpus:
                 await self._posts.enumerate()
             except DriverError as error:
                 return [self._out_of_reach(p, error) for p in self._posts.present], error
-            looks = (self.look_without_users(post) for post in self._posts.present)
+            looks = (
+                self.look_without_users(post, self.details, confirm=True)
+                for post in self._posts.present
+            )
             gpus = await self._with_users(await asyncio.gather(*looks))
             if self._topology:
                 await self._topology.read(gpus)

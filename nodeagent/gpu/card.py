@@ -1,12 +1,13 @@
 """What one GPU is by nature: identity, MIG capability, and the profiles it offers.
 
-None of it changes while the driver runs, so it is read once and kept; a new handle with another
-UUID behind it drops it all. Everything here runs in the GPU's worker thread.
+None of it changes while the driver runs, so it is read once and kept until NVML is started anew;
+a new handle with another UUID behind it drops it all. Everything here runs in the GPU's worker
+thread.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
@@ -15,6 +16,7 @@ from nodeagent.gpu.nvml import COMPUTE_INSTANCE_KINDS, GPU_INSTANCE_KINDS, PASST
 from nodeagent.gpu.nvml_errors import INVALID_ARGUMENT, is_unsupported
 from nodeagent.gpu.nvml_types import Device, GpuInstanceHandle, PciAddress
 from nodeagent.gpu.profile_names import profile_name
+from nodeagent.gpu.recent import Recent
 from nodeagent.planning.observed import (
     ComputeInstanceProfile,
     Gpu,
@@ -62,6 +64,9 @@ class Card:
         self._has_mig = False
         self._max_mig_devices = 0
         self._none_offered_with: bool | None = None
+        self._denied_once: frozenset[int] = frozenset()  # kinds of GPU instances
+        self._whole: dict[int, tuple[ComputeInstanceProfile, ...]] = {}
+        self.recent = Recent()
         self.present_profiles: frozenset[int] = frozenset()  # ids; where to look first
 
     # --- the handle -----------------------------------------------------------------------------
@@ -81,6 +86,7 @@ class Card:
     def give_up_handle(self) -> None:
         """The handle may be stale: the GPU was reset, NVML restarted, or a call refused it."""
         self._handle = None
+        self.recent.stale()
 
     # --- identity -------------------------------------------------------------------------------
 
@@ -169,29 +175,41 @@ class Card:
 
     def compute_profiles(self, profile_id: int) -> tuple[ComputeInstanceProfile, ...]:
         """As far as they are known."""
-        return self._compute.get(profile_id, ())
+        return self._compute.get(profile_id, self._whole.get(profile_id, ()))
 
-    def learn_profiles(self, mode: MigMode) -> tuple[GpuInstanceProfile, ...]:
+    def learn_profiles(
+        self, mode: MigMode, *, confirm: bool = True
+    ) -> tuple[GpuInstanceProfile, ...]:
         """The profiles of GPU instances, in NVML's order; asked once.
 
-        Drivers up to R535 tell none while MIG is off; they are asked again once it is on.
+        A "no" holds for as long as the driver runs once it was said in two looks (`confirm`: this
+        is a new one). Drivers up to R535 tell none while MIG is off; they are asked again once it
+        is on.
         """
         if not self._profiles and self._none_offered_with != mode.current:
-            found = tuple(self._read_profiles())
-            self._profiles = found
-            self._none_offered_with = None if found else mode.current
+            self._ask_for(range(GPU_INSTANCE_KINDS))
+            self._none_offered_with = None if self._profiles else mode.current
+            if not self._profiles:
+                self.nvml.uuid(self.handle)  # raises where it was the handle that failed
+        elif confirm and self._profiles and self._denied_once:
+            kinds, self._denied_once = self._denied_once, frozenset()
+            self._ask_for(sorted(kinds))
+            self._denied_once = frozenset()
         return self._profiles
 
-    def _read_profiles(self) -> list[GpuInstanceProfile]:
-        found = [self._read_profile(kind) for kind in range(GPU_INSTANCE_KINDS)]
-        if None in found:
-            self.nvml.uuid(self.handle)  # raises where it was the handle that failed
-        return [profile for profile in found if profile]
+    def _ask_for(self, kinds: Iterable[int]) -> None:
+        answers = {kind: self._read_profile(kind) for kind in kinds}
+        found = [*self._profiles, *(profile for profile in answers.values() if profile)]
+        self._profiles = tuple(sorted(found, key=lambda profile: profile.kind))
+        self._denied_once = frozenset(kind for kind, answer in answers.items() if answer is None)
 
     def _read_profile(self, kind: int) -> GpuInstanceProfile | None:
         handle = self.handle
-        figures = _offered(lambda: self.nvml.gpu_instance_profile(handle, kind))
-        if figures is None:
+        try:
+            figures = self.nvml.gpu_instance_profile(handle, kind)
+        except DriverError as error:
+            if not _is_no(error):
+                raise
             return None
         return GpuInstanceProfile(
             id=figures.id,
@@ -222,7 +240,8 @@ class Card:
     ) -> tuple[ComputeInstanceProfile, ...]:
         """How instances of `profile` can be divided: asked once, of the first one there is."""
         if profile.id not in self._compute:
-            found = tuple(self._read_compute(profile, instance))
+            kinds = [k for k, slices in COMPUTE_INSTANCE_KINDS.items() if slices <= profile.slices]
+            found = tuple(self._read_compute(instance, kinds))
             if not found:
                 return ()
             self._compute[profile.id] = found
@@ -231,17 +250,40 @@ class Card:
             )
         return self._compute[profile.id]
 
-    def _read_compute(
+    def learn_whole(
         self, profile: GpuInstanceProfile, instance: GpuInstanceHandle
+    ) -> tuple[ComputeInstanceProfile, ...]:
+        """The kinds that have as many slices as the GPU instance, without placements: asked once,
+        and less to ask for than all of them.
+        """
+        known = self._compute.get(profile.id) or self._whole.get(profile.id)
+        if not known:
+            kinds = [k for k, slices in COMPUTE_INSTANCE_KINDS.items() if slices == profile.slices]
+            known = tuple(self._read_compute(instance, kinds, places=False))
+            if known:
+                self._whole[profile.id] = known
+        return tuple(compute for compute in known if compute.slices == profile.slices)
+
+    def holds_one(self, profile: GpuInstanceProfile) -> bool:
+        """Whether instances of it are known to hold one device as soon as their slices are given
+        away. A single slice may be shared by several where the driver does so.
+        """
+        if profile.slices > 1:
+            return True
+        known = self.compute_profiles(profile.id)
+        return bool(known) and max(compute.max_count for compute in known) == 1
+
+    def _read_compute(
+        self, instance: GpuInstanceHandle, kinds: Iterable[int], *, places: bool = True
     ) -> list[ComputeInstanceProfile]:
-        kinds = (k for k, slices in COMPUTE_INSTANCE_KINDS.items() if slices <= profile.slices)
-        found = [self._read_compute_profile(instance, kind) for kind in kinds]
-        if None in found:
+        answers = [self._read_compute_profile(instance, kind, places=places) for kind in kinds]
+        found = [compute for compute in answers if compute]
+        if not found:
             self.nvml.gpu_instance_info(instance)  # raises where it was the handle that failed
-        return [compute for compute in found if compute]
+        return found
 
     def _read_compute_profile(
-        self, instance: GpuInstanceHandle, kind: int
+        self, instance: GpuInstanceHandle, kind: int, *, places: bool
     ) -> ComputeInstanceProfile | None:
         figures = _offered(lambda: self.nvml.compute_profile(instance, kind))
         if figures is None:
@@ -251,7 +293,11 @@ class Card:
             slices=figures.slices,
             max_count=figures.max_count,
             multiprocessors=figures.multiprocessors,
-            placements=_told(lambda: self.nvml.compute_placements(instance, figures.id), ()),
+            placements=(
+                _told(lambda: self.nvml.compute_placements(instance, figures.id), ())
+                if places
+                else ()
+            ),
         )
 
 
@@ -262,7 +308,11 @@ def _told(ask: Callable[[], Value], otherwise: Value) -> Value:
 
 def _offered(ask: Callable[[], Value]) -> Value | None:
     """A profile, or None where this card has none of the kind."""
-    return _twice(ask, None, lambda e: is_unsupported(e) or e.code == INVALID_ARGUMENT)
+    return _twice(ask, None, _is_no)
+
+
+def _is_no(error: DriverError) -> bool:
+    return is_unsupported(error) or error.code == INVALID_ARGUMENT
 
 
 def _twice(

@@ -20,6 +20,7 @@ from nodeagent.gpu.card import Card
 from nodeagent.gpu.nvml import Nvml
 from nodeagent.gpu.nvml_errors import unavailable
 from nodeagent.gpu.posts import Posts
+from nodeagent.gpu.recent import Details
 from nodeagent.gpu.steps.applying import Applying
 from nodeagent.gpu.steps.change import otherwise
 from nodeagent.gpu.steps.time_slice import read_time_slice
@@ -29,7 +30,7 @@ from nodeagent.gpu.usage_reader import UsageReader
 from nodeagent.gpu.workers import Worker
 from nodeagent.planning.observed import Gpu, ObservedNode
 from nodeagent.planning.shares import TimeSlice
-from nodeagent.planning.steps import StartMps, Step, StopMps
+from nodeagent.planning.steps import Destruction, StartMps, Step, StopMps
 
 Result = TypeVar("Result")
 
@@ -120,9 +121,24 @@ class Driver:
         """
         return await self._gpus.observe()
 
-    async def observe_gpu(self, uuid: str) -> Gpu:
-        """One GPU as it is now; raises DriverError when the driver knows no such GPU."""
-        return await self._gpus.observe_gpu(uuid)
+    async def observe_gpu(self, uuid: str, *, everything: bool = False) -> Gpu:
+        """One GPU as it is now; raises DriverError when the driver knows no such GPU.
+
+        Memory and compute mode of MIG devices that nothing hangs on may be half a minute old,
+        unless `everything` is to be read.
+        """
+        details = Details(everything=True) if everything else self._gpus.details
+        return await self._gpus.observe_gpu(uuid, details)
+
+    async def read_back(self, uuid: str) -> Gpu:
+        """As `observe_gpu`, without memory and compute modes that are not known already."""
+        return await self._gpus.observe_gpu(uuid, None)
+
+    def read_details(self, *, exact: frozenset[str] = frozenset(), wanted: bool = True) -> None:
+        """Whether observations read the memory and compute mode of MIG devices, and how they could
+        be divided. Those of `exact` (UUIDs) are read each time, others now and then.
+        """
+        self._gpus.details = Details(exact) if wanted else None
 
     async def mps_memory(self, device: str) -> Mapping[int, int | None]:
         """Bytes by pid that MPS clients have on a GPU or MIG device, by its UUID.
@@ -142,6 +158,16 @@ class Driver:
             return await read_time_slice(self._nvidia_smi, uuid, deadline=self._observe_deadline)
 
     # --- applying -------------------------------------------------------------------------------
+
+    async def insist_on_idle(self, steps: Sequence[Destruction]) -> None:
+        """Look for the users of all that these steps of one GPU take away, before the first goes.
+
+        Raises GpuInUse when there are or may be any, and DriverError. Each step looks again where
+        this look has become old.
+        """
+        if self._posts.find(steps[0].gpu) is None:
+            await self.observe_gpu(steps[0].gpu)
+        await self._applying.check(steps)
 
     async def apply(self, step: Step) -> None:
         """Take one step and read back that it is so; raises DriverError if it is not.

@@ -6,13 +6,15 @@ The route, for a GPU with MIG on (what a card is by nature is in `card` and read
 2. GPU instances, profile by profile, those that were there last time first, and the placement of
    each. Instances cannot overlap, so a profile none of whose placements is free any more has no
    further instance and is not asked for; a full card takes one list for each profile present.
-3. MIG devices by index, with their ids and UUID: there is one for each compute instance. The size
-   is asked only where there is more than one slice to have. All indices are tried, so that a
-   device in a GPU instance of no listed profile cannot stay hidden.
-4. The memory of each GPU instance, by one of its devices.
-5. The process lists of the GPU, which carry instance ids; if refused, those of each device.
-6. The compute mode of each MIG device; with MIG off, that of the GPU. It matters only to MPS, so
-   a failure of this call alone leaves it unknown, and nothing else.
+3. MIG devices by index, with their UUID and their ids, as far as these do not follow from it:
+   there is one for each compute instance. The size is asked only where there is more than one
+   slice to have. All indices are tried, so that a device in a GPU instance of no listed profile
+   cannot stay hidden, unless there is no room left for one.
+4. The process lists of the GPU, which carry instance ids; if refused, those of each device.
+5. Details, where they are wanted: of devices that are new, or that were asked long ago, the memory
+   of the GPU instance and the compute mode (with MIG off, that of the GPU); and how an instance of
+   that profile could be divided. A compute mode matters only to MPS, so a failure of this call
+   alone leaves it unknown, and nothing else.
 
 A GPU instance whose MIG devices leave compute slices over is asked for its compute instances, so
 that none is overlooked and none is called half-made that is not. What changes between two of
@@ -21,13 +23,14 @@ these calls makes them contradict each other or fail; then all is read again.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from nodeagent.errors import DriverError
 from nodeagent.gpu.card import Card
 from nodeagent.gpu.nvml_errors import INVALID_ARGUMENT, NOT_FOUND, is_unsupported
 from nodeagent.gpu.nvml_types import Device, GpuInstanceHandle, InstanceInfo
+from nodeagent.gpu.recent import Details, KnownDevice
 from nodeagent.gpu.steps.compute_mode import read_compute_mode
 from nodeagent.gpu.users import ProcessLists
 from nodeagent.planning.observed import (
@@ -74,30 +77,31 @@ class _Instance:
         return self.profile.slices - sum(device.slices for device in self.devices)
 
 
-def read_gpu(card: Card) -> Gpu:
+def read_gpu(card: Card, details: Details | None = None, *, confirm: bool = False) -> Gpu:
     """The GPU as it is now; raises DriverError when a query that matters fails.
 
-    `usage` is what NVML knows; users that it does not see are added by the caller.
+    `details` None: no more of them than is known. `confirm`: ask again for profiles that were
+    denied once. `usage` is what NVML knows; users that it does not see are added by the caller.
     """
     try:
-        return _read(card)
+        return _read(card, details, confirm=confirm)
     except DriverError as error:
         if error.code not in {INVALID_ARGUMENT, NOT_FOUND}:
             raise
     card.give_up_handle()  # stale, it seems: the driver was reloaded or the GPU reset
-    return _read(card)
+    return _read(card, details, confirm=confirm)
 
 
-def _read(card: Card) -> Gpu:
+def _read(card: Card, details: Details | None, *, confirm: bool) -> Gpu:
     card.identity()
     mode = card.mode()
     if mode is None:
         return _undivided(card, None)
     card.mode_change_needs_reset()
-    card.learn_profiles(mode)
+    card.learn_profiles(mode, confirm=confirm)
     if not mode.current:
         return _undivided(card, mode)
-    instances, usage = _read_instances(card)
+    instances, usage = _read_instances(card, details)
     return replace(card.picture, mig=mode, instances=instances, usage=usage)
 
 
@@ -110,14 +114,17 @@ def _undivided(card: Card, mode: MigMode | None) -> Gpu:
     )
 
 
-def _read_instances(card: Card) -> tuple[tuple[GpuInstance, ...], Usage]:
+def _read_instances(card: Card, details: Details | None) -> tuple[tuple[GpuInstance, ...], Usage]:
     for attempt in range(_ATTEMPTS):
         try:
             found = _find_instances(card)
+            for instance in found if details is not None else ():
+                card.learn_compute(instance.profile, instance.handle)
             _find_devices(card, found)
-            return _describe(card, found)
+            _remember(card, found)
+            return _describe(card, found, details)
         except _ChangedMeanwhile:
-            continue
+            card.recent.stale()
         except DriverError as error:
             if error.code not in {INVALID_ARGUMENT, NOT_FOUND} or attempt == _ATTEMPTS - 1:
                 raise
@@ -160,23 +167,20 @@ def _instances_of(card: Card, profile: GpuInstanceProfile) -> tuple[GpuInstanceH
 
 
 def _find_devices(card: Card, found: list[_Instance]) -> None:
-    """Fill in the MIG devices, and learn what compute profiles there are."""
-    for instance in found:
-        card.learn_compute(instance.profile, instance.handle)
+    """Fill in the MIG devices."""
     by_id = {instance.info.id: instance for instance in found}
-    for device in _mig_devices(card):
-        instance_id = card.nvml.gpu_instance_id(device)
-        if instance_id not in by_id:
-            raise _ChangedMeanwhile
-        _add_device(card, by_id[instance_id], device)
+    for device in _mig_devices(card, found):
+        _add_device(card, by_id, device)
     for instance in found:
         if instance.slices_left > 0:
             instance.devices += _without_mig_device(card, instance)
 
 
-def _mig_devices(card: Card) -> Iterator[Device]:
+def _mig_devices(card: Card, found: list[_Instance]) -> Iterator[Device]:
     """The handles by index."""
     for index in range(card.max_mig_devices()):
+        if _is_full(card, found):
+            return
         try:
             yield card.nvml.mig_device(card.handle, index)
         except DriverError as error:
@@ -186,14 +190,47 @@ def _mig_devices(card: Card) -> Iterator[Device]:
                 raise
 
 
-def _add_device(card: Card, instance: _Instance, handle: Device) -> None:
+def _is_full(card: Card, found: list[_Instance]) -> bool:
+    """Whether there is no room for a device that was not found yet, on the card and in any of its
+    instances. Where a single slice can hold several devices, there may be.
+    """
+    if any(i.slices_left > 0 or not card.holds_one(i.profile) for i in found):
+        return False
+    occupied = 0
+    for instance in found:
+        occupied |= instance.info.placement.mask
+    return all(
+        place.mask & occupied for profile in card.profiles for place in profile.placements
+    ) and all(profile.placements for profile in card.profiles)
+
+
+def _add_device(card: Card, by_id: Mapping[int, _Instance], handle: Device) -> None:
     nvml = card.nvml
-    compute_id = nvml.compute_instance_id(handle)
+    uuid = nvml.uuid(handle)
+    known = card.recent.ever(uuid)
+    instance = by_id.get(known.gpu_instance if known else nvml.gpu_instance_id(handle))
+    if instance is None:
+        raise _ChangedMeanwhile
+    if known and card.holds_one(instance.profile) and instance.profile.slices == 1:
+        compute_id = known.compute_instance
+    else:
+        compute_id = nvml.compute_instance_id(handle)
     if any(device.compute_id == compute_id for device in instance.devices):
         raise _ChangedMeanwhile
-    uuid = nvml.uuid(handle)
     slices, placement = _size_of(card, instance, handle, compute_id)
     instance.devices.append(_MigDevice(compute_id, slices, uuid, handle, placement))
+
+
+def _remember(card: Card, found: list[_Instance]) -> None:
+    card.recent.saw(
+        {instance.info.id: instance.handle for instance in found},
+        {
+            device.uuid: KnownDevice(instance.info.id, device.compute_id, device.slices)
+            for instance in found
+            for device in instance.devices
+            if device.uuid
+        },
+    )
 
 
 def _size_of(
@@ -214,7 +251,10 @@ def _size_of(
     info = card.nvml.compute_instance_info(
         card.nvml.compute_instance_by_id(instance.handle, compute_id)
     )
-    return slices or _slices_of(card, profile, info.profile_id), info.placement
+    if not slices:
+        card.learn_compute(profile, instance.handle)
+        slices = _slices_of(card, profile, info.profile_id)
+    return slices, info.placement
 
 
 def _only_placement(card: Card, profile: GpuInstanceProfile) -> Placement | None:
@@ -240,7 +280,7 @@ def _without_mig_device(card: Card, instance: _Instance) -> list[_MigDevice]:
     nvml = card.nvml
     shown = {device.compute_id for device in instance.devices}
     hidden = []
-    for compute in card.compute_profiles(instance.profile.id):
+    for compute in card.learn_compute(instance.profile, instance.handle):
         for handle in nvml.compute_instances(
             instance.handle, compute.id, card.room_for(instance.profile)
         ):
@@ -253,7 +293,9 @@ def _without_mig_device(card: Card, instance: _Instance) -> list[_MigDevice]:
 # --- the picture ----------------------------------------------------------------------------------
 
 
-def _describe(card: Card, found: list[_Instance]) -> tuple[tuple[GpuInstance, ...], Usage]:
+def _describe(
+    card: Card, found: list[_Instance], details: Details | None
+) -> tuple[tuple[GpuInstance, ...], Usage]:
     lists = ProcessLists(card.nvml, card.handle)
     described = tuple(
         GpuInstance(
@@ -261,7 +303,7 @@ def _describe(card: Card, found: list[_Instance]) -> tuple[tuple[GpuInstance, ..
             profile_id=instance.profile.id,
             profile=instance.profile.name,
             placement=instance.info.placement,
-            compute=tuple(_describe_devices(card, instance, lists)),
+            compute=tuple(_describe_devices(card, instance, lists, details)),
         )
         for instance in found
     )
@@ -270,10 +312,11 @@ def _describe(card: Card, found: list[_Instance]) -> tuple[tuple[GpuInstance, ..
 
 
 def _describe_devices(
-    card: Card, instance: _Instance, lists: ProcessLists
+    card: Card, instance: _Instance, lists: ProcessLists, details: Details | None
 ) -> Iterator[ComputeInstance]:
-    memory = _memory(card, instance)
+    _read_details(card, instance, details)
     for device in sorted(instance.devices, key=lambda device: device.compute_id):
+        detail = card.recent.detail(device.uuid)
         yield ComputeInstance(
             id=device.compute_id,
             profile=device_name(instance.profile.name, instance.profile.slices, device.slices),
@@ -281,22 +324,28 @@ def _describe_devices(
             uuid=device.uuid,
             placement=device.placement,
             usage=_usage(card, instance, device, lists),
-            memory=memory,
-            compute_mode=(
-                None if device.handle is None else read_compute_mode(card.nvml, device.handle)
-            ),
+            memory=detail.memory if detail else None,
+            compute_mode=detail.compute_mode if detail else None,
         )
 
 
-def _memory(card: Card, instance: _Instance) -> Memory | None:
+def _read_details(card: Card, instance: _Instance, details: Details | None) -> None:
     """Compute instances share the memory of their GPU instance, so one is asked."""
+    memory: Memory | None = None
     for device in instance.devices:
-        if device.handle is not None:
-            try:
-                return card.nvml.memory(device.handle)
-            except DriverError as error:
-                if not is_unsupported(error):
-                    raise
+        known = card.recent.detail(device.uuid)
+        if details is None or device.handle is None or not details.is_due(device.uuid, known):
+            continue
+        memory = memory or _memory(card, device.handle)
+        card.recent.keep(device.uuid, memory, read_compute_mode(card.nvml, device.handle))
+
+
+def _memory(card: Card, device: Device) -> Memory | None:
+    try:
+        return card.nvml.memory(device)
+    except DriverError as error:
+        if not is_unsupported(error):
+            raise
     return None
 
 

@@ -59,12 +59,9 @@ class Posts:
 
     async def start(self) -> None:
         """Start NVML, unless it still is; raises DriverError."""
-        version = self.session.version
         await self.session.start()
         for post in self._posts:
-            post.card.give_up_handle()
-            if version != self.session.version:
-                post.card.forget()
+            post.card.forget()
         if self._topology:
             self._topology.expect_anew()
 

@@ -135,6 +135,7 @@ class SetTimeSlice:
     reason: str
 
 
+Destruction = DestroyGpuInstance | DestroyComputeInstance
 # What the driver does by itself; an MPS daemon is a process, and no matter of the driver.
 GpuStep = (
     SetMigMode

@@ -198,7 +198,7 @@ def test_a_user_who_comes_during_the_steps_is_waited_for(h100: Program) -> None:
         _release(h100)
         out, err = process.communicate(timeout=30)
     assert (process.returncode, err) == (0, ""), "".join(lines) + out
-    assert "(train)" in "".join(lines)
+    assert any("failed   destroy 1g.10gb at 5" in said for said in lines)
 
 
 def test_wait_ends_at_its_limit(h100: Program) -> None:

@@ -17,6 +17,7 @@ from nodeagent.planning.plan import NodePlan, Policy
 from nodeagent.planning.planner import plan
 from nodeagent.planning.problems import Code
 from nodeagent.planning.resolve import resolve
+from nodeagent.planning.steps import DestroyGpuInstance
 from nodeagent.reports.words import layout_words, step_words
 from nodeagent.simulation import simulated
 from tests.rig import open_driver, plan_text
@@ -138,7 +139,56 @@ async def test_a_user_who_came_after_planning_is_named_and_left_alone() -> None:
             assert f"pid {process.pid}" in outcome.problems[0].message
             assert layout_words(outcome.after) == "3g.40gb at 0, 4"
             assert used in [i.compute[0].uuid for i in outcome.after.instances]
-            assert UNDONE in results(outcome)
+            assert node.journal.total("nvml*Create*") == 4  # for the layout before
+            assert set(results(outcome)) == {FAILED, SKIPPED}
+
+
+async def test_a_user_of_the_fifth_costs_the_others_nothing() -> None:
+    """All that has to go is looked at before the first goes."""
+    with simulated("h100-80gb:1") as node:
+        async with open_driver() as driver:
+            await apply(driver, "{1g.10gb: 7}")
+            made = await planned(driver, "{7g.80gb: 1}")
+            node.occupy(made.gpus[0].before.instances[5].compute[0].uuid, command="train")
+            outcome = (await carry_out(made, driver, parallel=1)).gpus[0]
+            assert node.journal.total("nvml*Destroy") == 0
+            assert codes(outcome) == [Code.IN_USE]
+            assert "(train)" in outcome.problems[0].message
+
+
+@pytest.mark.parametrize("error", ["UNKNOWN", "TIMEOUT", "IN_USE"])
+async def test_an_error_in_passing_while_reading_back_is_read_again(error: str) -> None:
+    """It is no failure of what was done, and the layout is told as it is."""
+    with simulated("h100-80gb:1") as node:
+        async with open_driver() as driver:
+            made = await planned(driver, "{3g.40gb: 2}")
+
+            def after_the_last(report: StepReport) -> None:
+                if report.step is made.gpus[0].steps[-1]:
+                    node.inject("nvmlGpuInstanceGetInfo", error=error, times=2)
+
+            outcome = await carry_out(made, driver, parallel=1, on_progress=after_the_last)
+            assert outcome.gpus[0].problems == ()
+            assert layout_words(outcome.gpus[0].after) == "3g.40gb at 0, 4"
+
+
+async def test_a_destruction_that_did_not_happen_is_not_called_applied() -> None:
+    """The driver reports success; what is read back tells otherwise."""
+    with simulated("h100-80gb:1") as node:
+        async with open_driver() as driver:
+            await apply(driver, "{1g.10gb: 2}")
+            made = await planned(driver, "{1g.10gb: 1}")
+            gone = made.gpus[0].steps[0]
+            assert isinstance(gone, DestroyGpuInstance)
+
+            def remake(report: StepReport) -> None:
+                card = node.card(0)
+                made_again = card.create_instance(19, (gone.placement.start, 1))
+                card.create_compute(made_again, 0)
+
+            outcome = (await carry_out(made, driver, parallel=1, on_progress=remake)).gpus[0]
+            assert codes(outcome) == [Code.STEP_FAILED]
+            assert len(outcome.after.instances) == 2
 
 
 async def test_one_gpus_failure_hang_and_loss_leave_the_others_alone() -> None:

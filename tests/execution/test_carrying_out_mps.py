@@ -7,7 +7,7 @@ is made of the driver and the fleet of daemons, each with tests of its own.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 import pytest
@@ -23,6 +23,7 @@ from nodeagent.planning.problems import Code
 from nodeagent.planning.shares import ComputeMode, TimeSlice
 from nodeagent.planning.steps import (
     CreateGpuInstance,
+    Destruction,
     SetComputeMode,
     SetTimeSlice,
     StartMps,
@@ -64,6 +65,12 @@ class PaperNode:
     async def observe_gpu(self, uuid: str) -> Gpu:
         assert uuid == self.gpu.uuid
         return self.gpu
+
+    async def read_back(self, uuid: str) -> Gpu:
+        return await self.observe_gpu(uuid)
+
+    async def insist_on_idle(self, steps: Sequence[Destruction]) -> None:
+        assert steps
 
     async def apply(self, step: Step) -> None:
         error = self.fails(step)
@@ -223,7 +230,7 @@ async def test_a_device_that_could_not_be_looked_at_is_not_guessed() -> None:
 
     @dataclass(slots=True)
     class SilentOnce(PaperNode):
-        silences: int = 1
+        silences: int = 3  # as often as it is read again
 
         async def observe_gpu(self, uuid: str) -> Gpu:
             silent = self.made > 0 and self.silences > 0

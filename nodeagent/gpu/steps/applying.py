@@ -14,13 +14,14 @@ from nodeagent.gpu.all_gpus import AllGpus, is_well
 from nodeagent.gpu.nvml_errors import about
 from nodeagent.gpu.posts import Post, Posts
 from nodeagent.gpu.steps.change import Change, otherwise
+from nodeagent.gpu.steps.destruction import insist_on_idle_devices
 from nodeagent.gpu.steps.reset import reset_gpu
-from nodeagent.gpu.steps.taking import name_of, take, takes_away
+from nodeagent.gpu.steps.taking import insist_on_gpu, name_of, take, takes_away
 from nodeagent.gpu.steps.time_slice import set_time_slice
 from nodeagent.gpu.usage import AllocationSource
 from nodeagent.gpu.usage_reader import UsageReader
 from nodeagent.planning.observed import Gpu
-from nodeagent.planning.steps import GpuStep, ResetGpu, SetTimeSlice
+from nodeagent.planning.steps import Destruction, GpuStep, ResetGpu, SetTimeSlice
 
 
 class Applying:
@@ -61,6 +62,20 @@ class Applying:
 
             await self._call(post, change, what=name_of(step))
         return None
+
+    async def check(self, steps: Sequence[Destruction]) -> None:
+        """Raises GpuInUse unless nobody is on anything that these steps of one GPU take away."""
+        async with self._posts.gate.together():
+            post = self._post(steps[0].gpu)
+            readings = [await self._reader.read()] if self._reader else []
+            allocated = await self._allocations.ask() if self._allocations else None
+
+            def check() -> None:
+                until = time.monotonic() + self._deadline
+                insist_on_gpu(post.card, steps[0].gpu)
+                insist_on_idle_devices(Change(post.card, until, readings, allocated), steps)
+
+            await self._call(post, check, what="looking for users")
 
     async def _call(self, post: Post, function: Callable[[], None], *, what: str) -> None:
         try:

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
-from nodeagent.errors import DeadlineExceeded, DriverError
+from nodeagent.errors import DeadlineExceeded, DriverError, DriverUnavailable, GpuLost
 from nodeagent.gpu.card import Card
 from nodeagent.gpu.nvml_errors import INVALID_ARGUMENT, NOT_FOUND
-from nodeagent.gpu.nvml_types import Device, GpuInstanceHandle
+from nodeagent.gpu.nvml_types import Device, GpuInstanceHandle, InstanceInfo
 from nodeagent.gpu.usage import AllocationReading, UsageReading
 from nodeagent.planning.observed import GpuInstanceProfile, Placement
 from nodeagent.planning.profiles import ProfileName
+
+_READ_AGAIN = 2  # times, before a failure to read back is one of the step
+_PAUSE = 0.05  # seconds
+
+Answer = TypeVar("Answer")
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +44,18 @@ class Change:
                 call="",
             )
 
+    def read_back(self, ask: Callable[[], Answer]) -> Answer:
+        """The answer to what a change came to; one that fails in passing is asked again."""
+        for _ in range(_READ_AGAIN):
+            try:
+                return ask()
+            except (DriverUnavailable, GpuLost, DeadlineExceeded):
+                raise
+            except DriverError:
+                if not self.sleep(_PAUSE):
+                    raise
+        return ask()
+
     def sleep(self, seconds: float) -> bool:
         """Wait if the deadline allows for it; whether it did."""
         if time.monotonic() + seconds > self.until:
@@ -55,14 +73,13 @@ def find_instance(
     """
     name = str(ProfileName.parse(device).gpu_instance)
     try:
-        handle = card.nvml.gpu_instance_by_id(card.handle, instance)
+        handle, info = _instance(card, instance)
     except DriverError as error:
         if error.code != NOT_FOUND:
             raise
         raise otherwise(
             f"GPU instance {instance} ({name} at {placement}) is not there any more"
         ) from error
-    info = card.nvml.gpu_instance_info(handle)
     profile = card.profile(info.profile_id)
     if profile is None or profile.name != name or info.placement != placement:
         now = profile.name if profile else f"profile {info.profile_id}"
@@ -71,6 +88,22 @@ def find_instance(
             f"{now} at {info.placement}"
         )
     return handle, profile
+
+
+def _instance(card: Card, instance: int) -> tuple[GpuInstanceHandle, InstanceInfo]:
+    """By the handle that a look found, if it still is the instance's."""
+    handle = card.recent.handle(instance)
+    if handle is not None:
+        try:
+            info = card.nvml.gpu_instance_info(handle)
+        except DriverError as error:
+            if error.code not in {NOT_FOUND, INVALID_ARGUMENT}:
+                raise
+        else:
+            if info.id == instance:
+                return handle, info
+    handle = card.nvml.gpu_instance_by_id(card.handle, instance)
+    return handle, card.nvml.gpu_instance_info(handle)
 
 
 def mig_device(card: Card, uuid: str) -> Device:

@@ -37,7 +37,9 @@ def set_compute_mode(change: Change, step: SetComputeMode) -> None:
         return
     change.insist_on_time(f"setting the compute mode of {name}")
     nvml.set_compute_mode(device, step.mode)
-    found = nvml.compute_mode(device)
+    found = change.read_back(lambda: nvml.compute_mode(device))
+    if found is not None:
+        card.recent.set_mode(step.device, found)
     if found is not step.mode:
         raise otherwise(
             f"the compute mode of {name} was to become {step.mode} and the driver reported "

@@ -1,4 +1,7 @@
-"""Creates instances, in the GPU's worker thread, and takes back what does not become as asked."""
+"""Creates instances, in the GPU's worker thread, and takes back what does not become as asked.
+
+Where they lie is read back with the rest of the GPU.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,6 @@ def create_gpu_instance(change: Change, step: CreateGpuInstance) -> None:
     change.insist_on_time(f"creating {step.profile} at {step.placement}")
     instance = card.nvml.create_gpu_instance(card.handle, step.profile_id, step.placement)
     try:
-        _insist_on_place(change, instance, step)
         for slices in step.compute:
             _create_compute(change, instance, profile, slices)
     except DriverError as error:
@@ -39,24 +41,20 @@ def create_compute_instance(change: Change, step: CreateComputeInstance) -> None
     _create_compute(change, instance, profile, step.slices)
 
 
-def _insist_on_place(change: Change, instance: GpuInstanceHandle, step: CreateGpuInstance) -> None:
-    info = change.card.nvml.gpu_instance_info(instance)
-    if (info.profile_id, info.placement) != (step.profile_id, step.placement):
-        raise otherwise(
-            f"{step.profile} was to be created at {step.placement}, but the driver made profile "
-            f"{info.profile_id} at {info.placement}"
-        )
-
-
 def _create_compute(
     change: Change, instance: GpuInstanceHandle, profile: GpuInstanceProfile, slices: int
 ) -> None:
-    """Create one compute instance and read it back; one that is not as asked goes again."""
-    nvml = change.card.nvml
-    offered = change.card.learn_compute(profile, instance)
-    wanted = compute_profile_for(profile, offered, slices)
+    """Create one compute instance. One that has all of its GPU instance is read back with the
+    whole GPU; a part, of which there are several kinds, here: if it is not as asked it goes again.
+    """
+    card, nvml = change.card, change.card.nvml
+    if slices == profile.slices:
+        wanted = compute_profile_for(profile, card.learn_whole(profile, instance), slices)
+        nvml.create_compute_instance(instance, wanted.id)
+        return
+    wanted = compute_profile_for(profile, card.learn_compute(profile, instance), slices)
     compute = nvml.create_compute_instance(instance, wanted.id)
-    info = nvml.compute_instance_info(compute)
+    info = change.read_back(lambda: nvml.compute_instance_info(compute))
     if info.profile_id != wanted.id:
         nvml.destroy_compute_instance(compute)
         raise otherwise(

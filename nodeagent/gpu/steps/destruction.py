@@ -1,23 +1,25 @@
 """Destroys instances, in the GPU's worker thread.
 
 What must never happen here: that an instance in use goes, or another one than the step means.
-Users are looked up right before, on the MIG devices themselves and from every other source; what
-cannot be found out counts as in use.
+Users are looked up before, in the GPU's own lists and from every other source; what cannot be
+found out counts as in use. One look serves all that goes in the next moment, so that a user of the
+last one costs the others nothing; whoever comes after it makes the driver refuse. Whether it is
+gone is read back with the rest of the GPU.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from nodeagent.errors import DriverError, GpuInUse
-from nodeagent.gpu.nvml_errors import NOT_FOUND
+from nodeagent.errors import GpuInUse
 from nodeagent.gpu.nvml_types import ComputeInstanceHandle, GpuInstanceHandle
+from nodeagent.gpu.recent import KnownDevice
 from nodeagent.gpu.steps.change import Change, find_instance, mig_device, otherwise
 from nodeagent.gpu.usage import MigDevice, WholeGpu, merged
 from nodeagent.gpu.users import ProcessLists
 from nodeagent.planning.observed import GpuInstanceProfile, Placement, Usage
-from nodeagent.planning.steps import DestroyComputeInstance, DestroyGpuInstance
+from nodeagent.planning.steps import DestroyComputeInstance, DestroyGpuInstance, Destruction
 
 # For a moment after its last compute instance went, the driver may still refuse to destroy a GPU
 # instance. These are the seconds between the attempts.
@@ -33,25 +35,32 @@ class _Doomed:
     handle: ComputeInstanceHandle
 
 
+def insist_on_idle_devices(change: Change, steps: Sequence[Destruction]) -> None:
+    """Look for the users of all that the steps take away; raises GpuInUse if there may be any."""
+    for step in steps:
+        doomed = [(_known(change, uuid).compute_instance, uuid) for uuid in _devices(step) if uuid]
+        _insist_on_nobody_else(change, step, doomed)
+    _look_for_users(change, [uuid for step in steps for uuid in _devices(step) if uuid])
+
+
 def destroy_gpu_instance(change: Change, step: DestroyGpuInstance) -> None:
     """Destroy a GPU instance and the compute instances that the step names.
 
     Raises GpuInUse, with nothing destroyed, when any of it has users or may have.
     """
     name = f"{step.profile} at {step.placement}"
-    nvml = change.card.nvml
-    instance, profile = find_instance(change.card, step.instance, step.profile, step.placement)
-    doomed = [_find_idle(change, instance, step.instance, uuid) for uuid in step.devices]
+    card = change.card
+    instance, profile = find_instance(card, step.instance, step.profile, step.placement)
+    doomed = [_find(change, instance, step.instance, uuid) for uuid in step.devices]
+    _insist_on_idle(change, step.devices)
     _insist_on_no_other(change, instance, profile, doomed)
-    insist_on_idle(_known_elsewhere(change, step.instance, None), name)
-    insist_on_idle(_allocated(change, step.instance, step.placement, doomed), name)
+    _insist_on_nobody_else(change, step, [(compute.id, compute.uuid) for compute in doomed])
     for compute in doomed:
         change.insist_on_time(f"destroying {name}")
-        nvml.destroy_compute_instance(compute.handle)
+        card.nvml.destroy_compute_instance(compute.handle)
+        card.recent.gone([compute.uuid])
     change.insist_on_time(f"destroying {name}")
     destroy_emptied(change, instance)
-    if _exists(lambda: nvml.gpu_instance_by_id(change.card.handle, step.instance)):
-        raise otherwise(f"{name} was destroyed, but there still is a GPU instance {step.instance}")
 
 
 def destroy_compute_instance(change: Change, step: DestroyComputeInstance) -> None:
@@ -60,19 +69,18 @@ def destroy_compute_instance(change: Change, step: DestroyComputeInstance) -> No
     Raises GpuInUse when it has users or may have.
     """
     name = f"{step.profile} in {step.placement}"
-    nvml = change.card.nvml
-    instance, _ = find_instance(change.card, step.instance, step.profile, step.placement)
-    doomed = _find_idle(change, instance, step.instance, step.device)
+    card = change.card
+    instance, _ = find_instance(card, step.instance, step.profile, step.placement)
+    doomed = _find(change, instance, step.instance, step.device)
     if doomed.id != step.compute:
         raise otherwise(
             f"{step.device} is not compute instance {step.compute} any more but {doomed.id}"
         )
-    insist_on_idle(_known_elsewhere(change, step.instance, step.compute), name)
-    insist_on_idle(_allocated(change, step.instance, step.placement, [doomed]), name)
+    _insist_on_idle(change, [step.device])
+    _insist_on_nobody_else(change, step, [(doomed.id, doomed.uuid)])
     change.insist_on_time(f"destroying {name}")
-    nvml.destroy_compute_instance(doomed.handle)
-    if _exists(lambda: nvml.compute_instance_by_id(instance, step.compute)):
-        raise otherwise(f"{name} was destroyed, but there still is a compute instance of its id")
+    card.nvml.destroy_compute_instance(doomed.handle)
+    card.recent.gone([doomed.uuid])
 
 
 def destroy_emptied(change: Change, instance: GpuInstanceHandle) -> None:
@@ -86,20 +94,56 @@ def destroy_emptied(change: Change, instance: GpuInstanceHandle) -> None:
     return change.card.nvml.destroy_gpu_instance(instance)
 
 
+def _devices(step: Destruction) -> tuple[str, ...]:
+    match step:
+        case DestroyGpuInstance(devices=devices):
+            return devices
+        case DestroyComputeInstance(device=device):
+            return (device,)
+
+
 # --- looking before ---------------------------------------------------------------------------
 
 
-def _find_idle(change: Change, instance: GpuInstanceHandle, instance_id: int, uuid: str) -> _Doomed:
-    """The compute instance behind a MIG device that is proven to have no users."""
-    nvml = change.card.nvml
+def _find(change: Change, instance: GpuInstanceHandle, instance_id: int, uuid: str) -> _Doomed:
+    """The compute instance behind a MIG device."""
     if not uuid:
         raise otherwise("it has a compute instance without MIG device, whose users nobody knows")
-    device = mig_device(change.card, uuid)
-    if nvml.gpu_instance_id(device) != instance_id:
+    known = _known(change, uuid)
+    if known.gpu_instance != instance_id:
         raise otherwise(f"{uuid} is not in GPU instance {instance_id} any more")
-    insist_on_idle(ProcessLists(nvml, device).on_all(), uuid)
-    compute_id = nvml.compute_instance_id(device)
-    return _Doomed(compute_id, uuid, nvml.compute_instance_by_id(instance, compute_id))
+    handle = change.card.nvml.compute_instance_by_id(instance, known.compute_instance)
+    return _Doomed(known.compute_instance, uuid, handle)
+
+
+def _known(change: Change, uuid: str) -> KnownDevice:
+    """Which compute instance the device is: as a look found it a moment ago, else asked."""
+    known = change.card.recent.device(uuid)
+    if known is not None:
+        return known
+    nvml, device = change.card.nvml, mig_device(change.card, uuid)
+    return KnownDevice(nvml.gpu_instance_id(device), nvml.compute_instance_id(device), slices=0)
+
+
+def _insist_on_idle(change: Change, uuids: Sequence[str]) -> None:
+    """Raise GpuInUse unless nobody is on the devices, by a look that is no older than a moment."""
+    recent = change.card.recent
+    if not all(recent.is_proved_idle(uuid) for uuid in uuids):
+        _look_for_users(change, uuids)
+
+
+def _look_for_users(change: Change, uuids: Sequence[str]) -> None:
+    """Also of what was proven idle with them before, and still is to go."""
+    card = change.card
+    meant = {uuid: _known(change, uuid) for uuid in dict.fromkeys((*uuids, *card.recent.idle))}
+    lists = ProcessLists(card.nvml, card.handle)
+    for uuid, known in meant.items():
+        usage = lists.on_instance(known.gpu_instance, known.compute_instance)
+        insist_on_idle(usage, uuid)
+    pairs = {(d.gpu_instance, d.compute_instance) for d in (*meant.values(), *card.recent.devices)}
+    # Whoever is on the GPU and on none of its devices may be on any of them.
+    insist_on_idle(lists.on_no_instance_of(pairs), ", ".join(meant))
+    card.recent.proved_idle(meant)
 
 
 def _insist_on_no_other(
@@ -113,10 +157,16 @@ def _insist_on_no_other(
     An instance that is full needs no look for others.
     """
     card, nvml = change.card, change.card.nvml
+    if profile.slices == 1:  # which may hold several, where the driver shares it
+        whole = card.learn_whole(profile, instance)
+        if len(doomed) >= max((compute.max_count for compute in whole), default=2):
+            return
+    else:
+        seen = [card.recent.device(compute.uuid) for compute in doomed]
+        if sum(device.slices for device in seen if device) >= profile.slices:
+            return
     offered = card.learn_compute(profile, instance)
-    if len(doomed) >= max((compute.max_count for compute in offered), default=0):
-        return
-    if profile.slices > 1:  # a single slice may hold several, where the driver shares it
+    if profile.slices > 1:
         slices = {compute.id: compute.slices for compute in offered}
         taken = [slices.get(nvml.compute_instance_info(d.handle).profile_id, 0) for d in doomed]
         if sum(taken) >= profile.slices:
@@ -129,6 +179,19 @@ def _insist_on_no_other(
                 raise otherwise(f"{profile.name} now also has compute instance {found}")
 
 
+def _insist_on_nobody_else(
+    change: Change, step: Destruction, doomed: Iterable[tuple[int, str]]
+) -> None:
+    """Raise GpuInUse for users that NVML does not see, and for whoever was given a device.
+
+    `doomed` are ids and UUIDs of compute instances.
+    """
+    compute = step.compute if isinstance(step, DestroyComputeInstance) else None
+    name = f"{step.profile} at {step.placement}"
+    insist_on_idle(_known_elsewhere(change, step.instance, compute), name)
+    insist_on_idle(_allocated(change, step.instance, step.placement, doomed), name)
+
+
 def _known_elsewhere(change: Change, instance: int, compute: int | None) -> Usage:
     """Users of a compute instance, or of anything in a GPU instance, that NVML does not see."""
     known = change.card.identity()
@@ -139,14 +202,16 @@ def _known_elsewhere(change: Change, instance: int, compute: int | None) -> Usag
     return usage
 
 
-def _allocated(change: Change, instance: int, place: Placement, doomed: Sequence[_Doomed]) -> Usage:
+def _allocated(
+    change: Change, instance: int, place: Placement, doomed: Iterable[tuple[int, str]]
+) -> Usage:
     """Who was given one of the devices, their GPU instance, or the GPU that they are on."""
     if change.allocations is None:
         return Usage()
     known = change.card.identity()
     gpu, minor = known.uuid, known.minor
     usage = change.allocations.users_of_gpu(WholeGpu(gpu, minor))
-    devices = [MigDevice(gpu, minor, instance, d.id, d.uuid, place) for d in doomed]
+    devices = [MigDevice(gpu, minor, instance, number, uuid, place) for number, uuid in doomed]
     for device in devices or [MigDevice(gpu, minor, instance, None, "", place)]:
         usage = merged(usage, change.allocations.users(device))
     return usage
@@ -162,16 +227,3 @@ def insist_on_idle(usage: Usage, name: str) -> None:
             call="",
             remedy="end what uses it, or wait for it",
         )
-
-
-# --- reading back -----------------------------------------------------------------------------
-
-
-def _exists(find: Callable[[], object]) -> bool:
-    try:
-        find()
-    except DriverError as error:
-        if error.code != NOT_FOUND:
-            raise
-        return False
-    return True

@@ -30,7 +30,7 @@ def set_mig_mode(change: Change, step: SetMigMode) -> None:
             _insist_on_nobodys(change, WholeGpu(known.uuid, known.minor, ()))
     change.insist_on_time("changing MIG mode")
     status = card.nvml.set_mig_mode(card.handle, step.enabled)
-    after = _mode_after(card)
+    after = change.read_back(lambda: _mode_after(card))
     if after and after.current == step.enabled:
         return
     if after and after.pending == step.enabled and card.mode_change_needs_reset():

@@ -25,7 +25,7 @@ from nodeagent.planning.steps import (
 
 def take(change: Change, step: GpuStep) -> None:
     """Take the step, in the GPU's thread, and read it back; raises DriverError."""
-    _insist_on_gpu(change.card, step.gpu)
+    insist_on_gpu(change.card, step.gpu)
     match step:
         case SetMigMode():
             set_mig_mode(change, step)
@@ -45,7 +45,7 @@ def take(change: Change, step: GpuStep) -> None:
             assert_never(step)
 
 
-def _insist_on_gpu(card: Card, uuid: str) -> None:
+def insist_on_gpu(card: Card, uuid: str) -> None:
     """Indices may have moved since the step was planned: a GPU vanished, NVML was restarted."""
     found = card.identity().uuid
     if found != uuid:

@@ -45,7 +45,8 @@ async def test_a_gpu_in_mig_mode_is_not_asked(answer: str) -> None:
         async with Driver(observe_deadline=30, step_deadline=30) as driver:
             gpu = await laid_out(driver, 0, at0="1g.10gb")
             node.journal.clear()
-            assert (await driver.observe_gpu(gpu.uuid)).compute_mode is None
+            again = await driver.observe_gpu(gpu.uuid, everything=True)
+            assert again.compute_mode is None
             assert node.journal.total(GET) == 1
             with pytest.raises(DriverError):
                 await driver.apply(compute_mode(gpu, EXCLUSIVE))
@@ -69,7 +70,8 @@ async def test_a_mode_that_is_not_told_is_unknown_and_the_gpu_is_well(
     if mig:
         await laid_out(driver, 0, at0="3g.40gb")
     node.inject(GET, error=error, times=None)
-    gpu = (await driver.observe()).gpus[0]
+    uuid = (await driver.observe()).gpus[0].uuid
+    gpu = await driver.observe_gpu(uuid, everything=True)
     assert (gpu.access, gpu.compute_mode) == (Access.OK, None)
     assert gpu.usage.known
     assert modes(gpu) == [None] * mig
@@ -107,9 +109,19 @@ async def test_a_mode_that_is_not_read_back_is_not_called_set(
 ) -> None:
     """A driver that forgets it, and one that no longer tells it."""
     gpu = (await driver.observe()).gpus[0]
-    node.inject(GET, error="UNKNOWN", skip=1)
+    node.inject(GET, error="UNKNOWN", skip=1, times=None)
     with pytest.raises(DriverError, match=GET):
         await driver.apply(compute_mode(gpu, EXCLUSIVE))
+    assert node.cards[0].state.compute_mode == 3
+
+
+async def test_a_mode_that_is_not_read_back_in_passing_is_read_again(
+    driver: Driver, node: SimulatedNode
+) -> None:
+    """One error is no failure of the step."""
+    gpu = (await driver.observe()).gpus[0]
+    node.inject(GET, error="UNKNOWN", skip=1, times=2)
+    await driver.apply(compute_mode(gpu, EXCLUSIVE))
     assert node.cards[0].state.compute_mode == 3
 
 

@@ -54,7 +54,6 @@ async def test_a_taken_place_is_refused_and_nothing_changes(driver: Driver) -> N
 @pytest.mark.parametrize(
     "function",
     [
-        "nvmlGpuInstanceGetInfo",
         "nvmlGpuInstanceGetComputeInstanceProfileInfoV",
         "nvmlGpuInstanceCreateComputeInstance",
         "nvmlComputeInstanceGetInfo_v2",
@@ -66,9 +65,12 @@ async def test_what_cannot_be_finished_is_taken_away_again(
 ) -> None:
     """Also the parts that were made before the one that failed."""
     gpu = await laid_out(driver, 0, at4="1g.10gb")
-    node.inject(function, error=code, skip=1 if function.endswith("_v2") else 0)
+    # What is read back is read up to three times.
+    skip, times = (1, 3) if function.endswith("_v2") else (0, 1)
+    node.inject(function, error=code, skip=skip, times=times)
     with pytest.raises(DriverError, match=f"GPU 0: .*{function.removesuffix('_v2')}"):
         await driver.apply(create(gpu, "3g.40gb", 0, (2, 1)))
+    node.clear_faults()
     again = await driver.observe_gpu(gpu.uuid)
     assert layout(again) == {Placement(4, 1): ("1g.10gb",)}
 

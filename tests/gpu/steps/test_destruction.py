@@ -9,6 +9,7 @@ import pytest
 
 from nodeagent.errors import DriverError, GpuInUse
 from nodeagent.gpu.driver import Driver
+from nodeagent.gpu.recent import FRESH, KnownDevice, Recent
 from nodeagent.gpu.usage import CapabilityHolders, Instance, MigDevice, UsageReading
 from nodeagent.planning.observed import Placement, Usage, User
 from nodeagent.simulation import SimulatedNode, Switches, simulated
@@ -238,11 +239,74 @@ async def test_nothing_is_destroyed_once_the_deadline_has_passed(node: Simulated
     assert node.journal.total(DESTROYS) == 0
 
 
-async def test_a_destroy_that_cannot_be_read_back_is_not_called_done(
+async def test_one_look_serves_several_destructions(driver: Driver, node: SimulatedNode) -> None:
+    """Who is on the GPU is asked once, before the first; a user of the last keeps all of them."""
+    gpu = await laid_out(driver, 0, **{f"at{start}": "1g.10gb" for start in range(7)})
+    steps = [destroy(gpu, instance) for instance in gpu.instances]
+    process = node.occupy(gpu.instances[5].compute[0].uuid)
+    with pytest.raises(GpuInUse, match=f"in use by pid {process.pid}"):
+        await driver.insist_on_idle(steps)
+    node.release()
+    node.journal.clear()
+    await driver.insist_on_idle(steps)
+    for step in steps:
+        await driver.apply(step)
+    assert node.journal.total("nvmlDeviceGetComputeRunningProcesses*") == 1
+    assert layout(await driver.observe_gpu(gpu.uuid)) == {}
+
+
+async def test_who_comes_after_the_look_makes_the_driver_refuse(
     driver: Driver, node: SimulatedNode
 ) -> None:
-    """The instance is looked for afterwards, and there is no answer."""
-    gpu = await laid_out(driver, 0, at0="3g.40gb")
-    node.inject("nvmlDeviceGetGpuInstanceById", error="UNKNOWN", skip=1)
-    with pytest.raises(DriverError, match="nvmlDeviceGetGpuInstanceById"):
+    """Nothing in use goes; what is free does."""
+    gpu = await laid_out(driver, 0, at0="1g.10gb", at1="1g.10gb")
+    first, second = (destroy(gpu, instance) for instance in gpu.instances)
+    await driver.insist_on_idle([first, second])
+    node.occupy(gpu.instances[1].compute[0].uuid)
+    await driver.apply(first)
+    with pytest.raises(GpuInUse, match="a process still uses the compute instance"):
+        await driver.apply(second)
+    assert layout(await driver.observe_gpu(gpu.uuid)) == {Placement(1, 1): ("1g.10gb",)}
+
+
+async def test_who_is_on_no_known_device_may_be_on_any(driver: Driver, node: SimulatedNode) -> None:
+    """A program that holds the GPU from before keeps everything."""
+    gpu = await laid_out(driver, 0, at0="1g.10gb")
+    process = node.occupy(0)
+    with pytest.raises(GpuInUse, match=f"pid {process.pid}"):
         await driver.apply(destroy(gpu, gpu.instances[0]))
+    assert node.journal.total(DESTROYS) == 0
+
+
+@pytest.mark.parametrize("reason", ["", "processes are hidden"])
+async def test_other_sources_are_asked_before_each_destruction(reason: str) -> None:
+    """A capability file opened, or an allocation made, after the look: they cost no driver call."""
+    source = Source()
+    with simulated("h100-80gb:1") as node:
+        async with Driver(observe_deadline=30, step_deadline=30, usage=source) as driver:
+            gpu = await laid_out(driver, 0, at0="1g.10gb", at1="1g.10gb")
+            first, second = (destroy(gpu, instance) for instance in gpu.instances)
+            await driver.insist_on_idle([first, second])
+            await driver.apply(first)
+            users = () if reason else (User(4711, "python", "capability"),)
+            source.told = lambda _: Usage(users, known=not reason, reason=reason)
+            node.journal.clear()
+            with pytest.raises(GpuInUse, match=reason or "pid 4711"):
+                await driver.apply(second)
+            assert node.journal.total(DESTROYS) == 0
+
+
+def test_a_look_proves_something_for_a_moment_only() -> None:
+    """Then users are looked for again, and ids are asked again."""
+    now = 100.0
+    recent = Recent(lambda: now)
+    recent.saw({}, {"MIG-a": KnownDevice(1, 0, 1), "MIG-b": KnownDevice(2, 0, 1)})
+    recent.proved_idle(["MIG-a", "MIG-b"])
+    assert recent.is_proved_idle("MIG-a")
+    recent.gone(["MIG-a"])
+    assert not recent.is_proved_idle("MIG-a")
+    assert recent.device("MIG-b") == KnownDevice(2, 0, 1)
+    now += FRESH
+    assert not recent.is_proved_idle("MIG-b")
+    assert recent.device("MIG-b") is None
+    assert recent.idle == {"MIG-b"}  # what the next look has to be for, too
