@@ -26,9 +26,10 @@ import pytest
 from _pytest.faulthandler import fault_handler_stderr_fd_key
 
 from tests.reaper import run_below_reaper
+from tests.virtual_time import VirtualTimeLoop
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Generator, Iterator
+    from collections.abc import AsyncIterator, Callable, Generator, Iterator, Mapping
 
 GRACE = 30.0  # seconds that threads and processes get to end by themselves after a test
 STUCK = 60.0  # seconds after a test's time limit at which it counts as stuck for ever
@@ -38,6 +39,14 @@ STUCK = 60.0  # seconds after a test's time limit at which it counts as stuck fo
 def pytest_cmdline_main() -> None:
     """Processes that tests start end with the run, however it ends."""
     run_below_reaper()
+
+
+def pytest_asyncio_loop_factories(
+    item: pytest.Item,
+) -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:
+    """The loop of a test: one with virtual time where it is marked so."""
+    is_virtual = item.get_closest_marker("virtual_time") is not None
+    return {"loop": VirtualTimeLoop if is_virtual else asyncio.new_event_loop}
 
 
 @pytest.hookimpl(wrapper=True)

@@ -88,7 +88,6 @@ class Follower:
         self.draws = 0
         self._chance = chance
         self._on_view = on_view
-        clocked = {} if clock is None else {"clock": clock}
         self.follower = NodeFollower(
             access,
             name,
@@ -97,7 +96,7 @@ class Follower:
             interest=INTEREST,
             pace=pace,
             chance=self._drawn,
-            **clocked,
+            clock=clock or asyncio.get_running_loop().time,
         )
 
     def _saw(self, view: NodeView | None) -> None:

@@ -30,6 +30,8 @@ from tests.simulated_cluster.faults import (
     Slow,
 )
 
+pytestmark = pytest.mark.virtual_time
+
 
 def asked(server: ApiServer) -> str:
     """What was asked so far: `l` for each list, `w` for each watch."""
@@ -370,7 +372,7 @@ async def test_a_fault_that_stays_makes_no_storm(
         await asyncio.sleep(0.5)
     # 10, 20, 40 ms, then 80 ms each: 9 attempts. Each is a list and a watch at most, and aiohttp
     # asks once more by itself where a connection that it kept was reset.
-    assert 2 <= len(server.requests) <= 3 * 10, asked(server)  # few on a busy machine
+    assert 9 <= len(server.requests) <= 3 * 10, asked(server)
 
 
 async def test_watches_that_end_at_once_make_no_storm(
@@ -444,7 +446,8 @@ async def test_a_token_is_read_again_before_it_grows_old(server: ApiServer, tmp_
     """Without any refusal, a rotated token is used once the last reading is old enough."""
     server.tokens.update(old="agent", new="agent")
     way = kubeconfig(tmp_path, server.url, token="old")
-    async with ClusterAccess(way, reread_every=0.2) as access:
+    clock = asyncio.get_running_loop().time
+    async with ClusterAccess(way, reread_every=0.2, clock=clock) as access:
         await access.list_node("n")
         (tmp_path / "token").write_text("new")
         await access.list_node("n")

@@ -1,12 +1,13 @@
-"""How fast a change is told, and that a fleet that loses its server does not fall upon it."""
+"""Nothing waits on a change's way, and a fleet that loses its server comes back spread out."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import random
-import statistics
 from pathlib import Path
+
+import pytest
 
 from nodeagent.kubernetes.access import ClusterAccess
 from nodeagent.kubernetes.node_follower import FollowPace
@@ -15,13 +16,12 @@ from nodeagent.kubernetes.node_writer import NodeWriter, WritePace
 from tests.kubernetes.rig import INTEREST, PLAN, STATUS, Follower, kubeconfig, running, until
 from tests.simulated_cluster.api_server import ApiServer
 
-FLEET = 200
+pytestmark = pytest.mark.virtual_time
+FLEET = 60
 
 
-async def test_a_change_is_told_within_milliseconds(
-    server: ApiServer, access: ClusterAccess
-) -> None:
-    """From the annotation's patch to the callback, over 200 changes: a median below 10 ms."""
+async def test_a_change_is_told_at_once(server: ApiServer, access: ClusterAccess) -> None:
+    """From the annotation's patch to the callback there is no wait, in 200 changes."""
     clock = asyncio.get_running_loop().time
     arrived = asyncio.Event()
     seen = Follower(access, on_view=lambda _: arrived.set())
@@ -35,16 +35,15 @@ async def test_a_change_is_told_within_milliseconds(
             await arrived.wait()
             took.append(clock() - begin)
             assert seen.plan == str(number)
-    assert statistics.median(took) < 0.010, figures(took)
+    assert max(took) < 0.001
     assert len(server.requests) == 2
 
 
-async def test_an_answer_is_written_within_milliseconds(
-    server: ApiServer, access: ClusterAccess
-) -> None:
-    """From the annotation's patch to the status that names it, over 200 changes: below 20 ms."""
+async def test_an_answer_is_written_at_once(server: ApiServer, access: ClusterAccess) -> None:
+    """Nor is there one from the patch to the status that names it."""
     clock = asyncio.get_running_loop().time
-    writer = NodeWriter(access, "n", interest=INTEREST, pace=WritePace(interval=0.0))
+    pace = WritePace(interval=0.0)
+    writer = NodeWriter(access, "n", interest=INTEREST, pace=pace, clock=clock)
     seen = Follower(access)
 
     def answer() -> None:
@@ -61,26 +60,27 @@ async def test_an_answer_is_written_within_milliseconds(
             while server.node("n")["metadata"]["annotations"].get(STATUS) != f"done {number}":
                 await asyncio.sleep(0.0005)
             took.append(clock() - begin)
-    assert statistics.median(took) < 0.020, figures(took)
+    assert max(took) < 0.005  # some turns of the loop above
     assert len([request for request in server.requests if request.write]) <= 201
 
 
 async def test_a_fleet_comes_back_spread_out(tmp_path: Path) -> None:
-    """200 followers with the real pace lose their server for a second and find it again."""
+    """Sixty followers with the real pace lose their server for a second and find it again."""
     chance = random.Random(4).random
     async with ApiServer() as server, contextlib.AsyncExitStack() as stack:
         fleet = []
         for group in range(FLEET // 20):  # 20 share a client, because each costs 20 ms to build
             folder = tmp_path / str(group)
             folder.mkdir()
-            access = ClusterAccess(kubeconfig(folder, server.url))
+            clock = asyncio.get_running_loop().time
+            access = ClusterAccess(kubeconfig(folder, server.url), clock=clock)
             await stack.enter_async_context(access)
             for member in range(20):
                 name = f"n{group}-{member}"
                 server.add_node(name)
                 fleet.append(Follower(access, name, pace=FollowPace(), chance=chance))
         await stack.enter_async_context(running(*(seen.follower.run() for seen in fleet)))
-        await until(lambda: len(server.faults.watching) == FLEET, seconds=25)
+        await until(lambda: len(server.faults.watching) == FLEET)
         assert len(server.requests) == 2 * FLEET
 
         await server.stop()
@@ -88,7 +88,7 @@ async def test_a_fleet_comes_back_spread_out(tmp_path: Path) -> None:
         del server.requests[:]
         begin = asyncio.get_running_loop().time()
         await server.restart()
-        await until(lambda: len(server.faults.watching) == FLEET, seconds=25)
+        await until(lambda: len(server.faults.watching) == FLEET)
         times = sorted(request.time - begin for request in server.requests)
         assert all(seen.follower.fault is None for seen in fleet)
 
@@ -97,9 +97,3 @@ async def test_a_fleet_comes_back_spread_out(tmp_path: Path) -> None:
     assert len(times) <= 3 * FLEET, found
     assert times[-1] > 1.0, found
     assert max(tenths) <= FLEET / 2, found  # without jitter it would be all of them, twice
-
-
-def figures(took: list[float]) -> str:
-    """What a failure shows."""
-    cuts = statistics.quantiles(took, n=100)
-    return f"median {cuts[49] * 1000:.1f} ms, p99 {cuts[98] * 1000:.1f} ms"
