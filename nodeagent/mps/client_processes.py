@@ -1,8 +1,7 @@
-"""What /proc tells of a client process.
+"""What is seen of a client process.
 
 All of it is the process' own to choose, but for its user and its start: it may be of any length
-and hold any bytes. So little is read, less is kept, and nothing is shown that could act on a
-terminal.
+and hold any bytes. So little is kept, and nothing is shown that could act on a terminal.
 """
 
 from __future__ import annotations
@@ -14,110 +13,70 @@ from pathlib import Path
 
 from nodeagent.mps.clients import ClientFacts
 from nodeagent.mps.shares import SLOT_VARIABLE
+from nodeagent.processes import Process, environment_of, inspect, is_gone, name_of
 
-LARGEST_ENVIRONMENT = 8 * 1024**2  # bytes; the kernel's limit is 6 MiB, arguments included
 LONGEST_VALUE = 4096  # characters that are kept of one variable
 
 _PIPE_DIRECTORY = "CUDA_MPS_PIPE_DIRECTORY"
-_OF_MPS = b"CUDA_MPS_"
+_OF_MPS = "CUDA_MPS_"
+_LARGEST_CGROUP = 65_536  # bytes
 _CONTAINER = re.compile(r"[0-9a-f]{64}")
 
 
-def read_clients(pids: Iterable[int], proc_root: Path) -> tuple[ClientFacts, ...]:
+def read_clients(pids: Iterable[int]) -> tuple[ClientFacts, ...]:
     """Those that are still there, in this order. Blocks for some 0.2 ms each."""
-    found = (_read_client(pid, proc_root) for pid in pids)
+    found = (_read_client(pid) for pid in pids)
     return tuple(facts for facts in found if facts is not None)
 
 
-def start_time_of(pid: int, proc_root: Path) -> int | None:
-    """In clock ticks since boot; None when it is gone, or a zombie."""
-    found = _name_and_start(proc_root / str(pid))
-    return found[1] if found else None
-
-
-def _read_client(pid: int, proc_root: Path) -> ClientFacts | None:
-    proc = proc_root / str(pid)
-    found = _name_and_start(proc)
-    if found is None:
-        return None
-    name, start = found
-    try:
-        environment = _environment(proc)
-    except (FileNotFoundError, ProcessLookupError):
+def _read_client(pid: int) -> ClientFacts | None:
+    found = inspect(pid)
+    if not isinstance(found, Process):
         return None
     facts = ClientFacts(
         pid=pid,
-        uid=_user(proc),
-        command=name,
-        start_time=start,
-        environment=environment,
-        container=_container(proc),
+        uid=found.uids.effective,  # which the daemon goes by
+        command=name_of(pid),
+        start_time=found.identity.create_time,
+        environment=_environment(pid),
+        container=_container(pid),
     )
-    # Read once more: all of this was of one process, not of two that had the same number.
-    return facts if start_time_of(pid, proc_root) == start else None
+    # Asked once more: all of this was of one process, not of two that had the same number.
+    return None if is_gone(found.identity) else facts
 
 
-def _name_and_start(proc: Path) -> tuple[str, int] | None:
-    try:
-        # The command in brackets may contain anything, even brackets, blanks and line ends.
-        head, _, rest = (proc / "stat").read_bytes().rpartition(b")")
-        fields = rest.split()
-        if fields[0] in {b"Z", b"X"}:
-            return None
-        return _printable(head.partition(b"(")[2]), int(fields[19])
-    except (OSError, IndexError, ValueError):
-        return None
-
-
-def _user(proc: Path) -> int | None:
-    """The effective one, which the daemon goes by."""
-    try:
-        status = (proc / "status").read_bytes()
-    except OSError:
-        return None
-    match = re.search(rb"^Uid:\s+\d+\s+(\d+)", status, re.MULTILINE)
-    return int(match[1]) if match else None
-
-
-def _environment(proc: Path) -> Mapping[str, str] | None:
+def _environment(pid: int) -> Mapping[str, str] | None:
     """The variables of MPS; None when they cannot be known.
 
     Programs that rename themselves overwrite what is read here. A client has come to a daemon
     whose pipe directory is never the default, so an environment that does not name any is not the
     one that it had.
     """
-    try:
-        with (proc / "environ").open("rb") as file:
-            text = file.read(LARGEST_ENVIRONMENT + 1)
-    except (FileNotFoundError, ProcessLookupError):
-        raise
-    except OSError:
+    found = environment_of(pid, _OF_MPS, SLOT_VARIABLE)
+    if not isinstance(found, Mapping) or _PIPE_DIRECTORY not in found:
         return None
-    if len(text) > LARGEST_ENVIRONMENT:
-        return None
-    found: dict[str, str] = {}
-    for entry in text.split(b"\0"):
-        name, equals, value = entry.partition(b"=")
-        if equals and (name.startswith(_OF_MPS) or name == SLOT_VARIABLE.encode()):
-            # The first of several is the one that a program is given by the C library.
-            found.setdefault(os.fsdecode(name)[:100], _text(value))
-    return found if _PIPE_DIRECTORY in found else None
+    return {
+        name[:100]: _text(value)
+        for name, value in found.items()
+        if name.startswith(_OF_MPS) or name == SLOT_VARIABLE
+    }
 
 
-def _container(proc: Path) -> str:
-    """The short id of the container that it runs in, as `docker ps` shows it; "" for none."""
+def _container(pid: int) -> str:
     try:
-        with (proc / "cgroup").open("rb") as file:
-            text = file.read(65_536).decode("ascii", errors="replace")
+        with Path(f"/proc/{pid}/cgroup").open("rb") as file:
+            return container_in(file.read(_LARGEST_CGROUP).decode("ascii", errors="replace"))
     except OSError:
         return ""
-    ids = _CONTAINER.findall(text)
+
+
+def container_in(cgroup: str) -> str:
+    """The short id of the container that has this cgroup file, as `docker ps` shows it; "" for
+    none.
+    """
+    ids = _CONTAINER.findall(cgroup)
     return ids[-1][:12] if ids else ""
 
 
-def _text(value: bytes) -> str:
-    return value[:LONGEST_VALUE].decode(errors="replace")
-
-
-def _printable(value: bytes) -> str:
-    return "".join(c if c.isprintable() else "?" for c in value.decode(errors="replace"))
+def _text(value: str) -> str:
+    return os.fsencode(value)[:LONGEST_VALUE].decode(errors="replace")

@@ -10,7 +10,6 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from types import TracebackType
 from typing import Protocol, Self
 
@@ -73,13 +72,11 @@ class ClientWatch:
         report: Callable[[str, Offence], None],
         deadline: float,
         grace: float,
-        proc_root: Path = Path("/proc"),
     ) -> None:
         self._listed = listed
         self._report = report
         self._deadline = deadline
         self._grace = grace
-        self._proc_root = proc_root
         self._since: dict[tuple[Process, OffenceKind], float] = {}  # offences that last
         self._not_before: dict[Process, float] = {}
         self._endings: dict[Process, asyncio.Task[None]] = {}
@@ -132,7 +129,7 @@ class ClientWatch:
         pids = {**named, **dict.fromkeys(pid for pid in memory if pid not in ours)}
         if not pids:
             return ()
-        found = await asyncio.to_thread(read_clients, pids, self._proc_root)
+        found = await asyncio.to_thread(read_clients, pids)
         known = [
             replace(facts, memory_used=memory.get(facts.pid))
             for facts in found

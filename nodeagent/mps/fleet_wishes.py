@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from pathlib import Path
 
 from nodeagent.errors import NodeagentError, StillInUse
 from nodeagent.mps.directories import remove_directories
@@ -17,6 +16,7 @@ from nodeagent.mps.lifecycle.values import (
 from nodeagent.mps.supervisor import Supervisor
 from nodeagent.mps.surroundings import Surroundings
 from nodeagent.mps.timing import Timing
+from nodeagent.processes import name_of
 
 _NO_PROCESS = frozenset({Phase.DOWN, Phase.BACKOFF, Phase.FAILED})
 _KILLS = 3  # repeated kills, after which its end is not waited for any longer
@@ -217,8 +217,5 @@ def _named(supervisor: Supervisor) -> str:
 
 
 def _with_command(pid: int) -> str:
-    try:
-        command = Path(f"/proc/{pid}/comm").read_text(errors="replace").strip()
-    except OSError:
-        return f"pid {pid}"
-    return f"pid {pid} ({''.join(c for c in command if c.isprintable())})"
+    name = name_of(pid)
+    return f"pid {pid} ({name})" if name else f"pid {pid}"

@@ -6,12 +6,12 @@ that user's, and is no client of a server: then it waits, and may wait for ever.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
 from nodeagent.mps.log_lines import ClientCame
+from nodeagent.processes import Process, ProcessIdentity, command_of, inspect, is_gone
 
 SURE_AFTER = 1.0  # seconds without a server of its user, after which a program is held to wait
 MOST = 64  # that are looked at; a user who makes more gets no more attention
@@ -88,21 +88,16 @@ def _is_kept_out(who: Waiting, server_uid: int | None, has_server: bool) -> bool
 
 
 def _is_alive(who: Waiting) -> bool:
-    now = _who(who.pid, who.uid)
-    return now is not None and now.start_time == who.start_time
+    return not is_gone(ProcessIdentity(who.pid, who.start_time))
 
 
 def _who(pid: int, uid: int) -> Waiting | None:
     """The process with this number, if it is this user's."""
-    proc = Path(f"/proc/{pid}")
-    try:
-        fields = (proc / "stat").read_text(errors="replace").rpartition(")")[2].split()
-        status = (proc / "status").read_text(errors="replace")
-        words = (proc / "cmdline").read_bytes().split(b"\0")
-    except OSError:
+    found, words = inspect(pid), command_of(pid)
+    if not isinstance(found, Process) or not isinstance(words, tuple):
         return None
-    uids = next(line for line in status.splitlines() if line.startswith("Uid:")).split()[1:]
-    if fields[0] in "ZX" or str(uid) not in uids:
+    if uid not in {found.uids.real, found.uids.effective, found.uids.saved}:
         return None
-    command = "".join(c for c in Path(os.fsdecode(words[0])).name if c.isprintable())
-    return Waiting(pid, uid, command[-_LONGEST_COMMAND:], int(fields[19]))
+    name = Path(words[0]).name if words else ""
+    command = "".join(c for c in name if c.isprintable())[-_LONGEST_COMMAND:]
+    return Waiting(pid, uid, command, found.identity.create_time)

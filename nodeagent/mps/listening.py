@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from itertools import islice
-from pathlib import Path
 
 from nodeagent.mps.asking import Seen, SeenServer
 from nodeagent.mps.daemon_log import DaemonLog, LogRefused
@@ -34,6 +33,7 @@ from nodeagent.mps.log_lines import (
 )
 from nodeagent.mps.log_watch import LogWatch
 from nodeagent.mps.shares import DaemonSpec
+from nodeagent.processes import identify as process_of
 
 SHOWN = 4  # lines of the log that a report shows
 EARLIER = 1 << 16  # bytes of an adopted daemon's log that may tell who waits since before
@@ -198,7 +198,7 @@ class Listener:
                 "status 0 before it took any client; so it ends when its user may not pass a "
                 "directory above the pipe directory"
             )
-        left = [c for c in self._clients.get(fact.pid, ()) if Path(f"/proc/{c}").exists()]
+        left = [c for c in self._clients.get(fact.pid, ()) if process_of(c) is not None]
         if left:
             return f"its clients have lost it: pid {', '.join(map(str, left))}"
         return ""

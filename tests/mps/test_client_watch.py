@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import shutil
 import subprocess
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
@@ -66,7 +66,7 @@ class Watch(ClientWatch):
     figures of memory that it is to find; but for those that are `unlisted`, and with `hidden` ones.
     """
 
-    def __init__(self, *, grace: float = 5.0, proc_root: Path = Path("/proc")) -> None:
+    def __init__(self, *, grace: float = 5.0) -> None:
         self.told: list[tuple[str, Offence]] = []
         self.used: dict[int, int] = {}
         self.asked: list[str] = []
@@ -79,7 +79,6 @@ class Watch(ClientWatch):
             report=lambda device, offence: self.told.append((device, offence)),
             deadline=5.0,
             grace=grace,
-            proc_root=proc_root,
         )
 
     async def _memory_of(self, device: str) -> Mapping[int, int | None]:
@@ -436,23 +435,32 @@ async def test_who_cannot_be_ended(rig: Rig, start_client: Start) -> None:
     assert rig.log().count("terminate_client") == 1
 
 
-async def test_whose_environment_is_not_known(
-    rig: Rig, start_client: Start, tmp_path: Path
-) -> None:
+_NAMELESS = """
+import os, sys
+sys.path.insert(0, {root!r})
+os.environ["CUDA_MPS_PIPE_DIRECTORY"] = {pipes!r}
+from nodeagent.simulation.mps.client_process import main
+main([])
+"""
+
+
+async def test_whose_environment_is_not_known(rig: Rig) -> None:
     """Is reported, and never ended for it: it may well have its share."""
     start(rig, TERMINATE)
-    client = start_client(**slot("small-0"))
-    proc = tmp_path / str(client.pid)
-    proc.mkdir()
-    for name in ("stat", "status"):
-        shutil.copyfile(f"/proc/{client.pid}/{name}", proc / name)
-    (proc / "environ").write_bytes(b"python: training\0\0\0")
-    async with asking(rig) as control, Watch(proc_root=tmp_path) as watch:
-        [state] = await look(watch, running(rig, TERMINATE, control))
-        await watch.settle()
-    assert watch.kinds() == [(client.pid, "unreadable")]
-    assert (state.share, state.memory_limit) == ("", 40 * GIB)
-    assert not gone(client.pid)
+    script = _NAMELESS.format(root=str(Path(__file__).parents[2]), pipes=str(rig.pipes))
+    with subprocess.Popen(
+        [sys.executable, "-ISc", script], env={}, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as client:
+        assert client.stdout
+        assert b"connected" in client.stdout.readline()
+        assert b"limit" in client.stdout.readline()  # it was accepted
+        async with asking(rig) as control, Watch() as watch:
+            [state] = await look(watch, running(rig, TERMINATE, control))
+            await watch.settle()
+        assert watch.kinds() == [(client.pid, "unreadable")]
+        assert (state.share, state.memory_limit) == ("", 40 * GIB)
+        assert client.poll() is None
+        client.communicate(b"exit\n")
 
 
 async def test_a_share_for_all(rig: Rig, start_client: Start) -> None:

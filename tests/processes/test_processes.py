@@ -17,6 +17,7 @@ from nodeagent.processes import (
     ProcessIdentity,
     command_of,
     environment_of,
+    groups_of,
     identify,
     inspect,
     is_gone,
@@ -201,3 +202,12 @@ def test_hidden_says_why() -> None:
     with strange(shown=16 << 20) as process:
         found = environment_of(process.pid, "A")
     assert found == Hidden(f"process {process.pid} has more than 8 MiB of environment")
+
+
+@as_root
+def test_groups() -> None:
+    """The effective one, and the others in order."""
+    with subprocess.Popen(["sleep", "60"], group=7, extra_groups=[30, 7, 5]) as process:
+        assert groups_of(process.pid) == (7, (5, 7, 30))
+        process.kill()
+    assert groups_of(process.pid) is None
