@@ -49,6 +49,7 @@ from nodeagent.health.told import cause_of_xid
 from nodeagent.health.xids import XidTable
 from nodeagent.planning.observed import Access, ObservedNode
 from nodeagent.planning.plan import NodePlan
+from nodeagent.planning.problems import Problem
 from nodeagent.planning.steps import ResetGpu, Step
 from nodeagent.reconciling.event_log import EventLog, EventType
 from nodeagent.sources.xid_file import xid_table
@@ -99,6 +100,7 @@ class HealthPart:
         boot_id: Callable[[], str] = boot.boot_id,
     ) -> None:
         self.state = HealthState()
+        self.problems: tuple[Problem, ...] = ()  # what cannot be read
         self._places = places
         self._events = events
         self._seen = seen
@@ -292,8 +294,13 @@ class HealthPart:
             self._places.kernel_log,
             deliver=lambda xids: self._judge(self._reading(xids=xids)),
             uptime=lambda: self._now().uptime,
+            report=self._kernel_log_is,
         )
         await errors.run(since=self._log_from)
+
+    def _kernel_log_is(self, problem: Problem | None) -> None:
+        self.problems = () if problem is None else (problem,)
+        self._changed()
 
     async def _follow_bus(self) -> None:
         while self._places.pci_bus is not None:

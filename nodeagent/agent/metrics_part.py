@@ -75,6 +75,7 @@ class MetricsPart:
         on_round: Iterable[Callable[[Round], None]] = (),
         on_events: Iterable[Callable[[tuple[Event, ...]], None]] = (),
         on_listener: Callable[[Answer], None] = lambda _: None,
+        on_problems: Callable[[], None] = lambda: None,
         held: Callable[[], frozenset[str]] = frozenset,
         owners: OwnersOf | None = None,
     ) -> None:
@@ -101,6 +102,7 @@ class MetricsPart:
             on_processes=self._processes,
             on_events=(self._heard, *on_events),
             on_listener=on_listener,
+            on_problems=on_problems,
             held=held,
             begin=begin,
         )

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import replace
 
 import structlog
 
@@ -21,6 +22,7 @@ from nodeagent.gpu.sampling.sampler import Pace, Sampler
 from nodeagent.health.readings import Answer
 from nodeagent.metrics.agent_metrics import ReaderState
 from nodeagent.metrics.catalogue import Field, TextField
+from nodeagent.planning.problems import Code, Problem
 from nodeagent.planning.steps import Step
 from nodeagent.settings import SampleSettings
 
@@ -28,6 +30,7 @@ log = structlog.get_logger(__name__)
 
 _CALM = 0.05  # seconds between a step and the round that looks at what came of it
 _FIRST = 0.1  # seconds between looks whether the driver was started
+_PASSING = 3  # samples of what is read seldom, for which a reader may fail
 _PROCESSES = 5.0  # seconds at least between two lists of processes
 
 
@@ -36,7 +39,8 @@ class SamplingPart:
     was tried, and before nothing is read.
 
     Of `on_round`, `on_processes` and `on_events` each is called with what was read, `on_listener`
-    when events stop or begin to arrive. `held` are UUIDs of GPUs of which nothing is to be asked.
+    when events stop or begin to arrive, `on_problems` when `problems` are others. `held` are UUIDs
+    of GPUs of which nothing is to be asked.
     """
 
     def __init__(
@@ -48,6 +52,7 @@ class SamplingPart:
         on_processes: Callable[[tuple[ProcessLook, ...]], None],
         on_events: Sequence[Callable[[tuple[Event, ...]], None]] = (),
         on_listener: Callable[[Answer], None] = lambda _: None,
+        on_problems: Callable[[], None] = lambda: None,
         held: Callable[[], frozenset[str]] = frozenset,
         begin: Callable[[], Awaitable[object]],
     ) -> None:
@@ -71,6 +76,11 @@ class SamplingPart:
         self._events = EventListener(driver, Timing(deadline=settings.deadline))
         self._deaf: str | None = None  # why events are not heard, as it was told last
         self._problems: dict[str, tuple[str, ...]] = {}  # as they were told last
+        self.problems: tuple[Problem, ...] = ()
+        self._on_problems = on_problems
+        self._patience = _PASSING * settings.slow_interval
+        self._failing: dict[ReaderState, float] = {}  # since when
+        self._silent: set[str] = set()  # GPUs by UUID of which health says that nothing is read
         self._due = asyncio.Event()
 
     def select(self, fields: Iterable[Field], texts: Iterable[TextField]) -> None:
@@ -155,6 +165,7 @@ class SamplingPart:
             if why and self._problems.get(uuid) != why:
                 self._problems[uuid] = why
                 log.warning("a GPU tells less than it should", gpu=uuid, why=why)
+        self._judge_readers(found)
         failure = self._events.failure
         deaf = failure.message if failure is not None else None
         if deaf != self._deaf:
@@ -163,6 +174,35 @@ class SamplingPart:
                 log.info("what happens to the GPUs is heard again")
             else:
                 log.warning("what happens to the GPUs is not heard", error=deaf)
+
+    def _judge_readers(self, found: Round) -> None:
+        """A reader that fails for long is a problem, unless its GPU does not answer at all."""
+        now = asyncio.get_running_loop().time()
+        for gpu in found.gpus:
+            if gpu.answer is not None:
+                known = self._silent.discard if gpu.answer.silence is None else self._silent.add
+                known(gpu.uuid)
+        failing = [
+            replace(reader, age=None, duration=None)
+            for reader in found.readers
+            if not reader.succeeded and reader.age is not None and reader.uuid not in self._silent
+        ]
+        self._failing = {reader: self._failing.get(reader, now) for reader in failing}
+        lasting = [r for r, since in self._failing.items() if now - since >= self._patience]
+        problems = tuple(dict.fromkeys(map(self._problem_of, lasting)))
+        if problems != self.problems:
+            self.problems = problems
+            self._on_problems()
+
+    def _problem_of(self, reader: ReaderState) -> Problem:
+        why = "; ".join(self._problems.get(reader.uuid, ()))
+        what = f"GPU {reader.gpu}" if reader.gpu else "the driver"
+        return Problem(
+            Code.READER,
+            f"not all values of {what} can be read{f': {why}' if why else ''}",
+            "look for NVRM lines in the kernel log (dmesg)",
+            gpu=reader.uuid,
+        )
 
     def _waited(self) -> None:
         answer = self._events.answer

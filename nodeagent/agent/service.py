@@ -43,6 +43,7 @@ from nodeagent.kubelet.process_owners import ProcessOwners
 from nodeagent.kubelet.process_pods import ProcessPods
 from nodeagent.kubernetes.presence import is_in_cluster
 from nodeagent.planning.plan import Policy
+from nodeagent.planning.problems import Problem
 from nodeagent.reconciling.attempts import Backoff
 from nodeagent.reconciling.event_log import EventLog, EventType
 from nodeagent.reconciling.heartbeats import Heartbeats
@@ -213,8 +214,13 @@ class Agent:
             on_plan=self._mps.plan_accepted,
             surroundings=self._cluster.surroundings if self._cluster else None,
             on_round=self._metrics.round_over,
-            own_problems=lambda: self._own_files.problems,
+            own_problems=self._own_problems,
         )
+
+    def _own_problems(self) -> tuple[Problem, ...]:
+        """What is wrong with the agent's files, and what it cannot read."""
+        readers = (*self._health.problems, *self._metrics.sampling.problems)
+        return (*self._own_files.problems, *readers)
 
     def _make_cluster(self) -> ClusterPart | None:
         if not self._in_cluster:
@@ -287,6 +293,7 @@ class Agent:
             on_round=(self._health.took,),
             on_events=(self._health.heard,),
             on_listener=self._health.listener_is,
+            on_problems=lambda: self._reconciler.nudge("a reader failed or reads again"),
             held=lambda: self._health.held,
             owners=self._owners_of(),
         )

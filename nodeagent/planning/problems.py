@@ -35,6 +35,7 @@ class Code(StrEnum):
     MPS_CLIENT = "MpsClient"  # of a client's own making; the node is as planned all the same
     DRIVER = "Driver"
     DRIVER_MISSING = "DriverMissing"  # its library is not there
+    READER = "Reader"  # something cannot be read, so that what it would say is missing
     METRICS = "Metrics"  # some of what was asked for is not exported; nothing else is the matter
     # the agent itself
     SOURCE_MISSING = "SourceMissing"  # the file that should hold the plan is not there

@@ -214,6 +214,18 @@ def _waiting(seen: Seen) -> Iterator[Matter]:
     return _problems(seen, lambda code: code in WAITING)
 
 
+def _users_unknown(seen: Seen) -> Iterator[Matter]:
+    """The kubelet, or the driver, does not say who uses what."""
+    for gpu in seen.state.observed.gpus:
+        usages = (gpu.usage, *(c.usage for i in gpu.instances for c in i.compute))
+        unknown = next((usage for usage in usages if not usage.known), None)
+        if gpu.access is Access.OK and unknown is not None:
+            why = f": {unknown.reason}" if unknown.reason else ""
+            text = f"It is not known who uses GPU {gpu.index}{_end(why)}"
+            remedy = "Until it is, what it has counts as in use. Run `nodeagent check`."
+            yield Matter(text, remedy, gpu.uuid, Code.READER.value)
+
+
 def _shown_only(seen: Seen) -> Iterator[Matter]:
     return _problems(seen, lambda code: code in SHOWN_ONLY)
 
@@ -314,8 +326,9 @@ RANKING: Final[tuple[tuple[Severity, Finder], ...]] = (
     (Severity.WARNING, _phase_alone),
     (Severity.WARNING, _cluster),  # the API server cannot be reached, or has no such Node
     (Severity.WARNING, _note),  # the plan is gone; the last good one counts
+    (Severity.WARNING, _users_unknown),  # what has them counts as in use
     (Severity.WARNING, _degraded),
-    (Severity.WARNING, _shown_only),  # MPS clients, metrics
+    (Severity.WARNING, _shown_only),  # MPS clients, metrics, readers, the agent's files
     (Severity.WARNING, _mps_troubles),  # daemons that are started again, or take nobody new
     (Severity.INFO, _not_seen_yet),
     (Severity.INFO, _working),

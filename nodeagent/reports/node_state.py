@@ -41,7 +41,14 @@ WAITING = frozenset(
 # What a client of MPS does wrong, a metric that is not exported, or a file of the agent's own that
 # was lost leaves the node as planned.
 SHOWN_ONLY = frozenset(
-    {Code.MPS_CLIENT, Code.METRICS, Code.STATE_FILE, Code.RUN_DIRECTORY, Code.SOURCE_MISSING}
+    {
+        Code.MPS_CLIENT,
+        Code.METRICS,
+        Code.READER,
+        Code.STATE_FILE,
+        Code.RUN_DIRECTORY,
+        Code.SOURCE_MISSING,
+    }
 )
 
 

@@ -161,3 +161,35 @@ def test_an_xid_is_logged_with_its_gpu_by_both_names(tmp_path: Path) -> None:
         logged = {(line["source"], line["gpu"], line["pci"]) for line in lines if "xid" in line}
     assert logged == {(source, gpu["uuid"], gpu["pciBusId"]) for source in ("nvml", "kernelLog")}
     os.close(kernel)
+
+
+def test_a_kernel_log_that_cannot_be_read_is_in_the_headline(tmp_path: Path) -> None:
+    """XIDs may be missed, so the node does not look well; the plan is not concerned."""
+    write_plan(tmp_path, "{3g.40gb: 2}")
+    with agent(tmp_path, NODEAGENT_HEALTH_KERNEL_LOG=f"{tmp_path}/kmsg") as process:
+        status = process.until(
+            lambda body: body["phase"] == "InSync" and body["headline"]["severity"] == "warning"
+        )
+        assert status["headline"]["code"] == "Reader"
+        assert status["headline"]["text"].startswith(f"{tmp_path}/kmsg cannot be opened")
+        assert "CAP_SYSLOG" in status["headline"]["remedy"]
+        assert [problem["code"] for problem in status["problems"]] == ["Reader"]
+
+
+def test_values_that_cannot_be_read_are_in_the_headline(tmp_path: Path) -> None:
+    """Once they have been missing for some samples, and until they are read again."""
+    write_plan(tmp_path, "{3g.40gb: 2}")
+    with agent(
+        tmp_path, NODEAGENT_SAMPLE_INTERVAL="0.1", NODEAGENT_SAMPLE_SLOW_INTERVAL="0.1"
+    ) as process:
+        process.until(lambda body: body["headline"]["severity"] == "ok")
+        simulated = ["--simulate", "h100-80gb:1", "--state", f"{tmp_path}/node.json"]
+        fault = [sys.executable, "-m", "nodeagent", "simulate", "fault", *simulated]
+        subprocess.run([*fault, "nvmlDeviceGetFanSpeed*", "UNKNOWN"], check=True)
+        subprocess.run([*fault, "nvmlDeviceGetPowerUsage", "UNKNOWN"], check=True)
+        status = process.until(lambda body: body["headline"]["severity"] == "warning")
+        assert status["headline"]["code"] == "Reader"
+        assert status["headline"]["text"].startswith("Not all values of GPU 0 can be read")
+        assert status["phase"] == "InSync"
+        subprocess.run([*fault, "--clear"], check=True)
+        process.until(lambda body: body["headline"]["severity"] == "ok")

@@ -19,7 +19,7 @@ from nodeagent.health.readings import (
     XidEvent,
 )
 from nodeagent.health.state import HealthState
-from nodeagent.planning.observed import Access, ObservedNode
+from nodeagent.planning.observed import Access, ObservedNode, Usage
 from nodeagent.planning.problems import Code, Problem
 from nodeagent.reports.cluster_state import ClusterState
 from nodeagent.reports.headline import Headline, Severity, headline, headline_json
@@ -52,6 +52,7 @@ DEGRADED = health(GpuReading(FIRST, 0, inforom_corrupt=True))
 AWAY = ClusterState("https://10.0.0.1", False, problem="the API server is away", remedy="wait")
 FAILED = Problem(Code.STEP_FAILED, "a step failed", "mend it", gpu=FIRST)
 CLIENT = Problem(Code.MPS_CLIENT, "a client has no share")
+STRANGE = replace(OBSERVED.gpus[1], usage=Usage(known=False, reason="the kubelet is away"))
 BACKOFF = replace(DAEMON, phase="Backoff", why="it ended")
 
 # From the worst to the best: whatever comes later is outweighed by what comes earlier.
@@ -70,6 +71,7 @@ KINDS: tuple[tuple[Severity, str, dict[str, object]], ...] = (
     (WARNING, "InUse", {"phase": Phase.BLOCKED, "problems": BLOCKED.problems}),
     (WARNING, "Cluster", {"cluster": AWAY}),
     (WARNING, "PlanMissing", {"note": "the plan is gone", "digest": IN_SYNC.digest}),
+    (WARNING, "Reader", {"observed": ObservedNode((OBSERVED.gpus[0], STRANGE))}),
     (WARNING, "InforomCorrupt", {"health": DEGRADED}),
     (WARNING, "MpsClient", {"problems": (CLIENT,)}),
     (WARNING, "Mps", {"mps": (BACKOFF,)}),
@@ -154,6 +156,13 @@ def test_a_silent_gpu_of_the_plan_is_an_error() -> None:
     problem = Problem(Code.GPU_UNKNOWN, "GPU 1 does not answer", "wait", gpu=SECOND)
     assert of(node(silent)).severity is WARNING
     assert of(node({**silent, "problems": (problem,)})).severity is ERROR
+
+
+def test_users_that_are_not_known() -> None:
+    """Why, and on which GPU."""
+    found = of(node({"observed": ObservedNode((OBSERVED.gpus[0], STRANGE))}))
+    assert found.text == "It is not known who uses GPU 1: the kubelet is away."
+    assert found.gpu == SECOND
 
 
 def test_before_the_first_look() -> None:

@@ -16,6 +16,10 @@ from typing import Final
 from nodeagent.errors import NodeagentError
 
 DEVICE: Final = Path("/dev/kmsg")
+REMEDY: Final = (
+    "give the agent CAP_SYSLOG, and in a pod the device /dev/kmsg; until then XIDs are known from "
+    "NVML's events alone"
+)
 
 _DRIVER = b"NVRM"  # what all lines of NVIDIA's driver begin with
 _RECORD = 16 * 1024  # bytes; the kernel's longest record has 8 KiB
@@ -50,8 +54,7 @@ class KernelLog:
         except OSError as error:
             raise NodeagentError(
                 f"{self._path} cannot be opened: {error.strerror}",
-                remedy="XIDs are then known from NVML's events alone; it takes CAP_SYSLOG, and in "
-                "a pod the device",
+                remedy=REMEDY,
             ) from error
         try:
             asyncio.get_running_loop().add_reader(file, self._read)
