@@ -34,6 +34,8 @@ class Asked:
         extra = {NODE_NAME: [self.node]} if self.node else {}
         user = {"username": self.user, **({"extra": extra} if extra else {})}
         request = {"operation": self.operation, "userInfo": user, "namespace": self.namespace}
+        if "/" in self.resource:
+            request["subResource"] = self.resource.partition("/")[2]
         return {
             "request": json_to_cel(request),
             "object": json_to_cel(self.after),

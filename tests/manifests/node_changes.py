@@ -73,6 +73,13 @@ def condition(kind: str, *others: Object) -> Object:
 
 READY = NODE["status"]["conditions"][0]
 MARK = {"nodeagent.io/cordoned": "true"}
+MANAGED = {
+    "manager": "tester",
+    "operation": "Update",
+    "apiVersion": "v1",
+    "fieldsType": "FieldsV1",
+    "fieldsV1": {"f:metadata": {"f:labels": {"f:kubernetes.io/hostname": {}}}},
+}
 ADDRESS = {"type": "InternalIP", "address": "10.0.0.1"}
 
 ALLOWED = (
@@ -163,5 +170,11 @@ DENIED = (
     Change("another's condition gone", condition("GPUHealthy"), "are the agent's", status=True),
     Change("a new condition", condition("DiskFull", READY), "are the agent's", status=True),
     Change("a label by the status", labelled(**{"other.io__x": "1"}), "no label", status=True),
+    Change(
+        "who set what, wiped",
+        {"metadata": {"managedFields": [{}]}},
+        "managedFields are not an agent's",
+        before={**NODE, "metadata": {**NODE["metadata"], "managedFields": [MANAGED]}},
+    ),
     Change("all conditions gone", {"status": {"conditions": None}}, "are the agent's", status=True),
 )

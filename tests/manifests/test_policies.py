@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import copy
 import functools
+import re
 from typing import Any
 
 import pytest
 
 from nodeagent.disturbance.client_labels import CLIENTS
 from tests.manifests.admission import AGENT, AdmissionPolicy, Asked
-from tests.manifests.node_changes import ALLOWED, DENIED, NODE, PAUSED, Change
+from tests.manifests.node_changes import ALLOWED, DENIED, NODE, PAUSED, Change, annotated
 from tests.manifests.rendering import one, written
 from tests.simulated_cluster.patching import merged
 
@@ -69,6 +70,84 @@ def test_everything_else_is_denied(change: Change) -> None:
     assert denials
 
 
+# --- managedFields ------------------------------------------------------------------------------
+
+KUBELET = {
+    "manager": "kubelet",
+    "operation": "Update",
+    "subresource": "status",
+    "fieldsV1": {"f:status": {"f:conditions": {'k:{"type":"Ready"}': {"f:status": {}}}}},
+}
+CONTROLLER = {
+    "manager": "kube-controller-manager",
+    "operation": "Update",
+    "fieldsV1": {"f:metadata": {"f:labels": {"f:a": {}}}, "f:spec": {"f:podCIDR": {}}},
+}
+HAND = {
+    "manager": "kubectl-annotate",
+    "operation": "Update",
+    "fieldsV1": {"f:metadata": {"f:annotations": {".": {}, "f:nodeagent.io/status": {}}}},
+}
+OURS = {
+    "manager": "nodeagent",
+    "operation": "Update",
+    "fieldsV1": {"f:metadata": {"f:annotations": {"f:nodeagent.io/layout": {}}}},
+}
+ANCIENT = {
+    "manager": "ancient-changes",
+    "operation": "Update",
+    "fieldsV1": CONTROLLER["fieldsV1"],
+}
+MANAGERS = [KUBELET, CONTROLLER, HAND, OURS]
+
+
+def _of_managers(after: list[Any] | None, *, status: bool = False) -> list[str]:
+    """What is said to a write of the agent's status after which there are these managers."""
+    before = copy.deepcopy(NODE)
+    before["metadata"]["managedFields"] = MANAGERS
+    patch = annotated(nodeagent__status="{}")
+    patch["metadata"]["managedFields"] = after
+    change = Change("", patch, before=before, status=status)
+    return policy("nodeagent-own-node").denials(_asked(change))
+
+
+@pytest.mark.parametrize(
+    "after",
+    [
+        MANAGERS,
+        [KUBELET, CONTROLLER, OURS],  # the agent took over what somebody wrote by hand
+        [KUBELET, HAND, OURS, ANCIENT],  # one was joined to those of old
+        [KUBELET, CONTROLLER, HAND],  # its own
+    ],
+)
+def test_what_a_write_does_to_managed_fields_is_let_through(after: list[Any]) -> None:
+    """The API server moves and joins managers by itself."""
+    assert _of_managers(after) == []
+
+
+@pytest.mark.parametrize(
+    ("after", "whose"),
+    [
+        (None, "kubelet"),
+        ([{}], "kubelet"),
+        ([OURS], "kubelet"),
+        ([KUBELET, HAND, OURS], "kube-controller-manager"),
+        ([KUBELET, {**CONTROLLER, "fieldsV1": {"f:spec": {"f:podCIDR": {}}}}], "kube-controller"),
+        ([{**KUBELET, "fieldsV1": {"f:status": {}}}, CONTROLLER, HAND], "kubelet"),
+        ([KUBELET, {**CONTROLLER, "fieldsV1": {}}, HAND], "kube-controller-manager"),
+    ],
+)
+def test_managed_fields_are_not_wiped(after: list[Any] | None, whose: str) -> None:
+    """Not all of them, not one manager's, and not a part of one's."""
+    (denied,) = _of_managers(after)
+    assert f"not an agent's to change: those of {whose}" in denied
+
+
+def test_a_status_cannot_touch_managed_fields() -> None:
+    """The API server ignores what a write of a sub-resource says of them."""
+    assert _of_managers([], status=True) == []
+
+
 def test_nobody_else_is_concerned() -> None:
     """Who is not the agent may do all this, as far as this policy goes."""
     for change in DENIED:
@@ -104,6 +183,17 @@ def test_events_are_about_the_agents_own_node() -> None:
     (denied,) = events.denials(Asked("UPDATE", "events", own, _event("Node", "gpu-1")))
     assert "another's Event" in denied
     assert events.denials(Asked("CREATE", "events", own, node="")) != []
+
+
+def test_every_kind_that_an_expression_is_checked_for_has_its_fields() -> None:
+    """The API server checks types for every kind of the resource's name, in any group: what is not
+    in all of them is asked by dyn(), or it warns.
+    """
+    in_both = {"metadata", "reason", "type", "action", "series", "reportingController"}
+    (document, _) = written("base/event-policy.yaml")
+    for one_of in (*document["spec"]["variables"], *document["spec"]["validations"]):
+        for text in (one_of["expression"], one_of.get("messageExpression", "")):
+            assert set(re.findall(r"\b(?:object|oldObject)\.(\w+)", text)) <= in_both
 
 
 # --- pods ---------------------------------------------------------------------------------------
