@@ -23,7 +23,14 @@ def documented(board: str) -> dict[str, str]:
     return {row[0]: row[column] for row in rows[1:]}
 
 
-@pytest.mark.parametrize("board", ["h100-80gb", "a30", "t4"])
+@pytest.mark.parametrize(
+    "board",
+    [
+        "h100-80gb",
+        pytest.param("a30", marks=pytest.mark.full),
+        pytest.param("t4", marks=pytest.mark.full),
+    ],
+)
 def test_as_documented(board: str) -> None:
     """None is ever half-done, and each ends as the page says."""
     with ProcessPoolExecutor(1) as second_process:

