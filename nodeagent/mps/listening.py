@@ -118,7 +118,9 @@ class Listener:
             self._reading = self._loop.call_later(_QUIET, self._read)
 
     def _read(self) -> None:
-        self._reading = None
+        if self._reading is not None:
+            self._reading.cancel()
+            self._reading = None
         if self._log is None:
             return
         with suppress(OSError):
@@ -207,6 +209,8 @@ class Listener:
 
     def judge(self, seen: Seen, state: State) -> Iterator[Event]:
         """What an answer says about servers, and about those who wait."""
+        if any(server.status is ServerStatus.FAULT for server in seen.servers):
+            self._read()  # who caused it was written before, and may not have been read yet
         listed = [server.pid for server in seen.servers]
         if state.server is not None and state.server.pid not in listed:
             yield ServerGone(self._run, state.server.pid)

@@ -10,7 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from nodeagent.mps.lifecycle.values import Event, Phase, ServerGone, State
+from nodeagent.mps.asking import Seen, SeenServer
+from nodeagent.mps.lifecycle.values import (
+    Event,
+    Phase,
+    ServerGone,
+    ServerSeen,
+    ServerStatus,
+    State,
+)
 from nodeagent.mps.listening import Listener
 from nodeagent.mps.log_watch import LogWatch
 from nodeagent.mps.shares import DaemonSpec
@@ -62,3 +70,28 @@ async def _longest_turn(seconds: float) -> float:
         await asyncio.sleep(0.005)
         longest = max(longest, time.monotonic() - now)
     return longest
+
+
+async def test_who_caused_a_fault_is_read_before_it_is_told(tmp_path: Path) -> None:
+    """An answer may come before the log has been looked at, which names the client."""
+    log = tmp_path / "daemon.log"
+    log.write_bytes(b"")
+    spec = DaemonSpec("GPU-1", 1000, 1000, str(tmp_path), str(tmp_path), None, 100.0)
+    state = State(phase=Phase.READY, running=spec)
+    async with LogWatch() as watch:
+        listener = Listener(
+            1,
+            spec,
+            os.getpid(),
+            watch=watch,
+            log_size=1 << 22,
+            tell=lambda _: None,
+            state=lambda: state,
+            adopted=False,
+        )
+        with log.open("a") as file:
+            file.write("[x Server 50] Client process 4711 encountered a fatal GPU error.\n")
+        faulted = SeenServer(50, ServerStatus.FAULT, (), None, 100.0)
+        told = list(listener.judge(Seen((faulted,), None, 100.0), state))
+        listener.close()
+    assert [e.server.culprit for e in told if isinstance(e, ServerSeen)] == [4711]

@@ -25,9 +25,14 @@ def server_seen(state: State, server: Server, now: float, policy: Policy) -> Ste
     """The daemon says of its server what it did not say before."""
     if server == state.server:
         return Step(state)
-    new = state.server is None or state.server.pid != server.pid
+    before = state.server
+    new = before is None or before.pid != server.pid
+    named = server.culprit is not None and (before is None or before.culprit != server.culprit)
     reports = _wrong_user(state, server) if new else ()
     state = replace(state, server=server)
+    if named and state.phase is Phase.FAULT and state.ending is Ending.NO:
+        fault = server_fault(state, server)
+        return Step(fault.state, (*reports, *fault.actions))
     after = _server_changed(state, server, now, policy, new=new)
     return Step(after.state, (*reports, *after.actions))
 

@@ -352,6 +352,18 @@ def test_who_caused_a_fault(ready: Life) -> None:
     assert "server 50 had a fatal fault of client 99 and takes no client" in report.message
 
 
+def test_who_caused_a_fault_is_known_later(ready: Life) -> None:
+    """Then it is told as soon as it is, once."""
+    [report] = ready.tell(ServerSeen(1, Server(50, 1000, ServerStatus.FAULT)))
+    assert isinstance(report, Report)
+    assert "client" not in report.message.partition("and takes")[0]
+    [report] = ready.tell(ServerSeen(1, Server(50, 1000, ServerStatus.FAULT, culprit=99)))
+    assert isinstance(report, Report)
+    assert "had a fatal fault of client 99" in report.message
+    assert ready.state.why == report.message
+    assert ready.tell(ServerSeen(1, Server(50, 1000, ServerStatus.FAULT, culprit=99))) == ()
+
+
 def test_a_new_server_is_asked_for_its_limits(ready: Life) -> None:
     """It has the defaults of the moment it started; without leaving Ready they are read."""
     assert ready.tell(seen(ready, ServerStatus.ACTIVE)) == (ReadBack(1, SPEC, 1),)
