@@ -15,7 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NoReturn
 
-PRESENT = "NODEAGENT_TEST_REAPER"  # the pid of the one that the tests run under
+PRESENT = "TESTS_HAVE_A_REAPER"  # the pid of the one that the tests run under
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 _FORWARDED = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT}
 _PARENT_ENDED = signal.SIGUSR1
