@@ -163,6 +163,7 @@ def _add_parallel_option(parser: argparse.ArgumentParser) -> None:
 def _plan(parser: argparse.ArgumentParser) -> None:
     _add_document_options(parser)
     _add_reset_option(parser)
+    _add_agent_options(parser)
 
 
 def _apply(parser: argparse.ArgumentParser) -> None:
@@ -176,11 +177,12 @@ def _apply(parser: argparse.ArgumentParser) -> None:
         default=0.0,
         help="wait so long for those who use what must go (default: 0)",
     )
-    _add_directory_options(parser, "run")
+    _add_agent_options(parser)
 
 
 def _assert(parser: argparse.ArgumentParser) -> None:
     _add_document_options(parser)
+    _add_agent_options(parser)
 
 
 def _export(parser: argparse.ArgumentParser) -> None:
@@ -191,10 +193,11 @@ def _export(parser: argparse.ArgumentParser) -> None:
         default="plan",
         help="which kind of document (default: plan)",
     )
+    _add_agent_options(parser)
 
 
 def _profiles(parser: argparse.ArgumentParser) -> None:
-    """Takes the options of every command alone."""
+    _add_settings_option(parser)
 
 
 def _status(parser: argparse.ArgumentParser) -> None:
@@ -269,6 +272,12 @@ def _simulate(parser: argparse.ArgumentParser) -> None:
 
 def _add_settings_option(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--settings", metavar="FILE", type=Path, help="the agent's settings")
+
+
+def _add_agent_options(parser: argparse.ArgumentParser) -> None:
+    """Where an agent on this node has its things, for commands that look for them."""
+    _add_settings_option(parser)
+    _add_directory_options(parser, "run", "state")
 
 
 def _add_plan_option(parser: argparse.ArgumentParser) -> None:

@@ -54,12 +54,15 @@ class InForce:
 def in_force(options: Options, environment: Mapping[str, str] | None = None) -> InForce:
     """The settings file and the environment, then the flags of this command line."""
     variables = os.environ if environment is None else environment
-    found = _read(variables) if _anything_set(variables) else InForce()
+    file: Path | None = getattr(options, "settings", None)
+    anything = file is not None or _anything_set(variables)
+    found = _read(file, variables) if anything else InForce()
     return replace(
         found,
         parallel=getattr(options, "parallel", None) or found.parallel,
         reset=getattr(options, "reset", None) or found.reset,
         run_dir=getattr(options, "run_dir", None) or found.run_dir,
+        state_dir=getattr(options, "state_dir", None) or found.state_dir,
     )
 
 
@@ -67,10 +70,10 @@ def _anything_set(variables: Mapping[str, str]) -> bool:
     return DEFAULT_FILE.exists() or any(name.startswith("NODEAGENT_") for name in variables)
 
 
-def _read(variables: Mapping[str, str]) -> InForce:
+def _read(file: Path | None, variables: Mapping[str, str]) -> InForce:
     from nodeagent.settings import load_settings
 
-    settings = load_settings(None, variables, {})
+    settings = load_settings(file, variables, {})
     return InForce(
         observe_deadline=settings.driver.observe_deadline,
         step_deadline=settings.driver.step_deadline,

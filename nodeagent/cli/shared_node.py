@@ -166,7 +166,8 @@ def _read_parts(options: Options, directory: Path | None, document: PlanDocument
     from nodeagent.execution import mps_setup
     from nodeagent.settings import load_settings
 
-    settings = load_settings(None, os.environ, {"run.dir": getattr(options, "run_dir", None)})
+    flags = {"run.dir": options.run_dir, "state.dir": options.state_dir}
+    settings = load_settings(options.settings, os.environ, flags)
     return _Parts(
         settings,
         mps_setup.simulated_places(settings, directory)

@@ -159,6 +159,7 @@ def _mps(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_run_dir(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--settings", metavar="FILE", type=Path, help="the agent's settings")
     parser.add_argument(
         "--run-dir",
         metavar="DIR",

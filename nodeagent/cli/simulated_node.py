@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from nodeagent.cli.options import Options
-from nodeagent.cli.settings_in_force import InForce, in_force
 from nodeagent.errors import UsageError
+from nodeagent.execution.mps_setup import simulated_run_dir
 from nodeagent.mps.directories import directories_of
+from nodeagent.settings import load_settings
 from nodeagent.simulation import SimulatedNode, open_node
 from nodeagent.simulation.mps.installation import directory_beside
 
@@ -74,6 +76,6 @@ def pipes_of(device: str, options: Options) -> Path:
     """The pipe directory of a device's daemon, below the run.dir that an agent on this node has
     with the same settings; raises NodeagentError where there can be none.
     """
-    given = in_force(options).run_dir.absolute()
-    beside = directory_beside(state_file(options)) / "run"
-    return Path(directories_of(beside if given == InForce().run_dir else given, device).pipe)
+    settings = load_settings(options.settings, os.environ, {"run.dir": options.run_dir})
+    run_dir = simulated_run_dir(settings, directory_beside(state_file(options)))
+    return Path(directories_of(run_dir, device).pipe)

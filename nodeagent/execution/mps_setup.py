@@ -76,15 +76,20 @@ def simulated_places(settings: Settings, directory: Path) -> MpsPlaces:
         if not programs.exists():
             install(programs, version=_SIMULATED_MPS)
         run = Programs(path=f"{programs}:{settings.mps.path}")
-    given_run_dir = "dir" in settings.run.model_fields_set and _has_room(settings.run.dir)
     given_cdi_dir = "dir" in settings.cdi.model_fields_set
     return MpsPlaces(
-        run_dir=settings.run.dir.absolute() if given_run_dir else directory / "run",
+        run_dir=simulated_run_dir(settings, directory),
         cdi_dir=settings.cdi.dir if given_cdi_dir else directory / "cdi",
         memory=directory / MEMORY_NAME,
         programs=run,
         simulated=True,
     )
+
+
+def simulated_run_dir(settings: Settings, directory: Path) -> Path:
+    """The run directory of a simulated node's daemons, whose other things are in `directory`."""
+    given = "dir" in settings.run.model_fields_set and _has_room(settings.run.dir)
+    return settings.run.dir.absolute() if given else directory / "run"
 
 
 def _has_room(run_dir: Path) -> bool:

@@ -30,7 +30,7 @@ class Home:
         self.state = folder / "node.json"
         self.plan = folder / "plan.yaml"
         self.agent: subprocess.Popen[bytes] | None = None
-        self.settings: dict[str, str] = {}  # of the agents, as variables
+        self.settings: dict[str, str] = {}  # of the agents, as variables; an empty one is not set
         self.wrapper: list[str] = []  # a command that the agents are run by
 
     def command(self, *arguments: str) -> list[str]:
@@ -61,13 +61,14 @@ class Home:
 
     @property
     def environment(self) -> dict[str, str]:
-        return {
+        variables = {
             "PATH": os.environ["PATH"],
             "PYTHONPATH": str(Path.cwd()),
             "NODEAGENT_MPS_FIRST_DELAY": "100ms",
             "NODEAGENT_RUN_DIR": f"{self.folder}/run",
             **self.settings,
         }
+        return {name: value for name, value in variables.items() if value}
 
     def ask(self, *arguments: str) -> Any:
         """The JSON that a command prints; None while it fails."""
