@@ -211,7 +211,7 @@ ROWS: tuple[Row, ...] = (
         "the kernel module is not loaded",
         "Load it: `modprobe nvidia`. If that fails, see the kernel log (dmesg).", "the driver"),
     Row("eventsUnheard", Check.EVENTS, _X, _NONE, _GONE,
-        "do not arrive, so that XIDs are known from the kernel log alone",
+        "do not arrive, so XIDs may be missed",
         "the wait for NVML's events is past its deadline, or fails for 10 s",
         "Look for NVRM lines in the kernel log (dmesg). If it stays so: {reboot}", "NVML's events"),
     Row("migChanged", Check.MIG, _H, _NONE, _LAPSES,

@@ -52,7 +52,8 @@ def _led(condition: Condition, state: NodeState) -> Condition:
     named = (p.message for p in state.problems if p.message in found.text)
     if found.severity is not Severity.ERROR or any(m in condition.message for m in named):
         return condition
-    return _condition(condition.status, condition.reason, f"{found.text} {condition.message}")
+    text = f"{found.text.removesuffix('.')}; {condition.message}"
+    return _condition(condition.status, condition.reason, text)
 
 
 def _condition(status: Literal["True", "False", "Unknown"], reason: str, message: str) -> Condition:

@@ -228,12 +228,12 @@ def _health(gpu: Json) -> tuple[Line, ...]:
     well = status == "healthy"
     lines = [line(dim("healthy, though:") if well else Span(f"! {status}", Tone.BAD))]
     for finding in findings:
-        told = ": ".join(str(finding[key]) for key in ("message", "evidence") if finding.get(key))
-        lines.append(line(f"  {_slices(finding)}{told}"))
-        helps = (finding.get("suggestedAction", "none"), finding.get("advice", ""))
-        words = ": ".join(text for text in helps if text not in ("none", ""))
-        if words:
-            lines.append(line(f"    {words}"))
+        what = f"{finding.get('message', '')}{_slices(finding)}".strip()
+        evidence = str(finding.get("evidence", ""))
+        lines.append(line(f"  {': '.join(text for text in (what, evidence) if text)}"))
+        helps = finding.get("advice") or finding.get("suggestedAction", "none")
+        if helps != "none":
+            lines.append(line(f"    {helps}"))
     return tuple(lines)
 
 
@@ -241,7 +241,7 @@ def _slices(finding: Json) -> str:
     if "start" not in finding:
         return ""
     first, size = finding["start"], finding.get("size", 1)
-    return f"slice {first}: " if size == 1 else f"slices {first}-{first + size - 1}: "
+    return f" in slice {first}" if size == 1 else f" in slices {first}-{first + size - 1}"
 
 
 def _problem_lines(problems: Sequence[Json]) -> tuple[Line, ...]:

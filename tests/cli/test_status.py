@@ -255,10 +255,10 @@ def test_what_ails_a_gpu_is_shown(program: Program) -> None:
     """Where it is, what was read, and what would help; nothing that would be empty."""
     findings = [
         {
-            "message": "uncorrected errors",
+            "message": "has uncorrected errors",
             "evidence": "3 so far",
             "suggestedAction": "reset GPU",
-            "advice": "let its users end",
+            "advice": "Drain the GPU.",
             "start": 4,
             "size": 4,
         },
@@ -270,9 +270,9 @@ def test_what_ails_a_gpu_is_shown(program: Program) -> None:
     assert (
         """\
   ! unhealthy
-    slices 4-7: uncorrected errors: 3 so far
-      reset GPU: let its users end
-    slice 2: XID 78
+    has uncorrected errors in slices 4-7: 3 so far
+      Drain the GPU.
+    in slice 2: XID 78
 
 """
         in shown

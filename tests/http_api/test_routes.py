@@ -311,6 +311,7 @@ async def test_the_page_needs_nothing_from_elsewhere() -> None:
         assert "http://" not in page
         assert "https://" not in page
         assert "innerHTML" not in page
+        assert page.index('id="headline"') < page.index("<h1>")
         assert policy.count("sha256-") == 2
         assert "unsafe" not in policy
 

@@ -1,4 +1,4 @@
-"""What `nodeagent status` says of the node's cluster."""
+"""What `nodeagent status` says first, and of the node's cluster."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from nodeagent.terminal.page import plain_text
+from nodeagent.terminal.page import Line, Tone, plain_text
 from nodeagent.terminal.status_page import status_page
 
 SERVER = "https://api:6443"
@@ -72,3 +72,27 @@ def test_a_configuration_is_named() -> None:
     status = {"phase": "InSync", "digest": "sha256:0123456789abcdef", "source": "mig-config"}
     shown = plain_text(status_page({**status, "configuration": "all-balanced"}, 100))
     assert "plan sha256:0123456789ab (all-balanced) from mig-config" in shown
+
+
+def _tone(rows: tuple[Line, ...], text: str) -> Tone:
+    (found,) = (span.tone for row in rows for span in row if span.text == text)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("severity", "tone", "phase"),
+    [
+        ("ok", Tone.GOOD, Tone.GOOD),
+        ("info", Tone.NEW, Tone.GOOD),
+        ("warning", Tone.WARNING, Tone.PLAIN),
+        ("error", Tone.BAD, Tone.PLAIN),
+    ],
+)
+def test_the_headline_comes_first(severity: str, tone: Tone, phase: Tone) -> None:
+    """In the colour of its severity; a phase is green only where nothing else is wrong."""
+    headline = {"severity": severity, "text": "GPU 1 is lost.", "remedy": "Reboot it."}
+    status = {"node": "gpu-7", "phase": "InSync", "headline": headline}
+    rows = status_page(status, 100)
+    assert plain_text(rows[:2]) == "GPU 1 is lost.\n  Reboot it.\n"
+    assert _tone(rows, "GPU 1 is lost.") is tone
+    assert _tone(rows, "InSync") is phase
