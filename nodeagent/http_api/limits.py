@@ -14,7 +14,7 @@ class Limits:
     """
 
     connections: int = 256  # each takes a descriptor, which the work with the GPUs needs too
-    connections_of_peer: int = 128
+    connections_of_peer: int = 224
     request: float = 10.0  # for a client to send a whole request, head and body
     idle: float = 60.0  # between two requests, and for a client to take an answer
     handshake: float = 5.0  # of TLS

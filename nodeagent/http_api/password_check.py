@@ -17,6 +17,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 
 from nodeagent.http_api.limits import Limits
 from nodeagent.http_api.password_schedule import Attempt, PasswordSchedule
@@ -53,9 +54,10 @@ class PasswordCheck:
         self._secret = os.urandom(32)
         self._known: OrderedDict[bytes, bool] = OrderedDict()
         self._wrong: OrderedDict[bytes, bool] = OrderedDict()
-        self._schedule = PasswordSchedule(limits.refusal_hold)
+        self._schedule = PasswordSchedule()
         self._asked: dict[Attempt, tuple[str, bytes, asyncio.Future[bool]]] = {}
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="password")
+        self._refusing = asyncio.Lock()  # in the order in which they were refused
         self._checking: asyncio.Task[None] | None = None
 
     async def accepts(self, header: str, peer: str = "") -> bool:
@@ -70,14 +72,13 @@ class PasswordCheck:
         if mark in self._known:
             self._known.move_to_end(mark)
             return True
-        clock = asyncio.get_running_loop().time
         try:
             right = mark not in self._wrong and await self._checked(*given, peer)
         except TooManyAsk:
-            await asyncio.sleep(self._schedule.hold(clock()))
+            await self._hold()
             raise
         if not right:
-            await asyncio.sleep(self._schedule.hold(clock()))
+            await self._hold()
         return right
 
     def close(self) -> None:
@@ -85,6 +86,15 @@ class PasswordCheck:
         if self._checking:
             self._checking.cancel()
         self._thread.shutdown(wait=False, cancel_futures=True)
+
+    async def _hold(self) -> None:
+        """Wait until it is this refusal's turn to be answered."""
+        clock = asyncio.get_running_loop().time
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self._limits.refusal_hold), self._refusing:
+                while wait := self._schedule.refuse_in(clock()):  # noqa: ASYNC110 - a time to wait
+                    await asyncio.sleep(wait)
+                self._schedule.refused(clock())
 
     async def _checked(self, name: str, password: bytes, peer: str) -> bool:
         attempt = self._schedule.arrive(peer)

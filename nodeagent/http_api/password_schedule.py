@@ -4,8 +4,9 @@ A hash takes 50 ms and more, so guesses from a few clients can fill any time tha
 Nothing tells a guess from a right password before it is hashed, and both may come from one address.
 What tells them apart is that a guesser has to wait for its answer before it learns anything:
 
-- Refusals are answered one after the other, at half the pace of checks. So there are always fewer
-  new guesses than checks, and a password that comes now is checked soon if the newest comes first.
+- Refusals are answered one after the other, at half the pace of checks, and only while hardly any
+  password waits. So there are always fewer new guesses than checks, however slow the machine is,
+  and a password that comes now is checked soon if the newest comes first.
 - Every other turn takes the newest from the peer with the fewest recent failures, so that guesses
   from elsewhere do not delay a client that has given no wrong password.
 - Every fourth turn takes the oldest, for clients that wait while others come and leave at once.
@@ -19,7 +20,7 @@ from dataclasses import dataclass
 
 _MOST_PEERS = 1024  # whose failures are remembered
 _HALF_LIFE = 60.0  # seconds in which a failure loses half of its weight
-_FIRST_COST = 0.1  # seconds that a check is thought to take before one was made
+_FIRST_TURN = 0.1  # seconds that a check with its rest is thought to take before one was made
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -30,20 +31,20 @@ class Attempt:
 
 
 class PasswordSchedule:
-    """A refusal is held for `longest_hold` seconds at most.
+    """The attempts that wait, and the pace of checks and refusals.
 
     How many attempts wait is not bounded here: a connection has one, and connections are bounded.
     `now` is in seconds of a clock that does not jump, and never smaller than before.
     """
 
-    def __init__(self, longest_hold: float) -> None:
-        self._longest_hold = longest_hold
+    def __init__(self) -> None:
         self._waiting: dict[Attempt, None] = {}  # oldest first
         self._failures: OrderedDict[str, tuple[float, float]] = OrderedDict()
         self._turn = 0
         self._rest_until = 0.0
         self._refuse_from = 0.0
-        self._cost = _FIRST_COST
+        self._began = 0.0
+        self._turn_time = _FIRST_TURN
 
     @property
     def idle(self) -> bool:
@@ -69,26 +70,28 @@ class PasswordSchedule:
         attempt = self._choose(now)
         del self._waiting[attempt]
         self._turn += 1
+        self._began = now
         return attempt
 
     def checked(self, attempt: Attempt, now: float, *, cost: float, right: bool) -> None:
         """A check ended that took `cost` seconds of a processor."""
-        self._cost = cost
         self._rest_until = now + cost
+        self._turn_time = self._rest_until - self._began
         if not right:
             self._failures[attempt.peer] = self._weight(attempt.peer, now) + 1, now
             self._failures.move_to_end(attempt.peer)
             if len(self._failures) > _MOST_PEERS:
                 self._failures.popitem(last=False)
 
-    def hold(self, now: float) -> float:
-        """Seconds for which a refusal that is ready now has to be held."""
-        held = max(0.0, self._refuse_from - now)
-        if held > self._longest_hold:
-            return self._longest_hold
-        # A check and the rest after it take twice its cost; every other one may be a new guess.
-        self._refuse_from = now + held + 4 * self._cost
-        return held
+    def refuse_in(self, now: float) -> float:
+        """Seconds after which to ask again whether a refusal may be answered; 0: it may now."""
+        if len(self._waiting) > 1:
+            return self._turn_time
+        return max(0.0, self._refuse_from - now)
+
+    def refused(self, now: float) -> None:
+        """A refusal is answered, and a new guess may follow."""
+        self._refuse_from = now + 2 * self._turn_time
 
     def _choose(self, now: float) -> Attempt:
         newest = reversed(self._waiting)
