@@ -2,7 +2,7 @@
 
 A token is never used twice. It goes stale with what it stands for, with the driver and with the
 last shutdown; then the library refuses it. A token that was never given out is a misuse, and so is
-one of an instance that was not used while thousands of others were: those are forgotten.
+one of an instance that was not used while a thousand others were: those are forgotten.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from nodeagent.simulation.misuse import SimulatorMisuse
 # Above 32 bits, so that a token that passed through a C int is recognised as cut off.
 _FIRST = 0x7E57_0A11_0000
 _STEP = 0x10
-_MOST = 4096  # that are remembered; a node has some hundred at a time
+_MOST = 1024  # that are remembered; a node has some hundred at a time
 
 
 class Kind(Enum):

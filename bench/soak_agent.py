@@ -1,0 +1,58 @@
+"""An agent that counts its own memory: `python -m bench.soak_agent SECONDS run --simulate ...`.
+
+Every SECONDS one line of JSON on standard output: the rounds of samples so far, objects that the
+garbage collector follows, blocks that Python's allocator has given out, resident KiB.
+"""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import json
+import sys
+import threading
+import time
+
+import psutil
+import pynvml
+
+from nodeagent.cli import main
+
+TENANT = 2  # the GPU on which processes come and go
+ONCE_A_ROUND = "nvmlDeviceGetPowerUsage"  # asked once of each GPU
+
+
+def _come_and_go() -> None:
+    """Another process each time, as tenants' are, and an XID of it now and then."""
+    for number in itertools.count():
+        time.sleep(0.05)
+        if library := pynvml.nvmlLib:
+            library.node.release(TENANT)
+            library.node.occupy(TENANT, 5_000_000 + number, memory=number % 1000 << 20)
+            if number % 20 == 0:
+                library.node.xid(TENANT, 31)
+
+
+def _count(seconds: float) -> None:
+    own = psutil.Process()
+    while True:
+        time.sleep(seconds)
+        library = pynvml.nvmlLib
+        if library is None:
+            continue
+        gc.collect()
+        found = {
+            "rounds": library.node.journal.total(ONCE_A_ROUND) // len(library.node.cards),
+            "objects": len(gc.get_objects()),
+            "blocks": sys.getallocatedblocks(),
+            "resident": own.memory_info().rss // 1024,
+        }
+        sys.stdout.write(f"{json.dumps(found)}\n")
+        sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    counting = threading.Thread(target=_count, args=(float(sys.argv[1]),), daemon=True)
+    counting.start()
+    threading.Thread(target=_come_and_go, daemon=True).start()
+    sys.exit(main(sys.argv[2:]))
