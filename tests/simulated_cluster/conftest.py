@@ -39,7 +39,6 @@ class Cluster(Protocol):
     url: str
     token: str
     ca_file: str | None
-    last_bookmark_seconds: int  # a watch of this length gets a bookmark before its end
 
     async def restart(self) -> None: ...
 
@@ -49,7 +48,6 @@ class _Ours:
     server: ApiServer
     token: str = TOKEN
     ca_file: str | None = None
-    last_bookmark_seconds: int = 1
 
     @property
     def url(self) -> str:
@@ -63,8 +61,6 @@ class _Ours:
 
 
 class _Real:
-    last_bookmark_seconds = 5
-
     def __init__(self, server: RealApiServer) -> None:
         self._server = server
         self.url, self.token = server.url, server.token

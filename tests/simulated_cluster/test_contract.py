@@ -296,21 +296,21 @@ async def test_a_node_that_is_made_again(cluster_api: Api, node: str) -> None:
     assert int(gone.resource_version) < int(new.resource_version)
 
 
-async def test_bookmark_before_the_end(cluster: Cluster, cluster_api: Api, node: str) -> None:
-    """A watch that asks for bookmarks gets one before its clean end, newer than other writes."""
+async def test_a_short_watch_ends_without_a_bookmark(cluster_api: Api, node: str) -> None:
+    """Bookmarks come once a minute or so, and none before the end of a watch of a few seconds: who
+    goes on from the last version that was seen may be behind what others have written.
+    """
     listed = await cluster_api.list_node(field_selector=f"metadata.name={node}")
-    other = await cluster_api.create_node({"metadata": {"name": "another"}})
+    await cluster_api.create_node({"metadata": {"name": "another"}})
     events = await watched(
         cluster_api,
         node,
         version=listed.metadata.resource_version,
-        seconds=cluster.last_bookmark_seconds,
+        seconds=1,
         allow_watch_bookmarks=True,
     )
     await cluster_api.delete_node("another")
-    assert {one["type"] for one in events} == {"BOOKMARK"}
-    version = events[-1]["object"]["metadata"]["resourceVersion"]
-    assert int(version) >= int(other.metadata.resource_version)
+    assert events == []
 
 
 async def test_watch_list(cluster_api: Api, node: str) -> None:

@@ -167,8 +167,7 @@ class Stream:
             if loop.time() >= next_bookmark:
                 next_bookmark = loop.time() + self._bookmark_seconds
                 await self._bookmark()
-        await self._bookmark()
-        await self._response.write_eof()
+        await self._response.write_eof()  # without a bookmark: no server promises one here
 
     async def _change(self, change: Change) -> None:
         for kind, found in self._events(change):
