@@ -24,6 +24,11 @@ _RIGHTS = "kubectl apply -f manifests/base/rights.yaml; docs/security.md has wha
 _BASIC = "the role system:basic-user lets every account ask; is it still bound?"
 _ACCOUNT = "check kubernetes.kubeconfig, or the pod's service account"
 _AGAIN = "look at the API server, and try again"
+_RUNTIME_CLASS = "nvidia"  # of the DaemonSet in manifests/base
+_NO_RUNTIME_CLASS = (
+    "let the GPU Operator make it, or make it as docs/install.md says; or use an overlay or "
+    "component that needs none (simulated, driver-from-host, driver-from-operator)"
+)
 _MIG_CONFIG = "nvidia.com/mig.config"
 _NOS_SPEC = "nos.nebuly.com/spec-"
 _MAPPED = "manifests/overlays/nos/rights.yaml gives it"
@@ -102,6 +107,8 @@ async def _of_the_node(
         yield error("Node's changes", fault.message, _remedy_of(fault))
     async for finding in _rights(access, settings):
         yield finding
+    async for finding in _runtime_class(access):
+        yield finding
     async for finding in _owners(access, settings, view, source):
         yield finding
 
@@ -155,6 +162,29 @@ def _needed(settings: KubernetesSettings) -> Iterator[tuple[Right, str, str]]:
         namespace, _, name = settings.nos_config_map.partition("/")
         shares = "nos' MPS nodes get no plan"
         yield Right("get", "configmaps", namespace, name), shares, _MAPPED
+
+
+async def _runtime_class(access: ClusterAccess) -> AsyncIterator[Finding]:
+    """Without it the DaemonSet's pods are not even made. The agent's own account may not ask, and
+    where it runs in such a pod there is one: this is for whoever installs it.
+    """
+    from nodeagent.kubernetes.faults import ClusterFault, NotAllowed
+
+    check = "RuntimeClass"
+    try:
+        if await access.has_runtime_class(_RUNTIME_CLASS):
+            yield ok(check, f"{_RUNTIME_CLASS} is there")
+        else:
+            yield warning(
+                check,
+                f"the cluster has no RuntimeClass {_RUNTIME_CLASS}, which the DaemonSet names: its "
+                "pods are not created",
+                _NO_RUNTIME_CLASS,
+            )
+    except NotAllowed:
+        return
+    except ClusterFault as fault:
+        yield warning(check, fault.message, fault.remedy or _AGAIN)
 
 
 async def _owners(

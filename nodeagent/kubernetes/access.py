@@ -167,6 +167,16 @@ class ClusterAccess:
             raise faults.strange_answer(asked, "it is no review")
         return status.get("allowed") is True
 
+    async def has_runtime_class(self, name: str) -> bool:
+        """Whether the cluster has a RuntimeClass of this name."""
+        path = "/apis/node.k8s.io/v1/runtimeclasses/{name}"
+        asked = f"the RuntimeClass {name}"
+        try:
+            await self._connection.json(Request(asked, "GET", path, {"name": name}))
+        except faults.ObjectMissing:
+            return False
+        return True
+
     async def create_event(self, body: JsonObject) -> None:
         """Make an Event in the namespace of those about Nodes."""
         await self._connection.json(Request("a new Event", "POST", _EVENTS, body=body))

@@ -65,6 +65,20 @@ async def test_a_name_that_no_node_has(api: ApiServer, tmp_path: Path) -> None:
     assert "node_name" in found["Node"].remedy
 
 
+async def test_a_runtime_class_that_is_missing(api: ApiServer, tmp_path: Path) -> None:
+    """Its name and what to do; an account that may not see any, as the agent's own, hears nothing
+    of it.
+    """
+    assert (await _look(api, tmp_path))["RuntimeClass"].level is Level.OK
+    api.runtime_classes.clear()
+    found = (await _look(api, tmp_path))["RuntimeClass"]
+    assert found.level is Level.WARNING
+    assert "no RuntimeClass nvidia" in found.message
+    assert "docs/install.md" in found.remedy
+    api.access.withheld.add(("get", "runtimeclasses"))
+    assert "RuntimeClass" not in await _look(api, tmp_path)
+
+
 async def test_nobody_answers(api: ApiServer, tmp_path: Path) -> None:
     """The address is named, and nothing else is said of the cluster."""
     async with api.refusing():

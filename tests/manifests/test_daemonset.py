@@ -84,6 +84,21 @@ def _mounts() -> tuple[dict[str, str], dict[str, Any]]:
     return inside, {volume["name"]: volume for volume in POD["volumes"]}
 
 
+def test_nothing_is_written_but_in_volumes() -> None:
+    """The root is read-only, and each folder that the program writes is a volume that is not."""
+    assert CONTAINER["securityContext"]["readOnlyRootFilesystem"] is True
+    writable = {m["mountPath"] for m in CONTAINER["volumeMounts"] if not m.get("readOnly")}
+    settings = load_settings(None, {}, {})
+    written_to = (settings.run.dir, settings.state.dir, settings.cdi.dir)
+    assert {*map(str, written_to), "/tmp"} == writable
+
+
+def test_a_stuck_agent_is_not_waited_for() -> None:
+    """The time to finish what has begun is for one that answers; a stuck one is replaced soon."""
+    probe = CONTAINER["livenessProbe"]
+    assert 0 < probe["terminationGracePeriodSeconds"] < POD["terminationGracePeriodSeconds"]
+
+
 @rendered
 def test_the_simulated_overlay_fits_the_program() -> None:
     """Its command simulates, and its settings keep to what the pod may write."""

@@ -37,9 +37,9 @@ CALLS = {
     "evict_pod": EVICTIONS,
     "delete_pod": DELETION,
 }
-# `nodeagent check` tries the changes that the agent makes; what it may, and which version the
-# server has, any account may ask.
-OTHERWISE = {"try_changing_node", "may", "probe"}
+# `nodeagent check` tries the changes that the agent makes, and asks for what an administrator's
+# account may see; what it may, and which version the server has, any account may ask.
+OTHERWISE = {"try_changing_node", "may", "probe", "has_runtime_class"}
 VERBS = {"GET": "get", "POST": "create", "PATCH": "patch", "DELETE": "delete"}
 
 

@@ -60,7 +60,8 @@ class Access:
 def right_of(request: Request) -> Right:
     """What the request needs the right to."""
     found = re.fullmatch(
-        r"/api/v1(?:/namespaces/[^/]+)?/([^/]+)(?:/([^/]+))?(?:/([^/]+))?", request.path
+        r"/(?:api|apis/node.k8s.io)/v1(?:/namespaces/[^/]+)?/([^/]+)(?:/([^/]+))?(?:/([^/]+))?",
+        request.path,
     )
     if found is None:
         return "", ""

@@ -46,6 +46,7 @@ class ApiServer:
         self.access = Access()
         self.pods = Pods(self.store)
         self.requests: list[Request] = []
+        self.runtime_classes = {"nvidia"}
         self.bookmark_seconds = bookmark_seconds
         self.latency = latency
         self._tls = tls

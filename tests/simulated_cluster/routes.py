@@ -46,6 +46,7 @@ def application(server: ApiServer) -> web.Application:
     add("POST", "/api/v1/namespaces/{namespace}/pods/{name}/eviction", routes.evict)
     add("GET", "/api/v1/namespaces/{namespace}/{plural:configmaps}/{name}", routes.read)
     add("POST", "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews", routes.review)
+    add("GET", "/apis/node.k8s.io/v1/runtimeclasses/{name}", routes.runtime_class)
     for path, answer in DISCOVERY.items():
         add("GET", path, _always(answer))
     return app
@@ -205,6 +206,12 @@ class Routes:
             )
         self._server.pods.evict(key, body)
         return web.json_response(_success(), status=201)
+
+    async def runtime_class(self, request: web.Request) -> web.Response:
+        name = request.match_info["name"]
+        if name not in self._server.runtime_classes:
+            raise Refused(404, f'runtimeclasses.node.k8s.io "{name}" not found')
+        return web.json_response({"kind": "RuntimeClass", "metadata": {"name": name}})
 
     async def review(self, request: web.Request) -> web.Response:
         body = _object(request)
