@@ -98,7 +98,8 @@ async def carry_out(
 
     async with asyncio.TaskGroup() as group:
         tasks = [group.create_task(one(p), name=f"steps of {p.before.uuid}") for p in plan.gpus]
-    return NodeOutcome(plan, tuple(task.result() for task in tasks))
+    outcomes = tuple(task.result() for task in tasks)
+    return NodeOutcome(replace(plan, gpus=tuple(gpu.plan for gpu in outcomes)), outcomes)
 
 
 @dataclass(slots=True)
@@ -107,15 +108,18 @@ class _Course:
 
     `failure`: why it ended early; `left`: it was left because of a stop; `pending`: it cannot go
     on before the GPU is reset. `alone` are failures that did not end it. `made` tells the MIG
-    devices that its steps made.
+    devices that its steps made. `plan` is what the steps are of: another one from where a mode
+    change came to something else than was planned; `mode_reached`: it needed no reset.
     """
 
+    plan: GpuPlan
     made: MadeDevices
     numbered: dict[int, StepReport] = field(default_factory=dict)
     alone: list[Problem] = field(default_factory=list)
     failure: Problem | None = None
     pending: Problem | None = None
     left: bool = False
+    mode_reached: bool = False
 
     @property
     def reports(self) -> tuple[StepReport, ...]:
@@ -135,7 +139,7 @@ class _GpuRun:
 
     async def carry_out(self) -> GpuOutcome:
         """Take the steps; go back if one fails; read back the end."""
-        course = await self._take_all(self.plan.steps, self.plan.before)
+        course = await self._take_all(self.plan)
         if course.failure:
             return await self._turn_back(course, course.failure)
         seen = await self._observe()
@@ -143,38 +147,36 @@ class _GpuRun:
         if course.pending:
             found.append(course.pending)
         elif not course.left:
-            found += course.alone or self._check_end(seen)
-        return GpuOutcome(self.plan, course.reports, seen, _new(self.plan.problems, found))
+            found += course.alone or self._check_end(course.plan, seen)
+        return GpuOutcome(course.plan, course.reports, seen, _new(course.plan.problems, found))
 
     # --- steps ------------------------------------------------------------------------------
 
-    async def _take_all(self, steps: Sequence[Step], before: Gpu) -> _Course:
-        course = _Course(MadeDevices(before))
-        mode_reached = False
-        to_go = [step for step in steps if isinstance(step, _DESTRUCTIONS)]
+    async def _take_all(self, plan: GpuPlan) -> _Course:
+        course = _Course(plan, MadeDevices(plan.before))
+        number = 0
         async with Starts() as starts:
-            for number, step in enumerate(steps):
+            while number < len(course.plan.steps):
+                step = course.plan.steps[number]
                 if not isinstance(step, StartMps | SetComputeMode):
                     await starts.ended()
                 if course.failure or course.pending:
                     why = "not begun: an earlier step did not succeed"
-                    self._skip(course, number, steps[number:], why)
+                    self._skip(course, number, course.plan.steps[number:], why)
                     break
                 if self.stop.is_set():
                     course.left = True
-                    self._skip(course, number, steps[number:], "left: told to stop")
+                    self._skip(course, number, course.plan.steps[number:], "left: told to stop")
                     break
                 if isinstance(step, StartMps | SetComputeMode):
                     await self._share(course, number, step, starts)
-                elif isinstance(step, ResetGpu) and mode_reached:
-                    why = "not needed: the MIG mode changed at once"
-                    self._skip(course, number, [step], why)
-                elif to_go and step is to_go[0]:
-                    await self._take(course, number, step, to_go)
+                elif isinstance(step, ResetGpu) and course.mode_reached:
+                    self._skip(course, number, [step], "not needed: the MIG mode changed at once")
                 else:
-                    await self._take(course, number, step)
+                    await self._take(course, number, step, _first_of(course.plan.steps, step))
+                number += 1
                 if course.failure is None and isinstance(step, SetMigMode):
-                    mode_reached = await self._look_at_mode(course, step, steps[number + 1 :])
+                    await self._look_at_mode(course, step, number)
         return course
 
     async def _share(
@@ -247,17 +249,30 @@ class _GpuRun:
         course.numbered[number] = report
         self.on_progress(report)
 
-    async def _look_at_mode(self, course: _Course, step: SetMigMode, rest: Sequence[Step]) -> bool:
-        """See what a mode change came to; True when the mode is as wanted already."""
+    async def _look_at_mode(self, course: _Course, step: SetMigMode, number: int) -> None:
+        """See what a mode change came to, before the step of that number is begun.
+
+        On every card a driver may change the mode at once or with a reset only; where it is not
+        what was expected, the rest is planned again for what is there.
+        """
         seen = await self._observe()
         if seen.access is not Access.OK:
             course.failure = unreachable(seen)
-            return False
-        if seen.mig and seen.mig.current == step.enabled:
-            return True
-        if not any(isinstance(later, ResetGpu) for later in rest):
-            course.pending = reset_required(seen, enabled=step.enabled)
-        return False
+            return
+        plan, rest = course.plan, course.plan.steps[number:]
+        resets = any(isinstance(later, ResetGpu) for later in rest)
+        course.mode_reached = seen.mig is not None and seen.mig.current == step.enabled
+        if (course.mode_reached and rest) or resets:
+            return
+        if not course.mode_reached:
+            seen = replace(seen, mode_change_needs_reset=True)
+        again = self._plan_for(plan.goal or layout_of(plan.after), seen)
+        if again.verdict in (Verdict.APPLICABLE, Verdict.IN_SYNC):
+            steps = (*plan.steps[:number], *again.steps)
+            course.plan = replace(plan, steps=steps, after=again.after, problems=again.problems)
+        else:
+            required = reset_required(seen, enabled=step.enabled)
+            course.pending = next(iter(again.problems), required)
 
     async def _observe(self) -> Gpu:
         """Read back; what does not answer in passing is asked again."""
@@ -281,14 +296,14 @@ class _GpuRun:
 
     # --- what came of it --------------------------------------------------------------------
 
-    def _check_end(self, seen: Gpu) -> list[Problem]:
+    def _check_end(self, plan: GpuPlan, seen: Gpu) -> list[Problem]:
         """Plan once more, to see whether the GPU is what it was to become."""
         if seen.access is not Access.OK:
             return [unreachable(seen)]
-        rest = self._plan_for(layout_of(self.plan.after), seen)
+        rest = self._plan_for(layout_of(plan.after), seen)
         if rest.verdict is Verdict.IN_SYNC:
             return []
-        return [not_as_planned(seen, self.plan.after, rest.steps)]
+        return [not_as_planned(seen, plan.after, rest.steps)]
 
     async def _why(self, step: Step, error: BaseException) -> Problem:
         seen = await self._observe() if isinstance(error, GpuInUse) else self.plan.before
@@ -298,13 +313,12 @@ class _GpuRun:
         """Make the earlier layout the goal, and say what is so in the end."""
         earlier = layout_of(self.plan.before)
         seen = await self._observe()
-        way_back = _Course(MadeDevices(seen))
-        if seen.access is Access.OK and not self.stop.is_set():
-            steps = self._plan_for(earlier, seen).steps
-            way_back = await self._take_all(
-                [replace(step, reason="restores the earlier layout") for step in steps], seen
-            )
-            seen = await self._observe() if steps else seen
+        back = self._plan_for(earlier, seen) if seen.access is Access.OK else GpuPlan.in_sync(seen)
+        way_back = _Course(back, MadeDevices(seen))
+        if back.steps and not self.stop.is_set():
+            steps = tuple(replace(s, reason="restores the earlier layout") for s in back.steps)
+            way_back = await self._take_all(replace(back, steps=steps))
+            seen = await self._observe()
         found = [*course.alone, failure, *way_back.alone]
         if not self._is_back(earlier, seen):
             found.append(not_restored(self.plan.before, seen, way_back.failure or way_back.pending))
@@ -324,6 +338,12 @@ class _GpuRun:
     def _plan_for(self, desired: DesiredGpu, seen: Gpu) -> GpuPlan:
         node = plan_node(DesiredNode({seen.uuid: desired}), ObservedNode((seen,)), self.policy)
         return node.gpus[0]
+
+
+def _first_of(steps: Sequence[Step], step: Step) -> Sequence[Destruction]:
+    """All that is destroyed, if this step is the first of it."""
+    going = [one for one in steps if isinstance(one, _DESTRUCTIONS)]
+    return going if going and going[0] is step else ()
 
 
 async def _ended(running: asyncio.Future[None]) -> bool:

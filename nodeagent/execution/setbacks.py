@@ -65,7 +65,8 @@ def reset_required(seen: Gpu, *, enabled: bool) -> Problem:
         Code.RESET_REQUIRED,
         f"MIG mode of {gpu_words(seen)} is set but becomes "
         f"{'enabled' if enabled else 'disabled'} only with a GPU reset",
-        "end what uses the GPU and reset it (nvidia-smi --gpu-reset), or set `reset: whenIdle`",
+        f"end what uses the GPU and run `nvidia-smi --gpu-reset -i {seen.pci_bus_id}`, reboot, or "
+        "allow it with the setting `reset: whenIdle`",
         seen.uuid,
     )
 

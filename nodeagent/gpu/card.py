@@ -152,6 +152,10 @@ class Card:
             )
         return self._mode_change_needs_reset
 
+    def mode_waits_for_reset(self) -> None:
+        """The driver has just shown that it does not change the mode at once."""
+        self._mode_change_needs_reset = True
+
     def max_mig_devices(self) -> int:
         """How many MIG devices there can be; asked with MIG on, since it is 0 with MIG off."""
         if not self._max_mig_devices:

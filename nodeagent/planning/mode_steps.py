@@ -1,6 +1,8 @@
 """Switching MIG mode: only on a GPU that is proven idle, and only where it leads somewhere.
 
-Some cards change their mode at once, others at a GPU reset, which a setting has to allow.
+Some cards change their mode at once, others at a GPU reset, which a setting has to allow. Which it
+is depends on the driver too (nvml.h allows both on every card): what is planned here is what is to
+be expected, and who carries it out looks what came of it and plans the rest again.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ def enable(
     if not gpu.idle:
         return GpuPlan.refused(gpu, Verdict.BLOCKED, obstacles.mode_in_use(gpu, path, enable=True))
     steps: tuple[Step, ...] = ()
-    if not gpu.mig.pending:
+    if not (gpu.mig.pending and gpu.mode_change_needs_reset):  # what waits without is set again
         steps = (SetMigMode(gpu.uuid, True, f"{path} asks for MIG"),)
     if gpu.mode_change_needs_reset:
         if gpu.passthrough or not policy.reset_when_idle:
@@ -70,7 +72,7 @@ def disable(gpu: Gpu, path: str, policy: Policy) -> GpuPlan:
         if not policy.reset_when_idle:
             needed = obstacles.reset_required(gpu, path, policy, enable=False)
             # Without the reset the instances would be gone for nothing.
-            if gpu.instances or not steps:
+            if gpu.instances or not gpu.mig.pending:
                 return GpuPlan.refused(gpu, Verdict.BLOCKED, needed)
             return GpuPlan.applicable(gpu, tuple(steps), needed)
         steps.append(ResetGpu(gpu.uuid, "this card's MIG mode changes at a GPU reset"))

@@ -103,16 +103,23 @@ def without_eviction(problem: Problem) -> Problem:
 
 
 def reset_required(gpu: Gpu, path: str, policy: Policy, *, enable: bool) -> Problem:
-    """The mode is set or to be set, and becomes current only at a reset."""
+    """The mode is set or to be set, and becomes current only at a reset.
+
+    What keeps the plan from setting it (instances would be gone for nothing) is for a person to do.
+    """
     word = "on" if enable else "off"
+    first = (
+        f"run `nvidia-smi -i {gpu.pci_bus_id} -mig 0`, then " if _keeps_mode(gpu, enable) else ""
+    )
+    reset = f"`nvidia-smi --gpu-reset -i {gpu.pci_bus_id}`"
     if gpu.passthrough:
         remedy = "reboot the virtual machine: the GPU cannot be reset from inside it"
     elif policy.reset_when_idle:
-        remedy = f"nvidia-smi --gpu-reset -i {gpu.pci_bus_id}, or reboot"
+        remedy = f"{first or 'run '}{reset}, or reboot"
     else:
         remedy = (
-            f"run nvidia-smi --gpu-reset -i {gpu.pci_bus_id} while the GPU is idle, reboot, "
-            "or allow it with the setting reset: whenIdle"
+            f"while the GPU is idle, {first or 'run '}{reset} or reboot; or allow it with the "
+            "setting `reset: whenIdle`"
         )
     return Problem(
         Code.RESET_REQUIRED,
@@ -121,6 +128,11 @@ def reset_required(gpu: Gpu, path: str, policy: Policy, *, enable: bool) -> Prob
         gpu=gpu.uuid,
         path=path,
     )
+
+
+def _keeps_mode(gpu: Gpu, enable: bool) -> bool:
+    """Whether a reset would leave the mode as it is, since the plan does not set it."""
+    return not enable and bool(gpu.instances) and gpu.mig is not None and gpu.mig.pending
 
 
 def mode_cannot_return(gpu: Gpu, path: str) -> Problem:

@@ -6,6 +6,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from nodeagent.planning.desired import DesiredGpu
 from nodeagent.planning.effects import after
 from nodeagent.planning.observed import Gpu
 from nodeagent.planning.problems import Problem
@@ -53,7 +54,8 @@ class Policy:
 class GpuPlan:
     """`before` as observed, `after` as it would be; `steps` is empty unless APPLICABLE.
 
-    `problems` of an APPLICABLE plan are warnings (what will still be missing afterwards).
+    `problems` of an APPLICABLE plan are warnings (what will still be missing afterwards). `goal` is
+    what it was planned for, so that it can be planned again when a step comes to something else.
     """
 
     before: Gpu
@@ -61,6 +63,7 @@ class GpuPlan:
     steps: tuple[Step, ...]
     after: Gpu
     problems: tuple[Problem, ...] = ()
+    goal: DesiredGpu | None = field(default=None, compare=False, repr=False)
 
     @classmethod
     def in_sync(cls, gpu: Gpu) -> GpuPlan:

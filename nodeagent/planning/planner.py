@@ -59,7 +59,7 @@ def plan(
 
 def plan_gpu(desired: DesiredGpu, gpu: Gpu, policy: Policy = _DEFAULT_POLICY) -> GpuPlan:
     """The steps for one GPU."""
-    result = spared(_plan_gpu(desired, gpu, policy), desired.path)
+    result = replace(spared(_plan_gpu(desired, gpu, policy), desired.path), goal=desired)
     if result.verdict is Verdict.BLOCKED and desired.when_in_use is WhenInUse.EVICT:
         return replace(result, problems=tuple(map(obstacles.without_eviction, result.problems)))
     return result

@@ -103,11 +103,17 @@ class Card:
             return Code.IN_USE
         if not enabled and state.instances and switches.disable_needs_no_instances:
             return Code.IN_USE
-        waits = switches.passthrough or switches.ampere_mode == "pending"
-        if self.board.mode_change_needs_reset and waits:
+        if self._mode_waits_for_reset:
             return Code.RESET_REQUIRED
         self._activate(enabled)
         return Code.SUCCESS
+
+    @property
+    def _mode_waits_for_reset(self) -> bool:
+        switches = self._node.switches
+        if self.board.mode_change_needs_reset:
+            return switches.passthrough or switches.ampere_mode == "pending"
+        return switches.hopper_mode == "pending"
 
     def _activate(self, enabled: bool) -> None:
         self.state.mig = self.state.pending = enabled
@@ -137,7 +143,8 @@ class Card:
         """A GPU reset of a card that nobody uses; raises IN_USE otherwise."""
         if self.state.processes:
             raise Refused(Code.IN_USE)
-        self._start_over(mode_kept=self.board.mode_change_needs_reset)
+        waits = self._mode_waits_for_reset
+        self._start_over(mode_kept=self.board.mode_change_needs_reset or waits)
 
     def reboot(self, *, persistence: bool) -> None:
         """What a reboot or a reload of the driver leaves of the card."""

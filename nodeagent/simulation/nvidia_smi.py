@@ -1,6 +1,7 @@
-"""A stand-in for the program `nvidia-smi`, for what the agent runs it for: resets, time slices.
+"""A stand-in for the program `nvidia-smi`, for what the agent runs it for or tells people to run.
 
     NODEAGENT_SIMULATED_STATE=FILE python -m nodeagent.simulation.nvidia_smi --gpu-reset -i GPU
+    ... -i GPU -mig 0
     ... compute-policy -i GPU --list
     ... compute-policy -i GPU --set-timeslice=3
 
@@ -17,6 +18,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 from nodeagent.errors import NodeagentError, UsageError
@@ -29,6 +31,7 @@ STATE_VARIABLE = "NODEAGENT_SIMULATED_STATE"
 _BAD_USAGE, _OTHER = 2, 255
 _RESET = ("--gpu-reset", "-r")
 _ID = ("--id", "-i")
+_MIG = ("-mig", "--multi-instance-gpu")
 _IN_USE = (
     "The following GPUs could not be reset:\n"
     "  GPU {address}: In use by another client\n\n"
@@ -43,11 +46,11 @@ def main(arguments: list[str]) -> int:
     """Returns the exit code."""
     if arguments[:1] == ["compute-policy"]:
         return _compute_policy(arguments[1:])
-    wanted = _read_arguments(arguments)
-    if wanted is None:
-        print("usage: nvidia-smi --gpu-reset [-i <index, UUID or PCI address>,...]")
+    asked = _read_arguments(arguments)
+    if asked is None:
+        print("usage: nvidia-smi [--gpu-reset | -mig 0|1] [-i <index, UUID or PCI address>,...]")
         return _BAD_USAGE
-    return _on_node(lambda node: _reset_all(node, wanted))
+    return _on_node(lambda node: _do_to_all(node, asked))
 
 
 def _compute_policy(arguments: list[str]) -> int:
@@ -98,31 +101,58 @@ def _cards(node: SimulatedNode, wanted: list[str]) -> list[Card] | None:
     return None if any(instance is not None for _, instance, _ in found) else [f[0] for f in found]
 
 
-def _read_arguments(arguments: list[str]) -> list[str] | None:
-    """The GPUs to reset (none named: all), None for what this program does not understand."""
-    wanted: list[str] = []
-    reset = False
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """The GPUs (none named: all), and the MIG mode that they are to have; None: a reset."""
+
+    gpus: tuple[str, ...]
+    mode: bool | None = None
+
+
+def _read_arguments(arguments: list[str]) -> _Asked | None:
+    """None for what this program does not understand."""
+    gpus: list[str] = []
+    reset, mode = False, ""
     words = iter([w for a in arguments for w in (a.split("=", 1) if a[:2] == "--" else [a])])
     for word in words:
         if word in _RESET:
             reset = True
+        elif word in _MIG:
+            mode = next(words, "")
         elif word in _ID:
-            wanted += [name for name in next(words, "").split(",") if name]
+            gpus += [name for name in next(words, "").split(",") if name]
         else:
             return None
-    return wanted if reset else None
+    if reset is bool(mode) or mode not in {"", "0", "1"}:
+        return None
+    return _Asked(tuple(gpus), None if reset else mode == "1")
 
 
-def _reset_all(node: SimulatedNode, wanted: list[str]) -> int:
-    cards = _cards(node, wanted)
+def _do_to_all(node: SimulatedNode, asked: _Asked) -> int:
+    cards = _cards(node, list(asked.gpus))
     if cards is None:
         print("No devices were found")
         return int(Code.NOT_FOUND)
     for card in cards:
-        if code := _reset(node, card):
+        code = _reset(node, card) if asked.mode is None else _set_mode(node, card, on=asked.mode)
+        if code:
             return code
     print("All done.")
     return int(Code.SUCCESS)
+
+
+def _set_mode(node: SimulatedNode, card: Card, *, on: bool) -> int:
+    address, word = card.identity.pci_bus_id, "enable" if on else "disable"
+    try:
+        with node.changes():
+            waits = card.set_mig_mode(enabled=on)
+    except Refused as refusal:
+        print(f"Unable to {word} MIG Mode for GPU {address}: Not Supported")
+        return int(refusal.code)
+    if waits:
+        print(f"Warning: MIG mode is in pending {word} state for GPU {address}")
+    print(f"{word.capitalize()}d MIG Mode for GPU {address}")
+    return 0
 
 
 def _reset(node: SimulatedNode, card: Card) -> int:

@@ -14,6 +14,7 @@ from nodeagent.errors import UsageError
 
 _CHOICES = {
     "ampere_mode": ("pending", "whenIdle"),
+    "hopper_mode": ("whenIdle", "pending"),
     "stale_handles": ("INVALID_ARGUMENT", "NOT_FOUND"),
     "missing_mig_index": ("NOT_FOUND", "INVALID_ARGUMENT"),
     "compute_mode_of_mig_parent": ("NOT_SUPPORTED", "INVALID_ARGUMENT", "DEFAULT"),
@@ -27,6 +28,9 @@ class Switches:
     ampere_mode: str = "pending"
     """`pending`: a mode change always waits for a reset. `whenIdle`: the driver resets an idle
     GPU by itself, so that the change is immediate."""
+
+    hopper_mode: str = "whenIdle"
+    """The same on cards that as a rule change their mode at once."""
 
     passthrough: bool = False
     """The machine is a virtual machine with the GPUs passed through."""

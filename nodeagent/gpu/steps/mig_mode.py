@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from nodeagent.errors import DriverError, GpuInUse
 from nodeagent.gpu.card import Card
-from nodeagent.gpu.nvml_errors import INVALID_ARGUMENT, NOT_FOUND, driver_error
+from nodeagent.gpu.nvml_errors import INVALID_ARGUMENT, NOT_FOUND, RESET_REQUIRED, driver_error
 from nodeagent.gpu.observation import read_gpu
 from nodeagent.gpu.steps.change import Change, otherwise
 from nodeagent.gpu.steps.destruction import insist_on_idle
@@ -14,7 +14,7 @@ from nodeagent.planning.steps import SetMigMode
 
 
 def set_mig_mode(change: Change, step: SetMigMode) -> None:
-    """Make the mode current, or pending on a card that changes it only with a reset.
+    """Make the mode current, or pending where the driver changes it only with a reset.
 
     Raises GpuInUse when programs keep it from changing.
     """
@@ -33,8 +33,11 @@ def set_mig_mode(change: Change, step: SetMigMode) -> None:
     after = change.read_back(lambda: _mode_after(card))
     if after and after.current == step.enabled:
         return
-    if after and after.pending == step.enabled and card.mode_change_needs_reset():
-        return
+    if after and after.pending == step.enabled:
+        if status in {0, RESET_REQUIRED}:
+            card.mode_waits_for_reset()
+        if card.mode_change_needs_reset():
+            return
     if status:
         raise driver_error(status, "nvmlDeviceSetMigMode")
     raise otherwise(

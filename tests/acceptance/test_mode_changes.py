@@ -1,0 +1,270 @@
+"""Mode changes by the program itself, on drivers of either kind; and each remedy that is printed,
+followed once as a person would, leads to the goal.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nodeagent.cli import main
+from nodeagent.planning.problems import Code
+from nodeagent.simulation import SimulatedNode, Switches, open_node
+from nodeagent.simulation.nvidia_smi import STATE_VARIABLE
+
+LAYOUTS = {
+    "a30:1": "{1g.6gb: 2}",
+    "a100-40gb:1": "{1g.5gb: 2}",
+    "h100-80gb:1": "{1g.10gb: 2}",
+}
+KINDS = {
+    "at once": Switches(ampere_mode="whenIdle", hopper_mode="whenIdle"),
+    "at a reset": Switches(ampere_mode="pending", hopper_mode="pending"),
+}
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a run of the program ended."""
+
+    code: int
+    report: dict[str, Any]
+    err: str
+
+    @property
+    def problems(self) -> list[dict[str, str]]:
+        found: list[dict[str, str]] = self.report["problems"]
+        return found
+
+    def done(self) -> list[str]:
+        """The kinds of the steps that were done."""
+        steps = [step for gpu in self.report["gpus"] for step in gpu["steps"]]
+        return [step["kind"] for step in steps if step["result"] == "done"]
+
+
+class Home:
+    """A simulated node in a file, and the program on it."""
+
+    def __init__(
+        self, folder: Path, capsys: pytest.CaptureFixture[str], boards: str, switches: Switches
+    ) -> None:
+        self._capsys = capsys
+        self.folder = folder
+        self.state = folder / "node.json"
+        open_node(boards, state=self.state, switches=switches).close()
+
+    def apply(
+        self, mig: str, *, devices: str = "all", reset: str = "never", own: bool = False
+    ) -> Ended:
+        """`nodeagent apply`, if wanted in a process of its own."""
+        plan = self.folder / "plan.yaml"
+        plan.write_text(f"version: v1\ngpus:\n- devices: {devices}\n  mig: {mig}\n")
+        words = ("apply", "-f", plan, "--reset", reset, "-o", "json", "--state", self.state)
+        if not own:
+            self._capsys.readouterr()
+            code = main([str(word) for word in words])
+            out, err = self._capsys.readouterr()
+            return Ended(code, json.loads(out or "{}"), err)
+        ended = subprocess.run(
+            [sys.executable, "-m", "nodeagent", *map(str, words)],
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=60,
+        )
+        return Ended(ended.returncode, json.loads(ended.stdout or "{}"), ended.stderr)
+
+    def on_node(self, act: Callable[[SimulatedNode], object]) -> None:
+        """What happens to the node from outside."""
+        node = open_node(state=self.state)
+        try:
+            act(node)
+        finally:
+            node.close()
+
+    def run(self, command: str) -> None:
+        """A command that a remedy names, on the simulated node."""
+        program, *words = shlex.split(command)
+        assert program == "nvidia-smi"
+        subprocess.run(
+            [sys.executable, "-m", "nodeagent.simulation.nvidia_smi", *words],
+            env={**os.environ, STATE_VARIABLE: str(self.state)},
+            check=True,
+            timeout=60,
+            stdout=subprocess.DEVNULL,
+        )
+
+
+# --- drivers of both kinds ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("board", LAYOUTS)
+def test_a_driver_that_switches_at_once_needs_no_reset(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], board: str
+) -> None:
+    """On every card: mode and layout in one run, without the leave to reset; and back."""
+    home = Home(tmp_path, capsys, board, KINDS["at once"])
+    done = home.apply(LAYOUTS[board], own=True)
+    assert (done.code, done.problems) == (0, []), done.err
+    assert done.done() == ["setMigMode", "createInstance", "createInstance"]
+    assert home.apply("{}").code == 0
+    back = home.apply("disabled")
+    assert (back.code, back.problems, back.done()) == (0, [], ["setMigMode"])
+
+
+@pytest.mark.parametrize("board", LAYOUTS)
+def test_a_driver_that_waits_for_a_reset_gets_one_in_the_same_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], board: str
+) -> None:
+    """On every card, where the setting allows it."""
+    home = Home(tmp_path, capsys, board, KINDS["at a reset"])
+    done = home.apply(LAYOUTS[board], reset="whenIdle", own=True)
+    assert (done.code, done.problems) == (0, []), done.err
+    assert done.done() == ["setMigMode", "resetGpu", "createInstance", "createInstance"]
+    back = home.apply("disabled", reset="whenIdle")
+    assert (back.code, back.problems) == (0, [])
+    assert back.done()[-2:] == ["setMigMode", "resetGpu"]
+
+
+# --- remedies -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Case:
+    """A plan that something stands in the way of. `way` is which part of the remedy is followed."""
+
+    way: str
+    code: Code
+    mig: str
+    board: str = "a100-40gb:1"
+    switches: Switches = field(default_factory=Switches)
+    before: str = ""
+    meanwhile: Callable[[SimulatedNode], object] = lambda _: None
+
+
+def occupied(place: str) -> Callable[[SimulatedNode], object]:
+    """Somebody is on the device of that name."""
+    return lambda node: node.occupy(place)
+
+
+def first_device(node: SimulatedNode) -> None:
+    """Somebody is on the first MIG device."""
+    instance, compute = next(iter(node.card(0).mig_devices()))
+    node.occupy(f"0/{instance.id}/{compute.id}")
+
+
+RESET, ON, OFF = Code.RESET_REQUIRED, "{1g.5gb: 2}", "disabled"
+VIRTUAL = Switches(passthrough=True)
+SLOW_H100 = Switches(hopper_mode="pending")
+CASES = {
+    f"{name}: {case.way}": case
+    for name, cases in {
+        "mode on": [Case(way, RESET, ON) for way in ("command", "reboot", "setting")],
+        "mode off, no instances": [
+            Case(way, RESET, OFF, before="enabled") for way in ("command", "reboot", "setting")
+        ],
+        "mode off, instances": [
+            Case(way, RESET, OFF, before=ON) for way in ("command", "setting")
+        ],
+        "mode on, on an H100 that waits": [
+            Case("command", RESET, "{1g.10gb: 2}", "h100-80gb:1", SLOW_H100),
+            Case("setting", RESET, "{1g.10gb: 2}", "h100-80gb:1", SLOW_H100),
+        ],
+        "mode off, on an H100 that waits": [
+            Case("command", RESET, OFF, "h100-80gb:1", SLOW_H100, "{1g.10gb: 2}"),
+        ],
+        "mode on, in a virtual machine": [Case("reboot", RESET, ON, switches=VIRTUAL)],
+        "mode on, in use": [
+            Case("end", Code.IN_USE, "{1g.10gb: 1}", "h100-80gb:1", meanwhile=occupied("0"))
+        ],
+        "mode off, in use": [
+            Case(
+                "end", Code.IN_USE, OFF, "h100-80gb:1", before="{1g.10gb: 1}",
+                meanwhile=first_device,
+            )
+        ],
+        "an instance in the way": [
+            Case(
+                "end", Code.IN_USE, "{7g.80gb: 1}", "h100-80gb:1", before="{1g.10gb: 1}",
+                meanwhile=first_device,
+            )
+        ],
+        "a GPU that is held": [
+            Case(
+                "end", Code.IN_USE, "{1g.10gb: 2}", "h100-80gb:1", before="{1g.10gb: 1}",
+                meanwhile=occupied("0"),
+            )
+        ],
+    }.items()
+    for case in cases
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+def test_a_remedy_followed_once_leads_to_the_goal(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], case: Case
+) -> None:
+    """The commands that it names are run, or what it says is done; then the same plan again."""
+    home = Home(tmp_path, capsys, case.board, case.switches)
+    if case.before:
+        prepared = home.apply(case.before, reset="whenIdle")
+        if prepared.code:  # in a virtual machine, say
+            home.on_node(lambda node: node.reboot())
+            assert home.apply(case.before).code == 0
+    home.on_node(case.meanwhile)
+    stopped = home.apply(case.mig)
+    (problem,) = stopped.problems
+    assert problem["code"] == case.code
+    assert stopped.code == (3 if case.code is Code.IN_USE else 1)
+    remedy, reset = problem["remedy"], "never"
+    match case.way:
+        case "command":
+            for command in re.findall(r"`(nvidia-smi [^`]+)`", remedy):
+                home.run(command)
+        case "reboot":
+            assert "reboot" in remedy
+            home.on_node(lambda node: node.reboot())
+        case "setting":
+            assert "`reset: whenIdle`" in remedy
+            reset = "whenIdle"
+        case _:
+            assert "end what" in remedy
+            home.on_node(lambda node: node.release())
+    again = home.apply(case.mig, reset=reset)
+    assert (again.code, again.problems) == (0, []), f"{remedy}\n{again.report}"
+    assert again.report["verdictAfter"] == "inSync"
+
+
+@pytest.mark.parametrize(
+    ("found", "wrong", "better"),
+    [
+        (Code.NOT_MIG_CAPABLE, ("{1g.5gb: 1}", "[0, 1]"), ("{1g.5gb: 1}", "[0]")),
+        (Code.DOES_NOT_FIT, ("{4g.20gb: 2}", "[0]"), ("{4g.20gb: 1}", "[0]")),
+        (Code.UNKNOWN_PROFILE, ("{1g.7gb: 1}", "[0]"), ("{1g.5gb: 1}", "[0]")),
+    ],
+)
+def test_a_document_changed_as_the_remedy_says_is_applied(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    found: Code,
+    wrong: tuple[str, str],
+    better: tuple[str, str],
+) -> None:
+    """Which GPUs to name, how many fit, what it offers."""
+    home = Home(tmp_path, capsys, "a100-40gb:1,t4:1", KINDS["at once"])
+    refused = home.apply(wrong[0], devices=wrong[1])
+    assert refused.code in {1, 2}
+    (problem,) = refused.problems
+    assert problem["code"] == found
+    assert problem["remedy"]
+    assert home.apply(better[0], devices=better[1]).code == 0
