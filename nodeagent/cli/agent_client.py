@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from nodeagent.errors import NodeagentError
+from nodeagent.strict_json import parse_json
 
 _PATIENCE = 5.0  # seconds for the agent to answer
 
@@ -126,7 +127,7 @@ def _answer(connection: http.client.HTTPConnection) -> Mapping[str, Any]:
     response = connection.getresponse()
     body = response.read()
     try:
-        answer = json.loads(body)
+        answer = parse_json(body)
     except ValueError:
         answer = None
     if response.status != http.client.OK:

@@ -14,8 +14,10 @@ from nodeagent.cli.node import SIMULATED_SMI, is_simulated, simulation
 from nodeagent.cli.options import Options
 from nodeagent.cli.output import Output
 from nodeagent.cli.shared_node import simulated_directory
+from nodeagent.documents.bounded_yaml import LARGEST_TEXT
 from nodeagent.kubernetes.presence import is_in_cluster
 from nodeagent.settings import DEFAULT_FILE, Settings, load_settings
+from nodeagent.sources.regular_file import read_regular_file
 
 
 def run(options: Options, _: Output) -> ExitCode:
@@ -57,7 +59,7 @@ def _is_shared(options: Options, settings: Settings) -> bool:
     if options.state is not None or settings.reset != "never":
         return True
     try:
-        return b"timeSlice" in settings.plan.file.read_bytes()
+        return b"timeSlice" in read_regular_file(settings.plan.file, LARGEST_TEXT)
     except OSError:
         return False
 

@@ -6,7 +6,6 @@ nobody could say which pods are here, a label that makes them come counts as muc
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
@@ -14,6 +13,7 @@ from typing import Final
 
 from nodeagent.disturbance.facts import NodeFacts, PodFact
 from nodeagent.planning.problems import Code, Problem
+from nodeagent.strict_json import parse_json
 
 
 class Owner(StrEnum):
@@ -144,9 +144,7 @@ def _hami(node: NodeFacts) -> Iterator[str]:
 
 def _is_hami_mig(register: str) -> bool:
     try:
-        devices = json.loads(register)
-    except RecursionError:  # nobody's register is nested so deep
-        return False
+        devices = parse_json(register)
     except ValueError:  # older releases: records end with a colon, commas part fields
         return any("mig" in record.split(",") for record in register.split(":"))
     if not isinstance(devices, list):

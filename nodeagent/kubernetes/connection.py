@@ -7,7 +7,6 @@ again before a request once a minute, and at once when the server does not accep
 from __future__ import annotations
 
 import asyncio
-import json
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -22,6 +21,7 @@ from nodeagent.kubernetes import faults
 from nodeagent.kubernetes.credentials import Credentials, Identity, read_identity
 from nodeagent.kubernetes.faults import ClusterFault, CredentialsUnusable
 from nodeagent.kubernetes.sockets import connector
+from nodeagent.strict_json import parse_json
 
 JsonObject = dict[str, Any]
 
@@ -100,7 +100,7 @@ class Connection:
         """Send it and read the object that is answered; raises `ClusterFault`."""
         response = await self.answered(request)
         try:
-            answer = json.loads(await self._read(request, response))
+            answer = parse_json(await self._read(request, response))
         except ValueError as error:
             raise faults.strange_answer(request.asked, "it is not JSON") from error
         if not isinstance(answer, dict):

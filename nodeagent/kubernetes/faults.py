@@ -6,7 +6,6 @@ message names the server and the reason, never a token, a header or a foreign pa
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping
 from http import HTTPStatus
@@ -14,6 +13,7 @@ from http import HTTPStatus
 import aiohttp
 
 from nodeagent.errors import NodeagentError
+from nodeagent.strict_json import parse_json
 
 _LONGEST_REASON = 500  # characters of a server's own words that are worth repeating
 _LONGEST_WAIT = 300.0  # seconds; whoever asks for more is asked again nevertheless
@@ -163,7 +163,7 @@ def _budget(body: bytes | str) -> str:
 
 def _answer(body: bytes | str) -> dict[str, object]:
     try:
-        answer = json.loads(body)
+        answer = parse_json(body)
     except ValueError:
         return {}
     return answer if isinstance(answer, dict) else {}

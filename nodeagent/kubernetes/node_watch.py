@@ -11,6 +11,7 @@ import aiohttp
 
 from nodeagent.kubernetes import faults
 from nodeagent.kubernetes.connection import JsonObject
+from nodeagent.strict_json import parse_json
 
 _ASKED = "a watch of the Node"
 
@@ -63,7 +64,7 @@ async def events(
 
 def _event(line: bytes) -> WatchEvent:
     try:
-        match json.loads(line):
+        match parse_json(line):
             case {"type": "ERROR", "object": {"code": int(code)} as status}:
                 raise faults.from_status(code, json.dumps(status), asked=_ASKED)
             case {"type": "ADDED" | "MODIFIED", "object": dict(node)}:

@@ -6,7 +6,6 @@ texts are shortened, lists are cut, and `more` says how many entries of each wer
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any, Final
@@ -21,6 +20,7 @@ from nodeagent.reports.places import places
 from nodeagent.reports.plain_text import compact_json, json_size, shortened, that_fit
 from nodeagent.reports.plan_report import MODE_WORD
 from nodeagent.reports.times import time_json
+from nodeagent.strict_json import parse_json
 
 Json = dict[str, Any]
 
@@ -97,12 +97,12 @@ def has_looked(state: NodeState) -> bool:
 def _moment_of(there: str | None, content: Json, now: datetime) -> datetime | None:
     """Since when an annotation says just this; None when it does not."""
     try:
-        kept = json.loads(there or "")
+        kept = parse_json(there or "")
         if not isinstance(kept, dict):
             return None
         moment = datetime.fromisoformat(kept.pop("observedAt"))
         ahead = (moment - now).total_seconds()
-    except (ValueError, KeyError, TypeError, RecursionError):
+    except (ValueError, KeyError, TypeError):
         return None  # somebody else's
     return moment if kept == content and ahead <= _AHEAD else None
 

@@ -42,6 +42,7 @@ def test_it_ends_well(home: Home, moment: str) -> None:
     deadline = time.monotonic() + 30
     while not MOMENTS[moment](home) and agent.poll() is None:  # as soon as it can be seen
         assert time.monotonic() < deadline
+        time.sleep(0.001)
     home.stop(signal.SIGTERM)
     assert agent.returncode == 0, home.said()
     assert "Traceback" not in home.said()

@@ -229,6 +229,9 @@ async def test_events_that_come_twice_are_told_once(
     assert asked(server) == "lw"
 
 
+DEEP = "[" * 20_000 + "\n"  # which Python's own reader of JSON answers with a RecursionError
+
+
 # --- faults of the watch that is open -----------------------------------------------------------
 
 
@@ -239,6 +242,7 @@ async def test_events_that_come_twice_are_told_once(
         (Cut(), "w"),
         (Cut(clean=True), "lw"),
         (Html(), "lw"),
+        (Html(text=DEEP), "lw"),
         (End(), "w"),
         (ErrorEvent(410, "Expired"), "lw"),
         (ErrorEvent(500), "lw"),
@@ -313,6 +317,8 @@ REFUSALS: list[tuple[Fault, type[faults.ClusterFault]]] = [
     (Answer(503), faults.ServerBusy),
     (Html(), faults.ClusterUnreachable),
     (Html(200), faults.ClusterUnreachable),
+    (Html(200, DEEP), faults.ClusterUnreachable),
+    (Html(403, DEEP), faults.NotAllowed),
     (Reset(), faults.ClusterUnreachable),
     (Cut(), faults.ClusterUnreachable),
     (Cut(clean=True), faults.ClusterUnreachable),

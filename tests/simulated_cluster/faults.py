@@ -32,9 +32,10 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Html:
-    """A proxy's error page, which is no JSON."""
+    """A proxy's error page, which is no JSON; `text` may be anything else that is none."""
 
     code: int = 502
+    text: str = PAGE
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,8 +169,8 @@ async def spoil(request: web.Request, fault: Fault, faults: Faults) -> web.Strea
         case Answer(code, retry_after, message):
             headers = {} if retry_after is None else {"Retry-After": str(retry_after)}
             raise Refused(code, message, headers=headers)
-        case Html(code):
-            return web.Response(status=code, text=PAGE, content_type="text/html")
+        case Html(code, text):
+            return web.Response(status=code, text=text, content_type="text/html")
         case Reset():
             reset(request)
             return web.Response()  # has nowhere to go

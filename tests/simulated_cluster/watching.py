@@ -11,7 +11,6 @@ from typing import Any, assert_never
 from aiohttp import web
 
 from tests.simulated_cluster.faults import (
-    PAGE,
     Answer,
     Cut,
     Dribble,
@@ -208,8 +207,8 @@ class Stream:
                 await self._line(error_event(ErrorEvent(code)))
             case ErrorEvent():
                 await self._line(error_event(fault))
-            case Html():
-                await self._line(PAGE.encode())
+            case Html(text=text):
+                await self._line(text.encode())
             case End():
                 pass
             case Reset() | Cut():
