@@ -6,7 +6,16 @@ import sys
 from importlib import import_module
 
 NAMES = (
-    *("planning_time", "side_by_side", "recut", "commands", "agent", "disturbance", "mps"),
+    *(
+        "planning_time",
+        "side_by_side",
+        "recut",
+        "commands",
+        "agent",
+        "api_load",
+        "disturbance",
+        "mps",
+    ),
     *("cluster", "cluster_traffic", "cluster_restart", "metrics"),
 )
 LONG = ("soak",)

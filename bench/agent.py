@@ -43,7 +43,8 @@ class Running:
     def __init__(self, **settings: str) -> None:
         self._directory = tempfile.TemporaryDirectory()
         here = Path(self._directory.name)
-        (here / "plan.yaml").write_text(PLAN)
+        self._plan = here / "plan.yaml"
+        self.plan(PLAN)
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             self.port = free.getsockname()[1]
@@ -76,6 +77,12 @@ class Running:
                 pass
             time.sleep(0.005)
         raise TimeoutError("the agent did not get in sync within 30 s")
+
+    def plan(self, text: str) -> None:
+        """Replace the plan as most programs do."""
+        new = self._plan.with_suffix(".new")
+        new.write_text(text)
+        new.replace(self._plan)
 
     def stop(self) -> None:
         self.process.terminate()

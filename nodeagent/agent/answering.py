@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -51,9 +52,20 @@ class Answering:
     def answers(self, events: EventLog, *, not_alive: Callable[[], tuple[str, ...]]) -> Answers:
         """As the API takes them, which is imported here because that takes long."""
         from nodeagent.http_api.answers import Answers
+        from nodeagent.http_api.rendered_status import Rendered, RenderedStatus
+
+        rendered = RenderedStatus(
+            self._state,
+            lambda state, gpu: status_json(state, gpu=gpu),
+            asyncio.get_running_loop().time,
+        )
+
+        def status(gpu: str | None) -> Rendered | None:
+            self._reconciler.look_if_older_than(_FRESH)
+            return rendered.page(gpu)
 
         return Answers(
-            status=self._status,
+            status=status,
             plan=self._plan,
             preview=self._preview,
             not_alive=not_alive,
@@ -75,10 +87,6 @@ class Answering:
             cluster=self._cluster.state if self._cluster else None,
             health=self._health.state,
         )
-
-    def _status(self, gpu: str | None) -> Json | None:
-        self._reconciler.look_if_older_than(_FRESH)
-        return status_json(self._state(), gpu=gpu)
 
     def _plan(self) -> Json:
         state = self._reconciler.state

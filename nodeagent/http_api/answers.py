@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
 
+from nodeagent.http_api.rendered_status import Rendered
 from nodeagent.reconciling.event_log import EventLog
 from nodeagent.reconciling.preview import Preview
 
@@ -29,7 +30,7 @@ class Answers:
     `scrape` gives the metrics' text, compressed by gzip when told so.
     """
 
-    status: Callable[[str | None], Json | None]
+    status: Callable[[str | None], Rendered | None]
     plan: Callable[[], Json]
     preview: Callable[[bytes, str | None], Preview | None]
     not_alive: Callable[[], tuple[str, ...]]

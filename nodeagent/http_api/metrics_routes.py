@@ -71,7 +71,7 @@ class _MetricsRoutes:
         return True
 
     async def _scrape(self, request: web.Request) -> web.StreamResponse:
-        zipped = _accepts_gzip(request.headers.get("Accept-Encoding", ""))
+        zipped = accepts_gzip(request.headers.get("Accept-Encoding", ""))
         text = self._answers.scrape(zipped)
         response = web.StreamResponse(headers={"Content-Type": CONTENT_TYPE})
         if zipped:
@@ -108,7 +108,7 @@ def _bound(transport: asyncio.BaseTransport | None) -> None:
             own.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _KERNEL_HOLDS)
 
 
-def _accepts_gzip(accepted: str) -> bool:
+def accepts_gzip(accepted: str) -> bool:
     """By an Accept-Encoding header; its weights matter only where they are 0."""
     weights: dict[str, bool] = {}
     for part in accepted.casefold().split(","):

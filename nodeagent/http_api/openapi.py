@@ -88,7 +88,8 @@ DESCRIPTION: Json = {
         "/v1/status": _get(
             "The whole state",
             {
-                "200": _answer("the state", ref("Status")),
+                "200": _answer("the state, gzip where it is accepted", ref("Status")),
+                "304": {"description": "it is as If-None-Match says"},
                 "404": _answer("there is no such GPU", _ERROR),
             },
             _query("gpu", "only the GPU of this UUID", TEXT),

@@ -12,7 +12,7 @@ from nodeagent.http_api.answers import Answers, Json
 from nodeagent.http_api.connection import refused, whole_requests
 from nodeagent.http_api.guard import errors_as_json, refuse_foreign_hosts, set_headers
 from nodeagent.http_api.limits import Limits
-from nodeagent.http_api.metrics_routes import metrics_routes
+from nodeagent.http_api.metrics_routes import accepts_gzip, metrics_routes
 from nodeagent.http_api.mps_routes import mps_routes
 from nodeagent.http_api.openapi import DESCRIPTION
 from nodeagent.http_api.page import CONTENT_SECURITY_POLICY, PAGE
@@ -70,10 +70,19 @@ class _Routes:
 
     async def status(self, request: web.Request) -> web.Response:
         gpu = request.query.get("gpu")
-        report = self._answers.status(gpu)
-        if report is None:
+        page = self._answers.status(gpu)
+        if page is None:
             raise web.HTTPNotFound(text=f"this node has no GPU {gpu!r}")
-        return web.json_response(report)
+        headers = {"ETag": page.etag, "Vary": "Accept-Encoding"}
+        if request.headers.get("If-None-Match") == page.etag:
+            return web.Response(status=304, headers=headers)
+        body = page.body
+        if accepts_gzip(request.headers.get("Accept-Encoding", "")):
+            headers["Content-Encoding"] = "gzip"
+            body = page.zipped
+        return web.Response(
+            body=body, headers=headers, content_type="application/json", charset="utf-8"
+        )
 
     async def plan(self, _: web.Request) -> web.Response:
         return web.json_response(self._answers.plan())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gzip
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
@@ -17,6 +18,7 @@ from nodeagent.http_api.limits import TCP_LIMITS, Limits
 from nodeagent.http_api.listening import listen, listen_on_socket
 from nodeagent.http_api.openapi import DESCRIPTION
 from nodeagent.http_api.refusals import Refusals
+from nodeagent.http_api.rendered_status import Rendered, RenderedStatus
 from nodeagent.planning.observed import ObservedNode
 from nodeagent.planning.plan import Policy
 from nodeagent.reconciling.event_log import EventLog
@@ -104,7 +106,9 @@ async def api(
     doing = doing or Doing()
     events, reasons = EventLog(), list[str]()
     answers = Answers(
-        status=lambda gpu: status_json(state, gpu=gpu),
+        status=RenderedStatus(
+            lambda: state, lambda state, gpu: status_json(state, gpu=gpu), time.monotonic
+        ).page,
         plan=lambda: {"verdict": "inSync", "digest": "", "source": "", "gpus": [], "problems": []},
         preview=previewing
         or (lambda text, name: preview(text, name, node, Policy()) if node else None),
@@ -132,7 +136,7 @@ def answers_of_nothing() -> Answers:
     """Of an agent that is well and has only metrics."""
     doing = Doing()
     return Answers(
-        status=lambda _: {},
+        status=lambda _: Rendered(b"{}"),
         plan=dict,
         preview=lambda _text, _name: None,
         not_alive=tuple,

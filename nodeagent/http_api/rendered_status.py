@@ -1,0 +1,77 @@
+"""The status as the bytes that are sent, rendered when the node's state changed and not before."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Generic, TypeVar
+
+State = TypeVar("State")
+
+_SHARE = 10  # of the time at most a tenth goes into rendering,
+_LONGEST = 0.1  # but no status is older than this, in seconds
+
+
+@dataclass(frozen=True)
+class Rendered:
+    """One answer: JSON as bytes, and what is made of it once for all clients."""
+
+    body: bytes
+
+    @cached_property
+    def zipped(self) -> bytes:
+        return gzip.compress(self.body, 1, mtime=0)
+
+    @cached_property
+    def etag(self) -> str:
+        return f'"{hashlib.sha256(self.body).hexdigest()[:32]}"'
+
+
+class RenderedStatus(Generic[State]):
+    """The newest state, rendered for all GPUs or for one of them.
+
+    `current` gives the state, a value that compares; `report` makes the JSON of it, None where it
+    has no such GPU. `clock` gives seconds and does not jump. While steps are taken, the state
+    changes hundreds of times a second: it is looked at again only after ten times as long as that
+    took.
+    """
+
+    def __init__(
+        self,
+        current: Callable[[], State],
+        report: Callable[[State, str | None], dict[str, Any] | None],
+        clock: Callable[[], float],
+    ) -> None:
+        self._current = current
+        self._report = report
+        self._clock = clock
+        self._state: State | None = None
+        self._pages: dict[str | None, Rendered] = {}
+        self._look_from = 0.0
+
+    def page(self, gpu: str | None) -> Rendered | None:
+        """The status, of one GPU by its UUID or of all; None where there is no such GPU."""
+        began = self._clock()
+        state = self._state
+        if state is None or began >= self._look_from:
+            state = self._current()
+            if state != self._state:
+                self._state = state
+                self._pages.clear()
+            self._spent(began)
+        if gpu in self._pages:
+            return self._pages[gpu]
+        report = self._report(state, gpu)
+        if report is None:
+            return None
+        self._pages[gpu] = page = Rendered(json.dumps(report).encode())
+        self._spent(began)
+        return page
+
+    def _spent(self, began: float) -> None:
+        now = self._clock()
+        self._look_from = now + min(_LONGEST, _SHARE * (now - began))
