@@ -80,9 +80,10 @@ class Answering:
     def _state(self) -> NodeState:
         """With the daemons, the cluster and health as they are at this moment."""
         state = self._reconciler.state
+        of_cluster = self._cluster.problems if self._cluster else ()
         return replace(
             state,
-            problems=(*state.problems, *self._metrics.problems),
+            problems=(*state.problems, *self._metrics.problems, *of_cluster),
             mps=self._mps.overview().daemons,
             cluster=self._cluster.state if self._cluster else None,
             health=self._health.state,

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import structlog
 
 from nodeagent.planning.plan import Policy
+from nodeagent.planning.problems import Problem
 from nodeagent.reconciling.event_log import EventLog, EventType
 from nodeagent.reconciling.surroundings import Surroundings
 from nodeagent.reports.cluster_state import ClusterState
@@ -94,6 +95,11 @@ class ClusterPart:
     def state(self) -> ClusterState:
         """How the agent stands with the cluster."""
         return self._citizen.state
+
+    @property
+    def problems(self) -> tuple[Problem, ...]:
+        """What is wrong with the Node as the agent writes it."""
+        return self._citizen.problems
 
     def publish(self, state: NodeState, offered: PlanOffer | None) -> None:
         """The node is like this now; `offered` is what it was made from."""

@@ -26,7 +26,8 @@ from nodeagent.kubernetes.node_follower import FollowPace, NodeFollower
 from nodeagent.kubernetes.node_patch import Wanted
 from nodeagent.kubernetes.node_view import Interest, NodeView
 from nodeagent.kubernetes.node_writer import NodeWriter, WritePace
-from nodeagent.reconciling.event_log import EventLog
+from nodeagent.planning.problems import Code, Problem
+from nodeagent.reconciling.event_log import EventLog, EventType
 from nodeagent.reports.cluster_state import ClusterState
 from nodeagent.reports.node_state import NodeState, Phase
 from nodeagent.sources.plan_offer import PlanOffer
@@ -119,6 +120,7 @@ class Citizen:
             node,
             interest=INTEREST,
             on_fault=self._writing_broke,
+            on_contest=self._is_contested,
             pace=pace.write,
             wall=now,
         )
@@ -177,6 +179,12 @@ class Citizen:
             problem=problem,
             remedy=remedy,
         )
+
+    @property
+    def problems(self) -> tuple[Problem, ...]:
+        """What is wrong with the Node as the agent writes it."""
+        keys = self._writer.contested
+        return (_contested(self._node, keys),) if keys else ()
 
     async def flush(self, *, within: float) -> None:
         """The agent stops: show the newest state, and wait so many seconds for its writing."""
@@ -250,6 +258,11 @@ class Citizen:
         else:
             log.warning("the Node cannot be written", error=fault.message, remedy=fault.remedy)
 
+    def _is_contested(self, keys: tuple[str, ...]) -> None:
+        problem = _contested(self._node, keys)
+        log.error(problem.message, remedy=problem.remedy)
+        self._event_log.add(EventType.CONTESTED, f"{problem.message}; {problem.remedy}")
+
     def _go_without(self, why: str) -> None:
         self._unreachable(f"the Node {self._node} is not known: {why}")
 
@@ -306,3 +319,12 @@ class Citizen:
 def _those_of(keys: Mapping[str, str | None], there: Mapping[str, str]) -> Mapping[str, str | None]:
     """The keys that are there still; once one has gone, it is nobody's business."""
     return {key: None for key in keys if key in there}
+
+
+def _contested(node: str, keys: tuple[str, ...]) -> Problem:
+    return Problem(
+        Code.CONTESTED,
+        f"another program overwrites {', '.join(keys)} of Node {node} again and again",
+        f"if a second agent runs for Node {node} (in a pod and as a service, or with a wrong "
+        f"node_name), stop one; kubectl get node {node} -o yaml --show-managed-fields names them",
+    )

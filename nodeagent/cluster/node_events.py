@@ -61,6 +61,7 @@ def _kind_of(kind: EventType) -> Literal["Normal", "Warning"] | None:
             | EventType.MPS_CLIENT
             | EventType.OTHER_OWNER
             | EventType.UNCHECKED
+            | EventType.CONTESTED
             | EventType.NOT_OFFERED
         ):
             return "Warning"

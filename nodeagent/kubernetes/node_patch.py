@@ -38,6 +38,11 @@ class MetadataPatch:
     annotations: _Keys
     labels: _Keys
 
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """What it changes, by name."""
+        return (*self.annotations, *self.labels)
+
     def body(self) -> dict[str, Any]:
         """A JSON merge patch."""
         parts = {"annotations": self.annotations, "labels": self.labels}
@@ -50,6 +55,11 @@ class StatusPatch:
 
     conditions: Mapping[str, NodeCondition]
     present: Mapping[str, NodeCondition] = field(compare=False)
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """The types of the conditions."""
+        return tuple(self.conditions)
 
     def body(self, now: str) -> dict[str, Any]:
         """A strategic merge patch; `now` is a time as Kubernetes writes it."""

@@ -34,6 +34,8 @@ from nodeagent.kubernetes.node_patch import (
 from nodeagent.kubernetes.node_view import Interest, NodeView, is_newer, view_of
 from nodeagent.kubernetes.pace import Allowance, BackOff
 
+_CONTEST = 3  # times that the same was undone: somebody who edits by hand stops before
+
 
 @dataclass(frozen=True, slots=True)
 class WritePace:
@@ -54,7 +56,8 @@ class NodeWriter:
 
     `want` says what is wanted, `saw` what is there (from a follower with the same `interest`).
     `on_fault` gets a fault when writing breaks or breaks in another way, and None when a write
-    succeeds again. `wall` gives the time of day in UTC, for conditions.
+    succeeds again. `on_contest` gets the keys that another program sets back again and again.
+    `wall` gives the time of day in UTC, for conditions.
     """
 
     def __init__(
@@ -64,6 +67,7 @@ class NodeWriter:
         *,
         interest: Interest = Interest(),  # noqa: B008 - a frozen value
         on_fault: Callable[[ClusterFault | None], None] = lambda _: None,
+        on_contest: Callable[[tuple[str, ...]], None] = lambda _: None,
         pace: WritePace = WritePace(),
         largest: int = 128 * 1024,  # bytes; all writers together have 256 KiB
         clock: Callable[[], float] = time.monotonic,
@@ -74,6 +78,7 @@ class NodeWriter:
         self._name = name
         self._interest = interest
         self._on_fault = on_fault
+        self._on_contest = on_contest
         self._pace = pace
         self._largest = largest
         self._clock = clock
@@ -95,6 +100,9 @@ class NodeWriter:
         self._not_before = float("-inf")
         self._missing_until = float("-inf")  # no Node, as the server said; until another is seen
         self._contest_until = float("-inf")
+        self._undone = 0  # how often the same had to be written again lately
+        self._undone_at = float("-inf")
+        self._undone_keys: tuple[str, ...] = ()
         self._refused: dict[type[NodePatch], tuple[NodePatch, float]] = {}
         self._written: dict[type[NodePatch], NodePatch] = {}
         self._last_kind: type[NodePatch] | None = None
@@ -131,6 +139,14 @@ class NodeWriter:
     def fault(self) -> ClusterFault | None:
         """Why the last request failed; None if it did not."""
         return self._fault
+
+    @property
+    def contested(self) -> tuple[str, ...]:
+        """The keys that another program keeps setting to something else; empty when none does."""
+        return self._undone_keys if self._undone >= _CONTEST and self._is_recent() else ()
+
+    def _is_recent(self) -> bool:
+        return self._clock() - self._undone_at <= 2 * self._pace.longest_retry
 
     async def settled(self) -> None:
         """Wait until there is nothing that could be written now."""
@@ -242,6 +258,10 @@ class NodeWriter:
             if now - self._contest_until > 2 * self._pace.longest_retry:
                 self._after_contest.reset()
             self._contest_until = now + self._after_contest.next()
+            self._undone = self._undone + 1 if self._is_recent() else 1
+            self._undone_at, self._undone_keys = now, patch.keys
+            if self._undone == _CONTEST:
+                self._on_contest(patch.keys)
         self._written[type(patch)] = patch
         if self._fault is not None:
             self._fault = None

@@ -44,6 +44,7 @@ class Code(StrEnum):
     # the cluster
     OWNED = "Owned"  # somebody else splits the node's GPUs, too
     NOT_OFFERED = "NotOffered"  # the node does not offer to pods what its GPUs are
+    CONTESTED = "Contested"  # another program overwrites what this agent writes on the Node
     CLUSTER = "Cluster"  # the API server cannot be told what it has to be told first
 
 

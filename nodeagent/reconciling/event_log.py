@@ -43,6 +43,7 @@ class EventType(StrEnum):
     MPS_IN_USE = "MpsInUse"
     OTHER_OWNER = "OtherOwner"  # somebody else splits the GPUs, too
     UNCHECKED = "Unchecked"  # whether anybody does could not be asked
+    CONTESTED = "Contested"  # another program overwrites what the agent writes on the Node
     EVICTED = "Evicted"
     NOT_OFFERED = "NotOffered"  # the node does not offer to pods what its GPUs are
     MPS_CLIENT = "MpsClient"  # a client waits for ever, or has what it should not

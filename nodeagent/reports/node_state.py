@@ -48,6 +48,7 @@ SHOWN_ONLY = frozenset(
         Code.STATE_FILE,
         Code.RUN_DIRECTORY,
         Code.SOURCE_MISSING,
+        Code.CONTESTED,
     }
 )
 

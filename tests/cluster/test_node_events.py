@@ -30,6 +30,7 @@ WARNINGS = {
     EventType.MPS_CLIENT,
     EventType.OTHER_OWNER,
     EventType.UNCHECKED,
+    EventType.CONTESTED,
     EventType.NOT_OFFERED,
 }
 UNINTERESTING = {EventType.MPS_STARTED, EventType.MPS_READY}

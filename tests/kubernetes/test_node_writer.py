@@ -50,12 +50,14 @@ class Written:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.faults: list[ClusterFault | None] = []
+        self.contests: list[tuple[str, ...]] = []
         self.now = NOON
         self.writer = NodeWriter(
             access,
             "n",
             interest=interest,
             on_fault=self.faults.append,
+            on_contest=self.contests.append,
             pace=pace,
             clock=clock,
             chance=lambda: 0.5,
@@ -254,7 +256,9 @@ async def test_what_somebody_edited_by_hand_is_restored(
         await settled(server, writer, "true")
         assert len(writes(server)) == 3
         await asyncio.sleep(0.2)
+        assert writer.contested == ()
     assert len(writes(server)) == 3
+    assert made.contests == []
 
 
 async def test_a_quarrel_about_a_key_gets_slower(server: ApiServer, access: ClusterAccess) -> None:
@@ -273,6 +277,8 @@ async def test_a_quarrel_about_a_key_gets_slower(server: ApiServer, access: Clus
         await asyncio.sleep(1.5)
         # After waits of half of 0.1, 0.2, 0.4, 0.8 seconds; at full rate it would be over 100.
         assert 3 <= len(writes(server)) <= 7
+        assert made.contests == [(STATUS,)]
+        assert writer.contested == (STATUS,)
         count = len(writes(server))
         writer.want(wanted("new"))  # a new wish does not wait for the quarrel
         await until(lambda: len(writes(server)) > count, seconds=0.2)

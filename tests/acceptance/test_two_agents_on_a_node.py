@@ -1,0 +1,50 @@
+"""Two agents that take each other's Node for their own are reported, and not only slowed down."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.simulated_cluster.agent import NAME, AgentProcess, command, kubeconfig
+from tests.simulated_cluster.api_server import ApiServer
+
+
+@pytest.mark.timeout(60)  # two agents start, and each waits longer after every time
+async def test_both_say_so(tmp_path: Path) -> None:
+    """An Event on the Node, and a problem with its remedy at each agent."""
+    folders = [tmp_path / name for name in ("pod", "service")]
+    async with ApiServer() as api:
+        api.add_node(NAME)
+        for folder in folders:
+            folder.mkdir()
+            (folder / "kubeconfig").write_text(kubeconfig(api.url))
+        first, second = (
+            AgentProcess(command(boards, folder), folder)
+            for boards, folder in zip(("h100-80gb:1", "a100-40gb:1"), folders, strict=True)
+        )
+        async with first, second, asyncio.timeout(50):
+            while len(said := [e for e in api.events if e["reason"] == "Contested"]) < 1:
+                await asyncio.sleep(0.05)
+            assert said[0]["type"] == "Warning"
+            assert "nodeagent.io/status" in said[0]["message"]
+            assert "second agent" in said[0]["message"]
+            for folder in folders:
+                while "Contested" not in await codes(folder):
+                    await asyncio.sleep(0.2)
+
+
+async def codes(folder: Path) -> set[str]:
+    """Of the problems that the agent with its socket there has, in its headline too."""
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "nodeagent", "status", "-o", "json"),
+        *("--run-dir", str(folder / "run")),
+        stdout=asyncio.subprocess.PIPE,
+    )
+    said, _ = await process.communicate()
+    status: dict[str, Any] = json.loads(said)
+    return {problem["code"] for problem in status["problems"]} & {status["headline"]["code"]}
