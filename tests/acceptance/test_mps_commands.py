@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from nodeagent.files import StateFormat, write_state
 from tests.acceptance.agent_home import GIB, USER, Home
 
 ONE = f"""\
@@ -218,3 +219,25 @@ def test_a_refused_plan_touches_nothing(home: Home) -> None:
         assert words in f"{problem['message']} {problem.get('remedy', '')}"
     assert home.daemons()[0]["pid"] == daemon["pid"]
     assert Path(f"/proc/{daemon['pid']}").exists()
+
+
+def test_a_record_that_a_newer_release_wrote(home: Home) -> None:
+    """The daemon beside it and its client go on; a plan without MPS waits for that client by pid,
+    and takes the daemon away when it has gone.
+    """
+    [daemon] = _started(home, ONE)
+    device = daemon["device"]
+    record = home.folder / "run/mps" / device / "record.json"
+    with _counted(home, device, "small-0") as pid:
+        home.stop(signal.SIGTERM)
+        newer = StateFormat("mps-record", 99, 100, lambda _: b"{}", lambda _, __: None)
+        write_state(record, newer, None)
+        home.plan.write_text("version: v1\ngpus:\n  - devices: [0]\n    mig: disabled\n")
+        home.start()
+        home.until(lambda: home.ask("status"))
+        blocked = home.until(lambda: (s := home.ask("status")) and s["phase"] == "Blocked" and s)
+        assert any(str(pid) in problem["message"] for problem in blocked["problems"])
+        assert [d["pid"] for d in home.daemons()] == [daemon["pid"]]
+        assert any("is taken over" in event["message"] for event in home.events())
+    home.until(lambda: home.ask("status")["phase"] == "InSync")
+    assert home.daemons() == []
