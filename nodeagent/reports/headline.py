@@ -145,13 +145,20 @@ def _of_access(gpu: Gpu, cause: str, seen: Seen) -> Matter:
 
 
 def _advice(cause: str, action: Action, gpu: int | None, seen: Seen) -> str:
+    return advice(cause, action, reboot=_reboot(seen), reset=_reset(gpu, seen))
+
+
+def _reset(gpu: int | None, seen: Seen) -> str:
+    """The driver resets no GPU that anything has open, this agent included."""
     which = "the GPU" if gpu is None else f"GPU {gpu}"
-    reset = f"nvidia-smi --gpu-reset -i {'NUMBER' if gpu is None else gpu}"
-    return advice(
-        cause,
-        action,
-        reboot=_reboot(seen),
-        reset=f"Reset {which}: drain it, then run `{reset}`.",
+    reset = f"`nvidia-smi --gpu-reset -i {'NUMBER' if gpu is None else gpu}`"
+    if not seen.in_cluster:
+        stop, start = "`systemctl stop nodeagent`", "`systemctl start nodeagent`"
+        return f"Reset {which}: end its users, then {stop}, {reset}, {start}."
+    label = f"kubectl label node {seen.state.node} nodeagent.io/off"
+    return (
+        f"Reset {which}: drain the node, take the agent off it (`{label}=`), run {reset} on the "
+        f"node, then `{label}-`; or reboot the node."
     )
 
 

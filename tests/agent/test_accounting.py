@@ -37,7 +37,10 @@ def _scraped(folder: Path) -> dict[Series, float]:
         return {}
 
 
-def _until(folder: Path, condition: Callable[[dict[Series, float]], bool]) -> dict[Series, float]:
+def until_scraped(
+    folder: Path, condition: Callable[[dict[Series, float]], bool]
+) -> dict[Series, float]:
+    """The metrics, once they are so."""
     deadline = time.monotonic() + SOON
     while time.monotonic() < deadline:
         if condition(series := _scraped(folder)):
@@ -64,7 +67,7 @@ def test_processes_without_a_pod_are_accounted_for(tmp_path: Path) -> None:
             _command(tmp_path, "simulate", "occupy", place, "--pid", pid, "--follow")
         _command(tmp_path, "simulate", "load", "0:4", "0.5")
         with agent(tmp_path, NODEAGENT_SAMPLE_INTERVAL="0.1"):
-            series = _until(
+            series = until_scraped(
                 tmp_path,
                 lambda s: any(v > 0 for v in _of(s, USED).values()) and len(_of(s, IDLE)) == 2,
             )
@@ -75,7 +78,7 @@ def test_processes_without_a_pod_are_accounted_for(tmp_path: Path) -> None:
             used = _of(series, USED)[labels]
             assert 0 < used < held
             assert all(labels <= idle for idle in _of(series, IDLE))
-            _until(tmp_path, lambda s: _of(s, HELD)[labels] > held)
+            until_scraped(tmp_path, lambda s: _of(s, HELD)[labels] > held)
     finally:
         for holder in holders:
             holder.kill()

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from tests.agent.test_accounting import until_scraped
 from tests.agent.test_service import agent, profiles, write_plan
 
 
@@ -192,4 +193,38 @@ def test_values_that_cannot_be_read_are_in_the_headline(tmp_path: Path) -> None:
         assert status["headline"]["text"].startswith("Not all values of GPU 0 can be read")
         assert status["phase"] == "InSync"
         subprocess.run([*fault, "--clear"], check=True)
+        process.until(lambda body: body["headline"]["severity"] == "ok")
+
+
+@pytest.mark.full
+def test_the_remedy_of_a_reset_leads_there(tmp_path: Path) -> None:
+    """Followed once, with the stand-ins of its commands: the agent stops, the GPU is reset, the
+    agent starts, and nothing is wrong any more.
+    """
+    write_plan(tmp_path, "{3g.40gb: 2}")
+    interval = {"NODEAGENT_SAMPLE_INTERVAL": "0.1", "NODEAGENT_SAMPLE_SLOW_INTERVAL": "0.1"}
+    state = f"{tmp_path}/node.json"
+    with agent(tmp_path, **interval) as process:
+        process.until(lambda body: body["headline"]["severity"] == "ok")
+        simulate = [sys.executable, "-m", "nodeagent", "simulate"]
+        energy = [*simulate, "sensor", "--state", state, "0", "energy", "1000000000"]
+        subprocess.run(energy, check=True)  # as of a GPU that has worked for a while
+        until_scraped(
+            tmp_path,
+            lambda series: any(
+                value >= 1e9
+                for (name, _), value in series.items()
+                if name == "DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION"
+            ),
+        )
+        subprocess.run([*simulate, "xid", "--state", state, "0", "95"], check=True)
+        status = process.until(lambda body: body["headline"]["severity"] == "error")
+        assert status["headline"]["remedy"] == (
+            "Reset GPU 0: end its users, then `systemctl stop nodeagent`, "
+            "`nvidia-smi --gpu-reset -i 0`, `systemctl start nodeagent`."
+        )
+        assert process.end() == 0
+    smi = [sys.executable, "-m", "nodeagent.simulation.nvidia_smi", "--gpu-reset", "-i", "0"]
+    subprocess.run(smi, check=True, env={**os.environ, "NODEAGENT_SIMULATED_STATE": state})
+    with agent(tmp_path, **interval) as process:
         process.until(lambda body: body["headline"]["severity"] == "ok")

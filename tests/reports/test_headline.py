@@ -137,7 +137,11 @@ def test_remedies_are_commands_of_this_node() -> None:
     )
     assert "kubectl" not in headline(fallen, in_cluster=False).remedy
     reset = of(node({"health": health(GpuReading(SECOND, 1, recovery_action=1))}))
-    assert reset.remedy == "Reset GPU 1: drain it, then run `nvidia-smi --gpu-reset -i 1`."
+    assert reset.remedy == (
+        "Reset GPU 1: drain the node, take the agent off it (`kubectl label node gpu-node-0 "
+        "nodeagent.io/off=`), run `nvidia-smi --gpu-reset -i 1` on the node, then `kubectl label "
+        "node gpu-node-0 nodeagent.io/off-`; or reboot the node."
+    )
 
 
 def test_a_driver_that_hangs_says_what_to_do() -> None:
