@@ -13,6 +13,7 @@ import sys
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from subprocess import Popen
 
@@ -21,17 +22,34 @@ import pytest
 from nodeagent.simulation.mps.installation import install
 from tests.gpu.test_c_library import build
 from tests.simulation.mps.rig import until
+from tests.systemd.sandbox import values_of
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 UNITS = ROOT / "systemd"
-CHILDREN = "mps-children.conf"
+AGENT, RESTORE, CHILDREN = "nodeagent.service", "nodeagent-restore.service", "mps-children.conf"
 PLAN = "version: v1\ngpus:\n- devices: all\n  mig: disabled\n  mps: {replicas: 2, user: root}\n"
 REFUSED = re.compile(r" = -1 E(ROFS|PERM|ACCES)\b")
+CALL = re.compile(r"\d+ +(\w+)\(")
 CHANGES = (
     "openat,mkdir,mkdirat,rename,renameat,renameat2,unlink,unlinkat,rmdir,link,linkat,symlink,"
     "symlinkat,mknod,mknodat,chmod,fchmodat,chown,lchown,fchownat,truncate,utimensat,bind"
 )
+
+
+@cache
+def denied_calls(unit: str) -> frozenset[str]:
+    """The system calls that the unit's filter denies, where systemd-analyze can say them."""
+    (groups,) = values_of(str(UNITS / unit))["SystemCallFilter"]
+    if not shutil.which("systemd-analyze"):
+        return frozenset()
+    listed = subprocess.run(
+        ["systemd-analyze", "--no-pager", "syscall-filter", *groups.removeprefix("~").split()],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return frozenset(re.findall(r"^ +(\w+)$", listed.stdout, re.MULTILINE))
 
 
 def _is_possible() -> bool:
@@ -64,7 +82,8 @@ def running(unit: str, stage: Path, trace: Path, **settings: str) -> Iterator[Po
     """The unit's command, traced where there is strace; it ends with all that it started."""
     with trace.open("w") as file:
         out = f"/proc/self/fd/{file.fileno()}"
-        traced = ("strace", "-D", "-f", "-y", "-o", out, "-e", f"trace={CHANGES}")
+        calls = ",".join([CHANGES, *(f"?{call}" for call in denied_calls(unit))])
+        traced = ("strace", "-D", "-f", "-y", "-o", out, "-e", f"trace={calls}")
         with Popen(
             [
                 *("unshare", "--mount", "--pid", "--fork", "--kill-child"),
@@ -91,23 +110,28 @@ def running(unit: str, stage: Path, trace: Path, **settings: str) -> Iterator[Po
                 process.kill()
 
 
-def check(trace: Path) -> None:
-    """Nothing that the program tried to change was refused, errors that it ignores included."""
+def check(unit: str, trace: Path) -> None:
+    """Nothing that the program tried to change was refused, errors that it ignores included; and it
+    made no system call that the unit denies.
+    """
     if not shutil.which("strace"):
         return
     calls = trace.read_text(errors="replace").splitlines()
     assert any("/var/lib/nodeagent/" in call and "O_CREAT" in call for call in calls)
     assert [call for call in calls if REFUSED.search(call)] == []
+    made = {match[1] for call in calls if (match := CALL.match(call))}
+    assert "openat" in made
+    assert made & denied_calls(unit) == set()
 
 
 def test_a_plan_with_mps_is_restored_at_boot(stage: Path, tmp_path: Path) -> None:
     """The oneshot may write all that it writes: also what the GPU was like before."""
-    with running("nodeagent-restore.service", stage, tmp_path / "trace") as process:
+    with running(RESTORE, stage, tmp_path / "trace") as process:
         said, _ = process.communicate(timeout=30)
     assert process.returncode == 0, said
     assert "start MPS" in said
     assert "Applied: 2 steps done" in said
-    check(tmp_path / "trace")
+    check(RESTORE, tmp_path / "trace")
 
 
 def test_the_agent_may_write_what_it_writes(stage: Path, tmp_path: Path) -> None:
@@ -115,9 +139,7 @@ def test_the_agent_may_write_what_it_writes(stage: Path, tmp_path: Path) -> None
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         listen = f"127.0.0.1:{free.getsockname()[1]}"
-    with running(
-        "nodeagent.service", stage, tmp_path / "trace", NODEAGENT_API_LISTEN=listen
-    ) as process:
+    with running(AGENT, stage, tmp_path / "trace", NODEAGENT_API_LISTEN=listen) as process:
         until(lambda: _phase(listen) == "InSync" or process.poll() is not None)
         agent = _agent_of(process.pid)
         with pytest.raises(OSError, match="Read-only"):
@@ -126,7 +148,7 @@ def test_the_agent_may_write_what_it_writes(stage: Path, tmp_path: Path) -> None
         said, _ = process.communicate(timeout=30)
     assert process.returncode == 0, said
     assert "Read-only" not in said
-    check(tmp_path / "trace")
+    check(AGENT, tmp_path / "trace")
 
 
 def _phase(listen: str) -> str:
