@@ -14,6 +14,7 @@ from tests.kubernetes.rig import running, until
 from tests.simulated_cluster.api_server import ApiServer
 from tests.simulated_cluster.faults import Answer, Cut, Fault, Freeze, Html, Reset
 
+pytestmark = pytest.mark.virtual_time
 QUICK = EventPace(interval=0.01, burst=10, first_retry=0.02, longest_retry=0.16)
 APPLIED = NodeEvent("Normal", "PlanApplied", "2 GPUs were partitioned")
 BLOCKED = NodeEvent("Warning", "PlanBlocked", "GPU 0 is in use by pod default/a")

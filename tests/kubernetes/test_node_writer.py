@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -33,6 +32,7 @@ from tests.simulated_cluster.api_server import ApiServer
 from tests.simulated_cluster.faults import Answer, Cut, Fault, Freeze, Html, Reset
 from tests.simulated_cluster.journal import Request
 
+pytestmark = pytest.mark.virtual_time
 MERGE = "application/merge-patch+json"
 STRATEGIC = "application/strategic-merge-patch+json"
 NOON = datetime(2026, 1, 2, 12, tzinfo=UTC)
@@ -47,7 +47,7 @@ class Written:
         *,
         pace: WritePace = QUICK_WRITES,
         interest: Interest = INTEREST,
-        clock: Callable[[], float] = time.monotonic,
+        clock: Callable[[], float] | None = None,
     ) -> None:
         self.faults: list[ClusterFault | None] = []
         self.contests: list[tuple[str, ...]] = []
@@ -59,7 +59,7 @@ class Written:
             on_fault=self.faults.append,
             on_contest=self.contests.append,
             pace=pace,
-            clock=clock,
+            clock=clock or asyncio.get_running_loop().time,
             chance=lambda: 0.5,
             wall=lambda: self.now,
         )
