@@ -10,6 +10,7 @@ from __future__ import annotations
 import ipaddress
 import re
 import socket
+from functools import lru_cache
 
 from aiohttp import web, web_response
 from aiohttp.typedefs import Handler, Middleware
@@ -68,9 +69,12 @@ def host_name(host: str) -> str:
 
 def _over_loopback(request: web.Request) -> bool:
     own = request.transport.get_extra_info("sockname") if request.transport else None
-    if not isinstance(own, tuple):
-        return False  # a Unix socket, which file permissions guard
-    address = ipaddress.ip_address(own[0].partition("%")[0])
+    return isinstance(own, tuple) and _is_loopback(own[0])  # else a Unix socket, guarded by itself
+
+
+@lru_cache(maxsize=64)  # a machine has few addresses, and each request asks
+def _is_loopback(host: str) -> bool:
+    address = ipaddress.ip_address(host.partition("%")[0])
     if isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped:
         address = address.ipv4_mapped  # of a socket for both
     return address.is_loopback

@@ -12,7 +12,7 @@ from typing import Any, Generic, TypeVar
 
 State = TypeVar("State")
 
-_SHARE = 10  # of the time at most a tenth goes into rendering,
+_SHARE = 20  # of the time at most a twentieth goes into rendering,
 _LONGEST = 0.1  # but no status is older than this, in seconds
 
 
@@ -36,7 +36,7 @@ class RenderedStatus(Generic[State]):
 
     `current` gives the state, a value that compares; `report` makes the JSON of it, None where it
     has no such GPU. `clock` gives seconds and does not jump. While steps are taken, the state
-    changes hundreds of times a second: it is looked at again only after ten times as long as that
+    changes hundreds of times a second: it is looked at again only after 20 times as long as that
     took.
     """
 

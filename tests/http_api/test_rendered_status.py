@@ -44,7 +44,7 @@ def test_a_state_is_rendered_once() -> None:
     assert node.status.page("GPU-none") is None
 
 
-def test_a_state_that_changes_all_the_time_is_never_old_and_costs_a_tenth() -> None:
+def test_a_state_that_changes_all_the_time_is_never_old_and_costs_little() -> None:
     """Asked 500 times a second for 10 s, while it changes each time."""
     node, oldest = Node(), 0.0
     changed = {node.state: node.now}
@@ -54,7 +54,7 @@ def test_a_state_that_changes_all_the_time_is_never_old_and_costs_a_tenth() -> N
         next_change = changed.get(node.shown() + 1, node.now)
         oldest = max(oldest, node.now - next_change)
         node.now += 0.002
-    assert node.rendered * 0.005 < 1.1
+    assert node.rendered * 0.005 < 0.55
     assert oldest < 0.11
 
 
