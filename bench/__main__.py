@@ -18,7 +18,7 @@ NAMES = (
     ),
     *("cluster", "cluster_traffic", "cluster_restart", "metrics"),
 )
-LONG = ("soak",)
+LONG = ("soak", "state_damage")
 
 
 def main() -> int:

@@ -44,20 +44,28 @@ def kept(folder: Path, name: str) -> Path:
 
 
 @pytest.mark.parametrize("name", LOADERS)
-def test_cut_and_flipped(tmp_path: Path, name: str) -> None:
-    """Cut at a hundred places and with a bit flipped at two hundred, nothing of it is used."""
+@pytest.mark.parametrize("every", [False, pytest.param(True, marks=pytest.mark.full)])
+def test_cut_and_flipped(tmp_path: Path, name: str, every: bool) -> None:
+    """Cut at a hundred places and with a bit flipped at two hundred, or all there are, nothing of
+    it is used.
+    """
     path = kept(tmp_path, name)
     good, rng = path.read_bytes(), random.Random(name)
-    damaged = [good[:length] for length in rng.sample(range(len(good)), 100)]
-    for at in rng.sample(range(len(good)), 200):
+    bits = [(at, bit) for at in range(len(good)) for bit in range(8)]
+    cuts = range(len(good)) if every else rng.sample(range(len(good)), 100)
+    for length in cuts:
+        assert refused(path, good[:length])
+    for at, bit in bits if every else rng.sample(bits, 200):
         flipped = bytearray(good)
-        flipped[at] ^= 1 << rng.randrange(8)
-        damaged.append(bytes(flipped))
-    for content in damaged:
-        path.write_bytes(content)
-        file = LOADERS[name](path)
-        assert file.read() is None
-        assert file.problem is not None
+        flipped[at] ^= 1 << bit
+        assert refused(path, bytes(flipped))
+
+
+def refused(path: Path, content: bytes) -> bool:
+    """Whether it is a problem, and no value."""
+    path.write_bytes(content)
+    file = LOADERS[path.name](path)
+    return file.read() is None and file.problem is not None
 
 
 @pytest.mark.parametrize("name", LOADERS)
