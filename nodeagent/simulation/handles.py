@@ -77,14 +77,19 @@ class Handles:
                 self._by_place[key] = self._by_token[handle.token] = handle
                 if len(self._by_token) > _MOST:
                     self._forget_oldest()
+            else:
+                self._by_token.move_to_end(handle.token)  # it was given out anew: it will be used
             return handle.token
 
     def _forget_oldest(self) -> None:
-        """Of the tokens that stand for instances, which come and go, the one not used longest. A
-        sample or a set is its caller's until it is freed, however long it lies there.
+        """Of the tokens that stand for instances, which come and go, and for GPUs in past sessions
+        the one not used longest. A sample or a set is its caller's until it is freed, however long
+        it lies there.
         """
+        newest = next(reversed(self._by_token.values())).session
         for token, handle in self._by_token.items():
-            if handle.kind in _COME_AND_GO:
+            past = handle.kind is Kind.GPU and handle.session < newest
+            if handle.kind in _COME_AND_GO or past:
                 del self._by_token[token]
                 del self._by_place[
                     handle.kind, handle.session, handle.gpu, handle.instance, handle.serial

@@ -11,7 +11,7 @@ from nodeagent.documents.reading import read_document
 from nodeagent.execution.carrying_out import carry_out
 from nodeagent.gpu.driver import Driver
 from nodeagent.planning.desired import DesiredNode
-from nodeagent.planning.observed import Access
+from nodeagent.planning.observed import Access, MigMode
 from nodeagent.planning.outcome import GpuOutcome, NodeOutcome, StepReport, StepResult
 from nodeagent.planning.plan import NodePlan, Policy
 from nodeagent.planning.planner import plan
@@ -19,11 +19,12 @@ from nodeagent.planning.problems import Code
 from nodeagent.planning.resolve import resolve
 from nodeagent.planning.steps import DestroyGpuInstance
 from nodeagent.reports.words import layout_words, step_words
-from nodeagent.simulation import simulated
+from nodeagent.simulation import Switches, simulated
 from tests.rig import open_driver, plan_text
 
 CREATE = "nvmlDeviceCreateGpuInstance*"
 DONE, FAILED, UNDONE, SKIPPED = StepResult
+WAITING = MigMode(current=False, pending=True)
 
 
 async def planned(driver: Driver, mig: str, policy: Policy | None = None) -> NodePlan:
@@ -154,6 +155,26 @@ async def test_a_user_of_the_fifth_costs_the_others_nothing() -> None:
             assert node.journal.total("nvml*Destroy") == 0
             assert codes(outcome) == [Code.IN_USE]
             assert "(train)" in outcome.problems[0].message
+
+
+@pytest.mark.parametrize("board", ["a30", "a100-40gb", "h100-80gb"])
+async def test_a_mode_that_waits_for_an_idle_gpu_is_set_once_it_is(board: str) -> None:
+    """Somebody came since the plan: the driver leaves the mode pending. Nothing is lost by it."""
+    profile = "1g.10gb" if board == "h100-80gb" else "1g.6gb" if board == "a30" else "1g.5gb"
+    with simulated(f"{board}:1", switches=Switches(ampere_mode="whenIdle")) as node:
+        async with open_driver() as driver:
+            made = await planned(driver, f"{{{profile}: 1}}")
+            process = node.occupy(0)
+            outcome = (await carry_out(made, driver, parallel=1)).gpus[0]
+            assert set(codes(outcome)) <= {Code.IN_USE, Code.RESET_REQUIRED}
+            assert outcome.after.instances == ()
+            assert [user.pid for user in outcome.after.usage.processes] == [process.pid]
+            node.release()
+            if Code.RESET_REQUIRED in codes(outcome) or outcome.after.mig == WAITING:
+                node.reset(0)  # as the remedy says
+            again = (await apply(driver, f"{{{profile}: 1}}")).gpus[0]
+            assert again.problems == ()
+            assert [i.profile for i in again.after.instances] == [profile]
 
 
 @pytest.mark.parametrize("error", ["UNKNOWN", "TIMEOUT", "IN_USE"])

@@ -29,3 +29,13 @@ def test_thousands_of_instances_leave_nothing_behind() -> None:
     assert len(tokens) == 5997
     assert not {gpu, used, unused} & tokens
     assert len(handles) == 1024
+
+
+def test_many_sessions_leave_room_for_the_handles_in_use() -> None:
+    """A GPU has another handle in each; those of past ones are forgotten before what is used."""
+    handles = Handles()
+    for session in range(3000):
+        gpu = handles.give(Kind.GPU, session, 0)
+        devices = [handles.give(Kind.MIG_DEVICE, session, 0, number, 7) for number in range(7)]
+        for token in (gpu, *devices):
+            assert handles.take(token, "a test").session == session
