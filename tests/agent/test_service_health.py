@@ -133,14 +133,21 @@ def test_a_driver_that_is_not_installed(tmp_path: Path) -> None:
         pass
     else:
         pytest.skip("this machine has the library")
+    os.mkfifo(tmp_path / "kmsg")  # this machine's own may not be readable
+    kernel = os.open(tmp_path / "kmsg", os.O_RDWR | os.O_NONBLOCK)
     write_plan(tmp_path, "{3g.40gb: 2}")
-    with agent(tmp_path, boards="", NODEAGENT_KUBERNETES_USE="never") as process:
+    variables = {
+        "NODEAGENT_KUBERNETES_USE": "never",
+        "NODEAGENT_HEALTH_KERNEL_LOG": f"{tmp_path}/kmsg",
+    }
+    with agent(tmp_path, boards="", **variables) as process:
         status = process.until(lambda body: body["health"]["findings"])
         assert [f["cause"] for f in status["health"]["findings"]] == ["driverMissing"]
         assert [p["code"] for p in status["problems"]] == ["DriverMissing"]
         assert status["headline"]["code"] == "DriverMissing"
         assert status["headline"]["text"].startswith("The driver's library libnvidia-ml.so.1 was ")
         assert "nvidia-smi" in status["headline"]["remedy"]
+    os.close(kernel)
 
 
 def test_an_xid_is_logged_with_its_gpu_by_both_names(tmp_path: Path) -> None:
