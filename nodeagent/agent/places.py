@@ -6,7 +6,6 @@ It does so only where the settings name a folder in words.
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -55,8 +54,10 @@ class Places:
         directory = self.simulation.directory if self.simulation else self.settings.state.dir
         if directory.is_dir():
             return ()
-        with suppress(OSError):
+        try:
             directory.mkdir(parents=True, exist_ok=True)
+        except OSError:
+            return ()
         return (directory,)
 
     def kept(self, name: str) -> Path | None:

@@ -69,7 +69,9 @@ class WriterLock:
         except OSError:
             if flags is _FILE:
                 raise
-            return  # a directory of state that is not there says nothing of anybody
+            if path in self._held:  # of a directory that is gone: its loss is reported once
+                os.close(self._held.pop(path))
+            return
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:

@@ -46,6 +46,22 @@ def test_released_at_the_end(tmp_path: Path) -> None:
             pass
 
 
+def test_what_was_deleted_is_taken_again(tmp_path: Path) -> None:
+    """It is said once, also of a directory that somebody else has to make."""
+    file, state = tmp_path / "run" / "writer.lock", tmp_path / "state"
+    state.mkdir()
+    with writer_lock(file, state) as lock:
+        assert lock.take() == ()
+        file.unlink()
+        state.rmdir()
+        assert set(lock.take()) == {file, state}
+        assert lock.take() == ()
+        state.mkdir()
+        assert lock.take() == ()
+        with pytest.raises(NodeagentError, match=f"it holds {state}"):
+            writer_lock(tmp_path / "other", state).__enter__()
+
+
 def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
     """The reader learns which file and what to set."""
     (tmp_path / "file").touch()
