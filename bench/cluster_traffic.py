@@ -63,6 +63,7 @@ async def _measure() -> None:
     header = [
         "what",
         "lists",
+        "probes",
         "pods",
         "watches",
         "metadata",
@@ -125,7 +126,8 @@ class _Meter:
         before, begun = self._went.copy(), len(self._api.requests)
         yield
         kinds = Counter(_kind(request) for request in self._api.requests[begun:])
-        counts = [kinds[name] for name in ("list", "pods", "watch", "metadata", "status", "event")]
+        names = ("list", "probe", "pods", "watch", "metadata", "status", "event")
+        counts = [kinds[name] for name in names]
         sizes = [(self._went[way] - before[way]) / 1024 for way in ("up", "down")]
         rows.append([what, *counts, *sizes])
 
@@ -144,6 +146,8 @@ class _Meter:
 
 
 def _kind(request: Request) -> str:
+    if request.path == "/version":
+        return "probe"
     if not request.write:
         plain = "pods" if request.path.endswith("/pods") else "list"
         return "watch" if request.watch else plain
