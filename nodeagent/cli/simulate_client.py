@@ -192,8 +192,10 @@ def _slots_in_words(directory: Path) -> str:
 
 
 def _owner(pipes: Path) -> int:
+    """Whose daemon it is. The pipe directory is root's once that has answered, its log never."""
+    log = pipes.with_name("log")
     try:
-        return pipes.with_name("log").stat().st_uid  # the pipe directory is root's by now
+        return (log if log.exists() else pipes).stat().st_uid
     except OSError as error:
         raise UsageError(
             f"{pipes} cannot be looked at: {error.strerror}",
