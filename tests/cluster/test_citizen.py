@@ -21,6 +21,7 @@ from tests.kubernetes.rig import QUICK, QUICK_WRITES, running
 from tests.rig import SOON
 from tests.simulated_cluster.api_server import ApiServer
 
+pytestmark = pytest.mark.virtual_time
 PACE = CitizenPace(patience=0.15, first_answer=0.1, farewell=0.2, follow=QUICK, write=QUICK_WRITES)
 
 

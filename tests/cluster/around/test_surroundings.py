@@ -92,7 +92,8 @@ async def test_labels_are_paused_and_put_back(server: ApiServer, tmp_path: Path)
 
 async def test_pods_that_do_not_go_put_the_change_off(server: ApiServer, tmp_path: Path) -> None:
     """The problem names the pod, the labels are put back, and it is tried again after a while."""
-    async with agent(server, tmp_path, clients="pauseLabels") as it:
+    slow = replace(PACE, again=(2.0, 4.0))
+    async with agent(server, tmp_path, clients="pauseLabels", pace=slow) as it:
         [problem] = await it.round()
         assert problem.code is Code.IN_USE
         assert "gpu/plugin" in problem.message
