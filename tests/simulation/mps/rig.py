@@ -211,7 +211,7 @@ def gone(pid: int) -> bool:
     """Whether a process is no more, or waits to be reaped."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "ZX"
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):  # the latter where it ends while it is read
         return True
 
 
