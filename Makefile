@@ -37,12 +37,10 @@ run-cluster: $(RUN)  ## the same beside an API server to try it with: annotate, 
 check: lint types layers pytest-pure  ## the quick part of it, under a minute: no process, no socket
 
 test: lint types layers  ## everything that has to pass: lint, types, layers, tests
-	@$(MAKE) --no-print-directory --jobs=3 --output-sync=target \
-	  pytest-computing pytest-daemons pytest-cluster
+	@$(MAKE) --no-print-directory --jobs=4 --output-sync=target $(PARTS)
 
 test-full: lint types layers  ## with the long tests too, those marked `full`
-	@$(MAKE) --no-print-directory --jobs=3 --output-sync=target CHOICE= \
-	  pytest-computing pytest-daemons pytest-cluster
+	@$(MAKE) --no-print-directory --jobs=4 --output-sync=target CHOICE= $(PARTS)
 
 install: $(DEV)  ## the environment with all tools
 
@@ -63,20 +61,26 @@ layers: $(DEV)  ## who may import whom
 pytest: $(DEV)  ## the tests alone (ARGS='-k planner')
 	$(BIN)/python -m pytest $(ARGS)
 
-# Three parts of them, side by side in `make test`: those with many daemons, and those with an API
-# server, mostly wait. `make pytest` leaves nothing out.
+# Four parts of them, side by side in `make test`: all but the first mostly wait for programs, for
+# MPS daemons or for an API server. `make pytest` leaves nothing out.
+PARTS   := pytest-computing pytest-programs pytest-daemons pytest-cluster
 CHOICE  := -m 'not full'
 PURE    := tests/disturbance tests/documents tests/health tests/metrics tests/mps/lifecycle \
   tests/planning tests/reports
-DAEMONS := tests/mps tests/simulation/mps $(wildcard tests/acceptance/test_mps*.py)
 CLUSTER := tests/cluster tests/simulated_cluster tests/kubernetes tests/kubelet tests/manifests \
   $(wildcard tests/acceptance/test_cluster*.py)
+DAEMONS := tests/mps tests/simulation/mps
+PROGRAMS := $(filter-out $(CLUSTER), $(wildcard tests/acceptance/test_*.py)) tests/agent tests/cli
 
 pytest-pure: $(DEV)
 	$(BIN)/python -m pytest -p no:cacheprovider $(CHOICE) $(PURE)
 
 pytest-computing: $(DEV)
-	$(BIN)/python -m pytest -p no:cacheprovider $(CHOICE) $(DAEMONS:%=--ignore=%) $(CLUSTER:%=--ignore=%)
+	$(BIN)/python -m pytest -p no:cacheprovider $(CHOICE) $(PROGRAMS:%=--ignore=%) \
+	  $(DAEMONS:%=--ignore=%) $(CLUSTER:%=--ignore=%)
+
+pytest-programs: $(DEV)
+	$(BIN)/python -m pytest -p no:cacheprovider $(CHOICE) $(PROGRAMS)
 
 pytest-daemons: $(DEV)
 	$(BIN)/python -m pytest -p no:cacheprovider $(CHOICE) $(DAEMONS)
@@ -120,4 +124,4 @@ $(DEV): requirements/dev.txt $(RUN)
 	@touch $@
 
 .PHONY: help run run-cluster check test test-full install format lint types layers pytest \
-  pytest-pure pytest-computing pytest-daemons pytest-cluster cover bench lock clean
+  pytest-pure $(PARTS) cover bench lock clean
