@@ -19,7 +19,7 @@ from nodeagent.reports.node_state import NodeState
 from nodeagent.settings import load_settings
 from tests.planning.cards import Multiset, card, wanted
 
-SOON = 10.0  # seconds that anything may take
+SOON = 30.0  # seconds that anything may take
 Series = tuple[str, frozenset[tuple[str, str]]]
 
 

@@ -345,7 +345,7 @@ async def test_a_call_that_hangs(tmp_path: Path) -> None:
         w.node.inject("nvmlDeviceGetPowerUsage", gpu=0, hang=True, times=None)
         await w.look()
         while w.found("gpuHangs") is None:
-            assert asyncio.get_running_loop().time() - began < 5.0
+            assert asyncio.get_running_loop().time() - began < 30.0
             await w.look(after=0.1)
         assert w.is_told("gpuHangs")
         assert [f.place.gpu for f in w.part.state.findings] == [w.gpu]
@@ -357,7 +357,7 @@ async def test_a_call_that_hangs(tmp_path: Path) -> None:
         assert w.part.fences(w.observed).gpus == {w.gpu}
         w.node.clear_faults()
         while w.found("gpuHangs") is not None:
-            assert asyncio.get_running_loop().time() - began < 10.0
+            assert asyncio.get_running_loop().time() - began < 60.0
             await w.look(after=5.0)
             await asyncio.sleep(0.01)
         assert not w.is_told("gpuHangs")

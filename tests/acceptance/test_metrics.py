@@ -142,7 +142,7 @@ async def _shared(
     async with Kubelet(folder) as kubelet:
         for replica, pod in enumerate("ab"):
             kubelet.allocate(pod, [f"{uuid}::{replica}"], namespace="team")
-        usage = KubeletUsage(kubelet.socket, deadline=5, processes=pods)
+        usage = KubeletUsage(kubelet.socket, deadline=30, processes=pods)
         driver = Driver(observe_deadline=30, step_deadline=30, allocations=usage)
         async with driver:
             watched = Watched(driver)

@@ -161,7 +161,7 @@ async def test_scrapes_during_changes(tmp_path: Path) -> None:
         reconciler.offer(PlanText(plan_text(LAYOUTS[0])))
         running_loop = asyncio.create_task(reconciler.run())
         try:
-            await asyncio.wait_for(reconciler.settled.wait(), 10)
+            await asyncio.wait_for(reconciler.settled.wait(), 60)
             truth = Truth(node, driver)
             watched = Watched(driver, current=lambda: reconciler.state)
             watching.append(watched)
@@ -187,6 +187,6 @@ async def test_scrapes_during_changes(tmp_path: Path) -> None:
 async def _apply(reconciler: Reconciler, layout: str) -> None:
     before = reconciler.state.rounds
     reconciler.offer(PlanText(plan_text(layout)))
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while reconciler.state.rounds == before or reconciler.state.phase is not Phase.IN_SYNC:
             await asyncio.sleep(0.001)

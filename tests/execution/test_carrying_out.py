@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 
 import pytest
 
@@ -67,18 +66,21 @@ async def test_every_step_is_done_timed_and_read_back() -> None:
 
 
 async def test_gpus_are_worked_on_side_by_side_up_to_a_limit() -> None:
-    """Four GPUs at 50 ms a step take as long as one when four may go at once."""
-    took = {}
-    for parallel in (4, 1):
+    """Four GPUs are in their first step at once where four may be, and two where two may."""
+    for parallel in (4, 2, 1):
         with simulated("h100-80gb:4") as node:
-            node.inject(CREATE, delay=0.05, times=None)
+            held = [node.inject(CREATE, gpu=index, hang=True) for index in range(4)]
             async with open_driver() as driver:
                 made = await planned(driver, "{3g.40gb: 2}")
-                began = time.monotonic()
-                await carry_out(made, driver, parallel=parallel)
-                took[parallel] = time.monotonic() - began
-    assert took[1] >= 0.4
-    assert took[4] < took[1] / 2
+                working = asyncio.create_task(carry_out(made, driver, parallel=parallel))
+                async with asyncio.timeout(30):
+                    while sum(not fault.times for fault in held) < parallel:
+                        await asyncio.sleep(0.001)
+                await asyncio.sleep(0.02)  # too many would come now
+                assert sum(not fault.times for fault in held) == parallel
+                node.clear_faults()
+                outcome = await working
+            assert [layout_words(gpu.after) for gpu in outcome.gpus] == ["3g.40gb at 0, 4"] * 4
 
 
 @pytest.mark.parametrize("fails_at", range(7))
@@ -215,7 +217,7 @@ async def test_a_destruction_that_did_not_happen_is_not_called_applied() -> None
 async def test_one_gpus_failure_hang_and_loss_leave_the_others_alone() -> None:
     """Four GPUs, three of them in different trouble: the fourth gets its layout."""
     with simulated("h100-80gb:4") as node:
-        async with open_driver(step_deadline=0.3, observe_deadline=0.3) as driver:
+        async with open_driver(step_deadline=0.5, observe_deadline=0.5) as driver:
             made = await planned(driver, "{3g.40gb: 2}")
             node.inject(CREATE, error="UNKNOWN", gpu=0, times=None)
             hang = node.inject(CREATE, hang=True, gpu=1)

@@ -44,7 +44,7 @@ async def kubelet(tmp_path: Path) -> AsyncIterator[Kubelet]:
 @pytest.fixture
 def usage(kubelet: Kubelet) -> KubeletUsage:
     """The source that asks this kubelet."""
-    return KubeletUsage(kubelet.socket, deadline=5)
+    return KubeletUsage(kubelet.socket, deadline=30)
 
 
 @pytest.fixture
@@ -202,7 +202,7 @@ async def test_a_process_is_shown_with_its_pod_in_place_of_the_allocation(
     uid = "1b2c3d4e-0000-4111-8222-333344445555"
     (tmp_path / f"log/pods/default_trainer_{uid}/main").mkdir(parents=True)
     pods = ProcessPods(proc_root=tmp_path / "proc", log_root=tmp_path / "log")
-    usage = KubeletUsage(kubelet.socket, deadline=5, processes=pods)
+    usage = KubeletUsage(kubelet.socket, deadline=30, processes=pods)
     async with Driver(observe_deadline=30, step_deadline=30, allocations=usage) as driver:
         gpu = await laid_out(driver, 0, at0="3g.40gb")
         kubelet.allocate("trainer", [device_of(gpu)])

@@ -166,7 +166,7 @@ async def test_a_device_given_away_meanwhile_keeps_its_daemon(
     """
     async with (
         Kubelet(rig.folder / "pod-resources") as kubelet,
-        rig.agent(allocations=KubeletUsage(kubelet.socket, deadline=5)) as agent,
+        rig.agent(allocations=KubeletUsage(kubelet.socket, deadline=30)) as agent,
     ):
         await agent.made(WHOLE)
         device = (await agent.gpu()).uuid

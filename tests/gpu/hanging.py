@@ -6,12 +6,11 @@ import asyncio
 
 from nodeagent.gpu.driver import Driver
 
-QUICK = 0.15  # seconds; a deadline for calls that hang
+QUICK = 0.4  # seconds; a deadline for calls that hang, which those that do not keep
 
 
 async def settled(driver: Driver) -> None:
     """Wait until calls that were let go have returned."""
-    for _ in range(100):
-        if not any(worker.stuck for worker in driver._posts.workers):
-            return
-        await asyncio.sleep(0.01)
+    async with asyncio.timeout(30):
+        while any(worker.stuck for worker in driver._posts.workers):
+            await asyncio.sleep(0.01)

@@ -51,7 +51,7 @@ async def test_a_failure_is_told_of_the_gpu(driver: Driver, node: SimulatedNode)
 
 async def test_a_call_that_hangs_has_a_deadline(node: SimulatedNode) -> None:
     """The other GPU answers meanwhile."""
-    async with Driver(observe_deadline=0.2, step_deadline=2) as driver:
+    async with Driver(observe_deadline=0.5, step_deadline=2) as driver:
         first, second = (await driver.observe()).gpus
         fault = node.inject(LIST, gpu=0, hang=True)
         with pytest.raises(DeadlineExceeded):

@@ -24,7 +24,7 @@ async def test_it_gets_its_words_and_little_of_the_environment(
         monkeypatch.setenv(name, "x")
     monkeypatch.setenv("LD_LIBRARY_PATH", "/nowhere")
     words = ["-i", "a b; true", "$HOME"]
-    ended = await run_nvidia_smi([sys.executable, "-Ic", SAY], words, deadline=10)
+    ended = await run_nvidia_smi([sys.executable, "-Ic", SAY], words, deadline=30)
     assert ended.status == 0
     said, environment = ended.output.split("] [")
     assert said == "['-i', 'a b; true', '$HOME'"
@@ -36,7 +36,7 @@ async def test_it_gets_its_words_and_little_of_the_environment(
 
 async def test_how_it_ended_is_the_callers_to_judge() -> None:
     """With an error ready that has its words in it."""
-    ended = await run_nvidia_smi(["sh"], ["-c", "echo not; echo today; exit 3"], deadline=10)
+    ended = await run_nvidia_smi(["sh"], ["-c", "echo not; echo today; exit 3"], deadline=30)
     assert (ended.status, ended.output) == (3, "not\ntoday\n")
     error = ended.failed("Sulks", remedy="wait")
     assert isinstance(error, DriverError)

@@ -35,15 +35,15 @@ def held() -> Iterator[threading.Event]:
 
 async def test_a_call_returns_what_the_function_returns(worker: Worker) -> None:
     """And it runs in another thread."""
-    ident = await worker.call(threading.get_ident, what="asking", deadline=1)
+    ident = await worker.call(threading.get_ident, what="asking", deadline=30)
     assert ident != threading.get_ident()
-    assert ident == await worker.call(threading.get_ident, what="asking", deadline=1)
+    assert ident == await worker.call(threading.get_ident, what="asking", deadline=30)
 
 
 async def test_a_call_raises_what_the_function_raises(worker: Worker) -> None:
     """Whatever it is."""
     with pytest.raises(ZeroDivisionError):
-        await worker.call(lambda: 1 // 0, what="dividing", deadline=1)
+        await worker.call(lambda: 1 // 0, what="dividing", deadline=30)
 
 
 async def test_a_call_that_hangs_ends_at_the_deadline_and_later_ones_at_once(
@@ -56,8 +56,8 @@ async def test_a_call_that_hangs_ends_at_the_deadline_and_later_ones_at_once(
     with pytest.raises(
         DeadlineExceeded, match=r"GPU 3 is stuck .* so destroying .* not even tried"
     ):
-        await worker.call(held.wait, what="destroying it", deadline=5)
-    assert time.monotonic() - began < 0.5
+        await worker.call(held.wait, what="destroying it", deadline=60)
+    assert time.monotonic() - began < 30
     assert not await worker.settled(5)
 
 
@@ -66,11 +66,10 @@ async def test_a_stuck_worker_recovers_by_itself(worker: Worker, held: threading
     with pytest.raises(DeadlineExceeded):
         await worker.call(held.wait, what="observing it", deadline=0.01)
     held.set()
-    for _ in range(100):
-        if not worker.stuck:
-            break
-        await asyncio.sleep(0.01)
-    assert await worker.call(lambda: 7, what="observing it", deadline=1) == 7
+    async with asyncio.timeout(30):
+        while worker.stuck:
+            await asyncio.sleep(0.01)
+    assert await worker.call(lambda: 7, what="observing it", deadline=30) == 7
 
 
 async def test_a_late_failure_disturbs_nobody(
@@ -85,9 +84,10 @@ async def test_a_late_failure_disturbs_nobody(
     with pytest.raises(DeadlineExceeded):
         await worker.call(fail, what="observing it", deadline=0.01)
     held.set()
-    while worker.stuck:
-        await asyncio.sleep(0.01)
-    assert await worker.settled(1)
+    async with asyncio.timeout(30):
+        while worker.stuck:
+            await asyncio.sleep(0.01)
+    assert await worker.settled(30)
     assert not caplog.records
 
 
@@ -102,7 +102,7 @@ async def test_calls_of_one_worker_run_one_after_the_other(worker: Worker) -> No
         seen.append(tuple(running))
         running.remove(number)
 
-    calls = (worker.call(partial(work, n), what="working", deadline=5) for n in range(5))
+    calls = (worker.call(partial(work, n), what="working", deadline=60) for n in range(5))
     await asyncio.gather(*calls)
     assert seen == [(0,), (1,), (2,), (3,), (4,)]
 
@@ -111,7 +111,7 @@ async def test_waiting_for_ones_turn_has_a_deadline_too(
     worker: Worker, held: threading.Event
 ) -> None:
     """A long step on the same GPU does not hold up an observation for ever."""
-    step = asyncio.create_task(worker.call(held.wait, what="creating it", deadline=5))
+    step = asyncio.create_task(worker.call(held.wait, what="creating it", deadline=60))
     await asyncio.sleep(0.01)
     with pytest.raises(DeadlineExceeded, match=r"could not begin within 0.05 s"):
         await worker.call(lambda: 1, what="observing it", deadline=0.05)
@@ -129,7 +129,7 @@ async def test_cancelling_a_changing_call_waits_for_its_end(
         held.wait()
         done.append(True)
 
-    call = asyncio.create_task(worker.call(change, what="creating", deadline=5, changing=True))
+    call = asyncio.create_task(worker.call(change, what="creating", deadline=60, changing=True))
     await asyncio.sleep(0.01)
     call.cancel()
     await asyncio.sleep(0.02)
@@ -158,12 +158,12 @@ async def test_cancelling_a_reading_call_takes_effect_at_once(
     worker: Worker, held: threading.Event
 ) -> None:
     """And the next call waits until the thread is back."""
-    call = asyncio.create_task(worker.call(held.wait, what="observing it", deadline=5))
+    call = asyncio.create_task(worker.call(held.wait, what="observing it", deadline=60))
     await asyncio.sleep(0.01)
     call.cancel()
     with pytest.raises(asyncio.CancelledError):
         await call
-    after = asyncio.create_task(worker.call(lambda: 7, what="observing it", deadline=5))
+    after = asyncio.create_task(worker.call(lambda: 7, what="observing it", deadline=60))
     await asyncio.sleep(0.02)
     assert not after.done()
     held.set()
@@ -174,7 +174,7 @@ async def test_a_forsaken_call_that_hangs_is_found_out_by_the_next(
     worker: Worker, held: threading.Event
 ) -> None:
     """The deadline of the next call is then that of the one before it."""
-    call = asyncio.create_task(worker.call(held.wait, what="observing it", deadline=5))
+    call = asyncio.create_task(worker.call(held.wait, what="observing it", deadline=60))
     await asyncio.sleep(0.01)
     call.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -194,19 +194,17 @@ from nodeagent.gpu.workers import Worker
 
 async def main():
     try:
-        await Worker("GPU 0").call(lambda: time.sleep(60), what="asking", deadline=0.05)
+        await Worker("GPU 0").call(lambda: time.sleep(600), what="asking", deadline=0.05)
     except DeadlineExceeded:
         print("late")
 
 asyncio.run(main())
 """
-    began = time.monotonic()
     ended = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=30, check=True
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True
     )
     assert ended.stdout == "late\n"
     assert ended.stderr == ""
-    assert time.monotonic() - began < 8
 
 
 def ask(progress: Progress, seconds: float, times: int) -> int:
@@ -219,11 +217,11 @@ def ask(progress: Progress, seconds: float, times: int) -> int:
 
 
 async def test_the_deadline_is_for_one_call_and_not_for_all(worker: Worker) -> None:
-    """Thirty calls that each keep it are no hang; how they went is told."""
-    slow = await worker.call(lambda: ask(current(), 0.02, 30), what="observing it", deadline=0.3)
-    assert slow == 30
-    assert "30 driver calls, the slowest nvmlDeviceGetUUID" in worker.pace
-    await worker.call(lambda: ask(current(), 0.0, 1), what="observing it", deadline=0.3)
+    """Sixty calls that each keep it are no hang; how they went is told."""
+    slow = await worker.call(lambda: ask(current(), 0.02, 60), what="observing it", deadline=1)
+    assert slow == 60
+    assert "60 driver calls, the slowest nvmlDeviceGetUUID" in worker.pace
+    await worker.call(lambda: ask(current(), 0.0, 1), what="observing it", deadline=1)
     assert not worker.pace
 
 
@@ -231,21 +229,29 @@ async def test_a_call_that_hangs_after_many_is_named(worker: Worker, held: threa
     """By the driver's function."""
 
     def hang() -> None:
-        ask(current(), 0.02, 5)
+        ask(current(), 0.0, 5)
         current().begin("nvmlDeviceGetMigMode")
         held.wait()
         current().end()
 
     with pytest.raises(DeadlineExceeded, match="nvmlDeviceGetMigMode is still in the driver"):
-        await worker.call(hang, what="observing it", deadline=0.2)
+        await worker.call(hang, what="observing it", deadline=0.3)
     assert "in nvmlDeviceGetMigMode that does not return" in worker.stuck
     held.set()
 
 
-async def test_slowness_has_an_end_too_and_is_no_hang(worker: Worker) -> None:
+async def test_slowness_has_an_end_too_and_is_no_hang(
+    worker: Worker, held: threading.Event
+) -> None:
     """Who waits is let go after some deadlines; the thread is not taken for a stuck one."""
-    with pytest.raises(DeadlineExceeded, match=r"took more than 0.6 s: .* slowest") as failure:
-        await worker.call(lambda: ask(current(), 0.02, 60), what="observing it", deadline=0.1)
+
+    def slow() -> None:
+        while not held.is_set():
+            ask(current(), 0.01, 1)
+
+    with pytest.raises(DeadlineExceeded, match=r"took more than 1.8 s: .* slowest") as failure:
+        await worker.call(slow, what="observing it", deadline=0.3)
     assert "reboot" not in failure.value.remedy
     assert not worker.stuck
-    assert await worker.call(lambda: 7, what="observing it", deadline=0.5) == 7
+    held.set()
+    assert await worker.call(lambda: 7, what="observing it", deadline=30) == 7

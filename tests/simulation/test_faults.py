@@ -107,27 +107,36 @@ def test_a_refused_call_changes_nothing() -> None:
 def test_a_delay() -> None:
     """One call takes that long, and another thread is not held up by it."""
     with calls.node_with() as node:
-        node.inject(COUNT, delay=1.0)
-        waiting = threading.Thread(target=pynvml.nvmlDeviceGetCount)
-        before = time.monotonic()
-        waiting.start()
-        while node.faults:
-            time.sleep(0.001)
-        calls.gpu()
-        assert time.monotonic() - before < 0.9
-        waiting.join()
-        assert time.monotonic() - before >= 1.0
+        overtaken = False
+        for _ in range(20):  # on a busy machine one attempt shows nothing
+            node.inject(COUNT, delay=0.5)
+            waiting = threading.Thread(target=pynvml.nvmlDeviceGetCount)
+            before = time.monotonic()
+            waiting.start()
+            while node.faults:
+                time.sleep(0.001)
+            calls.gpu()
+            overtaken = time.monotonic() - before < 0.4
+            waiting.join()
+            assert time.monotonic() - before >= 0.5
+            if overtaken:
+                break
+        assert overtaken
 
 
 def test_latency_of_every_call_or_of_some() -> None:
     """Given for the whole library, or by function with `*` for the others."""
-    with simulated("t4", latency={"nvmlInitWithFlags": 0.5, "*": 0.0}):
+    with simulated("t4", latency={"nvmlInitWithFlags": 0.1, "nvmlShutdown": 0.0, "*": 60.0}):
         before = time.monotonic()
         pynvml.nvmlInit()
-        middle = time.monotonic()
+        assert time.monotonic() - before >= 0.1
         pynvml.nvmlShutdown()
-        assert middle - before >= 0.5
-        assert time.monotonic() - middle < 0.45
+        assert time.monotonic() - before < 30
+    with simulated("t4", latency={"nvmlInitWithFlags": 60.0, "*": 0.05}):
+        before = time.monotonic()
+        with pytest.raises(pynvml.NVMLError_Uninitialized):
+            pynvml.nvmlDeviceGetCount()
+        assert 0.05 <= time.monotonic() - before < 30
     with simulated("t4", latency=0.01):
         before = time.monotonic()
         pynvml.nvmlInit()
@@ -147,7 +156,7 @@ def test_a_hang_lasts_until_it_is_cleared() -> None:
         assert stuck.is_alive()
         assert node.cards[0].state.instances == []
         node.clear_faults(fault)
-        stuck.join(5)
+        stuck.join(30)
         assert len(node.cards[0].state.instances) == 1
 
 
@@ -161,7 +170,7 @@ def test_closing_the_node_frees_what_hangs() -> None:
         stuck.start()
         while not any(fault.times == 0 for fault in node.faults):
             time.sleep(0.001)
-    stuck.join(5)
+    stuck.join(30)
     assert codes == [pynvml.NVML_ERROR_UNINITIALIZED]
 
 

@@ -219,7 +219,7 @@ async def test_the_moment_after_the_last_part_went_is_waited_for() -> None:
 
 async def test_a_refusal_that_stays_is_told_before_the_deadline(node: SimulatedNode) -> None:
     """What is left is in the next observation."""
-    async with Driver(observe_deadline=2, step_deadline=0.5) as driver:
+    async with Driver(observe_deadline=30, step_deadline=1) as driver:
         gpu = await laid_out(driver, 0, at0="3g.40gb")
         node.inject("nvmlGpuInstanceDestroy", error="IN_USE", times=None)
         with pytest.raises(GpuInUse, match="GPU instance is still in use"):
@@ -229,8 +229,10 @@ async def test_a_refusal_that_stays_is_told_before_the_deadline(node: SimulatedN
 
 async def test_nothing_is_destroyed_once_the_deadline_has_passed(node: SimulatedNode) -> None:
     """The look at the users has become old while the driver was slow."""
-    async with Driver(observe_deadline=2, step_deadline=0.1) as driver:
+    async with Driver(observe_deadline=30, step_deadline=30) as driver:
         gpu = await laid_out(driver, 0, at0="3g.40gb")
+    async with Driver(observe_deadline=30, step_deadline=0.1) as driver:
+        assert (await driver.observe()).gpus[0] == gpu
         node.inject("nvmlDeviceGetMPSComputeRunningProcesses_v3", delay=0.2)
         with pytest.raises(DriverError, match="did not return within"):
             await driver.apply(destroy(gpu, gpu.instances[0]))

@@ -158,7 +158,7 @@ async def test_success_that_is_not_read_back_is_none(
 async def test_a_program_that_hangs_is_ended(node: SimulatedNode, tmp_path: Path) -> None:
     """The GPU is observed all the same."""
     smi = program(tmp_path, "exec sleep 60")
-    async with Driver(observe_deadline=0.3, step_deadline=0.3, nvidia_smi=smi) as driver:
+    async with Driver(observe_deadline=0.5, step_deadline=0.5, nvidia_smi=smi) as driver:
         gpu = (await driver.observe()).gpus[0]
         with pytest.raises(DeadlineExceeded, match="did not end within"):
             await driver.time_slice(gpu.uuid)
