@@ -96,7 +96,7 @@ class Node:
 
 
 def _until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 30
     while not condition():
         assert time.monotonic() < deadline, "it did not happen"
         time.sleep(0.02)

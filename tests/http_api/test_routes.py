@@ -248,7 +248,7 @@ async def raw(served: Api, request: bytes) -> bytes:
     """The first bytes of the answer to exactly these bytes."""
     reader, writer = await asyncio.open_connection("127.0.0.1", int(served.base.rsplit(":")[-1]))
     writer.write(request)
-    answer = await asyncio.wait_for(reader.read(4000), 5)
+    answer = await asyncio.wait_for(reader.read(4000), 30)
     writer.close()
     await writer.wait_closed()
     return answer
@@ -332,7 +332,7 @@ async def test_events_as_a_list() -> None:
 async def read_events(answer: Any, count: int) -> list[dict[str, Any]]:
     """The next events of a stream."""
     events: list[dict[str, Any]] = []
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         while len(events) < count:
             line = (await answer.content.readline()).decode()
             if line.startswith("data: "):
@@ -369,7 +369,7 @@ async def test_followers_do_not_hold_up_the_end() -> None:
         answer = await served.session.get(f"{served.base}/v1/events", headers=headers)
         await answer.content.readline()
         served.events.close()
-        async with asyncio.timeout(2):
+        async with asyncio.timeout(30):
             assert b"data" not in await answer.content.read()
         answer.close()
 
@@ -407,7 +407,7 @@ async def test_previews_wait_for_those_whose_askers_left() -> None:
         nonlocal now, most
         now += 1
         most = max(most, now)
-        go_on.wait(5)
+        go_on.wait(60)
         now -= 1
 
     async with api(previewing=slow) as served:
@@ -420,7 +420,7 @@ async def test_previews_wait_for_those_whose_askers_left() -> None:
             assert answer.status == 503
             assert "too many" in (await answer.json())["error"]
         go_on.set()
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             while now or most != 1:
                 await asyncio.sleep(0.01)
         assert most == 1

@@ -30,6 +30,7 @@ from tests.simulated_cluster.kubelet import RATE_LIMITED, SWITCHED_OFF, UNKNOWN_
 
 MIG = "nvidia.com/mig-1g.10gb"
 TRAINER = PodName("team", "trainer")
+LIMIT = 30.0  # seconds in which what waits for nothing is done by a busy machine, too
 
 
 @pytest.fixture
@@ -39,7 +40,7 @@ async def kubelet(tmp_path: Path) -> AsyncIterator[Kubelet]:
         yield kubelet
 
 
-def client_of(kubelet: Kubelet, deadline: float = 5.0) -> PodResourcesClient:
+def client_of(kubelet: Kubelet, deadline: float = 60.0) -> PodResourcesClient:
     """The agent's client of this kubelet."""
     return PodResourcesClient(kubelet.socket, deadline=deadline)
 
@@ -137,15 +138,15 @@ async def test_a_restart_shows_the_checkpoint_and_nothing_to_allocate(kubelet: K
 
 async def test_a_dead_socket_is_noticed_at_once_and_forgotten_at_once(kubelet: Kubelet) -> None:
     """A killed kubelet's socket fails without a wait; no pause outlasts the new kubelet's start."""
-    client = client_of(kubelet)
+    client = client_of(kubelet, deadline=60)
     await kubelet.stop(leave_socket=True)
     begin = time.monotonic()
-    for _ in range(5):
+    for _ in range(40):  # gRPC's shortest pause, 1 s before each, would be more than the limit
         with pytest.raises(KubeletUnavailable, match="nobody answers"):
             await client.allocations()
     await kubelet.start()
     await client.allocations()
-    assert time.monotonic() - begin < 1.0
+    assert time.monotonic() - begin < LIMIT
 
 
 async def test_a_kubelet_that_does_not_answer(kubelet: Kubelet) -> None:
@@ -154,7 +155,7 @@ async def test_a_kubelet_that_does_not_answer(kubelet: Kubelet) -> None:
     begin = time.monotonic()
     with pytest.raises(KubeletTooSlow, match=r"did not answer List within 0\.2 s"):
         await client_of(kubelet, deadline=0.2).allocations()
-    assert 0.19 < time.monotonic() - begin < 1.0
+    assert 0.19 < time.monotonic() - begin < LIMIT
     kubelet.go_on()
     assert await client_of(kubelet).allocations() == Allocations((), ())
 
@@ -168,22 +169,23 @@ async def test_a_listener_that_never_speaks(tmp_path: Path) -> None:
         begin = time.monotonic()
         with pytest.raises(KubeletError):
             await PodResourcesClient(path, deadline=0.2).allocations()
-        assert time.monotonic() - begin < 1.0
+        assert time.monotonic() - begin < LIMIT
 
 
 async def test_a_call_that_hangs_holds_up_no_other(tmp_path: Path) -> None:
     """While one call hangs on a dead kubelet's socket, the next reaches the new kubelet's."""
     kubelet = Kubelet(tmp_path)
-    client = client_of(kubelet, deadline=3.0)
+    client = client_of(kubelet, deadline=60)
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(kubelet.socket))
         listener.listen()
+        listener.setblocking(False)
         hanging = asyncio.create_task(client.allocations())
-        await asyncio.sleep(0.1)
+        connection, _ = await asyncio.get_running_loop().sock_accept(listener)
         async with kubelet:
-            begin = time.monotonic()
-            assert await client.allocations() == Allocations((), ())
-            assert time.monotonic() - begin < 1.0
+            with connection:
+                assert await client.allocations() == Allocations((), ())
+                assert not hanging.done()
             hanging.cancel()
             await asyncio.gather(hanging, return_exceptions=True)
 
@@ -210,8 +212,8 @@ async def test_the_connection_ends_during_a_call(tmp_path: Path) -> None:
     async with await asyncio.start_unix_server(hang_up, path):
         begin = time.monotonic()
         with pytest.raises(KubeletUnavailable):
-            await PodResourcesClient(path, deadline=5).allocations()
-        assert time.monotonic() - begin < 2.0
+            await PodResourcesClient(path, deadline=60).allocations()
+        assert time.monotonic() - begin < LIMIT
 
 
 @pytest.mark.parametrize(

@@ -102,13 +102,13 @@ class FrontEnd:
 
     def wait_for(self, name: str) -> list[str]:
         """The same, once there are any."""
-        until = time.monotonic() + 5
+        until = time.monotonic() + 30
         while not self.noted(name):
             assert time.monotonic() < until, f"nothing noted under {name}"
             time.sleep(0.005)
         return self.noted(name)
 
-    def client(self, *, deadline: float = 5.0) -> ControlClient:
+    def client(self, *, deadline: float = 60.0) -> ControlClient:
         """Something to ask it with."""
         return ControlClient(
             [str(self.program)],

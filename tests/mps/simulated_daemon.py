@@ -38,7 +38,7 @@ async def asking(rig: Rig) -> AsyncIterator[ControlClient]:
         pipe_directory=str(rig.pipes),
         log_directory=str(rig.logs),
         path=rig.environment["PATH"],
-        deadline=5.0,
+        deadline=60.0,
         chance=lambda: 0.5,
     )
     try:

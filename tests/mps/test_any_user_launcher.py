@@ -34,7 +34,7 @@ class Trying:
 
     async def _try(self) -> Probe:
         self.trials += 1
-        return await probe(self._programs, scratch=self._scratch, deadline=5)
+        return await probe(self._programs, scratch=self._scratch, deadline=60)
 
 
 @as_root

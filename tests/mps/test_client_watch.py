@@ -77,7 +77,7 @@ class Watch(ClientWatch):
         super().__init__(
             listed=self._memory_of,
             report=lambda device, offence: self.told.append((device, offence)),
-            deadline=5.0,
+            deadline=60.0,
             grace=grace,
         )
 

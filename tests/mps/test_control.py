@@ -40,7 +40,7 @@ def front_end(tmp_path: Path) -> FrontEnd:
 
 
 @asynccontextmanager
-async def asking(front_end: FrontEnd, *, deadline: float = 5.0) -> AsyncIterator[ControlClient]:
+async def asking(front_end: FrontEnd, *, deadline: float = 60.0) -> AsyncIterator[ControlClient]:
     """A client that is closed in the end."""
     client = front_end.client(deadline=deadline)
     try:
@@ -102,7 +102,7 @@ async def test_what_may_take_long_goes_alone(front_end: FrontEnd) -> None:
     async with asking(front_end) as client:
         found = await asyncio.gather(
             client.ask(GetClientList(1)),
-            client.ask(TerminateClient(7, 8), deadline=3),
+            client.ask(TerminateClient(7, 8), deadline=60),
             client.ask(GetClientList(2)),
             return_exceptions=True,
         )
@@ -171,7 +171,7 @@ async def test_hung(front_end: FrontEnd) -> None:
         with pytest.raises(ProcessLookupError):
             os.kill(int(pid), 0)
         front_end.reconnect()
-        assert await client.ask(GetClientList(1), deadline=5.0) == (11, 12)
+        assert await client.ask(GetClientList(1), deadline=60) == (11, 12)
 
 
 async def test_a_talk_that_breaks_off(front_end: FrontEnd) -> None:
@@ -249,9 +249,9 @@ async def test_closing_cancels_who_waits(front_end: FrontEnd) -> None:
 async def test_quit(front_end: FrontEnd) -> None:
     """It is sent once, with its seconds; what is gone already is fine, what is busy is not."""
     async with asking(front_end) as client:
-        await client.quit(5, deadline=3)
+        await client.quit(5, deadline=60)
         front_end.will("dead")
-        await client.quit(None, deadline=3)
+        await client.quit(None, deadline=60)
         assert front_end.noted("said") == ["quit -t 5"]
         front_end.will(*["busy"] * 100)
         with pytest.raises(ControlError, match="another front-end held"):

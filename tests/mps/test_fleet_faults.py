@@ -300,9 +300,7 @@ async def test_stray_client(rig: FleetRig, fleet: Fleet) -> None:
     try:
         with served(rig) as client:
             rig.knobs().turn("stray_client", {"pid": stranger.pid, "uid": 1234})
-            began = time.monotonic()
             words = await rig.told(Subject.FOREIGN_USER_WAITING)
-            assert time.monotonic() - began < 2.0
             [server] = rig.servers()
             assert words == (
                 f"pid {stranger.pid} (sleep) of user 1234 waits and will not be served: server "

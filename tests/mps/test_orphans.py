@@ -39,7 +39,7 @@ async def test_an_orphan_that_does_not_listen(spec: DaemonSpec, start_server: St
     began = time.monotonic()
     [ended] = await end_orphans(spec, grace=0.2)
     assert ended.pid == server.pid
-    assert 0.2 <= time.monotonic() - began < 2
+    assert time.monotonic() - began >= 0.2
 
 
 async def test_leaving_early_waits_for_nothing(spec: DaemonSpec, start_server: StartServer) -> None:

@@ -64,7 +64,7 @@ async def test_each_version(
 ) -> None:
     """Every one is told for what it is; servers for all users only root can find out about."""
     install(open_folder / "bin", version=version)
-    found = await probe(programs_in(open_folder / "bin"), scratch=scratch, deadline=5)
+    found = await probe(programs_in(open_folder / "bin"), scratch=scratch, deadline=60)
     assert found == (expected if BY_ROOT else replace(expected, multi_user=None))
 
 
@@ -74,7 +74,7 @@ async def test_the_real_program(scratch: Path) -> None:
     real = await asyncio.to_thread(real_programs)
     assert real is not None
     programs = Programs(control=(str(real.folder / REAL),), path=os.environ["PATH"])
-    found = await probe(programs, scratch=scratch, deadline=5)
+    found = await probe(programs, scratch=scratch, deadline=60)
     assert found.problems == ()
     if real.version.name in {"535", "550"}:
         assert (found.multi_user or False, found.static_partitioning, found.protocol_v3) == (
@@ -96,13 +96,13 @@ async def test_the_short_form_of_the_flag(open_folder: Path, scratch: Path) -> N
     )
     (without / CONTROL).chmod(0o755)
     (without / SERVER).symlink_to(open_folder / "bin" / SERVER)
-    found = await probe(programs_in(without), scratch=scratch, deadline=5)
+    found = await probe(programs_in(without), scratch=scratch, deadline=60)
     assert (found.multi_user, found.multi_user_flag) == (True, "-M")
 
 
 async def test_no_program(open_folder: Path, scratch: Path) -> None:
     """Said with what to do; nothing else is guessed."""
-    found = await probe(programs_in(open_folder), scratch=scratch, deadline=5)
+    found = await probe(programs_in(open_folder), scratch=scratch, deadline=60)
     [problem] = found.problems
     assert "cannot be run: No such file" in problem.message
     assert "mps.path" in problem.remedy
@@ -113,7 +113,7 @@ async def test_a_daemon_that_does_not_start(open_folder: Path, scratch: Path) ->
     """With the last of what it said."""
     install(open_folder / "bin")
     Knobs(open_folder / "bin").turn("start_error", "it has its reasons")
-    found = await probe(programs_in(open_folder / "bin"), scratch=scratch, deadline=5)
+    found = await probe(programs_in(open_folder / "bin"), scratch=scratch, deadline=60)
     [problem] = found.problems
     assert problem.message == "no MPS daemon can be started here: it has its reasons"
 
@@ -131,7 +131,7 @@ async def test_no_server_on_the_path(open_folder: Path, scratch: Path) -> None:
     """Distributions put it where a short PATH does not lead."""
     install(open_folder / "bin")
     programs = replace(programs_in(open_folder / "bin"), path="/nowhere:/usr/bin:/bin")
-    found = await probe(programs, scratch=scratch, deadline=5)
+    found = await probe(programs, scratch=scratch, deadline=60)
     [problem] = found.problems
     assert problem.message.startswith("nvidia-cuda-mps-server is not in /nowhere")
     assert found.protocol_v3 is False
@@ -142,21 +142,21 @@ async def test_given_up(open_folder: Path, scratch: Path) -> None:
     install(open_folder / "bin")
     for pause in (0.01, 0.05, 0.1):  # a whole one takes 0.2 s
         probing = asyncio.create_task(
-            probe(programs_in(open_folder / "bin"), scratch=scratch, deadline=5)
+            probe(programs_in(open_folder / "bin"), scratch=scratch, deadline=60)
         )
         await asyncio.sleep(pause)
         probing.cancel()
         with pytest.raises(asyncio.CancelledError):
             await probing
     # What was cancelled while its directory was being made is the next one's to take away.
-    await probe(programs_in(open_folder / "bin"), scratch=scratch, deadline=5)
+    await probe(programs_in(open_folder / "bin"), scratch=scratch, deadline=60)
 
 
 async def test_a_path_too_long_for_sockets(open_folder: Path) -> None:
     """The daemon would end without a word."""
     install(open_folder / "bin")
     long = open_folder / ("x" * 80)
-    found = await probe(programs_in(open_folder / "bin"), scratch=long, deadline=5)
+    found = await probe(programs_in(open_folder / "bin"), scratch=long, deadline=60)
     assert "too long for sockets" in found.problems[0].message
     assert await asyncio.to_thread(lambda: list(long.iterdir())) == []
 
@@ -164,5 +164,5 @@ async def test_a_path_too_long_for_sockets(open_folder: Path) -> None:
 async def test_a_place_that_cannot_be_used(open_folder: Path) -> None:
     """A file is there."""
     (open_folder / "file").touch()
-    found = await probe(programs_in(open_folder), scratch=open_folder / "file", deadline=5)
+    found = await probe(programs_in(open_folder), scratch=open_folder / "file", deadline=60)
     assert "cannot be used" in found.problems[0].message

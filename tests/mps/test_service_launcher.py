@@ -35,7 +35,7 @@ async def service(
     spec: DaemonSpec, programs: Programs, *, host: bool = False, private_shm: bool = False
 ) -> AsyncIterator[DaemonProcess]:
     """A daemon that has noted what it was given; killed in the end."""
-    launcher = ServiceLauncher(programs, host=host, private_shm=private_shm, deadline=5)
+    launcher = ServiceLauncher(programs, host=host, private_shm=private_shm, deadline=60)
     process = await launcher.launch(spec)
     try:
         await asyncio.to_thread(wait_for, Path(spec.log_directory) / "seen")
@@ -139,7 +139,7 @@ async def test_one_that_ends_at_once(
 ) -> None:
     """Seen as its end, or, where it is quicker, as a start that failed; with its status."""
     (Path(spec.log_directory) / "end").touch()
-    launcher = ServiceLauncher(programs, host=False, private_shm=False, deadline=5)
+    launcher = ServiceLauncher(programs, host=False, private_shm=False, deadline=60)
     try:
         how = await (await launcher.launch(spec)).wait()
     except StartError as error:
@@ -150,7 +150,7 @@ async def test_one_that_ends_at_once(
 async def test_no_program(spec: DaemonSpec, programs: Programs, systemd: SystemdPrograms) -> None:
     """systemd gives a number alone; its meaning is said, and the unit does not stay."""
     missing = replace(programs, control=("/nowhere/control",))
-    launcher = ServiceLauncher(missing, host=False, private_shm=False, deadline=5)
+    launcher = ServiceLauncher(missing, host=False, private_shm=False, deadline=60)
     with pytest.raises(StartError, match=r"Job for .* failed .*\(the program cannot be run\)"):
         await launcher.launch(spec)
     assert systemd.units() == []
@@ -170,7 +170,7 @@ async def test_a_unit_that_runs_already(
 ) -> None:
     """It is named, not replaced: somebody may use it."""
     systemd.turn(UNIT, ActiveState="active", MainPID=815)
-    launcher = ServiceLauncher(programs, host=False, private_shm=False, deadline=5)
+    launcher = ServiceLauncher(programs, host=False, private_shm=False, deadline=60)
     with pytest.raises(StartError, match=f"{UNIT} runs already, with pid 815"):
         await launcher.launch(spec)
 
@@ -197,7 +197,7 @@ async def test_no_systemd(
         True: ("nsenter", "nsenter: failed to execute systemctl: No such file", "hostPID"),
     }[host]
     (systemd.folder / program).write_text(f"#!/bin/sh\necho '{complaint}' >&2\nexit 1\n")
-    launcher = ServiceLauncher(programs, host=host, private_shm=False, deadline=5)
+    launcher = ServiceLauncher(programs, host=host, private_shm=False, deadline=60)
     with pytest.raises(StartError, match=complaint) as refusal:
         await launcher.launch(spec)
     assert remedy in (refusal.value.remedy or "")
@@ -212,7 +212,7 @@ async def test_what_systemd_could_misread(
         replace(programs, library_path=f"/opt/{hostile}"),
         host=False,
         private_shm=False,
-        deadline=5,
+        deadline=60,
     )
     with pytest.raises(StartError, match="systemd could take for its own"):
         await launcher.launch(spec)
@@ -227,7 +227,7 @@ async def test_a_log_that_leads_elsewhere(
     victim.touch()
     log = Path(spec.log_directory) / "daemon.log"
     log.symlink_to(victim)
-    launcher = ServiceLauncher(programs, host=False, private_shm=False, deadline=5)
+    launcher = ServiceLauncher(programs, host=False, private_shm=False, deadline=60)
     with pytest.raises(StartError, match="remove what is in its place"):
         await launcher.launch(spec)
     log.unlink()

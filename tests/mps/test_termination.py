@@ -60,7 +60,7 @@ async def end(
     target: Target,
     *,
     listed: Collection[int] | None = None,
-    deadline: float = 5.0,
+    deadline: float = 60.0,
     grace: float = 5.0,
 ) -> Ending:
     """End it; the driver lists just this process where nothing else is said."""

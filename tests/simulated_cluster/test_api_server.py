@@ -43,7 +43,7 @@ def versions(api: ApiServer) -> str:
 class Following:
     """An open watch of `gpu-0` from the present version on, in a task of its own."""
 
-    def __init__(self, api: ApiServer, core: Api, *, seconds: int = 5) -> None:
+    def __init__(self, api: ApiServer, core: Api, *, seconds: int = 60) -> None:
         self.events: list[Any] = []
         self._api, self._core, self._seconds = api, core, seconds
         self._from = str(api.store.version)
@@ -71,7 +71,7 @@ class Following:
                 self.events.append(event)
 
     async def heard(self, count: int) -> None:
-        async with asyncio.timeout(3):
+        async with asyncio.timeout(30):
             while len(self.events) < count:
                 await asyncio.sleep(0.005)
 
@@ -221,13 +221,13 @@ async def test_an_error_event(api: ApiServer, core: Api) -> None:
 async def test_an_early_end_and_a_repeated_event(api: ApiServer, core: Api) -> None:
     """A watch can be given its last event twice, and be ended cleanly before its time."""
     begin = time.monotonic()
-    async with Following(api, core) as following:
+    async with Following(api, core) as following:  # for a minute
         api.annotate("gpu-0", **{KEY: "a"})
         api.faults.strike(Repeat())
         api.faults.strike(End())
         await following.task
     assert [one["object"].metadata.annotations[KEY] for one in following.events] == ["a", "a"]
-    assert time.monotonic() - begin < 2
+    assert time.monotonic() - begin < 30
 
 
 async def test_a_server_that_goes_away(api: ApiServer, core: Api) -> None:
@@ -249,7 +249,7 @@ async def test_a_client_that_goes_away(api: ApiServer, core: Api) -> None:
     """The server drops a watch as soon as its client is gone."""
     async with Following(api, core):
         assert len(api.faults.watching) == 1
-    async with asyncio.timeout(1):
+    async with asyncio.timeout(30):  # the watch would last for a minute
         while api.faults.watching:
             await asyncio.sleep(0.005)
 
