@@ -8,7 +8,6 @@ import shutil
 import signal
 import socket
 import subprocess
-import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -23,9 +22,9 @@ from nodeagent.simulation.mps.clients import SimulatedClient
 from nodeagent.simulation.mps.knobs import KNOBS
 from tests.mps.fleet_rig import (
     GPU,
+    IMPATIENT,
     IS_ROOT,
     OTHER_GPU,
-    TIMING,
     US,
     FleetRig,
     quick,
@@ -44,6 +43,7 @@ STEADY = 60.0
 def rig() -> Iterator[FleetRig]:
     """Folders and knobs of their own, the programs shared."""
     with FleetRig() as made:
+        made.timing = IMPATIENT
         yield made
 
 
@@ -142,7 +142,7 @@ async def test_busy(rig: FleetRig, fleet: Fleet, how: str) -> None:
     words = await rig.told(Subject.SILENT)
     assert "another front-end held the MPS daemon" in words
     assert "end the nvidia-cuda-mps-control that somebody left open" in words
-    await asyncio.sleep(2 * (TIMING.answer + TIMING.check_served))
+    await asyncio.sleep(2 * (IMPATIENT.answer + IMPATIENT.check_served))
     assert len(rig.said(Subject.SILENT)) == 1
     assert status(fleet).trouble == words
     rig.knobs().clear()

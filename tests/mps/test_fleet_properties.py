@@ -19,7 +19,17 @@ from nodeagent.errors import NodeagentError
 from nodeagent.mps.fleet import Fleet
 from nodeagent.mps.identity import CONTROL
 from nodeagent.mps.lifecycle.values import Report, Subject
-from tests.mps.fleet_rig import GPU, POLICY, FleetRig, quick, ready, status, until, wanted
+from tests.mps.fleet_rig import (
+    GPU,
+    IMPATIENT,
+    POLICY,
+    FleetRig,
+    quick,
+    ready,
+    status,
+    until,
+    wanted,
+)
 
 HARM = {
     "die": True,
@@ -43,6 +53,7 @@ class Watched(FleetRig):
 
     def __init__(self) -> None:
         super().__init__()
+        self.timing = IMPATIENT
         self.wrong: list[str] = []
         self.ended = -1.0
         self.by_request = True
@@ -114,7 +125,7 @@ async def walk(rig: Watched, moves: list[str], chance: random.Random) -> None:
             if not again:
                 rig.knobs().clear()
                 await _start(rig, fleet)
-                await ready(fleet, within=12.0)
+                await ready(fleet)
                 await _end_well(rig, fleet)
 
 

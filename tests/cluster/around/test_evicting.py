@@ -31,6 +31,7 @@ from tests.planning.cards import with_instances
 from tests.simulated_cluster.api_server import ApiServer
 from tests.simulated_cluster.faults import Answer
 
+pytestmark = pytest.mark.virtual_time
 EVICT = replace(TWO_HALVES, when_in_use=WhenInUse.EVICT)
 GONE = "pods that were in the way have gone"
 

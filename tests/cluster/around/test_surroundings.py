@@ -36,6 +36,7 @@ from tests.planning.cards import wanted
 from tests.simulated_cluster.api_server import ApiServer
 from tests.simulated_cluster.faults import Answer
 
+pytestmark = pytest.mark.virtual_time
 CORDONED = "nodeagent.io/cordoned"
 CONFIG = "nvidia.com/device-plugin.config"
 PAUSED = "paused-for-mig-change"
