@@ -56,7 +56,7 @@ class World:
             now=lambda: Moment(self.now, EPOCH + self.now),
             boot_id=lambda: "boot-1",
         )
-        pace = Pace(slow=0.0, patience=0.4, deadline=0.6)
+        pace = Pace(slow=0.0, patience=0.6, deadline=1.0)
         self.sampler = Sampler(driver, (), pace=pace, uptime=lambda: self.now)
         timing = EventTiming(wait=0.0, deadline=1.0, pause=0.0)
         self.listener = EventListener(driver, timing, uptime=lambda: self.now)

@@ -43,7 +43,7 @@ def agent(directory: Path, error: NodeagentError | None = None) -> Iterator[tupl
     thread = threading.Thread(target=lambda: asyncio.run(serve()))
     thread.start()
     try:
-        assert started.wait(8)
+        assert started.wait(30)
         yield given[0], given[1]
     finally:
         ended.set()

@@ -25,7 +25,7 @@ from nodeagent.metrics.samples import Slice, WholeGpu
 from nodeagent.simulation import SimulatedNode
 from tests.gpu.steps_of import destroy, laid_out
 
-SHORT = Timing(wait=0.01, deadline=0.2, pause=0.01)
+SHORT = Timing(wait=0.01, deadline=0.5, pause=0.01)
 
 
 @pytest.fixture

@@ -23,7 +23,7 @@ from tests.gpu.steps_of import create, destroy, disable, laid_out
 
 POWER, SM_CLOCK, UTILISATION, FB_USED, ACTIVE = 155, 100, 203, 252, 1001
 REMAPPED, ENERGY = 393, 156
-QUICK = Pace(patience=0.5, deadline=0.15)
+QUICK = Pace(patience=30, deadline=0.4)  # a call that hangs is found out within a round
 
 
 def rows(*numbers: int) -> list[Field]:
@@ -299,7 +299,7 @@ async def test_no_call_meets_a_step(known: Driver, node: SimulatedNode) -> None:
     gpu = await laid_out(known, 0, at0="3g.40gb")
     sampler = sampler_of(known, rows(FB_USED, POWER))
     await sampler.round()
-    node.inject("nvmlGpuInstanceDestroy", delay=0.1)
+    node.inject("nvmlGpuInstanceDestroy", hang=True)
     step = asyncio.create_task(known.apply(destroy(gpu, gpu.instances[0])))
     while not known.is_busy(0):
         await asyncio.sleep(0)
@@ -307,6 +307,7 @@ async def test_no_call_meets_a_step(known: Driver, node: SimulatedNode) -> None:
     told = await sampler.round()
     assert whole(told, POWER) == {1: 70.0}
     assert succeeded(told) == {"0": True, "1": True}
+    node.clear_faults()
     await step
     (destroyed,) = node.journal.named("nvmlGpuInstanceDestroy")
     meanwhile = [
@@ -333,16 +334,14 @@ async def test_a_call_that_hangs(known: Driver, node: SimulatedNode) -> None:
     assert silent.answer is not None
     assert silent.answer.silence is Silence.HANGS
     assert silent.answer.last is not None
-    assert "did not return within 0.15 s" in silent.answer.reason
+    assert "did not return within 0.4 s" in silent.answer.reason
     again = await sampler.round()
     assert succeeded(again) == {"0": False, "1": True}
     assert _age(again, "0") > _age(again, "1")
     node.clear_faults(hang)
-    for _ in range(100):
-        told = await sampler.round()
-        if 0 in whole(told, POWER):
-            break
-        await asyncio.sleep(0.01)
+    async with asyncio.timeout(30):
+        while 0 not in whole(told := await sampler.round(), POWER):
+            await asyncio.sleep(0.01)
     assert succeeded(told) == {"0": True, "1": True}
 
 
@@ -382,12 +381,13 @@ def _age(told: Round, gpu: str) -> float:
 
 async def test_a_round_does_not_wait_for_a_slow_gpu(known: Driver, node: SimulatedNode) -> None:
     """It comes with the round in which it is ready."""
-    sampler = Sampler(known, rows(POWER), health=False, pace=Pace(patience=0.05))
+    sampler = Sampler(known, rows(POWER), health=False, pace=Pace(patience=0.3, deadline=60))
     await sampler.round()
-    node.inject("nvmlDeviceGetPowerUsage", gpu=0, delay=0.15)
+    node.inject("nvmlDeviceGetPowerUsage", gpu=0, hang=True)
     told = await sampler.round()
     assert whole(told, POWER) == {1: 70.0}
     assert succeeded(told) == {"0": True, "1": True}
+    node.clear_faults()
     late: dict[int, Number] = {}
     while not late:
         late = {k: v for k, v in whole(await sampler.round(), POWER).items() if k == 0}
@@ -468,9 +468,9 @@ async def test_run_delivers_until_it_is_cancelled(known: Driver) -> None:
         if len(rounds) == 3:
             enough.set()
 
-    sampler = Sampler(known, rows(POWER), pace=Pace(fast=0.01))
+    sampler = Sampler(known, rows(POWER), pace=Pace(fast=0.01, patience=30))
     task = asyncio.create_task(sampler.run(deliver))
-    await asyncio.wait_for(enough.wait(), 10)
+    await asyncio.wait_for(enough.wait(), 30)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task

@@ -47,7 +47,7 @@ def test_an_xid_wakes_the_waiting_thread() -> None:
         waiting.start()
         assert pynvml.nvmlDeviceGetCount() == 2  # the waiting call holds no lock
         node.xid(1, 94, device="1/1/0")
-        waiting.join(5)
+        waiting.join(30)
         event = found[0]
         assert pynvml.nvmlDeviceGetIndex(event.device) == 1
         assert (event.eventType, event.eventData) == (XID, 94)
