@@ -116,7 +116,7 @@ class World:
 async def world(boards: str, folder: Path) -> AsyncIterator[World]:
     """A node that was looked at once, and is well."""
     with simulated(boards) as node:
-        async with Driver(observe_deadline=2.0, step_deadline=2.0) as driver:
+        async with Driver(observe_deadline=30, step_deadline=30) as driver:
             made = World(node, driver, folder)
             await made.part.load()
             await made.observe()
@@ -424,7 +424,7 @@ async def test_an_inforom_that_is_corrupt(tmp_path: Path) -> None:
     """It is validated once for each start of the driver, since that reads flash."""
     with simulated("h100-80gb:1") as node:
         node.set_figure(0, "inforom.corrupt", 1)
-        async with Driver(observe_deadline=2.0, step_deadline=2.0) as driver:
+        async with Driver(observe_deadline=30, step_deadline=30) as driver:
             w = World(node, driver, tmp_path)
             await w.part.load()
             await w.observe()

@@ -302,8 +302,7 @@ async def test_a_full_disk_stops_nothing(
     async with rig.running():
         rig.see()
         rig.xid(95)
-        await asyncio.sleep(0.05)
-        assert rig.causes() == ["xidReset"]
+        await until(lambda: rig.causes() == ["xidReset"])
     assert capsys.readouterr().out.count("cannot be kept") == 1
 
 
@@ -409,6 +408,5 @@ async def test_without_a_kernel_log(tmp_path: Path, capsys: pytest.CaptureFixtur
     async with rig.running():
         rig.see()
         rig.xid(95)
-        await asyncio.sleep(0.02)
-        assert rig.causes() == ["xidReset"]
+        await until(lambda: rig.causes() == ["xidReset"])
     assert capsys.readouterr().out.count("kmsg cannot be opened") == 1

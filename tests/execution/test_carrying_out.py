@@ -291,13 +291,18 @@ async def test_stop_leaves_the_rest_without_going_back() -> None:
 async def test_cancelled_in_the_middle_of_a_step_it_finishes_the_step() -> None:
     """Cancellation takes effect between two steps; what was done was told."""
     with simulated("h100-80gb:1") as node:
-        node.inject(CREATE, delay=0.2, times=None)
+        hang = node.inject(CREATE, hang=True)
         async with open_driver() as driver:
             made = await planned(driver, "{1g.10gb: 7}")
             told: list[StepReport] = []
             task = asyncio.create_task(carry_out(made, driver, parallel=1, on_progress=told.append))
-            await asyncio.sleep(0.1)
+            async with asyncio.timeout(30):
+                while hang.times:
+                    await asyncio.sleep(0.001)
             task.cancel()
+            await asyncio.sleep(0.02)
+            assert not task.done()
+            node.clear_faults()
             with pytest.raises(asyncio.CancelledError):
                 await task
             assert [report.result for report in told] == [DONE, DONE]

@@ -33,10 +33,15 @@ async def test_a_step_that_is_cancelled_is_finished_first(
 ) -> None:
     """SIGTERM in the middle of a creation leaves no half-made instance."""
     gpu = await laid_out(driver, 0)
-    node.inject("nvmlDeviceCreateGpuInstanceWithPlacement", delay=0.1)
+    hang = node.inject("nvmlDeviceCreateGpuInstanceWithPlacement", hang=True)
     step = asyncio.create_task(driver.apply(create(gpu, "3g.40gb", 0)))
-    await asyncio.sleep(0.03)
+    async with asyncio.timeout(30):
+        while hang.times:
+            await asyncio.sleep(0.001)
     step.cancel()
+    await asyncio.sleep(0.02)
+    assert not step.done()
+    node.clear_faults()
     with pytest.raises(asyncio.CancelledError):
         await step
     assert layout(await driver.observe_gpu(gpu.uuid)) == {Placement(0, 4): ("3g.40gb",)}
@@ -151,12 +156,18 @@ async def test_a_reset_that_changes_nothing_is_found_out(
 async def test_a_cancelled_reset_is_finished_first(tmp_path: Path) -> None:
     """NVML is started again before the cancellation goes on."""
     with simulated("a100-40gb:1"):
-        smi = ["sh", "-c", "sleep 0.2"]
+        begun, go = tmp_path / "begun", tmp_path / "go"
+        smi = ["sh", "-c", f"touch {begun}; while [ ! -e {go} ]; do sleep 0.01; done"]
         async with Driver(observe_deadline=30, step_deadline=30, nvidia_smi=smi) as driver:
             gpu = (await driver.observe()).gpus[0]
             reset = asyncio.create_task(driver.apply(ResetGpu(gpu.uuid, "")))
-            await asyncio.sleep(0.05)
+            async with asyncio.timeout(30):
+                while not begun.exists():
+                    await asyncio.sleep(0.01)
             reset.cancel()
+            await asyncio.sleep(0.02)
+            assert not reset.done()
+            go.touch()
             with pytest.raises(asyncio.CancelledError):
                 await reset
             assert (await driver.observe()).gpus[0] == gpu
