@@ -56,7 +56,7 @@ def _reap(pid: int) -> None:
 
 def until(so: Callable[[], bool]) -> None:
     """Wait for what others do."""
-    end = time.monotonic() + 5
+    end = time.monotonic() + 30
     while not so():
         assert time.monotonic() < end, "it did not happen"
         time.sleep(0.01)

@@ -51,15 +51,17 @@ async def test_a_gpu_that_hung_comes_back_by_itself(hasty: Driver, node: Simulat
 
 async def test_a_gpu_that_answers_slowly_is_well(node: SimulatedNode) -> None:
     """The deadline is for each call: a look of many may take several; which was slow is told."""
-    node.inject(delay=0.015, gpu=0, times=None)
-    async with Driver(observe_deadline=0.3, step_deadline=2) as driver:
+    node.inject(delay=0.04, gpu=0, times=None)
+    async with Driver(observe_deadline=0.6, step_deadline=2) as driver:
         observed = await driver.observe()
         assert [gpu.access for gpu in observed.gpus] == [Access.OK, Access.OK]
         ((index, calls),) = observed.slow
         assert index == 0
         assert "driver calls, the slowest nvml" in calls
         node.clear_faults()
-        assert not (await driver.observe()).slow
+        async with asyncio.timeout(30):
+            while (await driver.observe()).slow:
+                pass
 
 
 async def test_a_call_that_hangs_is_named(hasty: Driver, node: SimulatedNode) -> None:

@@ -40,7 +40,7 @@ def build(folder: Path, *options: str) -> Path:
         [compiler, *strict, *library, *options, "-o", folder / "libnvidia-ml.so.1", SOURCE],
         stderr=subprocess.PIPE,
         text=True,
-        timeout=30,
+        timeout=90,
         check=False,
     )
     assert built.returncode == 0, built.stderr
@@ -77,7 +77,7 @@ def python(tmp_path: Path) -> Python:
             cwd=ROOT,
             capture_output=True,
             text=True,
-            timeout=20,
+            timeout=90,
             check=False,
         )
 
