@@ -185,6 +185,7 @@ async def test_client_certificates(tmp_path: Path) -> None:
             assert answer.status == 200
 
 
+@pytest.mark.virtual_time
 async def test_who_never_agrees_on_tls_keeps_nobody_out(tmp_path: Path) -> None:
     """Silent connections count from the first moment, make way, and end after a while."""
     made = certificate(tmp_path)

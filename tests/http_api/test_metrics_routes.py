@@ -54,6 +54,7 @@ async def test_head_has_no_body() -> None:
         assert int(answer.headers["Content-Length"]) > 0
 
 
+@pytest.mark.virtual_time
 async def test_a_client_that_hardly_reads_harms_nobody() -> None:
     """It holds up no other scrape, only so many of its kind get in, and soon it is cut off."""
     clock = asyncio.get_running_loop().time
@@ -71,6 +72,7 @@ async def test_a_client_that_hardly_reads_harms_nobody() -> None:
             await asyncio.sleep(0.05)
 
 
+@pytest.mark.virtual_time
 async def test_clients_that_hardly_read_make_way() -> None:
     """Forty of them at once keep nobody out for long: the one that had most time is cut off."""
     clock = asyncio.get_running_loop().time

@@ -109,6 +109,8 @@ async def test_clients_that_leave_do_not_make_room_for_more_checks(hashing: Hash
     check = PasswordCheck(USERS, LIMITS, hashing)
     for n in range(8):
         asking = asyncio.create_task(check.accepts(_basic(b"prometheus:%d" % n)))
+        while not hashing.asked:
+            await asyncio.sleep(0.001)
         await asyncio.sleep(0.02)
         asking.cancel()
         await asyncio.gather(asking, return_exceptions=True)

@@ -16,6 +16,7 @@ from aiohttp import ClientSession, UnixConnector
 from nodeagent.http_api.limits import Limits
 from tests.http_api.serving import api
 
+pytestmark = pytest.mark.virtual_time
 HEAD = b"POST /v1/plan/preview HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n"
 Client = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 

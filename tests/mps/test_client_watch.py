@@ -311,7 +311,7 @@ async def test_over_the_count_and_ended(rig: Rig, start_client: Start) -> None:
         await look(watch, running(rig, TERMINATE, control))
         await watch.settle()
         states = await look(watch, running(rig, TERMINATE, control))
-    assert clients[2].process.wait(5) == 1
+    assert clients[2].process.wait(30) == 1
     assert [state.pid for state in states] == [clients[0].pid, clients[1].pid]
     assert all(state.findings == () for state in states)
     assert rig.server() == server
@@ -342,7 +342,7 @@ async def test_no_share_and_ended(
     async with asking(rig) as control, Watch() as watch:
         await look(watch, running(rig, TERMINATE, control))
         await watch.settle()
-    assert client.process.wait(5) == 1
+    assert client.process.wait(30) == 1
     assert not gone(good.pid)
     assert {offence.client.pid for _, offence in watch.told} == {client.pid}
 
@@ -387,7 +387,7 @@ async def test_whom_only_the_driver_lists(rig: Rig, start_client: Start) -> None
         daemon = replace(running(rig, TERMINATE, control), clients=())
         await look(watch, daemon)
         await watch.settle()
-    assert hidden.process.wait(5) == 1
+    assert hidden.process.wait(30) == 1
     assert watch.told[-1][1].outcome == "the daemon ended its work, and it ended by itself"
 
 

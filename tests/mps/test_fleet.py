@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import suppress
 from dataclasses import replace
@@ -281,7 +282,7 @@ async def test_an_idle_daemon_is_drained_at_once(rig: FleetRig) -> None:
             await until(lambda: bool(status(fleet).clients))
         await until(lambda: not status(fleet).clients)
         await asyncio.sleep(1.0)  # so that nothing is still to be looked at
-        assert await fleet.drain(GPU, seconds=4.0) == ()
+        assert await fleet.drain(GPU, seconds=30.0) == ()
 
 
 async def test_drain_that_is_not_done_in_time(
@@ -344,7 +345,7 @@ async def test_drained_stays_down_for_the_next_agent(rig: FleetRig) -> None:
     """And the one after; a restart brings it back."""
     async with rig.fleet() as fleet:
         await fleet.start(GPU, wanted())
-        assert await fleet.drain(GPU, seconds=3.0) == ()
+        assert await fleet.drain(GPU, seconds=30.0) == ()
     for _ in range(2):
         async with rig.fleet() as fleet:
             await asyncio.sleep(0.2)
@@ -431,7 +432,7 @@ async def test_a_survey_touches_nothing(rig: FleetRig) -> None:
             assert [user.pid for user in asked.clients.processes] == [client.pid]
         glanced = (await survey(rig.run_dir, programs=rig.programs, ask=False))[GPU]
         assert (glanced.state, glanced.clients.known, glanced.pid) == ("Limiting", False, pid)
-        await fleet.drain(GPU, seconds=3.0)
+        await fleet.drain(GPU, seconds=30.0)
         drained = (await survey(rig.run_dir, programs=rig.programs, ask=True))[GPU]
         assert (drained.state, drained.why) == ("Down", "drained on request")
         await fleet.restart(GPU)
@@ -448,9 +449,10 @@ async def test_questions_of_our_own_wake_nothing(rig: FleetRig) -> None:
     async with rig.fleet(timing=timing) as fleet:
         await fleet.start(GPU, wanted())
         await asyncio.sleep(0.3)
-        before = rig.log().read_text().count("NEW UI")
-        await asyncio.sleep(2.0)
-        assert rig.log().read_text().count("NEW UI") - before in {2, 3}
+        began, before = time.monotonic(), rig.log().read_text().count("NEW UI")
+        await until(lambda: rig.log().read_text().count("NEW UI") >= before + 2)
+        asked = rig.log().read_text().count("NEW UI") - before
+        assert asked <= (time.monotonic() - began) / timing.check + 1
 
 
 async def test_the_log_is_bounded(rig: FleetRig) -> None:

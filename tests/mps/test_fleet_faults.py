@@ -329,7 +329,7 @@ async def test_a_log_line_of_nobody(rig: FleetRig, fleet: Fleet) -> None:
 
 async def test_server_slow(rig: FleetRig, fleet: Fleet) -> None:
     """Initializing too long is a fault until it is over."""
-    rig.knobs().turn("server_slow", 2.0)
+    rig.knobs().turn("server_slow", 4.0)
     with rig.client() as client:
         words = await rig.told(Subject.SERVER_SLOW)
         assert "has been initializing for 1 s" in words

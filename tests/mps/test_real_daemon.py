@@ -46,7 +46,7 @@ async def daemon(spec: DaemonSpec) -> AsyncIterator[tuple[DaemonProcess, Control
         pipe_directory=spec.pipe_directory,
         log_directory=spec.log_directory,
         path=path,
-        deadline=2.0,
+        deadline=30.0,
         chance=random.Random(1).random,
     )
     process = await ChildLauncher(Programs(control=(program,), path=path)).launch(spec)
@@ -98,7 +98,7 @@ async def test_beside_other_front_ends(spec: DaemonSpec) -> None:
                 pipe_directory=spec.pipe_directory,
                 log_directory=spec.log_directory,
                 path=os.environ["PATH"],
-                deadline=5.0,
+                deadline=30.0,
                 chance=random.Random(seed).random,
             )
             for seed in range(8)
@@ -116,7 +116,7 @@ async def test_what_there_is_not(spec: DaemonSpec) -> None:
         with pytest.raises(UnknownServer):
             await client.ask(GetThreads(4_000_000))
         with pytest.raises(UnknownServer):
-            await client.ask(TerminateClient(4_000_000, 4_000_001), deadline=3)
+            await client.ask(TerminateClient(4_000_000, 4_000_001), deadline=30)
 
 
 async def test_a_stopped_daemon_is_silent_a_killed_one_dead(spec: DaemonSpec) -> None:
@@ -135,7 +135,7 @@ async def test_a_stopped_daemon_is_silent_a_killed_one_dead(spec: DaemonSpec) ->
 async def test_quit(spec: DaemonSpec) -> None:
     """Its process ends, and to tell a dead one to end is fine."""
     async with daemon(spec) as (process, client):
-        await client.quit(2, deadline=3)
-        async with asyncio.timeout(3):
+        await client.quit(2, deadline=30)
+        async with asyncio.timeout(30):
             assert (await process.wait()).startswith("status")
-        await client.quit(2, deadline=3)
+        await client.quit(2, deadline=30)

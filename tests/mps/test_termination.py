@@ -77,7 +77,7 @@ async def test_by_the_daemon(rig: Rig, client: SimulatedClient) -> None:
     server = rig.server()
     ending = await end(rig, target_of(client.pid))
     assert ending == Ending(True, "the daemon ended its work, and it ended by itself")
-    assert client.process.wait(5) == 1  # of the error it got, of no signal
+    assert client.process.wait(30) == 1  # of the error it got, of no signal
     assert rig.server() == server
 
 
@@ -120,7 +120,7 @@ async def test_by_signals_afterwards(
     with stubborn(rig, *ignored) as child:
         ending = await end(rig, target_of(child.pid), grace=0.3)
         assert ending == Ending(True, f"the daemon ended its work, and {number} the process")
-        assert child.wait(5) == -getattr(signal, number)
+        assert child.wait(30) == -getattr(signal, number)
 
 
 async def test_no_signal_while_its_work_is_not_ended(

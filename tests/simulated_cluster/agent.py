@@ -19,7 +19,7 @@ from tests.simulated_cluster.api_server import ApiServer
 PLAN = "nodeagent.io/plan"
 STATUS = "nodeagent.io/status"
 NAME = "gpu-node-0"
-LEAVING = 20.0  # seconds for an agent to end
+LEAVING = 30.0  # seconds for an agent to end
 
 
 def kubeconfig(url: str, *, token_file: Path | None = None) -> str:
