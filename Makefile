@@ -37,10 +37,10 @@ run-cluster: $(RUN)  ## the same beside an API server to try it with: annotate, 
 check: lint types layers pytest-pure  ## the quick part of it, under a minute: no process, no socket
 
 test: lint types layers  ## everything that has to pass: lint, types, layers, tests
-	@$(MAKE) --no-print-directory --jobs=4 --output-sync=target $(PARTS)
+	@$(MAKE) --no-print-directory --jobs=5 --output-sync=target $(PARTS)
 
 test-full: lint types layers  ## with the long tests too, those marked `full`
-	@$(MAKE) --no-print-directory --jobs=4 --output-sync=target CHOICE= $(PARTS)
+	@$(MAKE) --no-print-directory --jobs=5 --output-sync=target CHOICE= $(PARTS)
 
 install: $(DEV)  ## the environment with all tools
 
@@ -61,23 +61,27 @@ layers: $(DEV)  ## who may import whom
 pytest: $(DEV)  ## the tests alone (ARGS='-k planner')
 	$(BIN)/python -m pytest $(ARGS)
 
-# Four parts of them, side by side in `make test`: all but the first mostly wait for programs, for
+# Five parts of them, side by side in `make test`: all but the first mostly wait for programs, for
 # MPS daemons or for an API server. `make pytest` leaves nothing out.
-PARTS   := pytest-computing pytest-programs pytest-daemons pytest-cluster
+PARTS   := pytest-computing pytest-commands pytest-programs pytest-daemons pytest-cluster
 CHOICE  := -m 'not full'
 PURE    := tests/disturbance tests/documents tests/health tests/metrics tests/mps/lifecycle \
   tests/planning tests/reports
 CLUSTER := tests/cluster tests/simulated_cluster tests/kubernetes tests/kubelet tests/manifests \
   $(wildcard tests/acceptance/test_cluster*.py)
 DAEMONS := tests/mps tests/simulation/mps
-PROGRAMS := $(filter-out $(CLUSTER), $(wildcard tests/acceptance/test_*.py)) tests/agent tests/cli
+COMMANDS := tests/agent tests/cli
+PROGRAMS := $(filter-out $(CLUSTER), $(wildcard tests/acceptance/test_*.py))
 
 pytest-pure: $(DEV)
 	$(BIN)/python -m pytest -p no:cacheprovider $(CHOICE) $(PURE)
 
 pytest-computing: $(DEV)
-	$(BIN)/python -m pytest -p no:cacheprovider $(CHOICE) $(PROGRAMS:%=--ignore=%) \
-	  $(DAEMONS:%=--ignore=%) $(CLUSTER:%=--ignore=%)
+	$(BIN)/python -m pytest -p no:cacheprovider $(CHOICE) \
+	  $(patsubst %,--ignore=%,$(COMMANDS) $(PROGRAMS) $(DAEMONS) $(CLUSTER))
+
+pytest-commands: $(DEV)
+	$(BIN)/python -m pytest -p no:cacheprovider $(CHOICE) $(COMMANDS)
 
 pytest-programs: $(DEV)
 	$(BIN)/python -m pytest -p no:cacheprovider $(CHOICE) $(PROGRAMS)
