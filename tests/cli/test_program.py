@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import os
 import signal
 import subprocess
@@ -109,10 +110,13 @@ def test_ascii_terminals_get_ascii(h100: Program) -> None:
 
 def test_interrupting_is_silent(h100: Program) -> None:
     """Ctrl-C during a look at a slow driver: code 130 and no traceback."""
-    h100.on("simulate", "fault", "nvmlDeviceGetCount*", "--latency", "3")
+    h100.on("simulate", "fault", "nvmlDeviceGetCount*", "--latency", "30", "--count", "1")
     words = ("export", "--state", h100.state)
     with h100.process(*words, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
-        time.sleep(1.5)
+        deadline = time.monotonic() + 30
+        while json.loads(h100.state.read_text())["faults"]:  # spent once the look has begun
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
         process.send_signal(signal.SIGINT)
         _, err = process.communicate(timeout=30)
     assert process.returncode == 130
