@@ -138,14 +138,14 @@ def test_limits() -> None:
     ids=str.__len__,
 )
 def test_refused_quickly(text: str) -> None:
-    """Bombs and bloated texts are refused in less than 0.1 s."""
+    """Bombs and bloated texts are refused in well under half a second of processor time."""
 
     def seconds() -> float:
-        begin = time.perf_counter()
+        begin = time.thread_time()
         faults(text)
-        return time.perf_counter() - begin
+        return time.thread_time() - begin
 
-    assert min(seconds() for _ in range(3)) < 0.1
+    assert min(seconds() for _ in range(3)) < 0.5
 
 
 @settings(max_examples=200, deadline=None)

@@ -181,8 +181,11 @@ async def test_a_kubelet_that_hangs_is_waited_for_so_long_and_no_longer(
 async def test_a_busy_kubelet_is_asked_again(kubelet: Kubelet, usage: KubeletUsage) -> None:
     """It refuses the hundredth call in a second, whoever made the others."""
     kubelet.refuse["List"] = RATE_LIMITED
-    asyncio.get_running_loop().call_later(0.03, kubelet.refuse.clear)
-    assert await usage.ask() == AllocatedDevices()
+    asking = asyncio.ensure_future(usage.ask())
+    while not kubelet.calls:
+        await asyncio.sleep(0.005)
+    kubelet.refuse.clear()
+    assert await asking == AllocatedDevices()
     assert len(kubelet.calls) > 1
 
 

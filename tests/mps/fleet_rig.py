@@ -17,6 +17,8 @@ from functools import cache
 from pathlib import Path
 from typing import Self
 
+import psutil
+
 from nodeagent.mps.back_door import BACK
 from nodeagent.mps.directories import directories_of
 from nodeagent.mps.fleet import Fleet, Timing
@@ -192,11 +194,10 @@ class FleetRig:
 
 def _reap_daemons() -> None:
     """Those that another fleet of this very process has started, and whose end it did not see."""
-    for task in Path("/proc/self/task").iterdir():
-        for pid in (task / "children").read_text().split():
-            with suppress(OSError):
-                if Path(f"/proc/{pid}/comm").read_text().startswith("nvidia-cuda-mps"):
-                    os.waitpid(int(pid), os.WNOHANG)
+    for child in psutil.Process().children():
+        with suppress(psutil.Error, OSError):
+            if child.name().startswith("nvidia-cuda-mps"):
+                os.waitpid(child.pid, os.WNOHANG)
 
 
 def status(fleet: Fleet, device: str = GPU) -> DaemonState:
