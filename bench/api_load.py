@@ -49,6 +49,7 @@ def run() -> None:
                 cores.append((cpu_seconds(agent.process.pid) - before) / passed)
     finally:
         agent.stop()
+        other.stop()
     show(
         f"Reconciling h100-80gb:8 beside {SLOW} slow clients and {RATE} requests/s on /v1/status",
         ["figure", "value"],

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from nodeagent.metrics.samples import Entity, SampleSet, Slice, Subject, Value
+from nodeagent.metrics.samples import Entity, Node, SampleSet, Slice, Subject, Value
 
 
 @dataclass(slots=True)
@@ -31,6 +31,8 @@ class LatestReadings:
     ) -> SampleSet:
         """All values that are of something that exists; `slices` are the instances there are now.
 
+        Those of a field are in the order of the GPUs' indices, whichever GPU answered first.
+
         Values of instances, and of GPUs that are among `wholes`, get the attributes (pod,
         container) that these have, unless they have some of their own.
         """
@@ -47,7 +49,13 @@ class LatestReadings:
             node_texts.update(said.node_texts)
             for uuid, texts in said.gpu_texts.items():
                 gpu_texts.setdefault(uuid, {}).update(texts)
-        return SampleSet(values, node_texts, gpu_texts, slices)
+        ordered = {number: tuple(sorted(found, key=_index)) for number, found in values.items()}
+        return SampleSet(ordered, node_texts, gpu_texts, slices)
+
+
+def _index(value: Value) -> int:
+    entity = value[0].entity
+    return -1 if isinstance(entity, Node) else entity.gpu.index
 
 
 class _Now:

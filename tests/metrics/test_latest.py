@@ -51,3 +51,12 @@ def test_values_belong_to_the_pod_of_now() -> None:
     now = Subject(_slice(7).entity, pod("newcomer"))
     found = latest.sample({gpu(0).uuid: (now, _slice(8))}).values[USED]
     assert found == ((now, 5), (own, 6))
+
+
+def test_gpus_are_in_the_order_of_their_indices() -> None:
+    """Which GPU answered first is chance, and a text whose order changes compresses badly."""
+    latest = LatestReadings()
+    second = Subject(WholeGpu(gpu(1)))
+    latest.put("of the second", SampleSet({USED: ((second, 2),)}))
+    latest.put("of the first", SampleSet({USED: ((WHOLE, 1),)}))
+    assert latest.sample({}).values[USED] == ((WHOLE, 1), (second, 2))
