@@ -110,10 +110,13 @@ async def test_bad_plans_are_refused(member: Member) -> None:
 
 
 async def refused(member: Member, text: str, times: int) -> None:
-    """Wait until the condition is about this text, and there are so many Events of its kind."""
+    """Wait until status and condition are about a bad text, the condition about this one, and
+    there are so many Events of its kind.
+    """
     await until(
         lambda: (
-            digest(text) in member.conditions["GPUPartitionsReady"]["message"]
+            (member.status or {})["phase"] == "Rejected"
+            and digest(text) in member.conditions["GPUPartitionsReady"]["message"]
             and len(rejections(member.api)) == times
         )
     )

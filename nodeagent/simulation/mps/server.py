@@ -107,9 +107,13 @@ class MpsServer:
             log(f"CUDA MPS Server for Linux/Unix. Binary version: {number}")
         log(f"Connecting to control daemon on socket: {protocol.pipe_directory()}/control")
         log("Initializing server process")
-        ready = time.monotonic() + float(self._knobs.get("server_slow", _INITIALISING))
-        while time.monotonic() < ready and not self._knobs.now("server_die"):
-            time.sleep(min(_TICK, max(0.0, ready - time.monotonic())))
+        begun = time.monotonic()
+        while not self._knobs.now("server_die"):
+            slow = float(self._knobs.get("server_slow", _INITIALISING))  # may be turned meanwhile
+            left = begun + slow - time.monotonic()
+            if left <= 0:
+                break
+            time.sleep(min(_TICK, left))
             self._knobs.look()
         if self._knobs.get("no_gpu") or self._devices in ((), ("-1",)):
             log("Driver initialization failed with: no CUDA-capable device is detected")

@@ -191,13 +191,14 @@ def test_stray_client(rig: Rig, server: int) -> None:
 
 def test_server_slow(rig: Rig) -> None:
     """It is INITIALIZING, and per-server commands get no reply."""
-    rig.knobs.turn("server_slow", 0.5)
+    rig.knobs.turn("server_slow", 600)
     rig.start()
     rig.ask(f"start_server -uid {US}")
     pid = rig.server()
     assert rig.ask(f"get_server_status {pid}", f"get_active_thread_percentage {pid}") == (
         "INITIALIZING\n"
     )
+    rig.knobs.turn("server_slow", 0)
     until(lambda: rig.ask(f"get_server_status {pid}") == "ACTIVE\n")
     assert rig.ask(f"get_active_thread_percentage {pid}") == "100.0\n"
 
