@@ -169,7 +169,7 @@ class StateFile(Generic[T]):
         return value
 
     def load(self) -> T | None:
-        """As `read`, for whoever may write: a file that cannot be used is set aside."""
+        """As `read`, for the writer: a file that cannot be used is set aside."""
         value = self.read()
         if self._unusable is not None and self.path is not None:
             with suppress(OSError):  # which the problem says; `save` tries again
@@ -199,7 +199,7 @@ class StateFile(Generic[T]):
         self._unwritten = None
 
     def review(self) -> None:
-        """The problem of a file that was set aside is over when somebody has removed that file."""
+        """Clear the problem of a file that was set aside once that file was removed."""
         if self._aside is not None and not os.path.lexists(self._aside):
             self._unusable = self._aside = None
 

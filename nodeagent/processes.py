@@ -156,7 +156,7 @@ def commands() -> dict[int, tuple[str, ...]]:
 
 def _identity(process: psutil.Process) -> ProcessIdentity:
     # psutil's public create_time() adds the boot time by the wall clock, which moves whenever that
-    # clock is set. This is the number by which psutil itself tells processes apart: the kernel's
+    # clock is set. This is the number by which psutil itself distinguishes processes: the kernel's
     # ticks, divided.
     _, seconds = process._ident  # type: ignore[attr-defined]  # noqa: SLF001
     return ProcessIdentity(process.pid, round(seconds * _ticks()))

@@ -24,10 +24,10 @@ _REMEMBERED = 600.0  # seconds that a loss is a problem after it was repaired
 
 
 class OwnFiles:
-    """What is wrong with them, in `problems`; `changed` is called when that is another.
+    """Checks them; `problems` says what is wrong, `changed` is called when that changes.
 
-    What was deleted is made again, then `repaired` is called: more may have been in the run
-    directory.
+    What was deleted is made again, then `repaired` is called to restore what else the run
+    directory held.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class OwnFiles:
         self._changed = changed
         self._repaired = repaired
         self._unusable: Problem | None = None  # of the run directory, now
-        self._lost: dict[Path, float] = {}  # and when, by the clock of the event loop
+        self._lost: dict[Path, float] = {}  # deleted paths, and when by the event loop's clock
 
     @property
     def problems(self) -> tuple[Problem, ...]:
@@ -107,7 +107,7 @@ class OwnFiles:
 
 
 async def until_gone(path: Path) -> None:
-    """Wait until the path leads to something else than now, or to nothing."""
+    """Wait until the path leads to another file than now, or to none."""
     before = await asyncio.to_thread(_identity, path)
     while before is not None:
         await asyncio.sleep(_INTERVAL)

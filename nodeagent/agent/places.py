@@ -21,7 +21,7 @@ class Simulation:
 
     `state` is the file that other commands share, `nvidia_smi` what stands in for the real one,
     `directory` where its MPS daemons live. `real_pids` gives those of its processes that are some
-    of this machine. `throwaway`: nobody can find the node again afterwards.
+    of this machine. `throwaway`: no command can find the node afterwards.
     """
 
     state: Path | None
@@ -39,17 +39,15 @@ class Places:
     simulation: Simulation | None
 
     def writer_lock(self) -> WriterLock | None:
-        """What nobody else may hold while the agent changes GPUs; None for simulated ones that
-        nobody else sees.
-        """
+        """The lock for changing GPUs; None for simulated ones that no other process sees."""
         if self.simulation is None:
             return WriterLock(self.settings.run.dir / LOCK_NAME, self.settings.state.dir)
         file = _beside(self.simulation.state, LOCK_NAME)
         return WriterLock(file, self.simulation.directory) if file else None
 
     def make_state_directory(self) -> tuple[Path, ...]:
-        """The directory that the lock is held on besides its file, if it was not there; a state
-        file that cannot be written for want of it says so.
+        """Make the directory that the lock needs; returns it if it was missing. A failure is
+        reported when a state file cannot be written there.
         """
         directory = self.simulation.directory if self.simulation else self.settings.state.dir
         if directory.is_dir():

@@ -192,7 +192,7 @@ class Agent:
     def _make_reconciler(self) -> Reconciler:
         settings = self._settings
         longest = max(settings.driver.step_deadline, longest_step(settings.mps))
-        # A look may take several deadlines of one call each; nobody is to call that a hang.
+        # A look may take several deadlines of one call each; that is no hang.
         deadlines = longest + (3 + LONGEST_JOB) * settings.driver.observe_deadline
         return Reconciler(
             state=NodeState(settings.node_name, self._source),

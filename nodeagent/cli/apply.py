@@ -117,8 +117,8 @@ class _Rounds:
         return asyncio.get_running_loop().time() >= self._retry_at.get(key, math.inf)
 
     def _note_refusal(self, gpu: GpuOutcome) -> None:
-        """What was refused for users may be tried again, ever more seldom: each time devices go
-        and come back.
+        """Schedule a retry of what was refused as in use, with backoff: each retry destroys and
+        creates devices.
         """
         key = gpu.plan.before.key
         self._retry_at.pop(key, None)
@@ -165,7 +165,7 @@ def _ended(outcome: NodeOutcome, rest: NodePlan, *, stopped: bool) -> _Applied:
 
 
 def _refused(rest: NodePlan, outcomes: Mapping[str, GpuOutcome]) -> NodePlan:
-    """With the GPUs as blocked that the driver calls in use, whoever it is that uses them."""
+    """The plan, with the GPUs blocked that the driver reports as in use."""
     gpus = tuple(
         GpuPlan.refused(gpu.before, Verdict.BLOCKED, *outcomes[gpu.before.key].problems)
         if gpu.verdict is Verdict.APPLICABLE and outcomes[gpu.before.key].refused_in_use
@@ -177,7 +177,7 @@ def _refused(rest: NodePlan, outcomes: Mapping[str, GpuOutcome]) -> NodePlan:
 
 
 def _joined(first: GpuOutcome, second: GpuOutcome) -> GpuOutcome:
-    """Two rounds on one GPU as one; of a first that was refused nothing is left."""
+    """Two rounds on one GPU as one outcome; a first that was refused is dropped."""
     if first.refused_in_use:
         return replace(second, plan=replace(second.plan, before=first.plan.before))
     steps = (*first.plan.steps, *second.plan.steps)

@@ -165,8 +165,8 @@ def _needed(settings: KubernetesSettings) -> Iterator[tuple[Right, str, str]]:
 
 
 async def _runtime_class(access: ClusterAccess) -> AsyncIterator[Finding]:
-    """Without it the DaemonSet's pods are not even made. The agent's own account may not ask, and
-    where it runs in such a pod there is one: this is for whoever installs it.
+    """Without it the DaemonSet's pods are not created. This is checked for the installer: the
+    agent's account may not read it, and an agent in such a pod shows that it exists.
     """
     from nodeagent.kubernetes.faults import ClusterFault, NotAllowed
 

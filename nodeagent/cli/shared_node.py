@@ -157,7 +157,7 @@ async def _parts(
                 parts = await asyncio.to_thread(_read_parts, options, directory, document)
                 yield driver, replace(parts, time_slices=time_slices)
             else:
-                if document is not None:  # it is about the layout alone
+                if document is not None:  # without MPS, only parts of GPU instances need details
                     driver.read_details(wanted=_divides(document))
                 yield driver, None
 

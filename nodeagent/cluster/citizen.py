@@ -161,7 +161,7 @@ class Citizen:
         self._write()  # the source's answer does not wait
 
     def refresh(self) -> None:
-        """What the source has to answer may have changed: `unfinished` has."""
+        """Write again: `unfinished`, and with it the answer to the source, may have changed."""
         self._write()
 
     @property
@@ -182,7 +182,7 @@ class Citizen:
 
     @property
     def problems(self) -> tuple[Problem, ...]:
-        """What is wrong with the Node as the agent writes it."""
+        """Keys that another program keeps overwriting."""
         keys = self._writer.contested
         return (_contested(self._node, keys),) if keys else ()
 
@@ -297,8 +297,8 @@ class Citizen:
         self._want(wanted)
 
     def _for_source(self, state: NodeState) -> NodeState:
-        """Success is the last thing that is answered, as mig-manager does: who waits for it, such
-        as the GPU Operator's validator, expects the paused clients to be back.
+        """Publishes success last, as mig-manager does: the GPU Operator's validator, for one, then
+        expects the paused clients to be back.
         """
         if state.phase is Phase.IN_SYNC and self._unfinished():
             return replace(state, phase=Phase.WORKING)

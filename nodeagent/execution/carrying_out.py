@@ -107,9 +107,9 @@ class _Course:
     """How a list of steps went.
 
     `failure`: why it ended early; `left`: it was left because of a stop; `pending`: it cannot go
-    on before the GPU is reset. `alone` are failures that did not end it. `made` tells the MIG
-    devices that its steps made. `plan` is what the steps are of: another one from where a mode
-    change came to something else than was planned; `mode_reached`: it needed no reset.
+    on before the GPU is reset. `alone` are failures that did not end it. `made` has the MIG
+    devices that its steps made. `plan` is replaced when a mode change had another result than
+    planned; `mode_reached`: it needed no reset.
     """
 
     plan: GpuPlan
@@ -199,8 +199,8 @@ class _GpuRun:
     ) -> None:
         """Apply one step to its end, even when cancelled meanwhile, and report it.
 
-        Before the `first_of` those that destroy something, nobody may be on anything of theirs: a
-        user of the last must not cost the others their devices.
+        `first_of`: the steps that destroy something, if this is their first. All they destroy must
+        be idle: a user of the last must not cost the others their devices.
         """
         clock = asyncio.get_running_loop().time
         began = clock()
@@ -250,10 +250,10 @@ class _GpuRun:
         self.on_progress(report)
 
     async def _look_at_mode(self, course: _Course, step: SetMigMode, number: int) -> None:
-        """See what a mode change came to, before the step of that number is begun.
+        """Read the result of a mode change, before the step `number` begins.
 
-        On every card a driver may change the mode at once or with a reset only; where it is not
-        what was expected, the rest is planned again for what is there.
+        On any card a driver may change the mode at once or only at a reset. If the result is not
+        as expected, the remaining steps are planned again.
         """
         seen = await self._observe()
         if seen.access is not Access.OK:
@@ -275,7 +275,7 @@ class _GpuRun:
             course.pending = next(iter(again.problems), required)
 
     async def _observe(self) -> Gpu:
-        """Read back; what does not answer in passing is asked again."""
+        """Read back, with retries for transient errors."""
         seen = await self._observe_once()
         for pause in _READ_AGAIN:
             if seen.access is not Access.UNKNOWN:
@@ -341,7 +341,7 @@ class _GpuRun:
 
 
 def _first_of(steps: Sequence[Step], step: Step) -> Sequence[Destruction]:
-    """All that is destroyed, if this step is the first of it."""
+    """All destructive steps if `step` is the first of them, else none."""
     going = [one for one in steps if isinstance(one, _DESTRUCTIONS)]
     return going if going and going[0] is step else ()
 

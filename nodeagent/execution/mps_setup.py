@@ -134,7 +134,7 @@ def make_publisher(settings: MpsSettings, places: MpsPlaces) -> Publisher:
 
 
 def make_memory(places: MpsPlaces, *, read_only: bool = False) -> Remembered:
-    """What remembers how devices were before; the problem of its file says if it is damaged."""
+    """The original settings of devices; a damaged file is its `problem`."""
     return Remembered(places.memory, read_only=read_only)
 
 

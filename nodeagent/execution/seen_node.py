@@ -86,12 +86,12 @@ class SeenNode:
     async def observe_gpu(self, uuid: str, *, everything: bool = False) -> Gpu:
         """One GPU as it is now; raises DriverError when the driver knows no such GPU.
 
-        `everything`: compute modes too that nothing hangs on so far.
+        `everything`: also compute modes that no daemon depends on yet.
         """
         return await self._took(uuid, await self._driver.observe_gpu(uuid, everything=everything))
 
     async def read_back(self, uuid: str) -> Gpu:
-        """As `observe_gpu`, without what no step hangs on."""
+        """As `observe_gpu`, without details that no step depends on."""
         return await self._took(uuid, await self._driver.read_back(uuid))
 
     async def _took(self, uuid: str, found: Gpu) -> Gpu:

@@ -113,7 +113,7 @@ class WholeNode(SeenNode):
         self._fleet.close_to_clients(closed)
 
     async def insist_on_idle(self, steps: Sequence[Destruction]) -> None:
-        """Raises GpuInUse unless nobody is on anything that these steps of one GPU take away."""
+        """Raises GpuInUse unless all that these steps of one GPU destroy is idle."""
         await self._driver.insist_on_idle(steps)
 
     async def apply(self, step: Step) -> None:

@@ -1,8 +1,7 @@
-"""One writer per node: whoever changes GPUs holds this lock, the agent for as long as it runs.
+"""One writer per node: a process that changes GPUs holds this lock, the agent while it runs.
 
-It consists of a file in run.dir and of the directory where the state is, which needs no file: who
-deletes one of them lets no second writer in. The kernel releases both when their holder ends,
-however that happens.
+It consists of a file in run.dir and of the state directory itself, so that deleting one of them
+lets no second writer in. The kernel releases both when their holder ends, however that happens.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ class OtherWriter(NodeagentError):
 
 
 class WriterLock:
-    """Held from `take` to `release`. `directory` is made by whoever keeps state there."""
+    """Held from `take` to `release`. `directory` is made by the code that keeps state there."""
 
     def __init__(self, file: Path, directory: Path | None = None) -> None:
         self._file = file

@@ -40,7 +40,7 @@ class AllGpus:
         self._topology = topology
         self._last: dict[str, Gpu] = {}
         self.details: Details | None = Details()
-        """What an observation reads of MIG devices besides the layout and the users."""
+        """What to read of MIG devices besides layout and users; None: nothing."""
 
     async def observe(self) -> ObservedNode:
         """All of them; raises DriverError when the driver fails before it ever told of a GPU."""

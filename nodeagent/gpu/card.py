@@ -186,9 +186,9 @@ class Card:
     ) -> tuple[GpuInstanceProfile, ...]:
         """The profiles of GPU instances, in NVML's order; asked once.
 
-        A "no" holds for as long as the driver runs once it was said in two looks (`confirm`: this
-        is a new one). Drivers up to R535 tell none while MIG is off; they are asked again once it
-        is on.
+        A profile that the driver denied in two observations counts as denied while it runs
+        (`confirm`: this is a new one). Drivers up to R535 list none while MIG is off; they are
+        asked again once it is on.
         """
         if not self._profiles and self._none_offered_with != mode.current:
             self._ask_for(range(GPU_INSTANCE_KINDS))
@@ -257,8 +257,8 @@ class Card:
     def learn_whole(
         self, profile: GpuInstanceProfile, instance: GpuInstanceHandle
     ) -> tuple[ComputeInstanceProfile, ...]:
-        """The kinds that have as many slices as the GPU instance, without placements: asked once,
-        and less to ask for than all of them.
+        """The kinds with as many slices as the GPU instance, without placements. Read once, in
+        fewer calls than all kinds take.
         """
         known = self._compute.get(profile.id) or self._whole.get(profile.id)
         if not known:
@@ -269,8 +269,8 @@ class Card:
         return tuple(compute for compute in known if compute.slices == profile.slices)
 
     def holds_one(self, profile: GpuInstanceProfile) -> bool:
-        """Whether instances of it are known to hold one device as soon as their slices are given
-        away. A single slice may be shared by several where the driver does so.
+        """Whether an instance of it is known to hold no other device once its slices are used.
+        Several devices may share a single slice where the driver allows that.
         """
         if profile.slices > 1:
             return True

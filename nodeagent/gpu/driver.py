@@ -124,7 +124,7 @@ class Driver:
     async def observe_gpu(self, uuid: str, *, everything: bool = False) -> Gpu:
         """One GPU as it is now; raises DriverError when the driver knows no such GPU.
 
-        Memory and compute mode of MIG devices that nothing hangs on may be half a minute old,
+        Memory and compute mode of MIG devices may be half a minute old if no daemon needs them,
         unless `everything` is to be read.
         """
         details = Details(everything=True) if everything else self._gpus.details
@@ -143,7 +143,7 @@ class Driver:
     async def mps_memory(self, device: str) -> Mapping[int, int | None]:
         """Bytes by pid that MPS clients have on a GPU or MIG device, by its UUID.
 
-        None for a client whose use the driver does not tell. Raises DriverError when there is
+        None for a client whose use the driver does not report. Raises DriverError when there is
         no such device, or the driver does not tell its clients.
         """
         return await self._gpus.mps_memory(device)

@@ -10,7 +10,7 @@ from nodeagent.gpu.steps.change import mig_device
 
 def mps_memory(card: Card, device: str) -> Mapping[int, int | None]:
     """Bytes by pid of the MPS clients on the card or on one of its MIG devices, by UUID;
-    None for a client whose use is not told.
+    None for a client whose use the driver does not report.
     """
     handle = card.handle if device == card.identity().uuid else mig_device(card, device)
     found = card.nvml.mps_processes(handle)

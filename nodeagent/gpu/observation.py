@@ -80,7 +80,7 @@ class _Instance:
 def read_gpu(card: Card, details: Details | None = None, *, confirm: bool = False) -> Gpu:
     """The GPU as it is now; raises DriverError when a query that matters fails.
 
-    `details` None: no more of them than is known. `confirm`: ask again for profiles that were
+    `details` None: read none, use those known. `confirm`: ask again for profiles that were
     denied once. `usage` is what NVML knows; users that it does not see are added by the caller.
     """
     try:

@@ -1,7 +1,7 @@
-"""What was found on one GPU lately, so that it is not asked again at once.
+"""Results of recent reads of one GPU, so that they are not repeated at once.
 
-A handle or an id that is used again is checked by whoever uses it; what is older than a moment is
-found anew. Everything here is for the GPU's worker thread alone; times are monotonic seconds.
+Callers check a handle or an id before they use it again; what is older than a moment is read
+anew. Everything here is for the GPU's worker thread alone; times are monotonic seconds.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from nodeagent.planning.shares import ComputeMode
 # instances of a card takes, too short for much to happen. The driver itself refuses to destroy a
 # compute instance with a process on it.
 FRESH: Final = 5.0
-# How long memory and compute mode are good where nothing hangs on them.
+# How long memory and compute mode may be kept where no daemon depends on them.
 _DETAILS_KEPT: Final = 30.0
 
 
@@ -34,7 +34,7 @@ class KnownDevice:
 
 @dataclass(frozen=True, slots=True)
 class Detail:
-    """What no step hangs on, but for the compute mode under MPS."""
+    """Values that no step depends on, except the compute mode under MPS."""
 
     memory: Memory | None
     compute_mode: ComputeMode | None
@@ -75,16 +75,16 @@ class Recent:
     def saw(
         self, handles: Mapping[int, GpuInstanceHandle], devices: Mapping[str, KnownDevice]
     ) -> None:
-        """A look found just these."""
+        """Store the result of a complete look."""
         self._looked_at = self._clock()
         self._handles = dict(handles)
         self._devices = dict(devices)
         self._places |= devices
         self._details = {uuid: d for uuid, d in self._details.items() if uuid in devices}
-        self._idle = frozenset()  # it was for steps that are over
+        self._idle = frozenset()  # a proof is for the steps before this look
 
     def handle(self, instance: int) -> GpuInstanceHandle | None:
-        """Of the GPU instance with that id; it may be another's by now."""
+        """Of the GPU instance with that id; a new instance may have the id by now."""
         return self._handles.get(instance)
 
     def device(self, uuid: str) -> KnownDevice | None:
@@ -96,20 +96,20 @@ class Recent:
         return self._devices.values()
 
     def ever(self, uuid: str) -> KnownDevice | None:
-        """Where the device of that UUID was whenever it was there. The UUID follows from the GPU
-        instance's id (or is new with every creation), so that this id holds; the other may not.
+        """The ids with which the device was last seen. Its UUID follows from the GPU instance's id
+        (or is new with every creation), so that id holds; the compute instance's may not.
         """
         return self._places.get(uuid)
 
     def gone(self, uuids: Iterable[str]) -> None:
-        """They were destroyed: what comes after them is another's."""
+        """Forget destroyed devices: their ids may be given to new ones."""
         for uuid in uuids:
             self._devices.pop(uuid, None)
             self._details.pop(uuid, None)
             self._idle -= {uuid}
 
     def stale(self) -> None:
-        """Handles and ids may not hold any more."""
+        """Forget handles and ids, which may have become invalid."""
         self._handles = {}
         self._devices = {}
         self._places = {}
@@ -122,7 +122,7 @@ class Recent:
         self._idle = frozenset(uuids)
 
     def is_proved_idle(self, uuid: str) -> bool:
-        """Whether a look a moment ago found nobody on it."""
+        """Whether a look a moment ago found it idle."""
         return uuid in self._idle and self._clock() - self._idle_at < FRESH
 
     @property

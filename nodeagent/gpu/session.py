@@ -68,9 +68,7 @@ class Session:
         return await self._call(lambda: function(self.nvml), what=what)
 
     def require(self) -> None:
-        """Raise the error with which NVML could not be started: calls would only answer that it is
-        not initialised.
-        """
+        """Raise the error that kept NVML from starting: calls would only return "uninitialized"."""
         if self._refused is not None and not self._started:
             raise unavailable(self._refused)
 

@@ -59,7 +59,7 @@ class _Job(Generic[Result]):
 
     @property
     def seconds(self) -> float:
-        """Since it began."""
+        """Seconds since it began."""
         return self.loop.time() - self.began
 
     def _deliver(self, end: Callable[..., None], value: object) -> None:
@@ -134,9 +134,9 @@ class Worker:
     ) -> Result:
         """Run `function` in the thread and return what it returns, or raise what it raises.
 
-        `deadline` in seconds, for each call into the driver that it makes (for all of it where it
-        makes none), and for the waiting for its turn; the whole may take LONGEST_JOB times that.
-        Then DeadlineExceeded is raised, and while the thread stays in the call, further ones are
+        `deadline` in seconds, for each driver call in it (for all of it if it makes none), and for
+        the wait before it starts; the whole may take LONGEST_JOB times that. After a deadline
+        DeadlineExceeded is raised, and while the thread stays in the call, further ones are
         refused with it. Cancelling the caller of a `changing` function takes effect when the
         function has ended, at the latest at the deadline; any other is left to end by itself.
         """

@@ -51,7 +51,7 @@ class Limits:
     # the driver; own choices
     answer_hold: float = 10.0  # seconds for which a GPU must answer until it is believed
     hang_reboot: float = 600.0  # seconds without an answer after which a reboot is advised
-    listener_hold: float = 10.0  # seconds the wait for events may fail until it is told
+    listener_hold: float = 10.0  # seconds the wait for events may fail until that is reported
     drift_hold: float = 30.0  # seconds a mode may differ before it is told
     missing_hold: float = 30.0  # seconds a GPU may be missing, as while it is being reset
 

@@ -32,7 +32,7 @@ def node_signs(
 
 
 def _deafness(listener: Answer, uptime: float, limits: Limits) -> Sign:
-    """A wait that hangs counts at once. One that fails may go well the next time."""
+    """A wait that hangs counts at once; failures count after `listener_hold`."""
     passing = listener.silence is not None and listener.silence is not Silence.HANGS
     if passing and listener.last is not None and uptime - listener.last < limits.listener_hold:
         return Sign("eventsUnheard", None)

@@ -1,4 +1,4 @@
-"""One connection of a listener: its slot, the time its client has, and what it says to garbage."""
+"""One connection of a listener: its slot, its deadlines, and the reply to malformed requests."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Listener:
 
     @classmethod
     def of(cls, name: str, limits: Limits, refusals: Refusals) -> Listener:
-        """One without connections."""
+        """A listener that has no connections yet."""
         slots = ConnectionSlots(limits.connections, limits.connections_of_peer)
         return cls(name, limits, refusals, slots)
 
@@ -107,7 +107,7 @@ class Connection(web.RequestHandler):
             self._listener.slots.leave(self._slot)
         super().connection_lost(exc)
 
-    # --- what the client has time for -------------------------------------------------------------
+    # --- deadlines of the client ------------------------------------------------------------------
 
     def is_held(self) -> None:
         """The agent delays its answer on purpose; the connection still makes way for others."""
@@ -116,12 +116,12 @@ class Connection(web.RequestHandler):
             self._deadline = None
 
     def reads_body(self) -> None:
-        """The rest of the request is read, after it was held perhaps."""
+        """Restart the deadline for the request if `is_held` ended it."""
         if self._deadline is None:
             self._within(self._listener.limits.request)
 
     def whole(self) -> None:
-        """The whole request is there: from now on the client waits for the agent."""
+        """The whole request has arrived: from now on the client waits for the agent."""
         if self._deadline:
             self._deadline.cancel()
             self._deadline = None

@@ -65,7 +65,7 @@ async def listen_on_socket(
 
 
 def _remove(path: Path, made: os.stat_result) -> None:
-    """Unless it is another one, or cannot be removed, such as on a read-only file system."""
+    """Remove our socket, unless another file replaced it or the file system is read-only."""
     with suppress(OSError):
         if os.path.samestat(path.lstat(), made):
             path.unlink()

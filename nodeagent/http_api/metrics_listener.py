@@ -144,7 +144,7 @@ class MetricsListener:
             ending.add_done_callback(self._ending.discard)
 
     async def _check_of(self, config: WebConfig) -> PasswordCheck | None:
-        """One check for life: what it remembers and how it paces guesses outlasts a new file."""
+        """One check for all files: its cache and its pacing of guesses survive a reload."""
         if not config.users:
             return None
         if self._check is None:

@@ -144,7 +144,7 @@ class PasswordCheck:
             asked[2].set_result(right)
 
     def _compared(self, hashed: bytes | None, password: bytes) -> tuple[bool, float]:
-        """Whether it is right, and what that cost, in seconds of a processor."""
+        """Whether it is right, and the CPU seconds that the check took."""
         if len(password) > _LONGEST or b"\0" in password:
             return False, 0.0
         began = time.thread_time()
@@ -153,11 +153,11 @@ class PasswordCheck:
 
     @property
     def _of_no_user(self) -> bytes:
-        """An unknown name must not be answered sooner than a known one."""
+        """A hash to check for unknown names, so that their answers take as long."""
         return next(iter(self.users.values()))
 
     def _mark(self, name: str, password: bytes) -> bytes:
-        """What a name and password are remembered by, as long as the user's hash is the same."""
+        """The cache key of a name and password; it changes with the user's hash."""
         hashed = self.users.get(name, b"")
         text = b"\0".join((name.encode(), hashed, password))
         return hmac.digest(self._secret, text, hashlib.sha256)

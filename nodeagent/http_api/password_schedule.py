@@ -1,8 +1,8 @@
 """Which password is checked next, and when a wrong one is answered. Pure: times are arguments.
 
 A hash takes 50 ms and more, so guesses from a few clients can fill any time that hashing is given.
-Nothing tells a guess from a right password before it is hashed, and both may come from one address.
-What tells them apart is that a guesser has to wait for its answer before it learns anything:
+A guess looks like a right password until it is hashed, and both may come from one address. The
+difference is that a guesser has to wait for its answer before it learns anything:
 
 - Refusals are answered one after the other, at half the pace of checks, and only while hardly any
   password waits. So there are always fewer new guesses than checks, however slow the machine is,

@@ -12,13 +12,13 @@ from typing import Any, Generic, TypeVar
 
 State = TypeVar("State")
 
-_SHARE = 20  # of the time at most a twentieth goes into rendering,
+_SHARE = 20  # rendering takes at most a twentieth of the time,
 _LONGEST = 0.1  # but no status is older than this, in seconds
 
 
 @dataclass(frozen=True)
 class Rendered:
-    """One answer: JSON as bytes, and what is made of it once for all clients."""
+    """One answer: JSON as bytes, compressed and hashed once for all clients."""
 
     body: bytes
 

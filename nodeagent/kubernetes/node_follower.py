@@ -122,7 +122,7 @@ class NodeFollower:
         return self._lasted() < min(self._pace.healthy_after, seconds - 1.0)
 
     async def _take_all(self, response: aiohttp.ClientResponse) -> None:
-        """Take events until the watch ends; raises a fault also when the server stands still."""
+        """Take events until the watch ends; raises a fault also when the server is stuck."""
         heard = asyncio.Event()
         try:
             async with asyncio.TaskGroup() as parts:
@@ -136,9 +136,9 @@ class NodeFollower:
             raise group.exceptions[0] from group
 
     async def _probe(self, heard: asyncio.Event) -> NoReturn:
-        """Ask a silent server for a sign of life.
+        """Probe a silent server.
 
-        A process that is stopped keeps its connections: to the kernel all is well with them.
+        The connections of a stopped process stay up, so the kernel's keepalive detects nothing.
         """
         while True:
             heard.clear()

@@ -34,14 +34,13 @@ from nodeagent.kubernetes.node_patch import (
 from nodeagent.kubernetes.node_view import Interest, NodeView, is_newer, view_of
 from nodeagent.kubernetes.pace import Allowance, BackOff
 
-_CONTEST = 3  # times that the same was undone: somebody who edits by hand stops before
+_CONTEST = 3  # times that the same was undone: a person who edits by hand stops before
 
 
 @dataclass(frozen=True, slots=True)
 class WritePace:
-    """Times in seconds. Metadata and status are paced each for itself: after a quiet time `burst`
-    requests of a kind go at once, so that a change is published when it is made; only who changes
-    without end meets the `interval`.
+    """Times in seconds. Metadata and status are rate-limited separately: after a quiet time `burst`
+    requests of a kind go at once; only continuous changes are held to one per `interval`.
     """
 
     interval: float = 0.5
@@ -100,7 +99,7 @@ class NodeWriter:
         self._not_before = float("-inf")
         self._missing_until = float("-inf")  # no Node, as the server said; until another is seen
         self._contest_until = float("-inf")
-        self._undone = 0  # how often the same had to be written again lately
+        self._undone = 0  # how often other programs undid the same keys lately
         self._undone_at = float("-inf")
         self._undone_keys: tuple[str, ...] = ()
         self._refused: dict[type[NodePatch], tuple[NodePatch, float]] = {}

@@ -66,7 +66,7 @@ async def survey(run_dir: Path, *, programs: Programs, ask: bool) -> Mapping[str
     """The daemons that an agent left or has, by device; nothing is touched.
 
     With `ask` each is asked: only then can one be Ready, namely when its limits were read back.
-    Who its clients are is not known otherwise either. Raises NodeagentError.
+    Without it, clients are not known either. Raises NodeagentError.
     """
 
     def control_client(pipe_directory: str, log_directory: str) -> ControlClient:

@@ -231,7 +231,7 @@ class Attendant:
         wrong = (*differences(seen, spec), *await self._checked(spec))
         await self._seal()
         if await self._is_replaced():
-            return  # these answers may have been the other one's
+            return  # these answers may have come from the impostor
         self._tells_status = seen.tells_status
         self.seen, self.seen_hidden = seen, hidden
         self._tell(Answered(self.run))
@@ -245,7 +245,7 @@ class Attendant:
         try:
             await asyncio.to_thread(self._place.sockets.seal)
         except FileNotFoundError:
-            pass  # no client finds it any more either, which the next look will show
+            pass  # the directory is gone, which the next look will report
         except OSError as error:
             words = f"its pipe directory cannot be made root's: {error.strerror or error}"
             self._tell(KeptOut(self.run, words))

@@ -35,13 +35,13 @@ def _read_client(pid: int) -> ClientFacts | None:
         return None
     facts = ClientFacts(
         pid=pid,
-        uid=found.uids.effective,  # which the daemon goes by
+        uid=found.uids.effective,  # the one that the daemon checks
         command=name_of(pid),
         start_time=found.identity.create_time,
         environment=_environment(pid),
         container=_container(pid),
     )
-    # Asked once more: all of this was of one process, not of two that had the same number.
+    # Checked again: all of this was read of one process, and its pid was not reused.
     return None if is_gone(found.identity) else facts
 
 

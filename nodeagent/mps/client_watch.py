@@ -117,8 +117,8 @@ class ClientWatch:
     # --- looking --------------------------------------------------------------------------------
 
     async def _judged(self, daemon: RunningDaemon) -> tuple[Judged, ...]:
-        """Those that the daemon names, and those of the plan's user that only the driver has: a
-        daemon that runs for a tenant may hide some.
+        """Clients that the daemon names, and processes of the plan's user that only the driver
+        lists: a daemon that runs for a tenant may hide some.
         """
         named = dict.fromkeys(pid for _, pid in daemon.clients if pid > 0)
         try:
@@ -211,7 +211,7 @@ class ClientWatch:
 
 
 def _user_of(daemon: RunningDaemon) -> int | None:
-    """Whose clients are to be there; None: of all users."""
+    """The uid whose clients are allowed; None: any user."""
     return None if daemon.spec.multi_user else daemon.spec.uid
 
 

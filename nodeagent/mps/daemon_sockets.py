@@ -2,11 +2,11 @@
 answered, its user can no longer put anything in their place.
 
 A daemon that runs for a tenant can be replaced by that tenant, whose program could then name
-anybody as its client, or lead the agent, which is root, to the daemon of someone else. What
-SO_PEERCRED gives is the process that called listen(2). That detects a replacement; it proves
-nothing, since that user could also have the daemon itself do as he likes (ptrace, a descriptor
-taken out of it). The control programs of 535 and 550 were seen to go on, `start_server` and `quit`
-included, with a pipe directory that is root's; what `quit` cannot remove there, the agent does.
+any process as its client, or lead the agent, which is root, to another user's daemon. SO_PEERCRED
+gives the process that called listen(2). That detects a replacement and proves no more: that user
+can also control the daemon itself (ptrace, a descriptor taken out of it). The control programs of
+535 and 550 were seen to work on, `start_server` and `quit` included, with a pipe directory that is
+root's; what `quit` cannot remove there, the agent removes.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from nodeagent.mps.identity import Identity
 
 _CREDENTIALS = struct.Struct("3i")  # pid, uid, gid: struct ucred of unix(7)
 
-Mark = tuple[int, int, int]  # device, inode and change time: another file has another one
+Mark = tuple[int, int, int]  # device, inode and change time, which differ for any other file
 
 
 class DaemonSockets:
-    """Of the daemon that runs as `process`. All methods block on the file system."""
+    """The sockets of the daemon `process`. All methods block on the file system."""
 
     def __init__(self, door: BackDoor, process: Identity) -> None:
         self._door = door
@@ -45,8 +45,8 @@ class DaemonSockets:
             self._sealed = True
 
     def impostor(self) -> str:
-        """What is there in place of the daemon's sockets, in words; "" where all is its own, or
-        where nothing listens, which asking it will show.
+        """What replaced the daemon's sockets, in words. "" where all are its own, or where nothing
+        listens, which a request to the daemon will show.
         """
         for name in SOCKETS:
             path = Path(self._door.directory) / name
@@ -71,9 +71,7 @@ class DaemonSockets:
 
 
 def _listening(path: Path) -> tuple[int, int] | None:
-    """Pid and user of who listens there; None where that cannot be known: nobody does, or its
-    queue is full.
-    """
+    """Pid and uid of the process that listens there; None where none does, or its queue is full."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
         connection.setblocking(False)
         try:

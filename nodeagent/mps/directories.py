@@ -81,8 +81,8 @@ def make_directories(run_dir: Path, device: str, *, uid: int, gid: int) -> Direc
 
 
 def seal_pipe_directory(pipe: Path) -> None:
-    """Only root puts anything there from now on, and its user cannot remove what is there; until
-    `make_directories` gives it back. Does nothing where this process is not root. Raises OSError.
+    """Let only root add or remove files there, until `make_directories` gives it back to its user.
+    Does nothing where this process is not root. Raises OSError.
     """
     if os.geteuid() != 0:
         return
@@ -95,7 +95,7 @@ def seal_pipe_directory(pipe: Path) -> None:
 
 
 def had_by_another(directories: Directories, uid: int) -> bool:
-    """Whether what is there was made for another user than this one."""
+    """Whether the directories exist and were made for another user."""
     for name, owners in ((directories.pipe, {uid, os.geteuid()}), (directories.log, {uid})):
         with suppress(FileNotFoundError):
             if os.lstat(name).st_uid not in owners:

@@ -41,10 +41,10 @@ class Identity:
 
 
 def identify(pid: int) -> Identity | None:
-    """Who it is; None when it is gone, a zombie, no program of MPS, or not ours to look at.
+    """Its identity; None when it is gone, a zombie, no program of MPS, or hidden from this user.
 
-    Nor is one of two users: a daemon or server has the rights of one alone, a setuid program that
-    was given such a name has those of another as well.
+    None also where its user ids differ: a daemon or server has one user, while a setuid program
+    under such a name has two.
     """
     program = _program(pid)
     if program is None:

@@ -210,7 +210,7 @@ class Listener:
     def judge(self, seen: Seen, state: State) -> Iterator[Event]:
         """What an answer says about servers, and about those who wait."""
         if any(server.status is ServerStatus.FAULT for server in seen.servers):
-            self._read()  # who caused it was written before, and may not have been read yet
+            self._read()  # the line that names the cause is in the log, perhaps not read yet
         listed = [server.pid for server in seen.servers]
         if state.server is not None and state.server.pid not in listed:
             yield ServerGone(self._run, state.server.pid)

@@ -2,7 +2,7 @@
 
 A daemon that is killed leaves its server running, which then holds the GPU, and a new daemon
 starts without knowing of it. Such a server is found by its name and its environment, which every
-process can choose; so it is ended only where it is the plan's user's, who could end it as well.
+process can choose; so it is ended only if it runs as the plan's user, who could end it anyway.
 """
 
 from __future__ import annotations
@@ -62,8 +62,8 @@ def _daemons(spec: DaemonSpec) -> Sequence[Identity]:
 
 
 def _users(spec: DaemonSpec) -> frozenset[int]:
-    """Whose servers a daemon there has had: the plan's user's, and those of an earlier plan's, who
-    has the log directory until the next start.
+    """Users whose servers the daemon may have had: the plan's, and an earlier plan's, who owns the
+    log directory until the next start.
     """
     users = {spec.uid}
     with suppress(OSError):

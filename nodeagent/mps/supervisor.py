@@ -65,7 +65,7 @@ class Supervisor:
         self.since = datetime.now(UTC)
         self.wanted: WantedMps | None = None
         self.was_ready = was_ready  # as it is wanted now, in this process or an earlier one
-        self.unrecorded = False  # adopted without a record; nobody has said what it is to be
+        self.unrecorded = False  # adopted without a record: what it should be is not known
         self.closed = ""  # why no new client is let in although it is wanted; "" when they are
         self.attendant: Attendant | None = None
         self.last_lines: tuple[str, ...] = ()  # of the process that ended last

@@ -1,9 +1,9 @@
-"""Ends a client without harm to the others, and nobody in its place.
+"""Ends a client without harm to the others, and no other process in its place.
 
-A daemon that runs for a tenant can be made to name anybody. So a process is ended only when the
+A daemon that runs for a tenant can be made to name any process. So one is ended only when the
 driver itself lists it as an MPS process of the device, and it is the plan's user's: never root's
 unless the plan says root, never one of the agent's own. It is held by a descriptor (pidfd) from
-before it is looked at, so that a number which is used again hits nobody else.
+before it is looked at, so that a reused pid never hits another process.
 
 A client that is killed while the device works for it can take its server along, and with that all
 other clients. So the daemon is asked first, and only when it says that the client's work is ended,
@@ -30,7 +30,7 @@ from nodeagent.processes import Hidden, Process, ProcessIdentity, Uids, inspect
 @dataclass(frozen=True, slots=True)
 class Target:
     """A client process. `uid` is the plan's user, None for any but root; `spared` are pids that
-    are never ended.
+    must not be ended.
     """
 
     process: ProcessIdentity
@@ -74,7 +74,7 @@ async def end_client(
         obstacle = _of_another(found.uids, target) or await _not_listed(pid, listed)
         if obstacle:
             return _ALREADY if await _is_ended(descriptor, 0) else _left_alone(obstacle)
-        # It lived on while the driver was asked, so it is this process that the driver lists.
+        # It was alive after the driver answered, so the driver lists this process.
         by_daemon, obstacle = await _end_work(control, pid, deadline)
         if obstacle:
             return _ALREADY if await _is_ended(descriptor, 0) else _left_alone(obstacle)
@@ -86,8 +86,8 @@ def _left_alone(why: str) -> Ending:
 
 
 def _of_another(uids: Uids, target: Target) -> str:
-    """Why it is not the plan's user's to lose; "" where it is. A program that another user's rights
-    were given to (setuid) is also theirs.
+    """Why it does not belong to the plan's user alone; "" where it does. A setuid program belongs
+    to its other user too.
     """
     has = {uids.real, uids.effective, uids.saved}
     if target.uid is None:

@@ -46,7 +46,7 @@ async def unrecorded(
     control = control_client(BackDoor(made.pipe).directory, made.log)
     try:
         seen = await ask_everything(control, (), status=False)
-    except NodeagentError:  # found again, and acted on, by whoever takes care of it
+    except NodeagentError:  # its supervisor meets the same error and acts on it
         seen = None
     finally:
         await control.aclose()

@@ -1,8 +1,8 @@
 """Switching MIG mode: only on a GPU that is proven idle, and only where it leads somewhere.
 
 Some cards change their mode at once, others at a GPU reset, which a setting has to allow. Which it
-is depends on the driver too (nvml.h allows both on every card): what is planned here is what is to
-be expected, and who carries it out looks what came of it and plans the rest again.
+is depends on the driver too (nvml.h allows both on every card). The plan takes the expected one;
+the executor reads the result and plans the rest again where it differs.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ def enable(
     if not gpu.idle:
         return GpuPlan.refused(gpu, Verdict.BLOCKED, obstacles.mode_in_use(gpu, path, enable=True))
     steps: tuple[Step, ...] = ()
-    if not (gpu.mig.pending and gpu.mode_change_needs_reset):  # what waits without is set again
+    # A pending mode that needs no reset is set again.
+    if not (gpu.mig.pending and gpu.mode_change_needs_reset):
         steps = (SetMigMode(gpu.uuid, True, f"{path} asks for MIG"),)
     if gpu.mode_change_needs_reset:
         if gpu.passthrough or not policy.reset_when_idle:

@@ -105,7 +105,7 @@ def without_eviction(problem: Problem) -> Problem:
 def reset_required(gpu: Gpu, path: str, policy: Policy, *, enable: bool) -> Problem:
     """The mode is set or to be set, and becomes current only at a reset.
 
-    What keeps the plan from setting it (instances would be gone for nothing) is for a person to do.
+    Where the plan does not set it (instances would be destroyed for nothing), the remedy does.
     """
     word = "on" if enable else "off"
     first = (

@@ -55,7 +55,7 @@ class GpuPlan:
     """`before` as observed, `after` as it would be; `steps` is empty unless APPLICABLE.
 
     `problems` of an APPLICABLE plan are warnings (what will still be missing afterwards). `goal` is
-    what it was planned for, so that it can be planned again when a step comes to something else.
+    what it was planned for, to plan again when a step has another result.
     """
 
     before: Gpu

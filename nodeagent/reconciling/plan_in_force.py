@@ -92,7 +92,7 @@ class PlanInForce:
 
     @property
     def source_problems(self) -> tuple[Problem, ...]:
-        """That the carrier is not there, where it should be."""
+        """The problem of a plan source that is missing but required."""
         problem = self._offer.problem if isinstance(self._offer, NoPlan) else None
         return (replace(problem, message=self.note),) if problem else ()
 

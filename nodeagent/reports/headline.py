@@ -247,7 +247,7 @@ def _problems(
 
 
 def _phase_alone(seen: Seen) -> Iterator[Matter]:
-    """A phase that needs somebody, without a problem that says why."""
+    """A phase that needs a person, without a problem that says why."""
     phase = seen.state.phase
     if phase in (Phase.BLOCKED, Phase.FAILED, Phase.REJECTED):
         yield Matter(f"The plan is {phase.value.lower()}.", code=phase.value)
@@ -336,7 +336,7 @@ RANKING: Final[tuple[tuple[Severity, Finder], ...]] = (
     (Severity.WARNING, _users_unknown),  # what has them counts as in use
     (Severity.WARNING, _degraded),
     (Severity.WARNING, _shown_only),  # MPS clients, metrics, readers, the agent's files
-    (Severity.WARNING, _mps_troubles),  # daemons that are started again, or take nobody new
+    (Severity.WARNING, _mps_troubles),  # daemons that are restarted, or take no new client
     (Severity.INFO, _not_seen_yet),
     (Severity.INFO, _working),
     (Severity.INFO, _notices),  # XIDs of applications and the like

@@ -78,13 +78,12 @@ class Handles:
                 if len(self._by_token) > _MOST:
                     self._forget_oldest()
             else:
-                self._by_token.move_to_end(handle.token)  # it was given out anew: it will be used
+                self._by_token.move_to_end(handle.token)  # returned again, so it will be used
             return handle.token
 
     def _forget_oldest(self) -> None:
-        """Of the tokens that stand for instances, which come and go, and for GPUs in past sessions
-        the one not used longest. A sample or a set is its caller's until it is freed, however long
-        it lies there.
+        """Forget the least recently used token of an instance, or of a GPU of a past session.
+        Samples and event sets stay until their caller frees them.
         """
         newest = next(reversed(self._by_token.values())).session
         for token, handle in self._by_token.items():

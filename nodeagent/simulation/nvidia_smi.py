@@ -1,4 +1,4 @@
-"""A stand-in for the program `nvidia-smi`, for what the agent runs it for or tells people to run.
+"""A stand-in for `nvidia-smi`: the commands that the agent runs, or names in a remedy.
 
     NODEAGENT_SIMULATED_STATE=FILE python -m nodeagent.simulation.nvidia_smi --gpu-reset -i GPU
     ... -i GPU -mig 0

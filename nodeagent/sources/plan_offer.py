@@ -21,7 +21,7 @@ class PlanText:
 class NoPlan:
     """The carrier holds no plan; `reason` is a sentence, such as that the file is not there.
 
-    `problem` is set where a plan should be, and is None where nobody has to ask for anything.
+    `problem` is set where a plan is required, and None where it is optional.
     """
 
     reason: str

@@ -57,7 +57,7 @@ def _headline(headline: Json) -> tuple[Line, ...]:
 
 
 def _phase_tone(status: Json) -> Tone:
-    """Where the plan is done but something else is wrong, nothing looks green."""
+    """Never green while something else is wrong, even if the plan is applied."""
     phase = str(status.get("phase", "unknown"))
     severity = (status.get("headline") or {}).get("severity", "ok")
     if phase == "InSync" and severity in ("warning", "error"):

@@ -64,7 +64,7 @@ class Applying:
         return None
 
     async def check(self, steps: Sequence[Destruction]) -> None:
-        """Raises GpuInUse unless nobody is on anything that these steps of one GPU take away."""
+        """Raises GpuInUse unless all that these steps of one GPU destroy is idle."""
         async with self._posts.gate.together():
             post = self._post(steps[0].gpu)
             readings = [await self._reader.read()] if self._reader else []

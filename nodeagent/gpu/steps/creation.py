@@ -44,8 +44,8 @@ def create_compute_instance(change: Change, step: CreateComputeInstance) -> None
 def _create_compute(
     change: Change, instance: GpuInstanceHandle, profile: GpuInstanceProfile, slices: int
 ) -> None:
-    """Create one compute instance. One that has all of its GPU instance is read back with the
-    whole GPU; a part, of which there are several kinds, here: if it is not as asked it goes again.
+    """Create one compute instance. One with all slices of its GPU instance is read back with the
+    whole GPU. A part, of which there are several kinds, is checked here and destroyed if wrong.
     """
     card, nvml = change.card, change.card.nvml
     if slices == profile.slices:

@@ -3,8 +3,8 @@
 What must never happen here: that an instance in use goes, or another one than the step means.
 Users are looked up before, in the GPU's own lists and from every other source; what cannot be
 found out counts as in use. One look serves all that goes in the next moment, so that a user of the
-last one costs the others nothing; whoever comes after it makes the driver refuse. Whether it is
-gone is read back with the rest of the GPU.
+last one costs the others nothing; the driver refuses for users that come later. Whether it is gone
+is read back with the rest of the GPU.
 """
 
 from __future__ import annotations
@@ -126,14 +126,14 @@ def _known(change: Change, uuid: str) -> KnownDevice:
 
 
 def _insist_on_idle(change: Change, uuids: Sequence[str]) -> None:
-    """Raise GpuInUse unless nobody is on the devices, by a look that is no older than a moment."""
+    """Raise GpuInUse unless a look no older than a moment found the devices idle."""
     recent = change.card.recent
     if not all(recent.is_proved_idle(uuid) for uuid in uuids):
         _look_for_users(change, uuids)
 
 
 def _look_for_users(change: Change, uuids: Sequence[str]) -> None:
-    """Also of what was proven idle with them before, and still is to go."""
+    """Includes devices that were proven idle with these before and are still to be destroyed."""
     card = change.card
     meant = {uuid: _known(change, uuid) for uuid in dict.fromkeys((*uuids, *card.recent.idle))}
     lists = ProcessLists(card.nvml, card.handle)
@@ -141,7 +141,7 @@ def _look_for_users(change: Change, uuids: Sequence[str]) -> None:
         usage = lists.on_instance(known.gpu_instance, known.compute_instance)
         insist_on_idle(usage, uuid)
     pairs = {(d.gpu_instance, d.compute_instance) for d in (*meant.values(), *card.recent.devices)}
-    # Whoever is on the GPU and on none of its devices may be on any of them.
+    # A process on the GPU and on none of its devices may be on any of them.
     insist_on_idle(lists.on_no_instance_of(pairs), ", ".join(meant))
     card.recent.proved_idle(meant)
 
@@ -182,7 +182,7 @@ def _insist_on_no_other(
 def _insist_on_nobody_else(
     change: Change, step: Destruction, doomed: Iterable[tuple[int, str]]
 ) -> None:
-    """Raise GpuInUse for users that NVML does not see, and for whoever was given a device.
+    """Raise GpuInUse for users that NVML does not see, and for devices allocated to a pod.
 
     `doomed` are ids and UUIDs of compute instances.
     """

@@ -168,7 +168,7 @@ def ended_by_itself(
         why=report.message,
     )
     if not failures and ended.wanted is not None:
-        # It was steady, so nothing says that the next one will not be.
+        # It ran steadily, so the next one is expected to.
         again = start(replace(ended, restarts=state.restarts + 1), ended.wanted, now, policy)
         return Step(again.state, (report, sweep, *again.actions))
     if failures >= policy.most_failures:
@@ -179,7 +179,7 @@ def ended_by_itself(
 
 
 def _failed(state: State, report: Report, now: float, policy: Policy, chance: float) -> Step:
-    """Reported once; it is tried on at the longest delay, since its cause may pass."""
+    """Reported once; retried at the longest delay, since its cause may pass."""
     delay = policy.longest_delay * (1 - chance / 4)
     words = (
         f"failed {state.failures} times in a row and is tried every {policy.longest_delay:g} s "

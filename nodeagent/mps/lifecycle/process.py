@@ -57,7 +57,7 @@ def silent(state: State, event: Silent, now: float, policy: Policy) -> Step:
 
 
 def replaced(state: State, event: Replaced, now: float, policy: Policy) -> Step:
-    """Another process answers for it, so nothing that is said there counts."""
+    """Another process answers at its sockets, so no answer counts."""
     if state.ending is not Ending.NO:
         return Step(state)  # it ends anyway, with a deadline of its own
     why = f"{event.reason}; a fresh daemon takes its place"
