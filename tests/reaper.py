@@ -46,7 +46,7 @@ def run_below_reaper() -> None:
 
 
 def _stand_for(reaper: int, *, runner: int) -> NoReturn:
-    """Be the process that others know: pass signals on to the tests, and end as they do."""
+    """Act for the tests' process: pass signals on to it, and end as it does."""
     while (heard := signal.sigwaitinfo({signal.SIGCHLD, *_FORWARDED})).si_signo != signal.SIGCHLD:
         if heard.si_code <= 0:  # a process sent it; a terminal's goes to the tests by itself
             with suppress(ProcessLookupError):
@@ -69,7 +69,7 @@ def _reap_until_the_end(runner: int, started: int) -> NoReturn:
 
 
 def _end_children() -> None:
-    """Kill all there are, then those that they leave, until there are none."""
+    """Kill all children, then their orphans, until there are none."""
     with suppress(ChildProcessError):
         while True:
             for pid in Path("/proc/self/task", str(os.getpid()), "children").read_text().split():

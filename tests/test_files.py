@@ -116,19 +116,19 @@ def test_every_cut_and_every_flipped_bit_is_noticed(path: Path) -> None:
 
 
 def a_socket(path: Path) -> None:
-    """That nobody listens on."""
+    """A socket that no process listens on."""
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(path))
 
 
 def a_link(path: Path) -> None:
-    """To a good file."""
+    """A link to a good file."""
     write_state(path.with_name("elsewhere"), FORM, VALUE)
     path.symlink_to(path.with_name("elsewhere"))
 
 
 def of_another_kind(path: Path) -> None:
-    """Of the same program."""
+    """A state file of another kind."""
     write_state(path, StateFormat("other", 1, 1000, FORM.encode, decoded), VALUE)
 
 
@@ -168,7 +168,7 @@ def test_what_may_lie_there(path: Path, reason: str) -> None:
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
 def test_another_users_file(path: Path) -> None:
-    """Nobody else has to say what the state is."""
+    """No other user may write the state."""
     write_state(path, FORM, VALUE)
     os.chown(path, 4001, 4001)
     with pytest.raises(StateUnusable, match="belongs to uid 4001"):
@@ -223,7 +223,7 @@ def test_a_bounded_number_is_kept(path: Path) -> None:
 
 
 def test_a_directory_never_gives_way(path: Path) -> None:
-    """Whoever made it may want what is in it; then nothing is written, and the reason is said."""
+    """Its content may be wanted; then nothing is written, and the error gives the reason."""
     for _ in range(MOST_ASIDE):
         path.mkdir()
         set_aside(path)

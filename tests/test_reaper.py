@@ -70,7 +70,7 @@ def test_daemons_end_with_their_run(
 
 
 def test_the_exit_code_is_that_of_the_tests(tmp_path: Path) -> None:
-    """Whoever started pytest sees one process, its output and its end."""
+    """The caller of pytest sees one process, its output and its exit code."""
     conftest = Path(__file__).with_name("conftest.py").read_text(encoding="utf-8")
     (tmp_path / "conftest.py").write_text(conftest, encoding="utf-8")
     (tmp_path / "test_case.py").write_text("def test_fails():\n    assert False\n")
@@ -96,7 +96,7 @@ def programs_of(folder: str) -> list[str]:
 
 
 def until(so: Callable[[], bool]) -> None:
-    """Wait for what others do."""
+    """Wait until the condition holds."""
     end = time.monotonic() + 30.0
     while not so():
         assert time.monotonic() < end, "it did not happen"

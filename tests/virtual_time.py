@@ -1,4 +1,4 @@
-"""An event loop whose clock stands still while there is work and skips what would be waited.
+"""An event loop whose clock stands still while there is work and skips idle time.
 
 A rule about minutes takes milliseconds, and a busy machine cannot break it: time passes only when
 every task waits. Sockets are real; what another task of the loop wrote arrives before any timer.

@@ -106,7 +106,7 @@ class Home:
         return json.loads(self.text(path))
 
     def text(self, path: str) -> str:
-        """As `get`, whatever it is."""
+        """As `get`, for an answer that need not be JSON."""
         connection = http.client.HTTPConnection("localhost", timeout=SOON)
         with socket.socket(socket.AF_UNIX) as connection.sock:
             connection.sock.connect(f"{self.folder}/run/agent.sock")

@@ -2,8 +2,8 @@
 the agent that asks among them.
 
 As `python mps_impostor.py PIPE_DIRECTORY PID...`, under the daemon's user: it moves the daemon's
-sockets away, listens in their place, and gives the agreeable answers that a control daemon with
-one server would. Prints one line once it listens; ends with status 3 where it may not move them.
+sockets away, listens in their place, and gives the answers of a healthy control daemon with one
+server. Prints one line once it listens; ends with status 3 where it may not move them.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _SERVER = "4194000"  # of no process: the kernel's numbers may end before it
 
 
 def _answer(line: str, clients: list[str]) -> str:
-    """What a daemon with limits as the plan wants them would say."""
+    """The answer of a daemon with the limits of the plan."""
     word = line.split(maxsplit=1)[0]
     if word.startswith("__"):
         return f'Unknown command "{word}"\n'

@@ -34,7 +34,7 @@ from tests.simulated_cluster.faults import Freeze
 
 LAYOUTS = ("{3g.40gb: 1, 1g.10gb: 3}", "{2g.20gb: 2, 1g.10gb: 3}")
 MOST_RESIDENT = 110  # MiB
-LONGEST = 10.0  # seconds; the benchmark measures, this only sees what went wrong altogether
+LONGEST = 10.0  # seconds; only a gross failure exceeds it, the benchmark measures
 
 
 @pytest.fixture
@@ -118,7 +118,7 @@ async def test_a_life_in_a_cluster(api: ApiServer, tmp_path: Path) -> None:
         api.faults.next(100, Freeze())
         api.faults.strike(Freeze())
         api.annotate(NAME, **{PLAN: plan_text(LAYOUTS[1], "not answered any more")})
-    # That the agent has ended with code 0 shows that a server that is silent holds nobody up.
+    # Exit code 0 shows that a silent server does not keep the agent from ending.
 
 
 async def test_what_it_takes_of_memory(api: ApiServer, tmp_path: Path) -> None:

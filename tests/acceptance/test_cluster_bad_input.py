@@ -146,7 +146,7 @@ async def test_annotations_that_contradict_each_other(member: Member) -> None:
 async def test_a_plan_that_flips_ten_times_a_second(
     gpus: SimulatedNode, api: ApiServer, tmp_path: Path
 ) -> None:
-    """At the product's own pace: some writes at once, then one now and then; an Event a cause."""
+    """At the real rate limits: a burst of writes, then few; one Event per cause."""
     write = WritePace()
     pace = replace(PACE, write=write)
     clock = asyncio.get_running_loop().time

@@ -22,7 +22,7 @@ def masked(home: Home, *keys: str) -> bool:
     return any(int(masks[key], 16) & SIGTERM for key in keys)
 
 
-# From the first that our code does to the end of its start.
+# From the first line of our code to the end of its start.
 MOMENTS: dict[str, Callable[[Home], bool]] = {
     "the program begins": lambda home: masked(home, "SigBlk", "SigCgt"),
     "it is the only writer": lambda home: (home.folder / "node.json.writer.lock").exists(),

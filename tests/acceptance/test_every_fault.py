@@ -208,7 +208,7 @@ def codes_of(function: str) -> tuple[Code, ...]:
 
 
 def faults(calls: tuple[str, ...]) -> Iterator[tuple[int, Code, bool]]:
-    """Number of a call, code, and whether after its work instead of in place of it."""
+    """Number of a call, code, and whether the call fails after its work or instead of it."""
     for number, function in enumerate(calls, start=1):
         changing = any(fnmatchcase(function, pattern) for pattern in CHANGING)
         for code in codes_of(function):

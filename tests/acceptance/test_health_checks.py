@@ -377,7 +377,7 @@ async def test_a_driver_that_does_not_count_its_gpus(tmp_path: Path) -> None:
 
 
 async def test_a_driver_that_is_unloaded(tmp_path: Path) -> None:
-    """It is no driver that hangs."""
+    """It is not reported as a driver that hangs."""
     async with world("h100-80gb:2", tmp_path) as w:
         w.node.inject("nvmlDeviceGetCount*", error="DRIVER_NOT_LOADED", times=None)
         await w.look()

@@ -1,4 +1,4 @@
-"""mig-manager's label protocol over a cluster: what its readers rely on, in the order of writes."""
+"""mig-manager's label protocol over a cluster: the order of writes that its readers rely on."""
 
 from __future__ import annotations
 

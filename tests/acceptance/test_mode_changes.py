@@ -47,7 +47,7 @@ class Ended:
         return found
 
     def done(self) -> list[str]:
-        """The kinds of the steps that were done."""
+        """The kinds of the completed steps."""
         steps = [step for gpu in self.report["gpus"] for step in gpu["steps"]]
         return [step["kind"] for step in steps if step["result"] == "done"]
 
@@ -112,7 +112,7 @@ class Home:
 def test_a_driver_that_switches_at_once_needs_no_reset(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], board: str
 ) -> None:
-    """On every card: mode and layout in one run, without the leave to reset; and back."""
+    """On every card: mode and layout in one run, without permission to reset; and back."""
     home = Home(tmp_path, capsys, board, KINDS["at once"])
     done = home.apply(LAYOUTS[board], own=True)
     assert (done.code, done.problems) == (0, []), done.err
@@ -141,7 +141,7 @@ def test_a_driver_that_waits_for_a_reset_gets_one_in_the_same_run(
 
 @dataclass(frozen=True)
 class Case:
-    """A plan that something stands in the way of. `way` is which part of the remedy is followed."""
+    """A plan that cannot be applied yet. `way` is the part of the remedy that is followed."""
 
     way: str
     code: Code
@@ -153,12 +153,12 @@ class Case:
 
 
 def occupied(place: str) -> Callable[[SimulatedNode], object]:
-    """Somebody is on the device of that name."""
+    """A process is on the device of that name."""
     return lambda node: node.occupy(place)
 
 
 def first_device(node: SimulatedNode) -> None:
-    """Somebody is on the first MIG device."""
+    """A process is on the first MIG device."""
     instance, compute = next(iter(node.card(0).mig_devices()))
     node.occupy(f"0/{instance.id}/{compute.id}")
 
@@ -214,7 +214,7 @@ CASES = {
 def test_a_remedy_followed_once_leads_to_the_goal(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], case: Case
 ) -> None:
-    """The commands that it names are run, or what it says is done; then the same plan again."""
+    """The remedy is followed once, by its commands or by hand; then the same plan again."""
     home = Home(tmp_path, capsys, case.board, case.switches)
     if case.before:
         prepared = home.apply(case.before, reset="whenIdle")

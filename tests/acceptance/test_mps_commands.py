@@ -80,8 +80,8 @@ def test_applied_without_an_agent_exported_and_adopted(home: Home) -> None:
     daemons = home.all_ready(2)
     assert sorted(d["device"] for d in daemons) == [record.name for record in records]
     assert all(d["restarts"] == 0 for d in daemons)
-    told = [e["message"] for e in home.events() if e["type"] == "MpsStarted"]
-    assert told == []
+    events = [e["message"] for e in home.events() if e["type"] == "MpsStarted"]
+    assert events == []
 
 
 def test_restart_and_drain_respect_clients(home: Home) -> None:
@@ -113,8 +113,8 @@ def test_a_stray_client_is_ended_and_the_others_stay(home: Home) -> None:
         assert stray.returncode == 1
         assert "810 (it was terminated)" in stray.stderr
         client.allocate(GIB)
-        told = home.until(lambda: [e for e in home.events() if "to be ended" in e["message"]])
-        assert "has no share of the plan" in told[0]["message"]
+        events = home.until(lambda: [e for e in home.events() if "to be ended" in e["message"]])
+        assert "has no share of the plan" in events[0]["message"]
 
 
 def test_failed_and_back(home: Home) -> None:
@@ -152,10 +152,12 @@ def test_a_daemon_that_cannot_start_is_not_applied(home: Home) -> None:
     home.run("simulate", "mps", "start_error", "Cannot do it today", "--state", str(home.state))
     home.plan.write_text(ONE)
     home.until(lambda: any(e["type"] == "MpsEnded" for e in home.events()))
-    told = home.until(lambda: [e for e in home.events() if e["type"] in ("Applied", "Failed")][1:])
-    assert [event["type"] for event in told] == ["Failed"]
-    assert "MPS" in told[0]["message"]
-    assert "GPU 0" in told[0]["message"]
+    events = home.until(
+        lambda: [e for e in home.events() if e["type"] in ("Applied", "Failed")][1:]
+    )
+    assert [event["type"] for event in events] == ["Failed"]
+    assert "MPS" in events[0]["message"]
+    assert "GPU 0" in events[0]["message"]
 
 
 def test_servers_that_cannot_start_are_seen(home: Home) -> None:

@@ -1,4 +1,4 @@
-"""MPS where the agent has less than usual: a umask that closes files, no right to mount."""
+"""MPS with restrictions: a umask that closes files, no permission to mount."""
 
 from __future__ import annotations
 
@@ -49,8 +49,6 @@ def test_with_a_umask_that_closes_files(home: Home) -> None:
 
 @pytest.mark.skipif(shutil.which("setpriv") is None, reason="needs setpriv")
 def test_in_a_pod_that_may_not_mount(home: Home) -> None:
-    """`mps.shm: auto` is the /dev/shm that there is: a pod without powers cannot give each daemon
-    one of its own.
-    """
+    """`mps.shm: auto` uses the pod's /dev/shm: without capabilities no daemon gets its own."""
     (home.folder / "new").mkdir()
     applied(home, *NO_MOUNTS, KUBERNETES_SERVICE_HOST="192.0.2.1", KUBERNETES_SERVICE_PORT="443")

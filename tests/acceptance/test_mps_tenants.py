@@ -1,4 +1,4 @@
-"""A tenant who owns an MPS daemon cannot make the agent, which is root, end anybody else's work."""
+"""A tenant who owns an MPS daemon cannot make the agent, which is root, end another user's work."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def started(home: Home) -> tuple[str, Path]:
 
 @contextmanager
 def impostor(pipes: Path, *pids: int) -> Iterator[subprocess.Popen[str]]:
-    """The tenant's, once it listens or has given up."""
+    """The tenant's impostor, once it listens or has given up."""
     with subprocess.Popen(
         [str(shared_interpreter()), "-I", str(IMPOSTOR), str(pipes), *map(str, pids)],
         stdout=subprocess.PIPE,
@@ -101,9 +101,9 @@ def test_whom_an_impostor_names(
     with impostor(pipes, *(process.pid for process in bystanders)):
         home.start()
         home.until(lambda: home.ask("status"))
-        told = home.until(lambda: [e for e in home.events() if "in place of" in e["message"]])
-        assert told[0]["type"] == "MpsFault"
-        assert f"user {TENANT} listens at {pipes}" in told[0]["message"]
+        events = home.until(lambda: [e for e in home.events() if "in place of" in e["message"]])
+        assert events[0]["type"] == "MpsFault"
+        assert f"user {TENANT} listens at {pipes}" in events[0]["message"]
         [daemon] = home.all_ready(1)
         assert daemon["pid"] != first
     with client(home, pipes) as first, client(home, pipes) as second:

@@ -1,4 +1,4 @@
-"""A plan that was never asked for, one whose file is not there, and one whose file went away."""
+"""No plan configured, a plan file that is missing, and one that was removed later."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the agent needs on disk is taken away under it, or a second agent comes."""
+"""The agent's files are deleted while it runs, or a second agent starts."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ def running(home: Home) -> Iterator[Home]:
 
 
 def run_directory_problem(home: Home) -> str:
-    """What the status says of it; empty while it says nothing."""
+    """The problem as the status has it; empty while there is none."""
     problems = home.status().get("problems", [])
     return next((p["message"] for p in problems if p["code"] == "RunDirectory"), "")
 
 
 def second_agent(home: Home) -> subprocess.CompletedProcess[str]:
-    """Started as the first one was, to its end."""
+    """Start another agent like the first one and wait for its end."""
     return home.run(
         *("run", "--state", str(home.state), "--plan", str(home.plan), "--listen", "127.0.0.1:0"),
         *("--run-dir", f"{home.folder}/run", "--state-dir", f"{home.folder}/state"),
@@ -87,7 +87,7 @@ def pid(home: Home) -> int:
 
 
 def test_an_agent_that_is_not_the_only_one_ends(home: Home) -> None:
-    """When the whole lock was taken away and another process has it, one of them has to go."""
+    """After another process took the deleted lock, the agent ends: there may be only one writer."""
     home.plan.write_text(PLAN)
     home.start()
     home.until(lambda: home.status().get("phase") == "InSync")

@@ -1,4 +1,4 @@
-"""Whatever lies where the agent keeps its state: it starts, says so, and never believes it."""
+"""Damaged state files: the agent starts, reports them, and never uses them."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_the_first_releases_files_are_read(tmp_path: Path, name: str) -> None:
 
 
 def newer(path: Path) -> None:
-    """As a later release might write it."""
+    """The file as a later release might write it."""
     kind = path.read_text(errors="replace").split()[2]
     form: StateFormat[bytes] = StateFormat(kind, 99, 100, bytes, lambda content, _: content)
     write_state(path, form, b"{}")
@@ -117,7 +117,7 @@ def instead(make: Callable[[Path], object]) -> Callable[[Path], object]:
 
 
 def linked(path: Path) -> None:
-    """To a good file elsewhere."""
+    """A link to a good file elsewhere."""
     path.rename(path.with_name("elsewhere"))
     path.symlink_to("elsewhere")
 

@@ -1,4 +1,4 @@
-"""Two agents that take each other's Node for their own are reported, and not only slowed down."""
+"""Two agents that write the same Node are reported, and not only rate-limited."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who held what on a node without a cluster, as the metrics of a running agent tell it."""
+"""GPU time by container, unit and user without a cluster, in a running agent's metrics."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def _command(folder: Path, *words: str) -> None:
 
 
 def _scraped(folder: Path) -> dict[Series, float]:
-    """Empty while nobody answers."""
+    """Empty while no agent answers."""
     connection = http.client.HTTPConnection("localhost", timeout=SOON)
     try:
         with socket.socket(socket.AF_UNIX) as connection.sock:
@@ -40,7 +40,7 @@ def _scraped(folder: Path) -> dict[Series, float]:
 def until_scraped(
     folder: Path, condition: Callable[[dict[Series, float]], bool]
 ) -> dict[Series, float]:
-    """The metrics, once they are so."""
+    """Wait until the metrics meet the condition, and return them."""
     deadline = time.monotonic() + SOON
     while time.monotonic() < deadline:
         if condition(series := _scraped(folder)):

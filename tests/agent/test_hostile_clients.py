@@ -1,4 +1,4 @@
-"""An agent's process among clients that mean harm: everyone else is served, and the log stays."""
+"""An agent with hostile clients: other clients are served, and the log does not grow."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SLOW = b"POST /v1/plan/preview HTTP/1.1\r\nHost: localhost\r\nContent-Length: 60
 
 
 def test_slow_clients_keep_nobody_out(tmp_path: Path) -> None:
-    """As many as there are connections, each in the middle of its body; then everyone else."""
+    """One for every connection, each in the middle of its body; others are still served."""
     write_plan(tmp_path, "{3g.40gb: 2}")
     with agent(tmp_path) as process:
         process.until_phase("InSync")

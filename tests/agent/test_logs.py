@@ -67,7 +67,7 @@ def test_an_exception_stays_on_its_line() -> None:
 
 
 def test_libraries_log_as_we_do_and_not_without_end() -> None:
-    """Their warnings are objects too; of one kind a line now, and how many it stands for."""
+    """Their warnings are JSON too; one line per kind in an interval, with the count."""
     out = io.StringIO()
     configure_logging(stream=out)
     logger = logging.getLogger("some.library")

@@ -1,4 +1,4 @@
-"""The agent's memory does not grow with its rounds: it runs for years."""
+"""The agent's memory does not grow with its rounds."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from bench.soak import counts, slopes
 
 @pytest.mark.timeout(120)  # a whole agent for some hundred rounds, on a machine that may be busy
 def test_a_round_leaves_nothing_behind() -> None:
-    """Samples, scrapes, reconciliations, daemons, health, tenants: no object a round stays."""
+    """Samples, scrapes, reconciliations, daemons, health, tenants: none leaves objects behind."""
     grown = slopes(list(counts(240, every=0.2, changing=False)))["objects"]
     assert grown.value - 2 * grown.error < 1
 

@@ -324,7 +324,7 @@ def test_a_second_signal_does_not_wait(tmp_path: Path) -> None:
 
 
 def test_a_driver_that_hangs_takes_no_more_and_more_threads(tmp_path: Path) -> None:
-    """It is asked again and again for weeks; it is told once, and the end is quick."""
+    """It is asked again and again for weeks; it is reported once, and the end is quick."""
     write_plan(tmp_path, "{3g.40gb: 2}")
     node = open_node("h100-80gb:1", state=tmp_path / "node.json")
     node.inject("nvmlInitWithFlags", hang=True)
@@ -332,15 +332,15 @@ def test_a_driver_that_hangs_takes_no_more_and_more_threads(tmp_path: Path) -> N
     deadline = {"NODEAGENT_DRIVER_OBSERVE_DEADLINE": "0.1"}
     with agent(tmp_path, "--resync", "0.05", **deadline) as process:
         process.until(lambda body: "is stuck since" in body["message"])
-        before, told = threads_of(process), events_of(process, "DriverUnavailable")
+        before, reported = threads_of(process), events_of(process, "DriverUnavailable")
         time.sleep(1)  # twenty rounds, or fewer on a busy machine
         assert threads_of(process) < before + 5  # its pool for files may still grow
-        assert events_of(process, "DriverUnavailable") == told
+        assert events_of(process, "DriverUnavailable") == reported
         assert process.end() == 0
 
 
 def events_of(process: Process, kind: str) -> int:
-    """How many events of a type it has told."""
+    """How many events of a type it has published."""
     _, events = process.ask("/v1/events")
     return [event["type"] for event in events].count(kind)
 

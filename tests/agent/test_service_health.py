@@ -65,7 +65,7 @@ def test_a_sick_slice(tmp_path: Path) -> None:
 
 
 def test_a_lost_gpu_is_the_headline(tmp_path: Path) -> None:
-    """XID 79 leaves the phase as it is, but nothing looks well: the headline names the GPU and the
+    """XID 79 leaves the phase as it is, but the headline is an error that names the GPU and the
     command for this node, and the page for a terminal begins with it.
     """
     os.mkfifo(tmp_path / "kmsg")
@@ -130,7 +130,7 @@ def test_events_that_do_not_arrive(tmp_path: Path) -> None:
 
 
 def test_a_driver_that_is_not_installed(tmp_path: Path) -> None:
-    """Without libnvidia-ml.so.1 no driver hangs: there is none, and that has its own code."""
+    """A missing libnvidia-ml.so.1 is no driver that hangs: it has its own code."""
     try:
         ctypes.CDLL("libnvidia-ml.so.1")
     except OSError:
@@ -155,7 +155,7 @@ def test_a_driver_that_is_not_installed(tmp_path: Path) -> None:
 
 
 def test_an_xid_is_logged_with_its_gpu_by_both_names(tmp_path: Path) -> None:
-    """NVML tells the UUID and the kernel log the address; the other name is known."""
+    """NVML gives the UUID and the kernel log the address; the agent adds the other."""
     os.mkfifo(tmp_path / "kmsg")
     kernel = os.open(tmp_path / "kmsg", os.O_RDWR | os.O_NONBLOCK)
     write_plan(tmp_path, "{3g.40gb: 2}")

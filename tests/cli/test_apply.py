@@ -166,7 +166,7 @@ def _release(h100: Program) -> None:
 
 
 def test_what_the_driver_itself_calls_in_use_is_code_3(h100: Program) -> None:
-    """Also where no look finds a user; the layout is back, and later it can be done."""
+    """Also where the agent finds no user; the layout is restored, and a later run succeeds."""
     only_first = h100.plan("{devices: [0], mig: {1g.10gb: 2}}")
     h100.on("apply", "-f", only_first)
     h100.on("simulate", "fault", "nvmlComputeInstanceDestroy", "IN_USE", "--gpu", "0")

@@ -39,7 +39,7 @@ async def test_the_end_of_a_process_is_noticed_at_once() -> None:
 
 
 async def test_users_are_looked_at_again_every_two_seconds() -> None:
-    """A process may let go of a GPU without ending."""
+    """A process may release a GPU without ending."""
     with subprocess.Popen(["sleep", "60"]) as process:
         assert await slept(process.pid, 60) == (2.0, True)
         process.kill()

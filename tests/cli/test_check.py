@@ -116,7 +116,7 @@ def test_other_owners_are_found_by_process_and_unit(tmp_path: Path) -> None:
 
 
 def test_another_owner_on_this_machine(h100: Program) -> None:
-    """`check` sees a real process of that name, whatever this machine runs besides."""
+    """`check` finds a real process of that name among the others of this machine."""
     with running("sleep", "/opt/bin/nvidia-mig-manager", "60"):
         _, found = _check(h100)
     assert "nvidia-mig-manager is running" in found["other owners"]["message"]

@@ -66,9 +66,7 @@ async def test_a_name_that_no_node_has(api: ApiServer, tmp_path: Path) -> None:
 
 
 async def test_a_runtime_class_that_is_missing(api: ApiServer, tmp_path: Path) -> None:
-    """Its name and what to do; an account that may not see any, as the agent's own, hears nothing
-    of it.
-    """
+    """Reported with its name and a remedy, unless the account (as the agent's) may not read it."""
     assert (await _look(api, tmp_path))["RuntimeClass"].level is Level.OK
     api.runtime_classes.clear()
     found = (await _look(api, tmp_path))["RuntimeClass"]

@@ -66,7 +66,7 @@ async def test_every_step_is_done_timed_and_read_back() -> None:
 
 
 async def test_gpus_are_worked_on_side_by_side_up_to_a_limit() -> None:
-    """Four GPUs are in their first step at once where four may be, and two where two may."""
+    """With a limit of four, four GPUs run their first step at once; with two, two."""
     for parallel in (4, 2, 1):
         with simulated("h100-80gb:4") as node:
             held = [node.inject(CREATE, gpu=index, hang=True) for index in range(4)]
@@ -147,7 +147,7 @@ async def test_a_user_who_came_after_planning_is_named_and_left_alone() -> None:
 
 
 async def test_a_user_of_the_fifth_costs_the_others_nothing() -> None:
-    """All that has to go is looked at before the first goes."""
+    """Users of all instances are looked up before the first is destroyed."""
     with simulated("h100-80gb:1") as node:
         async with open_driver() as driver:
             await apply(driver, "{1g.10gb: 7}")
@@ -161,7 +161,7 @@ async def test_a_user_of_the_fifth_costs_the_others_nothing() -> None:
 
 @pytest.mark.parametrize("board", ["a30", "a100-40gb", "h100-80gb"])
 async def test_a_mode_that_waits_for_an_idle_gpu_is_set_once_it_is(board: str) -> None:
-    """Somebody came since the plan: the driver leaves the mode pending. Nothing is lost by it."""
+    """A process came since the plan: the driver leaves the mode pending, and nothing is lost."""
     profile = "1g.10gb" if board == "h100-80gb" else "1g.6gb" if board == "a30" else "1g.5gb"
     with simulated(f"{board}:1", switches=Switches(ampere_mode="whenIdle")) as node:
         async with open_driver() as driver:
@@ -181,7 +181,7 @@ async def test_a_mode_that_waits_for_an_idle_gpu_is_set_once_it_is(board: str) -
 
 @pytest.mark.parametrize("error", ["UNKNOWN", "TIMEOUT", "IN_USE"])
 async def test_an_error_in_passing_while_reading_back_is_read_again(error: str) -> None:
-    """It is no failure of what was done, and the layout is told as it is."""
+    """The steps have not failed, and the layout is reported as it is."""
     with simulated("h100-80gb:1") as node:
         async with open_driver() as driver:
             made = await planned(driver, "{3g.40gb: 2}")
@@ -196,7 +196,7 @@ async def test_an_error_in_passing_while_reading_back_is_read_again(error: str) 
 
 
 async def test_a_destruction_that_did_not_happen_is_not_called_applied() -> None:
-    """The driver reports success; what is read back tells otherwise."""
+    """The driver reports success; what is read back differs."""
     with simulated("h100-80gb:1") as node:
         async with open_driver() as driver:
             await apply(driver, "{1g.10gb: 2}")

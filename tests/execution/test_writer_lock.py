@@ -47,7 +47,7 @@ def test_released_at_the_end(tmp_path: Path) -> None:
 
 
 def test_what_was_deleted_is_taken_again(tmp_path: Path) -> None:
-    """It is said once, also of a directory that somebody else has to make."""
+    """It is reported once, also of a directory that other code has to make."""
     file, state = tmp_path / "run" / "writer.lock", tmp_path / "state"
     state.mkdir()
     with writer_lock(file, state) as lock:

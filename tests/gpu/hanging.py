@@ -6,7 +6,7 @@ import asyncio
 
 from nodeagent.gpu.driver import Driver
 
-QUICK = 0.4  # seconds; a deadline for calls that hang, which those that do not keep
+QUICK = 0.4  # seconds; a deadline that only calls that hang exceed
 
 
 async def settled(driver: Driver) -> None:

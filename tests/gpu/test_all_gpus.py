@@ -50,7 +50,7 @@ async def test_a_gpu_that_hung_comes_back_by_itself(hasty: Driver, node: Simulat
 
 
 async def test_a_gpu_that_answers_slowly_is_well(node: SimulatedNode) -> None:
-    """The deadline is for each call: a look of many may take several; which was slow is told."""
+    """The deadline is for each call: a look of many may take several; the slow GPU is reported."""
     node.inject(delay=0.04, gpu=0, times=None)
     async with Driver(observe_deadline=0.6, step_deadline=2) as driver:
         observed = await driver.observe()

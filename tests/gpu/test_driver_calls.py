@@ -1,7 +1,7 @@
 """How many driver calls a change takes, by function: each may take long, and most can be spared.
 
-What may not be spared is in here by name: who and what is there before, the changes, and all of it
-read back.
+The necessary calls are listed by name: users and layout before, the changes, and the layout read
+back.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ async def test_a_running_agent_recuts_a_gpu_with_few_calls() -> None:
 
 
 async def test_devices_never_seen_before_take_two_calls_more_each() -> None:
-    """In which GPU instance they are, and what of it they have."""
+    """Their GPU instance, and their size."""
     with simulated("h100-80gb:1") as node:
         async with open_driver() as driver:
             await recut(driver, BEFORE)
@@ -111,7 +111,7 @@ async def test_a_fresh_process_recuts_a_gpu_with_few_calls() -> None:
 
 
 async def test_what_a_card_is_is_asked_anew_after_nvml_was_started_again() -> None:
-    """Another driver may be there by then; within a session it is asked once."""
+    """The driver may be another one then; within a session properties are read once."""
     static = ("*GetGpuInstanceProfileInfo*", "*GpuInstancePossiblePlacements*", "nvmlDeviceGetName")
     with simulated("h100-80gb:1") as node:
         async with open_driver() as driver:

@@ -217,7 +217,7 @@ def ask(progress: Progress, seconds: float, times: int) -> int:
 
 
 async def test_the_deadline_is_for_one_call_and_not_for_all(worker: Worker) -> None:
-    """Sixty calls that each keep it are no hang; how they went is told."""
+    """Sixty calls that each keep it are no hang; their pace is reported."""
     slow = await worker.call(lambda: ask(current(), 0.02, 60), what="observing it", deadline=1)
     assert slow == 60
     assert "60 driver calls, the slowest nvmlDeviceGetUUID" in worker.pace
@@ -243,7 +243,7 @@ async def test_a_call_that_hangs_after_many_is_named(worker: Worker, held: threa
 async def test_slowness_has_an_end_too_and_is_no_hang(
     worker: Worker, held: threading.Event
 ) -> None:
-    """Who waits is let go after some deadlines; the thread is not taken for a stuck one."""
+    """The caller gets DeadlineExceeded after some deadlines; the thread does not count as stuck."""
 
     def slow() -> None:
         while not held.is_set():

@@ -503,7 +503,7 @@ def test_causes_are_words_of_the_interface() -> None:
 
 
 def test_a_wait_for_events_that_fails_in_passing() -> None:
-    """As it does when the set of a lost GPU is made anew; it is told after ten seconds of it."""
+    """As when the event set of a lost GPU is made anew; reported after ten seconds of it."""
     node = Node()
     node.read(listener=Answer(Silence.FAILS, last=node.now), after=9.0)
     assert node.causes() == set()

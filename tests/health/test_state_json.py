@@ -62,7 +62,7 @@ def test_a_restart_changes_no_judgement() -> None:
     ],
 )
 def test_anything_else_is_refused(data: object) -> None:
-    """Also times that no calendar has."""
+    """Also times out of the calendar's range."""
     with pytest.raises((AttributeError, LookupError, TypeError, ValueError)):
         state_of(data)
 

@@ -1,4 +1,4 @@
-"""Who makes way for whom, without a socket."""
+"""Which connection ends for a new one, without sockets."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Clients:
 
 
 def test_a_peer_pays_for_its_own_connections() -> None:
-    """The fifth of one peer costs its own oldest one, though there is room for others."""
+    """The fifth of one peer ends its own oldest one, though there is room for other peers."""
     clients = Clients()
     for n in range(5):
         assert clients.connect("a", f"a{n}")
@@ -35,7 +35,7 @@ def test_a_peer_pays_for_its_own_connections() -> None:
 
 
 def test_a_full_listener_takes_from_the_peer_with_most() -> None:
-    """The newcomer costs neither the peer with one connection nor one that is being answered."""
+    """It ends neither the connection of a peer with one nor one that is being answered."""
     clients = Clients()
     assert clients.connect("b", "b0")
     clients.busy("a")
@@ -47,7 +47,7 @@ def test_a_full_listener_takes_from_the_peer_with_most() -> None:
 
 
 def test_a_connection_that_was_answered_is_the_last_to_go() -> None:
-    """What counts is how long it has waited, not how old it is."""
+    """The time it has waited counts, not its age."""
     clients = Clients()
     first = clients.connect("a", "first")
     assert first is not None

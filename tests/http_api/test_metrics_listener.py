@@ -105,8 +105,8 @@ async def test_passwords(tmp_path: Path) -> None:
 
 
 async def test_guessers_keep_nobody_out(tmp_path: Path) -> None:
-    """64 of them at the right user's own address, with hashes that take their time: whoever has
-    the password is answered, and one that asks again costs no check.
+    """64 of them at the right user's own address, with slow hashes: the right password is
+    answered, and costs no check when it comes again.
     """
     hashed = bcrypt.hashpw(b"secret", bcrypt.gensalt(6)).decode()
     config = tmp_path / "web.yaml"

@@ -46,7 +46,7 @@ async def test_who_is_let_in(header: str, accepted: bool) -> None:
 
 
 class Hashing:
-    """In the place of bcrypt: says what it was asked, and answers when it may."""
+    """Replaces bcrypt: records its calls, and answers when the test allows it."""
 
     def __init__(self) -> None:
         self.asked: list[bytes] = []

@@ -41,9 +41,9 @@ class Siege:
         self._number = count()
         self._asked: dict[
             Attempt, tuple[int, float]
-        ] = {}  # who (-1: the right user) and since when
+        ] = {}  # guesser (-1: the right user) and start time
         self._checking = False
-        self._refused: deque[tuple[int, float]] = deque()  # who, and until when it waits
+        self._refused: deque[tuple[int, float]] = deque()  # guesser, and until when it waits
         self._refusing = False
 
     def run(self) -> None:
@@ -173,7 +173,7 @@ def test_who_gave_no_wrong_password_comes_before_those_who_did() -> None:
 
 
 def test_a_mistake_is_answered_at_once() -> None:
-    """Only where refusals come one after the other, or passwords wait, are they held."""
+    """Refusals are delayed only if others precede them or passwords wait."""
     schedule = PasswordSchedule()
     failed = schedule.arrive("a")
     schedule.next(0.5)

@@ -35,7 +35,7 @@ class Node:
 
 
 def test_a_state_is_rendered_once() -> None:
-    """However often it is asked for; of one GPU apart, and of one that is not there not at all."""
+    """However often it is requested; separately for one GPU, and None for an unknown GPU."""
     node = Node()
     for _ in range(1000):
         assert node.shown() == node.shown("GPU-1") == 1

@@ -1,4 +1,4 @@
-"""Clients that send or read slowly: how long they have, and that they keep nobody out."""
+"""Clients that send or read slowly: how long they have, and that they keep no other client out."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ async def test_a_whole_request_has_to_arrive_in_time(sent: bytes) -> None:
 
 
 async def test_an_idle_connection_ends_after_a_while() -> None:
-    """Without a word, whether it has asked for something before or not."""
+    """It is closed silently, whether it has sent a request before or not."""
     request = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n"
     async with api(limits=Limits(idle=0.2)) as served, AsyncExitStack() as stack:
         for sent in (b"", request):

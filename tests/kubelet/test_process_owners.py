@@ -43,7 +43,7 @@ def test_outside_pods_it_is_a_container_a_unit_or_a_user(cgroup: str, owner: Own
 
 
 def test_processes_are_looked_up_once(tmp_path: Path) -> None:
-    """A pod's has its name; who is gone is left out; one that comes back is looked up anew."""
+    """A pod's has its name; ended ones are left out; one that comes back is looked up anew."""
     proc, logs = tmp_path / "proc", tmp_path / "log"
     (logs / "pods" / f"team_trainer_{UID}" / "main").mkdir(parents=True)
     owners = ProcessOwners(ProcessPods(proc_root=proc, log_root=logs), proc_root=proc)

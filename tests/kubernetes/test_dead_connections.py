@@ -1,4 +1,4 @@
-"""Servers that stand still and connections that die without a word are noticed in time."""
+"""Stopped servers and connections that die silently are detected in time."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def connections(port: int) -> Iterator[socket.socket]:
 
 
 def test_the_times_together() -> None:
-    """Silence and the wait for a sign of life, as they are in use."""
+    """The default time of silence plus the default timeout of the probe."""
     pace = FollowPace()
     assert pace.quiet + pace.probe <= IN_TIME
     assert pace.quiet < pace.silence
@@ -121,7 +121,7 @@ async def test_a_server_that_is_stopped_is_unreachable(tmp_path: Path) -> None:
 
 
 async def test_any_answer_is_a_sign_of_life(server: ApiServer, tmp_path: Path) -> None:
-    """A server that forbids the question, or does not know it, is at work."""
+    """A server that refuses or does not know the request is alive."""
     async with ClusterAccess(kubeconfig(tmp_path, server.url)) as access:
         for code in (401, 403, 404):
             server.faults.next(1, Answer(code), path="/version")

@@ -208,7 +208,7 @@ async def test_the_last_wish_wins_and_writes_are_spaced(
             await asyncio.sleep(0.005)
         await settled(server, writer, "99")
         passed = clock() - begin
-    # Where the requests arrive tells nothing of gaps: the first of them may have been held up.
+    # Arrival times at the server prove no gap: the first request may have been delayed.
     assert len(writes(server)) <= 1 + passed / QUICK_WRITES.interval
 
 
@@ -230,7 +230,7 @@ async def test_a_wish_after_a_quiet_time_waits_for_nothing(
 async def test_changes_soon_after_each_other_are_written_at_once(
     server: ApiServer, access: ClusterAccess
 ) -> None:
-    """At the product's own pace, with a clock that stands still: no write waits for its time."""
+    """At the real rate limits, with a stopped clock: no write waits."""
     made = Written(access, pace=WritePace(), clock=lambda: 0.0)
     async with made.running() as writer:
         for word in ("Working", "InSync", "Blocked", "InSync again"):

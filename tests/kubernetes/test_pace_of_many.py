@@ -1,4 +1,4 @@
-"""Nothing waits on a change's way, and a fleet that loses its server comes back spread out."""
+"""A change passes without waits, and a fleet reconnects to its server spread over time."""
 
 from __future__ import annotations
 

@@ -102,7 +102,7 @@ MANAGERS = [KUBELET, CONTROLLER, HAND, OURS]
 
 
 def _of_managers(after: list[Any] | None, *, status: bool = False) -> list[str]:
-    """What is said to a write of the agent's status after which there are these managers."""
+    """The policy's answer to a write of the agent's status that leaves these managers."""
     before = copy.deepcopy(NODE)
     before["metadata"]["managedFields"] = MANAGERS
     patch = annotated(nodeagent__status="{}")
@@ -115,7 +115,7 @@ def _of_managers(after: list[Any] | None, *, status: bool = False) -> list[str]:
     "after",
     [
         MANAGERS,
-        [KUBELET, CONTROLLER, OURS],  # the agent took over what somebody wrote by hand
+        [KUBELET, CONTROLLER, OURS],  # the agent took over what was written by hand
         [KUBELET, HAND, OURS, ANCIENT],  # one was joined to those of old
         [KUBELET, CONTROLLER, HAND],  # its own
     ],

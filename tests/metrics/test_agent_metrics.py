@@ -135,7 +135,7 @@ def test_the_price_of_the_agent() -> None:
 
 
 def test_what_was_held_without_a_cluster() -> None:
-    """A container, a unit or a user has the label of its kind, and nothing is in a pod's place."""
+    """A container, a unit or a user has the label of its kind, and no pod labels."""
     holders = (Holder(container="0123456789ab"), Holder(unit="train.service"), Holder(user="1000"))
     lines = _series(*held_samples(dict.fromkeys(holders, Held(10.0, 2.5, 20.0, 5.0))))
     labels = {line[line.index("{") : line.index("}") + 1] for line in lines}

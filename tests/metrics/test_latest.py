@@ -54,7 +54,7 @@ def test_values_belong_to_the_pod_of_now() -> None:
 
 
 def test_gpus_are_in_the_order_of_their_indices() -> None:
-    """Which GPU answered first is chance, and a text whose order changes compresses badly."""
+    """Which GPU answers first is random, and text in a changing order compresses badly."""
     latest = LatestReadings()
     second = Subject(WholeGpu(gpu(1)))
     latest.put("of the second", SampleSet({USED: ((second, 2),)}))

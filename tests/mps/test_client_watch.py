@@ -1,4 +1,4 @@
-"""Clients are seen as they are, each offence is told once, and only real offenders are ended."""
+"""Clients are seen as they are, each offence is reported once, only real offenders are ended."""
 
 from __future__ import annotations
 
@@ -62,8 +62,8 @@ def start_client(rig: Rig) -> Iterator[Start]:
 
 
 class Watch(ClientWatch):
-    """With what it told, and a driver that lists the clients that daemons named last, with the
-    figures of memory that it is to find; but for those that are `unlisted`, and with `hidden` ones.
+    """Keeps its reports. Its driver lists the clients that daemons named last, without `unlisted`
+    and with `hidden` ones, and their memory from `used`.
     """
 
     def __init__(self, *, grace: float = 5.0) -> None:
@@ -89,12 +89,12 @@ class Watch(ClientWatch):
         return {pid: self.used.get(pid) for pid in listed}
 
     async def settle(self) -> None:
-        """Until nobody is being ended any more."""
+        """Wait until no client is being ended any more."""
         while ending := [t for t in asyncio.all_tasks() if t.get_name().startswith("mps end")]:
             await asyncio.wait(ending)
 
     def kinds(self) -> list[tuple[int, str]]:
-        """What was told: of whom, and what."""
+        """Pid and kind of each report."""
         return [(offence.client.pid, offence.kind.value) for _, offence in self.told]
 
 
@@ -236,7 +236,7 @@ async def test_an_offence_is_told_once(rig: Rig, start_client: Start) -> None:
 
 
 async def test_an_offence_that_comes_back(rig: Rig, start_client: Start) -> None:
-    """Is told again."""
+    """Is reported again."""
     plan = wanted()
     start(rig, plan)
     client = start_client(**slot("small-0"))
@@ -364,7 +364,7 @@ async def test_too_much_memory_and_ended(rig: Rig, start_client: Start) -> None:
 
 
 async def test_whom_only_the_daemon_names(rig: Rig, start_client: Start) -> None:
-    """Is told and lives on: a daemon that runs for a tenant may name anybody."""
+    """Is reported and lives on: a daemon that runs for a tenant may name any process."""
     start(rig, TERMINATE)
     client = start_client()
     async with asking(rig) as control, Watch() as watch:
@@ -393,7 +393,7 @@ async def test_whom_only_the_driver_lists(rig: Rig, start_client: Start) -> None
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs several users")
 async def test_whom_the_driver_lists_of_another_user(rig: Rig, start_client: Start) -> None:
-    """Is not the plan's, and none of its tenant's business."""
+    """Is not the plan's user's, so it is left alone."""
     plan = wanted(enforce="terminate")
     start(rig, plan)
     client = start_client()
@@ -407,7 +407,7 @@ async def test_whom_the_driver_lists_of_another_user(rig: Rig, start_client: Sta
 
 
 async def test_without_the_drivers_word(rig: Rig, start_client: Start) -> None:
-    """Nobody is ended."""
+    """No client is ended."""
     start(rig, TERMINATE)
     client = start_client()
     async with asking(rig) as control, Watch() as watch:
@@ -419,7 +419,7 @@ async def test_without_the_drivers_word(rig: Rig, start_client: Start) -> None:
 
 
 async def test_who_cannot_be_ended(rig: Rig, start_client: Start) -> None:
-    """Is told with why, and not tried again at every look."""
+    """Is reported with the reason, and not tried again at every look."""
     start(rig, TERMINATE)
     client = start_client()
     rig.knobs.turn("terminate_code", 999)

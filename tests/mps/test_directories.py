@@ -59,7 +59,7 @@ def test_made_for_their_user(run_dir: Path) -> None:
 
 
 def test_a_volume_that_everyone_can_write(run_dir: Path) -> None:
-    """Is refused, whoever it belongs to; the remedy, a new directory in it, is taken."""
+    """Is refused for any owner; the remedy, a new directory in it, is accepted."""
     run_dir.mkdir()
     run_dir.chmod(0o2777)
     with pytest.raises(DirectoryRefused, match=r"can be written by others \(mode 2777\)"):

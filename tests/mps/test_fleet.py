@@ -511,7 +511,7 @@ def _identity(pid: int) -> ProcessIdentity:
 
 
 async def test_one_that_failed_is_tried_on(rig: FleetRig) -> None:
-    """Nobody has to ask: once its cause has passed, it is Ready by itself."""
+    """Once its cause has passed, it becomes Ready by itself."""
     rig.knobs().turn("start_error", "Cannot do it today")
     async with rig.fleet(quick(longest_delay=0.1)) as fleet:
         with pytest.raises(NotReady, match="Cannot do it today"):

@@ -203,8 +203,8 @@ async def _spoilt(rig: FleetRig, content: str) -> int:
 
 @pytest.mark.parametrize("content", UNUSABLE)
 async def test_a_record_that_cannot_be_used(rig: FleetRig, content: str) -> None:
-    """Beside a living daemon with a client: it is told, and the daemon is taken over for what it
-    is, so that a plan that wants it has it, with its client.
+    """Beside a living daemon with a client: it is reported, and the daemon is adopted as it is, so
+    that a plan that wants it keeps it, with its client.
     """
     pid = await _spoilt(rig, content)
     with rig.client() as client:

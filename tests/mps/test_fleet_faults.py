@@ -251,7 +251,7 @@ async def test_a_link_in_place_of_its_socket(rig: FleetRig, fleet: Fleet) -> Non
 
 
 async def test_another_process_in_its_place(rig: FleetRig, fleet: Fleet) -> None:
-    """Is not believed, whatever it would say: it is named, and so is the daemon whose it is not."""
+    """Is not believed, whatever it would say: it is named, and so is the real daemon."""
     first = status(fleet).pid
     for name in ("control", "control_privileged"):
         (rig.pipes() / name).unlink()

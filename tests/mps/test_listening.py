@@ -34,11 +34,11 @@ FLOODS: dict[str, Callable[[int], str]] = {
 @pytest.mark.parametrize("kind", FLOODS)
 @pytest.mark.parametrize("count", [10_000, 100_000])
 async def test_a_flood(tmp_path: Path, kind: str, count: int) -> None:
-    """The loop is never held for long, little is told, and what comes afterwards is heard."""
+    """The loop is never held for long, few events come of it, and later lines are read."""
     log = tmp_path / "daemon.log"
     log.write_bytes(b"")
     spec = DaemonSpec("GPU-1", 1000, 1000, str(tmp_path), str(tmp_path), None, 100.0)
-    told: list[Event] = []
+    events: list[Event] = []
     async with LogWatch() as watch:
         listener = Listener(
             1,
@@ -46,7 +46,7 @@ async def test_a_flood(tmp_path: Path, kind: str, count: int) -> None:
             os.getpid(),
             watch=watch,
             log_size=1 << 22,
-            tell=told.append,
+            tell=events.append,
             state=lambda: State(phase=Phase.READY, running=spec),
             adopted=False,
         )
@@ -55,12 +55,14 @@ async def test_a_flood(tmp_path: Path, kind: str, count: int) -> None:
         longest = await _longest_turn(lambda: listener._log is None or listener._log.behind <= 0)
         with log.open("a") as file:
             file.write("[x Control 1] Server 77 exited with status 0\n" * 2)
-        await _longest_turn(lambda: [e.pid for e in told if isinstance(e, ServerGone)][-1:] == [77])
+        await _longest_turn(
+            lambda: [e.pid for e in events if isinstance(e, ServerGone)][-1:] == [77]
+        )
         listener.close()
     assert longest < 0.3
-    assert len([e for e in told if isinstance(e, ServerGone) and e.status]) <= 20
-    assert isinstance(told[-1], ServerGone)
-    assert told[-1].pid == 77
+    assert len([e for e in events if isinstance(e, ServerGone) and e.status]) <= 20
+    assert isinstance(events[-1], ServerGone)
+    assert events[-1].pid == 77
 
 
 async def _longest_turn(so: Callable[[], bool]) -> float:
@@ -94,6 +96,6 @@ async def test_who_caused_a_fault_is_read_before_it_is_told(tmp_path: Path) -> N
         with log.open("a") as file:
             file.write("[x Server 50] Client process 4711 encountered a fatal GPU error.\n")
         faulted = SeenServer(50, ServerStatus.FAULT, (), None, 100.0)
-        told = list(listener.judge(Seen((faulted,), None, 100.0), state))
+        events = list(listener.judge(Seen((faulted,), None, 100.0), state))
         listener.close()
-    assert [e.server.culprit for e in told if isinstance(e, ServerSeen)] == [4711]
+    assert [e.server.culprit for e in events if isinstance(e, ServerSeen)] == [4711]

@@ -1,4 +1,4 @@
-"""Growing logs are told at once, and writers without end hold up nobody."""
+"""Growth of a log is notified at once, and endless writers do not block the loop."""
 
 from __future__ import annotations
 
@@ -21,38 +21,38 @@ while True:
 
 
 async def test_a_log_that_grows(tmp_path: Path) -> None:
-    """Each is told by itself, until its watch is ended."""
+    """Each is notified by itself, until its watch is ended."""
     one, other = tmp_path / "one", tmp_path / "other"
-    told: list[str] = []
+    notified: list[str] = []
     async with LogWatch() as watch:
         ends = []
         for path in (one, other):
             path.touch()
-            ends.append(watch.watch(str(path), lambda name=path.name: told.append(name)))  # type: ignore[misc]  # mypy takes no default into account
+            ends.append(watch.watch(str(path), lambda name=path.name: notified.append(name)))  # type: ignore[misc]  # mypy takes no default into account
         one.write_text("x")
         async with asyncio.timeout(30):
-            while not told:
+            while not notified:
                 await asyncio.sleep(0.01)
         await asyncio.sleep(0.1)
-        assert set(told) == {"one"}
+        assert set(notified) == {"one"}
         ends[0]()
         one.write_text("xy")
         other.write_text("x")
         async with asyncio.timeout(30):
-            while "other" not in told:
+            while "other" not in notified:
                 await asyncio.sleep(0.01)
-        assert set(told[1:]) <= {"one", "other"}
-        assert told[-1] == "other"
+        assert set(notified[1:]) <= {"one", "other"}
+        assert notified[-1] == "other"
 
 
 async def test_writers_without_end(tmp_path: Path) -> None:
     """Everything else goes on, and when they have ended nothing is forgotten."""
     paths = [tmp_path / "one", tmp_path / "other"]
-    told = 0
+    notified = 0
 
     def grown() -> None:
-        nonlocal told
-        told += 1
+        nonlocal notified
+        notified += 1
 
     async with LogWatch() as watch:
         for path in paths:
@@ -69,10 +69,10 @@ async def test_writers_without_end(tmp_path: Path) -> None:
             writers.kill()
             writers.wait()
         assert longest < 0.5
-        assert 0 < told < 1000
+        assert 0 < notified < 1000
         await asyncio.sleep(1.5)
-        before = told
+        before = notified
         await asyncio.to_thread(paths[0].write_text, "the end")
         async with asyncio.timeout(30):
-            while told == before:
+            while notified == before:
                 await asyncio.sleep(0.01)

@@ -108,7 +108,7 @@ def test_who_is_no_program_of_mps() -> None:
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user")
 async def test_another_users_process_by_that_name(spec: DaemonSpec, programs: Programs) -> None:
-    """Is no orphan of this daemon: a name and an environment are anybody's to choose."""
+    """Is no orphan of this daemon: any user can choose a name and an environment."""
     with subprocess.Popen(
         [Path(programs.control[0]).with_name(SERVER)],
         env={"CUDA_MPS_PIPE_DIRECTORY": spec.pipe_directory},

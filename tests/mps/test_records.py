@@ -100,7 +100,7 @@ def changed(tmp_path: Path, **changes: Any) -> Path:
 
 
 def unusable(tmp_path: Path) -> str:
-    """What is said of the one record."""
+    """The error of the one record."""
     [error] = read_records(tmp_path)
     assert isinstance(error, RecordUnusable)
     assert error.device == "GPU-1"
@@ -130,7 +130,7 @@ def test_of_a_release_without_checksums(tmp_path: Path) -> None:
     ],
 )
 def test_what_is_not_believed(tmp_path: Path, changes: dict[str, Any]) -> None:
-    """Each is told with the path."""
+    """Each is reported with the path."""
     path = changed(tmp_path, **changes)
     assert f"{path} cannot be used" in unusable(tmp_path)
 
@@ -147,7 +147,7 @@ def test_cut_and_changed_anywhere(tmp_path: Path) -> None:
 
 
 def test_a_newer_record(tmp_path: Path) -> None:
-    """Is told as such, where its checksum is right."""
+    """Is reported as newer, where its checksum is right."""
     newer = StateFormat("mps-record", 2, 1 << 20, lambda _: b"{}\n", lambda _, __: ONE)
     folder(tmp_path)
     write_state(folder(tmp_path) / "record.json", newer, ONE)

@@ -77,7 +77,7 @@ async def test_by_the_daemon(rig: Rig, client: SimulatedClient) -> None:
     server = rig.server()
     ending = await end(rig, target_of(client.pid))
     assert ending == Ending(True, "the daemon ended its work, and it ended by itself")
-    assert client.process.wait(30) == 1  # of the error it got, of no signal
+    assert client.process.wait(30) == 1  # by the error it got, not by a signal
     assert rig.server() == server
 
 
@@ -160,7 +160,7 @@ def bystander() -> Iterator[subprocess.Popen[bytes]]:
 async def test_whom_the_driver_does_not_list(
     rig: Rig, client: SimulatedClient, bystander: subprocess.Popen[bytes]
 ) -> None:
-    """Is left alone, whoever says that it is a client: the daemon does of one of these two."""
+    """Is left alone, even if the daemon lists it as a client, as it does one of these two."""
     for pid in (client.pid, bystander.pid):
         ending = await end(rig, target_of(pid), listed=[1, 2])
         assert ending == Ending(
@@ -173,7 +173,7 @@ async def test_whom_the_driver_does_not_list(
 async def test_whom_the_daemon_does_not_have(
     rig: Rig, client: SimulatedClient, bystander: subprocess.Popen[bytes]
 ) -> None:
-    """Is ended where the driver lists it: it is another daemon's, and harms nobody of this one."""
+    """Is ended where the driver lists it: another daemon has it, so no client here is harmed."""
     ending = await end(rig, target_of(bystander.pid))
     assert ending == Ending(
         True, "the daemon does not have it as a client, and SIGTERM the process"
@@ -238,13 +238,13 @@ async def test_one_that_is_gone(rig: Rig, client: SimulatedClient) -> None:
 
 @pytest.mark.parametrize("pid", [0, 1, os.getpid(), os.getppid()])
 async def test_who_is_never_ended(rig: Rig, pid: int) -> None:
-    """The agent itself, who started it, and the first process."""
+    """The agent itself, its parent, and process 1."""
     ending = await end(rig, Target(ProcessIdentity(pid, 1), ME))
     assert ending == Ending(False, f"left alone: pid {pid} is none that may be ended")
 
 
 async def test_a_daemon_or_server(rig: Rig, bystander: subprocess.Popen[bytes]) -> None:
-    """As little, where the driver should list it."""
+    """Nor are these, even where the driver lists them."""
     target = replace(target_of(bystander.pid), spared=frozenset({bystander.pid}))
     ending = await end(rig, target)
     assert ending == Ending(False, f"left alone: pid {bystander.pid} is none that may be ended")

@@ -101,7 +101,7 @@ def judged(gpu: Gpu, goal: Multiset, on_gpu: Usage, on_devices: Iterable[Usage])
 def test_the_mode_changes_only_on_what_is_proven_idle(
     board: str, on_gpu: Usage, on_device: Usage
 ) -> None:
-    """Switching MIG off takes every instance along, whoever is on it."""
+    """Switching MIG off destroys every instance, so all must be idle."""
     smallest = max(card(board).profiles, key=lambda p: len(p.placements)).name
     gpu = used_by(with_instances(card(board), [(smallest, 0)]), on_gpu, (on_device,))
     result = plan_gpu(DesiredGpu(MigDisabled("gpus[0].mig"), "gpus[0]"), gpu, RESETTING)

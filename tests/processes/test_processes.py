@@ -99,7 +99,7 @@ def test_the_users_of_a_process() -> None:
 
 
 def test_a_zombie_is_gone() -> None:
-    """It has let go of everything, although its pid is taken."""
+    """It holds no resources, although its pid is still in use."""
     with subprocess.Popen(["true"], stdout=subprocess.PIPE) as process:
         os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
         assert Path(f"/proc/{process.pid}").exists()
@@ -128,7 +128,7 @@ def test_what_is_no_pid_is_no_process(pid: int) -> None:
 @as_root
 @pytest.mark.parametrize("hidepid", [1, 2])
 def test_who_is_hidden_is_not_gone(hidepid: int) -> None:
-    """With hidepid a user sees no other's process in /proc: that is not knowing, not absence."""
+    """With hidepid a user sees no other's process in /proc: that means unknown, not gone."""
     ended = subprocess.run(["sh", "-c", "echo $$"], capture_output=True, text=True, check=True)
     here = os.getpid()
     mount = f"mount -t proc -o hidepid={hidepid} proc /proc"
@@ -146,7 +146,7 @@ def test_who_is_hidden_is_not_gone(hidepid: int) -> None:
 
 @as_root
 def test_the_environment_of_anothers_process_is_unknown_to_a_tenant() -> None:
-    """Its command may be read by all, its environment only by who may trace it."""
+    """Its command may be read by all, its environment only by users who may trace it."""
     here = os.getpid()
     code = f"found = environment_of({here}, 'A'), command_of({here})\n"
     shown = looked_at(f"{code}print(*(type(one).__name__ for one in found))", uid=TENANT)

@@ -88,7 +88,7 @@ def node(values: dict[str, object]) -> NodeState:
 
 
 def of(state: NodeState) -> Headline:
-    """In a cluster."""
+    """The headline of a node in a cluster."""
     return headline(state, in_cluster=True)
 
 

@@ -31,29 +31,29 @@ def rows(*numbers: int) -> list[Field]:
     return [row for row in catalogue().fields if row.id in numbers]
 
 
-def whole(told: Round, number: int) -> dict[int, Number]:
+def whole(sampled: Round, number: int) -> dict[int, Number]:
     """A field of whole GPUs, by index."""
     return {
         subject.entity.gpu.index: value
-        for sample in told.samples.values()
+        for sample in sampled.samples.values()
         for subject, value in sample.values.get(number, ())
         if isinstance(subject.entity, WholeGpu)
     }
 
 
-def parts(told: Round, number: int) -> dict[tuple[int, str, int], Number]:
+def parts(sampled: Round, number: int) -> dict[tuple[int, str, int], Number]:
     """A field of instances, by GPU index, profile and id."""
     return {
         (subject.entity.gpu.index, subject.entity.profile, subject.entity.id): value
-        for sample in told.samples.values()
+        for sample in sampled.samples.values()
         for subject, value in sample.values.get(number, ())
         if isinstance(subject.entity, Slice)
     }
 
 
-def succeeded(told: Round, name: str = "fast") -> dict[str, bool]:
+def succeeded(sampled: Round, name: str = "fast") -> dict[str, bool]:
     """How the readers of a tier fared, by GPU."""
-    return {reader.gpu: reader.succeeded for reader in told.readers if reader.name == name}
+    return {reader.gpu: reader.succeeded for reader in sampled.readers if reader.name == name}
 
 
 def sampler_of(
@@ -82,8 +82,8 @@ async def test_only_what_is_wanted_is_asked(known: Driver, node: SimulatedNode) 
     sampler = sampler_of(known, rows(POWER))
     await sampler.round()
     node.journal.clear()
-    told = await sampler.round()
-    assert whole(told, POWER) == {0: 70.0, 1: 70.0}
+    sampled = await sampler.round()
+    assert whole(sampled, POWER) == {0: 70.0, 1: 70.0}
     assert node.journal.counts == {"nvmlDeviceGetPowerUsage": 2}
 
 
@@ -92,9 +92,9 @@ async def test_what_a_card_does_not_have_is_asked_once(known: Driver, node: Simu
     sampler = sampler_of(known, rows(191, 120))  # fan speed, auto boost
     sampler._pace = Pace(slow=0.0)
     for _ in range(3):
-        told = await sampler.round()
-        assert not any(sample.values for sample in told.samples.values())
-        assert succeeded(told, "slow") == {"0": True, "1": True}
+        sampled = await sampler.round()
+        assert not any(sample.values for sample in sampled.samples.values())
+        assert succeeded(sampled, "slow") == {"0": True, "1": True}
     assert node.journal.counts["nvmlDeviceGetFanSpeed"] == 2
     node.unload_driver()
     await known.observe()
@@ -109,8 +109,8 @@ async def test_a_missing_function_is_asked_for_once(known: Driver, node: Simulat
     node.inject("nvmlDeviceGetMarginTemperature", error="FUNCTION_NOT_FOUND", times=None)
     sampler = sampler_of(known, rows(153))
     for _ in range(3):
-        told = await sampler.round()
-        assert succeeded(told) == {"0": True, "1": True}
+        sampled = await sampler.round()
+        assert succeeded(sampled) == {"0": True, "1": True}
     assert node.journal.counts["nvmlDeviceGetMarginTemperature"] == 2
 
 
@@ -130,16 +130,16 @@ async def test_nothing_that_blocks_is_called(known: Driver, node: SimulatedNode)
 
 async def test_texts_come_with_the_slow_tier(known: Driver) -> None:
     """Text fields of the node and of each GPU, by their numbers."""
-    told = await sampler_of(known, (), catalogue().texts).round()
-    assert told.samples["node"].node_texts[1] == "595.58.03"
-    (texts,) = told.samples["slow/1"].gpu_texts.values()
+    sampled = await sampler_of(known, (), catalogue().texts).round()
+    assert sampled.samples["node"].node_texts[1] == "595.58.03"
+    (texts,) = sampled.samples["slow/1"].gpu_texts.values()
     assert texts[50] == "NVIDIA H100 80GB HBM3"
     assert texts[57] == "00000000:27:00.0"
     assert texts[172] == "01020304-0506-0708-090a-0b0c0d0e0f10"
 
 
 async def test_the_slow_tier_is_not_read_each_time(known: Driver, node: SimulatedNode) -> None:
-    """Its samples come when they are due; those that do not change are told with them."""
+    """Its samples come when they are due; those that do not change come with them."""
     sampler = sampler_of(known, rows(POWER, 202, 235))
     first, second = await sampler.round(), await sampler.round()
     assert set(first.samples) == {"fast/0", "slow/0", "fast/1", "slow/1", "node"}
@@ -168,7 +168,7 @@ async def test_what_the_generations_have(board: str, present: set[int], absent: 
             await driver.observe()
             sampler = sampler_of(driver, catalogue().fields)
             first, second = await sampler.round(), await sampler.round()
-    found = {n for told in (first, second) for s in told.samples.values() for n in s.values}
+    found = {n for sampled in (first, second) for s in sampled.samples.values() for n in s.values}
     assert present <= found
     assert not absent & found
     assert node.closed
@@ -183,16 +183,16 @@ async def test_values_of_instances(known: Driver, node: SimulatedNode) -> None:
     node.load(f"0/{gpu.instances[0].id}/0", 0.5)
     sampler = sampler_of(known, default_selection().fields)
     await sampler.round()
-    told = await sampler.round()
+    sampled = await sampler.round()
     three, one = (i.id for i in gpu.instances)
-    assert parts(told, ACTIVE) == {
+    assert parts(sampled, ACTIVE) == {
         (0, "3g.40gb", three): pytest.approx(0.5),
         (0, "1g.10gb", one): 0.0,
     }
-    assert parts(told, UTILISATION)[0, "3g.40gb", three] == pytest.approx(50)
-    assert parts(told, FB_USED) == {(0, "3g.40gb", three): 37, (0, "1g.10gb", one): 13}
-    assert whole(told, UTILISATION) == {1: 0}
-    assert whole(told, POWER)[0] > 70
+    assert parts(sampled, UTILISATION)[0, "3g.40gb", three] == pytest.approx(50)
+    assert parts(sampled, FB_USED) == {(0, "3g.40gb", three): 37, (0, "1g.10gb", one): 13}
+    assert whole(sampled, UTILISATION) == {1: 0}
+    assert whole(sampled, POWER)[0] > 70
 
 
 async def test_remapped_rows_are_absent_while_there_are_instances(known: Driver) -> None:
@@ -262,7 +262,7 @@ async def test_the_same_instance_made_again_is_another(known: Driver) -> None:
 
 @pytest.mark.parametrize("answer", ["INVALID_ARGUMENT", "NOT_FOUND"])
 async def test_an_instance_that_somebody_else_destroyed(answer: str) -> None:
-    """Its handle is refused; in the same look the others are read, and it is not told."""
+    """Its handle is refused; in the same look the others are read, and it is not reported."""
     with simulated("h100-80gb", switches=Switches(stale_handles=answer)) as node:
         async with Driver(observe_deadline=30, step_deadline=30) as driver:
             gpu = await laid_out(driver, 0, at0="3g.40gb", at4="1g.10gb")
@@ -273,10 +273,10 @@ async def test_an_instance_that_somebody_else_destroyed(answer: str) -> None:
                 instance = card.instance(gpu.instances[0].id)
                 card.destroy_compute(instance, instance.compute[0])
                 card.destroy_instance(instance)
-            told = await sampler.round()
-    assert set(parts(told, FB_USED)) == {(0, "1g.10gb", gpu.instances[1].id)}
-    assert len(told.slices[gpu.uuid]) == 1
-    assert not told.problems
+            sampled = await sampler.round()
+    assert set(parts(sampled, FB_USED)) == {(0, "1g.10gb", gpu.instances[1].id)}
+    assert len(sampled.slices[gpu.uuid]) == 1
+    assert not sampled.problems
 
 
 async def test_mig_switched_off_brings_back_the_whole_gpu(
@@ -288,9 +288,9 @@ async def test_mig_switched_off_brings_back_the_whole_gpu(
     assert whole(await sampler.round(), UTILISATION) == {1: 0}
     await known.apply(destroy(gpu, gpu.instances[0]))
     await known.apply(disable(gpu))
-    told = await sampler.round()
-    assert whole(told, UTILISATION) == {0: 0, 1: 0}
-    assert gpu.uuid not in told.slices
+    sampled = await sampler.round()
+    assert whole(sampled, UTILISATION) == {0: 0, 1: 0}
+    assert gpu.uuid not in sampled.slices
     assert node.journal.total() > 0
 
 
@@ -304,9 +304,9 @@ async def test_no_call_meets_a_step(known: Driver, node: SimulatedNode) -> None:
     while not known.is_busy(0):
         await asyncio.sleep(0)
     node.journal.clear()
-    told = await sampler.round()
-    assert whole(told, POWER) == {1: 70.0}
-    assert succeeded(told) == {"0": True, "1": True}
+    sampled = await sampler.round()
+    assert whole(sampled, POWER) == {1: 70.0}
+    assert succeeded(sampled) == {"0": True, "1": True}
     node.clear_faults()
     await step
     (destroyed,) = node.journal.named("nvmlGpuInstanceDestroy")
@@ -323,14 +323,14 @@ async def test_no_call_meets_a_step(known: Driver, node: SimulatedNode) -> None:
 
 
 async def test_a_call_that_hangs(known: Driver, node: SimulatedNode) -> None:
-    """The other GPU is sampled; the deadline is told, then the age grows, and it recovers."""
+    """The other GPU is sampled; the missed deadline is reported, the age grows, it recovers."""
     sampler = sampler_of(known, rows(POWER), health=True)
     await sampler.round()
     hang = node.inject("nvmlDeviceGetPowerUsage", gpu=0, hang=True)
-    told = await sampler.round()
-    assert whole(told, POWER) == {1: 70.0}
-    assert succeeded(told) == {"0": False, "1": True}
-    (silent,) = [gpu for gpu in told.gpus if gpu.index == 0]
+    sampled = await sampler.round()
+    assert whole(sampled, POWER) == {1: 70.0}
+    assert succeeded(sampled) == {"0": False, "1": True}
+    (silent,) = [gpu for gpu in sampled.gpus if gpu.index == 0]
     assert silent.answer is not None
     assert silent.answer.silence is Silence.HANGS
     assert silent.answer.last is not None
@@ -340,40 +340,40 @@ async def test_a_call_that_hangs(known: Driver, node: SimulatedNode) -> None:
     assert _age(again, "0") > _age(again, "1")
     node.clear_faults(hang)
     async with asyncio.timeout(30):
-        while 0 not in whole(told := await sampler.round(), POWER):
+        while 0 not in whole(sampled := await sampler.round(), POWER):
             await asyncio.sleep(0.01)
-    assert succeeded(told) == {"0": True, "1": True}
+    assert succeeded(sampled) == {"0": True, "1": True}
 
 
 async def test_a_gpu_that_hangs_as_soon_as_it_is_sampled(
     known: Driver, node: SimulatedNode
 ) -> None:
-    """It was observed, so it is told by its name, though no look at it ever ended."""
+    """It was observed, so it is reported by its UUID, though no look at it ever ended."""
     node.inject("nvmlDeviceGetPowerUsage", gpu=0, hang=True)
-    told = await sampler_of(known, rows(POWER), health=True).round()
+    sampled = await sampler_of(known, rows(POWER), health=True).round()
     node.clear_faults()
-    silences = {gpu.uuid: gpu.answer and gpu.answer.silence for gpu in told.gpus}
+    silences = {gpu.uuid: gpu.answer and gpu.answer.silence for gpu in sampled.gpus}
     names = [gpu.uuid for gpu in (await known.observe()).gpus]
     assert silences == {names[0]: Silence.HANGS, names[1]: None}
 
 
 async def test_a_gpu_that_always_hung(hasty: Driver, node: SimulatedNode) -> None:
-    """Nobody knows its name, so it is told as the node's trouble; that is over when it answers."""
+    """Its UUID is not known, so the node has the trouble; that is over when it answers."""
     hang = node.inject("nvmlDeviceGetUUID", gpu=0, hang=True)
     await hasty.observe()
     sampler = sampler_of(hasty, rows(POWER), health=True)
-    for told in [await sampler.round(), await sampler.round()]:
-        assert told.answer is not None
-        assert told.answer.silence is Silence.HANGS
-        assert told.answer.reason.startswith("GPU 0")
+    for sampled in [await sampler.round(), await sampler.round()]:
+        assert sampled.answer is not None
+        assert sampled.answer.silence is Silence.HANGS
+        assert sampled.answer.reason.startswith("GPU 0")
     node.clear_faults(hang)
     async with asyncio.timeout(30):
         while (answer := (await sampler.round()).answer) is not None and answer.silence:
             pass
 
 
-def _age(told: Round, gpu: str) -> float:
-    ages = {reader.gpu: reader.age for reader in told.readers if reader.name == "fast"}
+def _age(sampled: Round, gpu: str) -> float:
+    ages = {reader.gpu: reader.age for reader in sampled.readers if reader.name == "fast"}
     age = ages[gpu]
     assert age is not None
     return age
@@ -384,9 +384,9 @@ async def test_a_round_does_not_wait_for_a_slow_gpu(known: Driver, node: Simulat
     sampler = Sampler(known, rows(POWER), health=False, pace=Pace(patience=0.3, deadline=60))
     await sampler.round()
     node.inject("nvmlDeviceGetPowerUsage", gpu=0, hang=True)
-    told = await sampler.round()
-    assert whole(told, POWER) == {1: 70.0}
-    assert succeeded(told) == {"0": True, "1": True}
+    sampled = await sampler.round()
+    assert whole(sampled, POWER) == {1: 70.0}
+    assert succeeded(sampled) == {"0": True, "1": True}
     node.clear_faults()
     late: dict[int, Number] = {}
     while not late:
@@ -395,14 +395,14 @@ async def test_a_round_does_not_wait_for_a_slow_gpu(known: Driver, node: Simulat
 
 
 async def test_a_field_that_fails_on_one_gpu(known: Driver, node: SimulatedNode) -> None:
-    """It is missing there, and told as a problem; all else is read."""
+    """It is missing there, and reported as a problem; all else is read."""
     node.inject("nvmlDeviceGetPowerUsage", gpu=0, error="UNKNOWN", times=None)
     sampler = sampler_of(known, rows(POWER, SM_CLOCK))
-    told = await sampler.round()
-    assert whole(told, POWER) == {1: 70.0}
-    assert whole(told, SM_CLOCK) == {0: 345, 1: 345}
-    assert succeeded(told) == {"0": False, "1": True}
-    ((_, (problem,)),) = told.problems.items()
+    sampled = await sampler.round()
+    assert whole(sampled, POWER) == {1: 70.0}
+    assert whole(sampled, SM_CLOCK) == {0: 345, 1: 345}
+    assert succeeded(sampled) == {"0": False, "1": True}
+    ((_, (problem,)),) = sampled.problems.items()
     assert "nvmlDeviceGetPowerUsage" in problem
     node.clear_faults()
     assert whole(await sampler.round(), POWER) == {0: 70.0, 1: 70.0}
@@ -416,10 +416,10 @@ async def test_an_answer_that_nobody_thought_of(known: Driver) -> None:
     odd = replace(row, whole=replace(row.whole, source=call))
     sampler = sampler_of(known, [odd], health=True)
     for _ in range(2):
-        told = await sampler.round()
-        assert succeeded(told) == {"0": False, "1": False}
-        assert [gpu.answer and gpu.answer.silence for gpu in told.gpus] == [Silence.FAILS] * 2
-        assert all("TypeError" in why for (why,) in told.problems.values())
+        sampled = await sampler.round()
+        assert succeeded(sampled) == {"0": False, "1": False}
+        assert [gpu.answer and gpu.answer.silence for gpu in sampled.gpus] == [Silence.FAILS] * 2
+        assert all("TypeError" in why for (why,) in sampled.problems.values())
 
 
 async def test_a_lost_gpu(known: Driver, node: SimulatedNode) -> None:
@@ -427,21 +427,21 @@ async def test_a_lost_gpu(known: Driver, node: SimulatedNode) -> None:
     sampler = sampler_of(known, rows(POWER), health=True)
     await sampler.round()
     node.lose(0)
-    told = await sampler.round()
-    assert whole(told, POWER) == {1: 70.0}
-    assert set(told.gone) == {"fast/0", "slow/0"}
-    readers = {(reader.name, reader.gpu): reader.succeeded for reader in told.readers}
+    sampled = await sampler.round()
+    assert whole(sampled, POWER) == {1: 70.0}
+    assert set(sampled.gone) == {"fast/0", "slow/0"}
+    readers = {(reader.name, reader.gpu): reader.succeeded for reader in sampled.readers}
     assert {reader for reader, well in readers.items() if not well} == {
         ("fast", "0"),
         ("slow", "0"),
     }
-    silences = {gpu.index: gpu.answer and gpu.answer.silence for gpu in told.gpus}
+    silences = {gpu.index: gpu.answer and gpu.answer.silence for gpu in sampled.gpus}
     assert silences == {0: Silence.LOST, 1: None}
     node.reset(0)
-    told = await sampler.round()
-    assert whole(told, POWER) == {0: 70.0, 1: 70.0}
-    assert told.gone == ()
-    assert all(reader.succeeded for reader in told.readers)
+    sampled = await sampler.round()
+    assert whole(sampled, POWER) == {0: 70.0, 1: 70.0}
+    assert sampled.gone == ()
+    assert all(reader.succeeded for reader in sampled.readers)
 
 
 async def test_the_driver_is_reloaded(known: Driver, node: SimulatedNode) -> None:
@@ -452,9 +452,9 @@ async def test_the_driver_is_reloaded(known: Driver, node: SimulatedNode) -> Non
     assert set(succeeded(await sampler.round()).values()) == {False}
     node.load_driver()
     await known.observe()  # which starts NVML again
-    told = await sampler.round()
-    assert whole(told, POWER) == {0: 70.0, 1: 70.0}
-    assert whole(told, ACTIVE) == {}
+    sampled = await sampler.round()
+    assert whole(sampled, POWER) == {0: 70.0, 1: 70.0}
+    assert whole(sampled, ACTIVE) == {}
     assert whole(await sampler.round(), ACTIVE) == {0: 0.0, 1: 0.0}
 
 
@@ -463,8 +463,8 @@ async def test_run_delivers_until_it_is_cancelled(known: Driver) -> None:
     rounds: list[Round] = []
     enough = asyncio.Event()
 
-    def deliver(told: Round) -> None:
-        rounds.append(told)
+    def deliver(sampled: Round) -> None:
+        rounds.append(sampled)
         if len(rounds) == 3:
             enough.set()
 
@@ -475,7 +475,7 @@ async def test_run_delivers_until_it_is_cancelled(known: Driver) -> None:
     with pytest.raises(asyncio.CancelledError):
         await task
     assert known.taken == []
-    assert all(whole(told, POWER) for told in rounds)
+    assert all(whole(sampled, POWER) for sampled in rounds)
 
 
 # --- health ---------------------------------------------------------------------------------------
@@ -494,8 +494,8 @@ async def test_health_of_a_gpu_and_its_instance(known: Driver, node: SimulatedNo
     )  # fmt: skip
     device = f"0/{gpu.instances[0].id}/0"
     node.set_figure(device, "ecc.uncorrected.volatile.7", 3)
-    told = await sampler_of(known, (), health=True).round()
-    reading = told.gpus[0]
+    sampled = await sampler_of(known, (), health=True).round()
+    reading = sampled.gpus[0]
     assert (reading.uuid, reading.mig, reading.recovery_action) == (gpu.uuid, True, 2)
     assert reading.ecc.volatile.uncorrected == 4
     assert (reading.ecc.mode, reading.ecc.pending_mode) == (True, False)
@@ -506,7 +506,7 @@ async def test_health_of_a_gpu_and_its_instance(known: Driver, node: SimulatedNo
     assert reading.fabric is not None
     assert reading.fabric.state == 2
     assert (reading.memory.tpc_repair, reading.memory.channel_repair) == (True, False)
-    assert reading.memory.rows is None  # not told while there are instances
+    assert reading.memory.rows is None  # not reported while there are instances
     assert reading.memory.pages is None
     assert reading.inforom_corrupt is True
     assert reading.nvlinks == ()
@@ -514,9 +514,9 @@ async def test_health_of_a_gpu_and_its_instance(known: Driver, node: SimulatedNo
     (instance,) = reading.instances
     assert (instance.instance, instance.uncorrected) == (gpu.instances[0].id, 3)
     assert instance.placement == gpu.instances[0].placement
-    assert told.modes[gpu.uuid] == {"persistence mode": 1}
-    assert told.known == frozenset(gpu.uuid for gpu in told.gpus)
-    assert told.addresses == ("00000000:1A:00.0", "00000000:27:00.0")
+    assert sampled.modes[gpu.uuid] == {"persistence mode": 1}
+    assert sampled.known == frozenset(gpu.uuid for gpu in sampled.gpus)
+    assert sampled.addresses == ("00000000:1A:00.0", "00000000:27:00.0")
 
 
 async def test_health_of_links_and_old_memory() -> None:
@@ -526,16 +526,16 @@ async def test_health_of_links_and_old_memory() -> None:
         node.set_figures(1, {"pages.doubleBit": 2, "pages.pending": 1})
         async with Driver(observe_deadline=30, step_deadline=30) as driver:
             await driver.observe()
-            told = await sampler_of(driver, (), health=True).round()
-    links = {link.link: link for link in told.gpus[0].nvlinks}
+            sampled = await sampler_of(driver, (), health=True).round()
+    links = {link.link: link for link in sampled.gpus[0].nvlinks}
     assert len(links) == 18
     assert (links[3].replays, links[3].up) == (5, True)
     assert links[4].up is False
-    pages = told.gpus[1].memory.pages
+    pages = sampled.gpus[1].memory.pages
     assert pages is not None
     assert (pages.double_bit, pages.pending) == (2, True)
-    assert told.gpus[1].fabric is None
-    assert told.gpus[1].temperature.margin is None
+    assert sampled.gpus[1].fabric is None
+    assert sampled.gpus[1].temperature.margin is None
 
 
 async def test_an_old_driver_tells_the_fabric_in_its_older_way(
@@ -543,8 +543,8 @@ async def test_an_old_driver_tells_the_fabric_in_its_older_way(
 ) -> None:
     """The newer structure is refused; the older one has no summary."""
     node.inject("nvmlDeviceGetGpuFabricInfoV", gpu=0, error="ARGUMENT_VERSION_MISMATCH")
-    told = await sampler_of(known, (), health=True).round()
-    fabric = told.gpus[0].fabric
+    sampled = await sampler_of(known, (), health=True).round()
+    fabric = sampled.gpus[0].fabric
     assert fabric is not None
     assert (fabric.state, fabric.summary) == (3, 0)
 

@@ -242,7 +242,7 @@ async def test_nothing_is_destroyed_once_the_deadline_has_passed(node: Simulated
 
 
 async def test_one_look_serves_several_destructions(driver: Driver, node: SimulatedNode) -> None:
-    """Who is on the GPU is asked once, before the first; a user of the last keeps all of them."""
+    """Users are looked up once, before the first; a user of the last one protects all."""
     gpu = await laid_out(driver, 0, **{f"at{start}": "1g.10gb" for start in range(7)})
     steps = [destroy(gpu, instance) for instance in gpu.instances]
     process = node.occupy(gpu.instances[5].compute[0].uuid)
@@ -260,7 +260,7 @@ async def test_one_look_serves_several_destructions(driver: Driver, node: Simula
 async def test_who_comes_after_the_look_makes_the_driver_refuse(
     driver: Driver, node: SimulatedNode
 ) -> None:
-    """Nothing in use goes; what is free does."""
+    """Nothing in use is destroyed; what is idle is."""
     gpu = await laid_out(driver, 0, at0="1g.10gb", at1="1g.10gb")
     first, second = (destroy(gpu, instance) for instance in gpu.instances)
     await driver.insist_on_idle([first, second])
@@ -272,7 +272,7 @@ async def test_who_comes_after_the_look_makes_the_driver_refuse(
 
 
 async def test_who_is_on_no_known_device_may_be_on_any(driver: Driver, node: SimulatedNode) -> None:
-    """A program that holds the GPU from before keeps everything."""
+    """A process that opened the GPU earlier protects all instances."""
     gpu = await laid_out(driver, 0, at0="1g.10gb")
     process = node.occupy(0)
     with pytest.raises(GpuInUse, match=f"pid {process.pid}"):
@@ -299,7 +299,7 @@ async def test_other_sources_are_asked_before_each_destruction(reason: str) -> N
 
 
 def test_a_look_proves_something_for_a_moment_only() -> None:
-    """Then users are looked for again, and ids are asked again."""
+    """Afterwards users and ids are read again."""
     now = 100.0
     recent = Recent(lambda: now)
     recent.saw({}, {"MIG-a": KnownDevice(1, 0, 1), "MIG-b": KnownDevice(2, 0, 1)})
@@ -311,4 +311,4 @@ def test_a_look_proves_something_for_a_moment_only() -> None:
     now += FRESH
     assert not recent.is_proved_idle("MIG-b")
     assert recent.device("MIG-b") is None
-    assert recent.idle == {"MIG-b"}  # what the next look has to be for, too
+    assert recent.idle == {"MIG-b"}  # the next look has to include it

@@ -65,7 +65,7 @@ async def test_a_missing_program_is_told_with_its_path() -> None:
 
 
 async def test_what_a_wrapper_started_is_ended_with_it(tmp_path: Path) -> None:
-    """It would hold the output open long after."""
+    """Else it would hold the output open."""
     pid = tmp_path / "pid"
     smi = program(tmp_path, f"sleep 60 & echo $! > {pid}.new; mv {pid}.new {pid}; wait")
     for deadline in (0.2, 2, 30):  # a busy machine may start a shell late

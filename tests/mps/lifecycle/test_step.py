@@ -177,7 +177,7 @@ def test_backoff_to_failed_to_ready() -> None:
 
 
 def test_failed_to_starting_on_request() -> None:
-    """At once, and what failed before counts no more."""
+    """At once, and earlier failures no longer count."""
     life = Life()
     life.start()
     for _ in range(3):
@@ -353,7 +353,7 @@ def test_who_caused_a_fault(ready: Life) -> None:
 
 
 def test_who_caused_a_fault_is_known_later(ready: Life) -> None:
-    """Then it is told as soon as it is, once."""
+    """Then it is reported as soon as it is known, once."""
     [report] = ready.tell(ServerSeen(1, Server(50, 1000, ServerStatus.FAULT)))
     assert isinstance(report, Report)
     assert "client" not in report.message.partition("and takes")[0]
