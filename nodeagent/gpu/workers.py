@@ -221,12 +221,14 @@ class Worker:
 
     def _too_late(self, job: _Job[Result], limit: float) -> DeadlineExceeded:
         if self._progress.silence < limit:
+            self._pace = self._progress.pace  # for the log: figures would change what is published
+            slowest = self._progress.slowest[0]
             return DeadlineExceeded(
-                f"{self.name}: {job.what} took more than {limit * LONGEST_JOB:g} s: "
-                f"{self._progress.pace}",
+                f"{self.name}: {job.what} took more than {limit * LONGEST_JOB:g} s; "
+                f"the slowest driver call was {slowest or 'none'}",
                 code=None,
                 name="DeadlineExceeded",
-                call=self._progress.slowest[0],
+                call=slowest,
                 remedy="the driver answers, but slowly: look for NVRM lines in the kernel log "
                 "(dmesg) and at the node's load, or raise driver.observe_deadline",
             )
