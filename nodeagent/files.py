@@ -94,7 +94,7 @@ def set_aside(path: Path) -> Path:
 
     At most MOST_ASIDE are kept: then the oldest file gives way. A directory never does.
     """
-    names = [path.with_name(f"{path.name}.unusable-{n}") for n in range(1, MOST_ASIDE + 1)]
+    names = _asides(path)
     new = next((name for name in names if not os.path.lexists(name)), None)
     if new is None:
         files = [name for name in names if not stat.S_ISDIR(name.lstat().st_mode)]
@@ -104,6 +104,15 @@ def set_aside(path: Path) -> Path:
         new.unlink()
     path.rename(new)
     return new
+
+
+def already_aside(path: Path) -> tuple[Path, ...]:
+    """What lies beside the file because it could not be used, the newest first. Blocks."""
+    found: dict[Path, int] = {}
+    for name in _asides(path):
+        with suppress(OSError):  # it is not there, or cannot be looked at
+            found[name] = name.lstat().st_ctime_ns
+    return tuple(sorted(found, key=lambda name: found[name], reverse=True))
 
 
 def replace_file(path: Path, content: bytes) -> None:
@@ -149,7 +158,7 @@ class StateFile(Generic[T]):
         self._lost = lost
         self._remedy = remedy
         self._unusable: NodeagentError | None = None
-        self._aside: Path | None = None  # where the unusable file lies now
+        self._asides: tuple[Path, ...] = ()  # where unusable files lie now, the newest first
         self._unwritten: NodeagentError | None = None
 
     @property
@@ -169,11 +178,20 @@ class StateFile(Generic[T]):
         return value
 
     def load(self) -> T | None:
-        """As `read`, for the writer: a file that cannot be used is set aside."""
+        """As `read`, for the writer: a file that cannot be used is set aside.
+
+        What was set aside in an earlier life is a problem until it is removed, too: what was lost
+        with it is lost still, whether or not a new file was written since.
+        """
         value = self.read()
-        if self._unusable is not None and self.path is not None:
+        if self.path is None:
+            return value
+        if self._unusable is not None:
             with suppress(OSError):  # which the problem says; `save` tries again
                 self._set_aside(self.path, self._unusable)
+        elif earlier := already_aside(self.path):
+            message = f"an earlier {self.path} could not be used; {self._lost}"
+            self._lies_at(earlier, message)
         return value
 
     def save(self, value: T) -> None:
@@ -181,7 +199,7 @@ class StateFile(Generic[T]):
         if self.path is None:
             return
         try:
-            if self._unusable is not None and self._aside is None:
+            if self._unusable is not None and not self._asides:
                 if os.path.lexists(self.path):
                     self._set_aside(self.path, self._unusable)
                 else:
@@ -199,19 +217,30 @@ class StateFile(Generic[T]):
         self._unwritten = None
 
     def review(self) -> None:
-        """Clear the problem of a file that was set aside once that file was removed."""
-        if self._aside is not None and not os.path.lexists(self._aside):
-            self._unusable = self._aside = None
+        """Clear the problem of files that were set aside once they were removed."""
+        if self._asides and not any(map(os.path.lexists, self._asides)):
+            self._unusable, self._asides = None, ()
 
     def _set_aside(self, path: Path, unusable: NodeagentError) -> None:
-        self._aside = set_aside(path)
+        new = set_aside(path)
+        older = (aside for aside in already_aside(path) if aside != new)
+        self._lies_at((new, *older), unusable.message)
+
+    def _lies_at(self, asides: tuple[Path, ...], message: str) -> None:
+        """The remedy names them all, so that following it once ends the problem for good."""
+        self._asides = asides
         self._unusable = NodeagentError(
-            f"{unusable.message}; it is now {self._aside}",
-            remedy=f"{self._remedy}; then rm {self._aside}",
+            f"{message}; it is now {asides[0]}",
+            remedy=f"{self._remedy}; then rm {' '.join(map(str, asides))}",
         )
 
 
 # --- one file -------------------------------------------------------------------------------------
+
+
+def _asides(path: Path) -> list[Path]:
+    """The names that a file which cannot be used may get."""
+    return [path.with_name(f"{path.name}.unusable-{n}") for n in range(1, MOST_ASIDE + 1)]
 
 
 def _header(kind: str, version: int, content: bytes) -> bytes:

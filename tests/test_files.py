@@ -203,6 +203,31 @@ def test_a_problem_until_it_is_looked_at(path: Path) -> None:
     assert kept.problem is None
 
 
+@pytest.mark.parametrize("again", [False, True], ids=["no new file", "a new file"])
+def test_a_problem_in_the_next_life_too(path: Path, *, again: bool) -> None:
+    """A start after the loss reports it as well, until its remedy was followed once."""
+    for text in ("older", "newer"):
+        path.write_text(text)
+        a_state_file(path).load()
+    if again:
+        write_state(path, FORM, VALUE)
+    kept = a_state_file(path)
+    assert kept.load() == (VALUE if again else None)
+    assert kept.problem is not None
+    assert f"an earlier {path} could not be used" in kept.problem.message
+    assert "it begins anew" in kept.problem.message
+    kept.save(VALUE)
+    kept.review()
+    assert kept.problem is not None
+    for aside in kept.problem.remedy.rpartition("rm ")[2].split():
+        Path(aside).unlink()
+    kept.review()
+    assert kept.problem is None
+    later = a_state_file(path)
+    assert later.load() == VALUE
+    assert later.problem is None
+
+
 def test_reading_alone_changes_nothing(path: Path) -> None:
     """For commands that only look."""
     path.write_text("?")
