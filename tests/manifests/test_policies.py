@@ -101,10 +101,24 @@ ANCIENT = {
 MANAGERS = [KUBELET, CONTROLLER, HAND, OURS]
 
 
-def _of_managers(after: list[Any] | None, *, status: bool = False) -> list[str]:
+def _ancient(spec: dict[str, Any], status: dict[str, Any]) -> dict[str, Any]:
+    """The entry of those of old, once a writer of the spec and one of the status are in it."""
+    return {
+        **ANCIENT,
+        "fieldsV1": {
+            "f:metadata": {"f:labels": {"f:a": {}}},
+            **({"f:spec": spec} if spec else {}),
+            **({"f:status": status} if status else {}),
+        },
+    }
+
+
+def _of_managers(
+    after: list[Any] | None, *, before_it: list[Any] = MANAGERS, status: bool = False
+) -> list[str]:
     """The policy's answer to a write of the agent's status that leaves these managers."""
     before = copy.deepcopy(NODE)
-    before["metadata"]["managedFields"] = MANAGERS
+    before["metadata"]["managedFields"] = before_it
     patch = annotated(nodeagent__status="{}")
     patch["metadata"]["managedFields"] = after
     change = Change("", patch, before=before, status=status)
@@ -141,6 +155,44 @@ def test_managed_fields_are_not_wiped(after: list[Any] | None, whose: str) -> No
     """Not all of them, not one manager's, and not a part of one's."""
     (denied,) = _of_managers(after)
     assert f"not an agent's to change: those of {whose}" in denied
+
+
+ONE_CIDR: dict[str, Any] = {"f:podCIDRs": {".": {}, 'v:"10.0.0.0/24"': {}}}
+TWO_CIDRS: dict[str, Any] = {"f:podCIDRs": {**ONE_CIDR["f:podCIDRs"], 'v:"fd00::/64"': {}}}
+READY: dict[str, Any] = {"f:conditions": {'k:{"type":"Ready"}': {"f:status": {}}}}
+READY_AND_MORE: dict[str, Any] = {"f:conditions": READY["f:conditions"], "f:images": {}}
+
+
+@pytest.mark.parametrize(
+    "grown",
+    [
+        _ancient(TWO_CIDRS, READY),
+        _ancient(ONE_CIDR, READY_AND_MORE),
+        _ancient({**ONE_CIDR, "f:taints": {}}, READY),
+    ],
+    ids=["within a field of the spec", "in the status", "by a field of the spec"],
+)
+def test_the_managers_of_old_may_become_more(grown: dict[str, Any]) -> None:
+    """The API server joins an eleventh manager into the entry that is there already."""
+    before = [_ancient(ONE_CIDR, READY), KUBELET, HAND, OURS]
+    assert _of_managers([grown, KUBELET, OURS], before_it=before) == []
+
+
+@pytest.mark.parametrize(
+    "left",
+    [
+        [],
+        [_ancient({}, READY)],
+        [_ancient(ONE_CIDR, {})],
+        [_ancient({"f:podCIDR": {}}, READY_AND_MORE)],
+    ],
+    ids=["nothing", "no spec", "no status", "another field of the spec"],
+)
+def test_the_managers_of_old_are_not_wiped(left: list[Any]) -> None:
+    """What they set stays theirs, although their entry may grow."""
+    before = [_ancient(ONE_CIDR, READY), KUBELET, HAND, OURS]
+    (denied,) = _of_managers([*left, KUBELET, HAND, OURS], before_it=before)
+    assert "not an agent's to change: those of ancient-changes" in denied
 
 
 def test_a_status_cannot_touch_managed_fields() -> None:
