@@ -75,7 +75,8 @@ class ClusterAccess:
     async def probe(self, *, within: float) -> None:
         """Ask for the server's version, which costs it nothing; raise if no answer comes.
 
-        Any answer will do, a refusal too: it shows that the server is at work.
+        Any HTTP status will do, also 429 and 5xx: a server that is overloaded is alive, and to
+        list and watch anew would only add to its load.
         """
         asked = "a liveness probe"
         try:
@@ -83,8 +84,9 @@ class ClusterAccess:
                 await self._connection.json(Request(asked, "GET", "/version"))
         except TimeoutError as error:
             raise faults.from_error(error, asked=asked, server=self.server) from error
-        except (faults.NotAuthenticated, faults.NotAllowed, faults.ObjectMissing):
-            return
+        except faults.ClusterFault as fault:
+            if fault.status is None:
+                raise
 
     async def list_node(self, name: str) -> Listed:
         """Ask for the one Node of this name, and for the version of that answer."""

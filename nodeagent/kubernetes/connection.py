@@ -156,9 +156,11 @@ class Connection:
 
     async def _fault(self, request: Request, response: aiohttp.ClientResponse) -> ClusterFault:
         body = await self._read(request, response)
-        return faults.from_status(
+        fault = faults.from_status(
             response.status, body, asked=request.asked, headers=response.headers
         )
+        fault.status = response.status
+        return fault
 
     async def _read(self, request: Request, response: aiohttp.ClientResponse) -> bytes:
         try:

@@ -22,8 +22,11 @@ _LONGEST_WAIT = 300.0  # seconds; whoever asks for more is asked again neverthel
 class ClusterFault(NodeagentError):
     """The API server did not do what it was asked for.
 
-    `retry_after` is how many seconds the server wants to be left alone, None if it did not say.
+    `retry_after` is how many seconds the server wants to be left alone, None if it did not say;
+    `status` is the HTTP status of its answer, None if no complete answer came.
     """
+
+    status: int | None = None
 
     def __init__(self, message: str, *, remedy: str = "", retry_after: float | None = None) -> None:
         super().__init__(message, remedy=remedy)

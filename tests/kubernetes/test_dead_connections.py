@@ -121,11 +121,26 @@ async def test_a_server_that_is_stopped_is_unreachable(tmp_path: Path) -> None:
 
 
 async def test_any_answer_is_a_sign_of_life(server: ApiServer, tmp_path: Path) -> None:
-    """A server that refuses or does not know the request is alive."""
+    """A server that refuses, fails or is overloaded is alive."""
     async with ClusterAccess(kubeconfig(tmp_path, server.url)) as access:
-        for code in (401, 403, 404):
+        for code in (401, 403, 404, 408, 429, 500, 503):
             server.faults.next(1, Answer(code), path="/version")
             await access.probe(within=5.0)
+
+
+async def test_an_overloaded_server_keeps_its_watch(server: ApiServer, tmp_path: Path) -> None:
+    """No list and no watch anew because probes are answered with 429."""
+    async with ClusterAccess(kubeconfig(tmp_path, server.url)) as access:
+        seen = Follower(access, pace=replace(QUICK, quiet=0.05, probe=10.0))
+        async with running(seen.follower.run()):
+            await until(lambda: server.faults.watching)
+            (watch,) = server.faults.watching
+            server.faults.next(3, Answer(429, retry_after=1), path="/version")
+            await until(lambda: server.faults.struck == 3)
+            server.annotate("n", **{PLAN: "one"})
+            await until(lambda: seen.plan == "one")
+            assert server.faults.watching == {watch}
+            assert seen.faults == []
 
 
 @pytest.mark.full
