@@ -239,10 +239,12 @@ class Handshake(asyncio.Protocol):
                     self._listener.name, Reason.HANDSHAKE, peer=slot.peer, error=name
                 )
         finally:
-            if secured is None or secured.is_closing():
+            # Closed during the handshake: a newer configuration, perhaps with passwords, is served
+            if secured is None or secured.is_closing() or self._listener.slots.closed:
                 self._listener.slots.leave(slot)
-                own.abort()
-        if secured is None or secured.is_closing():
+                (secured or own).abort()
+                secured = None
+        if secured is None:
             return
         slot.end = secured.abort
         connection = self._make(slot)

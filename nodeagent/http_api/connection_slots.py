@@ -72,6 +72,11 @@ class ConnectionSlots:
         """Take no more connections."""
         self._closed = True
 
+    @property
+    def closed(self) -> bool:
+        """Whether no more connections are taken, those in a TLS handshake included."""
+        return self._closed
+
     def _entered(self, peer: str, end: Callable[[], None]) -> Slot:
         slot = Slot(peer, end)
         self._slots[slot] = None

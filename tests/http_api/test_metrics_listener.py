@@ -208,6 +208,40 @@ async def test_who_never_agrees_on_tls_keeps_nobody_out(tmp_path: Path) -> None:
         assert served.refusals.counts["metrics", "handshake"] == 3
 
 
+async def test_a_handshake_under_way_does_not_outlive_the_configuration(tmp_path: Path) -> None:
+    """Passwords are added while a client agrees on TLS: its connection ends unanswered."""
+    made = certificate(tmp_path)
+    tls = "tls_server_config: {cert_file: certificate.pem, key_file: key.pem}\n"
+    (tmp_path / "web.yaml").write_text(tls)
+    incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+    context = ssl.create_default_context(cafile=made / "certificate.pem")
+    client = context.wrap_bio(incoming, outgoing, server_hostname="127.0.0.1")
+    async with serving(tmp_path / "web.yaml") as served, AsyncExitStack() as stack:
+        await stack.enter_async_context(asyncio.timeout(30))
+        reader, writer = await asyncio.open_connection("127.0.0.1", served.listener.port)
+        stack.callback(writer.close)
+        while True:
+            try:
+                client.do_handshake()
+                break
+            except ssl.SSLWantReadError:
+                writer.write(outgoing.read())
+                incoming.write(await reader.read(65536))
+        (tmp_path / "web.yaml").write_text(f"{tls}basic_auth_users: {{prometheus: {PASSWORD}}}\n")
+        await until(lambda: len(served.told) == 2)
+        assert await served.status(tls=made) == 401
+        writer.write(outgoing.read())  # the end of the handshake
+        client.write(b"GET /metrics HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
+        writer.write(outgoing.read())
+        answer = b""
+        with suppress(ConnectionError, ssl.SSLError):
+            while not answer and (data := await reader.read(65536)):
+                incoming.write(data)
+                with suppress(ssl.SSLWantReadError):
+                    answer = client.read()
+        assert answer == b""
+
+
 async def test_an_address_that_is_taken_is_said_and_waited_for() -> None:
     """Once, with the setting that names it; when the other lets go of it, metrics are there."""
     served = Served(None)
