@@ -12,6 +12,7 @@ from pathlib import Path
 from nodeagent.errors import NodeagentError
 from nodeagent.execution.writer_lock import FILE_NAME as LOCK_NAME
 from nodeagent.execution.writer_lock import WriterLock
+from nodeagent.files import make_open_directory
 from nodeagent.settings import Settings
 
 
@@ -80,7 +81,7 @@ class Places:
             return None
         directory = self.settings.run.dir
         try:
-            directory.mkdir(parents=True, exist_ok=True)
+            make_open_directory(directory)  # programs of every user read what is in it
         except OSError as error:
             raise NodeagentError(
                 f"the folder {directory} cannot be made: {error.strerror}",

@@ -13,6 +13,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from nodeagent.errors import NodeagentError
+from nodeagent.files import make_open_directory
 
 FILE_NAME = "writer.lock"
 _FILE = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
@@ -41,7 +42,7 @@ class WriterLock:
         if self._directory is not None:
             self._take(self._directory, _DIRECTORY)
         try:
-            self._file.parent.mkdir(parents=True, exist_ok=True)
+            make_open_directory(self._file.parent)
             self._take(self._file, _FILE)
         except OSError as error:
             raise NodeagentError(

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from nodeagent.errors import NodeagentError
+from nodeagent.files import make_open_directory
 from nodeagent.mps.published_files import keep_others_out
 from nodeagent.mps.removal import remove_tree
 
@@ -154,14 +155,11 @@ def _top(run_dir: Path, device: str) -> str:
 @contextmanager
 def _opened_run_dir(run_dir: Path) -> Iterator[int]:
     try:
-        new = not run_dir.exists()
-        run_dir.mkdir(parents=True, exist_ok=True)
+        make_open_directory(run_dir)
         descriptor = os.open(run_dir, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError as error:
         raise _cannot("used", run_dir, error) from error
     try:
-        if new:
-            os.fchmod(descriptor, _PARENT_MODE)  # whatever the umask is
         found = os.fstat(descriptor)
         if found.st_uid != 0:
             _check_own(found, run_dir, os.geteuid())

@@ -54,6 +54,19 @@ def test_the_run_directory_is_deleted(running: Home) -> None:
     assert (running.folder / "run/agent.sock").stat().st_mode & 0o777 == 0o600
 
 
+def test_users_can_pass_the_run_directory_that_is_made_again(home: Home) -> None:
+    """Also under the service's UMask=0077: programs of every user read what is in run.dir."""
+    run = home.folder / "above/run"
+    home.settings["NODEAGENT_RUN_DIR"] = str(run)
+    home.plan.write_text(PLAN)
+    home.wrapper = ["sh", "-c", 'umask 077 && exec "$@"', "-"]
+    home.start("--run-dir", str(run))
+    for _ in range(2):
+        home.until((run / "agent.sock").exists)
+        assert [path.stat().st_mode & 0o777 for path in (run.parent, run)] == [0o755, 0o755]
+        shutil.rmtree(run.parent)
+
+
 def test_the_socket_alone_is_deleted(running: Home) -> None:
     """As by a cleanup job."""
     (running.folder / "run/agent.sock").unlink()

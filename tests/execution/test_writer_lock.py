@@ -46,6 +46,18 @@ def test_released_at_the_end(tmp_path: Path) -> None:
             pass
 
 
+def test_users_can_pass_its_directory(tmp_path: Path) -> None:
+    """The lock makes the run directory where it is missing, also under UMask=0077."""
+    path = tmp_path / "run" / "writer.lock"
+    before = os.umask(0o077)
+    try:
+        with writer_lock(path):
+            assert path.parent.stat().st_mode & 0o777 == 0o755
+            assert path.stat().st_mode & 0o777 == 0o600
+    finally:
+        os.umask(before)
+
+
 def test_what_was_deleted_is_taken_again(tmp_path: Path) -> None:
     """It is reported once, also of a directory that other code has to make."""
     file, state = tmp_path / "run" / "writer.lock", tmp_path / "state"
