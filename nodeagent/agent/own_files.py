@@ -92,6 +92,14 @@ class OwnFiles:
             raise
         except NodeagentError as error:
             self._unusable = Problem(Code.RUN_DIRECTORY, error.message, error.remedy)
+        except OSError as error:  # a file system that fails, or a path that goes right now
+            path = error.filename or self._places.settings.run.dir
+            self._unusable = Problem(
+                Code.RUN_DIRECTORY,
+                f"{path} cannot be examined: {error.strerror or error}",
+                f"run namei -l {path} and mend the first path that it cannot show, or its file "
+                "system",
+            )
         return tuple(dict.fromkeys(deleted))
 
     def _loss(self) -> Problem | None:

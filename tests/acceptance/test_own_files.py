@@ -67,6 +67,26 @@ def test_users_can_pass_the_run_directory_that_is_made_again(home: Home) -> None
         shutil.rmtree(run.parent)
 
 
+def test_a_directory_that_cannot_be_examined_is_a_problem(home: Home) -> None:
+    """The agent goes on, and the problem ends with its cause. As root it runs without the
+    capabilities that would let it pass.
+    """
+    kept = home.folder / "kept"
+    kept.mkdir()
+    home.state = kept / "node.json"
+    home.plan.write_text(PLAN)
+    if os.geteuid() == 0:
+        home.wrapper = ["setpriv", "--bounding-set", "-dac_override,-dac_read_search"]
+    home.start()
+    home.until(lambda: home.status().get("phase") == "InSync")
+    kept.chmod(0)
+    try:
+        home.until(lambda: f"{kept}/node.json.mps" in run_directory_problem(home))
+    finally:
+        kept.chmod(0o755)
+    home.until(lambda: not run_directory_problem(home))
+
+
 def test_the_socket_alone_is_deleted(running: Home) -> None:
     """As by a cleanup job."""
     (running.folder / "run/agent.sock").unlink()
