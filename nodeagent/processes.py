@@ -5,9 +5,11 @@ hidepid, another user's) and None (it is gone, or a zombie, which uses nothing a
 knowing is never taken for gone. All functions block for some 50 µs; a process whose memory is
 locked up in the kernel may block those for commands and environments for as long as that lasts.
 
-psutil reads what the kernel says of a process. What a process chooses itself is read here: psutil
+psutil reads what the kernel says of a process. What a process can influence is read here. psutil
 reads a command line and an environment whole, its `name()` included, and `prctl(PR_SET_MM_MAP)`
-lets any user show gigabytes in their place, which the reader then holds in memory.
+lets any user show gigabytes in their place, which the reader then holds in memory. psutil also
+searches all of /proc/PID/status for "Uid:" and three numbers, and a process may have these as its
+name, which comes first: it would then pass for root's.
 """
 
 from __future__ import annotations
@@ -69,16 +71,17 @@ def inspect(pid: int) -> Process | Hidden | None:
 
     try:
         process = psutil.Process(pid)
-        with process.oneshot():  # so that all is of one reading
-            if process.status() in {psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD}:
-                return None
-            uids = process.uids()
+        if process.status() in {psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD}:
+            return None
+        uids = _uids(pid)
+        if not isinstance(uids, Uids):
+            return uids
         # Only then is it sure that the pid was not used again between the two files.
         if not process.is_running():
             return None
     except (psutil.Error, OSError, ValueError) as error:
         return _unread(pid, error)
-    return Process(_identity(process), Uids(uids.real, uids.effective, uids.saved))
+    return Process(_identity(process), uids)
 
 
 def identify(pid: int) -> ProcessIdentity | Hidden | None:
@@ -105,7 +108,7 @@ def groups_of(pid: int) -> tuple[int, tuple[int, ...]] | Hidden | None:
     found = _read(pid, "status", 1 << 14)
     if not isinstance(found, bytes):
         return found
-    lines = dict(line.partition(b":")[::2] for line in found.splitlines())
+    lines = dict(line.partition(b":")[::2] for line in found.split(b"\n"))
     return int(lines[b"Gid"].split()[1]), tuple(sorted(map(int, lines[b"Groups"].split())))
 
 
@@ -152,6 +155,18 @@ def commands() -> dict[int, tuple[str, ...]]:
     """By pid, of all processes that can be seen, but for threads of the kernel."""
     found = ((pid, command_of(pid)) for pid in pids())
     return {pid: words for pid, words in found if words and not isinstance(words, Hidden)}
+
+
+def _uids(pid: int) -> Uids | Hidden | None:
+    found = _read(pid, "status", 1 << 14)
+    if not isinstance(found, bytes):
+        return found
+    # The kernel escapes only line feeds in a name; for splitlines() "\r" begins a line too.
+    for line in found.split(b"\n"):
+        if line.startswith(b"Uid:"):
+            real, effective, saved = map(int, line.split()[1:4])
+            return Uids(real, effective, saved)
+    return Hidden(f"the users of process {pid} are not in /proc/{pid}/status")
 
 
 def _identity(process: psutil.Process) -> ProcessIdentity:

@@ -15,6 +15,7 @@ from nodeagent.processes import (
     Hidden,
     Process,
     ProcessIdentity,
+    Uids,
     command_of,
     environment_of,
     groups_of,
@@ -96,6 +97,16 @@ def test_the_users_of_a_process() -> None:
         found = inspect(process.pid)
     assert isinstance(found, Process)
     assert (found.uids.real, found.uids.effective, found.uids.saved) == (4001, 4002, 4003)
+
+
+@as_root
+@pytest.mark.parametrize("name", ["Uid:\t0\t0\t0", "\rUid:\t0\t0\t0"])
+def test_a_name_forges_no_user(name: str) -> None:
+    """The name comes first in /proc/PID/status, and only its line feeds are escaped."""
+    with strange(name, uid=TENANT) as process:
+        found = inspect(process.pid)
+    assert isinstance(found, Process)
+    assert found.uids == Uids(TENANT, TENANT, TENANT)
 
 
 def test_a_zombie_is_gone() -> None:
