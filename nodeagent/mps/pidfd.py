@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import select
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -20,6 +21,13 @@ def opened(pid: int) -> Iterator[int | None]:
         yield descriptor
     finally:
         os.close(descriptor)
+
+
+def has_ended(descriptor: int) -> bool:
+    """Whether the process has ended, a zombie too; does not block."""
+    poll = select.poll()
+    poll.register(descriptor, select.POLLIN)
+    return bool(poll.poll(0))
 
 
 async def ended(descriptor: int) -> None:

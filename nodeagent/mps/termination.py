@@ -22,7 +22,7 @@ from nodeagent.errors import NodeagentError
 from nodeagent.mps.asking import ask_everything
 from nodeagent.mps.commands import TerminateClient
 from nodeagent.mps.control import ControlClient, ControlError
-from nodeagent.mps.pidfd import ended, opened
+from nodeagent.mps.pidfd import ended, has_ended, opened
 from nodeagent.mps.replies import UnexpectedReply
 from nodeagent.processes import Hidden, Process, ProcessIdentity, Uids, inspect
 
@@ -73,11 +73,11 @@ async def end_client(
             return _ALREADY
         obstacle = _of_another(found.uids, target) or await _not_listed(pid, listed)
         if obstacle:
-            return _ALREADY if await _is_ended(descriptor, 0) else _left_alone(obstacle)
+            return _ALREADY if has_ended(descriptor) else _left_alone(obstacle)
         # It was alive after the driver answered, so the driver lists this process.
-        by_daemon, obstacle = await _end_work(control, pid, deadline)
+        by_daemon, obstacle = await _end_work(control, descriptor, pid, deadline)
         if obstacle:
-            return _ALREADY if await _is_ended(descriptor, 0) else _left_alone(obstacle)
+            return _ALREADY if has_ended(descriptor) else _left_alone(obstacle)
         return await _end_process(descriptor, target, by_daemon, grace)
 
 
@@ -106,7 +106,9 @@ async def _not_listed(pid: int, listed: Callable[[], Awaitable[Collection[int]]]
     return "the driver does not have it as an MPS process of the device"
 
 
-async def _end_work(control: ControlClient, pid: int, deadline: float) -> tuple[str, str]:
+async def _end_work(
+    control: ControlClient, descriptor: int, pid: int, deadline: float
+) -> tuple[str, str]:
     """Take it off the device: how that was done, and why it was not."""
     try:
         seen = await ask_everything(control, (), status=False)
@@ -115,6 +117,8 @@ async def _end_work(control: ControlClient, pid: int, deadline: float) -> tuple[
         server = next((server for server, client in seen.clients if client == pid), None)
         if server is None:
             return "the daemon does not have it as a client", ""
+        if has_ended(descriptor):  # the number may be another client's by now
+            return "", "it has ended"
         code = await control.ask(TerminateClient(server, pid), deadline=deadline)
     except (ControlError, UnexpectedReply) as error:
         return "", error.message

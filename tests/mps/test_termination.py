@@ -93,13 +93,19 @@ for name in {ignored!r}:
 server = protocol.connect(protocol.pipe_directory() + "/" + protocol.CONTROL)
 protocol.send(server, {{"hello": "client", "environment": {{}}}})
 protocol.receive(server)
+if os.fork() == 0:  # keeps the connection, so that the daemon lists a client that is dead
+    sys.stdin.read()
+    os._exit(0)
 print(flush=True)
 while True:
     signal.pause()
 """
     environment = {"CUDA_MPS_PIPE_DIRECTORY": str(rig.pipes)}
     with subprocess.Popen(
-        [sys.executable, "-ISc", script], env=environment, stdout=subprocess.PIPE
+        [sys.executable, "-ISc", script],
+        env=environment,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
     ) as child:
         try:
             assert child.stdout
@@ -107,6 +113,8 @@ while True:
             yield child
         finally:
             child.kill()
+            assert child.stdin
+            child.stdin.close()
 
 
 @pytest.mark.parametrize(("ignored", "number"), [((), "SIGTERM"), (("SIGTERM",), "SIGKILL")])
@@ -234,6 +242,25 @@ async def test_one_that_is_gone(rig: Rig, client: SimulatedClient) -> None:
     said = rig.log().count("NEW UI")
     assert await end(rig, target) == Ending(True, "it had ended already")
     assert rig.log().count("NEW UI") == said
+
+
+@pytest.mark.parametrize("listed", [True, False])
+async def test_one_that_ends_while_the_driver_is_asked(rig: Rig, *, listed: bool) -> None:
+    """Nothing is ended in its place, although the daemon still lists its number."""
+    rig.start()
+    with stubborn(rig) as child:
+        target = target_of(child.pid)
+
+        async def mps_processes() -> Collection[int]:
+            child.kill()
+            os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+            return [child.pid] if listed else []
+
+        async with asking(rig) as control:
+            ending = await end_client(control, target, mps_processes, deadline=60.0, grace=5.0)
+        assert ending == Ending(True, "it had ended already")
+        assert f"{child.pid}" in rig.ask(f"get_client_list {rig.server()}")
+        assert "terminate_client" not in rig.log()
 
 
 @pytest.mark.parametrize("pid", [0, 1, os.getpid(), os.getppid()])
