@@ -267,7 +267,10 @@ class _GpuRun:
         if not course.mode_reached:
             seen = replace(seen, mode_change_needs_reset=True)
         again = self._plan_for(plan.goal or layout_of(plan.after), seen)
-        if again.verdict in (Verdict.APPLICABLE, Verdict.IN_SYNC):
+        if any(isinstance(s, SetMigMode) and s.enabled == step.enabled for s in again.steps):
+            # The same change once more would come to the same, without end.
+            course.failure = not_as_planned(seen, seen, again.steps)
+        elif again.verdict in (Verdict.APPLICABLE, Verdict.IN_SYNC):
             steps = (*plan.steps[:number], *again.steps)
             course.plan = replace(plan, steps=steps, after=again.after, problems=again.problems)
         else:
@@ -333,7 +336,14 @@ class _GpuRun:
         )
 
     def _is_back(self, earlier: DesiredGpu, seen: Gpu) -> bool:
-        return seen.access is Access.OK and self._plan_for(earlier, seen).verdict is Verdict.IN_SYNC
+        if seen.access is not Access.OK:
+            return False
+        rest = self._plan_for(earlier, seen)
+        # A mode that was pending before and still is may be planned away, but nothing was lost.
+        kept = seen.mig == self.plan.before.mig
+        return rest.verdict is Verdict.IN_SYNC or (
+            kept and bool(rest.steps) and all(isinstance(s, SetMigMode) for s in rest.steps)
+        )
 
     def _plan_for(self, desired: DesiredGpu, seen: Gpu) -> GpuPlan:
         node = plan_node(DesiredNode({seen.uuid: desired}), ObservedNode((seen,)), self.policy)

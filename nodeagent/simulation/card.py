@@ -95,6 +95,8 @@ class Card:
         """The activation status: the call itself succeeds even where the change has to wait."""
         self.require_mig_capable()
         state, switches = self.state, self._node.switches
+        if switches.pending_mode_stays and enabled == state.mig != state.pending:
+            return Code.IN_USE
         state.pending = enabled
         self._node.changed(self.index)
         if enabled == state.mig:

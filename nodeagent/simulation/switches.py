@@ -56,6 +56,10 @@ class Switches:
     disable_needs_no_instances: bool = False
     """MIG cannot be switched off while instances exist, even idle ones."""
 
+    pending_mode_stays: bool = False
+    """A mode change that waits for a reset cannot be taken back: the driver says that the GPU is
+    in use, and leaves it pending."""
+
     stale_handles: str = "INVALID_ARGUMENT"
     """What a handle of a destroyed instance answers."""
 

@@ -12,6 +12,8 @@ from nodeagent.gpu.usage import WholeGpu, whole_gpu, with_users
 from nodeagent.planning.observed import MigMode
 from nodeagent.planning.steps import SetMigMode
 
+_READ_AGAIN = (0.05, 0.2)  # seconds between readings of a pending mode that is not the one set
+
 
 def set_mig_mode(change: Change, step: SetMigMode) -> None:
     """Make the mode current, or pending where the driver changes it only with a reset.
@@ -30,10 +32,10 @@ def set_mig_mode(change: Change, step: SetMigMode) -> None:
             _insist_on_nobodys(change, WholeGpu(known.uuid, known.minor, ()))
     change.insist_on_time("changing MIG mode")
     status = card.nvml.set_mig_mode(card.handle, step.enabled)
-    after = change.read_back(lambda: _mode_after(card))
-    if after and after.current == step.enabled:
+    after = _settled_mode(change, step)
+    if after and after.current == after.pending == step.enabled:
         return
-    if after and after.pending == step.enabled:
+    if after and after.pending == step.enabled != after.current:
         if status in {0, RESET_REQUIRED}:
             card.mode_waits_for_reset()
         if card.mode_change_needs_reset():
@@ -42,7 +44,7 @@ def set_mig_mode(change: Change, step: SetMigMode) -> None:
         raise driver_error(status, "nvmlDeviceSetMigMode")
     raise otherwise(
         f"MIG mode was to become {_word(step.enabled)} and the driver reported success, but it is "
-        f"{_word(after.current) if after else 'not there'}"
+        f"{_found(after)}"
     )
 
 
@@ -72,6 +74,18 @@ def _insist_on_nobodys(change: Change, gpu: WholeGpu) -> None:
         )
 
 
+def _settled_mode(change: Change, step: SetMigMode) -> MigMode | None:
+    """The mode after the call. A pending mode other than the one asked for is read again, in case
+    the driver is late to report it.
+    """
+    after = change.read_back(lambda: _mode_after(change.card))
+    for pause in _READ_AGAIN:
+        if after is None or after.pending == step.enabled or not change.sleep(pause):
+            break
+        after = change.read_back(lambda: _mode_after(change.card))
+    return after
+
+
 def _mode_after(card: Card) -> MigMode | None:
     try:
         return card.mode()
@@ -80,6 +94,14 @@ def _mode_after(card: Card) -> MigMode | None:
             raise
     card.give_up_handle()  # the change has made it stale
     return card.mode()
+
+
+def _found(mode: MigMode | None) -> str:
+    if mode is None:
+        return "not there"
+    if mode.current == mode.pending:
+        return _word(mode.current)
+    return f"{_word(mode.current)} with {_word(mode.pending)} pending for the next GPU reset"
 
 
 def _word(enabled: bool) -> str:

@@ -101,3 +101,17 @@ async def test_a_mode_that_cannot_be_read_back_is_not_called_set(
     node.inject("nvmlDeviceGetMigMode", error="UNKNOWN", skip=1)
     with pytest.raises(DriverError, match="nvmlDeviceGetMigMode"):
         await driver.apply(disable(gpu))
+
+
+@pytest.mark.parametrize("on", [True, False])
+async def test_a_pending_mode_that_the_driver_keeps_is_not_called_taken_back(on: bool) -> None:
+    """The current mode is the one wanted, but the next reset would still change it."""
+    with simulated("a100-40gb:1", switches=Switches(pending_mode_stays=True)) as node:
+        async with Driver(observe_deadline=30, step_deadline=30) as driver:
+            gpu = (await driver.observe()).gpus[0]
+            card = node.card(0)
+            card.state.mig, card.state.pending = on, not on  # by another program
+            with pytest.raises(GpuInUse, match="nvmlDeviceSetMigMode"):
+                await driver.apply(enable(gpu) if on else disable(gpu))
+            mode = (await driver.observe_gpu(gpu.uuid)).mig
+            assert mode == MigMode(current=on, pending=not on)

@@ -1,0 +1,114 @@
+"""A mode change that does not come to what was planned ends, whatever driver or programs do."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+import pytest
+
+from nodeagent.documents.reading import read_document
+from nodeagent.execution.carrying_out import carry_out
+from nodeagent.planning.desired import DesiredNode
+from nodeagent.planning.observed import Gpu, MigMode, ObservedNode
+from nodeagent.planning.outcome import StepReport
+from nodeagent.planning.planner import plan
+from nodeagent.planning.problems import Code
+from nodeagent.planning.resolve import resolve
+from nodeagent.planning.steps import Destruction, SetMigMode, Step
+from nodeagent.simulation import SimulatedNode, Switches, simulated
+from tests.rig import open_driver, plan_text
+
+LIMIT = 20  # seconds for what ends after a few steps
+
+
+def wanting(*, on: bool, gpu: Gpu) -> DesiredNode:
+    """MIG on with whatever is there, or off."""
+    desired = resolve(
+        read_document(plan_text("enabled" if on else "disabled")), ObservedNode((gpu,))
+    )
+    assert isinstance(desired, DesiredNode)
+    return desired
+
+
+async def observed(node: SimulatedNode, *, on: bool) -> Gpu:
+    """GPU 0 in mode `on`, with the other one pending."""
+    state = node.card(0).state
+    state.mig, state.pending = on, not on
+    async with open_driver() as driver:
+        return (await driver.observe()).gpus[0]
+
+
+@dataclass
+class Unmoved:
+    """Reports every step as done, and changes nothing."""
+
+    gpu: Gpu
+    taken: list[Step] = field(default_factory=list)
+
+    async def observe_gpu(self, uuid: str) -> Gpu:
+        return self.gpu
+
+    async def read_back(self, uuid: str) -> Gpu:
+        return self.gpu
+
+    async def insist_on_idle(self, steps: Sequence[Destruction]) -> None:
+        """Always idle."""
+
+    async def apply(self, step: Step) -> None:
+        self.taken.append(step)
+
+
+@pytest.mark.parametrize("current", [True, False])
+@pytest.mark.parametrize("pending", [True, False])
+async def test_a_mode_that_never_changes_is_set_once_on_each_way(
+    current: bool, pending: bool
+) -> None:
+    """Forth and back, and never again; the report says what is still missing."""
+    with simulated("a100-40gb:1") as node:
+        gpu = replace(
+            await observed(node, on=current),
+            mig=MigMode(current, pending),
+            mode_change_needs_reset=False,
+        )
+    on = current if current != pending else not current
+    made = plan(wanting(on=on, gpu=gpu), ObservedNode((gpu,)))
+    driver = Unmoved(gpu)
+    async with asyncio.timeout(LIMIT):
+        outcome = (await carry_out(made, driver, parallel=1)).gpus[0]
+    assert 1 <= len(driver.taken) <= 2
+    assert all(isinstance(step, SetMigMode) for step in driver.taken)
+    (problem,) = outcome.problems
+    assert problem.code is Code.STEP_FAILED
+    assert "still it would take" in problem.message
+
+
+@pytest.mark.parametrize("on", [True, False])
+async def test_another_program_that_undoes_each_change_does_not_keep_the_agent_busy(
+    on: bool,
+) -> None:
+    """It sets the other mode after every step."""
+    with simulated("a100-40gb:1") as node:
+        gpu = await observed(node, on=on)
+        made = plan(wanting(on=on, gpu=gpu), ObservedNode((gpu,)))
+
+        def undo(_: StepReport) -> None:
+            node.card(0).set_mig_mode(enabled=not on)
+
+        async with open_driver() as driver, asyncio.timeout(LIMIT):
+            outcome = (await carry_out(made, driver, parallel=1, on_progress=undo)).gpus[0]
+        assert len(outcome.steps) == 1
+        assert [problem.code for problem in outcome.problems] == [Code.STEP_FAILED]
+
+
+@pytest.mark.parametrize("on", [True, False])
+async def test_a_driver_that_keeps_the_pending_mode_is_in_use(on: bool) -> None:
+    """It refuses to take the change back; that is tried once on each way."""
+    with simulated("a100-40gb:1", switches=Switches(pending_mode_stays=True)) as node:
+        gpu = await observed(node, on=on)
+        made = plan(wanting(on=on, gpu=gpu), ObservedNode((gpu,)))
+        async with open_driver() as driver, asyncio.timeout(LIMIT):
+            outcome = (await carry_out(made, driver, parallel=1)).gpus[0]
+        assert node.journal.total("nvmlDeviceSetMigMode") <= 2
+        assert [problem.code for problem in outcome.problems] == [Code.IN_USE]
