@@ -275,8 +275,13 @@ class Attendant:
             self._tell(Silent(self.run, reason))
 
     async def _has_servers(self) -> bool:
-        pipe_directory = self._state().spec.pipe_directory
-        return bool(await asyncio.to_thread(processes_of, pipe_directory, SERVER))
+        """Any user can name a process as a server, and must not hold up the daemon's end. Servers
+        of root's daemon may be of any user.
+        """
+        spec = self._state().spec
+        found = await asyncio.to_thread(processes_of, spec.pipe_directory, SERVER)
+        any_user = spec.multi_user or spec.uid == 0
+        return any(any_user or server.uid == spec.uid for server in found)
 
     # --- draining -------------------------------------------------------------------------------
 

@@ -17,6 +17,7 @@ import pytest
 
 from nodeagent.mps.commands import GetDefaultMemoryLimit, GetDefaultThreads
 from nodeagent.mps.fleet import Fleet, InUse, NotReady
+from nodeagent.mps.identity import SERVER
 from nodeagent.mps.lifecycle.values import Subject
 from nodeagent.simulation.mps.clients import SimulatedClient
 from nodeagent.simulation.mps.knobs import KNOBS
@@ -111,6 +112,28 @@ async def test_hang(rig: FleetRig, fleet: Fleet) -> None:
     assert "answered none of 2 questions in a row; it is replaced" in await rig.told(Subject.SILENT)
     rig.knobs().clear()
     assert (await ready(fleet)).pid != before
+
+
+@as_root
+async def test_hang_while_it_is_drained(rig: FleetRig) -> None:
+    """Without a server it has no client; another user's process of that name is no server of it."""
+    async with rig.fleet() as fleet:
+        await fleet.start(GPU, wanted(uid=1234))
+        like = await asyncio.create_subprocess_exec(
+            *(SERVER, "-f"),
+            executable="/bin/sh",
+            stdin=asyncio.subprocess.PIPE,
+            env={"CUDA_MPS_PIPE_DIRECTORY": str(rig.pipes())},
+            user=4242,
+            extra_groups=(),
+        )
+        try:
+            rig.knobs().turn("hang")
+            assert await fleet.drain(GPU, seconds=30.0) == ()
+            assert like.returncode is None
+        finally:
+            like.kill()
+            await like.wait()
 
 
 async def test_stopped_by_a_signal(rig: FleetRig, fleet: Fleet) -> None:
