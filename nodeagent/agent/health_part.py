@@ -250,9 +250,11 @@ class HealthPart:
 
     def _judge(self, reading: NodeReading, *, quietly: bool = False) -> None:
         judgement = judge(self.state, reading, self._rules)
+        first_read = _read_gpus(judgement.state) != _read_gpus(self.state)
         self.state = with_pods(judgement.state, self._node())
         self._tell(_with_state(judgement, self.state))
-        if not quietly and (judgement.raised or judgement.changed or judgement.ended):
+        news = judgement.raised or judgement.changed or judgement.ended or first_read
+        if news and not quietly:
             self._changed()
         if _missed(self.state) != self._kept:
             self._news.set()
@@ -327,6 +329,11 @@ class HealthPart:
                 self._not_kept = error.message
             else:
                 self._kept, self._not_kept = _missed(state), ""
+
+
+def _read_gpus(state: HealthState) -> frozenset[str]:
+    """The GPUs of which a check has read anything; the others are not called healthy."""
+    return frozenset(uuid for uuid, past in state.gpus.items() if past.judged)
 
 
 def _missed(state: HealthState) -> object:

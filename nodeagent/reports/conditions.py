@@ -15,6 +15,7 @@ from nodeagent.health.table import Check
 from nodeagent.planning.observed import Access, Gpu
 from nodeagent.reports.headline import Severity, headline
 from nodeagent.reports.node_state import NodeState, Phase
+from nodeagent.reports.places import gpus_not_read, not_read_words
 from nodeagent.reports.plain_text import shortened
 from nodeagent.reports.status_annotation import has_looked
 from nodeagent.reports.words import gpu_words
@@ -108,6 +109,10 @@ def _health(state: NodeState) -> Condition:
         return answers
     if answers.reason == "NoGpus" and found.status == "True":
         return answers
+    unread = gpus_not_read(state.observed, state.health)
+    if unread and found.status == "True":
+        worse = f"; {found.message}" if found.reason != "Healthy" else ""
+        return _condition("Unknown", "NotReadYet", not_read_words(unread) + worse)
     return _condition(found.status, found.reason, found.message)
 
 

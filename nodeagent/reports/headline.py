@@ -20,7 +20,7 @@ from nodeagent.planning.observed import Access, Gpu
 from nodeagent.planning.problems import Code, Problem
 from nodeagent.reports.mps_state import DaemonState
 from nodeagent.reports.node_state import SHOWN_ONLY, WAITING, NodeState, Phase
-from nodeagent.reports.places import device_words
+from nodeagent.reports.places import device_words, gpus_not_read, not_read_words
 
 
 class Severity(StrEnum):
@@ -314,6 +314,13 @@ def _no_plan(seen: Seen) -> Iterator[Matter]:
         yield Matter(text, code=Phase.NO_PLAN.value)
 
 
+def _health_not_read(seen: Seen) -> Iterator[Matter]:
+    """Such as while a fresh node's first plan is applied; nothing may call these GPUs healthy."""
+    gpus = gpus_not_read(seen.state.observed, seen.state.health)
+    if gpus:
+        yield Matter(_sentence(not_read_words(gpus)), code="HealthNotReadYet")
+
+
 def _all_well(seen: Seen) -> Iterator[Matter]:
     count = len(seen.state.observed.gpus)
     gpus = "its GPU is" if count == 1 else f"its {count} GPUs are"
@@ -342,6 +349,7 @@ RANKING: Final[tuple[tuple[Severity, Finder], ...]] = (
     (Severity.INFO, _notices),  # XIDs of applications and the like
     (Severity.INFO, _no_gpus),
     (Severity.INFO, _no_plan),
+    (Severity.INFO, _health_not_read),
     (Severity.OK, _all_well),
 )
 

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from nodeagent.planning.observed import Gpu, ObservedNode
+from nodeagent.planning.observed import Access, Gpu, ObservedNode
+
+if TYPE_CHECKING:  # it takes long to import, and not every command has health
+    from nodeagent.health.state import HealthState
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +32,21 @@ class Place:
 def places(observed: ObservedNode) -> tuple[Place, ...]:
     """Every device that a daemon can be for: the GPUs, and the MIG devices on them."""
     return tuple(place for gpu in observed.gpus for place in _places_on(gpu))
+
+
+def gpus_not_read(observed: ObservedNode, health: HealthState | None) -> tuple[Gpu, ...]:
+    """The GPUs that answer and of which no check has read anything yet; none without checks."""
+    if health is None or health.at is None:
+        return ()
+    judged = {uuid for uuid, past in health.gpus.items() if past.judged}
+    return tuple(g for g in observed.gpus if g.access is Access.OK and g.uuid not in judged)
+
+
+def not_read_words(gpus: tuple[Gpu, ...]) -> str:
+    """`the health of GPUs 0 and 1 was not read yet`."""
+    *others, last = (str(gpu.index) for gpu in gpus)
+    named = f"GPUs {', '.join(others)} and {last}" if others else f"GPU {last}"
+    return f"the health of {named} was not read yet"
 
 
 def devices_named(named: str, observed: ObservedNode) -> tuple[str, ...] | None:

@@ -45,7 +45,7 @@ async def test_the_condition_and_the_event(tmp_path: Path) -> None:
         async with AgentProcess(boards, tmp_path, settings=settings) as agent:
             await until_status(api, in_sync(plan))
             await until(lambda: condition().get("reason") == "Healthy")
-            assert headline()["severity"] == "ok"
+            await until(lambda: headline()["severity"] == "ok")
             micros = int(time.clock_gettime(time.CLOCK_BOOTTIME) * 1e6)
             line = f"3,17,{micros},-;NVRM: Xid (PCI:0000:1a:00 GPU-I:02): 95, pid=7, name=x\n"
             os.write(kernel, line.encode())

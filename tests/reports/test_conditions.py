@@ -20,7 +20,16 @@ from nodeagent.reports.conditions import (
     conditions,
 )
 from nodeagent.reports.node_state import NodeState, Phase, Refusal
-from tests.reports.example_node import AT, BLOCKED, DIGEST, FIRST, IN_SYNC, OBSERVED, REJECTED
+from tests.reports.example_node import (
+    AT,
+    BLOCKED,
+    DIGEST,
+    FIRST,
+    IN_SYNC,
+    OBSERVED,
+    REJECTED,
+    SECOND,
+)
 
 FRESH = NodeState("gpu-node-0", "annotation")
 LOST = replace(OBSERVED.gpus[0], access=Access.LOST, access_reason="it fell off the bus")
@@ -134,7 +143,8 @@ def test_what_the_checks_found_counts() -> None:
     assert healthy(replace(IN_SYNC, health=sick)) == Condition(
         "False", "MemoryUnrepairable", "GPU 0 has memory that cannot be repaired (inspect hardware)"
     )
-    well = _judged(GpuReading(FIRST, 0, memory=Memory(unrepairable=False)))
+    good = Memory(unrepairable=False)
+    well = _judged(GpuReading(FIRST, 0, memory=good), GpuReading(SECOND, 1, memory=good))
     assert healthy(replace(IN_SYNC, health=well)) == Condition(
         "True", "Healthy", "all checks are good"
     )
@@ -143,6 +153,26 @@ def test_what_the_checks_found_counts() -> None:
 def test_before_the_first_reading_the_driver_alone_counts() -> None:
     """The checks have nothing to say yet."""
     assert healthy(replace(IN_SYNC, health=HealthState())) == healthy(IN_SYNC)
+
+
+def test_a_gpu_that_no_check_has_read_yet_is_not_called_healthy() -> None:
+    """It answers, and no more is known; a GPU that does not answer is the worse matter."""
+    fresh = _judged(GpuReading(FIRST, 0), GpuReading(SECOND, 1))
+    assert healthy(replace(IN_SYNC, health=fresh)) == Condition(
+        "Unknown", "NotReadYet", "the health of GPUs 0 and 1 was not read yet"
+    )
+    worn = _judged(GpuReading(FIRST, 0, inforom_corrupt=True))
+    assert healthy(replace(IN_SYNC, health=worn)) == Condition(
+        "Unknown",
+        "NotReadYet",
+        "the health of GPU 1 was not read yet; GPU 0 has a corrupt InfoROM (inspect hardware)",
+    )
+    sick = _judged(GpuReading(FIRST, 0, memory=Memory(unrepairable=True)))
+    assert healthy(replace(IN_SYNC, health=sick)).reason == "MemoryUnrepairable"
+    silent = replace(IN_SYNC, observed=ObservedNode((OBSERVED.gpus[0], SILENT)), health=fresh)
+    assert healthy(silent).reason == "GpuUnknown"
+    none = replace(IN_SYNC, observed=ObservedNode(), health=fresh)
+    assert healthy(none).reason == "NoGpus"
 
 
 def test_the_worse_of_checks_and_driver_counts() -> None:

@@ -78,6 +78,7 @@ KINDS: tuple[tuple[Severity, str, dict[str, object]], ...] = (
     (INFO, "Working", {"phase": Phase.WORKING}),
     (INFO, "XidApplication", {"health": health(xid=13)}),
     (INFO, "NoPlan", {"phase": Phase.NO_PLAN, "digest": ""}),
+    (INFO, "HealthNotReadYet", {"health": health()}),
     (OK, "InSync", {}),
 )
 
@@ -182,6 +183,14 @@ def test_nothing_in_it_grows_with_time() -> None:
     later = {"observed_at": datetime(2031, 1, 1, tzinfo=UTC), "rounds": 99}
     for _, _, values in KINDS:
         assert of(node({**values, **later})) == of(node(values))
+
+
+def test_gpus_that_no_check_has_read_yet() -> None:
+    """They are named; one that was read is not."""
+    fresh = health()
+    assert of(node({"health": fresh})).text == "The health of GPUs 0 and 1 was not read yet."
+    half = health(GpuReading(FIRST, 0, memory=Memory(unrepairable=False)), GpuReading(SECOND, 1))
+    assert of(node({"health": half})).text == "The health of GPU 1 was not read yet."
 
 
 def test_as_json() -> None:
