@@ -9,6 +9,7 @@ process included, has the GPU open.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from types import TracebackType
@@ -47,7 +48,8 @@ class Driver:
     where there are no others, as under simulation. `allocations` knows to whom devices and GPUs
     were given; None where nobody gives them. `nvidia_smi` is the program that resets GPUs
     and knows their time slices, with leading arguments, if any. `topology` reads NUMA nodes and
-    NVLinks; without it they stay unknown.
+    NVLinks; without it they stay unknown. `clock`, in seconds, is for the age of what was read of
+    users before a step.
     """
 
     def __init__(
@@ -59,6 +61,7 @@ class Driver:
         allocations: AllocationSource | None = None,
         nvidia_smi: Sequence[str] = ("nvidia-smi",),
         topology: Topology | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._observe_deadline = observe_deadline
         self._nvidia_smi = tuple(nvidia_smi)
@@ -79,6 +82,7 @@ class Driver:
             reader=self._reader,
             allocations=allocations,
             nvidia_smi=self._nvidia_smi,
+            clock=clock,
         )
         self.taken: list[Callable[[Step], None]] = []
         """Called after each step that was begun, whatever came of it."""

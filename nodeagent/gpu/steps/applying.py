@@ -8,24 +8,33 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Coroutine, Sequence
+from typing import TypeVar
 
 from nodeagent.errors import DeadlineExceeded, DriverError, GpuInUse
 from nodeagent.gpu.all_gpus import AllGpus, is_well
 from nodeagent.gpu.nvml_errors import about
 from nodeagent.gpu.posts import Post, Posts
+from nodeagent.gpu.recent import FRESH
 from nodeagent.gpu.steps.change import Change, otherwise
 from nodeagent.gpu.steps.destruction import insist_on_idle_devices
 from nodeagent.gpu.steps.reset import reset_gpu
 from nodeagent.gpu.steps.taking import insist_on_gpu, name_of, take, takes_away
 from nodeagent.gpu.steps.time_slice import set_time_slice
-from nodeagent.gpu.usage import AllocationSource
+from nodeagent.gpu.usage import AllocationReading, AllocationSource, UsageReading
 from nodeagent.gpu.usage_reader import UsageReader
 from nodeagent.planning.observed import Gpu
 from nodeagent.planning.steps import Destruction, GpuStep, ResetGpu, SetTimeSlice
 
+_READINGS = 3  # of the users, before a step is refused because all were too old at its turn
+
+Result = TypeVar("Result")
+
 
 class Applying:
-    """Takes steps; `deadline` in seconds for one of them."""
+    """Takes steps; `deadline` in seconds for one of them.
+
+    `clock`, in seconds, gives the age of what was read of the users.
+    """
 
     def __init__(
         self,
@@ -36,6 +45,7 @@ class Applying:
         reader: UsageReader | None,
         allocations: AllocationSource | None,
         nvidia_smi: Sequence[str],
+        clock: Callable[[], float],
     ) -> None:
         self._posts = posts
         self._gpus = gpus
@@ -43,6 +53,7 @@ class Applying:
         self._reader = reader
         self._allocations = allocations
         self._nvidia_smi = nvidia_smi
+        self._clock = clock
 
     async def take(self, step: GpuStep) -> None:
         """Take the step and read back that it is so; raises DriverError if it is not."""
@@ -52,34 +63,76 @@ class Applying:
             return await _to_its_end(self._set_time_slice(step))
         async with self._posts.gate.together():
             post = self._post(step.gpu)
-            takes = takes_away(step)
-            readings = [await self._reader.read()] if self._reader and takes else []
-            allocated = await self._allocations.ask() if self._allocations and takes else None
-
-            def change() -> None:
-                until = time.monotonic() + self._deadline
-                take(Change(post.card, until, readings, allocated), step)
-
-            await self._call(post, change, what=name_of(step))
+            what = name_of(step)
+            if takes_away(step):
+                await self._knowing_users(post, lambda change: take(change, step), what=what)
+            else:
+                await self._call(post, lambda: take(self._change(post), step), what=what)
         return None
 
     async def check(self, steps: Sequence[Destruction]) -> None:
         """Raises GpuInUse unless all that these steps of one GPU destroy is idle."""
         async with self._posts.gate.together():
             post = self._post(steps[0].gpu)
+
+            def check(change: Change) -> None:
+                insist_on_gpu(post.card, steps[0].gpu)
+                insist_on_idle_devices(change, steps)
+
+            await self._knowing_users(post, check, what="looking for users")
+
+    async def _knowing_users(
+        self, post: Post, function: Callable[[Change], None], *, what: str
+    ) -> None:
+        """Call `function` with what the other sources know of users.
+
+        They are read before the wait for the GPU's thread, which another call may make long. A
+        device may be allocated meanwhile, so they are read again if they are too old by then, a few
+        times and for at most the step's deadline: the watchdog must not take it for a hang.
+        """
+        until = self._clock() + self._deadline
+        for _ in range(_READINGS):
             readings = [await self._reader.read()] if self._reader else []
             allocated = await self._allocations.ask() if self._allocations else None
+            read_at = self._clock()
 
-            def check() -> None:
-                until = time.monotonic() + self._deadline
-                insist_on_gpu(post.card, steps[0].gpu)
-                insist_on_idle_devices(Change(post.card, until, readings, allocated), steps)
+            def job(
+                readings: Sequence[UsageReading] = readings,
+                allocated: AllocationReading | None = allocated,
+                read_at: float = read_at,
+            ) -> bool:
+                if self._clock() - read_at > FRESH and (readings or allocated is not None):
+                    return False
+                function(self._change(post, readings, allocated))
+                return True
 
-            await self._call(post, check, what="looking for users")
+            if await self._call(post, job, what=what):
+                return
+            if self._clock() > until:
+                break
+        raise GpuInUse(
+            f"{post.worker.name}: {what} was not begun: it waited too long behind other driver "
+            f"calls, so that what was read of the users was over {FRESH:g} s old at its turn",
+            code=None,
+            name="InUse",
+            call="",
+            remedy="nothing was changed; it is tried again with the next observation",
+        )
 
-    async def _call(self, post: Post, function: Callable[[], None], *, what: str) -> None:
+    def _change(
+        self,
+        post: Post,
+        readings: Sequence[UsageReading] = (),
+        allocated: AllocationReading | None = None,
+    ) -> Change:
+        """Begun now, in the GPU's thread."""
+        return Change(post.card, time.monotonic() + self._deadline, readings, allocated)
+
+    async def _call(self, post: Post, function: Callable[[], Result], *, what: str) -> Result:
         try:
-            await post.worker.call(function, what=what, deadline=self._deadline, changing=True)
+            return await post.worker.call(
+                function, what=what, deadline=self._deadline, changing=True
+            )
         except DeadlineExceeded:
             raise
         except DriverError as error:

@@ -1,0 +1,99 @@
+"""Users read before a long wait for the GPU's thread prove nothing after it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from itertools import count
+
+import pytest
+
+from nodeagent.errors import GpuInUse
+from nodeagent.gpu.driver import Driver
+from nodeagent.gpu.recent import FRESH
+from nodeagent.gpu.usage import MigDevice, WholeGpu
+from nodeagent.planning.observed import Gpu, Usage, User
+from nodeagent.simulation import simulated
+from tests.gpu.steps_of import destroy, laid_out
+
+DESTROYS = "nvml*InstanceDestroy"
+
+
+class Snapshot:
+    """What was allocated at one moment."""
+
+    def __init__(self, allocated: frozenset[str]) -> None:
+        self._allocated = allocated
+
+    def users(self, device: MigDevice) -> Usage:
+        given = device.uuid in self._allocated
+        return Usage((User(0, "", namespace="team", pod="trainer"),) if given else ())
+
+    def users_of_gpu(self, gpu: WholeGpu) -> Usage:
+        return Usage()
+
+
+class Kubelet:
+    """Gives devices to pods."""
+
+    def __init__(self) -> None:
+        self.allocated: set[str] = set()
+        self.asked = 0
+
+    async def ask(self) -> Snapshot:
+        self.asked += 1
+        return Snapshot(frozenset(self.allocated))
+
+    async def joined(self, gpus: Sequence[Gpu]) -> list[Gpu]:
+        return list(gpus)
+
+    async def close(self) -> None:
+        """Nothing is under way."""
+
+
+@pytest.mark.parametrize("look_only", [True, False])
+async def test_a_device_allocated_during_the_wait_for_the_gpu_is_kept(look_only: bool) -> None:
+    """The step waits behind a slow call; before it begins the kubelet is asked again."""
+    kubelet, now = Kubelet(), [100.0]
+    with simulated("h100-80gb:1") as node:
+        async with Driver(
+            observe_deadline=30, step_deadline=30, allocations=kubelet, clock=lambda: now[0]
+        ) as driver:
+            gpu = await laid_out(driver, 0, at0="1g.10gb")
+            step = destroy(gpu, gpu.instances[0])
+            kubelet.asked = 0
+            hang = node.inject("nvmlDeviceGetMigMode", hang=True)
+            async with asyncio.timeout(30):
+                looking = asyncio.create_task(driver.observe_gpu(gpu.uuid))
+                while hang.times:
+                    await asyncio.sleep(0.001)
+                work = driver.insist_on_idle([step]) if look_only else driver.apply(step)
+                taking = asyncio.ensure_future(work)
+                while not kubelet.asked:
+                    await asyncio.sleep(0.001)
+                kubelet.allocated.update(d.uuid for d in gpu.instances[0].compute)
+                now[0] += FRESH + 1
+                node.clear_faults()
+                with pytest.raises(GpuInUse, match="team/trainer"):
+                    await taking
+                await looking
+            assert kubelet.asked == 2
+            assert node.journal.total(DESTROYS) == 0
+
+
+@pytest.mark.parametrize(("deadline", "readings"), [(300, 3), (1, 1)])
+async def test_a_step_whose_turn_always_comes_too_late_is_refused(
+    deadline: int, readings: int
+) -> None:
+    """After a few readings within its deadline, with nothing changed."""
+    kubelet, clock = Kubelet(), count(0.0, FRESH + 1)
+    with simulated("h100-80gb:1") as node:
+        async with Driver(observe_deadline=30, step_deadline=30) as plain:
+            gpu = await laid_out(plain, 0, at0="1g.10gb")
+        async with Driver(
+            observe_deadline=30, step_deadline=deadline, allocations=kubelet, clock=clock.__next__
+        ) as driver:
+            with pytest.raises(GpuInUse, match=r"GPU 0: .* waited too long behind other driver"):
+                await driver.apply(destroy(gpu, gpu.instances[0]))
+        assert kubelet.asked == readings
+        assert node.journal.total(DESTROYS) == 0
