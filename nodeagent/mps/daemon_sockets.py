@@ -69,6 +69,10 @@ class DaemonSockets:
                 self._proven[name] = mark
         return ""
 
+    def proven(self) -> bool:
+        """Whether it listens at one of its sockets at least, and no other process at any."""
+        return not self.impostor() and bool(self._proven)
+
 
 def _listening(path: Path) -> tuple[int, int] | None:
     """Pid and uid of the process that listens there; None where none does, or its queue is full."""

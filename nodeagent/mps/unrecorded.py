@@ -62,10 +62,12 @@ def left_by(run_dir: Path, device: str) -> DaemonSpec:
 
 
 def _process(made: Directories) -> Identity | None:
-    """The one daemon of the user who has the directories, at its own sockets."""
+    """The one daemon of the user who has the directories, at its own sockets. A name and an
+    environment prove nothing: a process without sockets would keep the device for ever.
+    """
     users = {0, _owner(made)}
     found = [process for process in processes_of(made.pipe, CONTROL) if process.uid in users]
-    own = [one for one in found if not DaemonSockets(BackDoor(made.pipe), one).impostor()]
+    own = [one for one in found if DaemonSockets(BackDoor(made.pipe), one).proven()]
     return own[0] if len(own) == 1 else None
 
 

@@ -289,6 +289,32 @@ async def test_who_only_looks_like_the_daemon(rig: FleetRig) -> None:
 
 
 @as_root
+async def test_who_has_no_socket_is_no_daemon(rig: FleetRig) -> None:
+    """The plan's user can name a process like that, and would keep the device without a daemon."""
+    tenant = wanted(uid=1234)
+    async with rig.fleet() as fleet:
+        await fleet.start(GPU, tenant)
+        pid = status(fleet).pid
+    assert pid is not None
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+    (rig.pipes().parent / "record.json").write_text("{")
+    like = await asyncio.create_subprocess_exec(
+        *(CONTROL, "-f"),
+        executable="/bin/sh",
+        stdin=asyncio.subprocess.PIPE,
+        env={"CUDA_MPS_PIPE_DIRECTORY": str(rig.pipes())},
+        user=1234,
+        extra_groups=(),
+    )
+    try:
+        assert await survey(rig.run_dir, programs=rig.programs, ask=False) == {}
+    finally:
+        like.kill()
+        await like.wait()
+
+
+@as_root
 async def test_who_waits_is_known_to_the_next_agent(rig: FleetRig) -> None:
     """From the log that is there already."""
     async with rig.fleet() as fleet:
