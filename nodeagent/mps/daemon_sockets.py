@@ -74,36 +74,14 @@ class DaemonSockets:
         return not self.impostor() and bool(self._proven)
 
 
-def may_listen(door: BackDoor, pid: int) -> bool:
-    """Whether this process listens at a control socket, or that is not known. Blocks on the file
-    system.
-    """
-    for directory in {door.front, Path(door.directory)}:
-        for name in SOCKETS:
-            try:
-                listening, _ = _peer(directory / name)
-            except (FileNotFoundError, ConnectionRefusedError):
-                continue
-            except OSError:  # its queue is full, for one
-                return True
-            if listening in {pid, 0}:  # 0 is a process that this one cannot see
-                return True
-    return False
-
-
 def _listening(path: Path) -> tuple[int, int] | None:
-    """As `_peer`; None where none listens, or its queue is full."""
-    try:
-        return _peer(path)
-    except OSError:
-        return None
-
-
-def _peer(path: Path) -> tuple[int, int]:
-    """Pid and uid of the process that listens there. Raises OSError where that is not known."""
+    """Pid and uid of the process that listens there; None where none does, or its queue is full."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
         connection.setblocking(False)
-        connection.connect(os.fspath(path))
+        try:
+            connection.connect(os.fspath(path))
+        except OSError:
+            return None
         answer = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     pid, uid, _ = _CREDENTIALS.unpack(answer)
     return pid, uid

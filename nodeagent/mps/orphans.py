@@ -3,8 +3,6 @@
 A daemon that is killed leaves its server running, which then holds the GPU, and a new daemon
 starts without knowing of it. Such a server is found by its name and its environment, which every
 process can choose; so it is ended only if it runs as the plan's user, who could end it anyway.
-A process of that user which is named as the daemon but listens at none of its sockets serves no
-client, and would keep the device without a daemon for ever; it is ended likewise.
 """
 
 from __future__ import annotations
@@ -12,13 +10,11 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
 from nodeagent.errors import NodeagentError
-from nodeagent.mps.back_door import BackDoor
-from nodeagent.mps.daemon_sockets import may_listen
 from nodeagent.mps.identity import CONTROL, SERVER, Identity, identify, processes_of
 from nodeagent.mps.pidfd import ended, opened
 from nodeagent.mps.shares import DaemonSpec
@@ -29,45 +25,40 @@ class OrphansLeft(NodeagentError):
 
 
 async def end_orphans(spec: DaemonSpec, *, grace: float) -> tuple[Identity, ...]:
-    """End all servers of this daemon, which is dead, and what only looks like it; which those were.
+    """End all servers of this daemon, which is dead; which those were.
 
     They are asked first, as a daemon asks, and killed after `grace` seconds. Raises OrphansLeft
     when one survives even that for as long again, or when a daemon lives there after all.
     """
     pipe_directory = spec.pipe_directory
-    users = await asyncio.to_thread(_users, spec)
-    daemons, idle = await asyncio.to_thread(_daemons, spec, users)
+    daemons = await asyncio.to_thread(_daemons, spec)
     if daemons:
         raise OrphansLeft(
             f"another MPS daemon (pid {daemons[0].pid}, user {daemons[0].uid}) already serves "
             f"{pipe_directory}",
             remedy=f"see who started it, and end it: kill {daemons[0].pid}",
         )
+    users = await asyncio.to_thread(_users, spec)
     found = await asyncio.to_thread(processes_of, pipe_directory, SERVER)
-    left = servers = (*idle, *(server for server in found if server.uid in users))
+    left = servers = tuple(server for server in found if server.uid in users)
     for number in (signal.SIGINT, signal.SIGKILL):
         left = await _ended(left, number, grace)
     if left:
         pids = ", ".join(str(server.pid) for server in left)
         raise OrphansLeft(
-            f"what an earlier daemon left does not end although it was killed: pid {pids}",
+            f"an earlier daemon's server does not end although it was killed: pid {pids}",
             remedy="it probably waits for the driver: see the kernel's log, else reboot the node",
         )
     return servers
 
 
-def _daemons(
-    spec: DaemonSpec, users: Collection[int]
-) -> tuple[Sequence[Identity], Sequence[Identity]]:
-    """Those that serve there, or may, and those of the daemon's users that do not. Any user can
-    call a program like that and give it the directory, but only its owner and root can have sockets
-    in it.
+def _daemons(spec: DaemonSpec) -> Sequence[Identity]:
+    """Those that can serve there. Anybody can call a program like that and give it the directory,
+    but only its owner and root can have sockets in it.
     """
-    able = {0, os.geteuid(), *users}
-    found = [one for one in processes_of(spec.pipe_directory, CONTROL) if one.uid in able]
-    door = BackDoor(spec.pipe_directory)
-    idle = [one for one in found if one.uid in {*users} - {0} and not may_listen(door, one.pid)]
-    return [one for one in found if one not in idle], idle
+    found = processes_of(spec.pipe_directory, CONTROL)
+    able = {0, os.geteuid(), *_users(spec)}
+    return [daemon for daemon in found if daemon.uid in able]
 
 
 def _users(spec: DaemonSpec) -> frozenset[int]:

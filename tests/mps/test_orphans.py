@@ -16,7 +16,7 @@ from nodeagent.mps.launching import ChildLauncher
 from nodeagent.mps.orphans import OrphansLeft, end_orphans
 from nodeagent.mps.process import Programs
 from nodeagent.mps.shares import DaemonSpec
-from tests.mps.conftest import PYTHON, StartServer, spec_for
+from tests.mps.conftest import StartServer
 
 
 async def test_orphans_are_ended_by_their_pipe_directory(
@@ -54,7 +54,6 @@ async def test_leaving_early_waits_for_nothing(spec: DaemonSpec, start_server: S
     assert len(await end_orphans(spec, grace=0.1)) == 1
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="a user's daemon has to listen")
 async def test_a_living_daemon_is_no_orphans_parent(
     spec: DaemonSpec, programs: Programs, start_server: StartServer
 ) -> None:
@@ -100,56 +99,6 @@ async def test_who_cannot_serve_holds_up_nothing(
     finally:
         called.kill()
         called.communicate()
-
-
-_LISTENING = """
-import socket, sys
-listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-listener.bind(sys.argv[1])
-listener.listen(1)
-"""
-_FULL = """
-clients = [socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) for _ in range(2)]
-for client in clients:
-    client.connect(sys.argv[1])
-"""
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user")
-@pytest.mark.parametrize(
-    ("program", "socket", "serves"),
-    [
-        pytest.param("", "pipe/control", False, id="without a socket"),
-        pytest.param(_LISTENING, "pipe/control", True, id="it listens"),
-        pytest.param(_LISTENING + _FULL, "pipe/control", True, id="its queue is full"),
-        pytest.param(_LISTENING, "log/control", False, id="it listens elsewhere"),
-    ],
-)
-async def test_a_users_process_named_as_the_daemon(
-    open_folder: Path, program: str, socket: str, *, serves: bool
-) -> None:
-    """Keeps the device from another daemon only where it listens at the daemon's sockets."""
-    spec = spec_for(open_folder, 4242, 4242)
-    path = Path(spec.pipe_directory).parent / socket
-    with subprocess.Popen(
-        [CONTROL, "-c", f"{program}\nimport sys; print('up', flush=True); sys.stdin.read()", path],
-        executable=PYTHON,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        env={"CUDA_MPS_PIPE_DIRECTORY": spec.pipe_directory},
-        user=4242,
-    ) as called:
-        try:
-            assert called.stdout
-            assert called.stdout.readline() == b"up\n"
-            if serves:
-                with pytest.raises(OrphansLeft, match=f"pid {called.pid}, user 4242"):
-                    await end_orphans(spec, grace=5)
-                assert called.poll() is None
-            else:
-                assert [one.pid for one in await end_orphans(spec, grace=5)] == [called.pid]
-        finally:
-            called.kill()
 
 
 def test_who_is_no_program_of_mps() -> None:
