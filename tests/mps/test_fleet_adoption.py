@@ -319,12 +319,13 @@ async def test_who_waits_is_known_to_the_next_agent(rig: FleetRig) -> None:
     """From the log that is there already."""
     async with rig.fleet() as fleet:
         await fleet.start(GPU, wanted())
-    with rig.client() as client, rig.client(uid=1234) as stranger:
-        await asyncio.to_thread(client.wait_until_accepted)
-        assert await asyncio.to_thread(stranger.wait_until_connected)
-        await until(lambda: f"NEW CLIENT {stranger.pid}" in rig.log().read_text())
-        async with rig.fleet():
-            assert f"pid {stranger.pid}" in await rig.told(Subject.FOREIGN_USER_WAITING)
+    with rig.client() as client:
+        await asyncio.to_thread(client.wait_until_accepted)  # the first decides whose server it is
+        with rig.client(uid=1234) as stranger:
+            assert await asyncio.to_thread(stranger.wait_until_connected)
+            await until(lambda: f"NEW CLIENT {stranger.pid}" in rig.log().read_text())
+            async with rig.fleet():
+                assert f"pid {stranger.pid}" in await rig.told(Subject.FOREIGN_USER_WAITING)
 
 
 async def test_an_agent_that_leaves_while_it_starts_one(rig: FleetRig) -> None:
