@@ -70,7 +70,7 @@ PURE    := tests/disturbance tests/documents tests/health tests/metrics tests/mp
 CLUSTER := tests/cluster tests/simulated_cluster tests/kubernetes tests/kubelet tests/manifests \
   $(wildcard tests/acceptance/test_cluster*.py)
 DAEMONS := tests/mps tests/simulation/mps
-COMMANDS := tests/agent tests/cli
+COMMANDS := tests/agent tests/cli tests/goldens
 PROGRAMS := $(filter-out $(CLUSTER), $(wildcard tests/acceptance/test_*.py))
 
 pytest-pure: $(DEV)
@@ -91,6 +91,9 @@ pytest-daemons: $(DEV)
 
 pytest-cluster: $(DEV)
 	$(BIN)/python -m pytest -p no:cacheprovider $(CHOICE) $(CLUSTER)
+
+goldens: $(DEV)  ## record anew what users meet; the diff in git is then to be decided on
+	$(BIN)/python -m tests.goldens $(ARGS)
 
 cover: $(DEV)  ## the tests, and which lines they miss
 	$(BIN)/python -m coverage run -m pytest $(ARGS)
@@ -128,4 +131,4 @@ $(DEV): requirements/dev.txt $(RUN)
 	@touch $@
 
 .PHONY: help run run-cluster check test test-full install format lint types layers pytest \
-  pytest-pure $(PARTS) cover bench lock clean
+  pytest-pure $(PARTS) goldens cover bench lock clean

@@ -1,0 +1,36 @@
+"""What users meet is as it was recorded: texts, JSON, exit codes."""
+
+from __future__ import annotations
+
+import difflib
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.goldens.cases import RECORDED, Case, cases
+from tests.goldens.session import Session
+
+CASES = cases()
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_as_recorded(case: Case) -> None:
+    """No character differs; if one shall, `make goldens` records it and git shows it."""
+    recorded = case.path.read_text(encoding="utf-8").splitlines()
+    found = case.record().splitlines()
+    name = str(case.path.relative_to(RECORDED))
+    difference = "\n".join(difflib.unified_diff(recorded, found, name, "now", lineterm=""))
+    assert not difference, f"\n{difference}\n\nif it shall be so: make goldens, and commit that"
+
+
+def test_nothing_is_recorded_without_a_case() -> None:
+    """A file without a case would never be compared."""
+    assert {case.path for case in CASES} == set(RECORDED.rglob("*.txt"))
+
+
+def test_each_board_is_recorded(tmp_path: Path) -> None:
+    """A new board needs a line in the table."""
+    _, out, _ = Session(tmp_path).run(["nodeagent", "simulate", "boards", "-o", "json"])
+    named = {f"boards/{board['name']}" for board in json.loads(out)["boards"]}
+    assert named == {case.name for case in CASES if case.name.startswith("boards/")}
