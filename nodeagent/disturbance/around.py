@@ -23,20 +23,7 @@ from nodeagent.disturbance.steps import (
     PodSelector,
     Step,
 )
-from nodeagent.planning.plan import GpuPlan, NodePlan
-from nodeagent.planning.steps import (
-    CreateComputeInstance,
-    CreateGpuInstance,
-    DestroyComputeInstance,
-    DestroyGpuInstance,
-    ResetGpu,
-    SetComputeMode,
-    SetMigMode,
-    SetTimeSlice,
-    StartMps,
-    StopMps,
-)
-from nodeagent.planning.steps import Step as GpuStep
+from nodeagent.planning.plan import NodePlan
 
 RESTART_DUE: Final = "nodeagent.io/device-plugin-restart-due"
 PLUGIN_CONFIG: Final = "nvidia.com/device-plugin.config"
@@ -60,7 +47,7 @@ def make_room(pods: Evictions, node: NodeFacts, rules: Rules) -> tuple[Step, ...
 
 def prepare(plan: NodePlan, node: NodeFacts, rules: Rules) -> tuple[Step, ...]:
     """Before the plan is carried out; nothing when it changes no device that pods could get."""
-    if not changes_devices(plan):
+    if not plan.changes_devices:
         return ()
     return (*_cordon(node, rules), *_tell_clients(node, rules))
 
@@ -100,29 +87,6 @@ def conclude(
         steps.append(AwaitAllocatable(expected, "pods can have the new devices only then"))
     uncordon = None if stays_cordoned else uncordoning(node)
     return (*steps, uncordon) if uncordon else tuple(steps)
-
-
-def changes_devices(plan: NodePlan) -> bool:
-    """Whether what the device plugin can hand out is other after the plan."""
-    return any(_changes(gpu, step) for gpu in plan.gpus for step in gpu.steps)
-
-
-def _changes(gpu: GpuPlan, step: GpuStep) -> bool:
-    match step:
-        case SetMigMode():
-            return not gpu.before.mode_change_needs_reset  # else it only waits for a reset
-        case (
-            ResetGpu()
-            | DestroyGpuInstance()
-            | DestroyComputeInstance()
-            | CreateGpuInstance()
-            | CreateComputeInstance()
-        ):
-            return True
-        case SetComputeMode() | SetTimeSlice() | StartMps() | StopMps():
-            return False
-        case _:
-            assert_never(step)
 
 
 def _cordon(node: NodeFacts, rules: Rules) -> tuple[Step, ...]:

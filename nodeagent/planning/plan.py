@@ -5,12 +5,25 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import assert_never
 
 from nodeagent.planning.desired import DesiredGpu
 from nodeagent.planning.effects import after
 from nodeagent.planning.observed import Gpu
 from nodeagent.planning.problems import Problem
-from nodeagent.planning.steps import Step
+from nodeagent.planning.steps import (
+    CreateComputeInstance,
+    CreateGpuInstance,
+    DestroyComputeInstance,
+    DestroyGpuInstance,
+    ResetGpu,
+    SetComputeMode,
+    SetMigMode,
+    SetTimeSlice,
+    StartMps,
+    Step,
+    StopMps,
+)
 
 
 class Verdict(StrEnum):
@@ -82,6 +95,28 @@ class GpuPlan:
             return cls.in_sync(gpu)
         return cls(gpu, Verdict.APPLICABLE, steps, after(gpu, steps), warnings)
 
+    @property
+    def changes_devices(self) -> bool:
+        """Whether the devices that a device plugin can offer differ after the plan."""
+        return any(self._changes_devices(step) for step in self.steps)
+
+    def _changes_devices(self, step: Step) -> bool:
+        match step:
+            case SetMigMode():
+                return not self.before.mode_change_needs_reset  # else it only waits for a reset
+            case (
+                ResetGpu()
+                | DestroyGpuInstance()
+                | DestroyComputeInstance()
+                | CreateGpuInstance()
+                | CreateComputeInstance()
+            ):
+                return True
+            case SetComputeMode() | SetTimeSlice() | StartMps() | StopMps():
+                return False
+            case _:
+                assert_never(step)
+
 
 @dataclass(frozen=True, slots=True)
 class NodePlan:
@@ -91,6 +126,11 @@ class NodePlan:
     gpus: tuple[GpuPlan, ...] = ()
     problems: tuple[Problem, ...] = field(default=())
     digest: str = ""
+
+    @property
+    def changes_devices(self) -> bool:
+        """Whether the devices that a device plugin can offer differ after the plan."""
+        return any(gpu.changes_devices for gpu in self.gpus)
 
     @property
     def steps(self) -> tuple[Step, ...]:

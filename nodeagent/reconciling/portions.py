@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from nodeagent.disturbance.around import changes_devices
 from nodeagent.planning.plan import GpuPlan, NodePlan, Verdict
 from nodeagent.reconciling.plan_in_force import Judgement
 
@@ -16,5 +15,5 @@ def only(judgement: Judgement, gpus: tuple[GpuPlan, ...]) -> NodePlan:
 
 def undisturbing(todo: NodePlan) -> NodePlan:
     """The GPUs on which nobody has to be told of anything: they do not wait for the others."""
-    gpus = tuple(gpu for gpu in todo.gpus if not changes_devices(replace(todo, gpus=(gpu,))))
+    gpus = tuple(gpu for gpu in todo.gpus if not gpu.changes_devices)
     return replace(todo, gpus=gpus)

@@ -11,7 +11,6 @@ from nodeagent.disturbance.around import (
     PLUGIN_CONFIG,
     RESTART_DUE,
     Rules,
-    changes_devices,
     conclude,
     make_room,
     prepare,
@@ -178,10 +177,10 @@ def test_what_changes_no_device_disturbs_nobody() -> None:
     ]:
         made = plan(DesiredNode({gpu.key: desired}), ObservedNode((gpu,)))
         assert made.steps
-        assert not changes_devices(made)
+        assert not made.changes_devices
         assert prepare(made, NODE, rules(ClientCare.PAUSE_LABELS)) == ()
-    assert not changes_devices(planned(wanted(H100, [("7g.80gb", 1)])))
-    assert changes_devices(CHANGE)
+    assert not planned(wanted(H100, [("7g.80gb", 1)])).changes_devices
+    assert CHANGE.changes_devices
     assert CHANGE.verdict is Verdict.APPLICABLE
 
 

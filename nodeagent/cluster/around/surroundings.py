@@ -21,7 +21,7 @@ from nodeagent.cluster.around.plugin_outlook import PluginOutlook
 from nodeagent.cluster.around.pods_of_node import AnyName, PodsOfNode
 from nodeagent.cluster.around.preparations import Preparations
 from nodeagent.cluster.around.putting_back import PuttingBack, Stays, configuration_of
-from nodeagent.disturbance.around import Rules, changes_devices
+from nodeagent.disturbance.around import Rules
 from nodeagent.disturbance.owners import Owner
 from nodeagent.disturbance.steps import (
     ClientCare,
@@ -154,7 +154,7 @@ class ClusterSurroundings:
         needs_work = plan.verdict is not Verdict.IN_SYNC
         view = await self._owners.look(self._view, working=bool(todo.gpus), unfinished=needs_work)
         found = self._owners.objections(view) if needs_work else ()
-        if not found and changes_devices(todo):
+        if not found and todo.changes_devices:
             found = await self._outlook.objections(
                 plan,
                 todo,
@@ -166,7 +166,7 @@ class ClusterSurroundings:
 
     async def prepare(self, todo: NodePlan) -> tuple[Problem, ...]:
         """Tell the cluster's other GPU clients, as the settings say, and wait for them to go."""
-        changes = changes_devices(todo)
+        changes = todo.changes_devices
         self._putting_back.work_begins(changes_devices=changes)
         if not changes or (self._rules.care is ClientCare.NOTHING and not self._rules.cordon):
             return ()
