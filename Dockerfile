@@ -25,7 +25,7 @@ RUN python -m pip wheel --no-index --no-deps --no-build-isolation --wheel-dir /w
  && /opt/nodeagent/bin/pip uninstall --yes pip setuptools \
  && /opt/nodeagent/bin/python -m compileall -q -x '/kubernetes/' /opt/nodeagent/lib \
  && /opt/nodeagent/bin/python -m compileall -q /opt/nodeagent/lib/python3*/site-packages/nodeagent \
- && /opt/nodeagent/bin/python -c 'import nodeagent.kubernetes.access'
+ && /opt/nodeagent/bin/python -c 'import nodeagent.cluster.client.access'
 
 FROM ${PYTHON}
 COPY --from=build /opt/nodeagent /opt/nodeagent

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import NoReturn
 
 from bench.tables import show
-from nodeagent.kubernetes.access import ClusterAccess
-from nodeagent.kubernetes.credentials import Kubeconfig
-from nodeagent.kubernetes.node_follower import NodeFollower
+from nodeagent.cluster.client.access import ClusterAccess
+from nodeagent.cluster.client.credentials import Kubeconfig
+from nodeagent.cluster.client.node_follower import NodeFollower
 from tests.simulated_cluster.agent import kubeconfig
 from tests.simulated_cluster.api_server import ApiServer
 

@@ -11,11 +11,11 @@ import pynvml
 from bench import clear_all
 from bench.tables import show
 from bench.tours import all_pairs
-from nodeagent.execution.carrying_out import carry_out
+from nodeagent.execute.executor import carry_out
 from nodeagent.gpu.driver import Driver
-from nodeagent.planning.desired import DesiredNode
-from nodeagent.planning.observed import ObservedNode
-from nodeagent.planning.planner import plan
+from nodeagent.plan.desired import DesiredNode
+from nodeagent.plan.observed import ObservedNode
+from nodeagent.plan.planner import plan
 from nodeagent.simulation import SimulatedNode, simulated
 from tests.planning.cards import Multiset, card, layouts, present, wanted
 

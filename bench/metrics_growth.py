@@ -10,19 +10,19 @@ import sys
 import time
 
 from bench.processes import resident
-from nodeagent.execution.carrying_out import carry_out
-from nodeagent.exporting.exporter import Exporter, Layout
+from nodeagent.execute.executor import carry_out
 from nodeagent.gpu.driver import Driver
-from nodeagent.gpu.sampling.sampler import Pace, Sampler
 from nodeagent.metrics.agent_metrics import build_sample
 from nodeagent.metrics.dcgm import Style
 from nodeagent.metrics.labels import HostLabel
 from nodeagent.metrics.selection import default_selection
-from nodeagent.planning.desired import DesiredNode
-from nodeagent.planning.observed import ObservedNode
-from nodeagent.planning.planner import plan
-from nodeagent.reports.node_state import NodeState
+from nodeagent.plan.desired import DesiredNode
+from nodeagent.plan.observed import ObservedNode
+from nodeagent.plan.planner import plan
 from nodeagent.simulation import simulated
+from nodeagent.telemetry.exporter import Exporter, Layout
+from nodeagent.telemetry.sampler import Pace, Sampler
+from nodeagent.views.node_state import NodeState
 from tests.planning.cards import Multiset, card, wanted
 
 LAYOUTS: tuple[Multiset, ...] = (

@@ -8,9 +8,9 @@ from dataclasses import replace
 from functools import partial
 
 from bench.tables import percentile, show
-from nodeagent.planning.desired import DesiredNode
-from nodeagent.planning.observed import ObservedNode
-from nodeagent.planning.planner import plan, plan_gpu
+from nodeagent.plan.desired import DesiredNode
+from nodeagent.plan.observed import ObservedNode
+from nodeagent.plan.planner import plan, plan_gpu
 from tests.planning.cards import card, layouts, wanted
 
 

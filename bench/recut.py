@@ -12,7 +12,7 @@ from collections import Counter
 from bench.side_by_side import AFTER, BEFORE, make
 from bench.tables import show
 from nodeagent.gpu.driver import Driver
-from nodeagent.planning.observed import ObservedNode
+from nodeagent.plan.observed import ObservedNode
 from nodeagent.simulation import SimulatedNode, simulated
 
 READ, GPU_INSTANCE, COMPUTE_INSTANCE = 0.001, 0.15, 0.05  # seconds

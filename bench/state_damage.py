@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from bench.tables import show
-from nodeagent.agent.health_store import health_file
-from nodeagent.files import StateFile
-from nodeagent.gpu.remembered import Remembered
+from nodeagent.files.state import StateFile
+from nodeagent.gpu.original_settings import Remembered
+from nodeagent.health.store import health_file
 from nodeagent.mps.records import FOLDER, Record, read_records, write_record
-from nodeagent.reconciling.last_good_plan import last_good_plan
+from nodeagent.reconcile.last_good_plan import last_good_plan
 
 _FIRST_RELEASE = Path("tests/data/state")
 _RECORD = "record.json"

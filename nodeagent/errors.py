@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from nodeagent.planning.problems import Problem
+    from nodeagent.plan.problems import Problem
 
 
 class NodeagentError(Exception):

@@ -148,7 +148,7 @@ def _logging_starts_anew() -> Iterator[None]:
     """An agent in this process sets up logging for it; the next test must not write to its end."""
     thread_failed = threading.excepthook
     yield
-    if logs := sys.modules.get("nodeagent.agent.logs"):
+    if logs := sys.modules.get("nodeagent.app.logs"):
         root = logging.getLogger()
         for handler in [h for h in root.handlers if isinstance(h, logs.LibraryLines)]:
             root.removeHandler(handler)

@@ -9,20 +9,20 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from nodeagent.gpu.driver import Driver
-from nodeagent.planning.observed import Gpu
-from nodeagent.planning.plan import Policy
-from nodeagent.planning.problems import Code
-from nodeagent.planning.steps import Step
-from nodeagent.reconciling.attempts import Backoff
-from nodeagent.reconciling.event_log import EventLog, EventType
-from nodeagent.reconciling.heartbeats import Heartbeats
-from nodeagent.reconciling.last_good_plan import FILE_NAME, last_good_plan
-from nodeagent.reconciling.narrator import Narrator
-from nodeagent.reconciling.reconciler import Reconciler, Rules
-from nodeagent.reconciling.surroundings import Surroundings
-from nodeagent.reports.node_state import NodeState, Phase
-from nodeagent.reports.words import layout_words
-from nodeagent.sources.plan_offer import PlanText
+from nodeagent.plan.observed import Gpu
+from nodeagent.plan.plan import Policy
+from nodeagent.plan.problems import Code
+from nodeagent.plan.steps import Step
+from nodeagent.reconcile.backoff import Backoff
+from nodeagent.reconcile.change_hooks import Surroundings
+from nodeagent.reconcile.event_log import EventLog, EventType
+from nodeagent.reconcile.event_reporter import Narrator
+from nodeagent.reconcile.heartbeats import Heartbeats
+from nodeagent.reconcile.last_good_plan import FILE_NAME, last_good_plan
+from nodeagent.reconcile.plan_update import PlanText
+from nodeagent.reconcile.reconciler import Reconciler, Rules
+from nodeagent.views.node_state import NodeState, Phase
+from nodeagent.views.text import layout_words
 
 SOON = 30.0  # seconds that anything in a test may take
 

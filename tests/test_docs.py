@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from nodeagent.api.openapi import DESCRIPTION
 from nodeagent.cli import main
 from nodeagent.cli.parser import build_parser, parse
 from nodeagent.documents.reading import read_document
 from nodeagent.documents.schema import plan_schema
-from nodeagent.http_api.openapi import DESCRIPTION
 from nodeagent.settings import Settings, load_settings
 from nodeagent.settings.sources import setting_names
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from nodeagent.errors import NodeagentError
-from nodeagent.files import (
+from nodeagent.files.state import (
     MOST_ASIDE,
     StateFile,
     StateFormat,

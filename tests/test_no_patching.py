@@ -58,7 +58,7 @@ def test_no_test_patches_what_is_ours() -> None:
     "line",
     [
         "monkeypatch.setattr(service, '_LIMIT', 1)",
-        "monkeypatch.setattr('nodeagent.agent.service._LIMIT', 1)",
+        "monkeypatch.setattr('nodeagent.app.service._LIMIT', 1)",
         "monkeypatch.setattr(rig.exporter, '_write', 1)",
         "service._LIMIT = 1",
         "from unittest import mock",
@@ -66,4 +66,4 @@ def test_no_test_patches_what_is_ours() -> None:
 )
 def test_a_patch_is_found(line: str) -> None:
     """Each way there is."""
-    assert list(patches(ast.parse(f"from nodeagent.agent import service\n{line}"))) == [2]
+    assert list(patches(ast.parse(f"from nodeagent.app import service\n{line}"))) == [2]

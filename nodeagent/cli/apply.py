@@ -18,13 +18,13 @@ from nodeagent.cli.output import Output
 from nodeagent.cli.plan import SOURCE, read_or_report, rejection, report, with_unready
 from nodeagent.cli.settings_in_force import InForce, in_force
 from nodeagent.cli.shared_node import Node, changing
-from nodeagent.execution.carrying_out import carry_out
-from nodeagent.planning.desired import DesiredNode, PlanDocument
-from nodeagent.planning.observed import ObservedNode
-from nodeagent.planning.outcome import GpuOutcome, NodeOutcome, StepReport
-from nodeagent.planning.plan import GpuPlan, NodePlan, Verdict, worst
-from nodeagent.planning.planner import plan
-from nodeagent.planning.resolve import Rejection, resolve
+from nodeagent.execute.executor import carry_out
+from nodeagent.plan.desired import DesiredNode, PlanDocument
+from nodeagent.plan.observed import ObservedNode
+from nodeagent.plan.outcome import GpuOutcome, NodeOutcome, StepReport
+from nodeagent.plan.plan import GpuPlan, NodePlan, Verdict, worst
+from nodeagent.plan.planner import plan
+from nodeagent.plan.resolve import Rejection, resolve
 from nodeagent.terminal.outcome_page import outcome_page, step_line
 
 _RETRY = 2.0  # seconds after a first refusal by the driver; it doubles with each further one
@@ -230,7 +230,7 @@ def _report(applied: _Applied, output: Output) -> None:
             outcome_page(applied.outcome, applied.rest, output.width, stopped=applied.stopped)
         )
         return
-    from nodeagent.reports.plan_report import outcome_json
+    from nodeagent.views.plan_report import outcome_json
 
     outcome = applied.outcome
     data = outcome_json(outcome, digest=outcome.plan.digest, source=SOURCE)

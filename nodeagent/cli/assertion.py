@@ -8,7 +8,7 @@ from nodeagent.cli.options import Options
 from nodeagent.cli.output import Output
 from nodeagent.cli.plan import is_rejection, planned, read_or_report, report
 from nodeagent.cli.settings_in_force import in_force
-from nodeagent.planning.plan import Verdict
+from nodeagent.plan.plan import Verdict
 
 
 def run(options: Options, output: Output) -> ExitCode:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 
-from nodeagent.planning.plan import NodePlan, Verdict
-from nodeagent.reconciling.process_watch import ProcessWatch
-from nodeagent.reports.words import users
+from nodeagent.plan.plan import NodePlan, Verdict
+from nodeagent.reconcile.process_watch import ProcessWatch
+from nodeagent.views.text import users
 
 # A process may also let go of a GPU without ending, which the kernel tells nobody.
 _LOOK_AGAIN = 2.0  # seconds

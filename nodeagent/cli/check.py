@@ -5,32 +5,30 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping, Sequence
 
-from nodeagent.agent.plan_part import source_of
-from nodeagent.cli import (
-    cluster_preflight,
-    event_loop,
-    gpu_preflight,
-    health_preflight,
-    host_preflight,
-    metrics_preflight,
-    mps_preflight,
-)
-from nodeagent.cli.cluster_preflight import ClusterFindings, asked_of_the_node
+from nodeagent.app.plan_service import source_of
+from nodeagent.cli import event_loop
+from nodeagent.cli.checks import cluster as cluster_preflight
+from nodeagent.cli.checks import gpu as gpu_preflight
+from nodeagent.cli.checks import health as health_preflight
+from nodeagent.cli.checks import host as host_preflight
+from nodeagent.cli.checks import metrics as metrics_preflight
+from nodeagent.cli.checks import mps as mps_preflight
+from nodeagent.cli.checks.cluster import ClusterFindings, asked_of_the_node
+from nodeagent.cli.checks.findings import Finding, Level, error, ok
 from nodeagent.cli.exit_codes import ExitCode
-from nodeagent.cli.findings import Finding, Level, error, ok
 from nodeagent.cli.node import is_simulated, lock_file, observed_node
 from nodeagent.cli.options import Options
 from nodeagent.cli.output import Output
 from nodeagent.cli.settings_in_force import InForce
+from nodeagent.cluster.client.presence import is_in_cluster
 from nodeagent.errors import DriverError, UsageError
-from nodeagent.kubernetes.presence import is_in_cluster
 from nodeagent.mps.accounts import accounts_for
 from nodeagent.mps.process import Programs
-from nodeagent.planning.desired import PlanDocument
-from nodeagent.planning.host import Host
-from nodeagent.planning.observed import ObservedNode
-from nodeagent.planning.resolve import Rejection, resolve
-from nodeagent.planning.shares import Account
+from nodeagent.plan.accounts import Host
+from nodeagent.plan.desired import PlanDocument
+from nodeagent.plan.observed import ObservedNode
+from nodeagent.plan.resolve import Rejection, resolve
+from nodeagent.plan.shares import Account
 from nodeagent.processes import commands
 from nodeagent.settings import Settings, load_settings
 from nodeagent.simulation.mps.installation import directory_beside

@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from enum import IntEnum
 from typing import assert_never
 
-from nodeagent.planning.plan import GpuPlan, NodePlan, Verdict
-from nodeagent.planning.problems import Code, Problem
+from nodeagent.plan.plan import GpuPlan, NodePlan, Verdict
+from nodeagent.plan.problems import Code, Problem
 
 
 class ExitCode(IntEnum):

@@ -9,7 +9,7 @@ from nodeagent.cli.output import Output, complain
 from nodeagent.cli.settings_in_force import in_force
 from nodeagent.cli.shared_node import looking_at
 from nodeagent.documents import writing
-from nodeagent.planning.observed import Access, ObservedNode
+from nodeagent.plan.observed import Access, ObservedNode
 
 
 def run(options: Options, output: Output) -> ExitCode:

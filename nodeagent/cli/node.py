@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING
 from nodeagent.cli.options import Options
 from nodeagent.cli.settings_in_force import InForce
 from nodeagent.errors import UsageError
-from nodeagent.execution.writer_lock import FILE_NAME, writer_lock
+from nodeagent.execute.writer_lock import FILE_NAME, writer_lock
 from nodeagent.gpu.driver import Driver
 from nodeagent.gpu.usage import UsageProbe
-from nodeagent.planning.observed import ObservedNode
+from nodeagent.plan.observed import ObservedNode
 
 if TYPE_CHECKING:
-    from nodeagent.execution.device_users import KubeletUsage
+    from nodeagent.cluster.kubelet.device_users import KubeletUsage
     from nodeagent.simulation import SimulatedNode
 
 SIMULATED_SMI = (sys.executable, "-m", "nodeagent.simulation.nvidia_smi")
@@ -44,8 +44,8 @@ def make_driver(options: Options, settings: InForce) -> Driver:
 def _kubelet(settings: InForce, *, simulated: bool) -> KubeletUsage | None:
     if settings.kubelet.use == "never" or (simulated and settings.kubelet.use == "auto"):
         return None  # as it would say itself; but most commands can do without importing it
-    from nodeagent.execution.device_users import kubelet_users
-    from nodeagent.kubernetes.presence import is_in_cluster
+    from nodeagent.cluster.client.presence import is_in_cluster
+    from nodeagent.cluster.kubelet.device_users import kubelet_users
 
     in_cluster = is_in_cluster(
         use=settings.kubernetes, kubeconfig=settings.kubeconfig, environment=os.environ

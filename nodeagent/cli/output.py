@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TextIO
 
 from nodeagent.errors import NodeagentError
-from nodeagent.planning.problems import Problem
+from nodeagent.plan.problems import Problem
 from nodeagent.terminal.page import Line, plain_text
 
 _WIDEST = 120  # pictures gain nothing beyond

@@ -10,7 +10,7 @@ from typing import NoReturn
 from nodeagent import __version__
 from nodeagent.cli.mps_parser import MPS_COMMANDS, add_mps_options
 from nodeagent.cli.options import Options
-from nodeagent.cli.simulate_parser import SIMULATIONS, add_simulation_options
+from nodeagent.cli.simulate.parser import SIMULATIONS, add_simulation_options
 from nodeagent.cli.values import positive, seconds
 from nodeagent.errors import UsageError
 

@@ -12,10 +12,10 @@ from nodeagent.cli.output import Output, complain_about
 from nodeagent.cli.settings_in_force import InForce, in_force
 from nodeagent.cli.shared_node import looking_at
 from nodeagent.errors import DocumentError
-from nodeagent.planning.desired import PlanDocument
-from nodeagent.planning.plan import GpuPlan, NodePlan, Verdict
-from nodeagent.planning.planner import plan
-from nodeagent.planning.resolve import Rejection, resolve
+from nodeagent.plan.desired import PlanDocument
+from nodeagent.plan.plan import GpuPlan, NodePlan, Verdict
+from nodeagent.plan.planner import plan
+from nodeagent.plan.resolve import Rejection, resolve
 
 SOURCE = "file"
 
@@ -50,7 +50,7 @@ def _with_unready(gpu: GpuPlan) -> GpuPlan:
     there = (gpu.before.mps, *(d.mps for i in gpu.before.instances for d in i.compute))
     if gpu.verdict is not Verdict.IN_SYNC or not any(there):
         return gpu
-    from nodeagent.reports.mps_problems import unready_daemons
+    from nodeagent.views.mps_problems import unready_daemons
 
     return replace(gpu, problems=(*gpu.problems, *unready_daemons(gpu.before)))
 
@@ -63,7 +63,7 @@ def rejection(refused: Rejection, document: PlanDocument) -> NodePlan:
 def report(found: NodePlan, document: PlanDocument, output: Output) -> None:
     """Show the plan; a document that was rejected is complained about."""
     if not output.is_text:
-        from nodeagent.reports.plan_report import plan_json
+        from nodeagent.views.plan_report import plan_json
 
         output.document(plan_json(found, digest=document.digest, source=SOURCE))
     if is_rejection(found):
@@ -91,7 +91,7 @@ def read_or_report(options: Options, output: Output) -> PlanDocument:
         return read_document(content, configuration=configuration_in(content, options))
     except DocumentError as error:
         if not output.is_text:
-            from nodeagent.reports.plan_report import rejection_json
+            from nodeagent.views.plan_report import rejection_json
 
             digest = digest_of(content) if len(content) < LARGEST else ""  # else it was not all
             output.document(

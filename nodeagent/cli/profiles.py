@@ -8,8 +8,8 @@ from nodeagent.cli.node import observed_node
 from nodeagent.cli.options import Options
 from nodeagent.cli.output import Output
 from nodeagent.cli.settings_in_force import in_force
-from nodeagent.planning.layout import creatable
-from nodeagent.planning.observed import Access, Gpu, GpuInstanceProfile
+from nodeagent.plan.layout import creatable
+from nodeagent.plan.observed import Access, Gpu, GpuInstanceProfile
 
 
 def run(options: Options, output: Output) -> ExitCode:

@@ -16,7 +16,8 @@ from nodeagent.errors import DocumentError, NodeagentError, UsageError
 
 Command = Callable[[Options, Output], ExitCode]
 
-_MODULES = {"assert": "assertion"}  # a module cannot be called like a keyword
+# A module cannot be called like a keyword, nor like the package beside it.
+_MODULES = {"assert": "assertion", "simulate": "simulate.command"}
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -6,18 +6,18 @@ import os
 import sys
 from pathlib import Path
 
-from nodeagent.agent import service
-from nodeagent.agent.places import Simulation
-from nodeagent.agent.plan_part import SettingsFile, source_of
+from nodeagent.app import service
+from nodeagent.app.paths import Simulation
+from nodeagent.app.plan_service import SettingsFile, source_of
 from nodeagent.cli.exit_codes import ExitCode
 from nodeagent.cli.node import SIMULATED_SMI, is_simulated, simulation
 from nodeagent.cli.options import Options
 from nodeagent.cli.output import Output
 from nodeagent.cli.shared_node import simulated_directory
+from nodeagent.cluster.client.presence import is_in_cluster
 from nodeagent.documents.bounded_yaml import LARGEST_TEXT
-from nodeagent.kubernetes.presence import is_in_cluster
+from nodeagent.files.regular import read_regular_file
 from nodeagent.settings import DEFAULT_FILE, Settings, load_settings
-from nodeagent.sources.regular_file import read_regular_file
 
 
 def run(options: Options, _: Output) -> ExitCode:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from nodeagent.cli.options import Options
-from nodeagent.planning.plan import Policy
+from nodeagent.plan.plan import Policy
 
 DEFAULT_FILE = Path("/etc/nodeagent/settings.yaml")
 

@@ -19,13 +19,13 @@ from nodeagent.cli.node import is_simulated, make_driver, simulation
 from nodeagent.cli.options import Options
 from nodeagent.cli.settings_in_force import InForce
 from nodeagent.gpu.driver import Driver
-from nodeagent.planning.desired import MigLayout, PlanDocument
-from nodeagent.planning.host import Host
-from nodeagent.planning.observed import Gpu, ObservedNode
-from nodeagent.planning.steps import Destruction, Step
+from nodeagent.plan.accounts import Host
+from nodeagent.plan.desired import MigLayout, PlanDocument
+from nodeagent.plan.observed import Gpu, ObservedNode
+from nodeagent.plan.steps import Destruction, Step
 
 if TYPE_CHECKING:
-    from nodeagent.execution.mps_setup import MpsPlaces
+    from nodeagent.mps.setup import MpsPlaces
     from nodeagent.settings import Settings
 
 _MEMORY = "earlier-modes.json"  # what devices were before they were changed
@@ -67,7 +67,8 @@ async def looking_at(
             async with driver:
                 yield driver, Host()
             return
-        from nodeagent.execution import mps_setup, seen_node
+        from nodeagent.execute import seen_node
+        from nodeagent.mps import setup as mps_setup
         from nodeagent.mps.fleet import survey
 
         found = await survey(parts.places.run_dir, programs=parts.places.programs, ask=True)
@@ -93,8 +94,8 @@ async def changing(
             async with driver:
                 yield driver, Host()
             return
-        from nodeagent.execution import mps_setup
-        from nodeagent.execution.whole_node import WholeNode
+        from nodeagent.execute.node_controller import WholeNode
+        from nodeagent.mps import setup as mps_setup
 
         nodes: list[WholeNode] = []
         mps, places = parts.settings.mps, parts.places
@@ -163,7 +164,7 @@ async def _parts(
 
 
 def _read_parts(options: Options, directory: Path | None, document: PlanDocument | None) -> _Parts:
-    from nodeagent.execution import mps_setup
+    from nodeagent.mps import setup as mps_setup
     from nodeagent.settings import load_settings
 
     flags = {"run.dir": options.run_dir, "state.dir": options.state_dir}

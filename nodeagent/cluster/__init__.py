@@ -1,3 +1,3 @@
-"""The agent as a part of its cluster: what its Node asks for, what is written there, what is done
-around a change.
+"""Everything Kubernetes: the API server's client, the kubelet, plan sources, what the Node shows,
+and what is done around a change.
 """

@@ -2,5 +2,5 @@
 
 A text becomes a `PlanDocument` or is refused whole with every fault found in it. Nothing here
 looks at hardware; what the devices and profiles of a document mean on a card is decided by
-`nodeagent.planning.resolve`.
+`nodeagent.plan.resolve`.
 """

@@ -14,7 +14,7 @@ import yaml
 
 from nodeagent.documents.findings import DocumentPath, Findings, Mark, refuse, shown
 from nodeagent.documents.scalars import Scalar, resolve
-from nodeagent.planning.problems import Code
+from nodeagent.plan.problems import Code
 
 Value = Scalar | list["Value"] | dict[str, "Value"]
 

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Mapping
 
 from nodeagent.errors import DocumentError
-from nodeagent.planning.problems import Code, Problem
+from nodeagent.plan.problems import Code, Problem
 
 DocumentPath = tuple[str | int, ...]
 Mark = tuple[int, int]  # line and column, both from 1

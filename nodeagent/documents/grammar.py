@@ -21,7 +21,7 @@ from nodeagent.documents.findings import (
     path_text,
     shown,
 )
-from nodeagent.planning.problems import Code
+from nodeagent.plan.problems import Code
 
 T = TypeVar("T")
 JsonSchema = dict[str, Any]

@@ -27,7 +27,7 @@ from nodeagent.documents.grammar import (
 )
 from nodeagent.documents.terms import MOST_INSTANCES, check_profile, check_total
 from nodeagent.errors import DocumentError
-from nodeagent.planning.desired import (
+from nodeagent.plan.desired import (
     DeviceSelector,
     InstanceEntry,
     MigDisabled,
@@ -36,7 +36,7 @@ from nodeagent.planning.desired import (
     PlanDocument,
     PlanEntry,
 )
-from nodeagent.planning.problems import Code, Problem
+from nodeagent.plan.problems import Code, Problem
 
 Configurations = dict[str, list[PlanEntry]]
 

@@ -18,7 +18,7 @@ from nodeagent.documents.grammar import (
     word,
 )
 from nodeagent.documents.quantity import ACCEPTED, likely_quantity, read_quantity
-from nodeagent.planning.desired import MpsEntry, ShareEntry
+from nodeagent.plan.desired import MpsEntry, ShareEntry
 
 MOST_CLIENTS = 128  # of one device; drivers serve 48, newer ones 60
 LARGEST_ID = 2**32 - 2  # the number above means "no change" to the kernel

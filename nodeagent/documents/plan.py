@@ -35,7 +35,7 @@ from nodeagent.documents.terms import (
     check_total,
     hint_devices,
 )
-from nodeagent.planning.desired import (
+from nodeagent.plan.desired import (
     DeviceSelector,
     InstanceEntry,
     MigDisabled,
@@ -46,8 +46,8 @@ from nodeagent.planning.desired import (
     PlanEntry,
     WhenInUse,
 )
-from nodeagent.planning.problems import Code
-from nodeagent.planning.profiles import ProfileName
+from nodeagent.plan.problems import Code
+from nodeagent.plan.profiles import ProfileName
 
 LARGEST_START = 63  # memory slices; cards have at most 12
 

@@ -7,8 +7,8 @@ import hashlib
 from nodeagent.documents.bounded_yaml import LARGEST_TEXT, Value, read_tree
 from nodeagent.documents.findings import refuse, shown
 from nodeagent.errors import DocumentError
-from nodeagent.planning.desired import PlanDocument
-from nodeagent.planning.problems import Code
+from nodeagent.plan.desired import PlanDocument
+from nodeagent.plan.problems import Code
 
 LARGEST_PLAN = 64 * 1024  # bytes; what fits an annotation beside others
 _MIG_PARTED_KEY = "mig-configs"

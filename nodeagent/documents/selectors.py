@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from nodeagent.planning.desired import DeviceSelector, PciFilter
+from nodeagent.plan.desired import DeviceSelector, PciFilter
 
 LARGEST_INDEX = 1023  # far beyond any node; keeps a slip of the finger from looking sensible
 

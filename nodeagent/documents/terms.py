@@ -8,9 +8,9 @@ from dataclasses import replace
 from nodeagent.documents import selectors
 from nodeagent.documents.findings import shown
 from nodeagent.documents.grammar import Place, Rule
-from nodeagent.planning.desired import DeviceSelector
-from nodeagent.planning.problems import Code
-from nodeagent.planning.profiles import ProfileName
+from nodeagent.plan.desired import DeviceSelector
+from nodeagent.plan.problems import Code
+from nodeagent.plan.profiles import ProfileName
 
 # Instances asked of one GPU. All cards known hold at most 7 at a time; twice that and a little
 # leaves room for cards to come, and stops a slip such as 70 before anything is computed of it.

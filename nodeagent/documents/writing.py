@@ -14,7 +14,7 @@ from typing import Any
 
 from nodeagent.documents.scalars import resolve
 from nodeagent.documents.writing_sharing import device_data, shared_data
-from nodeagent.planning.observed import Access, Gpu, ObservedNode
+from nodeagent.plan.observed import Access, Gpu, ObservedNode
 
 _PLAIN = re.compile(r"[A-Za-z0-9][A-Za-z0-9.+-]*")
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from nodeagent.planning.host import ANY_USER
-from nodeagent.planning.observed import ComputeInstance, Gpu, GpuInstance
-from nodeagent.planning.shares import (
+from nodeagent.plan.accounts import ANY_USER
+from nodeagent.plan.observed import ComputeInstance, Gpu, GpuInstance
+from nodeagent.plan.shares import (
     ALL_THREADS,
     MIB,
     Account,

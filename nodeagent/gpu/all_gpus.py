@@ -13,12 +13,12 @@ from nodeagent.errors import DeadlineExceeded, DriverError, GpuLost
 from nodeagent.gpu.mps_memory import mps_memory
 from nodeagent.gpu.nvml_errors import about
 from nodeagent.gpu.observation import read_gpu
-from nodeagent.gpu.posts import Post, Posts
+from nodeagent.gpu.pool import Post, Posts
 from nodeagent.gpu.recent import Details
 from nodeagent.gpu.topology import Topology
 from nodeagent.gpu.usage import AllocationSource, with_users
 from nodeagent.gpu.usage_reader import UsageReader
-from nodeagent.planning.observed import Access, Gpu, ObservedNode
+from nodeagent.plan.observed import Access, Gpu, ObservedNode
 
 
 class AllGpus:

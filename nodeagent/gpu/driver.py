@@ -17,10 +17,10 @@ from typing import Self, TypeVar
 
 from nodeagent.errors import DriverError
 from nodeagent.gpu.all_gpus import AllGpus
-from nodeagent.gpu.card import Card
+from nodeagent.gpu.device import Card
 from nodeagent.gpu.nvml import Nvml
 from nodeagent.gpu.nvml_errors import unavailable
-from nodeagent.gpu.posts import Posts
+from nodeagent.gpu.pool import Posts
 from nodeagent.gpu.recent import Details
 from nodeagent.gpu.steps.applying import Applying
 from nodeagent.gpu.steps.change import otherwise
@@ -29,9 +29,9 @@ from nodeagent.gpu.topology import Topology
 from nodeagent.gpu.usage import AllocationSource, UsageSource
 from nodeagent.gpu.usage_reader import UsageReader
 from nodeagent.gpu.workers import Worker
-from nodeagent.planning.observed import Gpu, ObservedNode
-from nodeagent.planning.shares import TimeSlice
-from nodeagent.planning.steps import Destruction, StartMps, Step, StopMps
+from nodeagent.plan.observed import Gpu, ObservedNode
+from nodeagent.plan.shares import TimeSlice
+from nodeagent.plan.steps import Destruction, StartMps, Step, StopMps
 
 Result = TypeVar("Result")
 

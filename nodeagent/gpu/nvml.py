@@ -33,8 +33,8 @@ from nodeagent.gpu.nvml_types import (
     ProfileFigures,
 )
 from nodeagent.gpu.progress import current
-from nodeagent.planning.observed import Engines, Memory, Placement
-from nodeagent.planning.shares import ComputeMode
+from nodeagent.plan.observed import Engines, Memory, Placement
+from nodeagent.plan.shares import ComputeMode
 
 GPU_INSTANCE_KINDS: Final[int] = pynvml.NVML_GPU_INSTANCE_PROFILE_COUNT
 # NVML's kinds of compute instances and the slices that their names say.

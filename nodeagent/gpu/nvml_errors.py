@@ -13,11 +13,13 @@ from typing import Final, TypeVar
 from nodeagent.errors import (
     LIBRARY_MISSING,
     NOT_LOADED,
+    DeadlineExceeded,
     DriverError,
     DriverUnavailable,
     GpuInUse,
     GpuLost,
 )
+from nodeagent.health.readings import Silence
 
 UNINITIALIZED: Final = 1
 INVALID_ARGUMENT: Final = 2
@@ -298,3 +300,15 @@ def _error(kind: type[DriverError], code: int, call: str) -> DriverError:
         call=call,
         remedy=words.remedy,
     )
+
+
+def silence_of(error: DriverError) -> Silence:
+    """What an error says about why there is no answer."""
+    if isinstance(error, DeadlineExceeded):
+        return Silence.HANGS
+    if isinstance(error, GpuLost):
+        return Silence.RESET_REQUIRED if error.code == RESET_REQUIRED else Silence.LOST
+    return _BY_NAME.get(error.name, Silence.FAILS)
+
+
+_BY_NAME = {LIBRARY_MISSING: Silence.NO_LIBRARY, NOT_LOADED: Silence.NOT_LOADED}

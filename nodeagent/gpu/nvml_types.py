@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import NewType
 
-from nodeagent.planning.observed import Engines, Placement
+from nodeagent.plan.observed import Engines, Placement
 
 # Opaque pointers. A MIG device has a device handle of its own.
 Device = NewType("Device", object)

@@ -27,13 +27,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from nodeagent.errors import DriverError
-from nodeagent.gpu.card import Card
+from nodeagent.gpu.device import Card
 from nodeagent.gpu.nvml_errors import INVALID_ARGUMENT, NOT_FOUND, is_unsupported
 from nodeagent.gpu.nvml_types import Device, GpuInstanceHandle, InstanceInfo
 from nodeagent.gpu.recent import Details, KnownDevice
 from nodeagent.gpu.steps.compute_mode import read_compute_mode
 from nodeagent.gpu.users import ProcessLists
-from nodeagent.planning.observed import (
+from nodeagent.plan.observed import (
     ComputeInstance,
     Gpu,
     GpuInstance,
@@ -43,7 +43,7 @@ from nodeagent.planning.observed import (
     Placement,
     Usage,
 )
-from nodeagent.planning.profiles import device_name
+from nodeagent.plan.profiles import device_name
 
 _ATTEMPTS = 3
 

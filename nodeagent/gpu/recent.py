@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from nodeagent.gpu.nvml_types import GpuInstanceHandle
-from nodeagent.planning.observed import Memory
-from nodeagent.planning.shares import ComputeMode
+from nodeagent.plan.observed import Memory
+from nodeagent.plan.shares import ComputeMode
 
 # How long a look proves who is on a device and which ids it has: longer than destroying all
 # instances of a card takes, too short for much to happen. The driver itself refuses to destroy a

@@ -19,7 +19,7 @@ from nodeagent.gpu.nvml import MOST_LINKS, Nvml
 from nodeagent.gpu.nvml_errors import FUNCTION_NOT_FOUND, INVALID_ARGUMENT, is_unsupported
 from nodeagent.gpu.nvml_types import Device, LinkEnd
 from nodeagent.gpu.workers import Worker
-from nodeagent.planning.observed import Access, Gpu, NvLinks
+from nodeagent.plan.observed import Access, Gpu, NvLinks
 
 NVSWITCH = "nvswitch"
 OTHER = "other"

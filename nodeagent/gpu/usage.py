@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final, Protocol
 
-from nodeagent.planning.observed import ComputeInstance, Gpu, GpuInstance, Placement, Usage, User
+from nodeagent.plan.observed import ComputeInstance, Gpu, GpuInstance, Placement, Usage, User
 from nodeagent.processes import name_of
 
 _CAPABILITY: Final = re.compile(r"/nvidia-caps/nvidia-cap([0-9]+)$")

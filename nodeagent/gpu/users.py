@@ -10,7 +10,7 @@ from nodeagent.errors import DriverError, DriverUnavailable, GpuLost
 from nodeagent.gpu.nvml import Nvml
 from nodeagent.gpu.nvml_errors import is_unsupported
 from nodeagent.gpu.nvml_types import Device, Process
-from nodeagent.planning.observed import Usage, User
+from nodeagent.plan.observed import Usage, User
 from nodeagent.processes import name_of
 
 

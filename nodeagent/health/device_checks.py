@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from nodeagent.health.findings import Action, Severity
+from nodeagent.health.observations import Look, Sign, known
 from nodeagent.health.readings import Answer, Silence
-from nodeagent.health.signs import Look, Sign, known
 
 _BY_SILENCE = {
     Silence.LOST: "gpuLost",

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from nodeagent.health.findings import Finding, Severity, in_order
 from nodeagent.health.table import BY_CAUSE, advice
 from nodeagent.health.xids import BLOCKS_CALLS
-from nodeagent.planning.observed import (
+from nodeagent.plan.observed import (
     WELL,
     Gpu,
     GpuInstance,

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 
-from nodeagent.planning.observed import Placement
+from nodeagent.plan.observed import Placement
 
 
 class Severity(StrEnum):

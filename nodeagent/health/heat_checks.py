@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from nodeagent.health.signs import Look, Sign
+from nodeagent.health.observations import Look, Sign
 
 # NVML's bits of why clocks are lower, and what is raised when they are set often.
 REASONS = {"hwSlowdown": 0x8, "hwThermalSlowdown": 0x40, "hwPowerBrake": 0x80}

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from nodeagent.health.observations import Look, Sign
 from nodeagent.health.readings import Fabric, NvLink
-from nodeagent.health.signs import Look, Sign
 
 _WHOLE_LINK = 16  # lanes, where the width is not told
 

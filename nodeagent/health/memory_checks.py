@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from nodeagent.health.findings import Severity
-from nodeagent.health.signs import Look, Sign, known
+from nodeagent.health.observations import Look, Sign, known
 
 
 def ecc(look: Look) -> Iterator[Sign]:

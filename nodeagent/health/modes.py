@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from nodeagent.health.readings import ModeReading
-from nodeagent.planning.plan import GpuPlan, Verdict
-from nodeagent.planning.shares import ComputeMode
+from nodeagent.plan.plan import GpuPlan, Verdict
+from nodeagent.plan.shares import ComputeMode
 
 _COMPUTE = "compute mode"
 _BY_NUMBER = {  # nvmlComputeMode_t

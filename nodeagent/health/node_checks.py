@@ -6,11 +6,11 @@ from collections.abc import Iterator
 
 from nodeagent.health.device_checks import silent
 from nodeagent.health.findings import Place
-from nodeagent.health.hearing import pci_address
 from nodeagent.health.limits import Limits
+from nodeagent.health.observations import Sign
 from nodeagent.health.readings import Answer, NodeReading, Silence
-from nodeagent.health.signs import Sign
 from nodeagent.health.state import HealthState
+from nodeagent.health.xid_dedup import pci_address
 
 _HANGS = "driverHangs"
 _BY_SILENCE = {Silence.NO_LIBRARY: "driverMissing", Silence.NOT_LOADED: "driverNotLoaded"}

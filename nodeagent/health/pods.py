@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from nodeagent.health.findings import Finding, Pod
 from nodeagent.health.state import HealthState
-from nodeagent.planning.observed import IDLE, ComputeInstance, Gpu, ObservedNode, User
+from nodeagent.plan.observed import IDLE, ComputeInstance, Gpu, ObservedNode, User
 
 
 def with_pods(state: HealthState, observed: ObservedNode) -> HealthState:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from nodeagent.health.findings import Moment
-from nodeagent.planning.observed import Placement
+from nodeagent.plan.observed import Placement
 
 
 class Silence(StrEnum):

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Literal
 
+from nodeagent.health.evaluate import Judgement
 from nodeagent.health.fencing import words
+from nodeagent.health.finding_store import Ended
 from nodeagent.health.findings import Action, End, Finding, Moment, Severity, in_order, rank, worst
-from nodeagent.health.judging import Judgement
-from nodeagent.health.ledger import Ended
 from nodeagent.health.state import GpuPast, HealthState
 from nodeagent.health.table import BY_CAUSE, ROWS, advice
-from nodeagent.health.told import xid_evidence
+from nodeagent.health.xid_findings import xid_evidence
 from nodeagent.health.xids import XidTable
 
 Json = dict[str, Any]

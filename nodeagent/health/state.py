@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from nodeagent.health.findings import Finding, Key, Moment
 from nodeagent.health.readings import Source
 from nodeagent.health.trails import Trail
-from nodeagent.planning.observed import Placement
+from nodeagent.plan.observed import Placement
 
 
 @dataclass(frozen=True, slots=True)

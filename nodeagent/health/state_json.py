@@ -11,7 +11,7 @@ from nodeagent.health.readings import Source
 from nodeagent.health.state import GpuPast, HealthState, Heard, Hold, Repair, XidCount
 from nodeagent.health.table import BY_CAUSE
 from nodeagent.health.trails import Trail
-from nodeagent.planning.observed import Placement
+from nodeagent.plan.observed import Placement
 
 Json = dict[str, Any]
 T = TypeVar("T")

@@ -17,7 +17,7 @@ from difflib import get_close_matches
 from typing import Protocol
 
 from nodeagent.health.xids import XidClass, XidTable
-from nodeagent.planning.problems import Code
+from nodeagent.plan.problems import Code
 
 _PATH = tuple[str | int, ...]
 _KEYS = ("version", "xids")

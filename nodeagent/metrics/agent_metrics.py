@@ -7,12 +7,12 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from nodeagent.metrics import own
+from nodeagent.metrics.downtime import out_of_use
 from nodeagent.metrics.exposition import Family
 from nodeagent.metrics.holding import Held, Holder
-from nodeagent.metrics.out_of_use import out_of_use
 from nodeagent.metrics.own import Durations, OwnSample, own_families
-from nodeagent.planning.outcome import NodeOutcome, StepReport
-from nodeagent.reports.plan_report import step_json
+from nodeagent.plan.outcome import NodeOutcome, StepReport
+from nodeagent.views.plan_report import step_json
 
 
 @dataclass(slots=True)

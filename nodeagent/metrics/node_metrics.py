@@ -7,10 +7,10 @@ from collections.abc import Iterator
 
 from nodeagent.metrics import own
 from nodeagent.metrics.own import OwnSample
-from nodeagent.planning.layout import creatable, free_slots
-from nodeagent.planning.observed import Access, ComputeInstance, Gpu, GpuInstance
-from nodeagent.reports.mps_state import ClientState, DaemonState
-from nodeagent.reports.node_state import NodeState, Phase
+from nodeagent.plan.layout import creatable, free_slots
+from nodeagent.plan.observed import Access, ComputeInstance, Gpu, GpuInstance
+from nodeagent.views.mps_state import ClientState, DaemonState
+from nodeagent.views.node_state import NodeState, Phase
 
 Labels = tuple[str, ...]
 

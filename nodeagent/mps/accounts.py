@@ -10,9 +10,9 @@ import pwd
 import re
 from collections.abc import Iterator, Mapping
 
-from nodeagent.planning.desired import MigLayout, PlanDocument
-from nodeagent.planning.host import ANY_USER
-from nodeagent.planning.shares import Account
+from nodeagent.plan.accounts import ANY_USER
+from nodeagent.plan.desired import MigLayout, PlanDocument
+from nodeagent.plan.shares import Account
 
 _LARGEST_ID = 2**32 - 2  # the number above means "no change" to the kernel
 

@@ -14,7 +14,6 @@ from pathlib import Path
 
 from nodeagent.errors import NodeagentError
 from nodeagent.mps.asking import Seen, ask_everything, differences
-from nodeagent.mps.back_door import BackDoor
 from nodeagent.mps.control import ControlClient
 from nodeagent.mps.daemon_sockets import DaemonSockets
 from nodeagent.mps.directories import directories_of
@@ -23,9 +22,10 @@ from nodeagent.mps.lifecycle.values import Phase
 from nodeagent.mps.process import DaemonProcess, NotTheDaemon, Programs, adopt
 from nodeagent.mps.records import Record, RecordUnusable, read_records
 from nodeagent.mps.shares import DaemonSpec, spec_for
+from nodeagent.mps.socket_gate import BackDoor
 from nodeagent.mps.unrecorded import unrecorded
-from nodeagent.planning.observed import IDLE, MpsDaemon, Usage, User
-from nodeagent.planning.shares import WantedMps
+from nodeagent.plan.observed import IDLE, MpsDaemon, Usage, User
+from nodeagent.plan.shares import WantedMps
 
 _ANSWER = 5.0  # seconds that a one-shot command waits for a daemon
 

@@ -35,7 +35,7 @@ from nodeagent.mps.replies import (
     threads_agree,
 )
 from nodeagent.mps.shares import DaemonSpec
-from nodeagent.planning.shares import percentage_text
+from nodeagent.plan.shares import percentage_text
 
 Wrong = UnexpectedReply
 

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from nodeagent.errors import NodeagentError
 from nodeagent.mps.env_files import is_plain
 from nodeagent.mps.shares import DaemonSpec, client_environment
-from nodeagent.planning.shares import MIB, Slot, percentage_text
+from nodeagent.plan.shares import MIB, Slot, percentage_text
 
 VERSION = "0.6.0"
 KIND = "nodeagent.io/mps"

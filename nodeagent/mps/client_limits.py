@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from nodeagent.mps.shares import MEMORY_VARIABLE, THREADS_VARIABLE
-from nodeagent.planning.shares import (
+from nodeagent.plan.shares import (
     ALL_THREADS,
     MIB,
     Share,

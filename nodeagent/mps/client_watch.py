@@ -19,9 +19,9 @@ from nodeagent.mps.clients import ENDED_FOR, Judged, Offence, OffenceKind, asses
 from nodeagent.mps.control import ControlClient
 from nodeagent.mps.shares import DaemonSpec
 from nodeagent.mps.termination import Target, end_client
-from nodeagent.planning.shares import WantedMps
+from nodeagent.plan.shares import WantedMps
 from nodeagent.processes import ProcessIdentity
-from nodeagent.reports.mps_state import ClientState
+from nodeagent.views.mps_state import ClientState
 
 TRY_AGAIN = 60.0  # seconds until a client that could not be ended is tried again
 

@@ -20,7 +20,7 @@ from nodeagent.mps.client_limits import (
     threads_of,
 )
 from nodeagent.mps.shares import MEMORY_VARIABLE, SLOT_VARIABLE, THREADS_VARIABLE
-from nodeagent.planning.shares import (
+from nodeagent.plan.shares import (
     ALL_THREADS,
     MIB,
     Share,
@@ -29,7 +29,7 @@ from nodeagent.planning.shares import (
     percentage_text,
     written_bytes,
 )
-from nodeagent.reports.mps_state import ClientState
+from nodeagent.views.mps_state import ClientState
 
 # Device memory is handed out in pages of this size, and NVML counts pages.
 PAGE = 2 * MIB

@@ -26,7 +26,7 @@ from nodeagent.mps.replies import (
     pids,
     unexpected,
 )
-from nodeagent.planning.shares import ALL_THREADS, percentage_text
+from nodeagent.plan.shares import ALL_THREADS, percentage_text
 
 DEVICE = 0  # a daemon has one device, so its ordinal is this
 LARGEST_MEMORY = 2**24 - 1  # MiB; 16 TiB, far above any device and far below any overflow

@@ -23,7 +23,7 @@ from nodeagent.mps.control_errors import (
     DaemonSilent,
     FrontEndFailed,
 )
-from nodeagent.mps.conversation import (
+from nodeagent.mps.protocol import (
     MOST_SAID,
     TooMuchSaid,
     converse,

@@ -18,9 +18,9 @@ import struct
 from contextlib import suppress
 from pathlib import Path
 
-from nodeagent.mps.back_door import SOCKETS, BackDoor
 from nodeagent.mps.directories import seal_pipe_directory
 from nodeagent.mps.identity import Identity
+from nodeagent.mps.socket_gate import SOCKETS, BackDoor
 
 _CREDENTIALS = struct.Struct("3i")  # pid, uid, gid: struct ucred of unix(7)
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from nodeagent.errors import NodeagentError
-from nodeagent.files import make_open_directory
+from nodeagent.files.state import make_open_directory
 from nodeagent.mps.published_files import keep_others_out
 from nodeagent.mps.removal import remove_tree
 

@@ -11,10 +11,10 @@ from types import TracebackType
 from typing import Self
 
 from nodeagent.errors import NodeagentError, UnknownDevice
-from nodeagent.files import set_aside
+from nodeagent.files.state import set_aside
 from nodeagent.mps.adoption import found_process, specs_of, survey
-from nodeagent.mps.attendant import Check
 from nodeagent.mps.control import ControlClient
+from nodeagent.mps.daemon_monitor import Check
 from nodeagent.mps.directories import make_directories
 from nodeagent.mps.fleet_view import clients_of, daemon_state, planners_view
 from nodeagent.mps.fleet_wishes import InUse, NotReady, drained, end, restarted, started, stopped
@@ -34,12 +34,12 @@ from nodeagent.mps.process import Programs
 from nodeagent.mps.records import Record, RecordUnusable, read_records
 from nodeagent.mps.shares import DaemonSpec
 from nodeagent.mps.supervisor import Supervisor
-from nodeagent.mps.surroundings import Surroundings
+from nodeagent.mps.supervisor_context import Surroundings
 from nodeagent.mps.timing import Timing
 from nodeagent.mps.unrecorded import left_by, unrecorded
-from nodeagent.planning.observed import MpsDaemon
-from nodeagent.planning.shares import WantedMps
-from nodeagent.reports.mps_state import DaemonState
+from nodeagent.plan.observed import MpsDaemon
+from nodeagent.plan.shares import WantedMps
+from nodeagent.views.mps_state import DaemonState
 
 __all__ = ["Fleet", "InUse", "NotReady", "RunningDaemon", "Timing", "survey"]
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from nodeagent.mps.adoption import usage_of
 from nodeagent.mps.lifecycle.values import WITH_PROCESS, Phase
 from nodeagent.mps.supervisor import Supervisor
-from nodeagent.planning.observed import IDLE, MpsDaemon, Usage
-from nodeagent.reports.mps_state import ClientState, DaemonState, ServerState, WaitingClient
+from nodeagent.plan.observed import IDLE, MpsDaemon, Usage
+from nodeagent.views.mps_state import ClientState, DaemonState, ServerState, WaitingClient
 
 
 def planners_view(supervisor: Supervisor) -> MpsDaemon | None:

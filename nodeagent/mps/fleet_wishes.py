@@ -14,7 +14,7 @@ from nodeagent.mps.lifecycle.values import (
     RetryRequested,
 )
 from nodeagent.mps.supervisor import Supervisor
-from nodeagent.mps.surroundings import Surroundings
+from nodeagent.mps.supervisor_context import Surroundings
 from nodeagent.mps.timing import Timing
 from nodeagent.processes import name_of
 

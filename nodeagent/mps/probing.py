@@ -23,7 +23,7 @@ from nodeagent.mps.identity import SERVER
 from nodeagent.mps.process import Programs
 from nodeagent.mps.replies import Reply
 from nodeagent.mps.scratch import Scratch
-from nodeagent.planning.problems import Code, Problem
+from nodeagent.plan.problems import Code, Problem
 
 # In this order: the first one came with 555, the second, which newer drivers' documents prefer,
 # after it.

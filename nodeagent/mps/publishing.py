@@ -18,8 +18,8 @@ from nodeagent.mps.cdi import FILE_NAME, Json, cdi_device, cdi_file
 from nodeagent.mps.env_files import SUFFIX, env_file, file_name
 from nodeagent.mps.published_files import FileRefused, PublicDirectory
 from nodeagent.mps.shares import DaemonSpec, client_environment
-from nodeagent.planning.problems import Code, Problem
-from nodeagent.planning.shares import WantedMps
+from nodeagent.plan.problems import Code, Problem
+from nodeagent.plan.shares import WantedMps
 
 ENV_DIRECTORY = "env"
 

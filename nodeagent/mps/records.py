@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from nodeagent.errors import NodeagentError
-from nodeagent.files import StateFormat, StateUnusable, read_state, write_state
+from nodeagent.files.state import StateFormat, StateUnusable, read_state, write_state
 from nodeagent.mps.identity import CONTROL, Identity
-from nodeagent.planning.shares import Account, Share, Sharing, WantedMps
+from nodeagent.plan.shares import Account, Share, Sharing, WantedMps
 from nodeagent.strict_json import parse_json
 
 FOLDER = "mps"  # below run.dir, with a directory for each device

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from nodeagent.planning.shares import (
+from nodeagent.plan.shares import (
     ALL_THREADS,
     LEAST_THREADS,
     Slot,

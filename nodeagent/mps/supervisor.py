@@ -11,11 +11,10 @@ import asyncio
 from datetime import UTC, datetime
 from typing import assert_never
 
-from nodeagent.mps.attendant import Attendant, Place
-from nodeagent.mps.back_door import BackDoor
-from nodeagent.mps.changes import Changes
+from nodeagent.mps.condition import Changes
+from nodeagent.mps.daemon_monitor import Attendant, Place
 from nodeagent.mps.daemon_sockets import DaemonSockets
-from nodeagent.mps.ground import Ground
+from nodeagent.mps.daemon_starter import Ground
 from nodeagent.mps.identity import age_of
 from nodeagent.mps.lifecycle.step import step
 from nodeagent.mps.lifecycle.values import (
@@ -39,12 +38,13 @@ from nodeagent.mps.lifecycle.values import (
     Subject,
     SweepOrphans,
 )
-from nodeagent.mps.listening import Listener
+from nodeagent.mps.log_events import Listener
 from nodeagent.mps.process import DaemonProcess
 from nodeagent.mps.records import Record, RecordKeeper, write_record
 from nodeagent.mps.shares import DaemonSpec, spec_for
-from nodeagent.mps.surroundings import Surroundings
-from nodeagent.planning.shares import WantedMps
+from nodeagent.mps.socket_gate import BackDoor
+from nodeagent.mps.supervisor_context import Surroundings
+from nodeagent.plan.shares import WantedMps
 
 
 class Supervisor:

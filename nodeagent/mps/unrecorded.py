@@ -15,7 +15,6 @@ from pathlib import Path
 
 from nodeagent.errors import NodeagentError
 from nodeagent.mps.asking import Seen, ask_everything
-from nodeagent.mps.back_door import BackDoor
 from nodeagent.mps.control import ControlClient
 from nodeagent.mps.daemon_sockets import DaemonSockets
 from nodeagent.mps.directories import Directories, directories_of
@@ -23,7 +22,8 @@ from nodeagent.mps.identity import CONTROL, Identity, processes_of
 from nodeagent.mps.records import Record
 from nodeagent.mps.replies import MemoryLimit
 from nodeagent.mps.shares import DaemonSpec
-from nodeagent.planning.shares import ALL_THREADS, Account, Share, Sharing, WantedMps
+from nodeagent.mps.socket_gate import BackDoor
+from nodeagent.plan.shares import ALL_THREADS, Account, Share, Sharing, WantedMps
 from nodeagent.processes import command_of, groups_of
 
 SHARE = "unrecorded"  # the name of the one share that such a daemon is taken to have

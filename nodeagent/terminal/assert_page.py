@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from nodeagent.planning.plan import GpuPlan, NodePlan, Verdict
-from nodeagent.planning.steps import SetComputeMode, SetTimeSlice, StartMps, Step
-from nodeagent.reports.words import layout_words, step_words
+from nodeagent.plan.plan import GpuPlan, NodePlan, Verdict
+from nodeagent.plan.steps import SetComputeMode, SetTimeSlice, StartMps, Step
 from nodeagent.terminal.page import Line, Span, Tone, indent, line
 from nodeagent.terminal.wording import count, index_ranges, problem_lines
+from nodeagent.views.text import layout_words, step_words
 
 
 def assert_page(plan: NodePlan) -> tuple[Line, ...]:

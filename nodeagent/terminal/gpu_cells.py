@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from nodeagent.planning.observed import Access, Gpu, GpuInstance, Placement
-from nodeagent.planning.steps import (
+from nodeagent.plan.observed import Access, Gpu, GpuInstance, Placement
+from nodeagent.plan.steps import (
     CreateComputeInstance,
     DestroyComputeInstance,
     DestroyGpuInstance,

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from nodeagent.planning.outcome import GpuOutcome, NodeOutcome, StepReport, StepResult
-from nodeagent.planning.plan import NodePlan, Verdict
-from nodeagent.planning.problems import Problem
+from nodeagent.plan.outcome import GpuOutcome, NodeOutcome, StepReport, StepResult
+from nodeagent.plan.plan import NodePlan, Verdict
+from nodeagent.plan.problems import Problem
 from nodeagent.terminal.gpu_cells import cells_now, slots_of
 from nodeagent.terminal.page import BLANK, Line, Span, Tone, indent, line
 from nodeagent.terminal.plan_page import drawing

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from nodeagent.planning.observed import Gpu
-from nodeagent.planning.plan import GpuPlan, NodePlan, Verdict
+from nodeagent.plan.observed import Gpu
+from nodeagent.plan.plan import GpuPlan, NodePlan, Verdict
 from nodeagent.terminal.gpu_cells import cells_after, cells_before, cells_now, slots_of
 from nodeagent.terminal.page import BLANK, Line, Tone, indent, line
 from nodeagent.terminal.slices import Cell, bar, ruler

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from nodeagent.planning.observed import Gpu, GpuInstanceProfile, Placement
+from nodeagent.plan.observed import Gpu, GpuInstanceProfile, Placement
 from nodeagent.terminal.gpu_cells import mode_words
 from nodeagent.terminal.page import BLANK, Line, Span, Tone, indent, line, table
 from nodeagent.terminal.wording import dim, gibibytes, gpu_title

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
-from nodeagent.planning.observed import Gpu, GpuInstance
-from nodeagent.planning.plan import Verdict
-from nodeagent.planning.problems import Problem
-from nodeagent.planning.steps import CreateGpuInstance, Step
-from nodeagent.reports.words import step_words
+from nodeagent.plan.observed import Gpu, GpuInstance
+from nodeagent.plan.plan import Verdict
+from nodeagent.plan.problems import Problem
+from nodeagent.plan.steps import CreateGpuInstance, Step
 from nodeagent.terminal.page import Line, Span, Tone, line
+from nodeagent.views.text import step_words
 
 _VERDICT_TONES = {
     Verdict.IN_SYNC: Tone.GOOD,

@@ -11,16 +11,16 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from nodeagent.cluster.around.surroundings import AroundPace, ClusterSurroundings
-from nodeagent.cluster.citizen import Citizen, CitizenPace
-from nodeagent.cluster.plan_sources.annotation import AnnotationSource
-from nodeagent.kubernetes.access import ClusterAccess
-from nodeagent.kubernetes.credentials import Kubeconfig
-from nodeagent.kubernetes.events import EventPace
-from nodeagent.planning.plan import Policy
-from nodeagent.reports.node_state import NodeState
+from nodeagent.cluster.client.access import ClusterAccess
+from nodeagent.cluster.client.credentials import Kubeconfig
+from nodeagent.cluster.client.events import EventPace
+from nodeagent.cluster.drain.hooks import AroundPace, ClusterSurroundings
+from nodeagent.cluster.plan_sources.annotation.source import AnnotationSource
+from nodeagent.cluster.publisher import Citizen, CitizenPace
+from nodeagent.plan.plan import Policy
+from nodeagent.reconcile.plan_update import NoPlan
 from nodeagent.settings import KubernetesSettings
-from nodeagent.sources.plan_offer import NoPlan
+from nodeagent.views.node_state import NodeState
 from tests import rig
 from tests.kubernetes.rig import QUICK, QUICK_WRITES
 from tests.kubernetes.rig import running as running_tasks

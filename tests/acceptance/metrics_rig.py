@@ -9,14 +9,14 @@ from pathlib import Path
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from nodeagent.agent.metrics_part import MetricsPart
-from nodeagent.execution.carrying_out import carry_out
+from nodeagent.app.metrics_service import MetricsPart
+from nodeagent.execute.executor import carry_out
 from nodeagent.gpu.driver import Driver
-from nodeagent.planning.desired import DesiredNode
-from nodeagent.planning.observed import ObservedNode
-from nodeagent.planning.planner import plan
-from nodeagent.reports.node_state import NodeState
+from nodeagent.plan.desired import DesiredNode
+from nodeagent.plan.observed import ObservedNode
+from nodeagent.plan.planner import plan
 from nodeagent.settings import load_settings
+from nodeagent.views.node_state import NodeState
 from tests.planning.cards import Multiset, card, wanted
 
 SOON = 30.0  # seconds that anything may take

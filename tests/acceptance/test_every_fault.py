@@ -19,13 +19,13 @@ from itertools import islice
 import pytest
 
 from nodeagent.errors import DriverError
-from nodeagent.execution.carrying_out import carry_out
+from nodeagent.execute.executor import carry_out
 from nodeagent.gpu.driver import Driver
-from nodeagent.planning.desired import DesiredGpu, DesiredNode
-from nodeagent.planning.observed import Access, Gpu
-from nodeagent.planning.outcome import GpuOutcome, StepResult
-from nodeagent.planning.planner import plan
-from nodeagent.planning.steps import CreateGpuInstance, DestroyGpuInstance
+from nodeagent.plan.desired import DesiredGpu, DesiredNode
+from nodeagent.plan.observed import Access, Gpu
+from nodeagent.plan.outcome import GpuOutcome, StepResult
+from nodeagent.plan.planner import plan
+from nodeagent.plan.steps import CreateGpuInstance, DestroyGpuInstance
 from nodeagent.simulation import Code, SimulatedNode, simulated
 from tests.planning.cards import card, devices, wanted
 

@@ -19,14 +19,14 @@ import pytest
 
 from nodeagent.documents.reading import read_document
 from nodeagent.errors import DriverError
-from nodeagent.execution.carrying_out import carry_out
+from nodeagent.execute.executor import carry_out
 from nodeagent.gpu.driver import Driver
-from nodeagent.planning.desired import DesiredNode
-from nodeagent.planning.observed import Access, Gpu, ObservedNode
-from nodeagent.planning.outcome import GpuOutcome, StepResult
-from nodeagent.planning.plan import GpuPlan, Verdict
-from nodeagent.planning.planner import plan
-from nodeagent.planning.resolve import resolve
+from nodeagent.plan.desired import DesiredNode
+from nodeagent.plan.observed import Access, Gpu, ObservedNode
+from nodeagent.plan.outcome import GpuOutcome, StepResult
+from nodeagent.plan.plan import GpuPlan, Verdict
+from nodeagent.plan.planner import plan
+from nodeagent.plan.resolve import resolve
 from nodeagent.simulation import Code, simulated
 from nodeagent.simulation.functions import documented_errors
 from tests.rig import open_driver, plan_text

@@ -16,22 +16,22 @@ from pathlib import Path
 import pynvml
 import pytest
 
-from nodeagent.agent.health_part import HealthPart, HealthPlaces
+from nodeagent.app.health_service import HealthPart, HealthPlaces
 from nodeagent.gpu.driver import Driver
 from nodeagent.gpu.events.listener import EventListener
 from nodeagent.gpu.events.listener import Timing as EventTiming
-from nodeagent.gpu.sampling.sampler import Pace, Sampler
 from nodeagent.health.findings import Finding, Moment, Severity
 from nodeagent.health.reporting import samples
 from nodeagent.health.table import BY_CAUSE, ROWS
-from nodeagent.planning.observed import MigMode, ObservedNode
-from nodeagent.planning.plan import GpuPlan, NodePlan, Verdict
-from nodeagent.planning.steps import DestroyGpuInstance, ResetGpu
-from nodeagent.reconciling.event_log import EventLog
-from nodeagent.reports.conditions import HEALTHY, conditions
-from nodeagent.reports.node_state import NodeState, Phase
-from nodeagent.reports.status_report import status_json
+from nodeagent.plan.observed import MigMode, ObservedNode
+from nodeagent.plan.plan import GpuPlan, NodePlan, Verdict
+from nodeagent.plan.steps import DestroyGpuInstance, ResetGpu
+from nodeagent.reconcile.event_log import EventLog
 from nodeagent.simulation import SimulatedNode, simulated
+from nodeagent.telemetry.sampler import Pace, Sampler
+from nodeagent.views.conditions import HEALTHY, conditions
+from nodeagent.views.node_state import NodeState, Phase
+from nodeagent.views.status_report import status_json
 from tests.gpu.steps_of import laid_out
 
 EPOCH = 1_700_000_000.0

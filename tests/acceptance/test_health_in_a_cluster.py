@@ -7,7 +7,7 @@ import os
 import time
 from pathlib import Path
 
-from nodeagent.reports.status_annotation import STATUS
+from nodeagent.views.status_annotation import STATUS
 from tests.acceptance.cluster_rig import plan_text, until
 from tests.simulated_cluster.agent import (
     NAME,

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from nodeagent.execution.device_users import KubeletUsage
+from nodeagent.cluster.kubelet.device_users import KubeletUsage
+from nodeagent.cluster.kubelet.process_pods import ProcessPods
 from nodeagent.gpu.driver import Driver
-from nodeagent.kubelet.process_pods import ProcessPods
 from nodeagent.simulation import SimulatedNode, simulated
 from tests.acceptance.metrics_rig import Watched, divide, parsed, running, told
 from tests.monitoring.promtool import with_promtool

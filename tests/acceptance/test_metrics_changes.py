@@ -11,18 +11,18 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from nodeagent.gpu.driver import Driver
-from nodeagent.planning.outcome import NodeOutcome
-from nodeagent.planning.plan import Policy
-from nodeagent.planning.steps import SetMigMode, Step
-from nodeagent.reconciling.attempts import Backoff
-from nodeagent.reconciling.event_log import EventLog
-from nodeagent.reconciling.heartbeats import Heartbeats
-from nodeagent.reconciling.last_good_plan import FILE_NAME, last_good_plan
-from nodeagent.reconciling.narrator import Narrator
-from nodeagent.reconciling.reconciler import Reconciler, Rules
-from nodeagent.reports.node_state import NodeState, Phase
+from nodeagent.plan.outcome import NodeOutcome
+from nodeagent.plan.plan import Policy
+from nodeagent.plan.steps import SetMigMode, Step
+from nodeagent.reconcile.backoff import Backoff
+from nodeagent.reconcile.event_log import EventLog
+from nodeagent.reconcile.event_reporter import Narrator
+from nodeagent.reconcile.heartbeats import Heartbeats
+from nodeagent.reconcile.last_good_plan import FILE_NAME, last_good_plan
+from nodeagent.reconcile.plan_update import PlanText
+from nodeagent.reconcile.reconciler import Reconciler, Rules
 from nodeagent.simulation import SimulatedNode, simulated
-from nodeagent.sources.plan_offer import PlanText
+from nodeagent.views.node_state import NodeState, Phase
 from tests.acceptance.metrics_rig import Watched, running
 from tests.rig import open_driver, plan_text
 

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from nodeagent.cli import main
-from nodeagent.planning.problems import Code
+from nodeagent.plan.problems import Code
 from nodeagent.simulation import SimulatedNode, Switches, open_node
 from nodeagent.simulation.nvidia_smi import STATE_VARIABLE
 

@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from nodeagent.files import StateFormat, write_state
+from nodeagent.files.state import StateFormat, write_state
 from tests.acceptance.agent_home import GIB, USER, Home
 
 ONE = f"""\

@@ -22,13 +22,13 @@ import pytest
 
 from nodeagent.errors import DriverError
 from nodeagent.mps.identity import CONTROL, SERVER, Identity, identify
-from nodeagent.planning.observed import Access, Gpu
-from nodeagent.planning.outcome import GpuOutcome, StepResult
-from nodeagent.planning.problems import Code as Problems
-from nodeagent.planning.steps import StartMps, StopMps
-from nodeagent.reports.plan_report import outcome_json
+from nodeagent.plan.observed import Access, Gpu
+from nodeagent.plan.outcome import GpuOutcome, StepResult
+from nodeagent.plan.problems import Code as Problems
+from nodeagent.plan.steps import StartMps, StopMps
 from nodeagent.simulation import Code, SimulatedNode, open_node, simulated
 from nodeagent.simulation.mps.clients import SimulatedClient
+from nodeagent.views.plan_report import outcome_json
 from tests.execution.whole_node_rig import Agent, NodeRig, document, mig_devices
 from tests.mps.fleet_rig import IMPATIENT, US, quick, status, until
 

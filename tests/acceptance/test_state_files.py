@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 
-from nodeagent.agent.health_store import health_file
-from nodeagent.files import StateFile, StateFormat, write_state
-from nodeagent.gpu.remembered import Remembered
-from nodeagent.reconciling.last_good_plan import last_good_plan
+from nodeagent.files.state import StateFile, StateFormat, write_state
+from nodeagent.gpu.original_settings import Remembered
+from nodeagent.health.store import health_file
+from nodeagent.reconcile.last_good_plan import last_good_plan
 from tests.acceptance.agent_home import Home
 
 FIRST_RELEASE = Path("tests/data/state")  # what it wrote on h100-80gb:2 with MPS, XIDs, time slices

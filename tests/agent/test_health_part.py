@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from nodeagent.agent.health_part import HealthPart, HealthPlaces
+from nodeagent.app.health_service import HealthPart, HealthPlaces
 from nodeagent.errors import UsageError
 from nodeagent.health.findings import Moment, Severity
 from nodeagent.health.readings import (
@@ -26,7 +26,7 @@ from nodeagent.health.readings import (
     Source,
     XidEvent,
 )
-from nodeagent.planning.observed import (
+from nodeagent.plan.observed import (
     ComputeInstance,
     Gpu,
     GpuInstance,
@@ -35,9 +35,9 @@ from nodeagent.planning.observed import (
     Usage,
     User,
 )
-from nodeagent.planning.plan import NodePlan
-from nodeagent.planning.steps import ResetGpu, SetMigMode
-from nodeagent.reconciling.event_log import EventLog
+from nodeagent.plan.plan import NodePlan
+from nodeagent.plan.steps import ResetGpu, SetMigMode
+from nodeagent.reconcile.event_log import EventLog
 from tests.health.rig import ADDRESS, EPOCH, GPU, gpu
 from tests.planning.cards import card
 

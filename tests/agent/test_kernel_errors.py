@@ -8,9 +8,9 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from nodeagent.agent.kernel_errors import KernelErrors
+from nodeagent.app.kernel_errors import KernelErrors
 from nodeagent.health.readings import XidEvent
-from nodeagent.planning.problems import Code, Problem
+from nodeagent.plan.problems import Code, Problem
 
 
 async def _until(condition: Callable[[], bool]) -> None:

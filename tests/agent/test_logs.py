@@ -15,7 +15,7 @@ from collections.abc import Iterator
 import pytest
 import structlog
 
-from nodeagent.agent.logs import configure_logging
+from nodeagent.app.logs import configure_logging
 
 
 @pytest.fixture(autouse=True)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from nodeagent.planning.problems import Code as ProblemCode
+from nodeagent.plan.problems import Code as ProblemCode
 from nodeagent.settings import load_settings
 from nodeagent.simulation import simulated
 from nodeagent.simulation.codes import Code

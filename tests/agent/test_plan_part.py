@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from nodeagent.agent.plan_part import PlanPart, SettingsFile, source_of
+from nodeagent.app.plan_service import PlanPart, SettingsFile, source_of
 from nodeagent.errors import UsageError
-from nodeagent.reports.node_state import Phase
 from nodeagent.settings import PlanSettings, load_settings
 from nodeagent.simulation import simulated
+from nodeagent.views.node_state import Phase
 from tests.rig import Rig, plan_text, running
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from nodeagent.agent.sd_notify import Notifier
+from nodeagent.app.sd_notify import Notifier
 
 
 def test_says_how_the_service_is(tmp_path: Path) -> None:

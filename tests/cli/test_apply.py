@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from nodeagent.execution.writer_lock import writer_lock
+from nodeagent.execute.writer_lock import writer_lock
 from nodeagent.simulation import open_node
 
 if TYPE_CHECKING:

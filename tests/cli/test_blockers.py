@@ -9,8 +9,8 @@ from dataclasses import replace
 import pytest
 
 from nodeagent.cli.blockers import wait_for_blockers
-from nodeagent.planning.observed import Usage, User
-from nodeagent.planning.plan import GpuPlan, NodePlan, Verdict
+from nodeagent.plan.observed import Usage, User
+from nodeagent.plan.plan import GpuPlan, NodePlan, Verdict
 from tests.planning.cards import card
 
 pytestmark = pytest.mark.virtual_time

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from nodeagent.cli import gpu_preflight, host_preflight
-from nodeagent.cli.findings import Level
-from nodeagent.planning.observed import Gpu, MigMode, ObservedNode
+from nodeagent.cli.checks import gpu as gpu_preflight
+from nodeagent.cli.checks import host as host_preflight
+from nodeagent.cli.checks.findings import Level
+from nodeagent.plan.observed import Gpu, MigMode, ObservedNode
 from tests.processes.real import running
 
 if TYPE_CHECKING:

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from nodeagent.cli import cluster_preflight
-from nodeagent.cli.findings import Finding, Level
+from nodeagent.cli.checks import cluster as cluster_preflight
+from nodeagent.cli.checks.findings import Finding, Level
 from nodeagent.settings import KubeletSettings, KubernetesSettings, PlanSettings
 from tests.kubernetes.rig import kubeconfig
 from tests.simulated_cluster.api_server import ApiServer

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from nodeagent.cli.exit_codes import ExitCode, most_severe, of_plan
-from nodeagent.planning.observed import Gpu
-from nodeagent.planning.plan import GpuPlan, NodePlan, Verdict
-from nodeagent.planning.problems import Code, Problem
+from nodeagent.plan.observed import Gpu
+from nodeagent.plan.plan import GpuPlan, NodePlan, Verdict
+from nodeagent.plan.problems import Code, Problem
 
 _GPU = Gpu(index=0, uuid="GPU-0")
 

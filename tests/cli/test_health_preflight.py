@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from nodeagent.cli.findings import Level
-from nodeagent.cli.health_preflight import health_findings
+from nodeagent.cli.checks.findings import Level
+from nodeagent.cli.checks.health import health_findings
 from nodeagent.settings import load_settings
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from nodeagent.cli.findings import Finding, Level
-from nodeagent.cli.metrics_preflight import metrics_findings
+from nodeagent.cli.checks.findings import Finding, Level
+from nodeagent.cli.checks.metrics import metrics_findings
 from nodeagent.settings import load_settings
 
 

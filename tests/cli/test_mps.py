@@ -14,8 +14,8 @@ import pytest
 import yaml
 
 from nodeagent.errors import DrainTimedOut, NodeagentError, StillInUse
-from nodeagent.planning.shares import Account, Share, Sharing, WantedMps
-from nodeagent.reports.mps_state import ClientState, DaemonState
+from nodeagent.plan.shares import Account, Share, Sharing, WantedMps
+from nodeagent.views.mps_state import ClientState, DaemonState
 from tests.http_api.serving import Doing, api, observe
 
 if TYPE_CHECKING:

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from nodeagent.cli import mps_preflight
-from nodeagent.cli.findings import Level
-from nodeagent.cli.mps_preflight import RunningDaemon
+from nodeagent.cli.checks import mps as mps_preflight
+from nodeagent.cli.checks.findings import Level
+from nodeagent.cli.checks.mps import RunningDaemon
 from nodeagent.documents.reading import read_document
 from nodeagent.mps.process import Programs
-from nodeagent.planning.shares import Account
+from nodeagent.plan.shares import Account
 from nodeagent.simulation.mps.installation import install
 from tests.processes.real import running
 

@@ -17,7 +17,7 @@ import pytest
 from nodeagent.cli import main, shared_node
 from nodeagent.cli.parser import parse
 from nodeagent.cli.settings_in_force import DEFAULT_FILE, InForce, KubeletInForce, in_force
-from nodeagent.gpu import remembered
+from nodeagent.gpu import original_settings as remembered
 from nodeagent.mps import records
 from nodeagent.settings import DEFAULT_FILE as SETTINGS_FILE
 from nodeagent.settings import load_settings

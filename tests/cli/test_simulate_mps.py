@@ -17,7 +17,7 @@ import pytest
 
 from nodeagent.mps.env_files import env_file
 from nodeagent.mps.shares import DaemonSpec, client_environment
-from nodeagent.planning.shares import Share
+from nodeagent.plan.shares import Share
 from nodeagent.simulation import open_node
 from nodeagent.simulation.mps.installation import (
     CONTROL_PROGRAM,

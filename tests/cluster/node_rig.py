@@ -7,10 +7,10 @@ from contextlib import asynccontextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
+from nodeagent.cluster.client.node_view import NodeView
 from nodeagent.cluster.plan_sources.node_source import Keys, NodeSource, Offer
-from nodeagent.kubernetes.node_view import NodeView
-from nodeagent.reports.node_state import NodeState
 from nodeagent.simulation import SimulatedNode, simulated
+from nodeagent.views.node_state import NodeState
 from tests.kubernetes.rig import running as in_background
 from tests.rig import Rig, running
 

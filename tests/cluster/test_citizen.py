@@ -10,13 +10,13 @@ from typing import NoReturn
 
 import pytest
 
-from nodeagent.cluster.citizen import Citizen, CitizenPace
+from nodeagent.cluster.client.access import ClusterAccess
+from nodeagent.cluster.client.node_view import NodeView
 from nodeagent.cluster.plan_sources.node_source import Keys
-from nodeagent.kubernetes.access import ClusterAccess
-from nodeagent.kubernetes.node_view import NodeView
-from nodeagent.reconciling.event_log import EventLog, EventType
-from nodeagent.reports.node_state import NodeState, Phase
-from nodeagent.sources.plan_offer import PlanOffer
+from nodeagent.cluster.publisher import Citizen, CitizenPace
+from nodeagent.reconcile.event_log import EventLog, EventType
+from nodeagent.reconcile.plan_update import PlanOffer
+from nodeagent.views.node_state import NodeState, Phase
 from tests.kubernetes.rig import QUICK, QUICK_WRITES, running
 from tests.rig import SOON
 from tests.simulated_cluster.api_server import ApiServer

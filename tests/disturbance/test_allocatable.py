@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from nodeagent.disturbance.allocatable import (
+from nodeagent.cluster.drain.allocatable import (
     NOT_SHARED,
     SHARING_LABEL,
     PluginSharing,
@@ -17,8 +17,8 @@ from nodeagent.disturbance.allocatable import (
     not_shareable,
     sharing_of,
 )
-from nodeagent.disturbance.strategy import Strategy
-from nodeagent.planning.observed import Gpu, MigMode
+from nodeagent.cluster.drain.strategy import Strategy
+from nodeagent.plan.observed import Gpu, MigMode
 from tests.planning.cards import card, with_instances
 
 H100 = card("h100-80gb")

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from nodeagent.disturbance.around import (
+from nodeagent.cluster.drain.change import (
     PLUGIN_CONFIG,
     RESTART_DUE,
     Rules,
@@ -15,11 +15,11 @@ from nodeagent.disturbance.around import (
     make_room,
     prepare,
 )
-from nodeagent.disturbance.client_labels import PAUSED
-from nodeagent.disturbance.cordon import CORDONED
-from nodeagent.disturbance.eviction import Evictions
-from nodeagent.disturbance.facts import NodeFacts
-from nodeagent.disturbance.steps import (
+from nodeagent.cluster.drain.client_labels import PAUSED
+from nodeagent.cluster.drain.cordon import CORDONED
+from nodeagent.cluster.drain.eviction import Evictions
+from nodeagent.cluster.drain.node_facts import NodeFacts
+from nodeagent.cluster.drain.steps import (
     AwaitAllocatable,
     AwaitPodsGone,
     ClientCare,
@@ -29,11 +29,11 @@ from nodeagent.disturbance.steps import (
     PodSelector,
     Step,
 )
-from nodeagent.planning.desired import DesiredGpu, DesiredNode
-from nodeagent.planning.observed import MigMode, ObservedNode
-from nodeagent.planning.plan import NodePlan, Verdict
-from nodeagent.planning.planner import plan
-from nodeagent.planning.shares import Account, Share, Sharing, TimeSlice, WantedMps
+from nodeagent.plan.desired import DesiredGpu, DesiredNode
+from nodeagent.plan.observed import MigMode, ObservedNode
+from nodeagent.plan.plan import NodePlan, Verdict
+from nodeagent.plan.planner import plan
+from nodeagent.plan.shares import Account, Share, Sharing, TimeSlice, WantedMps
 from tests.planning.cards import card, wanted, with_instances
 
 PREFIX = "nvidia.com/gpu.deploy."

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from nodeagent.disturbance.cordon import CORDONED, cordoning, uncordoning
-from nodeagent.disturbance.facts import NodeFacts
+from nodeagent.cluster.drain.cordon import CORDONED, cordoning, uncordoning
+from nodeagent.cluster.drain.node_facts import NodeFacts
 
 OURS = {CORDONED: "true"}
 

@@ -6,14 +6,14 @@ from dataclasses import replace
 
 import pytest
 
-from nodeagent.disturbance.eviction import Evictions, asks_for_eviction, evictions
-from nodeagent.disturbance.facts import NodeFacts, PodFact
-from nodeagent.disturbance.steps import EvictPod
-from nodeagent.planning.desired import DesiredGpu, DesiredNode, MigDisabled, WhenInUse
-from nodeagent.planning.observed import Gpu, MpsDaemon, ObservedNode, Usage, User
-from nodeagent.planning.plan import Policy, Verdict
-from nodeagent.planning.planner import plan
-from nodeagent.planning.shares import Account, Share, Sharing, WantedMps
+from nodeagent.cluster.drain.eviction import Evictions, asks_for_eviction, evictions
+from nodeagent.cluster.drain.node_facts import NodeFacts, PodFact
+from nodeagent.cluster.drain.steps import EvictPod
+from nodeagent.plan.desired import DesiredGpu, DesiredNode, MigDisabled, WhenInUse
+from nodeagent.plan.observed import Gpu, MpsDaemon, ObservedNode, Usage, User
+from nodeagent.plan.plan import Policy, Verdict
+from nodeagent.plan.planner import plan
+from nodeagent.plan.shares import Account, Share, Sharing, WantedMps
 from tests.planning.cards import NOT_KNOWN, card, wanted, with_instances
 
 H100 = card("h100-80gb")

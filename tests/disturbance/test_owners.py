@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from nodeagent.disturbance.facts import NodeFacts, PodFact
-from nodeagent.disturbance.owners import (
+from nodeagent.cluster.drain.node_facts import NodeFacts, PodFact
+from nodeagent.cluster.drain.owners import (
     HAMI_REGISTER,
     MIG_MANAGER_LABEL,
     NOS_LABEL,

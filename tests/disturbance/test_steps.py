@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from nodeagent.disturbance.facts import PodFact
-from nodeagent.disturbance.steps import PodSelector
+from nodeagent.cluster.drain.node_facts import PodFact
+from nodeagent.cluster.drain.steps import PodSelector
 
 CLIENT = "nvidia.com/gpu.deploy.client"
 

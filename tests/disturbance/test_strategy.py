@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from nodeagent.disturbance.strategy import (
+from nodeagent.cluster.drain.strategy import (
     FEATURES_LABEL,
     STRATEGY_LABEL,
     Strategy,
@@ -16,9 +16,9 @@ from nodeagent.disturbance.strategy import (
     resource_of,
     strategy_of,
 )
-from nodeagent.planning.desired import DesiredNode
-from nodeagent.planning.observed import Access, Gpu, MigMode, ObservedNode
-from nodeagent.planning.planner import plan
+from nodeagent.plan.desired import DesiredNode
+from nodeagent.plan.observed import Access, Gpu, MigMode, ObservedNode
+from nodeagent.plan.planner import plan
 from tests.planning.cards import card, divided, wanted, with_instances
 
 H100 = card("h100-80gb")

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from nodeagent.disturbance.facts import NodeFacts, PodFact
-from nodeagent.disturbance.steps import PodSelector
-from nodeagent.disturbance.waiting import pods_left, still_there
+from nodeagent.cluster.drain.node_facts import NodeFacts, PodFact
+from nodeagent.cluster.drain.steps import PodSelector
+from nodeagent.cluster.drain.waiting import pods_left, still_there
 
 PLUGIN = PodSelector({"app": "plugin"})
 

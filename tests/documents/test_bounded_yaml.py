@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from nodeagent.documents.bounded_yaml import DEEPEST, LARGEST_TEXT, MOST_NODES, read_tree
 from nodeagent.documents.findings import MOST_PROBLEMS
 from nodeagent.errors import DocumentError
-from nodeagent.planning.problems import Problem
+from nodeagent.plan.problems import Problem
 
 BOMB = "a: &a [x,x,x,x,x,x,x,x,x]\n" + "".join(
     f"{chr(98 + i)}: &{chr(98 + i)} [{','.join(['*' + chr(97 + i)] * 9)}]\n" for i in range(9)

@@ -14,10 +14,10 @@ from nodeagent.documents.reading import read_document
 from nodeagent.documents.schema import plan_schema
 from nodeagent.errors import DocumentError
 from nodeagent.gpu.driver import Driver
-from nodeagent.planning.desired import DesiredNode, MigLayout
-from nodeagent.planning.plan import Verdict
-from nodeagent.planning.planner import plan
-from nodeagent.planning.resolve import resolve
+from nodeagent.plan.desired import DesiredNode, MigLayout
+from nodeagent.plan.plan import Verdict
+from nodeagent.plan.planner import plan
+from nodeagent.plan.resolve import resolve
 from nodeagent.simulation import simulated
 
 EXAMPLES = Path(__file__).parents[2] / "examples"

@@ -10,7 +10,7 @@ import pytest
 
 from nodeagent.documents.reading import read_document
 from nodeagent.errors import DocumentError
-from nodeagent.planning.desired import (
+from nodeagent.plan.desired import (
     DeviceSelector,
     InstanceEntry,
     MigDisabled,
@@ -18,7 +18,7 @@ from nodeagent.planning.desired import (
     PciFilter,
     PlanEntry,
 )
-from nodeagent.planning.problems import Code, Problem
+from nodeagent.plan.problems import Code, Problem
 
 CASES = json.loads((Path(__file__).parents[1] / "data/mig_parted/files.json").read_text())
 

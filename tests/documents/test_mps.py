@@ -8,8 +8,8 @@ import pytest
 
 from nodeagent.documents.reading import read_document
 from nodeagent.errors import DocumentError
-from nodeagent.planning.desired import MigLayout, MpsEntry, ShareEntry
-from nodeagent.planning.problems import Problem
+from nodeagent.plan.desired import MigLayout, MpsEntry, ShareEntry
+from nodeagent.plan.problems import Problem
 
 GIB = 1024**3
 

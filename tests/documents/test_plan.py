@@ -10,7 +10,7 @@ import pytest
 from nodeagent.documents.reading import read_document
 from nodeagent.documents.terms import MOST_INSTANCES
 from nodeagent.errors import DocumentError
-from nodeagent.planning.desired import (
+from nodeagent.plan.desired import (
     DeviceSelector,
     InstanceEntry,
     MigDisabled,
@@ -20,7 +20,7 @@ from nodeagent.planning.desired import (
     PlanEntry,
     WhenInUse,
 )
-from nodeagent.planning.problems import Code, Problem
+from nodeagent.plan.problems import Code, Problem
 
 
 def entry(**keys: object) -> PlanEntry:

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from nodeagent.documents.findings import MOST_PROBLEMS
 from nodeagent.documents.reading import LARGEST_PLAN, read_document
 from nodeagent.errors import DocumentError
-from nodeagent.planning.desired import MigDisabled, MigEnabled, MigLayout, PlanEntry
-from nodeagent.planning.problems import Code, Problem
+from nodeagent.plan.desired import MigDisabled, MigEnabled, MigLayout, PlanEntry
+from nodeagent.plan.problems import Code, Problem
 
 PLAN = "version: v1\ngpus: [{devices: all, mig: disabled}]\n"
 FILE = "version: v1\nmig-configs: {a: [{devices: all, mig-enabled: false}]}\n"

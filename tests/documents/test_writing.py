@@ -18,9 +18,9 @@ from nodeagent.documents.writing import (
     plan_data,
     plan_document,
 )
-from nodeagent.planning.desired import DesiredNode, MigDisabled, MigLayout
-from nodeagent.planning.host import Host
-from nodeagent.planning.observed import (
+from nodeagent.plan.accounts import Host
+from nodeagent.plan.desired import DesiredNode, MigDisabled, MigLayout
+from nodeagent.plan.observed import (
     Access,
     ComputeInstance,
     Gpu,
@@ -30,10 +30,10 @@ from nodeagent.planning.observed import (
     ObservedNode,
     Placement,
 )
-from nodeagent.planning.plan import Verdict
-from nodeagent.planning.planner import plan
-from nodeagent.planning.resolve import resolve
-from nodeagent.planning.shares import (
+from nodeagent.plan.plan import Verdict
+from nodeagent.plan.planner import plan
+from nodeagent.plan.resolve import resolve
+from nodeagent.plan.shares import (
     Account,
     ComputeMode,
     Share,

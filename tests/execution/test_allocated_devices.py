@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from nodeagent.execution.allocated_devices import AllocatedDevices, Owners, with_allocations
+from nodeagent.cluster.kubelet.allocated_devices import AllocatedDevices, Owners, with_allocations
+from nodeagent.cluster.kubelet.allocations import Allocations, ClaimedDevice, Holding, PodName
+from nodeagent.cluster.kubelet.process_pods import ProcessPod
 from nodeagent.gpu.usage import MigDevice, WholeGpu
-from nodeagent.kubelet.allocations import Allocations, ClaimedDevice, Holding, PodName
-from nodeagent.kubelet.process_pods import ProcessPod
-from nodeagent.planning.observed import ComputeInstance, Gpu, GpuInstance, Placement, Usage, User
+from nodeagent.plan.observed import ComputeInstance, Gpu, GpuInstance, Placement, Usage, User
 
 ID = "1b2c3d4e-0000-5111-8222-33334444555"
 GPU, MIG, OTHER = f"GPU-{ID}0", f"MIG-{ID}1", f"MIG-{ID}2"

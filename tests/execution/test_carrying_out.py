@@ -7,18 +7,18 @@ import asyncio
 import pytest
 
 from nodeagent.documents.reading import read_document
-from nodeagent.execution.carrying_out import carry_out
+from nodeagent.execute.executor import carry_out
 from nodeagent.gpu.driver import Driver
-from nodeagent.planning.desired import DesiredNode
-from nodeagent.planning.observed import Access, MigMode
-from nodeagent.planning.outcome import GpuOutcome, NodeOutcome, StepReport, StepResult
-from nodeagent.planning.plan import NodePlan, Policy
-from nodeagent.planning.planner import plan
-from nodeagent.planning.problems import Code
-from nodeagent.planning.resolve import resolve
-from nodeagent.planning.steps import DestroyGpuInstance
-from nodeagent.reports.words import layout_words, step_words
+from nodeagent.plan.desired import DesiredNode
+from nodeagent.plan.observed import Access, MigMode
+from nodeagent.plan.outcome import GpuOutcome, NodeOutcome, StepReport, StepResult
+from nodeagent.plan.plan import NodePlan, Policy
+from nodeagent.plan.planner import plan
+from nodeagent.plan.problems import Code
+from nodeagent.plan.resolve import resolve
+from nodeagent.plan.steps import DestroyGpuInstance
 from nodeagent.simulation import Switches, simulated
+from nodeagent.views.text import layout_words, step_words
 from tests.rig import open_driver, plan_text
 
 CREATE = "nvmlDeviceCreateGpuInstance*"

@@ -13,15 +13,15 @@ from dataclasses import dataclass, field, replace
 import pytest
 
 from nodeagent.errors import GpuInUse, GpuLost, NodeagentError
-from nodeagent.execution.carrying_out import carry_out
-from nodeagent.planning.desired import DesiredGpu, DesiredNode, Layout, WantedInstance
-from nodeagent.planning.effects import after
-from nodeagent.planning.observed import Access, Gpu, ObservedNode
-from nodeagent.planning.outcome import GpuOutcome, StepReport, StepResult
-from nodeagent.planning.planner import plan
-from nodeagent.planning.problems import Code
-from nodeagent.planning.shares import ComputeMode, TimeSlice
-from nodeagent.planning.steps import (
+from nodeagent.execute.executor import carry_out
+from nodeagent.plan.desired import DesiredGpu, DesiredNode, Layout, WantedInstance
+from nodeagent.plan.observed import Access, Gpu, ObservedNode
+from nodeagent.plan.outcome import GpuOutcome, StepReport, StepResult
+from nodeagent.plan.planner import plan
+from nodeagent.plan.problems import Code
+from nodeagent.plan.shares import ComputeMode, TimeSlice
+from nodeagent.plan.simulate_steps import after
+from nodeagent.plan.steps import (
     CreateGpuInstance,
     Destruction,
     SetComputeMode,
@@ -30,7 +30,7 @@ from nodeagent.planning.steps import (
     Step,
     StopMps,
 )
-from nodeagent.reports.words import layout_words
+from nodeagent.views.text import layout_words
 from tests.planning.cards import card, divided, with_instances
 from tests.planning.daemons import (
     CLIENT,

@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
+from nodeagent.cluster.kubelet.allocated_devices import AllocatedDevices
+from nodeagent.cluster.kubelet.allocations import PodName
+from nodeagent.cluster.kubelet.device_users import KubeletUsage, kubelet_users
+from nodeagent.cluster.kubelet.process_pods import ProcessPods
 from nodeagent.errors import GpuInUse, NodeagentError
-from nodeagent.execution.allocated_devices import AllocatedDevices
-from nodeagent.execution.device_users import KubeletUsage, kubelet_users
 from nodeagent.gpu.driver import Driver
 from nodeagent.gpu.usage import UnknownUsers
-from nodeagent.kubelet.allocations import PodName
-from nodeagent.kubelet.process_pods import ProcessPods
-from nodeagent.planning.observed import Gpu, User
+from nodeagent.plan.observed import Gpu, User
 from nodeagent.simulation import SimulatedNode, simulated
 from tests.gpu.steps_of import destroy, destroy_compute, disable, enable, laid_out
 from tests.simulated_cluster.kubelet import RATE_LIMITED, Kubelet

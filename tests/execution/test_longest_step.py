@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from nodeagent.execution.mps_setup import longest_step, timing_of
+from nodeagent.mps.setup import longest_step, timing_of
 from nodeagent.settings import MpsSettings
 
 

@@ -9,14 +9,14 @@ from dataclasses import dataclass, field, replace
 import pytest
 
 from nodeagent.documents.reading import read_document
-from nodeagent.execution.carrying_out import carry_out
-from nodeagent.planning.desired import DesiredNode
-from nodeagent.planning.observed import Gpu, MigMode, ObservedNode
-from nodeagent.planning.outcome import StepReport
-from nodeagent.planning.planner import plan
-from nodeagent.planning.problems import Code
-from nodeagent.planning.resolve import resolve
-from nodeagent.planning.steps import Destruction, SetMigMode, Step
+from nodeagent.execute.executor import carry_out
+from nodeagent.plan.desired import DesiredNode
+from nodeagent.plan.observed import Gpu, MigMode, ObservedNode
+from nodeagent.plan.outcome import StepReport
+from nodeagent.plan.planner import plan
+from nodeagent.plan.problems import Code
+from nodeagent.plan.resolve import resolve
+from nodeagent.plan.steps import Destruction, SetMigMode, Step
 from nodeagent.simulation import SimulatedNode, Switches, simulated
 from tests.rig import open_driver, plan_text
 

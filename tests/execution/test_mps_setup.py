@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from nodeagent.execution.mps_setup import (
+from nodeagent.mps.mount_namespace import can_put_shm
+from nodeagent.mps.setup import (
     has_private_shm,
     launch_of,
     places_of,
     simulated_places,
 )
-from nodeagent.mps.mount_namespace import can_put_shm
 from nodeagent.settings import load_settings
 
 POD = "KUBERNETES_SERVICE_HOST"

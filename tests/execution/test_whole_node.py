@@ -9,19 +9,19 @@ from dataclasses import replace
 
 import pytest
 
+from nodeagent.cluster.kubelet.device_users import KubeletUsage
 from nodeagent.errors import DriverError, GpuInUse, NodeagentError
-from nodeagent.execution.carrying_out import carry_out
-from nodeagent.execution.device_users import KubeletUsage
+from nodeagent.execute.executor import carry_out
 from nodeagent.health.fencing import as_fenced, fences
 from nodeagent.health.findings import Action, Finding, Moment, Place, Severity
 from nodeagent.mps.identity import CONTROL, SERVER
 from nodeagent.mps.lifecycle.values import Subject
-from nodeagent.planning.observed import WELL, ObservedNode, Placement
-from nodeagent.planning.outcome import StepResult
-from nodeagent.planning.plan import Verdict
-from nodeagent.planning.problems import Code
-from nodeagent.planning.shares import ComputeMode, TimeSlice
-from nodeagent.planning.steps import (
+from nodeagent.plan.observed import WELL, ObservedNode, Placement
+from nodeagent.plan.outcome import StepResult
+from nodeagent.plan.plan import Verdict
+from nodeagent.plan.problems import Code
+from nodeagent.plan.shares import ComputeMode, TimeSlice
+from nodeagent.plan.steps import (
     SetComputeMode,
     SetMigMode,
     SetTimeSlice,

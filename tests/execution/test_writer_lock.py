@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 
 from nodeagent.errors import NodeagentError
-from nodeagent.execution.writer_lock import writer_lock
+from nodeagent.execute.writer_lock import writer_lock
 
 HOLD = """
 import sys, time
 from pathlib import Path
-from nodeagent.execution.writer_lock import writer_lock
+from nodeagent.execute.writer_lock import writer_lock
 with writer_lock(Path(sys.argv[1])):
     print("held", flush=True)
     sys.stdin.read()

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from nodeagent.documents.reading import read_document
-from nodeagent.execution.carrying_out import carry_out
-from nodeagent.execution.whole_node import HealthWatch, WholeNode
+from nodeagent.execute.executor import carry_out
+from nodeagent.execute.node_controller import HealthWatch, WholeNode
 from nodeagent.gpu.driver import Driver
-from nodeagent.gpu.remembered import FILE_NAME, Remembered
+from nodeagent.gpu.original_settings import FILE_NAME, Remembered
 from nodeagent.gpu.usage import AllocationSource
 from nodeagent.mps.accounts import accounts_for
 from nodeagent.mps.fleet import Fleet, Timing
@@ -20,13 +20,13 @@ from nodeagent.mps.launching import ChildLauncher, Launcher, shm_directory
 from nodeagent.mps.lifecycle.values import Policy
 from nodeagent.mps.publishing import Publisher
 from nodeagent.mps.shares import DaemonSpec
-from nodeagent.planning.desired import DesiredNode
-from nodeagent.planning.host import Host
-from nodeagent.planning.observed import ComputeInstance, Gpu, ObservedNode
-from nodeagent.planning.outcome import GpuOutcome, NodeOutcome
-from nodeagent.planning.plan import NodePlan
-from nodeagent.planning.planner import plan
-from nodeagent.planning.resolve import Rejection, resolve
+from nodeagent.plan.accounts import Host
+from nodeagent.plan.desired import DesiredNode
+from nodeagent.plan.observed import ComputeInstance, Gpu, ObservedNode
+from nodeagent.plan.outcome import GpuOutcome, NodeOutcome
+from nodeagent.plan.plan import NodePlan
+from nodeagent.plan.planner import plan
+from nodeagent.plan.resolve import Rejection, resolve
 from nodeagent.simulation import SimulatedNode
 from nodeagent.simulation.mps.clients import SimulatedClient
 from tests.mps.fleet_rig import POLICY, TIMING, US, FleetRig

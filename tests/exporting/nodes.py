@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from nodeagent.planning.observed import (
+from nodeagent.plan.observed import (
     ComputeInstance,
     Gpu,
     GpuInstance,

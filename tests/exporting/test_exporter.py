@@ -6,19 +6,19 @@ import gzip
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 
-from nodeagent.exporting.exporter import Exporter, Layout, families_of
-from nodeagent.exporting.ownership import Process
-from nodeagent.kubelet.process_owners import Owner
+from nodeagent.cluster.kubelet.process_owners import Owner
 from nodeagent.metrics.agent_metrics import ProcessCost, ReaderState, build_sample
 from nodeagent.metrics.dcgm import Style
 from nodeagent.metrics.exposition import Family, render
 from nodeagent.metrics.labels import HostLabel
 from nodeagent.metrics.samples import SampleSet, Slice, Subject, Value, WholeGpu
 from nodeagent.metrics.selection import read_selection
-from nodeagent.planning.observed import ObservedNode
-from nodeagent.reports.cluster_state import ClusterState
-from nodeagent.reports.mps_state import DaemonState
-from nodeagent.reports.node_state import NodeState
+from nodeagent.plan.observed import ObservedNode
+from nodeagent.telemetry.exporter import Exporter, Layout, families_of
+from nodeagent.telemetry.ownership import Process
+from nodeagent.views.cluster_state import ClusterState
+from nodeagent.views.mps_state import DaemonState
+from nodeagent.views.node_state import NodeState
 from tests.exporting.nodes import GPU, MIB, divided, user, whole
 
 USED, POWER, ENERGY = 252, 155, 156

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from nodeagent.exporting.holders import Holders, activity
-from nodeagent.exporting.ownership import uses
 from nodeagent.metrics import own
 from nodeagent.metrics.own import OwnMetric
 from nodeagent.metrics.samples import SampleSet, Slice, Subject, WholeGpu
-from nodeagent.planning.observed import ObservedNode
+from nodeagent.plan.observed import ObservedNode
+from nodeagent.telemetry.accounting import Holders, activity
+from nodeagent.telemetry.ownership import uses
 from tests.exporting.nodes import GPU, divided, user, whole
 
 WHOLE = (GPU.uuid, None)

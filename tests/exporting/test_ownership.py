@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from nodeagent.exporting.ownership import Device, Process, pids_without_pod, uses
-from nodeagent.kubelet.process_owners import Owner
-from nodeagent.planning.observed import Access, MpsDaemon, ObservedNode
+from nodeagent.cluster.kubelet.process_owners import Owner
+from nodeagent.plan.observed import Access, MpsDaemon, ObservedNode
+from nodeagent.telemetry.ownership import Device, Process, pids_without_pod, uses
 from tests.exporting.nodes import GPU, MIB, divided, user, whole
 
 A, B = Owner("team", "a", "main"), Owner("team", "b", "main")

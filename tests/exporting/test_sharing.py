@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from nodeagent.exporting.ownership import Use
-from nodeagent.exporting.sharing import FB_USED, GPU_UTIL, told_apart
-from nodeagent.kubelet.process_owners import Owner
+from nodeagent.cluster.kubelet.process_owners import Owner
 from nodeagent.metrics.samples import SampleSet, Subject, Value, WholeGpu
+from nodeagent.telemetry.ownership import Use
+from nodeagent.telemetry.sharing import FB_USED, GPU_UTIL, told_apart
 from tests.exporting.nodes import GPU, MIB
 
 A, B = Owner("team", "a", "main"), Owner("team", "b", "main")

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from nodeagent.gpu.driver import Driver
-from nodeagent.planning.observed import ComputeInstance, Gpu, GpuInstance, Placement
-from nodeagent.planning.profiles import device_name
-from nodeagent.planning.shares import ComputeMode, TimeSlice
-from nodeagent.planning.steps import (
+from nodeagent.plan.observed import ComputeInstance, Gpu, GpuInstance, Placement
+from nodeagent.plan.profiles import device_name
+from nodeagent.plan.shares import ComputeMode, TimeSlice
+from nodeagent.plan.steps import (
     CreateComputeInstance,
     CreateGpuInstance,
     DestroyComputeInstance,

@@ -11,8 +11,8 @@ import pytest
 from nodeagent.errors import DeadlineExceeded, DriverError, GpuInUse, GpuLost
 from nodeagent.gpu.driver import Driver
 from nodeagent.gpu.usage import UsageProbe
-from nodeagent.planning.observed import Access, Placement
-from nodeagent.planning.steps import SetMigMode
+from nodeagent.plan.observed import Access, Placement
+from nodeagent.plan.steps import SetMigMode
 from nodeagent.simulation import SimulatedNode, simulated
 from tests.gpu.hanging import QUICK, settled
 from tests.gpu.steps_of import destroy, laid_out, layout

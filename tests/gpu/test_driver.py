@@ -12,8 +12,8 @@ import pytest
 
 from nodeagent.errors import DriverError, DriverUnavailable
 from nodeagent.gpu.driver import Driver
-from nodeagent.planning.observed import Access, MigMode
-from nodeagent.planning.steps import StopMps
+from nodeagent.plan.observed import Access, MigMode
+from nodeagent.plan.steps import StopMps
 from nodeagent.simulation import SimulatedNode
 from tests.gpu.hanging import QUICK
 from tests.gpu.steps_of import laid_out

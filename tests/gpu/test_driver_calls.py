@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections import Counter
 from fnmatch import fnmatchcase
 
-from nodeagent.execution.carrying_out import carry_out
+from nodeagent.execute.executor import carry_out
 from nodeagent.gpu.driver import Driver
-from nodeagent.planning.desired import DesiredNode
-from nodeagent.planning.planner import plan
+from nodeagent.plan.desired import DesiredNode
+from nodeagent.plan.planner import plan
 from nodeagent.simulation import SimulatedNode, simulated
 from tests.planning.cards import Multiset, card, present, wanted
 from tests.rig import open_driver

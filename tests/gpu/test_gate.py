@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from nodeagent.gpu.gate import Gate
+from nodeagent.gpu.read_write_lock import Gate
 
 
 async def test_the_one_alone_meets_nobody() -> None:

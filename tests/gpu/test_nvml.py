@@ -13,7 +13,7 @@ import pytest
 import nodeagent.gpu
 from nodeagent.errors import DriverError, DriverUnavailable, GpuLost
 from nodeagent.gpu.nvml import GPU_INSTANCE_KINDS, Nvml
-from nodeagent.planning.observed import Placement
+from nodeagent.plan.observed import Placement
 from nodeagent.simulation import Switches, simulated
 from nodeagent.simulation.node import open_node
 from nodeagent.simulation.nvml_library import SimulatedLibrary

@@ -7,7 +7,7 @@ import time
 import pytest
 
 from nodeagent.gpu.driver import Driver
-from nodeagent.planning.observed import Access, Gpu, MigMode, Placement
+from nodeagent.plan.observed import Access, Gpu, MigMode, Placement
 from nodeagent.simulation import SimulatedNode, Switches, known_boards, simulated
 from tests.gpu.steps_of import (
     add_compute,

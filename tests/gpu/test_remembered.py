@@ -12,9 +12,9 @@ import pytest
 
 from nodeagent.errors import NodeagentError
 from nodeagent.gpu.driver import Driver
-from nodeagent.gpu.remembered import FILE_NAME, Remembered
-from nodeagent.planning.observed import Access, Gpu, MpsDaemon
-from nodeagent.planning.shares import Account, ComputeMode, Share, Sharing, TimeSlice, WantedMps
+from nodeagent.gpu.original_settings import FILE_NAME, Remembered
+from nodeagent.plan.observed import Access, Gpu, MpsDaemon
+from nodeagent.plan.shares import Account, ComputeMode, Share, Sharing, TimeSlice, WantedMps
 from nodeagent.simulation import SimulatedNode, simulated
 from tests.gpu.steps_of import compute_mode, laid_out
 

@@ -13,7 +13,7 @@ import pytest
 
 from nodeagent.gpu.driver import Driver
 from nodeagent.gpu.topology import Topology
-from nodeagent.planning.observed import Access, Gpu, NvLinks
+from nodeagent.plan.observed import Access, Gpu, NvLinks
 from nodeagent.simulation import SimulatedNode, Switches, simulated
 from tests.gpu.steps_of import enable
 

@@ -12,7 +12,7 @@ from tempfile import TemporaryDirectory
 import pytest
 
 from nodeagent.gpu.usage import CapabilityHolders, MigDevice, UsageProbe, merged, with_users
-from nodeagent.planning.observed import (
+from nodeagent.plan.observed import (
     ComputeInstance,
     Gpu,
     GpuInstance,

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from nodeagent.health.evaluate import Judgement, Rules, judge
 from nodeagent.health.findings import Finding, Moment
-from nodeagent.health.judging import Judgement, Rules, judge
 from nodeagent.health.readings import GpuEvent, GpuReading, NodeReading, Source, XidEvent
 from nodeagent.health.state import HealthState
 

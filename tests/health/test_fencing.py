@@ -19,8 +19,8 @@ from nodeagent.health.readings import (
     Silence,
     Temperature,
 )
-from nodeagent.planning.desired import DesiredGpu, DesiredNode, Layout, WantedInstance
-from nodeagent.planning.observed import (
+from nodeagent.plan.desired import DesiredGpu, DesiredNode, Layout, WantedInstance
+from nodeagent.plan.observed import (
     ComputeInstance,
     Gpu,
     GpuInstance,
@@ -29,10 +29,10 @@ from nodeagent.planning.observed import (
     Placement,
     Sickness,
 )
-from nodeagent.planning.plan import Verdict
-from nodeagent.planning.planner import plan
-from nodeagent.planning.problems import Code
-from nodeagent.planning.steps import CreateGpuInstance, DestroyGpuInstance
+from nodeagent.plan.plan import Verdict
+from nodeagent.plan.planner import plan
+from nodeagent.plan.problems import Code
+from nodeagent.plan.steps import CreateGpuInstance, DestroyGpuInstance
 from tests.health.rig import GPU, Node, gpu
 from tests.planning.cards import card
 

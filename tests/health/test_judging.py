@@ -11,7 +11,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nodeagent.health.findings import Action, End, Severity, rank, worst
-from nodeagent.health.hearing import pci_address
 from nodeagent.health.readings import (
     Answer,
     Ecc,
@@ -28,7 +27,8 @@ from nodeagent.health.readings import (
 )
 from nodeagent.health.table import ROWS
 from nodeagent.health.trails import Trail
-from nodeagent.planning.observed import Placement
+from nodeagent.health.xid_dedup import pci_address
+from nodeagent.plan.observed import Placement
 from tests.health.rig import GPU, Node, gpu
 
 LOG = Source.KERNEL_LOG

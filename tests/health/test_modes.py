@@ -6,10 +6,10 @@ from dataclasses import replace
 
 from nodeagent.health.modes import owned_modes
 from nodeagent.health.readings import ModeReading
-from nodeagent.planning.observed import MigMode
-from nodeagent.planning.plan import GpuPlan, Verdict
-from nodeagent.planning.problems import Code, Problem
-from nodeagent.planning.shares import ComputeMode
+from nodeagent.plan.observed import MigMode
+from nodeagent.plan.plan import GpuPlan, Verdict
+from nodeagent.plan.problems import Code, Problem
+from nodeagent.plan.shares import ComputeMode
 from tests.planning.cards import card
 
 ON, OFF = MigMode(current=True, pending=True), MigMode(current=False, pending=False)

@@ -28,7 +28,7 @@ from nodeagent.health.reporting import (
 )
 from nodeagent.health.state import HealthState
 from nodeagent.health.xids import default_table
-from nodeagent.planning.observed import Placement
+from nodeagent.plan.observed import Placement
 from tests.health.rig import GPU, Node, gpu
 from tests.health.test_check_table import RAISING
 

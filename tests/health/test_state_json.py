@@ -10,7 +10,7 @@ from nodeagent.health.findings import Pod
 from nodeagent.health.pods import with_pods
 from nodeagent.health.state import HealthState
 from nodeagent.health.state_json import state_json, state_of
-from nodeagent.planning.observed import (
+from nodeagent.plan.observed import (
     ComputeInstance,
     Gpu,
     GpuInstance,

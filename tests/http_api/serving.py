@@ -13,21 +13,21 @@ from typing import Any
 import jsonschema
 from aiohttp import ClientSession
 
-from nodeagent.http_api.answers import Answers
-from nodeagent.http_api.limits import TCP_LIMITS, Limits
-from nodeagent.http_api.listening import listen, listen_on_socket
-from nodeagent.http_api.openapi import DESCRIPTION
-from nodeagent.http_api.refusals import Refusals
-from nodeagent.http_api.rendered_status import Rendered, RenderedStatus
-from nodeagent.planning.observed import ObservedNode
-from nodeagent.planning.plan import Policy
-from nodeagent.reconciling.event_log import EventLog
-from nodeagent.reconciling.preview import Preview, preview
-from nodeagent.reports.mps_report import done_json, mps_answer
-from nodeagent.reports.mps_state import DaemonState
-from nodeagent.reports.node_state import NodeState
-from nodeagent.reports.status_report import status_json
+from nodeagent.api.answers import Answers
+from nodeagent.api.limits import TCP_LIMITS, Limits
+from nodeagent.api.listening import listen, listen_on_socket
+from nodeagent.api.openapi import DESCRIPTION
+from nodeagent.api.refusals import Refusals
+from nodeagent.api.rendered_status import Rendered, RenderedStatus
+from nodeagent.plan.observed import ObservedNode
+from nodeagent.plan.plan import Policy
+from nodeagent.reconcile.event_log import EventLog
+from nodeagent.reconcile.preview import Preview, preview
 from nodeagent.simulation import simulated
+from nodeagent.views.mps_report import done_json, mps_answer
+from nodeagent.views.mps_state import DaemonState
+from nodeagent.views.node_state import NodeState
+from nodeagent.views.status_report import status_json
 from tests.rig import open_driver
 
 SCRAPED = b"# HELP a An example\n# TYPE a gauge\n" + b"".join(

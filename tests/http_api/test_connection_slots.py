@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from nodeagent.http_api.connection_slots import ConnectionSlots, Slot, peer_of
+from nodeagent.api.connection_slots import ConnectionSlots, Slot, peer_of
 
 
 class Clients:

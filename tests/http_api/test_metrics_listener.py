@@ -15,9 +15,9 @@ import bcrypt
 import pytest
 from aiohttp import ClientConnectionError, ClientSession, encode_basic_auth
 
-from nodeagent.http_api.limits import TCP_LIMITS, Limits
-from nodeagent.http_api.metrics_listener import MetricsListener, Told
-from nodeagent.http_api.refusals import Refusals
+from nodeagent.api.limits import TCP_LIMITS, Limits
+from nodeagent.api.metrics_listener import MetricsListener, Told
+from nodeagent.api.refusals import Refusals
 from tests.http_api.serving import SCRAPED, answers_of_nothing
 from tests.kubernetes.test_access import certificate
 

@@ -9,7 +9,7 @@ from contextlib import AsyncExitStack
 
 import pytest
 
-from nodeagent.http_api.limits import Limits
+from nodeagent.api.limits import Limits
 from tests.http_api.serving import SCRAPED, Api, api
 
 

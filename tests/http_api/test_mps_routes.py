@@ -18,8 +18,8 @@ from nodeagent.errors import (
     StillInUse,
     UnknownDevice,
 )
-from nodeagent.planning.shares import Account, Share, Sharing, WantedMps
-from nodeagent.reports.mps_state import ClientState, DaemonState, ServerState, WaitingClient
+from nodeagent.plan.shares import Account, Share, Sharing, WantedMps
+from nodeagent.views.mps_state import ClientState, DaemonState, ServerState, WaitingClient
 from tests.http_api.serving import Api, Doing, api, assert_described, observe
 
 WANTED = WantedMps(Sharing((Share("small", 4, 8192, 15.0),), "report"), Account(1000, 1000))

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 import bcrypt
 import pytest
 
-from nodeagent.http_api.limits import Limits
-from nodeagent.http_api.password_check import PasswordCheck, TooManyAsk
+from nodeagent.api.limits import Limits
+from nodeagent.api.password_check import PasswordCheck, TooManyAsk
 
 LIMITS = Limits(refusal_hold=0.0)
 USERS = {"prometheus": bcrypt.hashpw(b"right:one", bcrypt.gensalt(4))}

@@ -6,7 +6,7 @@ import gzip
 import json
 from typing import Any
 
-from nodeagent.http_api.rendered_status import RenderedStatus
+from nodeagent.api.rendered_status import RenderedStatus
 from tests.http_api.serving import api
 
 

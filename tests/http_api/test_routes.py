@@ -14,18 +14,18 @@ import jsonschema
 import pytest
 from aiohttp import ClientSession, UnixConnector
 
-from nodeagent.http_api.limits import TCP_LIMITS
-from nodeagent.http_api.listening import listen
-from nodeagent.http_api.openapi import DESCRIPTION
-from nodeagent.http_api.routes import create_app
-from nodeagent.planning.plan import Policy
-from nodeagent.planning.planner import layout_of
-from nodeagent.reconciling.event_log import EventType
-from nodeagent.reconciling.preview import preview
-from nodeagent.reports.cluster_state import ClusterState
-from nodeagent.reports.node_state import NodeState
-from nodeagent.reports.status_report import status_json
+from nodeagent.api.limits import TCP_LIMITS
+from nodeagent.api.listening import listen
+from nodeagent.api.openapi import DESCRIPTION
+from nodeagent.api.routes import create_app
+from nodeagent.plan.plan import Policy
+from nodeagent.plan.planner import layout_of
+from nodeagent.reconcile.event_log import EventType
+from nodeagent.reconcile.preview import preview
 from nodeagent.simulation import simulated
+from nodeagent.views.cluster_state import ClusterState
+from nodeagent.views.node_state import NodeState
+from nodeagent.views.status_report import status_json
 from tests.http_api.serving import Api, api, assert_described
 from tests.rig import open_driver, plan_text
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from aiohttp import ClientSession, UnixConnector
 
-from nodeagent.http_api.limits import Limits
+from nodeagent.api.limits import Limits
 from tests.http_api.serving import api
 
 pytestmark = pytest.mark.virtual_time

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from nodeagent.api.web_config import read_web_config
 from nodeagent.errors import UsageError
-from nodeagent.http_api.web_config import read_web_config
 from tests.kubernetes.test_access import certificate
 
 HASH = "$2y$04$" + "a" * 53

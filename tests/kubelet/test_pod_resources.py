@@ -10,15 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from nodeagent.errors import NodeagentError
-from nodeagent.kubelet.allocations import (
+from nodeagent.cluster.kubelet.allocations import (
     Allocatable,
     Allocations,
     ClaimedDevice,
     Holding,
     PodName,
 )
-from nodeagent.kubelet.pod_resources import (
+from nodeagent.cluster.kubelet.pod_resources import (
     KubeletBusy,
     KubeletError,
     KubeletTooOld,
@@ -26,6 +25,7 @@ from nodeagent.kubelet.pod_resources import (
     KubeletUnavailable,
     PodResourcesClient,
 )
+from nodeagent.errors import NodeagentError
 from tests.simulated_cluster.kubelet import RATE_LIMITED, SWITCHED_OFF, UNKNOWN_METHOD, Kubelet
 
 MIG = "nvidia.com/mig-1g.10gb"

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from nodeagent.kubelet.process_owners import Owner, ProcessOwners, outside_pods
-from nodeagent.kubelet.process_pods import ProcessPods
+from nodeagent.cluster.kubelet.process_owners import Owner, ProcessOwners, outside_pods
+from nodeagent.cluster.kubelet.process_pods import ProcessPods
 from tests.processes.real import running
 
 ID = "c0ffee" + "0" * 58

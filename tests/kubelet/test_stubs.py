@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 from google.protobuf.descriptor_pb2 import FileDescriptorProto, FileDescriptorSet
 
-from nodeagent.kubelet.generated import podresources_pb2
+from nodeagent.cluster.kubelet.generated import podresources_pb2
 
 pytest.importorskip("grpc_tools", reason="the protocol buffer compiler is not installed")
 
-PROTO = Path("nodeagent/kubelet/generated/podresources.proto")
+PROTO = Path("nodeagent/cluster/kubelet/generated/podresources.proto")
 ROOT = Path(__file__).parents[2]
 
 

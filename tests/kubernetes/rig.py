@@ -8,12 +8,12 @@ from collections.abc import AsyncIterator, Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
-from nodeagent.kubernetes.access import ClusterAccess
-from nodeagent.kubernetes.credentials import Kubeconfig
-from nodeagent.kubernetes.faults import ClusterFault
-from nodeagent.kubernetes.node_follower import FollowPace, NodeFollower
-from nodeagent.kubernetes.node_view import Interest, NodeView
-from nodeagent.kubernetes.node_writer import WritePace
+from nodeagent.cluster.client.access import ClusterAccess
+from nodeagent.cluster.client.credentials import Kubeconfig
+from nodeagent.cluster.client.faults import ClusterFault
+from nodeagent.cluster.client.node_follower import FollowPace, NodeFollower
+from nodeagent.cluster.client.node_view import Interest, NodeView
+from nodeagent.cluster.client.node_writer import WritePace
 from tests.simulated_cluster import agent
 
 PLAN = "nodeagent.io/plan"

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from nodeagent.kubernetes import faults
-from nodeagent.kubernetes.access import ClusterAccess
-from nodeagent.kubernetes.credentials import InCluster
+from nodeagent.cluster.client import faults
+from nodeagent.cluster.client.access import ClusterAccess
+from nodeagent.cluster.client.credentials import InCluster
 from tests.kubernetes.rig import Follower, kubeconfig, running, until
 from tests.simulated_cluster.api_server import ApiServer
 from tests.simulated_cluster.faults import Dribble

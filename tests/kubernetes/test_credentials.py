@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from nodeagent.kubernetes.credentials import InCluster, Kubeconfig, read_identity
-from nodeagent.kubernetes.faults import CredentialsUnusable
+from nodeagent.cluster.client.credentials import InCluster, Kubeconfig, read_identity
+from nodeagent.cluster.client.faults import CredentialsUnusable
 
 TOKEN = "very-secret.token"
 ENVIRON = {"KUBERNETES_SERVICE_HOST": "10.0.0.1", "KUBERNETES_SERVICE_PORT": "443"}

@@ -16,10 +16,10 @@ from pathlib import Path
 
 import pytest
 
-from nodeagent.kubernetes.access import ClusterAccess
-from nodeagent.kubernetes.credentials import Kubeconfig
-from nodeagent.kubernetes.faults import ConnectionCut
-from nodeagent.kubernetes.node_follower import FollowPace
+from nodeagent.cluster.client.access import ClusterAccess
+from nodeagent.cluster.client.credentials import Kubeconfig
+from nodeagent.cluster.client.faults import ConnectionCut
+from nodeagent.cluster.client.node_follower import FollowPace
 from tests.kubernetes.rig import PLAN, QUICK, Follower, kubeconfig, running, until
 from tests.simulated_cluster.agent import NAME
 from tests.simulated_cluster.api_server import ApiServer

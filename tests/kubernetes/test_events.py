@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from nodeagent.kubernetes.access import ClusterAccess
-from nodeagent.kubernetes.events import EventPace, EventPublisher, NodeEvent
+from nodeagent.cluster.client.access import ClusterAccess
+from nodeagent.cluster.client.events import EventPace, EventPublisher, NodeEvent
 from tests.kubernetes.rig import running, until
 from tests.simulated_cluster.api_server import ApiServer
 from tests.simulated_cluster.faults import Answer, Cut, Fault, Freeze, Html, Reset

@@ -7,7 +7,7 @@ import json
 import aiohttp
 import pytest
 
-from nodeagent.kubernetes import faults
+from nodeagent.cluster.client import faults
 
 STATUS = json.dumps({"kind": "Status", "message": "the server's\nown words", "code": 0})
 

@@ -12,8 +12,8 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from nodeagent.kubernetes import faults
-from nodeagent.kubernetes.access import ClusterAccess
+from nodeagent.cluster.client import faults
+from nodeagent.cluster.client.access import ClusterAccess
 from tests.kubernetes.rig import PLAN, QUICK, Follower, kubeconfig, running, until
 from tests.simulated_cluster.api_server import ApiServer
 from tests.simulated_cluster.faults import (

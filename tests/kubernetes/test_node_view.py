@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from nodeagent.kubernetes.faults import ClusterUnreachable
-from nodeagent.kubernetes.node_view import Interest, NodeCondition, is_newer, view_of
+from nodeagent.cluster.client.faults import ClusterUnreachable
+from nodeagent.cluster.client.node_view import Interest, NodeCondition, is_newer, view_of
 
 
 def node(**parts: Any) -> dict[str, Any]:

@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 
-from nodeagent.kubernetes import faults
-from nodeagent.kubernetes.access import ClusterAccess
-from nodeagent.kubernetes.faults import ClusterFault
-from nodeagent.kubernetes.node_patch import TooLarge, Wanted
-from nodeagent.kubernetes.node_view import Interest, NodeCondition
-from nodeagent.kubernetes.node_writer import NodeWriter, WritePace
+from nodeagent.cluster.client import faults
+from nodeagent.cluster.client.access import ClusterAccess
+from nodeagent.cluster.client.faults import ClusterFault
+from nodeagent.cluster.client.node_patch import TooLarge, Wanted
+from nodeagent.cluster.client.node_view import Interest, NodeCondition
+from nodeagent.cluster.client.node_writer import NodeWriter, WritePace
 from tests.kubernetes.rig import (
     INTEREST,
     PLAN,

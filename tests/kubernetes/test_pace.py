@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nodeagent.kubernetes.pace import Allowance, BackOff
+from nodeagent.cluster.client.pace import Allowance, BackOff
 
 
 def test_the_ceiling_doubles_to_the_longest_and_starts_anew_after_a_reset() -> None:

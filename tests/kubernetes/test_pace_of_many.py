@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from nodeagent.kubernetes.access import ClusterAccess
-from nodeagent.kubernetes.node_follower import FollowPace
-from nodeagent.kubernetes.node_patch import Wanted
-from nodeagent.kubernetes.node_writer import NodeWriter, WritePace
+from nodeagent.cluster.client.access import ClusterAccess
+from nodeagent.cluster.client.node_follower import FollowPace
+from nodeagent.cluster.client.node_patch import Wanted
+from nodeagent.cluster.client.node_writer import NodeWriter, WritePace
 from tests.kubernetes.rig import INTEREST, PLAN, STATUS, Follower, kubeconfig, running, until
 from tests.simulated_cluster.api_server import ApiServer
 

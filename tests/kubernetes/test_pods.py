@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from nodeagent.kubernetes import faults
-from nodeagent.kubernetes.access import ClusterAccess
+from nodeagent.cluster.client import faults
+from nodeagent.cluster.client.access import ClusterAccess
 from tests.simulated_cluster.api_server import ApiServer
 from tests.simulated_cluster.faults import Answer
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from nodeagent.kubernetes.presence import is_in_cluster
+from nodeagent.cluster.client.presence import is_in_cluster
 
 
 def test_a_cluster_is_there_where_one_is_named_or_given(tmp_path: Path) -> None:

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from nodeagent.kubernetes.access import ClusterAccess
-from nodeagent.kubernetes.credentials import Kubeconfig
-from nodeagent.kubernetes.faults import ClusterFault
+from nodeagent.cluster.client.access import ClusterAccess
+from nodeagent.cluster.client.credentials import Kubeconfig
+from nodeagent.cluster.client.faults import ClusterFault
 from tests.manifests.rendering import Document, written
 from tests.simulated_cluster.api_server import ApiServer
 from tests.simulated_cluster.journal import Request

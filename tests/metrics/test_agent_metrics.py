@@ -25,9 +25,9 @@ from nodeagent.metrics.own import (
     Type,
     own_families,
 )
-from nodeagent.planning.outcome import GpuOutcome, NodeOutcome, StepReport, StepResult
-from nodeagent.planning.plan import GpuPlan, NodePlan, Verdict
-from nodeagent.planning.steps import ResetGpu, SetMigMode
+from nodeagent.plan.outcome import GpuOutcome, NodeOutcome, StepReport, StepResult
+from nodeagent.plan.plan import GpuPlan, NodePlan, Verdict
+from nodeagent.plan.steps import ResetGpu, SetMigMode
 from tests.planning.cards import card
 
 PROMISED = {

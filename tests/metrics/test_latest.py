@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from nodeagent.metrics.latest import LatestReadings
 from nodeagent.metrics.samples import SampleSet, Slice, Subject, WholeGpu
+from nodeagent.metrics.snapshot import LatestReadings
 from tests.metrics.node import gpu, pod, slices
 
 USED, TEMPERATURE = 252, 150

@@ -9,9 +9,9 @@ import pytest
 from nodeagent.metrics.exposition import render
 from nodeagent.metrics.node_metrics import node_samples
 from nodeagent.metrics.own import own_families
-from nodeagent.planning.observed import Access, Gpu, ObservedNode
-from nodeagent.reports.mps_state import ClientState, DaemonState, WaitingClient
-from nodeagent.reports.node_state import NodeState, Phase
+from nodeagent.plan.observed import Access, Gpu, ObservedNode
+from nodeagent.views.mps_state import ClientState, DaemonState, WaitingClient
+from nodeagent.views.node_state import NodeState, Phase
 from tests.planning.cards import card, with_instances
 
 GPU = with_instances(card("h100-80gb"), [("3g.40gb", 0), ("1g.10gb", 4)])

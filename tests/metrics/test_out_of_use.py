@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from nodeagent.metrics.out_of_use import out_of_use
-from nodeagent.planning.observed import Gpu, Placement
-from nodeagent.planning.outcome import GpuOutcome, StepReport, StepResult
-from nodeagent.planning.plan import GpuPlan
-from nodeagent.planning.shares import Account, Share, Sharing, WantedMps
-from nodeagent.planning.steps import (
+from nodeagent.metrics.downtime import out_of_use
+from nodeagent.plan.observed import Gpu, Placement
+from nodeagent.plan.outcome import GpuOutcome, StepReport, StepResult
+from nodeagent.plan.plan import GpuPlan
+from nodeagent.plan.shares import Account, Share, Sharing, WantedMps
+from nodeagent.plan.steps import (
     CreateGpuInstance,
     DestroyGpuInstance,
     SetMigMode,

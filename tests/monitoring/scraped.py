@@ -30,12 +30,12 @@ from nodeagent.metrics.labels import HostLabel, LabelBlocks, block
 from nodeagent.metrics.node_metrics import node_samples
 from nodeagent.metrics.own import OwnSample, own_families
 from nodeagent.metrics.selection import default_selection
-from nodeagent.planning.observed import ObservedNode
-from nodeagent.planning.outcome import GpuOutcome, NodeOutcome, StepReport, StepResult
-from nodeagent.planning.plan import GpuPlan, NodePlan, Verdict
-from nodeagent.planning.steps import DestroyGpuInstance, SetMigMode
-from nodeagent.reports.mps_state import ClientState, DaemonState, ServerState
-from nodeagent.reports.node_state import NodeState, Phase
+from nodeagent.plan.observed import ObservedNode
+from nodeagent.plan.outcome import GpuOutcome, NodeOutcome, StepReport, StepResult
+from nodeagent.plan.plan import GpuPlan, NodePlan, Verdict
+from nodeagent.plan.steps import DestroyGpuInstance, SetMigMode
+from nodeagent.views.mps_state import ClientState, DaemonState, ServerState
+from nodeagent.views.node_state import NodeState, Phase
 from tests.health.rig import Node
 from tests.health.rig import gpu as reading
 from tests.metrics.node import gpu, sample

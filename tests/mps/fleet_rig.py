@@ -19,7 +19,6 @@ from typing import Self
 
 import psutil
 
-from nodeagent.mps.back_door import BACK
 from nodeagent.mps.directories import directories_of
 from nodeagent.mps.fleet import Fleet, Timing
 from nodeagent.mps.identity import CONTROL, SERVER, Identity, identify
@@ -27,11 +26,12 @@ from nodeagent.mps.launching import ChildLauncher
 from nodeagent.mps.lifecycle.values import Policy, Report, Subject
 from nodeagent.mps.process import Programs
 from nodeagent.mps.shares import DaemonSpec
-from nodeagent.planning.shares import Account, Share, Sharing, WantedMps
-from nodeagent.reports.mps_state import DaemonState
+from nodeagent.mps.socket_gate import BACK
+from nodeagent.plan.shares import Account, Share, Sharing, WantedMps
 from nodeagent.simulation.mps.clients import SimulatedClient
 from nodeagent.simulation.mps.installation import install, shared_interpreter
 from nodeagent.simulation.mps.knobs import Knobs
+from nodeagent.views.mps_state import DaemonState
 
 GPU = "GPU-0a1b2c3d-0000-1111-2222-333344445555"
 OTHER_GPU = "GPU-0a1b2c3d-0000-1111-2222-333344446666"

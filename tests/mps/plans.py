@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from nodeagent.mps.clients import ClientFacts
 from nodeagent.mps.shares import DaemonSpec
-from nodeagent.planning.shares import Account, Share, Sharing, WantedMps
+from nodeagent.plan.shares import Account, Share, Sharing, WantedMps
 
 GPU = "GPU-cb1213a3-d6a4-be7f-0000-000000000000"
 MIG = "MIG-0a1b2c3d-0000-1111-2222-333344445555"

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from nodeagent.mps.control import ControlClient
 from nodeagent.mps.shares import DaemonSpec
-from nodeagent.planning.shares import WantedMps
+from nodeagent.plan.shares import WantedMps
 from nodeagent.simulation.mps.installation import install
 from nodeagent.simulation.mps.versions import VERSIONS
 from tests.mps.plans import GPU, spec_of

@@ -9,14 +9,14 @@ import pwd
 import pytest
 
 from nodeagent.mps.accounts import accounts_for
-from nodeagent.planning.desired import (
+from nodeagent.plan.desired import (
     InstanceEntry,
     MigLayout,
     MpsEntry,
     PlanDocument,
     PlanEntry,
 )
-from nodeagent.planning.shares import Account
+from nodeagent.plan.shares import Account
 
 NOBODY_HAS = 3_999_999_999
 

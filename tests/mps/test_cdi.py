@@ -15,7 +15,7 @@ from referencing.jsonschema import DRAFT7
 
 from nodeagent.mps.cdi import NotForContainers, cdi_device, cdi_file, device_name
 from nodeagent.mps.shares import client_environment
-from nodeagent.planning.shares import Share
+from nodeagent.plan.shares import Share
 from tests.mps.plans import GPU, MIG, spec_of, wanted
 
 SCHEMA = Path(__file__).parents[1] / "data/cdi"

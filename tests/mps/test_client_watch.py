@@ -19,10 +19,10 @@ from nodeagent.mps.client_watch import ClientWatch
 from nodeagent.mps.clients import Offence
 from nodeagent.mps.publishing import Publisher
 from nodeagent.mps.shares import DaemonSpec
-from nodeagent.planning.shares import MIB, Share, WantedMps
-from nodeagent.reports.mps_state import ClientState
+from nodeagent.plan.shares import MIB, Share, WantedMps
 from nodeagent.simulation.mps.clients import SimulatedClient
 from nodeagent.simulation.mps.installation import shared_interpreter
+from nodeagent.views.mps_state import ClientState
 from tests.mps.plans import GPU, MIG, wanted
 from tests.mps.simulated_daemon import Running, asking, installed_programs, running, start
 from tests.simulation.mps.rig import Programs, Rig, gone

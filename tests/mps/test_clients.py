@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from nodeagent.mps.clients import ENDED_FOR, ClientFacts, OffenceKind, assess, judge
 from nodeagent.mps.shares import client_environment
-from nodeagent.planning.shares import MIB, Share, WantedMps
-from nodeagent.reports.mps_state import ClientState
+from nodeagent.plan.shares import MIB, Share, WantedMps
+from nodeagent.views.mps_state import ClientState
 from tests.mps.plans import GPU, LARGE, MIG, SMALL, facts, spec_of, wanted
 
 GIB = 1024 * MIB

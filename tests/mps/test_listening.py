@@ -19,7 +19,7 @@ from nodeagent.mps.lifecycle.values import (
     ServerStatus,
     State,
 )
-from nodeagent.mps.listening import Listener
+from nodeagent.mps.log_events import Listener
 from nodeagent.mps.log_watch import LogWatch
 from nodeagent.mps.shares import DaemonSpec
 

@@ -13,8 +13,8 @@ import pytest
 
 from nodeagent.mps.publishing import Publisher
 from nodeagent.mps.shares import DaemonSpec, client_environment
-from nodeagent.planning.problems import Code
-from nodeagent.planning.shares import Share, WantedMps
+from nodeagent.plan.problems import Code
+from nodeagent.plan.shares import Share, WantedMps
 from tests.mps.plans import GPU, MIG, spec_of, wanted
 
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")

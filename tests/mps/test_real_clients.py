@@ -23,15 +23,15 @@ from typing import Any
 
 import pytest
 
-from nodeagent.execution.mps_setup import policy_of, timing_of
 from nodeagent.gpu.driver import Driver
 from nodeagent.mps.commands import TerminateClient
 from nodeagent.mps.fleet import Fleet
 from nodeagent.mps.identity import CONTROL, SERVER
 from nodeagent.mps.launching import ChildLauncher
 from nodeagent.mps.process import Programs
+from nodeagent.mps.setup import policy_of, timing_of
 from nodeagent.mps.shares import DaemonSpec, client_environment
-from nodeagent.planning.shares import Account, ComputeMode, Share, Sharing, WantedMps
+from nodeagent.plan.shares import Account, ComputeMode, Share, Sharing, WantedMps
 from nodeagent.settings import MpsSettings
 from tests.mps.cuda_client import OUT_OF_MEMORY, SUCCESS
 from tests.mps.fleet_rig import status, until

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from nodeagent.files import StateFormat, write_state
+from nodeagent.files.state import StateFormat, write_state
 from nodeagent.mps.identity import CONTROL, Identity
 from nodeagent.mps.records import (
     Record,
@@ -20,7 +20,7 @@ from nodeagent.mps.records import (
     read_records,
     write_record,
 )
-from nodeagent.planning.shares import Account, Share, Sharing, WantedMps
+from nodeagent.plan.shares import Account, Share, Sharing, WantedMps
 
 SHARES = st.builds(
     Share,

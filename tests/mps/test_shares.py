@@ -14,9 +14,9 @@ from nodeagent.documents.reading import read_document
 from nodeagent.errors import DocumentError
 from nodeagent.mps.commands import SetDefaultMemoryLimit
 from nodeagent.mps.shares import MEMORY_VARIABLE, DaemonSpec, client_environment, spec_for
-from nodeagent.planning.desired import MpsEntry, ShareEntry
-from nodeagent.planning.problems import Code, Problem
-from nodeagent.planning.shares import (
+from nodeagent.plan.desired import MpsEntry, ShareEntry
+from nodeagent.plan.problems import Code, Problem
+from nodeagent.plan.shares import (
     MIB,
     Account,
     Share,
@@ -26,7 +26,7 @@ from nodeagent.planning.shares import (
     percentage_text,
     written_bytes,
 )
-from nodeagent.planning.sharing import share_out
+from nodeagent.plan.sharing import share_out
 
 GIB = 1024**3
 GPU = "GPU-00000000-0000-0000-0000-000000000001"

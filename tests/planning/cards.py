@@ -9,9 +9,9 @@ from dataclasses import replace
 from functools import cache
 from importlib.resources import files
 
-from nodeagent.planning.desired import DesiredGpu, Layout, WantedInstance
-from nodeagent.planning.layout import Card
-from nodeagent.planning.observed import (
+from nodeagent.plan.desired import DesiredGpu, Layout, WantedInstance
+from nodeagent.plan.layout import Card
+from nodeagent.plan.observed import (
     ComputeInstance,
     ComputeInstanceProfile,
     Engines,
@@ -23,7 +23,7 @@ from nodeagent.planning.observed import (
     Usage,
     User,
 )
-from nodeagent.planning.profiles import device_name
+from nodeagent.plan.profiles import device_name
 
 SOMEBODY = Usage((User(4711, "python"),))
 NOT_KNOWN = Usage(known=False, reason="the driver did not say")

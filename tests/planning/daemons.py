@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from nodeagent.planning.desired import DesiredGpu, Layout, WantedInstance
-from nodeagent.planning.observed import (
+from nodeagent.plan.desired import DesiredGpu, Layout, WantedInstance
+from nodeagent.plan.observed import (
     ComputeInstance,
     Gpu,
     GpuInstance,
@@ -14,7 +14,7 @@ from nodeagent.planning.observed import (
     Usage,
     User,
 )
-from nodeagent.planning.shares import Account, ComputeMode, Share, Sharing, WantedMps
+from nodeagent.plan.shares import Account, ComputeMode, Share, Sharing, WantedMps
 
 CLIENT = Usage((User(815, "train", "mps", pod="trainer", namespace="ml"),))
 OFF = MigMode(current=False, pending=False)

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nodeagent.planning.desired import WantedInstance
-from nodeagent.planning.matching import START, STOP, cost_of, match
-from nodeagent.planning.shares import WantedMps
+from nodeagent.plan.desired import WantedInstance
+from nodeagent.plan.mps_assignment import START, STOP, cost_of, match
+from nodeagent.plan.shares import WantedMps
 from tests.planning.daemons import A, B, C, D
 
 DAEMONS = st.sampled_from([None, A, B, C, D])

@@ -8,20 +8,20 @@ from dataclasses import replace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nodeagent.planning.desired import (
+from nodeagent.plan.desired import (
     DesiredGpu,
     Layout,
     MigDisabled,
     MigEnabled,
     WantedInstance,
 )
-from nodeagent.planning.effects import after
-from nodeagent.planning.matching import STOP, cost_of
-from nodeagent.planning.observed import Gpu, MpsDaemon, Placement, Usage, User
-from nodeagent.planning.plan import GpuPlan, Policy, Verdict
-from nodeagent.planning.planner import layout_of, plan_gpu
-from nodeagent.planning.shares import ComputeMode, TimeSlice, WantedMps
-from nodeagent.planning.steps import (
+from nodeagent.plan.mps_assignment import STOP, cost_of
+from nodeagent.plan.observed import Gpu, MpsDaemon, Placement, Usage, User
+from nodeagent.plan.plan import GpuPlan, Policy, Verdict
+from nodeagent.plan.planner import layout_of, plan_gpu
+from nodeagent.plan.shares import ComputeMode, TimeSlice, WantedMps
+from nodeagent.plan.simulate_steps import after
+from nodeagent.plan.steps import (
     CreateComputeInstance,
     CreateGpuInstance,
     DestroyComputeInstance,

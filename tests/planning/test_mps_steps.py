@@ -6,19 +6,19 @@ from dataclasses import replace
 
 import pytest
 
-from nodeagent.planning.desired import (
+from nodeagent.plan.desired import (
     DesiredGpu,
     Layout,
     MigDisabled,
     MigEnabled,
     WantedInstance,
 )
-from nodeagent.planning.observed import Gpu, MpsDaemon, Usage, User
-from nodeagent.planning.plan import GpuPlan, Policy, Verdict
-from nodeagent.planning.planner import layout_of, plan_gpu
-from nodeagent.planning.problems import Code
-from nodeagent.planning.shares import ComputeMode, TimeSlice, WantedMps
-from nodeagent.planning.steps import (
+from nodeagent.plan.observed import Gpu, MpsDaemon, Usage, User
+from nodeagent.plan.plan import GpuPlan, Policy, Verdict
+from nodeagent.plan.planner import layout_of, plan_gpu
+from nodeagent.plan.problems import Code
+from nodeagent.plan.shares import ComputeMode, TimeSlice, WantedMps
+from nodeagent.plan.steps import (
     CreateComputeInstance,
     CreateGpuInstance,
     DestroyComputeInstance,

@@ -6,18 +6,18 @@ from dataclasses import replace
 
 import pytest
 
-from nodeagent.planning.desired import (
+from nodeagent.plan.desired import (
     DesiredGpu,
     DesiredNode,
     MigDisabled,
     MigEnabled,
     WhenInUse,
 )
-from nodeagent.planning.observed import Access, MigMode, ObservedNode, Usage, User
-from nodeagent.planning.plan import Policy, Verdict
-from nodeagent.planning.planner import layout_of, plan, plan_gpu
-from nodeagent.planning.problems import Code
-from nodeagent.planning.steps import (
+from nodeagent.plan.observed import Access, MigMode, ObservedNode, Usage, User
+from nodeagent.plan.plan import Policy, Verdict
+from nodeagent.plan.planner import layout_of, plan, plan_gpu
+from nodeagent.plan.problems import Code
+from nodeagent.plan.steps import (
     CreateComputeInstance,
     CreateGpuInstance,
     DestroyComputeInstance,

@@ -6,11 +6,11 @@ import time
 
 import pytest
 
-from nodeagent.planning.desired import DesiredNode
-from nodeagent.planning.observed import ObservedNode
-from nodeagent.planning.plan import Verdict
-from nodeagent.planning.planner import plan, plan_gpu
-from nodeagent.planning.steps import DestroyGpuInstance
+from nodeagent.plan.desired import DesiredNode
+from nodeagent.plan.observed import ObservedNode
+from nodeagent.plan.plan import Verdict
+from nodeagent.plan.planner import plan, plan_gpu
+from nodeagent.plan.steps import DestroyGpuInstance
 from tests.planning.cards import card, layouts, places, present, wanted, with_instances
 
 # Sets of instances, partial ones included: 127 is also what the published tables give.

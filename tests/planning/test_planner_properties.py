@@ -8,12 +8,12 @@ from dataclasses import replace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nodeagent.planning.desired import DesiredGpu, MigDisabled, MigEnabled
-from nodeagent.planning.effects import after
-from nodeagent.planning.observed import Gpu, MigMode
-from nodeagent.planning.plan import GpuPlan, Policy, Verdict
-from nodeagent.planning.planner import plan_gpu
-from nodeagent.planning.steps import DestroyComputeInstance, DestroyGpuInstance
+from nodeagent.plan.desired import DesiredGpu, MigDisabled, MigEnabled
+from nodeagent.plan.observed import Gpu, MigMode
+from nodeagent.plan.plan import GpuPlan, Policy, Verdict
+from nodeagent.plan.planner import plan_gpu
+from nodeagent.plan.simulate_steps import after
+from nodeagent.plan.steps import DestroyComputeInstance, DestroyGpuInstance
 from tests.planning.cards import (
     NOT_KNOWN,
     SOMEBODY,

@@ -8,12 +8,12 @@ from itertools import product
 
 import pytest
 
-from nodeagent.planning.desired import DesiredGpu, MigDisabled
-from nodeagent.planning.observed import IDLE, Gpu, Usage
-from nodeagent.planning.plan import Policy, Verdict
-from nodeagent.planning.planner import plan_gpu
-from nodeagent.planning.problems import Code
-from nodeagent.planning.steps import (
+from nodeagent.plan.desired import DesiredGpu, MigDisabled
+from nodeagent.plan.observed import IDLE, Gpu, Usage
+from nodeagent.plan.plan import Policy, Verdict
+from nodeagent.plan.planner import plan_gpu
+from nodeagent.plan.problems import Code
+from nodeagent.plan.steps import (
     CreateGpuInstance,
     DestroyComputeInstance,
     DestroyGpuInstance,

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from nodeagent.planning.desired import (
+from nodeagent.plan.desired import (
     DesiredNode,
     DeviceSelector,
     InstanceEntry,
@@ -19,11 +19,11 @@ from nodeagent.planning.desired import (
     PlanDocument,
     PlanEntry,
 )
-from nodeagent.planning.observed import Access, Gpu, MigMode, ObservedNode
-from nodeagent.planning.plan import Verdict
-from nodeagent.planning.planner import plan
-from nodeagent.planning.problems import Code
-from nodeagent.planning.resolve import Rejection, resolve
+from nodeagent.plan.observed import Access, Gpu, MigMode, ObservedNode
+from nodeagent.plan.plan import Verdict
+from nodeagent.plan.planner import plan
+from nodeagent.plan.problems import Code
+from nodeagent.plan.resolve import Rejection, resolve
 from tests.planning.cards import card
 
 NODE = ObservedNode(

@@ -7,7 +7,8 @@ from dataclasses import replace
 import pytest
 
 from nodeagent.documents.reading import read_document
-from nodeagent.planning.desired import (
+from nodeagent.plan.accounts import Host
+from nodeagent.plan.desired import (
     DesiredGpu,
     DesiredNode,
     Layout,
@@ -15,12 +16,11 @@ from nodeagent.planning.desired import (
     PlanDocument,
     PlanEntry,
 )
-from nodeagent.planning.host import Host
-from nodeagent.planning.observed import Access, Gpu, ObservedNode
-from nodeagent.planning.plan import Verdict
-from nodeagent.planning.problems import Code, Problem
-from nodeagent.planning.resolve import Rejection, resolve
-from nodeagent.planning.shares import Account, Share, TimeSlice, WantedMps
+from nodeagent.plan.observed import Access, Gpu, ObservedNode
+from nodeagent.plan.plan import Verdict
+from nodeagent.plan.problems import Code, Problem
+from nodeagent.plan.resolve import Rejection, resolve
+from nodeagent.plan.shares import Account, Share, TimeSlice, WantedMps
 from tests.planning.cards import card, with_instances
 from tests.planning.daemons import without_mig
 

@@ -8,13 +8,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nodeagent.planning.desired import DesiredGpu, DesiredNode, MigDisabled
-from nodeagent.planning.layout import Card, creatable, free_slots
-from nodeagent.planning.observed import Gpu, ObservedNode, Sickness
-from nodeagent.planning.plan import GpuPlan, Policy, Verdict
-from nodeagent.planning.planner import plan, plan_gpu
-from nodeagent.planning.problems import Code
-from nodeagent.planning.steps import (
+from nodeagent.plan.desired import DesiredGpu, DesiredNode, MigDisabled
+from nodeagent.plan.layout import Card, creatable, free_slots
+from nodeagent.plan.observed import Gpu, ObservedNode, Sickness
+from nodeagent.plan.plan import GpuPlan, Policy, Verdict
+from nodeagent.plan.planner import plan, plan_gpu
+from nodeagent.plan.problems import Code
+from nodeagent.plan.steps import (
     CreateComputeInstance,
     CreateGpuInstance,
     DestroyComputeInstance,

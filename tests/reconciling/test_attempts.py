@@ -7,8 +7,8 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nodeagent.planning.desired import DesiredGpu, MigEnabled
-from nodeagent.planning.observed import (
+from nodeagent.plan.desired import DesiredGpu, MigEnabled
+from nodeagent.plan.observed import (
     ComputeInstance,
     Gpu,
     GpuInstance,
@@ -17,8 +17,8 @@ from nodeagent.planning.observed import (
     Usage,
     User,
 )
-from nodeagent.planning.problems import Code, Problem
-from nodeagent.reconciling.attempts import Attempts, Backoff
+from nodeagent.plan.problems import Code, Problem
+from nodeagent.reconcile.backoff import Attempts, Backoff
 
 DESIRED = DesiredGpu(MigEnabled("gpus[0].mig"), "gpus[0]")
 PROBLEM = Problem(Code.STEP_FAILED, "it failed")

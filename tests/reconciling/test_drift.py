@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from nodeagent.planning.desired import DesiredGpu, DesiredNode, MigEnabled
-from nodeagent.planning.observed import Access, Gpu, MigMode, ObservedNode
-from nodeagent.planning.plan import NodePlan
-from nodeagent.planning.planner import plan
-from nodeagent.reconciling.drift import Drift
+from nodeagent.plan.desired import DesiredGpu, DesiredNode, MigEnabled
+from nodeagent.plan.observed import Access, Gpu, MigMode, ObservedNode
+from nodeagent.plan.plan import NodePlan
+from nodeagent.plan.planner import plan
+from nodeagent.reconcile.drift import Drift
 
 ON = Gpu(0, "GPU-0", mig=MigMode(current=True, pending=True))
 OFF = replace(ON, mig=MigMode(current=False, pending=False))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 
-from nodeagent.reconciling.event_log import Event, EventLog, EventType
+from nodeagent.reconcile.event_log import Event, EventLog, EventType
 
 NOON = datetime(2030, 1, 1, 12, tzinfo=UTC)
 

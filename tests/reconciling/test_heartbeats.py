@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from nodeagent.reconciling.heartbeats import Heartbeats
+from nodeagent.reconcile.heartbeats import Heartbeats
 
 
 def test_a_loop_is_overdue_only_after_its_own_time() -> None:

@@ -9,8 +9,8 @@ import pytest
 
 from nodeagent.documents.reading import read_document
 from nodeagent.errors import NodeagentError
-from nodeagent.reconciling.last_good_plan import FILE_NAME, last_good_plan
-from nodeagent.sources.plan_offer import PlanText
+from nodeagent.reconcile.last_good_plan import FILE_NAME, last_good_plan
+from nodeagent.reconcile.plan_update import PlanText
 
 FIRST_RELEASE = Path("tests/data/state/last-good-plan")
 PLAN = PlanText(b"version: v1\n\xff", "balanced")

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from nodeagent.mps.lifecycle.values import Report, Subject
-from nodeagent.reconciling.event_log import EventType
-from nodeagent.reconciling.mps_events import BAD, event_of
+from nodeagent.reconcile.event_log import EventType
+from nodeagent.reconcile.mps_events import BAD, event_of
 
 
 @pytest.mark.parametrize("subject", Subject)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from nodeagent.planning.observed import ObservedNode
-from nodeagent.planning.plan import Policy, Verdict
-from nodeagent.planning.problems import Code
-from nodeagent.reconciling.plan_in_force import Judgement, PlanInForce
-from nodeagent.reports.node_state import Refusal
+from nodeagent.plan.observed import ObservedNode
+from nodeagent.plan.plan import Policy, Verdict
+from nodeagent.plan.problems import Code
+from nodeagent.reconcile.active_plan import Judgement, PlanInForce
+from nodeagent.reconcile.plan_update import NoPlan, PlanText
 from nodeagent.simulation import simulated
-from nodeagent.sources.plan_offer import NoPlan, PlanText
+from nodeagent.views.node_state import Refusal
 from tests.rig import open_driver, plan_text
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from nodeagent.reconciling.process_watch import ProcessWatch
+from nodeagent.reconcile.process_watch import ProcessWatch
 
 DESCRIPTORS = Path("/proc/self/fd")
 NO_SUCH_PID = 2**22 + 1  # above the kernel's highest pid_max

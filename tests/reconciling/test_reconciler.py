@@ -12,15 +12,15 @@ from pathlib import Path
 
 import pytest
 
-from nodeagent.planning.observed import Access, Gpu
-from nodeagent.planning.plan import Policy
-from nodeagent.planning.problems import Code, Problem
-from nodeagent.planning.steps import DestroyGpuInstance
-from nodeagent.reconciling.event_log import EventType
-from nodeagent.reconciling.last_good_plan import FILE_NAME, last_good_plan
-from nodeagent.reports.node_state import Phase, not_ready
+from nodeagent.plan.observed import Access, Gpu
+from nodeagent.plan.plan import Policy
+from nodeagent.plan.problems import Code, Problem
+from nodeagent.plan.steps import DestroyGpuInstance
+from nodeagent.reconcile.event_log import EventType
+from nodeagent.reconcile.last_good_plan import FILE_NAME, last_good_plan
+from nodeagent.reconcile.plan_update import NoPlan, PlanText, UnreadablePlan
 from nodeagent.simulation import simulated
-from nodeagent.sources.plan_offer import NoPlan, PlanText, UnreadablePlan
+from nodeagent.views.node_state import Phase, not_ready
 from tests.rig import Rig, do, plan_text, running
 
 CREATE = "nvmlDeviceCreateGpuInstance*"

@@ -8,15 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from nodeagent.planning.observed import ObservedNode
-from nodeagent.planning.plan import NodePlan
-from nodeagent.planning.problems import Code, Problem
-from nodeagent.reconciling.event_log import EventType
-from nodeagent.reconciling.plan_in_force import Judgement
-from nodeagent.reports.node_state import Phase
+from nodeagent.plan.observed import ObservedNode
+from nodeagent.plan.plan import NodePlan
+from nodeagent.plan.problems import Code, Problem
+from nodeagent.reconcile.active_plan import Judgement
+from nodeagent.reconcile.event_log import EventType
+from nodeagent.reconcile.plan_update import NoPlan, PlanOffer, PlanText
 from nodeagent.simulation import simulated
 from nodeagent.simulation.nvidia_smi import STATE_VARIABLE
-from nodeagent.sources.plan_offer import NoPlan, PlanOffer, PlanText
+from nodeagent.views.node_state import Phase
 from tests.rig import Rig, plan_text, running
 
 OBJECTION = Problem(Code.IN_USE, "somebody else splits these GPUs", "end it")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 
-from nodeagent.planning.observed import (
+from nodeagent.plan.observed import (
     ComputeInstance,
     Gpu,
     GpuInstance,
@@ -12,8 +12,8 @@ from nodeagent.planning.observed import (
     ObservedNode,
     Placement,
 )
-from nodeagent.planning.shares import Account, Share, Sharing, WantedMps
-from nodeagent.reports.mps_state import ClientState, DaemonState, ServerState, WaitingClient
+from nodeagent.plan.shares import Account, Share, Sharing, WantedMps
+from nodeagent.views.mps_state import ClientState, DaemonState, ServerState, WaitingClient
 
 GIB = 1 << 30
 WHOLE = Gpu(0, "GPU-0", mig=MigMode(current=False, pending=False))

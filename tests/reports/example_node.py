@@ -6,8 +6,8 @@ from dataclasses import replace
 from datetime import UTC, datetime
 
 from nodeagent.documents.reading import digest_of, read_document
-from nodeagent.planning.desired import DesiredNode
-from nodeagent.planning.observed import (
+from nodeagent.plan.desired import DesiredNode
+from nodeagent.plan.observed import (
     ComputeInstance,
     MigMode,
     NvLinks,
@@ -15,12 +15,12 @@ from nodeagent.planning.observed import (
     Usage,
     User,
 )
-from nodeagent.planning.plan import Policy
-from nodeagent.planning.planner import plan
-from nodeagent.planning.resolve import Rejection, resolve
-from nodeagent.planning.shares import Account, Share, Sharing, WantedMps
-from nodeagent.reports.mps_state import ClientState, DaemonState
-from nodeagent.reports.node_state import NodeState, Phase, Refusal
+from nodeagent.plan.plan import Policy
+from nodeagent.plan.planner import plan
+from nodeagent.plan.resolve import Rejection, resolve
+from nodeagent.plan.shares import Account, Share, Sharing, WantedMps
+from nodeagent.views.mps_state import ClientState, DaemonState
+from nodeagent.views.node_state import NodeState, Phase, Refusal
 from tests.planning.cards import card, with_instances
 
 AT = datetime(2030, 1, 2, 3, 4, 5, tzinfo=UTC)

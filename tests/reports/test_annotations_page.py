@@ -7,11 +7,11 @@ import re
 from pathlib import Path
 from typing import Any
 
-from nodeagent.reconciling.event_log import EventType
-from nodeagent.reports.conditions import HEALTHY, PARTITIONS_READY, conditions
-from nodeagent.reports.layout_facts import layout, layout_labels
-from nodeagent.reports.status_annotation import status_content, status_text
-from nodeagent.reports.topology_facts import topology
+from nodeagent.reconcile.event_log import EventType
+from nodeagent.views.conditions import HEALTHY, PARTITIONS_READY, conditions
+from nodeagent.views.layout_facts import layout, layout_labels
+from nodeagent.views.status_annotation import status_content, status_text
+from nodeagent.views.topology_facts import topology
 from tests.reports.example_node import AT, BLOCKED, DAEMON, IN_SYNC, OBSERVED, PLAN, REJECTED
 
 PAGE = (Path(__file__).parents[2] / "docs/annotations.md").read_text(encoding="utf-8")

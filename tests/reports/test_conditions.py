@@ -7,19 +7,19 @@ from datetime import timedelta
 
 import pytest
 
+from nodeagent.health.evaluate import Rules, judge
 from nodeagent.health.findings import Moment
-from nodeagent.health.judging import Rules, judge
 from nodeagent.health.readings import Answer, GpuReading, Memory, NodeReading, Silence
 from nodeagent.health.state import HealthState
-from nodeagent.planning.observed import Access, ObservedNode
-from nodeagent.planning.problems import Code, Problem
-from nodeagent.reports.conditions import (
+from nodeagent.plan.observed import Access, ObservedNode
+from nodeagent.plan.problems import Code, Problem
+from nodeagent.views.conditions import (
     HEALTHY,
     PARTITIONS_READY,
     Condition,
     conditions,
 )
-from nodeagent.reports.node_state import NodeState, Phase, Refusal
+from nodeagent.views.node_state import NodeState, Phase, Refusal
 from tests.reports.example_node import (
     AT,
     BLOCKED,

@@ -7,8 +7,8 @@ from datetime import UTC, datetime
 
 import pytest
 
+from nodeagent.health.evaluate import Rules, judge
 from nodeagent.health.findings import Moment
-from nodeagent.health.judging import Rules, judge
 from nodeagent.health.readings import (
     Answer,
     GpuReading,
@@ -19,11 +19,11 @@ from nodeagent.health.readings import (
     XidEvent,
 )
 from nodeagent.health.state import HealthState
-from nodeagent.planning.observed import Access, ObservedNode, Usage
-from nodeagent.planning.problems import Code, Problem
-from nodeagent.reports.cluster_state import ClusterState
-from nodeagent.reports.headline import Headline, Severity, headline, headline_json
-from nodeagent.reports.node_state import NodeState, Phase
+from nodeagent.plan.observed import Access, ObservedNode, Usage
+from nodeagent.plan.problems import Code, Problem
+from nodeagent.views.cluster_state import ClusterState
+from nodeagent.views.headline import Headline, Severity, headline, headline_json
+from nodeagent.views.node_state import NodeState, Phase
 from tests.reports.example_node import (
     BLOCKED,
     DAEMON,

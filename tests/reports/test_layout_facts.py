@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from nodeagent.planning.observed import Access, Gpu, GpuInstance, MigMode, ObservedNode, Placement
-from nodeagent.planning.shares import Account, Share, Sharing, WantedMps
-from nodeagent.reports.layout_facts import LARGEST, label_changes, layout, layout_labels
-from nodeagent.reports.mps_state import ClientState, DaemonState
+from nodeagent.plan.observed import Access, Gpu, GpuInstance, MigMode, ObservedNode, Placement
+from nodeagent.plan.shares import Account, Share, Sharing, WantedMps
 from nodeagent.simulation import known_boards
+from nodeagent.views.layout_facts import LARGEST, label_changes, layout, layout_labels
+from nodeagent.views.mps_state import ClientState, DaemonState
 from tests.planning.cards import card, with_instances
 from tests.reports.example_node import DAEMON, FIRST, OBSERVED, SECOND
 

@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import pytest
 
-from nodeagent.planning.observed import MpsDaemon
-from nodeagent.planning.plan import NodePlan, Verdict
-from nodeagent.planning.problems import Code
-from nodeagent.reports.mps_problems import mps_problems, unready_daemons
-from nodeagent.reports.mps_state import DaemonState
-from nodeagent.reports.node_state import NodeState, Phase, not_ready, phase_of
+from nodeagent.plan.observed import MpsDaemon
+from nodeagent.plan.plan import NodePlan, Verdict
+from nodeagent.plan.problems import Code
+from nodeagent.views.mps_problems import mps_problems, unready_daemons
+from nodeagent.views.mps_state import DaemonState
+from nodeagent.views.node_state import NodeState, Phase, not_ready, phase_of
 from tests.reports.daemons import ANY, FAILED, NODE, READY, STRAY, WAITING, WANTED, WHOLE
 
 

@@ -7,10 +7,10 @@ from datetime import UTC, datetime
 
 import pytest
 
-from nodeagent.reports.mps_report import done_json, mps_answer, mps_json
-from nodeagent.reports.mps_state import DaemonState
-from nodeagent.reports.node_state import NodeState
-from nodeagent.reports.status_report import status_json
+from nodeagent.views.mps_report import done_json, mps_answer, mps_json
+from nodeagent.views.mps_state import DaemonState
+from nodeagent.views.node_state import NodeState
+from nodeagent.views.status_report import status_json
 from tests.reports.daemons import ANY, FAILED, GIB, NODE, READY, STRAY, WAITING
 
 

@@ -6,9 +6,9 @@ from datetime import UTC, datetime
 
 import pytest
 
-from nodeagent.planning.plan import NodePlan, Verdict
-from nodeagent.planning.problems import Code, Problem
-from nodeagent.reports.node_state import NodeState, Phase, not_ready, phase_of
+from nodeagent.plan.plan import NodePlan, Verdict
+from nodeagent.plan.problems import Code, Problem
+from nodeagent.views.node_state import NodeState, Phase, not_ready, phase_of
 
 
 def problems(*codes: Code) -> list[Problem]:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 
-from nodeagent.planning.desired import DesiredGpu, DesiredNode, MigDisabled
-from nodeagent.planning.observed import Access, Gpu, MigMode, ObservedNode
-from nodeagent.planning.outcome import GpuOutcome, NodeOutcome, StepReport, StepResult
-from nodeagent.planning.plan import GpuPlan, NodePlan, Policy, Verdict
-from nodeagent.planning.planner import plan
-from nodeagent.planning.problems import Code, Problem
-from nodeagent.planning.shares import Account, ComputeMode, TimeSlice
-from nodeagent.reports.plan_report import outcome_json, plan_json, rejection_json
+from nodeagent.plan.desired import DesiredGpu, DesiredNode, MigDisabled
+from nodeagent.plan.observed import Access, Gpu, MigMode, ObservedNode
+from nodeagent.plan.outcome import GpuOutcome, NodeOutcome, StepReport, StepResult
+from nodeagent.plan.plan import GpuPlan, NodePlan, Policy, Verdict
+from nodeagent.plan.planner import plan
+from nodeagent.plan.problems import Code, Problem
+from nodeagent.plan.shares import Account, ComputeMode, TimeSlice
+from nodeagent.views.plan_report import outcome_json, plan_json, rejection_json
 from tests.planning.cards import card, devices, divided, wanted, with_instances
 from tests.planning.daemons import A, C, D, daemon, give, shared, without_mig
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nodeagent.planning.observed import (
+from nodeagent.plan.observed import (
     Access,
     ComputeInstance,
     Gpu,
@@ -20,10 +20,10 @@ from nodeagent.planning.observed import (
     ObservedNode,
     Placement,
 )
-from nodeagent.planning.problems import Code, Problem
-from nodeagent.reports.mps_state import ClientState, DaemonState
-from nodeagent.reports.node_state import NodeState, Phase, Refusal
-from nodeagent.reports.status_annotation import (
+from nodeagent.plan.problems import Code, Problem
+from nodeagent.views.mps_state import ClientState, DaemonState
+from nodeagent.views.node_state import NodeState, Phase, Refusal
+from nodeagent.views.status_annotation import (
     LARGEST,
     StatusAnnotation,
     status_content,

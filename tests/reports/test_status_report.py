@@ -7,12 +7,12 @@ from datetime import UTC, datetime
 from typing import Any
 
 from nodeagent.health import readings
+from nodeagent.health.evaluate import Rules, judge
 from nodeagent.health.findings import Moment
-from nodeagent.health.judging import Rules, judge
 from nodeagent.health.readings import Answer, GpuReading, NodeReading, Silence
 from nodeagent.health.state import HealthState
 from nodeagent.health.table import BY_CAUSE
-from nodeagent.planning.observed import (
+from nodeagent.plan.observed import (
     Access,
     ComputeInstance,
     Gpu,
@@ -26,10 +26,10 @@ from nodeagent.planning.observed import (
     Usage,
     User,
 )
-from nodeagent.planning.problems import Code, Problem
-from nodeagent.planning.shares import ComputeMode, TimeSlice
-from nodeagent.reports.node_state import NodeState, Phase, Refusal
-from nodeagent.reports.status_report import status_json
+from nodeagent.plan.problems import Code, Problem
+from nodeagent.plan.shares import ComputeMode, TimeSlice
+from nodeagent.views.node_state import NodeState, Phase, Refusal
+from nodeagent.views.status_report import status_json
 
 THREE = GpuInstanceProfile(9, 2, "3g.40gb", 3, 40 << 30, 60, 2, (Placement(0, 4), Placement(4, 4)))
 ONE = GpuInstanceProfile(

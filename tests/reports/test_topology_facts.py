@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 
-from nodeagent.planning.observed import Gpu, NvLinks, ObservedNode
-from nodeagent.reports.topology_facts import LARGEST, topology
+from nodeagent.plan.observed import Gpu, NvLinks, ObservedNode
+from nodeagent.views.topology_facts import LARGEST, topology
 from tests.reports.example_node import FIRST, OBSERVED
 
 

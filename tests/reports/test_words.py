@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from nodeagent.planning.observed import (
+from nodeagent.plan.observed import (
     Access,
     ComputeInstance,
     Gpu,
@@ -14,8 +14,8 @@ from nodeagent.planning.observed import (
     Usage,
     User,
 )
-from nodeagent.planning.shares import ComputeMode, TimeSlice
-from nodeagent.planning.steps import (
+from nodeagent.plan.shares import ComputeMode, TimeSlice
+from nodeagent.plan.steps import (
     CreateGpuInstance,
     ResetGpu,
     SetComputeMode,
@@ -24,7 +24,7 @@ from nodeagent.planning.steps import (
     StartMps,
     StopMps,
 )
-from nodeagent.reports.words import layout_words, step_words, user_words, users
+from nodeagent.views.text import layout_words, step_words, user_words, users
 from tests.planning.daemons import CLIENT, A, daemon
 
 ON = MigMode(current=True, pending=True)

@@ -19,7 +19,7 @@ from urllib.parse import quote
 import grpc
 import grpc.aio
 
-from nodeagent.kubelet.generated.podresources_pb2 import (
+from nodeagent.cluster.kubelet.generated.podresources_pb2 import (
     AllocatableResourcesResponse,
     ClaimResource,
     ContainerDevices,

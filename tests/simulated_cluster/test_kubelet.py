@@ -10,7 +10,7 @@ import grpc
 import grpc.aio
 import pytest
 
-from nodeagent.kubelet.generated.podresources_pb2 import (
+from nodeagent.cluster.kubelet.generated.podresources_pb2 import (
     AllocatableResourcesResponse,
     ListPodResourcesResponse,
 )

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from nodeagent.planning.problems import Code, Problem
-from nodeagent.sources.annotation import PLAN, PLAN_NAME, offer
-from nodeagent.sources.plan_offer import NoPlan, PlanOffer, PlanText, UnreadablePlan
+from nodeagent.cluster.plan_sources.annotation.to_plan import PLAN, PLAN_NAME, offer
+from nodeagent.plan.problems import Code, Problem
+from nodeagent.reconcile.plan_update import NoPlan, PlanOffer, PlanText, UnreadablePlan
 
 FILE = PlanText(b"the file")
 MISSING = NoPlan("no /etc/x", Problem(Code.SOURCE_MISSING, "no /etc/x", "write it"))

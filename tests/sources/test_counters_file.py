@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from nodeagent.errors import NodeagentError
-from nodeagent.sources.counters_file import counters_text
+from nodeagent.telemetry.counters_file import counters_text
 
 
 def test_its_text(tmp_path: Path) -> None:

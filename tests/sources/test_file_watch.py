@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from nodeagent.sources.file_watch import changes, deciding_entries
+from nodeagent.files.watch import changes, deciding_entries
 
 
 def test_a_plain_file(tmp_path: Path) -> None:

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from nodeagent.sources.plan_file import PlanFile
-from nodeagent.sources.plan_offer import NoPlan, PlanOffer, PlanText, UnreadablePlan
+from nodeagent.reconcile.plan_file import PlanFile
+from nodeagent.reconcile.plan_update import NoPlan, PlanOffer, PlanText, UnreadablePlan
 
 ONE, TWO = b"version: v1\ngpus: []\n", b"version: v1\ngpus:\n- devices: all\n"
 

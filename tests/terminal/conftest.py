@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from nodeagent.planning.observed import (
+from nodeagent.plan.observed import (
     IDLE,
     ComputeInstance,
     Gpu,

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from nodeagent.planning.outcome import GpuOutcome, NodeOutcome, StepReport, StepResult
-from nodeagent.planning.plan import GpuPlan, NodePlan, Verdict
-from nodeagent.planning.problems import Code, Problem
-from nodeagent.planning.steps import StartMps
+from nodeagent.plan.outcome import GpuOutcome, NodeOutcome, StepReport, StepResult
+from nodeagent.plan.plan import GpuPlan, NodePlan, Verdict
+from nodeagent.plan.problems import Code, Problem
+from nodeagent.plan.steps import StartMps
 from nodeagent.terminal.outcome_page import outcome_page
 from nodeagent.terminal.page import plain_text
 from tests.planning.daemons import A

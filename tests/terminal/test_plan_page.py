@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from nodeagent.planning.observed import Gpu
-from nodeagent.planning.plan import GpuPlan, NodePlan, Verdict
-from nodeagent.planning.problems import Code, Problem
-from nodeagent.planning.steps import CreateGpuInstance, DestroyGpuInstance
+from nodeagent.plan.observed import Gpu
+from nodeagent.plan.plan import GpuPlan, NodePlan, Verdict
+from nodeagent.plan.problems import Code, Problem
+from nodeagent.plan.steps import CreateGpuInstance, DestroyGpuInstance
 from nodeagent.terminal.page import plain_text
 from nodeagent.terminal.plan_page import plan_page
 

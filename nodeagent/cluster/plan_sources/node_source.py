@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import NoReturn, Protocol
 
-from nodeagent.kubernetes.node_view import NodeView
-from nodeagent.reports.node_state import NodeState
-from nodeagent.sources.plan_offer import Demand, NoPlan, PlanOffer
+from nodeagent.cluster.client.node_view import NodeView
+from nodeagent.reconcile.plan_update import Demand, NoPlan, PlanOffer
+from nodeagent.views.node_state import NodeState
 
 NO_NODE = NoPlan("the cluster has no Node of this name")
 

@@ -27,7 +27,7 @@ from nodeagent.gpu.nvml_calls import (
     make_system_event_set,
     wait_for_system_event,
 )
-from nodeagent.gpu.sampling.health_readings import silence_of
+from nodeagent.gpu.nvml_errors import silence_of
 from nodeagent.gpu.workers import Worker
 from nodeagent.health.readings import Answer, GpuEvent, GpuEventKind, Source, XidEvent
 

@@ -13,7 +13,7 @@ from typing import TypeVar
 from nodeagent.errors import DeadlineExceeded, DriverError, GpuInUse
 from nodeagent.gpu.all_gpus import AllGpus, is_well
 from nodeagent.gpu.nvml_errors import about
-from nodeagent.gpu.posts import Post, Posts
+from nodeagent.gpu.pool import Post, Posts
 from nodeagent.gpu.recent import FRESH
 from nodeagent.gpu.steps.change import Change, otherwise
 from nodeagent.gpu.steps.destruction import insist_on_idle_devices
@@ -22,8 +22,8 @@ from nodeagent.gpu.steps.taking import insist_on_gpu, name_of, take, takes_away
 from nodeagent.gpu.steps.time_slice import set_time_slice
 from nodeagent.gpu.usage import AllocationReading, AllocationSource, UsageReading
 from nodeagent.gpu.usage_reader import UsageReader
-from nodeagent.planning.observed import Gpu
-from nodeagent.planning.steps import Destruction, GpuStep, ResetGpu, SetTimeSlice
+from nodeagent.plan.observed import Gpu
+from nodeagent.plan.steps import Destruction, GpuStep, ResetGpu, SetTimeSlice
 
 _READINGS = 3  # of the users, before a step is refused because all were too old at its turn
 

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from nodeagent.errors import DeadlineExceeded, DriverError, DriverUnavailable, GpuLost
-from nodeagent.gpu.card import Card
+from nodeagent.gpu.device import Card
 from nodeagent.gpu.nvml_errors import INVALID_ARGUMENT, NOT_FOUND
 from nodeagent.gpu.nvml_types import Device, GpuInstanceHandle, InstanceInfo
 from nodeagent.gpu.usage import AllocationReading, UsageReading
-from nodeagent.planning.observed import GpuInstanceProfile, Placement
-from nodeagent.planning.profiles import ProfileName
+from nodeagent.plan.observed import GpuInstanceProfile, Placement
+from nodeagent.plan.profiles import ProfileName
 
 _READ_AGAIN = 2  # times, before a failure to read back is one of the step
 _PAUSE = 0.05  # seconds

@@ -6,8 +6,8 @@ from nodeagent.errors import DriverError, DriverUnavailable, GpuLost
 from nodeagent.gpu.nvml import Nvml
 from nodeagent.gpu.nvml_types import Device
 from nodeagent.gpu.steps.change import Change, mig_device, otherwise
-from nodeagent.planning.shares import ComputeMode
-from nodeagent.planning.steps import SetComputeMode
+from nodeagent.plan.shares import ComputeMode
+from nodeagent.plan.steps import SetComputeMode
 
 
 def read_compute_mode(nvml: Nvml, device: Device) -> ComputeMode | None:

@@ -12,8 +12,8 @@ from nodeagent.gpu.nvml_errors import about
 from nodeagent.gpu.nvml_types import GpuInstanceHandle
 from nodeagent.gpu.steps.change import Change, find_instance, otherwise
 from nodeagent.gpu.steps.destruction import destroy_emptied
-from nodeagent.planning.observed import ComputeInstanceProfile, GpuInstanceProfile
-from nodeagent.planning.steps import CreateComputeInstance, CreateGpuInstance
+from nodeagent.plan.observed import ComputeInstanceProfile, GpuInstanceProfile
+from nodeagent.plan.steps import CreateComputeInstance, CreateGpuInstance
 
 
 def create_gpu_instance(change: Change, step: CreateGpuInstance) -> None:

@@ -18,8 +18,8 @@ from nodeagent.gpu.recent import KnownDevice
 from nodeagent.gpu.steps.change import Change, find_instance, mig_device, otherwise
 from nodeagent.gpu.usage import MigDevice, WholeGpu, merged
 from nodeagent.gpu.users import ProcessLists
-from nodeagent.planning.observed import GpuInstanceProfile, Placement, Usage
-from nodeagent.planning.steps import DestroyComputeInstance, DestroyGpuInstance, Destruction
+from nodeagent.plan.observed import GpuInstanceProfile, Placement, Usage
+from nodeagent.plan.steps import DestroyComputeInstance, DestroyGpuInstance, Destruction
 
 # For a moment after its last compute instance went, the driver may still refuse to destroy a GPU
 # instance. These are the seconds between the attempts.

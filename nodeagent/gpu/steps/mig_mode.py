@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from nodeagent.errors import DriverError, GpuInUse
-from nodeagent.gpu.card import Card
+from nodeagent.gpu.device import Card
 from nodeagent.gpu.nvml_errors import INVALID_ARGUMENT, NOT_FOUND, RESET_REQUIRED, driver_error
 from nodeagent.gpu.observation import read_gpu
 from nodeagent.gpu.steps.change import Change, otherwise
 from nodeagent.gpu.steps.destruction import insist_on_idle
 from nodeagent.gpu.usage import WholeGpu, whole_gpu, with_users
-from nodeagent.planning.observed import MigMode
-from nodeagent.planning.steps import SetMigMode
+from nodeagent.plan.observed import MigMode
+from nodeagent.plan.steps import SetMigMode
 
 _READ_AGAIN = (0.05, 0.2)  # seconds between readings of a pending mode that is not the one set
 

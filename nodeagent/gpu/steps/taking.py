@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import assert_never
 
-from nodeagent.gpu.card import Card
+from nodeagent.gpu.device import Card
 from nodeagent.gpu.steps.change import Change, otherwise
 from nodeagent.gpu.steps.compute_mode import set_compute_mode
 from nodeagent.gpu.steps.creation import create_compute_instance, create_gpu_instance
 from nodeagent.gpu.steps.destruction import destroy_compute_instance, destroy_gpu_instance
 from nodeagent.gpu.steps.mig_mode import set_mig_mode
-from nodeagent.planning.steps import (
+from nodeagent.plan.steps import (
     CreateComputeInstance,
     CreateGpuInstance,
     DestroyComputeInstance,

@@ -12,7 +12,7 @@ from typing import Final
 from nodeagent.errors import DriverError
 from nodeagent.gpu.nvidia_smi import run_nvidia_smi
 from nodeagent.gpu.nvml_errors import NO_PERMISSION, NOT_SUPPORTED
-from nodeagent.planning.shares import TimeSlice
+from nodeagent.plan.shares import TimeSlice
 
 # What --set-timeslice takes: "0=DEFAULT, 1=SHORT, 2=MEDIUM, 3=LONG".
 _NUMBERS: Final = {

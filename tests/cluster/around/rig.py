@@ -11,20 +11,20 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from nodeagent.cluster.around.carrying_out import CarryingPace
-from nodeagent.cluster.around.evicting import EvictionPace
-from nodeagent.cluster.around.surroundings import AroundPace, ClusterSurroundings
-from nodeagent.kubelet.allocations import PodName
-from nodeagent.kubernetes.access import ClusterAccess
-from nodeagent.kubernetes.node_follower import NodeFollower
-from nodeagent.kubernetes.node_view import Interest
-from nodeagent.planning.desired import DesiredGpu, DesiredNode, PlanDocument
-from nodeagent.planning.observed import Gpu, ObservedNode
-from nodeagent.planning.plan import NodePlan, Policy, Verdict
-from nodeagent.planning.planner import plan
-from nodeagent.planning.problems import Problem
-from nodeagent.reconciling.event_log import EventType
-from nodeagent.reconciling.plan_in_force import Judgement
+from nodeagent.cluster.client.access import ClusterAccess
+from nodeagent.cluster.client.node_follower import NodeFollower
+from nodeagent.cluster.client.node_view import Interest
+from nodeagent.cluster.drain.evictor import EvictionPace
+from nodeagent.cluster.drain.executor import CarryingPace
+from nodeagent.cluster.drain.hooks import AroundPace, ClusterSurroundings
+from nodeagent.cluster.kubelet.allocations import PodName
+from nodeagent.plan.desired import DesiredGpu, DesiredNode, PlanDocument
+from nodeagent.plan.observed import Gpu, ObservedNode
+from nodeagent.plan.plan import NodePlan, Policy, Verdict
+from nodeagent.plan.planner import plan
+from nodeagent.plan.problems import Problem
+from nodeagent.reconcile.active_plan import Judgement
+from nodeagent.reconcile.event_log import EventType
 from nodeagent.settings import KubernetesSettings
 from tests.kubernetes.rig import QUICK, kubeconfig, running, until
 from tests.planning.cards import card, wanted, with_instances

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from nodeagent.kubelet.allocations import PodName
-from nodeagent.planning.desired import WhenInUse
-from nodeagent.planning.observed import Gpu, Usage, User
-from nodeagent.planning.problems import Code
-from nodeagent.reconciling.event_log import EventType
+from nodeagent.cluster.kubelet.allocations import PodName
+from nodeagent.plan.desired import WhenInUse
+from nodeagent.plan.observed import Gpu, Usage, User
+from nodeagent.plan.problems import Code
+from nodeagent.reconcile.event_log import EventType
 from tests.cluster.around.rig import (
     AFTER,
     EMPTY,

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from nodeagent.planning.plan import NodePlan, Verdict
-from nodeagent.planning.problems import Code, Problem
-from nodeagent.reconciling.event_log import EventType
-from nodeagent.reports.node_state import Phase, phase_of
+from nodeagent.plan.plan import NodePlan, Verdict
+from nodeagent.plan.problems import Code, Problem
+from nodeagent.reconcile.event_log import EventType
+from nodeagent.views.node_state import Phase, phase_of
 from tests.cluster.around.rig import AFTER, MIXED, NODE, agent, asked
 from tests.kubernetes.rig import until
 from tests.simulated_cluster.api_server import ApiServer

@@ -8,15 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from nodeagent.cluster.around.plugin_configuration import (
+from nodeagent.cluster.drain.allocatable import PluginSharing, Replicated, SharedBy
+from nodeagent.cluster.drain.plugin_configuration import (
     PluginConfiguration,
     read_configuration,
     read_configuration_file,
 )
-from nodeagent.disturbance.allocatable import PluginSharing, Replicated, SharedBy
-from nodeagent.disturbance.strategy import Strategy
+from nodeagent.cluster.drain.strategy import Strategy
 from nodeagent.errors import DocumentError, NodeagentError
-from nodeagent.planning.problems import Code
+from nodeagent.plan.problems import Code
 from tests.cluster.around.rig import AFTER, MIXED, NODE, agent, asked, labels, offer
 from tests.kubernetes.rig import until
 from tests.simulated_cluster.api_server import ApiServer

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from nodeagent.cluster.around.pod_facts import has_ended, pod_fact
-from nodeagent.disturbance.facts import PodFact
-from nodeagent.kubernetes.faults import ClusterUnreachable
+from nodeagent.cluster.client.faults import ClusterUnreachable
+from nodeagent.cluster.drain.node_facts import PodFact
+from nodeagent.cluster.drain.pod_facts import has_ended, pod_fact
 
 LEAST = {"metadata": {"namespace": "a", "name": "b", "uid": "1"}}
 

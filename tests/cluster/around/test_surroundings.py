@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from nodeagent.errors import UsageError
-from nodeagent.planning.problems import Code
-from nodeagent.reconciling.event_log import EventType
+from nodeagent.plan.problems import Code
+from nodeagent.reconcile.event_log import EventType
 from tests.cluster.around.rig import (
     AFTER,
     BEFORE,

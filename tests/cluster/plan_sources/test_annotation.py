@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from nodeagent.cluster.plan_sources.annotation import AnnotationSource
+from nodeagent.cluster.plan_sources.annotation.source import AnnotationSource
+from nodeagent.cluster.plan_sources.annotation.to_plan import PLAN, PLAN_NAME
 from nodeagent.cluster.plan_sources.node_source import Keys, NodeSource, Offer
-from nodeagent.planning.problems import Code
-from nodeagent.reports.node_state import Phase
-from nodeagent.sources.annotation import PLAN, PLAN_NAME
-from nodeagent.sources.plan_offer import NoPlan, PlanText
+from nodeagent.plan.problems import Code
+from nodeagent.reconcile.plan_update import NoPlan, PlanText
+from nodeagent.views.node_state import Phase
 from tests.cluster.node_rig import Home, at_home, view_of
 from tests.rig import plan_text
 

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from nodeagent.cluster.plan_sources.mig_config import MigConfigSource
+from nodeagent.cluster.plan_sources.mig_config.labels import CONFIG, SOURCE, STATE
+from nodeagent.cluster.plan_sources.mig_config.source import MigConfigSource
 from nodeagent.cluster.plan_sources.node_source import Keys, NodeSource, Offer
-from nodeagent.reports.node_state import Phase
 from nodeagent.simulation import simulated
-from nodeagent.sources.mig_config.labels import CONFIG, SOURCE, STATE
+from nodeagent.views.node_state import Phase
 from tests.cluster.node_rig import Home, at_home, view_of
 
 CREATE = "nvmlDeviceCreateGpuInstance*"

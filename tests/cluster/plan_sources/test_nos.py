@@ -12,16 +12,16 @@ from typing import Any
 
 import pytest
 
+from nodeagent.cluster.client.access import ClusterAccess
 from nodeagent.cluster.plan_sources.node_source import Keys, NodeSource, Offer
-from nodeagent.cluster.plan_sources.nos import NosSource
-from nodeagent.cluster.plan_sources.nos_configuration import ReadPace
-from nodeagent.kubernetes.access import ClusterAccess
-from nodeagent.planning.problems import Code
-from nodeagent.reports.node_state import NodeState, Phase
-from nodeagent.sources.nos.demand import NosDemand
-from nodeagent.sources.nos.grammar import STATUS_PLAN
-from nodeagent.sources.nos.plugin_configuration import CONFIGURATION_LABEL
-from nodeagent.sources.plan_offer import NoPlan, PlanOffer, PlanText, UnreadablePlan
+from nodeagent.cluster.plan_sources.nos.configuration import ReadPace
+from nodeagent.cluster.plan_sources.nos.deferred_plan import NosDemand
+from nodeagent.cluster.plan_sources.nos.grammar import STATUS_PLAN
+from nodeagent.cluster.plan_sources.nos.plugin_configuration import CONFIGURATION_LABEL
+from nodeagent.cluster.plan_sources.nos.source import NosSource
+from nodeagent.plan.problems import Code
+from nodeagent.reconcile.plan_update import NoPlan, PlanOffer, PlanText, UnreadablePlan
+from nodeagent.views.node_state import NodeState, Phase
 from tests.cluster.node_rig import Home, at_home, view_of
 from tests.kubernetes.rig import running, until
 from tests.simulated_cluster.api_server import ApiServer

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from nodeagent.cluster.plan_sources.nos_configuration import NosConfiguration, ReadPace, Trouble
+from nodeagent.cluster.client.access import ClusterAccess
+from nodeagent.cluster.plan_sources.nos.configuration import NosConfiguration, ReadPace, Trouble
 from nodeagent.errors import UsageError
-from nodeagent.kubernetes.access import ClusterAccess
-from nodeagent.sources.plan_offer import NoPlan, UnreadablePlan
+from nodeagent.reconcile.plan_update import NoPlan, UnreadablePlan
 from tests.kubernetes.rig import running, until
 from tests.simulated_cluster.api_server import ApiServer
 from tests.simulated_cluster.faults import Answer, Html, Reset

@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from nodeagent.sources.mig_config.labels import CONFIG, STATE
-from nodeagent.sources.nos.grammar import MODE_LABEL, STATUS_PLAN
-from nodeagent.sources.nos.plugin_configuration import CONFIGURATION_LABEL
+from nodeagent.cluster.plan_sources.mig_config.labels import CONFIG, STATE
+from nodeagent.cluster.plan_sources.nos.grammar import MODE_LABEL, STATUS_PLAN
+from nodeagent.cluster.plan_sources.nos.plugin_configuration import CONFIGURATION_LABEL
 from tests.kubernetes.rig import until
 from tests.simulated_cluster.agent import NAME, AgentProcess, command, kubeconfig, status
 from tests.simulated_cluster.api_server import ApiServer

@@ -18,11 +18,11 @@ from nodeagent.gpu.events.listener import (
     gpu_event_of,
     xid_of,
 )
-from nodeagent.gpu.sampling.sampler import Sampler
 from nodeagent.health.readings import GpuEventKind, Source
 from nodeagent.metrics.catalogue import catalogue
 from nodeagent.metrics.samples import Slice, WholeGpu
 from nodeagent.simulation import SimulatedNode
+from nodeagent.telemetry.sampler import Sampler
 from tests.gpu.steps_of import destroy, laid_out
 
 SHORT = Timing(wait=0.01, deadline=0.5, pause=0.01)

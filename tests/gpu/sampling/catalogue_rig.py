@@ -11,12 +11,12 @@ from dataclasses import dataclass, field
 from nodeagent.gpu.driver import Driver
 from nodeagent.gpu.events.field_values import EventValues
 from nodeagent.gpu.events.listener import EventListener, Timing
-from nodeagent.gpu.sampling.rounds import Round
-from nodeagent.gpu.sampling.sampler import Sampler
 from nodeagent.metrics.catalogue import catalogue
 from nodeagent.metrics.conversion import Number
 from nodeagent.metrics.samples import Node, NvLink, SampleSet, Slice, WholeGpu
 from nodeagent.simulation import SimulatedNode, Switches, simulated
+from nodeagent.telemetry.sample_batch import Round
+from nodeagent.telemetry.sampler import Sampler
 
 MIB = 1 << 20
 ALL = 0xFFFFFFFF

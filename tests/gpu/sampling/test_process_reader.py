@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from nodeagent.gpu.driver import Driver
-from nodeagent.gpu.sampling.process_reader import ProcessLook, ProcessReader, Running
 from nodeagent.simulation import SimulatedNode, simulated
 from nodeagent.simulation.codes import Code
+from nodeagent.telemetry.process_reader import ProcessLook, ProcessReader, Running
 from tests.acceptance.metrics_rig import divide
 from tests.rig import open_driver
 

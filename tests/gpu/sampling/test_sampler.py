@@ -10,8 +10,6 @@ import pynvml
 import pytest
 
 from nodeagent.gpu.driver import Driver
-from nodeagent.gpu.sampling.rounds import Round
-from nodeagent.gpu.sampling.sampler import Pace, Sampler
 from nodeagent.health.readings import Silence
 from nodeagent.metrics.catalogue import Field, TextField, catalogue
 from nodeagent.metrics.conversion import Number
@@ -19,6 +17,8 @@ from nodeagent.metrics.samples import Slice, WholeGpu
 from nodeagent.metrics.selection import default_selection
 from nodeagent.metrics.sources import DeviceCall
 from nodeagent.simulation import SimulatedNode, Switches, simulated
+from nodeagent.telemetry.sample_batch import Round
+from nodeagent.telemetry.sampler import Pace, Sampler
 from tests.gpu.steps_of import create, destroy, disable, laid_out
 
 POWER, SM_CLOCK, UTILISATION, FB_USED, ACTIVE = 155, 100, 203, 252, 1001

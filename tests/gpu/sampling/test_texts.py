@@ -5,7 +5,7 @@ from __future__ import annotations
 import pynvml
 import pytest
 
-from nodeagent.gpu.sampling.texts import as_text
+from nodeagent.telemetry.texts import as_text
 
 
 @pytest.mark.parametrize(

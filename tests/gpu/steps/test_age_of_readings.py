@@ -12,7 +12,7 @@ from nodeagent.errors import GpuInUse
 from nodeagent.gpu.driver import Driver
 from nodeagent.gpu.recent import FRESH
 from nodeagent.gpu.usage import MigDevice, WholeGpu
-from nodeagent.planning.observed import Gpu, Usage, User
+from nodeagent.plan.observed import Gpu, Usage, User
 from nodeagent.simulation import simulated
 from tests.gpu.steps_of import destroy, laid_out
 

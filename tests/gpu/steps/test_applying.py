@@ -12,8 +12,8 @@ import pytest
 
 from nodeagent.errors import DeadlineExceeded, DriverError, GpuInUse
 from nodeagent.gpu.driver import Driver
-from nodeagent.planning.observed import Access, MigMode, Placement
-from nodeagent.planning.steps import ResetGpu, SetMigMode
+from nodeagent.plan.observed import Access, MigMode, Placement
+from nodeagent.plan.steps import ResetGpu, SetMigMode
 from nodeagent.simulation import SimulatedNode, Switches, simulated
 from tests.gpu.hanging import QUICK, settled
 from tests.gpu.steps_of import create, enable, laid_out, layout

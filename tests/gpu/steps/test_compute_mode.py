@@ -6,9 +6,9 @@ import pytest
 
 from nodeagent.errors import DriverError
 from nodeagent.gpu.driver import Driver
-from nodeagent.planning.observed import Access, Gpu
-from nodeagent.planning.shares import ComputeMode
-from nodeagent.planning.steps import SetComputeMode
+from nodeagent.plan.observed import Access, Gpu
+from nodeagent.plan.shares import ComputeMode
+from nodeagent.plan.steps import SetComputeMode
 from nodeagent.simulation import SimulatedNode, Switches, simulated
 from tests.gpu.steps_of import REASON, compute_mode, laid_out
 

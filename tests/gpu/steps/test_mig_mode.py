@@ -6,7 +6,7 @@ import pytest
 
 from nodeagent.errors import DriverError, GpuInUse
 from nodeagent.gpu.driver import Driver
-from nodeagent.planning.observed import MigMode
+from nodeagent.plan.observed import MigMode
 from nodeagent.simulation import SimulatedNode, Switches, simulated
 from tests.gpu.steps_of import disable, enable, laid_out
 

@@ -12,7 +12,7 @@ import pytest
 from nodeagent.errors import DeadlineExceeded, DriverError
 from nodeagent.gpu.driver import Driver
 from nodeagent.gpu.steps.time_slice import listed_time_slice
-from nodeagent.planning.shares import TimeSlice
+from nodeagent.plan.shares import TimeSlice
 from nodeagent.simulation import SimulatedNode, Switches, simulated
 from tests.gpu.steps_of import time_slice
 

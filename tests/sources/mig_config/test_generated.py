@@ -9,14 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from nodeagent.documents.reading import read_document
-from nodeagent.planning.desired import DesiredNode
-from nodeagent.planning.observed import Access, Gpu, ObservedNode
-from nodeagent.planning.plan import Verdict
-from nodeagent.planning.planner import plan
-from nodeagent.planning.resolve import resolve
-from nodeagent.simulation import known_boards
-from nodeagent.sources.mig_config.generated import (
+from nodeagent.cluster.plan_sources.mig_config.generated import (
     BALANCED,
     DISABLED,
     ENABLED,
@@ -25,7 +18,14 @@ from nodeagent.sources.mig_config.generated import (
     generate,
     without_profiles,
 )
-from nodeagent.sources.mig_config.labels import can_be_named
+from nodeagent.cluster.plan_sources.mig_config.labels import can_be_named
+from nodeagent.documents.reading import read_document
+from nodeagent.plan.desired import DesiredNode
+from nodeagent.plan.observed import Access, Gpu, ObservedNode
+from nodeagent.plan.plan import Verdict
+from nodeagent.plan.planner import plan
+from nodeagent.plan.resolve import resolve
+from nodeagent.simulation import known_boards
 from tests.planning.cards import card, present
 
 DEFAULTS = Path(__file__).parents[3] / "examples" / "mig-parted" / "config.yaml"

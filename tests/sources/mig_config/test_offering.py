@@ -6,14 +6,18 @@ from dataclasses import replace
 
 import pytest
 
+from nodeagent.cluster.plan_sources.mig_config.labels import CONFIG
+from nodeagent.cluster.plan_sources.mig_config.to_plan import (
+    configuration_names,
+    nearest_names,
+    offer,
+)
 from nodeagent.documents.reading import read_document
 from nodeagent.errors import DocumentError
-from nodeagent.planning.desired import MigLayout
-from nodeagent.planning.observed import Access, ObservedNode
-from nodeagent.planning.problems import Code
-from nodeagent.sources.mig_config.labels import CONFIG
-from nodeagent.sources.mig_config.offering import configuration_names, nearest_names, offer
-from nodeagent.sources.plan_offer import NoPlan, PlanOffer, PlanText, UnreadablePlan
+from nodeagent.plan.desired import MigLayout
+from nodeagent.plan.observed import Access, ObservedNode
+from nodeagent.plan.problems import Code
+from nodeagent.reconcile.plan_update import NoPlan, PlanOffer, PlanText, UnreadablePlan
 from tests.planning.cards import card
 
 H100 = ObservedNode((card("h100-80gb"),))

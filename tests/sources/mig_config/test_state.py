@@ -7,17 +7,17 @@ from itertools import groupby
 
 import pytest
 
+from nodeagent.cluster.plan_sources.mig_config.labels import CONFIG, SOURCE, STATE, MigState
+from nodeagent.cluster.plan_sources.mig_config.state import state_of
+from nodeagent.cluster.plan_sources.mig_config.to_plan import offer
 from nodeagent.documents.reading import digest_of
-from nodeagent.planning.effects import after
-from nodeagent.planning.observed import Gpu, ObservedNode
-from nodeagent.planning.plan import NodePlan, Policy, Verdict
-from nodeagent.planning.problems import Code, Problem
-from nodeagent.reconciling.plan_in_force import PlanInForce
-from nodeagent.reports.node_state import NodeState, Phase, Refusal, phase_of
-from nodeagent.sources.mig_config.labels import CONFIG, SOURCE, STATE, MigState
-from nodeagent.sources.mig_config.offering import offer
-from nodeagent.sources.mig_config.state import state_of
-from nodeagent.sources.plan_offer import NoPlan, PlanOffer, PlanText, UnreadablePlan
+from nodeagent.plan.observed import Gpu, ObservedNode
+from nodeagent.plan.plan import NodePlan, Policy, Verdict
+from nodeagent.plan.problems import Code, Problem
+from nodeagent.plan.simulate_steps import after
+from nodeagent.reconcile.active_plan import PlanInForce
+from nodeagent.reconcile.plan_update import NoPlan, PlanOffer, PlanText, UnreadablePlan
+from nodeagent.views.node_state import NodeState, Phase, Refusal, phase_of
 from tests.planning.cards import card, with_instances
 
 TEXT = PlanText(b"the file", "mine")

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from nodeagent.documents.reading import read_document
-from nodeagent.planning.desired import DesiredNode
-from nodeagent.planning.observed import MigMode, ObservedNode
-from nodeagent.planning.resolve import resolve
-from nodeagent.reports.mps_state import DaemonState
-from nodeagent.sources.plan_offer import PlanOffer, PlanText
+from nodeagent.plan.desired import DesiredNode
+from nodeagent.plan.observed import MigMode, ObservedNode
+from nodeagent.plan.resolve import resolve
+from nodeagent.reconcile.plan_update import PlanOffer, PlanText
+from nodeagent.views.mps_state import DaemonState
 from tests.sources.nos.nodes import client, divided, gpu, shared
 
 _FILE = Path(__file__).parents[2] / "data/nos/exchanges.json"

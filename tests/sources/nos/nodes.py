@@ -7,13 +7,13 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
+from nodeagent.cluster.plan_sources.nos.grammar import MODE_LABEL, SPEC_PLAN
 from nodeagent.documents.reading import digest_of
-from nodeagent.planning.observed import Gpu, MigMode, MpsDaemon, ObservedNode, Usage, User
-from nodeagent.planning.shares import Account, Share, Sharing, WantedMps
-from nodeagent.reports.mps_state import ClientState, DaemonState
-from nodeagent.reports.node_state import NodeState, Phase
-from nodeagent.sources.nos.grammar import MODE_LABEL, SPEC_PLAN
-from nodeagent.sources.plan_offer import PlanOffer, PlanText
+from nodeagent.plan.observed import Gpu, MigMode, MpsDaemon, ObservedNode, Usage, User
+from nodeagent.plan.shares import Account, Share, Sharing, WantedMps
+from nodeagent.reconcile.plan_update import PlanOffer, PlanText
+from nodeagent.views.mps_state import ClientState, DaemonState
+from nodeagent.views.node_state import NodeState, Phase
 from tests.planning.cards import card, with_instances
 
 MIG = {MODE_LABEL: "mig"}

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from nodeagent.sources.nos.demand import demand
-from nodeagent.sources.nos.grammar import MODE_LABEL, SPEC_PLAN, STATUS_PLAN
-from nodeagent.sources.nos.offering import offer, remarks
-from nodeagent.sources.nos.plugin_configuration import CONFIGURATION_LABEL
-from nodeagent.sources.nos.shares import MEMORY_LABEL
+from nodeagent.cluster.plan_sources.nos.deferred_plan import demand
+from nodeagent.cluster.plan_sources.nos.grammar import MODE_LABEL, SPEC_PLAN, STATUS_PLAN
+from nodeagent.cluster.plan_sources.nos.plugin_configuration import CONFIGURATION_LABEL
+from nodeagent.cluster.plan_sources.nos.shares import MEMORY_LABEL
+from nodeagent.cluster.plan_sources.nos.to_plan import offer, remarks
 from tests.sources.nos.nodes import HYBRID, MIG, MPS, TWO, spec
 
 TEN = "{sharing: {mps: {resources: [{rename: gpu-10gb, replicas: 2, devices: ['0']}]}}}"

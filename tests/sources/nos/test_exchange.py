@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from nodeagent.planning.planner import plan
-from nodeagent.reports.node_state import Phase
-from nodeagent.sources.nos.offering import offer
-from nodeagent.sources.nos.status import status_annotations
-from nodeagent.sources.plan_offer import NoPlan, PlanText
+from nodeagent.cluster.plan_sources.nos.status import status_annotations
+from nodeagent.cluster.plan_sources.nos.to_plan import offer
+from nodeagent.plan.planner import plan
+from nodeagent.reconcile.plan_update import NoPlan, PlanText
+from nodeagent.views.node_state import Phase
 from tests.sources.nos.exchange import EXCHANGES, bare_node, desired, patched, seen
 from tests.sources.nos.nodes import state
 

@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nodeagent.planning.problems import Code
-from nodeagent.sources.nos.grammar import (
+from nodeagent.cluster.plan_sources.nos.grammar import (
     MODE_LABEL,
     Mode,
     StatusKey,
@@ -18,6 +17,7 @@ from nodeagent.sources.nos.grammar import (
     read_status,
     status_keys,
 )
+from nodeagent.plan.problems import Code
 
 SPEC = "nos.nebuly.com/spec-gpu"
 STATUS = "nos.nebuly.com/status-gpu"

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from nodeagent.planning.observed import Access, ObservedNode
-from nodeagent.planning.problems import Code, Problem
-from nodeagent.sources.nos.grammar import MODE_LABEL, SPEC_PLAN
-from nodeagent.sources.nos.offering import offer, remarks
-from nodeagent.sources.nos.shares import MEMORY_LABEL
-from nodeagent.sources.plan_offer import NoPlan, PlanOffer, PlanText, UnreadablePlan
+from nodeagent.cluster.plan_sources.nos.grammar import MODE_LABEL, SPEC_PLAN
+from nodeagent.cluster.plan_sources.nos.shares import MEMORY_LABEL
+from nodeagent.cluster.plan_sources.nos.to_plan import offer, remarks
+from nodeagent.plan.observed import Access, ObservedNode
+from nodeagent.plan.problems import Code, Problem
+from nodeagent.reconcile.plan_update import NoPlan, PlanOffer, PlanText, UnreadablePlan
 from tests.sources.nos.nodes import HYBRID, MIG, MPS, OFF, TWO, divided, gpu, node, spec
 
 TEN = """\

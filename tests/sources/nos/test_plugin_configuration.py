@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from nodeagent.sources.nos.plugin_configuration import (
+from nodeagent.cluster.plan_sources.nos.plugin_configuration import (
     CONFIGURATION_LABEL,
     configuration_key,
     read_configuration,

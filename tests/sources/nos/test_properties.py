@@ -9,13 +9,7 @@ from collections.abc import Iterator, Mapping
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from nodeagent.documents.reading import read_document
-from nodeagent.planning.desired import DesiredNode, MigLayout
-from nodeagent.planning.effects import after
-from nodeagent.planning.observed import ObservedNode
-from nodeagent.planning.planner import plan
-from nodeagent.planning.resolve import resolve
-from nodeagent.sources.nos.grammar import (
+from nodeagent.cluster.plan_sources.nos.grammar import (
     MODE_LABEL,
     SPEC_PLAN,
     STATUS_PLAN,
@@ -24,10 +18,16 @@ from nodeagent.sources.nos.grammar import (
     read_spec,
     read_status,
 )
-from nodeagent.sources.nos.offering import offer, remarks
-from nodeagent.sources.nos.shares import MEMORY_LABEL
-from nodeagent.sources.nos.status import status_annotations
-from nodeagent.sources.plan_offer import PlanText, UnreadablePlan
+from nodeagent.cluster.plan_sources.nos.shares import MEMORY_LABEL
+from nodeagent.cluster.plan_sources.nos.status import status_annotations
+from nodeagent.cluster.plan_sources.nos.to_plan import offer, remarks
+from nodeagent.documents.reading import read_document
+from nodeagent.plan.desired import DesiredNode, MigLayout
+from nodeagent.plan.observed import ObservedNode
+from nodeagent.plan.planner import plan
+from nodeagent.plan.resolve import resolve
+from nodeagent.plan.simulate_steps import after
+from nodeagent.reconcile.plan_update import PlanText, UnreadablePlan
 from tests.planning.cards import layouts, present, with_instances
 from tests.sources.nos.nodes import MIG, gpu, node, spec, state
 

@@ -6,9 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from nodeagent.cluster.plan_sources.nos.shares import (
+    MEMORY_LABEL,
+    card_memory,
+    mps_entry,
+    share_memory,
+)
 from nodeagent.documents.quantity import read_quantity
-from nodeagent.planning.shares import MIB
-from nodeagent.sources.nos.shares import MEMORY_LABEL, card_memory, mps_entry, share_memory
+from nodeagent.plan.shares import MIB
 from tests.sources.nos.nodes import gpu
 
 

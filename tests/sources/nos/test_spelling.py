@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from nodeagent.sources.nos.spelling import asked_words, mig_profile, share_size, spelled
+from nodeagent.cluster.plan_sources.nos.spelling import (
+    asked_words,
+    mig_profile,
+    share_size,
+    spelled,
+)
 from tests.planning.cards import card
 
 

@@ -7,15 +7,15 @@ from dataclasses import replace
 
 import pytest
 
+from nodeagent.cluster.plan_sources.nos.grammar import MODE_LABEL, SPEC_PLAN, STATUS_PLAN
+from nodeagent.cluster.plan_sources.nos.status import status_annotations, withdrawn
+from nodeagent.cluster.plan_sources.nos.to_plan import offer
 from nodeagent.documents.reading import digest_of
-from nodeagent.planning.observed import Access, Gpu, MpsDaemon, ObservedNode, Usage, User
-from nodeagent.planning.problems import Code, Problem
-from nodeagent.planning.shares import MIB, Account, Share, Sharing, WantedMps
-from nodeagent.reports.node_state import NodeState, Phase, Refusal
-from nodeagent.sources.nos.grammar import MODE_LABEL, SPEC_PLAN, STATUS_PLAN
-from nodeagent.sources.nos.offering import offer
-from nodeagent.sources.nos.status import status_annotations, withdrawn
-from nodeagent.sources.plan_offer import NoPlan, PlanText, UnreadablePlan
+from nodeagent.plan.observed import Access, Gpu, MpsDaemon, ObservedNode, Usage, User
+from nodeagent.plan.problems import Code, Problem
+from nodeagent.plan.shares import MIB, Account, Share, Sharing, WantedMps
+from nodeagent.reconcile.plan_update import NoPlan, PlanText, UnreadablePlan
+from nodeagent.views.node_state import NodeState, Phase, Refusal
 from tests.planning.cards import NOT_KNOWN
 from tests.planning.cards import divided as parted
 from tests.sources.nos.nodes import (

@@ -1,0 +1,328 @@
+"""One connection of a listener: its slot, its deadlines, and the reply to malformed requests."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import ssl
+import struct
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, cast
+
+from aiohttp import web
+
+from nodeagent.api.connection_slots import ConnectionSlots, Slot, peer_of
+from nodeagent.api.limits import Limits
+from nodeagent.api.refusals import Reason, Refusals
+
+_LARGEST_LINE = 4096  # bytes of a request line or a header
+_LINGER = 1.0  # seconds for a client to read why its connection ends
+_BACKLOG = 128
+
+
+@dataclass(frozen=True, slots=True)
+class Listener:
+    """What the connections of one listener have in common. `name` is its label in metrics."""
+
+    name: str
+    limits: Limits
+    refusals: Refusals
+    slots: ConnectionSlots
+
+    @classmethod
+    def of(cls, name: str, limits: Limits, refusals: Refusals) -> Listener:
+        """A listener that has no connections yet."""
+        slots = ConnectionSlots(limits.connections, limits.connections_of_peer)
+        return cls(name, limits, refusals, slots)
+
+    def enter(self, transport: asyncio.Transport) -> Slot | None:
+        """A slot for a new connection; without one the connection is ended."""
+        peer = peer_of(transport.get_extra_info("peername"))
+        slot, lost = self.slots.enter(peer, transport.abort)
+        if slot is None or lost is not None:
+            self.refusals.add(self.name, Reason.CONNECTIONS, peer=peer)
+        if slot is None:
+            transport.abort()
+        return slot
+
+
+class Connection(web.RequestHandler):
+    """aiohttp's protocol with a deadline for a whole request and for taking the answer.
+
+    Over a Unix socket only root and the agent's own user are served, whatever the file's mode.
+    """
+
+    def __init__(self, server: Any, listener: Listener, slot: Slot | None = None) -> None:
+        super().__init__(
+            server,
+            loop=asyncio.get_running_loop(),
+            access_log=None,  # type: ignore[arg-type]  # aiohttp documents None: no access log
+            keepalive_timeout=listener.limits.idle,
+            max_line_size=_LARGEST_LINE,
+            max_field_size=_LARGEST_LINE,
+            lingering_time=_LINGER,
+            auto_decompress=False,
+        )
+        self._listener = listener
+        self._slot = slot
+        self._own: asyncio.Transport | None = None
+        self._deadline: asyncio.TimerHandle | None = None
+        self._barred = False
+        self._begun = False  # whether a request has begun to arrive since the last one
+
+    # --- asyncio's protocol -----------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._own = own = cast("asyncio.Transport", transport)
+        if self._slot is None:
+            self._slot = self._listener.enter(own)
+        if self._slot is None:
+            self.force_close()
+            return
+        if not _may_use(own):
+            self.force_close()
+            self.refused(Reason.PEER)
+            self._barred = True
+            self._within(_LINGER)
+            return
+        super().connection_made(transport)
+        self._wait()
+
+    def data_received(self, data: bytes) -> None:
+        if self._barred:  # answered only now, so that the client is not still sending
+            self._say(403, "this socket is for root and the agent's own user")
+            return
+        if self._slot is not None and self._slot.waiting and not self._begun:
+            self._begun = True
+            self._within(self._listener.limits.request)
+        super().data_received(data)
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        if self._deadline:
+            self._deadline.cancel()
+        if self._slot is not None:
+            self._listener.slots.leave(self._slot)
+        super().connection_lost(exc)
+
+    # --- deadlines of the client ------------------------------------------------------------------
+
+    def is_held(self) -> None:
+        """The agent delays its answer on purpose; the connection still makes way for others."""
+        if self._deadline:
+            self._deadline.cancel()
+            self._deadline = None
+
+    def reads_body(self) -> None:
+        """Restart the deadline for the request if `is_held` ended it."""
+        if self._deadline is None:
+            self._within(self._listener.limits.request)
+
+    def whole(self) -> None:
+        """The whole request has arrived: from now on the client waits for the agent."""
+        if self._deadline:
+            self._deadline.cancel()
+            self._deadline = None
+        if self._slot is not None:
+            self._slot.waiting = False
+
+    def _wait(self) -> None:
+        """The agent waits for the client: to take an answer, and for a request to begin."""
+        self._begun = False
+        if self._slot is not None:
+            self._listener.slots.waits(self._slot)
+        self._within(self._listener.limits.idle)
+
+    def _within(self, seconds: float) -> None:
+        if self._deadline:
+            self._deadline.cancel()
+        self._deadline = self._loop.call_later(seconds, self._late)
+
+    def _late(self) -> None:
+        self._deadline = None
+        if self._own is None or self._own.is_closing():
+            return
+        if self._begun:
+            self.refused(Reason.SLOW)
+            self._say(408, "the request did not arrive in time")
+        elif self._own.get_write_buffer_size():
+            self.refused(Reason.SLOW)
+            self._own.abort()
+        else:
+            self._own.close()
+
+    def _say(self, status: int, error: str) -> None:
+        """Answer in the place of aiohttp, and end the connection."""
+        if self._own is None:
+            return
+        body = web.json_response({"error": error}, status=status)
+        text = body.body if isinstance(body.body, bytes) else b""
+        head = f"HTTP/1.1 {status} {body.reason}\r\nContent-Type: application/json\r\n"
+        self._own.write(f"{head}Content-Length: {len(text)}\r\nConnection: close\r\n\r\n".encode())
+        self._own.write(text)
+        self._own.close()
+        self._loop.call_later(_LINGER, self._own.abort)  # nothing happens where it is closed
+
+    # --- aiohttp's protocol -----------------------------------------------------------------------
+
+    async def finish_response(
+        self, request: web.BaseRequest, resp: web.StreamResponse, start_time: float | None
+    ) -> tuple[web.StreamResponse, bool]:
+        self._wait()
+        return await super().finish_response(request, resp, start_time)
+
+    def handle_error(
+        self,
+        request: web.BaseRequest,
+        status: int = 500,
+        exc: BaseException | None = None,
+        message: str | None = None,
+    ) -> web.StreamResponse:
+        """The answer to what is no request (400); aiohttp's own logs a traceback for each."""
+        if status != 400:
+            return super().handle_error(request, status, exc, message)
+        self.refused(Reason.MALFORMED, type(exc).__name__)
+        if request.writer.output_size > 0:
+            raise ConnectionError("part of an answer is sent already")
+        answer = web.json_response({"error": "this is no request of HTTP/1.1"}, status=400)
+        answer.force_close()
+        return answer
+
+    def refused(self, reason: Reason, error: str = "") -> None:
+        """Count that this client was refused."""
+        peer = self._slot.peer if self._slot is not None else ""
+        self._listener.refusals.add(self._listener.name, reason, peer=peer, error=error)
+
+
+class Handshake(asyncio.Protocol):
+    """A connection until TLS is agreed on; it has its slot from the first moment.
+
+    asyncio's own servers count no connection before that, and give it a minute.
+    """
+
+    def __init__(
+        self, make: Callable[[Slot], Connection], listener: Listener, context: ssl.SSLContext
+    ) -> None:
+        self._make = make
+        self._listener = listener
+        self._context = context
+        self._early: list[bytes] = []  # what came in one piece with the end of the handshake
+        self._task: asyncio.Task[None] | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        own = cast("asyncio.Transport", transport)
+        slot = self._listener.enter(own)
+        if slot is not None:
+            own.pause_reading()
+            self._task = asyncio.create_task(self._secure(own, slot), name="TLS handshake")
+
+    def data_received(self, data: bytes) -> None:
+        self._early.append(data)
+
+    async def _secure(self, own: asyncio.Transport, slot: Slot) -> None:
+        secured: asyncio.Transport | None = None
+        try:
+            secured = await asyncio.get_running_loop().start_tls(
+                own,
+                self,
+                self._context,
+                server_side=True,
+                ssl_handshake_timeout=self._listener.limits.handshake,
+                ssl_shutdown_timeout=_LINGER,
+            )
+        except OSError as error:
+            if slot in self._listener.slots:  # else it was ended for another
+                name = type(error).__name__
+                self._listener.refusals.add(
+                    self._listener.name, Reason.HANDSHAKE, peer=slot.peer, error=name
+                )
+        finally:
+            # Closed during the handshake: a newer configuration, perhaps with passwords, is served
+            if secured is None or secured.is_closing() or self._listener.slots.closed:
+                self._listener.slots.leave(slot)
+                (secured or own).abort()
+                secured = None
+        if secured is None:
+            return
+        slot.end = secured.abort
+        connection = self._make(slot)
+        secured.set_protocol(connection)
+        connection.connection_made(secured)
+        for data in self._early:
+            connection.data_received(data)
+
+
+class Serving:
+    """An application on sockets that listen, within the bounds of a `Listener`."""
+
+    def __init__(self, app: web.Application, listener: Listener) -> None:
+        self._listener = listener
+        self._servers: list[asyncio.Server] = []
+        self._runner = web.AppRunner(
+            app,
+            handle_signals=False,
+            handler_cancellation=True,  # a follower of the events that left is forgotten at once
+            shutdown_timeout=_LINGER,
+        )
+
+    async def start(self, *, context: ssl.SSLContext | None = None, **where: Any) -> None:
+        """Listen; `where` is what asyncio's `create_server` takes. Raises OSError."""
+        if self._runner.server is None:
+            await self._runner.setup()
+        server, listener = self._runner.server, self._listener
+
+        def secure(context: ssl.SSLContext) -> asyncio.Protocol:
+            return Handshake(lambda slot: Connection(server, listener, slot), listener, context)
+
+        self._servers.append(
+            await asyncio.get_running_loop().create_server(
+                lambda: secure(context) if context else Connection(server, listener),
+                backlog=_BACKLOG,
+                **where,
+            )
+        )
+
+    @property
+    def port(self) -> int:
+        """The TCP port that was taken."""
+        names = (own.getsockname() for server in self._servers for own in server.sockets)
+        return next((int(name[1]) for name in names if isinstance(name, tuple)), 0)
+
+    async def end(self) -> None:
+        """Take no more connections, finish the answers under way for a second, close the rest."""
+        self._listener.slots.close()
+        for server in self._servers:
+            server.close()
+        await self._runner.cleanup()
+
+
+@web.middleware
+async def whole_requests(request: web.Request, handler: Any) -> web.StreamResponse:
+    """Read the body before anything is answered, so that its deadline holds for every path."""
+    connection = request.protocol if isinstance(request.protocol, Connection) else None
+    if request.can_read_body:
+        if connection:
+            connection.reads_body()
+        await request.read()
+    if connection:
+        connection.whole()
+    return cast("web.StreamResponse", await handler(request))
+
+
+def refused(request: web.BaseRequest, reason: Reason) -> None:
+    """Count that this request was refused."""
+    if isinstance(request.protocol, Connection):
+        request.protocol.refused(reason)
+
+
+def _may_use(transport: asyncio.Transport) -> bool:
+    """Whether the user at the other end of a Unix socket is root or the agent's own."""
+    own = transport.get_extra_info("socket")
+    if own is None or own.family != socket.AF_UNIX:
+        return True
+    with suppress(OSError):
+        credentials = own.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+        return struct.unpack("3i", credentials)[1] in {0, os.geteuid()}
+    return False

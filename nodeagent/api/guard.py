@@ -1,0 +1,121 @@
+"""Who may ask: nobody whom a web page in some browser sent, for changes only root, and nothing
+leaks by headers.
+
+A page from anywhere can make its own name point to 127.0.0.1 and then read what listens there (DNS
+rebinding). Its requests carry the page's name as Host, and are refused for it.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+import socket
+from functools import lru_cache
+
+from aiohttp import web, web_response
+from aiohttp.typedefs import Handler, Middleware
+
+from nodeagent.api.connection import refused
+from nodeagent.api.refusals import Reason
+
+# The Server header would tell the versions of Python and aiohttp, also in answers that aiohttp
+# makes by itself to what is no HTTP; there is no other place to say that it must not.
+web_response.SERVER_SOFTWARE = "nodeagent"  # type: ignore[attr-defined]  # it imports the name
+
+_LOCAL_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
+_HOST = re.compile(r"(?:\[(?P<ip>[0-9A-Fa-f:.]+)\]|(?P<name>[A-Za-z0-9._-]+))(?::[0-9]{0,5})?")
+_HEADERS = {
+    "Cache-Control": "no-store",
+    "Content-Security-Policy": "default-src 'none'; frame-ancestors 'none'",
+    "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
+}
+
+
+def refuse_foreign_hosts(listen_host: str) -> Middleware:
+    """A middleware that refuses requests over loopback that name another host."""
+    own = host_name(f"[{listen_host}]" if ":" in listen_host else listen_host)
+    allowed = _LOCAL_NAMES | ({own} if own else set())
+
+    @web.middleware
+    async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
+        if _over_loopback(request):
+            hosts = request.headers.getall("Host", [])
+            if len(hosts) > 1 or any(host_name(host) not in allowed for host in hosts):
+                refused(request, Reason.HOST)
+                raise web.HTTPForbidden(
+                    text="this address answers only to localhost, 127.0.0.1 and [::1]"
+                )
+        return await handler(request)
+
+    return guard
+
+
+def host_name(host: str) -> str:
+    """The name or address in a Host header, without port, brackets and a final dot.
+
+    "" for what is not exactly a host with a port or without: what a browser makes of it is unknown.
+    """
+    found = _HOST.fullmatch(host)
+    if found is None:
+        return ""
+    if found["ip"]:
+        try:
+            return str(ipaddress.IPv6Address(found["ip"]))
+        except ValueError:
+            return ""
+    return found["name"].casefold().removesuffix(".")
+
+
+def _over_loopback(request: web.Request) -> bool:
+    own = request.transport.get_extra_info("sockname") if request.transport else None
+    return isinstance(own, tuple) and _is_loopback(own[0])  # else a Unix socket, guarded by itself
+
+
+@lru_cache(maxsize=64)  # a machine has few addresses, and each request asks
+def _is_loopback(host: str) -> bool:
+    address = ipaddress.ip_address(host.partition("%")[0])
+    if isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped:
+        address = address.ipv4_mapped  # of a socket for both
+    return address.is_loopback
+
+
+def only_over_unix_socket(handler: Handler) -> Handler:
+    """A handler that answers only over the agent's Unix socket, whose mode lets in its owner."""
+
+    async def guarded(request: web.Request) -> web.StreamResponse:
+        if not _over_unix_socket(request):
+            raise web.HTTPForbidden(
+                text="changes are taken only over the agent's Unix socket (agent.sock in run.dir)"
+            )
+        return await handler(request)
+
+    return guarded
+
+
+def _over_unix_socket(request: web.Request) -> bool:
+    """What is not known to be one is none."""
+    own = request.transport.get_extra_info("socket") if request.transport else None
+    return own is not None and own.family == socket.AF_UNIX
+
+
+@web.middleware
+async def errors_as_json(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Answer every error as JSON, in the words it was raised with."""
+    try:
+        return await handler(request)
+    except web.HTTPException as error:
+        if error.status < 400:
+            raise
+        headers = {"Allow": error.headers["Allow"]} if "Allow" in error.headers else {}
+        if error.status in {429, 503}:
+            headers["Retry-After"] = "1"
+        return web.json_response(
+            {"error": error.text or error.reason}, status=error.status, headers=headers
+        )
+
+
+async def set_headers(_: web.Request, response: web.StreamResponse) -> None:
+    """Forbid browsers what they need not do."""
+    for name, value in _HEADERS.items():
+        response.headers.setdefault(name, value)

@@ -1,0 +1,89 @@
+"""Where the API listens: a TCP address for everyone on the node, a Unix socket for root.
+
+Each has limits of its own, so that clients of one take nothing from those of the other.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+
+from nodeagent.api.answers import Answers
+from nodeagent.api.connection import Listener, Serving
+from nodeagent.api.limits import SOCKET_LIMITS, TCP_LIMITS, Limits
+from nodeagent.api.refusals import Refusals
+from nodeagent.api.routes import create_app
+from nodeagent.errors import NodeagentError
+
+SOCKET_NAME = "agent.sock"
+
+
+@asynccontextmanager
+async def listen(
+    answers: Answers, host: str, port: int, refusals: Refusals, limits: Limits = TCP_LIMITS
+) -> AsyncIterator[int]:
+    """Serve the API over TCP; gives the port. `host` "" means all addresses, `port` 0 any free one.
+
+    Raises NodeagentError when the address cannot be had.
+    """
+    app = create_app(answers, listen_host=host, limits=limits)
+    serving = Serving(app, Listener.of("api", limits, refusals))
+    try:
+        try:
+            await serving.start(host=host or None, port=port)
+        except OSError as error:
+            raise NodeagentError(
+                f"the API cannot listen on {host}:{port}: {error.strerror or error}",
+                remedy="set api.listen to an address of this machine that is free",
+            ) from error
+        yield serving.port
+    finally:
+        await serving.end()
+
+
+@asynccontextmanager
+async def listen_on_socket(
+    answers: Answers, path: Path, refusals: Refusals, limits: Limits = SOCKET_LIMITS
+) -> AsyncIterator[None]:
+    """Serve the API on a Unix socket that only root and the agent's own user can use.
+
+    Raises NodeagentError when it cannot be made.
+    """
+    app = create_app(answers, listen_host="", limits=limits)
+    serving = Serving(app, Listener.of("socket", limits, refusals))
+    listener, made = _private_socket(path)
+    try:
+        await serving.start(sock=listener)
+        yield
+    finally:
+        await serving.end()
+        listener.close()
+        _remove(path, made)
+
+
+def _remove(path: Path, made: os.stat_result) -> None:
+    """Remove our socket, unless another file replaced it or the file system is read-only."""
+    with suppress(OSError):
+        if os.path.samestat(path.lstat(), made):
+            path.unlink()
+
+
+def _private_socket(path: Path) -> tuple[socket.socket, os.stat_result]:
+    """A Unix socket of mode 0600, and which file it is. The caller holds the writer's lock, so one
+    that lies there is left from an earlier agent.
+    """
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+    try:
+        path.unlink(missing_ok=True)
+        listener.bind(str(path))
+        path.chmod(0o600)  # nobody can connect before it listens
+        return listener, path.lstat()
+    except OSError as error:
+        listener.close()
+        raise NodeagentError(
+            f"the API cannot listen on {path}: {error.strerror or error}",
+            remedy="set run.dir to a short path that the agent can write",
+        ) from error

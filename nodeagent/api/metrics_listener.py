@@ -1,0 +1,237 @@
+"""A listener for /metrics and the health paths alone, with TLS and passwords where it is told so.
+
+When the web-config file changes, or a certificate that it names, connections from then on are as
+it says now; the address is never given up in between. A file that cannot be used leaves what was
+in force. At the start there is nothing to leave: until the file can be used nobody is let in.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import ssl
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from aiohttp import web
+from aiohttp.typedefs import Handler, Middleware
+
+from nodeagent.api.answers import Answers
+from nodeagent.api.connection import Connection, Listener, Serving, refused, whole_requests
+from nodeagent.api.connection_slots import peer_of
+from nodeagent.api.guard import errors_as_json, refuse_foreign_hosts, set_headers
+from nodeagent.api.limits import Limits
+from nodeagent.api.metrics_routes import metrics_routes
+from nodeagent.api.password_check import PasswordCheck, TooManyAsk
+from nodeagent.api.refusals import Reason, Refusals
+from nodeagent.api.web_config import WebConfig, read_web_config
+from nodeagent.errors import NodeagentError
+
+_LOOK_EVERY = 2.0  # seconds between looks at the files; certificates are renewed in days
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """How the listener stands: "" when all is well."""
+
+    problem: str = ""
+    remedy: str = ""
+
+
+class MetricsListener:
+    """Listens as long as `run` runs. `tell` hears how it stands whenever that changes.
+
+    `host` "" means all addresses, `port` 0 any free one; `port` is the real one afterwards.
+    """
+
+    def __init__(
+        self,
+        answers: Answers,
+        *,
+        host: str,
+        port: int,
+        web_config: Path | None,
+        tell: Callable[[Told], None],
+        refusals: Refusals,
+        limits: Limits,
+        look_every: float = _LOOK_EVERY,
+    ) -> None:
+        self._answers = answers
+        self._host = host
+        self.port = port
+        self._path = web_config
+        self._tell = tell
+        self._refusals = refusals
+        self._limits = limits
+        self._look_every = look_every
+        self._serving: Serving | None = None
+        self._check: PasswordCheck | None = None
+        self._ending: set[asyncio.Task[None]] = set()
+
+    async def run(self) -> None:
+        """Listen until cancelled. An address that cannot be had is told of, and tried again:
+        another exporter may have it still, and the agent has more to do than this.
+        """
+        listener = await self._listening()
+        try:
+            self.port = listener.getsockname()[1]
+            await self._follow(listener)
+        finally:
+            listener.close()
+            if self._serving:
+                await self._serving.end()
+            await asyncio.gather(*self._ending, return_exceptions=True)
+            if self._check:
+                self._check.close()
+
+    async def _listening(self) -> socket.socket:
+        told = ""
+        while True:
+            try:
+                listener = await asyncio.to_thread(_socket, self._host, self.port)
+            except NodeagentError as error:
+                if error.message != told:
+                    told = error.message
+                    self._tell(Told(error.message, error.remedy))
+                await asyncio.sleep(self._look_every)
+                continue
+            if told and self._path is None:  # else the file decides whether all is well
+                self._tell(Told())
+            return listener
+
+    async def _follow(self, listener: socket.socket) -> None:
+        if self._path is None:
+            await self._serve(listener, WebConfig(), None, None)
+            await asyncio.Event().wait()
+            return
+        known: tuple[object, ...] | None = None
+        files: tuple[Path, ...] = (self._path,)
+        while True:
+            found = await asyncio.to_thread(_fingerprint, files)
+            if found != known:
+                try:
+                    config = await asyncio.to_thread(read_web_config, self._path)
+                    named = (self._path, *(config.tls.files if config.tls else ()))
+                    if named != files:  # else what is written from here on is seen the next time
+                        files = named
+                        found = await asyncio.to_thread(_fingerprint, files)
+                    context = await asyncio.to_thread(_context_of, config)
+                    check = await self._check_of(config)
+                    await self._serve(listener, config, context, check)
+                except NodeagentError as error:
+                    self._tell(Told(error.message, error.remedy))
+                else:
+                    self._tell(Told())
+                known = found
+            await asyncio.sleep(self._look_every)
+
+    async def _serve(
+        self,
+        listener: socket.socket,
+        config: WebConfig,
+        context: ssl.SSLContext | None,
+        check: PasswordCheck | None,
+    ) -> None:
+        serving = Serving(
+            self._app(config, check), Listener.of("metrics", self._limits, self._refusals)
+        )
+        await serving.start(sock=listener.dup(), context=context)
+        earlier, self._serving = self._serving, serving
+        if earlier:
+            ending = asyncio.create_task(earlier.end(), name="end an earlier listener")
+            self._ending.add(ending)
+            ending.add_done_callback(self._ending.discard)
+
+    async def _check_of(self, config: WebConfig) -> PasswordCheck | None:
+        """One check for all files: its cache and its pacing of guesses survive a reload."""
+        if not config.users:
+            return None
+        if self._check is None:
+            try:
+                self._check = await asyncio.to_thread(PasswordCheck, config.users, self._limits)
+            except ImportError as error:
+                raise NodeagentError(
+                    f"passwords cannot be checked: {error}", remedy="install the package bcrypt"
+                ) from None
+        self._check.users = config.users
+        return self._check
+
+    def _app(self, config: WebConfig, check: PasswordCheck | None) -> web.Application:
+        middlewares = [errors_as_json, refuse_foreign_hosts(self._host)]
+        if check:
+            middlewares.append(_passwords(check))
+        middlewares.append(whole_requests)
+        app = web.Application(middlewares=middlewares, client_max_size=1024)
+
+        async def set_more(_: web.Request, response: web.StreamResponse) -> None:
+            response.headers.update(config.headers)
+
+        app.on_response_prepare.append(set_headers)
+        app.on_response_prepare.append(set_more)
+        app.add_routes(metrics_routes(self._answers, self._limits))
+        return app
+
+
+def _passwords(check: PasswordCheck) -> Middleware:
+    """A middleware that lets in only those who prove who they are."""
+
+    @web.middleware
+    async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
+        header = request.headers.get("Authorization", "")
+        peer = request.transport.get_extra_info("peername") if request.transport else None
+        if isinstance(request.protocol, Connection):
+            request.protocol.is_held()
+        try:
+            right = await check.accepts(header, peer_of(peer))
+        except TooManyAsk:
+            refused(request, Reason.BUSY)
+            raise web.HTTPTooManyRequests(text="too many passwords wait to be checked") from None
+        if not right:
+            if header:
+                refused(request, Reason.PASSWORD)
+            return web.json_response(
+                {"error": "a name and its password are needed"},
+                status=401,
+                headers={"WWW-Authenticate": 'Basic realm="nodeagent"'},
+            )
+        return await handler(request)
+
+    return guard
+
+
+def _context_of(config: WebConfig) -> ssl.SSLContext | None:
+    return config.tls.context() if config.tls else None
+
+
+def _fingerprint(files: Iterable[Path]) -> tuple[object, ...]:
+    """What differs when a file was written, replaced, made or taken away."""
+    found: list[object] = []
+    for path in files:
+        try:
+            seen = path.stat()
+        except OSError as error:
+            found.append(error.errno)
+        else:
+            found.append((seen.st_ino, seen.st_size, seen.st_mtime_ns, seen.st_ctime_ns))
+    return tuple(found)
+
+
+def _socket(host: str, port: int) -> socket.socket:
+    try:
+        if not host:
+            if socket.has_dualstack_ipv6():
+                try:
+                    return socket.create_server(
+                        ("", port), family=socket.AF_INET6, dualstack_ipv6=True
+                    )
+                except OSError:
+                    pass  # IPv6 may be switched off although it could be had
+            return socket.create_server(("", port))
+        family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        return socket.create_server(address[:2], family=family)
+    except OSError as error:
+        raise NodeagentError(
+            f"metrics cannot be had on {host}:{port}: {error.strerror or error}",
+            remedy="set metrics.listen to an address of this machine that is free",
+        ) from error

@@ -1,0 +1,181 @@
+"""Basic auth as Prometheus' web-config has it: names with bcrypt hashes of their passwords.
+
+A check takes as long as the hash wants it to (50 ms and more), so it runs in one thread of its own,
+in the order and at the pace of `password_schedule`. Passwords that were right or wrong are
+remembered by a keyed digest, so that a client which asks every few seconds costs one check.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import binascii
+import hashlib
+import hmac
+import os
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+
+from nodeagent.api.limits import Limits
+from nodeagent.api.password_schedule import Attempt, PasswordSchedule
+
+_MOST_KEPT = 256  # passwords that were right
+_MOST_WRONG = 1024
+_LONGEST = 72  # bytes of a password that bcrypt looks at; more is refused, as Go's does
+
+
+class TooManyAsk(Exception):
+    """Too many passwords wait to be checked."""
+
+
+class PasswordCheck:
+    """Says whether an Authorization header is one of the users'. Belongs to one event loop.
+
+    `users` can be set anew at any time. `compare` is bcrypt's checkpw, which takes the password and
+    the hash; raises ImportError where the package is missing.
+    """
+
+    def __init__(
+        self,
+        users: Mapping[str, bytes],
+        limits: Limits,
+        compare: Callable[[bytes, bytes], bool] | None = None,
+    ) -> None:
+        if compare is None:
+            from bcrypt import checkpw
+
+            compare = checkpw
+        self.users = users
+        self._compare = compare
+        self._limits = limits
+        self._secret = os.urandom(32)
+        self._known: OrderedDict[bytes, bool] = OrderedDict()
+        self._wrong: OrderedDict[bytes, bool] = OrderedDict()
+        self._schedule = PasswordSchedule()
+        self._asked: dict[Attempt, tuple[str, bytes, asyncio.Future[bool]]] = {}
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="password")
+        self._refusing = asyncio.Lock()  # in the order in which they were refused
+        self._checking: asyncio.Task[None] | None = None
+
+    async def accepts(self, header: str, peer: str = "") -> bool:
+        """Whether the header proves who asks, from the address `peer`.
+
+        A no may take long while many guess. Raises TooManyAsk, then too.
+        """
+        given = _credentials(header)
+        if given is None:
+            return False
+        mark = self._mark(*given)
+        if mark in self._known:
+            self._known.move_to_end(mark)
+            return True
+        try:
+            right = mark not in self._wrong and await self._checked(*given, peer)
+        except TooManyAsk:
+            await self._hold()
+            raise
+        if not right:
+            await self._hold()
+        return right
+
+    def close(self) -> None:
+        """Check nothing any more; the check under way ends by itself."""
+        if self._checking:
+            self._checking.cancel()
+        self._thread.shutdown(wait=False, cancel_futures=True)
+
+    async def _hold(self) -> None:
+        """Wait until it is this refusal's turn to be answered."""
+        clock = asyncio.get_running_loop().time
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self._limits.refusal_hold), self._refusing:
+                while wait := self._schedule.refuse_in(clock()):  # noqa: ASYNC110 - a time to wait
+                    await asyncio.sleep(wait)
+                self._schedule.refused(clock())
+
+    async def _checked(self, name: str, password: bytes, peer: str) -> bool:
+        attempt = self._schedule.arrive(peer)
+        answer: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        self._asked[attempt] = name, password, answer
+        if self._checking is None:
+            self._checking = asyncio.create_task(self._check_all(), name="check passwords")
+        try:
+            async with asyncio.timeout(self._limits.password):
+                return await answer
+        except TimeoutError:
+            raise TooManyAsk from None
+        finally:
+            self._schedule.leave(attempt)
+            self._asked.pop(attempt, None)
+
+    async def _check_all(self) -> None:
+        """Check what waits, one after the other, until nothing does."""
+        loop = asyncio.get_running_loop()
+        try:
+            while not self._schedule.idle:
+                if rest := self._schedule.rest(loop.time()):
+                    await asyncio.sleep(rest)
+                    continue
+                attempt = self._schedule.next(loop.time())
+                name, password, _ = self._asked[attempt]
+                mark = self._mark(name, password)
+                if mark in self._known or mark in self._wrong:  # checked while it waited
+                    self._answer(attempt, mark in self._known)
+                    continue
+                right, cost = await loop.run_in_executor(
+                    self._thread, self._compared, self.users.get(name), password
+                )
+                self._schedule.checked(attempt, loop.time(), cost=cost, right=right)
+                _remember(
+                    self._known if right else self._wrong,
+                    mark,
+                    _MOST_KEPT if right else _MOST_WRONG,
+                )
+                self._answer(attempt, right)
+        finally:
+            self._checking = None
+
+    def _answer(self, attempt: Attempt, right: bool) -> None:
+        """Let the client's request go on, if it still waits."""
+        if (asked := self._asked.get(attempt)) and not asked[2].done():
+            asked[2].set_result(right)
+
+    def _compared(self, hashed: bytes | None, password: bytes) -> tuple[bool, float]:
+        """Whether it is right, and the CPU seconds that the check took."""
+        if len(password) > _LONGEST or b"\0" in password:
+            return False, 0.0
+        began = time.thread_time()
+        right = self._compare(password, hashed or self._of_no_user)
+        return right and hashed is not None, time.thread_time() - began
+
+    @property
+    def _of_no_user(self) -> bytes:
+        """A hash to check for unknown names, so that their answers take as long."""
+        return next(iter(self.users.values()))
+
+    def _mark(self, name: str, password: bytes) -> bytes:
+        """The cache key of a name and password; it changes with the user's hash."""
+        hashed = self.users.get(name, b"")
+        text = b"\0".join((name.encode(), hashed, password))
+        return hmac.digest(self._secret, text, hashlib.sha256)
+
+
+def _remember(kept: OrderedDict[bytes, bool], mark: bytes, most: int) -> None:
+    kept[mark] = True
+    while len(kept) > most:
+        kept.popitem(last=False)
+
+
+def _credentials(header: str) -> tuple[str, bytes] | None:
+    scheme, _, encoded = header.partition(" ")
+    if scheme.casefold() != "basic":
+        return None
+    try:
+        text = base64.b64decode(encoded.strip(), validate=True)
+        name, colon, password = text.partition(b":")
+        return (name.decode(), password) if colon else None
+    except (binascii.Error, UnicodeDecodeError):
+        return None

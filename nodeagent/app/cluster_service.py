@@ -1,0 +1,163 @@
+"""The agent's cluster: the parts that stand for it, made and run.
+
+Imported by a node without a cluster too, so what is heavy is imported where it is made.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import structlog
+
+from nodeagent.plan.plan import Policy
+from nodeagent.plan.problems import Problem
+from nodeagent.reconcile.change_hooks import Surroundings
+from nodeagent.reconcile.event_log import EventLog, EventType
+from nodeagent.reconcile.plan_update import Demand, NoPlan, PlanOffer
+from nodeagent.settings import PlanSettings, Settings
+from nodeagent.views.cluster_state import ClusterState
+from nodeagent.views.node_state import NodeState
+
+if TYPE_CHECKING:
+    from nodeagent.cluster.kubelet.device_users import KubeletUsage
+    from nodeagent.cluster.plan_sources.node_source import NodeSource
+
+log = structlog.get_logger(__name__)
+
+_LAST_WORDS = 1.5  # seconds for the newest state to be written at the end
+_LEAVING = 2.0  # seconds for putting back at the end what was done around a change
+
+
+class ClusterPart:
+    """The Node followed and written, and the cluster around a change, while `run` runs.
+
+    `offer` takes what the Node asks for, `nudge` why the node should be looked at again, `rounds`
+    says how often it was. `kubelet` is who tells what is allocated, None where nobody does.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        policy: Policy,
+        events: EventLog,
+        *,
+        source: str,
+        offer: Callable[[PlanOffer | Demand], None],
+        nudge: Callable[[str], None],
+        rounds: Callable[[], int],
+        kubelet: KubeletUsage | None,
+    ) -> None:
+        from nodeagent.cluster.client.access import ClusterAccess
+        from nodeagent.cluster.client.credentials import credentials_of
+        from nodeagent.cluster.drain.hooks import ClusterSurroundings
+        from nodeagent.cluster.publisher import Citizen
+
+        self._settings = settings
+        self._offer = offer
+        self._events = events
+        self._rounds = rounds
+        self._follows_node = False
+        cluster = settings.kubernetes
+        self._access = ClusterAccess(credentials_of(cluster.kubeconfig, cluster.context))
+        self._surroundings = ClusterSurroundings(
+            self._access,
+            settings.node_name,
+            settings=settings.kubernetes,
+            source=source,
+            policy=policy,
+            wake=nudge,
+            tell=self._tell,
+            kubelet_suspect=kubelet.suspect if kubelet else None,
+        )
+        if kubelet:
+            kubelet.finished = self._surroundings.finished
+        self._citizen = Citizen(
+            self._access,
+            settings.node_name,
+            events=events,
+            unreachable=self._unreachable,
+            onlookers=(self._surroundings,),
+            yields=lambda: self._surroundings.refuses,
+            unfinished=lambda: self._surroundings.is_unfinished,
+            labels=settings.kubernetes.layout_labels,
+        )
+
+        self._surroundings.put_back = self._citizen.refresh
+
+    @property
+    def surroundings(self) -> Surroundings:
+        """What the reconciler asks around a change."""
+        return self._surroundings
+
+    @property
+    def state(self) -> ClusterState:
+        """How the agent stands with the cluster."""
+        return self._citizen.state
+
+    @property
+    def problems(self) -> tuple[Problem, ...]:
+        """What is wrong with the Node as the agent writes it."""
+        return self._citizen.problems
+
+    def publish(self, state: NodeState, offered: PlanOffer | None) -> None:
+        """The node is like this now; `offered` is what it was made from."""
+        self._citizen.publish(state, offered)
+
+    def use(self, name: str, source: NodeSource | None) -> None:
+        """Let this source have its say on the Node; None for one that is not there."""
+        self._follows_node = source is not None
+        self._surroundings.follow(name)
+        self._citizen.use(source)
+
+    def source(
+        self, name: str, plan: PlanSettings, *, look_every: float, alive: Callable[[], None]
+    ) -> NodeSource:
+        """The source of this name, to be run and used.
+
+        Every `look_every` seconds it looks at the plan file, if that matters to it, and is `alive`.
+        """
+        from nodeagent.cluster.plan_sources.annotation.source import AnnotationSource
+        from nodeagent.cluster.plan_sources.mig_config.source import MigConfigSource
+        from nodeagent.cluster.plan_sources.nos.source import NosSource
+
+        match name:
+            case "annotation":
+                return AnnotationSource(self._offer, plan.file, look_every=look_every, alive=alive)
+            case "nos":
+                config_map = self._settings.kubernetes.nos_config_map
+                return NosSource(self._offer, self._access, config_map, rounds=self._rounds)
+            case "mig-config":
+                return MigConfigSource(
+                    self._offer,
+                    plan.file,
+                    rounds=self._rounds,
+                    look_every=look_every,
+                    alive=alive,
+                )
+            case _:
+                raise AssertionError(name)
+
+    async def flush(self) -> None:
+        """The agent stops: have the newest state written while `run` still runs."""
+        await self._citizen.flush(within=_LAST_WORDS)
+
+    async def run(self) -> None:
+        """Follow and write the Node, and do what follows up, until cancelled."""
+        async with self._access:
+            try:
+                async with asyncio.TaskGroup() as parts:
+                    parts.create_task(self._citizen.run(), name="citizen")
+                    parts.create_task(self._surroundings.run(), name="surroundings")
+            finally:
+                await self._surroundings.leave(within=_LEAVING)
+
+    def _tell(self, kind: EventType, message: str) -> None:
+        self._events.add(kind, message)
+        log.warning(message, event_type=kind.value)
+
+    def _unreachable(self, why: str) -> None:
+        """Without a word from the Node the plan of an earlier life counts."""
+        if self._follows_node:
+            self._offer(NoPlan(why))

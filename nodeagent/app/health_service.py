@@ -1,0 +1,366 @@
+"""Health as a part of the agent: readings and the kernel log in; findings, Events and fences out.
+
+Everything that is known is one value, `state`. It is judged anew with each reading, written down
+when something a person would miss has changed, and read by every surface. What is unhealthy is
+fenced: the planner is told by what is observed, MPS daemons let in nobody new.
+
+The findings of an earlier life of the agent count from the start. They end as `docs/health.md`
+says; the one way by hand is the table of XIDs: findings of an XID that the table in force calls
+otherwise are over when the agent starts. Whatever is measured would come back at once, and a reset
+or a reboot is noticed by itself, so there is no other.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final
+
+import structlog
+
+from nodeagent.app.health_readings import ReadingsOf
+from nodeagent.app.kernel_errors import KernelErrors
+from nodeagent.app.own_changes import OwnChanges
+from nodeagent.documents.xid_file import xid_table
+from nodeagent.errors import NodeagentError
+from nodeagent.gpu import boot
+from nodeagent.gpu.events.listener import Event
+from nodeagent.gpu.pci_bus import gpu_addresses
+from nodeagent.health import fencing
+from nodeagent.health.evaluate import Judgement, Rules, judge
+from nodeagent.health.fencing import Fences
+from nodeagent.health.findings import Moment
+from nodeagent.health.pods import with_pods
+from nodeagent.health.readings import (
+    Answer,
+    Cleared,
+    GpuReading,
+    InstanceReading,
+    NodeReading,
+    XidEvent,
+)
+from nodeagent.health.reporting import HealthEvent, events
+from nodeagent.health.state import HealthState
+from nodeagent.health.store import health_file
+from nodeagent.health.xid_findings import cause_of_xid
+from nodeagent.health.xids import XidTable
+from nodeagent.plan.observed import Access, ObservedNode
+from nodeagent.plan.plan import NodePlan
+from nodeagent.plan.problems import Problem
+from nodeagent.plan.steps import ResetGpu, Step
+from nodeagent.reconcile.event_log import EventLog, EventType
+from nodeagent.telemetry.sample_batch import Round
+
+log = structlog.get_logger(__name__)
+
+_OLD = 600.0  # seconds: what the kernel log holds from before the first agent of this boot
+_SAME_XID = 60.0  # seconds in which an XID that is only counted is told once
+_ADDRESSES = 15.0  # seconds that the kernel log waits for the GPUs' addresses, which it names
+_BUS = 30.0  # seconds between two looks at the PCI bus
+_HOLD = 300.0  # seconds without calls after an XID after which they may never return
+_CALM = 1.0  # seconds between two writes of the state
+_KEPT_ANYWAY = 600.0  # seconds after which the state is written though nothing was found
+
+_NOTHING_SEEN: Final = ObservedNode()
+
+
+@dataclass(frozen=True, slots=True)
+class HealthPlaces:
+    """Where things are: the kernel log (None: it is not read), the state (None: it is not kept),
+    the user's own classes of XIDs (None: there are none), and the devices on the PCI bus (None:
+    they are not looked at).
+    """
+
+    kernel_log: Path | None
+    state: Path | None
+    xids: Path | None = None
+    pci_bus: Path | None = None
+
+
+class HealthPart:
+    """The health of the node's GPUs, from `load` on, and kept up to date while `run` runs.
+
+    `seen` gives the node as it was observed last, and so who uses what; `planned` how it stands to
+    the plan in force, and so which modes are wanted. `changed` is called when a finding began,
+    changed or ended. `now` gives the moment.
+    """
+
+    def __init__(
+        self,
+        places: HealthPlaces,
+        events: EventLog,
+        *,
+        seen: Callable[[], ObservedNode | None],
+        planned: Callable[[], NodePlan | None],
+        changed: Callable[[], None],
+        now: Callable[[], Moment] = boot.now,
+        boot_id: Callable[[], str] = boot.boot_id,
+    ) -> None:
+        self.state = HealthState()
+        self.problems: tuple[Problem, ...] = ()  # what cannot be read
+        self._places = places
+        self._events = events
+        self._seen = seen
+        self._readings = ReadingsOf(planned)
+        self._on_the_bus: tuple[str, ...] | None = None
+        self._changed = changed
+        self._now = now
+        self._read_boot_id = boot_id
+        self._boot_id = ""
+        self._rules = Rules()
+        self.file = health_file(places.state)
+        self._kept: object = None  # what was written down last, as far as it is missed
+        self._not_kept = ""  # why not, as it was told
+        self._disk = asyncio.Lock()
+        self._writing: asyncio.Task[None] | None = None
+        self._news = asyncio.Event()
+        self._addresses_known = asyncio.Event()
+        self._log_from = 0.0  # uptime in seconds; what is older in the kernel log does not count
+        self._told_xids: dict[tuple[str, int], float] = {}
+        self._own_changes = OwnChanges(lambda: now().uptime)
+
+    async def load(self) -> None:
+        """Take up what was known; raises UsageError for a table of XIDs that is not accepted."""
+        self._boot_id = await asyncio.to_thread(self._read_boot_id)
+        table = await asyncio.to_thread(xid_table, self._places.xids)
+        self._rules = replace(self._rules, xids=table)
+        kept = await asyncio.to_thread(self.file.load)
+        if kept is not None:
+            self.state = kept
+        if self.file.problem:
+            log.warning(self.file.problem.message, remedy=self.file.problem.remedy)
+        if self.state.boot_id != self._boot_id:
+            self._log_from = self._now().uptime - _OLD
+        self._kept = _missed(self.state)
+        if self.state.gpus:
+            self._addresses_known.set()
+        # Whoever would want to know of it is made only now, or looks at everything first anyway.
+        self._judge(self._reading(cleared=_renamed(self.state, table)), quietly=True)
+
+    async def run(self) -> None:
+        """Follow the kernel log and keep the state, until cancelled."""
+        following = (
+            asyncio.create_task(self._follow_kernel_log(), name="kernel log"),
+            asyncio.create_task(self._follow_bus(), name="PCI bus"),
+        )
+        try:
+            while True:
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(_KEPT_ANYWAY):
+                        await self._news.wait()
+                self._news.clear()
+                await self._keep()
+                await asyncio.sleep(_CALM)
+        finally:
+            for task in following:
+                task.cancel()
+            await asyncio.gather(*following, return_exceptions=True)
+            await self._keep()
+
+    # --- what comes in --------------------------------------------------------------------------
+
+    def took(self, found: Round) -> None:
+        """The GPUs were sampled."""
+        self.take(self._readings.round(found, self._now(), self._boot_id, self._on_the_bus))
+
+    def heard(self, events: tuple[Event, ...]) -> None:
+        """NVML told of something by itself."""
+        reading = self._readings.events(events, self._now(), self._boot_id, self.state.gpus)
+        if reading is not None:
+            self.take(reading)
+
+    def listener_is(self, answer: Answer) -> None:
+        """Whether NVML's events arrive."""
+        self.take(NodeReading(self._now(), self._boot_id, listener=answer))
+
+    def take(self, reading: NodeReading) -> None:
+        """Judge what was read, just now. Takes milliseconds."""
+        foreign = tuple(event for event in reading.events if not self._own_changes.tell_of(event))
+        self._judge(replace(reading, events=foreign))
+
+    def saw(self, observed: ObservedNode) -> None:
+        """The node was observed: which GPUs there are, where they are, and their instances."""
+        gpus = tuple(
+            GpuReading(
+                gpu.uuid,
+                gpu.index,
+                gpu.pci_bus_id,
+                mig=None if gpu.mig is None else gpu.mig.current,
+                instances=tuple(InstanceReading(i.id, i.placement) for i in gpu.instances),
+            )
+            for gpu in observed.gpus
+            if gpu.access is Access.OK and gpu.uuid
+        )
+        if gpus:
+            self._judge(self._reading(gpus=gpus))
+            self._addresses_known.set()
+
+    def _reading(
+        self,
+        *,
+        gpus: tuple[GpuReading, ...] = (),
+        xids: tuple[XidEvent, ...] = (),
+        resets: frozenset[str] = frozenset(),
+        cleared: tuple[Cleared, ...] = (),
+    ) -> NodeReading:
+        return NodeReading(
+            self._now(), self._boot_id, gpus, xids=xids, resets=resets, cleared=cleared
+        )
+
+    # --- what the agent itself does ---------------------------------------------------------------
+
+    def about_to_take(self, step: Step) -> None:
+        """A step is taken now; what NVML tells of it is no news."""
+        self._own_changes.begin(step)
+
+    def has_taken(self, step: Step, *, done: bool) -> None:
+        """It was taken, or failed. A reset ends what a reset mends."""
+        self._own_changes.end(step)
+        if isinstance(step, ResetGpu) and done:
+            self._judge(self._reading(resets=frozenset({step.gpu})))
+
+    # --- what is made of it -----------------------------------------------------------------------
+
+    def fenced(self, observed: ObservedNode) -> tuple[ObservedNode, Mapping[str, str]]:
+        """What was observed with what is sick told in it, and the devices that nobody new gets,
+        each with why.
+        """
+        fences = self.fences(observed)
+        return fencing.as_fenced(observed, fences), fences.reasons
+
+    def fences(self, observed: ObservedNode) -> Fences:
+        """What of these GPUs is too sick for anything new."""
+        return fencing.fences(self.state.findings, observed)
+
+    @property
+    def held(self) -> frozenset[str]:
+        """GPUs, by UUID, of which nothing should be asked now: calls may never return. They are
+        asked again after a while, since only that shows that they were reset, or bound while
+        nobody listened.
+        """
+        since = self._now().uptime - _HOLD
+        recent = (f for f in self.state.findings if f.last.uptime >= since)
+        return fencing.held_calls(recent)
+
+    def _node(self) -> ObservedNode:
+        return self._seen() or _NOTHING_SEEN
+
+    def _judge(self, reading: NodeReading, *, quietly: bool = False) -> None:
+        judgement = judge(self.state, reading, self._rules)
+        first_read = _read_gpus(judgement.state) != _read_gpus(self.state)
+        self.state = with_pods(judgement.state, self._node())
+        self._tell(_with_state(judgement, self.state))
+        news = judgement.raised or judgement.changed or judgement.ended or first_read
+        if news and not quietly:
+            self._changed()
+        if _missed(self.state) != self._kept:
+            self._news.set()
+
+    def _tell(self, judgement: Judgement) -> None:
+        fresh = replace(judgement, xids=tuple(x for x in judgement.xids if self._is_news(x)))
+        for xid in fresh.xids:
+            log.warning("XID", xid=xid.xid, **self._where(xid), source=xid.source.value)
+        for event in events(fresh, self._rules.xids):
+            message = _words(event)
+            self._events.add(EventType(event.reason), message, gpu=event.gpu)
+            (log.warning if event.warning else log.info)(message, event_type=event.reason)
+
+    def _where(self, event: XidEvent) -> dict[str, str]:
+        """Each source names its GPU in its own way; the other name is known from the readings."""
+        past = self.state.gpus.get(event.gpu)
+        where = {"gpu": event.gpu, "pci": past.pci_bus_id if past else event.pci}
+        return {key: text for key, text in where.items() if text}
+
+    def _is_news(self, event: XidEvent) -> bool:
+        """Whether an XID is told; a storm of one kind is counted, but told once a minute."""
+        key, now = (event.gpu, event.xid), self._now().uptime
+        self._told_xids = {k: at for k, at in self._told_xids.items() if now - at < _SAME_XID}
+        if key in self._told_xids:
+            return False
+        self._told_xids[key] = now
+        return True
+
+    # --- who else tells -----------------------------------------------------------------------
+
+    async def _follow_kernel_log(self) -> None:
+        """Its lines name GPUs by their addresses, so these have to be known first."""
+        if self._places.kernel_log is None:
+            return
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_ADDRESSES):
+                await self._addresses_known.wait()
+        errors = KernelErrors(
+            self._places.kernel_log,
+            deliver=lambda xids: self._judge(self._reading(xids=xids)),
+            uptime=lambda: self._now().uptime,
+            report=self._kernel_log_is,
+        )
+        await errors.run(since=self._log_from)
+
+    def _kernel_log_is(self, problem: Problem | None) -> None:
+        self.problems = () if problem is None else (problem,)
+        self._changed()
+
+    async def _follow_bus(self) -> None:
+        while self._places.pci_bus is not None:
+            self._on_the_bus = await asyncio.to_thread(gpu_addresses, self._places.pci_bus)
+            await asyncio.sleep(_BUS)
+
+    # --- what is kept -----------------------------------------------------------------------------
+
+    async def _keep(self) -> None:
+        """A write that was begun is not left half-way: its thread would go on, and might be the
+        last to write although what it writes is older.
+        """
+        self._writing = asyncio.create_task(self._write(), name="keep health")
+        await asyncio.shield(self._writing)
+
+    async def _write(self) -> None:
+        async with self._disk:
+            state = self.state
+            try:
+                await asyncio.to_thread(self.file.save, state)
+            except NodeagentError as error:
+                if error.message != self._not_kept:  # it is tried again and again
+                    log.warning(error.message, remedy=error.remedy)
+                self._not_kept = error.message
+            else:
+                self._kept, self._not_kept = _missed(state), ""
+
+
+def _read_gpus(state: HealthState) -> frozenset[str]:
+    """The GPUs of which a check has read anything; the others are not called healthy."""
+    return frozenset(uuid for uuid, past in state.gpus.items() if past.judged)
+
+
+def _missed(state: HealthState) -> object:
+    """What would be missed of a state that was not kept; trails of counters begin anew soon."""
+    findings = tuple((f.key, f.severity, f.action, f.place, f.pods) for f in state.findings)
+    return (state.boot_id, findings, state.xids, state.repairs, state.kernel_log_read)
+
+
+def _with_state(judgement: Judgement, state: HealthState) -> Judgement:
+    """The judgement whose findings know their pods."""
+    known = {finding.key: finding for finding in state.findings}
+    return replace(
+        judgement,
+        state=state,
+        raised=tuple(known.get(f.key, f) for f in judgement.raised),
+        changed=tuple(known.get(f.key, f) for f in judgement.changed),
+    )
+
+
+def _words(event: HealthEvent) -> str:
+    return f"{event.message} It hit {', '.join(event.pods)}." if event.pods else event.message
+
+
+def _renamed(state: HealthState, table: XidTable) -> tuple[Cleared, ...]:
+    """The findings of XIDs that the table in force calls otherwise."""
+    return tuple(
+        Cleared(f.place.gpu, f.check, f.code)
+        for f in state.findings
+        if f.check == "xid" and f.cause != cause_of_xid(f.code, table)
+    )

@@ -1,0 +1,281 @@
+"""Metrics as a part of the agent: what was read becomes the text that is scraped.
+
+A scrape asks nobody anything: the text is there, and only the age of what each reader said is added
+to it. So a driver that hangs holds up no scrape.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import platform
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import structlog
+
+from nodeagent import __version__
+from nodeagent.api.refusals import Refusals
+from nodeagent.app.sampling_service import SamplingPart
+from nodeagent.cluster.kubelet.process_owners import Owner
+from nodeagent.errors import NodeagentError
+from nodeagent.files.watch import changes
+from nodeagent.gpu.driver import Driver
+from nodeagent.gpu.events.field_values import EventValues
+from nodeagent.gpu.events.listener import Event
+from nodeagent.health.readings import Answer
+from nodeagent.health.reporting import METRICS as HEALTH_METRICS
+from nodeagent.health.reporting import samples as health_samples
+from nodeagent.health.xids import default_table
+from nodeagent.metrics.agent_metrics import build_sample
+from nodeagent.metrics.catalogue import Field, catalogue
+from nodeagent.metrics.dcgm import Names, Style
+from nodeagent.metrics.exposition import Family
+from nodeagent.metrics.labels import HostLabel
+from nodeagent.metrics.selection import Selection, default_selection, read_selection
+from nodeagent.plan.outcome import NodeOutcome
+from nodeagent.plan.problems import Code, Problem
+from nodeagent.settings import MetricsSettings, Settings
+from nodeagent.telemetry.accounting import ACTIVITY_FIELDS
+from nodeagent.telemetry.counters_file import counters_text
+from nodeagent.telemetry.exporter import Exporter, Layout, families_of
+from nodeagent.telemetry.ownership import Process
+from nodeagent.telemetry.process_cost import process_cost
+from nodeagent.telemetry.process_reader import ProcessLook
+from nodeagent.telemetry.sample_batch import Round
+from nodeagent.views.node_state import NodeState
+
+if TYPE_CHECKING:
+    from nodeagent.api.answers import Answers
+    from nodeagent.api.metrics_listener import Told
+
+log = structlog.get_logger(__name__)
+
+OwnersOf = Callable[[Collection[int]], Mapping[int, Owner]]
+
+_MOST_TOLD = 20  # lines of a file of counters that are named one by one
+
+
+class MetricsPart:
+    """Reads the GPUs and says what was read, while `run` runs; can be scraped from the start.
+
+    `current` gives the node's state as it is at this moment. `on_round` and `on_events` get what
+    was read, too, `on_listener` whether events arrive; `held` says of which GPUs nothing is to be
+    asked. `begin` comes back when the driver was asked for the first time, whatever came of it.
+    `owners` looks up whose processes are, by pid, and may block; None: nothing is known of them.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        driver: Driver,
+        *,
+        current: Callable[[], NodeState],
+        begin: Callable[[], Awaitable[object]],
+        on_round: Iterable[Callable[[Round], None]] = (),
+        on_events: Iterable[Callable[[tuple[Event, ...]], None]] = (),
+        on_listener: Callable[[Answer], None] = lambda _: None,
+        on_problems: Callable[[], None] = lambda: None,
+        held: Callable[[], frozenset[str]] = frozenset,
+        owners: OwnersOf | None = None,
+    ) -> None:
+        self._settings = settings.metrics
+        self._current = current
+        self._selection = default_selection()
+        self.refusals = Refusals()
+        self._unread: Problem | None = None
+        self._listener_problem: Problem | None = None
+        self._exporter = Exporter(
+            self._selection,
+            host=_host_label(settings),
+            style=_style(settings.metrics),
+            build=build_sample(__version__, platform.python_version()),
+            clock=asyncio.get_running_loop().time,
+            current=current,
+            more=(self._health,),
+        )
+        self._event_values = EventValues(catalogue().fields, _xid_words)
+        self.sampling = SamplingPart(
+            driver,
+            settings.sample,
+            on_round=(self._took, *on_round),
+            on_processes=self._processes,
+            on_events=(self._heard, *on_events),
+            on_listener=on_listener,
+            on_problems=on_problems,
+            held=held,
+            begin=begin,
+        )
+        self._owners = owners
+        self._looking_up: asyncio.Task[None] | None = None
+
+    # --- for others -------------------------------------------------------------------------------
+
+    def scrape(self, zipped: bool) -> bytes:
+        """The text, compressed by gzip if so wished. Calls nobody who could take long."""
+        return self._exporter.scrape(zipped, process_cost(), self.refusals.counts)
+
+    def changed(self) -> None:
+        """The node's state is another one."""
+        self._exporter.changed()
+
+    def round_over(self, outcome: NodeOutcome | None, seconds: float) -> None:
+        """The reconciler has finished a round, with this outcome if something was done."""
+        if outcome is None:
+            self._exporter.work.looked(seconds)
+        else:
+            self._exporter.work.done(outcome, seconds)
+
+    @property
+    def problems(self) -> tuple[Problem, ...]:
+        """What is wrong with the file of counters, and with the listener of its own."""
+        found = [problem for problem in (self._unread, self._listener_problem) if problem]
+        return (*found, *map(_problem_of_line, self._selection.findings[:_MOST_TOLD]))
+
+    async def listen(self, answers: Answers) -> None:
+        """Serve the metrics on an address of their own, if there is one, until cancelled."""
+        address = self._settings.listen
+        if address is None:
+            await asyncio.Event().wait()
+            return
+        from nodeagent.api.limits import TCP_LIMITS
+        from nodeagent.api.metrics_listener import MetricsListener
+
+        await MetricsListener(
+            answers,
+            host=address.host,
+            port=address.port,
+            web_config=self._settings.web_config,
+            tell=self._told,
+            refusals=self.refusals,
+            limits=TCP_LIMITS,
+        ).run()
+
+    def _told(self, told: Told) -> None:
+        if told.problem:
+            self._listener_problem = Problem(Code.METRICS, told.problem, told.remedy)
+            log.error(told.problem, remedy=told.remedy)
+        else:
+            if self._listener_problem:
+                log.info("metrics are served on metrics.listen")
+            self._listener_problem = None
+
+    # --- what is read -----------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Read until cancelled."""
+        path = self._settings.counters
+        if path is not None:
+            await self._select(path)
+        self._read(self._selection)
+        async with asyncio.TaskGroup() as parts:
+            parts.create_task(self.sampling.run(), name="sampling")
+            if path is not None:
+                parts.create_task(self._follow(path), name="file of counters")
+
+    async def _follow(self, path: Path) -> None:
+        async for _ in changes(path):
+            before = self._selection
+            await self._select(path)
+            if self._selection != before:
+                self._read(self._selection)
+                self._exporter.select(self._selection)
+
+    async def _select(self, path: Path) -> None:
+        """Take over what the file selects; one that cannot be used leaves what was in force."""
+        try:
+            found = await asyncio.to_thread(_selection_in, path)
+        except NodeagentError as error:
+            problem = Problem(Code.METRICS, error.message, error.remedy)
+            if problem != self._unread:
+                log.warning("the fields of before are exported", error=error.message)
+            self._unread = problem
+            return
+        self._unread = None
+        if found != self._selection:
+            for finding in found.findings[:_MOST_TOLD]:
+                log.warning("a line of the file of counters does not count", why=str(finding))
+            log.info("fields to export", metrics=len(found.metrics), labels=len(found.labels))
+        self._selection = found
+        self._exporter.select(found)
+
+    def _read(self, selection: Selection) -> None:
+        """Have the selected fields read, and those that say how active a device is."""
+        fields = {row.id: row for row in selection.fields}
+        for row in catalogue().fields:
+            if row.id in ACTIVITY_FIELDS:
+                fields.setdefault(row.id, row)
+        self.sampling.select(_to_read(fields), selection.texts)
+
+    def _took(self, found: Round) -> None:
+        sampler = self.sampling.sampler
+        if sampler is None:
+            return
+        exporter = self._exporter
+        for reader, sample in found.samples.items():
+            exporter.took(reader, sample)
+        for reader in found.gone:
+            exporter.drop(reader)
+        looks = sampler.looks
+        exporter.layouts_are(Layout(look.gpu, look.slices, look.at) for look in looks)
+        exporter.readers_are((*found.readers, self.sampling.listener))
+        exporter.took("events", self._event_values.sample(found.slices))
+        exporter.renew()
+
+    def _heard(self, events: tuple[Event, ...]) -> None:
+        sampler = self.sampling.sampler
+        if sampler is not None:
+            # Those of lost GPUs too: that a GPU fell off the bus is an event of it.
+            self._event_values.heard(events, sampler.wholes, sampler.slices)
+
+    # --- whose it is ------------------------------------------------------------------------------
+
+    def _processes(self, looks: tuple[ProcessLook, ...]) -> None:
+        for look in looks:
+            running = {
+                instance: tuple(Process(p.pid, p.memory, p.multiprocessors) for p in some)
+                for instance, some in look.running.items()
+            }
+            self._exporter.processes_are(look.gpu, running)
+        if self._owners is not None and self._looking_up is None:
+            looking_up = self._look_up(self._owners)
+            self._looking_up = asyncio.create_task(looking_up, name="look up processes")
+
+    async def _look_up(self, owners: OwnersOf) -> None:
+        try:
+            pids = self._exporter.unknown_pids()
+            self._exporter.owners_are(await asyncio.to_thread(owners, pids))
+        except Exception:  # a fault of ours is told, and the next list may go well
+            log.exception("whose the processes are cannot be found out")
+        finally:
+            self._looking_up = None
+
+    def _health(self) -> Iterable[Family]:
+        state = self._current().health
+        return families_of(health_samples(state), HEALTH_METRICS) if state else ()
+
+
+def _selection_in(path: Path) -> Selection:
+    return read_selection(counters_text(path))
+
+
+def _to_read(fields: Mapping[int, Field]) -> Iterable[Field]:
+    return tuple(fields[number] for number in sorted(fields))
+
+
+def _host_label(settings: Settings) -> HostLabel:
+    name = settings.metrics.host_label
+    return HostLabel(settings.node_name, "" if name == "none" else name)
+
+
+def _style(settings: MetricsSettings) -> Style:
+    return Style(Names(settings.names), repeat_whole=settings.repeat_whole)
+
+
+def _problem_of_line(finding: object) -> Problem:
+    return Problem(Code.METRICS, f"file of counters, {finding}")
+
+
+def _xid_words(number: int) -> str:
+    """What an XID is called; dcgm-exporter has this in the label err_msg."""
+    return default_table().row(number).name

@@ -1,0 +1,200 @@
+"""MPS as a part of the agent: its daemons, their clients, and what is told of both."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import replace
+
+import structlog
+
+from nodeagent.errors import DrainTimedOut, StillInUse
+from nodeagent.execute.node_controller import HealthWatch, WholeNode
+from nodeagent.gpu.driver import Driver
+from nodeagent.mps.client_watch import ClientWatch
+from nodeagent.mps.clients import Offence
+from nodeagent.mps.fleet import InUse
+from nodeagent.mps.lifecycle.values import Report
+from nodeagent.mps.setup import (
+    MpsPlaces,
+    host_for,
+    make_fleet,
+    make_memory,
+    make_publisher,
+)
+from nodeagent.mps.shares import DaemonSpec
+from nodeagent.plan.observed import ObservedNode, User
+from nodeagent.reconcile.event_log import EventLog, EventType
+from nodeagent.reconcile.mps_events import BAD, event_of
+from nodeagent.settings import MpsSettings
+from nodeagent.views.mps_problems import client_words, mps_problems
+from nodeagent.views.mps_state import ClientState, DaemonState, MpsOverview
+
+log = structlog.get_logger(__name__)
+
+_CALM = 0.2  # seconds that changes are collected before clients are looked at
+
+
+class MpsPart:
+    """The daemons of the node as long as `running` runs; they go on living after it.
+
+    `nudge` is told why the node should be looked at again, `health` says what is sick. With
+    `throwaway` the daemons end with the agent, since nobody could ever find them again.
+    """
+
+    def __init__(
+        self,
+        settings: MpsSettings,
+        places: MpsPlaces,
+        driver: Driver,
+        events: EventLog,
+        nudge: Callable[[str], None],
+        *,
+        health: HealthWatch | None = None,
+        throwaway: bool = False,
+    ) -> None:
+        self._settings = settings
+        self._driver = driver
+        self._events = events
+        self._nudge = nudge
+        self._throwaway = throwaway
+        self._stirred = asyncio.Event()
+        self._clients: Mapping[str, tuple[ClientState, ...]] = {}
+        self._fleet = make_fleet(
+            settings, places, check=self._check, report=self._report, changed=self._changed
+        )
+        memory = make_memory(places)
+        self.memory_file = memory.file
+        self.node = WholeNode(
+            driver,
+            self._fleet,
+            memory,
+            make_publisher(settings, places),
+            exclusive=settings.compute_mode == "exclusive",
+            health=health,
+        )
+        self._watch = ClientWatch(
+            listed=driver.mps_memory,
+            report=self._offence,
+            deadline=settings.terminate_deadline,
+            grace=settings.grace,
+        )
+        self.host_for = host_for(settings)
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """Adopt what an earlier agent left, and watch; the fleet is there inside."""
+        async with self._fleet, self._watch:
+            await self.node.publish()
+            watching = asyncio.create_task(self._watch_clients(), name="watch MPS clients")
+            try:
+                yield
+            finally:
+                watching.cancel()
+                await asyncio.gather(watching, return_exceptions=True)
+                if self._throwaway:
+                    await self._fleet.keep_only(())
+
+    # --- what is so -----------------------------------------------------------------------------
+
+    def overview(self) -> MpsOverview:
+        """The daemons with their clients, and what is wrong."""
+        observed = self.node.seen or ObservedNode()
+        pods = {user.pid: user for user in _users(observed) if user.pid and user.pod}
+        daemons = tuple(self._with_clients(daemon, pods) for daemon in self._fleet.statuses())
+        problems = mps_problems(daemons, observed)
+        return MpsOverview(daemons, (*problems, *self.node.publishing_problems))
+
+    def _with_clients(self, daemon: DaemonState, pods: Mapping[int, User]) -> DaemonState:
+        known = {client.pid: client for client in self._clients.get(daemon.device, ())}
+        clients = [known.get(client.pid, client) for client in daemon.clients]
+        return replace(daemon, clients=tuple(_of_pod(c, pods.get(c.pid)) for c in clients))
+
+    # --- what people want -----------------------------------------------------------------------
+
+    async def restart(self, device: str, *, force: bool) -> None:
+        """Start a device's daemon anew; raises StillInUse and other NodeagentErrors."""
+        try:
+            await self._fleet.restart(device, force=force)
+        except InUse as error:
+            raise StillInUse(error.message, remedy=error.remedy) from error
+
+    async def drain(self, device: str, *, seconds: float | None, force: bool) -> None:
+        """Let nobody in and wait for those inside; raises DrainTimedOut, naming who is left."""
+        left = await self._fleet.drain(device, seconds=seconds, force=force)
+        if left:
+            known = {client.pid: client for client in self._clients.get(device, ())}
+            names = ", ".join(client_words(known.get(pid, ClientState(pid))) for pid in left)
+            raise DrainTimedOut(
+                f"not drained within {seconds or 0:g} s: still there are {names}",
+                remedy="end them, give them more time, or end the daemon under them with --force",
+            )
+
+    def plan_accepted(self) -> None:
+        """A new plan: what was given up is tried again."""
+        self._fleet.retry()
+
+    # --- what happens ---------------------------------------------------------------------------
+
+    async def _check(self, spec: DaemonSpec) -> tuple[str, ...]:
+        return await self.node.differences(spec)
+
+    def _report(self, device: str, report: Report) -> None:
+        kind, message = event_of(report)
+        self._tell(kind, device, message, **({"lines": [*report.lines]} if report.lines else {}))
+
+    def _offence(self, device: str, offence: Offence) -> None:
+        self._tell(EventType.MPS_CLIENT, device, str(offence))
+
+    def _tell(self, kind: EventType, device: str, message: str, **more: object) -> None:
+        gpu = self._gpu_of(device)
+        self._events.add(kind, f"{device}: {message}", gpu=gpu)
+        tell = log.warning if kind in BAD else log.info
+        tell(message, event_type=kind.value, device=device, **more)
+
+    def _gpu_of(self, device: str) -> str:
+        for gpu in self.node.seen.gpus if self.node.seen else ():
+            if device == gpu.uuid or any(
+                device == compute.uuid for i in gpu.instances for compute in i.compute
+            ):
+                return gpu.uuid
+        return ""
+
+    def _changed(self) -> None:
+        self._stirred.set()
+        self._nudge("an MPS daemon or its clients changed")
+
+    async def _watch_clients(self) -> None:
+        """Look at the clients when something stirs, and every so often."""
+        while True:
+            try:
+                async with asyncio.timeout(self._settings.check_interval):
+                    await self._stirred.wait()
+            except TimeoutError:
+                pass
+            await asyncio.sleep(_CALM)
+            self._stirred.clear()
+            try:
+                seen = await self._watch.look(self._fleet.running())
+            except Exception:  # a fault of ours is told, and the next look may go well
+                log.exception("MPS clients cannot be looked at")
+                continue
+            if seen != self._clients:
+                self._clients = seen
+                self._nudge("MPS clients changed")
+
+
+def _users(node: ObservedNode) -> Iterator[User]:
+    for gpu in node.gpus:
+        yield from gpu.usage.processes
+        for instance in gpu.instances:
+            for device in instance.compute:
+                yield from device.usage.processes
+
+
+def _of_pod(client: ClientState, user: User | None) -> ClientState:
+    """The client with the pod that the driver's picture has for its process."""
+    if user is None:
+        return client
+    return replace(client, namespace=user.namespace, pod=user.pod, container=user.container)

@@ -1,0 +1,140 @@
+"""The plan's source: which one is in force, and how another takes its place while the agent runs.
+
+Whatever the new source has to say, the last good plan stays in force until it has said something
+that is accepted. So a change of the source alone changes nothing on the GPUs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import structlog
+
+from nodeagent.errors import NodeagentError, UsageError
+from nodeagent.files.watch import changes
+from nodeagent.reconcile.heartbeats import Heartbeats
+from nodeagent.reconcile.plan_file import PlanFile
+from nodeagent.reconcile.reconciler import Reconciler
+from nodeagent.settings import PlanSettings, Settings
+
+if TYPE_CHECKING:
+    from nodeagent.app.cluster_service import ClusterPart
+    from nodeagent.cluster.plan_sources.node_source import NodeSource
+
+log = structlog.get_logger(__name__)
+
+_WATCH = "plan file's watch"
+_MARGIN = 30.0  # seconds that a look at the plan file may be late
+
+
+@dataclass(frozen=True, slots=True)
+class SettingsFile:
+    """Where settings come from; `load` reads all of their sources anew and may block."""
+
+    path: Path
+    load: Callable[[], Settings]
+
+
+def source_of(plan: PlanSettings, *, in_cluster: bool) -> str:
+    """The source in force; raises UsageError for one that there is no cluster for."""
+    if plan.source == "auto":
+        return "annotation" if in_cluster else "file"
+    if plan.source != "file" and not in_cluster:
+        raise UsageError(
+            f"plan.source is {plan.source}, and there is no cluster to read it from",
+            remedy="name a kubeconfig (kubernetes.kubeconfig), or take plan.source: file",
+        )
+    return plan.source
+
+
+class PlanPart:
+    """Follows the plan's source while `run` runs."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        settings_file: SettingsFile | None,
+        reconciler: Reconciler,
+        cluster: ClusterPart | None,
+        hearts: Heartbeats,
+    ) -> None:
+        self._settings = settings
+        self._file = settings_file
+        self._reconciler = reconciler
+        self._cluster = cluster
+        self._hearts = hearts
+
+    async def run(self) -> None:
+        """Follow the source of the settings, and another when they name another."""
+        plan = self._settings.plan
+        while True:
+            following = asyncio.create_task(self._follow(plan), name="follow the plan's source")
+            changing = asyncio.create_task(self._another(plan), name="follow the settings")
+            try:
+                await asyncio.wait({following, changing}, return_when=asyncio.FIRST_COMPLETED)
+                if following.done():
+                    following.result()  # a fault of ours; it never ends else
+                plan = changing.result()
+            finally:
+                for task in (following, changing):
+                    task.cancel()
+                await asyncio.gather(following, changing, return_exceptions=True)
+            source = source_of(plan, in_cluster=self._cluster is not None)
+            log.info("the plan comes from another source now", source=source)
+            self._reconciler.follow(source)
+
+    async def _follow(self, plan: PlanSettings) -> None:
+        source = source_of(plan, in_cluster=self._cluster is not None)
+        try:
+            await self._made(source, plan).run()
+        finally:
+            self._hearts.forget(_WATCH)
+
+    def _made(self, source: str, plan: PlanSettings) -> PlanFile | NodeSource:
+        every = self._settings.resync.interval
+        if self._cluster is not None and source != "file":
+            followed = self._cluster.source(source, plan, look_every=every, alive=self._alive)
+            self._cluster.use(source, followed)
+            return followed
+        if self._cluster is not None:
+            self._cluster.use(source, None)
+        return PlanFile(
+            plan.file,
+            self._reconciler.offer,
+            configuration=plan.name,
+            look_every=every,
+            alive=self._alive,
+        )
+
+    def _alive(self) -> None:
+        self._hearts.beat(_WATCH, within=self._settings.resync.interval + _MARGIN)
+
+    async def _another(self, plan: PlanSettings) -> PlanSettings:
+        """Wait until the settings name another source."""
+        if self._file is None:
+            await asyncio.Event().wait()
+            raise AssertionError
+        # Told at once too: it may have changed since it was read, while a source gave way, say.
+        async for _ in changes(self._file.path):
+            found = await self._read()
+            if found is not None and found.plan != plan:
+                return found.plan
+        raise AssertionError
+
+    async def _read(self) -> Settings | None:
+        """The settings as they are now; what cannot be used leaves those in force."""
+        if self._file is None:
+            return None
+        try:
+            found = await asyncio.to_thread(self._file.load)
+            source_of(found.plan, in_cluster=self._cluster is not None)
+        except NodeagentError as error:
+            log.warning("the settings stay as they were", error=error.message, remedy=error.remedy)
+            return None
+        if found.model_copy(update={"plan": self._settings.plan}) != self._settings:
+            log.warning("of the changed settings only those of the plan count before a restart")
+        return found

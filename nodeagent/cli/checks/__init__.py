@@ -1,0 +1,1 @@
+"""What `nodeagent check` looks at, one module a subject."""

@@ -1,0 +1,261 @@
+"""Preflight: what MPS needs on this machine, and who else runs it here."""
+
+from __future__ import annotations
+
+import os
+import resource
+import shutil
+import stat
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path, PurePosixPath
+from typing import NamedTuple
+
+from nodeagent.cli import event_loop
+from nodeagent.cli.checks.findings import Finding, error, ok, warning
+from nodeagent.mps.daemon_command import OPEN_FILES
+from nodeagent.mps.directories import DEFAULT_DIRECTORIES, DirectoryRefused, directories_of
+from nodeagent.mps.identity import CONTROL, SERVER
+from nodeagent.mps.process import Programs
+from nodeagent.plan.accounts import ANY_USER
+from nodeagent.plan.desired import MigLayout, MpsEntry, PlanDocument, PlanEntry
+from nodeagent.plan.shares import Account
+from nodeagent.processes import Hidden, commands, environment_of
+
+_CHECK = "mps"
+_MIB = 1024**2
+_PATIENCE = 5.0  # seconds for a daemon that is started for a look
+_LEAST_SHM = (
+    256 * _MIB
+)  # bytes; containers have 64 MiB unless told otherwise, which is used up fast
+_LONGEST_DEVICE = "MIG-00000000-0000-0000-0000-000000000000"
+_DAEMON_FLAGS = frozenset({"-d", "-f", "--daemon", "--foreground"})
+_PIPES = "CUDA_MPS_PIPE_DIRECTORY"
+
+
+def users_of(document: PlanDocument | None, default: str) -> frozenset[str]:
+    """Whom MPS runs as by the plan, as it says so; nobody where it has no MPS."""
+    return frozenset(
+        mps.user or default
+        for entry in (document.entries if document else ())
+        for mps in (entry.mps, *_of_instances(entry))
+        if mps is not None
+    )
+
+
+def _of_instances(entry: PlanEntry) -> tuple[MpsEntry | None, ...]:
+    return tuple(i.mps for i in entry.mig.instances) if isinstance(entry.mig, MigLayout) else ()
+
+
+def mps_findings(programs: Programs, run_dir: Path, *, users: frozenset[str]) -> Iterator[Finding]:
+    """All about MPS on the machine's own GPUs; one line where nobody wants it and it is not there.
+
+    `users` are the plan's: what is missing is an error only where there are any.
+    """
+    wanted = bool(users)
+    control = shutil.which(programs.control[0], path=programs.path)
+    if control is None and not wanted:
+        yield ok(_CHECK, f"{programs.control[0]} is not installed, and the plan has no mps")
+        return
+    yield from program_findings(programs, wanted=wanted, any_user=ANY_USER in users)
+    yield shm_finding()
+    yield open_files_finding(wanted=wanted)
+    yield path_finding(run_dir, wanted=wanted)
+    yield from foreign_findings(run_dir, running_daemons())
+
+
+# --- the programs ---------------------------------------------------------------------------------
+
+
+def program_findings(
+    programs: Programs, *, wanted: bool, any_user: bool = False
+) -> Iterator[Finding]:
+    """Control program and server, both on the PATH that daemons have; then what they can do, which
+    for `any_user` has to include the multi-user server.
+    """
+    missing = error if wanted else warning
+    found = {}
+    for check, name in (("mps control", programs.control[0]), ("mps server", SERVER)):
+        path = shutil.which(name, path=programs.path)
+        if path is None:
+            yield missing(
+                check,
+                f"{name} is not found in {programs.path}",
+                "install the driver's MPS programs, or set mps.path to where they are",
+            )
+        else:
+            found[check] = path
+            yield ok(check, f"found as {path}")
+    if len(found) == 2:
+        yield _version_finding(programs, wanted=wanted, any_user=any_user)
+
+
+def _version_finding(programs: Programs, *, wanted: bool, any_user: bool) -> Finding:
+    """What a daemon that is started for a moment can do; told by what it does, not by its name."""
+    from nodeagent.mps.probing import probe
+
+    check = "mps version"
+    # In the shortest place there is, because socket paths have to be short.
+    scratch = Path(tempfile.gettempdir())
+    found = event_loop.run(probe(programs, scratch=scratch, deadline=_PATIENCE))
+    if found.problems:
+        first = found.problems[0]
+        remedy = first.remedy or f"see what {programs.control[0]} -f says by hand"
+        return (error if wanted else warning)(check, first.message, remedy)
+    if any_user and found.multi_user is False:
+        return error(
+            check,
+            "the plan has user: any, but this driver's MPS has no multi-user server",
+            "write a user, or install driver 555 or newer",
+        )
+    abilities = {
+        "multi-user server": found.multi_user,
+        "static partitioning": found.static_partitioning,
+        "protocol v3": found.protocol_v3,
+    }
+    words = ", ".join(f"{name}: {_YES[able]}" for name, able in abilities.items())
+    return ok(check, f"{found.version or 'it does not say which'}; {words}")
+
+
+_YES = {True: "yes", False: "no", None: "not known"}
+
+
+# --- the machine ----------------------------------------------------------------------------------
+
+
+def shm_finding(path: Path = Path("/dev/shm")) -> Finding:  # noqa: S108  only its size is asked
+    """Whether there is room for the memory that servers and clients share."""
+    check = "mps shm"
+    try:
+        found = os.statvfs(path)
+    except OSError as failure:
+        return warning(check, f"{path} cannot be looked at: {failure.strerror}", f"mount {path}")
+    size = found.f_frsize * found.f_blocks
+    if size < _LEAST_SHM:
+        return warning(
+            check,
+            f"{path} has {size // _MIB} MiB in all, which MPS servers and clients share",
+            f"mount -o remount,size=1G {path}, or give the container a larger one",
+        )
+    return ok(check, f"{path} has {size // _MIB} MiB")
+
+
+def open_files_finding(*, wanted: bool, limit: int | None = None) -> Finding:
+    """Servers need many descriptors; `limit` is the hard one, else this process' own."""
+    check = "mps open files"
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1] if limit is None else limit
+    if hard != resource.RLIM_INFINITY and hard < OPEN_FILES:
+        level = error if wanted else warning
+        return level(
+            check,
+            f"at most {hard} files may be open; servers fail to share memory below {OPEN_FILES}",
+            f"ulimit -Hn {OPEN_FILES}, or LimitNOFILE={OPEN_FILES} in the unit",
+        )
+    return ok(check, f"{'any number' if hard == resource.RLIM_INFINITY else hard} may be open")
+
+
+def path_finding(run_dir: Path, *, wanted: bool) -> Finding:
+    """Whether the paths of the daemons' sockets are short and safe enough below run.dir."""
+    check = "mps sockets"
+    try:
+        directories = directories_of(run_dir, _LONGEST_DEVICE)
+    except DirectoryRefused as refusal:
+        return (error if wanted else warning)(check, refusal.message, refusal.remedy)
+    return ok(check, f"{Path(directories.pipe).parents[1]} is short enough for sockets")
+
+
+def user_findings(
+    accounts: Mapping[str, Account], users: Iterable[str], run_dir: Path
+) -> Iterator[Finding]:
+    """Whether the plan's users are known, and may pass every directory down to the sockets."""
+    check = "mps user"
+    for user in sorted(set(users)):
+        account = Account(0, 0) if user == ANY_USER else accounts.get(user)
+        if account is None:
+            yield error(check, f"this machine has no user {user}", "write a uid, or uid:gid")
+            continue
+        closed = next((p for p in _existing(run_dir) if not _may_pass(p, account)), None)
+        if closed is not None:
+            yield error(
+                check,
+                f"user {user} may not pass {closed}, so its servers would end without a word",
+                f"chmod o+x {closed}, or set run.dir to another path",
+            )
+        else:
+            yield ok(check, f"{user} is uid {account.uid} and reaches {run_dir}")
+
+
+def _existing(path: Path) -> Iterator[Path]:
+    """From the root down, as far as there is something."""
+    whole = Path(os.path.realpath(path))
+    return (level for level in (*reversed(whole.parents), whole) if level.exists())
+
+
+def _may_pass(path: Path, account: Account) -> bool:
+    if account.uid == 0:
+        return True
+    found = path.stat()
+    if found.st_uid == account.uid:
+        return bool(found.st_mode & stat.S_IXUSR)
+    if found.st_gid == account.gid:
+        return bool(found.st_mode & stat.S_IXGRP)
+    return bool(found.st_mode & stat.S_IXOTH)
+
+
+# --- others ---------------------------------------------------------------------------------------
+
+
+class RunningDaemon(NamedTuple):
+    """A control daemon of MPS, the agent's or another one."""
+
+    pid: int
+    pipes: str  # "" when its environment may not be read
+
+
+def foreign_findings(
+    run_dir: Path, daemons: Iterable[RunningDaemon], root: Path = Path("/")
+) -> Iterator[Finding]:
+    """Daemons that are not the agent's, and what they left where every program looks; `root` is
+    where /tmp lies.
+    """
+    check = "mps daemons"
+    foreign = [d for d in daemons if not d.pipes.startswith(f"{run_dir}/mps/")]
+    for daemon in foreign:
+        where = f"in {daemon.pipes}" if daemon.pipes else "in a directory that may not be read"
+        yield warning(
+            check,
+            f"an MPS daemon that is not the agent's runs {where} (pid {daemon.pid})",
+            f"stop what starts it, and end it: kill {daemon.pid}",
+        )
+    served = {daemon.pipes for daemon in foreign}
+    left = [d for d in DEFAULT_DIRECTORIES if d not in served and _has_sockets(root, d)]
+    for directory in left:
+        yield warning(
+            check,
+            f"{directory} is left from an MPS daemon; container runtimes mount it into containers",
+            f"rm -r {directory}",
+        )
+    if not foreign and not left:
+        yield ok(check, "no other runs on this machine")
+
+
+def _has_sockets(root: Path, directory: str) -> bool:
+    return (root / directory.removeprefix("/") / "control").exists()
+
+
+def running_daemons() -> list[RunningDaemon]:
+    """Control programs that were started as daemons; front-ends are none."""
+    found = []
+    for pid, words in sorted(commands().items()):
+        names = {PurePosixPath(word).name for word in words[:3]}
+        if CONTROL in names and _DAEMON_FLAGS & set(words):
+            found.append(RunningDaemon(pid, _pipes(pid)))
+    return found
+
+
+def _pipes(pid: int) -> str:
+    """The pipe directory in its environment; the default one where it says none."""
+    variables = environment_of(pid, _PIPES)
+    if variables is None or isinstance(variables, Hidden):
+        return ""
+    return variables.get(_PIPES) or DEFAULT_DIRECTORIES[0]

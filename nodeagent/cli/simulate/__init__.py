@@ -1,0 +1,1 @@
+"""`nodeagent simulate`: lets something happen on a simulated node."""

@@ -1,0 +1,175 @@
+"""`nodeagent simulate`: the boards there are, and what happens to a simulated node."""
+
+from __future__ import annotations
+
+import difflib
+import fnmatch
+
+from nodeagent.cli.exit_codes import ExitCode
+from nodeagent.cli.options import Options
+from nodeagent.cli.output import Output
+from nodeagent.cli.simulated_node import device_on, simulated_node
+from nodeagent.errors import UsageError
+from nodeagent.simulation import known_boards
+from nodeagent.terminal.page import line
+
+
+def run(options: Options, output: Output) -> ExitCode:
+    """Do one thing to the node in the state file, or list the boards."""
+    match options.simulation:
+        case "boards":
+            _boards(output)
+        case "occupy":
+            _occupy(options, output)
+        case "release":
+            _release(options, output)
+        case "load":
+            _load(options, output)
+        case "sensor" | "xid":
+            from nodeagent.cli.simulate.health import raise_xid, set_sensor
+
+            (set_sensor if options.simulation == "sensor" else raise_xid)(options, output)
+        case "fault":
+            _fault(options, output)
+        case "reboot":
+            with simulated_node(options) as node:
+                node.reboot()
+            _say(output, "the simulated node was rebooted", rebooted=True)
+        case "client":
+            from nodeagent.cli.simulate.client import run_client
+
+            run_client(options, output)
+        case "mps":
+            from nodeagent.cli.simulate.mps import turn_knob
+
+            turn_knob(options, output)
+        case _:
+            raise UsageError(f"there is no simulate {options.simulation}")
+    return ExitCode.DONE
+
+
+def _boards(output: Output) -> None:
+    from nodeagent.terminal.boards_page import boards_page
+
+    boards = known_boards()
+    output.page(boards_page(boards))
+    output.document(
+        {
+            "boards": [
+                {
+                    "name": board.name,
+                    "product": board.product,
+                    "memory": board.memory,
+                    "profiles": [
+                        {
+                            "profile": profile.name,
+                            "max": profile.max_instances,
+                            "memory": profile.memory,
+                            "evidence": profile.status,
+                        }
+                        for profile in board.profiles
+                    ],
+                    "assumed": list(board.assumed),
+                }
+                for board in boards
+            ]
+        }
+    )
+
+
+def _occupy(options: Options, output: Output) -> None:
+    with simulated_node(options) as node:
+        device = device_on(options.device, node)
+        process = node.occupy(
+            device,
+            options.pid,
+            command=options.process_command,
+            memory=options.memory,
+            follow=options.follow,
+        )
+    _say(
+        output,
+        f"pid {process.pid} ({process.command}) is on {device}",
+        device=device,
+        pid=process.pid,
+        command=process.command,
+    )
+
+
+def _release(options: Options, output: Output) -> None:
+    with simulated_node(options) as node:
+        gone = node.release(
+            device_on(options.device, node) if options.device else None, options.pid
+        )
+    where = f" from {options.device}" if options.device else ""
+    _say(output, f"processes taken away{where}: {gone}", released=gone)
+
+
+def _load(options: Options, output: Output) -> None:
+    with simulated_node(options) as node:
+        node.load(device_on(options.device, node), options.share)
+    _say(
+        output,
+        f"{options.device} is busy for {options.share:.0%} of the time",
+        device=options.device,
+        share=options.share,
+    )
+
+
+def _fault(options: Options, output: Output) -> None:
+    if sum([options.clear, options.lost is not None, options.function is not None]) > 1:
+        raise UsageError(
+            "FUNCTION, --lost and --clear are three different things",
+            remedy="give them one after the other, in commands of their own",
+        )
+    if options.clear:
+        with simulated_node(options) as node:
+            node.clear_faults()
+        _say(output, "no faults are left", cleared=True)
+    elif options.lost is not None:
+        with simulated_node(options) as node:
+            node.lose(options.lost)
+        _say(output, f"GPU {options.lost} is lost until a reset or reboot", lost=options.lost)
+    else:
+        _inject(options, output)
+
+
+def _inject(options: Options, output: Output) -> None:
+    if options.function is None:
+        raise UsageError(
+            "no function given", remedy="for example: nodeagent simulate fault 'nvml*' IN_USE"
+        )
+    _check_function(options.function)
+    with simulated_node(options) as node:
+        fault = node.inject(
+            options.function,
+            error=options.code or 0,
+            times=options.count,
+            gpu=options.gpu,
+            delay=options.latency or 0.0,
+            hang=options.hang,
+        )
+    _say(
+        output,
+        f"fault {fault.number}: {fault.function} will go wrong",
+        number=fault.number,
+        function=fault.function,
+    )
+
+
+def _check_function(pattern: str) -> None:
+    """Whether the simulated driver has such a function; raises UsageError."""
+    from nodeagent.simulation.functions import FUNCTIONS
+
+    if fnmatch.filter(FUNCTIONS, pattern):
+        return
+    likely = difflib.get_close_matches(pattern, FUNCTIONS, n=1)
+    raise UsageError(
+        f"the simulated driver has no function {pattern!r}",
+        remedy=f"did you mean {likely[0]}?" if likely else "for example 'nvmlDevice*'",
+    )
+
+
+def _say(output: Output, sentence: str, **facts: object) -> None:
+    output.page([line(sentence)])
+    output.document(facts)

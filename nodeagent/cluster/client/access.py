@@ -1,0 +1,262 @@
+"""What the agent asks of the API server: one Node, Events about it, and the pods on it."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Self
+
+import aiohttp
+
+from nodeagent.cluster.client import faults
+from nodeagent.cluster.client.connection import Connection, JsonObject, Request
+from nodeagent.cluster.client.credentials import Credentials
+
+_MERGE = "application/merge-patch+json"
+_STRATEGIC = "application/strategic-merge-patch+json"
+_NODES = "/api/v1/nodes"
+_PODS = "/api/v1/pods"
+_POD = "/api/v1/namespaces/{namespace}/pods/{name}"
+_EVENTS = "/api/v1/namespaces/default/events"  # where Events about Nodes live
+_REVIEWS = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """The Node as the server has it, None where it has none, and the version to watch from."""
+
+    node: JsonObject | None
+    version: str
+
+
+@dataclass(frozen=True, slots=True)
+class Right:
+    """To do `verb` to a resource such as `pods/eviction`; "" is every namespace, or every name."""
+
+    verb: str
+    resource: str
+    namespace: str = ""
+    name: str = ""
+
+
+class ClusterAccess:
+    """One API server. Enter it as a context manager; nothing is read or sent before the first use.
+
+    Every request raises a `ClusterFault` and nothing else. `answer_within` bounds a request, for
+    a watch its beginning; `reread_every` is how old the credentials may get (both in seconds).
+    """
+
+    def __init__(
+        self,
+        credentials: Credentials,
+        *,
+        answer_within: float = 15.0,
+        reread_every: float = 60.0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._connection = Connection(
+            credentials, answer_within=answer_within, reread_every=reread_every, clock=clock
+        )
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._connection.close()
+
+    @property
+    def server(self) -> str:
+        """The server's address for people."""
+        return self._connection.server
+
+    async def probe(self, *, within: float) -> None:
+        """Ask for the server's version, which costs it nothing; raise if no answer comes.
+
+        Any HTTP status will do, also 429 and 5xx: a server that is overloaded is alive, and to
+        list and watch anew would only add to its load.
+        """
+        asked = "a liveness probe"
+        try:
+            async with asyncio.timeout(within):
+                await self._connection.json(Request(asked, "GET", "/version"))
+        except TimeoutError as error:
+            raise faults.from_error(error, asked=asked, server=self.server) from error
+        except faults.ClusterFault as fault:
+            if fault.status is None:
+                raise
+
+    async def list_node(self, name: str) -> Listed:
+        """Ask for the one Node of this name, and for the version of that answer."""
+        asked = f"the list of Node {name}"
+        answer = await self._connection.json(Request(asked, "GET", _NODES, query=_only(name)))
+        items, metadata = answer.get("items"), answer.get("metadata")
+        version = metadata.get("resourceVersion") if isinstance(metadata, dict) else None
+        if not isinstance(version, str) or not isinstance(items, list | None):
+            raise faults.strange_answer(asked, "it is not a list of Nodes")
+        return Listed(items[0] if items else None, version)
+
+    @asynccontextmanager
+    async def watch_node(
+        self, name: str, *, version: str, seconds: float
+    ) -> AsyncIterator[aiohttp.ClientResponse]:
+        """Open a watch on one Node from `version` on; the server ends it after `seconds`."""
+        asked, whole = f"a watch of Node {name}", max(1, round(seconds))
+        query = {
+            **_only(name),
+            "watch": "true",
+            "resourceVersion": version,
+            "allowWatchBookmarks": "true",
+            "timeoutSeconds": str(whole),
+        }
+        response = await self._connection.answered(
+            Request(asked, "GET", _NODES, query=query, longer=whole)
+        )
+        try:
+            if response.content_type != "application/json":
+                raise faults.strange_answer(asked, "it is not JSON")
+            yield response
+        finally:
+            response.close()  # not released: what is left of a watch is never worth reading
+
+    async def patch_node(self, name: str, body: JsonObject) -> JsonObject:
+        """Send a merge patch; the Node as it is then comes back."""
+        path = f"{_NODES}/{{name}}"
+        return await self._patch(f"a change of Node {name}", path, name, body, _MERGE)
+
+    async def patch_node_status(self, name: str, body: JsonObject) -> JsonObject:
+        """Send a strategic merge patch of the status, whose conditions are merged by type."""
+        path = f"{_NODES}/{{name}}/status"
+        return await self._patch(f"a change of Node {name}'s status", path, name, body, _STRATEGIC)
+
+    async def try_changing_node(self, name: str) -> None:
+        """Send patches that change nothing and are not kept: whether ours would be let through."""
+        for below, content_type in (("", _MERGE), ("/status", _STRATEGIC)):
+            asked = f"a change of Node {name}'s status" if below else f"a change of Node {name}"
+            await self._connection.json(
+                Request(
+                    asked,
+                    "PATCH",
+                    f"{_NODES}/{{name}}{below}",
+                    {"name": name},
+                    query={"dryRun": "All"},
+                    body={},
+                    content_type=content_type,
+                )
+            )
+
+    async def may(self, right: Right) -> bool:
+        """Whether roles give us this right. Admission policies are not asked, and may say no."""
+        resource, _, subresource = right.resource.partition("/")
+        attributes = {
+            "verb": right.verb,
+            "resource": resource,
+            "subresource": subresource,
+            "namespace": right.namespace,
+            "name": right.name,
+        }
+        body: JsonObject = {
+            "apiVersion": "authorization.k8s.io/v1",
+            "kind": "SelfSubjectAccessReview",
+            "spec": {"resourceAttributes": attributes},
+        }
+        asked = "a question about our rights"
+        answer = await self._connection.json(Request(asked, "POST", _REVIEWS, body=body))
+        status = answer.get("status")
+        if not isinstance(status, dict):
+            raise faults.strange_answer(asked, "it is no review")
+        return status.get("allowed") is True
+
+    async def has_runtime_class(self, name: str) -> bool:
+        """Whether the cluster has a RuntimeClass of this name."""
+        path = "/apis/node.k8s.io/v1/runtimeclasses/{name}"
+        asked = f"the RuntimeClass {name}"
+        try:
+            await self._connection.json(Request(asked, "GET", path, {"name": name}))
+        except faults.ObjectMissing:
+            return False
+        return True
+
+    async def create_event(self, body: JsonObject) -> None:
+        """Make an Event in the namespace of those about Nodes."""
+        await self._connection.json(Request("a new Event", "POST", _EVENTS, body=body))
+
+    async def patch_event(self, name: str, body: JsonObject) -> None:
+        """Send a merge patch of an Event that we made."""
+        path = f"{_EVENTS}/{{name}}"
+        await self._patch(f"a change of Event {name}", path, name, body, _MERGE)
+
+    async def list_pods(self, node: str) -> list[JsonObject]:
+        """The pods that are bound to this node, in any namespace, finished ones too.
+
+        From the server's cache, which may be a moment behind: to read the newest, many servers go
+        through all the pods of the cluster.
+        """
+        asked = f"the list of the pods on {node}"
+        query = {"fieldSelector": f"spec.nodeName={node}", "resourceVersion": "0"}
+        answer = await self._connection.json(Request(asked, "GET", _PODS, query=query))
+        items = answer.get("items")
+        if not isinstance(items, list | None) or not all(isinstance(i, dict) for i in items or ()):
+            raise faults.strange_answer(asked, "it is not a list of pods")
+        return items or []
+
+    async def pod(self, namespace: str, name: str) -> JsonObject | None:
+        """The newest of one pod; None when there is no such pod."""
+        request = Request(
+            f"the pod {namespace}/{name}", "GET", _POD, {"namespace": namespace, "name": name}
+        )
+        try:
+            return await self._connection.json(request)
+        except faults.ObjectMissing:
+            return None
+
+    async def evict_pod(self, namespace: str, name: str, *, uid: str) -> None:
+        """Ask for this very pod's eviction; raises `DisruptionRefused` while a budget forbids it,
+        and `WriteConflict` when another pod has its name by now.
+        """
+        body: JsonObject = {
+            "apiVersion": "policy/v1",
+            "kind": "Eviction",
+            "metadata": {"namespace": namespace, "name": name},
+            "deleteOptions": {"preconditions": {"uid": uid}},
+        }
+        asked, names = f"the eviction of {namespace}/{name}", {"namespace": namespace, "name": name}
+        await self._connection.json(Request(asked, "POST", f"{_POD}/eviction", names, body=body))
+
+    async def delete_pod(self, namespace: str, name: str, *, uid: str) -> None:
+        """Delete this very pod, and none that came after it under its name."""
+        body: JsonObject = {
+            "apiVersion": "v1",
+            "kind": "DeleteOptions",
+            "preconditions": {"uid": uid},
+        }
+        asked, names = f"the deletion of {namespace}/{name}", {"namespace": namespace, "name": name}
+        await self._connection.json(Request(asked, "DELETE", _POD, names, body=body))
+
+    async def config_map(self, namespace: str, name: str) -> dict[str, str] | None:
+        """The texts in a ConfigMap by key; None when there is no such ConfigMap."""
+        path = "/api/v1/namespaces/{namespace}/configmaps/{name}"
+        asked = f"the ConfigMap {namespace}/{name}"
+        try:
+            answer = await self._connection.json(
+                Request(asked, "GET", path, {"namespace": namespace, "name": name})
+            )
+        except faults.ObjectMissing:
+            return None
+        data = answer.get("data") or {}
+        if not isinstance(data, dict) or not all(isinstance(text, str) for text in data.values()):
+            raise faults.strange_answer(asked, "it is no ConfigMap")
+        return data
+
+    async def _patch(
+        self, asked: str, path: str, name: str, body: JsonObject, content_type: str
+    ) -> JsonObject:
+        return await self._connection.json(
+            Request(asked, "PATCH", path, {"name": name}, body=body, content_type=content_type)
+        )
+
+
+def _only(name: str) -> dict[str, str]:
+    return {"fieldSelector": f"metadata.name={name}"}

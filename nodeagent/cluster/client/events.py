@@ -1,0 +1,207 @@
+"""Tells Kubernetes Events about the Node: one for each cause, its repeats counted in that one.
+
+At best effort: Events are for people who look at the Node, nothing waits for them, and what cannot
+be told in time is dropped. However much is told, memory and requests are bounded.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Literal, NoReturn
+
+from nodeagent.cluster.client.access import ClusterAccess
+from nodeagent.cluster.client.connection import JsonObject
+from nodeagent.cluster.client.faults import (
+    ClusterFault,
+    NotAllowed,
+    ObjectMissing,
+    RequestRefused,
+    WriteConflict,
+)
+from nodeagent.cluster.client.pace import Allowance, BackOff
+
+_COMPONENT = "nodeagent"
+_LONGEST_MESSAGE = 1024  # characters; the API allows no more
+_NAMESPACE = "default"
+
+
+@dataclass(frozen=True, slots=True)
+class NodeEvent:
+    """What is told; equal ones have the same cause. `reason` is one word in CamelCase."""
+
+    kind: Literal["Normal", "Warning"]
+    reason: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class EventPace:
+    """Times in seconds, sizes in causes."""
+
+    interval: float = 6.0  # one request in so long, in the long run
+    burst: int = 10
+    known: int = 256  # causes whose repeats are counted in the Event that there is
+    waiting: int = 64  # causes that wait to be told
+    stale_after: float = 3600.0  # servers forget Events after an hour; older ones help nobody
+    first_retry: float = 0.5
+    longest_retry: float = 30.0
+
+
+@dataclass(slots=True)
+class _Waiting:
+    count: int
+    first: datetime
+    last: datetime
+    told_at: float  # by the clock
+
+
+@dataclass(slots=True)
+class _Known:
+    name: str
+    count: int
+
+
+class EventPublisher:
+    """Publishes Events about the Node `node` while `run` runs.
+
+    `wall` gives the time of day in UTC, `chance` numbers in [0, 1).
+    """
+
+    def __init__(
+        self,
+        access: ClusterAccess,
+        node: str,
+        *,
+        pace: EventPace = EventPace(),
+        clock: Callable[[], float] = time.monotonic,
+        chance: Callable[[], float] = random.random,
+        wall: Callable[[], datetime] = lambda: datetime.now(UTC),
+    ) -> None:
+        self._access = access
+        self._node = node
+        self._pace = pace
+        self._clock = clock
+        self._wall = wall
+        self._allowance = Allowance(interval=pace.interval, burst=pace.burst)
+        self._back_off = BackOff(first=pace.first_retry, longest=pace.longest_retry, chance=chance)
+        # Names must not meet those of the agent that ran here before.
+        self._life = f"{int(chance() * 2**32):08x}"
+        self._made = 0
+        self._waiting: OrderedDict[NodeEvent, _Waiting] = OrderedDict()
+        self._known: OrderedDict[NodeEvent, _Known] = OrderedDict()
+        self._told = asyncio.Event()
+        self._dropped = 0
+
+    @property
+    def dropped(self) -> int:
+        """How many causes were never told: too many at once, too old, or refused."""
+        return self._dropped
+
+    def tell(self, event: NodeEvent) -> None:
+        """Have this told; the same as one that still waits is counted there."""
+        now = self._wall()
+        waiting = self._waiting.get(event)
+        if waiting is not None:
+            waiting.count += 1
+            waiting.last = now
+            return
+        self._waiting[event] = _Waiting(1, now, now, self._clock())
+        if len(self._waiting) > self._pace.waiting:
+            self._waiting.popitem(last=False)
+            self._dropped += 1
+        self._told.set()
+
+    async def run(self) -> NoReturn:
+        """Publish until cancelled."""
+        while True:
+            await self._told.wait()
+            wait = self._allowance.next_at() - self._clock()
+            if wait > 0:
+                await asyncio.sleep(wait)
+            await self._publish_next()
+            if not self._waiting:
+                self._told.clear()
+
+    async def _publish_next(self) -> None:
+        event, waiting = self._waiting.popitem(last=False)
+        if self._clock() - waiting.told_at > self._pace.stale_after:
+            self._dropped += 1
+            return
+        self._allowance.take(self._clock())
+        try:
+            await self._publish(event, waiting)
+        except (NotAllowed, RequestRefused, ObjectMissing, WriteConflict):
+            self._dropped += 1
+        except ClusterFault as fault:
+            self._put_back(event, waiting)
+            await asyncio.sleep(self._back_off.next(fault.retry_after or 0.0))
+        else:
+            self._back_off.reset()
+
+    async def _publish(self, event: NodeEvent, waiting: _Waiting) -> None:
+        known = self._known.get(event)
+        if known is not None:
+            count = known.count + waiting.count
+            body: JsonObject = {"count": count, "lastTimestamp": _written(waiting.last)}
+            try:
+                await self._access.patch_event(known.name, body)
+            except ObjectMissing:
+                del self._known[event]  # the server has forgotten it: it is news again
+            else:
+                known.count = count
+                self._known.move_to_end(event)
+                return
+        self._made += 1
+        name = f"{self._node}.{self._life}{self._made:08x}"
+        await self._access.create_event(self._body(name, event, waiting))
+        self._known[event] = _Known(name, waiting.count)
+        if len(self._known) > self._pace.known:
+            self._known.popitem(last=False)
+
+    def _put_back(self, event: NodeEvent, waiting: _Waiting) -> None:
+        """As the oldest, together with what was told of it meanwhile."""
+        meanwhile = self._waiting.pop(event, None)
+        if meanwhile is not None:
+            waiting.count += meanwhile.count
+            waiting.last = meanwhile.last
+        if len(self._waiting) >= self._pace.waiting:
+            self._dropped += 1
+            return
+        self._waiting[event] = waiting
+        self._waiting.move_to_end(event, last=False)
+
+    def _body(self, name: str, event: NodeEvent, waiting: _Waiting) -> JsonObject:
+        message = event.message
+        if len(message) > _LONGEST_MESSAGE:
+            message = message[: _LONGEST_MESSAGE - 1] + "…"
+        return {
+            "apiVersion": "v1",
+            "kind": "Event",
+            "metadata": {"name": name, "namespace": _NAMESPACE},
+            # As the kubelet writes it: `kubectl describe node` looks for the name as the uid too.
+            "involvedObject": {
+                "apiVersion": "v1",
+                "kind": "Node",
+                "name": self._node,
+                "uid": self._node,
+            },
+            "type": event.kind,
+            "reason": event.reason,
+            "message": message,
+            "source": {"component": _COMPONENT, "host": self._node},
+            "reportingComponent": _COMPONENT,
+            "reportingInstance": self._node,
+            "firstTimestamp": _written(waiting.first),
+            "lastTimestamp": _written(waiting.last),
+            "count": waiting.count,
+        }
+
+
+def _written(moment: datetime) -> str:
+    return moment.strftime("%Y-%m-%dT%H:%M:%SZ")

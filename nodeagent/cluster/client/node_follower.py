@@ -1,0 +1,205 @@
+"""Follows one Node: lists it, watches it, and tells when something that matters has changed.
+
+Whatever breaks, what was last seen stays what is known, and the server is asked again after a wait
+that grows and that chance spreads. In between only a silent server is asked for a sign of life: no
+polling, and no loop without a wait in it, however a server misbehaves.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NoReturn, assert_never
+
+import aiohttp
+
+from nodeagent.cluster.client.access import ClusterAccess
+from nodeagent.cluster.client.faults import ClusterFault, ConnectionCut
+from nodeagent.cluster.client.node_view import Interest, NodeView, is_newer, view_of
+from nodeagent.cluster.client.node_watch import Bookmark, Present, Removed, WatchEvent, events
+from nodeagent.cluster.client.pace import BackOff
+
+
+@dataclass(frozen=True, slots=True)
+class FollowPace:
+    """Times in seconds; pairs are ranges from which each time is drawn anew."""
+
+    watch: tuple[float, float] = (240.0, 480.0)  # how long one watch may last
+    list_every: tuple[float, float] = (600.0, 900.0)  # guards against events that were lost
+    silence: float = 150.0  # bookmarks come every minute
+    quiet: float = 20.0  # after so long without an event the server is asked whether it is alive
+    probe: float = 10.0  # how long it may take to answer that
+    first_retry: float = 0.5
+    longest_retry: float = 30.0
+    healthy_after: float = 60.0  # a watch that lasted so long was a good one
+
+
+class NodeFollower:
+    """Follows the Node `name` while `run` runs.
+
+    `on_view` gets the view at first and whenever it is another one, and None when there is no such
+    Node; a Node that was made anew is told as None and then the new one. `on_fault` gets a fault
+    when following breaks and when it breaks in another way, and None when it goes on. Both are
+    called in the loop and must not take long. `chance` gives numbers in [0, 1).
+    """
+
+    def __init__(
+        self,
+        access: ClusterAccess,
+        name: str,
+        *,
+        on_view: Callable[[NodeView | None], None],
+        on_fault: Callable[[ClusterFault | None], None] = lambda _: None,
+        interest: Interest = Interest(),  # noqa: B008 - a frozen value
+        pace: FollowPace = FollowPace(),
+        clock: Callable[[], float] = time.monotonic,
+        chance: Callable[[], float] = random.random,
+    ) -> None:
+        self._access = access
+        self._name = name
+        self._on_view = on_view
+        self._on_fault = on_fault
+        self._interest = interest
+        self._pace = pace
+        self._clock = clock
+        self._chance = chance
+        self._back_off = BackOff(first=pace.first_retry, longest=pace.longest_retry, chance=chance)
+        self._told = False
+        self._view: NodeView | None = None
+        self._version: str | None = None  # what to watch from; None: list first
+        self._list_due = 0.0
+        self._well_since: float | None = None  # since when the watch in hand has gone well
+        self._fault: ClusterFault | None = None
+        self._unreachable_since: float | None = clock()
+
+    @property
+    def unreachable_since(self) -> float | None:
+        """Since when (by `clock`) the Node cannot be followed; None while it is.
+
+        Before the first answer it is the time at which this object was made.
+        """
+        return self._unreachable_since
+
+    @property
+    def fault(self) -> ClusterFault | None:
+        """Why the Node cannot be followed now."""
+        return self._fault
+
+    async def run(self) -> NoReturn:
+        """Follow until cancelled."""
+        while True:
+            try:
+                if self._version is None or self._clock() >= self._list_due:
+                    self._version = await self._list()
+                ended_early = await self._watch(self._version)
+            except ClusterFault as fault:
+                await self._rest(fault)
+            else:
+                if ended_early:
+                    # A proxy that hangs up at once must not be asked in a circle.
+                    await asyncio.sleep(self._back_off.next())
+
+    async def _list(self) -> str:
+        listed = await self._access.list_node(self._name)
+        self._tell(view_of(listed.node, self._interest) if listed.node is not None else None)
+        self._list_due = self._clock() + self._drawn(self._pace.list_every)
+        self._reached()
+        return listed.version
+
+    async def _watch(self, version: str) -> bool:
+        """Watch once from `version`; whether the server ended it suspiciously early."""
+        until_list = max(self._list_due - self._clock(), 1.0)
+        seconds = min(self._drawn(self._pace.watch), until_list)
+        opened = self._access.watch_node(self._name, version=version, seconds=seconds)
+        async with opened as response:
+            self._well_since = self._clock()
+            self._reached()
+            await self._take_all(response)
+        # One that was asked for less than a minute has not ended early when it ends in time.
+        return self._lasted() < min(self._pace.healthy_after, seconds - 1.0)
+
+    async def _take_all(self, response: aiohttp.ClientResponse) -> None:
+        """Take events until the watch ends; raises a fault also when the server is stuck."""
+        heard = asyncio.Event()
+        try:
+            async with asyncio.TaskGroup() as parts:
+                probing = parts.create_task(self._probe(heard))
+                server, silence = self._access.server, self._pace.silence
+                async for event in events(response, server=server, silence=silence):
+                    heard.set()
+                    self._take(event)
+                probing.cancel()
+        except* ClusterFault as group:
+            raise group.exceptions[0] from group
+
+    async def _probe(self, heard: asyncio.Event) -> NoReturn:
+        """Probe a silent server.
+
+        The connections of a stopped process stay up, so the kernel's keepalive detects nothing.
+        """
+        while True:
+            heard.clear()
+            try:
+                async with asyncio.timeout(self._pace.quiet):
+                    await heard.wait()
+            except TimeoutError:
+                await self._access.probe(within=self._pace.probe)
+
+    def _take(self, event: WatchEvent) -> None:
+        match event:
+            case Present(node):
+                view = view_of(node, self._interest)
+                if self._version is not None and not is_newer(view.resource_version, self._version):
+                    return  # told twice, or out of order
+                self._version = view.resource_version
+                self._tell(view)
+            case Removed(version):
+                if self._version is None or is_newer(version, self._version):
+                    self._version = version
+                    self._tell(None)
+            case Bookmark(version):
+                self._version = version
+            case _:
+                assert_never(event)
+
+    def _tell(self, view: NodeView | None) -> None:
+        before = self._view
+        if self._told and view == before:
+            self._view = view  # its version is newer
+            return
+        if before is not None and view is not None and before.uid != view.uid:
+            self._on_view(None)
+        self._told, self._view = True, view
+        self._on_view(view)
+
+    def _reached(self) -> None:
+        self._unreachable_since = None
+        if self._fault is not None:
+            self._fault = None
+            self._on_fault(None)
+
+    def _lasted(self) -> float:
+        """How long the watch that ends now went well; after a good one failures are forgotten."""
+        since, self._well_since = self._well_since, None
+        lasted = self._clock() - since if since is not None else 0.0
+        if lasted >= self._pace.healthy_after:
+            self._back_off.reset()
+        return lasted
+
+    async def _rest(self, fault: ClusterFault) -> None:
+        self._lasted()
+        if not isinstance(fault, ConnectionCut):
+            self._version = None  # 410, or nobody knows what happened meanwhile
+        if self._unreachable_since is None:
+            self._unreachable_since = self._clock()
+        before, self._fault = self._fault, fault
+        if type(before) is not type(fault):
+            self._on_fault(fault)
+        await asyncio.sleep(self._back_off.next(fault.retry_after or 0.0))
+
+    def _drawn(self, between: tuple[float, float]) -> float:
+        low, high = between
+        return low + (high - low) * self._chance()

@@ -1,0 +1,101 @@
+"""A Node as far as it concerns the agent, made from what the API server sends."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal, cast
+
+from nodeagent.cluster.client.faults import ClusterUnreachable, strange_answer
+from nodeagent.cluster.client.json_values import object_in, parts_of, text_in
+
+ConditionStatus = Literal["True", "False", "Unknown"]
+
+
+@dataclass(frozen=True, slots=True)
+class Interest:
+    """What of a Node matters: keys that start with one of these, and conditions of these types.
+
+    The rest is left out of a view, so that what the kubelet and others write changes no view.
+    """
+
+    annotations: tuple[str, ...] = ("",)
+    labels: tuple[str, ...] = ("",)
+    allocatable: tuple[str, ...] = ("",)
+    conditions: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class NodeCondition:
+    """One of a Node's conditions; `since` is when its status changed last, as the server wrote."""
+
+    status: ConditionStatus
+    reason: str
+    message: str
+    since: str = field(default="", compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class NodeView:
+    """What matters of a Node; two views are equal when it is the same, at whatever version."""
+
+    name: str
+    uid: str
+    resource_version: str = field(compare=False)
+    annotations: Mapping[str, str]
+    labels: Mapping[str, str]
+    unschedulable: bool
+    allocatable: Mapping[str, str]  # quantities as the server writes them
+    conditions: Mapping[str, NodeCondition]  # by type
+
+
+def view_of(node: object, interest: Interest) -> NodeView:
+    """The view of a Node in JSON; raises `ClusterUnreachable` for what is no Node."""
+    try:
+        metadata, spec, status = parts_of(node)
+        return NodeView(
+            name=text_in(metadata["name"]),
+            uid=text_in(metadata["uid"]),
+            resource_version=text_in(metadata["resourceVersion"]),
+            annotations=_chosen(metadata.get("annotations"), interest.annotations),
+            labels=_chosen(metadata.get("labels"), interest.labels),
+            unschedulable=spec.get("unschedulable") is True,
+            allocatable=_chosen(status.get("allocatable"), interest.allocatable),
+            conditions=_conditions(status.get("conditions"), interest.conditions),
+        )
+    except (KeyError, TypeError) as error:
+        raise _no_node() from error
+
+
+def is_newer(version: str, than: str) -> bool:
+    """Whether a resource version comes after another one of the same server.
+
+    Kubernetes writes them as decimal numbers that grow; where one is not, everything is newer.
+    """
+    if version.isdecimal() and than.isdecimal():
+        return int(version) > int(than)
+    return True
+
+
+def _no_node() -> ClusterUnreachable:
+    return strange_answer("a question about the Node", "it is no Node")
+
+
+def _chosen(value: object, prefixes: tuple[str, ...]) -> Mapping[str, str]:
+    return {k: text_in(v) for k, v in object_in(value).items() if k.startswith(prefixes)}
+
+
+def _conditions(value: object, types: frozenset[str]) -> Mapping[str, NodeCondition]:
+    if not isinstance(value, list | None):
+        raise TypeError
+    found = {}
+    for entry in map(object_in, value or ()):
+        if entry.get("type") in types:
+            found[text_in(entry["type"])] = NodeCondition(
+                # Another word is somebody's mistake; it differs from every wish, which is right.
+                status=cast("ConditionStatus", text_in(entry["status"])),
+                reason=text_in(entry.get("reason", "")),
+                message=text_in(entry.get("message", "")),
+                since=text_in(entry.get("lastTransitionTime") or ""),
+            )
+    return found

@@ -1,0 +1,263 @@
+"""`whenInUse: evict`: the pods that hold what must go are asked to leave, and waited for.
+
+Asked by the Eviction API, which keeps to disruption budgets; what it refuses is told and asked
+again after a while. Nobody is killed or deleted. While pods leave, the node stays cordoned if that
+is wanted; once all that could be done is refused, it does not.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import NoReturn
+
+import structlog
+
+from nodeagent.cluster.client.access import ClusterAccess
+from nodeagent.cluster.client.faults import (
+    ClusterFault,
+    DisruptionRefused,
+    NotAllowed,
+    ObjectMissing,
+    WriteConflict,
+)
+from nodeagent.cluster.drain.change import Rules, make_room
+from nodeagent.cluster.drain.eviction import Evictions, asks_for_eviction, evictions
+from nodeagent.cluster.drain.node_facts import NodeFacts, PodFact
+from nodeagent.cluster.drain.own_node import OwnNode
+from nodeagent.cluster.drain.pods_of_node import PodsOfNode
+from nodeagent.cluster.drain.steps import EvictPod
+from nodeagent.plan.observed import ObservedNode
+from nodeagent.plan.plan import NodePlan, Policy
+from nodeagent.plan.problems import Code, Problem
+from nodeagent.reconcile.active_plan import Judgement
+
+log = structlog.get_logger(__name__)
+
+Objecting = Callable[[NodePlan], Awaitable[tuple[Problem, ...]]]
+"""What speaks against a plan, asked before anybody is evicted for it."""
+
+
+@dataclass(frozen=True, slots=True)
+class EvictionPace:
+    """Times in seconds. Pods that leave are looked at after `first`, then after a tenth of the time
+    they take; what was refused, or did not help, is tried again after `again`, which doubles. No
+    wait is longer than `longest`. `answer`: how long the API server may take.
+    """
+
+    first: float = 0.5
+    again: float = 5.0
+    longest: float = 60.0
+    answer: float = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Situation:
+    """A plan for the GPUs as they are."""
+
+    plan: NodePlan
+    judgement: Judgement
+    observed: ObservedNode
+
+
+@dataclass(frozen=True, slots=True)
+class Telling:
+    """Whom it tells what: a look at the GPUs is worth it; an eviction was granted; a cordon is
+    needed no more.
+    """
+
+    wake: Callable[[str], None]
+    evicted: Callable[[EvictPod], None]
+    uncordon: Callable[[], None]
+
+
+class Evicting:
+    """Evicts what the last `look` asks for while `run` runs."""
+
+    def __init__(
+        self,
+        access: ClusterAccess,
+        node: OwnNode,
+        pods: PodsOfNode,
+        *,
+        rules: Rules,
+        policy: Policy,
+        pace: EvictionPace,
+        objecting: Objecting,
+        telling: Telling,
+    ) -> None:
+        self._access = access
+        self._node = node
+        self._pods = pods
+        self._rules = rules
+        self._policy = policy
+        self._pace = pace
+        self._objecting = objecting
+        self._telling = telling
+        self._asked: Situation | None = None
+        self._news = asyncio.Event()  # something else is asked than before
+        self._leaving: dict[str, str] = {}  # uids of pods that leave, by name
+        self._meant: dict[str, str] = {}  # uids by name as they were first heard since the look
+        self._leaving_since = 0.0
+        self._pause = pace.again
+        self._next_attempt = 0.0
+        self._refused: tuple[Problem, ...] = ()
+        self.problems: tuple[Problem, ...] = ()
+        self.needs_cordon = False
+
+    def look(self, judgement: Judgement, observed: ObservedNode) -> None:
+        """The GPUs are like this now, and nothing speaks against what is planned for them."""
+        plan = judgement.plan
+        before, self._asked = self._asked, None
+        self._meant.clear()
+        if plan is not None and asks_for_eviction(plan, judgement.desired):
+            self._asked = Situation(plan, judgement, observed)
+        if _desired(before) != _desired(self._asked):
+            self._news.set()
+
+    def forget(self) -> None:
+        """Nobody is to be evicted now."""
+        if self._asked is not None:
+            self._asked = None
+            self._news.set()
+
+    async def run(self) -> NoReturn:
+        """Evict and wait until cancelled."""
+        while True:
+            self._news.clear()
+            if self._asked is None:
+                self._begin_anew()
+                await self._news.wait()
+                self._begin_anew()
+                continue
+            pause = await self._turn(self._asked)
+            try:
+                # Looks that bring nothing new do not make it shorter: they may be many.
+                async with asyncio.timeout(pause):
+                    await self._news.wait()
+            except TimeoutError:
+                continue
+            self._begin_anew()
+
+    def _begin_anew(self) -> None:
+        self._pause, self._next_attempt, self._refused = self._pace.again, 0.0, ()
+        if self._asked is None:
+            self._leaving.clear()
+            self._tell((), cordon=False)
+
+    # --- one turn -------------------------------------------------------------------------------
+
+    async def _turn(self, asked: Situation) -> float:
+        """Ask those to leave who have to; the seconds until the next turn."""
+        try:
+            pods = await self._pods.list_now(within=self._pace.answer)
+            found = evictions(
+                asked.plan, asked.judgement.desired, self._policy, NodeFacts(pods=pods)
+            )
+            return await self._work_off(asked, found, pods)
+        except ClusterFault as fault:
+            self._tell((_not_asked(fault),), cordon=self.needs_cordon)
+            return self._longer()
+
+    async def _work_off(
+        self, asked: Situation, found: Evictions, pods: tuple[PodFact, ...]
+    ) -> float:
+        there = {str(pod): pod.uid for pod in pods}
+        were_leaving = bool(self._leaving)
+        self._leaving |= {name: there[name] for name in found.leaving}
+        self._leaving = {n: uid for n, uid in self._leaving.items() if there.get(n) == uid}
+        wanted = [p for p in found.wanted if self._is_meant(p, there)]
+        if wanted and asyncio.get_running_loop().time() >= self._next_attempt:
+            after = {gpu.before.key: gpu for gpu in found.then}
+            gpus = tuple(after.get(gpu.before.key, gpu) for gpu in asked.plan.gpus)
+            objections = await self._objecting(replace(asked.plan, gpus=gpus))
+            if objections:
+                self._tell(objections, cordon=False)
+                return self._longer()
+            await self._evict(wanted, there)
+        elif not wanted:
+            self._refused = ()
+        self._tell((*found.problems, *self._refused), cordon=bool(self._leaving) or were_leaving)
+        return self._until_next(found, were_leaving=were_leaving)
+
+    def _is_meant(self, pod: EvictPod, there: dict[str, str]) -> bool:
+        """Whether it is here and is yet to be asked. One that came under its name since the GPUs
+        were looked at (a StatefulSet's, say) may have been given nothing.
+        """
+        uid = there.get(_name(pod))
+        if uid is None or self._meant.setdefault(_name(pod), uid) != uid:
+            return False
+        return _name(pod) not in self._leaving
+
+    def _until_next(self, found: Evictions, *, were_leaving: bool) -> float:
+        now = asyncio.get_running_loop().time()
+        if self._leaving:
+            if not were_leaving:
+                self._leaving_since = now
+            took = now - self._leaving_since
+            return min(max(self._pace.first, took / 10), self._pace.longest)
+        if were_leaving or (found.wanted and not self._refused):
+            # What is asked for was seen before they had gone.
+            self._telling.wake("pods that were in the way have gone")
+        return self._longer()
+
+    async def _evict(self, wanted: Sequence[EvictPod], there: dict[str, str]) -> None:
+        self.needs_cordon = True  # from now on nobody else of the agent ends it
+        await self._node.patch_all(
+            lambda node: make_room(Evictions(tuple(wanted)), node, self._rules),
+            within=self._pace.answer,
+        )
+        refused = []
+        for pod in wanted:
+            try:
+                await self._access.evict_pod(pod.namespace, pod.name, uid=there[_name(pod)])
+            except (ObjectMissing, WriteConflict):
+                continue  # it has gone, whoever has its name now
+            except ClusterFault as fault:
+                refused.append(_refusal(pod, fault))
+                continue
+            self._leaving[_name(pod)] = there[_name(pod)]
+            log.info("a pod is evicted", pod=_name(pod), reason=pod.reason)
+            self._telling.evicted(pod)
+        self._refused = tuple(refused)
+        if refused:
+            self._next_attempt = asyncio.get_running_loop().time() + self._pause
+
+    def _longer(self) -> float:
+        pause, self._pause = self._pause, min(2 * self._pause, self._pace.longest)
+        return pause
+
+    def _tell(self, problems: tuple[Problem, ...], *, cordon: bool) -> None:
+        is_news, ends = problems != self.problems, self.needs_cordon and not cordon
+        self.problems, self.needs_cordon = problems, cordon
+        if ends:
+            self._telling.uncordon()
+        if is_news:
+            self._telling.wake("what is known of evictions has changed")
+
+
+def _name(pod: EvictPod) -> str:
+    return f"{pod.namespace}/{pod.name}"
+
+
+def _desired(asked: Situation | None) -> object:
+    return asked and asked.judgement.desired
+
+
+def _refusal(pod: EvictPod, fault: ClusterFault) -> Problem:
+    if isinstance(fault, DisruptionRefused):
+        remedy = "let the budget allow it, or end the pod; its eviction is asked for again"
+    elif isinstance(fault, NotAllowed):
+        remedy = fault.remedy
+    else:
+        remedy = "it is tried again"
+    return Problem(Code.IN_USE, f"{pod.reason}, but {fault.message}", remedy)
+
+
+def _not_asked(fault: ClusterFault) -> Problem:
+    return Problem(
+        Code.CLUSTER,
+        f"no pod is evicted, since the API server cannot be asked: {fault.message}",
+        fault.remedy or "it is tried again",
+    )

@@ -1,0 +1,164 @@
+"""Carries out the steps around a change: tells the cluster's other GPU clients, and puts back.
+
+What is still to do is read from the Node each time, so it does not matter where an earlier attempt,
+or an earlier agent, has ended.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import assert_never
+
+import structlog
+
+from nodeagent.cluster.client.access import ClusterAccess
+from nodeagent.cluster.client.faults import ClusterFault, ObjectMissing, WriteConflict
+from nodeagent.cluster.drain.change import Rules, prepare
+from nodeagent.cluster.drain.node_facts import NodeFacts, PodFact
+from nodeagent.cluster.drain.own_node import OwnNode, facts_of
+from nodeagent.cluster.drain.pods_of_node import PodsOfNode
+from nodeagent.cluster.drain.steps import (
+    AwaitAllocatable,
+    AwaitPodsGone,
+    DeletePods,
+    EvictPod,
+    PatchNode,
+    PodSelector,
+    Step,
+)
+from nodeagent.cluster.drain.waiting import pods_left, still_there
+from nodeagent.plan.plan import NodePlan
+from nodeagent.plan.problems import Code, Problem
+
+log = structlog.get_logger(__name__)
+
+_MOST_CONFLICTS = 10
+
+
+@dataclass(frozen=True, slots=True)
+class CarryingPace:
+    """Times in seconds. `tell`: how long a change of the Node is tried; `look`: between two looks
+    at pods that are to go, from short to long; `answer`: how long the API server may take.
+    """
+
+    tell: float = 10.0
+    look: tuple[float, float] = (0.5, 5.0)
+    answer: float = 10.0
+
+
+class CarryingOut:
+    """For one node; `pods_deadline` is how many seconds pods get to go."""
+
+    def __init__(
+        self,
+        access: ClusterAccess,
+        node: OwnNode,
+        pods: PodsOfNode,
+        *,
+        rules: Rules,
+        pods_deadline: float,
+        pace: CarryingPace,
+    ) -> None:
+        self._access = access
+        self._node = node
+        self._pods = pods
+        self._rules = rules
+        self._pods_deadline = pods_deadline
+        self._pace = pace
+
+    async def prepare(self, todo: NodePlan) -> tuple[Problem, ...]:
+        """Do what has to be done before; problems mean that it could not be."""
+        try:
+            node = await self._node.patch_all(
+                lambda node: prepare(todo, node, self._rules), within=self._pace.tell
+            )
+        except ClusterFault as fault:
+            return (_not_told(fault),)
+        left = prepare(todo, node, self._rules)
+        return await self._pods_gone([s.selector for s in left if isinstance(s, AwaitPodsGone)])
+
+    async def conclude(
+        self,
+        steps_of: Callable[[NodeFacts], Sequence[Step]],
+        await_offer: Callable[[AwaitAllocatable], None],
+    ) -> None:
+        """Do what `steps_of` says is left, up to where something has to be awaited.
+
+        Raises `ClusterFault`; then some of it may be done, and the rest is still to do.
+        """
+        deleted: list[PodSelector] = []  # once is enough: what comes in their place stays
+        for _ in range(_MOST_CONFLICTS):
+            view = await self._node.read()
+            try:
+                for step in steps_of(facts_of(view)):
+                    match step:
+                        case PatchNode():
+                            view = await self._node.patch(view, step)
+                        case DeletePods(selector=selector):
+                            if selector not in deleted:
+                                await self._delete(selector)
+                                deleted.append(selector)
+                        case AwaitAllocatable():
+                            await_offer(step)
+                            return
+                        case EvictPod() | AwaitPodsGone():
+                            raise AssertionError(step)  # those are steps before a change
+                        case _:
+                            assert_never(step)
+            except WriteConflict:
+                continue
+            return
+        raise WriteConflict("the Node changes faster than it can be written")
+
+    async def _delete(self, selector: PodSelector) -> None:
+        for pod in await self._pods.list_now(within=self._pace.answer):
+            if pod.leaving or not selector.matches(pod):
+                continue
+            try:
+                await self._access.delete_pod(pod.namespace, pod.name, uid=pod.uid)
+            except (ObjectMissing, WriteConflict):
+                log.debug("a pod has gone by itself", pod=str(pod))
+            else:
+                log.info("a pod of the device plugin is deleted", pod=str(pod))
+
+    async def _pods_gone(self, selectors: Sequence[PodSelector]) -> tuple[Problem, ...]:
+        if not selectors:
+            return ()
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + self._pods_deadline
+        pause, longest = self._pace.look
+        while True:
+            node = NodeFacts(pods=await self._listed(deadline - loop.time()))
+            left = [(selector, pods_left(selector, node)) for selector in selectors]
+            waiting = [(selector, pods) for selector, pods in left if pods is None or pods]
+            if not waiting:
+                return ()
+            if loop.time() >= deadline:
+                return self._not_gone(waiting)
+            await asyncio.sleep(min(pause, max(0.0, deadline - loop.time())))
+            pause = min(2 * pause, longest)
+
+    async def _listed(self, left: float) -> tuple[PodFact, ...] | None:
+        try:
+            return await self._pods.list_now(within=min(self._pace.answer, max(left, 1.0)))
+        except ClusterFault:
+            return None
+
+    def _not_gone(
+        self, waiting: Sequence[tuple[PodSelector, tuple[PodFact, ...] | None]]
+    ) -> tuple[Problem, ...]:
+        fault = self._pods.fault
+        if fault is not None:
+            log.warning("the pods of the node cannot be listed", error=fault.message)
+        return tuple(still_there(who, pods, self._pods_deadline) for who, pods in waiting)
+
+
+def _not_told(fault: ClusterFault) -> Problem:
+    return Problem(
+        Code.CLUSTER,
+        "the GPUs are not changed, since their other users in the cluster cannot be told of it "
+        f"before: {fault.message}",
+        fault.remedy or "it is tried again",
+    )

@@ -1,0 +1,191 @@
+"""Others that split this node's GPUs. Two of them undo each other, so one found is a refusal.
+
+Most of them destroy at their start what is not theirs. Each is told by the pods that do it. Where
+nobody could say which pods are here, a label that makes them come counts as much.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
+
+from nodeagent.cluster.drain.node_facts import NodeFacts, PodFact
+from nodeagent.plan.problems import Code, Problem
+from nodeagent.strict_json import parse_json
+
+
+class Owner(StrEnum):
+    """As a setting writes them."""
+
+    MIG_MANAGER = "mig-manager"
+    NOS = "nos"
+    DRA = "dra"
+    HAMI = "hami"
+    INSTASLICE = "instaslice"
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """Somebody who owns the node's GPUs, and by what that is seen."""
+
+    owner: Owner
+    evidence: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """`label` makes its pods come. `source` is the plan source of ours that serves the same label,
+    which then says nothing about who is here.
+    """
+
+    name: str
+    finds: Callable[[NodeFacts], Iterator[str]]
+    remedy: str
+    label: tuple[str, str] | None = None
+    source: str = ""
+
+
+MIG_MANAGER_LABEL: Final = "nvidia.com/gpu.deploy.mig-manager"
+NOS_LABEL: Final = "nos.nebuly.com/gpu-partitioning"
+HAMI_REGISTER: Final = "hami.io/node-nvidia-register"
+_DRA_COMPONENTS = ("nvidia-dra-driver-gpu-component", "dra-driver-nvidia-gpu-component")
+_INSTASLICE_PODS = ("instaslice-daemonset", "das-daemonset")
+_INSTASLICE_RESOURCES = ("mig.das.com/", "instaslice.redhat.com/mig-")
+
+
+def claims(node: NodeFacts, *, source: str = "") -> tuple[Claim, ...]:
+    """Everyone who splits this node's GPUs beside the agent, each with what was seen first.
+
+    `source` is the agent's own plan source, as its setting says.
+    """
+    found = ((owner, _evidence(known, node, source)) for owner, known in _KNOWN.items())
+    return tuple(Claim(owner, evidence) for owner, evidence in found if evidence)
+
+
+def owned_by_others(
+    node: NodeFacts, *, source: str = "", tolerated: Collection[Owner] = ()
+) -> tuple[Problem, ...]:
+    """A problem for each of them that is not `tolerated`; the agent refuses to act while any is."""
+    return tuple(
+        Problem(
+            Code.OWNED,
+            f"{_KNOWN[claim.owner].name} splits this node's GPUs too: {claim.evidence}. Nothing is "
+            "done, since two would undo each other's work",
+            _KNOWN[claim.owner].remedy,
+        )
+        for claim in claims(node, source=source)
+        if claim.owner not in tolerated
+    )
+
+
+# --- by what each is seen -----------------------------------------------------------------------
+
+
+def _evidence(known: _Known, node: NodeFacts, source: str) -> str:
+    found = next(known.finds(node), "")
+    # Where pods are known, they decide: the label stays when somebody is switched off elsewhere.
+    if (
+        found
+        or node.pods is not None
+        or known.label is None
+        or (known.source and known.source == source)
+    ):
+        return found
+    key, value = known.label
+    return f"the node has the label {key}={value}" if node.labels.get(key) == value else ""
+
+
+def _running(node: NodeFacts) -> Iterable[PodFact]:
+    return (pod for pod in node.pods or () if not pod.finished)
+
+
+def _pods_with(node: NodeFacts, key: str, *values: str) -> Iterator[str]:
+    for pod in _running(node):
+        if pod.labels.get(key) in values:
+            yield f"its pod {pod} is here ({key}={pod.labels[key]})"
+
+
+def _mig_manager(node: NodeFacts) -> Iterator[str]:
+    yield from _pods_with(node, "app", "nvidia-mig-manager")
+
+
+def _nos(node: NodeFacts) -> Iterator[str]:
+    for pod in _running(node):
+        # The name alone is a common word; its DaemonSet goes where this node label is.
+        if pod.labels.get("app.kubernetes.io/name", "").endswith("mig-agent") and (
+            NOS_LABEL in pod.selects or NOS_LABEL in node.labels
+        ):
+            yield f"its mig-agent's pod {pod} is here"
+
+
+def _dra(node: NodeFacts) -> Iterator[str]:
+    for pod in _running(node):
+        plugin = any(pod.labels.get(key) == "kubelet-plugin" for key in _DRA_COMPONENTS)
+        if plugin and _gate(pod, "DynamicMIG"):
+            yield f"its pod {pod} is here with DynamicMIG switched on"
+
+
+def _gate(pod: PodFact, name: str) -> bool:
+    gates = pod.environment.get("FEATURE_GATES", "").split(",")
+    return any(gate.strip().lower() == f"{name}=true".lower() for gate in gates)
+
+
+def _hami(node: NodeFacts) -> Iterator[str]:
+    """Without MIG it divides memory by a library and leaves the layout alone."""
+    here = any(
+        pod.labels.get("app.kubernetes.io/component") == "hami-device-plugin"
+        for pod in _running(node)
+    )
+    if (here or node.pods is None) and _is_hami_mig(node.annotations.get(HAMI_REGISTER, "")):
+        yield f"the annotation {HAMI_REGISTER} has GPUs in its mode mig"
+
+
+def _is_hami_mig(register: str) -> bool:
+    try:
+        devices = parse_json(register)
+    except ValueError:  # older releases: records end with a colon, commas part fields
+        return any("mig" in record.split(",") for record in register.split(":"))
+    if not isinstance(devices, list):
+        return False
+    return any(isinstance(device, dict) and device.get("mode") == "mig" for device in devices)
+
+
+def _instaslice(node: NodeFacts) -> Iterator[str]:
+    for key in ("name", "app", "app.kubernetes.io/name"):
+        yield from _pods_with(node, key, *_INSTASLICE_PODS)
+    for resource, amount in node.allocatable.items():
+        if resource.startswith(_INSTASLICE_RESOURCES) and amount != "0":
+            yield f"the node offers {resource}"
+
+
+_KNOWN: Final = {
+    Owner.MIG_MANAGER: _Known(
+        "NVIDIA's mig-manager",
+        _mig_manager,
+        f"switch it off: the node label {MIG_MANAGER_LABEL}=false, or migManager.enabled=false in "
+        "the GPU Operator's values",
+        label=(MIG_MANAGER_LABEL, "true"),
+    ),
+    Owner.NOS: _Known(
+        "nos' mig-agent",
+        _nos,
+        "take its DaemonSet away; its partitioner can go on with this agent, plan.source: nos",
+        label=(NOS_LABEL, "mig"),
+        source="nos",
+    ),
+    Owner.DRA: _Known(
+        "NVIDIA's DRA driver",
+        _dra,
+        "switch its feature gate DynamicMIG off, or leave this node's GPUs to it",
+    ),
+    Owner.HAMI: _Known(
+        "HAMi",
+        _hami,
+        "give the node another operatingmode in HAMi's configuration, or leave its GPUs to it",
+    ),
+    Owner.INSTASLICE: _Known(
+        "InstaSlice", _instaslice, "take its DaemonSet off this node, or leave its GPUs to it"
+    ),
+}

@@ -1,0 +1,255 @@
+"""After a change: what was done before it is put back, and the node's new offer is awaited.
+
+Behind the loop's back, but never while it works. The Node is asked for nothing where its last view
+says that nothing is left to do.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import NoReturn
+
+import structlog
+
+from nodeagent.cluster.client.faults import ClusterFault
+from nodeagent.cluster.client.node_view import NodeView
+from nodeagent.cluster.drain.awaited_offer import AwaitedOffer
+from nodeagent.cluster.drain.change import PLUGIN_CONFIG, Rules, conclude
+from nodeagent.cluster.drain.client_labels import restoring
+from nodeagent.cluster.drain.executor import CarryingOut
+from nodeagent.cluster.drain.node_facts import NodeFacts
+from nodeagent.cluster.drain.other_owners import Tell
+from nodeagent.cluster.drain.own_node import facts_of
+from nodeagent.cluster.drain.plugin_outlook import PluginOutlook
+from nodeagent.cluster.drain.steps import AwaitAllocatable, Step
+from nodeagent.plan.observed import ObservedNode
+from nodeagent.plan.plan import Verdict
+from nodeagent.plan.problems import Code, Problem
+from nodeagent.reconcile.active_plan import Judgement
+from nodeagent.reconcile.event_log import EventType
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Stays:
+    """What is not put back for now: a cordon that evictions need, labels that somebody else may
+    have paused.
+    """
+
+    cordon: Callable[[], bool]
+    labels: Callable[[NodeView | None], bool]
+
+
+def configuration_of(judgement: Judgement) -> str | None:
+    """The plugin's configuration that the plan asks for; None where it does not."""
+    return judgement.document.device_plugin_config if judgement.document else None
+
+
+class PuttingBack:
+    """Puts back while `run` runs, once a round has ended.
+
+    `wake` is called when the problems are others. `retry` are the seconds between two attempts, at
+    first and at most; `deadline` is how long the node may take to offer what it should. `done` is
+    called when all is put back.
+    """
+
+    def __init__(
+        self,
+        carrying: CarryingOut,
+        outlook: PluginOutlook,
+        *,
+        rules: Rules,
+        stays: Stays,
+        deadline: float,
+        retry: tuple[float, float],
+        wake: Callable[[str], None],
+        done: Callable[[], None],
+        tell: Tell,
+    ) -> None:
+        self._carrying = carrying
+        self._outlook = outlook
+        self._rules = rules
+        self._stays = stays
+        self._retry = retry
+        self._wake = wake
+        self._done = done
+        self._tell = tell
+        self._offer = AwaitedOffer(deadline=deadline, changed=self._offer_changed)
+        self._view: NodeView | None = None
+        self._seen: tuple[Judgement, ObservedNode] | None = None  # when the last round ended
+        self._working = False  # from the beginning of work to the end of its round
+        self._touched = False  # what the Node says may be older than what was done to it
+        self._changed = False  # devices may have changed, and the node's offer with them
+        self._chosen = False  # the plugin's configuration was set since the last round
+        self._to_await: Mapping[str, int] | None = None  # once all is put back
+        self._undone: tuple[Problem, ...] = ()
+        self._lock = asyncio.Lock()
+        self._due = asyncio.Event()
+
+    @property
+    def problems(self) -> tuple[Problem, ...]:
+        """Why something is not put back, and what the node offers wrongly."""
+        return (*self._undone, *self._offer.problems)
+
+    @property
+    def is_due(self) -> bool:
+        """Whether something that was done around a change, by an earlier agent too, is not yet put
+        back.
+        """
+        paused = restoring(facts_of(self._view).labels)
+        return self._touched or (bool(paused) and not self._stays.labels(self._view))
+
+    @property
+    def seen(self) -> tuple[Judgement, ObservedNode] | None:
+        """What the last round ended with."""
+        return self._seen
+
+    # --- what others say ------------------------------------------------------------------------
+
+    def work_begins(self, *, changes_devices: bool) -> None:
+        """From now on nothing is put back, until `settle`."""
+        self._working = True
+        if changes_devices:
+            self._changed, self._to_await = True, None
+            self._offer.forget()
+
+    @asynccontextmanager
+    async def touching(self) -> AsyncIterator[None]:
+        """What is done to the Node within is to be put back; waits for what is being put back."""
+        async with self._lock:
+            self._touched = True
+            yield
+
+    def settle(self, judgement: Judgement, observed: ObservedNode) -> None:
+        """A round is over: nobody works now."""
+        self._working = self._chosen = False
+        self._seen = (judgement, observed)
+        self.follow_up()
+
+    def saw(self, view: NodeView | None) -> None:
+        """The Node is like this now."""
+        self._view = view
+        self._offer.saw(view.allocatable if view is not None else None)
+        self.follow_up()
+
+    def follow_up(self) -> None:
+        """Something may be left to do."""
+        self._due.set()
+
+    # --- its life -------------------------------------------------------------------------------
+
+    async def run(self) -> NoReturn:
+        """Put back whatever is due until cancelled."""
+        pause, longest = self._retry
+        try:
+            while True:
+                await self._due.wait()
+                self._due.clear()
+                if self._working or self._seen is None:
+                    continue  # `settle` comes
+                try:
+                    await self._put_back()
+                except ClusterFault as fault:
+                    self._failed(fault)
+                    await asyncio.sleep(pause)
+                    pause = min(2 * pause, longest)
+                    self._due.set()
+                else:
+                    pause = self._retry[0]
+                    self._failed(None)
+        finally:
+            self._offer.forget()
+
+    async def leave(self, *, within: float) -> None:
+        """Put back at once what can be in so many seconds; nothing is awaited any more."""
+        self._working = self._changed = False
+        self._seen = self._to_await = None
+        self._offer.forget()
+        try:
+            async with asyncio.timeout(within):
+                await self._put_back()
+        except (ClusterFault, TimeoutError) as error:
+            why = str(error) or "no answer in time"
+            log.warning("what was done around a change is not put back yet", error=why)
+
+    async def _put_back(self) -> None:
+        async with self._lock:
+            if self._working:
+                return
+            await self._expect()
+            if self._touched or not self._is_as_left():
+                await self._carrying.conclude(self._left, self._await_offer)
+                self._touched = False
+                self._chosen = True
+                self._done()
+
+    def _failed(self, fault: ClusterFault | None) -> None:
+        before, self._undone = self._undone, ()
+        if fault is not None:
+            self._undone = (
+                Problem(
+                    Code.CLUSTER,
+                    f"what was done around a change is not put back: {fault.message}",
+                    fault.remedy or "it is tried again",
+                ),
+            )
+        if self._undone != before:
+            self._wake("what is known of putting back has changed")
+
+    # --- what is left to do ---------------------------------------------------------------------
+
+    def _left(self, node: NodeFacts) -> tuple[Step, ...]:
+        awaited = self._to_await if self._to_await is not None else self._offer.expected
+        return conclude(
+            node,
+            self._rules,
+            expected=awaited,
+            plugin_config=self._configuration_due(),
+            stays_cordoned=self._stays.cordon(),
+            stay_paused=not self._touched and self._stays.labels(self._view),
+        )
+
+    def _is_as_left(self) -> bool:
+        """Whether the Node, as it was seen last, needs nothing done by now."""
+        steps = self._left(facts_of(self._view))
+        if steps and isinstance(steps[0], AwaitAllocatable):
+            self._await_offer(steps[0])  # what comes behind it waits, too
+            return True
+        return not steps
+
+    def _configuration_due(self) -> str | None:
+        """The plugin's configuration goes with the layout that it was written for.
+
+        Set once after a round: who else sets it is no partner for a race.
+        """
+        if self._seen is None or self._chosen:
+            return None
+        plan = self._seen[0].plan
+        is_done = plan is not None and plan.verdict is Verdict.IN_SYNC
+        return configuration_of(self._seen[0]) if is_done else None
+
+    # --- what the node offers -------------------------------------------------------------------
+
+    async def _expect(self) -> None:
+        """Find out what the node should offer, if that may be something else than before."""
+        if self._seen is None:
+            return
+        labels, due = facts_of(self._view).labels, self._configuration_due()
+        if not self._changed and (due is None or labels.get(PLUGIN_CONFIG) == due):
+            return
+        self._changed = False
+        self._to_await = await self._outlook.expected(self._seen[1], labels, wanted=due)
+
+    def _await_offer(self, step: AwaitAllocatable) -> None:
+        self._to_await = None
+        self._offer.begin(step.expected)
+
+    def _offer_changed(self, reason: str) -> None:
+        for problem in self._offer.problems:
+            self._tell(EventType.NOT_OFFERED, problem.message)
+        self.follow_up()
+        self._wake(reason)

@@ -1,0 +1,169 @@
+"""NVIDIA's device plugin and its MIG strategy: which layouts it can offer, and under which names.
+
+A layout that its strategy does not allow makes the plugin offer nothing at all for the node, or
+everything under a wrong name. That is found here before anything is touched.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from enum import StrEnum
+from typing import Final
+
+from nodeagent.plan.observed import Access, ComputeInstance, Gpu, GpuInstance, ObservedNode
+from nodeagent.plan.plan import NodePlan
+from nodeagent.plan.problems import Code, Problem
+
+STRATEGY_LABEL: Final = "nvidia.com/mig.strategy"
+FEATURES_LABEL: Final = "nvidia.com/gfd.timestamp"
+GPU_RESOURCE: Final = "nvidia.com/gpu"
+MIG_RESOURCE: Final = "nvidia.com/mig-"
+
+
+class Strategy(StrEnum):
+    """How the plugin offers MIG devices: not at all, as GPUs, or each profile by its name."""
+
+    NONE = "none"
+    SINGLE = "single"
+    MIXED = "mixed"
+
+
+def strategy_of(labels: Mapping[str, str]) -> Strategy | None:
+    """As GPU feature discovery tells it, which does not for `none`; None: it tells nothing."""
+    told = labels.get(STRATEGY_LABEL, "")
+    if told in set(Strategy):
+        return Strategy(told)
+    return Strategy.NONE if not told and FEATURES_LABEL in labels else None
+
+
+def gpus_after(plan: NodePlan, observed: ObservedNode) -> tuple[Gpu, ...]:
+    """The node's GPUs once the plan is carried out, those it does not name as they are."""
+    planned = {gpu.before.key: gpu.after for gpu in plan.gpus}
+    return tuple(planned.get(gpu.key, gpu) for gpu in observed.gpus)
+
+
+def resource_of(profile: str) -> str:
+    """What the strategy `mixed` calls a profile: `1g.10gb+me` is nvidia.com/mig-1g.10gb.me."""
+    return MIG_RESOURCE + profile.replace("+", ".")
+
+
+def offered(strategy: Strategy, gpus: Iterable[Gpu]) -> dict[str, int]:
+    """The plugin's devices by resource, before it makes several of one by sharing."""
+    counts: Counter[str] = Counter()
+    for gpu in gpus:
+        if gpu.access is Access.LOST:
+            continue
+        if strategy is Strategy.NONE or not _in_mig_mode(gpu):
+            counts[GPU_RESOURCE] += 1
+            continue
+        for _, device in _devices(gpu):
+            single = strategy is Strategy.SINGLE
+            counts[GPU_RESOURCE if single else resource_of(device.profile)] += 1
+    return dict(sorted(counts.items()))
+
+
+def cannot_serve(strategy: Strategy, gpus: Iterable[Gpu]) -> tuple[Problem, ...]:
+    """Why the plugin could not offer these GPUs; empty when it can."""
+    present = [gpu for gpu in gpus if gpu.access is not Access.LOST]
+    split = [gpu for gpu in present if _in_mig_mode(gpu)]
+    if not split:
+        return ()
+    if strategy is Strategy.NONE:
+        return (_with_none(split),)
+    problems = [*_empty(strategy, split)]
+    if strategy is Strategy.SINGLE:
+        problems += _not_uniform(present, split)
+    else:
+        problems += _parts(split)
+    return tuple(problems)
+
+
+def _in_mig_mode(gpu: Gpu) -> bool:
+    return gpu.mig is not None and gpu.mig.current
+
+
+def _devices(gpu: Gpu) -> Iterator[tuple[GpuInstance, ComputeInstance]]:
+    for instance in gpu.instances:
+        for device in instance.compute:
+            yield instance, device
+
+
+# --- in words -----------------------------------------------------------------------------------
+
+
+def _with_none(split: list[Gpu]) -> Problem:
+    return Problem(
+        Code.UNSUPPORTED,
+        f"the device plugin's MIG strategy is none, with which it would offer {_names(split)} as "
+        "whole GPUs, although MIG mode makes that impossible",
+        "give the device plugin the MIG strategy mixed or single",
+        gpu=split[0].uuid,
+    )
+
+
+def _empty(strategy: Strategy, split: list[Gpu]) -> Iterator[Problem]:
+    for gpu in split:
+        if not any(_devices(gpu)):
+            yield Problem(
+                Code.UNSUPPORTED,
+                f"{_names([gpu])} would be in MIG mode without any device, with which the device "
+                f"plugin (MIG strategy {strategy}) offers nothing of the whole node",
+                "give it at least one instance, or mig: disabled",
+                gpu=gpu.uuid,
+            )
+
+
+def _not_uniform(present: list[Gpu], split: list[Gpu]) -> Iterator[Problem]:
+    whole = [gpu for gpu in present if not _in_mig_mode(gpu)]
+    if whole:
+        yield Problem(
+            Code.UNSUPPORTED,
+            "the device plugin's MIG strategy is single, which wants MIG mode on all GPUs of a "
+            f"node or on none; {_names(split)} would have it and {_names(whole)} would not",
+            "plan all GPUs alike, or give the device plugin the MIG strategy mixed",
+            gpu=whole[0].uuid,
+        )
+    kinds = Counter(
+        _kind(gpu, instance, device) for gpu in split for instance, device in _devices(gpu)
+    )
+    if len(kinds) > 1:
+        yield Problem(
+            Code.UNSUPPORTED,
+            "the device plugin's MIG strategy is single, which wants MIG devices of one kind on a "
+            f"node; there would be {_counted(kinds)}",
+            "plan one profile for all GPUs, or give the device plugin the MIG strategy mixed",
+            gpu=split[0].uuid,
+        )
+
+
+def _kind(gpu: Gpu, instance: GpuInstance, device: ComputeInstance) -> str:
+    """What the plugin compares is size, and two cards' profiles of one name differ in that."""
+    profile = gpu.profile(instance.profile)
+    size = f" of {profile.multiprocessors} SMs" if profile and profile.multiprocessors else ""
+    return f"{device.profile}{size}"
+
+
+def _parts(split: list[Gpu]) -> Iterator[Problem]:
+    parts = Counter(
+        device.profile
+        for gpu in split
+        for one, device in _devices(gpu)
+        if device.profile != one.profile
+    )
+    if parts:
+        yield Problem(
+            Code.UNSUPPORTED,
+            "the device plugin's MIG strategy is mixed, which has no name for a part of a GPU "
+            f"instance and then offers nothing of the whole node; there would be {_counted(parts)}",
+            "plan whole instances only, or parts of one size with the MIG strategy single",
+            gpu=split[0].uuid,
+        )
+
+
+def _names(gpus: list[Gpu]) -> str:
+    return ", ".join(f"GPU {gpu.index}" for gpu in gpus)
+
+
+def _counted(kinds: Mapping[str, int]) -> str:
+    return " + ".join(f"{count} × {kind}" for kind, count in sorted(kinds.items()))

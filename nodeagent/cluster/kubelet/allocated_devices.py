@@ -1,0 +1,197 @@
+"""What was allocated at one moment: whose a device is by that, joined with what the driver sees.
+
+Pure. A pod holds its devices from before its first process until after its last, so an allocation
+blocks like a process does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import assert_never
+
+from nodeagent.cluster.kubelet.allocations import Allocations, PodName
+from nodeagent.cluster.kubelet.device_ids import (
+    Anywhere,
+    ByFile,
+    ByInstance,
+    ByPlace,
+    ByUuid,
+    DeviceId,
+    read_claimed_device,
+    read_device_id,
+)
+from nodeagent.cluster.kubelet.process_pods import ProcessPod
+from nodeagent.gpu.usage import (
+    AllocationReading,
+    MigDevice,
+    WholeGpu,
+    merged,
+    mig_device_of,
+    whole_gpu,
+)
+from nodeagent.plan.observed import ComputeInstance, Gpu, GpuInstance, Usage, User
+
+_SOURCE = "kubelet"
+
+Owners = Mapping[int, ProcessPod | None]  # by pid; None for a process outside any pod
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """A device, and the container that it was given to."""
+
+    device: DeviceId
+    user: User
+
+
+@dataclass(frozen=True, slots=True)
+class AllocatedDevices:
+    """Everything that was allocated at one moment."""
+
+    held: tuple[Held, ...] = ()
+
+    @classmethod
+    def of(cls, allocations: Allocations) -> AllocatedDevices:
+        """What the kubelet told, made out."""
+        found = [
+            Held(read_device_id(device), _user(holding.pod, holding.container))
+            for holding in allocations.holdings
+            for device in holding.device_ids
+        ]
+        for claimed in allocations.claimed:
+            device = read_claimed_device(claimed.driver, claimed.device)
+            if device is not None:
+                found.append(Held(device, _user(claimed.pod, claimed.container)))
+        return cls(tuple(dict.fromkeys(found)))  # replicas of a device are one use of it
+
+    def users(self, device: MigDevice) -> Usage:
+        """Who was given the MIG device, or may have been."""
+        return self._told([(h, _is_device(h.device, device)) for h in self.held], device.minor)
+
+    def users_of_gpu(self, gpu: WholeGpu) -> Usage:
+        """Who was given the GPU itself, or may have been."""
+        return self._told([(h, _is_gpu(h.device, gpu)) for h in self.held], gpu.minor)
+
+    def _told(self, judged: Sequence[tuple[Held, bool]], minor: int | None) -> Usage:
+        users = tuple(sorted({held.user for held, hit in judged if hit}))
+        for held in self.held:
+            if isinstance(held.device, Anywhere):
+                return Usage(users, known=False, reason=_unclear(held.user, held.device))
+        if minor is None and any(isinstance(h.device, ByFile | ByPlace) for h in self.held):
+            reason = "the driver does not tell which device file the GPU has"
+            return Usage(users, known=False, reason=reason)
+        return Usage(users)
+
+
+def _unclear(user: User, device: Anywhere) -> str:
+    return (
+        f"pod {user.namespace}/{user.pod} was given the device {device.name!r}, "
+        "of which nobody knows which one it is"
+    )
+
+
+def _user(pod: PodName, container: str) -> User:
+    return User(0, source=_SOURCE, namespace=pod.namespace, pod=pod.name, container=container)
+
+
+def _is_device(held: DeviceId, device: MigDevice) -> bool:
+    """Whether it is the MIG device, in it, or around it; not so the whole GPU."""
+    match held:
+        case ByUuid(uuid):
+            return bool(device.uuid) and uuid == device.uuid.lower()
+        case ByInstance(gpu, instance, compute):
+            return (gpu, instance) == (device.gpu.lower(), device.gpu_instance) and (
+                device.compute_instance in {compute, None}
+            )
+        case ByFile(minor, instance):
+            return (minor, instance) == (device.minor, device.gpu_instance)
+        case ByPlace(minor, start):
+            place = device.placement
+            return minor == device.minor and (place is None or bool(place.mask >> start & 1))
+        case Anywhere():
+            return False  # it makes everything unknown
+        case _:
+            assert_never(held)
+
+
+def _is_gpu(held: DeviceId, gpu: WholeGpu) -> bool:
+    """Whether it is the GPU as a whole, or something on it that none of its instances is."""
+    match held:
+        case ByUuid(uuid):
+            return uuid == gpu.gpu.lower()
+        case ByInstance():
+            return False
+        case ByFile(minor, instance):
+            return minor == gpu.minor and instance is None
+        case ByPlace(minor, start):
+            if minor != gpu.minor or gpu.instances is None:
+                return False
+            return not any(place.mask >> start & 1 for place in gpu.instances)
+        case Anywhere():
+            return False
+        case _:
+            assert_never(held)
+
+
+# --- joined with what the driver sees -------------------------------------------------------------
+
+
+def with_allocations(gpu: Gpu, reading: AllocationReading, owners: Owners) -> Gpu:
+    """The GPU with whom it and its devices were given to, and its processes' pods named."""
+
+    def device_with(instance: GpuInstance, device: ComputeInstance) -> ComputeInstance:
+        holders = reading.users(mig_device_of(gpu, instance, device))
+        return replace(device, usage=_joined(device.usage, holders, owners))
+
+    return replace(
+        gpu,
+        usage=_joined(gpu.usage, reading.users_of_gpu(whole_gpu(gpu)), owners),
+        instances=tuple(
+            replace(i, compute=tuple(device_with(i, device) for device in i.compute))
+            for i in gpu.instances
+        ),
+    )
+
+
+def _joined(usage: Usage, holders: Usage, owners: Owners) -> Usage:
+    processes = tuple(_named(user, holders.processes, owners) for user in usage.processes)
+    # Only a process whose cgroup proves its pod stands for the pod's allocation. One that was
+    # named because the pod alone holds the device may be another's, an MPS server say, and would
+    # take the allocation along when it is left out.
+    shown = {(user.namespace, user.pod) for user in processes if _is_proven(user, owners)}
+    rest = tuple(user for user in holders.processes if (user.namespace, user.pod) not in shown)
+    return merged(replace(usage, processes=processes), replace(holders, processes=rest))
+
+
+def _is_proven(user: User, owners: Owners) -> bool:
+    owner = owners.get(user.pid) if user.pid else None
+    return owner is not None and owner.name is not None
+
+
+def _named(user: User, holders: Sequence[User], owners: Owners) -> User:
+    """The process with its pod: its cgroup's, else the only one that holds the device."""
+    if user.pod or not user.pid:
+        return user
+    if user.pid in owners:
+        owner = owners[user.pid]
+        if owner is None:
+            return user  # a process of the machine's own
+        if owner.name is not None:
+            pod = (owner.name.namespace, owner.name.name)
+            return _of_pod(user, pod, owner.container or _container(pod, holders))
+    pods = {(holder.namespace, holder.pod) for holder in holders}
+    if len(pods) != 1:
+        return user
+    pod = pods.pop()
+    return _of_pod(user, pod, _container(pod, holders))
+
+
+def _of_pod(user: User, pod: tuple[str, str], container: str) -> User:
+    return replace(user, namespace=pod[0], pod=pod[1], container=container)
+
+
+def _container(pod: tuple[str, str], holders: Sequence[User]) -> str:
+    """The pod's container that holds the device, if it is one."""
+    found = {holder.container for holder in holders if (holder.namespace, holder.pod) == pod}
+    return found.pop() if len(found) == 1 else ""

@@ -1,0 +1,189 @@
+"""The kubelet as a source of users: asked who was given which device. No answer means in use."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+from nodeagent.cluster.kubelet.allocated_devices import AllocatedDevices, Owners, with_allocations
+from nodeagent.cluster.kubelet.allocations import Allocations, PodName
+from nodeagent.cluster.kubelet.process_pods import ProcessPods
+from nodeagent.errors import NodeagentError
+from nodeagent.gpu.usage import AllocationReading, UnknownUsers
+from nodeagent.gpu.usage_reader import SharedLook
+from nodeagent.plan.observed import Access, Gpu, User
+
+if TYPE_CHECKING:
+    from nodeagent.cluster.kubelet.pod_resources import PodResourcesClient
+
+_BUSY_PAUSE = 0.05  # seconds; the kubelet serves 100 calls a second, to all that ask it
+_SUSPECTED_FOR = 300.0  # seconds for which a suspicion is looked into, unless it is raised again
+
+Finished = Callable[[frozenset[PodName]], Awaitable[frozenset[PodName]]]
+
+
+class KubeletWishes(Protocol):
+    """What the settings say of the kubelet; `deadline` in seconds."""
+
+    @property
+    def use(self) -> str: ...
+
+    @property
+    def socket(self) -> Path: ...
+
+    @property
+    def deadline(self) -> float: ...
+
+
+def kubelet_users(
+    settings: KubeletWishes, *, in_cluster: bool, simulated: bool
+) -> KubeletUsage | None:
+    """The kubelet as a source of users; None where it is not to be asked at all.
+
+    With `use: auto` and outside a cluster it is asked from when on its socket's folder exists.
+    Simulated processes are no processes, so nothing is looked up of them.
+    """
+    match settings.use:
+        case "never":
+            return None
+        case "auto" if simulated:
+            return None
+        case "auto":
+            must = in_cluster
+        case _:
+            must = True
+    return KubeletUsage(
+        settings.socket,
+        deadline=settings.deadline,
+        optional=not must,
+        processes=None if simulated else ProcessPods(),
+    )
+
+
+class KubeletUsage:
+    """Asks the kubelet who was given what; belongs to one event loop.
+
+    `deadline` in seconds, for the kubelet and for `finished` each. `optional`: a node without the
+    socket's folder has no kubelet, and nobody there was given anything. `processes` tells whose a
+    process is. `finished` gives those of the pods that have finished (or are gone) by what the API
+    server says at the time of the call; it may raise a NodeagentError when it cannot tell.
+    """
+
+    def __init__(
+        self,
+        socket: Path,
+        *,
+        deadline: float,
+        optional: bool = False,
+        processes: ProcessPods | None = None,
+        finished: Finished | None = None,
+    ) -> None:
+        self.finished = finished
+        self._socket = socket
+        self._deadline = deadline
+        self._optional = optional
+        self._processes = processes
+        self._client: PodResourcesClient | None = None
+        self._suspects: dict[PodName, float] = {}  # until when, in the loop's time
+        self._shared: SharedLook[AllocationReading] = SharedLook(self._ask)
+
+    def suspect(self, pods: Iterable[PodName]) -> None:
+        """These may have finished although the kubelet lists them: look into it for a while.
+
+        Kubelets before 1.34 list finished pods with their devices. Without a suspicion the API
+        server is asked nothing.
+        """
+        until = asyncio.get_running_loop().time() + _SUSPECTED_FOR
+        self._suspects |= dict.fromkeys(pods, until)
+
+    async def ask(self) -> AllocationReading:
+        """What is allocated now; a failure is a reading in which nothing is known."""
+        return await self._shared.result()
+
+    async def joined(self, gpus: Sequence[Gpu]) -> list[Gpu]:
+        """The GPUs with allocations as users, and with the pods of processes named."""
+        if not any(_answers(gpu) for gpu in gpus):
+            return list(gpus)
+        reading = await self.ask()
+        owners = await self._owners_of(gpus)
+        return [with_allocations(g, reading, owners) if _answers(g) else g for g in gpus]
+
+    async def close(self) -> None:
+        await self._shared.close()
+
+    async def _owners_of(self, gpus: Sequence[Gpu]) -> Owners:
+        pids = {user.pid for gpu in gpus if _answers(gpu) for user in _users(gpu) if user.pid}
+        if self._processes is None or not pids:
+            return {}
+        return await asyncio.to_thread(self._processes.of, pids)
+
+    # --- the kubelet ------------------------------------------------------------------------------
+
+    async def _ask(self) -> AllocationReading:
+        try:
+            if self._optional and not await asyncio.to_thread(self._socket.parent.is_dir):
+                return AllocatedDevices()
+            allocations = await self._allocations()
+            # In this order. Had the API server been asked first, a pod that had finished by then
+            # could be replaced by another of its name before the kubelet is asked, and the
+            # devices of the new one would count as free.
+            gone = await self._finished_of(allocations)
+            return AllocatedDevices.of(allocations.without(gone))
+        except NodeagentError as error:
+            return UnknownUsers(error.message)
+        except OSError as error:
+            return UnknownUsers(f"{self._socket.parent} cannot be looked at: {error.strerror}")
+
+    async def _allocations(self) -> Allocations:
+        if self._client is None:  # gRPC is imported only where there is somebody to ask
+            self._client = await asyncio.to_thread(_make_client, self._socket, self._deadline)
+        from nodeagent.cluster.kubelet.pod_resources import KubeletBusy
+
+        loop = asyncio.get_running_loop()
+        until = loop.time() + self._deadline
+        while True:
+            try:
+                return await self._client.allocations()
+            except KubeletBusy:
+                if loop.time() + _BUSY_PAUSE > until:
+                    raise
+            await asyncio.sleep(_BUSY_PAUSE)
+
+    async def _finished_of(self, allocations: Allocations) -> frozenset[PodName]:
+        """Who of the suspects has finished; nobody, where it cannot be found out."""
+        now = asyncio.get_running_loop().time()
+        holders = {one.pod for one in allocations.holdings}
+        holders |= {one.pod for one in allocations.claimed}
+        self._suspects = {
+            pod: until for pod, until in self._suspects.items() if until > now and pod in holders
+        }
+        suspects = frozenset(self._suspects)
+        if self.finished is None or not suspects:
+            return frozenset()
+        try:
+            async with asyncio.timeout(self._deadline):
+                gone = await self.finished(suspects) & suspects
+        except (NodeagentError, TimeoutError):
+            return frozenset()
+        for pod in suspects - gone:
+            self._suspects.pop(pod, None)
+        return gone
+
+
+def _make_client(socket: Path, deadline: float) -> PodResourcesClient:
+    from nodeagent.cluster.kubelet.pod_resources import PodResourcesClient
+
+    return PodResourcesClient(socket, deadline=deadline)
+
+
+def _users(gpu: Gpu) -> Iterator[User]:
+    yield from gpu.usage.processes
+    for instance in gpu.instances:
+        for device in instance.compute:
+            yield from device.usage.processes
+
+
+def _answers(gpu: Gpu) -> bool:
+    return gpu.access is Access.OK

@@ -1,0 +1,140 @@
+"""Which pod and container a process belongs to, by its cgroup and the kubelet's log folders.
+
+The cgroup's path has the pod's uid, whatever made it (cgroup v1 or v2; systemd or cgroupfs as the
+cgroup driver; containerd, CRI-O or Docker). The kubelet names its log folders after pods:
+`/var/log/pods/NAMESPACE_NAME_UID/CONTAINER/`, and the links beside them after containers:
+`/var/log/containers/NAME_NAMESPACE_CONTAINER-ID.log`.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from nodeagent.cluster.kubelet.allocations import PodName
+
+# systemd's slices have `_` where the uid has `-`; a static pod's uid is a hash without either.
+_POD: Final = re.compile(
+    r"(?:^|[/-])pod([0-9a-f]{8}(?:[-_][0-9a-f]{4}){3}[-_][0-9a-f]{12}|[0-9a-f]{32})(?=$|[/.:])"
+)
+_CONTAINER: Final = re.compile(r"(?<![0-9a-f])[0-9a-f]{64}(?![0-9a-f])")
+# The inode of the machine's own process namespace (PROC_PID_INIT_INO in the kernel's proc_ns.h).
+_FIRST_PID_NAMESPACE: Final = "pid:[4026531836]"
+
+
+@dataclass(frozen=True, slots=True)
+class PodCgroup:
+    """Whom a cgroup belongs to; `container` is the runtime's id, "" when it is not there."""
+
+    uid: str
+    container: str = ""
+
+
+def pod_of_cgroup(text: str) -> PodCgroup | None:
+    """The pod by the text of /proc/PID/cgroup; None for a process outside any pod."""
+    for line in text.splitlines():
+        path = line.split(":", 2)[-1]  # a path may have colons of its own
+        if pod := _POD.search(path):
+            inside = _CONTAINER.search(path, pod.end())
+            return PodCgroup(pod[1].replace("_", "-"), inside[0] if inside else "")
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessPod:
+    """A process in a pod; `name` is None and `container` "" while they cannot be found out."""
+
+    uid: str
+    name: PodName | None = None
+    container: str = ""
+
+
+class ProcessPods:
+    """Reads /proc and the kubelet's log folders, below the given roots. Its methods block.
+
+    `own_pids`: the pids are those of this process' own namespace, as a simulated node's are.
+    """
+
+    def __init__(
+        self,
+        *,
+        proc_root: Path = Path("/proc"),
+        log_root: Path = Path("/var/log"),
+        own_pids: bool = False,
+    ) -> None:
+        self._own_pids = own_pids
+        self._proc = proc_root
+        self._logs = log_root
+
+    def of(self, pids: Iterable[int]) -> Mapping[int, ProcessPod | None]:
+        """By pid; None for one outside any pod, and nothing for one of which it is not known.
+
+        Nothing is known in a container with a process namespace of its own: a pid is another
+        process there.
+        """
+        if not self._own_pids and self._is_foreign():
+            return {}
+        found = {pid: group for pid in pids if (group := self._cgroup(pid)) is not None}
+        groups = [group for group in map(pod_of_cgroup, found.values()) if group]
+        names = self._names() if groups else {}
+        containers = self._containers({g.container for g in groups}) if groups else {}
+        return {pid: self._pod(text, names, containers) for pid, text in found.items()}
+
+    def _is_foreign(self) -> bool:
+        try:
+            namespace = str((self._proc / "self/ns/pid").readlink())
+        except OSError:
+            return False
+        return namespace != _FIRST_PID_NAMESPACE
+
+    def _cgroup(self, pid: int) -> str | None:
+        try:
+            return (self._proc / str(pid) / "cgroup").read_text(errors="replace")
+        except OSError:
+            return None
+
+    def _names(self) -> dict[str, PodName]:
+        """Pods by uid."""
+        found = {}
+        for entry in _entries(self._logs / "pods"):
+            parts = entry.split("_")
+            if len(parts) == 3:
+                found[parts[2]] = PodName(parts[0], parts[1])
+        return found
+
+    def _containers(self, wanted: set[str]) -> dict[str, str]:
+        """Names of containers by their ids."""
+        found = {}
+        for entry in _entries(self._logs / "containers"):
+            name, _, container = entry.removesuffix(".log").rpartition("-")
+            if container in wanted:
+                found[container] = name.rpartition("_")[2]
+        return found
+
+    def _pod(
+        self, text: str, names: Mapping[str, PodName], containers: Mapping[str, str]
+    ) -> ProcessPod | None:
+        group = pod_of_cgroup(text)
+        if group is None:
+            return None
+        name = names.get(group.uid)
+        if name is None:
+            return ProcessPod(group.uid)
+        container = containers.get(group.container) or self._only_container(name, group.uid)
+        return ProcessPod(group.uid, name, container)
+
+    def _only_container(self, pod: PodName, uid: str) -> str:
+        """The pod's container, if it never had another one."""
+        found = list(_entries(self._logs / "pods" / f"{pod.namespace}_{pod.name}_{uid}"))
+        return found[0] if len(found) == 1 else ""
+
+
+def _entries(folder: Path) -> Iterator[str]:
+    try:
+        yield from os.listdir(folder)  # noqa: PTH208 - names are all that is needed
+    except OSError:
+        return

@@ -1,0 +1,1 @@
+"""The node's plan annotation as a plan source."""

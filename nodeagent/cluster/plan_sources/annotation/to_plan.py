@@ -1,0 +1,40 @@
+"""The agent's own annotations: a plan, the name of a configuration in the plan file, or both.
+
+Pure. A text is passed on as it is, whatever is in it; what it says is judged where documents are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Final, assert_never
+
+from nodeagent.documents.findings import shown
+from nodeagent.reconcile.plan_update import NoPlan, PlanOffer, PlanText, UnreadablePlan
+
+PLAN: Final = "nodeagent.io/plan"
+PLAN_NAME: Final = "nodeagent.io/plan-name"
+
+
+def offer(annotations: Mapping[str, str], file: PlanOffer) -> PlanOffer:
+    """What the annotations ask for; `file` is what the plan file offers, for a name alone.
+
+    A plan counts before a name alone, and takes the name along: it may be a mig-parted file. An
+    empty name is as if it were not there.
+    """
+    plan, name = annotations.get(PLAN), annotations.get(PLAN_NAME) or None
+    if plan is not None:
+        # A lone surrogate is refused where texts are read, with its place.
+        return PlanText(plan.encode("utf-8", "surrogatepass"), name)
+    if name is None:
+        return NoPlan(f"the Node has no annotation {PLAN}, and no {PLAN_NAME}")
+    match file:
+        case PlanText():
+            return replace(file, configuration=name)
+        case NoPlan(reason, problem):
+            why = f"the annotation {PLAN_NAME} is {shown(name)}, but {reason}"
+            return NoPlan(why, replace(problem, message=why) if problem else None)
+        case UnreadablePlan():
+            return file
+        case _:
+            assert_never(file)

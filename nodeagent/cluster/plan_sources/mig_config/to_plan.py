@@ -1,0 +1,139 @@
+"""From the label to a plan: the configuration it names, of the mounted file or generated."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from nodeagent.cluster.plan_sources.mig_config.generated import (
+    Configurations,
+    file_of,
+    generate,
+    without_profiles,
+)
+from nodeagent.cluster.plan_sources.mig_config.labels import CONFIG, can_be_named, wanted_name
+from nodeagent.documents.bounded_yaml import read_tree
+from nodeagent.documents.findings import listed, shown
+from nodeagent.documents.reading import read_document
+from nodeagent.errors import DocumentError
+from nodeagent.plan.observed import Access, Gpu, ObservedNode
+from nodeagent.plan.problems import Code, Problem
+from nodeagent.plan.selection import select
+from nodeagent.reconcile.plan_update import NoPlan, PlanOffer, PlanText, UnreadablePlan
+
+_MIG_CONFIGS = "mig-configs"
+
+
+@dataclass(frozen=True, slots=True)
+class MigConfigDemand:
+    """The label's value and the mounted file's text, None without a file."""
+
+    name: str
+    file_text: bytes | None
+
+    def on(self, observed: ObservedNode) -> PlanOffer:
+        """What it means for this node's cards."""
+        return offer({CONFIG: self.name}, self.file_text, observed)
+
+
+def offer(labels: Mapping[str, str], file_text: bytes | None, observed: ObservedNode) -> PlanOffer:
+    """What the label asks for. `file_text` is the mounted mig-parted file, None without one.
+
+    The file counts first. A configuration is generated where there is no file, where it has none
+    of that name, and where what it has of that name is for none of this node's cards. A file that
+    cannot be read is offered as it is, so that it is refused with its own faults. To read a large
+    file takes tens of milliseconds.
+    """
+    name = wanted_name(labels)
+    if not name:
+        return NoPlan(f"the node has no label {CONFIG}")
+    in_file = () if file_text is None else configuration_names(file_text)
+    if file_text is not None and in_file is None:
+        return PlanText(file_text, name)
+    known = in_file or ()
+    generated = generate(observed)
+    if file_text is not None and name in known:
+        if name not in generated or _is_for_this_node(file_text, name, observed):
+            return PlanText(file_text, name)
+        return _generated(name, generated)
+    if name in generated and observed.gpus:
+        return _generated(name, generated)
+    return _unknown(name, known, generated, observed, has_file=file_text is not None)
+
+
+def configuration_names(file_text: bytes) -> tuple[str, ...] | None:
+    """The names in a mig-parted file; None when it is none or cannot be read."""
+    try:
+        value = read_tree(file_text).value
+    except DocumentError:
+        return None
+    configurations = value.get(_MIG_CONFIGS) if isinstance(value, dict) else None
+    return tuple(configurations) if isinstance(configurations, dict) else None
+
+
+def _generated(name: str, generated: Configurations) -> PlanText:
+    """Alone: what else could be made changes with what the driver tells, and must not matter."""
+    return PlanText(file_of({name: generated[name]}), name)
+
+
+def _is_for_this_node(file_text: bytes, name: str, observed: ObservedNode) -> bool:
+    try:
+        document = read_document(file_text, configuration=name)
+    except DocumentError:
+        return True  # a fault in the file is told as what it is
+    # An index that the node does not have is such a fault too.
+    problems: list[Problem] = []
+    chosen = [select(entry, observed, problems) for entry in document.entries]
+    return any(chosen) or bool(problems)
+
+
+# --- a name that nobody knows -------------------------------------------------------------------
+
+
+def _unknown(
+    name: str,
+    in_file: Iterable[str],
+    generated: Iterable[str],
+    observed: ObservedNode,
+    *,
+    has_file: bool,
+) -> NoPlan | UnreadablePlan:
+    silent = without_profiles(observed)
+    waiting = [gpu for gpu in silent if gpu.access is not Access.OK]
+    if not observed.gpus or waiting:
+        who = listed(f"GPU {gpu.index}" for gpu in waiting) or "the node's GPUs"
+        return NoPlan(
+            f"the configuration {shown(name)} is not known yet: {who} did not answer so far, and "
+            "it may be one for them"
+        )
+    known = [one for one in dict.fromkeys((*in_file, *generated)) if can_be_named(one)]
+    where = "neither in the mounted file nor" if has_file else "not"
+    return UnreadablePlan(
+        Problem(
+            Code.UNKNOWN_CONFIGURATION,
+            f"the label {CONFIG} names the configuration {shown(name)}, which is {where} among "
+            "those that can be made for this node's cards; nothing was touched",
+            _remedy(name, known, silent),
+        )
+    )
+
+
+def _remedy(name: str, known: list[str], silent: tuple[Gpu, ...]) -> str:
+    near = nearest_names(name, known)
+    remedy = f"did you mean {' or '.join(near)}? " if near else ""
+    remedy += f"known are {listed(known)}"
+    if silent:
+        gpus = listed(f"GPU {gpu.index}" for gpu in silent)
+        remedy += (
+            f"; the driver tells no profiles of {gpus} now, and some drivers do so only in MIG "
+            "mode: all-enabled switches it on"
+        )
+    return remedy
+
+
+def nearest_names(name: str, known: Iterable[str], most: int = 3) -> tuple[str, ...]:
+    """The names most like the one written, the most alike first; capitals do not count."""
+    by_word = {one.lower(): one for one in known}
+    words = difflib.get_close_matches(name.lower(), by_word, n=most, cutoff=0.6)
+    return tuple(by_word[word] for word in words)

@@ -1,0 +1,188 @@
+"""The keys of nos' protocol and what they mean, exactly as nos itself reads them.
+
+nos tests for a prefix and splits the whole key at each `-`. That accepts more than it should
+(`spec-gpuX-0-1g.5gb`, index `00`) and less than a reader expects (no `-` in a profile); both are
+kept, because a key that only one side understands is worse than a strange one.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+
+from nodeagent.cluster.plan_sources.nos.requests import Asked, Reading
+from nodeagent.documents.findings import path_text, shown
+from nodeagent.plan.problems import Code, Problem
+
+_PREFIX = "nos.nebuly.com/"
+MODE_LABEL = f"{_PREFIX}gpu-partitioning"
+SPEC_PLAN = f"{_PREFIX}spec-partitioning-plan"
+STATUS_PLAN = f"{_PREFIX}status-partitioning-plan"
+SPEC = f"{_PREFIX}spec-gpu"  # without a `-` behind it, here and below: so nos tests for it
+STATUS = f"{_PREFIX}status-gpu"
+
+_INTEGER = re.compile(r"([+-]?)0*([0-9]{1,19})")  # as Go reads one; at most 64 bits
+_LARGEST = 2**63 - 1
+_SPEC_PARTS = 4
+_STATUS_PARTS = 5
+_SPEC_SHAPE = f"{SPEC}-<index>-<profile>"
+
+
+class Mode(StrEnum):
+    """How nos divides the GPUs of a node, by the node's label."""
+
+    MIG = "mig"
+    MPS = "mps"
+    HYBRID = "hybrid"  # nos knows the word and nothing behind it; here each GPU is one or the other
+
+
+class Use(StrEnum):
+    """Whether devices are in somebody's hands."""
+
+    FREE = "free"
+    USED = "used"
+    UNKNOWN = "unknown"  # nos reads it and never writes it
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class StatusKey:
+    """What a status annotation counts: devices of `profile` on the GPU with this index."""
+
+    index: int
+    profile: str
+    use: Use
+
+    def __str__(self) -> str:
+        return f"{STATUS}-{self.index}-{self.profile}-{self.use}"
+
+
+def mode_of(labels: Mapping[str, str]) -> Mode | None:
+    """How nos divides this node, None when not at all."""
+    value = labels.get(MODE_LABEL)
+    return next((mode for mode in Mode if mode.value == value), None)
+
+
+def annotation_path(key: str) -> str:
+    """Where an annotation is, for a problem's path."""
+    return path_text(("metadata", "annotations", key))
+
+
+# --- asked for --------------------------------------------------------------------------------
+
+
+def read_spec(annotations: Mapping[str, str]) -> Reading:
+    """All that the spec annotations ask for, in the order of their keys.
+
+    Two keys for the same GPU and profile (`gpu-0-`, `gpu-00-`) both count, as for nos.
+    """
+    asked: list[Asked] = []
+    wrong: list[Problem] = []
+    ignored: list[Problem] = []
+    for key, value in _with_prefix(annotations, SPEC):
+        found = _spec(key, value)
+        if isinstance(found, Problem):
+            ignored.append(found)
+        elif found.count < 0:
+            wrong.append(
+                Problem(
+                    Code.INVALID_VALUE,
+                    f"the annotation {shown(key)} asks for {found.count} devices",
+                    "write a number from 1 on, or take the annotation away",
+                    path=found.where,
+                )
+            )
+        elif found.count:
+            asked.append(found)
+        else:
+            ignored.append(_zero(key, found))
+    return Reading(tuple(asked), tuple(wrong), (*ignored, *_twice(asked)))
+
+
+def asked_profiles(annotations: Mapping[str, str]) -> Iterator[tuple[int, str]]:
+    """The GPUs and profiles that are asked for; without the faults, which cost time to tell."""
+    for key, value in annotations.items():
+        parts = key.split("-") if key.startswith(SPEC) else []
+        if len(parts) == _SPEC_PARTS and (_integer(value) or 0) > 0:
+            index = _integer(parts[2])
+            if index is not None:
+                yield index, parts[3]
+
+
+def _spec(key: str, value: str) -> Asked | Problem:
+    """What one annotation asks for, or why nos does not see it."""
+    parts = key.split("-")
+    if len(parts) != _SPEC_PARTS:
+        missing = len(parts) < _SPEC_PARTS
+        return _unread(key, "parts of it are missing" if missing else "its profile has a -")
+    index = _integer(parts[2])
+    if index is None:
+        return _unread(key, f"{shown(parts[2])} is no GPU index")
+    count = _integer(value)
+    if count is None:
+        return _unread(key, f"its value {shown(value)} is no whole number")
+    return Asked(index, parts[3], count, annotation_path(key))
+
+
+def _unread(key: str, why: str) -> Problem:
+    return Problem(
+        Code.INVALID_VALUE,
+        f"the annotation {shown(key)} is passed over, by nos too: {why}",
+        f"write {_SPEC_SHAPE} with a whole number as its value",
+        path=annotation_path(key),
+    )
+
+
+def _zero(key: str, asked: Asked) -> Problem:
+    return Problem(
+        Code.INVALID_VALUE,
+        f"the annotation {shown(key)} asks for 0 devices, which is as if it were not there; nos "
+        "never sees that as fulfilled",
+        "take the annotation away",
+        path=asked.where,
+    )
+
+
+def _twice(asked: list[Asked]) -> Iterator[Problem]:
+    first: dict[tuple[int, str], Asked] = {}
+    for one in asked:
+        other = first.setdefault((one.index, one.profile), one)
+        if other is not one:
+            yield Problem(
+                Code.DUPLICATE_DEVICE,
+                f"{other.where} and {one.where} ask for the same profile on the same GPU; both "
+                "count",
+                "leave one of them",
+                path=one.where,
+            )
+
+
+# --- what is so -------------------------------------------------------------------------------
+
+
+def read_status(key: str) -> StatusKey | None:
+    """What a status annotation counts, None when nos would pass it over."""
+    parts = key.split("-")
+    if not key.startswith(STATUS) or len(parts) != _STATUS_PARTS:
+        return None
+    index = _integer(parts[2])
+    use = next((use for use in Use if use.value == parts[4].lower()), None)
+    return None if index is None or use is None else StatusKey(index, parts[3], use)
+
+
+def status_keys(annotations: Mapping[str, str]) -> Iterator[str]:
+    """Every key that nos' own reporters would replace, whatever it is."""
+    return (key for key, _ in _with_prefix(annotations, STATUS))
+
+
+def _with_prefix(annotations: Mapping[str, str], prefix: str) -> Iterator[tuple[str, str]]:
+    return ((key, annotations[key]) for key in sorted(annotations) if key.startswith(prefix))
+
+
+def _integer(text: str) -> int | None:
+    match = _INTEGER.fullmatch(text)
+    if match is None:
+        return None
+    number = int(match[1] + match[2])
+    return number if -_LARGEST - 1 <= number <= _LARGEST else None

@@ -1,0 +1,151 @@
+"""What nos asks of each GPU, and whether any GPU could be that."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+from nodeagent.cluster.plan_sources.nos.grammar import MODE_LABEL, Mode
+from nodeagent.cluster.plan_sources.nos.requests import Asked
+from nodeagent.cluster.plan_sources.nos.spelling import mig_profile, share_size
+from nodeagent.documents.findings import MOST_PROBLEMS, listed, shown
+from nodeagent.documents.mps import MOST_CLIENTS
+from nodeagent.documents.selectors import LARGEST_INDEX
+from nodeagent.documents.terms import MOST_INSTANCES
+from nodeagent.plan.observed import Access, Gpu, ObservedNode
+from nodeagent.plan.problems import Code, Problem
+from nodeagent.plan.profiles import ProfileName, find, nearest
+
+_PROFILES = "a MIG profile such as 1g.10gb or 1g.10gb.me"
+_SHARES = "a share such as 10gb"
+_ALLOWED = {Mode.MIG: (_PROFILES,), Mode.MPS: (_SHARES,), Mode.HYBRID: (_PROFILES, _SHARES)}
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """What one GPU is asked to be: MIG with these instances, or shared so."""
+
+    index: int
+    gpu: Gpu | None
+    instances: Counter[str] = field(default_factory=Counter)
+    shares: Counter[int] = field(default_factory=Counter)
+    where: str = ""
+
+    @property
+    def uuid(self) -> str:
+        return self.gpu.uuid if self.gpu else ""
+
+    @property
+    def has_devices(self) -> bool:
+        return self.gpu is not None and bool(self.gpu.instances)
+
+
+def sorted_out(
+    mode: Mode, asked: Iterable[Asked], observed: ObservedNode
+) -> tuple[dict[int, Wish], list[Problem]]:
+    """What each GPU is asked to be, by index, and all that is wrong with it."""
+    known = {gpu.index: gpu for gpu in observed.gpus}
+    wishes: dict[int, Wish] = {}
+    wrong: list[Problem] = []
+    for one in asked:
+        if len(wrong) > MOST_PROBLEMS:
+            break  # a hostile node must not cost time
+        gpu = known.get(one.index)
+        problem = _no_such_gpu(one, known) or _take(one, mode, gpu, wishes)
+        if problem:
+            wrong.append(problem)
+    wrong += [problem for wish in wishes.values() for problem in _beyond(wish)]
+    return dict(sorted(wishes.items())), wrong
+
+
+def _take(one: Asked, mode: Mode, gpu: Gpu | None, wishes: dict[int, Wish]) -> Problem | None:
+    """Add to what the GPU is asked to be, or say what is wrong with it."""
+    size, name = share_size(one.profile), mig_profile(one.profile)
+    if (_SHARES if size else _PROFILES if name else "") not in _ALLOWED[mode]:
+        return Problem(
+            Code.UNKNOWN_PROFILE,
+            f"{one.where} asks for {shown(one.profile)} on a node whose label {MODE_LABEL} is "
+            f"{mode.value}",
+            f"write {' or '.join(_ALLOWED[mode])}",
+            path=one.where,
+        )
+    wish = wishes.setdefault(one.index, Wish(one.index, gpu, where=one.where))
+    if size:
+        wish.shares[size] += one.count
+    elif name:
+        wish.instances[str(name)] += one.count
+        return _no_such_profile(one, name, gpu)
+    return None
+
+
+def _no_such_gpu(one: Asked, known: Mapping[int, Gpu]) -> Problem | None:
+    if one.index in known or (not known and one.index <= LARGEST_INDEX):
+        return None
+    have = f"it has {listed(map(str, known))}" if known else f"the largest is {LARGEST_INDEX}"
+    return Problem(
+        Code.UNKNOWN_DEVICE,
+        f"{one.where} names GPU {one.index}, which this node does not have",
+        have,
+        path=one.where,
+    )
+
+
+def _no_such_profile(one: Asked, name: ProfileName, gpu: Gpu | None) -> Problem | None:
+    """Where the card's profiles are not known, it is found out when the plan is resolved."""
+    if gpu is not None and gpu.access is Access.OK and gpu.mig is None:
+        return Problem(
+            Code.NOT_MIG_CAPABLE,
+            f"{one.where} asks for {shown(one.profile)}, but {gpu.title} has no MIG",
+            f"take it away, or set the label {MODE_LABEL} to {Mode.MPS.value}",
+            gpu=gpu.uuid,
+            path=one.where,
+        )
+    if gpu is None or not gpu.profiles or len(find(name, gpu.profiles)) == 1:
+        return None
+    names = [profile.name for profile in gpu.profiles]
+    near = nearest(str(name), names)
+    return Problem(
+        Code.UNKNOWN_PROFILE,
+        f"{one.where} asks for {shown(one.profile)}, which {gpu.title} has not",
+        f"{f'did you mean {near}? ' if near else ''}it offers {listed(names)}",
+        gpu=gpu.uuid,
+        path=one.where,
+    )
+
+
+def _beyond(wish: Wish) -> Iterator[Problem]:
+    """What no GPU can be."""
+    instances, shares = wish.instances.total(), wish.shares.total()
+    if instances and shares:
+        yield _of(
+            wish,
+            f"GPU {wish.index} is asked for MIG profiles and for shares",
+            "ask a GPU for one or the other",
+        )
+    for count, most, what in (
+        (instances, MOST_INSTANCES, "MIG devices"),
+        (shares, MOST_CLIENTS, "shares"),
+    ):
+        if count > most:
+            yield _of(wish, f"GPU {wish.index} is asked for {count} {what}", f"at most {most} fit")
+
+
+def _of(wish: Wish, message: str, remedy: str) -> Problem:
+    return Problem(Code.DOES_NOT_FIT, message, remedy, gpu=wish.uuid, path=wish.where)
+
+
+# --- GPUs that nos asks nothing of ------------------------------------------------------------
+
+
+def emptied(mode: Mode, wishes: Mapping[int, Wish], observed: ObservedNode) -> list[Wish]:
+    """The GPUs in MIG mode without a spec, on a node that nos divides by MIG alone.
+
+    For nos a spec is total: what it does not name has to go, once it is free. It never switches
+    MIG on or off, so other GPUs are left alone, and so is the layout of a node it does not know
+    as a whole.
+    """
+    if mode is not Mode.MIG:
+        return []
+    left = [gpu for gpu in observed.gpus if gpu.index not in wishes]
+    return [Wish(gpu.index, gpu) for gpu in left if gpu.mig is not None and gpu.mig.current]

@@ -1,0 +1,143 @@
+"""nos' protocol as a plan source: its partitioner decides, and is told what is so."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import NoReturn
+
+import structlog
+
+from nodeagent.cluster.client.access import ClusterAccess
+from nodeagent.cluster.client.node_view import NodeView
+from nodeagent.cluster.plan_sources.last_offer import Asked
+from nodeagent.cluster.plan_sources.node_source import NO_NODE, Keys, Offer
+from nodeagent.cluster.plan_sources.nos.configuration import NosConfiguration, ReadPace
+from nodeagent.cluster.plan_sources.nos.deferred_plan import NosDemand, demand
+from nodeagent.cluster.plan_sources.nos.grammar import SPEC_PLAN, Mode, mode_of
+from nodeagent.cluster.plan_sources.nos.plugin_configuration import (
+    CONFIGURATION_LABEL,
+    configuration_key,
+)
+from nodeagent.cluster.plan_sources.nos.status import status_annotations, withdrawn
+from nodeagent.documents.findings import shown
+from nodeagent.plan.observed import ObservedNode
+from nodeagent.plan.problems import Problem
+from nodeagent.reconcile.plan_update import NoPlan, PlanOffer
+from nodeagent.views.node_state import NodeState
+
+log = structlog.get_logger(__name__)
+
+
+class NosSource:
+    """Asks for what nos' spec annotations, or its configuration of the device plugin, say.
+
+    `config_map` is NAMESPACE/NAME of the latter, None where it is not to be read; UsageError if
+    it is written otherwise. `rounds` says how many rounds the loop has finished.
+
+    `remarks` are what nos passes over in silence, or does without being asked in so many words.
+    """
+
+    def __init__(
+        self,
+        offer: Offer,
+        access: ClusterAccess,
+        config_map: str | None,
+        *,
+        rounds: Callable[[], int],
+        pace: ReadPace = ReadPace(),  # noqa: B008 - a frozen value
+    ) -> None:
+        self._asked = Asked(offer, rounds)
+        self._configuration = (
+            NosConfiguration(access, config_map, self._ask, pace=pace) if config_map else None
+        )
+        self._view: NodeView | None = None
+        self._seen = False
+        self._remarked: NosDemand | None = None
+        self._to_remark: asyncio.Queue[tuple[NosDemand, ObservedNode]] = asyncio.Queue(maxsize=1)
+        self.remarks: tuple[Problem, ...] = ()
+
+    async def run(self) -> NoReturn:
+        """Read the ConfigMap whenever the label names another key, until cancelled."""
+        async with asyncio.TaskGroup() as parts:
+            if self._configuration:
+                parts.create_task(self._configuration.run(), name="read nos' ConfigMap")
+            parts.create_task(self._remark(), name="look for what nos passes over")
+        raise AssertionError("neither ends by itself")
+
+    def saw(self, view: NodeView | None) -> None:
+        """Ask for what nos wants of this Node."""
+        self._view, self._seen = view, True
+        if self._configuration:
+            self._configuration.want(_key(view))
+        self._ask()
+
+    def answer(self, view: NodeView, state: NodeState, offered: PlanOffer | None) -> Keys:
+        """What is free and in use, and the plan that this is the answer to."""
+        judged = self._asked.is_judged_in(state)
+        if judged:
+            self._look_for_remarks(state.observed)
+        annotations = status_annotations(
+            state, offered, annotations=view.annotations, labels=view.labels, judged=judged
+        )
+        return Keys(annotations=annotations)
+
+    def withdrawal(self, view: NodeView) -> Keys:
+        """The counts, which nobody keeps true any more."""
+        return Keys(annotations=withdrawn(view.annotations))
+
+    # --- what is asked for ----------------------------------------------------------------------
+
+    def _ask(self) -> None:
+        if self._seen:
+            wanted = self._wanted()
+            if wanted is not None:
+                self._asked.ask(wanted)
+
+    def _wanted(self) -> PlanOffer | NosDemand | None:
+        """What is asked for now; None while the configuration is being read."""
+        view = self._view
+        if view is None:
+            return NO_NODE
+        key = _key(view)
+        if key is None:
+            return demand(view.annotations, view.labels)
+        if self._configuration is None:
+            if view.annotations.get(SPEC_PLAN):
+                return demand(view.annotations, view.labels)
+            return _nowhere(key)
+        if self._configuration.text is not None:
+            return demand(view.annotations, view.labels, self._configuration.text)
+        return self._configuration.trouble
+
+    # --- what nos says nothing about ------------------------------------------------------------
+
+    def _look_for_remarks(self, observed: ObservedNode) -> None:
+        asked = self._asked.last
+        if isinstance(asked, NosDemand) and asked != self._remarked and self._to_remark.empty():
+            self._remarked = asked
+            self._to_remark.put_nowait((asked, observed))
+
+    async def _remark(self) -> NoReturn:
+        """Tell what nos passes over, once; in a thread, because there may be much of it."""
+        while True:
+            asked, observed = await self._to_remark.get()
+            found = await asyncio.to_thread(asked.remarks, observed)
+            if found != self.remarks:
+                self.remarks = found
+                for remark in found:
+                    log.warning(remark.message, remedy=remark.remedy)
+
+
+def _key(view: NodeView | None) -> str | None:
+    """The key of the ConfigMap that matters for this node; None when none does."""
+    if view is None or mode_of(view.labels) not in (Mode.MPS, Mode.HYBRID):
+        return None
+    return configuration_key(view.labels)
+
+
+def _nowhere(key: str) -> NoPlan:
+    return NoPlan(
+        f"the label {CONFIGURATION_LABEL} names nos' configuration {shown(key)}, and "
+        "kubernetes.nos_config_map does not say which ConfigMap it is in"
+    )

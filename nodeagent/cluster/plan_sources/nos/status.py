@@ -1,0 +1,209 @@
+"""The node's state as nos' status annotations.
+
+nos' partitioner makes its picture of a node of nothing else, and it waits, with the whole cluster,
+until every node has answered its newest plan.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+from nodeagent.cluster.plan_sources.nos.grammar import (
+    SPEC_PLAN,
+    STATUS_PLAN,
+    Mode,
+    StatusKey,
+    Use,
+    asked_profiles,
+    mode_of,
+    read_status,
+    status_keys,
+)
+from nodeagent.cluster.plan_sources.nos.spelling import asked_words, share_size, spelled
+from nodeagent.documents.reading import digest_of
+from nodeagent.plan.mps_usage import as_used
+from nodeagent.plan.observed import Access, Gpu, MpsDaemon, User
+from nodeagent.plan.shares import MIB, Share
+from nodeagent.reconcile.plan_update import NoPlan, PlanOffer, UnreadablePlan
+from nodeagent.views.mps_state import ClientState, DaemonState
+from nodeagent.views.node_state import NodeState, Phase
+
+_Counts = Counter[StatusKey]
+
+
+def status_annotations(
+    state: NodeState,
+    offered: PlanOffer | None,
+    *,
+    annotations: Mapping[str, str],
+    labels: Mapping[str, str],
+    judged: bool = True,
+) -> Mapping[str, str | None]:
+    """What is to be written to a Node with these annotations and labels; None takes a key away.
+
+    `offered` is what the state was made from, and `judged` whether that is what these annotations
+    and labels ask for. All of it belongs into one patch: nos takes the counts for those of the
+    plan that is acknowledged beside them. A key that is not named stays as it is. On a node that
+    nos does not divide nothing is written at all.
+    """
+    mode = mode_of(labels)
+    if mode is None:
+        return {}
+    wanted: dict[str, str | None] = {}
+    if state.observed_at is not None:
+        silent, counts = _counted(state, mode, annotations)
+        stale = (key for key in status_keys(annotations) if not _is_of(key, silent))
+        wanted = dict.fromkeys(stale)
+        wanted |= {str(key): str(counts[key]) for key in sorted(counts)}
+    plan = annotations.get(SPEC_PLAN)
+    if plan and (state.driver_error or (judged and _answered(state, offered, mode))):
+        wanted[STATUS_PLAN] = plan
+    return wanted
+
+
+def withdrawn(annotations: Mapping[str, str]) -> Mapping[str, None]:
+    """What to take away when nobody keeps the counts true any more.
+
+    The answer to the last plan stays: without it nos would wait for one, with the whole cluster.
+    """
+    return dict.fromkeys(status_keys(annotations))
+
+
+def _answered(state: NodeState, offered: PlanOffer | None, mode: Mode) -> bool:
+    """Whether all has been done for this plan that is to be done for now, well or not.
+
+    A plan that was refused, or waits for somebody, is answered too, as it is when the driver is
+    dead: unanswered, it would hold up the whole cluster.
+    """
+    if offered is None:
+        return False
+    if isinstance(offered, NoPlan):
+        return mode is not Mode.MIG  # elsewhere the id is left over, and nothing comes of it
+    if isinstance(offered, UnreadablePlan):
+        return True
+    digest = digest_of(offered.text)
+    if state.refusal is not None and state.refusal.digest == digest:
+        return True
+    return state.digest == digest and state.phase is not Phase.WORKING
+
+
+def _is_of(key: str, indices: Iterable[int]) -> bool:
+    found = read_status(key)
+    return found is not None and found.index in indices
+
+
+# --- counting ---------------------------------------------------------------------------------
+
+
+def _counted(
+    state: NodeState, mode: Mode, annotations: Mapping[str, str]
+) -> tuple[set[int], _Counts]:
+    """The GPUs of which nothing is known now, and the counts of all others.
+
+    A GPU that does not answer is counted as it was last seen, and as in use: nos must not plan
+    with it.
+    """
+    asked: dict[int, list[str]] = {}
+    for index, profile in asked_profiles(annotations):
+        asked.setdefault(index, []).append(profile)
+    daemons = {daemon.device: daemon for daemon in state.mps}
+    silent: set[int] = set()
+    counts: _Counts = Counter()
+    for gpu in state.observed.gpus:
+        answers = gpu.access is Access.OK and not state.driver_error
+        if not answers and not gpu.instances and gpu.mps is None:
+            silent.add(gpu.index)
+            continue
+        seen = as_used(gpu)
+        # To nos a share on a node of MIG, or the other way round, is a fault of the whole node.
+        if mode is not Mode.MPS:
+            counts.update(_devices(seen, asked.get(gpu.index, ()), answers=answers))
+        if mode is not Mode.MIG and seen.mps is not None:
+            counts.update(_shares(seen, seen.mps, daemons.get(gpu.uuid), answers=answers))
+    return silent, counts
+
+
+def _devices(gpu: Gpu, asked: Iterable[str], *, answers: bool) -> Iterator[StatusKey]:
+    """One key for each MIG device."""
+    words = asked_words(gpu, asked)
+    for instance in gpu.instances:
+        for device in instance.compute:
+            profile = words.get(device.profile) or spelled(device.profile)
+            if profile is not None:
+                used = not answers or device.usage.in_use
+                yield StatusKey(gpu.index, profile, Use.USED if used else Use.FREE)
+
+
+# --- shares -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Holder:
+    """Who has a share, as far as one can tell which: a container, or a process without one."""
+
+    identity: tuple[str, ...]
+    share: str = ""
+    slot: str = ""
+    limit: int | None = None  # bytes
+
+
+def _shares(
+    gpu: Gpu, daemon: MpsDaemon, reported: DaemonState | None, *, answers: bool
+) -> Iterator[StatusKey]:
+    """One key for each share, of those that nos knows how to name."""
+    shares = [s for s in daemon.runs.sharing.shares if s.count and share_size(s.name)]
+    left = {share.name: share.count or 0 for share in shares}
+    if answers and gpu.usage.known and daemon.clients.known:
+        taken = _taken(_holders(gpu, reported), shares)
+    else:
+        taken = Counter(left)
+    for name, count in left.items():
+        yield from [StatusKey(gpu.index, name, Use.USED)] * min(count, taken[name])
+        yield from [StatusKey(gpu.index, name, Use.FREE)] * max(0, count - taken[name])
+
+
+def _holders(gpu: Gpu, reported: DaemonState | None) -> list[_Holder]:
+    """The clients the daemon's supervisor knows, then those users whom only others saw.
+
+    A process that is neither a client nor an allocation of the kubelet's holds no share.
+    """
+    clients = reported.clients if reported else ()
+    known = {_identity(client) for client in clients}
+    pids = {client.pid for client in clients}
+    others = {
+        _identity(user): None
+        for user in gpu.usage.processes
+        if user.source in ("mps", "kubelet") and not (user.pid and user.pid in pids)
+    }
+    return [
+        *(_Holder(_identity(c), c.share, c.slot, c.memory_limit) for c in clients),
+        *(_Holder(identity) for identity in others if identity not in known),
+    ]
+
+
+def _identity(who: ClientState | User) -> tuple[str, ...]:
+    if who.pod:
+        return (who.namespace, who.pod, who.container)
+    return (str(who.pid),)
+
+
+def _taken(holders: Iterable[_Holder], shares: list[Share]) -> Counter[str]:
+    """How many of each share are in somebody's hands.
+
+    A slot counts once, however many processes are in it. Whoever has none of the slots holds a
+    share all the same: the one with a limit like theirs, else the largest that is free.
+    """
+    holders = list(holders)
+    names = {share.name for share in shares}
+    slots = {(h.share, h.slot or h.identity) for h in holders if h.share in names}
+    taken = Counter(name for name, _ in slots)
+    placed = {h.identity for h in holders if h.share in names}
+    unplaced = {h.identity: h for h in holders if h.identity not in placed}
+    for holder in unplaced.values():
+        free = [s for s in shares if taken[s.name] < (s.count or 0)]
+        if free:
+            like = [s for s in free if s.memory and s.memory * MIB == holder.limit]
+            taken[max(like or free, key=lambda s: s.memory or 0).name] += 1
+    return taken

@@ -1,0 +1,210 @@
+"""What nos asks of the node, as a plan in the agent's own language.
+
+So everything behind a plan source works as for any other plan. The text depends only on what is
+asked for and on the cards, never on the order of keys or the id of nos' plan: a new id that asks
+for the same is the same plan, with the same digest.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
+from typing import Any, assert_never
+
+from nodeagent.cluster.plan_sources.nos.grammar import (
+    MODE_LABEL,
+    SPEC_PLAN,
+    Mode,
+    mode_of,
+    read_spec,
+)
+from nodeagent.cluster.plan_sources.nos.plugin_configuration import (
+    CONFIGURATION_LABEL,
+    read_configuration,
+)
+from nodeagent.cluster.plan_sources.nos.requested_devices import Wish, emptied, sorted_out
+from nodeagent.cluster.plan_sources.nos.requests import Reading
+from nodeagent.cluster.plan_sources.nos.shares import card_memory, mps_entry
+from nodeagent.cluster.plan_sources.nos.spelling import share_size, spelled
+from nodeagent.documents.findings import MOST_PROBLEMS, did_you_mean, listed, shown
+from nodeagent.documents.reading import LARGEST_PLAN
+from nodeagent.plan.observed import ObservedNode
+from nodeagent.plan.problems import Code, Problem
+from nodeagent.reconcile.plan_update import NoPlan, PlanOffer, PlanText, UnreadablePlan
+
+_MOST_NAMED = 3  # further places in a sentence about the first
+
+
+def offer(
+    annotations: Mapping[str, str],
+    labels: Mapping[str, str],
+    observed: ObservedNode,
+    *,
+    plugin_configuration: str | None = None,
+) -> PlanOffer:
+    """The plan that nos has for a node with these annotations and labels.
+
+    `plugin_configuration` is the text that `configuration_key` leads to; where it is given, it
+    says what the shares are. To be made anew whenever any of the arguments changes: a GPU in MIG
+    mode that nos asks nothing of is emptied, so the GPUs there are belong to what is asked.
+    """
+    mode = mode_of(labels)
+    if mode is None:
+        return NoPlan(_not_divided(labels))
+    reading = _read(mode, annotations, plugin_configuration)
+    if reading is None:
+        return NoPlan(_nothing_asked(mode, labels))
+    wishes, wrong = sorted_out(mode, reading.asked, observed)
+    faults = (*reading.wrong, *wrong)
+    if faults:
+        return UnreadablePlan(_as_one(faults))
+    text = _document([*wishes.values(), *emptied(mode, wishes, observed)], labels)
+    return UnreadablePlan(_too_large(text)) if len(text) > LARGEST_PLAN else PlanText(text)
+
+
+def remarks(
+    annotations: Mapping[str, str],
+    labels: Mapping[str, str],
+    observed: ObservedNode,
+    *,
+    plugin_configuration: str | None = None,
+) -> tuple[Problem, ...]:
+    """What nos passes over in silence, or does without being asked in so many words.
+
+    None of it keeps the plan from being carried out. At most 20, and one that says so.
+    """
+    mode = mode_of(labels)
+    reading = _read(mode, annotations, plugin_configuration) if mode else None
+    if mode is None or reading is None:
+        return ()
+    wishes, _ = sorted_out(mode, reading.asked, observed)
+    going = [wish for wish in emptied(mode, wishes, observed) if wish.has_devices]
+    found = (*map(_told_of, going), *_unspeakable(mode, observed), *reading.ignored)
+    if len(found) <= MOST_PROBLEMS:
+        return found
+    more = f"there are {len(found) - MOST_PROBLEMS} more remarks of this kind"
+    return (*found[:MOST_PROBLEMS], Problem(Code.INVALID_VALUE, more, "mend these and look again"))
+
+
+# --- what is there to read --------------------------------------------------------------------
+
+
+def _read(
+    mode: Mode, annotations: Mapping[str, str], plugin_configuration: str | None
+) -> Reading | None:
+    """All that is asked in this mode; None when nos has said nothing yet."""
+    has_plan = bool(annotations.get(SPEC_PLAN))  # without an id it is not to be acted upon
+    configuration = plugin_configuration if mode is not Mode.MIG else None
+    match mode:
+        case Mode.MIG:
+            return read_spec(annotations) if has_plan else None
+        case Mode.MPS:
+            if configuration is None:
+                return _if_asked(read_spec(annotations)) if has_plan else None
+            # Spec annotations are then left from a time when the node had another label.
+            return _if_asked(read_configuration(configuration))
+        case Mode.HYBRID:
+            spec = read_spec(annotations) if has_plan else Reading()
+            if configuration is None:
+                return _if_asked(spec)
+            return _if_asked(_together(spec, read_configuration(configuration)))
+        case _:
+            assert_never(mode)
+
+
+def _if_asked(reading: Reading) -> Reading | None:
+    return reading if reading.asked or reading.wrong else None
+
+
+def _together(spec: Reading, configuration: Reading) -> Reading:
+    """MIG as the annotations say, shares as the configuration says."""
+    instances = tuple(one for one in spec.asked if share_size(one.profile) is None)
+    return Reading(
+        (*instances, *configuration.asked),
+        (*spec.wrong, *configuration.wrong),
+        spec.ignored,
+    )
+
+
+def _not_divided(labels: Mapping[str, str]) -> str:
+    value = labels.get(MODE_LABEL)
+    modes = [mode.value for mode in Mode]
+    if value is None:
+        return f"nos does not divide this node: it has no label {MODE_LABEL}"
+    return (
+        f"nos does not divide this node: its label {MODE_LABEL} is {shown(value)}, not one of "
+        f"{listed(modes)} {did_you_mean(value.strip(), modes)}"
+    ).rstrip()
+
+
+def _nothing_asked(mode: Mode, labels: Mapping[str, str]) -> str:
+    if mode is Mode.MIG:
+        return f"nos has no plan for this node yet: it has no annotation {SPEC_PLAN}"
+    key = labels.get(CONFIGURATION_LABEL)
+    where = f"under {shown(key)}" if key else f"no label {CONFIGURATION_LABEL} is there"
+    return (
+        "nos has no shares for this node yet: neither in the device plugin's configuration "
+        f"({where}) nor in annotations with a {SPEC_PLAN}"
+    )
+
+
+def _told_of(wish: Wish) -> Problem:
+    return Problem(
+        Code.DOES_NOT_FIT,
+        f"nos asks nothing of GPU {wish.index}, which is in MIG mode: by its protocol every free "
+        "MIG device there goes",
+        "the device plugin may refuse to work with a GPU in MIG mode that has no device; give it "
+        "a spec annotation",
+        gpu=wish.uuid,
+    )
+
+
+def _unspeakable(mode: Mode, observed: ObservedNode) -> Iterator[Problem]:
+    """The MIG devices that nos is not told of, because none of its keys can hold their names."""
+    if mode is Mode.MPS:
+        return
+    for gpu in observed.gpus:
+        devices = {device.profile for i in gpu.instances for device in i.compute}
+        for profile in sorted(devices):
+            if spelled(profile) is None:
+                yield Problem(
+                    Code.UNSUPPORTED,
+                    f"GPU {gpu.index} has a {profile}, which nos cannot be told of: its "
+                    "annotations cannot hold the name. It takes the room for free",
+                    "take a profile without - and , in its name",
+                    gpu=gpu.uuid,
+                )
+
+
+# --- the text ---------------------------------------------------------------------------------
+
+
+def _document(wishes: Iterable[Wish], labels: Mapping[str, str]) -> bytes:
+    entries = [_entry(wish, labels) for wish in sorted(wishes, key=lambda wish: wish.index)]
+    return json.dumps({"version": "v1", "gpus": entries}, separators=(",", ":")).encode()
+
+
+def _entry(wish: Wish, labels: Mapping[str, str]) -> dict[str, Any]:
+    if wish.shares:  # of the whole GPU, so it must not be in MIG mode
+        shared = mps_entry(wish.shares, card_memory(wish.gpu, labels))
+        return {"devices": [wish.index], "mig": "disabled", "mps": shared}
+    return {"devices": [wish.index], "mig": dict(sorted(wish.instances.items()))}
+
+
+def _too_large(text: bytes) -> Problem:
+    return Problem(
+        Code.DOES_NOT_FIT,
+        f"nos asks for so much that the plan has {len(text):,} bytes; one has at most "
+        f"{LARGEST_PLAN:,} (64 KiB)",
+        "ask for fewer kinds of shares",
+    )
+
+
+def _as_one(faults: tuple[Problem, ...]) -> Problem:
+    """The first fault, with where the others are."""
+    first, others = faults[0], [fault.path for fault in faults[1:] if fault.path]
+    if not others:
+        return first
+    also = listed(dict.fromkeys(others), _MOST_NAMED)
+    return replace(first, message=f"{first.message} (wrong too: {also})")

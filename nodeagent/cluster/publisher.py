@@ -1,0 +1,330 @@
+"""The agent's Node in the cluster: followed, and kept as the agent has it to say.
+
+What a plan source asks for comes from the Node; what is so goes back to it: the status, the facts
+for schedulers, the conditions, the source's own answer, and Events. Whatever the API server does,
+the work on the GPUs goes on, and the newest state is written when it can be.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from typing import Final, NoReturn, Protocol
+
+import structlog
+
+from nodeagent.cluster.client.access import ClusterAccess
+from nodeagent.cluster.client.events import EventPace, EventPublisher
+from nodeagent.cluster.client.faults import ClusterFault
+from nodeagent.cluster.client.node_follower import FollowPace, NodeFollower
+from nodeagent.cluster.client.node_patch import Wanted
+from nodeagent.cluster.client.node_view import Interest, NodeView
+from nodeagent.cluster.client.node_writer import NodeWriter, WritePace
+from nodeagent.cluster.node_events import node_event
+from nodeagent.cluster.node_status import NodeWords
+from nodeagent.cluster.plan_sources.node_source import Keys, NodeSource
+from nodeagent.plan.problems import Code, Problem
+from nodeagent.reconcile.event_log import EventLog, EventType
+from nodeagent.reconcile.plan_update import PlanOffer
+from nodeagent.views.cluster_state import ClusterState
+from nodeagent.views.node_state import NodeState, Phase
+
+log = structlog.get_logger(__name__)
+
+INTEREST: Final = Interest(
+    annotations=("nodeagent.io/", "nos.nebuly.com/", "hami.io/node-nvidia-register"),
+    labels=("nodeagent.io/", "nos.nebuly.com/", "nvidia.com/"),
+    allocatable=("nvidia.com/", "mig.das.com/", "instaslice.redhat.com/"),
+    conditions=frozenset({"GPUPartitionsReady", "GPUHealthy"}),
+)
+
+_NAME_IT: Final = "set node_name to one of: kubectl get nodes"
+
+
+class Onlooker(Protocol):
+    """Somebody who wants to know what the Node is like; must not take long."""
+
+    def saw(self, view: NodeView | None) -> None: ...
+
+    def reached(self) -> None:
+        """The API server answers again."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class CitizenPace:
+    """Times in seconds. `patience`: work that takes shorter is not told of before its end, so that
+    a quick change is one write. `first_answer`: how long the API server is waited for at the start
+    before the plan of an earlier life counts. `farewell`: how long the keys of a source that is no
+    more are kept away, since what was written last may not be seen yet.
+    """
+
+    patience: float = 1.0
+    first_answer: float = 3.0
+    farewell: float = 30.0
+    follow: FollowPace = field(default_factory=FollowPace)
+    write: WritePace = field(default_factory=WritePace)
+    events: EventPace = field(default_factory=EventPace)
+
+
+class Citizen:
+    """One Node of one cluster, while `run` runs.
+
+    `unreachable` is told why there is no Node to go by as long as there never was one; `labels`
+    whether facts for schedulers are written as labels too. `now` is the time of day in UTC; only
+    what is told holds it, all waiting goes by the loop's own clock.
+    """
+
+    def __init__(
+        self,
+        access: ClusterAccess,
+        node: str,
+        *,
+        events: EventLog,
+        unreachable: Callable[[str], None],
+        onlookers: tuple[Onlooker, ...] = (),
+        yields: Callable[[], bool] = lambda: False,
+        unfinished: Callable[[], bool] = lambda: False,
+        labels: bool = False,
+        pace: CitizenPace = CitizenPace(),
+        now: Callable[[], datetime] = lambda: datetime.now(UTC),
+    ) -> None:
+        self._access = access
+        self._node = node
+        self._event_log = events
+        self._unreachable = unreachable
+        self._onlookers = onlookers
+        self._yields = yields
+        self._unfinished = unfinished
+        self._pace = pace
+        self._now = now
+        self._words = NodeWords(labels=labels, now=now)
+        self._source: NodeSource | None = None
+        self._leftover = Keys()
+        self._left_out: dict[str, int] = {}  # bytes of what was too large when it was last told
+        self._farewell_until = 0.0  # in the loop's time
+        self._view: NodeView | None = None
+        self._answered = False  # the API server has told what the Node is like, or that it is none
+        self._since: datetime | None = None
+        self._broken = False  # the Node cannot be followed
+        self._state: NodeState | None = None
+        self._offered: PlanOffer | None = None
+        self._told: NodeState | None = None  # what is shown; the newest may still be held back
+        self._held_back: asyncio.TimerHandle | None = None
+        self._events = EventPublisher(access, node, pace=pace.events, wall=now)
+        self._writer = NodeWriter(
+            access,
+            node,
+            interest=INTEREST,
+            on_fault=self._writing_broke,
+            on_contest=self._is_contested,
+            pace=pace.write,
+            wall=now,
+        )
+        self._follower = NodeFollower(
+            access,
+            node,
+            on_view=self._saw,
+            on_fault=self._following_broke,
+            interest=INTEREST,
+            pace=pace.follow,
+        )
+
+    # --- what others say to it ------------------------------------------------------------------
+
+    def use(self, source: NodeSource | None) -> None:
+        """Let this source have its say on the Node, in place of another or of none."""
+        before, self._source = self._source, source
+        if before is not None and self._view is not None:
+            self._leftover = before.withdrawal(self._view)
+            loop = asyncio.get_running_loop()
+            self._farewell_until = loop.time() + self._pace.farewell
+            # At its end too: who writes such a key an hour later is another program.
+            loop.call_at(self._farewell_until, self._write)
+        if source is not None and self._answered:
+            source.saw(self._view)
+        self._write()
+
+    def publish(self, state: NodeState, offered: PlanOffer | None) -> None:
+        """The node is like this now; `offered` is what it was made from."""
+        self._state, self._offered = state, offered
+        is_news = self._told is None or self._told.phase is not Phase.WORKING
+        if state.phase is not Phase.WORKING or not is_news:
+            self._show()
+            return
+        if self._held_back is None:
+            loop = asyncio.get_running_loop()
+            self._held_back = loop.call_later(self._pace.patience, self._show)
+        self._write()  # the source's answer does not wait
+
+    def refresh(self) -> None:
+        """Write again: `unfinished`, and with it the answer to the source, may have changed."""
+        self._write()
+
+    @property
+    def state(self) -> ClusterState:
+        """How the agent stands with the cluster."""
+        fault = self._follower.fault or self._writer.fault
+        problem, remedy = (fault.message, fault.remedy) if fault else ("", "")
+        if not problem and self._answered and self._view is None:
+            problem, remedy = f"the cluster has no Node {self._node}", _NAME_IT
+        return ClusterState(
+            server=self._access.server,
+            reachable=self._follower.unreachable_since is None,
+            since=self._since,
+            registered=self._view is not None,
+            problem=problem,
+            remedy=remedy,
+        )
+
+    @property
+    def problems(self) -> tuple[Problem, ...]:
+        """Keys that another program keeps overwriting."""
+        keys = self._writer.contested
+        return (_contested(self._node, keys),) if keys else ()
+
+    async def flush(self, *, within: float) -> None:
+        """The agent stops: show the newest state, and wait so many seconds for its writing."""
+        if self._follower.unreachable_since is not None:
+            return
+        self._show()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(within):
+                await self._writer.settled()
+
+    # --- its life -------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Follow and write until cancelled."""
+        async with asyncio.TaskGroup() as parts:
+            parts.create_task(self._follower.run(), name="follow the Node")
+            parts.create_task(self._writer.run(), name="write the Node")
+            parts.create_task(self._events.run(), name="publish Events")
+            parts.create_task(self._tell_events(), name="tell Events")
+            parts.create_task(self._wait_for_an_answer(), name="wait for the API server")
+
+    async def _wait_for_an_answer(self) -> None:
+        await asyncio.sleep(self._pace.first_answer)
+        if not self._answered and self._follower.fault is None:
+            self._go_without("the API server has not answered yet")
+
+    async def _tell_events(self) -> NoReturn:
+        last = 0
+        while True:
+            # One who follows too slowly is dropped, and goes on with the oldest that is left.
+            with self._event_log.following(after=last) as told:
+                async for event in told:
+                    last = event.id
+                    wanted = node_event(event)
+                    if wanted is not None:
+                        self._events.tell(wanted)
+            await asyncio.sleep(self._pace.events.interval)
+
+    # --- the Node -------------------------------------------------------------------------------
+
+    def _saw(self, view: NodeView | None) -> None:
+        if view is None:
+            log.warning("the cluster has no Node of this name", node=self._node, remedy=_NAME_IT)
+        elif self._view is None:
+            log.info("the Node is followed", node=self._node, server=self._access.server)
+        self._answered = True
+        self._view = view
+        self._writer.saw(view)
+        for onlooker in self._onlookers:
+            onlooker.saw(view)
+        if self._source is not None:
+            self._source.saw(view)
+        self._write()
+
+    def _following_broke(self, fault: ClusterFault | None) -> None:
+        if fault is None or not self._broken:
+            self._since = self._now()
+        self._broken = fault is not None
+        if fault is None:
+            log.info("the API server answers again", server=self._access.server)
+            for onlooker in self._onlookers:
+                onlooker.reached()
+            return
+        log.warning("the Node cannot be followed", error=fault.message, remedy=fault.remedy)
+        if not self._answered:
+            self._go_without(fault.message)
+
+    def _writing_broke(self, fault: ClusterFault | None) -> None:
+        if fault is None:
+            log.info("the Node can be written again")
+        else:
+            log.warning("the Node cannot be written", error=fault.message, remedy=fault.remedy)
+
+    def _is_contested(self, keys: tuple[str, ...]) -> None:
+        problem = _contested(self._node, keys)
+        log.error(problem.message, remedy=problem.remedy)
+        self._event_log.add(EventType.CONTESTED, f"{problem.message}; {problem.remedy}")
+
+    def _go_without(self, why: str) -> None:
+        self._unreachable(f"the Node {self._node} is not known: {why}")
+
+    # --- what is written ------------------------------------------------------------------------
+
+    def _show(self) -> None:
+        if self._held_back is not None:
+            self._held_back.cancel()
+            self._held_back = None
+        self._told = self._state
+        self._write()
+
+    def _write(self) -> None:
+        """Want what is to be there now; nothing is sent when it is there already."""
+        if self._state is None or self._view is None:
+            return
+        said = self._words.of(self._told, self._view)
+        answer = Keys()
+        if self._source is not None and not self._yields():
+            answer = self._source.answer(self._view, self._for_source(self._state), self._offered)
+        if asyncio.get_running_loop().time() >= self._farewell_until:
+            self._leftover = Keys(
+                _those_of(self._leftover.annotations, self._view.annotations),
+                _those_of(self._leftover.labels, self._view.labels),
+            )
+        left = self._leftover
+        wanted = Wanted(
+            {**left.annotations, **said.annotations, **answer.annotations},
+            {**left.labels, **said.labels, **answer.labels},
+            said.conditions,
+        )
+        self._want(wanted)
+
+    def _for_source(self, state: NodeState) -> NodeState:
+        """Publishes success last, as mig-manager does: the GPU Operator's validator, for one, then
+        expects the paused clients to be back.
+        """
+        if state.phase is Phase.IN_SYNC and self._unfinished():
+            return replace(state, phase=Phase.WORKING)
+        return state
+
+    def _want(self, wanted: Wanted) -> None:
+        """All of it but what is too large, which keeps nothing else back."""
+        too_large = self._writer.want(wanted)
+        if too_large is None:
+            return
+        if self._left_out.get(too_large.key) != too_large.size:
+            self._left_out[too_large.key] = too_large.size
+            log.error("too large for the Node", key=too_large.key, bytes=too_large.size)
+        rest = {key: text for key, text in wanted.annotations.items() if key != too_large.key}
+        self._want(replace(wanted, annotations=rest))
+
+
+def _those_of(keys: Mapping[str, str | None], there: Mapping[str, str]) -> Mapping[str, str | None]:
+    """The keys that are there still; once one has gone, it is nobody's business."""
+    return {key: None for key in keys if key in there}
+
+
+def _contested(node: str, keys: tuple[str, ...]) -> Problem:
+    return Problem(
+        Code.CONTESTED,
+        f"another program overwrites {', '.join(keys)} of Node {node} again and again",
+        f"if a second agent runs for Node {node} (in a pod and as a service, or with a wrong "
+        f"node_name), stop one; kubectl get node {node} -o yaml --show-managed-fields names them",
+    )

@@ -1,0 +1,178 @@
+"""What is said when steps fail: the problems, and which steps were taken back.
+
+Everything is judged by what was observed afterwards, not by what a call returned.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import assert_never
+
+from nodeagent.errors import GpuInUse, GpuLost, NodeagentError
+from nodeagent.plan.observed import Access, ComputeInstance, Gpu, Placement
+from nodeagent.plan.outcome import StepReport, StepResult
+from nodeagent.plan.problems import Code, Problem
+from nodeagent.plan.shares import WantedMps
+from nodeagent.plan.steps import (
+    CreateComputeInstance,
+    CreateGpuInstance,
+    DestroyComputeInstance,
+    DestroyGpuInstance,
+    ResetGpu,
+    SetComputeMode,
+    SetMigMode,
+    SetTimeSlice,
+    StartMps,
+    Step,
+    StopMps,
+)
+from nodeagent.views.text import gpu_words, layout_words, step_words, user_words
+
+_SOMEBODY_ELSE = "look for another program that changes MIG instances on this node"
+
+
+def sentence(error: BaseException) -> str:
+    """An error in one sentence; one that is no error of ours to tell is a fault of ours."""
+    if isinstance(error, NodeagentError):
+        return error.message
+    return f"a fault in the agent itself: {type(error).__name__}: {error}"
+
+
+def step_failed(step: Step, error: BaseException, seen: Gpu) -> Problem:
+    """Why a step failed; `seen` is the GPU right after it, for the names of its users."""
+    what = f"{gpu_words(seen)}: could not {step_words(step)}"
+    remedy = error.remedy if isinstance(error, NodeagentError) else ""
+    if isinstance(error, GpuInUse):
+        users = user_words(seen, _instance_of(step, seen))
+        who = f"in use by {users}" if users else sentence(error)
+        remedy = remedy or "end what uses it, or wait for it"
+        return Problem(Code.IN_USE, f"{what}: {who}", remedy, seen.uuid)
+    code = Code.MPS if isinstance(step, StartMps | StopMps) else Code.STEP_FAILED
+    code = Code.GPU_LOST if isinstance(error, GpuLost) else code
+    return Problem(code, f"{what}: {sentence(error)}", remedy, seen.uuid)
+
+
+def unreachable(seen: Gpu) -> Problem:
+    """The driver does not answer for the GPU."""
+    code = Code.GPU_LOST if seen.access is Access.LOST else Code.GPU_UNKNOWN
+    return Problem(code, f"{gpu_words(seen)} does not answer: {seen.access_reason}", gpu=seen.uuid)
+
+
+def reset_required(seen: Gpu, *, enabled: bool) -> Problem:
+    """The mode was set and waits for a reset that the plan did not foresee."""
+    return Problem(
+        Code.RESET_REQUIRED,
+        f"MIG mode of {gpu_words(seen)} is set but becomes "
+        f"{'enabled' if enabled else 'disabled'} only with a GPU reset",
+        f"end what uses the GPU and run `nvidia-smi --gpu-reset -i {seen.pci_bus_id}`, reboot, or "
+        "allow it with the setting `reset: whenIdle`",
+        seen.uuid,
+    )
+
+
+def not_as_planned(seen: Gpu, planned: Gpu | None = None, missing: Sequence[Step] = ()) -> Problem:
+    """Every step succeeded, and the GPU is something else nevertheless; `missing` are the steps
+    that it would take now.
+    """
+    if planned is None:
+        instead = ", which is not as planned"
+    elif layout_words(planned) != layout_words(seen):
+        instead = f" instead of {layout_words(planned)}"
+    else:
+        again = "; ".join(map(step_words, missing)) or "what it was to be"
+        instead = f", and still it would take: {again}"
+    return Problem(
+        Code.STEP_FAILED,
+        f"the driver reported every step as done, but {gpu_words(seen)} now has "
+        f"{layout_words(seen)}{instead}",
+        _SOMEBODY_ELSE,
+        seen.uuid,
+    )
+
+
+def not_restored(before: Gpu, seen: Gpu, stumble: Problem | None) -> Problem:
+    """The earlier layout is not back; `stumble` is why, if a step of the way back failed."""
+    now = f"it now has {layout_words(seen)}"
+    if seen.access is not Access.OK:
+        now = f"what it has now is not known ({seen.access_reason or seen.access})"
+    why = f"; {stumble.message}" if stumble else ""
+    return Problem(
+        Code.NOT_RESTORED,
+        f"the earlier layout of {gpu_words(before)} ({layout_words(before)}) could not be "
+        f"restored: {now}{why}",
+        gpu=before.uuid,
+    )
+
+
+def undone_if_gone(report: StepReport, before: Gpu, seen: Gpu) -> StepReport:
+    """The report of a step that was done, as undone if its effect is no longer there."""
+    if report.result is StepResult.DONE and _is_taken_back(report.step, before, seen):
+        return replace(report, result=StepResult.UNDONE)
+    return report
+
+
+def _is_taken_back(step: Step, before: Gpu, seen: Gpu) -> bool:
+    match step:
+        case SetMigMode(enabled=enabled):
+            return seen.mig is not None and seen.mig.pending != enabled
+        case ResetGpu():
+            return False
+        case DestroyGpuInstance() | DestroyComputeInstance():
+            return _devices_at(seen, step.placement) == _devices_at(before, step.placement)
+        case CreateGpuInstance() | CreateComputeInstance():
+            now = _devices_at(seen, step.placement)
+            return step.profile not in now or now == _devices_at(before, step.placement)
+        case StopMps():
+            return _daemon_of(seen, step) is not None
+        case StartMps(wanted=wanted):
+            return _daemon_of(seen, step) != wanted
+        case SetComputeMode(mode=mode):
+            return all(device.compute_mode is not mode for device in _devices_of(seen, step))
+        case SetTimeSlice(time_slice=time_slice):
+            return seen.time_slice is not time_slice
+        case _:
+            assert_never(step)
+
+
+def _daemon_of(gpu: Gpu, step: StopMps | StartMps) -> WantedMps | None:
+    """What the daemon of the step's device is now, or of a device made in its place."""
+    return next((d.mps.runs for d in _devices_of(gpu, step) if d.mps), None)
+
+
+def _devices_of(
+    gpu: Gpu, step: StopMps | StartMps | SetComputeMode
+) -> tuple[Gpu | ComputeInstance, ...]:
+    """The device itself if it is still there, else all of its kind at its place."""
+    if step.placement is None:
+        return (gpu,)
+    devices = tuple(
+        device
+        for instance in gpu.instances
+        if instance.placement == step.placement
+        for device in instance.compute
+        if device.profile == step.profile
+    )
+    itself = tuple(device for device in devices if device.uuid == step.device)
+    return itself or devices
+
+
+def _devices_at(gpu: Gpu, placement: Placement) -> list[str]:
+    """Profiles of the GPU instance at `placement` and of the devices in it."""
+    return [
+        profile
+        for instance in gpu.instances
+        if instance.placement == placement
+        for profile in (instance.profile, *sorted(c.profile for c in instance.compute))
+    ]
+
+
+def _instance_of(step: Step, seen: Gpu) -> int | None:
+    match step:
+        case DestroyGpuInstance(instance=instance) | DestroyComputeInstance(instance=instance):
+            return instance
+        case StopMps(device=device):
+            places = ((i.id, c.uuid) for i in seen.instances for c in i.compute)
+            return next((instance for instance, uuid in places if uuid == device), None)
+        case _:
+            return None

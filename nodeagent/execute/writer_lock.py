@@ -1,0 +1,116 @@
+"""One writer per node: a process that changes GPUs holds this lock, the agent while it runs.
+
+It consists of a file in run.dir and of the state directory itself, so that deleting one of them
+lets no second writer in. The kernel releases both when their holder ends, however that happens.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from nodeagent.errors import NodeagentError
+from nodeagent.files.state import make_open_directory
+
+FILE_NAME = "writer.lock"
+_FILE = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+
+
+class OtherWriter(NodeagentError):
+    """Another process changes this node's GPUs."""
+
+
+class WriterLock:
+    """Held from `take` to `release`. `directory` is made by the code that keeps state there."""
+
+    def __init__(self, file: Path, directory: Path | None = None) -> None:
+        self._file = file
+        self._directory = directory
+        self._held: dict[Path, int] = {}  # descriptors
+
+    def take(self) -> tuple[Path, ...]:
+        """Take what is not held, or was deleted or replaced since; gives what was.
+
+        Raises OtherWriter, and NodeagentError when the file cannot be made; what is held stays so.
+        Blocks on the disk.
+        """
+        lost = tuple(path for path, held in self._held.items() if not _is(path, held))
+        if self._directory is not None:
+            self._take(self._directory, _DIRECTORY)
+        try:
+            make_open_directory(self._file.parent)
+            self._take(self._file, _FILE)
+        except OSError as error:
+            raise NodeagentError(
+                f"the lock file {self._file} cannot be opened: {error.strerror}",
+                remedy="run as root, or set run.dir to a folder that can be written",
+            ) from error
+        return lost
+
+    def release(self) -> None:
+        """Let the next writer in. Raises nothing."""
+        if self._file in self._held:
+            with suppress(OSError):  # a file system that became read-only, say
+                # The file stays: taking it away would let two writers hold two files of one name.
+                os.ftruncate(self._held[self._file], 0)
+        for descriptor in self._held.values():
+            os.close(descriptor)
+        self._held.clear()
+
+    def _take(self, path: Path, flags: int) -> None:
+        if path in self._held and _is(path, self._held[path]):
+            return
+        try:
+            descriptor = os.open(path, flags, 0o600)
+        except OSError:
+            if flags is _FILE:
+                raise
+            if path in self._held:  # of a directory that is gone: its loss is reported once
+                os.close(self._held.pop(path))
+            return
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            os.close(descriptor)
+            if isinstance(error, BlockingIOError):
+                raise self._other_writer(path) from None
+            raise
+        if path in self._held:
+            os.close(self._held[path])
+        self._held[path] = descriptor
+        if flags is _FILE:
+            os.ftruncate(descriptor, 0)
+            os.write(descriptor, f"{os.getpid()}\n".encode())
+
+    def _other_writer(self, path: Path) -> OtherWriter:
+        holder = ""
+        with suppress(OSError, ValueError):
+            holder = self._file.read_text(encoding="ascii").strip()
+        who = f"process {holder}" if holder.isdecimal() else "another process"
+        return OtherWriter(
+            f"{who} already changes this node's GPUs (it holds {path})",
+            remedy="change the plan that the running agent follows, or stop it first",
+        )
+
+
+@contextmanager
+def writer_lock(file: Path, directory: Path | None = None) -> Iterator[WriterLock]:
+    """Hold the lock in the block; raises NodeagentError as `WriterLock.take` does."""
+    lock = WriterLock(file, directory)
+    try:
+        lock.take()
+        yield lock
+    finally:
+        lock.release()
+
+
+def _is(path: Path, descriptor: int) -> bool:
+    """Whether the path still leads to what was opened."""
+    try:
+        return os.path.samestat(path.stat(), os.fstat(descriptor))
+    except OSError:
+        return False

@@ -1,0 +1,1 @@
+"""Files of the node: durable state files, files of others, and changes of files."""

@@ -1,0 +1,332 @@
+"""What one GPU is by nature: identity, MIG capability, and the profiles it offers.
+
+None of it changes while the driver runs, so it is read once and kept until NVML is started anew;
+a new handle with another UUID behind it drops it all. Everything here runs in the GPU's worker
+thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from typing import TypeVar
+
+from nodeagent.errors import DriverError
+from nodeagent.gpu.nvml import COMPUTE_INSTANCE_KINDS, GPU_INSTANCE_KINDS, PASSTHROUGH, Nvml
+from nodeagent.gpu.nvml_errors import INVALID_ARGUMENT, is_unsupported
+from nodeagent.gpu.nvml_types import Device, GpuInstanceHandle, PciAddress
+from nodeagent.gpu.profile_names import profile_name
+from nodeagent.gpu.recent import Recent
+from nodeagent.plan.observed import (
+    ComputeInstanceProfile,
+    Gpu,
+    GpuInstanceProfile,
+    MigMode,
+)
+
+_RESETLESS_SINCE = (9, 0)  # compute capability; Hopper and later change MIG mode at once
+# Some drivers count fewer instances of a profile than fit (seen on A30), so lists get spare room.
+_SPARE_ROOM = 16
+
+Value = TypeVar("Value")
+Other = TypeVar("Other")
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """Who the GPU is. What the driver cannot tell of it has the defaults of `Gpu`."""
+
+    uuid: str
+    name: str
+    pci: PciAddress
+    minor: int | None
+    memory: int
+    compute_capability: tuple[int, int]
+    passthrough: bool
+
+
+class Card:
+    """One GPU of NVML's index, its handle, and what need not be read twice."""
+
+    def __init__(self, index: int, nvml: Nvml) -> None:
+        self.index = index
+        self.nvml = nvml
+        self.uuid = ""  # stays until the driver tells another
+        self.forget()
+
+    def forget(self) -> None:
+        """Another card or another driver is there now, and may tell other figures."""
+        self._handle: Device | None = None
+        self._identity: Identity | None = None
+        self._mode_change_needs_reset: bool | None = None
+        self._profiles: tuple[GpuInstanceProfile, ...] = ()
+        self._compute: dict[int, tuple[ComputeInstanceProfile, ...]] = {}
+        self._has_mig = False
+        self._max_mig_devices = 0
+        self._none_offered_with: bool | None = None
+        self._denied_once: frozenset[int] = frozenset()  # kinds of GPU instances
+        self._whole: dict[int, tuple[ComputeInstanceProfile, ...]] = {}
+        self.recent = Recent()
+        self.present_profiles: frozenset[int] = frozenset()  # ids; where to look first
+
+    # --- the handle -----------------------------------------------------------------------------
+
+    @property
+    def handle(self) -> Device:
+        """The device handle, acquired again when it was given up."""
+        if self._handle is None:
+            handle = self.nvml.device_by_index(self.index)
+            uuid = self.nvml.uuid(handle)
+            if uuid != self.uuid:
+                self.forget()
+                self.uuid = uuid
+            self._handle = handle
+        return self._handle
+
+    def give_up_handle(self) -> None:
+        """The handle may be stale: the GPU was reset, NVML restarted, or a call refused it."""
+        self._handle = None
+        self.recent.stale()
+
+    # --- identity -------------------------------------------------------------------------------
+
+    def identity(self) -> Identity:
+        handle = self.handle
+        if self._identity is None:
+            nvml = self.nvml
+            self._identity = Identity(
+                uuid=self.uuid,
+                name=nvml.name(handle),
+                pci=_told(lambda: nvml.pci_address(handle), PciAddress("", 0, 0)),
+                minor=_told(lambda: nvml.minor_number(handle), None),
+                memory=_told(lambda: nvml.memory(handle).total, 0),
+                compute_capability=_told(lambda: nvml.compute_capability(handle), (0, 0)),
+                passthrough=_told(lambda: nvml.virtualization_mode(handle), 0) == PASSTHROUGH,
+            )
+        return self._identity
+
+    @property
+    def picture(self) -> Gpu:
+        """What is known of the GPU without asking the driver."""
+        known = self._identity
+        if known is None:
+            return Gpu(index=self.index, uuid=self.uuid)
+        return Gpu(
+            index=self.index,
+            uuid=known.uuid,
+            name=known.name,
+            pci_bus_id=known.pci.bus_id,
+            pci_device_id=known.pci.device_id,
+            pci_subsystem_id=known.pci.subsystem_id,
+            minor=known.minor,
+            memory=known.memory,
+            compute_capability=known.compute_capability,
+            passthrough=known.passthrough,
+            mode_change_needs_reset=bool(self._mode_change_needs_reset),
+            profiles=self.profiles,
+        )
+
+    # --- MIG ------------------------------------------------------------------------------------
+
+    def mode(self) -> MigMode | None:
+        """Read now; None where the card has no MIG.
+
+        A card that showed a mode before, or offers MIG profiles, has MIG whatever it answers now.
+        """
+        try:
+            mode = self.nvml.mig_mode(self.handle)
+        except DriverError as error:
+            if not is_unsupported(error) or self._has_mig:
+                raise
+            if self.learn_profiles(MigMode(current=False, pending=False)):
+                raise
+            return None
+        self._has_mig = True
+        return MigMode(*mode)
+
+    def mode_change_needs_reset(self) -> bool:
+        if self._mode_change_needs_reset is None:
+            by_generation = self.identity().compute_capability >= _RESETLESS_SINCE
+            self._mode_change_needs_reset = not _told(
+                lambda: self.nvml.changes_mode_without_reset(self.handle), by_generation
+            )
+        return self._mode_change_needs_reset
+
+    def mode_waits_for_reset(self) -> None:
+        """The driver has just shown that it does not change the mode at once."""
+        self._mode_change_needs_reset = True
+
+    def max_mig_devices(self) -> int:
+        """How many MIG devices there can be; asked with MIG on, since it is 0 with MIG off."""
+        if not self._max_mig_devices:
+            most = _told(lambda: self.nvml.max_mig_devices(self.handle), 0)
+            self._max_mig_devices = most or len(self._slots())
+        return self._max_mig_devices
+
+    def _slots(self) -> set[int]:
+        places = [place for profile in self._profiles for place in profile.placements]
+        return {slot for place in places for slot in range(place.start, place.start + place.size)}
+
+    # --- profiles -------------------------------------------------------------------------------
+
+    @property
+    def profiles(self) -> tuple[GpuInstanceProfile, ...]:
+        """As far as they are known."""
+        return self._profiles
+
+    def profile(self, profile_id: int) -> GpuInstanceProfile | None:
+        return next((p for p in self._profiles if p.id == profile_id), None)
+
+    def compute_profiles(self, profile_id: int) -> tuple[ComputeInstanceProfile, ...]:
+        """As far as they are known."""
+        return self._compute.get(profile_id, self._whole.get(profile_id, ()))
+
+    def learn_profiles(
+        self, mode: MigMode, *, confirm: bool = True
+    ) -> tuple[GpuInstanceProfile, ...]:
+        """The profiles of GPU instances, in NVML's order; asked once.
+
+        A profile that the driver denied in two observations counts as denied while it runs
+        (`confirm`: this is a new one). Drivers up to R535 list none while MIG is off; they are
+        asked again once it is on.
+        """
+        if not self._profiles and self._none_offered_with != mode.current:
+            self._ask_for(range(GPU_INSTANCE_KINDS))
+            self._none_offered_with = None if self._profiles else mode.current
+            if not self._profiles:
+                self.nvml.uuid(self.handle)  # raises where it was the handle that failed
+        elif confirm and self._profiles and self._denied_once:
+            kinds, self._denied_once = self._denied_once, frozenset()
+            self._ask_for(sorted(kinds))
+            self._denied_once = frozenset()
+        return self._profiles
+
+    def _ask_for(self, kinds: Iterable[int]) -> None:
+        answers = {kind: self._read_profile(kind) for kind in kinds}
+        found = [*self._profiles, *(profile for profile in answers.values() if profile)]
+        self._profiles = tuple(sorted(found, key=lambda profile: profile.kind))
+        self._denied_once = frozenset(kind for kind, answer in answers.items() if answer is None)
+
+    def _read_profile(self, kind: int) -> GpuInstanceProfile | None:
+        handle = self.handle
+        try:
+            figures = self.nvml.gpu_instance_profile(handle, kind)
+        except DriverError as error:
+            if not _is_no(error):
+                raise
+            return None
+        return GpuInstanceProfile(
+            id=figures.id,
+            kind=kind,
+            name=profile_name(
+                figures.name,
+                kind=kind,
+                slices=figures.slices,
+                memory=figures.memory,
+                card_memory=self.identity().memory,
+            ),
+            slices=figures.slices,
+            memory=figures.memory,
+            multiprocessors=figures.multiprocessors,
+            max_count=figures.max_count,
+            placements=_told(lambda: self.nvml.gpu_instance_placements(handle, figures.id), ()),
+            engines=figures.engines,
+        )
+
+    def room_for(self, profile: GpuInstanceProfile) -> int:
+        """A length that a list of instances of the profile never exceeds."""
+        return max(profile.max_count, len(profile.placements)) + _SPARE_ROOM
+
+    # --- compute instance profiles --------------------------------------------------------------
+
+    def learn_compute(
+        self, profile: GpuInstanceProfile, instance: GpuInstanceHandle
+    ) -> tuple[ComputeInstanceProfile, ...]:
+        """How instances of `profile` can be divided: asked once, of the first one there is."""
+        if profile.id not in self._compute:
+            kinds = [k for k, slices in COMPUTE_INSTANCE_KINDS.items() if slices <= profile.slices]
+            found = tuple(self._read_compute(instance, kinds))
+            if not found:
+                return ()
+            self._compute[profile.id] = found
+            self._profiles = tuple(
+                replace(p, compute=found) if p.id == profile.id else p for p in self._profiles
+            )
+        return self._compute[profile.id]
+
+    def learn_whole(
+        self, profile: GpuInstanceProfile, instance: GpuInstanceHandle
+    ) -> tuple[ComputeInstanceProfile, ...]:
+        """The kinds with as many slices as the GPU instance, without placements. Read once, in
+        fewer calls than all kinds take.
+        """
+        known = self._compute.get(profile.id) or self._whole.get(profile.id)
+        if not known:
+            kinds = [k for k, slices in COMPUTE_INSTANCE_KINDS.items() if slices == profile.slices]
+            known = tuple(self._read_compute(instance, kinds, places=False))
+            if known:
+                self._whole[profile.id] = known
+        return tuple(compute for compute in known if compute.slices == profile.slices)
+
+    def holds_one(self, profile: GpuInstanceProfile) -> bool:
+        """Whether an instance of it is known to hold no other device once its slices are used.
+        Several devices may share a single slice where the driver allows that.
+        """
+        if profile.slices > 1:
+            return True
+        known = self.compute_profiles(profile.id)
+        return bool(known) and max(compute.max_count for compute in known) == 1
+
+    def _read_compute(
+        self, instance: GpuInstanceHandle, kinds: Iterable[int], *, places: bool = True
+    ) -> list[ComputeInstanceProfile]:
+        answers = [self._read_compute_profile(instance, kind, places=places) for kind in kinds]
+        found = [compute for compute in answers if compute]
+        if not found:
+            self.nvml.gpu_instance_info(instance)  # raises where it was the handle that failed
+        return found
+
+    def _read_compute_profile(
+        self, instance: GpuInstanceHandle, kind: int, *, places: bool
+    ) -> ComputeInstanceProfile | None:
+        figures = _offered(lambda: self.nvml.compute_profile(instance, kind))
+        if figures is None:
+            return None
+        return ComputeInstanceProfile(
+            id=figures.id,
+            slices=figures.slices,
+            max_count=figures.max_count,
+            multiprocessors=figures.multiprocessors,
+            placements=(
+                _told(lambda: self.nvml.compute_placements(instance, figures.id), ())
+                if places
+                else ()
+            ),
+        )
+
+
+def _told(ask: Callable[[], Value], otherwise: Value) -> Value:
+    """The answer, or `otherwise` where the driver or the card does not know such a thing."""
+    return _twice(ask, otherwise, is_unsupported)
+
+
+def _offered(ask: Callable[[], Value]) -> Value | None:
+    """A profile, or None where this card has none of the kind."""
+    return _twice(ask, None, _is_no)
+
+
+def _is_no(error: DriverError) -> bool:
+    return is_unsupported(error) or error.code == INVALID_ARGUMENT
+
+
+def _twice(
+    ask: Callable[[], Value], otherwise: Other, is_no: Callable[[DriverError], bool]
+) -> Value | Other:
+    """A "no" counts when it is said twice: it is remembered for as long as the driver runs."""
+    for _ in range(2):
+        try:
+            return ask()
+        except DriverError as error:
+            if not is_no(error):
+                raise
+    return otherwise

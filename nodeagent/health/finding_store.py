@@ -1,0 +1,222 @@
+"""The findings while they are judged anew: what is raised, what changes, what ends and why."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+
+from nodeagent.health import xid_findings as told
+from nodeagent.health.findings import Action, End, Finding, Key, Moment, Place, Severity
+from nodeagent.health.limits import Limits
+from nodeagent.health.observations import Sign
+from nodeagent.health.state import Hold
+from nodeagent.health.table import BY_CAUSE, Row
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """A finding that is over, and what ended it."""
+
+    finding: Finding
+    end: End
+
+    @property
+    def mended(self) -> bool:
+        """Whether a repair was needed, and done."""
+        repairs = (Action.RESET_GPU, Action.REBOOT, Action.INSPECT_HARDWARE)
+        return (
+            self.end in (End.RESET, End.REBOOT)
+            and self.finding.severity is Severity.UNHEALTHY
+            and self.finding.action in repairs
+        )
+
+
+class Ledger:
+    """Findings by key at the moment `now`."""
+
+    def __init__(
+        self,
+        findings: Iterable[Finding],
+        holds: Mapping[Key, Hold],
+        now: Moment,
+        limits: Limits,
+    ) -> None:
+        self.now = now
+        self.holds = dict(holds)
+        self.ended: list[Ended] = []
+        self._before = {f.key: f for f in findings}
+        self._findings = dict(self._before)
+        self._damping = _damping(limits)
+
+    @property
+    def findings(self) -> Iterable[Finding]:
+        return self._findings.values()
+
+    @property
+    def raised(self) -> tuple[Finding, ...]:
+        """Those that were not there before, or ended meanwhile."""
+        return tuple(f for key, f in self._findings.items() if self._is_new(key))
+
+    @property
+    def changed(self) -> tuple[Finding, ...]:
+        """Those that are worse or better than before, or ask for something else."""
+        return tuple(
+            f
+            for key, f in self._findings.items()
+            if not self._is_new(key)
+            and (f.severity, f.action) != (self._before[key].severity, self._before[key].action)
+        )
+
+    def _is_new(self, key: Key) -> bool:
+        return key not in self._before or any(e.finding.key == key for e in self.ended)
+
+    def raised_on(self, gpu: str) -> frozenset[tuple[str, int]]:
+        return frozenset((f.cause, f.code) for f in self.findings if f.place.gpu == gpu)
+
+    # --- ends ---------------------------------------------------------------------------------
+
+    def end(self, key: Key, end: End) -> None:
+        finding = self._findings.pop(key, None)
+        if finding is not None:
+            self.ended.append(Ended(finding, end))
+        self.holds.pop(key, None)
+
+    def end_all(self, end: End) -> None:
+        for key in tuple(self._findings):
+            self.end(key, end)
+        self.holds.clear()
+
+    def end_reset(self, gpu: str) -> None:
+        """What a reset of this GPU mends."""
+        self._end_where(
+            End.RESET, lambda f: f.place.gpu == gpu and End.RESET in BY_CAUSE[f.cause].ends
+        )
+
+    def end_instances(self, gpu: str, there: frozenset[int]) -> None:
+        """What was measured of GPU instances that are gone."""
+        self._end_where(
+            End.INSTANCE_GONE,
+            lambda f: (
+                f.place.gpu == gpu
+                and End.GONE in BY_CAUSE[f.cause].ends
+                and f.place.instance is not None
+                and f.place.instance not in there
+            ),
+        )
+
+    def clear(self, gpu: str, check: str, code: int = -1) -> None:
+        """What is said to be over; what is measured comes back if it is not."""
+        self._end_where(
+            End.CLEARED,
+            lambda f: f.place.gpu == gpu and check in ("", f.check) and code in (-1, f.code),
+        )
+
+    def _end_where(self, end: End, over: Callable[[Finding], bool]) -> None:
+        for key, finding in tuple(self._findings.items()):
+            if over(finding):
+                self.end(key, end)
+
+    # --- what was told ------------------------------------------------------------------------
+
+    def tell(self, finding: Finding) -> None:
+        """An event: one more of a kind that is known, or the first."""
+        there = self._findings.get(finding.key)
+        self._findings[finding.key] = finding if there is None else told.again(there, finding)
+
+    def refine(self, finding: Finding) -> None:
+        """The other source's word of what is known already: it may know more of it.
+
+        One source may name a place that the other does not; then the narrower place counts.
+        """
+        there = next((f for f in self.findings if _same_event(f, finding)), None)
+        if there is None:
+            return
+        place = max(there.place, finding.place, key=lambda p: (p.instance or -1, p.compute or -1))
+        longer = max(there.evidence, finding.evidence, key=len)
+        worse = told.again(there, finding)
+        self._findings.pop(there.key)
+        merged = replace(
+            there,
+            place=place,
+            evidence=longer,
+            severity=worse.severity,
+            action=worse.action if worse.severity is not there.severity else there.action,
+            pid=there.pid or finding.pid,
+        )
+        self._findings[merged.key] = merged
+
+    def replace(self, finding: Finding) -> None:
+        """The same finding, better known."""
+        self._findings[finding.key] = finding
+
+    # --- what was measured --------------------------------------------------------------------
+
+    def measure(self, sign: Sign, place: Place) -> None:
+        """Raise, keep or end what `sign` says of `place`, as slowly as its damping asks."""
+        if sign.present is None:
+            return
+        key = (sign.cause, sign.code, place.ids)
+        after_raise, after_end = self._damping.get(sign.cause, (0.0, 0.0))
+        lasted = self._lasted(key, present=sign.present) if sign.cause in self._damping else 0.0
+        if not sign.present:
+            if lasted >= after_end and key in self._findings:
+                self.ended.append(Ended(self._findings.pop(key), End.GONE))
+            return
+        mended = next((e for e in self.ended if e.finding.key == key and e.end is End.RESET), None)
+        if mended is not None:  # the reset did not help
+            self.ended.remove(mended)
+            self._findings[key] = mended.finding
+        there = self._findings.get(key)
+        if there is not None or lasted >= after_raise:
+            self._findings[key] = self._measured(sign, place, there)
+
+    def _lasted(self, key: Key, *, present: bool) -> float:
+        """For how many seconds the sign has said the same."""
+        hold = self.holds.get(key)
+        if hold is None or hold.present is not present:
+            hold = Hold(present, self.now.uptime)
+        self.holds[key] = hold
+        return self.now.uptime - hold.since
+
+    def _measured(self, sign: Sign, place: Place, there: Finding | None) -> Finding:
+        row: Row = BY_CAUSE[sign.cause]
+        return Finding(
+            check=row.check.value,
+            cause=sign.cause,
+            severity=sign.severity or row.severity,
+            action=sign.action or row.action,
+            evidence=sign.evidence,
+            place=place,
+            since=there.since if there else self.now,
+            last=self.now,
+            code=sign.code,
+            pods=there.pods if there else (),
+        )
+
+
+def _same_event(there: Finding, other: Finding) -> bool:
+    return (there.cause, there.code, there.place.gpu) == (
+        other.cause,
+        other.code,
+        other.place.gpu,
+    ) and (
+        None in (there.place.instance, other.place.instance)
+        or there.place.instance == other.place.instance
+    )
+
+
+def _damping(limits: Limits) -> dict[str, tuple[float, float]]:
+    """Seconds a sign must last to raise its cause, and be gone to end it; at once where none."""
+    answers = (0.0, limits.answer_hold)
+    return {
+        "gpuLost": answers,
+        "gpuResetRequired": answers,
+        "gpuUnknown": answers,
+        "gpuHangs": answers,
+        "tooHot": (limits.heat_hold, limits.heat_hold),
+        "memoryTooHot": (limits.heat_hold, limits.heat_hold),
+        "pcieLink": (limits.link_hold, limits.link_hold),
+        "fabricNotReady": (limits.fabric_grace, 0.0),
+        "modeDrift": (limits.drift_hold, 0.0),
+        "gpuMissing": (limits.missing_hold, 0.0),
+    }

@@ -1,0 +1,254 @@
+"""Makes events of what a daemon's log and its answers say about servers and foreign users."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from itertools import islice
+
+from nodeagent.mps.asking import Seen, SeenServer
+from nodeagent.mps.blocked_clients import SURE_AFTER, ForeignUsers, Waiting
+from nodeagent.mps.daemon_log import DaemonLog, LogRefused
+from nodeagent.mps.identity import identify
+from nodeagent.mps.lifecycle.values import (
+    Ending,
+    Event,
+    ForeignUserWaiting,
+    Server,
+    ServerGone,
+    ServerSeen,
+    ServerStatus,
+    State,
+)
+from nodeagent.mps.log_lines import (
+    ClientCame,
+    Fact,
+    Faulted,
+    Recovered,
+    ServerExited,
+    ServerReady,
+    Stirred,
+    facts,
+)
+from nodeagent.mps.log_watch import LogWatch
+from nodeagent.mps.shares import DaemonSpec
+from nodeagent.processes import identify as process_of
+
+SHOWN = 4  # lines of the log that a report shows
+EARLIER = 1 << 16  # bytes of an adopted daemon's log that may tell who waits since before
+_QUIET = 0.03  # seconds that lines are collected before they are read
+_MOST_SERVERS = 4  # whose clients are remembered
+_SAME = 30.0  # seconds in which the same end of another server is not told again
+# The log is its user's to write. Who floods it must neither hold up the loop nor fill the memory:
+# beyond these figures the daemon is asked, which tells what matters.
+_MOST_BEHIND = 1 << 20  # bytes
+_MOST_FACTS = 100  # heard in one go
+_MOST_TOLD = 16  # different ends within _SAME
+_MOST_READY = 1024  # servers that are remembered
+
+
+class Listener:
+    """Of process number `run`, which runs as `pid`. `adopted`: it has run before this agent did."""
+
+    def __init__(
+        self,
+        run: int,
+        spec: DaemonSpec,
+        pid: int,
+        *,
+        watch: LogWatch,
+        log_size: int,
+        tell: Callable[[Event], None],
+        state: Callable[[], State],
+        adopted: bool,
+    ) -> None:
+        self.stirred: Callable[[], None] = lambda: None
+        self.trouble = ""  # how its last server ended, while that is all that there is to say
+        self._run = run
+        self._log_size = log_size
+        self._tell = tell
+        self._state = state
+        self._foreign = None if spec.multi_user else ForeignUsers(spec.uid)
+        self._loop = asyncio.get_running_loop()
+        self._log: DaemonLog | None = None
+        self._reading: asyncio.TimerHandle | None = None
+        self._ready: set[int] = set()  # servers that have taken clients
+        self._culprit: int | None = None
+        self._faulted = False  # by the log's word, where the daemon does not tell
+        self._told: dict[str, float] = {}
+        self._clients: dict[int, tuple[int, ...]] = {}  # of servers, as seen last
+        self._end_watch: Callable[[], None] = lambda: None
+        with suppress(LogRefused):
+            self._log = DaemonLog(spec.log_directory, pid=pid, tail=EARLIER if adopted else 0)
+            self._end_watch = watch.watch(self._log.path, self._grown)
+            if adopted:
+                self._hear_earlier(self._log)
+
+    def close(self) -> None:
+        if self._reading is not None:
+            self._reading.cancel()
+        self._end_watch()
+        if self._log is not None:
+            self._log.close()
+        self._log = None
+
+    @property
+    def waiting(self) -> tuple[Waiting, ...]:
+        """Foreign users who wait."""
+        return self._foreign.waiting if self._foreign else ()
+
+    @property
+    def has_waiting(self) -> bool:
+        return bool(self.waiting)
+
+    @property
+    def unsure_for(self) -> float | None:
+        """Seconds after which it is known whether somebody waits; None: nobody might."""
+        return SURE_AFTER + 0.05 if self._foreign and self._foreign.is_unsure else None
+
+    def last_lines(self, *, until: str = "") -> tuple[str, ...]:
+        """Those of the log that tell something, up to the last that has `until`."""
+        return self._log.last_lines(SHOWN, until=until) if self._log is not None else ()
+
+    # --- the log ----------------------------------------------------------------------------------
+
+    def _grown(self) -> None:
+        if self._reading is None:
+            self._reading = self._loop.call_later(_QUIET, self._read)
+
+    def _read(self) -> None:
+        if self._reading is not None:
+            self._reading.cancel()
+            self._reading = None
+        if self._log is None:
+            return
+        with suppress(OSError):
+            if self._log.behind > _MOST_BEHIND:
+                self._log.skip()
+                self.stirred()
+            self._hear(facts(self._log.new_lines()))
+            if self._log.has_more:
+                self._grown()
+            self._log.bound(self._log_size)
+
+    def _hear(self, heard: Iterator[Fact]) -> None:
+        matters = False
+        for fact in islice(heard, _MOST_FACTS):
+            matters = self._heard(fact) or matters
+        if matters:
+            self.stirred()
+
+    def _hear_earlier(self, log: DaemonLog) -> None:
+        """Who may wait since before this agent: the rest is past, or will be answered."""
+        now = self._loop.time()
+        for fact in facts(log.new_lines()):
+            if isinstance(fact, ClientCame) and fact.pending and self._foreign is not None:
+                self._foreign.came(fact, now)
+            elif isinstance(fact, ServerReady):
+                self._is_ready(fact.pid)
+
+    def _heard(self, fact: Fact) -> bool:
+        """Whether the daemon is to be asked about it."""
+        match fact:
+            case ClientCame():
+                if self._foreign is not None:
+                    self._foreign.came(fact, self._loop.time())
+            case ServerReady():
+                self._is_ready(fact.pid)
+            case ServerExited():
+                self._exited(fact)
+            case Faulted():
+                self._faulted = True
+                self._culprit = fact.culprit if fact.culprit is not None else self._culprit
+            case Recovered():
+                self._faulted, self._culprit = False, None
+            case Stirred():
+                pass
+        return True
+
+    def _is_ready(self, server: int) -> None:
+        if len(self._ready) >= _MOST_READY:
+            self._ready.clear()
+        self._ready.add(server)
+        self.trouble = ""
+
+    def _exited(self, fact: ServerExited) -> None:
+        words = self._bad_end(fact)
+        self.trouble = f"its last server ({fact.pid}) ended: {words}" if words else ""
+        self._faulted, self._culprit = False, None
+        now = self._loop.time()
+        self._told = {told: when for told, when in self._told.items() if now - when < _SAME}
+        if words in self._told or len(self._told) >= _MOST_TOLD:
+            words = ""
+        elif words:
+            self._told[words] = now
+        self._ready.discard(fact.pid)
+        self._clients.pop(fact.pid, None)
+        # The daemon may have started the next one by now.
+        lines = self.last_lines(until=f"Server {fact.pid} exited") if words else ()
+        self._tell(ServerGone(self._run, fact.pid, words, lines))
+
+    def _bad_end(self, fact: ServerExited) -> str:
+        """In words; "" for one that is nothing to talk about."""
+        if self._state().ending is not Ending.NO:
+            return ""
+        if fact.status != 0:
+            return f"status {fact.status}"
+        if fact.pid not in self._ready:
+            return (
+                "status 0 before it took any client; so it ends when its user may not pass a "
+                "directory above the pipe directory"
+            )
+        left = [c for c in self._clients.get(fact.pid, ()) if process_of(c) is not None]
+        if left:
+            return f"its clients have lost it: pid {', '.join(map(str, left))}"
+        return ""
+
+    # --- answers ----------------------------------------------------------------------------------
+
+    def judge(self, seen: Seen, state: State) -> Iterator[Event]:
+        """What an answer says about servers, and about those who wait."""
+        if any(server.status is ServerStatus.FAULT for server in seen.servers):
+            self._read()  # the line that names the cause is in the log, perhaps not read yet
+        listed = [server.pid for server in seen.servers]
+        if state.server is not None and state.server.pid not in listed:
+            yield ServerGone(self._run, state.server.pid)
+        self._remember_clients(seen)
+        servers = [self._server(server, state) for server in seen.servers]
+        for server in servers[:1]:  # a daemon has one at a time
+            yield ServerSeen(self._run, server)
+        if self._foreign is None:
+            return
+        served = {client for _, client in seen.clients}
+        uid = servers[0].uid if servers else None
+        now = self._loop.time()
+        for who in self._foreign.judge(served, uid, has_server=bool(servers), now=now):
+            yield ForeignUserWaiting(self._run, who.pid, who.uid, who.command)
+
+    def _remember_clients(self, seen: Seen) -> None:
+        """Those of a server that has just gone too: the line that tells how may be read later."""
+        for server in seen.servers:
+            known = self._clients.pop(server.pid, ())
+            self._clients[server.pid] = known if server.clients is None else server.clients
+        while len(self._clients) > _MOST_SERVERS:
+            del self._clients[next(iter(self._clients))]
+
+    def _server(self, server: SeenServer, state: State) -> Server:
+        found = identify(server.pid)
+        status = server.status or self._status_of(server, state)
+        if status is ServerStatus.ACTIVE:
+            self._ready.add(server.pid)
+        culprit = self._culprit if status is ServerStatus.FAULT else None
+        return Server(server.pid, found.uid if found else None, status, culprit)
+
+    def _status_of(self, server: SeenServer, state: State) -> ServerStatus:
+        """Where the daemon does not tell it."""
+        if self._faulted:
+            return ServerStatus.FAULT
+        if server.clients is not None:
+            return ServerStatus.ACTIVE
+        known = state.server
+        if known is not None and known.pid == server.pid:
+            return known.status  # it is busy
+        return ServerStatus.INITIALIZING

@@ -1,0 +1,216 @@
+"""Makes the parts that run MPS from the settings, for the agent and for one-shot commands alike."""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from nodeagent.gpu.original_settings import FILE_NAME as MEMORY_NAME
+from nodeagent.gpu.original_settings import Remembered
+from nodeagent.mps.accounts import accounts_for
+from nodeagent.mps.any_user_launcher import AnyUserLauncher
+from nodeagent.mps.directories import DirectoryRefused, directories_of
+from nodeagent.mps.fleet import Fleet, Timing
+from nodeagent.mps.launching import ChildLauncher, Launcher, ServiceLauncher, shm_directory
+from nodeagent.mps.lifecycle.values import Policy, Report
+from nodeagent.mps.mount_namespace import can_put_shm
+from nodeagent.mps.probing import Probe, probe
+from nodeagent.mps.process import Programs
+from nodeagent.mps.publishing import Publisher
+from nodeagent.mps.shares import DaemonSpec
+from nodeagent.plan.accounts import Host
+from nodeagent.plan.desired import PlanDocument
+from nodeagent.settings import MpsSettings, Settings
+
+_MIB = 1024**2
+_SYSTEMD_RUNS = Path("/run/systemd/system")  # as sd_booted(3) says
+_IN_A_POD = "KUBERNETES_SERVICE_HOST"
+_LONGEST_DEVICE = "MIG-00000000-0000-0000-0000-000000000000"
+_SIMULATED_MPS = "580"  # the newest branch of which most is known
+_PROBES = "probes"  # the folder below run.dir in which programs are tried out
+_SERVICE_DEADLINE = 15.0  # seconds for systemd to start a unit
+
+Check = Callable[[DaemonSpec], Awaitable[tuple[str, ...]]]
+
+
+@dataclass(frozen=True, slots=True)
+class MpsPlaces:
+    """Where things are, and which programs are run. `memory` None: nothing is remembered.
+    `simulated`: the programs are stand-ins.
+    """
+
+    run_dir: Path
+    cdi_dir: Path
+    memory: Path | None
+    programs: Programs
+    simulated: bool = False
+
+
+def places_of(settings: Settings) -> MpsPlaces:
+    """As the settings say, for the machine's own GPUs."""
+    return MpsPlaces(
+        run_dir=settings.run.dir.absolute(),
+        cdi_dir=settings.cdi.dir,
+        memory=settings.state.dir / MEMORY_NAME,
+        programs=Programs(
+            control=settings.mps.control,
+            path=settings.mps.path,
+            library_path=settings.mps.library_path or "",
+        ),
+    )
+
+
+def simulated_places(settings: Settings, directory: Path) -> MpsPlaces:
+    """For a simulated node whose daemons' things are in `directory`: the real one's are never
+    touched, unless the settings say so in words. A run.dir too deep for sockets is not taken.
+    """
+    from nodeagent.simulation.mps.installation import install
+
+    programs = directory / "bin"
+    if "control" in settings.mps.model_fields_set:
+        run = places_of(settings).programs
+    else:
+        if not programs.exists():
+            install(programs, version=_SIMULATED_MPS)
+        run = Programs(path=f"{programs}:{settings.mps.path}")
+    given_cdi_dir = "dir" in settings.cdi.model_fields_set
+    return MpsPlaces(
+        run_dir=simulated_run_dir(settings, directory),
+        cdi_dir=settings.cdi.dir if given_cdi_dir else directory / "cdi",
+        memory=directory / MEMORY_NAME,
+        programs=run,
+        simulated=True,
+    )
+
+
+def simulated_run_dir(settings: Settings, directory: Path) -> Path:
+    """The run directory of a simulated node's daemons, whose other things are in `directory`."""
+    given = "dir" in settings.run.model_fields_set and _has_room(settings.run.dir)
+    return settings.run.dir.absolute() if given else directory / "run"
+
+
+def _has_room(run_dir: Path) -> bool:
+    """Whether sockets of any device's daemon have paths there that are not too long."""
+    try:
+        directories_of(run_dir.absolute(), _LONGEST_DEVICE)
+    except DirectoryRefused:
+        return False
+    return True
+
+
+def make_fleet(
+    settings: MpsSettings,
+    places: MpsPlaces,
+    *,
+    check: Check,
+    report: Callable[[str, Report], None],
+    changed: Callable[[], None],
+) -> Fleet:
+    """The fleet, to be entered by whoever changes the node."""
+    return Fleet(
+        run_dir=places.run_dir,
+        programs=places.programs,
+        launcher=_launcher(settings, places),
+        policy=policy_of(settings),
+        timing=timing_of(settings),
+        check=check,
+        report=report,
+        changed=changed,
+        chance=random.SystemRandom().random,
+    )
+
+
+def make_publisher(settings: MpsSettings, places: MpsPlaces) -> Publisher:
+    """What writes the files that clients need."""
+    private = has_private_shm(settings, simulated=places.simulated)
+    return Publisher(
+        run_dir=places.run_dir,
+        cdi_dir=places.cdi_dir,
+        shm=lambda spec: shm_directory(spec, private=private),
+    )
+
+
+def make_memory(places: MpsPlaces, *, read_only: bool = False) -> Remembered:
+    """The original settings of devices; a damaged file is its `problem`."""
+    return Remembered(places.memory, read_only=read_only)
+
+
+def host_for(settings: MpsSettings) -> Callable[[PlanDocument], Host]:
+    """Looks up the users that a document names; may block."""
+
+    def look_up(document: PlanDocument) -> Host:
+        return Host(settings.user, accounts_for(document, settings.user))
+
+    return look_up
+
+
+def policy_of(settings: MpsSettings) -> Policy:
+    """How patient one is with a daemon."""
+    return Policy(
+        start_deadline=settings.start_deadline,
+        limit_deadline=settings.limit_deadline,
+        initialize_deadline=settings.initialize_deadline,
+        quit_deadline=settings.quit_deadline,
+        kill_deadline=settings.kill_deadline,
+        steady=settings.steady,
+        first_delay=settings.first_delay,
+        longest_delay=settings.longest_delay,
+        most_failures=settings.most_failures,
+        most_silences=settings.most_silences,
+        most_attempts=settings.most_attempts,
+    )
+
+
+def timing_of(settings: MpsSettings) -> Timing:
+    """When daemons are asked, and how long they may take to answer."""
+    return Timing(
+        answer=settings.answer_deadline,
+        check=settings.check_interval,
+        grace=settings.grace,
+        log_size=settings.log_size * _MIB,
+    )
+
+
+def longest_step(settings: MpsSettings) -> float:
+    """Seconds that the start or the end of a daemon may take when nothing goes well; rather more
+    than less, since an agent that takes longer is replaced as one that is stuck.
+    """
+    timing = timing_of(settings)
+    ending = settings.quit_deadline + 4 * (settings.kill_deadline + timing.answer + timing.grace)
+    return max(timing.start + timing.answer, ending)
+
+
+def has_private_shm(settings: MpsSettings, *, simulated: bool) -> bool:
+    """Whether each device's daemon and clients have a /dev/shm of their own."""
+    if settings.shm != "auto":
+        return settings.shm == "device"
+    by_systemd = launch_of(settings, simulated=simulated) != "child"
+    return _IN_A_POD in os.environ and (by_systemd or can_put_shm())
+
+
+def launch_of(settings: MpsSettings, *, simulated: bool) -> str:
+    """What daemons are: `child`, `systemd` or `hostSystemd`."""
+    if settings.launch != "auto":
+        return settings.launch
+    beside_systemd = _SYSTEMD_RUNS.is_dir() and _IN_A_POD not in os.environ
+    return "systemd" if beside_systemd and not simulated else "child"
+
+
+def _launcher(settings: MpsSettings, places: MpsPlaces) -> Launcher:
+    private = has_private_shm(settings, simulated=places.simulated)
+    way = launch_of(settings, simulated=places.simulated)
+
+    def make(programs: Programs) -> Launcher:
+        if way == "child":
+            return ChildLauncher(programs, private_shm=private)
+        host = way == "hostSystemd"
+        return ServiceLauncher(programs, host=host, private_shm=private, deadline=_SERVICE_DEADLINE)
+
+    def try_out() -> Awaitable[Probe]:
+        scratch = places.run_dir / _PROBES
+        return probe(places.programs, scratch=scratch, deadline=settings.answer_deadline)
+
+    return AnyUserLauncher(places.programs, make=make, probe=try_out)

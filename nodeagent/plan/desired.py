@@ -1,0 +1,183 @@
+"""What is asked for: first as the document says it, then resolved against the node's cards.
+
+`PlanDocument` is what `nodeagent.documents` makes of a text (a plan, or one configuration of a
+mig-parted file). `DesiredNode` is what `nodeagent.plan.resolve` makes of that document for
+the GPUs that are really there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from nodeagent.plan.shares import TimeSlice, WantedMps
+
+# --- the document -----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class InstanceEntry:
+    """`count` instances of `profile` (as written); `start` in memory slices, None: anywhere."""
+
+    profile: str
+    count: int
+    path: str
+    start: int | None = None
+    mps: MpsEntry | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class MigDisabled:
+    """MIG mode off."""
+
+    path: str
+
+
+@dataclass(frozen=True, slots=True)
+class MigEnabled:
+    """MIG mode on, instances left as they are."""
+
+    path: str
+
+
+@dataclass(frozen=True, slots=True)
+class MigLayout:
+    """MIG mode on and exactly these instances (none at all when empty)."""
+
+    instances: tuple[InstanceEntry, ...]
+    path: str
+
+
+MigEntry = MigDisabled | MigEnabled | MigLayout
+
+
+@dataclass(frozen=True, slots=True)
+class ShareEntry:
+    """`count` clients that may each use `memory` bytes and `threads` percent (None: no limit)."""
+
+    name: str
+    count: int
+    memory: int | None
+    threads: float | None
+    path: str
+
+
+@dataclass(frozen=True, slots=True)
+class MpsEntry:
+    """MPS as written. Exactly one of `shares`, `replicas` and `clients` is given."""
+
+    path: str
+    shares: tuple[ShareEntry, ...] = ()
+    replicas: int | None = None
+    clients: ShareEntry | None = None
+    user: str | None = None
+    enforce: str = "report"  # report | terminate
+    oversubscribe: bool = False
+
+
+class WhenInUse(StrEnum):
+    """What to do about users of what must go."""
+
+    WAIT = "wait"
+    EVICT = "evict"
+
+
+@dataclass(frozen=True, slots=True)
+class PciFilter:
+    """A mig-parted `device-filter`: 32-bit ids as in `0x233010DE`."""
+
+    device: int
+    subsystem: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceSelector:
+    """One item of `devices`: an index, a UUID or a PCI address, as `text` was written."""
+
+    text: str
+    path: str
+    index: int | None = None
+    uuid: str | None = None
+    pci_bus_id: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PlanEntry:
+    """One entry of the document; `devices` None means `all`.
+
+    `path` leads to the entry (`gpus[2]`), `devices_path` to its devices.
+    """
+
+    path: str
+    devices: tuple[DeviceSelector, ...] | None
+    devices_path: str
+    model: str | None = None
+    pci_filters: tuple[PciFilter, ...] = ()
+    mig: MigEntry | None = None
+    mps: MpsEntry | None = None
+    time_slice: str | None = None
+    when_in_use: WhenInUse = WhenInUse.WAIT
+
+
+@dataclass(frozen=True, slots=True)
+class PlanDocument:
+    """A whole document. `digest` is `sha256:` and the hash of the text acted on."""
+
+    entries: tuple[PlanEntry, ...]
+    digest: str
+    device_plugin_config: str | None = None
+
+
+# --- resolved against the cards ---------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class WantedInstance:
+    """One MIG device that should exist: `slices` of compute in a GPU instance of `profile`.
+
+    `profile` is the canonical name of one of the card's own profiles.
+    """
+
+    profile: str
+    slices: int
+    start: int | None
+    path: str
+    mps: WantedMps | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """MIG on with exactly these devices."""
+
+    instances: tuple[WantedInstance, ...]
+    path: str
+
+
+DesiredMig = MigDisabled | MigEnabled | Layout
+
+
+@dataclass(frozen=True, slots=True)
+class DesiredGpu:
+    """What one GPU should be; `mig` None leaves its MIG side alone.
+
+    `mps` is for the GPU as a whole, outside MIG mode; what MIG devices shall have is said by
+    `Layout`'s instances, or, where the instances are left as they are, by `mps_by_device` (UUID of
+    a MIG device there is now). None means that no daemon of ours is to be there; `time_slice` None
+    that the interval is to be what it was before the agent set it.
+    """
+
+    mig: DesiredMig | None
+    path: str
+    when_in_use: WhenInUse = WhenInUse.WAIT
+    mps: WantedMps | None = None
+    mps_by_device: Mapping[str, WantedMps] = field(default_factory=dict)
+    time_slice: TimeSlice | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class DesiredNode:
+    """By `Gpu.key`. GPUs that are not in here are not touched."""
+
+    gpus: Mapping[str, DesiredGpu]
+    digest: str = ""

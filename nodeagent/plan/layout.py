@@ -1,0 +1,163 @@
+"""Which GPU instances can lie side by side on a card, and what still fits.
+
+Everything is derived from what the driver said of the card: placements in memory slices, and
+the media engines each profile takes. Two instances exclude each other when their slices overlap
+or when together they need more engines of a kind than the card is known to have.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+
+from nodeagent.plan.observed import Engines, Gpu, GpuInstanceProfile
+from nodeagent.plan.profiles import ProfileName
+
+# Copy engines are shared when they run short; media engines are not.
+_MEDIA_ENGINES = ("decoder", "encoder", "jpeg", "ofa")
+
+
+@dataclass(frozen=True, slots=True)
+class CardProfile:
+    """One profile as the search needs it: `masks` by start, `engines` as a vector."""
+
+    profile: GpuInstanceProfile
+    masks: Mapping[int, int]
+    engines: tuple[int, ...]
+    limit: int
+
+    @property
+    def name(self) -> str:
+        return self.profile.name
+
+
+@dataclass(frozen=True, slots=True)
+class Card:
+    """The profiles of a card by name, largest first, and its media engines.
+
+    `slots` is the number of memory slices. `aligned` says how compute slots are handed out in a
+    GPU instance: as an aligned tree (assumed from Hopper on), else by first fit.
+    """
+
+    profiles: Mapping[str, CardProfile]
+    engines: tuple[int, ...]
+    slots: int
+    aligned: bool
+
+    @classmethod
+    def of(cls, gpu: Gpu) -> Card:
+        return _card(gpu.profiles, gpu.compute_capability >= (9, 0))
+
+    def spare(self, names: Iterable[str]) -> tuple[int, ...] | None:
+        """How many more of each profile there could be beside `names`, slices aside.
+
+        None when already these cannot be there at once.
+        """
+        counts = Counter(names)
+        left = list(self.engines)
+        for name, count in counts.items():
+            if count > self.profiles[name].limit:
+                return None
+            for kind, need in enumerate(self.profiles[name].engines):
+                left[kind] -= count * need
+        if min(left) < 0:
+            return None
+        return tuple(
+            min(
+                [p.limit - counts[name]]
+                + [have // need for have, need in zip(left, p.engines, strict=True) if need]
+            )
+            for name, p in self.profiles.items()
+        )
+
+    def room(self, occupied: int, spare: tuple[int, ...]) -> tuple[int, ...]:
+        """How many more of each profile fit (each taken alone), largest profile first.
+
+        `occupied` are the slices taken as bits, `spare` what the instances there leave.
+        """
+        return tuple(
+            min(most, sum(1 for mask in profile.masks.values() if not mask & occupied))
+            for profile, most in zip(self.profiles.values(), spare, strict=True)
+        )
+
+
+@lru_cache(maxsize=64)
+def _card(profiles: tuple[GpuInstanceProfile, ...], aligned: bool) -> Card:
+    ordered = sorted(profiles, key=size_order)
+    table = {
+        p.name: CardProfile(
+            profile=p,
+            masks={place.start: place.mask for place in sorted(p.placements)},
+            engines=_vector(p.engines),
+            limit=_limit(p),
+        )
+        for p in ordered
+    }
+    slots = max((mask.bit_length() for p in table.values() for mask in p.masks.values()), default=0)
+    return Card(table, _card_engines(table.values()), slots, aligned)
+
+
+def size_order(profile: GpuInstanceProfile) -> tuple[int, int, int, str]:
+    """Sorts the largest profile first, in an order that is always the same."""
+    return (-profile.slices, -profile.memory, -profile.multiprocessors, profile.name)
+
+
+def _vector(engines: Engines) -> tuple[int, ...]:
+    return tuple(getattr(engines, kind) for kind in _MEDIA_ENGINES)
+
+
+def _limit(profile: GpuInstanceProfile) -> int:
+    """How many of a profile there can be.
+
+    For plain profiles the placements alone say it; the driver's own count is wrong on some cards
+    (on A30, says NVIDIA's mig-parted). It is needed where engines limit the number (+me).
+    """
+    if ProfileName.parse(profile.name).attributes:
+        return min(profile.max_count, len(profile.placements))
+    return len(profile.placements)
+
+
+def _card_engines(profiles: Iterable[CardProfile]) -> tuple[int, ...]:
+    """How many media engines of each kind the card surely has.
+
+    The driver does not tell. One instance of any profile is possible, and so are as many of a
+    plain profile as there are places; what these take, the card has.
+    """
+    have = [0] * len(_MEDIA_ENGINES)
+    for p in profiles:
+        plain = not ProfileName.parse(p.name).attributes
+        times = len(p.masks) if plain else 1
+        have = [max(a, times * b) for a, b in zip(have, p.engines, strict=True)]
+    return tuple(have)
+
+
+def free_slots(gpu: Gpu) -> tuple[int, ...]:
+    """The memory slices where something new could lie: no GPU instance occupies them, and they are
+    not sick (none while MIG is off).
+    """
+    if gpu.mig is None or not gpu.mig.current or gpu.sickness.whole:
+        return ()
+    occupied = _occupied(gpu)
+    return tuple(slot for slot in range(Card.of(gpu).slots) if not occupied >> slot & 1)
+
+
+def creatable(gpu: Gpu) -> dict[str, int]:
+    """How many more of each profile fit now, each taken alone; profiles with no room left out."""
+    if gpu.mig is None or not gpu.mig.current or gpu.sickness.whole:
+        return {}
+    card = Card.of(gpu)
+    spare = card.spare(i.profile for i in gpu.instances if i.profile in card.profiles)
+    if spare is None:  # the hardware holds more than was known to be possible: promise nothing
+        return {}
+    rooms = card.room(_occupied(gpu), spare)
+    return {name: room for name, room in zip(card.profiles, rooms, strict=True) if room}
+
+
+def _occupied(gpu: Gpu) -> int:
+    """Where nothing can be placed, for what is there or for being sick."""
+    occupied = gpu.sickness.slices
+    for instance in gpu.instances:
+        occupied |= instance.placement.mask
+    return occupied

@@ -1,0 +1,70 @@
+"""Who uses a device once its MPS daemon is taken into account."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import replace
+
+from nodeagent.plan.observed import Gpu, MpsDaemon, Usage, User
+
+_MPS = "mps"  # the source of a user who is a client
+_ALLOCATION = "kubelet"  # the source of a pod that was given a device and runs nothing on it yet
+
+
+def as_used(gpu: Gpu) -> Gpu:
+    """The GPU with the clients of its daemons as users of their devices, and without servers.
+
+    A server goes with its daemon and is nobody's work. A client of a MIG device's daemon is on
+    that device, wherever else the driver names it.
+    """
+    daemons = [c.mps for i in gpu.instances for c in i.compute if c.mps]
+    if gpu.mps is None and not daemons:
+        return gpu
+    servers = {pid for d in (*daemons, gpu.mps) if d for pid in d.servers}
+    placed = {user.pid for d in daemons for user in d.clients.processes if user.pid}
+    instances = tuple(
+        replace(
+            i, compute=tuple(replace(c, usage=_used(c.usage, c.mps, servers)) for c in i.compute)
+        )
+        for i in gpu.instances
+    )
+    usage = _used(gpu.usage, gpu.mps, servers | placed)
+    return replace(gpu, usage=usage, instances=instances)
+
+
+def past_mps(usage: Usage) -> Usage:
+    """Those of them who are on the device otherwise than as clients of MPS.
+
+    An allocation is not: pods that the kubelet brought back after a reboot wait for the daemon, and
+    a daemon that waited for their end would never come.
+    """
+    elsewhere = tuple(u for u in usage.processes if u.source not in {_MPS, _ALLOCATION})
+    return replace(usage, processes=elsewhere)
+
+
+def together(one: Usage, other: Usage) -> Usage:
+    """The users of both."""
+    return Usage(
+        tuple(dict.fromkeys((*one.processes, *other.processes))),
+        known=one.known and other.known,
+        reason=one.reason or other.reason,
+    )
+
+
+def _used(usage: Usage, daemon: MpsDaemon | None, not_here: Collection[int]) -> Usage:
+    processes = tuple(user for user in usage.processes if user.pid not in not_here)
+    if daemon is None:
+        return replace(usage, processes=processes)
+    clients = {user.pid for user in daemon.clients.processes if user.pid}
+    named = {user.pid for user in processes if user.pid}
+    return together(
+        replace(usage, processes=tuple(_client(u) if u.pid in clients else u for u in processes)),
+        replace(
+            daemon.clients,
+            processes=tuple(_client(u) for u in daemon.clients.processes if u.pid not in named),
+        ),
+    )
+
+
+def _client(user: User) -> User:
+    return replace(user, source=_MPS)

@@ -1,0 +1,307 @@
+"""What is there: the node's GPUs as the driver described them at one moment.
+
+Every size, id and placement here was read from the driver; nothing is known beforehand.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from nodeagent.plan.shares import ComputeMode, TimeSlice, WantedMps
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Placement:
+    """Where a GPU instance lies, in the card's memory slices; for compute instances, in the
+    compute slots of their GPU instance.
+    """
+
+    start: int
+    size: int
+
+    @property
+    def mask(self) -> int:
+        """The occupied slots as bits."""
+        return ((1 << self.size) - 1) << self.start
+
+    def __str__(self) -> str:
+        return f"{self.start}:{self.size}"
+
+
+@dataclass(frozen=True, slots=True)
+class Engines:
+    """Engines a GPU instance of some profile gets."""
+
+    copy: int = 0
+    decoder: int = 0
+    encoder: int = 0
+    jpeg: int = 0
+    ofa: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ComputeInstanceProfile:
+    """How a GPU instance can be divided: `slices` of compute, at most `max_count` of them.
+
+    `id` is what create calls take. `placements` are in compute slots of the GPU instance.
+    """
+
+    id: int
+    slices: int
+    max_count: int
+    multiprocessors: int
+    placements: tuple[Placement, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class GpuInstanceProfile:
+    """A kind of GPU instance that this very card offers.
+
+    `id` is what create calls take (the number `nvidia-smi mig -lgip` prints), `kind` the NVML
+    enumeration value it was asked by; the two differ. `name` is canonical, such as
+    `1g.10gb+me`. `memory` in bytes. `compute` is empty as long as no GPU instance of this
+    profile existed to ask (NVML tells only through one).
+    """
+
+    id: int
+    kind: int
+    name: str
+    slices: int
+    memory: int
+    multiprocessors: int
+    max_count: int
+    placements: tuple[Placement, ...]
+    engines: Engines = Engines()
+    compute: tuple[ComputeInstanceProfile, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class User:
+    """A process, MPS client or allocation that holds a device. `pid` 0: no process known."""
+
+    pid: int
+    command: str = ""
+    source: str = "process"  # process | mps | capability | kubelet
+    memory: int | None = None  # bytes on the device
+    namespace: str = ""
+    pod: str = ""
+    container: str = ""
+
+    def __str__(self) -> str:
+        allocated = "an allocation" if self.source == "kubelet" else self.source
+        who = f"pid {self.pid}" if self.pid else allocated
+        if self.command:
+            who += f" ({self.command})"
+        if self.pod:
+            who += f" of pod {self.namespace}/{self.pod}"
+        return who
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Who uses something. When `known` is false it counts as in use, and `reason` says why."""
+
+    processes: tuple[User, ...] = ()
+    known: bool = True
+    reason: str = ""
+
+    @property
+    def in_use(self) -> bool:
+        return not self.known or bool(self.processes)
+
+    def __str__(self) -> str:
+        if not self.known:
+            return f"unknown users ({self.reason})" if self.reason else "unknown users"
+        return ", ".join(map(str, self.processes)) or "nobody"
+
+
+IDLE = Usage()
+
+
+@dataclass(frozen=True, slots=True)
+class MpsDaemon:
+    """The agent's own control daemon of a device, whatever it is at just now.
+
+    `runs` is what it was last told to be, `state` its phase in one word (Ready, Backoff...),
+    `why` says why that is not Ready. `servers` are the pids that belong to it and are no users of
+    the device in their own right; `clients` are those who use the device through it, as far as it
+    knows them itself.
+    """
+
+    runs: WantedMps
+    state: str
+    why: str = ""
+    pid: int | None = None
+    servers: tuple[int, ...] = ()
+    clients: Usage = IDLE
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """Bytes."""
+
+    used: int
+    total: int
+
+
+@dataclass(frozen=True, slots=True)
+class ComputeInstance:
+    """A compute instance, which together with its GPU instance is one MIG device.
+
+    `profile` is the device's name (`3g.40gb` when it has all of its GPU instance, else
+    `1c.3g.40gb`). `placement` is None when the driver does not tell it. `mps`, `compute_mode`
+    and `earlier_mode` as for a GPU.
+    """
+
+    id: int
+    profile: str
+    slices: int
+    uuid: str
+    placement: Placement | None = None
+    usage: Usage = IDLE
+    memory: Memory | None = None
+    mps: MpsDaemon | None = None
+    compute_mode: ComputeMode | None = None
+    earlier_mode: ComputeMode | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class GpuInstance:
+    """A GPU instance; without compute instances it is half-made and no device at all."""
+
+    id: int
+    profile_id: int
+    profile: str
+    placement: Placement
+    compute: tuple[ComputeInstance, ...] = ()
+
+    @property
+    def in_use(self) -> bool:
+        return any(device.usage.in_use for device in self.compute)
+
+
+@dataclass(frozen=True, slots=True)
+class MigMode:
+    """`pending` differs from `current` only while a change waits for a GPU reset."""
+
+    current: bool
+    pending: bool
+
+
+@dataclass(frozen=True, slots=True)
+class NvLinks:
+    """A GPU's NVLinks: how many it has, and how many of them are up.
+
+    `peers` are whom the active ones lead to and how many lead there: the UUID of a GPU of this
+    node, `nvswitch`, the PCI address of a GPU that is not this node's, or `other`.
+    """
+
+    total: int
+    active: int
+    peers: tuple[tuple[str, int], ...] = ()
+
+
+class Access(StrEnum):
+    """Whether the driver answers for a GPU."""
+
+    OK = "ok"
+    UNKNOWN = "unknown"  # a query failed or hangs
+    LOST = "lost"  # off the bus, or useless until a reset
+
+
+@dataclass(frozen=True, slots=True)
+class Sickness:
+    """What of a GPU is too sick for anything new; what is there may stay.
+
+    `whole`: all of it, and nothing is changed there; else `slices`, memory slices as bits. `why`
+    and `remedy` are for people.
+    """
+
+    slices: int = 0
+    whole: bool = False
+    why: str = ""
+    remedy: str = ""
+
+
+WELL = Sickness()
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """One physical GPU.
+
+    `pci_device_id` and `pci_subsystem_id` are 32 bits, device high and vendor low, as in
+    `0x233010DE`. `memory` in bytes. `mig` is None where the card has no MIG. `usage` holds the
+    processes on the GPU outside any instance. `mps` is the daemon of the GPU as a whole, which
+    there is only outside MIG mode. `compute_mode` and `time_slice` are None while not known (a
+    GPU in MIG mode has neither); `earlier_mode` and `earlier_time_slice` are what they were before
+    the agent changed them, None when it did not. `numa_node` is the one whose processors and
+    memory are nearest; None when not known. `nvlink` is None when the card has none, or while not
+    known. `sickness` is what health says; the driver knows nothing of it. When `access` is not OK,
+    the rest is what was last known (perhaps nothing) and must not be acted upon.
+    """
+
+    index: int
+    uuid: str
+    name: str = ""
+    pci_bus_id: str = ""
+    pci_device_id: int = 0
+    pci_subsystem_id: int = 0
+    minor: int | None = None
+    memory: int = 0
+    compute_capability: tuple[int, int] = (0, 0)
+    access: Access = Access.OK
+    access_reason: str = ""
+    mig: MigMode | None = None
+    mode_change_needs_reset: bool = False
+    passthrough: bool = False
+    profiles: tuple[GpuInstanceProfile, ...] = ()
+    instances: tuple[GpuInstance, ...] = ()
+    usage: Usage = IDLE
+    mps: MpsDaemon | None = None
+    compute_mode: ComputeMode | None = None
+    earlier_mode: ComputeMode | None = None
+    time_slice: TimeSlice | None = None
+    earlier_time_slice: TimeSlice | None = None
+    numa_node: int | None = None
+    nvlink: NvLinks | None = None
+    sickness: Sickness = WELL
+
+    def profile(self, name: str) -> GpuInstanceProfile | None:
+        """The card's profile of exactly this canonical name."""
+        return next((p for p in self.profiles if p.name == name), None)
+
+    @property
+    def key(self) -> str:
+        """What tells it from the node's other GPUs: the UUID, or the index while none is known."""
+        return self.uuid or f"GPU {self.index}"
+
+    @property
+    def title(self) -> str:
+        """What people call it, such as `GPU 0 (NVIDIA H100 80GB HBM3)`."""
+        return f"GPU {self.index} ({self.name})" if self.name else f"GPU {self.index}"
+
+    @property
+    def idle(self) -> bool:
+        """Proven to have no user at all, inside instances or outside."""
+        return (
+            self.access is Access.OK
+            and not self.usage.in_use
+            and not any(instance.in_use for instance in self.instances)
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class ObservedNode:
+    """The node at one moment. GPUs are in NVML's index order.
+
+    `slow` says of GPUs (by index) for which the driver took long how its calls went.
+    """
+
+    gpus: tuple[Gpu, ...] = ()
+    driver_version: str = ""
+    slow: tuple[tuple[int, str], ...] = ()
+
+    def gpu(self, uuid: str) -> Gpu | None:
+        return next((g for g in self.gpus if g.uuid == uuid), None)

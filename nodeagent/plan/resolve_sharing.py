@@ -1,0 +1,215 @@
+"""What an entry's `mps` and `timeSlice` mean on one GPU: limits, accounts, intervals.
+
+Faults are added to a list, with the place in the document that would have to change.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from nodeagent.plan.accounts import ANY_USER, Host
+from nodeagent.plan.desired import MigEnabled, MigLayout, MpsEntry, PlanEntry
+from nodeagent.plan.observed import ComputeInstance, Gpu, GpuInstance, GpuInstanceProfile
+from nodeagent.plan.problems import Code, Problem
+from nodeagent.plan.profiles import device_name
+from nodeagent.plan.shares import Account, Sharing, TimeSlice, WantedMps
+from nodeagent.plan.sharing import share_out
+
+VOLTA = (7, 0)  # the compute capability from which MPS can limit clients
+_CONTEXTS = 60  # of one device, from CUDA 13.1 on; 48 before, which resolve cannot tell
+_CONTEXTS_BEFORE_VOLTA = 16
+
+_IDS = re.compile(r"([0-9]{1,10})(?::([0-9]{1,10}))?")
+
+
+@dataclass(frozen=True, slots=True)
+class _Target:
+    """A device as MPS sees it: what it is called, its bytes, how many clients it serves."""
+
+    words: str
+    memory: int
+    most: int
+
+
+# --- MPS --------------------------------------------------------------------------------------
+
+
+def mps_of_gpu(entry: MpsEntry, gpu: Gpu, host: Host, problems: list[Problem]) -> WantedMps | None:
+    """For the GPU as a whole."""
+    target = _Target(f"GPU {gpu.index}", gpu.memory, _contexts(gpu))
+    return _wanted(entry, gpu, target, host, problems)
+
+
+def mps_of_profile(
+    entry: MpsEntry,
+    gpu: Gpu,
+    profile: GpuInstanceProfile,
+    *,
+    slices: int,
+    host: Host,
+    problems: list[Problem],
+) -> WantedMps | None:
+    """For a MIG device of `slices` compute slices in a GPU instance of this profile."""
+    words = f"a {device_name(profile.name, profile.slices, slices)} of GPU {gpu.index}"
+    target = _Target(words, profile.memory, _contexts_of_part(gpu, slices))
+    return _wanted(entry, gpu, target, host, problems)
+
+
+def mps_by_device(
+    entry: MpsEntry, gpu: Gpu, host: Host, problems: list[Problem]
+) -> Mapping[str, WantedMps]:
+    """For every MIG device there is, by UUID."""
+    given: dict[str, WantedMps] = {}
+    for instance in gpu.instances:
+        for device in instance.compute:
+            target = _Target(
+                f"a {device.profile} of GPU {gpu.index}",
+                _memory_of(gpu, instance, device),
+                _contexts_of_part(gpu, device.slices),
+            )
+            wanted = _wanted(entry, gpu, target, host, problems)
+            if wanted is not None:
+                given[device.uuid] = wanted
+    return given
+
+
+def _memory_of(gpu: Gpu, instance: GpuInstance, device: ComputeInstance) -> int:
+    profile = gpu.profile(instance.profile)
+    if profile is not None:
+        return profile.memory
+    return device.memory.total if device.memory else 0
+
+
+def _contexts(gpu: Gpu) -> int:
+    return _CONTEXTS_BEFORE_VOLTA if _before_volta(gpu) else _CONTEXTS
+
+
+def _contexts_of_part(gpu: Gpu, slices: int) -> int:
+    """The driver lowers the number in proportion to the compute instance (NVIDIA's MPS guide)."""
+    whole = max((p.slices for p in gpu.profiles), default=slices)
+    return max(1, _contexts(gpu) * slices // whole)
+
+
+def _before_volta(gpu: Gpu) -> bool:
+    return (0, 0) < gpu.compute_capability < VOLTA
+
+
+def _wanted(
+    entry: MpsEntry, gpu: Gpu, target: _Target, host: Host, problems: list[Problem]
+) -> WantedMps | None:
+    faults = len(problems)
+    account = _account(entry, host, problems)
+    sharing = share_out(entry, device=gpu.uuid, memory=target.memory)
+    if isinstance(sharing, Sharing):
+        problems += _beyond(entry, gpu, target, sharing)
+    else:
+        problems += sharing
+    if account is None or not isinstance(sharing, Sharing) or len(problems) > faults:
+        return None
+    return WantedMps(sharing, account, entry.path)
+
+
+def _beyond(entry: MpsEntry, gpu: Gpu, target: _Target, sharing: Sharing) -> list[Problem]:
+    """What the device cannot do, whatever the limits add up to."""
+    found: list[Problem] = []
+    key = "replicas" if entry.replicas is not None else "shares" if entry.shares else "clients"
+    path = f"{entry.path}.{key}"
+    limited = any(s.memory is not None or s.threads is not None for s in sharing.shares)
+    if limited and _before_volta(gpu):
+        found.append(
+            Problem(
+                Code.UNSUPPORTED,
+                f"{gpu.title} cannot hold clients of MPS to limits: that takes "
+                f"compute capability {VOLTA[0]}.{VOLTA[1]}, and it has "
+                f"{gpu.compute_capability[0]}.{gpu.compute_capability[1]}",
+                "write clients: {}, which limits nobody, or use timeSlice",
+                gpu=gpu.uuid,
+                path=path,
+            )
+        )
+    count = len(sharing.slots)
+    if count > target.most:
+        found.append(
+            Problem(
+                Code.DOES_NOT_FIT,
+                f"found {count} clients in all, but {target.words} serves at most {target.most} "
+                "at once",
+                f"write at most {target.most}",
+                gpu=gpu.uuid,
+                path=path,
+            )
+        )
+    return found
+
+
+# --- whom it runs as --------------------------------------------------------------------------
+
+
+def _account(entry: MpsEntry, host: Host, problems: list[Problem]) -> Account | None:
+    text = entry.user if entry.user is not None else host.default_user
+    account = _account_of(text, host)
+    if account is None:
+        path = entry.path if entry.user is None else f"{entry.path}.user"
+        where = "the setting mps.user says" if entry.user is None else "found"
+        problems.append(
+            Problem(
+                Code.INVALID_VALUE,
+                f"{where} {text!r}, and this host knows no such user",
+                "write a uid such as 1000, a uid:gid, or any",
+                path=path,
+            )
+        )
+    elif entry.user is None and account.uid == 0:
+        problems.append(
+            Problem(
+                Code.INVALID_VALUE,
+                f"MPS would run as root, because the setting mps.user says {text!r}",
+                "if that is meant, say it in the plan: user: "
+                f"{ANY_USER if account.any_user else 0}",
+                path=entry.path,
+            )
+        )
+        return None
+    return account
+
+
+def _account_of(text: str, host: Host) -> Account | None:
+    if text == ANY_USER:
+        return Account(0, 0, any_user=True)
+    known = host.accounts.get(text)
+    if known is not None:
+        return known
+    ids = _IDS.fullmatch(text)
+    if ids is None:
+        return None
+    uid = int(ids[1])
+    return Account(uid, int(ids[2]) if ids[2] else uid)
+
+
+# --- time slices ------------------------------------------------------------------------------
+
+
+def time_slice_of(entry: PlanEntry, gpu: Gpu, problems: list[Problem]) -> TimeSlice | None:
+    """The interval; there is one for each GPU, so it says nothing of the parts of a GPU."""
+    if entry.time_slice is None:
+        return None
+    path = f"{entry.path}.timeSlice"
+    found, remedy = "", ""
+    if entry.mps is not None:
+        found = "found mps and timeSlice; a device is shared in one way or the other"
+        remedy = "drop one of them"
+    elif isinstance(entry.mig, MigLayout | MigEnabled):
+        found = "found timeSlice beside mig: the interval is one of a whole GPU outside MIG mode"
+        remedy = "drop timeSlice, or write mig: disabled"
+    elif entry.mig is None and gpu.mig is not None and gpu.mig.current:
+        found = (
+            f"GPU {gpu.index} is in MIG mode, and the interval is one of a whole GPU outside MIG "
+            "mode"
+        )
+        remedy = "write mig: disabled beside timeSlice, or leave this GPU out"
+    if found:
+        problems.append(Problem(Code.INVALID_VALUE, found, remedy, gpu=gpu.uuid, path=path))
+        return None
+    return TimeSlice(entry.time_slice)

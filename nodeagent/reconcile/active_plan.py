@@ -1,0 +1,199 @@
+"""Which document counts: the newest, unless it is refused; then the last good one stays.
+
+A document is good once it was read without fault, resolved against this node's GPUs, and found
+to be possible on them. That is judged anew whenever the node is observed, so a document that
+was refused because a GPU did not answer is accepted when the GPU is back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import assert_never
+
+from nodeagent.documents.reading import digest_of, read_document
+from nodeagent.errors import DocumentError
+from nodeagent.plan.accounts import Host
+from nodeagent.plan.desired import DesiredNode, PlanDocument
+from nodeagent.plan.observed import ObservedNode
+from nodeagent.plan.plan import NodePlan, Policy, Verdict
+from nodeagent.plan.planner import plan
+from nodeagent.plan.problems import Problem
+from nodeagent.plan.resolve import Rejection, resolve
+from nodeagent.reconcile.plan_update import Demand, NoPlan, PlanOffer, PlanText, UnreadablePlan
+from nodeagent.views.node_state import Refusal
+
+_NOTHING_DESIRED = DesiredNode({})
+
+HostFor = Callable[[PlanDocument], Host]
+"""What of the host bears on a document; may block, and is called in a thread."""
+_NEVER = frozenset({Verdict.INVALID, Verdict.UNSATISFIABLE})
+
+
+@dataclass(frozen=True, slots=True)
+class ReadPlan:
+    """A text that was read without fault, and what of the host bore on it then."""
+
+    text: PlanText
+    document: PlanDocument
+    host: Host
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """What to do for an observation.
+
+    `plan` is None while no document is in force; `document` and `desired` are what it was made
+    from. `accepted` is set when the plan in force is another than before. `refusal` is why the
+    newest is not it.
+    """
+
+    plan: NodePlan | None = None
+    document: PlanDocument | None = None
+    desired: DesiredNode = _NOTHING_DESIRED
+    accepted: PlanText | None = None
+    refusal: Refusal | None = None
+
+
+class PlanInForce:
+    """The newest offer and the document that counts."""
+
+    def __init__(self, host_for: HostFor = lambda _: Host()) -> None:
+        self._host_for = host_for
+        self._asked: PlanOffer | Demand | None = None
+        self._offer: PlanOffer | None = None
+        self._newest: ReadPlan | None = None
+        self._unread: Refusal | None = None
+        self._good: ReadPlan | None = None
+        self._desired: DesiredNode | None = None
+
+    @property
+    def text(self) -> PlanText | None:
+        """The text in force."""
+        return self._good.text if self._good else None
+
+    @property
+    def digest(self) -> str:
+        return self._good.document.digest if self._good else ""
+
+    @property
+    def offered(self) -> PlanOffer | None:
+        """What was read last: the newest offer, or what the newest demand meant for the node."""
+        return self._offer
+
+    @property
+    def note(self) -> str:
+        """One sentence about a carrier that holds no plan."""
+        if not isinstance(self._offer, NoPlan):
+            return ""
+        kept = "; the last good plan stays in force" if self._good else ""
+        return self._offer.reason + kept
+
+    @property
+    def source_problems(self) -> tuple[Problem, ...]:
+        """The problem of a plan source that is missing but required."""
+        problem = self._offer.problem if isinstance(self._offer, NoPlan) else None
+        return (replace(problem, message=self.note),) if problem else ()
+
+    @property
+    def unread_problems(self) -> tuple[Problem, ...]:
+        """Why the newest offer could not even be read."""
+        return self._unread.problems if self._unread else ()
+
+    def offer(self, offer: PlanOffer | Demand) -> bool:
+        """Take what the source has to say; False if it says the same as before."""
+        if offer == self._asked:
+            return False
+        self._asked = offer
+        return True
+
+    async def read_offer(self, observed: ObservedNode | None = None) -> None:
+        """Read the newest offer, if that is not done yet; in a thread, because it may be long.
+
+        What a demand means is found out anew for each `observed`, and not without.
+        """
+        asked: PlanOffer | Demand | None = None
+        while asked is not self._asked:
+            asked = self._asked
+            if isinstance(asked, PlanText | NoPlan | UnreadablePlan | None):
+                offer = asked
+            elif observed is None:
+                return
+            else:
+                offer = await asyncio.to_thread(asked.on, observed)
+            if offer != self._offer:
+                await self._read_newest(offer)
+
+    async def _read_newest(self, offer: PlanOffer | None) -> None:
+        found: ReadPlan | Refusal | None = None
+        match offer:
+            case PlanText() as text:
+                found = await asyncio.to_thread(self._read_or_refuse, text)
+            case UnreadablePlan(problem=problem):
+                found = Refusal("", (problem,))
+            case NoPlan() | None:
+                pass
+            case _:
+                assert_never(offer)
+        self._offer = offer
+        self._newest = found if isinstance(found, ReadPlan) else None
+        self._unread = found if isinstance(found, Refusal) else None
+
+    def remember(self, kept: PlanText) -> None:
+        """Take the plan of an earlier life as the last good one; raises DocumentError."""
+        self._good = self._read(kept)
+
+    def judge(self, observed: ObservedNode, policy: Policy) -> Judgement:
+        """Decide which document counts for this observation, and plan it."""
+        if self._newest and self._newest != self._good:
+            made = _make(self._newest, observed, policy)
+            if not isinstance(made, Refusal):
+                self._good = self._newest
+                self._desired, node_plan = made
+                return Judgement(
+                    node_plan, self._newest.document, self._desired, accepted=self._newest.text
+                )
+            return self._judge_good(observed, policy, made)
+        return self._judge_good(observed, policy, self._unread)
+
+    def _judge_good(
+        self, observed: ObservedNode, policy: Policy, refusal: Refusal | None
+    ) -> Judgement:
+        if self._good is None:
+            return Judgement(refusal=refusal)
+        resolved = resolve(self._good.document, observed, self._good.host)
+        if isinstance(resolved, DesiredNode):
+            self._desired = resolved
+        elif self._desired is None:
+            return Judgement(refusal=refusal or Refusal(self.digest, resolved.problems))
+        # What was possible once goes on to hold for the GPUs that are still there.
+        made = plan(self._desired, observed, policy)
+        return Judgement(made, self._good.document, self._desired, refusal=refusal)
+
+    def _read(self, text: PlanText) -> ReadPlan:
+        document = read_document(text.text, configuration=text.configuration)
+        return ReadPlan(text, document, self._host_for(document))
+
+    def _read_or_refuse(self, text: PlanText) -> ReadPlan | Refusal:
+        try:
+            return self._read(text)
+        except DocumentError as error:
+            return Refusal(digest_of(text.text), error.problems)
+
+
+def _make(
+    candidate: ReadPlan, observed: ObservedNode, policy: Policy
+) -> tuple[DesiredNode, NodePlan] | Refusal:
+    resolved = resolve(candidate.document, observed, candidate.host)
+    if isinstance(resolved, Rejection):
+        return Refusal(candidate.document.digest, resolved.problems)
+    made = plan(resolved, observed, policy)
+    if made.verdict in _NEVER:
+        return Refusal(candidate.document.digest, _problems_of(made))
+    return resolved, made
+
+
+def _problems_of(made: NodePlan) -> tuple[Problem, ...]:
+    of_gpus = (p for gpu in made.gpus if gpu.verdict in _NEVER for p in gpu.problems)
+    return (*made.problems, *of_gpus)

@@ -1,0 +1,85 @@
+"""What the loop asks of the world around the node, such as a cluster, before and after a change."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Protocol
+
+from nodeagent.plan.observed import ObservedNode
+from nodeagent.plan.plan import NodePlan
+from nodeagent.plan.problems import Problem
+from nodeagent.reconcile.active_plan import Judgement
+
+
+class Surroundings(Protocol):
+    """What is around the node. Nothing here raises: what goes wrong is told as problems."""
+
+    async def objections(
+        self, judgement: Judgement, todo: NodePlan, observed: ObservedNode
+    ) -> tuple[Problem, ...]:
+        """Why nothing may be changed on this node now, whatever the plan says; asked every round.
+
+        `todo` holds the GPUs that would be worked on now; it may be empty.
+        """
+        ...
+
+    async def prepare(self, todo: NodePlan) -> tuple[Problem, ...]:
+        """Make ready for the steps of `todo`; with problems, none that changes a device is taken
+        this time.
+
+        May take minutes. Cancelled when the agent stops; what was begun is then put back by
+        `settle`, perhaps that of the next start.
+        """
+        ...
+
+    def settle(self, judgement: Judgement, observed: ObservedNode) -> None:
+        """A round is over, however it went: put back what was prepared, follow up. Does not wait;
+        what it finds later it tells by `problems` and by waking the loop.
+        """
+        ...
+
+    @property
+    def problems(self) -> tuple[Problem, ...]:
+        """What is wrong around the node just now; part of the node's problems."""
+        ...
+
+
+class Alone:
+    """Nothing is around the node."""
+
+    problems: tuple[Problem, ...] = ()
+
+    async def objections(
+        self, judgement: Judgement, todo: NodePlan, observed: ObservedNode
+    ) -> tuple[Problem, ...]:
+        return ()
+
+    async def prepare(self, todo: NodePlan) -> tuple[Problem, ...]:
+        return ()
+
+    def settle(self, judgement: Judgement, observed: ObservedNode) -> None:
+        return
+
+
+async def prepared(
+    surroundings: Surroundings,
+    todo: NodePlan,
+    *,
+    halt: asyncio.Event,
+    alive: Callable[[], None],
+    every: float,
+) -> tuple[Problem, ...]:
+    """Prepare for `todo`, calling `alive` every so many seconds; given up once `halt` is set."""
+    preparing = asyncio.create_task(surroundings.prepare(todo), name="prepare")
+    halted = asyncio.create_task(halt.wait(), name="wait for another plan")
+    both = {preparing, halted}
+    try:
+        while not (preparing.done() or halted.done()):
+            alive()
+            await asyncio.wait(both, timeout=every, return_when=asyncio.FIRST_COMPLETED)
+        return preparing.result() if preparing.done() else ()
+    finally:
+        for task in both:
+            task.cancel()
+        await asyncio.gather(*both, return_exceptions=True)

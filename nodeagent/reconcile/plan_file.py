@@ -1,0 +1,90 @@
+"""The plan file as a plan source: reads it when it changes and offers what it finds."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+
+from nodeagent.documents.bounded_yaml import LARGEST_TEXT
+from nodeagent.files.regular import read_regular_file
+from nodeagent.files.watch import changes
+from nodeagent.plan.problems import Code, Problem
+from nodeagent.reconcile.plan_update import NoPlan, PlanOffer, PlanText, UnreadablePlan
+
+_Signature = tuple[int, ...] | str
+
+
+class PlanFile:
+    """Watches one file and offers its content whenever that is another.
+
+    The file may be missing, appear, vanish, be replaced, or lie behind links. It is read only
+    when its inode, size or times say that it changed.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        offer: Callable[[PlanOffer], None],
+        *,
+        configuration: str | None = None,
+        quiet: float = 0.05,
+        look_every: float | None = None,
+        alive: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._path = path
+        self._offer = offer
+        self._configuration = configuration
+        self._quiet = quiet
+        self._look_every = look_every
+        self._alive = alive
+        self._last: _Signature = ""
+
+    async def run(self) -> None:
+        """Offer what is there now, then every change, until cancelled."""
+        async for _ in changes(self._path, quiet=self._quiet, at_least_every=self._look_every):
+            await self.look()
+            self._alive()
+
+    async def look(self) -> None:
+        """Offer the file's content if it is not the one offered last."""
+        signature = await asyncio.to_thread(_signature, self._path)
+        if isinstance(signature, str) and isinstance(self._last, tuple):
+            # An editor may be between taking the old file away and putting the new one there.
+            await asyncio.sleep(4 * self._quiet)
+            signature = await asyncio.to_thread(_signature, self._path)
+        if signature == self._last:
+            return
+        self._last = signature
+        self._offer(await asyncio.to_thread(self._read))
+
+    def _read(self) -> PlanOffer:
+        try:
+            return PlanText(read_regular_file(self._path, LARGEST_TEXT), self._configuration)
+        except FileNotFoundError:
+            return self._missing(f"the plan file {self._path} does not exist")
+        except NotADirectoryError:
+            return self._missing(f"the plan file {self._path} does not exist: its folder is a file")
+        except OSError as error:
+            return UnreadablePlan(
+                Problem(
+                    Code.SYNTAX,
+                    f"the plan file {self._path} cannot be read: {error.strerror or error}",
+                    remedy="a regular file that the agent may read is needed there",
+                )
+            )
+
+    def _missing(self, why: str) -> NoPlan:
+        remedy = (
+            f"write a plan to {self._path} (`nodeagent export` prints the GPUs as they are), or "
+            "set plan.file to where it is"
+        )
+        return NoPlan(why, Problem(Code.SOURCE_MISSING, why, remedy))
+
+
+def _signature(path: Path) -> _Signature:
+    try:
+        found = path.stat()
+    except OSError as error:
+        return f"errno {error.errno}"
+    return (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)

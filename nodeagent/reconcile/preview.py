@@ -1,0 +1,53 @@
+"""What a plan would do to the node as it was last seen, without touching anything."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from nodeagent.documents.reading import digest_of, read_document
+from nodeagent.errors import DocumentError
+from nodeagent.plan.accounts import Host
+from nodeagent.plan.observed import ObservedNode
+from nodeagent.plan.plan import Policy, Verdict
+from nodeagent.plan.planner import plan
+from nodeagent.plan.resolve import Rejection, resolve
+from nodeagent.reconcile.active_plan import HostFor
+from nodeagent.views.plan_report import plan_json, rejection_json
+
+_SOURCE = "preview"
+
+
+@dataclass(frozen=True, slots=True)
+class Preview:
+    """`readable`: the text is a document; `report` has the JSON shape of a plan."""
+
+    readable: bool
+    verdict: Verdict
+    report: dict[str, Any]
+
+
+def preview(
+    text: bytes,
+    configuration: str | None,
+    observed: ObservedNode,
+    policy: Policy,
+    host_for: HostFor = lambda _: Host(),
+) -> Preview:
+    """Read, resolve and plan `text` for `observed`; a refusal is an answer, not an error."""
+    try:
+        document = read_document(text, configuration=configuration)
+    except DocumentError as error:
+        report = rejection_json(
+            error.problems, Verdict.INVALID, digest=digest_of(text), source=_SOURCE
+        )
+        return Preview(readable=False, verdict=Verdict.INVALID, report=report)
+    resolved = resolve(document, observed, host_for(document))
+    if isinstance(resolved, Rejection):
+        verdict = resolved.verdict
+        report = rejection_json(resolved.problems, verdict, digest=document.digest, source=_SOURCE)
+    else:
+        made = plan(resolved, observed, policy)
+        verdict = made.verdict
+        report = plan_json(made, digest=document.digest, source=_SOURCE)
+    return Preview(readable=True, verdict=verdict, report=report)

@@ -1,0 +1,397 @@
+"""The loop that makes the node what the plan says: observe, plan, act, observe again, report.
+
+It is the only writer of the hardware, and level-triggered: whatever wakes it (a new plan, the end
+of a process that was in the way, a timer), it looks at everything anew and needs no memory of
+what it did before. What it does remember only keeps it from doing the same in vain at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+import structlog
+
+from nodeagent.errors import LIBRARY_MISSING, DriverError, NodeagentError
+from nodeagent.execute.executor import StepDriver, carry_out
+from nodeagent.files.state import StateFile
+from nodeagent.plan.accounts import Host
+from nodeagent.plan.observed import Access, ObservedNode
+from nodeagent.plan.outcome import NodeOutcome, StepReport
+from nodeagent.plan.plan import GpuPlan, Policy
+from nodeagent.plan.problems import Code, Problem
+from nodeagent.reconcile.active_plan import HostFor, Judgement, PlanInForce
+from nodeagent.reconcile.backoff import Backoff
+from nodeagent.reconcile.change_hooks import Alone, Surroundings, prepared
+from nodeagent.reconcile.event_reporter import Narrator
+from nodeagent.reconcile.heartbeats import Heartbeats
+from nodeagent.reconcile.plan_update import Demand, PlanOffer, PlanText
+from nodeagent.reconcile.process_watch import ProcessWatch
+from nodeagent.reconcile.state_builder import described, described_without_look
+from nodeagent.reconcile.stop_guard import GivenUp, GivingUp
+from nodeagent.reconcile.subsets import only, undisturbing
+from nodeagent.reconcile.work_queue import Agenda, blocking_pids
+from nodeagent.views.mps_state import MpsOverview
+from nodeagent.views.node_state import NodeState, Phase
+
+log = structlog.get_logger(__name__)
+
+NAME = "reconciler"
+_OLD = 0.2  # seconds after which what was seen is not acted upon without another look
+
+
+class NodeDriver(StepDriver, Protocol):
+    """What is needed of `nodeagent.gpu.driver.Driver`."""
+
+    async def observe(self) -> ObservedNode: ...
+
+
+OpenDriver = Callable[[], AbstractAsyncContextManager[NodeDriver]]
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """How the reconciler goes about it. Times in seconds.
+
+    `resync`: the longest time between two looks. `patience`: how long it may be busy without a
+    sign of life. `mend`: whether drift is repaired or only reported.
+    """
+
+    policy: Policy
+    parallel: int
+    resync: float
+    patience: float
+    mend: bool
+
+
+class Reconciler:
+    """Owns the node's GPUs as long as `run` runs."""
+
+    def __init__(
+        self,
+        *,
+        state: NodeState,
+        open_driver: OpenDriver,
+        rules: Rules,
+        backoff: Backoff,
+        last_good: StateFile[PlanText],
+        narrator: Narrator,
+        hearts: Heartbeats,
+        on_state: Callable[[NodeState], None] = lambda _: None,
+        host_for: HostFor = lambda _: Host(),
+        mps: Callable[[], MpsOverview] = MpsOverview,
+        on_plan: Callable[[], None] = lambda: None,
+        surroundings: Surroundings | None = None,
+        on_round: Callable[[NodeOutcome | None, float], None] = lambda _outcome, _seconds: None,
+        own_problems: Callable[[], tuple[Problem, ...]] = tuple,
+    ) -> None:
+        self.state = state
+        self._open_driver = open_driver
+        self._rules = rules
+        self._backoff = backoff
+        self._last_good = last_good
+        self._narrator = narrator
+        self._hearts = hearts
+        self._on_state = on_state
+        self._mps = mps
+        self._on_plan = on_plan
+        self._surroundings = surroundings or Alone()
+        self._on_round = on_round
+        self._own_problems = own_problems
+        self._plan = PlanInForce(host_for)
+        self._agenda = Agenda(backoff, mend=rules.mend)
+        self._processes = ProcessWatch(lambda: self.nudge("a process ended"))
+        self._session = AsyncExitStack()
+        self._driver: NodeDriver | None = None
+        self._setbacks = 0  # rounds in a row that the driver, or a GPU, did not answer
+        self._round_ended = math.inf
+        self._done: NodeOutcome | None = None  # what was done in this round
+        self._wake = asyncio.Event()
+        self._halt = asyncio.Event()  # begin no further step
+        self._offered = asyncio.Event()
+        self._stopping = False
+        self._giving_up = GivingUp()
+        self._seen = (Judgement(), ObservedNode())  # the last look
+        self._unkept: PlanText | None = None  # accepted, but not yet where it survives a restart
+        self.settled = asyncio.Event()  # the first round is over, however it ended
+
+    # --- what others say to it --------------------------------------------------------------
+
+    @property
+    def offered(self) -> PlanOffer | None:
+        """What the newest offer meant when `state` was made."""
+        return self._plan.offered
+
+    def offer(self, offer: PlanOffer | Demand) -> None:
+        """The plan's source has something to say; a change counts at once, between two steps."""
+        if self._plan.offer(offer):
+            self._halt.set()
+            self.nudge("the plan's source changed")
+        self._offered.set()
+
+    def follow(self, source: str) -> None:
+        """From now on offers come from this plan source."""
+        self.state = replace(self.state, source=source)
+        self.nudge("another plan source")
+
+    def nudge(self, reason: str) -> None:
+        """Something may have changed: look again soon."""
+        log.debug("woken", reason=reason)
+        self._wake.set()
+
+    def look_if_older_than(self, seconds: float) -> None:
+        """Somebody wants to know: look again unless the last round is younger than that."""
+        if asyncio.get_running_loop().time() - self._round_ended > seconds:
+            self.nudge("somebody asks")
+
+    def request_stop(self) -> None:
+        """Finish the running steps, leave the rest to the next start, and return from `run`."""
+        self._stopping = True
+        self._giving_up.stop()
+        self._halt.set()
+        self._wake.set()
+        self._offered.set()
+
+    # --- the loop ---------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Reconcile until told to stop."""
+        self._alive(0)
+        try:
+            await self._remember_last_good()
+            await self._offered.wait()
+            while not self._stopping:
+                self._wake.clear()
+                self._halt.clear()
+                pause = await self._round_whatever_happens()
+                self._settle()
+                self._round_ended = asyncio.get_running_loop().time()
+                self.settled.set()
+                self._alive(pause)
+                await self._rest(pause)
+        finally:
+            self._processes.close()
+            await self._close_driver()
+
+    def _settle(self) -> None:
+        """Have put back what was prepared, unless the next round is at hand and needs it too."""
+        if self._stopping or not self._halt.is_set():
+            self._surroundings.settle(*self._seen)
+
+    async def _rest(self, seconds: float) -> None:
+        try:
+            async with asyncio.timeout(seconds):
+                await self._wake.wait()
+        except TimeoutError:
+            return
+
+    async def _round_whatever_happens(self) -> float:
+        """One round; the seconds until the next, if nothing wakes the loop earlier."""
+        try:
+            pause = await self._reconcile_once()
+        except NodeagentError as error:
+            await self._close_driver()
+            return self._setback(Problem(_code_of(error), error.message, error.remedy))
+        except GivenUp:
+            return 0.0
+        except Exception as error:  # a fault of ours is told, and tried again after a while
+            log.exception("reconciliation failed")
+            fault = f"a fault in the agent itself: {type(error).__name__}: {error}"
+            return self._setback(Problem(Code.STEP_FAILED, fault, "see the agent's log"))
+        if all(gpu.access is Access.OK for gpu in self.state.observed.gpus):
+            self._setbacks = 0
+            return pause
+        self._setbacks += 1
+        return min(pause, self._backoff.after(self._setbacks))
+
+    def _setback(self, problem: Problem) -> float:
+        self._setbacks += 1
+        pause = self._backoff.after(self._setbacks)
+        self._narrator.driver_failed(problem)
+        own = self._own_problems()
+        self._publish(described_without_look(self.state, self._plan, (problem, *own)))
+        return min(pause, self._rules.resync)
+
+    async def _reconcile_once(self) -> float:
+        began = asyncio.get_running_loop().time()
+        self._done = None
+        await self._plan.read_offer()
+        async with self._giving_up.at_stop():
+            driver = await self._driver_session()
+        judgement, observed = await self._look(driver)
+        # The disk and the API server are asked side by side: each may take 10 ms and more.
+        tried = self._unkept
+        keeping = asyncio.create_task(self._keep(), name="keep the plan")
+        try:
+            objections = await self._objections(judgement, observed)
+        finally:
+            await keeping
+        if not objections and self._choose(judgement):
+            working = self._describe(judgement, observed, unfinished=True)
+            self._publish(replace(working, phase=Phase.WORKING))
+            judgement, observed, objections = await self._work(driver, judgement, observed)
+        self._narrator.obstacles(judgement, objections)
+        unfinished = self._halt.is_set()
+        self._publish(self._describe(judgement, observed, objections, unfinished=unfinished))
+        self._processes.watch(blocking_pids(judgement))
+        if self._unkept is not tried:  # accepted by the last look
+            await self._keep()
+        self._on_round(self._done, asyncio.get_running_loop().time() - began)
+        return self._pause(judgement)
+
+    async def _objections(
+        self, judgement: Judgement, observed: ObservedNode
+    ) -> tuple[Problem, ...]:
+        todo = only(judgement, self._choose(judgement))
+        async with self._giving_up.at_stop():
+            return await self._surroundings.objections(judgement, todo, observed)
+
+    async def _work(
+        self, driver: NodeDriver, judgement: Judgement, observed: ObservedNode
+    ) -> tuple[Judgement, ObservedNode, tuple[Problem, ...]]:
+        """Do what is to be done now; what is so afterwards, and why nothing was done if so."""
+        began = asyncio.get_running_loop().time()
+        todo = only(judgement, self._choose(judgement))
+        # Shorter than the patience for everything else, so that waiting for pods is no hanging.
+        unprepared = await prepared(
+            self._surroundings,
+            todo,
+            halt=self._halt,
+            alive=lambda: self._alive(0),
+            every=self._rules.patience / 2,
+        )
+        if self._halt.is_set() or (unprepared and not undisturbing(todo).gpus):
+            return judgement, observed, unprepared
+        if asyncio.get_running_loop().time() - began > _OLD:
+            judgement, observed = await self._look(driver)
+        todo = only(judgement, self._choose(judgement))
+        outcome = await carry_out(
+            undisturbing(todo) if unprepared else todo,
+            driver,
+            parallel=self._rules.parallel,
+            policy=self._rules.policy,
+            on_progress=self._step_ended,
+            stop=self._halt,
+        )
+        judgement, observed = await self._look(driver)
+        self._done = outcome
+        self._learn(outcome, judgement)
+        return judgement, observed, unprepared
+
+    async def _look(self, driver: NodeDriver) -> tuple[Judgement, ObservedNode]:
+        """Observe, and judge what counts for what was seen."""
+        async with self._giving_up.at_stop():
+            observed = await driver.observe()
+        self._alive(0)
+        self._narrator.driver_answers()
+        self._narrator.observed(observed)
+        await self._plan.read_offer(observed)
+        judgement = self._plan.judge(observed, self._rules.policy)
+        self._seen = (judgement, observed)
+        self._narrator.judged(judgement, self._plan.digest, self._plan.note)
+        if judgement.accepted:
+            self._on_plan()
+            self._unkept = judgement.accepted
+        for gpu in self._agenda.look(judgement):
+            self._narrator.drifted(gpu, mended=self._rules.mend)
+        return judgement, observed
+
+    def _choose(self, judgement: Judgement) -> tuple[GpuPlan, ...]:
+        if self._stopping:
+            return ()
+        return self._agenda.choose(judgement, asyncio.get_running_loop().time())
+
+    def _learn(self, outcome: NodeOutcome, judgement: Judgement) -> None:
+        now = asyncio.get_running_loop().time()
+        plans = {p.before.uuid: p for p in judgement.plan.gpus} if judgement.plan else {}
+        for gpu in outcome.gpus:
+            after = plans.get(gpu.plan.before.uuid)
+            self._narrator.worked(gpu, after)
+            if gpu.failed or not self._halt.is_set():  # else it was left, which is no failure
+                self._agenda.learn(gpu, after, judgement, now)
+
+    def _step_ended(self, report: StepReport) -> None:
+        self._alive(0)
+        self._narrator.step(report)
+
+    def _pause(self, judgement: Judgement) -> float:
+        """How long to rest: until a failed GPU may be tried again, at most until the resync."""
+        retry = self._agenda.next_retry(judgement)
+        if retry is None:
+            return self._rules.resync
+        return min(self._rules.resync, max(0.0, retry - asyncio.get_running_loop().time()))
+
+    # --- what is so -------------------------------------------------------------------------
+
+    def _describe(
+        self,
+        judgement: Judgement,
+        observed: ObservedNode,
+        objections: tuple[Problem, ...] = (),
+        *,
+        unfinished: bool,
+    ) -> NodeState:
+        plan = judgement.plan
+        problems = [*objections, *(plan.problems if plan else ())]
+        for gpu_plan in plan.gpus if plan else ():
+            problems += self._agenda.problems(gpu_plan)
+        mps = self._mps()
+        problems += (*mps.problems, *self._surroundings.problems, *self._own_problems())
+        return described(
+            self.state,
+            self._plan,
+            judgement,
+            observed,
+            problems=problems,
+            mps=mps,
+            unfinished=unfinished,
+        )
+
+    def _publish(self, state: NodeState) -> None:
+        self.state = state
+        self._on_state(state)
+
+    def _alive(self, pause: float) -> None:
+        self._hearts.beat(NAME, within=pause + self._rules.patience)
+
+    # --- the driver and the plan kept ---------------------------------------------------------
+
+    async def _driver_session(self) -> NodeDriver:
+        if self._driver is None:
+            self._driver = await self._session.enter_async_context(self._open_driver())
+        return self._driver
+
+    async def _close_driver(self) -> None:
+        """A driver that was reloaded is found again only by opening it anew."""
+        self._driver = None
+        session, self._session = self._session, AsyncExitStack()
+        await session.aclose()
+
+    async def _remember_last_good(self) -> None:
+        kept = await asyncio.to_thread(self._last_good.load)
+        if self._last_good.problem:
+            self._narrator.trouble(str(self._last_good.problem))
+        try:
+            if kept:
+                await asyncio.to_thread(self._plan.remember, kept)
+        except NodeagentError as error:
+            self._narrator.trouble(f"the last good plan cannot be used: {error}")
+
+    async def _keep(self) -> None:
+        """Save the plan that was accepted last, unless that is done."""
+        if self._unkept is None:
+            return
+        try:
+            await asyncio.to_thread(self._last_good.save, self._unkept)
+            self._unkept = None
+        except NodeagentError as error:  # a full disk, say: the next round tries again
+            self._narrator.trouble(str(error))
+
+
+def _code_of(error: NodeagentError) -> Code:
+    missing = isinstance(error, DriverError) and error.name == LIBRARY_MISSING
+    return Code.DRIVER_MISSING if missing else Code.DRIVER

@@ -1,1 +1,0 @@
-"""Where plans come from, and how their changes are noticed."""

@@ -1,0 +1,24 @@
+"""The file of counters on disk: which fields are exported, in dcgm-exporter's format."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from nodeagent.errors import NodeagentError
+from nodeagent.files.regular import read_regular_file
+
+_LARGEST = 1 << 20
+
+
+def counters_text(path: Path) -> str:
+    """Blocks; raises NodeagentError for what cannot be read."""
+    try:
+        raw = read_regular_file(path, _LARGEST + 1)
+    except OSError as error:
+        raise NodeagentError(
+            f"the file of counters {path} cannot be read: {error.strerror or error}",
+            remedy="set metrics.counters to a file in dcgm-exporter's format",
+        ) from error
+    if len(raw) > _LARGEST:
+        raise NodeagentError(f"the file of counters {path} is larger than 1 MiB")
+    return raw.decode("utf-8", "replace")

@@ -1,0 +1,281 @@
+"""One text out of all that is known: what readers said, the node's state, who has what.
+
+It is made when something new was read, and served as it is until the next. Instances that the
+newest look at a GPU did not find are told of nowhere in it, whoever spoke of them earlier.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+
+from nodeagent.cluster.kubelet.process_owners import Owner
+from nodeagent.metrics import own
+from nodeagent.metrics.agent_metrics import (
+    ProcessCost,
+    ReaderState,
+    Work,
+    process_samples,
+    reader_samples,
+    refusal_samples,
+)
+from nodeagent.metrics.catalogue import catalogue
+from nodeagent.metrics.dcgm import Style, families
+from nodeagent.metrics.exposition import Family, Page, render
+from nodeagent.metrics.labels import HostLabel, LabelBlocks, block
+from nodeagent.metrics.monotonic import MonotonicCounters
+from nodeagent.metrics.node_metrics import node_samples
+from nodeagent.metrics.own import OwnSample, own_families
+from nodeagent.metrics.samples import GpuIdentity, SampleSet, Slice, Subject, WholeGpu
+from nodeagent.metrics.selection import Selection
+from nodeagent.metrics.snapshot import LatestReadings
+from nodeagent.plan.observed import Gpu, ObservedNode
+from nodeagent.telemetry.accounting import Holders, activity
+from nodeagent.telemetry.ownership import Device, Process, Use, pids_without_pod, uses
+from nodeagent.telemetry.sharing import told_apart
+from nodeagent.views.node_state import NodeState
+
+_LONGEST_GAP = 120.0  # seconds between two samples; of a longer gap nothing is known
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """A GPU as the newest look found it, at `at` of the exporter's clock."""
+
+    gpu: GpuIdentity
+    instances: tuple[Subject, ...]
+    at: float
+
+
+class Exporter:
+    """Made once; takes what is read, gives what is scraped. Belongs to one thread.
+
+    `clock` gives seconds and does not jump. `current` gives the node's state with the daemons as
+    they are now, `more` families of other parts, under names that nobody else uses.
+    """
+
+    def __init__(
+        self,
+        selection: Selection,
+        *,
+        host: HostLabel,
+        style: Style,
+        build: OwnSample,
+        clock: Callable[[], float],
+        current: Callable[[], NodeState],
+        more: Sequence[Callable[[], Iterable[Family]]] = (),
+    ) -> None:
+        self.work = Work()
+        self._selection = selection
+        self._style = style
+        self._build = build
+        self._clock = clock
+        self._current = current
+        self._more = tuple(more)
+        self._latest = LatestReadings()
+        self._counters = MonotonicCounters(catalogue().fields)
+        self._blocks = LabelBlocks(host)
+        self._layouts: dict[str, Layout] = {}
+        self._processes: dict[str, tuple[float, Mapping[int | None, tuple[Process, ...]]]] = {}
+        self._owners: Mapping[int, Owner] = {}
+        self._holders = Holders(longest_gap=_LONGEST_GAP)
+        self._told_of: tuple[object, ...] | None = None
+        self._of_state: list[Family] = []
+        self._readers: tuple[ReaderState, ...] = ()
+        self._readers_at = clock()
+        self._state_at = clock()
+        self._page: Page | None = None
+        self._scraped_at = self._renewed_at = -math.inf
+        self._between_scrapes = math.inf  # seconds between the last two
+
+    # --- what is read -----------------------------------------------------------------------------
+
+    def select(self, selection: Selection) -> None:
+        """From now on these fields are told."""
+        self._selection = selection
+        self._page = None
+
+    def took(self, reader: str, sample: SampleSet) -> None:
+        """A reader's newest values. To be told, they wait for `renew`."""
+        self._latest.put(reader, sample)
+
+    def layouts_are(self, layouts: Iterable[Layout]) -> None:
+        """The GPUs that answer, as they were found last."""
+        self._layouts = {layout.gpu.uuid: layout for layout in layouts}
+
+    def processes_are(self, gpu: str, found: Mapping[int | None, tuple[Process, ...]]) -> None:
+        """Who runs on a GPU now, by its UUID: on each of its instances; None: outside any."""
+        self._processes[gpu] = (self._clock(), found)
+
+    def drop(self, reader: str) -> None:
+        """What this reader said is worth nothing any more."""
+        self._latest.drop(reader)
+
+    def changed(self) -> None:
+        """The node's state is a new one."""
+        self._state_at = self._clock()
+        self._page = None
+
+    # --- who has it -------------------------------------------------------------------------------
+
+    def unknown_pids(self) -> set[int]:
+        """The processes whose owner nobody told."""
+        return pids_without_pod(self._current().observed, self._all_processes())
+
+    def owners_are(self, owners: Mapping[int, Owner]) -> None:
+        """Whose these processes are."""
+        self._owners = owners
+
+    def _all_processes(self) -> Mapping[Device, tuple[Process, ...]]:
+        found: dict[Device, tuple[Process, ...]] = {}
+        for uuid, (at, running) in self._processes.items():
+            layout = self._layouts.get(uuid)
+            if layout is None or self._clock() - at > _LONGEST_GAP:
+                continue  # then what was observed counts
+            for instance in (None, *map(_number, layout.instances)):
+                found[uuid, instance] = running.get(instance, ())
+        return found
+
+    # --- the text ---------------------------------------------------------------------------------
+
+    def renew(self) -> None:
+        """Something new was read: it counts from now on.
+
+        The text is made at once only if a scrape is expected before the next sample but one.
+        """
+        self._page = None
+        now = self._clock()
+        between, self._renewed_at = now - self._renewed_at, now
+        state = self._state()
+        who = self._uses(state.observed)
+        sample = self._sample(who)
+        self._holders.observe(self._clock(), state.observed, who, activity(sample))
+        if self._is_expected(now, within=2 * between):
+            self._page = self._write(state, who, sample)
+
+    def _is_expected(self, now: float, *, within: float) -> bool:
+        """Whether the next scrape comes so soon, if it comes as the last ones did."""
+        late = now - self._scraped_at - self._between_scrapes
+        return -within <= late <= self._between_scrapes + within
+
+    def readers_are(self, readers: Iterable[ReaderState]) -> None:
+        """How each reader fared, of those whose values were taken; their ages are of now."""
+        self._readers, self._readers_at = tuple(readers), self._clock()
+
+    def scrape(
+        self,
+        zipped: bool,
+        cost: ProcessCost | None,
+        refused: Mapping[tuple[str, str], int] = MappingProxyType({}),
+    ) -> bytes:
+        """The text, with what changes without a reading: ages, the process' cost, and how many
+        clients were `refused`, by listener and reason.
+        """
+        now = self._clock()
+        self._between_scrapes, self._scraped_at = now - self._scraped_at, now
+        if self._page is None:
+            state = self._state()
+            who = self._uses(state.observed)
+            self._page = self._write(state, who, self._sample(who))
+        passed = self._scraped_at - self._readers_at
+        readers = (
+            replace(reader, age=reader.age + passed) if reader.age is not None else reader
+            for reader in self._readers
+        )
+        samples = [*reader_samples(readers), *refusal_samples(refused)]
+        samples += process_samples(cost) if cost else ()
+        cluster = self._current().cluster
+        if cluster is not None:
+            samples.append(OwnSample(own.CLUSTER_REACHABLE, int(cluster.reachable)))
+        added = render(own_families(samples))
+        return self._page.gzipped(added) if zipped else self._page.text(added)
+
+    def _write(self, state: NodeState, who: Mapping[Device, Use], sample: SampleSet) -> Page:
+        sample = told_apart(sample, who)
+        ignored = OwnSample(own.COUNTERS_IGNORED, len(self._selection.findings))
+        told = [
+            *families(sample, self._selection, self._blocks, self._style),
+            *self._of_node(state),
+            *own_families([*self._holders.samples(), ignored, self._build]),
+            *self.work.families(),
+        ]
+        for more in self._more:
+            told += more()
+        return Page(render(told))
+
+    def _of_node(self, state: NodeState) -> list[Family]:
+        """What the node's state gives; as long as it is the same, this is too."""
+        known = (state.observed, state.mps, state.phase, state.digest)
+        if self._told_of is None or known != self._told_of:
+            self._of_state = own_families(node_samples(state))
+            self._told_of = known
+        return self._of_state
+
+    def _uses(self, observed: ObservedNode) -> Mapping[Device, Use]:
+        return uses(observed, self._all_processes(), self._owners.get)
+
+    def _sample(self, who: Mapping[Device, Use]) -> SampleSet:
+        slices = {
+            uuid: tuple(
+                _owned(subject, (uuid, _number(subject)), who) for subject in layout.instances
+            )
+            for uuid, layout in self._layouts.items()
+            if layout.instances
+        }
+        wholes = [
+            _owned(Subject(WholeGpu(layout.gpu)), (uuid, None), who)
+            for uuid, layout in self._layouts.items()
+        ]
+        return self._counters.steady(self._latest.sample(slices, wholes))
+
+    def _state(self) -> NodeState:
+        """The node's state without the instances that are known to be gone."""
+        state = self._current()
+        gpus = tuple(map(self._as_seen, state.observed.gpus))
+        gone = _devices(state.observed.gpus) - _devices(gpus)
+        if not gone:
+            return state
+        return replace(
+            state,
+            observed=replace(state.observed, gpus=gpus),
+            mps=tuple(daemon for daemon in state.mps if daemon.device not in gone),
+        )
+
+    def _as_seen(self, gpu: Gpu) -> Gpu:
+        layout = self._layouts.get(gpu.uuid)
+        if layout is None or layout.at < self._state_at:
+            return gpu
+        there = {_number(subject) for subject in layout.instances}
+        # Those without a compute instance are no devices, and no look finds them.
+        left = tuple(i for i in gpu.instances if i.id in there or not i.compute)
+        return gpu if len(left) == len(gpu.instances) else replace(gpu, instances=left)
+
+
+def _devices(gpus: Iterable[Gpu]) -> frozenset[str]:
+    return frozenset(d.uuid for gpu in gpus for i in gpu.instances for d in i.compute)
+
+
+def _number(subject: Subject) -> int | None:
+    return subject.entity.id if isinstance(subject.entity, Slice) else None
+
+
+def _owned(subject: Subject, device: Device, who: Mapping[Device, Use]) -> Subject:
+    use = who.get(device)
+    owner = use.sole if use else None
+    return Subject(subject.entity, owner.labels) if owner else subject
+
+
+def families_of(
+    samples: Iterable[tuple[str, tuple[tuple[str, str], ...], float]],
+    table: Iterable[tuple[str, str, str]],
+) -> Iterator[Family]:
+    """Samples by name with labels, as families; `table` has names, types and meanings in order."""
+    series: dict[str, dict[str, float]] = {}
+    for name, labels, value in samples:
+        written = block((label, text) for label, text in labels if text)
+        series.setdefault(name, {}).setdefault(written, value)
+    for name, kind, told in table:
+        if name in series:
+            yield Family(name, kind, told, series[name])

@@ -1,0 +1,274 @@
+"""What is read of a GPU's health in one look; `nodeagent.health.sources` says by which calls."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, Final
+
+import pynvml
+
+from nodeagent.gpu.nvml import MOST_LINKS
+from nodeagent.gpu.nvml_calls import FieldId, call, filled
+from nodeagent.gpu.nvml_types import InstanceInfo
+from nodeagent.health.readings import (
+    Ecc,
+    EccErrors,
+    Fabric,
+    InstanceReading,
+    Memory,
+    NvLink,
+    Pcie,
+    Power,
+    RemappedRows,
+    RetiredPages,
+    RowHistogram,
+    Temperature,
+    Throttling,
+)
+from nodeagent.telemetry.nvml_reader import Asking
+from nodeagent.telemetry.values import verdict_of
+
+_FAST_FIELDS: Final = (pynvml.NVML_FI_DEV_MEMORY_TEMP,)
+_SLOW_FIELDS: Final = (
+    pynvml.NVML_FI_DEV_GET_GPU_RECOVERY_ACTION,
+    pynvml.NVML_FI_DEV_ECC_SBE_VOL_TOTAL,
+    pynvml.NVML_FI_DEV_ECC_DBE_VOL_TOTAL,
+    pynvml.NVML_FI_DEV_ECC_SBE_AGG_TOTAL,
+    pynvml.NVML_FI_DEV_ECC_DBE_AGG_TOTAL,
+    pynvml.NVML_FI_DEV_RETIRED_SBE,
+    pynvml.NVML_FI_DEV_RETIRED_DBE,
+    pynvml.NVML_FI_DEV_RETIRED_PENDING,
+    pynvml.NVML_FI_DEV_PENDING_BANK_REMAPPING,
+    pynvml.NVML_FI_DEV_PERF_POLICY_POWER,
+    pynvml.NVML_FI_DEV_PERF_POLICY_THERMAL,
+    pynvml.NVML_FI_DEV_CLOCKS_EVENT_REASON_SW_THERM_SLOWDOWN,
+    pynvml.NVML_FI_DEV_CLOCKS_EVENT_REASON_HW_THERM_SLOWDOWN,
+    pynvml.NVML_FI_DEV_CLOCKS_EVENT_REASON_HW_POWER_BRAKE_SLOWDOWN,
+)
+_LINK_FIELDS: Final = (
+    pynvml.NVML_FI_DEV_NVLINK_GET_STATE,
+    pynvml.NVML_FI_DEV_NVLINK_ERROR_DL_REPLAY,
+    pynvml.NVML_FI_DEV_NVLINK_ERROR_DL_RECOVERY,
+    pynvml.NVML_FI_DEV_NVLINK_ERROR_DL_CRC,
+)
+_BUSY_STATES = (pynvml.NVML_PSTATE_0, pynvml.NVML_PSTATE_1)
+_FABRIC = "nvmlDeviceGetGpuFabricInfoV"
+_THRESHOLD = "nvmlDeviceGetTemperatureThreshold"
+
+
+def health_fields(*, slow: bool) -> Iterator[FieldId]:
+    """The field values that `FastHealth`, and with `slow` `SlowHealth`, need."""
+    for field in (*_FAST_FIELDS, *(_SLOW_FIELDS if slow else ())):
+        yield field, 0
+    if slow:
+        for field in _LINK_FIELDS:
+            for link in range(MOST_LINKS):
+                yield field, link
+
+
+@dataclass(frozen=True, slots=True)
+class FastHealth:
+    """What is read with every look."""
+
+    temperature: Temperature
+    throttling: int | None
+    power: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class SlowHealth:
+    """What is read seldom. `modes` are numbers by name, of those that the driver told."""
+
+    recovery_action: int | None
+    ecc: Ecc
+    memory: Memory
+    throttling: Throttling
+    power: Power
+    pcie: Pcie
+    nvlinks: tuple[NvLink, ...]
+    fabric: Fabric | None
+    modes: dict[str, int]
+    inforom_corrupt: bool | None
+
+
+def read_fast(asking: Asking) -> FastHealth:
+    """Needs the field values."""
+    return FastHealth(
+        temperature=_temperature(asking),
+        throttling=asking.call("nvmlDeviceGetCurrentClocksEventReasons"),
+        power=asking.call("nvmlDeviceGetPowerUsage"),
+    )
+
+
+def read_slow(asking: Asking) -> SlowHealth:
+    """Needs the field values."""
+    valid = asking.once(
+        ("inforom",),
+        lambda: verdict_of(
+            asking, "nvmlDeviceValidateInforom", pynvml.NVML_ERROR_CORRUPTED_INFOROM
+        ),
+    )
+    return SlowHealth(
+        recovery_action=_whole(asking.field(pynvml.NVML_FI_DEV_GET_GPU_RECOVERY_ACTION)),
+        ecc=_ecc(asking),
+        memory=_memory(asking),
+        throttling=_throttling(asking),
+        power=Power(
+            limit=asking.call("nvmlDeviceGetEnforcedPowerLimit"),
+            energy=asking.call("nvmlDeviceGetTotalEnergyConsumption"),
+        ),
+        pcie=_pcie(asking),
+        nvlinks=tuple(_nvlinks(asking)),
+        fabric=_fabric(asking),
+        modes=dict(_modes(asking)),
+        inforom_corrupt=None if valid is None else not valid,
+    )
+
+
+def read_instance(asking: Asking, info: InstanceInfo) -> InstanceReading:
+    """A GPU instance, by the handle of a MIG device in it."""
+    return InstanceReading(
+        instance=info.id,
+        placement=info.placement,
+        uncorrected=asking.call(
+            "nvmlDeviceGetMemoryErrorCounter",
+            pynvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED,
+            pynvml.NVML_VOLATILE_ECC,
+            pynvml.NVML_MEMORY_LOCATION_SRAM,
+        ),
+    )
+
+
+def _temperature(asking: Asking) -> Temperature:
+    return Temperature(
+        gpu=asking.call("nvmlDeviceGetTemperature", pynvml.NVML_TEMPERATURE_GPU),
+        slowdown=_threshold(asking, pynvml.NVML_TEMPERATURE_THRESHOLD_SLOWDOWN),
+        shutdown=_threshold(asking, pynvml.NVML_TEMPERATURE_THRESHOLD_SHUTDOWN),
+        margin=asking.call("nvmlDeviceGetMarginTemperature"),
+        memory=_whole(asking.field(pynvml.NVML_FI_DEV_MEMORY_TEMP)),
+        memory_max=_threshold(asking, pynvml.NVML_TEMPERATURE_THRESHOLD_MEM_MAX),
+    )
+
+
+def _threshold(asking: Asking, which: int) -> int | None:
+    found: int | None = asking.once(
+        ("threshold", which), lambda: call(_THRESHOLD, asking.device, which)
+    )
+    return found
+
+
+def _ecc(asking: Asking) -> Ecc:
+    modes = asking.call("nvmlDeviceGetEccMode")
+    status = asking.structure("nvmlDeviceGetSramEccErrorStatus", "c_nvmlEccSramErrorStatus_v1_t")
+    field = asking.field
+    return Ecc(
+        volatile=EccErrors(
+            _whole(field(pynvml.NVML_FI_DEV_ECC_SBE_VOL_TOTAL)),
+            _whole(field(pynvml.NVML_FI_DEV_ECC_DBE_VOL_TOTAL)),
+        ),
+        aggregate=EccErrors(
+            _whole(field(pynvml.NVML_FI_DEV_ECC_SBE_AGG_TOTAL)),
+            _whole(field(pynvml.NVML_FI_DEV_ECC_DBE_AGG_TOTAL)),
+        ),
+        mode=None if modes is None else bool(modes[0]),
+        pending_mode=None if modes is None else bool(modes[1]),
+        sram_threshold_exceeded=_flag(None if status is None else status.bThresholdExceeded),
+    )
+
+
+def _memory(asking: Asking) -> Memory:
+    rows = asking.call("nvmlDeviceGetRemappedRows")
+    banks = asking.call("nvmlDeviceGetRowRemapperHistogram")
+    repair = asking.call("nvmlDeviceGetRepairStatus")
+    single = asking.field(pynvml.NVML_FI_DEV_RETIRED_SBE)
+    double = asking.field(pynvml.NVML_FI_DEV_RETIRED_DBE)
+    return Memory(
+        rows=None
+        if rows is None
+        else RemappedRows(int(rows[0]), int(rows[1]), bool(rows[2]), bool(rows[3])),
+        histogram=None
+        if banks is None
+        else RowHistogram(banks.max, banks.high, banks.partial, banks.low, banks.none),
+        pages=None
+        if single is None or double is None
+        else RetiredPages(
+            int(single), int(double), bool(asking.field(pynvml.NVML_FI_DEV_RETIRED_PENDING))
+        ),
+        bank_remap_pending=_flag(asking.field(pynvml.NVML_FI_DEV_PENDING_BANK_REMAPPING)),
+        unrepairable=_flag(asking.call("nvmlDeviceGetUnrepairableMemoryFlag_v1")),
+        channel_repair=None if repair is None else bool(repair[0]),
+        tpc_repair=None if repair is None else bool(repair[1]),
+    )
+
+
+def _throttling(asking: Asking) -> Throttling:
+    field = asking.field
+    return Throttling(
+        power=_whole(field(pynvml.NVML_FI_DEV_PERF_POLICY_POWER)),
+        thermal=_whole(field(pynvml.NVML_FI_DEV_PERF_POLICY_THERMAL)),
+        software_thermal=_whole(field(pynvml.NVML_FI_DEV_CLOCKS_EVENT_REASON_SW_THERM_SLOWDOWN)),
+        hardware_thermal=_whole(field(pynvml.NVML_FI_DEV_CLOCKS_EVENT_REASON_HW_THERM_SLOWDOWN)),
+        power_brake=_whole(field(pynvml.NVML_FI_DEV_CLOCKS_EVENT_REASON_HW_POWER_BRAKE_SLOWDOWN)),
+    )
+
+
+def _pcie(asking: Asking) -> Pcie:
+    before = asking.call("nvmlDeviceGetPerformanceState")
+    generation = asking.call("nvmlDeviceGetCurrPcieLinkGeneration")
+    width = asking.call("nvmlDeviceGetCurrPcieLinkWidth")
+    after = asking.ask(
+        ("performance state after",), lambda: call("nvmlDeviceGetPerformanceState", asking.device)
+    )
+    known = before is not None and after is not None
+    return Pcie(
+        replays=asking.call("nvmlDeviceGetPcieReplayCounter"),
+        generation=generation,
+        generation_max=_once(asking, "nvmlDeviceGetMaxPcieLinkGeneration"),
+        width=width,
+        width_max=_once(asking, "nvmlDeviceGetMaxPcieLinkWidth"),
+        under_load=before in _BUSY_STATES and after in _BUSY_STATES if known else None,
+    )
+
+
+def _nvlinks(asking: Asking) -> Iterator[NvLink]:
+    for link in range(MOST_LINKS):
+        told = [_whole(asking.field(field, link)) for field in _LINK_FIELDS]
+        if any(value is not None for value in told):
+            up, replays, recoveries, crc = told
+            yield NvLink(link, _flag(up), replays, recoveries, crc)
+
+
+def _fabric(asking: Asking) -> Fabric | None:
+    info: Any = asking.structure(_FABRIC, "c_nvmlGpuFabricInfo_v3_t")
+    if info is None:  # older drivers know the second version only
+        info = asking.ask(
+            (_FABRIC, "v2"), lambda: filled(_FABRIC, "c_nvmlGpuFabricInfo_v2_t", asking.device)
+        )
+    if info is None:
+        return None
+    summary = getattr(info, "healthSummary", 0)
+    return Fabric(info.state, info.status, info.healthMask, int(summary))
+
+
+def _modes(asking: Asking) -> Iterable[tuple[str, int]]:
+    for name, function in (
+        ("persistence mode", "nvmlDeviceGetPersistenceMode"),
+        ("compute mode", "nvmlDeviceGetComputeMode"),
+    ):
+        value = asking.call(function)
+        if value is not None:
+            yield name, int(value)
+
+
+def _once(asking: Asking, function: str) -> int | None:
+    found: int | None = asking.once((function, "once"), lambda: call(function, asking.device))
+    return found
+
+
+def _whole(value: float | None) -> int | None:
+    return None if value is None else int(value)
+
+
+def _flag(value: float | None) -> bool | None:
+    return None if value is None else bool(value)

@@ -1,0 +1,123 @@
+"""Which GPU instances a GPU has, as far as they can be sampled, and which are still the same."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, field
+
+from nodeagent.errors import DriverError
+from nodeagent.gpu.device import Card
+from nodeagent.gpu.nvml_calls import GpmSamples
+from nodeagent.gpu.nvml_errors import INVALID_ARGUMENT, NOT_FOUND, is_unsupported
+from nodeagent.gpu.nvml_types import Device, InstanceInfo
+from nodeagent.metrics.samples import GpuIdentity, Slice, Subject
+from nodeagent.plan.observed import MigMode
+from nodeagent.telemetry.gpm_trail import GpmTrail
+from nodeagent.telemetry.nvml_reader import Standing
+
+_GAP = frozenset({NOT_FOUND, INVALID_ARGUMENT})
+_ATTEMPTS = 3
+
+
+@dataclass(slots=True)
+class Part:
+    """A GPU instance with a compute instance, by whose MIG device it is asked."""
+
+    info: InstanceInfo
+    device: Device
+    subject: Subject
+    gpm: GpmTrail
+    standing: Standing = field(default_factory=Standing)
+
+
+class Layout:
+    """The instances of one GPU. `mig` is the mode, None where the card has none."""
+
+    def __init__(self) -> None:
+        self.mig: bool | None = None
+        self.parts: dict[int, Part] = {}
+        self.generation = 0  # grows with every change
+        self._generations: Counter[int] = Counter()
+
+    def read(
+        self, card: Card, identity: GpuIdentity, samples: GpmSamples, gone: Collection[int] = ()
+    ) -> None:
+        """Look which there are now; raises DriverError.
+
+        An instance is the one that was there before if it lies at the same place and is not one
+        of those that are `gone` for certain.
+        """
+        before = (self.mig, tuple(self.parts.values()))
+        mode = card.mode()
+        self.mig = None if mode is None else mode.current
+        found = _found(card, mode) if mode is not None and mode.current else {}
+        parts: dict[int, Part] = {}
+        for number, (device, info) in sorted(found.items()):
+            part = self.parts.get(number)
+            if part is None or part.info != info or number in gone:
+                name = _profile_name(card, device, info)
+                entity = Slice(identity, name, number, self._generations[number])
+                self._generations[number] += 1
+                part = Part(info, device, Subject(entity), GpmTrail(samples))
+            part.device = device
+            parts[number] = part
+        for number, part in self.parts.items():
+            if parts.get(number) is not part:
+                part.gpm.end()
+        self.parts = parts
+        if before != (self.mig, tuple(parts.values())):
+            self.generation += 1
+
+    def forget(self) -> None:
+        """NVML was started anew: nothing of before may be touched."""
+        self.parts = {}
+        self.mig = None
+        self.generation += 1
+
+    @property
+    def subjects(self) -> tuple[Subject, ...]:
+        return tuple(part.subject for part in self.parts.values())
+
+
+def _found(card: Card, mode: MigMode) -> dict[int, tuple[Device, InstanceInfo]]:
+    card.learn_profiles(mode)
+    for _ in range(_ATTEMPTS - 1):
+        try:
+            return dict(_read(card))
+        except DriverError as error:
+            if error.code not in _GAP:  # as when something changes it meanwhile
+                raise
+    return dict(_read(card))
+
+
+def _read(card: Card) -> Iterator[tuple[int, tuple[Device, InstanceInfo]]]:
+    nvml, seen = card.nvml, set[int]()
+    for index in range(card.max_mig_devices()):
+        try:
+            device = nvml.mig_device(card.handle, index)
+        except DriverError as error:
+            if is_unsupported(error):
+                return
+            if error.code not in _GAP:
+                raise
+            continue
+        number = nvml.gpu_instance_id(device)
+        if number not in seen:  # compute instances share the memory of their GPU instance
+            seen.add(number)
+            yield (
+                number,
+                (
+                    device,
+                    nvml.gpu_instance_info(nvml.gpu_instance_by_id(card.handle, number)),
+                ),
+            )
+
+
+def _profile_name(card: Card, device: Device, info: InstanceInfo) -> str:
+    """As the rest of the agent calls it; else as the driver does in the device's name."""
+    profile = card.profile(info.profile_id)
+    if profile is not None:
+        return profile.name
+    name = card.nvml.name(device).rpartition("MIG ")[2].split()[0]
+    return name.rpartition("c.")[2]

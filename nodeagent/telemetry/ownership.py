@@ -1,0 +1,133 @@
+"""Whose each GPU and each GPU instance is: pods by what they were given and by their processes.
+
+A device with one owner is labelled with that owner. One that is shared (by MPS or by time-slicing)
+is labelled with nobody; what can be told of each owner is told apart (`sharing`). Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+from nodeagent.cluster.kubelet.process_owners import Owner
+from nodeagent.plan.observed import Access, ComputeInstance, Gpu, ObservedNode, User
+
+Device = tuple[str, int | None]  # a GPU by its UUID, and one of its instances, if any
+
+
+@dataclass(frozen=True, slots=True)
+class Process:
+    """A process as it was read with the samples.
+
+    `memory` in bytes, `multiprocessors` in percent of the GPU's time; None: not known.
+    """
+
+    pid: int
+    memory: int | None = None
+    multiprocessors: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Use:
+    """Who has a device. `memory` in bytes and `multiprocessors` in percent, of those known."""
+
+    owners: tuple[Owner, ...] = ()
+    memory: Mapping[Owner, int] = field(default_factory=dict)
+    multiprocessors: Mapping[Owner, float] = field(default_factory=dict)
+
+    @property
+    def sole(self) -> Owner | None:
+        """The owner, if there is but one."""
+        return self.owners[0] if len(self.owners) == 1 else None
+
+
+NOBODY = Use()
+
+
+def uses(
+    observed: ObservedNode,
+    processes: Mapping[Device, tuple[Process, ...]],
+    owner_of: Callable[[int], Owner | None],
+) -> Mapping[Device, Use]:
+    """Who has what, for everything that somebody has.
+
+    `processes` are newer than what was observed, where they are there. `owner_of` knows those of
+    which the picture has no pod.
+    """
+    found: dict[Device, Use] = {}
+    for gpu in observed.gpus:
+        if gpu.access is not Access.OK:
+            continue
+        for device, users, servers in _devices(gpu):
+            use = _use(users, servers, processes.get(device), owner_of)
+            if use.owners:
+                found[device] = use
+    return found
+
+
+def pids_without_pod(
+    observed: ObservedNode, processes: Mapping[Device, tuple[Process, ...]]
+) -> set[int]:
+    """The processes whose owner has to be looked up."""
+    users = [
+        user
+        for gpu in observed.gpus
+        for _, of_device, _ in _devices(gpu)
+        for user in of_device
+        if user.pid
+    ]
+    named = {user.pid for user in users if user.pod}
+    seen = {process.pid for listed in processes.values() for process in listed}
+    return ({user.pid for user in users} | seen) - named
+
+
+def _devices(gpu: Gpu) -> Iterator[tuple[Device, tuple[User, ...], frozenset[int]]]:
+    """Each device with its users and with the pids of its MPS servers, who are nobody's."""
+    servers = frozenset(gpu.mps.servers) if gpu.mps else frozenset[int]()
+    yield (gpu.uuid, None), gpu.usage.processes, servers
+    for instance in gpu.instances:
+        yield (gpu.uuid, instance.id), *_of_instance(instance.compute)
+
+
+def _of_instance(compute: Iterable[ComputeInstance]) -> tuple[tuple[User, ...], frozenset[int]]:
+    devices = tuple(compute)
+    users = tuple(user for device in devices for user in device.usage.processes)
+    return users, frozenset(pid for d in devices if d.mps for pid in d.mps.servers)
+
+
+def _use(
+    users: tuple[User, ...],
+    servers: frozenset[int],
+    processes: tuple[Process, ...] | None,
+    owner_of: Callable[[int], Owner | None],
+) -> Use:
+    pods = {user.pid: Owner(user.namespace, user.pod, user.container) for user in users if user.pod}
+    if processes is None:
+        processes = tuple(Process(user.pid, user.memory) for user in users if user.pid)
+    holders = [
+        Owner(user.namespace, user.pod, user.container)
+        for user in users
+        if user.pod and not user.pid  # an allocation
+    ]
+    memory: dict[Owner, int] = {}
+    busy: dict[Owner, float] = {}
+    owners = dict.fromkeys(holders)
+    for process in processes:
+        owner = None if process.pid in servers else pods.get(process.pid) or owner_of(process.pid)
+        if owner is None:
+            continue
+        owner = _completed(owner, holders)
+        owners.setdefault(owner)
+        if process.memory is not None:
+            memory[owner] = memory.get(owner, 0) + process.memory
+        if process.multiprocessors is not None:
+            busy[owner] = busy.get(owner, 0.0) + process.multiprocessors
+    return Use(tuple(sorted(owners)), memory, busy)
+
+
+def _completed(owner: Owner, holders: Iterable[Owner]) -> Owner:
+    """With the container of the pod, where the process does not tell it and one was given it."""
+    if not owner.pod or owner.container:
+        return owner
+    same = [h for h in holders if (h.namespace, h.pod) == (owner.namespace, owner.pod)]
+    return same[0] if len(same) == 1 else owner

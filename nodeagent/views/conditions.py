@@ -1,0 +1,148 @@
+"""The Node's conditions: whether its GPUs are split as planned, and whether they are well.
+
+Messages hold nothing that changes while the matter itself does not, such as an age: whoever
+waits for a condition, and whoever counts its changes, relies on that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from nodeagent.health.reporting import condition, of_gpu
+from nodeagent.health.table import Check
+from nodeagent.plan.observed import Access, Gpu
+from nodeagent.views.devices import gpus_not_read, not_read_words
+from nodeagent.views.headline import Severity, headline
+from nodeagent.views.node_state import NodeState, Phase
+from nodeagent.views.plain_text import shortened
+from nodeagent.views.status_annotation import has_looked
+from nodeagent.views.text import gpu_words
+
+PARTITIONS_READY: Final = "GPUPartitionsReady"
+HEALTHY: Final = "GPUHealthy"
+
+_LONGEST_MESSAGE = 1024  # characters
+
+
+@dataclass(frozen=True, slots=True)
+class Condition:
+    """`reason` is one word in CamelCase, for programs; `message` is for people."""
+
+    status: Literal["True", "False", "Unknown"]
+    reason: str
+    message: str
+
+
+def conditions(state: NodeState) -> Mapping[str, Condition]:
+    """Both conditions by type."""
+    return {
+        PARTITIONS_READY: _unknown(state, looked=has_looked(state))
+        or _led(_partitions(state), state),
+        HEALTHY: _health(state),
+    }
+
+
+def _led(condition: Condition, state: NodeState) -> Condition:
+    """The condition with the headline in front, where that is an error that it does not name.
+
+    Nothing less leads: programs wait for the exact words of a condition that is True.
+    """
+    found = headline(state, in_cluster=True)
+    named = (p.message for p in state.problems if p.message in found.text)
+    if found.severity is not Severity.ERROR or any(m in condition.message for m in named):
+        return condition
+    text = f"{found.text.removesuffix('.')}; {condition.message}"
+    return _condition(condition.status, condition.reason, text)
+
+
+def _condition(status: Literal["True", "False", "Unknown"], reason: str, message: str) -> Condition:
+    return Condition(status, reason, shortened(message, most=_LONGEST_MESSAGE))
+
+
+def _unknown(state: NodeState, *, looked: bool) -> Condition | None:
+    """What is so while nothing can be said of the GPUs."""
+    if state.driver_error:
+        why = f"the driver does not answer: {state.driver_error}"
+        return _condition("Unknown", "DriverUnavailable", why)
+    if not looked:
+        return _condition("Unknown", "NotObservedYet", "the GPUs were not looked at yet")
+    return None
+
+
+def _partitions(state: NodeState) -> Condition:
+    if state.phase is Phase.NO_PLAN:
+        return _condition("True", Phase.NO_PLAN.value, state.sentence)
+    if state.phase is not Phase.IN_SYNC:
+        return _condition("False", state.phase.value, _why_not(state))
+    note = f"; {state.note}" if state.note else ""
+    return _condition("True", Phase.IN_SYNC.value, f"the node is as {_plan(state)} says{note}")
+
+
+def _plan(state: NodeState) -> str:
+    """`plan sha256:...`, and which configuration of it, so that one can wait for just this."""
+    named = f" ({state.configuration})" if state.configuration is not None else ""
+    return f"plan {state.digest}{named}"
+
+
+def _why_not(state: NodeState) -> str:
+    if state.phase is Phase.WORKING and not state.problems and state.digest:
+        return f"working on {_plan(state)}"
+    refusal = state.refusal
+    if state.phase is not Phase.REJECTED or refusal is None or not refusal.problems:
+        return state.sentence
+    first = refusal.problems[0]
+    refused = f"plan {refusal.digest}" if refusal.digest else "the plan"
+    where = f"{first.path}: " if first.path else ""
+    kept = f"; {_plan(state)} stays in force" if state.digest else ""
+    return f"{refused} is refused: {where}{first.message}{kept}"
+
+
+def _health(state: NodeState) -> Condition:
+    """The worse of what the checks found and of whether the driver answers for the GPUs."""
+    answers = _unknown(state, looked=state.observed_at is not None) or _answers(state)
+    if state.health is None or state.health.at is None:
+        return answers
+    found = condition(state.health)
+    if _RANK[answers.status] > _RANK[found.status]:
+        return answers
+    if answers.reason == "NoGpus" and found.status == "True":
+        return answers
+    unread = gpus_not_read(state.observed, state.health)
+    if unread and found.status == "True":
+        worse = f"; {found.message}" if found.reason != "Healthy" else ""
+        return _condition("Unknown", "NotReadYet", not_read_words(unread) + worse)
+    return _condition(found.status, found.reason, found.message)
+
+
+_RANK = {"True": 0, "Unknown": 1, "False": 2}
+
+
+def _answers(state: NodeState) -> Condition:
+    """Whether the driver answers for every GPU, beside what the checks say of that themselves."""
+    gpus = [gpu for gpu in state.observed.gpus if not _is_judged(gpu, state)]
+    lost = [gpu for gpu in gpus if gpu.access is Access.LOST]
+    silent = [gpu for gpu in gpus if gpu.access is Access.UNKNOWN]
+    words = [
+        *(f"{_named(gpu)} is lost: {gpu.access_reason}" for gpu in lost),
+        *(f"{_named(gpu)} does not answer: {gpu.access_reason}" for gpu in silent),
+    ]
+    if lost:
+        return _condition("False", "GpuLost", "; ".join(words))
+    if silent:
+        return _condition("Unknown", "GpuUnknown", "; ".join(words))
+    if not state.observed.gpus:
+        return _condition("True", "NoGpus", "the node has no GPUs")
+    count = len(state.observed.gpus)
+    return _condition("True", "Healthy", f"the driver answers for every GPU ({count})")
+
+
+def _is_judged(gpu: Gpu, state: NodeState) -> bool:
+    """Whether a check has found already that the driver does not answer for it."""
+    found = of_gpu(state.health, gpu.uuid) if state.health else ()
+    return any(finding.check == Check.GPU_ACCESS for finding in found)
+
+
+def _named(gpu: Gpu) -> str:
+    return f"{gpu_words(gpu)} ({gpu.uuid})" if gpu.uuid else gpu_words(gpu)

@@ -1,0 +1,134 @@
+"""How the GPUs are split and what still fits, for schedulers: as an annotation and, for those who
+only know labels, as a few labels.
+
+A GPU that does not answer offers nothing.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from nodeagent.plan.layout import creatable, free_slots
+from nodeagent.plan.mps_usage import as_used
+from nodeagent.plan.observed import Access, Gpu, ObservedNode
+from nodeagent.views.devices import places
+from nodeagent.views.mps_state import DaemonState
+from nodeagent.views.plain_text import compact_json, that_fit
+from nodeagent.views.plan_report import MODE_WORD
+from nodeagent.views.status_report import slots
+
+Json = dict[str, Any]
+
+LAYOUT: Final = "nodeagent.io/layout"
+VERSION: Final = "v1"
+LARGEST: Final = 32 << 10  # bytes
+FREE_SLOTS_LABEL: Final = "nodeagent.io/free-slots"
+CREATABLE_LABEL: Final = "nodeagent.io/creatable."  # then a profile
+
+_AROUND = 128  # bytes kept for what is around the list of GPUs
+_LONGEST_NAME = 63  # characters of a label's name, behind the prefix
+
+
+def layout(observed: ObservedNode, daemons: Sequence[DaemonState] = ()) -> str:
+    """Every GPU with its MIG mode, slots, instances, what could be made, and MPS shares."""
+    by_gpu: dict[str, list[DaemonState]] = {}
+    for place in places(observed):
+        by_gpu.setdefault(place.gpu.uuid, []).extend(
+            daemon for daemon in daemons if daemon.device == place.device
+        )
+    entries = (_gpu(as_used(gpu), by_gpu.get(gpu.uuid, [])) for gpu in observed.gpus)
+    gpus, left_out, _ = that_fit(entries, LARGEST - _AROUND)
+    more = {"more": {"gpus": left_out}} if left_out else {}
+    return compact_json({"version": VERSION, "gpus": gpus, **more})
+
+
+def layout_labels(observed: ObservedNode) -> Mapping[str, str]:
+    """What the node's GPUs together have free: memory slices, and of each profile how many could
+    be made (each profile taken alone). None of it on a node without MIG.
+    """
+    dividable = [gpu for gpu in observed.gpus if _is_divided(gpu)]
+    if not dividable:
+        return {}
+    room: Counter[str] = Counter()
+    for gpu in dividable:
+        room.update(creatable(gpu))
+    named = {f"{CREATABLE_LABEL}{_label_name(name)}": str(n) for name, n in room.items()}
+    free = sum(len(free_slots(gpu)) for gpu in dividable)
+    return {FREE_SLOTS_LABEL: str(free), **dict(sorted(named.items()))}
+
+
+def label_changes(there: Mapping[str, str], wanted: Mapping[str, str]) -> dict[str, str | None]:
+    """The labels to want on a Node that has those of `there`: None for each of ours that is not
+    wanted any more. With nothing wanted, all of ours go.
+    """
+    stale = (key for key in there if _is_ours(key) and key not in wanted)
+    return {**dict.fromkeys(stale), **wanted}
+
+
+def _is_ours(key: str) -> bool:
+    return key == FREE_SLOTS_LABEL or key.startswith(CREATABLE_LABEL)
+
+
+def _label_name(profile: str) -> str:
+    """A profile as the name of a label may have it: `1g.10gb.me` for 1g.10gb+me, as device
+    plugins name their resources.
+    """
+    most = _LONGEST_NAME - len(CREATABLE_LABEL.partition("/")[2])
+    return re.sub(r"[^A-Za-z0-9._-]", ".", profile)[:most].rstrip("._-")
+
+
+# --- one GPU --------------------------------------------------------------------------------------
+
+
+def _gpu(gpu: Gpu, daemons: Sequence[DaemonState]) -> Json:
+    report: Json = {"uuid": gpu.uuid} if gpu.uuid else {}
+    report["index"] = gpu.index
+    if gpu.access is not Access.OK:
+        return {**report, "access": gpu.access.value}
+    if gpu.mig is not None:
+        report["mig"] = MODE_WORD[gpu.mig.current]
+        report["slots"] = {"total": slots(gpu), "free": list(free_slots(gpu))}
+    if _is_divided(gpu):
+        report["creatable"] = creatable(gpu)
+        report["instances"] = _instances(gpu)
+    shares = _shares(daemons)
+    if shares:
+        report["mps"] = shares
+    return report
+
+
+def _is_divided(gpu: Gpu) -> bool:
+    return gpu.access is Access.OK and gpu.mig is not None and gpu.mig.current
+
+
+def _instances(gpu: Gpu) -> Json:
+    """By profile how many there are, and how many of them are in use or may be."""
+    total: Counter[str] = Counter()
+    used: Counter[str] = Counter()
+    for instance in gpu.instances:
+        for device in instance.compute:
+            total[device.profile] += 1
+            used[device.profile] += device.usage.in_use
+    return {name: {"total": total[name], "used": used[name]} for name in sorted(total)}
+
+
+def _shares(daemons: Sequence[DaemonState]) -> Json:
+    """By share how many clients there can be, on all devices of the GPU whose daemon is ready, and
+    how many there are; a share for any number of clients has no total.
+    """
+    found: dict[str, Json] = {}
+    for daemon in daemons:
+        if daemon.wanted is None or not daemon.is_ready:
+            continue
+        clients = Counter(client.share for client in daemon.clients)
+        for share in daemon.wanted.sharing.shares:
+            entry = found.setdefault(share.name, {"total": 0, "used": 0})
+            entry["used"] += clients[share.name]
+            if share.count is None:
+                entry.pop("total", None)
+            elif "total" in entry:
+                entry["total"] += share.count
+    return dict(sorted(found.items()))

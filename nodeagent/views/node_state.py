@@ -1,0 +1,143 @@
+"""What the agent knows and says about its node at one moment, as a value.
+
+Every surface (HTTP, the status command, systemd's status line, readiness) reads the same value;
+only the reconciler makes new ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import datetime
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+from nodeagent.plan.observed import ObservedNode
+from nodeagent.plan.plan import NodePlan, Verdict
+from nodeagent.plan.problems import Code, Problem
+from nodeagent.views.cluster_state import ClusterState
+from nodeagent.views.mps_problems import not_ready_reasons, on_its_way
+from nodeagent.views.mps_state import DaemonState
+
+if TYPE_CHECKING:  # it takes long to import, and not everybody who has a state has health
+    from nodeagent.health.state import HealthState
+
+
+class Phase(StrEnum):
+    """The node in one word."""
+
+    IN_SYNC = "InSync"
+    WORKING = "Working"
+    BLOCKED = "Blocked"
+    REJECTED = "Rejected"
+    FAILED = "Failed"
+    NO_PLAN = "NoPlan"  # nothing was ever asked for; the GPUs are left as they are
+
+
+# Waiting for somebody else is being blocked; everything else that remains is a failure.
+WAITING = frozenset(
+    {Code.IN_USE, Code.RESET_REQUIRED, Code.GPU_UNHEALTHY, Code.OWNED, Code.CLUSTER}
+)
+# What a client of MPS does wrong, a metric that is not exported, or a file of the agent's own that
+# was lost leaves the node as planned.
+SHOWN_ONLY = frozenset(
+    {
+        Code.MPS_CLIENT,
+        Code.METRICS,
+        Code.READER,
+        Code.STATE_FILE,
+        Code.RUN_DIRECTORY,
+        Code.SOURCE_MISSING,
+        Code.CONTESTED,
+    }
+)
+
+
+_NOTHING_SEEN = ObservedNode()
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """A document that was not accepted; `digest` is empty when its text could not be read."""
+
+    digest: str
+    problems: tuple[Problem, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class NodeState:
+    """The node as the agent sees it.
+
+    `digest` and `configuration` are those of the plan in force. `plan` holds what remains to be
+    done for it. `problems` are the driver's, the refused document's and the GPUs', in that order.
+    `note` is one sentence about the plan's carrier, empty when all is well. `driver_error` is
+    empty while the driver answers. `rounds` counts the reconciliations that were finished. `mps`
+    are the node's MPS daemons. `cluster` is None for a node without one, `health` where nobody
+    watches it.
+    """
+
+    node: str
+    source: str
+    phase: Phase = Phase.WORKING
+    digest: str = ""
+    configuration: str | None = None
+    refusal: Refusal | None = None
+    note: str = ""
+    observed: ObservedNode = _NOTHING_SEEN
+    observed_at: datetime | None = None
+    plan: NodePlan | None = None
+    problems: tuple[Problem, ...] = ()
+    driver_error: str = ""
+    rounds: int = 0
+    mps: tuple[DaemonState, ...] = ()
+    cluster: ClusterState | None = None
+    health: HealthState | None = None
+
+    @property
+    def sentence(self) -> str:
+        """The state in one line for people."""
+        if self.phase is Phase.NO_PLAN:
+            return self.note or "no plan yet"
+        if self.phase is Phase.IN_SYNC:
+            return f"the node is as the plan says{f'; {self.note}' if self.note else ''}"
+        if self.problems:
+            more = len(self.problems) - 1
+            return self.problems[0].message + (f" (and {more} more)" if more else "")
+        return "working" if self.phase is Phase.WORKING else str(self.phase)
+
+
+def phase_of(
+    *,
+    refused: bool,
+    plan: NodePlan | None,
+    problems: Iterable[Problem],
+    mps: Iterable[DaemonState] = (),
+) -> Phase:
+    """The phase at the end of a round, when nothing more is done before the next.
+
+    `problems` are those of the plan in force, those of MPS among them; `plan` is None when there is
+    none. A refused document comes first, because its author waits for an answer; then what needs a
+    person; then what only needs time, such as a daemon of `mps` that is being started.
+    """
+    if refused:
+        return Phase.REJECTED
+    if plan is None:
+        return Phase.NO_PLAN
+    codes = {problem.code for problem in problems} - SHOWN_ONLY
+    if codes - WAITING:
+        return Phase.FAILED
+    if codes or plan.verdict is Verdict.BLOCKED:
+        return Phase.BLOCKED
+    if plan.verdict is not Verdict.IN_SYNC:
+        return Phase.FAILED
+    return Phase.WORKING if on_its_way(mps) else Phase.IN_SYNC
+
+
+def not_ready(state: NodeState) -> tuple[str, ...]:
+    """Why the agent is not ready, each reason a sentence; empty when it is."""
+    reasons = []
+    if state.driver_error:
+        reasons.append(f"the driver does not answer: {state.driver_error}")
+    if not state.rounds:
+        reasons.append("the first reconciliation is not done yet")
+    return (*reasons, *not_ready_reasons(state.mps, state.observed))

@@ -1,0 +1,191 @@
+"""The content of the annotation nodeagent.io/status: the node's state, small enough for a Node.
+
+A Node's annotations share 256 KiB, so this one stays below 32 KiB whatever happens on the node:
+texts are shortened, lists are cut, and `more` says how many entries of each were left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any, Final
+
+from nodeagent.plan.mps_usage import as_used
+from nodeagent.plan.observed import Access, Gpu, GpuInstance
+from nodeagent.plan.problems import Problem
+from nodeagent.strict_json import parse_json
+from nodeagent.views.devices import places
+from nodeagent.views.headline import headline, headline_json
+from nodeagent.views.mps_state import DaemonState
+from nodeagent.views.node_state import NodeState, Phase, Refusal
+from nodeagent.views.plain_text import compact_json, json_size, shortened, that_fit
+from nodeagent.views.plan_report import MODE_WORD
+from nodeagent.views.times import time_json
+
+Json = dict[str, Any]
+
+STATUS: Final = "nodeagent.io/status"
+LARGEST: Final = 32 << 10  # bytes, of the annotation's text
+
+_TIME = 64  # bytes kept for observedAt and its key
+_MORE = 64  # bytes kept for the numbers of what was left out
+_PROBLEMS = 6 << 10  # bytes
+_MOST_PROBLEMS = 20
+_MESSAGE, _REMEDY, _PATH, _NAME = 320, 200, 160, 100  # characters
+_AHEAD = 60.0  # seconds that another clock may be ahead of this one
+
+
+def status_content(state: NodeState) -> Json:
+    """The state without the moment, which is no part of what it says."""
+    found = headline_json(headline(state, in_cluster=True))
+    content: Json = {
+        "phase": state.phase.value,
+        "headline": {key: shortened(text, most=_MESSAGE) for key, text in found.items()},
+    }
+    if state.digest:
+        content["digest"] = state.digest
+    if state.configuration is not None:
+        content["configuration"] = shortened(state.configuration, most=_NAME)
+    content["source"] = state.source
+    if state.phase is not Phase.IN_SYNC or state.note:
+        content["message"] = shortened(state.sentence, most=_MESSAGE)
+    if state.refusal:
+        content["rejected"] = _rejected(state.refusal)
+    content |= {"gpus": [], "mps": [], "problems": []}
+    return content | _lists(state, LARGEST - json_size(content) - _TIME - _MORE)
+
+
+def status_text(content: Mapping[str, Any], observed_at: datetime) -> str:
+    """The annotation: this content, first seen at that moment."""
+    first = {
+        "headline": content["headline"],
+        "phase": content["phase"],
+        "observedAt": time_json(observed_at.astimezone(UTC)),
+    }
+    return compact_json({**first, **content})
+
+
+class StatusAnnotation:
+    """The annotation over time: its text changes only when what it says does.
+
+    That holds across a restart of the agent as well: a text of the same content that is already
+    there stays, with its moment.
+    """
+
+    def __init__(self) -> None:
+        self._content: Json | None = None
+        self._since = datetime.min.replace(tzinfo=UTC)
+
+    def text(self, state: NodeState, *, there: str | None, now: datetime) -> str | None:
+        """What is to be there for this state; `there` is what the Node has. None: before the
+        first look at the GPUs there is nothing to say, so leave it as it is.
+        """
+        if not has_looked(state):
+            return None
+        content = status_content(state)
+        if content != self._content:
+            kept = _moment_of(there, content, now) if self._content is None else None
+            self._content, self._since = content, kept or now
+        return status_text(content, self._since)
+
+
+def has_looked(state: NodeState) -> bool:
+    """Whether the state says anything of the GPUs: they were looked at, or cannot be."""
+    return state.observed_at is not None or bool(state.driver_error or state.problems)
+
+
+def _moment_of(there: str | None, content: Json, now: datetime) -> datetime | None:
+    """Since when an annotation says just this; None when it does not."""
+    try:
+        kept = parse_json(there or "")
+        if not isinstance(kept, dict):
+            return None
+        moment = datetime.fromisoformat(kept.pop("observedAt"))
+        ahead = (moment - now).total_seconds()
+    except (ValueError, KeyError, TypeError):
+        return None  # somebody else's
+    return moment if kept == content and ahead <= _AHEAD else None
+
+
+# --- parts ----------------------------------------------------------------------------------------
+
+
+def _rejected(refusal: Refusal) -> Json:
+    first = refusal.problems[0] if refusal.problems else None
+    report = {
+        "digest": refusal.digest,
+        "path": shortened(first.path, most=_PATH) if first else "",
+        "message": shortened(first.message, most=_MESSAGE) if first else "",
+    }
+    return {key: value for key, value in report.items() if value}
+
+
+def _lists(state: NodeState, room: int) -> Json:
+    """What is wrong comes first, then the GPUs, then the daemons in what room is left."""
+    told = state.problems[:_MOST_PROBLEMS]
+    problems, cut, size = that_fit(map(_problem, told), min(_PROBLEMS, room))
+    cut += len(state.problems) - len(told)
+    gpus, gpus_cut, gpus_size = that_fit(map(_gpu, map(as_used, state.observed.gpus)), room - size)
+    mps, mps_cut, _ = that_fit(map(_daemon, _in_order(state)), room - size - gpus_size)
+    content: Json = {"gpus": gpus, "mps": mps, "problems": problems}
+    left_out = {"gpus": gpus_cut, "mps": mps_cut, "problems": cut}
+    if any(left_out.values()):
+        content["more"] = {what: count for what, count in left_out.items() if count}
+    return content
+
+
+def _problem(problem: Problem) -> Json:
+    report = {
+        "code": problem.code.value,
+        "gpu": shortened(problem.gpu, most=_NAME),
+        "path": shortened(problem.path, most=_PATH),
+        "message": shortened(problem.message, most=_MESSAGE),
+        "remedy": shortened(problem.remedy, most=_REMEDY),
+    }
+    return {key: value for key, value in report.items() if value}
+
+
+def _gpu(gpu: Gpu) -> Json:
+    """`mode` is MIG's and absent without MIG. `used` is a GPU's own where it has no instances."""
+    report: Json = {"uuid": gpu.uuid} if gpu.uuid else {"index": gpu.index}
+    if gpu.access is not Access.OK:
+        report["access"] = gpu.access.value
+    if gpu.mig is not None:
+        report["mode"] = MODE_WORD[gpu.mig.current]
+        if gpu.mig.pending != gpu.mig.current:
+            report["pending"] = MODE_WORD[gpu.mig.pending]
+    if gpu.mig is None or not gpu.mig.current:
+        report["used"] = gpu.usage.in_use or gpu.access is not Access.OK
+    unknown = gpu.access is not Access.OK
+    report["instances"] = [
+        entry
+        for instance in sorted(gpu.instances, key=lambda i: (i.placement, i.id))
+        for entry in _instances(instance, unknown=unknown)
+    ]
+    return report
+
+
+def _instances(instance: GpuInstance, *, unknown: bool) -> list[Json]:
+    """One for each MIG device. Not knowing its users counts as used."""
+    start = instance.placement.start
+    if not instance.compute:
+        return [{"profile": instance.profile, "start": start, "used": unknown}]
+    return [
+        {
+            "uuid": device.uuid,
+            "profile": device.profile,
+            "start": start,
+            "used": unknown or device.usage.in_use,
+        }
+        for device in instance.compute
+    ]
+
+
+def _in_order(state: NodeState) -> list[DaemonState]:
+    """As their devices lie; those whose device is gone come last."""
+    order = {place.device: number for number, place in enumerate(places(state.observed))}
+    return sorted(state.mps, key=lambda d: (order.get(d.device, len(order)), d.device))
+
+
+def _daemon(daemon: DaemonState) -> Json:
+    return {"device": daemon.device, "state": daemon.phase, "clients": len(daemon.clients)}

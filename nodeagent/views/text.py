@@ -1,0 +1,110 @@
+"""Plain words for what is observed and done, alike in problems, events, logs and tables."""
+
+from __future__ import annotations
+
+from typing import assert_never
+
+from nodeagent.plan.observed import IDLE, Access, ComputeInstance, Gpu, GpuInstance, User
+from nodeagent.plan.steps import (
+    CreateComputeInstance,
+    CreateGpuInstance,
+    DestroyComputeInstance,
+    DestroyGpuInstance,
+    ResetGpu,
+    SetComputeMode,
+    SetMigMode,
+    SetTimeSlice,
+    StartMps,
+    Step,
+    StopMps,
+)
+
+
+def gpu_words(gpu: Gpu) -> str:
+    """`GPU 3`; the UUID stands beside it wherever it matters."""
+    return f"GPU {gpu.index}"
+
+
+def step_words(step: Step) -> str:
+    """A step as a command: `create 3g.40gb at 4`."""
+    match step:
+        case SetMigMode(enabled=enabled):
+            return "enable MIG mode" if enabled else "disable MIG mode"
+        case ResetGpu():
+            return "reset the GPU"
+        case DestroyGpuInstance() | DestroyComputeInstance():
+            return f"destroy {step.profile} at {step.placement.start}"
+        case CreateGpuInstance() | CreateComputeInstance():
+            return f"create {step.profile} at {step.placement.start}"
+        case StopMps():
+            return f"stop MPS{_on(step)}"
+        case StartMps(runs=runs):
+            return f"{'change the limits of' if runs else 'start'} MPS{_on(step)}"
+        case SetComputeMode(mode=mode):
+            return f"set compute mode {mode.value}{_on(step)}"
+        case SetTimeSlice(time_slice=time_slice):
+            return f"set the time slice to {time_slice.value}"
+        case _:
+            assert_never(step)
+
+
+def _on(step: StopMps | StartMps | SetComputeMode) -> str:
+    """Where there are several devices, which."""
+    return f" on {step.profile} at {step.placement.start}" if step.placement else ""
+
+
+def layout_words(gpu: Gpu) -> str:
+    """A GPU's layout in one line: `1g.10gb at 0, 1; 3g.40gb with MPS at 4`."""
+    words = _mig_words(gpu)
+    if gpu.mps is not None:
+        words += ", with MPS"
+    if gpu.earlier_time_slice is not None and gpu.time_slice is not None:
+        words += f", time slice {gpu.time_slice.value}"
+    return words
+
+
+def _mig_words(gpu: Gpu) -> str:
+    if gpu.access is not Access.OK:
+        return "a layout that is not known"
+    if gpu.mig is None:
+        return "no MIG"
+    if gpu.mig.current != gpu.mig.pending:
+        return f"MIG {'on' if gpu.mig.current else 'off'}, waiting for a GPU reset to change"
+    if not gpu.mig.current:
+        return "MIG off"
+    starts: dict[str, list[int]] = {}
+    for instance in sorted(gpu.instances, key=lambda i: i.placement):
+        starts.setdefault(_instance_words(instance), []).append(instance.placement.start)
+    alike = (f"{what} at {', '.join(map(str, where))}" for what, where in starts.items())
+    return "; ".join(alike) or "no instances"
+
+
+def _instance_words(instance: GpuInstance) -> str:
+    if not instance.compute:
+        return f"half-made {instance.profile}"
+    return "+".join(
+        f"{device.profile} with MPS" if device.mps else device.profile
+        for device in instance.compute
+    )
+
+
+def user_words(gpu: Gpu, instance: int | None = None) -> str:
+    """Who uses the GPU, or only the GPU instance of this id, by name; empty when nobody is."""
+    return ", ".join(dict.fromkeys(map(str, users(gpu, instance))))
+
+
+def users(gpu: Gpu, instance: int | None = None) -> tuple[User, ...]:
+    """Everyone known to use the GPU, or only the GPU instance of this id; each pid once."""
+    used: list[Gpu | ComputeInstance] = [gpu] if instance is None else []
+    used += [
+        device
+        for gpu_instance in gpu.instances
+        if instance is None or gpu_instance.id == instance
+        for device in gpu_instance.compute
+    ]
+    found: dict[int | User, User] = {}
+    for place in used:
+        for usage in (place.usage, place.mps.clients if place.mps else IDLE):
+            for user in usage.processes:
+                found.setdefault(user.pid or user, user)
+    return tuple(found.values())
