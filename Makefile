@@ -65,12 +65,12 @@ pytest: $(DEV)  ## the tests alone (ARGS='-k planner')
 # MPS daemons or for an API server. `make pytest` leaves nothing out.
 PARTS   := pytest-computing pytest-commands pytest-programs pytest-daemons pytest-cluster
 CHOICE  := -m 'not full'
-PURE    := tests/disturbance tests/documents tests/health tests/metrics tests/mps/lifecycle \
-  tests/planning tests/reports
-CLUSTER := tests/cluster tests/simulated_cluster tests/kubernetes tests/kubelet tests/manifests \
+PURE    := tests/documents tests/health tests/metrics tests/mps/lifecycle tests/plan tests/views \
+  $(addprefix tests/cluster/drain/test_,allocatable.py change.py cordon.py eviction.py owners.py)
+CLUSTER := tests/cluster tests/simulated_cluster tests/manifests \
   $(wildcard tests/acceptance/test_cluster*.py)
 DAEMONS := tests/mps tests/simulation/mps
-COMMANDS := tests/agent tests/cli tests/goldens
+COMMANDS := tests/app tests/cli tests/goldens
 PROGRAMS := $(filter-out $(CLUSTER), $(wildcard tests/acceptance/test_*.py))
 
 pytest-pure: $(DEV)

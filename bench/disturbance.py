@@ -17,7 +17,7 @@ from nodeagent.plan.desired import DesiredNode
 from nodeagent.plan.observed import ObservedNode
 from nodeagent.plan.planner import plan
 from nodeagent.simulation import SimulatedNode, simulated
-from tests.planning.cards import Multiset, card, layouts, present, wanted
+from tests.plan.cards import Multiset, card, layouts, present, wanted
 
 _CREATES = ("nvmlDeviceCreateGpuInstance", "nvmlDeviceCreateGpuInstanceWithPlacement")
 _DESTROYS = ("nvmlGpuInstanceDestroy",)

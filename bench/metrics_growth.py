@@ -23,7 +23,7 @@ from nodeagent.simulation import simulated
 from nodeagent.telemetry.exporter import Exporter, Layout
 from nodeagent.telemetry.sampler import Pace, Sampler
 from nodeagent.views.node_state import NodeState
-from tests.planning.cards import Multiset, card, wanted
+from tests.plan.cards import Multiset, card, wanted
 
 LAYOUTS: tuple[Multiset, ...] = (
     (("1g.10gb", 7),),

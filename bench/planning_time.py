@@ -11,7 +11,7 @@ from bench.tables import percentile, show
 from nodeagent.plan.desired import DesiredNode
 from nodeagent.plan.observed import ObservedNode
 from nodeagent.plan.planner import plan, plan_gpu
-from tests.planning.cards import card, layouts, wanted
+from tests.plan.cards import card, layouts, wanted
 
 
 def run() -> None:

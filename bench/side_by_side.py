@@ -12,7 +12,7 @@ from nodeagent.plan.desired import DesiredNode
 from nodeagent.plan.observed import ObservedNode
 from nodeagent.plan.planner import plan
 from nodeagent.simulation import simulated
-from tests.planning.cards import Multiset, card, present, wanted
+from tests.plan.cards import Multiset, card, present, wanted
 
 CALL = 0.05  # seconds
 BEFORE = (("1g.10gb", 7),)

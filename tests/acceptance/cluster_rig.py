@@ -22,8 +22,8 @@ from nodeagent.reconcile.plan_update import NoPlan
 from nodeagent.settings import KubernetesSettings
 from nodeagent.views.node_state import NodeState
 from tests import rig
-from tests.kubernetes.rig import QUICK, QUICK_WRITES
-from tests.kubernetes.rig import running as running_tasks
+from tests.cluster.client.rig import QUICK, QUICK_WRITES
+from tests.cluster.client.rig import running as running_tasks
 from tests.simulated_cluster.agent import PLAN, in_sync, kubeconfig, status, until_status
 from tests.simulated_cluster.api_server import ApiServer
 from tests.simulated_cluster.journal import Request

@@ -17,7 +17,7 @@ from nodeagent.plan.observed import ObservedNode
 from nodeagent.plan.planner import plan
 from nodeagent.settings import load_settings
 from nodeagent.views.node_state import NodeState
-from tests.planning.cards import Multiset, card, wanted
+from tests.plan.cards import Multiset, card, wanted
 
 SOON = 30.0  # seconds that anything may take
 Series = tuple[str, frozenset[tuple[str, str]]]

@@ -27,7 +27,7 @@ from nodeagent.plan.outcome import GpuOutcome, StepResult
 from nodeagent.plan.planner import plan
 from nodeagent.plan.steps import CreateGpuInstance, DestroyGpuInstance
 from nodeagent.simulation import Code, SimulatedNode, simulated
-from tests.planning.cards import card, devices, wanted
+from tests.plan.cards import card, devices, wanted
 
 BOARD = "h100-80gb"
 # What nvml.h documents for the calls made here, and IN_USE for creating, which drivers give too.

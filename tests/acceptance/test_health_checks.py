@@ -289,7 +289,7 @@ ELSEWHERE = {
     "gpuHangs",
     "gpuMissing",
     "driverHangs",
-    "driverMissing",  # tests/agent/test_service_health.py, as is the next but one
+    "driverMissing",  # tests/app/test_service_health.py, as is the next but one
     "driverNotLoaded",
     "eventsUnheard",
     "modeDrift",

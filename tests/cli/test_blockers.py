@@ -11,7 +11,7 @@ import pytest
 from nodeagent.cli.blockers import wait_for_blockers
 from nodeagent.plan.observed import Usage, User
 from nodeagent.plan.plan import GpuPlan, NodePlan, Verdict
-from tests.planning.cards import card
+from tests.plan.cards import card
 
 pytestmark = pytest.mark.virtual_time
 

@@ -13,7 +13,7 @@ import pytest
 from nodeagent.cli.checks import cluster as cluster_preflight
 from nodeagent.cli.checks.findings import Finding, Level
 from nodeagent.settings import KubeletSettings, KubernetesSettings, PlanSettings
-from tests.kubernetes.rig import kubeconfig
+from tests.cluster.client.rig import kubeconfig
 from tests.simulated_cluster.api_server import ApiServer
 from tests.simulated_cluster.kubelet import Kubelet
 

@@ -16,7 +16,7 @@ import yaml
 from nodeagent.errors import DrainTimedOut, NodeagentError, StillInUse
 from nodeagent.plan.shares import Account, Share, Sharing, WantedMps
 from nodeagent.views.mps_state import ClientState, DaemonState
-from tests.http_api.serving import Doing, api, observe
+from tests.api.serving import Doing, api, observe
 
 if TYPE_CHECKING:
     from tests.cli.conftest import Program

@@ -11,7 +11,7 @@ from nodeagent.cluster.client.node_view import NodeView
 from nodeagent.cluster.plan_sources.node_source import Keys, NodeSource, Offer
 from nodeagent.simulation import SimulatedNode, simulated
 from nodeagent.views.node_state import NodeState
-from tests.kubernetes.rig import running as in_background
+from tests.cluster.client.rig import running as in_background
 from tests.rig import Rig, running
 
 MakeSource = Callable[[Offer, Callable[[], int]], NodeSource]

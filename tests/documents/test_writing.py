@@ -41,7 +41,7 @@ from nodeagent.plan.shares import (
     TimeSlice,
     WantedMps,
 )
-from tests.planning.cards import card, with_instances
+from tests.plan.cards import card, with_instances
 
 ON = MigMode(current=True, pending=True)
 OFF = MigMode(current=False, pending=False)

@@ -14,7 +14,7 @@ from nodeagent.gpu.driver import Driver
 from nodeagent.plan.desired import DesiredNode
 from nodeagent.plan.planner import plan
 from nodeagent.simulation import SimulatedNode, simulated
-from tests.planning.cards import Multiset, card, present, wanted
+from tests.plan.cards import Multiset, card, present, wanted
 from tests.rig import open_driver
 
 EMPTY = card("h100-80gb")

@@ -34,7 +34,7 @@ from nodeagent.plan.planner import plan
 from nodeagent.plan.problems import Code
 from nodeagent.plan.steps import CreateGpuInstance, DestroyGpuInstance
 from tests.health.rig import GPU, Node, gpu
-from tests.planning.cards import card
+from tests.plan.cards import card
 
 LEFT, RIGHT = Placement(0, 4), Placement(4, 4)
 

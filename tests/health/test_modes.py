@@ -10,7 +10,7 @@ from nodeagent.plan.observed import MigMode
 from nodeagent.plan.plan import GpuPlan, Verdict
 from nodeagent.plan.problems import Code, Problem
 from nodeagent.plan.shares import ComputeMode
-from tests.planning.cards import card
+from tests.plan.cards import card
 
 ON, OFF = MigMode(current=True, pending=True), MigMode(current=False, pending=False)
 EXCLUSIVE = {"compute mode": 3, "persistence mode": 0}

@@ -16,7 +16,7 @@ from nodeagent import __version__
 from nodeagent.cli.parser import parse
 from nodeagent.documents.reading import read_document
 from nodeagent.settings import Settings, load_settings
-from tests.http_api.serving import api
+from tests.api.serving import api
 from tests.manifests.rendering import MANIFESTS, Document, overlay, pod_of, why_not, written
 
 WITH_GPUS = ("gpu-operator", "nos", "plain")

@@ -28,7 +28,7 @@ from nodeagent.metrics.own import (
 from nodeagent.plan.outcome import GpuOutcome, NodeOutcome, StepReport, StepResult
 from nodeagent.plan.plan import GpuPlan, NodePlan, Verdict
 from nodeagent.plan.steps import ResetGpu, SetMigMode
-from tests.planning.cards import card
+from tests.plan.cards import card
 
 PROMISED = {
     "nodeagent_plan_applied",

@@ -12,7 +12,7 @@ from nodeagent.metrics.own import own_families
 from nodeagent.plan.observed import Access, Gpu, ObservedNode
 from nodeagent.views.mps_state import ClientState, DaemonState, WaitingClient
 from nodeagent.views.node_state import NodeState, Phase
-from tests.planning.cards import card, with_instances
+from tests.plan.cards import card, with_instances
 
 GPU = with_instances(card("h100-80gb"), [("3g.40gb", 0), ("1g.10gb", 4)])
 WHERE = f'gpu="0",UUID="{GPU.uuid}"'

@@ -39,7 +39,7 @@ from nodeagent.views.node_state import NodeState, Phase
 from tests.health.rig import Node
 from tests.health.rig import gpu as reading
 from tests.metrics.node import gpu, sample
-from tests.planning.cards import card, with_instances
+from tests.plan.cards import card, with_instances
 
 JOB = "nodeagent"
 TARGET = ("instance", "job")  # the labels that Prometheus itself adds

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from nodeagent.cluster.client.access import ClusterAccess
-from tests.kubernetes.rig import kubeconfig
+from tests.cluster.client.rig import kubeconfig
 from tests.simulated_cluster.api_server import ApiServer
 
 

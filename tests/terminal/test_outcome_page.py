@@ -10,7 +10,7 @@ from nodeagent.plan.problems import Code, Problem
 from nodeagent.plan.steps import StartMps
 from nodeagent.terminal.outcome_page import outcome_page
 from nodeagent.terminal.page import plain_text
-from tests.planning.daemons import A
+from tests.plan.daemons import A
 
 if TYPE_CHECKING:
     from tests.terminal.conftest import Gpus

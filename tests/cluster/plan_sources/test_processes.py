@@ -16,10 +16,10 @@ import pytest
 from nodeagent.cluster.plan_sources.mig_config.labels import CONFIG, STATE
 from nodeagent.cluster.plan_sources.nos.grammar import MODE_LABEL, STATUS_PLAN
 from nodeagent.cluster.plan_sources.nos.plugin_configuration import CONFIGURATION_LABEL
-from tests.kubernetes.rig import until
+from tests.cluster.client.rig import until
+from tests.cluster.plan_sources.nos.nodes import spec
 from tests.simulated_cluster.agent import NAME, AgentProcess, command, kubeconfig, status
 from tests.simulated_cluster.api_server import ApiServer
-from tests.sources.nos.nodes import spec
 
 SOON = 30.0  # seconds
 NOS = "nos.nebuly.com/"

@@ -1,0 +1,264 @@
+"""The listener for metrics alone: what it serves, to whom, and what a change of its files does."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import socket
+import ssl
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from itertools import count
+from pathlib import Path
+
+import bcrypt
+import pytest
+from aiohttp import ClientConnectionError, ClientSession, encode_basic_auth
+
+from nodeagent.api.limits import TCP_LIMITS, Limits
+from nodeagent.api.metrics_listener import MetricsListener, Told
+from nodeagent.api.refusals import Refusals
+from tests.api.serving import SCRAPED, answers_of_nothing
+from tests.cluster.client.test_access import certificate
+
+PASSWORD = bcrypt.hashpw(b"secret", bcrypt.gensalt(4)).decode()
+
+
+class Served:
+    """A listener that runs, and what it told."""
+
+    def __init__(self, web_config: Path | None, limits: Limits = TCP_LIMITS) -> None:
+        self.refusals = Refusals()
+        self.told: list[Told] = []
+        self.listener = MetricsListener(
+            answers_of_nothing(),
+            host="127.0.0.1",
+            port=0,
+            web_config=web_config,
+            tell=self.told.append,
+            refusals=self.refusals,
+            limits=limits,
+            look_every=0.02,
+        )
+
+    async def status(
+        self, path: str = "/metrics", *, tls: Path | None = None, password: str = ""
+    ) -> int:
+        """The answer's status over a connection of its own."""
+        context = ssl.create_default_context(cafile=tls / "certificate.pem") if tls else None
+        url = f"{'https' if tls else 'http'}://127.0.0.1:{self.listener.port}{path}"
+        headers = {"Authorization": encode_basic_auth("prometheus", password)} if password else {}
+        async with (
+            ClientSession() as session,
+            session.get(url, ssl=context or False, headers=headers) as answer,
+        ):
+            await answer.read()
+            return answer.status
+
+
+@asynccontextmanager
+async def serving(
+    web_config: Path | None = None, limits: Limits = TCP_LIMITS
+) -> AsyncIterator[Served]:
+    """Run it until the end of the block."""
+    served = Served(web_config, limits)
+    running = asyncio.create_task(served.listener.run())
+    try:
+        await until(lambda: bool(served.listener.port) and (web_config is None or served.told))
+        await asyncio.sleep(0)
+        yield served
+    finally:
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+
+
+async def until(condition: Callable[[], object]) -> None:
+    """Wait for it."""
+    async with asyncio.timeout(30):
+        while not condition():
+            await asyncio.sleep(0.005)
+
+
+async def test_metrics_and_health_are_all_there_is() -> None:
+    """Nothing else of the API can be reached from outside."""
+    async with serving() as served:
+        for path in ("/metrics", "/healthz", "/readyz"):
+            assert await served.status(path) == 200
+        for path in ("/", "/v1/status", "/v1/mps", "/openapi.json"):
+            assert await served.status(path) == 404
+        async with ClientSession() as session:
+            url = f"http://127.0.0.1:{served.listener.port}/metrics"
+            async with session.get(url) as answer:
+                assert await answer.read() == SCRAPED
+            async with session.get(url, headers={"Host": "evil.example"}) as answer:
+                assert answer.status == 403
+
+
+async def test_passwords(tmp_path: Path) -> None:
+    """Without the right one it is a 401 that says how; health is no exception."""
+    config = tmp_path / "web.yaml"
+    config.write_text(f"basic_auth_users: {{prometheus: {PASSWORD}}}\n")
+    async with serving(config) as served:
+        assert await served.status(password="secret") == 200
+        assert await served.status(password="wrong") == 401
+        assert await served.status("/healthz") == 401
+
+
+async def test_guessers_keep_nobody_out(tmp_path: Path) -> None:
+    """64 of them at the right user's own address, with slow hashes: the right password is
+    answered, and costs no check when it comes again.
+    """
+    hashed = bcrypt.hashpw(b"secret", bcrypt.gensalt(6)).decode()
+    config = tmp_path / "web.yaml"
+    config.write_text(f"basic_auth_users: {{prometheus: {hashed}}}\n")
+    numbers = count()
+    async with serving(config) as served:
+
+        async def guess() -> None:
+            while True:
+                with suppress(ClientConnectionError):
+                    assert await served.status(password=f"guess {next(numbers)}") != 200
+
+        guessing = [asyncio.create_task(guess()) for _ in range(64)]
+        try:
+            await until(lambda: served.refusals.counts["metrics", "password"])
+            async with asyncio.timeout(60):
+                assert await served.status(password="secret") == 200
+                assert await served.status(password="secret") == 200
+        finally:
+            for task in guessing:
+                task.cancel()
+            await asyncio.gather(*guessing, return_exceptions=True)
+        assert next(numbers) < 1000
+
+
+async def test_a_new_certificate_is_taken_up(tmp_path: Path) -> None:
+    """A client that trusts only the new one gets in soon; no connection is refused meanwhile."""
+    old, new = certificate(tmp_path / "old"), certificate(tmp_path / "new")
+    here = tmp_path / "here"
+    shutil.copytree(old, here)
+    (here / "web.yaml").write_text(
+        "tls_server_config: {cert_file: certificate.pem, key_file: key.pem}\n"
+    )
+    async with serving(here / "web.yaml") as served:
+        assert await served.status(tls=old) == 200
+        with pytest.raises(ssl.SSLError):
+            await served.status(tls=new)
+        shutil.copy(new / "certificate.pem", here)
+        await until(lambda: served.told[-1].problem)  # the pair does not match in between
+        assert "belong together" in served.told[-1].remedy
+        assert await served.status(tls=old) == 200
+        shutil.copy(new / "key.pem", here)
+        await until(lambda: not served.told[-1].problem)
+        assert await served.status(tls=new) == 200
+
+
+async def test_until_the_files_are_there_nobody_gets_in(tmp_path: Path) -> None:
+    """A listener that was told to be secure is never open; it begins when it can."""
+    made = certificate(tmp_path / "made")
+    config = tmp_path / "web.yaml"
+    config.write_text("tls_server_config: {cert_file: t/certificate.pem, key_file: t/key.pem}\n")
+    async with serving(config) as served:
+        assert "cannot be read" in served.told[-1].problem
+        with pytest.raises((ClientConnectionError, TimeoutError)):
+            async with asyncio.timeout(0.1):
+                await served.status()
+        shutil.copytree(made, tmp_path / "t")
+        await until(lambda: not served.told[-1].problem)
+        assert await served.status(tls=made) == 200
+
+
+async def test_client_certificates(tmp_path: Path) -> None:
+    """Where one is required, who has none gets nothing."""
+    made = certificate(tmp_path)
+    (tmp_path / "web.yaml").write_text(
+        "tls_server_config: {cert_file: certificate.pem, key_file: key.pem, "
+        "client_ca_file: certificate.pem, client_auth_type: RequireAndVerifyClientCert}\n"
+    )
+    async with serving(tmp_path / "web.yaml") as served:
+        with pytest.raises((ClientConnectionError, ssl.SSLError)):
+            await served.status(tls=made)
+        context = ssl.create_default_context(cafile=made / "certificate.pem")
+        context.load_cert_chain(made / "certificate.pem", made / "key.pem")
+        url = f"https://127.0.0.1:{served.listener.port}/metrics"
+        async with ClientSession() as session, session.get(url, ssl=context) as answer:
+            assert answer.status == 200
+
+
+@pytest.mark.virtual_time
+async def test_who_never_agrees_on_tls_keeps_nobody_out(tmp_path: Path) -> None:
+    """Silent connections count from the first moment, make way, and end after a while."""
+    made = certificate(tmp_path)
+    (tmp_path / "web.yaml").write_text(
+        "tls_server_config: {cert_file: certificate.pem, key_file: key.pem}\n"
+    )
+    limits = Limits(connections=6, connections_of_peer=4, handshake=0.5)
+    async with serving(tmp_path / "web.yaml", limits) as served, AsyncExitStack() as stack:
+        address = ("127.0.0.1", served.listener.port)
+        opened = [await asyncio.open_connection(*address) for _ in range(8)]
+        for _, writer in opened:
+            stack.callback(writer.close)
+        assert await served.status(tls=made) == 200
+        assert served.refusals.counts["metrics", "connections"] == 5
+        opened[-1][1].write(b"this is no TLS" * 10)
+        async with asyncio.timeout(30):
+            for reader, _ in opened:
+                with suppress(ConnectionError):
+                    await reader.read()
+        assert served.refusals.counts["metrics", "handshake"] == 3
+
+
+async def test_a_handshake_under_way_does_not_outlive_the_configuration(tmp_path: Path) -> None:
+    """Passwords are added while a client agrees on TLS: its connection ends unanswered."""
+    made = certificate(tmp_path)
+    tls = "tls_server_config: {cert_file: certificate.pem, key_file: key.pem}\n"
+    (tmp_path / "web.yaml").write_text(tls)
+    incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+    context = ssl.create_default_context(cafile=made / "certificate.pem")
+    client = context.wrap_bio(incoming, outgoing, server_hostname="127.0.0.1")
+    async with serving(tmp_path / "web.yaml") as served, AsyncExitStack() as stack:
+        await stack.enter_async_context(asyncio.timeout(30))
+        reader, writer = await asyncio.open_connection("127.0.0.1", served.listener.port)
+        stack.callback(writer.close)
+        while True:
+            try:
+                client.do_handshake()
+                break
+            except ssl.SSLWantReadError:
+                writer.write(outgoing.read())
+                incoming.write(await reader.read(65536))
+        (tmp_path / "web.yaml").write_text(f"{tls}basic_auth_users: {{prometheus: {PASSWORD}}}\n")
+        await until(lambda: len(served.told) == 2)
+        assert await served.status(tls=made) == 401
+        writer.write(outgoing.read())  # the end of the handshake
+        client.write(b"GET /metrics HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
+        writer.write(outgoing.read())
+        answer = b""
+        with suppress(ConnectionError, ssl.SSLError):
+            while not answer and (data := await reader.read(65536)):
+                incoming.write(data)
+                with suppress(ssl.SSLWantReadError):
+                    answer = client.read()
+        assert answer == b""
+
+
+async def test_an_address_that_is_taken_is_said_and_waited_for() -> None:
+    """Once, with the setting that names it; when the other lets go of it, metrics are there."""
+    served = Served(None)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        served.listener.port = taken.getsockname()[1]
+        running = asyncio.create_task(served.listener.run())
+        await until(lambda: served.told)
+        await asyncio.sleep(0.1)
+        assert len(served.told) == 1
+        assert "metrics.listen" in served.told[0].remedy
+    try:
+        await until(lambda: served.told[-1] == Told())
+        async with asyncio.timeout(30):
+            while True:
+                with suppress(ClientConnectionError):
+                    assert await served.status() == 200
+                    break
+    finally:
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)

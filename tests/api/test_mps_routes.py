@@ -1,0 +1,235 @@
+"""MPS over HTTP: everyone may look, only the Unix socket's owner may change something."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Coroutine
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp import ClientSession, UnixConnector
+
+from nodeagent.errors import (
+    DrainTimedOut,
+    NodeagentError,
+    StillInUse,
+    UnknownDevice,
+)
+from nodeagent.plan.shares import Account, Share, Sharing, WantedMps
+from nodeagent.views.mps_state import ClientState, DaemonState, ServerState, WaitingClient
+from tests.api.serving import Api, Doing, api, assert_described, observe
+
+WANTED = WantedMps(Sharing((Share("small", 4, 8192, 15.0),), "report"), Account(1000, 1000))
+RESTART, DRAIN = "/v1/mps/restart", "/v1/mps/drain"
+
+
+async def _daemon() -> DaemonState:
+    """The daemon of the node's second GPU, with everything that can be told of one."""
+    node = await observe()
+    return DaemonState(
+        node.gpus[1].uuid,
+        "Fault",
+        WANTED,
+        "its server had a fatal fault",
+        pid=815,
+        restarts=2,
+        pipe_directory="/run/nodeagent/mps/x/pipe",
+        server=ServerState(816, 1000, "FAULT"),
+        clients=(ClientState(4712, "python", 1000, "small", "small-0", 5, 8 << 30, 15.0, ("no",)),),
+        waiting=(WaitingClient(99, 1001, "sleepy"),),
+        last_lines=("the last",),
+    )
+
+
+@asynccontextmanager
+async def over_socket(
+    path: Path, doing: Doing, daemons: tuple[DaemonState, ...]
+) -> AsyncIterator[tuple[Api, ClientSession]]:
+    """The API and a client of its Unix socket."""
+    async with (
+        api(unix_socket=path, doing=doing, daemons=daemons) as served,
+        ClientSession(connector=UnixConnector(str(path)), base_url="http://agent") as session,
+    ):
+        yield served, session
+
+
+async def post(session: ClientSession, path: str, body: Any) -> tuple[int, Any]:
+    """Status and answer; bytes are sent as they are."""
+    data = body if isinstance(body, bytes) else json.dumps(body)
+    async with session.post(path, data=data) as answer:
+        return answer.status, await answer.json()
+
+
+async def test_daemons_are_shown_to_everyone() -> None:
+    """Over TCP too, as described; by any name of the device; one that is not there is a 404."""
+    daemon = await _daemon()
+    async with api(daemons=(daemon,)) as served:
+        status, report = await served.get("/v1/mps")
+        assert status == 200
+        assert_described("/v1/mps", 200, report)
+        assert [d["device"] for d in report["daemons"]] == [daemon.device]
+        for name, there in ((daemon.device, 1), ("1", 1), ("0", 0)):
+            status, report = await served.get(f"/v1/mps?device={name}")
+            assert (status, len(report["daemons"])) == (200, there)
+        status, report = await served.get("/v1/mps?device=7")
+        assert status == 404
+        assert "'7'" in report["error"]
+        assert_described("/v1/mps", 404, report)
+        assert_described("/v1/status", 200, (await served.get("/v1/status"))[1])
+
+
+@pytest.mark.parametrize("path", [RESTART, DRAIN])
+async def test_changes_are_refused_over_tcp(path: str) -> None:
+    """Whatever is asked, by whoever: 403, and the agent never hears of it."""
+    doing, daemon = Doing(), await _daemon()
+    async with api(daemons=(daemon,), doing=doing) as served:
+        for body in ({"device": "1"}, {"device": "1", "force": True}, b"", b"{"):
+            status, answer = await post(served.session, served.base + path, body)
+            assert status == 403
+            assert "agent.sock" in answer["error"]
+            assert_described(path, 403, answer, "post")
+    assert doing.asked == []
+
+
+async def test_a_listener_beside_the_socket_changes_nothing(tmp_path: Path) -> None:
+    """The same agent takes it over its socket and refuses it over TCP."""
+    doing, daemon = Doing(), await _daemon()
+    async with over_socket(tmp_path / "agent.sock", doing, (daemon,)) as (served, session):
+        assert (await post(served.session, served.base + RESTART, {"device": "1"}))[0] == 403
+        assert doing.asked == []
+        status, answer = await post(session, RESTART, {"device": "1"})
+        assert status == 200
+        assert_described(RESTART, 200, answer, "post")
+    assert doing.asked == [("restart", daemon.device, False), ("done",)]
+
+
+@pytest.mark.parametrize(
+    ("body", "asked"),
+    [
+        ({"device": "1"}, (None, False)),
+        ({"device": "1", "timeout": None, "force": False}, (None, False)),
+        ({"device": "1", "timeout": 0}, (0.0, False)),
+        ({"device": "1", "timeout": 2.5, "force": True}, (2.5, True)),
+    ],
+)
+async def test_a_drain(body: dict[str, Any], asked: tuple[Any, ...], tmp_path: Path) -> None:
+    """The device becomes its UUID; without a timeout it waits however long it takes."""
+    doing, daemon = Doing(), await _daemon()
+    async with over_socket(tmp_path / "agent.sock", doing, (daemon,)) as (_, session):
+        status, answer = await post(session, DRAIN, body)
+    assert status == 200
+    assert_described(DRAIN, 200, answer, "post")
+    assert doing.asked[0] == ("drain", daemon.device, *asked)
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "word"),
+    [
+        (DRAIN, b"", "JSON object"),
+        (DRAIN, b"[]", "JSON object"),
+        (DRAIN, b"[" * 60_000, "JSON object"),
+        (DRAIN, b"\xff", "JSON object"),
+        (DRAIN, {}, "device"),
+        (DRAIN, {"device": 0}, "device"),
+        (DRAIN, {"device": "0\n1"}, "device"),
+        (DRAIN, {"device": "x" * 101}, "device"),
+        (DRAIN, {"device": "0", "timeout": "5"}, "timeout"),
+        (DRAIN, {"device": "0", "timeout": -1}, "timeout"),
+        (DRAIN, {"device": "0", "timeout": True}, "timeout"),
+        (DRAIN, b'{"device": "0", "timeout": NaN}', "timeout"),
+        (DRAIN, b'{"device": "0", "timeout": 1e999}', "timeout"),
+        (DRAIN, {"device": "0", "force": 1}, "force"),
+        (DRAIN, {"device": "0", "froce": True}, "froce"),
+        (RESTART, {"device": "0", "timeout": 1}, "timeout"),
+    ],
+)
+async def test_what_is_not_understood_is_refused(
+    path: str, body: Any, word: str, tmp_path: Path
+) -> None:
+    """A 400 that names what is wrong; nothing is done."""
+    doing, daemon = Doing(), await _daemon()
+    async with over_socket(tmp_path / "agent.sock", doing, (daemon,)) as (_, session):
+        status, answer = await post(session, path, body)
+    assert (status, doing.asked) == (400, [])
+    assert word in answer["error"]
+
+
+@pytest.mark.parametrize(
+    ("device", "word"), [("7", "no device"), ("0", "no MPS daemon"), ("GPU-none", "no device")]
+)
+async def test_a_device_without_a_daemon_is_a_404(device: str, word: str, tmp_path: Path) -> None:
+    """Told apart: no such device, and none with MPS; with where to look."""
+    doing, daemon = Doing(), await _daemon()
+    async with over_socket(tmp_path / "agent.sock", doing, (daemon,)) as (_, session):
+        status, answer = await post(session, RESTART, {"device": device})
+    assert (status, doing.asked) == (404, [])
+    assert word in answer["error"]
+    assert "mps status" in answer["remedy"]
+
+
+async def test_a_gpu_with_several_daemons_is_not_guessed(tmp_path: Path) -> None:
+    """Two daemons under one name: neither is touched, and how to name one is told."""
+    daemon = await _daemon()
+    doing = Doing()
+    async with over_socket(tmp_path / "agent.sock", doing, (daemon, daemon)) as (_, session):
+        status, answer = await post(session, RESTART, {"device": "1"})
+    assert (status, doing.asked) == (404, [])
+    assert "2 MPS daemons" in answer["error"]
+    assert daemon.device in answer["remedy"]
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (UnknownDevice("gone meanwhile"), 404),
+        (StillInUse("used by 4712 (python)", remedy="end it"), 409),
+        (DrainTimedOut("4712 (python) is left"), 504),
+        (NodeagentError("it did not come back"), 500),
+    ],
+)
+async def test_how_it_can_fail(error: NodeagentError, expected: int, tmp_path: Path) -> None:
+    """Each failure has its own status, and the words it was raised with."""
+    doing, daemon = Doing(error), await _daemon()
+    async with over_socket(tmp_path / "agent.sock", doing, (daemon,)) as (_, session):
+        status, answer = await post(session, DRAIN, {"device": "1"})
+    assert status == expected
+    assert answer["error"] == error.message
+    assert answer.get("remedy", "") == error.remedy
+    assert_described(DRAIN, status, answer, "post")
+
+
+async def _leave_once_asked(doing: Doing, asking: Coroutine[Any, Any, object]) -> None:
+    task = asyncio.create_task(asking)
+    async with asyncio.timeout(30):
+        while not doing.asked:
+            await asyncio.sleep(0.01)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+
+async def test_who_leaves_gives_up_a_drain(tmp_path: Path) -> None:
+    """Else the device would take no clients, and nobody knew why."""
+    doing, daemon = Doing(), await _daemon()
+    doing.go_on.clear()
+    async with over_socket(tmp_path / "agent.sock", doing, (daemon,)) as (_, session):
+        await _leave_once_asked(doing, post(session, DRAIN, {"device": "1"}))
+        async with asyncio.timeout(30):
+            while ("cancelled",) not in doing.asked:
+                await asyncio.sleep(0.01)
+
+
+async def test_who_leaves_does_not_stop_a_restart(tmp_path: Path) -> None:
+    """A restart half done would be worse than one that nobody waits for."""
+    doing, daemon = Doing(), await _daemon()
+    doing.go_on.clear()
+    async with over_socket(tmp_path / "agent.sock", doing, (daemon,)) as (_, session):
+        await _leave_once_asked(doing, post(session, RESTART, {"device": "1"}))
+        assert doing.asked == [("restart", daemon.device, False)]
+        doing.go_on.set()
+        async with asyncio.timeout(30):
+            while ("done",) not in doing.asked:
+                await asyncio.sleep(0.01)

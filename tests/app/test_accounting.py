@@ -1,0 +1,85 @@
+"""GPU time by container, unit and user without a cluster, in a running agent's metrics."""
+
+from __future__ import annotations
+
+import http.client
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from tests.acceptance.metrics_rig import Series, parsed
+from tests.app.test_service import SOON, agent, write_plan
+
+HELD = "nodeagent_slice_seconds_held_total"
+USED = "nodeagent_slice_seconds_used_total"
+IDLE = "nodeagent_held_idle_seconds"
+
+
+def _command(folder: Path, *words: str) -> None:
+    simulated = ("--simulate", "h100-80gb:1", "--state", f"{folder}/node.json")
+    command = [sys.executable, "-m", "nodeagent", *words, *simulated]
+    subprocess.run(command, check=True, capture_output=True, timeout=SOON)
+
+
+def _scraped(folder: Path) -> dict[Series, float]:
+    """Empty while no agent answers."""
+    connection = http.client.HTTPConnection("localhost", timeout=SOON)
+    try:
+        with socket.socket(socket.AF_UNIX) as connection.sock:
+            connection.sock.connect(f"{folder}/run/agent.sock")
+            connection.request("GET", "/metrics")
+            return parsed(connection.getresponse().read().decode())
+    except OSError:
+        return {}
+
+
+def until_scraped(
+    folder: Path, condition: Callable[[dict[Series, float]], bool]
+) -> dict[Series, float]:
+    """Wait until the metrics meet the condition, and return them."""
+    deadline = time.monotonic() + SOON
+    while time.monotonic() < deadline:
+        if condition(series := _scraped(folder)):
+            return series
+        time.sleep(0.05)
+    raise AssertionError([key for key in _scraped(folder) if key[0].startswith("nodeagent_")])
+
+
+def _of(series: dict[Series, float], name: str) -> dict[frozenset[tuple[str, str]], float]:
+    return {labels: value for (metric, labels), value in series.items() if metric == name}
+
+
+def test_processes_without_a_pod_are_accounted_for(tmp_path: Path) -> None:
+    """Two processes of this machine hold a slice each, and one of the slices works: time held,
+    time used and time idle are those of their container, unit or user.
+    """
+    write_plan(tmp_path, "{3g.40gb: 2}")
+    _command(tmp_path, "apply", "-f", f"{tmp_path}/plan.yaml")
+    holders = [subprocess.Popen(["sleep", "60"]) for _ in range(2)]
+    try:
+        for start, holder in zip((0, 4), holders, strict=True):
+            place = f"0:{start}"
+            pid = str(holder.pid)
+            _command(tmp_path, "simulate", "occupy", place, "--pid", pid, "--follow")
+        _command(tmp_path, "simulate", "load", "0:4", "0.5")
+        with agent(tmp_path, NODEAGENT_SAMPLE_INTERVAL="0.1"):
+            series = until_scraped(
+                tmp_path,
+                lambda s: any(v > 0 for v in _of(s, USED).values()) and len(_of(s, IDLE)) == 2,
+            )
+            ((labels, held),) = _of(series, HELD).items()
+            ((whose, value),) = labels
+            assert whose in ("container", "unit", "user")
+            assert whose != "user" or value == str(os.geteuid())
+            used = _of(series, USED)[labels]
+            assert 0 < used < held
+            assert all(labels <= idle for idle in _of(series, IDLE))
+            until_scraped(tmp_path, lambda s: _of(s, HELD)[labels] > held)
+    finally:
+        for holder in holders:
+            holder.kill()
+            holder.wait()

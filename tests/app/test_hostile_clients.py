@@ -1,0 +1,122 @@
+"""An agent with hostile clients: other clients are served, and the log does not grow."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import socket
+import time
+from collections.abc import Iterator
+from itertools import dropwhile
+from pathlib import Path
+
+import bcrypt
+
+from tests.app.test_service import Process, agent, write_plan
+
+SOON = 30.0  # seconds that anything may take on a busy machine
+SLOW = b"POST /v1/plan/preview HTTP/1.1\r\nHost: localhost\r\nContent-Length: 60000\r\n\r\na"
+
+
+def test_slow_clients_keep_nobody_out(tmp_path: Path) -> None:
+    """One for every connection, each in the middle of its body; others are still served."""
+    write_plan(tmp_path, "{3g.40gb: 2}")
+    with agent(tmp_path) as process:
+        process.until_phase("InSync")
+        port = port_of(process)
+        with contextlib.ExitStack() as stack:
+            for _ in range(300):
+                slow = stack.enter_context(socket.create_connection(("127.0.0.1", port)))
+                with contextlib.suppress(OSError):  # it was ended for another already
+                    slow.sendall(SLOW)
+            for _ in range(10):
+                assert asked(port, "/v1/status")[0] == 200
+                assert process.ask("/v1/status")[0] == 200
+        assert process.end() == 0
+
+
+def test_garbage_fills_no_log(tmp_path: Path) -> None:
+    """On both listeners, before the password: counted, one line each, no traceback anywhere."""
+    write_plan(tmp_path, "{3g.40gb: 2}")
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        metrics = free.getsockname()[1]
+    hashed = bcrypt.hashpw(b"secret", bcrypt.gensalt(4)).decode()
+    (tmp_path / "web.yaml").write_text(f"basic_auth_users: {{prometheus: {hashed}}}\n")
+    settings = {
+        "NODEAGENT_METRICS_LISTEN": f"127.0.0.1:{metrics}",
+        "NODEAGENT_METRICS_WEB_CONFIG": f"{tmp_path}/web.yaml",
+    }
+    with agent(tmp_path, **settings) as process:
+        process.until_phase("InSync")
+        port = port_of(process)
+        for _ in range(40):
+            for garbage in GARBAGE:
+                for listener in (port, metrics):
+                    send(listener, garbage)
+        wanted = 40 * len(GARBAGE)
+        status, text = asked(port, "/metrics")
+        assert status == 200
+        for name in ("api", "metrics"):
+            line = f'nodeagent_http_refused_total{{listener="{name}",reason="malformed"}} {wanted}'
+            assert line in text
+        assert process.end() == 0
+        said = process.said()
+    refusals = [line for line in logged(said) if line["message"] == "a client was refused"]
+    assert {line["listener"] for line in refusals} == {"api", "metrics"}
+    assert "Traceback" not in said
+    assert "s3cret" not in said
+    assert len(said) < 20_000
+
+
+GARBAGE = (
+    b"\x16\x03\x01\x02\x00\x01\x00 hello\r\n\r\n",
+    b"GET /metrics HTCPCP/1.0\r\n\r\n",
+    b"GET / HTTP/1.1\r\nno colon s3cret\r\n\r\n",
+    b"GET / HTTP/1.1\r\nHost: localhost\r\nX: " + b"x" * 10_000 + b"\r\n\r\n",
+    b"POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: s3cret\r\n\r\n",
+)
+
+
+def send(port: int, garbage: bytes) -> None:
+    """Send it, and wait for the end of the connection."""
+    with (
+        contextlib.suppress(ConnectionError),
+        socket.create_connection(("127.0.0.1", port), timeout=SOON) as own,
+    ):
+        own.sendall(garbage)
+        while own.recv(4096):
+            pass
+
+
+def port_of(process: Process) -> int:
+    """The API's TCP port, by the line that says where the node can be seen."""
+    deadline = time.monotonic() + SOON
+    while time.monotonic() < deadline:
+        for line in logged(process.said()):
+            if "url" in line:
+                return int(str(line["url"]).rsplit(":", 1)[1].strip("/"))
+        time.sleep(0.01)
+    raise AssertionError(process.said())
+
+
+def logged(text: str) -> Iterator[dict[str, object]]:
+    """The lines of a log, which begins after the words for people; each has to be an object."""
+    complete = text.splitlines(keepends=True)
+    log = dropwhile(lambda line: not line.startswith("{"), complete)
+    for line in log:
+        if line.endswith("\n"):
+            found = json.loads(line)
+            assert isinstance(found, dict)
+            yield found
+
+
+def asked(port: int, path: str) -> tuple[int, str]:
+    """Status and text of an answer, over a connection of its own."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=SOON)
+    try:
+        connection.request("GET", path)
+        answer = connection.getresponse()
+        return answer.status, answer.read().decode()
+    finally:
+        connection.close()

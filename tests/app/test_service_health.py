@@ -1,0 +1,241 @@
+"""A sick slice in the running agent: from the kernel log to what is answered, planned and kept."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.app.test_accounting import until_scraped
+from tests.app.test_service import agent, profiles, write_plan
+
+
+def _findings(status: Any) -> list[Any]:
+    return [f for gpu in status["gpus"] for f in gpu["health"]["findings"]]
+
+
+def _kept(state: Path) -> bool:
+    """Whether there is a finding in the file, with which the line that it is from is counted."""
+    return state.exists() and b'"findings":[{' in state.read_bytes()
+
+
+def test_a_sick_slice(tmp_path: Path) -> None:
+    """It is told and fenced, the other GPU goes on; so it is for the agent that comes after a
+    crash, which does not count the same line twice.
+    """
+    os.mkfifo(tmp_path / "kmsg")
+    kernel = os.open(tmp_path / "kmsg", os.O_RDWR | os.O_NONBLOCK)
+    variables = {"NODEAGENT_HEALTH_KERNEL_LOG": f"{tmp_path}/kmsg"}
+    write_plan(tmp_path, "{3g.40gb: 2}")
+    with agent(tmp_path, boards="h100-80gb:2", **variables) as process:
+        status = process.until_phase("InSync")
+        where = status["gpus"][0]["pciBusId"][4:-2].lower()
+        instance = next(i["gi"] for i in status["gpus"][0]["instances"] if i["start"] == 4)
+        micros = int(time.clock_gettime(time.CLOCK_BOOTTIME) * 1e6)
+        line = f"3,17,{micros},-;NVRM: Xid (PCI:{where} GPU-I:{instance:02}): 95, pid=7, name=x\n"
+        os.write(kernel, line.encode())
+        (finding,) = _findings(process.until(lambda body: bool(_findings(body))))
+        assert (finding["xid"], finding["start"], finding["size"]) == (95, 4, 4)
+        write_plan(tmp_path, "{7g.80gb: 1}")
+        status = process.until(lambda body: profiles(body, 1) == ["7g.80gb"])
+        status = process.until_phase("Blocked")
+        assert [p["code"] for p in status["problems"]] == ["GpuUnhealthy"]
+        assert profiles(status) == ["3g.40gb", "3g.40gb"]
+        deadline = time.monotonic() + 30.0
+        while not _kept(tmp_path / "state" / "health.json"):
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        process.end(signal.SIGKILL)
+    os.write(kernel, line.encode())
+    with agent(tmp_path, boards="h100-80gb:2", **variables) as process:
+        status = process.until(lambda body: body["problems"])
+        assert [p["code"] for p in status["problems"]] == ["GpuUnhealthy"]
+        (finding,) = _findings(status)
+        assert finding["count"] == 1
+        assert process.end() == 0
+    os.close(kernel)
+
+
+def test_a_lost_gpu_is_the_headline(tmp_path: Path) -> None:
+    """XID 79 leaves the phase as it is, but the headline is an error that names the GPU and the
+    command for this node, and the page for a terminal begins with it.
+    """
+    os.mkfifo(tmp_path / "kmsg")
+    kernel = os.open(tmp_path / "kmsg", os.O_RDWR | os.O_NONBLOCK)
+    variables = {"NODEAGENT_HEALTH_KERNEL_LOG": f"{tmp_path}/kmsg"}
+    write_plan(tmp_path, "{3g.40gb: 2}")
+    with agent(tmp_path, boards="h100-80gb:2", **variables) as process:
+        status = process.until(lambda body: body["headline"]["severity"] == "ok")
+        assert status["phase"] == "InSync"
+        lost = status["gpus"][1]
+        micros = int(time.clock_gettime(time.CLOCK_BOOTTIME) * 1e6)
+        where = lost["pciBusId"][4:-2].lower()
+        line = f"3,17,{micros},-;NVRM: Xid (PCI:{where}): 79, GPU has fallen off the bus.\n"
+        os.write(kernel, line.encode())
+        status = process.until(lambda body: body["headline"]["severity"] == "error")
+        assert status["phase"] == "InSync"
+        assert status["headline"] == {
+            "severity": "error",
+            "text": "GPU 1 fell off the bus (XID 79).",
+            "remedy": "Drain and reboot the node: end the users of its GPUs, then "
+            "`systemctl reboot`. If it recurs, check seating and power.",
+            "gpu": lost["uuid"],
+            "code": "FallenOffBus",
+        }
+        command = [sys.executable, "-m", "nodeagent", "status", "--run-dir", f"{tmp_path}/run"]
+        shown = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+        assert shown.startswith("GPU 1 fell off the bus (XID 79).\n  Drain and reboot the node: ")
+    os.close(kernel)
+
+
+def test_events_that_do_not_arrive(tmp_path: Path) -> None:
+    """A wait for events that hangs is found, and an XID of that time is known from the kernel log;
+    both are over when it returns and the GPU is well.
+    """
+    os.mkfifo(tmp_path / "kmsg")
+    kernel = os.open(tmp_path / "kmsg", os.O_RDWR | os.O_NONBLOCK)
+    write_plan(tmp_path, "{3g.40gb: 2}")
+    with agent(
+        tmp_path,
+        NODEAGENT_HEALTH_KERNEL_LOG=f"{tmp_path}/kmsg",
+        NODEAGENT_SAMPLE_DEADLINE="0.3",
+    ) as process:
+        status = process.until(lambda body: body["headline"]["severity"] == "ok")
+        simulated = ["--simulate", "h100-80gb:1", "--state", f"{tmp_path}/node.json"]
+        fault = [sys.executable, "-m", "nodeagent", "simulate", "fault", *simulated]
+        subprocess.run([*fault, "nvmlEventSetWait*", "--hang"], check=True)
+        status = process.until(lambda body: body["health"]["findings"])
+        (finding,) = status["health"]["findings"]
+        assert (finding["cause"], finding["severity"]) == ("eventsUnheard", "unknown")
+        assert status["headline"]["severity"] == "warning"
+        assert status["headline"]["text"].startswith("NVML's events do not arrive")
+        assert status["phase"] == "InSync"
+        micros = int(time.clock_gettime(time.CLOCK_BOOTTIME) * 1e6)
+        where = status["gpus"][0]["pciBusId"][4:-2].lower()
+        line = f"3,17,{micros},-;NVRM: Xid (PCI:{where}): 95, pid=7, name=x\n"
+        os.write(kernel, line.encode())
+        status = process.until(lambda body: body["headline"]["severity"] == "error")
+        assert status["headline"]["code"] == "XidReset"
+        subprocess.run([*fault, "--clear"], check=True)
+        process.until(lambda body: not body["health"]["findings"])
+    os.close(kernel)
+
+
+def test_a_driver_that_is_not_installed(tmp_path: Path) -> None:
+    """A missing libnvidia-ml.so.1 is no driver that hangs: it has its own code."""
+    try:
+        ctypes.CDLL("libnvidia-ml.so.1")
+    except OSError:
+        pass
+    else:
+        pytest.skip("this machine has the library")
+    os.mkfifo(tmp_path / "kmsg")  # this machine's own may not be readable
+    kernel = os.open(tmp_path / "kmsg", os.O_RDWR | os.O_NONBLOCK)
+    write_plan(tmp_path, "{3g.40gb: 2}")
+    variables = {
+        "NODEAGENT_KUBERNETES_USE": "never",
+        "NODEAGENT_HEALTH_KERNEL_LOG": f"{tmp_path}/kmsg",
+    }
+    with agent(tmp_path, boards="", **variables) as process:
+        status = process.until(lambda body: body["health"]["findings"])
+        assert [f["cause"] for f in status["health"]["findings"]] == ["driverMissing"]
+        assert [p["code"] for p in status["problems"]] == ["DriverMissing"]
+        assert status["headline"]["code"] == "DriverMissing"
+        assert status["headline"]["text"].startswith("The driver's library libnvidia-ml.so.1 was ")
+        assert "nvidia-smi" in status["headline"]["remedy"]
+    os.close(kernel)
+
+
+def test_an_xid_is_logged_with_its_gpu_by_both_names(tmp_path: Path) -> None:
+    """NVML gives the UUID and the kernel log the address; the agent adds the other."""
+    os.mkfifo(tmp_path / "kmsg")
+    kernel = os.open(tmp_path / "kmsg", os.O_RDWR | os.O_NONBLOCK)
+    write_plan(tmp_path, "{3g.40gb: 2}")
+    with agent(tmp_path, NODEAGENT_HEALTH_KERNEL_LOG=f"{tmp_path}/kmsg") as process:
+        (gpu,) = process.until_phase("InSync")["gpus"]
+        simulated = ["--simulate", "h100-80gb:1", "--state", f"{tmp_path}/node.json"]
+        xid = [sys.executable, "-m", "nodeagent", "simulate", "xid", *simulated, "0", "31"]
+        subprocess.run(xid, check=True)
+        micros = int(time.clock_gettime(time.CLOCK_BOOTTIME) * 1e6)
+        where = gpu["pciBusId"][4:-2].lower()
+        os.write(kernel, f"3,17,{micros},-;NVRM: Xid (PCI:{where}): 13, pid=7\n".encode())
+        process.until(lambda body: len(_findings(body)) == 2)
+        written = process.said().splitlines()
+        lines = [json.loads(line) for line in written if line.startswith("{")]
+        logged = {(line["source"], line["gpu"], line["pci"]) for line in lines if "xid" in line}
+    assert logged == {(source, gpu["uuid"], gpu["pciBusId"]) for source in ("nvml", "kernelLog")}
+    os.close(kernel)
+
+
+def test_a_kernel_log_that_cannot_be_read_is_in_the_headline(tmp_path: Path) -> None:
+    """XIDs may be missed, so the node does not look well; the plan is not concerned."""
+    write_plan(tmp_path, "{3g.40gb: 2}")
+    with agent(tmp_path, NODEAGENT_HEALTH_KERNEL_LOG=f"{tmp_path}/kmsg") as process:
+        status = process.until(
+            lambda body: body["phase"] == "InSync" and body["headline"]["severity"] == "warning"
+        )
+        assert status["headline"]["code"] == "Reader"
+        assert status["headline"]["text"].startswith(f"{tmp_path}/kmsg cannot be opened")
+        assert "CAP_SYSLOG" in status["headline"]["remedy"]
+        assert [problem["code"] for problem in status["problems"]] == ["Reader"]
+
+
+def test_values_that_cannot_be_read_are_in_the_headline(tmp_path: Path) -> None:
+    """Once they have been missing for some samples, and until they are read again."""
+    write_plan(tmp_path, "{3g.40gb: 2}")
+    with agent(
+        tmp_path, NODEAGENT_SAMPLE_INTERVAL="0.1", NODEAGENT_SAMPLE_SLOW_INTERVAL="0.1"
+    ) as process:
+        process.until(lambda body: body["headline"]["severity"] == "ok")
+        simulated = ["--simulate", "h100-80gb:1", "--state", f"{tmp_path}/node.json"]
+        fault = [sys.executable, "-m", "nodeagent", "simulate", "fault", *simulated]
+        subprocess.run([*fault, "nvmlDeviceGetFanSpeed*", "UNKNOWN"], check=True)
+        subprocess.run([*fault, "nvmlDeviceGetPowerUsage", "UNKNOWN"], check=True)
+        status = process.until(lambda body: body["headline"]["severity"] == "warning")
+        assert status["headline"]["code"] == "Reader"
+        assert status["headline"]["text"].startswith("Not all values of GPU 0 can be read")
+        assert status["phase"] == "InSync"
+        subprocess.run([*fault, "--clear"], check=True)
+        process.until(lambda body: body["headline"]["severity"] == "ok")
+
+
+@pytest.mark.full
+def test_the_remedy_of_a_reset_leads_there(tmp_path: Path) -> None:
+    """Followed once, with the stand-ins of its commands: the agent stops, the GPU is reset, the
+    agent starts, and nothing is wrong any more.
+    """
+    write_plan(tmp_path, "{3g.40gb: 2}")
+    interval = {"NODEAGENT_SAMPLE_INTERVAL": "0.1", "NODEAGENT_SAMPLE_SLOW_INTERVAL": "0.1"}
+    state = f"{tmp_path}/node.json"
+    with agent(tmp_path, **interval) as process:
+        process.until(lambda body: body["headline"]["severity"] == "ok")
+        simulate = [sys.executable, "-m", "nodeagent", "simulate"]
+        energy = [*simulate, "sensor", "--state", state, "0", "energy", "1000000000"]
+        subprocess.run(energy, check=True)  # as of a GPU that has worked for a while
+        until_scraped(
+            tmp_path,
+            lambda series: any(
+                value >= 1e9
+                for (name, _), value in series.items()
+                if name == "DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION"
+            ),
+        )
+        subprocess.run([*simulate, "xid", "--state", state, "0", "95"], check=True)
+        status = process.until(lambda body: body["headline"]["severity"] == "error")
+        assert status["headline"]["remedy"] == (
+            "Reset GPU 0: end its users, then `systemctl stop nodeagent`, "
+            "`nvidia-smi --gpu-reset -i 0`, `systemctl start nodeagent`."
+        )
+        assert process.end() == 0
+    smi = [sys.executable, "-m", "nodeagent.simulation.nvidia_smi", "--gpu-reset", "-i", "0"]
+    subprocess.run(smi, check=True, env={**os.environ, "NODEAGENT_SIMULATED_STATE": state})
+    with agent(tmp_path, **interval) as process:
+        process.until(lambda body: body["headline"]["severity"] == "ok")

@@ -1,0 +1,147 @@
+"""Requests as who we are now: TLS, certificates that are replaced, and what is sent along."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from nodeagent.cluster.client import faults
+from nodeagent.cluster.client.access import ClusterAccess
+from nodeagent.cluster.client.credentials import InCluster
+from tests.cluster.client.rig import Follower, kubeconfig, running, until
+from tests.simulated_cluster.api_server import ApiServer
+from tests.simulated_cluster.faults import Dribble
+
+
+def certificate(folder: Path) -> Path:
+    """A new self-signed certificate for 127.0.0.1, with its key, in one file."""
+    folder.mkdir(exist_ok=True)
+    key, found = folder / "key.pem", folder / "certificate.pem"
+    options = (
+        "req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2 -subj /CN=tests "
+        "-addext subjectAltName=IP:127.0.0.1 "
+        "-addext keyUsage=critical,digitalSignature,keyCertSign"
+    )
+    command = ["openssl", *options.split(), "-keyout", str(key), "-out", str(found)]
+    subprocess.run(command, check=True, capture_output=True)
+    return folder
+
+
+def served(folder: Path) -> ssl.SSLContext:
+    """What a server with this certificate needs."""
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(folder / "certificate.pem", folder / "key.pem")
+    return context
+
+
+def mounted(folder: Path, authority: Path, port: int) -> InCluster:
+    """A service account in a pod of the cluster whose server listens there."""
+    folder.mkdir(exist_ok=True)
+    (folder / "token").write_text("t")
+    (folder / "ca.crt").write_text((authority / "certificate.pem").read_text())
+    environ = {"KUBERNETES_SERVICE_HOST": "127.0.0.1", "KUBERNETES_SERVICE_PORT": str(port)}
+    return InCluster(folder, environ)
+
+
+async def test_a_pod_follows_over_tls_through_a_change_of_certificates(tmp_path: Path) -> None:
+    """A new authority is read when the server is not trusted; until then it is a plain fault."""
+    old, new = certificate(tmp_path / "old"), certificate(tmp_path / "new")
+    async with ApiServer(tls=served(old)) as before:
+        before.add_node("n")
+        port = before.port
+        way = mounted(tmp_path / "pod", old, port)
+        async with ClusterAccess(way) as access:
+            seen = Follower(access)
+            async with running(seen.follower.run()):
+                await until(lambda: before.faults.watching)
+                assert before.requests[0].who == "t"
+                await before.stop()
+                async with ApiServer(tls=served(new), port=port) as after:
+                    after.add_node("n", annotations={"nodeagent.io/plan": "new"})
+                    await until(lambda: "TLS" in str(seen.faults[-1:]))
+                    assert not after.requests
+                    mounted(tmp_path / "pod", new, port)
+                    await until(lambda: seen.plan == "new")
+                    assert seen.follower.fault is None
+
+
+async def test_two_requests_that_are_refused_at_once_read_the_token_once(
+    server: ApiServer, tmp_path: Path
+) -> None:
+    """Both go on with the new token."""
+    server.tokens["old"] = "agent"
+    async with ClusterAccess(kubeconfig(tmp_path, server.url, token="old")) as access:
+        await access.list_node("n")
+        server.revoke("old")
+        server.tokens["new"] = "agent"
+        (tmp_path / "token").write_text("new")
+        lists = await asyncio.gather(*(access.list_node("n") for _ in range(5)))
+    assert all(listed.node for listed in lists)
+    assert [request.who for request in server.requests].count("new") == 5
+
+
+async def test_a_token_file_that_is_missing_for_a_moment_changes_nothing(
+    server: ApiServer, tmp_path: Path
+) -> None:
+    """What was read last is used as long as the server takes it."""
+    server.tokens["t"] = "agent"
+    way = kubeconfig(tmp_path, server.url, token="t")
+    async with ClusterAccess(way, reread_every=0.0) as access:
+        await access.list_node("n")
+        (tmp_path / "token").unlink()
+        assert (await access.list_node("n")).node
+        server.revoke("t")
+        with pytest.raises(faults.NotAuthenticated) as refused:
+            await access.list_node("n")
+    assert "Unauthorized (401)" in str(refused.value)
+
+
+async def test_a_node_that_does_not_exist_is_an_empty_list(
+    server: ApiServer, access: ClusterAccess
+) -> None:
+    """With the version to wait for it from."""
+    listed = await access.list_node("other")
+    assert listed.node is None
+    assert listed.version == server.node("n")["metadata"]["resourceVersion"]
+
+
+async def test_an_answer_that_drags_on_is_given_up(
+    server: ApiServer, access: ClusterAccess
+) -> None:
+    """Half a second is this test's patience, for the whole answer."""
+    server.faults.next(1, Dribble(60.0))
+    before = asyncio.get_running_loop().time()
+    with pytest.raises(faults.ConnectionCut, match="no answer in time"):
+        await access.list_node("n")
+    assert asyncio.get_running_loop().time() - before < 30.0
+
+
+async def test_building_the_client_does_not_stop_the_loop(
+    server: ApiServer, tmp_path: Path
+) -> None:
+    """Reading files and making a TLS context happens beside it: the loop turns meanwhile."""
+    turns = 0
+
+    async def turning() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    async with ClusterAccess(kubeconfig(tmp_path, server.url)) as access, running(turning()):
+        await access.list_node("n")
+    assert turns > 100
+
+
+async def test_a_server_that_nobody_can_find(tmp_path: Path) -> None:
+    """The message names the server and says in words what is wrong, without a user or password."""
+    async with ClusterAccess(kubeconfig(tmp_path, "http://me:pw@127.0.0.1:9/path")) as access:
+        with pytest.raises(faults.ClusterUnreachable) as refused:
+            await access.list_node("n")
+    assert refused.value.message == (
+        "http://127.0.0.1:9 does not answer the list of Node n: Connection refused"
+    )

@@ -1,0 +1,167 @@
+"""Stopped servers and connections that die silently are detected in time."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ctypes
+import os
+import signal
+import socket
+import struct
+import sys
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from nodeagent.cluster.client.access import ClusterAccess
+from nodeagent.cluster.client.credentials import Kubeconfig
+from nodeagent.cluster.client.faults import ConnectionCut
+from nodeagent.cluster.client.node_follower import FollowPace
+from tests.cluster.client.rig import PLAN, QUICK, Follower, kubeconfig, running, until
+from tests.simulated_cluster.agent import NAME
+from tests.simulated_cluster.api_server import ApiServer
+from tests.simulated_cluster.faults import Answer
+
+IN_TIME = 45.0  # seconds after which no dead server may look alive
+SO_ATTACH_FILTER = 26  # socket(7); the socket module has no name for it
+
+
+@contextlib.asynccontextmanager
+async def server_process(folder: Path) -> AsyncIterator[int]:
+    """An API server in a process of its own, with a kubeconfig in `folder`; its pid."""
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "tests.simulated_cluster", "--folder", str(folder)),
+        stdout=asyncio.subprocess.DEVNULL,
+    )
+    try:
+        yield process.pid
+    finally:
+        process.kill()
+        await process.wait()
+
+
+def connections(port: int) -> Iterator[socket.socket]:
+    """Both ends of this process' connections to this port; duplicates, taken from the kernel."""
+    for path in Path("/proc/self/fd").iterdir():
+        try:
+            found = socket.socket(fileno=os.dup(int(path.name)))
+        except OSError:
+            continue  # no socket, or closed by now
+        with found:
+            if found.family != socket.AF_INET:
+                continue
+            try:
+                ports = found.getsockname()[1], found.getpeername()[1]
+            except OSError:
+                continue  # one that listens
+            if port in ports:
+                yield found
+
+
+def test_the_times_together() -> None:
+    """The default time of silence plus the default timeout of the probe."""
+    pace = FollowPace()
+    assert pace.quiet + pace.probe <= IN_TIME
+    assert pace.quiet < pace.silence
+
+
+async def test_connections_are_probed_by_the_kernel(
+    server: ApiServer, access: ClusterAccess
+) -> None:
+    """Keepalive and user timeout together end a dead connection in time, watch or not."""
+    seen = Follower(access)
+    async with running(seen.follower.run()):
+        await until(lambda: server.faults.watching)
+        await access.list_node("n")
+        found = 0
+        for connection in connections(server.port):
+            if connection.getsockname()[1] == server.port:
+                continue  # the server's end
+            found += 1
+            assert connection.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+            idle, interval, probes, unanswered = (
+                connection.getsockopt(socket.IPPROTO_TCP, option)
+                for option in (
+                    socket.TCP_KEEPIDLE,
+                    socket.TCP_KEEPINTVL,
+                    socket.TCP_KEEPCNT,
+                    socket.TCP_USER_TIMEOUT,
+                )
+            )
+            assert idle + interval * probes <= IN_TIME
+            assert 0 < unanswered <= (IN_TIME - interval) * 1000
+        assert found
+
+
+async def test_a_server_that_is_stopped_is_unreachable(tmp_path: Path) -> None:
+    """SIGSTOP: the kernel keeps its connections alive, the watch is just silent."""
+    pace = replace(QUICK, quiet=0.2, probe=1.0)
+    async with server_process(tmp_path) as pid:
+        config = tmp_path / "kubeconfig"
+        await until(config.exists)
+        async with ClusterAccess(Kubeconfig(config), answer_within=5.0) as access:
+            seen = Follower(access, NAME, pace=pace)
+            async with running(seen.follower.run()):
+                await until(lambda: seen.views)
+                await asyncio.sleep(3 * pace.quiet)  # silence alone is no fault
+                assert seen.faults == []
+                os.kill(pid, signal.SIGSTOP)
+                try:
+                    await until(lambda: seen.faults)
+                finally:
+                    os.kill(pid, signal.SIGCONT)
+                fault = seen.faults[0]
+                assert fault is not None
+                assert "liveness probe: no answer in time" in fault.message
+                await until(lambda: seen.faults[-1] is None)
+                assert seen.follower.unreachable_since is None
+
+
+async def test_any_answer_is_a_sign_of_life(server: ApiServer, tmp_path: Path) -> None:
+    """A server that refuses, fails or is overloaded is alive."""
+    async with ClusterAccess(kubeconfig(tmp_path, server.url)) as access:
+        for code in (401, 403, 404, 408, 429, 500, 503):
+            server.faults.next(1, Answer(code), path="/version")
+            await access.probe(within=5.0)
+
+
+async def test_an_overloaded_server_keeps_its_watch(server: ApiServer, tmp_path: Path) -> None:
+    """No list and no watch anew because probes are answered with 429."""
+    async with ClusterAccess(kubeconfig(tmp_path, server.url)) as access:
+        seen = Follower(access, pace=replace(QUICK, quiet=0.05, probe=10.0))
+        async with running(seen.follower.run()):
+            await until(lambda: server.faults.watching)
+            (watch,) = server.faults.watching
+            server.faults.next(3, Answer(429, retry_after=1), path="/version")
+            await until(lambda: server.faults.struck == 3)
+            server.annotate("n", **{PLAN: "one"})
+            await until(lambda: seen.plan == "one")
+            assert server.faults.watching == {watch}
+            assert seen.faults == []
+
+
+@pytest.mark.full
+@pytest.mark.timeout(60)  # the kernel's own timers, of whole seconds
+async def test_packets_that_are_dropped(server: ApiServer, tmp_path: Path) -> None:
+    """Both ends drop every packet unseen: the kernel gives the connection up."""
+    pace = replace(QUICK, watch=(300, 300), list_every=(300, 300), silence=300, quiet=300)
+    async with ClusterAccess(kubeconfig(tmp_path, server.url)) as access:
+        seen = Follower(access, pace=pace)
+        async with running(seen.follower.run()):
+            await until(lambda: server.faults.watching)
+            server.annotate("n", **{PLAN: "one"})
+            await until(lambda: seen.plan == "one")  # so the watch is open on both ends
+            for connection in connections(server.port):
+                drop_all(connection)
+            await until(lambda: seen.faults, seconds=IN_TIME)
+    assert isinstance(seen.faults[0], ConnectionCut)
+
+
+def drop_all(connection: socket.socket) -> None:
+    """Let no packet in; the kernel does not even acknowledge one."""
+    accept_none = ctypes.create_string_buffer(struct.pack("HBBI", 6, 0, 0, 0))  # BPF: return 0
+    program = struct.pack("HP", 1, ctypes.addressof(accept_none))
+    connection.setsockopt(socket.SOL_SOCKET, SO_ATTACH_FILTER, program)

@@ -1,0 +1,219 @@
+"""Events about the Node: one for each cause, counted, bounded, at best effort."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+from nodeagent.cluster.client.access import ClusterAccess
+from nodeagent.cluster.client.events import EventPace, EventPublisher, NodeEvent
+from tests.cluster.client.rig import running, until
+from tests.simulated_cluster.api_server import ApiServer
+from tests.simulated_cluster.faults import Answer, Cut, Fault, Freeze, Html, Reset
+
+pytestmark = pytest.mark.virtual_time
+QUICK = EventPace(interval=0.01, burst=10, first_retry=0.02, longest_retry=0.16)
+APPLIED = NodeEvent("Normal", "PlanApplied", "2 GPUs were partitioned")
+BLOCKED = NodeEvent("Warning", "PlanBlocked", "GPU 0 is in use by pod default/a")
+NOON = datetime(2026, 1, 2, 12, tzinfo=UTC)
+
+
+class Told:
+    """A publisher with a clock of its own for the time of day."""
+
+    def __init__(self, access: ClusterAccess, pace: EventPace = QUICK) -> None:
+        self.now = NOON
+        self.ahead = 0.0
+        self.draws = 0
+        self.publisher = EventPublisher(
+            access,
+            "n",
+            pace=pace,
+            clock=lambda: asyncio.get_running_loop().time() + self.ahead,
+            chance=self._drawn,
+            wall=lambda: self.now,
+        )
+        self.draws = 0  # but for the one that its names begin with
+
+    def _drawn(self) -> float:
+        self.draws += 1
+        return 0.5
+
+    def tell(self, *events: NodeEvent) -> None:
+        for event in events:
+            self.publisher.tell(event)
+
+
+def counts(server: ApiServer) -> dict[str, int]:
+    """How often each reason happened, as the server has it."""
+    found: dict[str, int] = {}
+    for event in server.events:
+        found[event["reason"]] = found.get(event["reason"], 0) + event["count"]
+    return found
+
+
+def times(event: dict[str, Any]) -> tuple[datetime, datetime]:
+    """When it happened first and last; the client writes UTC in two ways, both right."""
+    first, last = event["firstTimestamp"], event["lastTimestamp"]
+    return datetime.fromisoformat(first), datetime.fromisoformat(last)
+
+
+async def test_an_event_is_as_kubectl_describe_wants_it(
+    server: ApiServer, access: ClusterAccess
+) -> None:
+    """In namespace default, about the Node by name and with the name as its uid."""
+    told = Told(access)
+    async with running(told.publisher.run()):
+        told.tell(BLOCKED)
+        await until(lambda: server.events)
+    [event] = server.events
+    assert event["metadata"]["namespace"] == "default"
+    assert event["metadata"]["name"].startswith("n.")
+    assert event["involvedObject"] == {
+        "apiVersion": "v1",
+        "kind": "Node",
+        "name": "n",
+        "uid": "n",
+    }
+    assert (event["type"], event["reason"]) == ("Warning", "PlanBlocked")
+    assert event["message"] == BLOCKED.message
+    assert event["source"] == {"component": "nodeagent", "host": "n"}
+    assert times(event) == (NOON, NOON)
+    assert event["count"] == 1
+
+
+async def test_a_repeat_is_counted_in_the_event_that_there_is(
+    server: ApiServer, access: ClusterAccess
+) -> None:
+    """One Event for each cause, with its count and its last time."""
+    told = Told(access)
+    async with running(told.publisher.run()):
+        for number in range(3):
+            told.now = NOON + timedelta(minutes=number)
+            told.tell(APPLIED, BLOCKED)
+            expected = {"PlanApplied": number + 1, "PlanBlocked": number + 1}
+            await counted(server, expected)
+    assert len(server.events) == 2
+    assert times(server.events[0]) == (NOON, NOON + timedelta(minutes=2))
+    assert [request.method for request in server.requests] == ["POST"] * 2 + ["PATCH"] * 4
+
+
+async def counted(server: ApiServer, expected: dict[str, int]) -> None:
+    """The server has these counts."""
+    await until(lambda: counts(server) == expected)
+
+
+async def test_many_repeats_are_few_requests(server: ApiServer, access: ClusterAccess) -> None:
+    """What repeats while it waits for its turn is one request, and no repeat is lost."""
+    told = Told(access, EventPace(interval=0.2, burst=2))
+    async with running(told.publisher.run()):
+        for _ in range(500):
+            told.tell(BLOCKED)
+            await asyncio.sleep(0)
+        await counted(server, {"PlanBlocked": 500})
+    assert len(server.requests) <= 4
+
+
+async def test_a_flood_of_causes_is_bounded(server: ApiServer, access: ClusterAccess) -> None:
+    """Requests stay within the rate, the oldest that wait give way, and that is counted."""
+    told = Told(access, EventPace(interval=0.1, burst=3, waiting=5))
+    clock = asyncio.get_running_loop().time
+    began = clock()
+    async with running(told.publisher.run()):
+        for number in range(1000):
+            told.tell(NodeEvent("Warning", "Flood", str(number)))
+        await asyncio.sleep(0.35)
+        assert 1 <= len(server.requests) <= 3 + (clock() - began) / 0.1 + 1
+        await until(lambda: len(server.events) == 5)
+    assert {event["message"] for event in server.events} == {str(n) for n in range(995, 1000)}
+    assert told.publisher.dropped == 995
+
+
+async def test_what_is_remembered_is_bounded(server: ApiServer, access: ClusterAccess) -> None:
+    """A cause that was forgotten gets a new Event; nothing else changes."""
+    told = Told(access, EventPace(interval=0.001, burst=10, known=1))
+    async with running(told.publisher.run()):
+        for number, event in enumerate((APPLIED, BLOCKED, BLOCKED, APPLIED), start=1):
+            told.tell(event)
+            await requested(server, number)
+        await until(lambda: len(server.events) == 3)
+    assert [request.method for request in server.requests] == ["POST", "POST", "PATCH", "POST"]
+
+
+async def requested(server: ApiServer, number: int) -> None:
+    """So many requests are answered."""
+    await until(lambda: len(server.requests) == number and server.requests[-1].status)
+
+
+async def test_an_event_that_the_server_forgot_is_made_anew(
+    server: ApiServer, access: ClusterAccess
+) -> None:
+    """Servers drop Events after an hour; the repeat is news then."""
+    told = Told(access)
+    async with running(told.publisher.run()):
+        told.tell(APPLIED)
+        await until(lambda: server.events)
+        server.drop_events()
+        told.tell(APPLIED)
+        await counted(server, {"PlanApplied": 1})
+
+
+@pytest.mark.parametrize(
+    "fault", [Answer(401), Answer(429), Answer(500), Html(), Reset(), Cut(), Freeze()]
+)
+async def test_what_fails_is_told_later(
+    server: ApiServer, access: ClusterAccess, fault: Fault
+) -> None:
+    """After two failures it arrives once, with the repeats of the meantime."""
+    server.faults.next(2, fault, verb="POST")
+    told = Told(access)
+    async with running(told.publisher.run()):
+        told.tell(BLOCKED)
+        await until(lambda: server.faults.struck)
+        told.tell(BLOCKED)
+        await counted(server, {"PlanBlocked": 2})
+        await asyncio.sleep(0.1)
+    assert 3 <= len(server.requests) <= 4  # the repeat may go in a request of its own
+    assert told.publisher.dropped == 0
+
+
+@pytest.mark.parametrize("code", [400, 403, 404, 409, 422])
+async def test_what_is_refused_is_dropped(
+    server: ApiServer, access: ClusterAccess, code: int
+) -> None:
+    """One request, no repetition, and the next Event goes its way."""
+    server.faults.next(1, Answer(code), verb="POST")
+    told = Told(access)
+    async with running(told.publisher.run()):
+        told.tell(BLOCKED, APPLIED)
+        await counted(server, {"PlanApplied": 1})
+    assert len(server.requests) == 2
+    assert told.publisher.dropped == 1
+
+
+async def test_what_is_too_old_is_dropped(server: ApiServer, access: ClusterAccess) -> None:
+    """After an outage of a day nobody wants to read yesterday's Events."""
+    told = Told(access)
+    await server.stop()
+    async with running(told.publisher.run()):
+        told.tell(BLOCKED)
+        await until(lambda: told.draws)  # it failed, and waits to be told again
+        told.ahead = 86400.0
+        told.tell(APPLIED)
+        await server.start()
+        await counted(server, {"PlanApplied": 1})
+    assert told.publisher.dropped == 1
+
+
+async def test_a_long_message_is_shortened(server: ApiServer, access: ClusterAccess) -> None:
+    """The API takes 1,024 characters; the end of a longer one is shown to be missing."""
+    told = Told(access)
+    async with running(told.publisher.run()):
+        told.tell(NodeEvent("Warning", "PlanRejected", "x" * 5000))
+        await until(lambda: server.events)
+    message = server.events[0]["message"]
+    assert len(message) == 1024
+    assert message.endswith("x…")

@@ -1,0 +1,164 @@
+"""What the tests of the cluster around a change share: an agent's part of it, without the loop.
+
+The tests say what the loop would: which plan, what was seen, when a round begins and ends.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from nodeagent.cluster.client.access import ClusterAccess
+from nodeagent.cluster.client.node_follower import NodeFollower
+from nodeagent.cluster.client.node_view import Interest
+from nodeagent.cluster.drain.evictor import EvictionPace
+from nodeagent.cluster.drain.executor import CarryingPace
+from nodeagent.cluster.drain.hooks import AroundPace, ClusterSurroundings
+from nodeagent.cluster.kubelet.allocations import PodName
+from nodeagent.plan.desired import DesiredGpu, DesiredNode, PlanDocument
+from nodeagent.plan.observed import Gpu, ObservedNode
+from nodeagent.plan.plan import NodePlan, Policy, Verdict
+from nodeagent.plan.planner import plan
+from nodeagent.plan.problems import Problem
+from nodeagent.reconcile.active_plan import Judgement
+from nodeagent.reconcile.event_log import EventType
+from nodeagent.settings import KubernetesSettings
+from tests.cluster.client.rig import QUICK, kubeconfig, running, until
+from tests.plan.cards import card, wanted, with_instances
+from tests.simulated_cluster.api_server import ApiServer
+
+NODE = "n"
+DEPLOY = "nvidia.com/gpu.deploy."
+PLUGIN = {"app": "nvidia-device-plugin-daemonset"}
+MIXED = {"nvidia.com/mig.strategy": "mixed", "nvidia.com/gfd.timestamp": "1"}
+THREE = "nvidia.com/mig-3g.40gb"
+INTEREST = Interest(
+    annotations=("nodeagent.io/", "hami.io/"), labels=("nvidia.com/", "nos.nebuly.com/")
+)
+PACE = AroundPace(
+    ask=2.0,
+    asked=0.0,
+    retry=(0.02, 0.1),
+    again=(0.1, 0.4),
+    carrying=CarryingPace(tell=1.0, look=(0.01, 0.05), answer=2.0),
+    eviction=EvictionPace(first=0.01, again=0.1, longest=0.4, answer=2.0),
+)
+
+EMPTY = card("h100-80gb")
+BEFORE = with_instances(EMPTY, [("7g.80gb", 0)])
+AFTER = with_instances(EMPTY, [("3g.40gb", 0), ("3g.40gb", 4)])
+TWO_HALVES = wanted(EMPTY, [("3g.40gb", 2)])
+
+
+def judged(
+    gpus: Iterable[Gpu], asked: DesiredGpu = TWO_HALVES, *, config: str | None = None
+) -> tuple[Judgement, ObservedNode]:
+    """What the loop would make of a plan that asks this of each of the GPUs."""
+    observed = ObservedNode(tuple(gpus))
+    desired = DesiredNode({gpu.key: asked for gpu in observed.gpus}, "sha256:1")
+    document = PlanDocument((), "sha256:1", device_plugin_config=config)
+    return Judgement(plan(desired, observed), document, desired), observed
+
+
+def todo_of(judgement: Judgement) -> NodePlan:
+    """What the loop would work on."""
+    assert judgement.plan is not None
+    gpus = tuple(gpu for gpu in judgement.plan.gpus if gpu.verdict is Verdict.APPLICABLE)
+    return replace(judgement.plan, gpus=gpus)
+
+
+@dataclass
+class Agent:
+    """An agent's surroundings, and what they said."""
+
+    around: ClusterSurroundings
+    woken: list[str] = field(default_factory=list)
+    told: list[tuple[EventType, str]] = field(default_factory=list)
+    suspected: list[PodName] = field(default_factory=list)
+
+    async def round(
+        self, before: Gpu = BEFORE, after: Gpu = AFTER, *, config: str | None = None
+    ) -> tuple[Problem, ...]:
+        """What the loop does: look, ask, prepare, change, look, settle. Why it did not, if so."""
+        judgement, observed = judged([before], config=config)
+        todo = todo_of(judgement)
+        problems = await self.around.objections(judgement, todo, observed)
+        if not problems and todo.gpus:
+            problems = await self.around.prepare(todo)
+        if not problems:
+            judgement, observed = judged([after], config=config)
+        self.around.settle(judgement, observed)
+        return problems
+
+    def codes(self) -> list[str]:
+        """What is wrong just now."""
+        return [problem.code.value for problem in self.around.problems]
+
+
+@contextlib.asynccontextmanager
+async def agent(
+    server: ApiServer,
+    folder: Path,
+    *,
+    source: str = "annotation",
+    pace: AroundPace = PACE,
+    **settings: Any,
+) -> AsyncIterator[Agent]:
+    """An agent of the node, at work within the block; ended as by a crash."""
+    given = {"pods_deadline": 0.15, "allocatable_deadline": 0.15, **settings}
+    async with ClusterAccess(kubeconfig(folder, server.url), answer_within=2.0) as access:
+        woken: list[str] = []
+        told: list[tuple[EventType, str]] = []
+        suspected: list[PodName] = []
+        around = ClusterSurroundings(
+            access,
+            NODE,
+            settings=KubernetesSettings(**given),
+            source=source,
+            policy=Policy(),
+            wake=woken.append,
+            tell=lambda kind, message: told.append((kind, message)),
+            kubelet_suspect=suspected.extend,
+            pace=pace,
+        )
+        follower = NodeFollower(access, NODE, on_view=around.saw, interest=INTEREST, pace=QUICK)
+        async with running(follower.run(), around.run()):
+            if server.port:
+                await until(lambda: server.faults.watching)
+            yield Agent(around, woken, told, suspected)
+
+
+def labels(server: ApiServer, *names: str) -> dict[str, str]:
+    """The deploy labels of the Node, or those named."""
+    found: Mapping[str, str] = server.node(NODE)["metadata"]["labels"]
+    return {
+        key.removeprefix(DEPLOY): value
+        for key, value in found.items()
+        if key.startswith(DEPLOY) or key in names
+    }
+
+
+def marks(server: ApiServer) -> Mapping[str, str]:
+    """The annotations of the Node."""
+    found: Mapping[str, str] = server.node(NODE)["metadata"].get("annotations", {})
+    return found
+
+
+def asked(server: ApiServer) -> list[str]:
+    """The requests so far but for those of following the Node, as `VERB path`."""
+    return [
+        f"{request.method} {request.path}"
+        for request in server.requests
+        if not request.watch and "/events" not in request.path
+    ]
+
+
+def offer(server: ApiServer, **amounts: str) -> None:
+    """The kubelet says what the node offers; names without their `nvidia.com/`."""
+    known = server.node(NODE)["status"]["allocatable"]
+    gone: dict[str, str | None] = dict.fromkeys(known)
+    gone |= {f"nvidia.com/{name}": amount for name, amount in amounts.items()}
+    server.patch_node(NODE, {"status": {"allocatable": gone}})

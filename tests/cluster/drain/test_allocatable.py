@@ -1,0 +1,124 @@
+"""What a node should offer, by the plugin's sharing, and how a difference is worded."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from nodeagent.cluster.drain.allocatable import (
+    NOT_SHARED,
+    SHARING_LABEL,
+    PluginSharing,
+    Replicated,
+    SharedBy,
+    expected,
+    mismatches,
+    not_shareable,
+    sharing_of,
+)
+from nodeagent.cluster.drain.strategy import Strategy
+from nodeagent.plan.observed import Gpu, MigMode
+from tests.plan.cards import card, with_instances
+
+H100 = card("h100-80gb")
+OFF = replace(H100, mig=MigMode(current=False, pending=False))
+SPLIT = with_instances(H100, [("1g.10gb", 0), ("1g.10gb", 1), ("3g.40gb", 4)])
+GPU, ONE, THREE = "nvidia.com/gpu", "nvidia.com/mig-1g.10gb", "nvidia.com/mig-3g.40gb"
+
+
+def sliced(*resources: Replicated, rename: bool = False) -> PluginSharing:
+    """Time slicing of these."""
+    return PluginSharing(SharedBy.TIME_SLICING, resources, rename)
+
+
+@pytest.mark.parametrize(
+    ("sharing", "counts"),
+    [
+        (NOT_SHARED, {GPU: 2, ONE: 2, THREE: 1}),
+        (sliced(Replicated(GPU, 4)), {GPU: 8, ONE: 2, THREE: 1}),
+        (sliced(Replicated(GPU, 4), rename=True), {f"{GPU}.shared": 8, ONE: 2, THREE: 1}),
+        (sliced(Replicated(GPU, 4, "nvidia.com/slow")), {"nvidia.com/slow": 8, ONE: 2, THREE: 1}),
+        (sliced(Replicated(GPU, 4, devices=1)), {GPU: 5, ONE: 2, THREE: 1}),
+        (
+            sliced(Replicated(GPU, 4, devices=1), rename=True),
+            {GPU: 1, f"{GPU}.shared": 4, ONE: 2, THREE: 1},
+        ),
+        (sliced(Replicated(ONE, 3), Replicated(GPU, 2)), {GPU: 4, ONE: 6, THREE: 1}),
+        (sliced(Replicated("nvidia.com/mig-7g.80gb", 9)), {GPU: 2, ONE: 2, THREE: 1}),
+        (PluginSharing(SharedBy.MPS, (Replicated(GPU, 10),)), {GPU: 20, ONE: 2, THREE: 1}),
+    ],
+)
+def test_what_is_expected(sharing: PluginSharing, counts: dict[str, int]) -> None:
+    """Replicas multiply, under another name where one is given, and only what is shared."""
+    gpus = (SPLIT, OFF, OFF)
+    assert expected(Strategy.MIXED, gpus, sharing) == dict(sorted(counts.items()))
+
+
+def test_nothing_is_expected_of_nothing() -> None:
+    """A node without GPUs offers none, and no zero is awaited."""
+    assert expected(Strategy.MIXED, (), sliced(Replicated(GPU, 4))) == {}
+
+
+@pytest.mark.parametrize(
+    ("labels", "sharing"),
+    [
+        ({}, NOT_SHARED),
+        ({SHARING_LABEL: "none"}, NOT_SHARED),
+        ({SHARING_LABEL: "mps"}, None),
+        ({SHARING_LABEL: "time-slicing"}, None),
+    ],
+)
+def test_the_label_tells_only_whether(
+    labels: dict[str, str], sharing: PluginSharing | None
+) -> None:
+    """How many replicas of what a future layout has, no label can tell."""
+    assert sharing_of(labels) == sharing
+
+
+@pytest.mark.parametrize(
+    ("strategy", "gpus", "sharing", "words"),
+    [
+        (Strategy.MIXED, (SPLIT, OFF), PluginSharing(SharedBy.MPS, (Replicated(GPU, 4),)), []),
+        (Strategy.MIXED, (SPLIT,), PluginSharing(SharedBy.MPS, (Replicated(ONE, 4),)), [ONE]),
+        (Strategy.SINGLE, (SPLIT,), PluginSharing(SharedBy.MPS, (Replicated(GPU, 4),)), [GPU]),
+        (Strategy.SINGLE, (OFF,), PluginSharing(SharedBy.MPS, (Replicated(GPU, 4),)), []),
+        (Strategy.MIXED, (OFF,), PluginSharing(SharedBy.MPS, (Replicated(ONE, 4),)), []),
+        (Strategy.MIXED, (SPLIT,), sliced(Replicated(ONE, 4)), []),
+        (Strategy.MIXED, (SPLIT,), sliced(Replicated(ONE, 4, devices=3)), ["3 of " + ONE]),
+        (Strategy.MIXED, (OFF,), sliced(Replicated(ONE, 4, devices=3)), []),
+    ],
+)
+def test_what_cannot_be_shared(
+    strategy: Strategy, gpus: tuple[Gpu, ...], sharing: PluginSharing, words: list[str]
+) -> None:
+    """MPS on MIG devices, and more devices than there are: the plugin refuses both."""
+    problems = not_shareable(strategy, gpus, sharing)
+    assert len(problems) == len(words)
+    for problem, part in zip(problems, words, strict=True):
+        assert part in problem.message
+
+
+@pytest.mark.parametrize(
+    ("allocatable", "words"),
+    [
+        ({ONE: "2", THREE: "1"}, []),
+        ({ONE: "2", THREE: "1", GPU: "0", "cpu": "8"}, []),
+        ({ONE: "2", THREE: "1", "nvidia.com/gpumem": "7", "nvidia.com/hostdev": "2"}, []),
+        ({ONE: "1", THREE: "1"}, [f"offers 1 {ONE} where it should offer 2"]),
+        ({ONE: "2"}, [f"offers 0 {THREE} where it should offer 1"]),
+        ({ONE: "2", THREE: "1", GPU: "1"}, [f"offers 1 {GPU} where it should offer none"]),
+        (
+            {"nvidia.com/mig-7g.80gb": "1"},
+            [f"0 {ONE}", f"0 {THREE}", "1 nvidia.com/mig-7g.80gb where it should offer none"],
+        ),
+        ({ONE: "2k", THREE: "1"}, [f"offers 2k {ONE}"]),
+    ],
+)
+def test_a_mismatch_is_worded(allocatable: dict[str, str], words: list[str]) -> None:
+    """What is there, what should be, and where to look; what others offer is not our business."""
+    problems = mismatches({ONE: 2, THREE: 1}, allocatable)
+    assert len(problems) == len(words)
+    for problem, part in zip(problems, words, strict=True):
+        assert part in problem.message
+        assert problem.remedy

@@ -1,0 +1,219 @@
+"""whenInUse: evict, by the Eviction API: who leaves, what a budget says, and who is left alone."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from nodeagent.cluster.kubelet.allocations import PodName
+from nodeagent.plan.desired import WhenInUse
+from nodeagent.plan.observed import Gpu, Usage, User
+from nodeagent.plan.problems import Code
+from nodeagent.reconcile.event_log import EventType
+from tests.cluster.client.rig import until
+from tests.cluster.drain.rig import (
+    AFTER,
+    EMPTY,
+    MIXED,
+    NODE,
+    TWO_HALVES,
+    Agent,
+    agent,
+    asked,
+    judged,
+    marks,
+)
+from tests.plan.cards import with_instances
+from tests.simulated_cluster.api_server import ApiServer
+from tests.simulated_cluster.faults import Answer
+
+pytestmark = pytest.mark.virtual_time
+EVICT = replace(TWO_HALVES, when_in_use=WhenInUse.EVICT)
+GONE = "pods that were in the way have gone"
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[ApiServer]:
+    """A server with the Node and two pods on it that linger when they have to go."""
+    async with ApiServer() as api:
+        api.add_node(NODE, labels=MIXED)
+        for name in ("a", "b"):
+            api.add_pod(name, namespace="work", node=NODE, lingers=True)
+        yield api
+
+
+def held(*pods: str, kubelet: bool = False) -> Gpu:
+    """Two quarters, used by these pods."""
+    gpu = with_instances(EMPTY, [("2g.20gb", 0), ("2g.20gb", 4)])
+    instances = []
+    for number, instance in enumerate(gpu.instances):
+        users: tuple[User, ...] = ()
+        if number < len(pods):
+            pid, source = (0, "kubelet") if kubelet else (100 + number, "process")
+            users = (User(pid, "python", source, namespace="work", pod=pods[number]),)
+        device = replace(instance.compute[0], usage=Usage(users))
+        instances.append(replace(instance, compute=(device,)))
+    return replace(gpu, instances=tuple(instances))
+
+
+def settle(it: Agent, gpu: Gpu) -> None:
+    """A round has ended, and this is what was seen in it."""
+    it.around.settle(*judged([gpu], EVICT))
+
+
+def evicted(server: ApiServer) -> list[str]:
+    """The pods whose eviction was granted."""
+    return [str(eviction["metadata"]["name"]) for eviction in server.evictions]
+
+
+def cordoned(server: ApiServer) -> bool:
+    """Whether the Node is cordoned, and by the agent."""
+    by_the_agent = "nodeagent.io/cordoned" in marks(server)
+    assert bool(server.node(NODE)["spec"].get("unschedulable")) == by_the_agent
+    return by_the_agent
+
+
+async def test_pods_in_the_way_are_evicted_behind_a_cordon(
+    server: ApiServer, tmp_path: Path
+) -> None:
+    """Once each; when they have gone the loop is woken, and after the change the cordon ends."""
+    async with agent(server, tmp_path, cordon=True) as it:
+        settle(it, held("a", "b"))
+        await until(lambda: evicted(server) == ["a", "b"])
+        assert cordoned(server)
+        settle(it, held("a", "b"))
+        await asyncio.sleep(0.05)
+        server.pods.gone("a", "work")
+        await asyncio.sleep(0.05)
+        assert GONE not in it.woken
+        server.pods.gone("b", "work")
+        await until(lambda: GONE in it.woken)
+        assert cordoned(server)
+        settle(it, AFTER)
+        await until(lambda: not cordoned(server))
+        assert evicted(server) == ["a", "b"]
+        assert [kind for kind, _ in it.told] == [EventType.EVICTED] * 2
+        assert not [request for request in asked(server) if request.startswith("DELETE")]
+
+
+async def test_a_budget_is_kept_to_told_and_asked_again(server: ApiServer, tmp_path: Path) -> None:
+    """What refuses is named with its words; the node is not cordoned for nothing meanwhile."""
+    server.pods.budgets["work", "a"] = "at-least-one"
+    async with agent(server, tmp_path, cordon=True) as it:
+        settle(it, held("a"))
+        await until(lambda: it.around.problems)
+        [problem] = it.around.problems
+        assert problem.code is Code.IN_USE
+        assert "work/a" in problem.message
+        assert "The disruption budget at-least-one needs 1 healthy pods" in problem.message
+        await until(lambda: not cordoned(server))
+        for _ in range(20):
+            settle(it, held("a"))
+        tries = "POST /api/v1/namespaces/work/pods/a/eviction"
+        assert asked(server).count(tries) == 1, "looks are no reason to ask again at once"
+        server.pods.budgets.clear()
+        await until(lambda: evicted(server) == ["a"])
+        assert asked(server).count(tries) <= 4
+        await until(lambda: it.around.problems == ())
+
+
+async def test_nobody_is_evicted_unless_the_plan_says_so(server: ApiServer, tmp_path: Path) -> None:
+    """The default waits."""
+    async with agent(server, tmp_path) as it:
+        before = len(asked(server))
+        it.around.settle(*judged([held("a")]))
+        await asyncio.sleep(0.05)
+        assert asked(server)[before:] == []
+
+
+async def test_nobody_is_evicted_in_vain(server: ApiServer, tmp_path: Path) -> None:
+    """Not for a layout that the plugin cannot serve, nor while somebody else splits the GPUs."""
+    labels = {"nvidia.com/mig.strategy": "none", "nvidia.com/gfd.timestamp": "2"}
+    server.patch_node(NODE, {"metadata": {"labels": labels}})
+    async with agent(server, tmp_path) as it:
+        settle(it, held("a"))
+        await until(lambda: it.codes() == [Code.UNSUPPORTED])
+        server.patch_node(NODE, {"metadata": {"labels": MIXED}})
+        server.add_pod("manager", node=NODE, labels={"app": "nvidia-mig-manager"})
+        await until(lambda: it.codes() == [Code.OWNED])
+        assert evicted(server) == []
+        server.delete_pod("manager")
+        await until(lambda: evicted(server) == ["a"])
+
+
+async def test_a_server_that_does_not_answer(server: ApiServer, tmp_path: Path) -> None:
+    """It is told, and the eviction comes when the server does."""
+    server.faults.next(2, Answer(503), path="/api/v1/pods")
+    async with agent(server, tmp_path) as it:
+        settle(it, held("a"))
+        await until(lambda: it.codes() == [Code.CLUSTER])
+        await until(lambda: evicted(server) == ["a"])
+        await until(lambda: it.around.problems == ())
+
+
+async def test_pods_that_have_gone_already_make_no_circle(
+    server: ApiServer, tmp_path: Path
+) -> None:
+    """What is seen of a pod that is no more wakes the loop, after pauses that grow."""
+    async with agent(server, tmp_path) as it:
+        settle(it, held("nobody"))
+        await until(lambda: it.woken.count(GONE) == 3)
+        assert len([request for request in asked(server) if "pods" in request]) == 3
+        assert evicted(server) == []
+
+
+async def test_a_pod_of_the_same_name_is_another(server: ApiServer, tmp_path: Path) -> None:
+    """What a StatefulSet makes anew is not evicted for what the one before it held, but only once
+    the GPUs were looked at again and it is on them.
+    """
+    async with agent(server, tmp_path) as it:
+        settle(it, held("a"))
+        await until(lambda: evicted(server) == ["a"])
+        server.pods.gone("a", "work")
+        server.add_pod("a", namespace="work", node=NODE, lingers=True)
+        await until(lambda: GONE in it.woken)
+        await asyncio.sleep(0.05)
+        assert evicted(server) == ["a"]
+        settle(it, held("a"))
+        await until(lambda: evicted(server) == ["a", "a"])
+
+
+async def test_finished_pods_are_made_known(server: ApiServer, tmp_path: Path) -> None:
+    """Of those that only the kubelet lists, the ones that have ended; not who still runs."""
+    server.patch_pod("a", {"status": {"phase": "Succeeded"}}, namespace="work")
+    async with agent(server, tmp_path) as it:
+        it.around.settle(*judged([held("a", "b", kubelet=True)]))
+        await until(lambda: it.suspected)
+        assert set(it.suspected) == {PodName("work", "a")}
+        before = len(asked(server))
+        settle(it, AFTER)
+        await asyncio.sleep(0.15)
+        assert asked(server)[before:] == []
+
+
+async def test_who_has_ended_is_asked_of_the_newest(server: ApiServer, tmp_path: Path) -> None:
+    """Gone is not ended, a container that still runs neither, and no answer says nothing."""
+    a, b, c = (PodName("work", name) for name in "abc")
+    server.patch_pod("a", {"status": {"phase": "Failed"}}, namespace="work")
+    running = {"phase": "Failed", "containerStatuses": [{"state": {"running": {}}}]}
+    server.patch_pod("b", {"status": running}, namespace="work")
+    async with agent(server, tmp_path) as it:
+        assert await it.around.finished(frozenset({a, b, c})) == {a}
+        server.faults.next(1, Answer(500), path="*/pods/a")
+        assert await it.around.finished(frozenset({a, b})) == frozenset()
+
+
+async def test_a_long_goodbye_costs_few_requests(server: ApiServer, tmp_path: Path) -> None:
+    """A pod that takes its time is looked at ever more seldom."""
+    async with agent(server, tmp_path) as it:
+        settle(it, held("a"))
+        await until(lambda: evicted(server) == ["a"])
+        await asyncio.sleep(0.5)
+        lists = asked(server).count("GET /api/v1/pods")
+        assert lists < 40, "a hundredth of a second at first, a tenth of the time later on"
+        server.pods.gone("a", "work")
+        await until(lambda: GONE in it.woken)

@@ -1,0 +1,188 @@
+"""Whom a plan with whenInUse: evict sends away: those in its way, nobody else, nobody in vain."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from nodeagent.cluster.drain.eviction import Evictions, asks_for_eviction, evictions
+from nodeagent.cluster.drain.node_facts import NodeFacts, PodFact
+from nodeagent.cluster.drain.steps import EvictPod
+from nodeagent.plan.desired import DesiredGpu, DesiredNode, MigDisabled, WhenInUse
+from nodeagent.plan.observed import Gpu, MpsDaemon, ObservedNode, Usage, User
+from nodeagent.plan.plan import Policy, Verdict
+from nodeagent.plan.planner import plan
+from nodeagent.plan.shares import Account, Share, Sharing, WantedMps
+from tests.plan.cards import NOT_KNOWN, card, wanted, with_instances
+
+H100 = card("h100-80gb")
+SEVEN = [("1g.10gb", start) for start in range(7)]
+OFF = DesiredGpu(MigDisabled("gpus[0].mig"), "gpus[0]", WhenInUse.EVICT)
+MPS = WantedMps(Sharing((Share("s", 1, None, None),), "report"), Account(1000, 1000))
+
+
+def of(pod: str, pid: int = 1) -> User:
+    """A process of a pod in the namespace work; without a pod when that is empty."""
+    return User(pid, "python", namespace="work" if pod else "", pod=pod)
+
+
+def used(gpu: Gpu, *pods: str) -> Gpu:
+    """The GPU with its instances used by these pods in turn; "-" stands for nobody."""
+    instances = []
+    for number, (instance, pod) in enumerate(zip(gpu.instances, pods, strict=True)):
+        usage = Usage() if pod == "-" else Usage((of(pod, 100 + number),))
+        device = replace(instance.compute[0], usage=usage)
+        instances.append(replace(instance, compute=(device,)))
+    return replace(gpu, instances=tuple(instances))
+
+
+def chosen(gpu: Gpu, asked: DesiredGpu, *pods: PodFact) -> Evictions:
+    """What is wanted for one GPU."""
+    desired = DesiredNode({gpu.key: asked})
+    policy = Policy(reset_when_idle=True)
+    made = plan(desired, ObservedNode((gpu,)), policy)
+    return evictions(made, desired, policy, NodeFacts(pods=pods))
+
+
+def evict(*counts: tuple[str, int]) -> DesiredGpu:
+    """A layout that pods are evicted for."""
+    return replace(wanted(H100, counts), when_in_use=WhenInUse.EVICT)
+
+
+def names(found: Evictions) -> list[str]:
+    """The evicted pods."""
+    return [step.name for step in found.wanted]
+
+
+SEVEN_USED = used(with_instances(H100, SEVEN), "a", "b", "c", "d", "e", "f", "g")
+
+
+def test_only_those_in_the_way_go() -> None:
+    """For a 3g.40gb at the upper half the pods of the lower half stay, each with its device."""
+    found = chosen(SEVEN_USED, evict(("3g.40gb", 1), ("1g.10gb", 4)))
+    assert names(found) == ["e", "f", "g"]
+    assert not found.problems
+    assert found.wanted[0] == EvictPod(
+        "work", "e", "it uses 1g.10gb at slice 4 of GPU 0, which has to change by the plan"
+    )
+
+
+def test_all_go_when_the_mode_changes() -> None:
+    """MIG off takes every device."""
+    assert names(chosen(SEVEN_USED, OFF)) == ["a", "b", "c", "d", "e", "f", "g"]
+
+
+def test_a_pod_that_has_ended_is_left_where_it_is() -> None:
+    """The kubelet will give its device back; an eviction would take its log and its result away."""
+    gpu = used(with_instances(H100, SEVEN[:2]), "a", "b")
+    ended = PodFact("work", "a", phase="Succeeded")
+    found = chosen(gpu, OFF, ended, PodFact("work", "b"))
+    assert names(found) == ["b"]
+    assert not found.problems
+
+
+@pytest.mark.parametrize("gone", [("e", "f", "g")])
+def test_their_end_is_enough(gone: tuple[str, ...]) -> None:
+    """Once they have gone, the very same plan can be carried out."""
+    left = [pod if pod not in gone else "-" for pod in "abcdefg"]
+    gpu = used(with_instances(H100, SEVEN), *left)
+    asked = evict(("3g.40gb", 1), ("1g.10gb", 4))
+    made = plan(DesiredNode({gpu.key: asked}), ObservedNode((gpu,)))
+    assert made.verdict is Verdict.APPLICABLE
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        wanted(H100, [("7g.80gb", 1)]),
+        evict(("1g.10gb", 7)),
+        evict(("7g.80gb", 2)),
+    ],
+    ids=["wait", "in sync", "never fits"],
+)
+def test_nobody_goes_otherwise(asked: DesiredGpu) -> None:
+    """Not by default, not when nothing is to do, not for what cannot be."""
+    assert chosen(SEVEN_USED, asked) == Evictions()
+
+
+def test_a_process_without_a_pod_keeps_the_pods() -> None:
+    """Evicting the others would be in vain, and the problem names who really is in the way."""
+    gpu = used(with_instances(H100, SEVEN[:2]), "a", "")
+    found = chosen(gpu, evict(("7g.80gb", 1)))
+    assert found.wanted == ()
+    [problem] = found.problems
+    assert "pid 101" in problem.message
+    assert problem.gpu == gpu.uuid
+
+
+def test_unknown_users_keep_the_pods() -> None:
+    """Not knowing counts as use, and cannot be evicted."""
+    gpu = used(with_instances(H100, SEVEN[:2]), "a", "-")
+    device = replace(gpu.instances[1].compute[0], usage=NOT_KNOWN)
+    gpu = replace(gpu, instances=(gpu.instances[0], replace(gpu.instances[1], compute=(device,))))
+    found = chosen(gpu, evict(("7g.80gb", 1)))
+    assert (found.wanted, len(found.problems)) == ((), 1)
+
+
+@pytest.mark.parametrize(
+    ("fact", "why"),
+    [
+        (PodFact("work", "a", controller="DaemonSet"), "its DaemonSet brings it back"),
+        (PodFact("work", "a", mirror=True), "the kubelet runs it"),
+    ],
+)
+def test_a_pod_that_comes_back_is_not_evicted(fact: PodFact, why: str) -> None:
+    """And then its neighbours are not either."""
+    gpu = used(with_instances(H100, SEVEN[:2]), "a", "b")
+    found = chosen(gpu, evict(("7g.80gb", 1)), fact, PodFact("work", "b", controller="ReplicaSet"))
+    assert found.wanted == ()
+    assert f"work/a ({why})" in found.problems[0].message
+
+
+def test_a_pod_that_is_going_is_waited_for() -> None:
+    """It is not evicted a second time."""
+    gpu = used(with_instances(H100, SEVEN[:2]), "a", "b")
+    found = chosen(gpu, evict(("7g.80gb", 1)), PodFact("work", "a", leaving=True))
+    assert (names(found), found.leaving) == (["b"], ("work/a",))
+
+
+def test_a_pod_is_evicted_once_whatever_it_holds() -> None:
+    """Several processes on several devices are one pod."""
+    gpu = used(with_instances(H100, SEVEN[:3]), "a", "a", "b")
+    [first, second] = chosen(gpu, evict(("7g.80gb", 1))).wanted
+    assert (first.name, second.name) == ("a", "b")
+    assert "1g.10gb at slice 0, 1g.10gb at slice 1" in first.reason
+
+
+def test_clients_of_mps_go_with_their_daemon() -> None:
+    """A daemon's clients are users too, also where only the daemon knows them."""
+    gpu = with_instances(H100, [("1g.10gb", 0)])
+    daemon = MpsDaemon(MPS, "Ready", pid=8, servers=(9,), clients=Usage((of("client", 77),)))
+    device = replace(gpu.instances[0].compute[0], mps=daemon, usage=Usage((User(9, "server"),)))
+    gpu = replace(gpu, instances=(replace(gpu.instances[0], compute=(device,)),))
+    assert names(chosen(gpu, evict(("7g.80gb", 1)))) == ["client"]
+
+
+def test_each_gpu_by_itself() -> None:
+    """One where eviction is in vain does not keep the other from it."""
+    busy = replace(used(with_instances(H100, SEVEN[:1]), ""), index=1, uuid="GPU-1")
+    free = used(with_instances(H100, SEVEN[:1]), "a")
+    asked = evict(("7g.80gb", 1))
+    desired = DesiredNode({free.key: asked, busy.key: asked})
+    made = plan(desired, ObservedNode((free, busy)))
+    found = evictions(made, desired, Policy(), NodeFacts())
+    assert names(found) == ["a"]
+    assert [problem.gpu for problem in found.problems] == ["GPU-1"]
+
+
+def test_what_could_be_done_then() -> None:
+    """With whom is evicted gone the plan has its steps; what is asked of `evict` is seen before."""
+    gpu, asked = SEVEN_USED, evict(("7g.80gb", 1))
+    [then] = chosen(gpu, asked).then
+    assert then.verdict is Verdict.APPLICABLE
+    desired = DesiredNode({gpu.key: asked})
+    made = plan(desired, ObservedNode((gpu,)))
+    assert asks_for_eviction(made, desired)
+    waiting = DesiredNode({gpu.key: replace(asked, when_in_use=WhenInUse.WAIT)})
+    assert not asks_for_eviction(made, waiting)

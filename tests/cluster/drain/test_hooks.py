@@ -1,0 +1,337 @@
+"""What is done around a change, step by step, on a real API's terms: before, after, and crashes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nodeagent.errors import UsageError
+from nodeagent.plan.problems import Code
+from nodeagent.reconcile.event_log import EventType
+from tests.cluster.client.rig import until
+from tests.cluster.drain.rig import (
+    AFTER,
+    BEFORE,
+    DEPLOY,
+    EMPTY,
+    MIXED,
+    NODE,
+    PACE,
+    PLUGIN,
+    THREE,
+    agent,
+    asked,
+    judged,
+    labels,
+    marks,
+    offer,
+    todo_of,
+)
+from tests.plan.cards import wanted
+from tests.simulated_cluster.api_server import ApiServer
+from tests.simulated_cluster.faults import Answer
+
+pytestmark = pytest.mark.virtual_time
+CORDONED = "nodeagent.io/cordoned"
+CONFIG = "nvidia.com/device-plugin.config"
+PAUSED = "paused-for-mig-change"
+RESTART_DUE = "nodeagent.io/device-plugin-restart-due"
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[ApiServer]:
+    """A server with the Node, on which the GPU Operator has put its clients."""
+    async with ApiServer() as api:
+        deployed = {f"{DEPLOY}device-plugin": "true", f"{DEPLOY}dcgm": "false"}
+        api.add_node(NODE, labels={**MIXED, **deployed})
+        api.add_pod("plugin", namespace="gpu", node=NODE, labels=PLUGIN, lingers=True)
+        offer(api, **{"mig-7g.80gb": "1"})
+        yield api
+
+
+def unschedulable(server: ApiServer) -> bool:
+    """Whether the Node is cordoned."""
+    return bool(server.node(NODE)["spec"].get("unschedulable", False))
+
+
+async def test_labels_are_paused_and_put_back(server: ApiServer, tmp_path: Path) -> None:
+    """Cordon, pause, wait for the pods; change; put back, await the offer, uncordon."""
+    async with agent(
+        server,
+        tmp_path,
+        clients="pauseLabels",
+        cordon=True,
+        pods_deadline=5,
+        allocatable_deadline=5,
+    ) as it:
+        judgement, observed = judged([BEFORE])
+        assert await it.around.objections(judgement, todo_of(judgement), observed) == ()
+        preparing = asyncio.create_task(it.around.prepare(todo_of(judgement)))
+        await until(lambda: labels(server)["device-plugin"] == PAUSED)
+        assert labels(server)["dcgm"] == "false"
+        assert unschedulable(server)
+        server.delete_pod("plugin", namespace="gpu")
+        await asyncio.sleep(0.05)
+        assert not preparing.done(), "it is leaving, and has not gone"
+        server.pods.gone("plugin", "gpu")
+        assert await preparing == ()
+        assert labels(server)["device-plugin"] == PAUSED
+        it.around.settle(*judged([AFTER]))
+        await until(lambda: labels(server)["device-plugin"] == "true")
+        await asyncio.sleep(0.05)
+        assert unschedulable(server), "until pods can have the new devices"
+        offer(server, **{"mig-3g.40gb": "2"})
+        await until(lambda: not unschedulable(server))
+        assert CORDONED not in marks(server)
+        assert it.around.problems == ()
+
+
+async def test_pods_that_do_not_go_put_the_change_off(server: ApiServer, tmp_path: Path) -> None:
+    """The problem names the pod, the labels are put back, and it is tried again after a while."""
+    slow = replace(PACE, again=(2.0, 4.0))
+    async with agent(server, tmp_path, clients="pauseLabels", pace=slow) as it:
+        [problem] = await it.round()
+        assert problem.code is Code.IN_USE
+        assert "gpu/plugin" in problem.message
+        await until(lambda: labels(server)["device-plugin"] == "true")
+        before = len(asked(server))
+        assert [p.code for p in await it.round()] == [Code.IN_USE]
+        assert [a for a in asked(server)[before:] if a.startswith("PATCH")] == [], "not yet again"
+        await until(lambda: "what could not be prepared is tried again" in it.woken)
+        server.pods.gone("plugin", "gpu")
+        assert await it.round() == ()
+
+
+async def test_another_configuration_is_not_put_off(server: ApiServer, tmp_path: Path) -> None:
+    """It may be of the same text, whose digest then is the same; it is tried at once."""
+    slow = replace(PACE, again=(60.0, 600.0))
+    async with agent(server, tmp_path, clients="pauseLabels", pace=slow) as it:
+        assert await it.round()
+        await until(lambda: labels(server)["device-plugin"] == "true")
+        before = len(asked(server))
+        assert await it.round()
+        assert [a for a in asked(server)[before:] if a.startswith("PATCH")] == []
+        judgement, observed = judged([BEFORE], wanted(EMPTY, [("2g.20gb", 2)]))
+        todo = todo_of(judgement)
+        assert await it.around.objections(judgement, todo, observed) == ()
+        before = len(asked(server))
+        assert await it.around.prepare(todo)
+        assert [a for a in asked(server)[before:] if a.startswith("PATCH")]
+
+
+@pytest.mark.parametrize("clients", ["pauseLabels", "deletePods"])
+async def test_a_crash_in_the_middle_is_put_right_by_the_next_agent(
+    server: ApiServer, tmp_path: Path, clients: str
+) -> None:
+    """Whatever its settings are, it puts back what stands on the Node after its first round."""
+    server.pods.gone("plugin", "gpu")
+    async with agent(server, tmp_path, clients=clients, cordon=True) as it:
+        judgement, _ = judged([BEFORE])
+        assert await it.around.prepare(todo_of(judgement)) == ()
+    assert unschedulable(server)
+    server.add_pod("plugin-2", namespace="gpu", node=NODE, labels=PLUGIN)
+    async with agent(server, tmp_path, clients="nothing") as it:
+        assert await it.round(AFTER, AFTER) == ()
+        await until(lambda: not unschedulable(server))
+        assert labels(server)["device-plugin"] == "true"
+        assert not {CORDONED, RESTART_DUE} & set(marks(server))
+        there = {pod["metadata"]["name"] for pod in server.store.all("pods")}
+        assert ("plugin-2" in there) == (clients == "pauseLabels")
+
+
+async def test_a_stop_in_the_middle_puts_back_at_once(server: ApiServer, tmp_path: Path) -> None:
+    """Who takes the agent off the node has nothing left to clean up."""
+    server.pods.gone("plugin", "gpu")
+    async with agent(server, tmp_path, clients="pauseLabels", cordon=True) as it:
+        await it.round()
+        it.around.settle(*judged([AFTER], config="shared"))
+        judgement, _ = judged([BEFORE])
+        assert await it.around.prepare(todo_of(judgement)) == ()
+        await it.around.leave(within=5)
+        assert not unschedulable(server)
+        assert labels(server)["device-plugin"] == "true"
+
+
+async def test_the_plugins_pod_is_deleted_once(server: ApiServer, tmp_path: Path) -> None:
+    """After the change, and by its uid: the one that comes in its place stays."""
+    server.pods.gone("plugin", "gpu")
+    server.add_pod("plugin", namespace="gpu", node=NODE, labels=PLUGIN)
+    server.add_pod("elsewhere", namespace="gpu", node="m", labels=PLUGIN)
+    async with agent(server, tmp_path, clients="deletePods") as it:
+        assert await it.round() == ()
+        await until(lambda: RESTART_DUE not in marks(server))
+        deletions = [request for request in asked(server) if request.startswith("DELETE")]
+        assert deletions == ["DELETE /api/v1/namespaces/gpu/pods/plugin"]
+        server.add_pod("plugin", namespace="gpu", node=NODE, labels=PLUGIN)
+        it.around.settle(*judged([AFTER]))
+        offer(server, **{"mig-3g.40gb": "2"})
+        await until(lambda: "the node offers what it should" in it.woken)
+        assert [r for r in asked(server) if r.startswith("DELETE")] == deletions
+
+
+async def test_what_the_node_does_not_offer_is_told_until_it_does(
+    server: ApiServer, tmp_path: Path
+) -> None:
+    """After the deadline it is a problem; an offer that comes late ends it. Nobody is asked."""
+    async with agent(server, tmp_path) as it:
+        assert await it.round() == ()
+        assert it.codes() == []
+        before = len(asked(server))
+        await until(lambda: it.codes() == ["NotOffered", "NotOffered"])
+        assert THREE in it.around.problems[0].message
+        assert [kind for kind, _ in it.told] == [EventType.NOT_OFFERED] * 2
+        offer(server, **{"mig-3g.40gb": "2"})
+        await until(lambda: not it.around.problems)
+        assert asked(server)[before:] == []
+
+
+async def test_steady_state_asks_for_nothing(server: ApiServer, tmp_path: Path) -> None:
+    """A list of the pods at the start; then rounds, views and heartbeats cost no request."""
+    async with agent(server, tmp_path, clients="pauseLabels", cordon=True) as it:
+        await it.round(AFTER, AFTER)
+        before = len(server.requests)
+        for number in range(20):
+            await it.round(AFTER, AFTER)
+            server.heartbeat(NODE, f"2026-01-01T00:00:{number:02d}Z")
+            server.annotate(NODE, **{"nodeagent.io/status": str(number)})
+            await asyncio.sleep(0.005)
+        assert len(server.requests) == before
+
+
+async def test_a_change_that_nobody_wants_to_hear_of_asks_for_the_pods_alone(
+    server: ApiServer, tmp_path: Path
+) -> None:
+    """With clients: nothing the way from plan to work is one request long."""
+    async with agent(server, tmp_path) as it:
+        before = len(asked(server))
+        assert await it.round() == ()
+        offer(server, **{"mig-3g.40gb": "2"})
+        await until(lambda: "the node offers what it should" in it.woken)
+        assert asked(server)[before:] == ["GET /api/v1/pods"]
+
+
+async def test_the_plugins_configuration_goes_with_the_layout(
+    server: ApiServer, tmp_path: Path
+) -> None:
+    """The label is set once the node is as planned, and again with the next round."""
+    async with agent(server, tmp_path) as it:
+        judgement, observed = judged([BEFORE], config="shared")
+        it.around.settle(judgement, observed)
+        await asyncio.sleep(0.05)
+        assert CONFIG not in labels(server, CONFIG)
+        await it.round(AFTER, AFTER, config="shared")
+        await until(lambda: labels(server, CONFIG).get(CONFIG) == "shared")
+        server.patch_node(NODE, {"metadata": {"labels": {CONFIG: "other"}}})
+        await asyncio.sleep(0.05)
+        assert labels(server, CONFIG)[CONFIG] == "other", "no race with whoever sets it"
+        await it.round(AFTER, AFTER, config="shared")
+        await until(lambda: labels(server, CONFIG)[CONFIG] == "shared")
+
+
+async def test_somebodys_own_changes_are_kept(server: ApiServer, tmp_path: Path) -> None:
+    """A cordon that was there stays, and a label switched off meanwhile stays off."""
+    server.pods.gone("plugin", "gpu")
+    server.patch_node(NODE, {"spec": {"unschedulable": True}})
+    async with agent(server, tmp_path, clients="pauseLabels", cordon=True) as it:
+        judgement, _ = judged([BEFORE])
+        assert await it.around.prepare(todo_of(judgement)) == ()
+        server.patch_node(NODE, {"metadata": {"labels": {f"{DEPLOY}device-plugin": "false"}}})
+        it.around.settle(*judged([AFTER]))
+        offer(server, **{"mig-3g.40gb": "2"})
+        await until(lambda: "the node offers what it should" in it.woken)
+        await asyncio.sleep(0.05)
+        assert labels(server)["device-plugin"] == "false"
+        assert unschedulable(server)
+
+
+async def test_writes_by_others_in_between_are_no_obstacle(
+    server: ApiServer, tmp_path: Path
+) -> None:
+    """A patch that was thought out for an older Node is thought out anew."""
+    server.pods.gone("plugin", "gpu")
+    server.faults.next(2, Answer(409), verb="PATCH")
+    async with agent(server, tmp_path, clients="pauseLabels") as it:
+        assert await it.round() == ()
+        await until(lambda: labels(server)["device-plugin"] == "true")
+    patches = [r for r in server.requests if r.method == "PATCH" and r.status == 200]
+    assert [p.body["metadata"]["labels"] for p in patches] == [
+        {f"{DEPLOY}device-plugin": PAUSED},
+        {f"{DEPLOY}device-plugin": "true"},
+    ]
+
+
+async def test_without_an_api_server(server: ApiServer, tmp_path: Path) -> None:
+    """Who has to be told waits and hears why; who need not goes on, and says what was not asked."""
+    async with agent(server, tmp_path, clients="pauseLabels") as it:
+        await server.stop()
+        [problem] = await it.round()
+        assert problem.code is Code.CLUSTER
+        assert "cannot be told" in problem.message
+        await until(lambda: it.codes() == ["Cluster"])
+        await server.start()
+        await until(lambda: it.codes() == [])
+        assert labels(server)["device-plugin"] == "true"
+    async with agent(server, tmp_path) as it:
+        await server.stop()
+        assert await it.round() == ()
+        assert [kind for kind, _ in it.told] == [EventType.UNCHECKED]
+        await server.start()
+
+
+async def test_after_an_outage_nobody_waits_out_the_pause(
+    server: ApiServer, tmp_path: Path
+) -> None:
+    """What was put off for the API server's silence is tried as soon as that has an end."""
+    slow = replace(PACE, again=(60.0, 600.0))
+    async with agent(server, tmp_path, clients="pauseLabels", pace=slow) as it:
+        await server.stop()
+        [problem] = await it.round()
+        await server.start()
+        assert await it.round() == (problem,)
+        it.around.reached()
+        assert "what could not be prepared is tried again" in it.woken
+        [tried] = await it.round()
+        assert (problem.code, tried.code) == (Code.CLUSTER, Code.IN_USE)  # the plugin's pod stays
+
+
+async def test_what_is_forbidden_is_told(server: ApiServer, tmp_path: Path) -> None:
+    """A role that lacks a verb is no reason to go on as if others had been told."""
+    server.faults.next(1, Answer(403), verb="PATCH")
+    async with agent(server, tmp_path, clients="pauseLabels") as it:
+        [problem] = await it.round()
+        assert problem.code is Code.CLUSTER
+        assert "ClusterRole" in problem.remedy
+
+
+@pytest.mark.parametrize(
+    ("setting", "value"), [("tolerate", ("mig-manger",)), ("plugin_pods", ("nvidia",))]
+)
+async def test_settings_that_name_nobody(
+    server: ApiServer, tmp_path: Path, setting: str, value: tuple[str, ...]
+) -> None:
+    """A spelling mistake is refused at the start, and not taken for somebody who is not there."""
+    given: dict[str, Any] = {setting: value}
+    with pytest.raises(UsageError, match=f"kubernetes.{setting}"):
+        async with agent(server, tmp_path, **given):
+            pass
+
+
+async def test_labels_that_mig_manager_paused_stay_paused(
+    server: ApiServer, tmp_path: Path
+) -> None:
+    """Who else is at work must not have the clients sent back to him; alone they are put back."""
+    server.patch_node(NODE, {"metadata": {"labels": {f"{DEPLOY}device-plugin": PAUSED}}})
+    server.add_pod("manager", node=NODE, labels={"app": "nvidia-mig-manager"})
+    async with agent(server, tmp_path, tolerate="mig-manager") as it:
+        await it.round(AFTER, AFTER)
+        await asyncio.sleep(0.05)
+        assert labels(server)["device-plugin"] == PAUSED
+    server.delete_pod("manager")
+    async with agent(server, tmp_path) as it:
+        await it.round(AFTER, AFTER)
+        await until(lambda: labels(server)["device-plugin"] == "true")

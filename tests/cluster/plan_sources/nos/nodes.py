@@ -1,0 +1,84 @@
+"""Nodes as nos sees them, and the agent's state on them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import Any
+
+from nodeagent.cluster.plan_sources.nos.grammar import MODE_LABEL, SPEC_PLAN
+from nodeagent.documents.reading import digest_of
+from nodeagent.plan.observed import Gpu, MigMode, MpsDaemon, ObservedNode, Usage, User
+from nodeagent.plan.shares import Account, Share, Sharing, WantedMps
+from nodeagent.reconcile.plan_update import PlanOffer, PlanText
+from nodeagent.views.mps_state import ClientState, DaemonState
+from nodeagent.views.node_state import NodeState, Phase
+from tests.plan.cards import card, with_instances
+
+MIG = {MODE_LABEL: "mig"}
+MPS = {MODE_LABEL: "mps"}
+HYBRID = {MODE_LABEL: "hybrid"}
+PLAN_ID = "1714000000"
+OFF = MigMode(current=False, pending=False)
+NOW = datetime(2030, 1, 2, 3, 4, 5, tzinfo=UTC)
+
+
+def gpu(index: int, board: str = "a100-40gb", **more: Any) -> Gpu:
+    """An empty card at this index; in MIG mode where it has any."""
+    return replace(card(board), index=index, uuid=f"GPU-{index}", **more)
+
+
+def node(*gpus: Gpu) -> ObservedNode:
+    """A node of these."""
+    return ObservedNode(gpus)
+
+
+TWO = node(gpu(0), gpu(1))
+
+
+def spec(plan: str | None = PLAN_ID, /, **profiles: str) -> dict[str, str]:
+    """Spec annotations, with a plan id; the keywords are what follows `spec-gpu-`."""
+    keys = {f"nos.nebuly.com/spec-gpu-{key}": value for key, value in profiles.items()}
+    return keys if plan is None else {**keys, SPEC_PLAN: plan}
+
+
+def divided(empty: Gpu, *parts: tuple[str, int, bool]) -> Gpu:
+    """The GPU with instances given as (profile, memory slice, in use)."""
+    places = [(profile, start) for profile, start, _ in parts]
+    used = [number for number, part in enumerate(parts) if part[2]]
+    return with_instances(empty, places, used)
+
+
+def shares(counts: Mapping[str, int], memory: int | None = 1000) -> WantedMps:
+    """A daemon's wish with so many shares of each name, `memory` MiB each."""
+    kinds = tuple(Share(name, count, memory, None) for name, count in counts.items())
+    return WantedMps(Sharing(kinds, "report"), Account(1000, 1000))
+
+
+def client(pid: int, share: str = "", slot: str = "", **more: Any) -> ClientState:
+    """A client with the slot of this number of the share, or without."""
+    return ClientState(pid, share=share, slot=f"{share}-{slot}" if slot else "", **more)
+
+
+def shared(
+    bare: Gpu, runs: WantedMps, *clients: ClientState, others: Iterable[User] = ()
+) -> tuple[Gpu, DaemonState]:
+    """The GPU with a daemon and its clients, and with users whom the daemon does not know."""
+    users = tuple(User(c.pid, namespace=c.namespace, pod=c.pod) for c in clients)
+    daemon = MpsDaemon(runs, "Ready", pid=800, servers=(801,), clients=Usage(users))
+    usage = Usage((User(801, "nvidia-cuda-mps-server"), *users, *others))
+    seen = replace(bare, mig=OFF if bare.mig else None, usage=usage, mps=daemon)
+    return seen, DaemonState(bare.uuid, "Ready", runs, pid=800, clients=clients)
+
+
+def state(
+    observed: ObservedNode,
+    offered: PlanOffer | None = None,
+    phase: Phase = Phase.IN_SYNC,
+    **more: Any,
+) -> NodeState:
+    """The agent's state after a round in which it took what was offered."""
+    digest = digest_of(offered.text) if isinstance(offered, PlanText) else ""
+    known = NodeState("node-a", "nos", phase, digest, observed=observed, observed_at=NOW, rounds=1)
+    return replace(known, **more)

@@ -1,0 +1,328 @@
+"""What nos asks of a node, as a plan."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from nodeagent.cluster.plan_sources.nos.grammar import MODE_LABEL, SPEC_PLAN
+from nodeagent.cluster.plan_sources.nos.shares import MEMORY_LABEL
+from nodeagent.cluster.plan_sources.nos.to_plan import offer, remarks
+from nodeagent.plan.observed import Access, ObservedNode
+from nodeagent.plan.problems import Code, Problem
+from nodeagent.reconcile.plan_update import NoPlan, PlanOffer, PlanText, UnreadablePlan
+from tests.cluster.plan_sources.nos.nodes import (
+    HYBRID,
+    MIG,
+    MPS,
+    OFF,
+    TWO,
+    divided,
+    gpu,
+    node,
+    spec,
+)
+
+TEN = """\
+version: v1
+sharing:
+  mps:
+    resources:
+    - {name: nvidia.com/gpu, rename: gpu-10gb, memoryGB: 10, replicas: 2, devices: ["1"]}
+"""
+
+
+def gpus(offered: PlanOffer) -> list[dict[str, Any]]:
+    """The entries of the plan that was offered."""
+    assert isinstance(offered, PlanText), offered
+    document = json.loads(offered.text)
+    assert set(document) == {"version", "gpus"}
+    entries: list[dict[str, Any]] = document["gpus"]
+    return entries
+
+
+def problem(offered: PlanOffer) -> Problem:
+    """Why there is no plan."""
+    assert isinstance(offered, UnreadablePlan), offered
+    return offered.problem
+
+
+def reason(offered: PlanOffer) -> str:
+    """Why nothing is asked."""
+    assert isinstance(offered, NoPlan), offered
+    return offered.reason
+
+
+# --- MIG --------------------------------------------------------------------------------------
+
+
+def test_counts() -> None:
+    """Counts by profile, GPUs in their order; the same device in two spellings is added up."""
+    asked = spec(**{"1-7g.40gb": "1", "0-1g.5gb": "2", "00-1g.5gb": "1", "0-1g.5gb.me": "1"})
+    assert gpus(offer(asked, MIG, TWO)) == [
+        {"devices": [0], "mig": {"1g.5gb": 3, "1g.5gb+me": 1}},
+        {"devices": [1], "mig": {"7g.40gb": 1}},
+    ]
+
+
+def test_same_text() -> None:
+    """Neither another id nor another order or spelling of keys makes another plan."""
+    asked = spec("1", **{"0-1g.5gb": "2", "0-3g.20gb": "1"})
+    turned = {**dict(reversed(asked.items())), SPEC_PLAN: "2"}
+    respelt = spec("3", **{"00-1g.5gb": "2", "0-3g.20gb": "1"})
+    assert offer(asked, MIG, TWO) == offer(turned, MIG, TWO) == offer(respelt, MIG, TWO)
+
+
+@pytest.mark.parametrize("plan", [None, ""])
+def test_no_plan_id(plan: str | None) -> None:
+    """Spec annotations without an id are not acted upon; nothing would be destroyed by mistake."""
+    assert SPEC_PLAN in reason(offer(spec(plan, **{"0-1g.5gb": "2"}), MIG, TWO))
+
+
+def test_spec_is_total() -> None:
+    """A GPU in MIG mode without a spec is emptied; one without MIG mode, or MIG, is left alone."""
+    observed = node(gpu(0), gpu(1), gpu(2, mig=OFF), gpu(3, "t4"))
+    asked = spec(**{"0-7g.40gb": "1"})
+    assert gpus(offer(asked, MIG, observed)) == [
+        {"devices": [0], "mig": {"7g.40gb": 1}},
+        {"devices": [1], "mig": {}},
+    ]
+
+
+def test_empty_spec() -> None:
+    """With an id and nothing else, every GPU in MIG mode is emptied."""
+    assert gpus(offer(spec(), MIG, TWO)) == [
+        {"devices": [0], "mig": {}},
+        {"devices": [1], "mig": {}},
+    ]
+
+
+def test_zero_is_nothing() -> None:
+    """A count of 0 is no spec, for a GPU in MIG mode and for another."""
+    observed = node(gpu(0), gpu(1, mig=OFF))
+    asked = spec(**{"0-7g.40gb": "0", "1-7g.40gb": "0"})
+    assert gpus(offer(asked, MIG, observed)) == [{"devices": [0], "mig": {}}]
+
+
+def test_mode_is_switched_on() -> None:
+    """A GPU outside MIG mode that has a spec gets it, which nos' own agent could not do."""
+    observed = node(gpu(0, mig=OFF))
+    assert gpus(offer(spec(**{"0-7g.40gb": "1"}), MIG, observed))[0]["mig"] == {"7g.40gb": 1}
+
+
+def test_unreadable_keys_are_passed_over() -> None:
+    """As for nos, a key that does not parse asks for nothing, and the others hold."""
+    asked = spec(**{"0-7g.40gb": "1", "1-1g.10gb-me": "1", "1-7g.40gb": "1 "})
+    assert gpus(offer(asked, MIG, TWO)) == [
+        {"devices": [0], "mig": {"7g.40gb": 1}},
+        {"devices": [1], "mig": {}},
+    ]
+    assert len(remarks(asked, MIG, TWO)) == 2
+
+
+@pytest.mark.parametrize(
+    ("key", "count", "code", "found", "right"),
+    [
+        ("0-7g.40gb", "-1", Code.INVALID_VALUE, "asks for -1", "a number from 1 on"),
+        ("0-7g40gb", "1", Code.UNKNOWN_PROFILE, '"7g40gb"', "a MIG profile such as 1g.10gb"),
+        ("0-10gb", "1", Code.UNKNOWN_PROFILE, "is mig", "a MIG profile such as 1g.10gb"),
+        ("0-", "1", Code.UNKNOWN_PROFILE, '""', "a MIG profile such as 1g.10gb"),
+        ("0-3g.40gb", "1", Code.UNKNOWN_PROFILE, "3g.40gb", "it offers 1g.5gb"),
+        ("0-1g.5gb", "17", Code.DOES_NOT_FIT, "17 MIG devices", "at most 16"),
+        ("0-1g.5gb", str(2**63 - 1), Code.DOES_NOT_FIT, "MIG devices", "at most 16"),
+        ("2-1g.5gb", "1", Code.UNKNOWN_DEVICE, "names GPU 2", "it has 0, 1"),
+    ],
+)
+def test_refused(key: str, count: str, code: Code, found: str, right: str) -> None:
+    """What cannot be meant is refused whole; the problem names key, fault and what is right."""
+    what = problem(offer(spec(**{"1-7g.40gb": "1", key: count}), MIG, TWO))
+    assert what.code is code
+    assert f"spec-gpu-{key}" in what.path
+    assert found in what.message
+    assert right in what.remedy
+
+
+def test_card_without_mig() -> None:
+    """MIG on a card that has none is refused with the key that asks for it."""
+    what = problem(offer(spec(**{"0-1g.5gb": "1"}), MIG, node(gpu(0, "t4"))))
+    assert what.code is Code.NOT_MIG_CAPABLE
+    assert "spec-gpu-0-1g.5gb" in what.path
+
+
+def test_much_nonsense() -> None:
+    """After enough faults no more are looked for."""
+    asked = spec(**{f"0-x{n}": "1" for n in range(5000)})
+    assert "and 17 more" in problem(offer(asked, MIG, TWO)).message
+
+
+def test_first_of_several() -> None:
+    """Of several faults the first is told, with where the others are."""
+    asked = spec(**{f"0-x{n}": "1" for n in range(9)})
+    what = problem(offer(asked, MIG, TWO))
+    assert "spec-gpu-0-x0" in what.path
+    assert "spec-gpu-0-x1" in what.message
+    assert "and 5 more" in what.message
+
+
+def test_names_of_other_drivers() -> None:
+    """nos' own name of a card's largest profile is accepted."""
+    observed = node(gpu(0, "a100-80gb"))
+    assert gpus(offer(spec(**{"0-7g.79gb": "1"}), MIG, observed))[0]["mig"] == {"7g.79gb": 1}
+
+
+def test_before_the_first_look() -> None:
+    """Where no GPU was seen yet, indices are taken as they are, within reason."""
+    nothing = ObservedNode()
+    assert gpus(offer(spec(**{"5-9g.1gb": "1"}), MIG, nothing)) == [
+        {"devices": [5], "mig": {"9g.1gb": 1}}
+    ]
+    assert problem(offer(spec(**{"1024-1g.5gb": "1"}), MIG, nothing)).code is Code.UNKNOWN_DEVICE
+
+
+# --- MPS --------------------------------------------------------------------------------------
+
+
+def test_configuration() -> None:
+    """Shares of the device plugin's configuration; GPUs that it does not name stay untouched."""
+    assert gpus(offer({}, MPS, TWO, plugin_configuration=TEN)) == [
+        {
+            "devices": [1],
+            "mig": "disabled",
+            "mps": {"shares": {"10gb": {"count": 2, "memory": "9990Mi"}}, "user": 1000},
+        }
+    ]
+
+
+def test_share_annotations() -> None:
+    """Shares can be asked for by annotations too, in their sizes' order."""
+    entries = gpus(offer(spec(**{"0-20gb": "1", "0-5gb": "2"}), MPS, TWO))
+    assert list(entries[0]["mps"]["shares"]) == ["5gb", "20gb"]
+    assert [entry["devices"] for entry in entries] == [[0]]
+
+
+def test_configuration_counts() -> None:
+    """Where there is a configuration, annotations left from a time with MIG say nothing."""
+    left = spec(**{"0-7g.40gb": "1", "0-nonsense": "1"})
+    assert offer(left, MPS, TWO, plugin_configuration=TEN) == offer(
+        {}, MPS, TWO, plugin_configuration=TEN
+    )
+
+
+@pytest.mark.parametrize(
+    ("annotations", "configuration"),
+    [({}, None), ({}, "version: v1"), (spec(), None), (spec(None, **{"0-10gb": "1"}), None)],
+)
+def test_no_shares(annotations: dict[str, str], configuration: str | None) -> None:
+    """Without a share there is no plan, so that a daemon that runs is not stopped."""
+    offered = offer(annotations, MPS, TWO, plugin_configuration=configuration)
+    assert "nos has no shares for this node yet" in reason(offered)
+
+
+@pytest.mark.parametrize(
+    ("key", "count", "found", "right"),
+    [
+        ("0-1g.5gb", "1", "is mps", "a share such as 10gb"),
+        ("0-010gb", "1", "010gb", "a share such as 10gb"),
+        ("0-0gb", "1", "0gb", "a share such as 10gb"),
+        ("0-1gb", "129", "129 shares", "at most 128"),
+        ("9-1gb", "1", "GPU 9", "it has 0, 1"),
+    ],
+)
+def test_refused_shares(key: str, count: str, found: str, right: str) -> None:
+    """What is no share, or more than any GPU serves, is refused with its key."""
+    what = problem(offer(spec(**{key: count}), MPS, TWO))
+    assert f"spec-gpu-{key}" in what.path
+    assert found in what.message
+    assert right in what.remedy
+
+
+def test_refused_configuration() -> None:
+    """A fault of the configuration is told with its place there."""
+    offered = offer({}, MPS, TWO, plugin_configuration=TEN.replace("replicas: 2", "replicas: x"))
+    assert problem(offered).path == "sharing.mps.resources[0].replicas"
+
+
+def test_memory_does_not_waver() -> None:
+    """A GPU that stops answering, its memory unknown, is asked for the same by the label."""
+    labels = {**MPS, MEMORY_LABEL: "40960"}
+    silent = node(gpu(0), replace(gpu(1), access=Access.UNKNOWN, memory=0))
+    known = offer({}, labels, TWO, plugin_configuration=TEN)
+    assert offer({}, labels, silent, plugin_configuration=TEN) == known
+
+
+# --- both, and neither ------------------------------------------------------------------------
+
+
+def test_hybrid() -> None:
+    """MIG by annotations, shares by either carrier; a GPU that is not named stays untouched."""
+    observed = node(gpu(0), gpu(1), gpu(2))
+    asked = spec(**{"0-7g.40gb": "1"})
+    by_configuration = offer(asked, HYBRID, observed, plugin_configuration=TEN)
+    assert [(e["devices"], e["mig"]) for e in gpus(by_configuration)] == [
+        ([0], {"7g.40gb": 1}),
+        ([1], "disabled"),
+    ]
+    by_annotations = offer({**asked, **spec(**{"1-10gb": "2"})}, HYBRID, observed)
+    assert by_annotations == by_configuration
+
+
+def test_hybrid_nothing() -> None:
+    """A node that could be anything and is asked to be nothing has no plan."""
+    assert "no shares" in reason(offer(spec(), HYBRID, TWO))
+
+
+def test_both_on_one_gpu() -> None:
+    """A GPU cannot be divided in both ways."""
+    what = problem(offer(spec(**{"0-7g.40gb": "1", "0-10gb": "1"}), HYBRID, TWO))
+    assert "for MIG profiles and for shares" in what.message
+    assert "spec-gpu-0-10gb" in what.path
+
+
+@pytest.mark.parametrize("value", [None, "", "mixed", "MIG", "mig ", "\x1b[31m"])
+def test_no_mode(value: str | None) -> None:
+    """Without one of nos' words on the label the node is not nos', whatever else is there."""
+    labels = {} if value is None else {MODE_LABEL: value}
+    text = reason(offer(spec(**{"0-7g.40gb": "1"}), labels, TWO))
+    assert MODE_LABEL in text
+    assert text.isprintable()
+    assert ("did you mean mig?" in text) is (value in ("MIG", "mig "))
+    assert remarks(spec(**{"0-x-y": "1"}), labels, TWO) == ()
+
+
+def test_too_large() -> None:
+    """More kinds of shares than a plan can hold are refused as what they are."""
+    observed = node(*(gpu(n) for n in range(40)))
+    asked = spec(**{f"{n}-{size}gb": "1" for n in range(40) for size in range(10001, 10101)})
+    assert "at most 65,536" in problem(offer(asked, MPS, observed)).message
+
+
+# --- remarks ----------------------------------------------------------------------------------
+
+
+def test_remarks() -> None:
+    """What happens without being asked for in so many words, and what is passed over."""
+    observed = node(gpu(0), divided(gpu(1), ("7g.40gb", 0, False)), gpu(2))
+    asked = spec(**{"0-7g.40gb": "1", "0-1g.5gb": "0", "1-1g.10gb-me": "1"})
+    emptied, *others = remarks(asked, MIG, observed)
+    assert emptied.gpu == "GPU-1"
+    assert "every free MIG device there goes" in emptied.message
+    assert len(others) == 2
+    assert remarks(spec(**{"0-7g.40gb": "1", "1-7g.40gb": "1"}), MIG, TWO) == ()
+
+
+def test_remarks_are_bounded() -> None:
+    """A node full of nonsense does not fill a log."""
+    found = remarks(spec(**{f"{n}-x-y": "1" for n in range(5000)}), MIG, TWO)
+    assert len(found) == 21
+    assert "4980 more" in found[-1].message
+
+
+def test_unspeakable() -> None:
+    """A device whose name no key can hold is at least told to the reader."""
+    one = divided(gpu(0, "rtx-pro-6000"), ("2g.48gb-me", 0, False))
+    (remark,) = remarks(spec(**{"0-2g.48gb": "1"}), MIG, node(one))
+    assert "2g.48gb-me" in remark.message
+    assert remarks(spec(**{"0-10gb": "1"}), MPS, node(one)) == ()

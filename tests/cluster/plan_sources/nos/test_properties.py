@@ -1,0 +1,161 @@
+"""What holds for whatever stands on a node."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterator, Mapping
+
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from nodeagent.cluster.plan_sources.nos.grammar import (
+    MODE_LABEL,
+    SPEC_PLAN,
+    STATUS_PLAN,
+    StatusKey,
+    Use,
+    read_spec,
+    read_status,
+)
+from nodeagent.cluster.plan_sources.nos.shares import MEMORY_LABEL
+from nodeagent.cluster.plan_sources.nos.status import status_annotations
+from nodeagent.cluster.plan_sources.nos.to_plan import offer, remarks
+from nodeagent.documents.reading import read_document
+from nodeagent.plan.desired import DesiredNode, MigLayout
+from nodeagent.plan.observed import ObservedNode
+from nodeagent.plan.planner import plan
+from nodeagent.plan.resolve import resolve
+from nodeagent.plan.simulate_steps import after
+from nodeagent.reconcile.plan_update import PlanText, UnreadablePlan
+from tests.cluster.plan_sources.nos.nodes import MIG, gpu, node, spec, state
+from tests.plan.cards import layouts, present, with_instances
+
+BOARDS = ("a100-40gb", "a100-80gb", "h100-80gb", "a30", "rtx-pro-6000", "t4")
+WORDS = st.sampled_from(
+    ["1g.5gb", "1g.10gb.me", "7g.79gb", "3g.20gb", "10gb", "1gb", "99999gb", "0gb", "1g.10gb-me"]
+)
+INDICES = st.one_of(st.integers(0, 3).map(str), st.text(max_size=4), st.just("00"))
+KEYS = st.one_of(
+    st.builds("nos.nebuly.com/spec-gpu-{}-{}".format, INDICES, WORDS | st.text(max_size=12)),
+    st.builds("nos.nebuly.com/status-gpu-{}-{}-free".format, INDICES, WORDS),
+    st.just(SPEC_PLAN),
+    st.just(STATUS_PLAN),
+    st.text(max_size=30),
+    st.text(max_size=9).map("nos.nebuly.com/spec-gpu".__add__),
+)
+VALUES = st.one_of(
+    st.integers(-1, 8).map(str), st.integers().map(str), st.text(max_size=8), st.just("9" * 5000)
+)
+LABELS = st.fixed_dictionaries(
+    {MODE_LABEL: st.sampled_from(["mig", "mps", "hybrid"]) | st.text(max_size=5)},
+    optional={MEMORY_LABEL: st.integers(0, 10**13).map(str) | st.text(max_size=5)},
+)
+NODES = st.lists(st.sampled_from(BOARDS), max_size=3).map(
+    lambda boards: node(*(gpu(index, board) for index, board in enumerate(boards)))
+)
+RESOURCES = st.lists(
+    st.fixed_dictionaries(
+        {},
+        optional={
+            "rename": st.sampled_from(["gpu-10gb", "gpu-99999gb", "gpu"]) | st.text(max_size=5),
+            "memoryGB": st.integers(),
+            "replicas": st.integers(-1, 200),
+            "devices": st.lists(st.sampled_from(["0", "1", 2, "GPU-1"]), max_size=3),
+        },
+    ),
+    max_size=3,
+)
+CONFIGURATIONS = st.one_of(
+    st.none(),
+    st.text(max_size=20),
+    RESOURCES.map(lambda found: json.dumps({"sharing": {"mps": {"resources": found}}})),
+)
+
+
+def _status(annotations: Mapping[str, str | None]) -> Iterator[tuple[StatusKey, int]]:
+    """The counts that nos reads, with what they count."""
+    for key, value in annotations.items():
+        found = read_status(key)
+        if found is not None and value is not None:
+            yield found, int(value)
+
+
+@given(st.dictionaries(KEYS, VALUES, max_size=12), LABELS, NODES, CONFIGURATIONS)
+@example({SPEC_PLAN: "1", "nos.nebuly.com/spec-gpu-0-99999gb": "128"}, {}, ObservedNode(), None)
+def test_total(
+    annotations: dict[str, str], labels: dict[str, str], observed: ObservedNode, text: str | None
+) -> None:
+    """Nothing raises; what is offered is a plan that the agent reads, and every fault is told
+    with its place and what would be right, in words that fit a terminal.
+    """
+    offered = offer(annotations, labels, observed, plugin_configuration=text)
+    told = list(remarks(annotations, labels, observed, plugin_configuration=text))
+    match offered:
+        case PlanText(text=plan_text):
+            read_document(plan_text)
+            again = dict(reversed(annotations.items()))
+            assert offer(again, labels, observed, plugin_configuration=text) == offered
+        case UnreadablePlan(problem=problem):
+            told.append(problem)
+    for problem in told:
+        assert problem.message.isprintable()
+        assert problem.path.isprintable()
+    status_annotations(state(observed, offered), offered, annotations=annotations, labels=labels)
+
+
+@given(st.data())
+def test_asked_done_and_told(data: st.DataObject) -> None:
+    """Any layout a card can have, asked for in nos' words, is planned; once it is so, the status
+    says of each profile as many as the spec, in the same words.
+    """
+    board = data.draw(st.sampled_from([b for b in BOARDS if b != "t4"]))
+    counts = dict(data.draw(st.sampled_from(list(layouts(board)))))
+    counts = {name: n for name, n in counts.items() if "-" not in name}
+    annotations = spec(**{f"0-{name.replace('+', '.')}": str(n) for name, n in counts.items()})
+    empty = node(gpu(0, board))
+    offered = offer(annotations, MIG, empty)
+    assert isinstance(offered, PlanText)
+    document = read_document(offered.text)
+    (entry,) = document.entries
+    assert isinstance(entry.mig, MigLayout)
+    assert {i.profile: i.count for i in entry.mig.instances} == counts
+    desired = resolve(document, empty)
+    assert isinstance(desired, DesiredNode)
+    (planned,) = plan(desired, empty).gpus
+    done = after(planned.before, planned.steps)
+    assert present(done) == Counter(counts)
+    written = status_annotations(
+        state(node(done), offered), offered, annotations=annotations, labels=MIG
+    )
+    assert written[STATUS_PLAN] == annotations[SPEC_PLAN]
+    told = {(k.index, k.profile): v for k, v in _status(written)}
+    assert told == {(a.index, a.profile): a.count for a in read_spec(annotations).asked}
+
+
+@given(st.data())
+def test_status_round_trip(data: st.DataObject) -> None:
+    """Read back by nos' rules, the status is the devices that are there, each once."""
+    gpus = []
+    for index, board in enumerate(data.draw(st.lists(st.sampled_from(BOARDS[:4]), max_size=3))):
+        ways = data.draw(st.sampled_from(list(layouts(board).values())))
+        places = sorted(data.draw(st.sampled_from(ways)))
+        used = data.draw(st.sets(st.integers(0, 6)))
+        gpus.append(with_instances(gpu(index, board), places, used))
+    there = data.draw(st.dictionaries(KEYS, VALUES, max_size=5))
+    there = {key: value for key, value in there.items() if "spec-gpu" not in key}
+    known = state(node(*gpus))
+    offered = offer(there, MIG, known.observed)
+    patch = status_annotations(known, offered, annotations=there, labels=MIG)
+    after_patch = {k: v for k, v in {**there, **patch}.items() if v is not None}
+    expected: Counter[tuple[int, str, bool]] = Counter(
+        (one.index, device.profile.replace("+", "."), device.usage.in_use)
+        for one in gpus
+        for instance in one.instances
+        for device in instance.compute
+    )
+    found = {(k.index, k.profile, k.use is Use.USED): v for k, v in _status(after_patch)}
+    assert found == dict(expected)
+    # Once written, there is nothing more to write.
+    again = status_annotations(known, offered, annotations=after_patch, labels=MIG)
+    assert all(after_patch.get(key) == value for key, value in again.items())

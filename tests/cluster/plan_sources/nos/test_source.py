@@ -1,0 +1,310 @@
+"""nos' protocol, from its keys on the Node to the GPUs and back to its keys."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nodeagent.cluster.client.access import ClusterAccess
+from nodeagent.cluster.plan_sources.node_source import Keys, NodeSource, Offer
+from nodeagent.cluster.plan_sources.nos.configuration import ReadPace
+from nodeagent.cluster.plan_sources.nos.deferred_plan import NosDemand
+from nodeagent.cluster.plan_sources.nos.grammar import STATUS_PLAN
+from nodeagent.cluster.plan_sources.nos.plugin_configuration import CONFIGURATION_LABEL
+from nodeagent.cluster.plan_sources.nos.source import NosSource
+from nodeagent.plan.problems import Code
+from nodeagent.reconcile.plan_update import NoPlan, PlanOffer, PlanText, UnreadablePlan
+from nodeagent.views.node_state import NodeState, Phase
+from tests.cluster.client.rig import running, until
+from tests.cluster.node_rig import Home, at_home, view_of
+from tests.cluster.plan_sources.nos.exchange import EXCHANGES, bare_node, patched, seen
+from tests.cluster.plan_sources.nos.nodes import MIG, MPS, TWO, divided, gpu, node, spec, state
+from tests.simulated_cluster.api_server import ApiServer
+
+WHERE = ("nebuly-nvidia", "nos-device-plugin-configs")
+PLACE = "/".join(WHERE)
+CREATE = "nvmlDeviceCreateGpuInstance*"
+STATUS = "nos.nebuly.com/status-gpu"
+
+
+def meant(asked: Any, observed: Any) -> PlanOffer:
+    """What the loop would make of it."""
+    found: PlanOffer = asked.on(observed) if isinstance(asked, NosDemand) else asked
+    return found
+
+
+def _more(offers: list[Any], known: int) -> bool:
+    return len(offers) > known
+
+
+# --- in conversation ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mode", ["mig", "mps"])
+async def test_exchange(mode: str, server: ApiServer, access: ClusterAccess) -> None:
+    """Each recorded step is asked for and answered so, and none is answered before its time."""
+    exchange, bare = EXCHANGES[mode], bare_node(mode)
+    labels: dict[str, str] = exchange["labels"]
+    annotations: dict[str, str] = {"example.com/other": "stays"}
+    offers: list[Any] = []
+    rounds = 0
+    before: tuple[NodeState, PlanOffer | None] = (NodeState("n", "nos"), None)
+    source = NosSource(
+        offers.append, access, PLACE, rounds=lambda: rounds, pace=ReadPace(interval=0.0)
+    )
+    async with running(source.run()):
+        for step in exchange["steps"]:
+            annotations = patched(annotations, step["partitioner"])
+            labels = {**labels, **step.get("labels", {})}
+            if "configuration" in step:
+                key = labels[CONFIGURATION_LABEL]
+                server.put_config_map(*WHERE, {key: step["configuration"]})
+            view, known = view_of(annotations, labels), len(offers)
+            source.saw(view)
+            if "configuration" in step:
+                await until(partial(_more, offers, known))
+            if len(offers) > known:
+                early = source.answer(view, *before).annotations
+                assert STATUS_PLAN not in early, step["what"]
+            rounds += 1
+            offered = meant(offers[-1], bare)
+            if step.get("plan") is not None:
+                assert isinstance(offered, PlanText)
+                assert json.loads(offered.text) == step["plan"], step["what"]
+            observed, daemons = seen(step["node"]["gpus"], offered, bare)
+            phase = Phase(step["node"]["phase"])
+            before = (state(observed, offered, phase, mps=daemons, rounds=rounds), offered)
+            answer = source.answer(view, *before)
+            assert answer.labels == {}
+            patch = {k: v for k, v in answer.annotations.items() if annotations.get(k) != v}
+            assert patch == step["agent"], step["what"]
+            annotations = patched(annotations, patch)
+    assert annotations["example.com/other"] == "stays"
+
+
+@asynccontextmanager
+async def divided_by_nos(
+    folder: Path, access: ClusterAccess, **options: Any
+) -> AsyncIterator[Home]:
+    """A node with the label of MIG, on the loop with simulated GPUs."""
+
+    def make(offer: Offer, rounds: Callable[[], int]) -> NodeSource:
+        return NosSource(offer, access, None, rounds=rounds)
+
+    async with at_home(folder, make, name="nos", **options) as home:
+        home.patch(labels=MIG)
+        yield home
+
+
+async def ask(home: Home, plan: str, **profiles: str) -> None:
+    """Write a spec as nos does, all of it anew, and wait for its answer."""
+    gone = dict.fromkeys(k for k in home.annotations if k.startswith("nos.nebuly.com/spec-gpu"))
+    home.patch({**gone, **spec(plan, **profiles)})
+    await home.rig.until(lambda: home.annotations.get(STATUS_PLAN) == plan)
+
+
+def counts(home: Home) -> dict[str, str]:
+    """The status keys by what follows `status-gpu-`."""
+    keys = {k: v for k, v in home.annotations.items() if k.startswith(STATUS)}
+    return {key.removeprefix(f"{STATUS}-"): value for key, value in keys.items()}
+
+
+async def test_on_gpus(tmp_path: Path, access: ClusterAccess) -> None:
+    """From spec to status on two GPUs; a plan is answered in the write that counts its devices."""
+    async with divided_by_nos(tmp_path, access, boards="h100-80gb:2") as home:
+        await ask(home, "1", **{"0-7g.80gb": "1", "1-7g.80gb": "1"})
+        assert counts(home) == {"0-7g.80gb-free": "1", "1-7g.80gb-free": "1"}
+        await ask(home, "2", **{"0-3g.40gb": "1", "0-1g.10gb": "2", "1-7g.80gb": "1"})
+        assert counts(home) == {
+            "0-3g.40gb-free": "1",
+            "0-1g.10gb-free": "2",
+            "1-7g.80gb-free": "1",
+        }
+        answers = [w.annotations for w in home.writes if STATUS_PLAN in w.annotations]
+        assert [a[STATUS_PLAN] for a in answers] == ["1", "2"]
+        assert f"{STATUS}-0-3g.40gb-free" in answers[1]
+        assert answers[1][f"{STATUS}-0-7g.80gb-free"] is None
+        # The same spec once more under another id is answered without another look.
+        rounds = home.rig.state.rounds
+        await ask(home, "3", **{"0-3g.40gb": "1", "0-1g.10gb": "2", "1-7g.80gb": "1"})
+        assert home.rig.state.rounds == rounds
+
+
+@pytest.mark.parametrize(
+    ("profiles", "code"),
+    [
+        ({"0-9g.90gb": "1"}, Code.UNKNOWN_PROFILE),
+        ({"0-1g.10gb": "8"}, Code.DOES_NOT_FIT),
+        ({"0-1g.10gb": "-1"}, Code.INVALID_VALUE),
+        ({"7-1g.10gb": "1"}, Code.UNKNOWN_DEVICE),
+    ],
+)
+async def test_what_cannot_be_is_answered(
+    tmp_path: Path, access: ClusterAccess, profiles: dict[str, str], code: Code
+) -> None:
+    """A refused plan would else hold up nos' whole cluster; the GPUs and their counts stay."""
+    async with divided_by_nos(tmp_path, access) as home:
+        await ask(home, "1", **{"0-7g.80gb": "1"})
+        await ask(home, "2", **profiles)
+        assert home.rig.state.phase is Phase.REJECTED
+        assert home.rig.codes == {code}
+        assert counts(home) == {"0-7g.80gb-free": "1"}
+
+
+async def test_what_fails_is_answered(tmp_path: Path, access: ClusterAccess) -> None:
+    """So is a plan that the driver does not carry out, with the layout that was restored."""
+    async with divided_by_nos(tmp_path, access) as home:
+        await ask(home, "1", **{"0-3g.40gb": "1"})
+        home.gpus.inject(CREATE, error=999)
+        await ask(home, "2", **{"0-1g.10gb": "7"})
+        assert home.rig.state.phase is Phase.FAILED
+        assert counts(home) == {"0-3g.40gb-free": "1"}
+
+
+async def test_a_dead_driver_is_answered(access: ClusterAccess) -> None:
+    """Also one that never lived, when nobody knows what the spec means for the node."""
+    source = NosSource(lambda _: None, access, None, rounds=lambda: 0)
+    view = view_of(spec("7", **{"0-7g.80gb": "1"}), MIG)
+    source.saw(view)
+    assert source.answer(view, NodeState("n", "nos"), None) == Keys()
+    dead = NodeState("n", "nos", Phase.FAILED, driver_error="no driver")
+    assert source.answer(view, dead, None).annotations == {STATUS_PLAN: "7"}
+
+
+# --- what is no new plan, and what is ------------------------------------------------------------
+
+
+async def test_writes_of_others_wake_nobody(tmp_path: Path, access: ClusterAccess) -> None:
+    """Our own answers, a heartbeat and strangers' keys are no new demand."""
+    async with divided_by_nos(tmp_path, access) as home:
+        await ask(home, "1", **{"0-7g.80gb": "1"})
+        rounds, writes = home.rig.state.rounds, len(home.writes)
+        home.patch({"nodeagent.io/status": "{}"}, {"nvidia.com/gpu.product": "H100"})
+        home.there(view_of(dict(home.annotations), dict(home.labels)))
+        await asyncio.sleep(0.02)
+        assert (home.rig.state.rounds, len(home.writes)) == (rounds, writes)
+
+
+async def test_a_second_plan_with_the_same_id(tmp_path: Path, access: ClusterAccess) -> None:
+    """Ids are seconds, and two plans may share one: the newer spec is carried out all the same."""
+    async with divided_by_nos(tmp_path, access) as home:
+        await ask(home, "1", **{"0-7g.80gb": "1"})
+        await ask(home, "1", **{"0-3g.40gb": "2"})
+        await home.rig.until(lambda: counts(home) == {"0-3g.40gb-free": "2"})
+
+
+async def test_counts_edited_by_hand_are_restored(tmp_path: Path, access: ClusterAccess) -> None:
+    """Wrong counts and strange keys with nos' prefix are put right at once."""
+    async with divided_by_nos(tmp_path, access) as home:
+        await ask(home, "1", **{"0-7g.80gb": "1"})
+        home.patch({f"{STATUS}-0-7g.80gb-free": "9", f"{STATUS}-0-1g.10gb-used": "1"})
+        assert counts(home) == {"0-7g.80gb-free": "1"}
+
+
+async def test_use_is_told(tmp_path: Path, access: ClusterAccess) -> None:
+    """A device that somebody takes moves from free to used, and back; what is used is kept."""
+    async with divided_by_nos(tmp_path, access) as home:
+        await ask(home, "1", **{"0-3g.40gb": "2"})
+        home.gpus.occupy(home.rig.gpu().instances[0].compute[0].uuid, 4711)
+        await home.rig.round()
+        assert counts(home) == {"0-3g.40gb-free": "1", "0-3g.40gb-used": "1"}
+        await ask(home, "2", **{"0-7g.80gb": "1"})
+        assert home.rig.state.phase is Phase.BLOCKED
+        assert counts(home)["0-3g.40gb-used"] == "1"
+        home.gpus.release()
+        home.rig.reconciler.nudge("the process ended")
+        await home.rig.until(lambda: counts(home) == {"0-7g.80gb-free": "1"})
+
+
+# --- remarks --------------------------------------------------------------------------------------
+
+
+async def test_remarks(access: ClusterAccess) -> None:
+    """What nos passes over in silence is told, once for each demand."""
+    source = NosSource(lambda _: None, access, None, rounds=lambda: 0)
+    observed = node(gpu(0), divided(gpu(1), ("7g.40gb", 0, False)))
+    view = view_of(spec(**{"0-7g.40gb": "1", "1-1g.10gb-me": "1"}), MIG)
+    source.saw(view)
+    async with running(source.run()):
+        for _ in range(3):
+            source.answer(view, state(observed), None)
+            await asyncio.sleep(0)
+        await until(lambda: len(source.remarks) == 2)
+        emptied, ignored = source.remarks
+        assert "every free MIG device there goes" in emptied.message
+        assert "its profile has a -" in ignored.message
+        clean = view_of(spec(**{"0-7g.40gb": "1", "1-7g.40gb": "1"}), MIG)
+        source.saw(clean)
+        source.answer(clean, state(observed), None)
+        await until(lambda: source.remarks == ())
+
+
+# --- the ConfigMap --------------------------------------------------------------------------------
+
+
+async def test_nothing_is_asked_for_while_the_configuration_is_read(
+    server: ApiServer, access: ClusterAccess
+) -> None:
+    """Until it is known what the new key says, the plan of the old one stays in force."""
+    offers: list[Any] = []
+    source = NosSource(offers.append, access, PLACE, rounds=lambda: 0)
+    source.saw(view_of(spec(**{"0-7g.40gb": "1"}), {**MPS, CONFIGURATION_LABEL: "a"}))
+    assert offers == []
+    async with running(source.run()):
+        await until(lambda: offers)
+    (trouble,) = offers
+    assert isinstance(trouble, UnreadablePlan)
+    assert len([r for r in server.requests if "configmaps" in r.path]) == 1
+
+
+@pytest.mark.parametrize("labels", [MIG, {}, MPS])
+async def test_no_key_no_request(
+    server: ApiServer, access: ClusterAccess, labels: dict[str, str]
+) -> None:
+    """On a MIG node, on one that is not nos', and without the label there is nothing to read."""
+    offers: list[Any] = []
+    source = NosSource(offers.append, access, PLACE, rounds=lambda: 0)
+    key = {} if labels == MPS else {CONFIGURATION_LABEL: "shared-4"}
+    async with running(source.run()):
+        source.saw(view_of(labels={**labels, **key}))
+        await asyncio.sleep(0.02)
+    assert isinstance(meant(offers[0], TWO), NoPlan)
+    assert server.requests == []
+
+
+async def test_a_key_without_a_config_map(access: ClusterAccess) -> None:
+    """Where no setting names the ConfigMap, that is said; shares by annotation go on to count."""
+    offers: list[Any] = []
+    source = NosSource(offers.append, access, None, rounds=lambda: 0)
+    labels = {**MPS, CONFIGURATION_LABEL: "node-a-1"}
+    source.saw(view_of(labels=labels))
+    assert "kubernetes.nos_config_map" in offers[0].reason
+    source.saw(view_of(spec(**{"0-10gb": "2"}), labels))
+    assert isinstance(meant(offers[1], TWO), PlanText)
+
+
+# --- the Node, and another source -----------------------------------------------------------------
+
+
+async def test_no_node(access: ClusterAccess) -> None:
+    """Without a Node there is no plan; when it is back, it is asked again."""
+    offers: list[Any] = []
+    source = NosSource(offers.append, access, None, rounds=lambda: 0)
+    view = view_of(spec(**{"0-7g.40gb": "1"}), MIG)
+    for one in (view, None, None, view):
+        source.saw(one)
+    assert [type(one) for one in offers] == [NosDemand, NoPlan, NosDemand]
+
+
+async def test_withdrawal(access: ClusterAccess) -> None:
+    """The counts go; the plan stays answered, and what nos asked for is its own."""
+    source = NosSource(lambda _: None, access, None, rounds=lambda: 0)
+    there = {**spec(**{"0-7g.40gb": "1"}), f"{STATUS}-0-7g.40gb-free": "1", STATUS_PLAN: "1"}
+    assert source.withdrawal(view_of(there, MIG)) == Keys({f"{STATUS}-0-7g.40gb-free": None})

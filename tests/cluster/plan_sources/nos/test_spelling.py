@@ -1,0 +1,88 @@
+"""nos' names of profiles and shares, and ours."""
+
+from __future__ import annotations
+
+import pytest
+
+from nodeagent.cluster.plan_sources.nos.spelling import (
+    asked_words,
+    mig_profile,
+    share_size,
+    spelled,
+)
+from tests.plan.cards import card
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ("1g.5gb", "1g.5gb"),
+        ("1g.10gb.me", "1g.10gb+me"),
+        ("1g.10gb+me", "1g.10gb+me"),
+        ("2g.48gb.me.all", "2g.48gb+me.all"),
+        ("1c.3g.40gb", "1c.3g.40gb"),
+        ("7g.79gb", "7g.79gb"),
+    ],
+)
+def test_mig_profile(text: str, name: str) -> None:
+    """The device plugin's dot in the place of a plus is undone."""
+    assert str(mig_profile(text)) == name
+
+
+@pytest.mark.parametrize(
+    "text", ["", "10gb", "x1g.5gb", "1g.5gbx", "0g.5gb", "1g.5gb.", "1g.5gb+", "9" * 5000 + "g.1gb"]
+)
+def test_no_mig_profile(text: str) -> None:
+    """nos' own test is not anchored and lets such names through; no card has them."""
+    assert mig_profile(text) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [
+        ("10gb", 10),
+        ("1gb", 1),
+        ("99999gb", 99999),
+        ("0gb", None),
+        ("010gb", None),
+        ("10GB", None),
+        ("1g.10gb", None),
+        ("10gb\n", None),
+        ("100000gb", None),
+        ("gb", None),
+        ("", None),
+    ],
+)
+def test_share_size(text: str, size: int | None) -> None:
+    """A share is its gigabytes, at least one, and nothing else."""
+    assert share_size(text) == size
+
+
+@pytest.mark.parametrize(
+    ("device", "text"),
+    [
+        ("3g.20gb", "3g.20gb"),
+        ("1g.10gb+me", "1g.10gb.me"),
+        ("1c.3g.40gb", "1c.3g.40gb"),
+        ("2g.48gb-me", None),  # nos would split the key there
+        ("1g.24gb+gfx,me", None),
+    ],
+)
+def test_spelled(device: str, text: str | None) -> None:
+    """What a key can hold is spelled for it; what it cannot, is not."""
+    assert spelled(device) == text
+
+
+def test_asked_words() -> None:
+    """A card's profile is called as it was asked for, by its own name where that was used too."""
+    gpu = card("a100-80gb")
+    assert asked_words(gpu, ["7g.79gb", "1g.10gb"]) == {"7g.80gb": "7g.79gb", "1g.10gb": "1g.10gb"}
+    assert asked_words(gpu, ["7g.79gb", "7g.80gb"]) == {"7g.80gb": "7g.80gb"}
+    assert asked_words(gpu, ["7g.81gb", "7g.79gb"]) == {"7g.80gb": "7g.79gb"}
+    assert asked_words(gpu, ["1g.10gb.me"]) == {"1g.10gb+me": "1g.10gb.me"}
+    assert asked_words(gpu, ["1c.3g.39gb", "nonsense", "9g.10gb"]) == {"1c.3g.40gb": "1c.3g.39gb"}
+
+
+def test_too_many_words() -> None:
+    """No GPU has so many kinds of devices, and a hostile node must not cost time."""
+    assert asked_words(card("a100-80gb"), [f"1g.{n}gb" for n in range(1, 20)]) == {}

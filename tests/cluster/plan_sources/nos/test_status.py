@@ -1,0 +1,344 @@
+"""The node's state in nos' words."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import pytest
+
+from nodeagent.cluster.plan_sources.nos.grammar import MODE_LABEL, SPEC_PLAN, STATUS_PLAN
+from nodeagent.cluster.plan_sources.nos.status import status_annotations, withdrawn
+from nodeagent.cluster.plan_sources.nos.to_plan import offer
+from nodeagent.documents.reading import digest_of
+from nodeagent.plan.observed import Access, Gpu, MpsDaemon, ObservedNode, Usage, User
+from nodeagent.plan.problems import Code, Problem
+from nodeagent.plan.shares import MIB, Account, Share, Sharing, WantedMps
+from nodeagent.reconcile.plan_update import NoPlan, PlanText, UnreadablePlan
+from nodeagent.views.node_state import NodeState, Phase, Refusal
+from tests.cluster.plan_sources.nos.nodes import (
+    HYBRID,
+    MIG,
+    MPS,
+    OFF,
+    PLAN_ID,
+    TWO,
+    client,
+    divided,
+    gpu,
+    node,
+    shared,
+    shares,
+    spec,
+    state,
+)
+from tests.plan.cards import NOT_KNOWN
+from tests.plan.cards import divided as parted
+
+STATUS = "nos.nebuly.com/status-gpu"
+NOTHING = NoPlan("a test asks nothing")
+
+
+def written(
+    known: NodeState,
+    annotations: Mapping[str, str] | None = None,
+    labels: Mapping[str, str] = MIG,
+) -> dict[str, str | None]:
+    """What is written, the status keys by what follows `status-gpu-`."""
+    found = status_annotations(known, NOTHING, annotations=annotations or {}, labels=labels)
+    return {key.removeprefix(f"{STATUS}-"): value for key, value in found.items()}
+
+
+def of(*gpus: Gpu, annotations: Mapping[str, str] | None = None) -> dict[str, str | None]:
+    """The same for a MIG node of these GPUs."""
+    return written(state(node(*gpus)), annotations)
+
+
+# --- MIG devices ------------------------------------------------------------------------------
+
+
+def test_free_and_used() -> None:
+    """Devices are counted by GPU, profile and whether somebody uses them; never a zero."""
+    first = divided(gpu(0), ("3g.20gb", 4, True), ("1g.5gb", 0, False), ("1g.5gb", 1, False))
+    second = divided(gpu(1), ("1g.5gb", 0, True), ("1g.5gb", 1, False))
+    assert of(first, second) == {
+        "0-3g.20gb-used": "1",
+        "0-1g.5gb-free": "2",
+        "1-1g.5gb-used": "1",
+        "1-1g.5gb-free": "1",
+    }
+
+
+def test_unknown_users() -> None:
+    """Users that cannot be found out count as users."""
+    one = divided(gpu(0), ("7g.40gb", 0, False))
+    compute = tuple(replace(c, usage=NOT_KNOWN) for c in one.instances[0].compute)
+    unknown = replace(one, instances=(replace(one.instances[0], compute=compute),))
+    assert of(unknown) == {"0-7g.40gb-used": "1"}
+
+
+def test_device_with_a_daemon() -> None:
+    """On a MIG device with MPS a server is nobody's use, and a client is."""
+    one = divided(gpu(0), ("7g.40gb", 0, False))
+    (instance,) = one.instances
+    (device,) = instance.compute
+
+    def with_daemon(clients: Usage) -> Gpu:
+        daemon = MpsDaemon(shares({"10gb": 1}), "Ready", servers=(801,), clients=clients)
+        served = replace(device, usage=Usage((User(801),)), mps=daemon)
+        return replace(one, instances=(replace(instance, compute=(served,)),))
+
+    assert of(with_daemon(Usage())) == {"0-7g.40gb-free": "1"}
+    assert of(with_daemon(Usage((User(5),)))) == {"0-7g.40gb-used": "1"}
+
+
+def test_parts_and_half_made() -> None:
+    """Parts of a GPU instance are devices of their own; one without any is no device."""
+    one = parted(gpu(0), "3g.20gb", 0, 1, 2, used=(0,))
+    half = divided(gpu(1), ("7g.40gb", 0, False))
+    half = replace(half, instances=(replace(half.instances[0], compute=()),))
+    assert of(one, half) == {"0-1c.3g.20gb-used": "1", "0-2c.3g.20gb-free": "1"}
+
+
+def test_plus() -> None:
+    """A plus, which no key can hold, becomes the device plugin's dot."""
+    assert of(divided(gpu(0), ("1g.5gb+me", 0, False))) == {"0-1g.5gb.me-free": "1"}
+
+
+def test_minus() -> None:
+    """A device whose name nos would split at the wrong place is left out, and only that."""
+    one = divided(gpu(0, "rtx-pro-6000"), ("2g.48gb-me", 0, False), ("2g.48gb", 6, True))
+    assert of(one) == {"0-2g.48gb-used": "1"}
+
+
+def test_in_the_words_of_the_spec() -> None:
+    """A device is named as it was asked for, or nos would never see its spec fulfilled."""
+    one = divided(gpu(0, "a100-80gb"), ("7g.80gb", 0, False))
+    assert of(one) == {"0-7g.80gb-free": "1"}
+    assert of(one, annotations=spec(None, **{"0-7g.79gb": "1"})) == {"0-7g.79gb-free": "1"}
+    assert of(one, annotations=spec(None, **{"1-7g.79gb": "1"})) == {"0-7g.80gb-free": "1"}
+
+
+# --- what goes, what stays --------------------------------------------------------------------
+
+
+def test_stale_keys() -> None:
+    """What nos' reporter would replace and is not so goes; every other key is left alone."""
+    there = {
+        f"{STATUS}-0-7g.40gb-free": "2",
+        f"{STATUS}-0-1g.5gb-used": "1",
+        f"{STATUS}-00-7g.40gb-free": "1",
+        f"{STATUS}-7-7g.40gb-unknown": "1",
+        f"{STATUS}X-0-7g.40gb-free": "1",
+        f"{STATUS}-0-1g.10gb-me-free": "1",
+        **spec(None, **{"0-1g.5gb": "1"}),
+        "nodeagent.io/status": "{}",
+        STATUS_PLAN: "old",
+    }
+    found = status_annotations(
+        state(node(divided(gpu(0), ("7g.40gb", 0, False)))),
+        NOTHING,
+        annotations=there,
+        labels=MIG,
+    )
+    stale = [key for key in there if key.startswith(STATUS) and key != f"{STATUS}-0-7g.40gb-free"]
+    assert found == {**dict.fromkeys(stale), f"{STATUS}-0-7g.40gb-free": "1"}
+
+
+def test_nothing_seen_yet() -> None:
+    """An agent that has just started takes nothing away that an earlier one wrote."""
+    there = {f"{STATUS}-0-7g.40gb-free": "1", STATUS_PLAN: PLAN_ID}
+    assert written(NodeState("node-a", "nos"), there) == {}
+
+
+def test_silent_gpu() -> None:
+    """A GPU that does not answer is counted as last seen and in use; never seen, it is left."""
+    silent = replace(divided(gpu(0), ("7g.40gb", 0, False)), access=Access.UNKNOWN)
+    never = replace(gpu(1), access=Access.LOST, mig=None)
+    there = {
+        f"{STATUS}-0-7g.40gb-free": "1",
+        f"{STATUS}-1-7g.40gb-free": "1",
+        f"{STATUS}-2-7g.40gb-free": "1",
+    }
+    assert of(silent, never, annotations=there) == {
+        "0-7g.40gb-free": None,
+        "0-7g.40gb-used": "1",
+        "2-7g.40gb-free": None,
+    }
+
+
+def test_silent_driver() -> None:
+    """While the driver does not answer, what was last seen counts as in use."""
+    seen = state(node(divided(gpu(0), ("7g.40gb", 0, False))), driver_error="it hangs")
+    assert written(seen) == {"0-7g.40gb-used": "1"}
+
+
+@pytest.mark.parametrize("labels", [{}, {MODE_LABEL: "other"}])
+def test_not_a_node_of_nos(labels: dict[str, str]) -> None:
+    """On a node that nos does not divide nothing is written, and nothing taken away."""
+    there = {f"{STATUS}-0-7g.40gb-free": "1", SPEC_PLAN: PLAN_ID}
+    assert written(state(TWO), there, labels) == {}
+
+
+# --- shares -----------------------------------------------------------------------------------
+
+
+def counted(seen: tuple[Gpu, object], labels: Mapping[str, str] = MPS) -> dict[str, str | None]:
+    """What is written about one GPU with a daemon."""
+    one, daemon = seen
+    return written(state(node(one), mps=(daemon,)), labels=labels)
+
+
+def test_slots() -> None:
+    """A slot is used once, however many processes are in it."""
+    runs = shares({"10gb": 3, "5gb": 1})
+    pair = client(1, "10gb", "0"), client(2, "10gb", "0"), client(3, "10gb", "2")
+    assert counted(shared(gpu(0), runs, *pair)) == {
+        "0-10gb-used": "2",
+        "0-10gb-free": "1",
+        "0-5gb-free": "1",
+    }
+
+
+def test_without_a_slot() -> None:
+    """A client whose share is not known has one: with a limit like its own, else the largest."""
+    kinds = (Share("5gb", 1, 5000, None), Share("10gb", 2, 10000, None))
+    runs = WantedMps(Sharing(kinds, "report"), Account(1000, 1000))
+    small = client(1, memory_limit=5000 * MIB)
+    assert counted(shared(gpu(0), runs, small)) == {"0-5gb-used": "1", "0-10gb-free": "2"}
+    assert counted(shared(gpu(0), runs, small, client(2), client(3), client(4), client(5))) == {
+        "0-5gb-used": "1",
+        "0-10gb-used": "2",
+    }
+
+
+def test_who_holds_a_share() -> None:
+    """An allocation without a process holds one; the same pod's second process, a server and a
+    process outside MPS do not.
+    """
+    runs = shares({"10gb": 4})
+    pod = {"namespace": "ml", "pod": "a", "container": "main"}
+    clients = client(1, "10gb", "0", **pod), client(2, **pod)
+    others = [
+        User(0, source="kubelet", namespace="ml", pod="a", container="main"),
+        User(0, source="kubelet", namespace="ml", pod="b", container="main"),
+        User(9, "nvtop"),
+    ]
+    assert counted(shared(gpu(0), runs, *clients, others=others)) == {
+        "0-10gb-used": "2",
+        "0-10gb-free": "2",
+    }
+
+
+def test_clients_only_the_daemon_knows() -> None:
+    """Clients that the supervisor has not judged yet count too."""
+    one, _ = shared(gpu(0), shares({"10gb": 2}), client(1))
+    assert written(state(node(one)), labels=MPS) == {"0-10gb-used": "1", "0-10gb-free": "1"}
+
+
+def test_unknown_clients() -> None:
+    """Where the clients or the GPU's users cannot be found out, every share is in use."""
+    one, daemon = shared(gpu(0), shares({"10gb": 2}))
+    assert one.mps is not None
+    for unknown in (
+        replace(one, mps=replace(one.mps, clients=NOT_KNOWN)),
+        replace(one, usage=NOT_KNOWN),
+        replace(one, access=Access.UNKNOWN),
+    ):
+        assert counted((unknown, daemon)) == {"0-10gb-used": "2"}
+
+
+def test_shares_of_another_plan() -> None:
+    """Shares that nos has no name for are not told it; it would take the whole node for faulty."""
+    runs = WantedMps(
+        Sharing((Share("small", 4, 1000, None), Share("clients", None, None, None)), "report"),
+        Account(1000, 1000),
+    )
+    assert counted(shared(gpu(0), runs, client(1, "small", "0"))) == {}
+
+
+def test_each_mode_its_own() -> None:
+    """A MIG node tells no shares, an MPS node no MIG devices, a hybrid one both."""
+    one, daemon = shared(gpu(0), shares({"10gb": 1}))
+    observed = node(one, divided(gpu(1), ("7g.40gb", 0, False)))
+    both = state(observed, mps=(daemon,))
+    assert written(both, labels=MIG) == {"1-7g.40gb-free": "1"}
+    assert written(both, labels=MPS) == {"0-10gb-free": "1"}
+    assert written(both, labels=HYBRID) == {"0-10gb-free": "1", "1-7g.40gb-free": "1"}
+
+
+# --- the plan's id ----------------------------------------------------------------------------
+
+ASKED = spec(**{"0-7g.40gb": "1"})
+OFFERED = offer(ASKED, MIG, TWO)
+REFUSAL = Refusal("", (Problem(Code.DOES_NOT_FIT, "a test says no"),))
+
+
+def acknowledged(known: NodeState, offered: object = OFFERED, *, judged: bool = True) -> str | None:
+    """The id that is written, None when none is."""
+    assert isinstance(offered, PlanText | NoPlan | UnreadablePlan | None)
+    return status_annotations(known, offered, annotations=ASKED, labels=MIG, judged=judged).get(
+        STATUS_PLAN
+    )
+
+
+@pytest.mark.parametrize("phase", [p for p in Phase if p is not Phase.WORKING])
+def test_answered(phase: Phase) -> None:
+    """What became of the plan does not matter: once all is done that can be, it is answered."""
+    assert acknowledged(state(TWO, OFFERED, phase)) == PLAN_ID
+
+
+def test_not_answered_yet() -> None:
+    """While it is worked on, or another plan is in force, there is no answer."""
+    assert acknowledged(state(TWO, OFFERED, Phase.WORKING)) is None
+    assert acknowledged(state(TWO, PlanText(b"another"))) is None
+    assert acknowledged(NodeState("node-a", "nos")) is None
+    assert acknowledged(state(TWO), NOTHING) is None
+
+
+@pytest.mark.parametrize("offered", [OFFERED, UnreadablePlan(REFUSAL.problems[0])])
+def test_another_plan_is_not_answered_by_this_state(offered: object) -> None:
+    """A state from before nos asked for this says nothing of it, be it done or refused."""
+    assert acknowledged(state(TWO, OFFERED), offered, judged=False) is None
+
+
+def test_refused_is_answered() -> None:
+    """A plan that was refused is answered; the refusal of an earlier one is no answer."""
+    assert isinstance(OFFERED, PlanText)
+    refused = state(TWO, PlanText(b"last good"), Phase.REJECTED)
+    for digest, answer in ((digest_of(OFFERED.text), PLAN_ID), ("sha256:earlier", None)):
+        refusal = replace(REFUSAL, digest=digest)
+        assert acknowledged(replace(refused, refusal=refusal)) == answer
+
+
+def test_unreadable_is_answered() -> None:
+    """What cannot even be read would otherwise hold up the whole cluster."""
+    assert acknowledged(NodeState("node-a", "nos"), UnreadablePlan(REFUSAL.problems[0])) == PLAN_ID
+
+
+def test_no_driver_is_answered() -> None:
+    """A node whose driver is dead does not hold up the cluster either."""
+    dead = NodeState("node-a", "nos", Phase.FAILED, driver_error="no driver")
+    assert acknowledged(dead) == PLAN_ID
+    assert acknowledged(dead, None, judged=False) == PLAN_ID  # it never lived
+    assert acknowledged(NodeState("node-a", "nos"), None) is None
+
+
+def test_withdrawn() -> None:
+    """The counts go, all that nos would take for some; the answer stays, or nos would wait."""
+    counts = {f"{STATUS}-0-7g.40gb-free": "1", f"{STATUS}X": "1"}
+    assert withdrawn({**ASKED, **counts, STATUS_PLAN: PLAN_ID}) == dict.fromkeys(counts)
+
+
+def test_no_plan_to_answer() -> None:
+    """Without an id nothing is answered, and an earlier answer is left as it is."""
+    for there in ({STATUS_PLAN: "old"}, {STATUS_PLAN: "old", SPEC_PLAN: ""}):
+        known = state(ObservedNode((gpu(0, mig=OFF),)))
+        assert status_annotations(known, NOTHING, annotations=there, labels=MIG) == {}
+
+
+def test_id_left_over() -> None:
+    """An id from a time with MIG is answered on an MPS node too, where nothing comes of it."""
+    left = {SPEC_PLAN: PLAN_ID}
+    found = status_annotations(state(TWO), NOTHING, annotations=left, labels=MPS)
+    assert found == {STATUS_PLAN: PLAN_ID}

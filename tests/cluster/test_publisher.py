@@ -1,0 +1,274 @@
+"""The agent's Node: what is written of a state, when, and what goes when a source goes."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from datetime import UTC, datetime
+from typing import NoReturn
+
+import pytest
+
+from nodeagent.cluster.client.access import ClusterAccess
+from nodeagent.cluster.client.node_view import NodeView
+from nodeagent.cluster.plan_sources.node_source import Keys
+from nodeagent.cluster.publisher import Citizen, CitizenPace
+from nodeagent.reconcile.event_log import EventLog, EventType
+from nodeagent.reconcile.plan_update import PlanOffer
+from nodeagent.views.node_state import NodeState, Phase
+from tests.cluster.client.rig import QUICK, QUICK_WRITES, running
+from tests.rig import SOON
+from tests.simulated_cluster.api_server import ApiServer
+
+pytestmark = pytest.mark.virtual_time
+PACE = CitizenPace(patience=0.15, first_answer=0.1, farewell=0.2, follow=QUICK, write=QUICK_WRITES)
+
+
+class Labelling:
+    """A source that keeps one label on the Node."""
+
+    def __init__(self, label: str, annotation: str = "") -> None:
+        self.label = label
+        self.annotation = annotation
+        self.seen: list[NodeView | None] = []
+
+    async def run(self) -> NoReturn:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    def saw(self, view: NodeView | None) -> None:
+        self.seen.append(view)
+
+    def answer(self, view: NodeView, state: NodeState, offered: PlanOffer | None) -> Keys:
+        said = {"nos.nebuly.com/said": self.annotation} if self.annotation else {}
+        return Keys(annotations=said, labels={self.label: state.phase.value})
+
+    def withdrawal(self, view: NodeView) -> Keys:
+        return Keys(labels={self.label: None})
+
+
+class Onlooking:
+    """Counts how often the server answered again."""
+
+    def __init__(self) -> None:
+        self.reached_again = 0
+
+    def saw(self, view: NodeView | None) -> None:
+        pass
+
+    def reached(self) -> None:
+        self.reached_again += 1
+
+
+class Citizenship:
+    """A citizen with what it was told and what came of it."""
+
+    def __init__(self, server: ApiServer, access: ClusterAccess, node: str = "n") -> None:
+        self.server = server
+        self.events = EventLog()
+        self.without: list[str] = []
+        self.onlooker = Onlooking()
+        self.citizen = Citizen(
+            access,
+            node,
+            events=self.events,
+            unreachable=self.without.append,
+            onlookers=(self.onlooker,),
+            pace=PACE,
+        )
+
+    def publish(self, phase: Phase, note: str = "") -> None:
+        now = datetime.now(UTC)
+        state = NodeState("n", "file", phase, note=note, observed_at=now, digest="sha256:0")
+        self.citizen.publish(state, None)
+
+    @property
+    def phase(self) -> str:
+        written = self.server.node("n")["metadata"].get("annotations", {})
+        return str(written.get("nodeagent.io/status", "")).partition('"phase":"')[2].split('"')[0]
+
+    @property
+    def labels(self) -> dict[str, str]:
+        return dict(self.server.node("n")["metadata"].get("labels") or {})
+
+    async def until(self, phase: str) -> None:
+        async with asyncio.timeout(SOON):
+            while self.phase != phase:
+                await asyncio.sleep(0.005)
+
+    def writes(self) -> int:
+        return sum(r.write and r.path.endswith("/nodes/n") for r in self.server.requests)
+
+
+@pytest.fixture
+async def member(server: ApiServer, access: ClusterAccess) -> AsyncIterator[Citizenship]:
+    """A citizen that runs."""
+    made = Citizenship(server, access)
+    async with running(made.citizen.run()):
+        yield made
+
+
+async def test_a_quick_change_is_one_write(member: Citizenship) -> None:
+    """Work that is over within the patience is not told of before its end."""
+    member.publish(Phase.IN_SYNC)
+    await member.until("InSync")
+    before = member.writes()
+    member.publish(Phase.WORKING)
+    await asyncio.sleep(0.02)
+    member.publish(Phase.BLOCKED)
+    await member.until("Blocked")
+    assert member.writes() == before + 1
+
+
+async def test_work_that_lasts_is_told_of(member: Citizenship) -> None:
+    """After the patience the Node says Working, whatever else is published meanwhile."""
+    member.publish(Phase.IN_SYNC)
+    await member.until("InSync")
+    member.publish(Phase.WORKING)
+    member.publish(Phase.WORKING, note="further")
+    await member.until("Working")
+    member.publish(Phase.IN_SYNC)
+    await member.until("InSync")
+
+
+async def test_the_same_twice_is_not_written(member: Citizenship) -> None:
+    """A state that says what the Node says already causes no request."""
+    member.publish(Phase.IN_SYNC)
+    await member.until("InSync")
+    await asyncio.sleep(0.1)
+    before = len(member.server.requests)
+    for _ in range(5):
+        member.publish(Phase.IN_SYNC)
+        await asyncio.sleep(0.01)
+    await asyncio.sleep(0.1)
+    assert len(member.server.requests) == before
+
+
+async def test_what_a_source_leaves_is_taken_away(member: Citizenship) -> None:
+    """With another source the keys of the one before go, and are nobody's business afterwards."""
+    first, second = Labelling("nvidia.com/first"), Labelling("nvidia.com/second")
+    member.citizen.use(first)
+    member.publish(Phase.IN_SYNC)
+    await member.until("InSync")
+    async with asyncio.timeout(SOON):
+        while "nvidia.com/first" not in member.labels:
+            await asyncio.sleep(0.005)
+        member.citizen.use(second)
+        while member.labels.get("nvidia.com/second") != "InSync":
+            await asyncio.sleep(0.005)
+    assert "nvidia.com/first" not in member.labels
+    await asyncio.sleep(PACE.farewell)
+    assert second.seen, "it was not told what the Node is like"
+    theirs = {"nvidia.com/first": "another-programs"}
+    member.server.patch_node("n", {"metadata": {"labels": theirs}})
+    async with asyncio.timeout(SOON):
+        while (view := second.seen[-1]) is None or "nvidia.com/first" not in view.labels:
+            await asyncio.sleep(0.005)
+    member.publish(Phase.BLOCKED)
+    await member.until("Blocked")
+    assert member.labels["nvidia.com/first"] == "another-programs"
+
+
+async def test_what_is_too_large_keeps_nothing_else_back(member: Citizenship) -> None:
+    """An answer that repeats what somebody wrote there may be of any size; the status is told."""
+    member.citizen.use(Labelling("nvidia.com/first", "x" * (129 << 10)))
+    member.publish(Phase.BLOCKED)
+    await member.until("Blocked")
+    assert member.labels["nvidia.com/first"] == "Blocked"
+    assert "nos.nebuly.com/said" not in member.server.node("n")["metadata"]["annotations"]
+
+
+async def test_without_an_answer_it_says_so(server: ApiServer, access: ClusterAccess) -> None:
+    """An API server that does not answer at the start is told of, so that the work can go on."""
+    lonely = Citizenship(server, access)
+    async with contextlib.AsyncExitStack() as stack:
+        async with server.refusing():
+            await stack.enter_async_context(running(lonely.citizen.run()))
+            await stack.enter_async_context(asyncio.timeout(SOON))
+            while not (lonely.without and lonely.citizen.state.problem):
+                await asyncio.sleep(0.005)
+            assert not lonely.citizen.state.reachable
+        while not lonely.citizen.state.reachable:
+            await asyncio.sleep(0.005)
+        assert lonely.citizen.state.registered
+        told = len(lonely.without)
+        await asyncio.sleep(2 * PACE.first_answer)
+        assert len(lonely.without) == told
+
+
+async def test_a_name_that_no_node_has_is_told(server: ApiServer, access: ClusterAccess) -> None:
+    """The server answers, and has no Node of this name: that is a problem with a remedy."""
+    nobody = Citizenship(server, access, node="m")
+    async with running(nobody.citizen.run()), asyncio.timeout(SOON):
+        while not nobody.citizen.state.problem:
+            await asyncio.sleep(0.005)
+    state = nobody.citizen.state
+    assert (state.reachable, state.registered) == (True, False)
+    assert "no Node m" in state.problem
+    assert "node_name" in state.remedy
+
+
+async def test_another_reason_does_not_change_since_when(member: Citizenship) -> None:
+    """What cannot be followed first for one reason and then for another is unreachable since the
+    first.
+    """
+    citizen, server = member.citizen, member.server
+    async with asyncio.timeout(SOON):
+        async with server.refusing():
+            while citizen.state.reachable or not citizen.state.problem:
+                await asyncio.sleep(0.005)
+            since, first = citizen.state.since, citizen.state.problem
+            server.access.withheld.add(("list", "nodes"))
+        while citizen.state.problem == first or "forbidden" not in citizen.state.problem:
+            await asyncio.sleep(0.005)
+        assert (citizen.state.reachable, citizen.state.since) == (False, since)
+        server.access.withheld.clear()
+        while not citizen.state.reachable:
+            await asyncio.sleep(0.005)
+        assert citizen.state.since != since
+
+
+async def test_the_end_of_an_outage_is_told(member: Citizenship) -> None:
+    """Once, to those who have put something off for it."""
+    member.publish(Phase.IN_SYNC)
+    await member.until("InSync")
+    await member.server.stop()
+    async with asyncio.timeout(SOON):
+        while member.citizen.state.reachable:
+            await asyncio.sleep(0.005)
+        assert member.onlooker.reached_again == 0
+        await member.server.start()
+        while not member.onlooker.reached_again:
+            await asyncio.sleep(0.005)
+    assert member.onlooker.reached_again == 1
+
+
+async def test_events_reach_the_node(member: Citizenship) -> None:
+    """What happens is told as an Event, what happened before the start too, the same only once."""
+    for _ in range(3):
+        member.events.add(EventType.PLAN_REJECTED, "no such profile")
+    async with asyncio.timeout(SOON):
+        while not member.server.events:
+            await asyncio.sleep(0.005)
+    assert [e["reason"] for e in member.server.events] == ["PlanRejected"]
+
+
+async def test_the_last_state_is_written_at_the_end(member: Citizenship) -> None:
+    """What is still held back, or not written yet, is written before the agent goes."""
+    member.publish(Phase.IN_SYNC)
+    await member.until("InSync")
+    member.publish(Phase.WORKING)
+    await member.citizen.flush(within=SOON)
+    assert member.phase == "Working"
+
+
+async def test_the_end_does_not_wait_for_a_server_that_is_gone(
+    server: ApiServer, access: ClusterAccess
+) -> None:
+    """Nobody to write to: the agent goes at once."""
+    lonely = Citizenship(server, access)
+    async with server.refusing():
+        lonely.publish(Phase.IN_SYNC)
+        async with asyncio.timeout(1.0):
+            await lonely.citizen.flush(within=SOON)

@@ -1,0 +1,345 @@
+"""Carrying out plans with MPS: what fails alone, what turns back, and who gets which daemon.
+
+The node is one of paper: it does what a step says, unless it is told to fail at it. The real one
+is made of the driver and the fleet of daemons, each with tests of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+
+import pytest
+
+from nodeagent.errors import GpuInUse, GpuLost, NodeagentError
+from nodeagent.execute.executor import carry_out
+from nodeagent.plan.desired import DesiredGpu, DesiredNode, Layout, WantedInstance
+from nodeagent.plan.observed import Access, Gpu, ObservedNode
+from nodeagent.plan.outcome import GpuOutcome, StepReport, StepResult
+from nodeagent.plan.planner import plan
+from nodeagent.plan.problems import Code
+from nodeagent.plan.shares import ComputeMode, TimeSlice
+from nodeagent.plan.simulate_steps import after
+from nodeagent.plan.steps import (
+    CreateGpuInstance,
+    Destruction,
+    SetComputeMode,
+    SetTimeSlice,
+    StartMps,
+    Step,
+    StopMps,
+)
+from nodeagent.views.text import layout_words
+from tests.plan.cards import card, divided, with_instances
+from tests.plan.daemons import (
+    CLIENT,
+    A,
+    B,
+    D,
+    daemon,
+    daemons_of,
+    give,
+    shared,
+    without_mig,
+)
+
+DONE, FAILED, UNDONE, SKIPPED = StepResult
+H100 = card("h100-80gb")
+
+
+def in_use() -> GpuInUse:
+    """What stopping a daemon says that has got a client."""
+    return GpuInUse("the daemon has clients", code=None, name="InUse", call="")
+
+
+@dataclass(slots=True)
+class PaperNode:
+    """One GPU. `fails` tells for each step why it fails, or nothing."""
+
+    gpu: Gpu
+    fails: Callable[[Step], Exception | None] = lambda _: None
+    taken: list[Step] = field(default_factory=list)
+    made: int = 0
+
+    async def observe_gpu(self, uuid: str) -> Gpu:
+        assert uuid == self.gpu.uuid
+        return self.gpu
+
+    async def read_back(self, uuid: str) -> Gpu:
+        return await self.observe_gpu(uuid)
+
+    async def insist_on_idle(self, steps: Sequence[Destruction]) -> None:
+        assert steps
+
+    async def apply(self, step: Step) -> None:
+        error = self.fails(step)
+        if error:
+            raise error
+        self.taken.append(step)
+        self.gpu = self._with_uuids(after(self.gpu, [step]))
+
+    def _with_uuids(self, gpu: Gpu) -> Gpu:
+        """Every device that was made gets an UUID that was never there before."""
+        instances = []
+        for instance in gpu.instances:
+            compute = []
+            for device in instance.compute:
+                self.made += not device.uuid
+                compute.append(replace(device, uuid=device.uuid or f"MIG-new-{self.made}"))
+            instances.append(replace(instance, compute=tuple(compute)))
+        return replace(gpu, instances=tuple(instances))
+
+    async def carry_out(self, desired: DesiredGpu) -> GpuOutcome:
+        """Plan for what there is, and do it."""
+        made = plan(DesiredNode({self.gpu.uuid: desired}), ObservedNode((self.gpu,)))
+        assert made.steps
+        return (await carry_out(made, self, parallel=1)).gpus[0]
+
+
+def results(outcome: GpuOutcome) -> list[StepResult]:
+    """How the steps ended."""
+    return [report.result for report in outcome.steps]
+
+
+def codes(outcome: GpuOutcome) -> list[Code]:
+    """Which problems there are."""
+    return [problem.code for problem in outcome.problems]
+
+
+async def test_mig_and_mps_in_one_go() -> None:
+    """Daemons stop, the card is divided anew, daemons start on the devices that came of it."""
+    gpu = give(with_instances(H100, [("3g.40gb", 0), ("3g.40gb", 4)]), daemon(A), daemon(A))
+    node = PaperNode(gpu)
+    outcome = await node.carry_out(shared(H100, ("3g.40gb", 4, A), ("1g.10gb", 0, B)))
+    assert set(results(outcome)) == {DONE}
+    assert outcome.problems == ()
+    assert not outcome.turned_back
+    assert daemons_of(outcome.after) == [B, A]
+    started = [s for s in node.taken if isinstance(s, StartMps | SetComputeMode)]
+    assert {s.device for s in started} == {"MIG-new-1"}
+    assert [r.step for r in outcome.steps] == node.taken
+
+
+async def test_a_daemon_that_does_not_start_leaves_the_layout() -> None:
+    """The layout is right and stays; the other device's daemon starts; the report has failed."""
+
+    def fails(step: Step) -> Exception | None:
+        if isinstance(step, StartMps) and step.wanted == A:
+            return NodeagentError("the daemon ended: no such device", remedy="look at its log")
+        return None
+
+    node = PaperNode(H100, fails)
+    outcome = await node.carry_out(shared(H100, ("3g.40gb", 0, A), ("3g.40gb", 4, B)))
+    assert results(outcome) == [DONE, DONE, DONE, FAILED, DONE, DONE]
+    assert codes(outcome) == [Code.MPS]
+    assert "start MPS on 3g.40gb at 0" in outcome.problems[0].message
+    assert "no such device" in outcome.problems[0].message
+    assert outcome.problems[0].remedy == "look at its log"
+    assert outcome.failed
+    assert not outcome.turned_back
+    assert daemons_of(outcome.after) == [None, B]
+
+
+async def test_without_its_mode_a_daemon_is_not_started() -> None:
+    """Only that device goes without; the next one's mode is not taken for its own."""
+
+    def fails(step: Step) -> Exception | None:
+        first = isinstance(step, SetComputeMode) and step.device == "MIG-new-1"
+        return NodeagentError("not permitted") if first else None
+
+    desired = shared(H100, ("1g.10gb", 0, A), ("1g.10gb", 1, B))
+    node = PaperNode(H100, fails)
+    outcome = await node.carry_out(desired)
+    assert results(outcome) == [DONE, DONE, FAILED, SKIPPED, DONE, DONE]
+    assert codes(outcome) == [Code.STEP_FAILED]
+    assert "compute mode" in outcome.steps[3].message
+    assert daemons_of(outcome.after) == [None, B]
+
+
+async def test_a_client_that_came_after_planning_keeps_its_device() -> None:
+    """Nothing is destroyed, and the daemons stopped so far run again."""
+
+    def fails(step: Step) -> Exception | None:
+        return in_use() if isinstance(step, StopMps) and step.device == "MIG-1" else None
+
+    gpu = give(with_instances(H100, [("3g.40gb", 0), ("3g.40gb", 4)]), daemon(A), daemon(B))
+    node = PaperNode(gpu, fails)
+    made = plan(DesiredNode({gpu.uuid: shared(H100, ("7g.80gb", 0, A))}), ObservedNode((gpu,)))
+    node.gpu = give(gpu, daemon(A), daemon(B, CLIENT))
+    outcome = (await carry_out(made, node, parallel=1)).gpus[0]
+    assert results(outcome)[:3] == [UNDONE, FAILED, SKIPPED]
+    assert codes(outcome) == [Code.IN_USE]
+    assert "pid 815 (train)" in outcome.problems[0].message
+    assert outcome.turned_back
+    assert {type(report.step) for report in outcome.restored} == {StartMps}
+    assert daemons_of(outcome.after) == [A, B]
+    assert {"MIG-0", "MIG-1"} == {c.uuid for i in outcome.after.instances for c in i.compute}
+
+
+async def test_the_way_back_has_the_daemons_too() -> None:
+    """A creation fails: the earlier devices come back, and with them their daemons."""
+
+    def fails(step: Step) -> Exception | None:
+        new = isinstance(step, CreateGpuInstance) and step.profile == "1g.10gb"
+        return NodeagentError("the driver does not know why") if new else None
+
+    gpu = give(with_instances(H100, [("3g.40gb", 0), ("3g.40gb", 4)]), daemon(A), None)
+    node = PaperNode(gpu, fails)
+    outcome = await node.carry_out(shared(H100, *[("1g.10gb", None, D)] * 7))
+    assert codes(outcome) == [Code.STEP_FAILED]
+    assert layout_words(outcome.after) == "3g.40gb with MPS at 0; 3g.40gb at 4"
+    assert layout_words(outcome.after) == layout_words(gpu)
+    stopped = outcome.steps[0]
+    assert isinstance(stopped.step, StopMps)
+    assert stopped.result is UNDONE
+
+
+async def test_a_daemon_that_does_not_come_back_is_told() -> None:
+    """The way back goes on without it, and the report says what is missing."""
+
+    def fails(step: Step) -> Exception | None:
+        if isinstance(step, CreateGpuInstance) and step.profile == "1g.10gb":
+            return NodeagentError("the driver does not know why")
+        return NodeagentError("it ends at once") if isinstance(step, StartMps) else None
+
+    gpu = give(with_instances(H100, [("3g.40gb", 0), ("3g.40gb", 4)]), daemon(A), None)
+    outcome = await PaperNode(gpu, fails).carry_out(shared(H100, *[("1g.10gb", None, D)] * 7))
+    assert codes(outcome) == [Code.STEP_FAILED, Code.MPS, Code.NOT_RESTORED]
+    assert "it now has 3g.40gb at 0, 4" in outcome.problems[2].message
+
+
+async def test_a_new_part_is_not_taken_for_one_in_use() -> None:
+    """A new compute instance beside an older one of the same kind gets what was meant for it."""
+    gpu = give(divided(H100, "3g.40gb", 0, 1, used=[0]))
+    parts = (
+        WantedInstance("3g.40gb", 1, 0, "gpus[0].mig[0]", A),
+        WantedInstance("3g.40gb", 1, 0, "gpus[0].mig[1]", None),
+    )
+    outcome = await PaperNode(gpu).carry_out(DesiredGpu(Layout(parts, "gpus[0].mig"), "gpus[0]"))
+    assert set(results(outcome)) == {DONE}
+    (instance,) = outcome.after.instances
+    runs = {c.uuid: c.mps.runs if c.mps else None for c in instance.compute}
+    assert runs == {"MIG-0-0": None, "MIG-new-1": A}
+
+
+async def test_a_device_that_could_not_be_looked_at_is_not_guessed() -> None:
+    """The GPU does not answer right after its device was made: the first step for that fails by
+    itself, and the next one has the device's name.
+    """
+
+    @dataclass(slots=True)
+    class SilentOnce(PaperNode):
+        silences: int = 3  # as often as it is read again
+
+        async def observe_gpu(self, uuid: str) -> Gpu:
+            silent = self.made > 0 and self.silences > 0
+            self.silences -= silent
+            return replace(self.gpu, access=Access.UNKNOWN) if silent else self.gpu
+
+    def fails(step: Step) -> Exception | None:
+        named = not isinstance(step, StartMps | SetComputeMode) or step.device
+        return None if named else NodeagentError("nobody knows which")
+
+    node = SilentOnce(H100, fails)
+    outcome = await node.carry_out(shared(H100, ("3g.40gb", 0, A)))
+    assert results(outcome) == [DONE, FAILED, DONE]
+    assert isinstance(outcome.steps[2].step, StartMps)
+    assert outcome.steps[2].step.device == "MIG-new-1"
+
+
+async def test_a_slow_daemon_keeps_no_other_waiting() -> None:
+    """Daemons of one GPU are started side by side; the outcome has its steps in their order."""
+    last_is_there = asyncio.Event()
+
+    class Slow(PaperNode):
+        async def apply(self, step: Step) -> None:
+            if isinstance(step, StartMps) and step.device == "MIG-new-1":
+                await last_is_there.wait()
+            await super().apply(step)
+            if isinstance(step, StartMps) and step.device == "MIG-new-3":
+                last_is_there.set()
+
+    node = Slow(H100)
+    outcome = await node.carry_out(shared(H100, *[("1g.10gb", start, A) for start in range(3)]))
+    assert set(results(outcome)) == {DONE}
+    assert daemons_of(outcome.after) == [A, A, A]
+    assert node.taken[-1] == outcome.steps[4].step
+    assert [type(report.step) for report in outcome.steps[3:]] == [SetComputeMode, StartMps] * 3
+    named = [r.step.device for r in outcome.steps if isinstance(r.step, StartMps)]
+    assert named == ["MIG-new-1", "MIG-new-2", "MIG-new-3"]
+
+
+async def test_cancelled_while_daemons_start() -> None:
+    """Those that have begun come to their end and are reported; no other is begun."""
+    begun, go_on = asyncio.Event(), asyncio.Event()
+    reports: list[StepReport] = []
+
+    class Slow(PaperNode):
+        async def apply(self, step: Step) -> None:
+            if isinstance(step, StartMps):
+                begun.set()
+                await go_on.wait()
+            await super().apply(step)
+
+    node = Slow(H100)
+    goal = DesiredNode({H100.uuid: shared(H100, ("3g.40gb", 0, A), ("3g.40gb", 4, B))})
+    made = plan(goal, ObservedNode((H100,)))
+    running = asyncio.create_task(carry_out(made, node, parallel=1, on_progress=reports.append))
+    await begun.wait()
+    running.cancel()
+    await asyncio.sleep(0)
+    go_on.set()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    started = [step for step in node.taken if isinstance(step, StartMps)]
+    assert started
+    assert {report.result for report in reports} == {DONE}
+    assert {report.step for report in reports} == set(node.taken)
+
+
+async def test_a_lost_gpu_ends_its_steps() -> None:
+    """Nothing goes on alone on a GPU that is off the bus."""
+    lost = GpuLost("off the bus", code=15, name="GpuIsLost", call="")
+    node = PaperNode(H100, lambda step: lost if isinstance(step, SetComputeMode) else None)
+    outcome = await node.carry_out(shared(H100, ("3g.40gb", 0, A), ("3g.40gb", 4, B)))
+    assert FAILED in results(outcome)
+    assert Code.GPU_LOST in codes(outcome)
+    assert outcome.turned_back
+
+
+async def test_time_slice() -> None:
+    """It is set, and a failure leaves the rest of the GPU as planned."""
+    t4 = without_mig(card("t4"), time_slice=TimeSlice.DEFAULT, compute_mode=ComputeMode.PROHIBITED)
+    desired = DesiredGpu(None, "gpus[0]", time_slice=TimeSlice.LONG)
+    outcome = await PaperNode(t4).carry_out(desired)
+    assert outcome.problems == ()
+    assert (outcome.after.time_slice, outcome.after.compute_mode) == (
+        TimeSlice.LONG,
+        ComputeMode.DEFAULT,
+    )
+    refused = NodeagentError("nvidia-smi said no")
+    node = PaperNode(t4, lambda step: refused if isinstance(step, SetTimeSlice) else None)
+    outcome = await node.carry_out(desired)
+    assert results(outcome) == [FAILED, DONE]
+    assert codes(outcome) == [Code.STEP_FAILED]
+    assert "set the time slice to long" in outcome.problems[0].message
+
+
+@pytest.mark.parametrize("mode", [ComputeMode.DEFAULT, None])
+async def test_what_is_read_back_counts(mode: ComputeMode | None) -> None:
+    """A mode that is not what was set is no success, and the step that is left is named."""
+
+    class Forgetful(PaperNode):
+        async def apply(self, step: Step) -> None:
+            await super().apply(step)
+            if isinstance(step, StartMps):
+                self.gpu = replace(self.gpu, compute_mode=mode)
+
+    node = Forgetful(without_mig(card("t4")))
+    outcome = await node.carry_out(DesiredGpu(None, "gpus[0]", mps=A))
+    if mode is None:  # not known is not wrong
+        assert outcome.problems == ()
+    else:
+        assert codes(outcome) == [Code.STEP_FAILED]
+        assert "set compute mode exclusiveProcess" in outcome.problems[0].message

@@ -1,0 +1,63 @@
+"""Who gets which daemon, against brute force."""
+
+from __future__ import annotations
+
+from itertools import permutations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nodeagent.plan.desired import WantedInstance
+from nodeagent.plan.mps_assignment import START, STOP, cost_of, match
+from nodeagent.plan.shares import WantedMps
+from tests.plan.daemons import A, B, C, D
+
+DAEMONS = st.sampled_from([None, A, B, C, D])
+
+
+def wanted(mps: WantedMps | None, start: int | None = None) -> WantedInstance:
+    """One instance."""
+    return WantedInstance("1g.10gb", 1, start, "gpus[0].mig", mps)
+
+
+@pytest.mark.parametrize(
+    ("runs", "to_be", "cost"),
+    [
+        (None, None, 0),
+        (A, A, 0),
+        (None, A, START),
+        (A, B, START),
+        (A, None, STOP),
+        (A, C, STOP + START),
+        (A, D, STOP + START),
+        (C, A, START),
+    ],
+)
+def test_costs(runs: WantedMps | None, to_be: WantedMps | None, cost: int) -> None:
+    """Only what has to go costs a stop."""
+    assert cost_of(runs, to_be) == cost
+
+
+@given(st.lists(st.tuples(DAEMONS, DAEMONS, st.booleans()), min_size=1, max_size=6))
+def test_cheapest(seats: list[tuple[WantedMps | None, WantedMps | None, bool]]) -> None:
+    """No other way of handing out is cheaper, and what is pinned lies where it has to."""
+    runs = [runs for runs, _, _ in seats]
+    asked = [wanted(mps, n if pinned else None) for n, (_, mps, pinned) in enumerate(seats)]
+    starts = list(range(len(seats)))
+    cost, given_out = match(starts, asked, lambda n, mps: cost_of(runs[n], mps))
+    ways = [
+        sum(cost_of(runs[n], w.mps) for n, w in enumerate(way))
+        for way in permutations(asked)
+        if all(w.start in (None, n) for n, w in enumerate(way))
+    ]
+    assert cost == min(ways)
+    assert cost == sum(cost_of(r, m) for r, m in zip(runs, given_out, strict=True))
+    assert all(given_out[w.start] == w.mps for w in asked if w.start is not None)
+    assert sorted(map(repr, given_out)) == sorted(repr(w.mps) for w in asked)
+
+
+def test_no_way() -> None:
+    """An instance pinned where there is no device is a fault of the caller's."""
+    with pytest.raises(ValueError, match="no way"):
+        match([0, 1], [wanted(A, 7), wanted(None)], lambda *_: 0)

@@ -1,0 +1,328 @@
+"""The planner's rules one by one, as a person would tell them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from nodeagent.plan.desired import (
+    DesiredGpu,
+    DesiredNode,
+    MigDisabled,
+    MigEnabled,
+    WhenInUse,
+)
+from nodeagent.plan.observed import Access, MigMode, ObservedNode, Usage, User
+from nodeagent.plan.plan import Policy, Verdict
+from nodeagent.plan.planner import layout_of, plan, plan_gpu
+from nodeagent.plan.problems import Code
+from nodeagent.plan.steps import (
+    CreateComputeInstance,
+    CreateGpuInstance,
+    DestroyComputeInstance,
+    DestroyGpuInstance,
+    ResetGpu,
+    SetMigMode,
+)
+from tests.plan.cards import (
+    NOT_KNOWN,
+    card,
+    devices,
+    divided,
+    places,
+    present,
+    wanted,
+    with_instances,
+)
+
+OFF = DesiredGpu(MigDisabled("gpus[0].mig"), "gpus[0]")
+ON = DesiredGpu(MigEnabled("gpus[0].mig"), "gpus[0]")
+MODE_OFF = MigMode(current=False, pending=False)
+
+
+def kinds(steps: object) -> list[type]:
+    """The types of the steps, in order."""
+    assert isinstance(steps, tuple)
+    return [type(step) for step in steps]
+
+
+def test_keeps_what_fits_and_creates_largest_first() -> None:
+    """Two of seven 1g stay; five go before the 3g and then the 2g are created."""
+    gpu = with_instances(card("h100-80gb"), [("1g.10gb", s) for s in range(7)])
+    result = plan_gpu(wanted(gpu, [("3g.40gb", 1), ("2g.20gb", 1), ("1g.10gb", 2)]), gpu)
+    assert [DestroyGpuInstance] * 5 + [CreateGpuInstance] * 2 == kinds(result.steps)
+    assert [s.profile for s in result.steps if isinstance(s, CreateGpuInstance)] == [
+        "3g.40gb",
+        "2g.20gb",
+    ]
+
+
+def test_a_device_in_use_is_a_fixed_point() -> None:
+    """A 1g in use at slice 1 stays there, and the 3g goes to the other half."""
+    gpu = with_instances(card("h100-80gb"), [("1g.10gb", 1), ("1g.10gb", 4)], used=[0])
+    result = plan_gpu(wanted(gpu, [("3g.40gb", 1), ("1g.10gb", 2)]), gpu)
+    assert Verdict.APPLICABLE is result.verdict
+    assert {("1g.10gb", 1), ("3g.40gb", 4)} <= places(result.after)
+
+
+def test_blocked_names_blocker_and_purpose() -> None:
+    """A plan that needs a slice in use is refused, with who uses it and what it is needed for."""
+    gpu = with_instances(card("h100-80gb"), [("1g.10gb", 0), ("1g.10gb", 4)], used=[0, 1])
+    result = plan_gpu(wanted(gpu, [("3g.40gb", 1), ("1g.10gb", 2)]), gpu)
+    assert Verdict.BLOCKED is result.verdict
+    assert result.steps == ()
+    (problem,) = result.problems
+    assert Code.IN_USE is problem.code
+    for part in ("1g.10gb at slice", "room for 3g.40gb", "pid 4711 (python)", "free memory slices"):
+        assert part in problem.message
+
+
+def test_eviction_is_promised_only_in_a_cluster() -> None:
+    """Where the plan says `evict`, the problem tells whom it is done for."""
+    gpu = with_instances(card("h100-80gb"), [("1g.10gb", 0), ("1g.10gb", 4)], used=[0, 1])
+    desired = replace(wanted(gpu, [("7g.80gb", 1)]), when_in_use=WhenInUse.EVICT)
+    assert "in a cluster" in plan_gpu(desired, gpu).problems[0].remedy
+
+
+def test_not_in_the_plan_but_in_use() -> None:
+    """A device in use that the plan does not contain blocks, and is named."""
+    gpu = with_instances(card("h100-80gb"), [("2g.20gb", 0)], used=[0])
+    result = plan_gpu(wanted(gpu, [("1g.10gb", 1)]), gpu)
+    assert Verdict.BLOCKED is result.verdict
+    assert "2g.20gb at slice 0" in result.problems[0].message
+
+
+def test_never_on_this_card() -> None:
+    """What no empty card could hold is unsatisfiable; the device too much is named."""
+    gpu = card("h100-80gb")
+    result = plan_gpu(wanted(gpu, [("3g.40gb", 2), ("1g.10gb", 1)]), gpu)
+    assert Verdict.UNSATISFIABLE is result.verdict
+    assert "beside 2x 3g.40gb there is no room for 1g.10gb" in result.problems[0].message
+    assert "takes 1 of 8 memory slices" in result.problems[0].remedy
+
+
+@pytest.mark.parametrize(
+    ("board", "counts"),
+    [
+        ("h100-80gb", [("1g.10gb+me", 2)]),
+        ("a30", [("1g.6gb+me", 1), ("2g.12gb+me", 1)]),
+        ("rtx-pro-6000", [("1g.24gb+me.all", 1), ("1g.24gb", 1)]),
+        ("rtx-pro-6000", [("4g.96gb+gfx", 1), ("1g.24gb-me", 1)]),
+        ("h100-80gb", [("7g.80gb", 1), ("1g.10gb", 1)]),
+        ("h100-80gb", [("4g.40gb", 1), ("1g.10gb", 4)]),
+    ],
+)
+def test_coexistence(board: str, counts: list[tuple[str, int]]) -> None:
+    """Instances that exclude each other by slices or media engines are never planned."""
+    gpu = card(board)
+    assert Verdict.UNSATISFIABLE is plan_gpu(wanted(gpu, counts), gpu).verdict
+
+
+@pytest.mark.parametrize(
+    ("board", "counts"),
+    [
+        ("rtx-pro-6000", [("1g.24gb+me.all", 1), ("1g.24gb-me", 3)]),
+        ("rtx-pro-6000", [("2g.48gb+gfx", 1), ("1g.24gb+gfx", 2)]),
+        ("h100-80gb", [("1g.20gb", 4)]),
+        ("h100-80gb", [("1g.10gb+me", 1), ("1g.10gb", 6)]),
+        ("a30", [("2g.12gb+me", 1), ("2g.12gb", 1)]),
+        ("a100-40gb", [("4g.20gb", 1), ("3g.20gb", 1)]),
+    ],
+)
+def test_attributes_and_double_memory(board: str, counts: list[tuple[str, int]]) -> None:
+    """Media, graphics and double-memory profiles are planned where they can be together."""
+    gpu = card(board)
+    result = plan_gpu(wanted(gpu, counts), gpu)
+    assert Verdict.APPLICABLE is result.verdict
+    assert dict(counts) == present(result.after)
+
+
+def test_explicit_start() -> None:
+    """A start that the document fixes is met, even at the price of moving an idle instance."""
+    gpu = with_instances(card("h100-80gb"), [("3g.40gb", 0)])
+    result = plan_gpu(devices(gpu, ("3g.40gb", 3, 4)), gpu)
+    assert {("3g.40gb", 4)} == places(result.after)
+    assert "asks for it here" in result.steps[-1].reason
+
+
+# --- compute instances ------------------------------------------------------------------------
+
+
+def test_splits_share_a_gpu_instance() -> None:
+    """Three 1c.3g and one whole 3g are two GPU instances."""
+    gpu = card("h100-80gb")
+    parts = [("3g.40gb", 1, None)] * 3 + [("3g.40gb", 3, None)]
+    result = plan_gpu(devices(gpu, *parts), gpu)
+    made = sorted(s.compute for s in result.steps if isinstance(s, CreateGpuInstance))
+    assert made == [(1, 1, 1), (3,)]
+
+
+def test_existing_division_is_enough() -> None:
+    """Two 1c in two GPU instances are the two 1c asked for: nothing is gathered for tidiness."""
+    gpu = divided(divided(card("h100-80gb"), "3g.40gb", 0, 1), "3g.40gb", 4, 1)
+    result = plan_gpu(devices(gpu, ("3g.40gb", 1, None), ("3g.40gb", 1, None)), gpu)
+    assert Verdict.IN_SYNC is result.verdict
+
+
+def test_adds_to_a_gpu_instance_in_use() -> None:
+    """A missing compute instance is added beside one in use."""
+    gpu = divided(card("a100-40gb"), "3g.20gb", 0, 1, used=[0])
+    result = plan_gpu(devices(gpu, ("3g.20gb", 1, None), ("3g.20gb", 2, None)), gpu)
+    assert [CreateComputeInstance] == kinds(result.steps)
+
+
+def test_takes_only_the_compute_instance() -> None:
+    """Where one of three compute instances is too many, an idle one goes and the rest stays."""
+    gpu = divided(card("h100-80gb"), "3g.40gb", 0, 1, 1, 1, used=[0, 2])
+    result = plan_gpu(devices(gpu, ("3g.40gb", 1, 0), ("3g.40gb", 1, 0)), gpu)
+    (step,) = result.steps
+    assert isinstance(step, DestroyComputeInstance)
+    assert step.compute == 1
+
+
+def test_division_of_one_in_use_blocks() -> None:
+    """A whole 3g in use is not divided."""
+    gpu = with_instances(card("h100-80gb"), [("3g.40gb", 0), ("4g.40gb", 0)][:1], used=[0])
+    result = plan_gpu(devices(gpu, ("3g.40gb", 1, 0)), gpu)
+    assert Verdict.BLOCKED is result.verdict
+
+
+def test_half_made_is_completed() -> None:
+    """A GPU instance without compute instance that the plan can use is completed, not replaced."""
+    gpu = with_instances(card("h100-80gb"), [("3g.40gb", 4)])
+    gpu = replace(gpu, instances=(replace(gpu.instances[0], compute=()),))
+    result = plan_gpu(wanted(gpu, [("3g.40gb", 1)]), gpu)
+    assert [CreateComputeInstance] == kinds(result.steps)
+
+
+def test_half_made_elsewhere_goes() -> None:
+    """A GPU instance without compute instance that the plan cannot use goes."""
+    gpu = with_instances(card("h100-80gb"), [("3g.40gb", 0)])
+    gpu = replace(gpu, instances=(replace(gpu.instances[0], compute=()),))
+    result = plan_gpu(wanted(gpu, [("4g.40gb", 1)]), gpu)
+    assert [DestroyGpuInstance, CreateGpuInstance] == kinds(result.steps)
+    assert "half-made" in result.steps[0].reason
+
+
+# --- mode -------------------------------------------------------------------------------------
+
+
+def test_resetless_mode_then_layout() -> None:
+    """On Hopper the mode goes on at once, and the layout follows in the same plan."""
+    gpu = replace(card("h100-80gb"), mig=MODE_OFF)
+    result = plan_gpu(wanted(gpu, [("7g.80gb", 1)]), gpu)
+    assert [SetMigMode, CreateGpuInstance] == kinds(result.steps)
+
+
+def test_ampere_without_permission_to_reset() -> None:
+    """On Ampere the mode is set; what else is needed is said, and nothing more is planned."""
+    gpu = replace(card("a100-40gb"), mig=MODE_OFF)
+    result = plan_gpu(wanted(gpu, [("7g.40gb", 1)]), gpu)
+    assert [SetMigMode] == kinds(result.steps)
+    assert Code.RESET_REQUIRED is result.problems[0].code
+    pending = plan_gpu(wanted(gpu, [("7g.40gb", 1)]), result.after)
+    assert Verdict.BLOCKED is pending.verdict
+    assert "nvidia-smi --gpu-reset -i 00000000:1A:00.0" in pending.problems[0].remedy
+
+
+def test_ampere_with_permission_to_reset() -> None:
+    """Where the setting allows it, an idle Ampere GPU is reset between mode and layout."""
+    gpu = replace(card("a100-40gb"), mig=MODE_OFF)
+    result = plan_gpu(wanted(gpu, [("7g.40gb", 1)]), gpu, Policy(reset_when_idle=True))
+    assert [SetMigMode, ResetGpu, CreateGpuInstance] == kinds(result.steps)
+
+
+@pytest.mark.parametrize("usage", [NOT_KNOWN, Usage((User(1, "Xorg"),))])
+@pytest.mark.parametrize("board", ["a100-40gb", "h100-80gb"])
+def test_mode_stays_while_in_use(board: str, usage: Usage) -> None:
+    """No mode change and no reset unless the GPU is proven idle."""
+    gpu = replace(card(board), mig=MODE_OFF, usage=usage)
+    name = gpu.profiles[0].name
+    result = plan_gpu(wanted(gpu, [(name, 1)]), gpu, Policy(reset_when_idle=True))
+    assert Verdict.BLOCKED is result.verdict
+    assert str(usage) in result.problems[0].message
+
+
+def test_disable() -> None:
+    """Instances go, then the mode."""
+    gpu = with_instances(card("h100-80gb"), [("1g.10gb", 0), ("2g.20gb", 2)])
+    result = plan_gpu(OFF, gpu)
+    assert [DestroyGpuInstance, DestroyGpuInstance, SetMigMode] == kinds(result.steps)
+    assert result.after.mig == MODE_OFF
+
+
+def test_disable_on_ampere_keeps_instances_without_reset() -> None:
+    """Without the reset the mode would stay on and the instances be gone for nothing."""
+    gpu = with_instances(card("a100-40gb"), [("1g.5gb", 0)])
+    assert Verdict.BLOCKED is plan_gpu(OFF, gpu).verdict
+    allowed = plan_gpu(OFF, gpu, Policy(reset_when_idle=True))
+    assert [DestroyGpuInstance, SetMigMode, ResetGpu] == kinds(allowed.steps)
+
+
+def test_mode_that_could_not_return() -> None:
+    """Where a virtual machine cannot reset its GPU, MIG is not switched off."""
+    gpu = replace(card("a100-40gb"), passthrough=True)
+    result = plan_gpu(OFF, gpu, Policy(reset_when_idle=True))
+    assert Verdict.UNSATISFIABLE is result.verdict
+    assert Code.MODE_CANNOT_RETURN is result.problems[0].code
+
+
+def test_pending_changes_are_taken_back() -> None:
+    """A mode change that waits for a reset and that the plan does not want is cancelled."""
+    going_off = replace(
+        with_instances(card("a100-40gb"), [("3g.20gb", 0)]),
+        mig=MigMode(current=True, pending=False),
+    )
+    result = plan_gpu(wanted(going_off, [("3g.20gb", 1)]), going_off)
+    assert [SetMigMode] == kinds(result.steps)
+    assert [SetMigMode] == kinds(plan_gpu(ON, going_off).steps)
+    going_on = replace(card("a100-40gb"), mig=MigMode(current=False, pending=True))
+    assert [SetMigMode] == kinds(plan_gpu(OFF, going_on).steps)
+
+
+def test_enabled_leaves_instances() -> None:
+    """`enabled` asks for the mode alone."""
+    gpu = with_instances(card("h100-80gb"), [("1g.10gb", 0)])
+    assert Verdict.IN_SYNC is plan_gpu(ON, gpu).verdict
+
+
+def test_creation_waits_for_a_client_of_the_whole_gpu() -> None:
+    """A process that holds the GPU outside any instance makes the driver refuse new ones."""
+    gpu = replace(card("h100-80gb"), usage=Usage((User(7, "nsys"),)))
+    result = plan_gpu(wanted(gpu, [("1g.10gb", 1)]), gpu)
+    assert Verdict.BLOCKED is result.verdict
+    assert "nsys" in result.problems[0].message
+
+
+# --- the node ---------------------------------------------------------------------------------
+
+
+def test_gpus_are_independent() -> None:
+    """One lost GPU is reported and the other one is planned; unnamed GPUs are not touched."""
+    lost = replace(card("h100-80gb"), uuid="GPU-a", access=Access.LOST, access_reason="XID 79")
+    fine = replace(card("h100-80gb"), uuid="GPU-b", index=1)
+    other = replace(card("h100-80gb"), uuid="GPU-c", index=2)
+    wish = wanted(fine, [("7g.80gb", 1)])
+    result = plan(DesiredNode({"GPU-a": wish, "GPU-b": wish}), ObservedNode((lost, fine, other)))
+    assert Verdict.BLOCKED is result.verdict
+    assert [g.verdict for g in result.gpus] == [Verdict.BLOCKED, Verdict.APPLICABLE]
+    assert "XID 79" in result.gpus[0].problems[0].message
+
+
+def test_vanished_gpu() -> None:
+    """A GPU of the plan that is not there any more is a problem, not silence."""
+    result = plan(DesiredNode({"GPU-gone": OFF}), ObservedNode())
+    assert Verdict.BLOCKED is result.verdict
+    assert "GPU-gone" in result.problems[0].message
+
+
+def test_layout_of_restores() -> None:
+    """What a GPU was can be asked for again and brings every device back to its place."""
+    before = divided(
+        with_instances(card("h100-80gb"), [("1g.10gb", 0), ("2g.20gb", 2)]), "3g.40gb", 4, 1, 2
+    )
+    result = plan_gpu(layout_of(before), replace(before, instances=before.instances[:1]))
+    assert places(before) == places(result.after)
+    assert present(before) == present(result.after)
+    assert Verdict.IN_SYNC is plan_gpu(layout_of(before), before).verdict

@@ -1,0 +1,210 @@
+"""A document meets the node's cards: what it means here, or why it is refused whole."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from nodeagent.plan.desired import (
+    DesiredNode,
+    DeviceSelector,
+    InstanceEntry,
+    Layout,
+    MigDisabled,
+    MigEnabled,
+    MigEntry,
+    MigLayout,
+    PciFilter,
+    PlanDocument,
+    PlanEntry,
+)
+from nodeagent.plan.observed import Access, Gpu, MigMode, ObservedNode
+from nodeagent.plan.plan import Verdict
+from nodeagent.plan.planner import plan
+from nodeagent.plan.problems import Code
+from nodeagent.plan.resolve import Rejection, resolve
+from tests.plan.cards import card
+
+NODE = ObservedNode(
+    (
+        replace(card("h100-80gb"), index=0, uuid="GPU-a"),
+        replace(card("a100-40gb"), index=1, uuid="GPU-b", pci_bus_id="00000001:3B:00.0"),
+        replace(card("t4"), index=2, uuid="GPU-c", pci_bus_id="00000001:3C:00.0"),
+    )
+)
+
+
+def selector(text: str) -> DeviceSelector:
+    """A selector as the document reader makes it."""
+    path = "gpus[0].devices[0]"
+    if text.isdigit():
+        return DeviceSelector(text, path, index=int(text))
+    if text.startswith("GPU-"):
+        return DeviceSelector(text, path, uuid=text)
+    return DeviceSelector(text, path, pci_bus_id=text)
+
+
+def entry(mig: MigEntry | None, *names: str, **more: object) -> PlanEntry:
+    """An entry for the named devices, or for all."""
+    chosen = tuple(map(selector, names)) if names else None
+    return PlanEntry("gpus[0]", chosen, "gpus[0].devices", mig=mig, **more)  # type: ignore[arg-type]  # keyword pass-through
+
+
+def layout(*items: tuple[str, int], start: int | None = None) -> MigLayout:
+    """A layout of (profile, count)."""
+    return MigLayout(
+        tuple(
+            InstanceEntry(p, n, f"gpus[0].mig[{i}].profile", start)
+            for i, (p, n) in enumerate(items)
+        ),
+        "gpus[0].mig",
+    )
+
+
+def resolved(*entries: PlanEntry) -> DesiredNode:
+    """The answer, when the document is accepted."""
+    answer = resolve(PlanDocument(entries, "sha256:0"), NODE)
+    assert isinstance(answer, DesiredNode), answer
+    return answer
+
+
+def refused(*entries: PlanEntry) -> Rejection:
+    """The answer, when the document is refused."""
+    answer = resolve(PlanDocument(entries, "sha256:0"), NODE)
+    assert isinstance(answer, Rejection), answer
+    return answer
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["1", "GPU-b", "gpu-B".replace("gpu", "GPU"), "1:3b:00.0", "00000001:3B:00.0", "0001:3b:0"],
+)
+def test_selectors(name: str) -> None:
+    """Index, UUID and PCI address in any usual spelling lead to the GPU."""
+    assert {"GPU-b"} == set(resolved(entry(MigEnabled("p"), name)).gpus)
+
+
+def test_all_means_mig_capable() -> None:
+    """`all` beside a layout or mode leaves cards without MIG out."""
+    assert {"GPU-a", "GPU-b"} == set(resolved(entry(MigEnabled("p"))).gpus)
+
+
+def test_disabled_is_fine_without_mig() -> None:
+    """A card without MIG is as good as disabled."""
+    assert "GPU-c" in resolved(entry(MigDisabled("p"))).gpus
+
+
+def test_model_and_filters_narrow() -> None:
+    """The model glob ignores case; device filters compare PCI ids."""
+    assert {"GPU-a"} == set(resolved(entry(MigEnabled("p"), model="*h100*")).gpus)
+    ampere = (PciFilter(0x20B010DE),)
+    assert {"GPU-b"} == set(resolved(entry(MigEnabled("p"), pci_filters=ampere)).gpus)
+
+
+def test_last_entry_wins_whole() -> None:
+    """Nothing of an earlier entry for the same GPU is merged in."""
+    node = resolved(entry(layout(("1g.10gb", 1)), "0"), entry(layout(("7g.80gb", 1)), "0"))
+    wish = node.gpus["GPU-a"].mig
+    assert isinstance(wish, Layout)
+    assert [w.profile for w in wish.instances] == ["7g.80gb"]
+
+
+@pytest.mark.parametrize(
+    ("bad", "code", "words"),
+    [
+        (entry(MigEnabled("p"), "7"), Code.UNKNOWN_DEVICE, "indices 0 to 2"),
+        (entry(MigEnabled("p"), "GPU-x"), Code.UNKNOWN_DEVICE, "GPU-a, GPU-b, GPU-c"),
+        (entry(MigEnabled("p"), "0", "GPU-a"), Code.DUPLICATE_DEVICE, "name each GPU once"),
+        (entry(layout(("3g.4gb", 1)), "0"), Code.UNKNOWN_PROFILE, "did you mean 3g.40gb?"),
+        (entry(layout(("3c.4g.40gb", 1)), "0"), Code.UNKNOWN_PROFILE, "1c.4g.40gb, 2c.4g.40gb"),
+    ],
+)
+def test_invalid(bad: PlanEntry, code: Code, words: str) -> None:
+    """What the node does not have makes the document invalid, and the remedy names what it has."""
+    answer = refused(entry(MigEnabled("p"), "1"), bad)
+    assert Verdict.INVALID is answer.verdict
+    assert code is answer.problems[0].code
+    assert words in answer.problems[0].remedy
+
+
+@pytest.mark.parametrize(
+    ("bad", "code"),
+    [
+        (entry(layout(("3g.40gb", 2), ("1g.10gb", 1)), "0"), Code.DOES_NOT_FIT),
+        (entry(layout(("3g.40gb", 1), start=1), "0"), Code.DOES_NOT_FIT),
+        (entry(MigEnabled("p"), "2"), Code.NOT_MIG_CAPABLE),
+        (entry(layout(("1g.10gb", 1)), "2"), Code.NOT_MIG_CAPABLE),
+        (entry(MigEnabled("p"), model="*B200*"), Code.NOT_MIG_CAPABLE),
+    ],
+)
+def test_unsatisfiable(bad: PlanEntry, code: Code) -> None:
+    """What can never be on these cards refuses the whole document."""
+    answer = refused(bad)
+    assert Verdict.UNSATISFIABLE is answer.verdict
+    assert code is answer.problems[0].code
+
+
+def test_all_faults_at_once() -> None:
+    """Every fault is told, not the first alone."""
+    answer = refused(entry(layout(("9g.1gb", 1), ("8g.1gb", 1)), "0"), entry(MigEnabled("p"), "9"))
+    assert len(answer.problems) == 3
+
+
+def test_silent_gpu_is_left_to_the_planner() -> None:
+    """A GPU that does not answer is not reason to refuse what the document says of others."""
+    lost = replace(NODE.gpus[0], access=Access.LOST, mig=None, profiles=())
+    answer = resolve(
+        PlanDocument((entry(layout(("1g.10gb", 1)), "0"),), "d"), ObservedNode((lost,))
+    )
+    assert isinstance(answer, DesiredNode)
+    assert {"GPU-a"} == set(answer.gpus)
+
+
+def test_profiles_unknown_while_mode_is_off() -> None:
+    """Old drivers tell profiles only with MIG on; that is said, not guessed around."""
+    off = MigMode(current=False, pending=False)
+    mute = replace(NODE.gpus[0], profiles=(), mig=off)
+    answer = resolve(
+        PlanDocument((entry(layout(("1g.10gb", 1)), "0"),), "d"), ObservedNode((mute,))
+    )
+    assert isinstance(answer, Rejection)
+    assert "mig: enabled" in answer.problems[0].remedy
+
+
+def test_profile_without_known_places() -> None:
+    """A profile of which the driver tells no placement cannot be planned, and that is said."""
+    gpu = NODE.gpus[0]
+    profiles = tuple(replace(p, placements=()) if p.name == "1g.10gb" else p for p in gpu.profiles)
+    document = PlanDocument((entry(layout(("1g.10gb", 1)), "0"),), "d")
+    one = resolve(document, ObservedNode((replace(gpu, profiles=profiles),)))
+    assert isinstance(one, Rejection)
+    assert "where a 1g.10gb can lie" in one.problems[0].message
+    none = tuple(replace(p, placements=()) for p in gpu.profiles)
+    every = resolve(document, ObservedNode((replace(gpu, profiles=none),)))
+    assert isinstance(every, Rejection)
+    assert "where they can lie" in every.problems[0].message
+
+
+def test_more_than_the_card_has_of_a_profile() -> None:
+    """Where a card gives only so many, room is not the reason."""
+    found = refused(entry(layout(("1g.10gb+me", 2)), "0"))
+    assert found.problems[0].remedy == "the card has at most 1 1g.10gb+me, wherever they lie"
+
+
+def test_gpus_that_cannot_tell_their_uuid() -> None:
+    """Two GPUs that never answered are told apart, and one that is not named is left out."""
+    mute = [
+        Gpu(index=i, uuid="", access=Access.UNKNOWN, access_reason=f"hang {i}") for i in range(3)
+    ]
+    document = PlanDocument(
+        (entry(MigEnabled("p0"), "0"), replace(entry(MigEnabled("p2"), "2"), path="gpus[1]")), "d"
+    )
+    node = ObservedNode(tuple(mute))
+    answer = resolve(document, node)
+    assert isinstance(answer, DesiredNode)
+    told = plan(answer, node)
+    assert [(g.before.index, g.problems[0].path) for g in told.gpus] == [
+        (0, "gpus[0]"),
+        (2, "gpus[1]"),
+    ]

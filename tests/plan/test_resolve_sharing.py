@@ -1,0 +1,281 @@
+"""What `mps` and `timeSlice` of a document mean on the node's cards, and why they are refused."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from nodeagent.documents.reading import read_document
+from nodeagent.plan.accounts import Host
+from nodeagent.plan.desired import (
+    DesiredGpu,
+    DesiredNode,
+    Layout,
+    MpsEntry,
+    PlanDocument,
+    PlanEntry,
+)
+from nodeagent.plan.observed import Access, Gpu, ObservedNode
+from nodeagent.plan.plan import Verdict
+from nodeagent.plan.problems import Code, Problem
+from nodeagent.plan.resolve import Rejection, resolve
+from nodeagent.plan.shares import Account, Share, TimeSlice, WantedMps
+from tests.plan.cards import card, with_instances
+from tests.plan.daemons import without_mig
+
+H100 = replace(card("h100-80gb"), index=0, uuid="GPU-a")
+BARE = without_mig(replace(H100, index=1, uuid="GPU-b"))
+T4 = replace(card("t4"), index=2, uuid="GPU-c")
+P100 = replace(T4, index=3, uuid="GPU-d", name="Tesla P100", compute_capability=(6, 0))
+NODE = ObservedNode((H100, BARE, T4, P100))
+ALICE = Account(1042, 100, (44,))
+
+
+def answer(entry: str, host: Host | None = None, node: ObservedNode = NODE) -> object:
+    """What a plan with this one entry comes to."""
+    text = f"version: v1\ngpus:\n- {{{entry}}}\n"
+    return resolve(read_document(text.encode()), node, host or Host())
+
+
+def resolved(entry: str, host: Host | None = None, node: ObservedNode = NODE) -> DesiredGpu:
+    """What the one GPU that the entry names is to be."""
+    found = answer(entry, host, node)
+    assert isinstance(found, DesiredNode), found
+    (gpu,) = found.gpus.values()
+    return gpu
+
+
+def refused(entry: str, host: Host | None = None, node: ObservedNode = NODE) -> Problem:
+    """Why the document is refused; there is one reason."""
+    found = answer(entry, host, node)
+    assert isinstance(found, Rejection), found
+    (problem,) = found.problems
+    return problem
+
+
+def whole(entry: str, host: Host | None = None) -> WantedMps:
+    """The MPS of a GPU as a whole."""
+    mps = resolved(entry, host).mps
+    assert mps is not None
+    return mps
+
+
+# --- for which devices ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        "devices: [1], mps: {replicas: 4}",
+        "devices: [1], mig: disabled, mps: {replicas: 4}",
+        "devices: [0], mig: disabled, mps: {replicas: 4}",
+    ],
+)
+def test_a_whole_gpu(entry: str) -> None:
+    """Its own memory is shared out; the account is the host's."""
+    mps = whole(entry)
+    assert mps.sharing.shares == (Share("replica", 4, H100.memory // 2**20 // 4, 25.0),)
+    assert mps.account == Account(1000, 1000)
+    assert mps.path == "gpus[0].mps"
+
+
+def test_each_instance_of_a_layout() -> None:
+    """MPS beside a layout is for each instance that has none of its own, by its own memory."""
+    gpu = resolved(
+        "devices: [0], mps: {replicas: 2}, mig: [{profile: 3g.40gb, count: 1}, "
+        "{profile: 1c.3g.40gb, count: 3, mps: {clients: {threads: 10}}}]"
+    )
+    assert gpu.mps is None
+    assert isinstance(gpu.mig, Layout)
+    profile = H100.profile("3g.40gb")
+    assert profile is not None
+    first, *rest = gpu.mig.instances
+    assert first.mps is not None
+    assert first.mps.sharing.shares[0].memory == profile.memory // 2**20 // 2
+    assert first.mps.path == "gpus[0].mps"
+    assert len(rest) == 3
+    assert {w.mps.path if w.mps else None for w in rest} == {"gpus[0].mig[1].mps"}
+
+
+def test_the_short_form_too() -> None:
+    """A map of profile to count has instances as well."""
+    gpu = resolved("devices: [0], mig: {1g.10gb: 2}, mps: {replicas: 2}")
+    assert isinstance(gpu.mig, Layout)
+    assert all(w.mps for w in gpu.mig.instances)
+
+
+@pytest.mark.parametrize("mig", ["", "mig: enabled, "])
+def test_the_devices_there_are(mig: str) -> None:
+    """In MIG mode with the instances left alone, each there is gets it, by UUID."""
+    held = with_instances(H100, [("3g.40gb", 0), ("1g.10gb", 4)])
+    gpu = resolved(f"devices: [0], {mig}mps: {{replicas: 2}}", node=ObservedNode((held,)))
+    assert gpu.mps is None
+    memory = {uuid: m.sharing.shares[0].memory for uuid, m in gpu.mps_by_device.items()}
+    sizes = [p.memory for p in H100.profiles if p.name in ("3g.40gb", "1g.10gb")]
+    assert memory == {
+        "MIG-0": max(sizes) // 2**21,
+        "MIG-1": min(sizes) // 2**21,
+    }
+
+
+def test_a_silent_gpu_is_not_judged() -> None:
+    """Nothing of its memory is known, and the planner says what is wrong."""
+    mute = replace(BARE, access=Access.LOST, memory=0)
+    assert resolved("devices: [1], mps: {replicas: 2}", node=ObservedNode((mute,))).mps is None
+
+
+# --- whom it runs as --------------------------------------------------------------------------
+
+HOST = Host(
+    "1000",
+    {"alice": ALICE, "1000": Account(1000, 1000, (27,)), "root": Account(0, 0)},
+)
+
+
+@pytest.mark.parametrize(
+    ("user", "account"),
+    [
+        ("", Account(1000, 1000, (27,))),
+        ("user: alice, ", ALICE),
+        ("user: 1001, ", Account(1001, 1001)),
+        ("user: '1001:5', ", Account(1001, 5)),
+        ("user: any, ", Account(0, 0, any_user=True)),
+        ("user: 0, ", Account(0, 0)),
+        ("user: root, ", Account(0, 0)),
+    ],
+)
+def test_accounts(user: str, account: Account) -> None:
+    """Looked up where the host knows them, else the numbers as written; root when said so."""
+    assert whole(f"devices: [1], mps: {{{user}replicas: 2}}", HOST).account == account
+
+
+def test_an_unknown_name() -> None:
+    """Its place is named, and what would do."""
+    problem = refused("devices: [1], mps: {user: bob, replicas: 2}", HOST)
+    assert (problem.code, problem.path) == (Code.INVALID_VALUE, "gpus[0].mps.user")
+    assert "'bob'" in problem.message
+    assert "uid" in problem.remedy
+
+
+@pytest.mark.parametrize(("default", "write"), [("0", "0"), ("root", "0"), ("any", "any")])
+def test_never_root_by_default(default: str, write: str) -> None:
+    """A setting alone does not make MPS run as root; the plan has to say it in words."""
+    host = replace(HOST, default_user=default)
+    problem = refused("devices: [1], mps: {replicas: 2}", host)
+    assert problem.code is Code.INVALID_VALUE
+    assert problem.remedy.endswith(f"user: {write}")
+    assert whole(f"devices: [1], mps: {{user: {write}, replicas: 2}}", host).account.uid == 0
+
+
+def test_a_default_that_is_nobody() -> None:
+    """A setting that names no user of the host is told as that."""
+    problem = refused("devices: [1], mps: {replicas: 2}", Host("nobody-here"))
+    assert "mps.user" in problem.message
+    assert problem.path == "gpus[0].mps"
+
+
+# --- what cannot be ---------------------------------------------------------------------------
+
+
+def test_limits_need_volta() -> None:
+    """Older cards do not hold clients to limits; without limits they serve."""
+    problem = refused("devices: [3], mps: {replicas: 2}")
+    assert (problem.code, problem.path) == (Code.UNSUPPORTED, "gpus[0].mps.replicas")
+    assert "6.0" in problem.message
+    assert "clients: {}" in problem.remedy
+    assert whole("devices: [3], mps: {clients: {}}").sharing.memory_ceiling is None
+    unknown = replace(P100, compute_capability=(0, 0))
+    resolved("devices: [3], mps: {replicas: 2}", node=ObservedNode((unknown,)))
+
+
+@pytest.mark.parametrize(
+    ("entry", "most"),
+    [
+        ("devices: [1], mps: {shares: {a: {count: 40}, b: {count: 21}}}", 60),
+        ("devices: [1], mps: {replicas: 61}", 60),
+        ("devices: [0], mig: {1g.10gb: 1}, mps: {replicas: 9}", 8),
+        ("devices: [0], mig: [{profile: 3g.40gb, mps: {replicas: 26}}]", 25),
+        ("devices: [3], mps: {shares: {a: {count: 17}}}", 16),
+    ],
+)
+def test_more_clients_than_a_device_serves(entry: str, most: int) -> None:
+    """60 on a whole card, on a part in proportion to its compute slices, 16 before Volta."""
+    problem = refused(entry)
+    assert problem.code is Code.DOES_NOT_FIT
+    assert f"at most {most} " in problem.message
+    assert problem.remedy == f"write at most {most}"
+
+
+def test_everything_wrong_is_told_at_once() -> None:
+    """Limits, users and profiles, each with its place."""
+    found = answer(
+        "devices: [0], mig: [{profile: 3g.40gb, mps: {user: bob, shares: {a: {memory: 80Gi}}}}, "
+        "{profile: 9g.1gb}, {profile: 1g.10gb, mps: {replicas: 9}}]"
+    )
+    assert isinstance(found, Rejection)
+    assert Verdict.INVALID is found.verdict
+    assert [p.path for p in found.problems] == [
+        "gpus[0].mig[0].mps.user",
+        "gpus[0].mig[0].mps.shares.a.memory",
+        "gpus[0].mig[1]",
+        "gpus[0].mig[2].mps.replicas",
+    ]
+
+
+# --- time slices ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mig", ["", "mig: disabled, "])
+def test_time_slice(mig: str) -> None:
+    """On a GPU that is whole or is to be."""
+    gpu = resolved(f"devices: [1], {mig}timeSlice: long")
+    assert (gpu.time_slice, gpu.mps) == (TimeSlice.LONG, None)
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        "devices: [0], timeSlice: long",
+        "devices: [1], mig: enabled, timeSlice: long",
+        "devices: [1], mig: {1g.10gb: 1}, timeSlice: long",
+        "devices: [0], mig: [{profile: 1g.10gb, mps: {replicas: 2}}], timeSlice: long",
+    ],
+)
+def test_no_time_slice_with_mig(entry: str) -> None:
+    """The interval is the whole GPU's, and in MIG mode it has none."""
+    problem = refused(entry)
+    assert (problem.code, problem.path) == (Code.INVALID_VALUE, "gpus[0].timeSlice")
+    assert "MIG mode" in problem.message
+    assert "mig: disabled" in problem.remedy
+
+
+def test_mps_and_time_slice_exclude_each_other() -> None:
+    """Also for a document that did not come through the reader."""
+    entry = PlanEntry(
+        "gpus[0]",
+        None,
+        "gpus[0].devices",
+        mps=MpsEntry("gpus[0].mps", replicas=2),
+        time_slice="long",
+    )
+    found = resolve(PlanDocument((entry,), "d"), ObservedNode((BARE,)))
+    assert isinstance(found, Rejection)
+    assert found.problems[0].path == "gpus[0].timeSlice"
+
+
+def test_an_old_call_without_a_host() -> None:
+    """Whoever has no host gets uid 1000."""
+    document = read_document(b"version: v1\ngpus: [{devices: [1], mps: {replicas: 2}}]")
+    found = resolve(document, NODE)
+    assert isinstance(found, DesiredNode)
+    mps = found.gpus["GPU-b"].mps
+    assert mps is not None
+    assert mps.account.uid == 1000
+
+
+def test_without_mps_there_is_none() -> None:
+    """A plan that says nothing of MPS wants none."""
+    gpu: Gpu = BARE
+    found = resolved("devices: [1], mig: disabled", node=ObservedNode((gpu,)))
+    assert (found.mps, dict(found.mps_by_device), found.time_slice) == (None, {}, None)

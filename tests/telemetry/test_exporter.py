@@ -1,0 +1,241 @@
+"""One text out of all that is known: whose it is, what is gone, how old it is."""
+
+from __future__ import annotations
+
+import gzip
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
+
+from nodeagent.cluster.kubelet.process_owners import Owner
+from nodeagent.metrics.agent_metrics import ProcessCost, ReaderState, build_sample
+from nodeagent.metrics.dcgm import Style
+from nodeagent.metrics.exposition import Family, render
+from nodeagent.metrics.labels import HostLabel
+from nodeagent.metrics.samples import SampleSet, Slice, Subject, Value, WholeGpu
+from nodeagent.metrics.selection import read_selection
+from nodeagent.plan.observed import ObservedNode
+from nodeagent.telemetry.exporter import Exporter, Layout, families_of
+from nodeagent.telemetry.ownership import Process
+from nodeagent.views.cluster_state import ClusterState
+from nodeagent.views.mps_state import DaemonState
+from nodeagent.views.node_state import NodeState
+from tests.telemetry.nodes import GPU, MIB, divided, user, whole
+
+USED, POWER, ENERGY = 252, 155, 156
+FIELDS = """DCGM_FI_DEV_FB_USED, gauge, Memory
+DCGM_FI_DEV_POWER_USAGE, gauge, Power
+DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION, counter, Energy
+"""
+WHOLE = Subject(WholeGpu(GPU))
+
+
+class Rig:
+    """An exporter of one GPU, and the clock that it goes by."""
+
+    def __init__(self, node: ObservedNode, *more: Callable[[], Iterable[Family]]) -> None:
+        self.now = 1000.0
+        self.state = NodeState("n", "file", observed=node)
+        self.exporter = Exporter(
+            read_selection(FIELDS),
+            host=HostLabel(""),
+            style=Style(),
+            build=build_sample("1", "3"),
+            clock=lambda: self.now,
+            current=lambda: self.state,
+            more=more,
+        )
+
+    def sample(self, values: dict[int, tuple[Value, ...]], *parts: Subject) -> None:
+        """A second later a look finds these values and instances."""
+        self.now += 1
+        self.exporter.took("fast", SampleSet(values))
+        self.exporter.layouts_are([Layout(GPU, parts, self.now)])
+        self.exporter.renew()
+
+    def observe(self, node: ObservedNode) -> None:
+        self.now += 1
+        self.state = replace(self.state, observed=node)
+        self.exporter.changed()
+
+    @property
+    def lines(self) -> list[str]:
+        return self.exporter.scrape(False, None).decode().splitlines()
+
+    def series(self, name: str) -> list[str]:
+        """What stands behind the name, without the GPU's own labels."""
+        return [
+            line.removeprefix(name).replace(_OWN, "")
+            for line in self.lines
+            if line.startswith(name)
+        ]
+
+
+_OWN = (
+    f'gpu="0",UUID="{GPU.uuid}",pci_bus_id="{GPU.pci_bus_id}",device="nvidia0",'
+    f'modelName="{GPU.model}"'
+)
+
+
+def _part(number: int, generation: int = 0) -> Subject:
+    return Subject(Slice(GPU, "1g.10gb", number, generation))
+
+
+def test_there_is_a_text_before_anything_was_read() -> None:
+    """The agent speaks of itself; no scrape is ever empty."""
+    assert any(line.startswith("nodeagent_build_info{") for line in Rig(ObservedNode()).lines)
+
+
+def test_a_gpu_is_labelled_with_the_one_that_has_it() -> None:
+    """Every field of it, in the order that dcgm-exporter has."""
+    rig = Rig(whole(user(0, "a")))
+    rig.sample({USED: ((WHOLE, 7),), POWER: ((WHOLE, 300.0),)})
+    pod = ',container="main",namespace="team",pod="a"'
+    assert rig.series("DCGM_FI_DEV_FB_USED") == [f"{{{pod}}} 7"]
+    assert rig.series("DCGM_FI_DEV_POWER_USAGE") == [f"{{{pod}}} 300.000000"]
+
+
+def test_two_that_share_it_have_their_own_memory() -> None:
+    """By their processes as they were listed last; the power is told once, of nobody."""
+    rig = Rig(whole(user(0, "a"), user(0, "b")))
+    rig.exporter.processes_are(GPU.uuid, {None: (Process(1, 2 * MIB), Process(2, 4 * MIB))})
+    rig.exporter.owners_are({1: Owner("team", "a", "main"), 2: Owner("team", "b", "main")})
+    rig.sample({USED: ((WHOLE, 7),), POWER: ((WHOLE, 300.0),)})
+    assert rig.series("DCGM_FI_DEV_FB_USED") == [
+        '{,container="main",namespace="team",pod="a"} 2',
+        '{,container="main",namespace="team",pod="b"} 4',
+        "{} 1",
+    ]
+    assert rig.series("DCGM_FI_DEV_POWER_USAGE") == ["{} 300.000000"]
+    assert rig.exporter.unknown_pids() == {1, 2}
+
+
+def test_lists_of_processes_that_are_old_do_not_count() -> None:
+    """Then what was observed does."""
+    rig = Rig(whole(user(1, "a", memory=2), user(2, "b", memory=4)))
+    rig.exporter.processes_are(GPU.uuid, {None: ()})
+    rig.sample({USED: ((WHOLE, 7),)})
+    assert len(rig.series("DCGM_FI_DEV_FB_USED")) == 1
+    rig.now += 1000
+    rig.sample({USED: ((WHOLE, 7),)})
+    assert len(rig.series("DCGM_FI_DEV_FB_USED")) == 3
+
+
+def test_an_instance_that_is_gone_is_gone_everywhere() -> None:
+    """Values, facts about the device and its MPS daemon, though nobody observed it anew yet."""
+    rig = Rig(divided({0: [], 1: []}))
+    rig.state = replace(
+        rig.state, mps=(DaemonState("MIG-0", "Ready"), DaemonState("MIG-1", "Ready"))
+    )
+    rig.sample({USED: ((_part(0), 1), (_part(1), 2))}, _part(0), _part(1))
+    assert len(rig.series("nodeagent_mig_device_info")) == 2
+    rig.sample({USED: ((_part(0), 1), (_part(1), 2))}, _part(1))
+    for name in ("DCGM_FI_DEV_FB_USED", "nodeagent_mig_device_info", "nodeagent_mps_daemon_up"):
+        assert len(rig.series(name)) == 1, name
+    assert not [line for line in rig.lines if 'GPU_I_ID="0"' in line or "MIG-0" in line]
+
+
+def test_what_was_observed_after_the_last_look_is_told() -> None:
+    """A new instance need not wait for the next sample."""
+    rig = Rig(divided({0: []}))
+    rig.sample({}, _part(0))
+    rig.observe(divided({0: [], 1: []}))
+    assert len(rig.series("nodeagent_mig_device_info")) == 2
+
+
+def test_counters_go_on_where_the_driver_began_anew() -> None:
+    """Also where nobody scraped in between."""
+    rig = Rig(whole())
+    for value in (100, 150, 20, 30):
+        rig.sample({ENERGY: ((WHOLE, value),)})
+    assert rig.series("DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION") == ["{} 180"]
+
+
+def test_other_fields_count_from_the_next_scrape_on() -> None:
+    """The values of before stay, so nothing is missing in between."""
+    rig = Rig(whole())
+    rig.sample({USED: ((WHOLE, 7),), POWER: ((WHOLE, 300.0),)})
+    rig.exporter.select(read_selection("DCGM_FI_DEV_FB_USED, gauge, x\nNOT_THERE, gauge, x\n"))
+    assert rig.series("DCGM_FI_DEV_FB_USED") == ["{} 7"]
+    assert rig.series("DCGM_FI_DEV_POWER_USAGE") == []
+    assert rig.series("nodeagent_counters_ignored") == [" 1"]
+
+
+def test_the_cluster_is_reachable_or_not_at_the_scrape() -> None:
+    """Without waiting for a look at GPUs; nodes without a cluster have no such metric."""
+    rig = Rig(whole())
+    rig.sample({USED: ((WHOLE, 7),)})
+    assert rig.series("nodeagent_cluster_reachable") == []
+    for reachable, value in ((True, " 1"), (False, " 0")):
+        rig.state = replace(rig.state, cluster=ClusterState("https://x", reachable))
+        assert rig.series("nodeagent_cluster_reachable") == [value]
+
+
+def test_the_age_is_that_of_the_scrape() -> None:
+    """It is added to a text that stays the same, in both encodings."""
+    rig = Rig(whole())
+    rig.sample({USED: ((WHOLE, 7),)})
+    cost = ProcessCost(1.5, 2, 3, 4, 5, 6.0)
+
+    rig.exporter.readers_are([ReaderState("fast", True, 0.25, 0.01, "0", GPU.uuid)])
+
+    def scraped(passed: float, zipped: bool) -> str:
+        rig.now += passed
+        text = rig.exporter.scrape(zipped, cost)
+        return (gzip.decompress(text) if zipped else text).decode()
+
+    first, second = scraped(0.25, True), scraped(0.25, False)
+    assert first.replace("} 0.5\n", "} 0.75\n") == second
+    assert "process_cpu_seconds_total 1.5\n" in first
+
+
+def test_what_a_lost_gpu_said_ends() -> None:
+    """Its readers are dropped, and nothing of it is told."""
+    rig = Rig(whole())
+    rig.sample({USED: ((WHOLE, 7),)})
+    rig.exporter.drop("fast")
+    rig.exporter.layouts_are([])
+    rig.exporter.renew()
+    assert rig.series("DCGM_FI_DEV_FB_USED") == []
+
+
+def test_nothing_is_written_for_nobody() -> None:
+    """A text is made of a sample when a scrape is expected soon, or asks for it."""
+    written = list[int]()
+
+    def counted() -> Iterable[Family]:
+        written.append(1)
+        return ()
+
+    rig = Rig(whole(), counted)
+    rig.sample({USED: ((WHOLE, 7),)})
+    assert not written
+    for value in (8, 9):  # somebody scrapes every ten seconds
+        rig.now += 9
+        rig.sample({USED: ((WHOLE, value),)})
+        assert rig.series("DCGM_FI_DEV_FB_USED") == [f"{{}} {value}"]
+    before = len(written)
+    made = []
+    for value in range(10):
+        rig.sample({USED: ((WHOLE, value),)})
+        made.append(len(written) - before)
+    assert made == [0] * 7 + [1, 2, 3]  # just before the next one
+    assert rig.series("DCGM_FI_DEV_FB_USED") == ["{} 9"]
+    assert len(written) == before + 3
+    rig.now += 1000
+    rig.sample({USED: ((WHOLE, 9),)})
+    rig.sample({USED: ((WHOLE, 9),)})
+    assert len(written) == before + 4
+
+
+def test_samples_with_labels_become_families() -> None:
+    """In the table's order, without empty labels; what is not in it is not told."""
+
+    def samples() -> Iterator[tuple[str, tuple[tuple[str, str], ...], float]]:
+        yield "b", (("x", "1"), ("y", "")), 2.0
+        yield "a", (), 1.0
+        yield "c", (), 3.0
+
+    found = render(families_of(samples(), (("a", "gauge", "A"), ("b", "counter", "B"))))
+    assert found.decode() == (
+        "# HELP a A\n# TYPE a gauge\na 1.0\n# HELP b B\n# TYPE b counter\n" + 'b{x="1"} 2.0\n'
+    )

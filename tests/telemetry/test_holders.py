@@ -1,0 +1,66 @@
+"""Time held and used by each pod, and for how long what is held has done nothing."""
+
+from __future__ import annotations
+
+from nodeagent.metrics import own
+from nodeagent.metrics.own import OwnMetric
+from nodeagent.metrics.samples import SampleSet, Slice, Subject, WholeGpu
+from nodeagent.plan.observed import ObservedNode
+from nodeagent.telemetry.accounting import Holders, activity
+from nodeagent.telemetry.ownership import uses
+from tests.telemetry.nodes import GPU, divided, user, whole
+
+WHOLE = (GPU.uuid, None)
+TEAM_A, TEAM_B = (("", "team", name, "", "") for name in "ab")
+
+
+def _values(holders: Holders, metric: OwnMetric) -> dict[tuple[str, ...], float]:
+    return {s.labels: s.value for s in holders.samples() if s.metric is metric}
+
+
+def _observe(
+    holders: Holders, now: float, node: ObservedNode, active: dict[tuple[str, int | None], float]
+) -> None:
+    holders.observe(now, node, uses(node, {}, lambda _: None), active)
+
+
+def test_time_of_gpus_and_of_slices() -> None:
+    """A whole GPU counts as one; a slice as its part, and as slices; shared ones are divided."""
+    holders = Holders(longest_gap=60)
+    shared = whole(user(0, "a"), user(0, "b"))
+    _observe(holders, 0.0, shared, {WHOLE: 0.5})
+    _observe(holders, 10.0, shared, {WHOLE: 0.5})
+    held = _values(holders, own.GPU_SECONDS_HELD)
+    assert held == {TEAM_A: 5.0, TEAM_B: 5.0}
+    assert _values(holders, own.GPU_SECONDS_USED) == {TEAM_A: 2.5, TEAM_B: 2.5}
+    parts = divided({3: [user(0, "c")]})
+    _observe(holders, 20.0, parts, {})
+    _observe(holders, 30.0, parts, {(GPU.uuid, 3): 1.0})
+    assert _values(holders, own.SLICE_SECONDS_HELD)["", "team", "c", "", ""] == 10.0
+    assert _values(holders, own.SLICE_SECONDS_USED)["", "team", "c", "", ""] == 10.0
+    assert _values(holders, own.GPU_SECONDS_HELD)["", "team", "c", "", ""] == 10.0 / 8
+
+
+def test_idle_counts_from_the_first_look_that_found_nothing_done() -> None:
+    """Work ends it; where activity is not known nothing is said."""
+    holders, node, part = Holders(longest_gap=60), divided({3: [user(0, "a")]}), (GPU.uuid, 3)
+    series = ("0", GPU.uuid, "1g.10gb", "3", "main", "team", "a", "", "")
+    for now, active, expected in (
+        (0.0, 0.0, 0.0),
+        (10.0, 0.0, 10.0),
+        (20.0, 0.4, 0.0),
+        (30.0, 0.0, 0.0),
+        (40.0, 0.0, 10.0),
+    ):
+        _observe(holders, now, node, {part: active})
+        assert _values(holders, own.HELD_IDLE) == {series: expected}
+    _observe(holders, 50.0, node, {})
+    assert _values(holders, own.HELD_IDLE) == {}
+
+
+def test_activity_is_gpms_where_it_is_there() -> None:
+    """Utilization in percent stands in for it on older cards."""
+    gpu, part = Subject(WholeGpu(GPU)), Subject(Slice(GPU, "1g.10gb", 3))
+    sample = SampleSet({203: ((gpu, 50),), 1001: ((part, 0.25), (gpu, 0.75))})
+    assert activity(sample) == {WHOLE: 0.75, (GPU.uuid, 3): 0.25}
+    assert activity(SampleSet({203: ((gpu, 50),)})) == {WHOLE: 0.5}

@@ -1,0 +1,85 @@
+"""Whose a device is: by allocations, by processes that were observed, by newer ones."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from nodeagent.cluster.kubelet.process_owners import Owner
+from nodeagent.plan.observed import Access, MpsDaemon, ObservedNode
+from nodeagent.telemetry.ownership import Device, Process, pids_without_pod, uses
+from tests.telemetry.nodes import GPU, MIB, divided, user, whole
+
+A, B = Owner("team", "a", "main"), Owner("team", "b", "main")
+WHOLE: Device = (GPU.uuid, None)
+
+
+def _nobody(_: int) -> None:
+    return None
+
+
+def test_an_allocation_is_enough() -> None:
+    """A pod holds its device before its first process."""
+    found = uses(whole(user(0, "a")), {}, _nobody)
+    assert found[WHOLE].sole == A
+    assert not found[WHOLE].memory
+
+
+def test_each_pod_has_the_memory_of_its_processes() -> None:
+    """Of all its processes together; those of nobody known are nobody's."""
+    node = whole(
+        user(0, "a"),
+        user(1, "a", memory=5),
+        user(2, "a", memory=6),
+        user(3, "b", memory=7),
+        user(4),
+    )
+    use = uses(node, {}, _nobody)[WHOLE]
+    assert use.owners == (A, B)
+    assert use.sole is None
+    assert use.memory == {A: 11 * MIB, B: 7 * MIB}
+
+
+def test_newer_processes_take_the_place_of_observed_ones() -> None:
+    """One that ended is gone; a new one belongs to whom its cgroup says."""
+    node = whole(user(1, "a", memory=5), user(2, "b", memory=6))
+    newer = {WHOLE: (Process(2, 8 * MIB, 40.0), Process(3, MIB, 2.0))}
+    use = uses(node, newer, {3: Owner(unit="x.service")}.get)[WHOLE]
+    assert use.owners == (Owner(unit="x.service"), B)
+    assert use.memory == {B: 8 * MIB, Owner(unit="x.service"): MIB}
+    assert use.multiprocessors == {B: 40.0, Owner(unit="x.service"): 2.0}
+    assert uses(node, {WHOLE: ()}, _nobody) == {}
+
+
+def test_a_container_that_is_not_told_is_the_one_that_was_given_the_device() -> None:
+    """So a pod is one owner, not one with and one without its container's name."""
+    node = whole(user(0, "a"), replace(user(1, "a", memory=5), container=""))
+    assert uses(node, {}, _nobody)[WHOLE].memory == {A: 5 * MIB}
+
+
+def test_an_mps_server_is_nobody() -> None:
+    """It is in the driver's lists as a process; its memory is the rest."""
+    daemon = MpsDaemon(runs=None, state="Ready", servers=(9,))  # type: ignore[arg-type]  # unused
+    node = whole(user(1, "a"), mps=daemon)
+    newer = {WHOLE: (Process(1, MIB), Process(9, 30 * MIB))}
+    assert uses(node, newer, {9: Owner(unit="mps.service")}.get)[WHOLE].memory == {A: MIB}
+
+
+def test_instances_are_told_apart() -> None:
+    """Each has its own owners; one without any is not in the answer."""
+    found = uses(divided({0: [user(1, "a")], 1: [user(2, "b")], 2: []}), {}, _nobody)
+    assert {device: use.sole for device, use in found.items()} == {
+        (GPU.uuid, 0): A,
+        (GPU.uuid, 1): B,
+    }
+
+
+def test_a_gpu_that_does_not_answer_is_nobodys() -> None:
+    """What is known of it is old."""
+    gpu = replace(whole(user(1, "a")).gpus[0], access=Access.UNKNOWN)
+    assert uses(ObservedNode((gpu,)), {}, _nobody) == {}
+
+
+def test_only_processes_without_a_pod_are_looked_up() -> None:
+    """Those that were observed without one, and those that are new."""
+    node = whole(user(0, "a"), user(1, "a"), user(2))
+    assert pids_without_pod(node, {WHOLE: (Process(1), Process(3))}) == {2, 3}

@@ -1,0 +1,89 @@
+"""docs/annotations.md shows what the code writes."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+from nodeagent.reconcile.event_log import EventType
+from nodeagent.views.conditions import HEALTHY, PARTITIONS_READY, conditions
+from nodeagent.views.layout_facts import layout, layout_labels
+from nodeagent.views.status_annotation import status_content, status_text
+from nodeagent.views.topology_facts import topology
+from tests.views.example_node import AT, BLOCKED, DAEMON, IN_SYNC, OBSERVED, PLAN, REJECTED
+
+PAGE = (Path(__file__).parents[2] / "docs/annotations.md").read_text(encoding="utf-8")
+
+
+def section(title: str) -> str:
+    """The text under a heading."""
+    return PAGE.split(f"## {title}\n")[1].split("\n## ")[0]
+
+
+def blocks(text: str, language: str = "") -> list[str]:
+    """What stands in the code blocks of a language."""
+    return re.findall(rf"^```{language}\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+
+
+def only_json(title: str) -> Any:
+    """The one JSON example of a section."""
+    (block,) = blocks(section(title), "json")
+    return json.loads(block)
+
+
+def test_the_plan_is_the_examples() -> None:
+    """Whose digest the status has."""
+    assert blocks(PAGE, "yaml") == [PLAN]
+
+
+def test_the_status_examples() -> None:
+    """In sync and refused; every key of both is explained."""
+    shown, refused = map(json.loads, blocks(section("Annotation nodeagent.io/status"), "json"))
+    assert shown == json.loads(status_text(status_content(IN_SYNC), AT))
+    whole = status_content(REJECTED)
+    assert refused == {key: whole[key] for key in refused}
+    assert whole.keys() - refused.keys() == {"headline", "gpus", "mps"}
+    explained = re.findall(r"`([a-zA-Z]+)", section("Annotation nodeagent.io/status"))
+    assert {*shown, *whole, *shown["gpus"][0], *whole["problems"][0]} <= {*explained}
+
+
+def test_the_conditions() -> None:
+    """Each row of the first table is a condition of one of the examples."""
+    rows = [
+        tuple(cell.strip(" `") for cell in line.strip("|").split("|"))
+        for line in section("Conditions").splitlines()
+        if line.startswith("| `") and line.count("|") == 5 and re.search(r"(True|False) \|", line)
+    ]
+    found = {
+        (kind, condition.status, condition.reason, condition.message)
+        for state in (IN_SYNC, REJECTED, BLOCKED)
+        for kind, condition in conditions(state).items()
+    }
+    assert {*rows} == found
+    assert {row[0] for row in rows} == {PARTITIONS_READY, HEALTHY}
+
+
+def test_the_facts_for_schedulers() -> None:
+    """Topology, layout and labels."""
+    assert only_json("Annotation nodeagent.io/topology") == json.loads(topology(OBSERVED))
+    assert only_json("Annotation nodeagent.io/layout") == json.loads(layout(OBSERVED, (DAEMON,)))
+    (labels,) = blocks(section("Labels"))
+    assert dict(line.split("=") for line in labels.split()) == layout_labels(OBSERVED)
+
+
+def test_the_events_exist() -> None:
+    """Every reason that is named."""
+    named = re.findall(r"`([A-Z][A-Za-z]+)`", section("Events"))
+    assert named
+    assert {*named} <= {kind.value for kind in EventType}
+
+
+def test_the_message_to_wait_for() -> None:
+    """The command with `kubectl wait` waits for exactly what the condition says."""
+    (command,) = (
+        line for line in PAGE.splitlines() if line.startswith("kubectl wait") and "$want" in line
+    )
+    waited = command.rsplit('="', 1)[1].rstrip('"').replace("$want", IN_SYNC.digest)
+    assert waited == conditions(IN_SYNC)[PARTITIONS_READY].message

@@ -1,0 +1,230 @@
+"""The Node's conditions for every state there is."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import timedelta
+
+import pytest
+
+from nodeagent.health.evaluate import Rules, judge
+from nodeagent.health.findings import Moment
+from nodeagent.health.readings import Answer, GpuReading, Memory, NodeReading, Silence
+from nodeagent.health.state import HealthState
+from nodeagent.plan.observed import Access, ObservedNode
+from nodeagent.plan.problems import Code, Problem
+from nodeagent.views.conditions import (
+    HEALTHY,
+    PARTITIONS_READY,
+    Condition,
+    conditions,
+)
+from nodeagent.views.node_state import NodeState, Phase, Refusal
+from tests.views.example_node import (
+    AT,
+    BLOCKED,
+    DIGEST,
+    FIRST,
+    IN_SYNC,
+    OBSERVED,
+    REJECTED,
+    SECOND,
+)
+
+FRESH = NodeState("gpu-node-0", "annotation")
+LOST = replace(OBSERVED.gpus[0], access=Access.LOST, access_reason="it fell off the bus")
+SILENT = replace(OBSERVED.gpus[1], access=Access.UNKNOWN, access_reason="a call hangs")
+
+
+def ready(state: NodeState) -> Condition:
+    """GPUPartitionsReady."""
+    return conditions(state)[PARTITIONS_READY]
+
+
+def healthy(state: NodeState) -> Condition:
+    """GPUHealthy."""
+    return conditions(state)[HEALTHY]
+
+
+# --- GPUPartitionsReady ---------------------------------------------------------------------------
+
+
+def test_in_sync_names_the_plan() -> None:
+    """One can wait for exactly this plan; the configuration belongs to it."""
+    assert ready(IN_SYNC) == Condition("True", "InSync", f"the node is as plan {DIGEST} says")
+    named = replace(IN_SYNC, configuration="all-1g.10gb")
+    assert ready(named).message == f"the node is as plan {DIGEST} (all-1g.10gb) says"
+    kept = replace(IN_SYNC, note="the annotation is gone; the last good plan stays in force")
+    assert ready(kept).message.endswith(" says; " + kept.note)
+
+
+def test_a_rejected_plan() -> None:
+    """Which one, where it is wrong, and which one counts instead."""
+    condition = ready(REJECTED)
+    assert (condition.status, condition.reason) == ("False", "Rejected")
+    assert REJECTED.refusal
+    assert condition.message == (
+        f"plan {REJECTED.refusal.digest} is refused: "
+        'gpus[0].mig["8g.40gb"]: '
+        f"GPU 0 (NVIDIA H100 80GB HBM3) has no profile 8g.40gb; plan {DIGEST} stays in force"
+    )
+    unread = replace(REJECTED, digest="", refusal=Refusal("", REJECTED.problems))
+    assert ready(unread).message.startswith('the plan is refused: gpus[0].mig["8g.40gb"]: ')
+
+
+@pytest.mark.parametrize("phase", sorted(set(Phase) - {Phase.IN_SYNC, Phase.NO_PLAN}))
+def test_every_other_phase_is_the_reason(phase: Phase) -> None:
+    """With its sentence."""
+    condition = ready(replace(BLOCKED, phase=phase))
+    assert (condition.status, condition.reason) == ("False", phase.value)
+    assert condition.message == BLOCKED.problems[0].message
+
+
+def test_work_names_the_plan() -> None:
+    """So that one sees which change is on its way."""
+    assert ready(replace(IN_SYNC, phase=Phase.WORKING)).message == f"working on plan {DIGEST}"
+
+
+def test_without_a_plan_nothing_is_missing() -> None:
+    """Nobody asked for anything."""
+    assert ready(replace(IN_SYNC, phase=Phase.NO_PLAN, digest="")) == Condition(
+        "True", "NoPlan", "no plan yet"
+    )
+
+
+def test_before_the_first_look_nothing_is_known() -> None:
+    """Both conditions say so."""
+    unknown = Condition("Unknown", "NotObservedYet", "the GPUs were not looked at yet")
+    assert dict(conditions(FRESH)) == {PARTITIONS_READY: unknown, HEALTHY: unknown}
+
+
+def test_a_refusal_before_the_first_look_says_nothing_of_health() -> None:
+    """The plan could be read and judged, the GPUs could not."""
+    state = replace(REJECTED, observed=ObservedNode(), observed_at=None)
+    assert ready(state).reason == "Rejected"
+    assert healthy(state).reason == "NotObservedYet"
+
+
+def test_a_driver_that_does_not_answer() -> None:
+    """Then nothing is known, whatever was known before."""
+    state = replace(IN_SYNC, phase=Phase.FAILED, driver_error="it is not loaded")
+    for condition in conditions(state).values():
+        assert (condition.status, condition.reason) == ("Unknown", "DriverUnavailable")
+        assert condition.message == "the driver does not answer: it is not loaded"
+
+
+# --- GPUHealthy -----------------------------------------------------------------------------------
+
+
+def test_gpus_that_answer_are_healthy() -> None:
+    """As far as is known today; a node without GPUs has no sick one."""
+    assert healthy(IN_SYNC) == Condition("True", "Healthy", "the driver answers for every GPU (2)")
+    none = replace(IN_SYNC, observed=ObservedNode())
+    assert healthy(none) == Condition("True", "NoGpus", "the node has no GPUs")
+
+
+def test_a_lost_gpu_is_named() -> None:
+    """It outweighs one that is only silent, which is told as well."""
+    condition = healthy(replace(IN_SYNC, observed=ObservedNode((LOST, SILENT))))
+    assert (condition.status, condition.reason) == ("False", "GpuLost")
+    assert condition.message.startswith(f"GPU 0 ({FIRST}) is lost: it fell off the bus; GPU 1 (")
+
+
+def test_a_silent_gpu_is_not_called_sick() -> None:
+    """It is not known."""
+    condition = healthy(replace(IN_SYNC, observed=ObservedNode((OBSERVED.gpus[0], SILENT))))
+    assert (condition.status, condition.reason) == ("Unknown", "GpuUnknown")
+    assert condition.message.endswith(" does not answer: a call hangs")
+
+
+def test_what_the_checks_found_counts() -> None:
+    """By its own reason, with the place and what would help."""
+    sick = _judged(GpuReading(FIRST, 0, memory=Memory(unrepairable=True)))
+    assert healthy(replace(IN_SYNC, health=sick)) == Condition(
+        "False", "MemoryUnrepairable", "GPU 0 has memory that cannot be repaired (inspect hardware)"
+    )
+    good = Memory(unrepairable=False)
+    well = _judged(GpuReading(FIRST, 0, memory=good), GpuReading(SECOND, 1, memory=good))
+    assert healthy(replace(IN_SYNC, health=well)) == Condition(
+        "True", "Healthy", "all checks are good"
+    )
+
+
+def test_before_the_first_reading_the_driver_alone_counts() -> None:
+    """The checks have nothing to say yet."""
+    assert healthy(replace(IN_SYNC, health=HealthState())) == healthy(IN_SYNC)
+
+
+def test_a_gpu_that_no_check_has_read_yet_is_not_called_healthy() -> None:
+    """It answers, and no more is known; a GPU that does not answer is the worse matter."""
+    fresh = _judged(GpuReading(FIRST, 0), GpuReading(SECOND, 1))
+    assert healthy(replace(IN_SYNC, health=fresh)) == Condition(
+        "Unknown", "NotReadYet", "the health of GPUs 0 and 1 was not read yet"
+    )
+    worn = _judged(GpuReading(FIRST, 0, inforom_corrupt=True))
+    assert healthy(replace(IN_SYNC, health=worn)) == Condition(
+        "Unknown",
+        "NotReadYet",
+        "the health of GPU 1 was not read yet; GPU 0 has a corrupt InfoROM (inspect hardware)",
+    )
+    sick = _judged(GpuReading(FIRST, 0, memory=Memory(unrepairable=True)))
+    assert healthy(replace(IN_SYNC, health=sick)).reason == "MemoryUnrepairable"
+    silent = replace(IN_SYNC, observed=ObservedNode((OBSERVED.gpus[0], SILENT)), health=fresh)
+    assert healthy(silent).reason == "GpuUnknown"
+    none = replace(IN_SYNC, observed=ObservedNode(), health=fresh)
+    assert healthy(none).reason == "NoGpus"
+
+
+def test_the_worse_of_checks_and_driver_counts() -> None:
+    """Whoever noticed it first; once a check found a GPU lost, its words count."""
+    lost = replace(IN_SYNC, observed=ObservedNode((LOST,)))
+    not_yet = _judged(GpuReading(FIRST, 0, memory=Memory(unrepairable=False)))
+    assert healthy(replace(lost, health=not_yet)).message.endswith("is lost: it fell off the bus")
+    found = _judged(GpuReading(FIRST, 0, answer=Answer(Silence.LOST)))
+    assert healthy(replace(lost, health=found)).message == "GPU 0 is lost (reboot)"
+    hangs = replace(IN_SYNC, driver_error="a call hangs", health=found)
+    assert healthy(hangs).status == "False"
+    well = _judged(GpuReading(FIRST, 0, memory=Memory(unrepairable=False)))
+    assert healthy(replace(hangs, health=well)).reason == "DriverUnavailable"
+
+
+def test_the_only_gpu_is_missing() -> None:
+    """The driver lists none, but there is one on the PCI bus: that is not a node without GPUs."""
+    state = HealthState()
+    for at in (10.0, 50.0):
+        reading = NodeReading(
+            Moment(at, 1e9), "boot", listed_addresses=(), pci_addresses=("0000:1a:00.0",)
+        )
+        state = judge(state, reading, Rules()).state
+    none = replace(IN_SYNC, observed=ObservedNode())
+    condition = healthy(replace(none, health=state))
+    assert (condition.status, condition.reason) == ("False", "GpuMissing")
+
+
+def _judged(*gpus: GpuReading) -> HealthState:
+    reading = NodeReading(Moment(10.0, 1e9), "boot", gpus=gpus)
+    return judge(HealthState(), reading, Rules()).state
+
+
+# --- messages -------------------------------------------------------------------------------------
+
+
+def test_messages_are_bounded_and_in_one_line() -> None:
+    """Whatever the driver or a document says."""
+    nasty = "\x1b[1m" + "line\n" * 1000
+    states = [
+        replace(IN_SYNC, driver_error=nasty),
+        replace(IN_SYNC, note=nasty),
+        replace(BLOCKED, problems=(Problem(Code.DRIVER, nasty),)),
+        replace(IN_SYNC, observed=ObservedNode((replace(LOST, access_reason=nasty),) * 16)),
+    ]
+    for state in states:
+        for condition in conditions(state).values():
+            assert len(condition.message) <= 1024
+            assert condition.message.isprintable()
+
+
+def test_a_later_round_changes_nothing() -> None:
+    """No age and no count of rounds is in a condition."""
+    later = replace(BLOCKED, rounds=99, observed_at=AT + timedelta(days=1))
+    assert conditions(later) == conditions(BLOCKED)

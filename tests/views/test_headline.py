@@ -1,0 +1,202 @@
+"""The headline: the worst thing about the node, whatever its kind."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import UTC, datetime
+
+import pytest
+
+from nodeagent.health.evaluate import Rules, judge
+from nodeagent.health.findings import Moment
+from nodeagent.health.readings import (
+    Answer,
+    GpuReading,
+    Memory,
+    NodeReading,
+    Silence,
+    Source,
+    XidEvent,
+)
+from nodeagent.health.state import HealthState
+from nodeagent.plan.observed import Access, ObservedNode, Usage
+from nodeagent.plan.problems import Code, Problem
+from nodeagent.views.cluster_state import ClusterState
+from nodeagent.views.headline import Headline, Severity, headline, headline_json
+from nodeagent.views.node_state import NodeState, Phase
+from tests.views.example_node import (
+    BLOCKED,
+    DAEMON,
+    FIRST,
+    IN_SYNC,
+    OBSERVED,
+    REJECTED,
+    SECOND,
+)
+
+OK, INFO, WARNING, ERROR = Severity
+
+
+def health(*gpus: GpuReading, xid: int = 0, answer: Answer | None = None) -> HealthState:
+    """What the checks make of one reading, and of an XID of the first GPU."""
+    both = (GpuReading(FIRST, 0), GpuReading(SECOND, 1))
+    xids = (XidEvent(xid, 9.0, Source.NVML, gpu=FIRST),) if xid else ()
+    reading = NodeReading(Moment(10.0, 1e9), "boot", gpus=gpus or both, answer=answer, xids=xids)
+    return judge(HealthState(), reading, Rules()).state
+
+
+LOST = replace(OBSERVED.gpus[1], access=Access.LOST, access_reason="GPU_IS_LOST")
+SILENT = replace(OBSERVED.gpus[1], access=Access.UNKNOWN, access_reason="a call hangs")
+SICK = health(GpuReading(FIRST, 0, memory=Memory(unrepairable=True)))
+DEGRADED = health(GpuReading(FIRST, 0, inforom_corrupt=True))
+AWAY = ClusterState("https://10.0.0.1", False, problem="the API server is away", remedy="wait")
+FAILED = Problem(Code.STEP_FAILED, "a step failed", "mend it", gpu=FIRST)
+CLIENT = Problem(Code.MPS_CLIENT, "a client has no share")
+STRANGE = replace(OBSERVED.gpus[1], usage=Usage(known=False, reason="the kubelet is away"))
+BACKOFF = replace(DAEMON, phase="Backoff", why="it ended")
+
+# From the worst to the best: whatever comes later is outweighed by what comes earlier.
+KINDS: tuple[tuple[Severity, str, dict[str, object]], ...] = (
+    (ERROR, "FallenOffBus", {"health": health(xid=79)}),
+    (ERROR, "GpuLost", {"observed": ObservedNode((OBSERVED.gpus[0], LOST))}),
+    (ERROR, "Driver", {"driver_error": "it is not loaded"}),
+    (ERROR, "MemoryUnrepairable", {"health": SICK}),
+    (ERROR, "StepFailed", {"phase": Phase.FAILED, "problems": (FAILED,)}),
+    (
+        ERROR,
+        "UnknownProfile",
+        {"phase": Phase.REJECTED, "refusal": REJECTED.refusal, "problems": REJECTED.problems},
+    ),
+    (WARNING, "GpuUnknown", {"observed": ObservedNode((OBSERVED.gpus[0], SILENT))}),
+    (WARNING, "InUse", {"phase": Phase.BLOCKED, "problems": BLOCKED.problems}),
+    (WARNING, "Cluster", {"cluster": AWAY}),
+    (WARNING, "PlanMissing", {"note": "the plan is gone", "digest": IN_SYNC.digest}),
+    (WARNING, "Reader", {"observed": ObservedNode((OBSERVED.gpus[0], STRANGE))}),
+    (WARNING, "InforomCorrupt", {"health": DEGRADED}),
+    (WARNING, "MpsClient", {"problems": (CLIENT,)}),
+    (WARNING, "Mps", {"mps": (BACKOFF,)}),
+    (INFO, "Working", {"phase": Phase.WORKING}),
+    (INFO, "XidApplication", {"health": health(xid=13)}),
+    (INFO, "NoPlan", {"phase": Phase.NO_PLAN, "digest": ""}),
+    (INFO, "HealthNotReadYet", {"health": health()}),
+    (OK, "InSync", {}),
+)
+
+
+def node(values: dict[str, object]) -> NodeState:
+    """The example with these values instead."""
+    return replace(IN_SYNC, **values)  # type: ignore[arg-type]  # any of the state's own fields
+
+
+def of(state: NodeState) -> Headline:
+    """The headline of a node in a cluster."""
+    return headline(state, in_cluster=True)
+
+
+@pytest.mark.parametrize(("severity", "code", "values"), KINDS, ids=[kind[1] for kind in KINDS])
+def test_every_kind(severity: Severity, code: str, values: dict[str, object]) -> None:
+    """By its severity and code, in a sentence."""
+    found = of(node(values))
+    assert (found.severity, found.code) == (severity, code)
+    assert found.text.endswith(".")
+    assert found.text[0].isupper() or found.text[0].isdigit()
+    assert found.remedy == "" or found.remedy.endswith(".")
+
+
+@pytest.mark.parametrize("worse", range(len(KINDS)))
+def test_the_worst_counts(worse: int) -> None:
+    """Each kind outweighs all that come after it and can be there at the same time."""
+    _, code, values = KINDS[worse]
+    for _, _, others in KINDS[worse + 1 :]:
+        both = {**others, **values}
+        if "problems" in values and "problems" in others:
+            both["problems"] = (*others["problems"], *values["problems"])  # type: ignore[misc]
+            if code != "UnknownProfile" and "refusal" in others:
+                both["refusal"] = others["refusal"]
+        if values.get("health") is None or others.get("health") is None:
+            assert of(node(both)).code == code
+
+
+def test_a_lost_gpu_comes_before_a_blocked_one() -> None:
+    """Whichever has the lower number; phases speak of the plan alone."""
+    lost = replace(BLOCKED, observed=ObservedNode((OBSERVED.gpus[0], LOST)))
+    assert (of(lost).gpu, of(lost).code) == (SECOND, "GpuLost")
+    assert lost.phase is Phase.BLOCKED
+
+
+def test_remedies_are_commands_of_this_node() -> None:
+    """In a cluster kubectl drains the node."""
+    fallen = node({"health": health(xid=79)})
+    assert of(fallen) == Headline(
+        ERROR,
+        "GPU 0 fell off the bus (XID 79).",
+        "Drain and reboot the node: `kubectl drain gpu-node-0 --ignore-daemonsets "
+        "--delete-emptydir-data`, then `systemctl reboot` on the node. If it recurs, check "
+        "seating and power.",
+        FIRST,
+        "FallenOffBus",
+    )
+    assert "kubectl" not in headline(fallen, in_cluster=False).remedy
+    reset = of(node({"health": health(GpuReading(SECOND, 1, recovery_action=1))}))
+    assert reset.remedy == (
+        "Reset GPU 1: drain the node, take the agent off it (`kubectl label node gpu-node-0 "
+        "nodeagent.io/off=`), run `nvidia-smi --gpu-reset -i 1` on the node, then `kubectl label "
+        "node gpu-node-0 nodeagent.io/off-`; or reboot the node."
+    )
+
+
+def test_a_driver_that_hangs_says_what_to_do() -> None:
+    """As its problem does; without one, as the check does."""
+    silence = Problem(Code.DRIVER, "the module is not loaded", "modprobe nvidia")
+    away = node({"driver_error": silence.message, "problems": (silence,)})
+    assert of(away).text == "The driver does not answer: the module is not loaded."
+    assert of(away).remedy == "modprobe nvidia."
+    hangs = node({"health": health(answer=Answer(Silence.FAILS, reason="no answer"))})
+    assert (of(hangs).severity, of(hangs).text) == (WARNING, "The driver does not answer.")
+
+
+def test_a_silent_gpu_of_the_plan_is_an_error() -> None:
+    """The plan is not done there; one that no plan names is a warning."""
+    silent: dict[str, object] = {"observed": ObservedNode((OBSERVED.gpus[0], SILENT))}
+    problem = Problem(Code.GPU_UNKNOWN, "GPU 1 does not answer", "wait", gpu=SECOND)
+    assert of(node(silent)).severity is WARNING
+    assert of(node({**silent, "problems": (problem,)})).severity is ERROR
+
+
+def test_users_that_are_not_known() -> None:
+    """Why, and on which GPU."""
+    found = of(node({"observed": ObservedNode((OBSERVED.gpus[0], STRANGE))}))
+    assert found.text == "It is not known who uses GPU 1: the kubelet is away."
+    assert found.gpu == SECOND
+
+
+def test_before_the_first_look() -> None:
+    """Nothing is known, and nothing looks well."""
+    fresh = NodeState("gpu-node-0", "annotation")
+    assert (of(fresh).severity, of(fresh).code) == (INFO, "NotObservedYet")
+    none = node({"observed": ObservedNode(), "mps": ()})
+    assert of(none).code == "NoGpus"
+
+
+def test_nothing_in_it_grows_with_time() -> None:
+    """So that the Node is not written again while the matter is the same."""
+    later = {"observed_at": datetime(2031, 1, 1, tzinfo=UTC), "rounds": 99}
+    for _, _, values in KINDS:
+        assert of(node({**values, **later})) == of(node(values))
+
+
+def test_gpus_that_no_check_has_read_yet() -> None:
+    """They are named; one that was read is not."""
+    fresh = health()
+    assert of(node({"health": fresh})).text == "The health of GPUs 0 and 1 was not read yet."
+    half = health(GpuReading(FIRST, 0, memory=Memory(unrepairable=False)), GpuReading(SECOND, 1))
+    assert of(node({"health": half})).text == "The health of GPU 1 was not read yet."
+
+
+def test_as_json() -> None:
+    """What is empty is left out."""
+    assert headline_json(of(IN_SYNC)) == {
+        "severity": "ok",
+        "text": "The node is as the plan says, and its 2 GPUs are healthy.",
+        "code": "InSync",
+    }

@@ -1,0 +1,142 @@
+"""What is split and what is free, as an annotation and as labels."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from nodeagent.plan.observed import Access, Gpu, GpuInstance, MigMode, ObservedNode, Placement
+from nodeagent.plan.shares import Account, Share, Sharing, WantedMps
+from nodeagent.simulation import known_boards
+from nodeagent.views.layout_facts import LARGEST, label_changes, layout, layout_labels
+from nodeagent.views.mps_state import ClientState, DaemonState
+from tests.plan.cards import card, with_instances
+from tests.views.example_node import DAEMON, FIRST, OBSERVED, SECOND
+
+LABEL = re.compile(r"nodeagent\.io/[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")
+
+
+def told(observed: ObservedNode, *daemons: DaemonState) -> list[dict[str, Any]]:
+    """The GPUs of the annotation."""
+    report = json.loads(layout(observed, daemons))
+    assert report["version"] == "v1"
+    gpus: list[dict[str, Any]] = report["gpus"]
+    return gpus
+
+
+def test_a_divided_gpu_and_a_shared_one() -> None:
+    """Slots, what could be made, what is there and how much of it is taken."""
+    assert told(OBSERVED, DAEMON) == [
+        {
+            "uuid": FIRST,
+            "index": 0,
+            "mig": "enabled",
+            "slots": {"total": 8, "free": [2, 3]},
+            "creatable": {"2g.20gb": 1, "1g.20gb": 1, "1g.10gb": 2, "1g.10gb+me": 1},
+            "instances": {"1g.10gb": {"total": 2, "used": 0}, "3g.40gb": {"total": 1, "used": 1}},
+        },
+        {
+            "uuid": SECOND,
+            "index": 1,
+            "mig": "disabled",
+            "slots": {"total": 8, "free": []},
+            "mps": {"replica": {"total": 4, "used": 2}},
+        },
+    ]
+
+
+def test_a_gpu_that_does_not_answer_offers_nothing() -> None:
+    """Its last known layout is of no use to a scheduler."""
+    silent = replace(OBSERVED.gpus[0], access=Access.UNKNOWN)
+    assert told(ObservedNode((silent,))) == [{"uuid": FIRST, "index": 0, "access": "unknown"}]
+    assert layout_labels(ObservedNode((silent,))) == {}
+
+
+def test_cards_without_mig_and_nodes_without_gpus() -> None:
+    """Neither has slots."""
+    assert told(ObservedNode((Gpu(0, "GPU-t4"),))) == [{"uuid": "GPU-t4", "index": 0}]
+    assert told(ObservedNode()) == []
+    assert layout_labels(ObservedNode()) == {}
+    assert layout_labels(ObservedNode((Gpu(0, "GPU-t4"),))) == {}
+
+
+def test_half_made_instances_take_room_but_are_none() -> None:
+    """They are no devices anybody could have."""
+    half = GpuInstance(1, 19, "1g.10gb", Placement(0, 1))
+    (gpu,) = told(ObservedNode((replace(card("h100-80gb"), instances=(half,)),)))
+    assert gpu["instances"] == {}
+    assert gpu["slots"]["free"] == [1, 2, 3, 4, 5, 6, 7]
+
+
+def test_shares_of_instances_are_added_up() -> None:
+    """Those of daemons that are ready; a share for any number of clients has no total."""
+    gpu = with_instances(card("h100-80gb"), (("3g.40gb", 0), ("3g.40gb", 4)))
+    shares = Sharing((Share("small", 2, 1024, 25.0), Share("any", None, None, None)), "report")
+    wanted = WantedMps(shares, Account(0, 0))
+    clients = (ClientState(1, share="small"), ClientState(2, share="any"), ClientState(3))
+    daemons = [
+        DaemonState("MIG-0", "Ready", wanted, clients=clients),
+        DaemonState("MIG-1", "Ready", wanted),
+    ]
+    (report,) = told(ObservedNode((gpu,)), *daemons)
+    assert report["mps"] == {"any": {"used": 1}, "small": {"total": 4, "used": 1}}
+    (report,) = told(ObservedNode((gpu,)), replace(daemons[0], phase="Backoff"))
+    assert "mps" not in report
+
+
+def test_it_is_bounded() -> None:
+    """Also with more GPUs than any node has."""
+    text = layout(ObservedNode(tuple(replace(OBSERVED.gpus[0], index=n) for n in range(512))))
+    assert len(text.encode()) <= LARGEST
+    report = json.loads(text)
+    assert len(report["gpus"]) + report["more"]["gpus"] == 512
+
+
+# --- labels ---------------------------------------------------------------------------------------
+
+
+def test_labels_add_up_the_gpus() -> None:
+    """Free slots and what could be made; GPUs outside MIG mode have neither."""
+    empty = replace(card("h100-80gb"), uuid="GPU-2")
+    assert layout_labels(ObservedNode((*OBSERVED.gpus, empty))) == {
+        "nodeagent.io/free-slots": "10",
+        "nodeagent.io/creatable.1g.10gb": "9",
+        "nodeagent.io/creatable.1g.10gb.me": "2",
+        "nodeagent.io/creatable.1g.20gb": "5",
+        "nodeagent.io/creatable.2g.20gb": "4",
+        "nodeagent.io/creatable.3g.40gb": "2",
+        "nodeagent.io/creatable.4g.40gb": "1",
+        "nodeagent.io/creatable.7g.80gb": "1",
+    }
+
+
+@pytest.mark.parametrize("board", [board.name for board in known_boards() if board.profiles])
+def test_labels_are_valid_for_every_card(board: str) -> None:
+    """And no two profiles of a card share one."""
+    gpu = replace(card(board), mig=MigMode(current=True, pending=True))
+    labels = layout_labels(ObservedNode((gpu,)))
+    assert all(LABEL.fullmatch(key) for key in labels)
+    assert all(value.isdecimal() for value in labels.values())
+    assert len(labels) == len(gpu.profiles) + 1
+
+
+def test_labels_of_profiles_with_no_room_left_are_taken_away() -> None:
+    """Ours only; and all of ours when none is wanted any more."""
+    there = {
+        "nodeagent.io/free-slots": "8",
+        "nodeagent.io/creatable.7g.80gb": "1",
+        "nodeagent.io/cordoned": "true",
+        "nvidia.com/mig.config": "all-1g.10gb",
+    }
+    assert label_changes(there, {"nodeagent.io/free-slots": "2"}) == {
+        "nodeagent.io/free-slots": "2",
+        "nodeagent.io/creatable.7g.80gb": None,
+    }
+    assert label_changes(there, {}) == {
+        "nodeagent.io/free-slots": None,
+        "nodeagent.io/creatable.7g.80gb": None,
+    }

@@ -1,0 +1,148 @@
+"""MPS as JSON: the contract's keys, and what is absent when it is not known."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import UTC, datetime
+
+import pytest
+
+from nodeagent.views.mps_report import done_json, mps_answer, mps_json
+from nodeagent.views.mps_state import DaemonState
+from nodeagent.views.node_state import NodeState
+from nodeagent.views.status_report import status_json
+from tests.views.daemons import ANY, FAILED, GIB, NODE, READY, STRAY, WAITING
+
+
+def test_a_daemon_with_everything() -> None:
+    """Every key of the contract, sizes in bytes, numbers as the plan writes them."""
+    assert mps_json([READY]) == [
+        {
+            "device": "GPU-0",
+            "state": "Ready",
+            "since": "2030-01-02T03:04:05.678Z",
+            "pid": 815,
+            "user": 1000,
+            "restarts": 2,
+            "pipeDirectory": "/run/nodeagent/mps/GPU-0/pipe",
+            "enforce": "report",
+            "shares": {
+                "small": {"count": 4, "memory": 8 * GIB, "threads": 15},
+                "rest": {"threads": 33.3},
+            },
+            "server": {"pid": 816, "user": 1000, "status": "ACTIVE"},
+            "clients": [
+                {
+                    "pid": 4712,
+                    "command": "python",
+                    "user": 1000,
+                    "share": "small",
+                    "slot": "small-0",
+                    "memory": {"used": 5, "limit": 8 * GIB},
+                    "threads": 15,
+                    "pod": {"namespace": "ml", "name": "train-0", "container": "main"},
+                }
+            ],
+        }
+    ]
+
+
+def test_what_is_not_known_is_absent() -> None:
+    """A daemon of which only the name is known claims nothing."""
+    assert mps_json([DaemonState("GPU-0", "Down")]) == [
+        {"device": "GPU-0", "state": "Down", "restarts": 0, "clients": []}
+    ]
+    [report] = mps_json([replace(READY, clients=(STRAY,))])
+    assert report["clients"] == [
+        {"pid": 4713, "findings": ["it has no share", "it has no memory limit"]}
+    ]
+
+
+def test_a_daemon_in_trouble() -> None:
+    """Why, the log's last lines, who waits; and where the device is, when the node is known."""
+    [report] = mps_json([replace(FAILED, waiting=(WAITING,))], NODE)
+    assert (report["gpu"], report["profile"], report["start"], report["size"]) == (
+        1,
+        "3g.40gb",
+        4,
+        4,
+    )
+    assert report["user"] == "any"
+    assert report["why"] == "failed 5 times in a row"
+    assert report["lastLines"] == ["first", "no CUDA-capable device is detected"]
+    assert report["waiting"] == [{"pid": 99, "user": 1001, "command": "sleepy"}]
+
+
+@pytest.mark.parametrize(
+    ("device", "found"),
+    [
+        (None, ["GPU-0", "MIG-b"]),
+        ("0", ["GPU-0"]),
+        ("gpu-0", ["GPU-0"]),
+        ("1", ["MIG-b"]),
+        ("GPU-1", ["MIG-b"]),
+        ("1:5", ["MIG-b"]),
+        ("mig-B", ["MIG-b"]),
+        ("1:0", []),
+        ("MIG-a", []),
+        ("7", None),
+        ("0:0", None),
+        ("1:8", None),
+        ("MIG-c", None),
+        ("", None),
+        ("-1", None),
+        ("\u0660", None),
+    ],
+)
+def test_daemons_by_any_name_of_their_device(device: str | None, found: list[str] | None) -> None:
+    """By index, UUID, slice; a GPU brings its MIG devices; no such device is told from no MPS."""
+    answer = mps_answer((READY, FAILED), node="node-a", observed=NODE, device=device)
+    assert (answer and [d["device"] for d in answer["daemons"]]) == found
+
+
+def test_a_daemon_whose_device_is_gone_is_found_by_its_uuid() -> None:
+    """It is there, so it can be looked at and ended."""
+    lost = replace(READY, device="MIG-gone")
+    answer = mps_answer((lost,), node="node-a", observed=NODE, device="mig-gone")
+    assert answer
+    assert [d["device"] for d in answer["daemons"]] == ["MIG-gone"]
+
+
+def test_daemons_are_told_in_the_order_of_their_devices() -> None:
+    """By GPU and slice, not by UUID; what is there no more comes last."""
+    lost = replace(READY, device="A-gone")
+    told = mps_json((lost, FAILED, READY), NODE)
+    assert [d["device"] for d in told] == ["GPU-0", FAILED.device, "A-gone"]
+
+
+def test_trouble_is_told() -> None:
+    """What is wrong with one that is Ready."""
+    [report] = mps_json([replace(READY, trouble="its last server (816) ended: status 1")])
+    assert report["trouble"] == "its last server (816) ended: status 1"
+
+
+def test_when_it_was_looked_at() -> None:
+    """As long as it was not, there is no time."""
+    assert mps_answer((), node="a", observed=NODE) == {"node": "a", "daemons": []}
+    at = datetime(2030, 1, 2, tzinfo=UTC)
+    answer = mps_answer((), node="a", observed=NODE, observed_at=at)
+    assert answer
+    assert answer["observedAt"] == "2030-01-02T00:00:00.000Z"
+
+
+def test_the_status_has_the_daemons_of_the_gpus_it_shows() -> None:
+    """All of them, or with one GPU those of it and of its MIG devices."""
+    state = NodeState("node-a", "file", observed=NODE, mps=(READY, FAILED))
+    devices = {
+        gpu: [d["device"] for d in (status_json(state, gpu=gpu) or {})["mps"]]
+        for gpu in (None, "GPU-0", "GPU-1")
+    }
+    assert devices == {None: ["GPU-0", "MIG-b"], "GPU-0": ["GPU-0"], "GPU-1": ["MIG-b"]}
+
+
+def test_what_was_done() -> None:
+    """In words, with the daemon as it is afterwards."""
+    answer = done_json(replace(READY, wanted=ANY), "restarted", NODE)
+    assert answer["message"] == "the MPS daemon of GPU 0 was restarted; it is Ready now"
+    assert (answer["device"], answer["done"]) == ("GPU-0", "restarted")
+    assert answer["daemon"]["user"] == "any"

@@ -1,0 +1,184 @@
+"""The JSON of plans and outcomes: its keys are what scripts rely on."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+from nodeagent.plan.desired import DesiredGpu, DesiredNode, MigDisabled
+from nodeagent.plan.observed import Access, Gpu, MigMode, ObservedNode
+from nodeagent.plan.outcome import GpuOutcome, NodeOutcome, StepReport, StepResult
+from nodeagent.plan.plan import GpuPlan, NodePlan, Policy, Verdict
+from nodeagent.plan.planner import plan
+from nodeagent.plan.problems import Code, Problem
+from nodeagent.plan.shares import Account, ComputeMode, TimeSlice
+from nodeagent.views.plan_report import outcome_json, plan_json, rejection_json
+from tests.plan.cards import card, devices, divided, wanted, with_instances
+from tests.plan.daemons import A, C, D, daemon, give, shared, without_mig
+
+
+def planned(gpu, desired, **policy: bool) -> NodePlan:  # type: ignore[no-untyped-def]  # test shorthand
+    """The plan for a node of one GPU."""
+    return plan(DesiredNode({gpu.uuid: desired}), ObservedNode((gpu,)), Policy(**policy))
+
+
+def test_contract_keys() -> None:
+    """Every key that the contract names is there, with its meaning."""
+    gpu = with_instances(card("h100-80gb"), [("1g.10gb", 0), ("1g.10gb", 4)], used=[1])
+    result = plan_json(
+        planned(gpu, wanted(gpu, [("3g.40gb", 1), ("1g.10gb", 1)])),
+        digest="sha256:1",
+        source="file",
+    )
+    assert {"verdict", "digest", "source", "gpus", "problems"} == set(result)
+    (one,) = result["gpus"]
+    assert {"index", "uuid", "name", "verdict", "before", "after", "steps"} <= set(one)
+    assert one["before"][0] == {
+        "profile": "1g.10gb",
+        "start": 0,
+        "size": 1,
+        "uuid": "MIG-0",
+        "inUse": False,
+    }
+    assert one["after"][0] == {"profile": "3g.40gb", "start": 0, "size": 4}
+    destroy, create = one["steps"]
+    assert {
+        "kind": "destroyInstance",
+        "profile": "1g.10gb",
+        "start": 0,
+        "uuid": "MIG-0",
+    }.items() <= destroy.items()
+    assert {"kind": "createInstance", "profile": "3g.40gb", "start": 0}.items() <= create.items()
+    assert destroy["reason"]
+    assert create["reason"]
+    json.dumps(result)
+
+
+def test_modes_and_resets() -> None:
+    """Mode changes and resets are steps of their own kinds."""
+    gpu = replace(card("a100-40gb"), mig=MigMode(current=False, pending=False))
+    result = plan_json(
+        planned(gpu, wanted(gpu, [("7g.40gb", 1)]), reset_when_idle=True), digest="", source="file"
+    )
+    (one,) = result["gpus"]
+    assert [s["kind"] for s in one["steps"]] == ["setMigMode", "resetGpu", "createInstance"]
+    assert one["mig"] == {
+        "before": {"current": "disabled", "pending": "disabled"},
+        "after": {"current": "enabled", "pending": "enabled"},
+    }
+
+
+def test_divided_instances_are_rows() -> None:
+    """Each compute instance is a device of its own; a half-made GPU instance has no uuid."""
+    gpu = divided(card("h100-80gb"), "3g.40gb", 0, 1, 1)
+    half = with_instances(card("h100-80gb"), [("3g.40gb", 4)]).instances[0]
+    gpu = replace(gpu, instances=(*gpu.instances, replace(half, id=2, compute=())))
+    result = plan_json(planned(gpu, devices(gpu, ("3g.40gb", 1, 0))), digest="", source="file")
+    before = result["gpus"][0]["before"]
+    assert [row["profile"] for row in before] == ["1c.3g.40gb", "1c.3g.40gb", "3g.40gb"]
+    assert "uuid" not in before[2]
+    scopes = {(s["kind"], s["scope"]) for s in result["gpus"][0]["steps"]}
+    assert scopes == {("destroyInstance", "gpuInstance"), ("destroyInstance", "computeInstance")}
+
+
+def test_mps() -> None:
+    """Daemons by device or place, with sizes in bytes; what is not limited is absent."""
+    gpu = give(with_instances(card("h100-80gb"), [("3g.40gb", 4)]), daemon(D))
+    result = plan_json(
+        planned(gpu, shared(gpu, ("3g.40gb", 4, C), ("1g.10gb", 0, A))), digest="", source="file"
+    )
+    (one,) = result["gpus"]
+    stop, _, mode, start, restart = one["steps"]
+    assert {"kind": "stopMps", "device": "MIG-0", "profile": "3g.40gb"}.items() <= stop.items()
+    assert mode == {
+        "kind": "setComputeMode",
+        "profile": "1g.10gb",
+        "start": 0,
+        "size": 1,
+        "mode": "exclusiveProcess",
+        "reason": mode["reason"],
+    }
+    assert start == {
+        "kind": "startMps",
+        "profile": "1g.10gb",
+        "start": 0,
+        "size": 1,
+        "user": 1000,
+        "shares": {"small": {"count": 2, "memory": 1 << 30, "threads": 25}},
+        "runs": False,
+        "reason": start["reason"],
+    }
+    assert (restart["device"], restart["start"], restart["size"]) == ("MIG-0", 4, 4)
+    assert restart["shares"] == {"small": {"count": 2, "threads": 25}}
+    assert one["before"][0]["mps"] is True
+    assert [row.get("mps") for row in one["after"]] == [True, True]
+    json.dumps(result)
+
+
+def test_a_whole_gpu_and_its_time_slice() -> None:
+    """The device is the GPU's own UUID, and there is no place on the card."""
+    gpu = without_mig(card("t4"), compute_mode=ComputeMode.EXCLUSIVE_PROCESS)
+    anybody = replace(A, account=Account(0, 0, any_user=True))
+    (start,) = plan_json(
+        planned(gpu, DesiredGpu(None, "p", mps=anybody)), digest="", source="file"
+    )["gpus"][0]["steps"]
+    assert (start["device"], start["user"]) == (gpu.uuid, "any")
+    assert "profile" not in start
+    slices = DesiredGpu(None, "p", time_slice=TimeSlice.LONG)
+    steps = plan_json(planned(gpu, slices), digest="", source="file")["gpus"][0]["steps"]
+    assert [s["kind"] for s in steps] == ["setTimeSlice", "setComputeMode"]
+    assert steps[0]["timeSlice"] == "long"
+    assert (steps[1]["mode"], steps[1]["device"]) == ("default", gpu.uuid)
+
+
+def test_outcome() -> None:
+    """Each step has its result and seconds; `after` is what was read back."""
+    gpu = card("h100-80gb")
+    result = planned(gpu, wanted(gpu, [("7g.80gb", 1)]))
+    (step,) = result.steps
+    problem = Problem(Code.STEP_FAILED, "it did not work", gpu=gpu.uuid)
+    outcome = NodeOutcome(
+        result,
+        (
+            GpuOutcome(
+                result.gpus[0], (StepReport(step, StepResult.FAILED, 0.25, "no"),), gpu, (problem,)
+            ),
+        ),
+    )
+    written = outcome_json(outcome, digest="", source="file")
+    (one,) = written["gpus"]
+    assert {"result": "failed", "seconds": 0.25, "message": "no"}.items() <= one["steps"][0].items()
+    assert one["after"] == []
+    assert written["problems"] == [
+        {"code": "StepFailed", "gpu": gpu.uuid, "message": "it did not work"}
+    ]
+
+
+def test_rejection() -> None:
+    """A refused document has the same shape, with problems and no GPUs."""
+    problem = Problem(Code.UNKNOWN_PROFILE, "no", "yes", path="gpus[0].mig")
+    result = rejection_json((problem,), Verdict.INVALID, digest="d", source="file")
+    assert result["verdict"] == "invalid"
+    assert result["problems"] == [
+        {"code": "UnknownProfile", "path": "gpus[0].mig", "message": "no", "remedy": "yes"}
+    ]
+
+
+def test_what_is_not_known_is_absent() -> None:
+    """A GPU that never answered has no UUID, name or mode; a text that was not read no digest."""
+    lost = [Gpu(index, "", access=Access.LOST) for index in (0, 1)]
+    plans = tuple(GpuPlan(gpu, Verdict.BLOCKED, (), gpu) for gpu in lost)
+    outcome = NodeOutcome(
+        NodePlan(Verdict.BLOCKED, plans), tuple(GpuOutcome(p, (), p.before) for p in plans)
+    )
+    written = outcome_json(outcome, digest="", source="file")
+    assert "digest" not in written
+    assert [gpu["index"] for gpu in written["gpus"]] == [0, 1]
+    assert all(not {"uuid", "name", "mig"} & set(gpu) for gpu in written["gpus"])
+
+
+def test_a_card_without_mig_has_no_mode() -> None:
+    """Absent, not null."""
+    gpu = card("t4")
+    result = plan_json(planned(gpu, DesiredGpu(MigDisabled("p"), "p")), digest="d", source="file")
+    assert "mig" not in result["gpus"][0]

@@ -1,0 +1,292 @@
+"""The status annotation: says what is so, changes only with it, and always fits a Node."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta, timezone
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from nodeagent.plan.observed import (
+    Access,
+    ComputeInstance,
+    Gpu,
+    GpuInstance,
+    MigMode,
+    ObservedNode,
+    Placement,
+)
+from nodeagent.plan.problems import Code, Problem
+from nodeagent.views.mps_state import ClientState, DaemonState
+from nodeagent.views.node_state import NodeState, Phase, Refusal
+from nodeagent.views.status_annotation import (
+    LARGEST,
+    StatusAnnotation,
+    status_content,
+    status_text,
+)
+from tests.views.example_node import (
+    AT,
+    BLOCKED,
+    DAEMON,
+    DIGEST,
+    FIRST,
+    IN_SYNC,
+    OBSERVED,
+    REJECTED,
+    SECOND,
+)
+
+LATER = AT + timedelta(hours=1)
+
+
+# --- what it says ---------------------------------------------------------------------------------
+
+
+def test_a_node_in_sync() -> None:
+    """Every key of the contract, and no word more than needed."""
+    assert status_content(IN_SYNC) == {
+        "headline": {
+            "severity": "ok",
+            "text": "The node is as the plan says, and its 2 GPUs are healthy.",
+            "code": "InSync",
+        },
+        "phase": "InSync",
+        "digest": DIGEST,
+        "source": "annotation",
+        "gpus": [
+            {
+                "uuid": FIRST,
+                "mode": "enabled",
+                "instances": [
+                    _instance("MIG-0d9be0fd-52a4-5c0e-8a3b-91d2f1c07f11", "1g.10gb", 0),
+                    _instance("MIG-c14a7be2-9f0d-5b7c-b1ce-53a4c0b2e9d0", "1g.10gb", 1),
+                    _instance("MIG-7c8d0c66-6b0e-5f1c-9d6d-2f0f6f1f8a01", "3g.40gb", 4, used=True),
+                ],
+            },
+            {"uuid": SECOND, "mode": "disabled", "used": True, "instances": []},
+        ],
+        "mps": [{"device": SECOND, "state": "Ready", "clients": 2}],
+        "problems": [],
+    }
+
+
+def _instance(uuid: str, profile: str, start: int, *, used: bool = False) -> dict[str, Any]:
+    return {"uuid": uuid, "profile": profile, "start": start, "used": used}
+
+
+def test_a_refused_plan_is_found_by_its_digest() -> None:
+    """Both digests are there: that of the plan in force and that of the refused one, with why."""
+    content = status_content(REJECTED)
+    assert REJECTED.refusal
+    assert (content["phase"], content["digest"]) == ("Rejected", DIGEST)
+    assert content["rejected"] == {
+        "digest": REJECTED.refusal.digest,
+        "path": 'gpus[0].mig["8g.40gb"]',
+        "message": "GPU 0 (NVIDIA H100 80GB HBM3) has no profile 8g.40gb",
+    }
+    assert content["problems"][0]["code"] == "UnknownProfile"
+
+
+def test_what_blocks_is_said_in_a_sentence() -> None:
+    """And as a problem with its code and GPU."""
+    content = status_content(BLOCKED)
+    assert content["message"] == BLOCKED.problems[0].message
+    assert content["problems"][0]["gpu"] == FIRST
+
+
+def test_a_gpu_that_does_not_answer_counts_as_used() -> None:
+    """Its last known instances are shown so, and half-made ones too."""
+    half = GpuInstance(9, 19, "1g.10gb", Placement(2, 1))
+    lost = replace(
+        OBSERVED.gpus[0], access=Access.LOST, instances=(*OBSERVED.gpus[0].instances, half)
+    )
+    gpu = status_content(replace(IN_SYNC, observed=ObservedNode((lost,))))["gpus"][0]
+    assert gpu["access"] == "lost"
+    assert all(instance["used"] for instance in gpu["instances"])
+    assert gpu["instances"][2] == {"profile": "1g.10gb", "start": 2, "used": True}
+
+
+def test_a_mode_that_waits_for_a_reset_is_told() -> None:
+    """Beside the current one."""
+    waits = replace(OBSERVED.gpus[1], mig=MigMode(current=False, pending=True))
+    gpu = status_content(replace(IN_SYNC, observed=ObservedNode((waits,))))["gpus"][0]
+    assert (gpu["mode"], gpu["pending"]) == ("disabled", "enabled")
+
+
+NO_PLAN = replace(IN_SYNC, phase=Phase.NO_PLAN, digest="")
+
+
+def test_a_node_without_gpus_and_a_card_without_mig() -> None:
+    """Nothing is invented for them."""
+    nothing = status_content(replace(NO_PLAN, observed=ObservedNode(), mps=()))
+    assert nothing == {
+        "headline": {"severity": "info", "text": "The node has no GPUs.", "code": "NoGpus"},
+        "phase": "NoPlan",
+        "source": "annotation",
+        "message": "no plan yet",
+        "gpus": [],
+        "mps": [],
+        "problems": [],
+    }
+    plain = replace(IN_SYNC, observed=ObservedNode((Gpu(0, "GPU-t4"),)), configuration="all-1g")
+    content = status_content(plain)
+    assert content["gpus"] == [{"uuid": "GPU-t4", "used": False, "instances": []}]
+    assert content["configuration"] == "all-1g"
+
+
+# --- when it changes ------------------------------------------------------------------------------
+
+
+def test_the_text_is_compact_and_has_its_moment() -> None:
+    """In UTC, whatever zone the clock is in, and in one line."""
+    text = status_text(status_content(IN_SYNC), AT.astimezone(timezone(timedelta(hours=2))))
+    assert text.startswith('{"headline":{"severity":"ok",')
+    assert ',"phase":"InSync","observedAt":"2030-01-02T03:04:05.000Z","digest":' in text
+    assert "\n" not in text
+
+
+def test_the_text_changes_only_with_the_content() -> None:
+    """A round that finds the same leaves it, with its moment; another state is a new moment."""
+    annotation = StatusAnnotation()
+    first = annotation.text(IN_SYNC, there=None, now=AT)
+    again = replace(IN_SYNC, rounds=7, observed_at=LATER)
+    assert annotation.text(again, there=first, now=LATER) == first
+    changed = annotation.text(BLOCKED, there=first, now=LATER)
+    assert changed
+    assert json.loads(changed)["observedAt"] == "2030-01-02T04:04:05.000Z"
+
+
+def test_a_restarted_agent_keeps_the_text_that_is_there() -> None:
+    """With the same content; its moment goes on to be true."""
+    first = StatusAnnotation().text(IN_SYNC, there=None, now=AT)
+    assert StatusAnnotation().text(IN_SYNC, there=first, now=LATER) == first
+    assert StatusAnnotation().text(BLOCKED, there=first, now=LATER) != first
+
+
+@pytest.mark.parametrize(
+    "there",
+    [
+        "",
+        "no JSON",
+        "[]",
+        "[" * 100_000,
+        '{"phase":"InSync"}',
+        status_text(status_content(IN_SYNC), AT).replace("2030-01-02T03:04:05.000Z", "soon"),
+        status_text(status_content(IN_SYNC), AT).replace("05.000Z", "05"),  # of no zone
+        status_text(status_content(IN_SYNC), LATER + timedelta(days=1)),  # of tomorrow
+        status_text(status_content(BLOCKED), AT),
+    ],
+)
+def test_what_somebody_else_wrote_is_not_believed(there: str) -> None:
+    """Then the content is as old as this agent's knowledge of it."""
+    text = StatusAnnotation().text(IN_SYNC, there=there, now=LATER)
+    assert text == status_text(status_content(IN_SYNC), LATER)
+
+
+def test_a_text_changed_by_hand_is_restored() -> None:
+    """To the letter, whatever was changed."""
+    annotation = StatusAnnotation()
+    first = annotation.text(IN_SYNC, there=None, now=AT)
+    assert first
+    for forged in (first.replace("2030", "2029"), "{}", None):
+        assert annotation.text(IN_SYNC, there=forged, now=LATER) == first
+
+
+def test_nothing_is_said_before_the_first_look() -> None:
+    """So the annotation of the agent before stays; a driver that is not there is worth saying."""
+    fresh = NodeState("gpu-node-0", "annotation")
+    assert StatusAnnotation().text(fresh, there="...", now=AT) is None
+    failed = replace(fresh, phase=Phase.FAILED, driver_error="the driver is not loaded")
+    assert StatusAnnotation().text(failed, there=None, now=AT) is not None
+
+
+# --- that it fits ---------------------------------------------------------------------------------
+
+
+def _crowded(gpus: int, problems: int, text: str) -> NodeState:
+    """Full GPUs with a daemon and dozens of clients on each instance, and long complaints."""
+    observed = tuple(
+        Gpu(
+            number,
+            f"GPU-{number:08d}-1111-2222-3333-444444444444",
+            mig=MigMode(current=True, pending=True),
+            instances=tuple(
+                GpuInstance(
+                    start,
+                    20,
+                    "1g.10gb+me",
+                    Placement(start, 1),
+                    (ComputeInstance(0, "1g.10gb+me", 1, _mig(number, start)),),
+                )
+                for start in range(7)
+            ),
+        )
+        for number in range(gpus)
+    )
+    daemons = tuple(
+        DaemonState(_mig(number, start), "Backoff", clients=(ClientState(1),) * 48)
+        for number in range(gpus)
+        for start in range(7)
+    )
+    problem = Problem(Code.UNKNOWN_CONFIGURATION, text, text, gpu=text, path=text)
+    found = (problem,) * problems
+    return NodeState(
+        "n",
+        "mig-config",
+        Phase.REJECTED,
+        DIGEST,
+        text,
+        Refusal(DIGEST, found),
+        text,
+        ObservedNode(observed),
+        AT,
+        problems=found,
+        mps=daemons,
+    )
+
+
+def _mig(gpu: int, start: int) -> str:
+    return f"MIG-{gpu:08d}-1111-2222-3333-{start:012d}"
+
+
+@settings(deadline=None, max_examples=30)
+@given(st.integers(0, 64), st.integers(0, 100), st.text(max_size=30), st.integers(0, 300))
+def test_it_always_fits(gpus: int, problems: int, text: str, times: int) -> None:
+    """However many GPUs, daemons and problems there are, and whatever their texts hold."""
+    content = status_content(_crowded(gpus, problems, text * times))
+    written = status_text(content, datetime.now(UTC))
+    assert len(written.encode()) <= LARGEST
+    assert written.isprintable()
+    more = content.get("more", {})
+    assert len(content["gpus"]) + more.get("gpus", 0) == gpus
+    assert len(content["mps"]) + more.get("mps", 0) == 7 * gpus
+    assert len(content["problems"]) + more.get("problems", 0) == problems
+
+
+@pytest.mark.parametrize("text", ["\N{GRINNING FACE}" * 5000, '"\\' * 5000])
+def test_characters_that_take_more_bytes_are_counted(text: str) -> None:
+    """Four bytes each, or two for what JSON has to mark."""
+    content = status_content(_crowded(64, 100, text))
+    assert len(status_text(content, AT).encode()) <= LARGEST
+    assert content["more"]["problems"] > 80
+
+
+def test_sixteen_full_gpus_are_shown_whole() -> None:
+    """Sixteen cards of seven instances, a daemon and dozens of clients each, and nothing wrong."""
+    content = status_content(_crowded(16, 0, ""))
+    assert "more" not in content
+    assert len(status_text(content, AT)) < 24 << 10
+
+
+def test_daemons_are_in_the_order_of_their_devices() -> None:
+    """Those of devices that are gone come last, so that the text is always the same."""
+    gone = DaemonState("MIG-gone", "Down")
+    first = DaemonState(FIRST, "Ready")
+    for order in ((gone, DAEMON, first), (first, gone, DAEMON)):
+        content = status_content(replace(IN_SYNC, mps=order))
+        assert [entry["device"] for entry in content["mps"]] == [FIRST, SECOND, "MIG-gone"]

@@ -1,0 +1,103 @@
+"""The words for what is seen and done."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from nodeagent.plan.observed import (
+    Access,
+    ComputeInstance,
+    Gpu,
+    GpuInstance,
+    MigMode,
+    Placement,
+    Usage,
+    User,
+)
+from nodeagent.plan.shares import ComputeMode, TimeSlice
+from nodeagent.plan.steps import (
+    CreateGpuInstance,
+    ResetGpu,
+    SetComputeMode,
+    SetMigMode,
+    SetTimeSlice,
+    StartMps,
+    StopMps,
+)
+from nodeagent.views.text import layout_words, step_words, user_words, users
+from tests.plan.daemons import CLIENT, A, daemon
+
+ON = MigMode(current=True, pending=True)
+
+
+def instance(number: int, profile: str, start: int, *pids: int) -> GpuInstance:
+    """A GPU instance with one device that these processes use."""
+    usage = Usage(tuple(User(pid, "python") for pid in pids))
+    device = ComputeInstance(0, profile, 1, f"MIG-{number}", usage=usage)
+    return GpuInstance(number, 19, profile, Placement(start, 1), (device,))
+
+
+GPU = Gpu(
+    0,
+    "GPU-0",
+    mig=ON,
+    instances=(
+        instance(1, "1g.10gb", 1),
+        instance(2, "1g.10gb", 0, 7, 8),
+        GpuInstance(3, 9, "3g.40gb", Placement(4, 4)),
+    ),
+    usage=Usage((User(9, "Xorg"),)),
+)
+
+
+def test_layouts() -> None:
+    """Equal instances together, by slice; half-made ones are told apart; modes in words."""
+    assert layout_words(GPU) == "1g.10gb at 0, 1; half-made 3g.40gb at 4"
+    assert layout_words(replace(GPU, instances=())) == "no instances"
+    assert layout_words(replace(GPU, mig=None)) == "no MIG"
+    assert layout_words(replace(GPU, mig=MigMode(current=False, pending=False))) == "MIG off"
+    pending = MigMode(current=False, pending=True)
+    assert layout_words(replace(GPU, mig=pending)) == "MIG off, waiting for a GPU reset to change"
+    assert layout_words(replace(GPU, access=Access.LOST)) == "a layout that is not known"
+
+
+def test_steps() -> None:
+    """A step reads as a command."""
+    create = CreateGpuInstance("GPU-0", 9, "3g.40gb", Placement(4, 4), (3,), "")
+    assert step_words(create) == "create 3g.40gb at 4"
+    assert step_words(SetMigMode("GPU-0", enabled=False, reason="")) == "disable MIG mode"
+    assert step_words(ResetGpu("GPU-0", "")) == "reset the GPU"
+
+
+def test_steps_of_sharing() -> None:
+    """Where there are several devices, the step says which."""
+    mig: tuple[str, Placement] = ("3g.40gb", Placement(4, 4))
+    assert step_words(StopMps("GPU-0", "MIG-1", "", *mig)) == "stop MPS on 3g.40gb at 4"
+    assert step_words(StartMps("GPU-0", "GPU-0", A, "")) == "start MPS"
+    changed = StartMps("GPU-0", "MIG-1", A, "", *mig, runs=True)
+    assert step_words(changed) == "change the limits of MPS on 3g.40gb at 4"
+    mode = SetComputeMode("GPU-0", "GPU-0", ComputeMode.EXCLUSIVE_PROCESS, "")
+    assert step_words(mode) == "set compute mode exclusiveProcess"
+    assert step_words(SetTimeSlice("GPU-0", TimeSlice.LONG, "")) == "set the time slice to long"
+
+
+def test_layouts_with_mps() -> None:
+    """Who has a daemon is said; a time slice only where the agent set it."""
+    shared = replace(GPU.instances[0].compute[0], mps=daemon(A))
+    other = replace(GPU.instances[0], compute=(shared,))
+    gpu = replace(GPU, instances=(other, GPU.instances[1]))
+    assert layout_words(gpu) == "1g.10gb at 0; 1g.10gb with MPS at 1"
+    assert layout_words(replace(GPU, mig=None, mps=daemon(A))) == "no MIG, with MPS"
+    sliced = replace(GPU, mig=None, time_slice=TimeSlice.LONG)
+    assert layout_words(sliced) == "no MIG"
+    ours = replace(sliced, earlier_time_slice=TimeSlice.DEFAULT)
+    assert layout_words(ours) == "no MIG, time slice long"
+
+
+def test_users() -> None:
+    """Of one instance, or of all and of the GPU beside them."""
+    assert user_words(GPU, 2) == "pid 7 (python), pid 8 (python)"
+    assert user_words(GPU, 1) == ""
+    assert [user.pid for user in users(GPU)] == [9, 7, 8]
+    served = replace(GPU, mig=None, instances=(), mps=daemon(A, CLIENT))
+    assert [user.pid for user in users(served)] == [9, 815]
