@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import sys
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -25,16 +27,22 @@ class Case:
     about: str
     commands: tuple[str, ...]
     files: dict[str, str] = field(default_factory=dict)
+    python: str = ""  # with any other version it cannot be compared
 
     @property
     def path(self) -> Path:
         return RECORDED / f"{self.name}.txt"
+
+    @property
+    def comparable(self) -> bool:
+        return self.python in {"", f"{sys.version_info.major}.{sys.version_info.minor}"}
 
     def record(self) -> str:
         """Run it, and give what is to be recorded."""
         with tempfile.TemporaryDirectory(prefix="na-", dir="/tmp") as name:
             folder = Path(name)
             folder.chmod(0o755)  # daemons of other users have to pass
+            (folder / "examples").symlink_to(HERE.parents[1] / "examples")
             parts = [f"# {self.about}\n\n"]
             for file, text in self.files.items():
                 (folder / file).write_text(text, encoding="utf-8")
@@ -56,20 +64,31 @@ def _table(name: str) -> Any:
 def _boards() -> Iterator[Case]:
     table = _table("boards")
     for board, facts in table["boards"].items():
-        mixed, profiles = _layout(facts["mixed"]), facts["profiles"]
-        commands = []
-        for command in table["commands"]:
-            each = map(_layout, ({p: n} for p, n in profiles.items()))
-            for layout in each if "PROFILE" in command else [""]:
-                filled = command.replace("BOARD", board).replace("MIXED", mixed)
-                commands.append(filled.replace("PROFILE", layout))
-        yield Case(f"boards/{board}", f"One GPU: {board}.", tuple(commands))
+        profiles = [_layout({profile: n}) for profile, n in facts["profiles"].items()]
+        words = {
+            "BOARD": board,
+            "MIXED": _layout(facts["mixed"]),
+            "EACH": str(len(profiles) or 1),
+            "PROFILES": ", ".join(
+                f"{{devices: [{gpu}], mig: {{{layout}}}}}" for gpu, layout in enumerate(profiles)
+            ),
+        }
+        commands = tuple(_filled(command, words) for command in table["run"].splitlines())
+        yield Case(f"boards/{board}", f"GPUs of one kind: {board}.", commands)
 
 
 def _layout(counts: dict[str, int]) -> str:
     return ", ".join(f"{profile}: {count}" for profile, count in counts.items())
 
 
+def _filled(command: str, words: dict[str, str]) -> str:
+    for name, word in words.items():
+        command = re.sub(rf"\b{name}\b", word, command)
+    return command
+
+
 def _states() -> Iterator[Case]:
     for name, entry in _table("states").items():
-        yield Case(f"states/{name}", entry["about"], tuple(entry["run"]), entry.get("files", {}))
+        commands = tuple(entry["run"].splitlines())
+        files, python = entry.get("files", {}), entry.get("python", "")
+        yield Case(f"states/{name}", entry["about"], commands, files, python)
