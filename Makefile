@@ -99,6 +99,9 @@ cover: $(DEV)  ## the tests, and which lines they miss
 	$(BIN)/python -m coverage run -m pytest $(ARGS)
 	$(BIN)/python -m coverage report
 
+mutants: $(DEV)  ## how many of 200 small changes of the code the tests notice (ARGS='--seed 12')
+	$(BIN)/python -m tools.mutants $(ARGS)
+
 bench: $(RUN)  ## print the tables of benchmarks
 	$(BIN)/python -m bench
 
@@ -131,4 +134,4 @@ $(DEV): requirements/dev.txt $(RUN)
 	@touch $@
 
 .PHONY: help run run-cluster check test test-full install format lint types layers pytest \
-  pytest-pure $(PARTS) goldens cover bench lock clean
+  pytest-pure $(PARTS) goldens cover mutants bench lock clean

@@ -1,0 +1,292 @@
+"""Change the code in small ways, one at a time, and count how many of them the tests notice.
+
+    python -m tools.mutants [--each 40] [--seed 11] [--jobs 2] [--tree DIR] [--table FILE]
+
+The table names subjects, their code and their tests. `--each` mutants are drawn of each subject,
+the same ones for the same tree and seed. Each is written into a copy of the tree, where the
+subject's tests run, the quickest first, until one fails. A failure counts only if it repeats.
+
+Libraries are imported once; each run is a fork of this process. With `--scratch DIR` the copies and
+the results stay there, and a later call goes on where an earlier one ended (see `--at-most`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import os
+import random
+import select
+import shutil
+import signal
+import sys
+import tempfile
+import time
+import tomllib
+import warnings
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from typing import Any, Final
+
+import hypothesis
+import pytest
+
+from tools.mutations import Mutant, candidates
+
+TABLE: Final = Path(__file__).with_suffix(".toml")
+OUTPUT: Final = ".mutants-pytest"  # in a copy, what the last run of pytest printed
+NOT_COPIED: Final = (".git", ".venv*", ".local", ".hypothesis", "*_cache", "__pycache__")
+# Imported before pytest has rewritten their asserts, or bound to threads: each run has its own.
+NOT_SHARED: Final = {"pytest_asyncio", "pytest_timeout", "_hypothesis_pytestplugin", "grpc"}
+
+
+def draw(seed: int, each: int, tree: Path, table: Mapping[str, Any]) -> list[Mutant]:
+    """So many of each subject, the same ones each time; only what Python can compile."""
+
+    def compiles(mutant: Mutant) -> bool:
+        with suppress(SyntaxError), warnings.catch_warnings(action="ignore"):
+            compile(mutant.applied_to((tree / mutant.path).read_bytes()), mutant.path, "exec")
+            return True
+        return False
+
+    drawn: list[Mutant] = []
+    for subject, entry in table.items():
+        if missing := [n for n in entry["code"] + entry["tests"] if not (tree / n).exists()]:
+            sys.exit(f"{subject}: not in {tree}: {', '.join(missing)}")
+        found = candidates(subject, tree, entry["code"])
+        random.Random(f"{seed} {subject}").shuffle(found)  # noqa: S311  # a draw, not a secret
+        drawn += islice(filter(compiles, found), each)
+    return drawn
+
+
+# --- running tests --------------------------------------------------------------------------------
+
+
+class Watch:
+    """A pytest plugin: the quickest tests first, each with a limit; notes times and a failure."""
+
+    def __init__(self, times: Mapping[str, float], note: Path) -> None:
+        self._times = times
+        self._note = note
+        self._taken: dict[str, float] = {}
+        self._failed = ""
+        self._timed_out = False
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        if self._times:
+            items.sort(key=lambda item: self._times.get(item.nodeid, 0.0))
+            for item in items:
+                limit = 10 + 20 * self._times.get(item.nodeid, 0.0)
+                item.add_marker(pytest.mark.timeout(limit), append=False)
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        name = report.nodeid
+        self._taken[name] = self._taken.get(name, 0.0) + report.duration
+        if report.failed and not self._failed:
+            self._failed = name
+            self._timed_out = "Timeout (>" in report.longreprtext
+
+    def pytest_sessionfinish(self) -> None:
+        ours = str(self._note.parent)  # what is in the tree must be imported after it is changed
+        specs = [getattr(module, "__spec__", None) for module in list(sys.modules.values())]
+        modules = [s.name for s in specs if s and s.origin and not s.origin.startswith(ours)]
+        found = {"times": self._taken, "failed": self._failed, "timed_out": self._timed_out}
+        self._note.write_text(json.dumps({**found, "modules": modules}), encoding="utf-8")
+
+
+def run_tests(
+    folder: Path, tests: Sequence[str], times: Mapping[str, float], limit: float
+) -> tuple[int | None, dict[str, Any]]:
+    """Pytest's exit code (None: stopped at the limit) and what `Watch` noted."""
+    note = folder / ".watch.json"
+    note.unlink(missing_ok=True)
+    code = _wait(_fork(lambda: _pytest(folder, tests, Watch(times, note))), limit)
+    return code, json.loads(note.read_bytes()) if note.exists() else {}
+
+
+def _pytest(folder: Path, tests: Sequence[str], watch: Watch) -> int:
+    os.chdir(folder)
+    os.environ["PYTHONPATH"] = str(folder)  # for programs that tests start
+    sys.path.insert(0, str(folder))
+    with (folder / OUTPUT).open("wb") as output:
+        os.dup2(output.fileno(), 1)
+        os.dup2(output.fileno(), 2)
+    hypothesis.settings.register_profile(
+        "mutants",
+        derandomize=True,
+        database=None,
+        deadline=None,
+        phases=[hypothesis.Phase.explicit, hypothesis.Phase.generate],  # no shrinking
+    )
+    hypothesis.settings.load_profile("mutants")
+    options = ["-x", "-q", "-m", "not full", "-p", "no:cacheprovider"]
+    options += ["-W", "ignore::pytest.PytestAssertRewriteWarning"]
+    return int(pytest.main([*options, *tests], plugins=[watch]))
+
+
+def _fork(work: Callable[[], int]) -> int:
+    """The id of a process that does this and ends with its result."""
+    child = os.fork()
+    if child:
+        return child
+    code = 3
+    try:
+        code = work()
+    finally:
+        sys.stdout.flush()
+        os._exit(code)
+
+
+def _wait(child: int, limit: float) -> int | None:
+    """Its exit code; None where it was killed at the limit."""
+    process = os.pidfd_open(child)
+    try:
+        ended = select.select([process], [], [], limit)[0]
+        if not ended:
+            os.kill(child, signal.SIGKILL)
+        status = os.waitpid(child, 0)[1]
+    finally:
+        os.close(process)
+    return os.waitstatus_to_exitcode(status) if ended else None
+
+
+def judge(folder: Path, tests: Sequence[str], times: Mapping[str, float]) -> str:
+    """`killed`, `timeout` or `survived`; a failure that does not repeat is tried once more."""
+    limit = 60 + 3 * sum(times.values())
+    for _ in range(2):
+        code, noted = run_tests(folder, tests, times, limit)
+        if code == 0:
+            return "survived"
+        if code is None or noted.get("timed_out"):
+            return "timeout"
+        if not (failed := noted.get("failed")) or run_tests(folder, [failed], {}, limit)[0] != 0:
+            return "killed"
+    return "survived"
+
+
+# --- the whole ------------------------------------------------------------------------------------
+
+
+class Copies:
+    """Copies of the tree in which mutants are tried, one for each job, and the results so far."""
+
+    def __init__(self, scratch: Path, tree: Path, table: Mapping[str, Any]) -> None:
+        self._scratch = scratch
+        self._tree = tree
+        self._table = table
+        self._results = scratch / "results.jsonl"
+
+    def results(self) -> dict[Mutant, str]:
+        """`killed`, `timeout` or `survived`."""
+        if not self._results.exists():
+            return {}
+        noted = map(json.loads, self._results.read_text(encoding="utf-8").splitlines())
+        return {Mutant(**line["mutant"]): line["result"] for line in noted}
+
+    def measure(self, mutants: Sequence[Mutant], jobs: int) -> None:
+        """Judge these, and note each result at once."""
+        clean = {s: self._clean(s) for s in sorted({m.subject for m in mutants})}
+        _share_libraries({name for noted in clean.values() for name in noted["modules"]})
+
+        def work(slot: int) -> int:
+            for mutant in mutants[slot::jobs]:
+                self._try(mutant, self._copy(slot), clean[mutant.subject]["times"])
+            return 0
+
+        workers = [_fork(partial(work, slot)) for slot in range(jobs)]
+        ended = [os.waitpid(worker, 0)[1] for worker in workers]
+        if any(ended):
+            sys.exit("a worker failed")
+
+    def _copy(self, slot: int) -> Path:
+        folder = self._scratch / str(slot)
+        if not folder.exists():
+            shutil.copytree(self._tree, folder, ignore=shutil.ignore_patterns(*NOT_COPIED))
+        return folder
+
+    def _clean(self, subject: str) -> dict[str, Any]:
+        """What `Watch` notes of a run without a mutant."""
+        note = self._scratch / f"clean-{subject}.json"
+        if not note.exists():
+            code, noted = run_tests(self._copy(0), self._table[subject]["tests"], {}, 1800)
+            if code != 0:
+                output = (self._copy(0) / OUTPUT).read_text(encoding="utf-8")
+                sys.exit(f"{subject}: its tests fail without a change\n{output[-5000:]}")
+            print(f"{sum(noted['times'].values()):6.1f} s  without a change: {subject}", flush=True)
+            note.write_text(json.dumps(noted), encoding="utf-8")
+        return dict(json.loads(note.read_bytes()))
+
+    def _try(self, mutant: Mutant, folder: Path, times: Mapping[str, float]) -> None:
+        original, path = self._tree / mutant.path, folder / mutant.path
+        source = mutant.applied_to(original.read_bytes())
+        began = time.monotonic()
+        try:
+            path.write_bytes(source)
+            # Python takes what it compiled earlier for a file with this time and size.
+            os.utime(path, (zlib.crc32(source), zlib.crc32(source)))
+            result = judge(folder, self._table[mutant.subject]["tests"], times)
+        finally:
+            shutil.copy2(original, path)
+        took = time.monotonic() - began
+        with self._results.open("a", encoding="utf-8") as file:
+            file.write(json.dumps({"result": result, "mutant": asdict(mutant)}) + "\n")
+        print(f"{took:6.1f} s  {result:8}  {mutant.path}:{mutant.line}", flush=True)
+
+
+def _share_libraries(names: set[str]) -> None:
+    """Import what the tests import, but for the tree's own modules."""
+    for name in sorted(names):
+        if name.split(".")[0] not in NOT_SHARED and not name.startswith("_pytest"):
+            with suppress(Exception):
+                importlib.import_module(name)
+
+
+def report(results: Mapping[Mutant, str]) -> str:
+    """A table of the subjects, and the mutants that survived."""
+    lines = ["subject      mutants  killed  survived    rate"]
+    for subject in [*dict.fromkeys(mutant.subject for mutant in results), "all"]:
+        judged = [result for m, result in results.items() if subject in {m.subject, "all"}]
+        survived = judged.count("survived")
+        rate = 1 - survived / max(1, len(judged))
+        killed = len(judged) - survived
+        lines.append(f"{subject:11} {len(judged):8} {killed:7} {survived:9} {rate:7.1%}")
+    for mutant, result in results.items():
+        if result == "survived":
+            lines += ["", f"{mutant.path}:{mutant.line}", f"  {mutant.change}"]
+    return "\n".join(lines)
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Draw, measure, report; returns the exit code."""
+    parser = argparse.ArgumentParser(prog="mutants", description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--each", type=int, default=40, help="mutants of a subject (%(default)s)")
+    parser.add_argument("--seed", type=int, default=11, help="of the draw (%(default)s)")
+    parser.add_argument("--jobs", type=int, default=2, help="runs side by side (%(default)s)")
+    parser.add_argument("--tree", type=Path, default=Path(), help="another checkout than this one")
+    parser.add_argument("--table", type=Path, default=TABLE, help="subjects, code and tests")
+    parser.add_argument("--scratch", type=Path, help="keep copies and results here, and go on")
+    parser.add_argument("--at-most", type=int, help="judge no more than so many in this call")
+    options = parser.parse_args(arguments)
+    table = tomllib.loads(options.table.read_text(encoding="utf-8"))
+    tree = options.tree.resolve()
+    mutants = draw(options.seed, options.each, tree, table)
+    with tempfile.TemporaryDirectory(prefix="mutants-") as temporary:
+        scratch = (options.scratch or Path(temporary)).resolve()
+        scratch.mkdir(parents=True, exist_ok=True)
+        copies = Copies(scratch, tree, table)
+        known = copies.results()
+        copies.measure([m for m in mutants if m not in known][: options.at_most], options.jobs)
+        known = copies.results()
+        print(report({mutant: known[mutant] for mutant in mutants if mutant in known}))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
