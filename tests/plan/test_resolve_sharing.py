@@ -16,7 +16,7 @@ from nodeagent.plan.desired import (
     PlanDocument,
     PlanEntry,
 )
-from nodeagent.plan.observed import Access, Gpu, ObservedNode
+from nodeagent.plan.observed import Access, Gpu, Memory, ObservedNode
 from nodeagent.plan.plan import Verdict
 from nodeagent.plan.problems import Code, Problem
 from nodeagent.plan.resolve import Rejection, resolve
@@ -117,6 +117,22 @@ def test_the_devices_there_are(mig: str) -> None:
         "MIG-0": max(sizes) // 2**21,
         "MIG-1": min(sizes) // 2**21,
     }
+
+
+def test_a_device_of_a_profile_that_is_not_listed() -> None:
+    """Its own memory is shared out; where that is not known either, the plan is refused."""
+    held = with_instances(H100, [("3g.40gb", 0)])
+    (instance,) = held.instances
+    (device,) = instance.compute
+    entry = "devices: [0], mps: {replicas: 2}"
+
+    def node(memory: Memory | None) -> ObservedNode:
+        found = replace(instance, compute=(replace(device, memory=memory),))
+        return ObservedNode((replace(held, profiles=(), instances=(found,)),))
+
+    (mps,) = resolved(entry, node=node(Memory(used=0, total=8 << 30))).mps_by_device.values()
+    assert mps.sharing.shares[0].memory == 4 << 10
+    assert refused(entry, node=node(None)).code is Code.GPU_UNKNOWN
 
 
 def test_a_silent_gpu_is_not_judged() -> None:
