@@ -17,8 +17,8 @@ from nodeagent.reconcile.backoff import Backoff
 from nodeagent.reconcile.change_hooks import Surroundings
 from nodeagent.reconcile.event_log import EventLog, EventType
 from nodeagent.reconcile.event_reporter import Narrator
-from nodeagent.reconcile.heartbeats import Heartbeats
 from nodeagent.reconcile.last_good_plan import FILE_NAME, last_good_plan
+from nodeagent.reconcile.loop_control import Heartbeats
 from nodeagent.reconcile.plan_update import PlanText
 from nodeagent.reconcile.reconciler import Reconciler, Rules
 from nodeagent.views.node_state import NodeState, Phase

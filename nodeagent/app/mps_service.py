@@ -26,7 +26,7 @@ from nodeagent.mps.setup import (
 from nodeagent.mps.shares import DaemonSpec
 from nodeagent.plan.observed import ObservedNode, User
 from nodeagent.reconcile.event_log import EventLog, EventType
-from nodeagent.reconcile.mps_events import BAD, event_of
+from nodeagent.reconcile.event_reporter import BAD, event_of
 from nodeagent.settings import MpsSettings
 from nodeagent.views.mps_problems import client_words, mps_problems
 from nodeagent.views.mps_state import ClientState, DaemonState, MpsOverview

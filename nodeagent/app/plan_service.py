@@ -16,7 +16,7 @@ import structlog
 
 from nodeagent.errors import NodeagentError, UsageError
 from nodeagent.files.watch import changes
-from nodeagent.reconcile.heartbeats import Heartbeats
+from nodeagent.reconcile.loop_control import Heartbeats
 from nodeagent.reconcile.plan_file import PlanFile
 from nodeagent.reconcile.reconciler import Reconciler
 from nodeagent.settings import PlanSettings, Settings

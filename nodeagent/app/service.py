@@ -48,9 +48,9 @@ from nodeagent.plan.problems import Problem
 from nodeagent.reconcile.backoff import Backoff
 from nodeagent.reconcile.event_log import EventLog, EventType
 from nodeagent.reconcile.event_reporter import Narrator
-from nodeagent.reconcile.heartbeats import Heartbeats
 from nodeagent.reconcile.last_good_plan import FILE_NAME as PLAN_NAME
 from nodeagent.reconcile.last_good_plan import last_good_plan
+from nodeagent.reconcile.loop_control import Heartbeats
 from nodeagent.reconcile.reconciler import Reconciler, Rules
 from nodeagent.settings import Settings
 from nodeagent.views.headline import headline

@@ -12,7 +12,7 @@ from typing import Literal, assert_never
 
 from nodeagent.cluster.client.events import NodeEvent
 from nodeagent.reconcile.event_log import Event, EventType
-from nodeagent.reconcile.mps_events import LAST_SAID
+from nodeagent.reconcile.event_reporter import LAST_SAID
 
 _DIGEST = re.compile(r"\bplan sha256:[0-9a-f]+\b")
 _PROCESS = re.compile(r"\b(?P<what>pid|server|process) \d+\b")

@@ -24,17 +24,19 @@ from nodeagent.plan.observed import Access, ObservedNode
 from nodeagent.plan.outcome import NodeOutcome, StepReport
 from nodeagent.plan.plan import GpuPlan, Policy
 from nodeagent.plan.problems import Code, Problem
-from nodeagent.reconcile.active_plan import HostFor, Judgement, PlanInForce
+from nodeagent.reconcile.active_plan import (
+    HostFor,
+    Judgement,
+    PlanInForce,
+    described,
+    described_without_look,
+)
 from nodeagent.reconcile.backoff import Backoff
 from nodeagent.reconcile.change_hooks import Alone, Surroundings, prepared
 from nodeagent.reconcile.event_reporter import Narrator
-from nodeagent.reconcile.heartbeats import Heartbeats
+from nodeagent.reconcile.loop_control import GivenUp, GivingUp, Heartbeats, ProcessWatch
 from nodeagent.reconcile.plan_update import Demand, PlanOffer, PlanText
-from nodeagent.reconcile.process_watch import ProcessWatch
-from nodeagent.reconcile.state_builder import described, described_without_look
-from nodeagent.reconcile.stop_guard import GivenUp, GivingUp
-from nodeagent.reconcile.subsets import only, undisturbing
-from nodeagent.reconcile.work_queue import Agenda, blocking_pids
+from nodeagent.reconcile.work_queue import Agenda, blocking_pids, only, undisturbing
 from nodeagent.views.mps_state import MpsOverview
 from nodeagent.views.node_state import NodeState, Phase
 

@@ -1,19 +1,24 @@
-"""What is to be done now, given what failed and what drifted before.
+"""What to work on now, given the plan, earlier failures and drift.
 
-The plan says what would have to be done; this remembers why some of it has to wait.
+The plan lists what would have to be done; `Agenda` remembers why some of it has to wait: a GPU on
+which a step failed is retried with backoff, and a GPU that drifted (was in sync with the plan and
+was then changed by another program, or lost its layout at a reset) may be left alone.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
 from nodeagent.execute.step_problems import not_as_planned
+from nodeagent.plan.desired import DesiredGpu, DesiredNode
 from nodeagent.plan.observed import Access, Gpu
 from nodeagent.plan.outcome import GpuOutcome
-from nodeagent.plan.plan import GpuPlan, Verdict
+from nodeagent.plan.plan import GpuPlan, NodePlan, Verdict
 from nodeagent.plan.problems import Code, Problem
 from nodeagent.reconcile.active_plan import Judgement
-from nodeagent.reconcile.backoff import Attempts, Backoff
-from nodeagent.reconcile.drift import Drift, drift_problem
-from nodeagent.views.text import users
+from nodeagent.reconcile.backoff import Backoff
+from nodeagent.views.text import gpu_words, layout_words, users
 
 
 class Agenda:
@@ -84,3 +89,124 @@ def blocking_pids(judgement: Judgement) -> set[int]:
         if any(problem.code is Code.IN_USE for problem in gpu_plan.problems):
             pids |= {user.pid for user in users(gpu_plan.before)} or {0}
     return pids
+
+
+@dataclass(frozen=True, slots=True)
+class _Failure:
+    situation: object
+    count: int
+    retry_at: float
+    problems: tuple[Problem, ...]
+
+
+class Attempts:
+    """The failures of each GPU since it was last in sync."""
+
+    def __init__(self, backoff: Backoff) -> None:
+        self._backoff = backoff
+        self._failures: dict[str, _Failure] = {}
+
+    def may_try(self, gpu: Gpu, desired: DesiredGpu, now: float) -> bool:
+        """Whether it is worth trying: nothing failed, something is different now, or it is time."""
+        failure = self._failures.get(gpu.uuid)
+        if failure is None:
+            return True
+        return now >= failure.retry_at or failure.situation != situation(gpu, desired)
+
+    def failed(
+        self, gpu: Gpu, desired: DesiredGpu, problems: Iterable[Problem], now: float
+    ) -> None:
+        """`gpu` is what the failed attempt left behind."""
+        earlier = self._failures.get(gpu.uuid)
+        count = earlier.count + 1 if earlier else 1
+        retry_at = now + self._backoff.after(count)
+        self._failures[gpu.uuid] = _Failure(
+            situation(gpu, desired), count, retry_at, tuple(problems)
+        )
+
+    def settled(self, uuid: str) -> None:
+        """The GPU is as it should be."""
+        self._failures.pop(uuid, None)
+
+    def blocked(self, uuid: str) -> None:
+        """The GPU now waits for somebody; of the failure only what it left behind matters."""
+        failure = self._failures.pop(uuid, None)
+        left = [p for p in failure.problems if p.code is Code.NOT_RESTORED] if failure else []
+        if failure and left:
+            self._failures[uuid] = _Failure(None, failure.count, failure.retry_at, tuple(left))
+
+    def forget_all(self) -> None:
+        """There is a new plan: everything may be tried at once."""
+        self._failures.clear()
+
+    def problems(self, uuid: str) -> tuple[Problem, ...]:
+        failure = self._failures.get(uuid)
+        return failure.problems if failure else ()
+
+    def next_retry(self, uuids: Iterable[str]) -> float | None:
+        """When the first of these GPUs is to be tried again."""
+        times = [self._failures[uuid].retry_at for uuid in uuids if uuid in self._failures]
+        return min(times, default=None)
+
+
+def situation(gpu: Gpu, desired: DesiredGpu) -> object:
+    """What must differ for another attempt to be worth its while at once.
+
+    Ids and UUIDs are left out, because an attempt that was taken back gives new ones.
+    """
+    layout = sorted(
+        (i.profile, i.placement, tuple(sorted(c.slices for c in i.compute))) for i in gpu.instances
+    )
+    return (desired, gpu.access, gpu.mig, tuple(layout))
+
+
+class Drift:
+    """What each GPU was in sync with, and which have drifted from it."""
+
+    def __init__(self) -> None:
+        self._in_sync: dict[str, DesiredGpu] = {}
+        self._drifted: dict[str, DesiredGpu] = {}
+
+    def look(self, desired: DesiredNode, plan: NodePlan) -> tuple[Gpu, ...]:
+        """Compare with what was so before; the GPUs that have drifted since."""
+        new = []
+        for gpu_plan in plan.gpus:
+            gpu = gpu_plan.before
+            wanted = desired.gpus[gpu.key]
+            if gpu.access is not Access.OK:
+                continue
+            if gpu_plan.verdict is Verdict.IN_SYNC:
+                self._in_sync[gpu.uuid] = wanted
+                self._drifted.pop(gpu.uuid, None)
+            elif self._in_sync.pop(gpu.uuid, None) == wanted:
+                self._drifted[gpu.uuid] = wanted
+                new.append(gpu)
+            elif self._drifted.get(gpu.uuid) != wanted:
+                self._drifted.pop(gpu.uuid, None)
+        return tuple(new)
+
+    def has(self, uuid: str) -> bool:
+        """Whether this GPU has drifted and is not back."""
+        return uuid in self._drifted
+
+
+def drift_problem(gpu: Gpu) -> Problem:
+    """The problem of a GPU that drifted and is to be left so."""
+    return Problem(
+        Code.DRIFT,
+        f"{gpu_words(gpu)} was as the plan says and was then changed by somebody else: it now has "
+        f"{layout_words(gpu)}",
+        remedy="run nodeagent apply, change the plan, or set `drift: mend`",
+        gpu=gpu.uuid,
+    )
+
+
+def only(judgement: Judgement, gpus: tuple[GpuPlan, ...]) -> NodePlan:
+    """The plan with only these of its GPUs."""
+    return replace(judgement.plan or NodePlan(Verdict.APPLICABLE), gpus=gpus)
+
+
+def undisturbing(todo: NodePlan) -> NodePlan:
+    """The GPUs on which nobody has to be told of anything: they do not wait for the others."""
+    gpus = tuple(gpu for gpu in todo.gpus if not gpu.changes_devices)
+    return replace(todo, gpus=gpus)

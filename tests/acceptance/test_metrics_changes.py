@@ -17,8 +17,8 @@ from nodeagent.plan.steps import SetMigMode, Step
 from nodeagent.reconcile.backoff import Backoff
 from nodeagent.reconcile.event_log import EventLog
 from nodeagent.reconcile.event_reporter import Narrator
-from nodeagent.reconcile.heartbeats import Heartbeats
 from nodeagent.reconcile.last_good_plan import FILE_NAME, last_good_plan
+from nodeagent.reconcile.loop_control import Heartbeats
 from nodeagent.reconcile.plan_update import PlanText
 from nodeagent.reconcile.reconciler import Reconciler, Rules
 from nodeagent.simulation import SimulatedNode, simulated

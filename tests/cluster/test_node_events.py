@@ -11,7 +11,7 @@ from nodeagent.cluster.client.events import NodeEvent
 from nodeagent.cluster.node_events import node_event
 from nodeagent.mps.lifecycle.values import Report, Subject
 from nodeagent.reconcile.event_log import Event, EventType
-from nodeagent.reconcile.mps_events import event_of
+from nodeagent.reconcile.event_reporter import event_of
 
 WARNINGS = {
     EventType.PLAN_REJECTED,

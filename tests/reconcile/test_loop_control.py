@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from nodeagent.reconcile.process_watch import ProcessWatch
+from nodeagent.reconcile.loop_control import Heartbeats, ProcessWatch
 
 DESCRIPTORS = Path("/proc/self/fd")
 NO_SUCH_PID = 2**22 + 1  # above the kernel's highest pid_max
@@ -114,3 +114,16 @@ async def test_a_zombie_does_not_wake_again_and_again() -> None:
             while not woken:
                 await asyncio.sleep(0.005)
     watch.close()
+
+
+def test_a_loop_is_overdue_only_after_its_own_time() -> None:
+    """A loop that said it would be busy has until then; the sentence names it."""
+    now = 0.0
+    hearts = Heartbeats(lambda: now)
+    hearts.beat("reconciler", within=60)
+    hearts.beat("plan file", within=5)
+    assert hearts.overdue() == ()
+    now = 7.0
+    assert [sentence.split(" has")[0] for sentence in hearts.overdue()] == ["the plan file"]
+    hearts.beat("plan file", within=5)
+    assert hearts.overdue() == ()

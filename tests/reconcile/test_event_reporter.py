@@ -6,7 +6,7 @@ import pytest
 
 from nodeagent.mps.lifecycle.values import Report, Subject
 from nodeagent.reconcile.event_log import EventType
-from nodeagent.reconcile.mps_events import BAD, event_of
+from nodeagent.reconcile.event_reporter import BAD, event_of
 
 
 @pytest.mark.parametrize("subject", Subject)

@@ -1,11 +1,12 @@
-"""Waits for processes to end, by the kernel's word (pidfd) instead of by asking again and again."""
+"""Around the reconciliation loop: heartbeats, the end of blocking processes, a prompt stop."""
 
 from __future__ import annotations
 
 import asyncio
 import os
 import select
-from collections.abc import Callable, Collection
+from collections.abc import AsyncIterator, Callable, Collection
+from contextlib import asynccontextmanager
 
 
 class ProcessWatch:
@@ -82,3 +83,66 @@ def _has_ended(descriptor: int) -> bool:
     poll = select.poll()
     poll.register(descriptor, select.POLLIN)
     return bool(poll.poll(0))
+
+
+class Heartbeats:
+    """`clock` gives seconds, such as the event loop's time."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._due: dict[str, float] = {}
+
+    def beat(self, loop: str, *, within: float) -> None:
+        """`loop` lives, and will beat again within so many seconds."""
+        self._due[loop] = self._clock() + within
+
+    def forget(self, loop: str) -> None:
+        """`loop` has ended as it should."""
+        self._due.pop(loop, None)
+
+    def overdue(self) -> tuple[str, ...]:
+        """A sentence for each loop that did not beat in time; empty while all is well."""
+        now = self._clock()
+        return tuple(
+            f"the {loop} has not been heard of for {now - due:.0f} s longer than it should take"
+            for loop, due in self._due.items()
+            if now > due
+        )
+
+
+_LEAVING = 1.0  # seconds that a look may still take once told to stop
+
+
+class GivenUp(Exception):
+    """The agent stops, and did not wait for the end of a look."""
+
+
+class GivingUp:
+    """One look at a time."""
+
+    def __init__(self) -> None:
+        self._stopping = False
+        self._looking: asyncio.Timeout | None = None
+
+    def stop(self) -> None:
+        """From now on looks, the running one too, have little time."""
+        self._stopping = True
+        if self._looking:
+            _hurry(self._looking)
+
+    @asynccontextmanager
+    async def at_stop(self) -> AsyncIterator[None]:
+        """Around a look; raises GivenUp when its time is over."""
+        try:
+            async with asyncio.timeout(None) as self._looking:
+                if self._stopping:
+                    _hurry(self._looking)
+                yield
+        except TimeoutError as error:
+            raise GivenUp from error
+        finally:
+            self._looking = None
+
+
+def _hurry(looking: asyncio.Timeout) -> None:
+    looking.reschedule(asyncio.get_running_loop().time() + _LEAVING)
