@@ -13,7 +13,7 @@ from typing import Any
 
 from bench.tables import show
 from nodeagent.files.state import StateFile
-from nodeagent.gpu.original_settings import Remembered
+from nodeagent.gpu.original_settings import OriginalSettings
 from nodeagent.health.store import health_file
 from nodeagent.mps.records import FOLDER, Record, read_records, write_record
 from nodeagent.reconcile.last_good_plan import last_good_plan
@@ -23,7 +23,7 @@ _RECORD = "record.json"
 _FILES: dict[str, Callable[[Path], StateFile[Any]]] = {
     "health.json": health_file,
     "last-good-plan": last_good_plan,
-    "earlier-modes.json": lambda path: Remembered(path, read_only=True).file,
+    "earlier-modes.json": lambda path: OriginalSettings(path, read_only=True).file,
 }
 
 

@@ -19,7 +19,7 @@ from nodeagent.health.readings import (
 from nodeagent.health.state import GpuPast
 from nodeagent.health.xid_dedup import pci_address
 from nodeagent.plan.plan import NodePlan
-from nodeagent.telemetry.sample_batch import Round
+from nodeagent.telemetry.sample_batch import SampleBatch
 
 _TAKEN_OFF = 1  # nvmlSystemEventTypeGpuDriverUnbind; 2 is the opposite
 
@@ -35,7 +35,7 @@ class ReadingsOf:
         self._unbound: set[str] = set()  # UUIDs
 
     def round(
-        self, found: Round, now: Moment, boot_id: str, on_the_bus: tuple[str, ...] | None
+        self, found: SampleBatch, now: Moment, boot_id: str, on_the_bus: tuple[str, ...] | None
     ) -> NodeReading:
         """A round of the sampler. `on_the_bus` are the addresses of the GPUs on the PCI bus."""
         return NodeReading(

@@ -52,7 +52,7 @@ from nodeagent.plan.plan import NodePlan
 from nodeagent.plan.problems import Problem
 from nodeagent.plan.steps import ResetGpu, Step
 from nodeagent.reconcile.event_log import EventLog, EventType
-from nodeagent.telemetry.sample_batch import Round
+from nodeagent.telemetry.sample_batch import SampleBatch
 
 log = structlog.get_logger(__name__)
 
@@ -162,7 +162,7 @@ class HealthPart:
 
     # --- what comes in --------------------------------------------------------------------------
 
-    def took(self, found: Round) -> None:
+    def took(self, found: SampleBatch) -> None:
         """The GPUs were sampled."""
         self.take(self._readings.round(found, self._now(), self._boot_id, self._on_the_bus))
 

@@ -41,8 +41,8 @@ from nodeagent.telemetry.counters_file import counters_text
 from nodeagent.telemetry.exporter import Exporter, Layout, families_of
 from nodeagent.telemetry.ownership import Process
 from nodeagent.telemetry.process_cost import process_cost
-from nodeagent.telemetry.process_reader import ProcessLook
-from nodeagent.telemetry.sample_batch import Round
+from nodeagent.telemetry.process_reader import ProcessSample
+from nodeagent.telemetry.sample_batch import SampleBatch
 from nodeagent.views.node_state import NodeState
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ class MetricsPart:
         *,
         current: Callable[[], NodeState],
         begin: Callable[[], Awaitable[object]],
-        on_round: Iterable[Callable[[Round], None]] = (),
+        on_round: Iterable[Callable[[SampleBatch], None]] = (),
         on_events: Iterable[Callable[[tuple[Event, ...]], None]] = (),
         on_listener: Callable[[Answer], None] = lambda _: None,
         on_problems: Callable[[], None] = lambda: None,
@@ -207,7 +207,7 @@ class MetricsPart:
                 fields.setdefault(row.id, row)
         self.sampling.select(_to_read(fields), selection.texts)
 
-    def _took(self, found: Round) -> None:
+    def _took(self, found: SampleBatch) -> None:
         sampler = self.sampling.sampler
         if sampler is None:
             return
@@ -230,7 +230,7 @@ class MetricsPart:
 
     # --- whose it is ------------------------------------------------------------------------------
 
-    def _processes(self, looks: tuple[ProcessLook, ...]) -> None:
+    def _processes(self, looks: tuple[ProcessSample, ...]) -> None:
         for look in looks:
             running = {
                 instance: tuple(Process(p.pid, p.memory, p.multiprocessors) for p in some)

@@ -22,8 +22,8 @@ from nodeagent.metrics.catalogue import Field, TextField
 from nodeagent.plan.problems import Code, Problem
 from nodeagent.plan.steps import Step
 from nodeagent.settings import SampleSettings
-from nodeagent.telemetry.process_reader import ProcessLook, ProcessReader
-from nodeagent.telemetry.sample_batch import Round
+from nodeagent.telemetry.process_reader import ProcessReader, ProcessSample
+from nodeagent.telemetry.sample_batch import SampleBatch
 from nodeagent.telemetry.sampler import Pace, Sampler
 
 log = structlog.get_logger(__name__)
@@ -48,8 +48,8 @@ class SamplingPart:
         driver: Driver,
         settings: SampleSettings,
         *,
-        on_round: Sequence[Callable[[Round], None]],
-        on_processes: Callable[[tuple[ProcessLook, ...]], None],
+        on_round: Sequence[Callable[[SampleBatch], None]],
+        on_processes: Callable[[tuple[ProcessSample, ...]], None],
         on_events: Sequence[Callable[[tuple[Event, ...]], None]] = (),
         on_listener: Callable[[Answer], None] = lambda _: None,
         on_problems: Callable[[], None] = lambda: None,
@@ -151,7 +151,7 @@ class SamplingPart:
         fields, texts = self._wanted
         return Sampler(self._driver, fields, texts, pace=self._pace, held=self._held)
 
-    def _deliver(self, found: Round) -> None:
+    def _deliver(self, found: SampleBatch) -> None:
         for hear in self._on_round:
             try:
                 hear(found)
@@ -159,7 +159,7 @@ class SamplingPart:
                 log.exception("what was sampled cannot be used")
         self._tell(found)
 
-    def _tell(self, found: Round) -> None:
+    def _tell(self, found: SampleBatch) -> None:
         """Say what cannot be read, once; a slow reader is not in every round."""
         for uuid, why in found.problems.items():
             if why and self._problems.get(uuid) != why:
@@ -175,7 +175,7 @@ class SamplingPart:
             else:
                 log.warning("what happens to the GPUs is not heard", error=deaf)
 
-    def _judge_readers(self, found: Round) -> None:
+    def _judge_readers(self, found: SampleBatch) -> None:
         """A reader that fails for long is a problem, unless its GPU does not answer at all."""
         now = asyncio.get_running_loop().time()
         for gpu in found.gpus:
@@ -236,7 +236,7 @@ class SamplingPart:
         held = self._held()
         return any(look.gpu.index == index and look.gpu.uuid in held for look in looks)
 
-    async def _processes_of(self, index: int) -> ProcessLook | None:
+    async def _processes_of(self, index: int) -> ProcessSample | None:
         """None where they were not told, or not now."""
         if self._driver.is_busy(index) or self._is_held(index):
             return None

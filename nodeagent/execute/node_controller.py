@@ -13,7 +13,7 @@ from typing import Protocol
 from nodeagent.errors import GpuInUse, NodeagentError
 from nodeagent.execute.seen_node import SeenNode
 from nodeagent.gpu.driver import Driver
-from nodeagent.gpu.original_settings import Remembered
+from nodeagent.gpu.original_settings import OriginalSettings
 from nodeagent.mps.fleet import Fleet, InUse
 from nodeagent.mps.publishing import Publisher
 from nodeagent.mps.shares import DaemonSpec
@@ -67,7 +67,7 @@ class WholeNode(SeenNode):
         self,
         driver: Driver,
         fleet: Fleet,
-        remembered: Remembered,
+        remembered: OriginalSettings,
         publisher: Publisher,
         *,
         exclusive: bool,

@@ -15,7 +15,7 @@ from typing import Protocol, Self
 
 from nodeagent.errors import DriverError
 from nodeagent.gpu.driver import Driver
-from nodeagent.gpu.original_settings import Remembered
+from nodeagent.gpu.original_settings import OriginalSettings
 from nodeagent.plan.observed import (
     Access,
     ComputeInstance,
@@ -54,7 +54,7 @@ class SeenNode:
     """
 
     def __init__(
-        self, driver: Driver, daemons: Daemons, remembered: Remembered, *, time_slices: bool
+        self, driver: Driver, daemons: Daemons, remembered: OriginalSettings, *, time_slices: bool
     ) -> None:
         self._driver = driver
         self._daemons = daemons

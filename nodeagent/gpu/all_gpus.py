@@ -13,7 +13,7 @@ from nodeagent.errors import DeadlineExceeded, DriverError, GpuLost
 from nodeagent.gpu.mps_memory import mps_memory
 from nodeagent.gpu.nvml_errors import about
 from nodeagent.gpu.observation import read_gpu
-from nodeagent.gpu.pool import Post, Posts
+from nodeagent.gpu.pool import GpuHandle, GpuPool
 from nodeagent.gpu.recent import Details
 from nodeagent.gpu.topology import Topology
 from nodeagent.gpu.usage import AllocationSource, with_users
@@ -26,7 +26,7 @@ class AllGpus:
 
     def __init__(
         self,
-        posts: Posts,
+        posts: GpuPool,
         *,
         deadline: float,
         reader: UsageReader | None,
@@ -87,12 +87,12 @@ class AllGpus:
                 post.card.give_up_handle()
                 raise about(post.worker.name, error) from error
 
-    async def look_at(self, post: Post, details: Details | None = None) -> Gpu:
+    async def look_at(self, post: GpuHandle, details: Details | None = None) -> Gpu:
         """A GPU with its users, inside the gate; never raises for its failure."""
         return (await self._with_users([await self.look_without_users(post, details)]))[0]
 
     async def look_without_users(
-        self, post: Post, details: Details | None = None, *, confirm: bool = False
+        self, post: GpuHandle, details: Details | None = None, *, confirm: bool = False
     ) -> Gpu:
         """A GPU as NVML tells it, inside the gate; never raises for its failure."""
         try:
@@ -127,11 +127,11 @@ class AllGpus:
         vanished = [_vanished(gpu) for uuid, gpu in self._last.items() if uuid not in seen]
         return [*gpus, *vanished], None
 
-    def known(self, post: Post) -> Gpu:
+    def known(self, post: GpuHandle) -> Gpu:
         """The GPU as it was seen last; without a UUID when it never told it."""
         return self._last.get(post.card.uuid, post.card.picture)
 
-    def _out_of_reach(self, post: Post, error: DriverError) -> Gpu:
+    def _out_of_reach(self, post: GpuHandle, error: DriverError) -> Gpu:
         access = Access.LOST if isinstance(error, GpuLost) else Access.UNKNOWN
         return replace(
             self.known(post), index=post.card.index, access=access, access_reason=str(error)
@@ -145,7 +145,7 @@ class AllGpus:
             found = [with_users(gpu, [reading]) if is_well(gpu) else gpu for gpu in gpus]
         return await self._allocations.joined(found) if self._allocations else found
 
-    def _post_of(self, device: str) -> Post:
+    def _post_of(self, device: str) -> GpuHandle:
         """The GPU that is the device or, when it was last looked at, had it as a MIG device."""
         for post in self._posts:
             known = self._last.get(post.card.uuid)

@@ -45,7 +45,7 @@ class Identity:
     passthrough: bool
 
 
-class Card:
+class GpuDevice:
     """One GPU of NVML's index, its handle, and what need not be read twice."""
 
     def __init__(self, index: int, nvml: Nvml) -> None:

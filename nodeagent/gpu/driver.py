@@ -17,10 +17,10 @@ from typing import Self, TypeVar
 
 from nodeagent.errors import DriverError
 from nodeagent.gpu.all_gpus import AllGpus
-from nodeagent.gpu.device import Card
+from nodeagent.gpu.device import GpuDevice
 from nodeagent.gpu.nvml import Nvml
 from nodeagent.gpu.nvml_errors import unavailable
-from nodeagent.gpu.pool import Posts
+from nodeagent.gpu.pool import GpuPool
 from nodeagent.gpu.recent import Details
 from nodeagent.gpu.steps.applying import Applying
 from nodeagent.gpu.steps.change import otherwise
@@ -67,7 +67,7 @@ class Driver:
         self._nvidia_smi = tuple(nvidia_smi)
         self._reader = UsageReader(usage, deadline=observe_deadline) if usage else None
         self._allocations = allocations
-        self._posts = Posts(deadline=observe_deadline, topology=topology)
+        self._posts = GpuPool(deadline=observe_deadline, topology=topology)
         self._gpus = AllGpus(
             self._posts,
             deadline=observe_deadline,
@@ -214,7 +214,7 @@ class Driver:
         return await self._posts.ask(function, what=what)
 
     async def visit(
-        self, index: int, function: Callable[[Card], Result], *, what: str, deadline: float
+        self, index: int, function: Callable[[GpuDevice], Result], *, what: str, deadline: float
     ) -> Result:
         """Run `function` in a GPU's own thread, between its steps; raises DriverError.
 

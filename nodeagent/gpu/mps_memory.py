@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from nodeagent.gpu.device import Card
+from nodeagent.gpu.device import GpuDevice
 from nodeagent.gpu.steps.change import mig_device
 
 
-def mps_memory(card: Card, device: str) -> Mapping[int, int | None]:
+def mps_memory(card: GpuDevice, device: str) -> Mapping[int, int | None]:
     """Bytes by pid of the MPS clients on the card or on one of its MIG devices, by UUID;
     None for a client whose use the driver does not report.
     """

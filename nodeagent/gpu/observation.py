@@ -27,7 +27,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from nodeagent.errors import DriverError
-from nodeagent.gpu.device import Card
+from nodeagent.gpu.device import GpuDevice
 from nodeagent.gpu.nvml_errors import INVALID_ARGUMENT, NOT_FOUND, is_unsupported
 from nodeagent.gpu.nvml_types import Device, GpuInstanceHandle, InstanceInfo
 from nodeagent.gpu.recent import Details, KnownDevice
@@ -77,7 +77,7 @@ class _Instance:
         return self.profile.slices - sum(device.slices for device in self.devices)
 
 
-def read_gpu(card: Card, details: Details | None = None, *, confirm: bool = False) -> Gpu:
+def read_gpu(card: GpuDevice, details: Details | None = None, *, confirm: bool = False) -> Gpu:
     """The GPU as it is now; raises DriverError when a query that matters fails.
 
     `details` None: read none, use those known. `confirm`: ask again for profiles that were
@@ -92,7 +92,7 @@ def read_gpu(card: Card, details: Details | None = None, *, confirm: bool = Fals
     return _read(card, details, confirm=confirm)
 
 
-def _read(card: Card, details: Details | None, *, confirm: bool) -> Gpu:
+def _read(card: GpuDevice, details: Details | None, *, confirm: bool) -> Gpu:
     card.identity()
     mode = card.mode()
     if mode is None:
@@ -105,7 +105,7 @@ def _read(card: Card, details: Details | None, *, confirm: bool) -> Gpu:
     return replace(card.picture, mig=mode, instances=instances, usage=usage)
 
 
-def _undivided(card: Card, mode: MigMode | None) -> Gpu:
+def _undivided(card: GpuDevice, mode: MigMode | None) -> Gpu:
     return replace(
         card.picture,
         mig=mode,
@@ -114,7 +114,9 @@ def _undivided(card: Card, mode: MigMode | None) -> Gpu:
     )
 
 
-def _read_instances(card: Card, details: Details | None) -> tuple[tuple[GpuInstance, ...], Usage]:
+def _read_instances(
+    card: GpuDevice, details: Details | None
+) -> tuple[tuple[GpuInstance, ...], Usage]:
     for attempt in range(_ATTEMPTS):
         try:
             found = _find_instances(card)
@@ -141,7 +143,7 @@ def _read_instances(card: Card, details: Details | None) -> tuple[tuple[GpuInsta
 # --- GPU instances --------------------------------------------------------------------------------
 
 
-def _find_instances(card: Card) -> list[_Instance]:
+def _find_instances(card: GpuDevice) -> list[_Instance]:
     found: list[_Instance] = []
     occupied = 0
     for profile in _likely_first(card):
@@ -155,18 +157,18 @@ def _find_instances(card: Card) -> list[_Instance]:
     return sorted(found, key=lambda i: (i.info.placement, i.info.id))
 
 
-def _likely_first(card: Card) -> list[GpuInstanceProfile]:
+def _likely_first(card: GpuDevice) -> list[GpuInstanceProfile]:
     return sorted(card.profiles, key=lambda profile: profile.id not in card.present_profiles)
 
 
-def _instances_of(card: Card, profile: GpuInstanceProfile) -> tuple[GpuInstanceHandle, ...]:
+def _instances_of(card: GpuDevice, profile: GpuInstanceProfile) -> tuple[GpuInstanceHandle, ...]:
     return card.nvml.gpu_instances(card.handle, profile.id, card.room_for(profile))
 
 
 # --- compute instances ----------------------------------------------------------------------------
 
 
-def _find_devices(card: Card, found: list[_Instance]) -> None:
+def _find_devices(card: GpuDevice, found: list[_Instance]) -> None:
     """Fill in the MIG devices."""
     by_id = {instance.info.id: instance for instance in found}
     for device in _mig_devices(card, found):
@@ -176,7 +178,7 @@ def _find_devices(card: Card, found: list[_Instance]) -> None:
             instance.devices += _without_mig_device(card, instance)
 
 
-def _mig_devices(card: Card, found: list[_Instance]) -> Iterator[Device]:
+def _mig_devices(card: GpuDevice, found: list[_Instance]) -> Iterator[Device]:
     """The handles by index."""
     for index in range(card.max_mig_devices()):
         if _is_full(card, found):
@@ -190,7 +192,7 @@ def _mig_devices(card: Card, found: list[_Instance]) -> Iterator[Device]:
                 raise
 
 
-def _is_full(card: Card, found: list[_Instance]) -> bool:
+def _is_full(card: GpuDevice, found: list[_Instance]) -> bool:
     """Whether there is no room for a device that was not found yet, on the card and in any of its
     instances. Where a single slice can hold several devices, there may be.
     """
@@ -204,7 +206,7 @@ def _is_full(card: Card, found: list[_Instance]) -> bool:
     ) and all(profile.placements for profile in card.profiles)
 
 
-def _add_device(card: Card, by_id: Mapping[int, _Instance], handle: Device) -> None:
+def _add_device(card: GpuDevice, by_id: Mapping[int, _Instance], handle: Device) -> None:
     nvml = card.nvml
     uuid = nvml.uuid(handle)
     known = card.recent.ever(uuid)
@@ -221,7 +223,7 @@ def _add_device(card: Card, by_id: Mapping[int, _Instance], handle: Device) -> N
     instance.devices.append(_MigDevice(compute_id, slices, uuid, handle, placement))
 
 
-def _remember(card: Card, found: list[_Instance]) -> None:
+def _remember(card: GpuDevice, found: list[_Instance]) -> None:
     card.recent.saw(
         {instance.info.id: instance.handle for instance in found},
         {
@@ -234,7 +236,7 @@ def _remember(card: Card, found: list[_Instance]) -> None:
 
 
 def _size_of(
-    card: Card, instance: _Instance, handle: Device, compute_id: int
+    card: GpuDevice, instance: _Instance, handle: Device, compute_id: int
 ) -> tuple[int, Placement | None]:
     """Compute slices and place of a device in its GPU instance."""
     profile = instance.profile
@@ -257,7 +259,7 @@ def _size_of(
     return slices, info.placement
 
 
-def _only_placement(card: Card, profile: GpuInstanceProfile) -> Placement | None:
+def _only_placement(card: GpuDevice, profile: GpuInstanceProfile) -> Placement | None:
     """Where a compute instance lies that has its whole GPU instance, when there is one place."""
     places = {
         place
@@ -268,14 +270,14 @@ def _only_placement(card: Card, profile: GpuInstanceProfile) -> Placement | None
     return places.pop() if len(places) == 1 else None
 
 
-def _slices_of(card: Card, profile: GpuInstanceProfile, compute_profile: int) -> int:
+def _slices_of(card: GpuDevice, profile: GpuInstanceProfile, compute_profile: int) -> int:
     for compute in card.compute_profiles(profile.id):
         if compute.id == compute_profile:
             return compute.slices
     raise _ChangedMeanwhile
 
 
-def _without_mig_device(card: Card, instance: _Instance) -> list[_MigDevice]:
+def _without_mig_device(card: GpuDevice, instance: _Instance) -> list[_MigDevice]:
     """Compute instances that the driver shows no MIG device of; as a rule there are none."""
     nvml = card.nvml
     shown = {device.compute_id for device in instance.devices}
@@ -294,7 +296,7 @@ def _without_mig_device(card: Card, instance: _Instance) -> list[_MigDevice]:
 
 
 def _describe(
-    card: Card, found: list[_Instance], details: Details | None
+    card: GpuDevice, found: list[_Instance], details: Details | None
 ) -> tuple[tuple[GpuInstance, ...], Usage]:
     lists = ProcessLists(card.nvml, card.handle)
     described = tuple(
@@ -312,7 +314,7 @@ def _describe(
 
 
 def _describe_devices(
-    card: Card, instance: _Instance, lists: ProcessLists, details: Details | None
+    card: GpuDevice, instance: _Instance, lists: ProcessLists, details: Details | None
 ) -> Iterator[ComputeInstance]:
     _read_details(card, instance, details)
     for device in sorted(instance.devices, key=lambda device: device.compute_id):
@@ -329,7 +331,7 @@ def _describe_devices(
         )
 
 
-def _read_details(card: Card, instance: _Instance, details: Details | None) -> None:
+def _read_details(card: GpuDevice, instance: _Instance, details: Details | None) -> None:
     """Compute instances share the memory of their GPU instance, so one is asked."""
     memory: Memory | None = None
     for device in instance.devices:
@@ -340,7 +342,7 @@ def _read_details(card: Card, instance: _Instance, details: Details | None) -> N
         card.recent.keep(device.uuid, memory, read_compute_mode(card.nvml, device.handle))
 
 
-def _memory(card: Card, device: Device) -> Memory | None:
+def _memory(card: GpuDevice, device: Device) -> Memory | None:
     try:
         return card.nvml.memory(device)
     except DriverError as error:
@@ -349,7 +351,7 @@ def _memory(card: Card, device: Device) -> Memory | None:
     return None
 
 
-def _usage(card: Card, instance: _Instance, device: _MigDevice, lists: ProcessLists) -> Usage:
+def _usage(card: GpuDevice, instance: _Instance, device: _MigDevice, lists: ProcessLists) -> Usage:
     if not lists.problem or device.handle is None:
         return lists.on_instance(instance.info.id, device.compute_id)
     return ProcessLists(card.nvml, device.handle).on_all()

@@ -33,7 +33,7 @@ class Earlier:
     time_slice: TimeSlice | None = None
 
 
-class Remembered:
+class OriginalSettings:
     """By UUID of GPUs and MIG devices, in a file or, with `path` None, only in memory.
 
     Making one reads the file, which blocks shortly. A file that cannot be used counts as empty and

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from nodeagent.errors import DriverError
-from nodeagent.gpu.device import Card
+from nodeagent.gpu.device import GpuDevice
 from nodeagent.gpu.nvml import Nvml
-from nodeagent.gpu.read_write_lock import Gate
+from nodeagent.gpu.read_write_lock import ReadWriteLock
 from nodeagent.gpu.session import Session
 from nodeagent.gpu.topology import Topology
 from nodeagent.gpu.workers import Worker
@@ -22,37 +22,37 @@ Result = TypeVar("Result")
 
 
 @dataclass(frozen=True, slots=True)
-class Post:
+class GpuHandle:
     """A GPU's card and the thread that makes its calls."""
 
-    card: Card
+    card: GpuDevice
     worker: Worker
 
 
-class Posts:
+class GpuPool:
     """One for each GPU there ever was; `deadline` in seconds for what concerns no single GPU."""
 
     def __init__(self, *, deadline: float, topology: Topology | None) -> None:
         self.session = Session(deadline=deadline)
-        self.gate = Gate()
+        self.gate = ReadWriteLock()
         self._topology = topology
-        self._posts: list[Post] = []
+        self._posts: list[GpuHandle] = []
         self._lent: list[Worker] = []
         self._count = 0
 
-    def __iter__(self) -> Iterator[Post]:
+    def __iter__(self) -> Iterator[GpuHandle]:
         return iter(self._posts)
 
     @property
-    def present(self) -> Sequence[Post]:
+    def present(self) -> Sequence[GpuHandle]:
         """Those of the GPUs that the driver had when they were counted last."""
         return self._posts[: self._count]
 
-    def at(self, index: int) -> Post:
+    def at(self, index: int) -> GpuHandle:
         """By the driver's number; also one that it does not have any more."""
         return self._posts[index]
 
-    def find(self, uuid: str) -> Post | None:
+    def find(self, uuid: str) -> GpuHandle | None:
         return next((post for post in self._posts if post.card.uuid == uuid), None)
 
     # --- NVML as a whole ------------------------------------------------------------------------
@@ -96,7 +96,9 @@ class Posts:
         """Count the GPUs; raises DriverError."""
         self._count = await self.session.count()
         for index in range(len(self._posts), self._count):
-            self._posts.append(Post(Card(index, self.session.nvml), Worker(f"GPU {index}")))
+            self._posts.append(
+                GpuHandle(GpuDevice(index, self.session.nvml), Worker(f"GPU {index}"))
+            )
 
     # --- calls between the steps ----------------------------------------------------------------
 
@@ -108,7 +110,7 @@ class Posts:
             return await self.session.ask(function, what=what)
 
     async def visit(
-        self, index: int, function: Callable[[Card], Result], *, what: str, deadline: float
+        self, index: int, function: Callable[[GpuDevice], Result], *, what: str, deadline: float
     ) -> Result:
         async with self.gate.together():
             post = self._posts[index]

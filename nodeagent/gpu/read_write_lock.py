@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 
-class Gate:
+class ReadWriteLock:
     """Ordinary work passes together; what must not meet any of it waits until all are out."""
 
     def __init__(self) -> None:

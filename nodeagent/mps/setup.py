@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from nodeagent.gpu.original_settings import FILE_NAME as MEMORY_NAME
-from nodeagent.gpu.original_settings import Remembered
+from nodeagent.gpu.original_settings import OriginalSettings
 from nodeagent.mps.accounts import accounts_for
 from nodeagent.mps.any_user_launcher import AnyUserLauncher
 from nodeagent.mps.directories import DirectoryRefused, directories_of
@@ -133,9 +133,9 @@ def make_publisher(settings: MpsSettings, places: MpsPlaces) -> Publisher:
     )
 
 
-def make_memory(places: MpsPlaces, *, read_only: bool = False) -> Remembered:
+def make_memory(places: MpsPlaces, *, read_only: bool = False) -> OriginalSettings:
     """The original settings of devices; a damaged file is its `problem`."""
-    return Remembered(places.memory, read_only=read_only)
+    return OriginalSettings(places.memory, read_only=read_only)
 
 
 def host_for(settings: MpsSettings) -> Callable[[PlanDocument], Host]:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 
 from nodeagent.errors import DriverError
-from nodeagent.gpu.device import Card
+from nodeagent.gpu.device import GpuDevice
 from nodeagent.gpu.nvml import MOST_LINKS
 from nodeagent.gpu.nvml_calls import (
     GpmMetrics,
@@ -38,9 +38,9 @@ from nodeagent.telemetry.health import (
     read_slow,
 )
 from nodeagent.telemetry.layout import Layout, Part
-from nodeagent.telemetry.nvml_reader import Asking, Standing
+from nodeagent.telemetry.nvml_reader import NvmlReader, Standing
 from nodeagent.telemetry.plan import Asks, Plan
-from nodeagent.telemetry.sample import GpuLook
+from nodeagent.telemetry.sample import GpuSample
 from nodeagent.telemetry.texts import as_text
 from nodeagent.telemetry.values import Told
 
@@ -96,8 +96,8 @@ class GpuReader:
         self._texts: dict[int, str] = {}
 
     def look(
-        self, card: Card, session: int, tiers: frozenset[Tier], gone: Collection[int] | None
-    ) -> GpuLook:
+        self, card: GpuDevice, session: int, tiers: frozenset[Tier], gone: Collection[int] | None
+    ) -> GpuSample:
         """Read the due tiers of a GPU, FAST, SLOW or both. Raises DriverError.
 
         `gone` are ids of instances that were destroyed or made since the last look, None when
@@ -114,7 +114,9 @@ class GpuReader:
         self._begin_anew(session)
         return self._look(card, tiers, ())
 
-    def _look(self, card: Card, tiers: frozenset[Tier], gone: Collection[int] | None) -> GpuLook:
+    def _look(
+        self, card: GpuDevice, tiers: frozenset[Tier], gone: Collection[int] | None
+    ) -> GpuSample:
         began = self._clock()
         device = card.handle
         if card.uuid != self._uuid:
@@ -123,11 +125,11 @@ class GpuReader:
         if gone is not None or not self._layout_known or Tier.SLOW in tiers:
             self._read_layout(card, gone or ())
         found = _Found()
-        asking = Asking(device, self._standing)
-        fast, slow = self._read_whole(card, asking, tiers, found)
+        reader = NvmlReader(device, self._standing)
+        fast, slow = self._read_whole(card, reader, tiers, found)
         instances = self._read_parts(card, device, tiers, found)
         ended = self._clock()
-        return GpuLook(
+        return GpuSample(
             gpu=self._identity,
             whole=self._whole,
             at=ended,
@@ -141,7 +143,7 @@ class GpuReader:
             problems=tuple(found.problems),
         )
 
-    def _identify(self, card: Card) -> None:
+    def _identify(self, card: GpuDevice) -> None:
         known = card.identity()
         minor = card.index if known.minor is None else known.minor
         self._uuid = known.uuid
@@ -149,7 +151,7 @@ class GpuReader:
         self._whole = Subject(WholeGpu(self._identity))
         self._links = tuple(Subject(NvLink(self._identity, n)) for n in range(MOST_LINKS))
 
-    def _read_layout(self, card: Card, gone: Collection[int]) -> None:
+    def _read_layout(self, card: GpuDevice, gone: Collection[int]) -> None:
         before = self._layout.generation
         self._layout_known = False  # until it was read to its end
         self._layout.read(card, self._identity, self._samples, gone)
@@ -166,7 +168,7 @@ class GpuReader:
     # --- the GPU as a whole -------------------------------------------------------------------
 
     def _read_whole(
-        self, card: Card, asking: Asking, tiers: frozenset[Tier], found: _Found
+        self, card: GpuDevice, reader: NvmlReader, tiers: frozenset[Tier], found: _Found
     ) -> tuple[FastHealth | None, SlowHealth | None]:
         slow = Tier.SLOW in tiers
         due = [self._plan.whole[tier] for tier in tiers]
@@ -175,48 +177,48 @@ class GpuReader:
         wanted = [one for asks in due for one in values.fields_of(asks)]
         if self._health:
             wanted += health_fields(slow=slow)
-        asking.read_fields(wanted)
+        reader.read_fields(wanted)
         for tier in tiers:
-            found.add(tier, self._told_of_whole(card, asking, self._plan.whole[tier]))
+            found.add(tier, self._told_of_whole(card, reader, self._plan.whole[tier]))
         if slow:
-            found.add(Tier.SLOW, self._once_of_whole(card, asking))
+            found.add(Tier.SLOW, self._once_of_whole(card, reader))
         health = (
-            (read_fast(asking), read_slow(asking) if slow else None)
+            (read_fast(reader), read_slow(reader) if slow else None)
             if self._health
             else (None, None)
         )
-        if asking.doubted:
+        if reader.doubted:
             card.nvml.uuid(card.handle)  # raises where it is the handle that is wrong
-            asking.resolve_doubts()
-        found.problems += asking.problems.values()
+            reader.resolve_doubts()
+        found.problems += reader.problems.values()
         return health
 
-    def _told_of_whole(self, card: Card, asking: Asking, asks: Asks) -> Iterator[Told]:
+    def _told_of_whole(self, card: GpuDevice, reader: NvmlReader, asks: Asks) -> Iterator[Told]:
         whole, of_link = self._whole, self._links.__getitem__
-        yield from values.from_calls(asking, asks, whole)
-        yield from values.from_fields(asking, asks, whole, of_link)
-        yield from self._rates.read(asking, asks, whole, of_link)
-        yield from values.from_links(asking, asks, whole, of_link)
-        yield from values.from_verdicts(asking, asks, whole)
-        yield from values.from_peers(asking, asks, whole, lambda: _others(card))
+        yield from values.from_calls(reader, asks, whole)
+        yield from values.from_fields(reader, asks, whole, of_link)
+        yield from self._rates.read(reader, asks, whole, of_link)
+        yield from values.from_links(reader, asks, whole, of_link)
+        yield from values.from_verdicts(reader, asks, whole)
+        yield from values.from_peers(reader, asks, whole, lambda: _others(card))
         metrics = self._metrics_for("whole", asks)
         if metrics is not None:
-            device = asking.device
-            told = asking.ask(
+            device = reader.device
+            told = reader.ask(
                 _GPM, lambda: self._gpm.step(lambda sample: take_sample(device, sample), metrics)
             )
             if told is not None:
                 yield from values.from_gpm(asks, told, whole, of_link)
 
-    def _once_of_whole(self, card: Card, asking: Asking) -> list[Told]:
+    def _once_of_whole(self, card: GpuDevice, reader: NvmlReader) -> list[Told]:
         if 0 not in self._once:
-            self._once[0] = list(self._told_of_whole(card, asking, self._plan.whole[Tier.ONCE]))
-            self._texts = dict(self._read_texts(asking))
+            self._once[0] = list(self._told_of_whole(card, reader, self._plan.whole[Tier.ONCE]))
+            self._texts = dict(self._read_texts(reader))
         return self._once[0]
 
-    def _read_texts(self, asking: Asking) -> Iterator[tuple[int, str]]:
+    def _read_texts(self, reader: NvmlReader) -> Iterator[tuple[int, str]]:
         for text, ask in self._plan.texts:
-            answer = values.answer_of(asking, ask)
+            answer = values.answer_of(reader, ask)
             for wanted in ask.rows:
                 if answer is not None:
                     told = member(answer, wanted.items[0]) if wanted.items else answer
@@ -232,7 +234,7 @@ class GpuReader:
     # --- its instances ------------------------------------------------------------------------
 
     def _read_parts(
-        self, card: Card, device: Device, tiers: frozenset[Tier], found: _Found
+        self, card: GpuDevice, device: Device, tiers: frozenset[Tier], found: _Found
     ) -> tuple[InstanceReading, ...] | None:
         """All instances; when one turns out to be gone, those that there are now."""
         try:
@@ -251,33 +253,33 @@ class GpuReader:
         return instances
 
     def _try_parts(
-        self, card: Card, device: Device, tiers: frozenset[Tier]
+        self, card: GpuDevice, device: Device, tiers: frozenset[Tier]
     ) -> tuple[_Found, tuple[InstanceReading, ...] | None]:
         found = _Found()
         wanted = self._health and Tier.SLOW in tiers
         instances: list[InstanceReading] = []
         for number, part in self._layout.parts.items():
-            asking = Asking(part.device, part.standing)
+            reader = NvmlReader(part.device, part.standing)
             for tier in tiers:
-                found.add(tier, self._told_of_part(device, asking, part, self._plan.part[tier]))
+                found.add(tier, self._told_of_part(device, reader, part, self._plan.part[tier]))
             if Tier.SLOW in tiers:
-                found.add(Tier.SLOW, self._once_of_part(device, asking, part))
+                found.add(Tier.SLOW, self._once_of_part(device, reader, part))
             if wanted:
-                instances.append(read_instance(asking, part.info))
-            if asking.doubted:
+                instances.append(read_instance(reader, part.info))
+            if reader.doubted:
                 _insist_on_part(card, number, part)
-                asking.resolve_doubts()
-            found.problems += asking.problems.values()
+                reader.resolve_doubts()
+            found.problems += reader.problems.values()
         return found, tuple(instances) if wanted else None
 
     def _told_of_part(
-        self, device: Device, asking: Asking, part: Part, asks: Asks
+        self, device: Device, reader: NvmlReader, part: Part, asks: Asks
     ) -> Iterator[Told]:
-        yield from values.from_calls(asking, asks, part.subject)
+        yield from values.from_calls(reader, asks, part.subject)
         metrics = self._metrics_for("part", asks)
         if metrics is not None:
             number = part.info.id
-            told = asking.ask(
+            told = reader.ask(
                 _GPM,
                 lambda: part.gpm.step(
                     lambda sample: take_instance_sample(device, number, sample), metrics
@@ -286,17 +288,17 @@ class GpuReader:
             if told is not None:
                 yield from values.from_gpm(asks, told, part.subject)
 
-    def _once_of_part(self, device: Device, asking: Asking, part: Part) -> list[Told]:
+    def _once_of_part(self, device: Device, reader: NvmlReader, part: Part) -> list[Told]:
         key = ("once",)
         known: list[Told] | None = part.standing.once.get(key)
         if known is None:
             asks = self._plan.part[Tier.ONCE]
-            known = list(self._told_of_part(device, asking, part, asks))
+            known = list(self._told_of_part(device, reader, part, asks))
             part.standing.once[key] = known
         return known
 
 
-def _insist_on_part(card: Card, number: int, part: Part) -> None:
+def _insist_on_part(card: GpuDevice, number: int, part: Part) -> None:
     """Raises _VanishedPart where the handle is not that of the instance any more."""
     try:
         now = card.nvml.gpu_instance_id(part.device)
@@ -308,7 +310,7 @@ def _insist_on_part(card: Card, number: int, part: Part) -> None:
         raise _VanishedPart(number)
 
 
-def _others(card: Card) -> list[tuple[int, Device]]:
+def _others(card: GpuDevice) -> list[tuple[int, Device]]:
     """The other GPUs that answer, by index."""
     found: list[tuple[int, Device]] = []
     for index in range(card.nvml.device_count()):

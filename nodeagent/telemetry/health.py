@@ -26,7 +26,7 @@ from nodeagent.health.readings import (
     Temperature,
     Throttling,
 )
-from nodeagent.telemetry.nvml_reader import Asking
+from nodeagent.telemetry.nvml_reader import NvmlReader
 from nodeagent.telemetry.values import verdict_of
 
 _FAST_FIELDS: Final = (pynvml.NVML_FI_DEV_MEMORY_TEMP,)
@@ -92,46 +92,46 @@ class SlowHealth:
     inforom_corrupt: bool | None
 
 
-def read_fast(asking: Asking) -> FastHealth:
+def read_fast(reader: NvmlReader) -> FastHealth:
     """Needs the field values."""
     return FastHealth(
-        temperature=_temperature(asking),
-        throttling=asking.call("nvmlDeviceGetCurrentClocksEventReasons"),
-        power=asking.call("nvmlDeviceGetPowerUsage"),
+        temperature=_temperature(reader),
+        throttling=reader.call("nvmlDeviceGetCurrentClocksEventReasons"),
+        power=reader.call("nvmlDeviceGetPowerUsage"),
     )
 
 
-def read_slow(asking: Asking) -> SlowHealth:
+def read_slow(reader: NvmlReader) -> SlowHealth:
     """Needs the field values."""
-    valid = asking.once(
+    valid = reader.once(
         ("inforom",),
         lambda: verdict_of(
-            asking, "nvmlDeviceValidateInforom", pynvml.NVML_ERROR_CORRUPTED_INFOROM
+            reader, "nvmlDeviceValidateInforom", pynvml.NVML_ERROR_CORRUPTED_INFOROM
         ),
     )
     return SlowHealth(
-        recovery_action=_whole(asking.field(pynvml.NVML_FI_DEV_GET_GPU_RECOVERY_ACTION)),
-        ecc=_ecc(asking),
-        memory=_memory(asking),
-        throttling=_throttling(asking),
+        recovery_action=_whole(reader.field(pynvml.NVML_FI_DEV_GET_GPU_RECOVERY_ACTION)),
+        ecc=_ecc(reader),
+        memory=_memory(reader),
+        throttling=_throttling(reader),
         power=Power(
-            limit=asking.call("nvmlDeviceGetEnforcedPowerLimit"),
-            energy=asking.call("nvmlDeviceGetTotalEnergyConsumption"),
+            limit=reader.call("nvmlDeviceGetEnforcedPowerLimit"),
+            energy=reader.call("nvmlDeviceGetTotalEnergyConsumption"),
         ),
-        pcie=_pcie(asking),
-        nvlinks=tuple(_nvlinks(asking)),
-        fabric=_fabric(asking),
-        modes=dict(_modes(asking)),
+        pcie=_pcie(reader),
+        nvlinks=tuple(_nvlinks(reader)),
+        fabric=_fabric(reader),
+        modes=dict(_modes(reader)),
         inforom_corrupt=None if valid is None else not valid,
     )
 
 
-def read_instance(asking: Asking, info: InstanceInfo) -> InstanceReading:
+def read_instance(reader: NvmlReader, info: InstanceInfo) -> InstanceReading:
     """A GPU instance, by the handle of a MIG device in it."""
     return InstanceReading(
         instance=info.id,
         placement=info.placement,
-        uncorrected=asking.call(
+        uncorrected=reader.call(
             "nvmlDeviceGetMemoryErrorCounter",
             pynvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED,
             pynvml.NVML_VOLATILE_ECC,
@@ -140,28 +140,28 @@ def read_instance(asking: Asking, info: InstanceInfo) -> InstanceReading:
     )
 
 
-def _temperature(asking: Asking) -> Temperature:
+def _temperature(reader: NvmlReader) -> Temperature:
     return Temperature(
-        gpu=asking.call("nvmlDeviceGetTemperature", pynvml.NVML_TEMPERATURE_GPU),
-        slowdown=_threshold(asking, pynvml.NVML_TEMPERATURE_THRESHOLD_SLOWDOWN),
-        shutdown=_threshold(asking, pynvml.NVML_TEMPERATURE_THRESHOLD_SHUTDOWN),
-        margin=asking.call("nvmlDeviceGetMarginTemperature"),
-        memory=_whole(asking.field(pynvml.NVML_FI_DEV_MEMORY_TEMP)),
-        memory_max=_threshold(asking, pynvml.NVML_TEMPERATURE_THRESHOLD_MEM_MAX),
+        gpu=reader.call("nvmlDeviceGetTemperature", pynvml.NVML_TEMPERATURE_GPU),
+        slowdown=_threshold(reader, pynvml.NVML_TEMPERATURE_THRESHOLD_SLOWDOWN),
+        shutdown=_threshold(reader, pynvml.NVML_TEMPERATURE_THRESHOLD_SHUTDOWN),
+        margin=reader.call("nvmlDeviceGetMarginTemperature"),
+        memory=_whole(reader.field(pynvml.NVML_FI_DEV_MEMORY_TEMP)),
+        memory_max=_threshold(reader, pynvml.NVML_TEMPERATURE_THRESHOLD_MEM_MAX),
     )
 
 
-def _threshold(asking: Asking, which: int) -> int | None:
-    found: int | None = asking.once(
-        ("threshold", which), lambda: call(_THRESHOLD, asking.device, which)
+def _threshold(reader: NvmlReader, which: int) -> int | None:
+    found: int | None = reader.once(
+        ("threshold", which), lambda: call(_THRESHOLD, reader.device, which)
     )
     return found
 
 
-def _ecc(asking: Asking) -> Ecc:
-    modes = asking.call("nvmlDeviceGetEccMode")
-    status = asking.structure("nvmlDeviceGetSramEccErrorStatus", "c_nvmlEccSramErrorStatus_v1_t")
-    field = asking.field
+def _ecc(reader: NvmlReader) -> Ecc:
+    modes = reader.call("nvmlDeviceGetEccMode")
+    status = reader.structure("nvmlDeviceGetSramEccErrorStatus", "c_nvmlEccSramErrorStatus_v1_t")
+    field = reader.field
     return Ecc(
         volatile=EccErrors(
             _whole(field(pynvml.NVML_FI_DEV_ECC_SBE_VOL_TOTAL)),
@@ -177,12 +177,12 @@ def _ecc(asking: Asking) -> Ecc:
     )
 
 
-def _memory(asking: Asking) -> Memory:
-    rows = asking.call("nvmlDeviceGetRemappedRows")
-    banks = asking.call("nvmlDeviceGetRowRemapperHistogram")
-    repair = asking.call("nvmlDeviceGetRepairStatus")
-    single = asking.field(pynvml.NVML_FI_DEV_RETIRED_SBE)
-    double = asking.field(pynvml.NVML_FI_DEV_RETIRED_DBE)
+def _memory(reader: NvmlReader) -> Memory:
+    rows = reader.call("nvmlDeviceGetRemappedRows")
+    banks = reader.call("nvmlDeviceGetRowRemapperHistogram")
+    repair = reader.call("nvmlDeviceGetRepairStatus")
+    single = reader.field(pynvml.NVML_FI_DEV_RETIRED_SBE)
+    double = reader.field(pynvml.NVML_FI_DEV_RETIRED_DBE)
     return Memory(
         rows=None
         if rows is None
@@ -193,17 +193,17 @@ def _memory(asking: Asking) -> Memory:
         pages=None
         if single is None or double is None
         else RetiredPages(
-            int(single), int(double), bool(asking.field(pynvml.NVML_FI_DEV_RETIRED_PENDING))
+            int(single), int(double), bool(reader.field(pynvml.NVML_FI_DEV_RETIRED_PENDING))
         ),
-        bank_remap_pending=_flag(asking.field(pynvml.NVML_FI_DEV_PENDING_BANK_REMAPPING)),
-        unrepairable=_flag(asking.call("nvmlDeviceGetUnrepairableMemoryFlag_v1")),
+        bank_remap_pending=_flag(reader.field(pynvml.NVML_FI_DEV_PENDING_BANK_REMAPPING)),
+        unrepairable=_flag(reader.call("nvmlDeviceGetUnrepairableMemoryFlag_v1")),
         channel_repair=None if repair is None else bool(repair[0]),
         tpc_repair=None if repair is None else bool(repair[1]),
     )
 
 
-def _throttling(asking: Asking) -> Throttling:
-    field = asking.field
+def _throttling(reader: NvmlReader) -> Throttling:
+    field = reader.field
     return Throttling(
         power=_whole(field(pynvml.NVML_FI_DEV_PERF_POLICY_POWER)),
         thermal=_whole(field(pynvml.NVML_FI_DEV_PERF_POLICY_THERMAL)),
@@ -213,37 +213,37 @@ def _throttling(asking: Asking) -> Throttling:
     )
 
 
-def _pcie(asking: Asking) -> Pcie:
-    before = asking.call("nvmlDeviceGetPerformanceState")
-    generation = asking.call("nvmlDeviceGetCurrPcieLinkGeneration")
-    width = asking.call("nvmlDeviceGetCurrPcieLinkWidth")
-    after = asking.ask(
-        ("performance state after",), lambda: call("nvmlDeviceGetPerformanceState", asking.device)
+def _pcie(reader: NvmlReader) -> Pcie:
+    before = reader.call("nvmlDeviceGetPerformanceState")
+    generation = reader.call("nvmlDeviceGetCurrPcieLinkGeneration")
+    width = reader.call("nvmlDeviceGetCurrPcieLinkWidth")
+    after = reader.ask(
+        ("performance state after",), lambda: call("nvmlDeviceGetPerformanceState", reader.device)
     )
     known = before is not None and after is not None
     return Pcie(
-        replays=asking.call("nvmlDeviceGetPcieReplayCounter"),
+        replays=reader.call("nvmlDeviceGetPcieReplayCounter"),
         generation=generation,
-        generation_max=_once(asking, "nvmlDeviceGetMaxPcieLinkGeneration"),
+        generation_max=_once(reader, "nvmlDeviceGetMaxPcieLinkGeneration"),
         width=width,
-        width_max=_once(asking, "nvmlDeviceGetMaxPcieLinkWidth"),
+        width_max=_once(reader, "nvmlDeviceGetMaxPcieLinkWidth"),
         under_load=before in _BUSY_STATES and after in _BUSY_STATES if known else None,
     )
 
 
-def _nvlinks(asking: Asking) -> Iterator[NvLink]:
+def _nvlinks(reader: NvmlReader) -> Iterator[NvLink]:
     for link in range(MOST_LINKS):
-        told = [_whole(asking.field(field, link)) for field in _LINK_FIELDS]
+        told = [_whole(reader.field(field, link)) for field in _LINK_FIELDS]
         if any(value is not None for value in told):
             up, replays, recoveries, crc = told
             yield NvLink(link, _flag(up), replays, recoveries, crc)
 
 
-def _fabric(asking: Asking) -> Fabric | None:
-    info: Any = asking.structure(_FABRIC, "c_nvmlGpuFabricInfo_v3_t")
+def _fabric(reader: NvmlReader) -> Fabric | None:
+    info: Any = reader.structure(_FABRIC, "c_nvmlGpuFabricInfo_v3_t")
     if info is None:  # older drivers know the second version only
-        info = asking.ask(
-            (_FABRIC, "v2"), lambda: filled(_FABRIC, "c_nvmlGpuFabricInfo_v2_t", asking.device)
+        info = reader.ask(
+            (_FABRIC, "v2"), lambda: filled(_FABRIC, "c_nvmlGpuFabricInfo_v2_t", reader.device)
         )
     if info is None:
         return None
@@ -251,18 +251,18 @@ def _fabric(asking: Asking) -> Fabric | None:
     return Fabric(info.state, info.status, info.healthMask, int(summary))
 
 
-def _modes(asking: Asking) -> Iterable[tuple[str, int]]:
+def _modes(reader: NvmlReader) -> Iterable[tuple[str, int]]:
     for name, function in (
         ("persistence mode", "nvmlDeviceGetPersistenceMode"),
         ("compute mode", "nvmlDeviceGetComputeMode"),
     ):
-        value = asking.call(function)
+        value = reader.call(function)
         if value is not None:
             yield name, int(value)
 
 
-def _once(asking: Asking, function: str) -> int | None:
-    found: int | None = asking.once((function, "once"), lambda: call(function, asking.device))
+def _once(reader: NvmlReader, function: str) -> int | None:
+    found: int | None = reader.once((function, "once"), lambda: call(function, reader.device))
     return found
 
 

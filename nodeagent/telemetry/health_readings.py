@@ -14,10 +14,10 @@ from nodeagent.health.readings import (
     Temperature,
     Throttling,
 )
-from nodeagent.telemetry.sample import GpuLook
+from nodeagent.telemetry.sample import GpuSample
 
 
-def reading_of(look: GpuLook, last: float | None) -> GpuReading:
+def reading_of(look: GpuSample, last: float | None) -> GpuReading:
     """What a look found of a GPU's health; `last` is its uptime."""
     fast, slow = look.fast_health, look.slow_health
     throttling = slow.throttling if slow else Throttling()

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 
 from nodeagent.errors import DriverError
-from nodeagent.gpu.device import Card
+from nodeagent.gpu.device import GpuDevice
 from nodeagent.gpu.nvml_calls import GpmSamples
 from nodeagent.gpu.nvml_errors import INVALID_ARGUMENT, NOT_FOUND, is_unsupported
 from nodeagent.gpu.nvml_types import Device, InstanceInfo
@@ -41,7 +41,11 @@ class Layout:
         self._generations: Counter[int] = Counter()
 
     def read(
-        self, card: Card, identity: GpuIdentity, samples: GpmSamples, gone: Collection[int] = ()
+        self,
+        card: GpuDevice,
+        identity: GpuIdentity,
+        samples: GpmSamples,
+        gone: Collection[int] = (),
     ) -> None:
         """Look which there are now; raises DriverError.
 
@@ -80,7 +84,7 @@ class Layout:
         return tuple(part.subject for part in self.parts.values())
 
 
-def _found(card: Card, mode: MigMode) -> dict[int, tuple[Device, InstanceInfo]]:
+def _found(card: GpuDevice, mode: MigMode) -> dict[int, tuple[Device, InstanceInfo]]:
     card.learn_profiles(mode)
     for _ in range(_ATTEMPTS - 1):
         try:
@@ -91,7 +95,7 @@ def _found(card: Card, mode: MigMode) -> dict[int, tuple[Device, InstanceInfo]]:
     return dict(_read(card))
 
 
-def _read(card: Card) -> Iterator[tuple[int, tuple[Device, InstanceInfo]]]:
+def _read(card: GpuDevice) -> Iterator[tuple[int, tuple[Device, InstanceInfo]]]:
     nvml, seen = card.nvml, set[int]()
     for index in range(card.max_mig_devices()):
         try:
@@ -114,7 +118,7 @@ def _read(card: Card) -> Iterator[tuple[int, tuple[Device, InstanceInfo]]]:
             )
 
 
-def _profile_name(card: Card, device: Device, info: InstanceInfo) -> str:
+def _profile_name(card: GpuDevice, device: Device, info: InstanceInfo) -> str:
     """As the rest of the agent calls it; else as the driver does in the device's name."""
     profile = card.profile(info.profile_id)
     if profile is not None:

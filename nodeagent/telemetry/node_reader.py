@@ -19,7 +19,7 @@ _NODE = Subject(Node())
 
 
 @dataclass(frozen=True, slots=True)
-class NodeLook:
+class NodeSample:
     """What a look found. `count` is that of the GPUs; `at` (monotonic) and `seconds` as of GPUs."""
 
     at: float
@@ -39,7 +39,7 @@ class NodeReader:
         self._texts = plan.node_texts
         self._refused: set[str] = set()
 
-    def look(self, nvml: Nvml) -> NodeLook:
+    def look(self, nvml: Nvml) -> NodeSample:
         """Raises DriverError when the driver does not even count its GPUs."""
         began = self._clock()
         count = nvml.device_count()
@@ -58,7 +58,7 @@ class NodeReader:
         }
         ended = self._clock()
         sample = SampleSet(by_field(told), texts)
-        return NodeLook(ended, ended - began, count, sample, tuple(problems))
+        return NodeSample(ended, ended - began, count, sample, tuple(problems))
 
     def _text(self, text: TextField, problems: list[str]) -> Any:
         return self._ask(text.source, problems) if isinstance(text.source, SystemCall) else None

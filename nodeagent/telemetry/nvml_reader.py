@@ -34,7 +34,7 @@ class Standing:
     once: dict[Key, Any] = field(default_factory=dict)
 
 
-class Asking:
+class NvmlReader:
     """The calls of one look. Raises GpuLost and DriverUnavailable; other errors are noted.
 
     `problems` says what failed, by call; what the card does not have is none. `doubted` are the

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from nodeagent.errors import DriverError, DriverUnavailable, GpuLost
-from nodeagent.gpu.device import Card
+from nodeagent.gpu.device import GpuDevice
 from nodeagent.gpu.nvml_calls import ABSENT, call
 from nodeagent.gpu.nvml_errors import NOT_FOUND, is_unsupported
 from nodeagent.gpu.nvml_types import Process
@@ -27,7 +27,7 @@ class Running:
 
 
 @dataclass(frozen=True, slots=True)
-class ProcessLook:
+class ProcessSample:
     """Who was found, by the id of the GPU instance; None for those outside any."""
 
     gpu: str
@@ -41,7 +41,7 @@ class ProcessReader:
     _until: int = 0
     _refused: set[str] = field(default_factory=set)
 
-    def look(self, card: Card) -> ProcessLook:
+    def look(self, card: GpuDevice) -> ProcessSample:
         """Raises DriverError when the GPU does not even tell its compute processes."""
         nvml, device = card.nvml, card.handle
         found: dict[tuple[int | None, int], Process] = {}
@@ -71,9 +71,9 @@ class ProcessReader:
         for (instance, pid), process in sorted(found.items(), key=lambda one: one[0][1]):
             one = Running(pid, process.memory, None if instance is not None else busy.get(pid))
             running.setdefault(instance, []).append(one)
-        return ProcessLook(card.identity().uuid, {i: tuple(some) for i, some in running.items()})
+        return ProcessSample(card.identity().uuid, {i: tuple(some) for i, some in running.items()})
 
-    def _busy(self, card: Card) -> dict[int, float]:
+    def _busy(self, card: GpuDevice) -> dict[int, float]:
         """Percent of the GPU's time by pid, as far as it is told; nothing with MIG on."""
         if _UTILIZATION in self._refused:
             return {}
@@ -100,6 +100,6 @@ class ProcessReader:
 _UTILIZATION: Final = "nvmlDeviceGetProcessUtilization"
 
 
-def _has_mig(card: Card) -> bool:
+def _has_mig(card: GpuDevice) -> bool:
     """Whether what is refused now may be there later, with MIG off."""
     return card.mode() is not None

@@ -12,7 +12,7 @@ from nodeagent.telemetry.health import FastHealth, SlowHealth
 
 
 @dataclass(frozen=True, slots=True)
-class GpuLook:
+class GpuSample:
     """What a look found. `samples` by tier; of health what was read in this look.
 
     `at` (monotonic) and `seconds` say when it ended and how long it took. `problems` are calls

@@ -11,7 +11,7 @@ from nodeagent.metrics.samples import SampleSet, Subject
 
 
 @dataclass(frozen=True, slots=True)
-class Round:
+class SampleBatch:
     """What came in since the last round.
 
     `samples` by reader: those that are new. `slices` are the instances that there are now, by the

@@ -25,12 +25,12 @@ from nodeagent.metrics.samples import SampleSet, Subject
 from nodeagent.plan.steps import DestroyGpuInstance, Step
 from nodeagent.telemetry.gpu_reader import GpuReader
 from nodeagent.telemetry.health_readings import reading_of, silent
-from nodeagent.telemetry.node_reader import NodeLook, NodeReader
+from nodeagent.telemetry.node_reader import NodeReader, NodeSample
 from nodeagent.telemetry.plan import make_plan
-from nodeagent.telemetry.sample import GpuLook
-from nodeagent.telemetry.sample_batch import Round
+from nodeagent.telemetry.sample import GpuSample
+from nodeagent.telemetry.sample_batch import SampleBatch
 
-Look = TypeVar("Look", GpuLook, NodeLook)
+Look = TypeVar("Look", GpuSample, NodeSample)
 
 _TIERS = (Tier.FAST, Tier.SLOW)
 _SOON = frozenset({Tier.FAST})
@@ -70,8 +70,8 @@ class _Post:
     readings: dict[Tier, _Reading] = field(
         default_factory=lambda: {tier: _Reading() for tier in _TIERS}
     )
-    look: GpuLook | None = None  # the last one that ended
-    news: GpuLook | DriverError | None = None
+    look: GpuSample | None = None  # the last one that ended
+    news: GpuSample | DriverError | None = None
     failure: DriverError | None = None  # of the last look
     changed: set[int] | None = None
     task: asyncio.Task[None] | None = None
@@ -119,12 +119,12 @@ class Sampler:
         self._node = NodeReader(self._plan, clock)
         self._node_reading = _Reading()
         self._node_task: asyncio.Task[None] | None = None
-        self._node_news: NodeLook | DriverError | None = None
+        self._node_news: NodeSample | DriverError | None = None
         self._node_at = 0.0
         self._node_good: float | None = None
         driver.taken.append(self._step_taken)
 
-    async def run(self, deliver: Callable[[Round], None]) -> None:
+    async def run(self, deliver: Callable[[SampleBatch], None]) -> None:
         """A round each period until cancelled; a late one is not made up for."""
         loop = asyncio.get_running_loop()
         begin = loop.time()
@@ -157,7 +157,7 @@ class Sampler:
 
     # --- a round ------------------------------------------------------------------------------
 
-    async def round(self) -> Round:
+    async def round(self) -> SampleBatch:
         """Ask all that can be asked; a GPU's or the driver's failure is told and not raised."""
         now = self._clock()
         count = self._driver.gpu_count
@@ -241,7 +241,7 @@ class Sampler:
 
     # --- what it told ---------------------------------------------------------------------------
 
-    def _told(self) -> Round:
+    def _told(self) -> SampleBatch:
         samples: dict[str, SampleSet] = {}
         gpus: list[GpuReading] = []
         modes: dict[str, Mapping[str, int]] = {}
@@ -249,7 +249,7 @@ class Sampler:
         gone = [_name(tier, index) for index in self._vanished for tier in _TIERS]
         for post in self._posts:
             news, post.news = post.news, None
-            if isinstance(news, GpuLook):
+            if isinstance(news, GpuSample):
                 post.lost = False
                 samples |= {_name(tier, post.index): s for tier, s in news.samples.items()}
                 if news.problems:
@@ -268,9 +268,9 @@ class Sampler:
             if post.lost:
                 gone += [_name(tier, post.index) for tier in _TIERS]
         node, self._node_news = self._node_news, None
-        if isinstance(node, NodeLook):
+        if isinstance(node, NodeSample):
             samples["node"] = node.sample
-        return Round(
+        return SampleBatch(
             at=self._uptime(),
             samples=samples,
             slices=self.slices,
@@ -279,7 +279,7 @@ class Sampler:
             gpus=tuple(gpus),
             modes=modes,
             known=self._known(node),
-            addresses=self._addresses() if isinstance(node, NodeLook) else None,
+            addresses=self._addresses() if isinstance(node, NodeSample) else None,
             answer=self._answer(node),
             problems=problems,
         )
@@ -300,7 +300,7 @@ class Sampler:
         return {look.gpu.uuid: look.whole for look in looks}
 
     @property
-    def looks(self) -> tuple[GpuLook, ...]:
+    def looks(self) -> tuple[GpuSample, ...]:
         """The last look at each GPU that is not lost."""
         return tuple(p.look for p in self._posts if p.look is not None and not p.lost)
 
@@ -315,9 +315,9 @@ class Sampler:
         ]
         return (*states, _state("node", self._node_reading, now))
 
-    def _known(self, node: NodeLook | DriverError | None) -> frozenset[str] | None:
+    def _known(self, node: NodeSample | DriverError | None) -> frozenset[str] | None:
         """UUIDs of the GPUs that NVML lists; None while one of them was not asked yet."""
-        if not isinstance(node, NodeLook):
+        if not isinstance(node, NodeSample):
             return None
         there = [self._names(post)[0] for post in self._posts[: node.count]]
         return frozenset(there) if len(there) == node.count and all(there) else None
@@ -335,7 +335,7 @@ class Sampler:
         known = self._driver.known(post.index)
         return known.uuid, known.pci_bus_id
 
-    def _answer(self, node: NodeLook | DriverError | None) -> Answer | None:
+    def _answer(self, node: NodeSample | DriverError | None) -> Answer | None:
         """A GPU that hangs and was never named is told as trouble of the node."""
         if isinstance(node, DriverError):
             return Answer(silence_of(node), self._node_good, str(node))

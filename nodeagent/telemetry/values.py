@@ -18,7 +18,7 @@ from nodeagent.gpu.nvml_calls import (
 from nodeagent.gpu.nvml_types import Device
 from nodeagent.metrics.conversion import Conversion, Number, Raw, converted
 from nodeagent.metrics.samples import Subject
-from nodeagent.telemetry.nvml_reader import Asking
+from nodeagent.telemetry.nvml_reader import NvmlReader
 from nodeagent.telemetry.plan import ALL, Asks, DeviceAsk, Row
 
 Told = tuple[int, Subject, Number]
@@ -44,17 +44,17 @@ def fields_of(asks: Asks) -> Iterator[FieldId]:
                 yield field, link
 
 
-def answer_of(asking: Asking, ask: DeviceAsk) -> Any:
+def answer_of(reader: NvmlReader, ask: DeviceAsk) -> Any:
     """What a call says about the handle."""
     if ask.structure:
-        return asking.structure(ask.function, ask.structure)
-    return asking.call(ask.function, *ask.arguments)
+        return reader.structure(ask.function, ask.structure)
+    return reader.call(ask.function, *ask.arguments)
 
 
-def from_calls(asking: Asking, asks: Asks, subject: Subject) -> Iterator[Told]:
+def from_calls(reader: NvmlReader, asks: Asks, subject: Subject) -> Iterator[Told]:
     """The rows of calls about the handle itself."""
     for ask in asks.calls.values():
-        answer = answer_of(asking, ask)
+        answer = answer_of(reader, ask)
         if answer is None:
             continue
         for wanted in ask.rows:
@@ -62,7 +62,7 @@ def from_calls(asking: Asking, asks: Asks, subject: Subject) -> Iterator[Told]:
                 raw = _raw(answer, wanted.items)
                 value = converted(wanted.row.conversion, raw)
             except _WRONG_SHAPE as error:
-                asking.problems[ask.key] = f"{ask.function} has another answer than known: {error}"
+                reader.problems[ask.key] = f"{ask.function} has another answer than known: {error}"
                 continue
             if value is not None:
                 yield wanted.row.id, subject, value
@@ -85,12 +85,12 @@ def _told(row: Row, subject: Subject, raw: Number | None) -> Iterator[Told]:
         yield row.id, subject, value
 
 
-def from_fields(asking: Asking, asks: Asks, whole: Subject, of_link: OfLink) -> Iterator[Told]:
+def from_fields(reader: NvmlReader, asks: Asks, whole: Subject, of_link: OfLink) -> Iterator[Told]:
     """The rows of field values, which have been read already."""
     for row, field, scope in asks.fields:
         for link in links_of(scope):
             subject = of_link(link) if scope == ALL else whole
-            yield from _told(row, subject, asking.field(field, link))
+            yield from _told(row, subject, reader.field(field, link))
 
 
 class Rates:
@@ -100,13 +100,15 @@ class Rates:
         self._clock = clock
         self._last: dict[tuple[int, int], tuple[float, Number]] = {}
 
-    def read(self, asking: Asking, asks: Asks, whole: Subject, of_link: OfLink) -> Iterator[Told]:
+    def read(
+        self, reader: NvmlReader, asks: Asks, whole: Subject, of_link: OfLink
+    ) -> Iterator[Told]:
         """Of the fields that have been read just now."""
         now = self._clock()
         for row, fields, scope in asks.rates:
             for link in links_of(scope):
                 subject = of_link(link) if scope == ALL else whole
-                values = [asking.field(field, link) for field in fields]
+                values = [reader.field(field, link) for field in fields]
                 there = [value for value in values if value is not None]
                 if len(there) == len(values):
                     yield from _told(row, subject, self._rate((row.id, link), now, sum(there)))
@@ -137,20 +139,20 @@ def from_gpm(
                 yield from _told(row, of_link(link), found.get(first + step * link))
 
 
-def from_links(asking: Asking, asks: Asks, whole: Subject, of_link: OfLink) -> Iterator[Told]:
+def from_links(reader: NvmlReader, asks: Asks, whole: Subject, of_link: OfLink) -> Iterator[Told]:
     """The rows of calls about one link each, and those of the links' ports."""
     for row, function, wanted, counter in asks.links:
         for link in links_of(wanted):
             subject = of_link(link) if wanted == ALL else whole
-            yield from _told(row, subject, asking.call(function, link, counter))
+            yield from _told(row, subject, reader.call(function, link, counter))
     if asks.ports:
-        yield from _from_ports(asking, asks, of_link)
+        yield from _from_ports(reader, asks, of_link)
 
 
-def _from_ports(asking: Asking, asks: Asks, of_link: OfLink) -> Iterator[Told]:
+def _from_ports(reader: NvmlReader, asks: Asks, of_link: OfLink) -> Iterator[Told]:
     """All counters of all ports in one call. The port of link n has the number n + 1."""
     wanted = [(counter, link + 1) for _, counter in asks.ports for link in range(MOST_LINKS)]
-    answers = asking.ask(("ports",), lambda: port_counters(asking.device, wanted))
+    answers = reader.ask(("ports",), lambda: port_counters(reader.device, wanted))
     if answers is None:
         return
     found = dict(zip(wanted, answers, strict=True))
@@ -161,40 +163,40 @@ def _from_ports(asking: Asking, asks: Asks, of_link: OfLink) -> Iterator[Told]:
                 yield from _told(row, of_link(link), value)
 
 
-def from_verdicts(asking: Asking, asks: Asks, subject: Subject) -> Iterator[Told]:
+def from_verdicts(reader: NvmlReader, asks: Asks, subject: Subject) -> Iterator[Told]:
     """The rows of calls that only succeed or fail."""
     for row, verdict in asks.verdicts:
-        value = verdict_of(asking, verdict.function, constant(verdict.refusal))
+        value = verdict_of(reader, verdict.function, constant(verdict.refusal))
         if value is not None:
             yield row.id, subject, value
 
 
-def verdict_of(asking: Asking, function: str, refusal: int) -> int | None:
+def verdict_of(reader: NvmlReader, function: str, refusal: int) -> int | None:
     """1 when the call succeeds, 0 when it fails with `refusal`."""
 
     def ask() -> int:
         try:
-            call(function, asking.device)
+            call(function, reader.device)
         except DriverError as error:
             if error.code != refusal:
                 raise
             return 0
         return 1
 
-    found: int | None = asking.ask((function, "verdict"), ask)
+    found: int | None = reader.ask((function, "verdict"), ask)
     return found
 
 
 def from_peers(
-    asking: Asking, asks: Asks, subject: Subject, others: Callable[[], list[tuple[int, Device]]]
+    reader: NvmlReader, asks: Asks, subject: Subject, others: Callable[[], list[tuple[int, Device]]]
 ) -> Iterator[Told]:
     """The rows about this GPU and each of the others."""
     if not asks.peers:
         return
-    there = asking.ask(("peers",), others)
+    there = reader.ask(("peers",), others)
     for row, function, argument in asks.peers:
         answers = [
-            (index, _status(asking, function, index, device, argument))
+            (index, _status(reader, function, index, device, argument))
             for index, device in there or ()
         ]
         known = [(index, status) for index, status in answers if status is not None]
@@ -202,8 +204,10 @@ def from_peers(
             yield row.id, subject, sum(1 << index for index, status in known if status == _OK)
 
 
-def _status(asking: Asking, function: str, index: int, other: Device, argument: int) -> int | None:
-    found: int | None = asking.ask(
-        (function, index, argument), lambda: call(function, asking.device, other, argument)
+def _status(
+    reader: NvmlReader, function: str, index: int, other: Device, argument: int
+) -> int | None:
+    found: int | None = reader.ask(
+        (function, index, argument), lambda: call(function, reader.device, other, argument)
     )
     return found

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from nodeagent.files.state import StateFile, StateFormat, write_state
-from nodeagent.gpu.original_settings import Remembered
+from nodeagent.gpu.original_settings import OriginalSettings
 from nodeagent.health.store import health_file
 from nodeagent.reconcile.last_good_plan import last_good_plan
 from tests.acceptance.agent_home import Home
@@ -24,7 +24,7 @@ FIRST_RELEASE = Path("tests/data/state")  # what it wrote on h100-80gb:2 with MP
 LOADERS: dict[str, Callable[[Path], StateFile[Any]]] = {
     "health.json": health_file,
     "last-good-plan": last_good_plan,
-    "earlier-modes.json": lambda path: Remembered(path, read_only=True).file,
+    "earlier-modes.json": lambda path: OriginalSettings(path, read_only=True).file,
 }
 
 

@@ -12,7 +12,7 @@ from nodeagent.documents.reading import read_document
 from nodeagent.execute.executor import carry_out
 from nodeagent.execute.node_controller import HealthWatch, WholeNode
 from nodeagent.gpu.driver import Driver
-from nodeagent.gpu.original_settings import FILE_NAME, Remembered
+from nodeagent.gpu.original_settings import FILE_NAME, OriginalSettings
 from nodeagent.gpu.usage import AllocationSource
 from nodeagent.mps.accounts import accounts_for
 from nodeagent.mps.fleet import Fleet, Timing
@@ -39,7 +39,7 @@ class Agent:
 
     node: WholeNode
     fleet: Fleet
-    memory: Remembered
+    memory: OriginalSettings
 
     async def planned(self, text: str) -> NodePlan:
         """What a document would lead to now."""
@@ -117,7 +117,7 @@ class NodeRig(FleetRig):
             changed=self._changed,
             chance=self.seed.random,
         )
-        memory = Remembered(self.memory_file)
+        memory = OriginalSettings(self.memory_file)
         publisher = Publisher(
             run_dir=self.run_dir,
             cdi_dir=self.cdi_dir,

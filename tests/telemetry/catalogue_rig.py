@@ -15,7 +15,7 @@ from nodeagent.metrics.catalogue import catalogue
 from nodeagent.metrics.conversion import Number
 from nodeagent.metrics.samples import Node, NvLink, SampleSet, Slice, WholeGpu
 from nodeagent.simulation import SimulatedNode, Switches, simulated
-from nodeagent.telemetry.sample_batch import Round
+from nodeagent.telemetry.sample_batch import SampleBatch
 from nodeagent.telemetry.sampler import Sampler
 
 MIB = 1 << 20
@@ -75,7 +75,7 @@ class Sampled:
                     case _:
                         continue
 
-    def take_round(self, told: Round) -> None:
+    def take_round(self, told: SampleBatch) -> None:
         for sample in told.samples.values():
             self.take(sample)
         for problems in told.problems.values():

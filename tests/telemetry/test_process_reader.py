@@ -5,14 +5,14 @@ from __future__ import annotations
 from nodeagent.gpu.driver import Driver
 from nodeagent.simulation import SimulatedNode, simulated
 from nodeagent.simulation.codes import Code
-from nodeagent.telemetry.process_reader import ProcessLook, ProcessReader, Running
+from nodeagent.telemetry.process_reader import ProcessReader, ProcessSample, Running
 from tests.acceptance.metrics_rig import divide
 from tests.rig import open_driver
 
 MIB = 1 << 20
 
 
-async def _look(driver: Driver, reader: ProcessReader | None = None) -> ProcessLook:
+async def _look(driver: Driver, reader: ProcessReader | None = None) -> ProcessSample:
     reader = reader or ProcessReader()
     return await driver.visit(0, reader.look, what="listing processes", deadline=5)
 

@@ -17,7 +17,7 @@ from nodeagent.metrics.samples import Slice, WholeGpu
 from nodeagent.metrics.selection import default_selection
 from nodeagent.metrics.sources import DeviceCall
 from nodeagent.simulation import SimulatedNode, Switches, simulated
-from nodeagent.telemetry.sample_batch import Round
+from nodeagent.telemetry.sample_batch import SampleBatch
 from nodeagent.telemetry.sampler import Pace, Sampler
 from tests.gpu.steps_of import create, destroy, disable, laid_out
 
@@ -31,7 +31,7 @@ def rows(*numbers: int) -> list[Field]:
     return [row for row in catalogue().fields if row.id in numbers]
 
 
-def whole(sampled: Round, number: int) -> dict[int, Number]:
+def whole(sampled: SampleBatch, number: int) -> dict[int, Number]:
     """A field of whole GPUs, by index."""
     return {
         subject.entity.gpu.index: value
@@ -41,7 +41,7 @@ def whole(sampled: Round, number: int) -> dict[int, Number]:
     }
 
 
-def parts(sampled: Round, number: int) -> dict[tuple[int, str, int], Number]:
+def parts(sampled: SampleBatch, number: int) -> dict[tuple[int, str, int], Number]:
     """A field of instances, by GPU index, profile and id."""
     return {
         (subject.entity.gpu.index, subject.entity.profile, subject.entity.id): value
@@ -51,7 +51,7 @@ def parts(sampled: Round, number: int) -> dict[tuple[int, str, int], Number]:
     }
 
 
-def succeeded(sampled: Round, name: str = "fast") -> dict[str, bool]:
+def succeeded(sampled: SampleBatch, name: str = "fast") -> dict[str, bool]:
     """How the readers of a tier fared, by GPU."""
     return {reader.gpu: reader.succeeded for reader in sampled.readers if reader.name == name}
 
@@ -372,7 +372,7 @@ async def test_a_gpu_that_always_hung(hasty: Driver, node: SimulatedNode) -> Non
             pass
 
 
-def _age(sampled: Round, gpu: str) -> float:
+def _age(sampled: SampleBatch, gpu: str) -> float:
     ages = {reader.gpu: reader.age for reader in sampled.readers if reader.name == "fast"}
     age = ages[gpu]
     assert age is not None
@@ -460,10 +460,10 @@ async def test_the_driver_is_reloaded(known: Driver, node: SimulatedNode) -> Non
 
 async def test_run_delivers_until_it_is_cancelled(known: Driver) -> None:
     """A round each period; afterwards the driver's steps are not listened to any more."""
-    rounds: list[Round] = []
+    rounds: list[SampleBatch] = []
     enough = asyncio.Event()
 
-    def deliver(sampled: Round) -> None:
+    def deliver(sampled: SampleBatch) -> None:
         rounds.append(sampled)
         if len(rounds) == 3:
             enough.set()

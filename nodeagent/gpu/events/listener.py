@@ -43,7 +43,7 @@ _MOST = 256  # events taken before they are told
 
 
 @dataclass(frozen=True, slots=True)
-class Happened:
+class NvmlEvent:
     """One event: NVML's `kind`, the GPU by UUID, and what else is told of it.
 
     `data` is the XID for XIDs. `at` is uptime in seconds, when it was heard.
@@ -66,7 +66,7 @@ class Binding:
     at: float
 
 
-Event = Happened | Binding
+Event = NvmlEvent | Binding
 
 
 @dataclass(slots=True)
@@ -185,14 +185,14 @@ class EventListener:
             self._heard.append(event)
         self._heard.extend(self._bindings(self._sets))
 
-    def _next(self, sets: _Sets, milliseconds: int) -> Happened | None:
+    def _next(self, sets: _Sets, milliseconds: int) -> NvmlEvent | None:
         try:
             data = call("nvmlEventSetWait", sets.events, milliseconds)
         except DriverError as error:
             if error.code == _TIMEOUT:
                 return None
             raise
-        return Happened(
+        return NvmlEvent(
             kind=data.eventType,
             gpu=sets.gpus.get(address(data.device), ""),
             at=self.uptime(),
@@ -245,7 +245,7 @@ def _make_sets(nvml: Nvml, gpus: int) -> _Sets:
 # --- for health -----------------------------------------------------------------------------------
 
 
-def xid_of(event: Happened) -> XidEvent | None:
+def xid_of(event: NvmlEvent) -> XidEvent | None:
     """The event as health wants it, if it is an XID."""
     if event.kind != XID:
         return None
@@ -259,7 +259,7 @@ def xid_of(event: Happened) -> XidEvent | None:
     )
 
 
-def gpu_event_of(event: Happened) -> GpuEvent | None:
+def gpu_event_of(event: NvmlEvent) -> GpuEvent | None:
     """The event as health wants it, if it is of a kind that means something to it.
 
     A changed MIG layout is told whoever changed it; whoever asks knows if it was the agent.

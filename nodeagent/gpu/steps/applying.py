@@ -13,7 +13,7 @@ from typing import TypeVar
 from nodeagent.errors import DeadlineExceeded, DriverError, GpuInUse
 from nodeagent.gpu.all_gpus import AllGpus, is_well
 from nodeagent.gpu.nvml_errors import about
-from nodeagent.gpu.pool import Post, Posts
+from nodeagent.gpu.pool import GpuHandle, GpuPool
 from nodeagent.gpu.recent import FRESH
 from nodeagent.gpu.steps.change import Change, otherwise
 from nodeagent.gpu.steps.destruction import insist_on_idle_devices
@@ -38,7 +38,7 @@ class Applying:
 
     def __init__(
         self,
-        posts: Posts,
+        posts: GpuPool,
         gpus: AllGpus,
         *,
         deadline: float,
@@ -82,7 +82,7 @@ class Applying:
             await self._knowing_users(post, check, what="looking for users")
 
     async def _knowing_users(
-        self, post: Post, function: Callable[[Change], None], *, what: str
+        self, post: GpuHandle, function: Callable[[Change], None], *, what: str
     ) -> None:
         """Call `function` with what the other sources know of users.
 
@@ -121,14 +121,14 @@ class Applying:
 
     def _change(
         self,
-        post: Post,
+        post: GpuHandle,
         readings: Sequence[UsageReading] = (),
         allocated: AllocationReading | None = None,
     ) -> Change:
         """Begun now, in the GPU's thread."""
         return Change(post.card, time.monotonic() + self._deadline, readings, allocated)
 
-    async def _call(self, post: Post, function: Callable[[], Result], *, what: str) -> Result:
+    async def _call(self, post: GpuHandle, function: Callable[[], Result], *, what: str) -> Result:
         try:
             return await post.worker.call(
                 function, what=what, deadline=self._deadline, changing=True
@@ -172,7 +172,7 @@ class Applying:
         if after.mig and after.mig.current != after.mig.pending:
             raise otherwise(f"{post.worker.name} was reset, but its MIG mode is still pending")
 
-    def _post(self, uuid: str) -> Post:
+    def _post(self, uuid: str) -> GpuHandle:
         post = self._posts.find(uuid)
         if post is None:
             raise otherwise(f"the driver does not list GPU {uuid} any more")

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from nodeagent.errors import DeadlineExceeded, DriverError, DriverUnavailable, GpuLost
-from nodeagent.gpu.device import Card
+from nodeagent.gpu.device import GpuDevice
 from nodeagent.gpu.nvml_errors import INVALID_ARGUMENT, NOT_FOUND
 from nodeagent.gpu.nvml_types import Device, GpuInstanceHandle, InstanceInfo
 from nodeagent.gpu.usage import AllocationReading, UsageReading
@@ -29,7 +29,7 @@ class Change:
     None where nobody allocates.
     """
 
-    card: Card
+    card: GpuDevice
     until: float
     readings: Sequence[UsageReading] = ()
     allocations: AllocationReading | None = None
@@ -65,7 +65,7 @@ class Change:
 
 
 def find_instance(
-    card: Card, instance: int, device: str, placement: Placement
+    card: GpuDevice, instance: int, device: str, placement: Placement
 ) -> tuple[GpuInstanceHandle, GpuInstanceProfile]:
     """The GPU instance of that id, which must be the one that is meant, since ids are re-used.
 
@@ -90,7 +90,7 @@ def find_instance(
     return handle, profile
 
 
-def _instance(card: Card, instance: int) -> tuple[GpuInstanceHandle, InstanceInfo]:
+def _instance(card: GpuDevice, instance: int) -> tuple[GpuInstanceHandle, InstanceInfo]:
     """By the handle that a look found, if it still is the instance's."""
     handle = card.recent.handle(instance)
     if handle is not None:
@@ -106,7 +106,7 @@ def _instance(card: Card, instance: int) -> tuple[GpuInstanceHandle, InstanceInf
     return handle, card.nvml.gpu_instance_info(handle)
 
 
-def mig_device(card: Card, uuid: str) -> Device:
+def mig_device(card: GpuDevice, uuid: str) -> Device:
     """The MIG device of that UUID, which must be there still."""
     try:
         return card.nvml.device_by_uuid(uuid)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from nodeagent.errors import DriverError, GpuInUse
-from nodeagent.gpu.device import Card
+from nodeagent.gpu.device import GpuDevice
 from nodeagent.gpu.nvml_errors import INVALID_ARGUMENT, NOT_FOUND, RESET_REQUIRED, driver_error
 from nodeagent.gpu.observation import read_gpu
 from nodeagent.gpu.steps.change import Change, otherwise
@@ -86,7 +86,7 @@ def _settled_mode(change: Change, step: SetMigMode) -> MigMode | None:
     return after
 
 
-def _mode_after(card: Card) -> MigMode | None:
+def _mode_after(card: GpuDevice) -> MigMode | None:
     try:
         return card.mode()
     except DriverError as error:

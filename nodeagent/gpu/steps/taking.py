@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import assert_never
 
-from nodeagent.gpu.device import Card
+from nodeagent.gpu.device import GpuDevice
 from nodeagent.gpu.steps.change import Change, otherwise
 from nodeagent.gpu.steps.compute_mode import set_compute_mode
 from nodeagent.gpu.steps.creation import create_compute_instance, create_gpu_instance
@@ -45,7 +45,7 @@ def take(change: Change, step: GpuStep) -> None:
             assert_never(step)
 
 
-def insist_on_gpu(card: Card, uuid: str) -> None:
+def insist_on_gpu(card: GpuDevice, uuid: str) -> None:
     """Indices may have moved since the step was planned: a GPU vanished, NVML was restarted."""
     found = card.identity().uuid
     if found != uuid:

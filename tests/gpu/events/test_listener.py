@@ -13,7 +13,7 @@ from nodeagent.gpu.events.listener import (
     Binding,
     Event,
     EventListener,
-    Happened,
+    NvmlEvent,
     Timing,
     gpu_event_of,
     xid_of,
@@ -56,7 +56,7 @@ async def test_xids(listener: EventListener, driver: Driver, node: SimulatedNode
     node.raise_xid(0, 79)
     node.raise_xid(1, 13, gi=instance, ci=0)
     heard = await listener.listen()
-    first, second = (event for event in heard if isinstance(event, Happened))
+    first, second = (event for event in heard if isinstance(event, NvmlEvent))
     assert (first.kind, first.data, first.instance, first.compute) == (XID, 79, None, None)
     assert (second.gpu, second.data) == (gpu.uuid, 13)
     assert (second.instance, second.compute) == (instance, 0)
@@ -72,7 +72,7 @@ async def test_a_changed_layout(listener: EventListener, driver: Driver) -> None
     heard = await listener.listen()
     assert set(kinds(heard)) == {MIG_CHANGE}
     event = heard[0]
-    assert isinstance(event, Happened)
+    assert isinstance(event, NvmlEvent)
     told = gpu_event_of(event)
     assert told is not None
     assert told.kind is GpuEventKind.FOREIGN_MIG_CHANGE
@@ -85,7 +85,7 @@ async def test_other_events_of_health(
     """Every kind that health knows is heard."""
     node.report(0, getattr(pynvml, kind.value))
     (event,) = await listener.listen()
-    assert isinstance(event, Happened)
+    assert isinstance(event, NvmlEvent)
     told = gpu_event_of(event)
     assert told is not None
     assert told.kind is kind

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 
-from nodeagent.gpu.read_write_lock import Gate
+from nodeagent.gpu.read_write_lock import ReadWriteLock
 
 
 async def test_the_one_alone_meets_nobody() -> None:
     """Whoever is inside is out before, and whoever comes later waits until after."""
-    gate, seen = Gate(), list[str]()
+    gate, seen = ReadWriteLock(), list[str]()
 
     async def together(name: str, seconds: float) -> None:
         async with gate.together():
@@ -36,7 +36,7 @@ async def test_the_one_alone_meets_nobody() -> None:
 
 async def test_a_cancelled_wait_leaves_the_gate_open() -> None:
     """Otherwise one cancellation would stop the agent for good."""
-    gate = Gate()
+    gate = ReadWriteLock()
     async with gate.together():
         waiting = asyncio.create_task(gate.alone().__aenter__())
         await asyncio.sleep(0)

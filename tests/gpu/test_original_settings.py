@@ -12,7 +12,7 @@ import pytest
 
 from nodeagent.errors import NodeagentError
 from nodeagent.gpu.driver import Driver
-from nodeagent.gpu.original_settings import FILE_NAME, Remembered
+from nodeagent.gpu.original_settings import FILE_NAME, OriginalSettings
 from nodeagent.plan.observed import Access, Gpu, MpsDaemon
 from nodeagent.plan.shares import Account, ComputeMode, Share, Sharing, TimeSlice, WantedMps
 from nodeagent.simulation import SimulatedNode, simulated
@@ -37,11 +37,11 @@ def written(path: Path) -> object:
 
 def test_the_next_process_knows_it(path: Path) -> None:
     """Of GPUs and MIG devices, mode and time slice; only root may read the file."""
-    remembered = Remembered(path)
+    remembered = OriginalSettings(path)
     remembered.remember_mode(GPU, DEFAULT)
     remembered.remember_time_slice(GPU, TimeSlice.SHORT)
     remembered.remember_mode(MIG, ComputeMode.PROHIBITED)
-    for one in (remembered, Remembered(path)):
+    for one in (remembered, OriginalSettings(path)):
         assert one.file.problem is None
         assert one.earlier_mode(GPU) is DEFAULT
         assert one.earlier_time_slice(GPU) is TimeSlice.SHORT
@@ -57,42 +57,42 @@ def test_the_next_process_knows_it(path: Path) -> None:
 
 def test_the_first_is_the_true_one(path: Path) -> None:
     """A second change does not make the first one's result the earlier state."""
-    remembered = Remembered(path)
+    remembered = OriginalSettings(path)
     remembered.remember_mode(GPU, DEFAULT)
     remembered.remember_mode(GPU, EXCLUSIVE)
     remembered.remember_time_slice(GPU, TimeSlice.DEFAULT)
     remembered.remember_time_slice(GPU, TimeSlice.LONG)
-    assert Remembered(path).earlier_mode(GPU) is DEFAULT
-    assert Remembered(path).earlier_time_slice(GPU) is TimeSlice.DEFAULT
+    assert OriginalSettings(path).earlier_mode(GPU) is DEFAULT
+    assert OriginalSettings(path).earlier_time_slice(GPU) is TimeSlice.DEFAULT
 
 
 def test_what_is_forgotten_is_gone(path: Path) -> None:
     """One does not take the other along; then it may be remembered anew."""
-    remembered = Remembered(path)
+    remembered = OriginalSettings(path)
     remembered.remember_mode(GPU, DEFAULT)
     remembered.remember_time_slice(GPU, TimeSlice.LONG)
     remembered.forget_mode(GPU)
-    assert Remembered(path).earlier_mode(GPU) is None
-    assert Remembered(path).earlier_time_slice(GPU) is TimeSlice.LONG
+    assert OriginalSettings(path).earlier_mode(GPU) is None
+    assert OriginalSettings(path).earlier_time_slice(GPU) is TimeSlice.LONG
     remembered.forget_time_slice(GPU)
     assert written(path) == {}
     remembered.remember_mode(GPU, EXCLUSIVE)
-    assert Remembered(path).earlier_mode(GPU) is EXCLUSIVE
+    assert OriginalSettings(path).earlier_mode(GPU) is EXCLUSIVE
 
 
 def test_devices_that_went_are_pruned(path: Path) -> None:
     """A MIG device that is made anew has the same UUID, but a mode of its own."""
-    remembered = Remembered(path)
+    remembered = OriginalSettings(path)
     remembered.remember_mode(GPU, DEFAULT)
     remembered.remember_mode(MIG, EXCLUSIVE)
     remembered.prune({GPU})
-    assert Remembered(path).earlier_mode(GPU) is DEFAULT
-    assert Remembered(path).earlier_mode(MIG) is None
+    assert OriginalSettings(path).earlier_mode(GPU) is DEFAULT
+    assert OriginalSettings(path).earlier_mode(MIG) is None
 
 
 def test_nothing_is_written_where_nothing_changes(path: Path) -> None:
     """It is called with every look at the node."""
-    remembered = Remembered(path)
+    remembered = OriginalSettings(path)
     remembered.prune(())
     remembered.forget_mode(GPU)
     remembered.settle([Gpu(0, GPU, compute_mode=DEFAULT)])
@@ -101,14 +101,14 @@ def test_nothing_is_written_where_nothing_changes(path: Path) -> None:
 
 def test_without_a_file_it_is_kept_in_memory() -> None:
     """For nodes that end with the program."""
-    remembered = Remembered(None)
+    remembered = OriginalSettings(None)
     remembered.remember_mode(GPU, DEFAULT)
     assert remembered.earlier_mode(GPU) is DEFAULT
 
 
 def test_threads_do_not_lose_each_others_words(path: Path) -> None:
     """GPUs are changed side by side."""
-    remembered = Remembered(path)
+    remembered = OriginalSettings(path)
     names = [f"GPU-{number}" for number in range(16)]
     threads = [threading.Thread(target=remembered.remember_mode, args=(n, DEFAULT)) for n in names]
     for thread in threads:
@@ -140,13 +140,13 @@ def test_a_damaged_file_is_set_aside(path: Path, content: bytes) -> None:
     """It counts as empty; looking alone leaves it where it is."""
     path.parent.mkdir()
     path.write_bytes(content)
-    for remembered in (Remembered(path, read_only=True), Remembered(path)):
+    for remembered in (OriginalSettings(path, read_only=True), OriginalSettings(path)):
         assert remembered.file.problem is not None
         assert "is not understood" in remembered.file.problem.message
         assert "nvidia-smi" in remembered.file.problem.remedy
         assert remembered.earlier_mode("GPU-1") is None
     remembered.remember_mode(GPU, DEFAULT)
-    again = Remembered(path)
+    again = OriginalSettings(path)
     assert again.earlier_mode(GPU) is DEFAULT
     assert again.file.problem is not None  # what was lost is lost still
     assert path.with_name(f"{FILE_NAME}.unusable-1").read_bytes() == content
@@ -156,7 +156,7 @@ def test_of_the_first_release(path: Path) -> None:
     """Which wrote no checksum."""
     path.parent.mkdir()
     path.write_bytes(Path("tests/data/state/earlier-modes.json").read_bytes())
-    remembered = Remembered(path)
+    remembered = OriginalSettings(path)
     assert remembered.file.problem is None
     gpu = "GPU-d7bebf44-ff5a-5584-9b92-0abca16ca105"
     assert remembered.earlier_time_slice(gpu) is TimeSlice.DEFAULT
@@ -166,11 +166,11 @@ def test_of_the_first_release(path: Path) -> None:
 def test_what_cannot_be_written_is_not_remembered(tmp_path: Path) -> None:
     """So the change is not made; looking at the node goes on."""
     (tmp_path / "lib").write_text("no folder")
-    remembered = Remembered(tmp_path / "lib" / FILE_NAME)
+    remembered = OriginalSettings(tmp_path / "lib" / FILE_NAME)
     assert remembered.file.problem is not None  # not a directory
     remembered.prune(())
     other = tmp_path / "other" / FILE_NAME
-    remembered = Remembered(other)
+    remembered = OriginalSettings(other)
     (tmp_path / "other").write_text("no folder")
     with pytest.raises(NodeagentError, match=r"cannot be kept in .*are not restored"):
         remembered.remember_mode(GPU, DEFAULT)
@@ -197,25 +197,25 @@ def gpu(mode: ComputeMode | None, time_slice: TimeSlice | None = None) -> Gpu:
 )
 def test_a_mode_that_is_as_before_is_forgotten(path: Path, seen: Gpu, kept: bool) -> None:
     """Unless MPS is there, for which it is about to be changed, or the GPU does not answer."""
-    Remembered(path).remember_mode(GPU, DEFAULT)
-    Remembered(path).settle([seen])
-    assert (Remembered(path).earlier_mode(GPU) is DEFAULT) is kept
+    OriginalSettings(path).remember_mode(GPU, DEFAULT)
+    OriginalSettings(path).settle([seen])
+    assert (OriginalSettings(path).earlier_mode(GPU) is DEFAULT) is kept
 
 
 def test_a_time_slice_that_is_as_before_is_forgotten(path: Path) -> None:
     """Not while it is another, or is not known."""
-    Remembered(path).remember_time_slice(GPU, TimeSlice.DEFAULT)
-    remembered = Remembered(path)
+    OriginalSettings(path).remember_time_slice(GPU, TimeSlice.DEFAULT)
+    remembered = OriginalSettings(path)
     for seen in (None, TimeSlice.LONG):
         remembered.settle([gpu(None, seen)])
         assert remembered.earlier_time_slice(GPU) is TimeSlice.DEFAULT
     remembered.settle([gpu(None, TimeSlice.DEFAULT)])
-    assert Remembered(path).earlier_time_slice(GPU) is None
+    assert OriginalSettings(path).earlier_time_slice(GPU) is None
 
 
 def test_a_change_that_is_about_to_come_is_not_settled(path: Path) -> None:
     """Somebody else may look at the node between the memory and the change."""
-    remembered = Remembered(path)
+    remembered = OriginalSettings(path)
     before = gpu(DEFAULT, TimeSlice.DEFAULT)
     remembered.remember_mode(GPU, DEFAULT)
     remembered.remember_time_slice(GPU, TimeSlice.DEFAULT)
@@ -239,13 +239,13 @@ async def test_a_crash_at_any_point_leaves_what_is_needed(path: Path, crash: str
         async with Driver(observe_deadline=30, step_deadline=30) as driver:
             before = await laid_out(driver, 0, at0="1g.10gb")
             device = before.instances[0].compute[0]
-            first = Remembered(path)
+            first = OriginalSettings(path)
             first.remember_mode(device.uuid, DEFAULT)
             if crash != "before the change":
                 await driver.apply(compute_mode(before, EXCLUSIVE, device))
             if crash == "after it":
                 await driver.apply(compute_mode(before, DEFAULT, device))
-            after = Remembered(path)
+            after = OriginalSettings(path)
             after.settle((await driver.observe()).gpus)
             earlier = after.earlier_mode(device.uuid)
             assert earlier is (DEFAULT if crash == "before the way back" else None)
@@ -253,7 +253,7 @@ async def test_a_crash_at_any_point_leaves_what_is_needed(path: Path, crash: str
                 await driver.apply(compute_mode(before, earlier, device))
                 after.forget_mode(device.uuid)
             assert _mode(node) == 0
-            assert Remembered(path).earlier_mode(device.uuid) is None
+            assert OriginalSettings(path).earlier_mode(device.uuid) is None
 
 
 def _mode(node: SimulatedNode) -> int:
