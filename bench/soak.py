@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import sys
 import tempfile
@@ -78,9 +77,8 @@ def slopes(found: Sequence[Mapping[str, int]]) -> dict[str, Slope]:
 
 @contextmanager
 def _agent(every: float, *, changing: bool) -> Iterator[subprocess.Popen[str]]:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        listen = f"127.0.0.1:{free.getsockname()[1]}"
+    # An address of this process: a free port of 127.0.0.1 may be taken before the agent has it.
+    listen = f"127.{os.getpid() >> 16}.{os.getpid() >> 8 & 255}.{os.getpid() & 255}:9417"
     with tempfile.TemporaryDirectory(prefix="na-") as name:
         here = Path(name)
         plan = here / "plan.yaml"

@@ -31,7 +31,7 @@ from tests.virtual_time import VirtualTimeLoop
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Generator, Iterator, Mapping
 
-GRACE = 30.0  # seconds that threads and processes get to end by themselves after a test
+GRACE = 60.0  # seconds that threads and processes get to end by themselves after a test
 STUCK = 60.0  # seconds after a test's time limit at which it counts as stuck for ever
 
 

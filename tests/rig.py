@@ -24,7 +24,7 @@ from nodeagent.reconcile.reconciler import Reconciler, Rules
 from nodeagent.views.node_state import NodeState, Phase
 from nodeagent.views.text import layout_words
 
-SOON = 30.0  # seconds that anything in a test may take
+SOON = 60.0  # seconds that anything in a test may take
 
 
 def plan_text(mig: str, devices: str = "all") -> bytes:

@@ -17,7 +17,7 @@ from typing import Any
 
 from nodeagent.simulation.mps.clients import SimulatedClient
 
-SOON = 30.0  # seconds that anything may take on a busy machine
+SOON = 60.0  # seconds that anything may take on a busy machine
 GIB = 1024**3
 USER = 1000 if os.geteuid() == 0 else os.geteuid()
 

@@ -19,7 +19,7 @@ from nodeagent.settings import load_settings
 from nodeagent.views.node_state import NodeState
 from tests.plan.cards import Multiset, card, wanted
 
-SOON = 30.0  # seconds that anything may take
+SOON = 60.0  # seconds that anything may take
 Series = tuple[str, frozenset[tuple[str, str]]]
 
 

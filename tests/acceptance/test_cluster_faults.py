@@ -202,20 +202,25 @@ async def test_a_token_that_nobody_replaces_for_a_while(
 
 
 @pytest.mark.parametrize("seconds", [86_400.0, -86_400.0])
-async def test_a_clock_that_jumps(member: Member, seconds: float) -> None:
+async def test_a_clock_that_jumps(
+    gpus: SimulatedNode, api: ApiServer, tmp_path: Path, seconds: float
+) -> None:
     """The time of day goes a day forward or back, and is put right again: what is asked for
     meanwhile is done, and nothing is asked or written more than else.
     """
-    async with weathered(member, most=20):
-        for jump in (seconds, 0.0):
-            member.jumped = jump
-            plan = plan_text("{2g.20gb: 3}", f"{jump}")
-            member.plan(plan)
-            await member.in_sync(plan)
-            member.api.faults.strike(End())
-        await member.quiet()
-        assert member.asked()["list nodes"] == 1
-        assert member.asked()["write nodes"] <= 6
+    patient = replace(PACE, patience=SOON)  # work that takes its time is not reported meanwhile
+    async with Member(tmp_path, api, pace=patient).running() as member:
+        await member.settled(FIRST)
+        async with weathered(member, most=20):
+            for jump in (seconds, 0.0):
+                member.jumped = jump
+                plan = plan_text("{2g.20gb: 3}", f"{jump}")
+                member.plan(plan)
+                await member.in_sync(plan)
+                member.api.faults.strike(End())
+            await member.quiet()
+            assert member.asked()["list nodes"] == 1
+            assert member.asked()["write nodes"] <= 6
 
 
 # --- a server that is not there -----------------------------------------------------------------

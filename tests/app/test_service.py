@@ -21,7 +21,7 @@ import pytest
 from nodeagent.simulation import open_node
 
 CREATE = "nvmlDeviceCreateGpuInstance*"
-SOON = 30.0  # seconds that anything may take
+SOON = 60.0  # seconds that anything may take
 
 
 def write_plan(folder: Path, mig: str) -> None:

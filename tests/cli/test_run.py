@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.own_host import own_host
+
 if TYPE_CHECKING:
     from tests.cli.conftest import Program
 
@@ -56,18 +58,16 @@ def test_an_agent_on_a_simulated_node(program: Program) -> None:
 
 def test_it_says_where_to_look(program: Program) -> None:
     """Under simulation the first lines tell which address to ask; the log itself is JSON."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    address = f"{own_host()}:9417"
     plan = program.directory / "none.yaml"
-    words = ("--simulate", "t4:1", "--listen", f"127.0.0.1:{port}", "--plan", plan)
+    words = ("--simulate", "t4:1", "--listen", address, "--plan", plan)
     with _agent(program, *words) as process:
         assert process.stderr is not None
         first = [process.stderr.readline() for _ in range(4)]
-        assert _address(process) == f"127.0.0.1:{port}"
+        assert _address(process) == address
     assert first[0].startswith("nodeagent keeps simulated t4:1 as ")
-    assert first[1] == f"  curl http://127.0.0.1:{port}/v1/status\n"
-    assert first[2] == f"  curl http://127.0.0.1:{port}/metrics\n"
+    assert first[1] == f"  curl http://{address}/v1/status\n"
+    assert first[2] == f"  curl http://{address}/metrics\n"
     assert process.returncode == 0
 
 

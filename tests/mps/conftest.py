@@ -135,7 +135,7 @@ def start_server(programs: Programs, spec: DaemonSpec) -> Iterator[StartServer]:
         server.communicate()
 
 
-def wait_for(path: Path, seconds: float = 30.0) -> Path:
+def wait_for(path: Path, seconds: float = 60.0) -> Path:
     """Once it exists."""
     until = time.monotonic() + seconds
     while not path.exists():

@@ -146,7 +146,7 @@ class FleetRig:
         """What was reported of it."""
         return [r.message for d, r in self.reports if (d, r.subject) == (device, subject)]
 
-    async def told(self, subject: Subject, device: str = GPU, within: float = 30.0) -> str:
+    async def told(self, subject: Subject, device: str = GPU, within: float = 60.0) -> str:
         """What is reported of it, once it is."""
         await until(lambda: bool(self.said(subject, device)), within)
         return self.said(subject, device)[-1]
@@ -205,13 +205,13 @@ def status(fleet: Fleet, device: str = GPU) -> DaemonState:
     return next(state for state in fleet.statuses() if state.device == device)
 
 
-async def ready(fleet: Fleet, device: str = GPU, *, within: float = 30.0) -> DaemonState:
+async def ready(fleet: Fleet, device: str = GPU, *, within: float = 60.0) -> DaemonState:
     """Once it is."""
     await until(lambda: status(fleet, device).is_ready, within)
     return status(fleet, device)
 
 
-async def until(so: Callable[[], bool], within: float = 30.0) -> None:
+async def until(so: Callable[[], bool], within: float = 60.0) -> None:
     """Wait for what others do."""
     end = time.monotonic() + within
     while not so():

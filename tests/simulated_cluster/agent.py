@@ -140,7 +140,7 @@ async def until_status(
     true: Callable[[dict[str, Any]], bool],
     *,
     node: str = NAME,
-    seconds: float = 30.0,
+    seconds: float = 60.0,
 ) -> dict[str, Any]:
     """Wait, without asking again and again, until the status is so; raises TimeoutError."""
     changes: asyncio.Queue[Any] = asyncio.Queue()

@@ -7,7 +7,6 @@ import os
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import urllib.request
@@ -21,6 +20,7 @@ import pytest
 
 from nodeagent.simulation.mps.installation import install
 from tests.gpu.test_c_library import build
+from tests.own_host import own_host
 from tests.simulation.mps.rig import until
 from tests.systemd.sandbox import values_of
 
@@ -136,9 +136,7 @@ def test_a_plan_with_mps_is_restored_at_boot(stage: Path, tmp_path: Path) -> Non
 
 def test_the_agent_may_write_what_it_writes(stage: Path, tmp_path: Path) -> None:
     """Until it is in sync, and to its end; but not below /etc/nodeagent."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        listen = f"127.0.0.1:{free.getsockname()[1]}"
+    listen = f"{own_host()}:9417"
     with running(AGENT, stage, tmp_path / "trace", NODEAGENT_API_LISTEN=listen) as process:
         until(lambda: _phase(listen) == "InSync" or process.poll() is not None)
         agent = _agent_of(process.pid)

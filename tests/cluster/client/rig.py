@@ -49,7 +49,7 @@ def kubeconfig(folder: Path, url: str, *, token: str | None = None) -> Kubeconfi
     return Kubeconfig(path)
 
 
-async def until(true: Callable[[], object], *, seconds: float = 30.0) -> None:
+async def until(true: Callable[[], object], *, seconds: float = 60.0) -> None:
     """Wait until something is so; fail if it does not become so."""
     async with asyncio.timeout(seconds):
         while not true():

@@ -30,7 +30,7 @@ from tests.simulated_cluster.kubelet import RATE_LIMITED, SWITCHED_OFF, UNKNOWN_
 
 MIG = "nvidia.com/mig-1g.10gb"
 TRAINER = PodName("team", "trainer")
-LIMIT = 30.0  # seconds, enough on a busy machine for anything that has no wait in it
+LIMIT = 60.0  # seconds, enough on a busy machine for anything that has no wait in it
 
 
 @pytest.fixture

@@ -21,7 +21,7 @@ from tests.cluster.plan_sources.nos.nodes import spec
 from tests.simulated_cluster.agent import NAME, AgentProcess, command, kubeconfig, status
 from tests.simulated_cluster.api_server import ApiServer
 
-SOON = 30.0  # seconds
+SOON = 60.0  # seconds
 NOS = "nos.nebuly.com/"
 WHERE = ("nebuly-nvidia", "nos-device-plugin-configs")
 PLACE = "/".join(WHERE)

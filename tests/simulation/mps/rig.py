@@ -27,7 +27,9 @@ ELSEWHERE = "/usr/local/bin:/usr/bin:/bin"
 STUBS = {
     "sleeping": "#!/bin/sh\nexec sleep 60\n",
     "exiting": "#!/bin/sh\nexit 3\n",
-    "deaf": '#!/bin/sh\ntrap "" INT\n: > "$CUDA_MPS_LOG_DIRECTORY/deaf"\nsleep 0.7; sleep 0.7\n',
+    # It ends once there is a file "over", or after a minute.
+    "deaf": '#!/bin/sh\ntrap "" INT\n: > "$CUDA_MPS_LOG_DIRECTORY/deaf"\n'
+    'for _ in $(seq 600); do [ -e "$CUDA_MPS_LOG_DIRECTORY/over" ] && exit; sleep 0.1; done\n',
 }
 
 
@@ -97,7 +99,7 @@ class Rig:
     # --- running programs -------------------------------------------------------------------
 
     def run(
-        self, *flags: str, stdin: str = "", user: int | None = None, timeout: float = 30.0
+        self, *flags: str, stdin: str = "", user: int | None = None, timeout: float = 60.0
     ) -> Answer:
         """Run the control program to its end."""
         done = subprocess.run(
@@ -199,7 +201,7 @@ class Rig:
         return {path.name: stat.filemode(path.lstat().st_mode) for path in self.pipes.iterdir()}
 
 
-def until(condition: Callable[[], bool], timeout: float = 30.0) -> None:
+def until(condition: Callable[[], bool], timeout: float = 60.0) -> None:
     """Wait for what another process does."""
     deadline = time.monotonic() + timeout
     while not condition():

@@ -175,7 +175,8 @@ def test_a_server_that_ignores_the_signal_holds_quit_up(compared: Programs) -> N
             front_end.stdin.flush()
             until(lambda: "quit command issued" in rig.log())
             assert not gone(daemon)
-            front_end.communicate(timeout=30)  # the script ends after a second
+            (rig.logs / "over").touch()
+            front_end.communicate(timeout=60)
         until(lambda: gone(daemon))
 
 
