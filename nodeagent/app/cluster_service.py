@@ -118,7 +118,7 @@ class ClusterPart:
 
         Every `look_every` seconds it looks at the plan file, if that matters to it, and is `alive`.
         """
-        from nodeagent.cluster.plan_sources.annotation.source import AnnotationSource
+        from nodeagent.cluster.plan_sources.annotation import AnnotationSource
         from nodeagent.cluster.plan_sources.mig_config.source import MigConfigSource
         from nodeagent.cluster.plan_sources.nos.source import NosSource
 

@@ -17,7 +17,7 @@ import structlog
 from nodeagent import __version__
 from nodeagent.api.refusals import Refusals
 from nodeagent.app.sampling_service import SamplingPart
-from nodeagent.cluster.kubelet.process_owners import Owner
+from nodeagent.cluster.kubelet.processes import Owner
 from nodeagent.errors import NodeagentError
 from nodeagent.files.watch import changes
 from nodeagent.gpu.driver import Driver

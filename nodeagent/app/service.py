@@ -31,8 +31,7 @@ from nodeagent.app.plan_service import PlanPart, SettingsFile, source_of
 from nodeagent.app.sd_notify import Notifier
 from nodeagent.cluster.client.presence import is_in_cluster
 from nodeagent.cluster.kubelet.device_users import kubelet_users
-from nodeagent.cluster.kubelet.process_owners import ProcessOwners
-from nodeagent.cluster.kubelet.process_pods import ProcessPods
+from nodeagent.cluster.kubelet.processes import ProcessOwners, ProcessPods
 from nodeagent.errors import NodeagentError
 from nodeagent.execute.writer_lock import WriterLock
 from nodeagent.files.watch import changes

@@ -20,11 +20,9 @@ from nodeagent.cluster.client.access import ClusterAccess
 from nodeagent.cluster.client.events import EventPace, EventPublisher
 from nodeagent.cluster.client.faults import ClusterFault
 from nodeagent.cluster.client.node_follower import FollowPace, NodeFollower
-from nodeagent.cluster.client.node_patch import Wanted
 from nodeagent.cluster.client.node_view import Interest, NodeView
-from nodeagent.cluster.client.node_writer import NodeWriter, WritePace
-from nodeagent.cluster.node_events import node_event
-from nodeagent.cluster.node_status import NodeWords
+from nodeagent.cluster.client.node_writer import NodeWriter, Wanted, WritePace
+from nodeagent.cluster.node_status import NodeWords, node_event
 from nodeagent.cluster.plan_sources.node_source import Keys, NodeSource
 from nodeagent.plan.problems import Code, Problem
 from nodeagent.reconcile.event_log import EventLog, EventType

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from nodeagent.cluster.kubelet.process_owners import Owner
+from nodeagent.cluster.kubelet.processes import Owner
 from nodeagent.metrics import own
 from nodeagent.metrics.agent_metrics import held_samples
 from nodeagent.metrics.holding import HeldTime, Hold, Holder

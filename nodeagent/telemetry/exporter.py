@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
-from nodeagent.cluster.kubelet.process_owners import Owner
+from nodeagent.cluster.kubelet.processes import Owner
 from nodeagent.metrics import own
 from nodeagent.metrics.agent_metrics import (
     ProcessCost,

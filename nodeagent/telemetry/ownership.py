@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from nodeagent.cluster.kubelet.process_owners import Owner
+from nodeagent.cluster.kubelet.processes import Owner
 from nodeagent.plan.observed import Access, ComputeInstance, Gpu, ObservedNode, User
 
 Device = tuple[str, int | None]  # a GPU by its UUID, and one of its instances, if any

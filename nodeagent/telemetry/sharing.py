@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 
-from nodeagent.cluster.kubelet.process_owners import Owner
+from nodeagent.cluster.kubelet.processes import Owner
 from nodeagent.metrics.conversion import Number
 from nodeagent.metrics.samples import Entity, SampleSet, Slice, Subject, Value, WholeGpu
 from nodeagent.telemetry.ownership import NOBODY, Device, Use

@@ -15,7 +15,7 @@ from nodeagent.cluster.client.access import ClusterAccess
 from nodeagent.cluster.client.credentials import Kubeconfig
 from nodeagent.cluster.client.events import EventPace
 from nodeagent.cluster.drain.hooks import AroundPace, ClusterSurroundings
-from nodeagent.cluster.plan_sources.annotation.source import AnnotationSource
+from nodeagent.cluster.plan_sources.annotation import AnnotationSource
 from nodeagent.cluster.publisher import Citizen, CitizenPace
 from nodeagent.plan.plan import Policy
 from nodeagent.reconcile.plan_update import NoPlan

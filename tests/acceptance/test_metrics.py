@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from nodeagent.cluster.kubelet.device_users import KubeletUsage
-from nodeagent.cluster.kubelet.process_pods import ProcessPods
+from nodeagent.cluster.kubelet.processes import ProcessPods
 from nodeagent.gpu.driver import Driver
 from nodeagent.simulation import SimulatedNode, simulated
 from tests.acceptance.metrics_rig import Watched, divide, parsed, running, told

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 import pytest
 
 from nodeagent.cluster.client.events import NodeEvent
-from nodeagent.cluster.node_events import node_event
+from nodeagent.cluster.node_status import node_event
 from nodeagent.mps.lifecycle.values import Report, Subject
 from nodeagent.reconcile.event_log import Event, EventType
 from nodeagent.reconcile.event_reporter import event_of

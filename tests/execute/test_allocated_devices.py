@@ -6,7 +6,7 @@ import pytest
 
 from nodeagent.cluster.kubelet.allocated_devices import AllocatedDevices, Owners, with_allocations
 from nodeagent.cluster.kubelet.allocations import Allocations, ClaimedDevice, Holding, PodName
-from nodeagent.cluster.kubelet.process_pods import ProcessPod
+from nodeagent.cluster.kubelet.processes import ProcessPod
 from nodeagent.gpu.usage import MigDevice, WholeGpu
 from nodeagent.plan.observed import ComputeInstance, Gpu, GpuInstance, Placement, Usage, User
 

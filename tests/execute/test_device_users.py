@@ -12,7 +12,7 @@ import pytest
 from nodeagent.cluster.kubelet.allocated_devices import AllocatedDevices
 from nodeagent.cluster.kubelet.allocations import PodName
 from nodeagent.cluster.kubelet.device_users import KubeletUsage, kubelet_users
-from nodeagent.cluster.kubelet.process_pods import ProcessPods
+from nodeagent.cluster.kubelet.processes import ProcessPods
 from nodeagent.errors import GpuInUse, NodeagentError
 from nodeagent.gpu.driver import Driver
 from nodeagent.gpu.usage import UnknownUsers

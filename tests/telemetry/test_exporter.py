@@ -6,7 +6,7 @@ import gzip
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 
-from nodeagent.cluster.kubelet.process_owners import Owner
+from nodeagent.cluster.kubelet.processes import Owner
 from nodeagent.metrics.agent_metrics import ProcessCost, ReaderState, build_sample
 from nodeagent.metrics.dcgm import Style
 from nodeagent.metrics.exposition import Family, render

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from nodeagent.cluster.kubelet.process_owners import Owner
+from nodeagent.cluster.kubelet.processes import Owner
 from nodeagent.plan.observed import Access, MpsDaemon, ObservedNode
 from nodeagent.telemetry.ownership import Device, Process, pids_without_pod, uses
 from tests.telemetry.nodes import GPU, MIB, divided, user, whole

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from nodeagent.cluster.kubelet.process_owners import Owner
+from nodeagent.cluster.kubelet.processes import Owner
 from nodeagent.metrics.samples import SampleSet, Subject, Value, WholeGpu
 from nodeagent.telemetry.ownership import Use
 from nodeagent.telemetry.sharing import FB_USED, GPU_UTIL, told_apart

@@ -194,9 +194,8 @@ async def _owners(
     """Who else splits the node's GPUs, by its pods."""
     from nodeagent.cluster.client.faults import ClusterFault
     from nodeagent.cluster.drain.hooks import tolerated_in
-    from nodeagent.cluster.drain.own_node import facts_of
+    from nodeagent.cluster.drain.node_access import facts_of, pod_fact
     from nodeagent.cluster.drain.owners import owned_by_others
-    from nodeagent.cluster.drain.pod_facts import pod_fact
 
     check, pods = "other managers", None
     try:
@@ -235,7 +234,7 @@ def asked_of_the_node(
     """What the Node asks for; the document where it is one that can be read without the cards."""
     match source:
         case "annotation":
-            from nodeagent.cluster.plan_sources.annotation import to_plan as annotation
+            from nodeagent.cluster.plan_sources import annotation
 
             file = host_preflight.file_offer(plan.file, plan.name)
             offer = annotation.offer(node.annotations, file)

@@ -1,17 +1,19 @@
-"""Sends requests to the API server as who we are now, and translates how they fail.
+"""Sends requests to the API server and translates how they fail.
 
-Tokens are rotated and certificates replaced while the agent runs: what they are read from is read
-again before a request once a minute, and at once when the server does not accept us.
+Tokens are rotated and certificates replaced while the agent runs: credentials are read again
+before a request once a minute, and at once when the server does not accept them.
 """
 
 from __future__ import annotations
 
 import asyncio
+import socket
+import ssl
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from http import HTTPStatus
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 import aiohttp
 from kubernetes.aio import client
@@ -20,8 +22,38 @@ from nodeagent import __version__
 from nodeagent.cluster.client import faults
 from nodeagent.cluster.client.credentials import Credentials, Identity, read_identity
 from nodeagent.cluster.client.faults import ClusterFault, CredentialsUnusable
-from nodeagent.cluster.client.sockets import connector
 from nodeagent.strict_json import parse_json
+
+# All in seconds, see tcp(7). A probe after 15 s of silence and every 10 s from then on; with
+# TCP_USER_TIMEOUT set, the first probe due after that time ends the connection: at 35 s.
+_IDLE: Final = 15
+_INTERVAL: Final = 10
+_PROBES: Final = 3
+_UNANSWERED: Final = 30
+
+# Below the API server's own 90 s, so that a connection is not closed while a request is sent on it.
+# aiohttp's 15 s would cost most writes a TCP and a TLS handshake.
+_KEPT: Final = 75.0
+
+
+def connector(tls: ssl.SSLContext) -> aiohttp.TCPConnector:
+    """The pool of connections to one server; to be made in the event loop, closed by its user."""
+    return aiohttp.TCPConnector(ssl=tls, socket_factory=_socket, keepalive_timeout=_KEPT)
+
+
+def _socket(address: aiohttp.AddrInfoType) -> socket.socket:
+    family, kind, protocol, *_ = address
+    made = socket.socket(family, kind, protocol)
+    made.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, value in (
+        (socket.TCP_KEEPIDLE, _IDLE),
+        (socket.TCP_KEEPINTVL, _INTERVAL),
+        (socket.TCP_KEEPCNT, _PROBES),
+        (socket.TCP_USER_TIMEOUT, _UNANSWERED * 1000),
+    ):
+        made.setsockopt(socket.IPPROTO_TCP, option, value)
+    return made
+
 
 JsonObject = dict[str, Any]
 

@@ -1,13 +1,45 @@
-"""A Node as far as it concerns the agent, made from what the API server sends."""
+"""The part of a Node that concerns the agent, checked and taken from the API server's JSON."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal, cast
+from typing import Any, Literal, cast
 
 from nodeagent.cluster.client.faults import ClusterUnreachable, strange_answer
-from nodeagent.cluster.client.json_values import object_in, parts_of, text_in
+
+
+def parts_of(whole: object) -> tuple[Mapping[str, Any], Mapping[str, Any], Mapping[str, Any]]:
+    """Metadata, spec and status of one thing; those that are missing are empty."""
+    found = object_in(whole)
+    metadata, spec, status = (object_in(found.get(key)) for key in ("metadata", "spec", "status"))
+    return metadata, spec, status
+
+
+def object_in(value: object) -> Mapping[str, Any]:
+    """An object, empty where there is none."""
+    if value is None:
+        return {}
+    if not isinstance(value, dict):
+        raise TypeError
+    return value
+
+
+def objects_in(value: object) -> list[Mapping[str, Any]]:
+    """A list of objects, empty where there is none."""
+    if value is None:
+        return []
+    if not isinstance(value, list):
+        raise TypeError
+    return [object_in(one) for one in value]
+
+
+def text_in(value: object) -> str:
+    """A text; it has to be there."""
+    if not isinstance(value, str):
+        raise TypeError
+    return value
+
 
 ConditionStatus = Literal["True", "False", "Unknown"]
 

@@ -10,8 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
 
-from nodeagent.cluster.drain.node_facts import NodeFacts, PodFact
-from nodeagent.cluster.drain.steps import EvictPod
+from nodeagent.cluster.drain.steps import EvictPod, NodeFacts, PodFact
 from nodeagent.plan.desired import DesiredGpu, DesiredNode, WhenInUse
 from nodeagent.plan.observed import ComputeInstance, Gpu, MpsDaemon, Usage, User
 from nodeagent.plan.plan import GpuPlan, NodePlan, Policy, Verdict

@@ -1,33 +1,34 @@
-"""The cluster around the node, as the loop meets it: what speaks against a change, what is done
-before it and put back after it.
+"""The change hooks of a node in a cluster: objections, preparation, eviction and restore.
 
-Asked for is only what has to be known: in steady state nothing is. What was begun stands on the
-Node itself, so that the next agent puts back what this one could not.
+In steady state the API server is asked nothing. What was begun is recorded on the Node itself, so
+that the next agent puts back what this one could not.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from nodeagent.cluster.drain.change import Rules
-from nodeagent.cluster.drain.evictor import Evicting, EvictionPace, Telling
-from nodeagent.cluster.drain.executor import CarryingOut, CarryingPace
-from nodeagent.cluster.drain.finished_pods import FinishedPods, KubeletSuspect
-from nodeagent.cluster.drain.other_owners import OtherOwners, Tell
-from nodeagent.cluster.drain.own_node import OwnNode, facts_of
-from nodeagent.cluster.drain.owners import Owner
-from nodeagent.cluster.drain.plugin_outlook import PluginOutlook
-from nodeagent.cluster.drain.pods_of_node import AnyName, PodsOfNode
-from nodeagent.cluster.drain.preparations import Preparations
-from nodeagent.cluster.drain.restore import PuttingBack, Stays, configuration_of
-from nodeagent.cluster.drain.steps import (
-    ClientCare,
-    EvictPod,
-    PodSelector,
+import structlog
+
+from nodeagent.cluster.client.faults import ClusterFault
+from nodeagent.cluster.client.node_view import NodeView
+from nodeagent.cluster.drain.evictor import (
+    Evicting,
+    EvictionPace,
+    FinishedPods,
+    KubeletSuspect,
+    Telling,
 )
+from nodeagent.cluster.drain.executor import CarryingOut, CarryingPace, Preparations
+from nodeagent.cluster.drain.node_access import AnyName, OwnNode, PodsOfNode, facts_of
+from nodeagent.cluster.drain.owners import Owner, claims, owned_by_others
+from nodeagent.cluster.drain.plan import Rules
+from nodeagent.cluster.drain.plugin_outlook import PluginOutlook
+from nodeagent.cluster.drain.restore import PuttingBack, ReportEvent, Stays, configuration_of
+from nodeagent.cluster.drain.steps import ClientCare, EvictPod, PodSelector
 from nodeagent.errors import UsageError
 from nodeagent.plan.desired import DesiredNode
 from nodeagent.plan.observed import ObservedNode
@@ -38,8 +39,91 @@ from nodeagent.reconcile.event_log import EventType
 
 if TYPE_CHECKING:
     from nodeagent.cluster.client.access import ClusterAccess
-    from nodeagent.cluster.client.node_view import NodeView
     from nodeagent.settings import KubernetesSettings
+
+log = structlog.get_logger(__name__)
+
+
+class OtherOwners:
+    """Knows the node by its view and its pods.
+
+    The pods are listed at first, while something is to be done, and while somebody is in the way:
+    `within` seconds may that take, and it is done once in `unless_asked` seconds. Who does not
+    answer changes nothing: then what was heard last counts, else the node's labels.
+    """
+
+    def __init__(
+        self,
+        node: OwnNode,
+        pods: PodsOfNode,
+        *,
+        tolerated: Collection[Owner],
+        source: str,
+        tell: ReportEvent,
+        within: float,
+        unless_asked: float,
+    ) -> None:
+        self._node = node
+        self._pods = pods
+        self._tolerated = tolerated
+        self._tell = tell
+        self._within = within
+        self._unless_asked = unless_asked
+        self._told: tuple[Problem, ...] = ()
+        self._unsure = False
+        self.source = source
+        self.refusing = False  # somebody was found when there was something to do
+
+    async def look(
+        self, view: NodeView | None, *, working: bool, unfinished: bool
+    ) -> NodeView | None:
+        """Find out what has to be known now; the Node as far as it is known.
+
+        `working`: GPUs are about to be changed; `unfinished`: some are not as planned.
+        """
+        if self._pods.known is None or working or self.refusing:
+            asked = await self._pods.refresh(within=self._within, unless_asked=self._unless_asked)
+            if asked and view is None:
+                view = await self._read()
+        found = self.objections(view)
+        self.refusing = unfinished and bool(found)
+        self._say(found, working=working)
+        return view
+
+    def objections(self, view: NodeView | None) -> tuple[Problem, ...]:
+        """Everybody who is here by what is known now, and not tolerated."""
+        node = facts_of(view, self._pods.known)
+        return owned_by_others(node, source=self.source, tolerated=self._tolerated)
+
+    def may_have_paused(self, view: NodeView | None) -> bool:
+        """Whether somebody is here, tolerated or not, who pauses the same labels for his work."""
+        here = claims(facts_of(view, self._pods.known), source=self.source)
+        return any(claim.owner is Owner.MIG_MANAGER for claim in here)
+
+    async def _read(self) -> NodeView | None:
+        """Before the Node has been seen for the first time."""
+        try:
+            async with asyncio.timeout(self._within):
+                return await self._node.read()
+        except (ClusterFault, TimeoutError) as error:
+            log.debug("the Node cannot be read", error=str(error))
+            return None
+
+    def _say(self, found: tuple[Problem, ...], *, working: bool) -> None:
+        if found and found != self._told and not self.refusing:
+            for problem in found:
+                log.warning("somebody else splits the GPUs", who=problem.message)
+                self._tell(EventType.OTHER_OWNER, f"{problem.message} ({problem.remedy})")
+        self._told = found
+        fault = self._pods.fault
+        if fault is None:
+            self._unsure = False
+        elif working and not self._unsure:
+            self._unsure = True
+            by = "by what was heard last" if self._pods.known is not None else "by its labels alone"
+            told = f"whether anybody else splits the GPUs is judged {by}: {fault.message}"
+            log.warning("the pods of the node are not known", error=fault.message)
+            self._tell(EventType.UNCHECKED, told)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +159,7 @@ class ClusterSurroundings:
         source: str,
         policy: Policy,
         wake: Callable[[str], None],
-        tell: Tell = lambda _kind, _message: None,
+        tell: ReportEvent = lambda _kind, _message: None,
         kubelet_suspect: KubeletSuspect | None = None,
         pace: AroundPace = AroundPace(),
     ) -> None:
@@ -165,7 +249,7 @@ class ClusterSurroundings:
         return found
 
     async def prepare(self, todo: NodePlan) -> tuple[Problem, ...]:
-        """Tell the cluster's other GPU clients, as the settings say, and wait for them to go."""
+        """Notify the cluster's other GPU clients, as the settings say, and wait for them to go."""
         changes = todo.changes_devices
         self._putting_back.work_begins(changes_devices=changes)
         if not changes or (self._rules.care is ClientCare.NOTHING and not self._rules.cordon):

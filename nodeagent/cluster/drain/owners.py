@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
-from nodeagent.cluster.drain.node_facts import NodeFacts, PodFact
+from nodeagent.cluster.drain.steps import NodeFacts, PodFact
 from nodeagent.plan.problems import Code, Problem
 from nodeagent.strict_json import parse_json
 

@@ -1,7 +1,7 @@
-"""After a change: what was done before it is put back, and the node's new offer is awaited.
+"""After a change: puts back what was done before it, and awaits what the node should offer.
 
-Behind the loop's back, but never while it works. The Node is asked for nothing where its last view
-says that nothing is left to do.
+Runs beside the loop, but never while it works. The Node is not read where its last view shows that
+nothing is left to do.
 """
 
 from __future__ import annotations
@@ -16,22 +16,79 @@ import structlog
 
 from nodeagent.cluster.client.faults import ClusterFault
 from nodeagent.cluster.client.node_view import NodeView
-from nodeagent.cluster.drain.awaited_offer import AwaitedOffer
-from nodeagent.cluster.drain.change import PLUGIN_CONFIG, Rules, conclude
-from nodeagent.cluster.drain.client_labels import restoring
+from nodeagent.cluster.drain.device_plugin import mismatches
 from nodeagent.cluster.drain.executor import CarryingOut
-from nodeagent.cluster.drain.node_facts import NodeFacts
-from nodeagent.cluster.drain.other_owners import Tell
-from nodeagent.cluster.drain.own_node import facts_of
+from nodeagent.cluster.drain.node_access import facts_of
+from nodeagent.cluster.drain.plan import PLUGIN_CONFIG, Rules, conclude, restoring
 from nodeagent.cluster.drain.plugin_outlook import PluginOutlook
-from nodeagent.cluster.drain.steps import AwaitAllocatable, Step
+from nodeagent.cluster.drain.steps import AwaitAllocatable, NodeFacts, Step
 from nodeagent.plan.observed import ObservedNode
 from nodeagent.plan.plan import Verdict
 from nodeagent.plan.problems import Code, Problem
 from nodeagent.reconcile.active_plan import Judgement
 from nodeagent.reconcile.event_log import EventType
 
+
+class AwaitedOffer:
+    """Nothing is asked for. `changed` is called when the wait is over or the problems are others.
+
+    For `deadline` seconds a difference is no problem; then it is one until it is gone.
+    """
+
+    def __init__(self, *, deadline: float, changed: Callable[[str], None]) -> None:
+        self._deadline = deadline
+        self._changed = changed
+        self._expected: Mapping[str, int] | None = None
+        self._allocatable: Mapping[str, str] | None = None  # None: not known
+        self._timer: asyncio.TimerHandle | None = None
+        self.problems: tuple[Problem, ...] = ()
+
+    @property
+    def expected(self) -> Mapping[str, int] | None:
+        """What is still waited for; None once it has come or the time is over."""
+        return self._expected if self._timer is not None else None
+
+    def begin(self, expected: Mapping[str, int]) -> None:
+        """Wait for this; the same as is waited for already changes nothing."""
+        if self.expected == expected:
+            return
+        self.forget()
+        self._expected = expected
+        self._timer = asyncio.get_running_loop().call_later(self._deadline, self._time_is_over)
+        self._compare()
+
+    def forget(self) -> None:
+        """The GPUs change again, or nobody waits any more."""
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer, self._expected, self.problems = None, None, ()
+
+    def saw(self, allocatable: Mapping[str, str] | None) -> None:
+        """The node offers this now."""
+        self._allocatable = allocatable
+        self._compare()
+
+    def _time_is_over(self) -> None:
+        self._timer = None
+        self._compare()
+        if not self.problems:  # nobody knows what the node offers
+            self._changed("the node's offer was waited for long enough")
+
+    def _compare(self) -> None:
+        if self._expected is None or self._allocatable is None:
+            return
+        found = mismatches(self._expected, self._allocatable)
+        if not found:
+            self.forget()
+            self._changed("the node offers what it should")
+        elif self._timer is None and found != self.problems:
+            self.problems = found
+            self._changed("the node does not offer what it should")
+
+
 log = structlog.get_logger(__name__)
+
+ReportEvent = Callable[[EventType, str], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +125,7 @@ class PuttingBack:
         retry: tuple[float, float],
         wake: Callable[[str], None],
         done: Callable[[], None],
-        tell: Tell,
+        tell: ReportEvent,
     ) -> None:
         self._carrying = carrying
         self._outlook = outlook

@@ -1,4 +1,4 @@
-"""The closed list of what is done around a change of the GPUs, each with the reason why."""
+"""The facts about a node that a drain depends on, and the closed list of its steps. Pure."""
 
 from __future__ import annotations
 
@@ -7,7 +7,55 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Self
 
-from nodeagent.cluster.drain.node_facts import PodFact
+from nodeagent.plan.problems import Code, Problem
+
+_FINISHED = frozenset({"Succeeded", "Failed"})
+
+
+@dataclass(frozen=True, slots=True)
+class PodFact:
+    """A pod on this node.
+
+    `controller` is the kind of its controlling owner ("DaemonSet"), "" without one. `mirror`: the
+    kubelet runs it from a file, and the API server cannot make it go. `selects` are the node labels
+    that its nodeSelector and its required node affinity name. `environment` is what its containers
+    are given literally. `uid` tells it from one of the same name that came after it.
+    """
+
+    namespace: str
+    name: str
+    labels: Mapping[str, str] = field(default_factory=dict)
+    phase: str = "Running"
+    leaving: bool = False
+    controller: str = ""
+    mirror: bool = False
+    selects: frozenset[str] = frozenset()
+    environment: Mapping[str, str] = field(default_factory=dict)
+    uid: str = ""
+
+    @property
+    def finished(self) -> bool:
+        """Whether nothing of it runs any more."""
+        return self.phase in _FINISHED
+
+    def __str__(self) -> str:
+        return f"{self.namespace}/{self.name}"
+
+
+@dataclass(frozen=True, slots=True)
+class NodeFacts:
+    """A Node; `pods` None: nobody could say which pods are on it."""
+
+    labels: Mapping[str, str] = field(default_factory=dict)
+    annotations: Mapping[str, str] = field(default_factory=dict)
+    unschedulable: bool = False
+    allocatable: Mapping[str, str] = field(default_factory=dict)  # quantities as written
+    pods: tuple[PodFact, ...] | None = None
+
+    def pod(self, namespace: str, name: str) -> PodFact | None:
+        """The pod of this name, if it is known."""
+        pods = self.pods or ()
+        return next((p for p in pods if (p.namespace, p.name) == (namespace, name)), None)
 
 
 class ClientCare(StrEnum):
@@ -101,3 +149,23 @@ class AwaitAllocatable:
 
 
 Step = PatchNode | EvictPod | DeletePods | AwaitPodsGone | AwaitAllocatable
+
+
+def pods_left(selector: PodSelector, node: NodeFacts) -> tuple[PodFact, ...] | None:
+    """The unfinished pods that still match; None when nobody could say which pods are here."""
+    if node.pods is None:
+        return None
+    return tuple(pod for pod in node.pods if not pod.finished and selector.matches(pod))
+
+
+def still_there(selector: PodSelector, left: tuple[PodFact, ...] | None, seconds: float) -> Problem:
+    """The wait is over and they are not gone; nothing was changed, and the labels are put back."""
+    if left is None:
+        who = f"whether the pods {selector} have gone is not known"
+    else:
+        who = f"the pods {', '.join(map(str, left))} ({selector}) have not gone"
+    return Problem(
+        Code.IN_USE,
+        f"{who} within {seconds:g} s, so the GPUs were not changed",
+        "see why with kubectl describe pod; it is tried again",
+    )

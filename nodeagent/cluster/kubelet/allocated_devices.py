@@ -10,18 +10,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import assert_never
 
-from nodeagent.cluster.kubelet.allocations import Allocations, PodName
-from nodeagent.cluster.kubelet.device_ids import (
+from nodeagent.cluster.kubelet.allocations import (
+    Allocations,
     Anywhere,
     ByFile,
     ByInstance,
     ByPlace,
     ByUuid,
     DeviceId,
+    PodName,
     read_claimed_device,
     read_device_id,
 )
-from nodeagent.cluster.kubelet.process_pods import ProcessPod
+from nodeagent.cluster.kubelet.processes import ProcessPod
 from nodeagent.gpu.usage import (
     AllocationReading,
     MigDevice,

@@ -1,9 +1,15 @@
-"""What the kubelet says is allocated, as values. Light: whoever imports this pays for no gRPC."""
+"""What the kubelet has allocated, and what the ids of those devices mean. Pure, without gRPC.
+
+Resources are renamed and split at will (time slicing, MPS, other plugins), so only the device id
+identifies a device, never the resource's name.
+"""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection
 from dataclasses import dataclass
+from typing import Final
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -68,3 +74,94 @@ class Allocatable:
 
     resource: str
     device_ids: tuple[str, ...]
+
+
+_UUID: Final = r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}"
+_DEVICE: Final = re.compile(rf"(?:GPU|MIG)-{_UUID}(?![0-9a-f])", re.ASCII | re.IGNORECASE)
+_LEGACY_MIG: Final = re.compile(rf"MIG-(GPU-{_UUID})/(\d+)/(\d+)", re.ASCII | re.IGNORECASE)
+_DEVICE_FILE: Final = re.compile(r"nvidia(\d+)(?:/gi(\d+))?(?:/vgpu\d+)?", re.ASCII)
+_REPLICA: Final = "::"
+
+_DRA_DRIVER: Final = "gpu.nvidia.com"
+_DRA_GPU: Final = re.compile(r"gpu-(\d+)(?![0-9a-z])", re.ASCII)
+# Of the numbers after `mig` the last two are the placement's start and size where the first is
+# the profile's id (static MIG), and the profile's id and the start after a profile's name.
+_DRA_STATIC_MIG: Final = re.compile(r"gpu-(\d+)-mig-\d+-(\d+)-\d+", re.ASCII)
+_DRA_NAMED_MIG: Final = re.compile(r"gpu-(\d+)-mig-.*[a-z].*-\d+-(\d+)", re.ASCII)
+_DRA_PASSED_THROUGH: Final = re.compile(r"gpu-vfio-\d+", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class ByUuid:
+    """The GPU or MIG device of this UUID, in small letters; of none of ours perhaps."""
+
+    uuid: str
+
+
+@dataclass(frozen=True, slots=True)
+class ByInstance:
+    """A compute instance, in the words of drivers before R470. `gpu` in small letters."""
+
+    gpu: str
+    gpu_instance: int
+    compute_instance: int
+
+
+@dataclass(frozen=True, slots=True)
+class ByFile:
+    """The GPU whose file is /dev/nvidiaN, or one of its GPU instances."""
+
+    minor: int
+    gpu_instance: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ByPlace:
+    """The MIG device that has memory slice `start` of the GPU whose file is /dev/nvidiaN."""
+
+    minor: int
+    start: int
+
+
+@dataclass(frozen=True, slots=True)
+class Anywhere:
+    """Some device of this node; its name tells nothing."""
+
+    name: str
+
+
+DeviceId = ByUuid | ByInstance | ByFile | ByPlace | Anywhere
+
+
+def read_device_id(text: str) -> DeviceId:
+    """What a device plugin's id means.
+
+    Known are `GPU-...` and `MIG-...` (NVIDIA's plugin), also as replicas (`GPU-...::3` of
+    time slicing and MPS, `GPU-...::10::0` of nos' plugin, `GPU-...-3` and others with something
+    behind), `MIG-GPU-.../gi/ci`, and GKE's `nvidia0`, `nvidia0/gi1`, `nvidia0/gi1/vgpu0`. Anything
+    else is taken for a UUID and so for none of this node's GPUs: every plugin on the node has ids.
+    """
+    if legacy := _LEGACY_MIG.match(text):
+        return ByInstance(legacy[1].lower(), int(legacy[2]), int(legacy[3]))
+    if device := _DEVICE.match(text):
+        return ByUuid(device[0].lower())
+    if file := _DEVICE_FILE.fullmatch(text):
+        return ByFile(int(file[1]), int(file[2]) if file[2] else None)
+    return ByUuid(text.partition(_REPLICA)[0].lower())
+
+
+def read_claimed_device(driver: str, device: str) -> DeviceId | None:
+    """What a device of a resource claim means; None when it is no GPU that NVML could list.
+
+    Names are those of NVIDIA's DRA driver: `gpu-N` with N of /dev/nvidiaN,
+    `gpu-N-mig-ID-START-SIZE`, `gpu-N-mig-1g10gb-ID-START`. Any other name that begins with
+    `gpu-N` counts as that GPU as a whole.
+    """
+    if driver != _DRA_DRIVER or _DRA_PASSED_THROUGH.fullmatch(device):
+        return None  # a GPU that is passed through to a VM is bound to another driver
+    for form in (_DRA_STATIC_MIG, _DRA_NAMED_MIG):
+        if mig := form.fullmatch(device):
+            return ByPlace(int(mig[1]), int(mig[2]))
+    if gpu := _DRA_GPU.match(device):
+        return ByFile(int(gpu[1]))
+    return Anywhere(device)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from nodeagent.cluster.kubelet.allocated_devices import AllocatedDevices, Owners, with_allocations
 from nodeagent.cluster.kubelet.allocations import Allocations, PodName
-from nodeagent.cluster.kubelet.process_pods import ProcessPods
+from nodeagent.cluster.kubelet.processes import ProcessPods
 from nodeagent.errors import NodeagentError
 from nodeagent.gpu.usage import AllocationReading, UnknownUsers
 from nodeagent.gpu.usage_reader import SharedLook

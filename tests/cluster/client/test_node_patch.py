@@ -8,14 +8,14 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nodeagent.cluster.client.node_patch import (
+from nodeagent.cluster.client.node_view import Interest, NodeCondition, NodeView, view_of
+from nodeagent.cluster.client.node_writer import (
     TooLarge,
     Wanted,
     metadata_patch,
     oversized,
     status_patch,
 )
-from nodeagent.cluster.client.node_view import Interest, NodeCondition, NodeView, view_of
 
 TYPES = ("GPUPartitionsReady", "GPUHealthy", "Ready")
 EVERYTHING = Interest(conditions=frozenset(TYPES))

@@ -15,9 +15,8 @@ import pytest
 from nodeagent.cluster.client import faults
 from nodeagent.cluster.client.access import ClusterAccess
 from nodeagent.cluster.client.faults import ClusterFault
-from nodeagent.cluster.client.node_patch import TooLarge, Wanted
 from nodeagent.cluster.client.node_view import Interest, NodeCondition
-from nodeagent.cluster.client.node_writer import NodeWriter, WritePace
+from nodeagent.cluster.client.node_writer import NodeWriter, TooLarge, Wanted, WritePace
 from tests.cluster.client.rig import (
     INTEREST,
     PLAN,

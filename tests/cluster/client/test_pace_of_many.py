@@ -11,8 +11,7 @@ import pytest
 
 from nodeagent.cluster.client.access import ClusterAccess
 from nodeagent.cluster.client.node_follower import FollowPace
-from nodeagent.cluster.client.node_patch import Wanted
-from nodeagent.cluster.client.node_writer import NodeWriter, WritePace
+from nodeagent.cluster.client.node_writer import NodeWriter, Wanted, WritePace
 from tests.cluster.client.rig import INTEREST, PLAN, STATUS, Follower, kubeconfig, running, until
 from tests.simulated_cluster.api_server import ApiServer
 

@@ -6,18 +6,18 @@ from dataclasses import replace
 
 import pytest
 
-from nodeagent.cluster.drain.allocatable import (
+from nodeagent.cluster.drain.device_plugin import (
     NOT_SHARED,
     SHARING_LABEL,
     PluginSharing,
     Replicated,
     SharedBy,
+    Strategy,
     expected,
     mismatches,
     not_shareable,
     sharing_of,
 )
-from nodeagent.cluster.drain.strategy import Strategy
 from nodeagent.plan.observed import Gpu, MigMode
 from tests.plan.cards import card, with_instances
 

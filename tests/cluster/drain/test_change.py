@@ -7,7 +7,10 @@ from dataclasses import replace
 
 import pytest
 
-from nodeagent.cluster.drain.change import (
+from nodeagent.cluster.drain.eviction import Evictions
+from nodeagent.cluster.drain.plan import (
+    CORDONED,
+    PAUSED,
     PLUGIN_CONFIG,
     RESTART_DUE,
     Rules,
@@ -15,16 +18,13 @@ from nodeagent.cluster.drain.change import (
     make_room,
     prepare,
 )
-from nodeagent.cluster.drain.client_labels import PAUSED
-from nodeagent.cluster.drain.cordon import CORDONED
-from nodeagent.cluster.drain.eviction import Evictions
-from nodeagent.cluster.drain.node_facts import NodeFacts
 from nodeagent.cluster.drain.steps import (
     AwaitAllocatable,
     AwaitPodsGone,
     ClientCare,
     DeletePods,
     EvictPod,
+    NodeFacts,
     PatchNode,
     PodSelector,
     Step,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from nodeagent.cluster.drain.client_labels import CLIENTS, PAUSED, leaving_pods, pausing, restoring
+from nodeagent.cluster.drain.plan import CLIENTS, PAUSED, leaving_pods, pausing, restoring
 
 PREFIX = "nvidia.com/gpu.deploy."
 PLUGIN = f"{PREFIX}device-plugin"

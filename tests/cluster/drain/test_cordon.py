@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from nodeagent.cluster.drain.cordon import CORDONED, cordoning, uncordoning
-from nodeagent.cluster.drain.node_facts import NodeFacts
+from nodeagent.cluster.drain.plan import CORDONED, cordoning, uncordoning
+from nodeagent.cluster.drain.steps import NodeFacts
 
 OURS = {CORDONED: "true"}
 

@@ -7,8 +7,7 @@ from dataclasses import replace
 import pytest
 
 from nodeagent.cluster.drain.eviction import Evictions, asks_for_eviction, evictions
-from nodeagent.cluster.drain.node_facts import NodeFacts, PodFact
-from nodeagent.cluster.drain.steps import EvictPod
+from nodeagent.cluster.drain.steps import EvictPod, NodeFacts, PodFact
 from nodeagent.plan.desired import DesiredGpu, DesiredNode, MigDisabled, WhenInUse
 from nodeagent.plan.observed import Gpu, MpsDaemon, ObservedNode, Usage, User
 from nodeagent.plan.plan import Policy, Verdict

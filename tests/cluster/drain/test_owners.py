@@ -6,7 +6,6 @@ import json
 
 import pytest
 
-from nodeagent.cluster.drain.node_facts import NodeFacts, PodFact
 from nodeagent.cluster.drain.owners import (
     HAMI_REGISTER,
     MIG_MANAGER_LABEL,
@@ -15,6 +14,7 @@ from nodeagent.cluster.drain.owners import (
     claims,
     owned_by_others,
 )
+from nodeagent.cluster.drain.steps import NodeFacts, PodFact
 
 
 def pod(phase: str = "Running", gates: str = "", selects: str = "", **labels: str) -> PodFact:

@@ -8,13 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from nodeagent.cluster.drain.allocatable import PluginSharing, Replicated, SharedBy
-from nodeagent.cluster.drain.plugin_configuration import (
+from nodeagent.cluster.drain.device_plugin import PluginSharing, Replicated, SharedBy, Strategy
+from nodeagent.cluster.drain.plugin_outlook import (
     PluginConfiguration,
     read_configuration,
     read_configuration_file,
 )
-from nodeagent.cluster.drain.strategy import Strategy
 from nodeagent.errors import DocumentError, NodeagentError
 from nodeagent.plan.problems import Code
 from tests.cluster.client.rig import until

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from nodeagent.cluster.client.faults import ClusterUnreachable
-from nodeagent.cluster.drain.node_facts import PodFact
-from nodeagent.cluster.drain.pod_facts import has_ended, pod_fact
+from nodeagent.cluster.drain.node_access import has_ended, pod_fact
+from nodeagent.cluster.drain.steps import PodFact
 
 LEAST = {"metadata": {"namespace": "a", "name": "b", "uid": "1"}}
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from nodeagent.cluster.drain.node_facts import PodFact
-from nodeagent.cluster.drain.steps import PodSelector
+from nodeagent.cluster.drain.steps import PodFact, PodSelector
 
 CLIENT = "nvidia.com/gpu.deploy.client"
 

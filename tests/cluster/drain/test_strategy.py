@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from nodeagent.cluster.drain.strategy import (
+from nodeagent.cluster.drain.device_plugin import (
     FEATURES_LABEL,
     STRATEGY_LABEL,
     Strategy,

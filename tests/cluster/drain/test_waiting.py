@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from nodeagent.cluster.drain.node_facts import NodeFacts, PodFact
-from nodeagent.cluster.drain.steps import PodSelector
-from nodeagent.cluster.drain.waiting import pods_left, still_there
+from nodeagent.cluster.drain.steps import NodeFacts, PodFact, PodSelector, pods_left, still_there
 
 PLUGIN = PodSelector({"app": "plugin"})
 

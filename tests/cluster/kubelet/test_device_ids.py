@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from nodeagent.cluster.kubelet.device_ids import (
+from nodeagent.cluster.kubelet.allocations import (
     Anywhere,
     ByFile,
     ByInstance,

@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from nodeagent.cluster.kubelet.process_owners import Owner, ProcessOwners, outside_pods
-from nodeagent.cluster.kubelet.process_pods import ProcessPods
+from nodeagent.cluster.kubelet.processes import Owner, ProcessOwners, ProcessPods, outside_pods
 from tests.processes.real import running
 
 ID = "c0ffee" + "0" * 58

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from nodeagent.cluster.kubelet.allocations import PodName
-from nodeagent.cluster.kubelet.process_pods import PodCgroup, ProcessPod, ProcessPods, pod_of_cgroup
+from nodeagent.cluster.kubelet.processes import PodCgroup, ProcessPod, ProcessPods, pod_of_cgroup
 
 UID = "1b2c3d4e-0000-4111-8222-333344445555"
 SLICE = UID.replace("-", "_")

@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 
-from nodeagent.cluster.plan_sources.annotation.source import AnnotationSource
-from nodeagent.cluster.plan_sources.annotation.to_plan import PLAN, PLAN_NAME
+from nodeagent.cluster.plan_sources.annotation import PLAN, PLAN_NAME, AnnotationSource
 from nodeagent.cluster.plan_sources.node_source import Keys, NodeSource, Offer
 from nodeagent.plan.problems import Code
 from nodeagent.reconcile.plan_update import NoPlan, PlanText

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from nodeagent.cluster.plan_sources.annotation.to_plan import PLAN, PLAN_NAME, offer
+from nodeagent.cluster.plan_sources.annotation import PLAN, PLAN_NAME, offer
 from nodeagent.plan.problems import Code, Problem
 from nodeagent.reconcile.plan_update import NoPlan, PlanOffer, PlanText, UnreadablePlan
 

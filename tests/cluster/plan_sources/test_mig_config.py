@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from nodeagent.cluster.plan_sources.mig_config.labels import CONFIG, SOURCE, STATE
-from nodeagent.cluster.plan_sources.mig_config.source import MigConfigSource
+from nodeagent.cluster.plan_sources.mig_config.source import SOURCE, STATE, MigConfigSource
+from nodeagent.cluster.plan_sources.mig_config.to_plan import CONFIG
 from nodeagent.cluster.plan_sources.node_source import Keys, NodeSource, Offer
 from nodeagent.simulation import simulated
 from nodeagent.views.node_state import Phase

@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 
-from nodeagent.cluster.plan_sources.mig_config.labels import CONFIG, STATE
+from nodeagent.cluster.plan_sources.mig_config.source import STATE
+from nodeagent.cluster.plan_sources.mig_config.to_plan import CONFIG
 from nodeagent.cluster.plan_sources.nos.grammar import MODE_LABEL, STATUS_PLAN
 from nodeagent.cluster.plan_sources.nos.plugin_configuration import CONFIGURATION_LABEL
 from tests.cluster.client.rig import until

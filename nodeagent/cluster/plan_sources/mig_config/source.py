@@ -1,20 +1,98 @@
-"""NVIDIA mig-manager's node label as a plan source."""
+"""NVIDIA mig-manager's node labels as a plan source: one names a configuration, one its state.
+
+`success`: the node was observed after the configuration was requested, and matches it. `pending`:
+time alone may lead there (not observed yet, in progress, or waiting for a workload to end).
+`failed`: a person is needed. The label follows the hardware, so `failed` becomes `success` once
+the cause is gone, and an old `success` found at the start counts for nothing.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from enum import StrEnum
 from pathlib import Path
-from typing import NoReturn, assert_never
+from typing import Final, NoReturn, assert_never
 
 from nodeagent.cluster.client.node_view import NodeView
-from nodeagent.cluster.plan_sources.last_offer import Asked
-from nodeagent.cluster.plan_sources.mig_config.labels import CONFIG, STATE, MigState, wanted_name
-from nodeagent.cluster.plan_sources.mig_config.state import state_of
-from nodeagent.cluster.plan_sources.mig_config.to_plan import MigConfigDemand
-from nodeagent.cluster.plan_sources.node_source import NO_NODE, Keys, Offer
+from nodeagent.cluster.plan_sources.mig_config.to_plan import CONFIG, MigConfigDemand, wanted_name
+from nodeagent.cluster.plan_sources.node_source import NO_NODE, Asked, Keys, Offer
+from nodeagent.documents.reading import digest_of
+from nodeagent.plan.plan import Verdict
+from nodeagent.plan.problems import Code
 from nodeagent.reconcile.plan_file import PlanFile
 from nodeagent.reconcile.plan_update import NoPlan, PlanOffer, PlanText, UnreadablePlan
 from nodeagent.views.node_state import NodeState, Phase
+
+SOURCE: Final = "mig-config"  # the value of the setting plan.source
+STATE: Final = "nvidia.com/mig.config.state"
+
+
+class MigState(StrEnum):
+    """What the state label says.
+
+    mig-manager knows `rebooting` too, which is never written here: this agent reboots no node.
+    """
+
+    PENDING = "pending"
+    SUCCESS = "success"
+    FAILED = "failed"
+
+
+# Waiting for somebody's work to end, or for the API server; a reset that is needed does not come
+# by waiting.
+_PASSES_BY_ITSELF = frozenset({Code.IN_USE, Code.MPS_CLIENT, Code.CLUSTER})
+
+
+def state_of(
+    labels: Mapping[str, str], node: NodeState, offered: PlanOffer | None, *, judged: bool
+) -> MigState | None:
+    """What is so of the configuration that the labels ask for; None when they ask for none.
+
+    `offered` is what the node's state was made from, and `judged` whether that is what these
+    labels ask for: else the state still speaks of what was asked for before.
+    """
+    if not wanted_name(labels):
+        return None
+    if node.source != SOURCE:
+        return MigState.PENDING
+    if node.driver_error:
+        return MigState.FAILED
+    if not judged:
+        return MigState.PENDING
+    match offered:
+        case UnreadablePlan():
+            return MigState.FAILED
+        case NoPlan() | None:
+            return MigState.PENDING
+        case PlanText():
+            return _of_text(offered, node)
+        case _:
+            assert_never(offered)
+
+
+def _of_text(text: PlanText, node: NodeState) -> MigState:
+    if node.refusal is not None:
+        return MigState.FAILED
+    if (node.digest, node.configuration) != (digest_of(text.text), text.configuration):
+        return MigState.PENDING
+    return _of_phase(node)
+
+
+def _of_phase(node: NodeState) -> MigState:
+    match node.phase:
+        case Phase.IN_SYNC:
+            seen = node.plan is not None and node.plan.verdict is Verdict.IN_SYNC
+            return MigState.SUCCESS if seen else MigState.PENDING
+        case Phase.WORKING | Phase.NO_PLAN:
+            return MigState.PENDING
+        case Phase.BLOCKED:
+            left = {problem.code for problem in node.problems} - _PASSES_BY_ITSELF
+            return MigState.FAILED if left else MigState.PENDING
+        case Phase.REJECTED | Phase.FAILED:
+            return MigState.FAILED
+        case _:
+            assert_never(node.phase)
+
 
 _NO_LABEL = NoPlan(f"the Node has no label {CONFIG}")
 

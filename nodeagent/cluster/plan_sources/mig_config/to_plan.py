@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Final
 
 from nodeagent.cluster.plan_sources.mig_config.generated import (
     Configurations,
@@ -12,7 +14,6 @@ from nodeagent.cluster.plan_sources.mig_config.generated import (
     generate,
     without_profiles,
 )
-from nodeagent.cluster.plan_sources.mig_config.labels import CONFIG, can_be_named, wanted_name
 from nodeagent.documents.bounded_yaml import read_tree
 from nodeagent.documents.findings import listed, shown
 from nodeagent.documents.reading import read_document
@@ -23,6 +24,18 @@ from nodeagent.plan.selection import select
 from nodeagent.reconcile.plan_update import NoPlan, PlanOffer, PlanText, UnreadablePlan
 
 _MIG_CONFIGS = "mig-configs"
+CONFIG: Final = "nvidia.com/mig.config"
+_VALUE = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")
+
+
+def wanted_name(labels: Mapping[str, str]) -> str:
+    """The configuration that the node's label names; "" when it names none."""
+    return labels.get(CONFIG, "")
+
+
+def can_be_named(name: str) -> bool:
+    """Whether a label can hold this name: some names in a file cannot be chosen by label."""
+    return _VALUE.fullmatch(name) is not None
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,20 +1,102 @@
-"""The keys of nos' protocol and what they mean, exactly as nos itself reads them.
+"""The keys and profile names of nos' protocol, exactly as nos itself reads them.
 
 nos tests for a prefix and splits the whole key at each `-`. That accepts more than it should
 (`spec-gpuX-0-1g.5gb`, index `00`) and less than a reader expects (no `-` in a profile); both are
-kept, because a key that only one side understands is worse than a strange one.
+kept, because a key that only one side understands is worse than a strange one. A `+` cannot stand
+in an annotation's key: like the device plugin, nos writes `1g.10gb.me` for `1g.10gb+me`.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
-from nodeagent.cluster.plan_sources.nos.requests import Asked, Reading
 from nodeagent.documents.findings import path_text, shown
+from nodeagent.documents.terms import MOST_INSTANCES
+from nodeagent.plan.observed import Gpu
 from nodeagent.plan.problems import Code, Problem
+from nodeagent.plan.profiles import ProfileName, device_name, find
+
+_DOTTED = re.compile(r"([^+]*?gb)\.(.+)")
+_SHARE = re.compile(r"([1-9][0-9]{0,4})gb")
+_IN_A_KEY = re.compile(r"[A-Za-z0-9._]+")  # `-` may stand in a key, but nos splits it there
+
+
+def mig_profile(text: str) -> ProfileName | None:
+    """The MIG profile that nos means, None when it is none."""
+    dotted = _DOTTED.fullmatch(text)
+    try:
+        return ProfileName.parse(f"{dotted[1]}+{dotted[2]}" if dotted else text)
+    except ValueError:
+        return None
+
+
+def share_size(text: str) -> int | None:
+    """The gigabytes of a share such as `10gb`, None when it is no share."""
+    match = _SHARE.fullmatch(text)
+    return int(match[1]) if match else None
+
+
+def spelled(device: str) -> str | None:
+    """A MIG device's profile as nos spells it; None when no key of nos' can hold it."""
+    text = device.replace("+", ".")
+    return text if _IN_A_KEY.fullmatch(text) else None
+
+
+def asked_words(gpu: Gpu, asked: Iterable[str]) -> dict[str, str]:
+    """The words of what was asked for, by the device that they mean on this GPU.
+
+    Drivers and nos' own tables disagree on names such as 7g.79gb and 7g.80gb, and nos sees a spec
+    as fulfilled only when the status repeats it letter for letter.
+    """
+    texts = sorted(set(asked))
+    if len(texts) > MOST_INSTANCES:
+        return {}  # no GPU can be that
+    words: dict[str, str] = {}
+    for text in texts:
+        device = _meant(text, gpu)
+        if device is not None and words.get(device) != spelled(device):
+            words[device] = text if text == spelled(device) else words.get(device, text)
+    return words
+
+
+def _meant(text: str, gpu: Gpu) -> str | None:
+    """The name that a device asked for in these words has on this GPU."""
+    name = mig_profile(text)
+    found = find(name, gpu.profiles) if name else ()
+    if name is None or len(found) != 1:
+        return None
+    profile = found[0]
+    # A part keeps its size; a whole instance is as large as the card's own.
+    compute = profile.slices if name.compute == name.slices else name.compute
+    return device_name(profile.name, profile.slices, compute)
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """`count` devices of `profile`, as nos spells it, on the GPU with this NVML index.
+
+    `where` leads to the place that says so.
+    """
+
+    index: int
+    profile: str
+    count: int
+    where: str
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """What a carrier says. With anything `wrong` it must not be acted upon; `ignored` is what nos
+    passes over without a word, and so it is here, but with one.
+    """
+
+    asked: tuple[Asked, ...] = ()
+    wrong: tuple[Problem, ...] = ()
+    ignored: tuple[Problem, ...] = ()
+
 
 _PREFIX = "nos.nebuly.com/"
 MODE_LABEL = f"{_PREFIX}gpu-partitioning"

@@ -1,20 +1,31 @@
 """The device plugin's configuration that nos writes for a node which it divides by MPS.
 
-For such nodes nos writes no spec annotations. It puts this text into a ConfigMap and sets the
-node's label to the name of the key it is under.
+For such nodes nos writes no spec annotations: it adds a key with this text to a ConfigMap, then
+sets the node's label to that key. It never changes the text under a key, so each key is read once
+and nothing has to be watched.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import asyncio
+import random
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import NoReturn
 
-from nodeagent.cluster.plan_sources.nos.requests import Asked, Reading
-from nodeagent.cluster.plan_sources.nos.spelling import share_size
+import structlog
+
+from nodeagent.cluster.client.access import ClusterAccess
+from nodeagent.cluster.client.faults import ClusterFault, NotAllowed, RequestRefused
+from nodeagent.cluster.client.pace import Allowance, BackOff
+from nodeagent.cluster.plan_sources.nos.grammar import Asked, Reading, share_size
 from nodeagent.documents.bounded_yaml import Value, read_tree
 from nodeagent.documents.findings import path_text, shown
 from nodeagent.documents.mps import MOST_CLIENTS
-from nodeagent.errors import DocumentError
+from nodeagent.errors import DocumentError, UsageError
 from nodeagent.plan.problems import Code, Problem
+from nodeagent.reconcile.plan_update import NoPlan, UnreadablePlan
 
 CONFIGURATION_LABEL = "nvidia.com/device-plugin.config"
 
@@ -91,3 +102,142 @@ def _wrong(place: tuple[str | int, ...], found: Value, accepted: str) -> Problem
 
 def _path(place: tuple[str | int, ...]) -> str:
     return path_text(("sharing", "mps", *place))
+
+
+log = structlog.get_logger(__name__)
+
+Trouble = NoPlan | UnreadablePlan
+_PARTS = 2
+
+
+@dataclass(frozen=True, slots=True)
+class ReadPace:
+    """Times in seconds. Nobody tells when a key that was missing is there, so it is looked for
+    again, less and less often.
+    """
+
+    interval: float = 1.0  # between two requests, however often the label changes
+    first_retry: float = 1.0
+    longest_retry: float = 300.0
+
+
+class NosConfiguration:
+    """One key of one ConfigMap; `changed` is called when there is another text or trouble.
+
+    `place` is NAMESPACE/NAME; anything else raises UsageError.
+    """
+
+    def __init__(
+        self,
+        access: ClusterAccess,
+        place: str,
+        changed: Callable[[], None],
+        *,
+        pace: ReadPace = ReadPace(),
+        clock: Callable[[], float] = time.monotonic,
+        chance: Callable[[], float] = random.random,
+    ) -> None:
+        parts = place.split("/")
+        if len(parts) != _PARTS or not all(parts):
+            raise UsageError(
+                f"kubernetes.nos_config_map is {shown(place)}, not NAMESPACE/NAME",
+                remedy="nos' own chart calls it nebuly-nvidia/nos-device-plugin-configs",
+            )
+        self._access = access
+        self._namespace, self._name = parts
+        self._told = changed
+        self._clock = clock
+        self._allowance = Allowance(interval=pace.interval)
+        self._back_off = BackOff(first=pace.first_retry, longest=pace.longest_retry, chance=chance)
+        self._wanted = asyncio.Event()
+        self._key: str | None = None
+        self._text: str | None = None
+        self._trouble: Trouble | None = None
+
+    @property
+    def text(self) -> str | None:
+        """What is under the key that is wanted; None while that is not known."""
+        return self._text
+
+    @property
+    def trouble(self) -> Trouble | None:
+        """Why it is not known; None also while it is being read."""
+        return self._trouble
+
+    def want(self, key: str | None) -> None:
+        """Read this key from now on; None: no key at all."""
+        if key != self._key:
+            self._key, self._text, self._trouble = key, None, None
+            self._back_off.reset()
+            self._wanted.set()
+
+    async def run(self) -> NoReturn:
+        """Read whatever key is wanted, until cancelled."""
+        while True:
+            self._wanted.clear()
+            if self._key is None or self._text is not None:
+                await self._wanted.wait()
+                continue
+            early = self._allowance.next_at() - self._clock()
+            if early > 0:
+                await asyncio.sleep(early)  # the key may be another by then
+                continue
+            self._allowance.take(self._clock())
+            await self._read(self._key)
+
+    async def _read(self, key: str) -> None:
+        patience = 0.0
+        text: str | None = None
+        trouble: Trouble | None = None
+        try:
+            texts = await self._access.config_map(self._namespace, self._name)
+        except ClusterFault as fault:
+            trouble, patience = self._not_read(key, fault), fault.retry_after or 0.0
+        else:
+            text = (texts or {}).get(key)
+            if text is None:
+                trouble = self._not_there(key, is_map=texts is not None)
+        if key != self._key:
+            return
+        if text != self._text or trouble != self._trouble:
+            if trouble is not None:
+                log.warning("nos' configuration of the device plugin is not known", key=key)
+            self._text, self._trouble = text, trouble
+            self._told()
+        if trouble is not None:
+            await self._pause(self._back_off.next(patience))
+
+    async def _pause(self, seconds: float) -> None:
+        """Wait so long, or until another key is wanted."""
+        try:
+            async with asyncio.timeout(seconds):
+                await self._wanted.wait()
+        except TimeoutError:
+            return
+
+    def _not_read(self, key: str, fault: ClusterFault) -> Trouble:
+        """What a person has to mend is a refusal; the rest passes."""
+        what = (
+            f"nos' configuration {shown(key)} is in the ConfigMap {self._namespace}/{self._name}, "
+            f"which cannot be read: {fault.message}"
+        )
+        if isinstance(fault, NotAllowed | RequestRefused):
+            remedy = fault.remedy or _GRANT
+            return UnreadablePlan(Problem(Code.UNKNOWN_CONFIGURATION, what, remedy, path=_AT_LABEL))
+        return NoPlan(what)
+
+    def _not_there(self, key: str, *, is_map: bool) -> Trouble:
+        where = f"the ConfigMap {self._namespace}/{self._name}"
+        what = f"{where} has no {shown(key)}" if is_map else f"there is no {where}"
+        return UnreadablePlan(
+            Problem(
+                Code.UNKNOWN_CONFIGURATION,
+                f"the label {CONFIGURATION_LABEL} names {shown(key)}, but {what}",
+                "it is looked for again; kubernetes.nos_config_map says where",
+                path=_AT_LABEL,
+            )
+        )
+
+
+_AT_LABEL = f'metadata.labels["{CONFIGURATION_LABEL}"]'
+_GRANT = "let the agent's service account get this ConfigMap"

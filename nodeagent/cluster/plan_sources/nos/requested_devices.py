@@ -1,14 +1,24 @@
-"""What nos asks of each GPU, and whether any GPU could be that."""
+"""What nos requests for each GPU, whether a GPU can be that, and how its shares become `mps`.
+
+nos divides a card into ceil(MiB / 1000) equal gigabytes (an H100 with 81,559 MiB has 82), so one
+of these is neither a GB nor a GiB. It is read as that fraction of the card's memory, cut down to
+whole MiB: then every layout that nos thinks possible fits.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
-from nodeagent.cluster.plan_sources.nos.grammar import MODE_LABEL, Mode
-from nodeagent.cluster.plan_sources.nos.requests import Asked
-from nodeagent.cluster.plan_sources.nos.spelling import mig_profile, share_size
+from nodeagent.cluster.plan_sources.nos.grammar import (
+    MODE_LABEL,
+    Asked,
+    Mode,
+    mig_profile,
+    share_size,
+)
 from nodeagent.documents.findings import MOST_PROBLEMS, listed, shown
 from nodeagent.documents.mps import MOST_CLIENTS
 from nodeagent.documents.selectors import LARGEST_INDEX
@@ -16,6 +26,7 @@ from nodeagent.documents.terms import MOST_INSTANCES
 from nodeagent.plan.observed import Access, Gpu, ObservedNode
 from nodeagent.plan.problems import Code, Problem
 from nodeagent.plan.profiles import ProfileName, find, nearest
+from nodeagent.plan.shares import MIB
 
 _PROFILES = "a MIG profile such as 1g.10gb or 1g.10gb.me"
 _SHARES = "a share such as 10gb"
@@ -149,3 +160,45 @@ def emptied(mode: Mode, wishes: Mapping[int, Wish], observed: ObservedNode) -> l
         return []
     left = [gpu for gpu in observed.gpus if gpu.index not in wishes]
     return [Wish(gpu.index, gpu) for gpu in left if gpu.mig is not None and gpu.mig.current]
+
+
+MEMORY_LABEL = "nvidia.com/gpu.memory"  # MiB of each GPU, as feature discovery writes it
+USER = 1000  # whom nos' own daemon runs as, and whom it therefore tells its clients to run as
+
+_MIB_OF_A_GIGABYTE = 1000
+_LARGEST_LABEL = 12  # digits
+
+
+def card_memory(gpu: Gpu | None, labels: Mapping[str, str]) -> int:
+    """MiB: what the driver says, else what the node's label does; 0 when nobody says."""
+    told = gpu.memory // MIB if gpu else 0
+    label = labels.get(MEMORY_LABEL, "")
+    is_number = label.isascii() and label.isdecimal() and len(label) <= _LARGEST_LABEL
+    return told or (int(label) if is_number else 0)
+
+
+def share_memory(size: int, card: int) -> str:
+    """The memory of a share of `size` of nos' gigabytes on a card of `card` MiB, as a quantity."""
+    if not card:
+        return f"{size}G"  # at least what the name says
+    gigabytes = -(-card // _MIB_OF_A_GIGABYTE)
+    return f"{max(1, size * card // gigabytes)}Mi"
+
+
+def mps_entry(counts: Mapping[int, int], card: int) -> dict[str, Any]:
+    """The plan's `mps` with so many shares of each size, on a card of `card` MiB (0: unknown).
+
+    nos limits no threads, so nothing does here.
+    """
+    return {
+        "shares": {
+            share_name(size): {"count": counts[size], "memory": share_memory(size, card)}
+            for size in sorted(counts)
+        },
+        "user": USER,
+    }
+
+
+def share_name(size: int) -> str:
+    """What nos calls such a share, and what it is called in the plan."""
+    return f"{size}gb"

@@ -10,16 +10,16 @@ import structlog
 
 from nodeagent.cluster.client.access import ClusterAccess
 from nodeagent.cluster.client.node_view import NodeView
-from nodeagent.cluster.plan_sources.last_offer import Asked
-from nodeagent.cluster.plan_sources.node_source import NO_NODE, Keys, Offer
-from nodeagent.cluster.plan_sources.nos.configuration import NosConfiguration, ReadPace
-from nodeagent.cluster.plan_sources.nos.deferred_plan import NosDemand, demand
+from nodeagent.cluster.plan_sources.node_source import NO_NODE, Asked, Keys, Offer
 from nodeagent.cluster.plan_sources.nos.grammar import SPEC_PLAN, Mode, mode_of
 from nodeagent.cluster.plan_sources.nos.plugin_configuration import (
     CONFIGURATION_LABEL,
+    NosConfiguration,
+    ReadPace,
     configuration_key,
 )
 from nodeagent.cluster.plan_sources.nos.status import status_annotations, withdrawn
+from nodeagent.cluster.plan_sources.nos.to_plan import NosDemand, demand
 from nodeagent.documents.findings import shown
 from nodeagent.plan.observed import ObservedNode
 from nodeagent.plan.problems import Problem

@@ -17,11 +17,13 @@ from nodeagent.cluster.plan_sources.nos.grammar import (
     StatusKey,
     Use,
     asked_profiles,
+    asked_words,
     mode_of,
     read_status,
+    share_size,
+    spelled,
     status_keys,
 )
-from nodeagent.cluster.plan_sources.nos.spelling import asked_words, share_size, spelled
 from nodeagent.documents.reading import digest_of
 from nodeagent.plan.mps_usage import as_used
 from nodeagent.plan.observed import Access, Gpu, MpsDaemon, User

@@ -9,24 +9,32 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, assert_never
 
 from nodeagent.cluster.plan_sources.nos.grammar import (
     MODE_LABEL,
+    SPEC,
     SPEC_PLAN,
     Mode,
+    Reading,
     mode_of,
     read_spec,
+    share_size,
+    spelled,
 )
 from nodeagent.cluster.plan_sources.nos.plugin_configuration import (
     CONFIGURATION_LABEL,
     read_configuration,
 )
-from nodeagent.cluster.plan_sources.nos.requested_devices import Wish, emptied, sorted_out
-from nodeagent.cluster.plan_sources.nos.requests import Reading
-from nodeagent.cluster.plan_sources.nos.shares import card_memory, mps_entry
-from nodeagent.cluster.plan_sources.nos.spelling import share_size, spelled
+from nodeagent.cluster.plan_sources.nos.requested_devices import (
+    MEMORY_LABEL,
+    Wish,
+    card_memory,
+    emptied,
+    mps_entry,
+    sorted_out,
+)
 from nodeagent.documents.findings import MOST_PROBLEMS, did_you_mean, listed, shown
 from nodeagent.documents.reading import LARGEST_PLAN
 from nodeagent.plan.observed import ObservedNode
@@ -208,3 +216,74 @@ def _as_one(faults: tuple[Problem, ...]) -> Problem:
         return first
     also = listed(dict.fromkeys(others), _MOST_NAMED)
     return replace(first, message=f"{first.message} (wrong too: {also})")
+
+
+_SOME_ID = "0"  # which one it is does not matter to the plan
+
+_Pairs = tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class NosDemand:
+    """Spec annotations and labels in the order of their keys, without the id of nos' plan.
+
+    `plugin_configuration` is the text that the label's key leads to, None where there is none.
+    """
+
+    annotations: _Pairs
+    labels: _Pairs
+    plugin_configuration: str | None
+
+    def on(self, observed: ObservedNode) -> PlanOffer:
+        """What it means for this node's cards."""
+        return offer(
+            dict(self.annotations),
+            dict(self.labels),
+            observed,
+            plugin_configuration=self.plugin_configuration,
+        )
+
+    def remarks(self, observed: ObservedNode) -> tuple[Problem, ...]:
+        """What nos passes over in silence, or does without being asked in so many words."""
+        return remarks(
+            dict(self.annotations),
+            dict(self.labels),
+            observed,
+            plugin_configuration=self.plugin_configuration,
+        )
+
+
+def demand(
+    annotations: Mapping[str, str],
+    labels: Mapping[str, str],
+    plugin_configuration: str | None = None,
+) -> NosDemand:
+    """What a Node with these annotations and labels is asked for."""
+    mode = mode_of(labels)
+    match mode:
+        case None:
+            return NosDemand((), _some(labels, MODE_LABEL), None)
+        case Mode.MIG:
+            return NosDemand(_spec(annotations), _some(labels, MODE_LABEL), None)
+        case Mode.MPS | Mode.HYBRID:
+            keys = [MODE_LABEL, MEMORY_LABEL]
+            if plugin_configuration is None:
+                keys.append(CONFIGURATION_LABEL)  # then it is only told of
+            # On an MPS node with a configuration the annotations are left over from another time.
+            spec = mode is Mode.HYBRID or plugin_configuration is None
+            return NosDemand(
+                _spec(annotations) if spec else (), _some(labels, *keys), plugin_configuration
+            )
+        case _:
+            assert_never(mode)
+
+
+def _spec(annotations: Mapping[str, str]) -> _Pairs:
+    found = sorted((key, text) for key, text in annotations.items() if key.startswith(SPEC))
+    if annotations.get(SPEC_PLAN):
+        found.append((SPEC_PLAN, _SOME_ID))
+    return tuple(found)
+
+
+def _some(labels: Mapping[str, str], *keys: str) -> _Pairs:
+    return tuple((key, labels[key]) for key in sorted(keys) if key in labels)

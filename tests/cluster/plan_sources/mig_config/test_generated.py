@@ -18,7 +18,7 @@ from nodeagent.cluster.plan_sources.mig_config.generated import (
     generate,
     without_profiles,
 )
-from nodeagent.cluster.plan_sources.mig_config.labels import can_be_named
+from nodeagent.cluster.plan_sources.mig_config.to_plan import can_be_named
 from nodeagent.documents.reading import read_document
 from nodeagent.plan.desired import DesiredNode
 from nodeagent.plan.observed import Access, Gpu, ObservedNode

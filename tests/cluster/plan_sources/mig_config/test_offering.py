@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from nodeagent.cluster.plan_sources.mig_config.labels import CONFIG
 from nodeagent.cluster.plan_sources.mig_config.to_plan import (
+    CONFIG,
     configuration_names,
     nearest_names,
     offer,

@@ -7,9 +7,8 @@ from itertools import groupby
 
 import pytest
 
-from nodeagent.cluster.plan_sources.mig_config.labels import CONFIG, SOURCE, STATE, MigState
-from nodeagent.cluster.plan_sources.mig_config.state import state_of
-from nodeagent.cluster.plan_sources.mig_config.to_plan import offer
+from nodeagent.cluster.plan_sources.mig_config.source import SOURCE, STATE, MigState, state_of
+from nodeagent.cluster.plan_sources.mig_config.to_plan import CONFIG, offer
 from nodeagent.documents.reading import digest_of
 from nodeagent.plan.observed import Gpu, ObservedNode
 from nodeagent.plan.plan import NodePlan, Policy, Verdict

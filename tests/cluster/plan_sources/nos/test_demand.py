@@ -6,11 +6,10 @@ from typing import Any
 
 import pytest
 
-from nodeagent.cluster.plan_sources.nos.deferred_plan import demand
 from nodeagent.cluster.plan_sources.nos.grammar import MODE_LABEL, SPEC_PLAN, STATUS_PLAN
 from nodeagent.cluster.plan_sources.nos.plugin_configuration import CONFIGURATION_LABEL
-from nodeagent.cluster.plan_sources.nos.shares import MEMORY_LABEL
-from nodeagent.cluster.plan_sources.nos.to_plan import offer, remarks
+from nodeagent.cluster.plan_sources.nos.requested_devices import MEMORY_LABEL
+from nodeagent.cluster.plan_sources.nos.to_plan import demand, offer, remarks
 from tests.cluster.plan_sources.nos.nodes import HYBRID, MIG, MPS, TWO, spec
 
 TEN = "{sharing: {mps: {resources: [{rename: gpu-10gb, replicas: 2, devices: ['0']}]}}}"

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from nodeagent.cluster.plan_sources.nos.grammar import MODE_LABEL, SPEC_PLAN
-from nodeagent.cluster.plan_sources.nos.shares import MEMORY_LABEL
+from nodeagent.cluster.plan_sources.nos.requested_devices import MEMORY_LABEL
 from nodeagent.cluster.plan_sources.nos.to_plan import offer, remarks
 from nodeagent.plan.observed import Access, ObservedNode
 from nodeagent.plan.problems import Code, Problem

@@ -18,7 +18,7 @@ from nodeagent.cluster.plan_sources.nos.grammar import (
     read_spec,
     read_status,
 )
-from nodeagent.cluster.plan_sources.nos.shares import MEMORY_LABEL
+from nodeagent.cluster.plan_sources.nos.requested_devices import MEMORY_LABEL
 from nodeagent.cluster.plan_sources.nos.status import status_annotations
 from nodeagent.cluster.plan_sources.nos.to_plan import offer, remarks
 from nodeagent.documents.reading import read_document

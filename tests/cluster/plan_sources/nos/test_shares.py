@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nodeagent.cluster.plan_sources.nos.shares import (
+from nodeagent.cluster.plan_sources.nos.requested_devices import (
     MEMORY_LABEL,
     card_memory,
     mps_entry,

@@ -14,11 +14,10 @@ import pytest
 
 from nodeagent.cluster.client.access import ClusterAccess
 from nodeagent.cluster.plan_sources.node_source import Keys, NodeSource, Offer
-from nodeagent.cluster.plan_sources.nos.configuration import ReadPace
-from nodeagent.cluster.plan_sources.nos.deferred_plan import NosDemand
 from nodeagent.cluster.plan_sources.nos.grammar import STATUS_PLAN
-from nodeagent.cluster.plan_sources.nos.plugin_configuration import CONFIGURATION_LABEL
+from nodeagent.cluster.plan_sources.nos.plugin_configuration import CONFIGURATION_LABEL, ReadPace
 from nodeagent.cluster.plan_sources.nos.source import NosSource
+from nodeagent.cluster.plan_sources.nos.to_plan import NosDemand
 from nodeagent.plan.problems import Code
 from nodeagent.reconcile.plan_update import NoPlan, PlanOffer, PlanText, UnreadablePlan
 from nodeagent.views.node_state import NodeState, Phase

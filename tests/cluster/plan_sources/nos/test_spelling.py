@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from nodeagent.cluster.plan_sources.nos.spelling import (
+from nodeagent.cluster.plan_sources.nos.grammar import (
     asked_words,
     mig_profile,
     share_size,

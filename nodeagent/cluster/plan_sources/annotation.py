@@ -1,17 +1,47 @@
-"""The agent's own annotations as a plan source."""
+"""The agent's own annotations as a plan source: a plan, the name of a configuration in the plan
+file, or both. A text is passed on as it is; the document reader checks it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import NoReturn
+from typing import Final, NoReturn, assert_never
 
 from nodeagent.cluster.client.node_view import NodeView
-from nodeagent.cluster.plan_sources.annotation import to_plan as annotation
 from nodeagent.cluster.plan_sources.node_source import NO_NODE, Keys, Offer
+from nodeagent.documents.findings import shown
 from nodeagent.reconcile.plan_file import PlanFile
-from nodeagent.reconcile.plan_update import PlanOffer
+from nodeagent.reconcile.plan_update import NoPlan, PlanOffer, PlanText, UnreadablePlan
 from nodeagent.views.node_state import NodeState
+
+PLAN: Final = "nodeagent.io/plan"
+PLAN_NAME: Final = "nodeagent.io/plan-name"
+
+
+def offer(annotations: Mapping[str, str], file: PlanOffer) -> PlanOffer:
+    """What the annotations ask for; `file` is what the plan file offers, for a name alone.
+
+    A plan counts before a name alone, and takes the name along: it may be a mig-parted file. An
+    empty name is as if it were not there.
+    """
+    plan, name = annotations.get(PLAN), annotations.get(PLAN_NAME) or None
+    if plan is not None:
+        # A lone surrogate is refused where texts are read, with its place.
+        return PlanText(plan.encode("utf-8", "surrogatepass"), name)
+    if name is None:
+        return NoPlan(f"the Node has no annotation {PLAN}, and no {PLAN_NAME}")
+    match file:
+        case PlanText():
+            return replace(file, configuration=name)
+        case NoPlan(reason, problem):
+            why = f"the annotation {PLAN_NAME} is {shown(name)}, but {reason}"
+            return NoPlan(why, replace(problem, message=why) if problem else None)
+        case UnreadablePlan():
+            return file
+        case _:
+            assert_never(file)
 
 
 class AnnotationSource:
@@ -63,7 +93,7 @@ class AnnotationSource:
         if self._view is None:
             self._offer(NO_NODE)
         elif self._file is not None:
-            self._offer(annotation.offer(self._view.annotations, self._file))
-        elif annotation.PLAN in self._view.annotations:
+            self._offer(offer(self._view.annotations, self._file))
+        elif PLAN in self._view.annotations:
             # A plan is written there, so what the file says does not matter.
-            self._offer(annotation.offer(self._view.annotations, NO_NODE))
+            self._offer(offer(self._view.annotations, NO_NODE))

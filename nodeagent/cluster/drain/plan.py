@@ -1,7 +1,9 @@
-"""What is done around a change of the GPUs, in its order: before it, after it, after a crash.
+"""Plans the steps around a change of the GPUs: before it, after it, and after a crash. Pure.
 
-Each function is asked anew with the node as it is then, and answers with what is left to do. So
-what is done twice is done once, and what a crash left is what the next `conclude` puts back.
+Each function is called with the node as it is then and returns what is left to do. So repeating a
+step is harmless, and what a crash left is put back by the next `conclude`: the GPU Operator's
+deploy labels (values as mig-manager writes them) and the cordon with its annotation record on the
+Node itself what was changed.
 """
 
 from __future__ import annotations
@@ -10,20 +12,95 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, assert_never
 
-from nodeagent.cluster.drain.client_labels import leaving_pods, pausing, restoring
-from nodeagent.cluster.drain.cordon import cordoning, uncordoning
 from nodeagent.cluster.drain.eviction import Evictions
-from nodeagent.cluster.drain.node_facts import NodeFacts
 from nodeagent.cluster.drain.steps import (
     AwaitAllocatable,
     AwaitPodsGone,
     ClientCare,
     DeletePods,
+    NodeFacts,
     PatchNode,
     PodSelector,
     Step,
 )
 from nodeagent.plan.plan import NodePlan
+
+TRUE: Final = "true"
+PAUSED: Final = "paused-for-mig-change"
+
+_PREFIX = "nvidia.com/gpu.deploy."
+
+
+def _app(name: str) -> PodSelector:
+    return PodSelector({"app": name})
+
+
+@dataclass(frozen=True, slots=True)
+class Client:
+    """A deploy label and the pods that go when it is not `true`."""
+
+    label: str
+    pods: tuple[PodSelector, ...]
+
+
+CLIENTS: Final = (
+    Client(
+        f"{_PREFIX}device-plugin",
+        (
+            _app("nvidia-device-plugin-daemonset"),
+            # Its daemon holds the GPUs as long as it is there, and hangs on the same label.
+            _app("nvidia-device-plugin-mps-control-daemon"),
+        ),
+    ),
+    Client(f"{_PREFIX}gpu-feature-discovery", (_app("gpu-feature-discovery"),)),
+    Client(f"{_PREFIX}dcgm-exporter", (_app("nvidia-dcgm-exporter"),)),
+    Client(f"{_PREFIX}dcgm", (_app("nvidia-dcgm"),)),
+    Client(f"{_PREFIX}nvsm", ()),  # its pods have no label of their own that could be awaited
+    Client(f"{_PREFIX}client", (PodSelector(selects=f"{_PREFIX}client"),)),  # anybody's
+)
+
+
+def pausing(labels: Mapping[str, str]) -> dict[str, str | None]:
+    """The labels to change before; empty when none is `true`."""
+    return {c.label: PAUSED for c in CLIENTS if labels.get(c.label) == TRUE}
+
+
+def restoring(labels: Mapping[str, str]) -> dict[str, str | None]:
+    """The labels to change afterwards, seen as they are then; empty when none is paused."""
+    return {c.label: TRUE for c in CLIENTS if labels.get(c.label) == PAUSED}
+
+
+def leaving_pods(labels: Mapping[str, str]) -> tuple[PodSelector, ...]:
+    """The pods that go when what is `true` is paused, or that go since it is paused already."""
+    return tuple(pods for c in CLIENTS if labels.get(c.label) in (TRUE, PAUSED) for pods in c.pods)
+
+
+CORDONED: Final = "nodeagent.io/cordoned"
+
+
+def cordoning(node: NodeFacts) -> PatchNode | None:
+    """None when the node is cordoned already, by whomever."""
+    if node.unschedulable:
+        return None
+    return PatchNode(
+        "nothing new is to come here while the GPUs change",
+        annotations={CORDONED: "true"},
+        unschedulable=True,
+    )
+
+
+def uncordoning(node: NodeFacts) -> PatchNode | None:
+    """None when the agent did not cordon it. Somebody's uncordon in between is kept, and only the
+    annotation goes then.
+    """
+    if CORDONED not in node.annotations:
+        return None
+    return PatchNode(
+        "the GPUs are changed" if node.unschedulable else "somebody has uncordoned it already",
+        annotations={CORDONED: None},
+        unschedulable=False if node.unschedulable else None,
+    )
+
 
 RESTART_DUE: Final = "nodeagent.io/device-plugin-restart-due"
 PLUGIN_CONFIG: Final = "nvidia.com/device-plugin.config"

@@ -1,1 +1,0 @@
-"""The node's plan annotation as a plan source."""
