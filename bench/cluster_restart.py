@@ -51,7 +51,7 @@ async def _times(away: float) -> list[float]:
                 for _ in range(TOGETHER):
                     name = f"n{len(tasks)}"
                     api.add_node(name)
-                    follower = NodeFollower(access, name, on_view=lambda _: None, chance=chance)
+                    follower = NodeFollower(access, name, on_view=lambda _: None, jitter=chance)
                     tasks.append(asyncio.create_task(follower.run()))
             await _all_watch(api)
             await api.stop()

@@ -1,4 +1,4 @@
-"""How often one kind of event is logged, however often it happens."""
+"""How often something may happen: a line in the log, a request. Pure: the time is passed in."""
 
 from __future__ import annotations
 
@@ -28,3 +28,20 @@ class RateLimit:
         if len(self._seen) > self._most_keys:
             self._seen.popitem(last=False)
         return held_back + 1 if due else 0
+
+
+class Allowance:
+    """One turn every `interval` seconds, and up to `burst` at once after a quiet time."""
+
+    def __init__(self, *, interval: float, burst: int = 1) -> None:
+        self._interval = interval
+        self._credit = interval * (burst - 1)
+        self._due = float("-inf")  # when the next turn would be without any burst
+
+    def next_at(self) -> float:
+        """The earliest time of the next turn."""
+        return self._due - self._credit
+
+    def take(self, now: float) -> None:
+        """Take a turn now."""
+        self._due = max(self._due, now) + self._interval

@@ -8,12 +8,12 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+from nodeagent.backoff import Backoff
 from nodeagent.gpu.driver import Driver
 from nodeagent.plan.observed import Gpu
 from nodeagent.plan.plan import Policy
 from nodeagent.plan.problems import Code
 from nodeagent.plan.steps import Step
-from nodeagent.reconcile.backoff import Backoff
 from nodeagent.reconcile.change_hooks import Surroundings
 from nodeagent.reconcile.event_log import EventLog, EventType
 from nodeagent.reconcile.event_reporter import Narrator
@@ -64,7 +64,7 @@ class Rig:
             state=NodeState("node-a", "file"),
             open_driver=lambda: open_driver(observe_deadline, step_deadline),
             rules=Rules(policy or Policy(), parallel, resync, patience=60, mend=mend),
-            backoff=Backoff(retry, retry, lambda: 0.0),
+            backoff=Backoff(retry, retry),
             last_good=last_good_plan(folder / FILE_NAME),
             narrator=Narrator(self.events),
             hearts=self.hearts,

@@ -29,6 +29,7 @@ from nodeagent.app.own_files import OwnFiles, until_gone
 from nodeagent.app.paths import Places, Simulation
 from nodeagent.app.plan_service import PlanPart, SettingsFile, source_of
 from nodeagent.app.sd_notify import Notifier
+from nodeagent.backoff import Backoff
 from nodeagent.cluster.client.presence import is_in_cluster
 from nodeagent.cluster.kubelet.device_users import kubelet_users
 from nodeagent.cluster.kubelet.processes import ProcessOwners, ProcessPods
@@ -44,7 +45,6 @@ from nodeagent.health.store import FILE_NAME as HEALTH_NAME
 from nodeagent.mps.setup import longest_step, places_of, simulated_places
 from nodeagent.plan.plan import Policy
 from nodeagent.plan.problems import Problem
-from nodeagent.reconcile.backoff import Backoff
 from nodeagent.reconcile.event_log import EventLog, EventType
 from nodeagent.reconcile.event_reporter import Narrator
 from nodeagent.reconcile.last_good_plan import FILE_NAME as PLAN_NAME
@@ -203,7 +203,9 @@ class Agent:
                 patience=deadlines + _MARGIN,
                 mend=settings.drift == "mend",
             ),
-            backoff=Backoff(_FIRST_RETRY, _LONGEST_RETRY, random.SystemRandom().random),
+            backoff=Backoff(
+                _FIRST_RETRY, _LONGEST_RETRY, spread=0.25, jitter=random.SystemRandom().random
+            ),
             last_good=self._last_good,
             narrator=Narrator(self._events),
             hearts=self._hearts,

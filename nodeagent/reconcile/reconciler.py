@@ -16,6 +16,7 @@ from typing import Protocol
 
 import structlog
 
+from nodeagent.backoff import Backoff
 from nodeagent.errors import LIBRARY_MISSING, DriverError, NodeagentError
 from nodeagent.execute.executor import StepDriver, carry_out
 from nodeagent.files.state import StateFile
@@ -31,7 +32,6 @@ from nodeagent.reconcile.active_plan import (
     described,
     described_without_look,
 )
-from nodeagent.reconcile.backoff import Backoff
 from nodeagent.reconcile.change_hooks import Alone, Surroundings, prepared
 from nodeagent.reconcile.event_reporter import Narrator
 from nodeagent.reconcile.loop_control import GivenUp, GivingUp, Heartbeats, ProcessWatch

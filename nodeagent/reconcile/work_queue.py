@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
+from nodeagent.backoff import Backoff
 from nodeagent.execute.step_problems import not_as_planned
 from nodeagent.plan.desired import DesiredGpu, DesiredNode
 from nodeagent.plan.observed import Access, Gpu
@@ -17,7 +18,6 @@ from nodeagent.plan.outcome import GpuOutcome
 from nodeagent.plan.plan import GpuPlan, NodePlan, Verdict
 from nodeagent.plan.problems import Code, Problem
 from nodeagent.reconcile.active_plan import Judgement
-from nodeagent.reconcile.backoff import Backoff
 from nodeagent.views.text import gpu_words, layout_words, users
 
 

@@ -10,11 +10,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from nodeagent.backoff import Backoff
 from nodeagent.gpu.driver import Driver
 from nodeagent.plan.outcome import NodeOutcome
 from nodeagent.plan.plan import Policy
 from nodeagent.plan.steps import SetMigMode, Step
-from nodeagent.reconcile.backoff import Backoff
 from nodeagent.reconcile.event_log import EventLog
 from nodeagent.reconcile.event_reporter import Narrator
 from nodeagent.reconcile.last_good_plan import FILE_NAME, last_good_plan
@@ -82,7 +82,7 @@ def _reconciler(folder: Path, driver: Driver, watched: list[Watched]) -> Reconci
         state=NodeState("gpu-node-0", "file"),
         open_driver=lambda: driver,
         rules=Rules(Policy(), 8, 3600, patience=60, mend=True),
-        backoff=Backoff(1, 1, lambda: 0.0),
+        backoff=Backoff(1, 1),
         last_good=last_good_plan(folder / FILE_NAME),
         narrator=Narrator(EventLog()),
         hearts=Heartbeats(asyncio.get_running_loop().time),

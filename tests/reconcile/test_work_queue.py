@@ -7,6 +7,7 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
+from nodeagent.backoff import Backoff
 from nodeagent.plan.desired import DesiredGpu, DesiredNode, MigEnabled
 from nodeagent.plan.observed import (
     Access,
@@ -22,7 +23,6 @@ from nodeagent.plan.observed import (
 from nodeagent.plan.plan import NodePlan
 from nodeagent.plan.planner import plan
 from nodeagent.plan.problems import Code, Problem
-from nodeagent.reconcile.backoff import Backoff
 from nodeagent.reconcile.work_queue import Attempts, Drift
 
 DESIRED = DesiredGpu(MigEnabled("gpus[0].mig"), "gpus[0]")
@@ -38,7 +38,7 @@ def gpu(uuid: str = "MIG-1", *users: User) -> Gpu:
 
 def make(first: float = 10, limit: float = 60) -> Attempts:
     """Attempts without chance."""
-    return Attempts(Backoff(first, limit, lambda: 0.0))
+    return Attempts(Backoff(first, limit))
 
 
 def test_nothing_failed_yet() -> None:
@@ -98,7 +98,7 @@ def test_a_blocked_gpu_keeps_only_what_it_was_left_with() -> None:
 @given(st.integers(1, 10**6), st.floats(0, 1, exclude_max=True))
 def test_waiting_times_stay_within_bounds(failures: int, chance: float) -> None:
     """Chance shortens by at most a quarter, and no number of failures overflows."""
-    wait = Backoff(1, 300, lambda: chance).after(failures)
+    wait = Backoff(1, 300, spread=0.25, jitter=lambda: chance).after(failures)
     assert 0.75 <= wait <= 300
 
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Literal, NoReturn
 
+from nodeagent.backoff import Backoff
 from nodeagent.cluster.client.access import ClusterAccess
 from nodeagent.cluster.client.connection import JsonObject
 from nodeagent.cluster.client.faults import (
@@ -24,7 +25,7 @@ from nodeagent.cluster.client.faults import (
     RequestRefused,
     WriteConflict,
 )
-from nodeagent.cluster.client.pace import Allowance, BackOff
+from nodeagent.rate_limit import Allowance
 
 _COMPONENT = "nodeagent"
 _LONGEST_MESSAGE = 1024  # characters; the API allows no more
@@ -70,7 +71,7 @@ class _Known:
 class EventPublisher:
     """Publishes Events about the Node `node` while `run` runs.
 
-    `wall` gives the time of day in UTC, `chance` numbers in [0, 1).
+    `wall` gives the time of day in UTC, `jitter` numbers in [0, 1).
     """
 
     def __init__(
@@ -80,7 +81,7 @@ class EventPublisher:
         *,
         pace: EventPace = EventPace(),
         clock: Callable[[], float] = time.monotonic,
-        chance: Callable[[], float] = random.random,
+        jitter: Callable[[], float] = random.random,
         wall: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
         self._access = access
@@ -89,9 +90,9 @@ class EventPublisher:
         self._clock = clock
         self._wall = wall
         self._allowance = Allowance(interval=pace.interval, burst=pace.burst)
-        self._back_off = BackOff(first=pace.first_retry, longest=pace.longest_retry, chance=chance)
+        self._backoff = Backoff(pace.first_retry, pace.longest_retry, spread=1.0, jitter=jitter)
         # Names must not meet those of the agent that ran here before.
-        self._life = f"{int(chance() * 2**32):08x}"
+        self._life = f"{int(jitter() * 2**32):08x}"
         self._made = 0
         self._waiting: OrderedDict[NodeEvent, _Waiting] = OrderedDict()
         self._known: OrderedDict[NodeEvent, _Known] = OrderedDict()
@@ -140,9 +141,9 @@ class EventPublisher:
             self._dropped += 1
         except ClusterFault as fault:
             self._put_back(event, waiting)
-            await asyncio.sleep(self._back_off.next(fault.retry_after or 0.0))
+            await asyncio.sleep(self._backoff.next(fault.retry_after or 0.0))
         else:
-            self._back_off.reset()
+            self._backoff.reset()
 
     async def _publish(self, event: NodeEvent, waiting: _Waiting) -> None:
         known = self._known.get(event)

@@ -16,12 +16,12 @@ from typing import NoReturn, assert_never
 
 import aiohttp
 
+from nodeagent.backoff import Backoff
 from nodeagent.cluster.client import faults
 from nodeagent.cluster.client.access import ClusterAccess
 from nodeagent.cluster.client.connection import JsonObject
 from nodeagent.cluster.client.faults import ClusterFault, ConnectionCut
 from nodeagent.cluster.client.node_view import Interest, NodeView, is_newer, view_of
-from nodeagent.cluster.client.pace import BackOff
 from nodeagent.strict_json import parse_json
 
 _ASKED = "a watch of the Node"
@@ -113,7 +113,7 @@ class NodeFollower:
     `on_view` gets the view at first and whenever it is another one, and None when there is no such
     Node; a Node that was made anew is told as None and then the new one. `on_fault` gets a fault
     when following breaks and when it breaks in another way, and None when it goes on. Both are
-    called in the loop and must not take long. `chance` gives numbers in [0, 1).
+    called in the loop and must not take long. `jitter` gives numbers in [0, 1).
     """
 
     def __init__(
@@ -126,7 +126,7 @@ class NodeFollower:
         interest: Interest = Interest(),  # noqa: B008 - a frozen value
         pace: FollowPace = FollowPace(),
         clock: Callable[[], float] = time.monotonic,
-        chance: Callable[[], float] = random.random,
+        jitter: Callable[[], float] = random.random,
     ) -> None:
         self._access = access
         self._name = name
@@ -135,8 +135,8 @@ class NodeFollower:
         self._interest = interest
         self._pace = pace
         self._clock = clock
-        self._chance = chance
-        self._back_off = BackOff(first=pace.first_retry, longest=pace.longest_retry, chance=chance)
+        self._jitter = jitter
+        self._backoff = Backoff(pace.first_retry, pace.longest_retry, spread=1.0, jitter=jitter)
         self._told = False
         self._view: NodeView | None = None
         self._version: str | None = None  # what to watch from; None: list first
@@ -170,7 +170,7 @@ class NodeFollower:
             else:
                 if ended_early:
                     # A proxy that hangs up at once must not be asked in a circle.
-                    await asyncio.sleep(self._back_off.next())
+                    await asyncio.sleep(self._backoff.next())
 
     async def _list(self) -> str:
         listed = await self._access.list_node(self._name)
@@ -256,7 +256,7 @@ class NodeFollower:
         since, self._well_since = self._well_since, None
         lasted = self._clock() - since if since is not None else 0.0
         if lasted >= self._pace.healthy_after:
-            self._back_off.reset()
+            self._backoff.reset()
         return lasted
 
     async def _rest(self, fault: ClusterFault) -> None:
@@ -268,8 +268,8 @@ class NodeFollower:
         before, self._fault = self._fault, fault
         if type(before) is not type(fault):
             self._on_fault(fault)
-        await asyncio.sleep(self._back_off.next(fault.retry_after or 0.0))
+        await asyncio.sleep(self._backoff.next(fault.retry_after or 0.0))
 
     def _drawn(self, between: tuple[float, float]) -> float:
         low, high = between
-        return low + (high - low) * self._chance()
+        return low + (high - low) * self._jitter()

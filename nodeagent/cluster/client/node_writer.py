@@ -14,10 +14,11 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, NoReturn, assert_never
 
+from nodeagent.backoff import Backoff
 from nodeagent.cluster.client.access import ClusterAccess
 from nodeagent.cluster.client.faults import ClusterFault, NotAllowed, ObjectMissing, RequestRefused
 from nodeagent.cluster.client.node_view import Interest, NodeCondition, NodeView, is_newer, view_of
-from nodeagent.cluster.client.pace import Allowance, BackOff
+from nodeagent.rate_limit import Allowance
 
 _Keys = Mapping[str, str | None]
 
@@ -160,7 +161,7 @@ class NodeWriter:
         pace: WritePace = WritePace(),
         largest: int = 128 * 1024,  # bytes; all writers together have 256 KiB
         clock: Callable[[], float] = time.monotonic,
-        chance: Callable[[], float] = random.random,
+        jitter: Callable[[], float] = random.random,
         wall: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
         self._access = access
@@ -176,11 +177,9 @@ class NodeWriter:
             kind: Allowance(interval=pace.interval, burst=pace.burst)
             for kind in (MetadataPatch, StatusPatch)
         }
-        self._after_fault = BackOff(
-            first=pace.first_retry, longest=pace.longest_retry, chance=chance
-        )
-        self._after_contest = BackOff(
-            first=pace.first_retry, longest=pace.longest_retry, chance=chance
+        self._after_fault, self._after_contest = (
+            Backoff(pace.first_retry, pace.longest_retry, spread=1.0, jitter=jitter)
+            for _ in range(2)
         )
         self._changed = asyncio.Event()
         self._settled = asyncio.Event()

@@ -14,6 +14,7 @@ from typing import NoReturn
 
 import structlog
 
+from nodeagent.backoff import Backoff
 from nodeagent.cluster.client.access import ClusterAccess
 from nodeagent.cluster.client.faults import (
     ClusterFault,
@@ -100,7 +101,7 @@ class Evicting:
         self._leaving: dict[str, str] = {}  # uids of pods that leave, by name
         self._meant: dict[str, str] = {}  # uids by name as they were first heard since the look
         self._leaving_since = 0.0
-        self._pause = pace.again
+        self._backoff = Backoff(pace.again, pace.longest)
         self._next_attempt = 0.0
         self._refused: tuple[Problem, ...] = ()
         self.problems: tuple[Problem, ...] = ()
@@ -141,7 +142,8 @@ class Evicting:
             self._begin_anew()
 
     def _begin_anew(self) -> None:
-        self._pause, self._next_attempt, self._refused = self._pace.again, 0.0, ()
+        self._backoff.reset()
+        self._next_attempt, self._refused = 0.0, ()
         if self._asked is None:
             self._leaving.clear()
             self._tell((), cordon=False)
@@ -158,7 +160,7 @@ class Evicting:
             return await self._work_off(asked, found, pods)
         except ClusterFault as fault:
             self._tell((_not_asked(fault),), cordon=self.needs_cordon)
-            return self._longer()
+            return self._backoff.next()
 
     async def _work_off(
         self, asked: Situation, found: Evictions, pods: tuple[PodFact, ...]
@@ -174,7 +176,7 @@ class Evicting:
             objections = await self._objecting(replace(asked.plan, gpus=gpus))
             if objections:
                 self._tell(objections, cordon=False)
-                return self._longer()
+                return self._backoff.next()
             await self._evict(wanted, there)
         elif not wanted:
             self._refused = ()
@@ -200,7 +202,7 @@ class Evicting:
         if were_leaving or (found.wanted and not self._refused):
             # What is asked for was seen before they had gone.
             self._telling.wake("pods that were in the way have gone")
-        return self._longer()
+        return self._backoff.next()
 
     async def _evict(self, wanted: Sequence[EvictPod], there: dict[str, str]) -> None:
         self.needs_cordon = True  # from now on nobody else of the agent ends it
@@ -222,11 +224,8 @@ class Evicting:
             self._telling.evicted(pod)
         self._refused = tuple(refused)
         if refused:
-            self._next_attempt = asyncio.get_running_loop().time() + self._pause
-
-    def _longer(self) -> float:
-        pause, self._pause = self._pause, min(2 * self._pause, self._pace.longest)
-        return pause
+            pause = self._backoff.after(self._backoff.failures + 1)
+            self._next_attempt = asyncio.get_running_loop().time() + pause
 
     def _tell(self, problems: tuple[Problem, ...], *, cordon: bool) -> None:
         is_news, ends = problems != self.problems, self.needs_cordon and not cordon
@@ -287,11 +286,9 @@ class FinishedPods:
         self._pods = pods
         self._suspect = suspect
         self._wake = wake
-        self._again = again
-        self._longest = longest
         self._answer = answer
         self._asked: frozenset[PodName] = frozenset()
-        self._pause = again
+        self._backoff = Backoff(again, longest)
         self._due = asyncio.Event()
 
     def look(self, judgement: Judgement) -> None:
@@ -300,7 +297,7 @@ class FinishedPods:
             return
         before, self._asked = self._asked, _listed_only(judgement)
         if before != self._asked:
-            self._pause = self._again
+            self._backoff.reset()
         if self._asked:
             self._due.set()
 
@@ -313,8 +310,7 @@ class FinishedPods:
             if over and self._suspect is not None:
                 self._suspect(over)
                 self._wake("pods have ended that the kubelet still lists")
-            pause, self._pause = self._pause, min(2 * self._pause, self._longest)
-            await asyncio.sleep(pause)
+            await asyncio.sleep(self._backoff.next())
 
 
 def _listed_only(judgement: Judgement) -> frozenset[PodName]:

@@ -13,6 +13,7 @@ from typing import assert_never
 
 import structlog
 
+from nodeagent.backoff import Backoff
 from nodeagent.cluster.client.access import ClusterAccess
 from nodeagent.cluster.client.faults import ClusterFault, ObjectMissing, WriteConflict
 from nodeagent.cluster.drain.node_access import OwnNode, PodsOfNode, facts_of
@@ -129,7 +130,7 @@ class CarryingOut:
             return ()
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self._pods_deadline
-        pause, longest = self._pace.look
+        backoff = Backoff(*self._pace.look)
         while True:
             node = NodeFacts(pods=await self._listed(deadline - loop.time()))
             left = [(selector, pods_left(selector, node)) for selector in selectors]
@@ -138,8 +139,7 @@ class CarryingOut:
                 return ()
             if loop.time() >= deadline:
                 return self._not_gone(waiting)
-            await asyncio.sleep(min(pause, max(0.0, deadline - loop.time())))
-            pause = min(2 * pause, longest)
+            await asyncio.sleep(min(backoff.next(), max(0.0, deadline - loop.time())))
 
     async def _listed(self, left: float) -> tuple[PodFact, ...] | None:
         try:
@@ -169,9 +169,8 @@ class Preparations:
     """`again` are the seconds after a failure before the next attempt, at first and at most."""
 
     def __init__(self, *, again: tuple[float, float], wake: Callable[[str], None]) -> None:
-        self._first, self._longest = again
+        self._backoff = Backoff(*again)
         self._wake = wake
-        self._pause = self._first
         self._asked: object = None  # what the attempts so far were for
         self._problems: tuple[Problem, ...] = ()
         self._timer: asyncio.TimerHandle | None = None
@@ -181,7 +180,7 @@ class Preparations:
         and that of the same text is another configuration's.
         """
         if asked != self._asked:
-            self._pause = self._first
+            self._backoff.reset()
             self.forget()
         return self._problems
 
@@ -190,11 +189,10 @@ class Preparations:
         self.forget()
         self._asked = asked
         if not problems:
-            self._pause = self._first
+            self._backoff.reset()
             return
         self._problems = problems
-        self._timer = asyncio.get_running_loop().call_later(self._pause, self._try_again)
-        self._pause = min(2 * self._pause, self._longest)
+        self._timer = asyncio.get_running_loop().call_later(self._backoff.next(), self._try_again)
 
     def forget(self) -> None:
         """The next attempt may be at once, and nobody is woken for it."""
@@ -205,7 +203,7 @@ class Preparations:
     def server_answers(self) -> None:
         """The API server does again: what failed for its silence is tried at once."""
         if any(problem.code is Code.CLUSTER for problem in self._problems):
-            self._pause = self._first
+            self._backoff.reset()
             self._try_again()
 
     def _try_again(self) -> None:

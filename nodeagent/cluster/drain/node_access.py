@@ -12,6 +12,7 @@ from typing import Any, Final, Protocol, TypeVar
 
 import structlog
 
+from nodeagent.backoff import Backoff
 from nodeagent.cluster.client.access import ClusterAccess
 from nodeagent.cluster.client.faults import (
     ClusterFault,
@@ -242,7 +243,7 @@ class OwnNode:
         What may pass by itself is tried again for `within` seconds.
         """
         loop = asyncio.get_running_loop()
-        until, pause = loop.time() + within, 0.1
+        until, backoff = loop.time() + within, Backoff(0.1, 2.0)
         while True:
             try:
                 view = await self.read()
@@ -251,8 +252,8 @@ class OwnNode:
                         view = await self.patch(view, step)
                 return facts_of(view)
             except (ClusterUnreachable, ServerBusy, WriteConflict) as fault:
+                pause = backoff.next()
                 if loop.time() + pause > until:
                     raise
                 log.debug("the Node cannot be changed yet", error=fault.message)
             await asyncio.sleep(pause)
-            pause = min(2 * pause, 2.0)

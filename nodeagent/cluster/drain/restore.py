@@ -14,6 +14,7 @@ from typing import NoReturn
 
 import structlog
 
+from nodeagent.backoff import Backoff
 from nodeagent.cluster.client.faults import ClusterFault
 from nodeagent.cluster.client.node_view import NodeView
 from nodeagent.cluster.drain.device_plugin import mismatches
@@ -201,7 +202,7 @@ class PuttingBack:
 
     async def run(self) -> NoReturn:
         """Put back whatever is due until cancelled."""
-        pause, longest = self._retry
+        backoff = Backoff(*self._retry)
         try:
             while True:
                 await self._due.wait()
@@ -212,11 +213,10 @@ class PuttingBack:
                     await self._put_back()
                 except ClusterFault as fault:
                     self._failed(fault)
-                    await asyncio.sleep(pause)
-                    pause = min(2 * pause, longest)
+                    await asyncio.sleep(backoff.next())
                     self._due.set()
                 else:
-                    pause = self._retry[0]
+                    backoff.reset()
                     self._failed(None)
         finally:
             self._offer.forget()

@@ -71,7 +71,7 @@ async def running(*coroutines: Coroutine[Any, Any, Any]) -> AsyncIterator[None]:
 
 
 class Follower:
-    """A follower with a record of what it told, and of every wait that chance decided."""
+    """A follower with a record of what it told, and of every wait that was drawn."""
 
     def __init__(
         self,
@@ -80,13 +80,13 @@ class Follower:
         *,
         pace: FollowPace = QUICK,
         clock: Callable[[], float] | None = None,
-        chance: Callable[[], float] = lambda: 0.5,
+        jitter: Callable[[], float] = lambda: 0.5,
         on_view: Callable[[NodeView | None], None] = lambda _: None,
     ) -> None:
         self.views: list[NodeView | None] = []
         self.faults: list[ClusterFault | None] = []
         self.draws = 0
-        self._chance = chance
+        self._jitter = jitter
         self._on_view = on_view
         self.follower = NodeFollower(
             access,
@@ -95,7 +95,7 @@ class Follower:
             on_fault=self.faults.append,
             interest=INTEREST,
             pace=pace,
-            chance=self._drawn,
+            jitter=self._drawn,
             clock=clock or asyncio.get_running_loop().time,
         )
 
@@ -105,7 +105,7 @@ class Follower:
 
     def _drawn(self) -> float:
         self.draws += 1
-        return self._chance()
+        return self._jitter()
 
     @property
     def plan(self) -> str | None:

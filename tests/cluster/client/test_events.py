@@ -33,7 +33,7 @@ class Told:
             "n",
             pace=pace,
             clock=lambda: asyncio.get_running_loop().time() + self.ahead,
-            chance=self._drawn,
+            jitter=self._drawn,
             wall=lambda: self.now,
         )
         self.draws = 0  # but for the one that its names begin with

@@ -396,7 +396,7 @@ async def test_watches_that_end_at_once_make_no_storm(
 async def test_health_makes_failures_small_again(server: ApiServer, access: ClusterAccess) -> None:
     """After a good while the first wait is the shortest again."""
     server.faults.next(6, Answer(500))
-    seen = Follower(access, chance=lambda: 1.0)
+    seen = Follower(access, jitter=lambda: 0.0)
     async with running(seen.follower.run()):
         await until(lambda: server.faults.watching)
         await asyncio.sleep(QUICK.healthy_after + 0.1)

@@ -59,7 +59,7 @@ class Written:
             on_contest=self.contests.append,
             pace=pace,
             clock=clock or asyncio.get_running_loop().time,
-            chance=lambda: 0.5,
+            jitter=lambda: 0.5,
             wall=lambda: self.now,
         )
         self.seen = Follower(access, on_view=self.writer.saw)

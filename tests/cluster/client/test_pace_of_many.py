@@ -77,7 +77,7 @@ async def test_a_fleet_comes_back_spread_out(tmp_path: Path) -> None:
             for member in range(20):
                 name = f"n{group}-{member}"
                 server.add_node(name)
-                fleet.append(Follower(access, name, pace=FollowPace(), chance=chance))
+                fleet.append(Follower(access, name, pace=FollowPace(), jitter=chance))
         await stack.enter_async_context(running(*(seen.follower.run() for seen in fleet)))
         await until(lambda: len(server.faults.watching) == FLEET)
         assert len(server.requests) == 2 * FLEET

@@ -16,15 +16,16 @@ from typing import NoReturn
 
 import structlog
 
+from nodeagent.backoff import Backoff
 from nodeagent.cluster.client.access import ClusterAccess
 from nodeagent.cluster.client.faults import ClusterFault, NotAllowed, RequestRefused
-from nodeagent.cluster.client.pace import Allowance, BackOff
 from nodeagent.cluster.plan_sources.nos.grammar import Asked, Reading, share_size
 from nodeagent.documents.bounded_yaml import Value, read_tree
 from nodeagent.documents.findings import path_text, shown
 from nodeagent.documents.mps import MOST_CLIENTS
 from nodeagent.errors import DocumentError, UsageError
 from nodeagent.plan.problems import Code, Problem
+from nodeagent.rate_limit import Allowance
 from nodeagent.reconcile.plan_update import NoPlan, UnreadablePlan
 
 CONFIGURATION_LABEL = "nvidia.com/device-plugin.config"
@@ -135,7 +136,7 @@ class NosConfiguration:
         *,
         pace: ReadPace = ReadPace(),
         clock: Callable[[], float] = time.monotonic,
-        chance: Callable[[], float] = random.random,
+        jitter: Callable[[], float] = random.random,
     ) -> None:
         parts = place.split("/")
         if len(parts) != _PARTS or not all(parts):
@@ -148,7 +149,7 @@ class NosConfiguration:
         self._told = changed
         self._clock = clock
         self._allowance = Allowance(interval=pace.interval)
-        self._back_off = BackOff(first=pace.first_retry, longest=pace.longest_retry, chance=chance)
+        self._backoff = Backoff(pace.first_retry, pace.longest_retry, spread=1.0, jitter=jitter)
         self._wanted = asyncio.Event()
         self._key: str | None = None
         self._text: str | None = None
@@ -168,7 +169,7 @@ class NosConfiguration:
         """Read this key from now on; None: no key at all."""
         if key != self._key:
             self._key, self._text, self._trouble = key, None, None
-            self._back_off.reset()
+            self._backoff.reset()
             self._wanted.set()
 
     async def run(self) -> NoReturn:
@@ -205,7 +206,7 @@ class NosConfiguration:
             self._text, self._trouble = text, trouble
             self._told()
         if trouble is not None:
-            await self._pause(self._back_off.next(patience))
+            await self._pause(self._backoff.next(patience))
 
     async def _pause(self, seconds: float) -> None:
         """Wait so long, or until another key is wanted."""

@@ -51,7 +51,7 @@ async def reader(server: ApiServer, access: ClusterAccess) -> AsyncIterator[Read
     def changed() -> None:
         made.told.append(made.configuration.text or made.configuration.trouble)
 
-    made = Reader(server, NosConfiguration(access, PLACE, changed, pace=QUICK, chance=lambda: 0.99))
+    made = Reader(server, NosConfiguration(access, PLACE, changed, pace=QUICK, jitter=lambda: 0.01))
     async with running(made.configuration.run()):
         yield made
 

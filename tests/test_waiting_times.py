@@ -1,26 +1,27 @@
-"""Waiting times: full jitter, and turns."""
+"""Waiting times between retries, and the turns of a rate limit."""
 
 from __future__ import annotations
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nodeagent.cluster.client.pace import Allowance, BackOff
+from nodeagent.backoff import Backoff
+from nodeagent.rate_limit import Allowance
 
 
 def test_the_ceiling_doubles_to_the_longest_and_starts_anew_after_a_reset() -> None:
-    """With the greatest chance the waits are the ceilings themselves."""
-    back_off = BackOff(first=0.5, longest=30.0, chance=lambda: 1.0)
-    waits = [back_off.next() for _ in range(9)]
+    """At the top of the jitter the waits are the ceilings themselves."""
+    backoff = Backoff(0.5, 30.0, spread=1.0, jitter=lambda: 0.0)
+    waits = [backoff.next() for _ in range(9)]
     assert waits == [0.5, 1, 2, 4, 8, 16, 30, 30, 30]
-    back_off.reset()
-    assert back_off.next() == 0.5
+    backoff.reset()
+    assert backoff.next() == 0.5
 
 
 def test_what_the_server_asks_for_is_spread_too() -> None:
-    """Retry-After is a least wait; chance comes on top of it."""
-    back_off = BackOff(first=0.5, longest=30.0, chance=lambda: 0.5)
-    assert back_off.next(7.0) == 7.25
+    """Retry-After is a least wait; jitter comes on top of it."""
+    backoff = Backoff(0.5, 30.0, spread=1.0, jitter=lambda: 0.5)
+    assert backoff.next(7.0) == 7.25
 
 
 @given(
