@@ -1,6 +1,6 @@
 """The errors that may cross a package border, each worded for the person who will read it.
 
-Foreign exceptions (NVML, operating system, pydantic) are translated into these where they
+Foreign exceptions (NVML, operating system, msgspec) are translated into these where they
 enter; nothing above that border ever sees the foreign type.
 """
 

@@ -61,7 +61,7 @@ class Places:
 
     def kept(self, name: str) -> Path | None:
         """The file of this name that survives a restart; None where nothing is to survive."""
-        if self.simulation and "dir" not in self.settings.state.model_fields_set:
+        if self.simulation and "dir" not in self.settings.state.given:
             return _beside(self.simulation.state, name)
         return self.settings.state.dir / name
 
@@ -77,7 +77,7 @@ class Places:
         """The run directory, made where it is not there; None: the agent has none. Raises
         NodeagentError. Blocks for a moment.
         """
-        if self.simulation and "dir" not in self.settings.run.model_fields_set:
+        if self.simulation and "dir" not in self.settings.run.given:
             return None
         directory = self.settings.run.dir
         try:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -135,6 +135,6 @@ class PlanPart:
         except NodeagentError as error:
             log.warning("the settings stay as they were", error=error.message, remedy=error.remedy)
             return None
-        if found.model_copy(update={"plan": self._settings.plan}) != self._settings:
+        if replace(found, plan=self._settings.plan) != self._settings:
             log.warning("of the changed settings only those of the plan count before a restart")
         return found

@@ -43,7 +43,6 @@ from nodeagent.gpu.usage import UsageProbe
 from nodeagent.gpu.workers import LONGEST_JOB
 from nodeagent.health.store import FILE_NAME as HEALTH_NAME
 from nodeagent.mps.setup import longest_step, places_of, simulated_places
-from nodeagent.plan.plan import Policy
 from nodeagent.plan.problems import Problem
 from nodeagent.reconcile.event_log import EventLog, EventType
 from nodeagent.reconcile.event_reporter import Narrator
@@ -123,10 +122,7 @@ class Agent:
         self._simulation = simulation
         self._places = Places(settings, simulation)
         self._notifier = notifier
-        self._policy = Policy(
-            reset_when_idle=settings.reset == "whenIdle",
-            exclusive_mps=settings.mps.compute_mode == "exclusive",
-        )
+        self._policy = settings.policy
         self._events = EventLog()
         self._stopping = asyncio.Event()  # a signal came, be it before there are parts
         # One for life: a driver that hangs is not called again and again in new threads.
@@ -266,7 +262,7 @@ class Agent:
 
     def _make_health(self) -> HealthPart:
         settings, kernel_log = self._settings.health, self._settings.health.kernel_log
-        named = "kernel_log" in settings.model_fields_set
+        named = "kernel_log" in settings.given
         places = HealthPlaces(
             kernel_log=None if self._simulation and not named else kernel_log,
             state=self._places.kept(HEALTH_NAME),

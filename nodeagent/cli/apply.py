@@ -11,12 +11,12 @@ from dataclasses import dataclass, replace
 
 from nodeagent.cli import event_loop, exit_codes
 from nodeagent.cli.blockers import wait_for_blockers
+from nodeagent.cli.command_settings import command_settings
 from nodeagent.cli.exit_codes import ExitCode
 from nodeagent.cli.node import writing
 from nodeagent.cli.options import Options
 from nodeagent.cli.output import Output
 from nodeagent.cli.plan import SOURCE, read_or_report, rejection, report, with_unready
-from nodeagent.cli.settings_in_force import InForce, in_force
 from nodeagent.cli.shared_node import Node, changing
 from nodeagent.execute.executor import carry_out
 from nodeagent.plan.desired import DesiredNode, PlanDocument
@@ -25,6 +25,7 @@ from nodeagent.plan.outcome import GpuOutcome, NodeOutcome, StepReport
 from nodeagent.plan.plan import GpuPlan, NodePlan, Verdict, worst
 from nodeagent.plan.planner import plan
 from nodeagent.plan.resolve import Rejection, resolve
+from nodeagent.settings import Settings
 from nodeagent.terminal.outcome_page import outcome_page, step_line
 
 _RETRY = 2.0  # seconds after a first refusal by the driver; it doubles with each further one
@@ -41,7 +42,7 @@ class _Applied:
 
 def run(options: Options, output: Output) -> ExitCode:
     """Apply the document; the exit code tells what is so in the end."""
-    settings = in_force(options)
+    settings = command_settings(options)
     document = read_or_report(options, output)
     result = event_loop.run(_apply(options, settings, document, output))
     if isinstance(result, Rejection):
@@ -53,7 +54,7 @@ def run(options: Options, output: Output) -> ExitCode:
 
 
 async def _apply(
-    options: Options, settings: InForce, document: PlanDocument, output: Output
+    options: Options, settings: Settings, document: PlanDocument, output: Output
 ) -> _Applied | Rejection:
     deadline = asyncio.get_running_loop().time() + options.wait
     with _stopped_by_signals() as stop, writing(options, settings):
@@ -75,7 +76,7 @@ class _Rounds:
     def __init__(
         self,
         node: Node,
-        settings: InForce,
+        settings: Settings,
         desired: DesiredNode,
         output: Output,
         stop: asyncio.Event,
@@ -139,7 +140,7 @@ class _Rounds:
         return await carry_out(
             now,
             self._node,
-            parallel=self._settings.parallel,
+            parallel=self._settings.gpu.parallel,
             policy=self._settings.policy,
             on_progress=progress,
             stop=self._stop,

@@ -19,7 +19,6 @@ from nodeagent.cli.exit_codes import ExitCode
 from nodeagent.cli.node import is_simulated, lock_file, observed_node
 from nodeagent.cli.options import Options
 from nodeagent.cli.output import Output
-from nodeagent.cli.settings_in_force import InForce
 from nodeagent.cluster.client.presence import is_in_cluster
 from nodeagent.errors import DriverError, UsageError
 from nodeagent.mps.accounts import accounts_for
@@ -163,11 +162,9 @@ def _settings(options: Options) -> Settings:
 
 
 def _observe(options: Options, settings: Settings) -> ObservedNode | DriverError:
-    in_force = InForce(
-        observe_deadline=settings.driver.observe_deadline, nvidia_smi=settings.nvidia_smi
-    )
+    of_the_driver = Settings(driver=settings.driver, nvidia_smi=settings.nvidia_smi)
     try:
-        return event_loop.run(observed_node(options, in_force))
+        return event_loop.run(observed_node(options, of_the_driver))
     except DriverError as failure:
         return failure
 

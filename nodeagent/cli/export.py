@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from nodeagent.cli import event_loop
+from nodeagent.cli.command_settings import command_settings
 from nodeagent.cli.exit_codes import ExitCode
 from nodeagent.cli.options import Options
 from nodeagent.cli.output import Output, complain
-from nodeagent.cli.settings_in_force import in_force
 from nodeagent.cli.shared_node import looking_at
 from nodeagent.documents import writing
 from nodeagent.plan.observed import Access, ObservedNode
@@ -27,7 +27,7 @@ def run(options: Options, output: Output) -> ExitCode:
 
 
 async def _observed(options: Options) -> ObservedNode:
-    async with looking_at(options, in_force(options), None) as (node, _):
+    async with looking_at(options, command_settings(options), None) as (node, _):
         return await node.observe()
 
 

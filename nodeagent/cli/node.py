@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nodeagent.cli.options import Options
-from nodeagent.cli.settings_in_force import InForce
 from nodeagent.errors import UsageError
 from nodeagent.execute.writer_lock import FILE_NAME, writer_lock
 from nodeagent.gpu.driver import Driver
 from nodeagent.gpu.usage import UsageProbe
 from nodeagent.plan.observed import ObservedNode
+from nodeagent.settings import Settings
 
 if TYPE_CHECKING:
     from nodeagent.cluster.kubelet.device_users import KubeletUsage
@@ -29,39 +29,41 @@ def is_simulated(options: Options) -> bool:
     return options.simulate is not None or options.state is not None
 
 
-def make_driver(options: Options, settings: InForce) -> Driver:
+def make_driver(options: Options, settings: Settings) -> Driver:
     """The driver, real or simulated, to be entered."""
     simulated = is_simulated(options)
     return Driver(
-        observe_deadline=settings.observe_deadline,
-        step_deadline=settings.step_deadline,
+        observe_deadline=settings.driver.observe_deadline,
+        step_deadline=settings.driver.step_deadline,
         usage=None if simulated else UsageProbe(),
         allocations=_kubelet(settings, simulated=simulated),
         nvidia_smi=SIMULATED_SMI if simulated else settings.nvidia_smi,
     )
 
 
-def _kubelet(settings: InForce, *, simulated: bool) -> KubeletUsage | None:
+def _kubelet(settings: Settings, *, simulated: bool) -> KubeletUsage | None:
     if settings.kubelet.use == "never" or (simulated and settings.kubelet.use == "auto"):
         return None  # as it would say itself; but most commands can do without importing it
     from nodeagent.cluster.client.presence import is_in_cluster
     from nodeagent.cluster.kubelet.device_users import kubelet_users
 
     in_cluster = is_in_cluster(
-        use=settings.kubernetes, kubeconfig=settings.kubeconfig, environment=os.environ
+        use=settings.kubernetes.use,
+        kubeconfig=settings.kubernetes.kubeconfig,
+        environment=os.environ,
     )
     return kubelet_users(settings.kubelet, in_cluster=in_cluster, simulated=simulated)
 
 
 @asynccontextmanager
-async def opened(options: Options, settings: InForce) -> AsyncIterator[Driver]:
+async def opened(options: Options, settings: Settings) -> AsyncIterator[Driver]:
     """The driver, real or simulated; raises DriverUnavailable or UsageError."""
     with simulation(options, shared=settings.reset != "never"):
         async with make_driver(options, settings) as driver:
             yield driver
 
 
-async def observed_node(options: Options, settings: InForce) -> ObservedNode:
+async def observed_node(options: Options, settings: Settings) -> ObservedNode:
     """The node as it is now."""
     async with opened(options, settings) as driver:
         return await driver.observe()
@@ -111,20 +113,20 @@ def _state_file(given: Path | None) -> Iterator[Path]:
 
 
 @contextmanager
-def writing(options: Options, settings: InForce) -> Iterator[None]:
+def writing(options: Options, settings: Settings) -> Iterator[None]:
     """Be the only one who changes this node; raises NodeagentError when somebody else does."""
     if is_simulated(options) and options.state is None:
         yield  # nobody else sees this node
         return
-    file = lock_file(options, settings.run_dir)
+    file = lock_file(options, settings.run.dir)
     with writer_lock(file, _state_directory(options, settings)):
         yield
 
 
-def _state_directory(options: Options, settings: InForce) -> Path:
+def _state_directory(options: Options, settings: Settings) -> Path:
     """Where the state is, the other part of the lock."""
     if options.state is None:
-        return settings.state_dir
+        return settings.state.dir
     from nodeagent.simulation.mps.installation import directory_beside
 
     return directory_beside(options.state)

@@ -5,17 +5,18 @@ from __future__ import annotations
 from dataclasses import replace
 
 from nodeagent.cli import event_loop, exit_codes
+from nodeagent.cli.command_settings import command_settings
 from nodeagent.cli.document_source import LARGEST, configuration_in, read_content
 from nodeagent.cli.exit_codes import ExitCode
 from nodeagent.cli.options import Options
 from nodeagent.cli.output import Output, complain_about
-from nodeagent.cli.settings_in_force import InForce, in_force
 from nodeagent.cli.shared_node import looking_at
 from nodeagent.errors import DocumentError
 from nodeagent.plan.desired import PlanDocument
 from nodeagent.plan.plan import GpuPlan, NodePlan, Verdict
 from nodeagent.plan.planner import plan
 from nodeagent.plan.resolve import Rejection, resolve
+from nodeagent.settings import Settings
 
 SOURCE = "file"
 
@@ -23,12 +24,12 @@ SOURCE = "file"
 def run(options: Options, output: Output) -> ExitCode:
     """Show the plan for the document."""
     document = read_or_report(options, output)
-    found = event_loop.run(planned(options, in_force(options), document))
+    found = event_loop.run(planned(options, command_settings(options), document))
     report(found, document, output)
     return exit_codes.of_plan(found)
 
 
-async def planned(options: Options, settings: InForce, document: PlanDocument) -> NodePlan:
+async def planned(options: Options, settings: Settings, document: PlanDocument) -> NodePlan:
     """The plan for the node as it is now; for a rejected document one without GPUs."""
     async with looking_at(options, settings, document) as (node, host):
         observed = await node.observe()

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from nodeagent.cli import event_loop
+from nodeagent.cli.command_settings import command_settings
 from nodeagent.cli.exit_codes import ExitCode
 from nodeagent.cli.node import observed_node
 from nodeagent.cli.options import Options
 from nodeagent.cli.output import Output
-from nodeagent.cli.settings_in_force import in_force
 from nodeagent.plan.layout import creatable
 from nodeagent.plan.observed import Access, Gpu, GpuInstanceProfile
 
 
 def run(options: Options, output: Output) -> ExitCode:
     """List the profiles; fails when a GPU does not answer."""
-    observed = event_loop.run(observed_node(options, in_force(options)))
+    observed = event_loop.run(observed_node(options, command_settings(options)))
     offers = [(gpu, creatable(gpu)) for gpu in observed.gpus]
     if output.is_text:
         from nodeagent.terminal.profiles_page import profiles_page

@@ -7,7 +7,6 @@ by the document, or because an agent left daemons here.
 from __future__ import annotations
 
 import asyncio
-import os
 import re
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
@@ -17,16 +16,15 @@ from typing import TYPE_CHECKING, Protocol
 
 from nodeagent.cli.node import is_simulated, make_driver, simulation
 from nodeagent.cli.options import Options
-from nodeagent.cli.settings_in_force import InForce
 from nodeagent.gpu.driver import Driver
 from nodeagent.plan.accounts import Host
 from nodeagent.plan.desired import MigLayout, PlanDocument
 from nodeagent.plan.observed import Gpu, ObservedNode
 from nodeagent.plan.steps import Destruction, Step
+from nodeagent.settings import Settings
 
 if TYPE_CHECKING:
     from nodeagent.mps.setup import MpsPlaces
-    from nodeagent.settings import Settings
 
 _MEMORY = "earlier-modes.json"  # what devices were before they were changed
 _RECORDS = "mps"  # the folder below run.dir in which daemons have theirs
@@ -54,7 +52,7 @@ class Node(SeenNode, Protocol):
 @asynccontextmanager
 async def looking_at(
     options: Options,
-    settings: InForce,
+    settings: Settings,
     document: PlanDocument | None,
 ) -> AsyncIterator[tuple[SeenNode, Host]]:
     """The node, real or simulated, and what of the host bears on the document.
@@ -82,7 +80,7 @@ async def looking_at(
 
 @asynccontextmanager
 async def changing(
-    options: Options, settings: InForce, document: PlanDocument
+    options: Options, settings: Settings, document: PlanDocument
 ) -> AsyncIterator[tuple[Node, Host]]:
     """As `looking_at`, to change it.
 
@@ -141,7 +139,7 @@ class _Parts:
 @asynccontextmanager
 async def _parts(
     options: Options,
-    settings: InForce,
+    settings: Settings,
     document: PlanDocument | None,
 ) -> AsyncIterator[tuple[Driver, _Parts | None]]:
     """The driver, to be entered; and what else it takes, None where nothing is concerned."""
@@ -152,10 +150,10 @@ async def _parts(
         driver = make_driver(options, settings)
         with _directory(options, state) as directory:
             concerned = document is not None and _asks_for_sharing(document)
-            run_dirs = [settings.run_dir, *([directory / "run"] if directory else [])]
-            memory = (directory or settings.state_dir) / _MEMORY
+            run_dirs = [settings.run.dir, *([directory / "run"] if directory else [])]
+            memory = (directory or settings.state.dir) / _MEMORY
             if concerned or memory.exists() or any(map(_has_records, run_dirs)):
-                parts = await asyncio.to_thread(_read_parts, options, directory, document)
+                parts = await asyncio.to_thread(_make_parts, options, settings, directory, document)
                 yield driver, replace(parts, time_slices=time_slices)
             else:
                 if document is not None:  # without MPS, only parts of GPU instances need details
@@ -163,12 +161,11 @@ async def _parts(
                 yield driver, None
 
 
-def _read_parts(options: Options, directory: Path | None, document: PlanDocument | None) -> _Parts:
+def _make_parts(
+    options: Options, settings: Settings, directory: Path | None, document: PlanDocument | None
+) -> _Parts:
     from nodeagent.mps import setup as mps_setup
-    from nodeagent.settings import load_settings
 
-    flags = {"run.dir": options.run_dir, "state.dir": options.state_dir}
-    settings = load_settings(options.settings, os.environ, flags)
     return _Parts(
         settings,
         mps_setup.simulated_places(settings, directory)

@@ -1,8 +1,7 @@
 """A small vocabulary to say what a document may hold: once, for reading it and for its schema.
 
 A rule reads the value at a place into a typed result, noting every fault it meets, and knows the
-JSON Schema of what it accepts. This is pydantic's work in miniature: importing pydantic and
-building one model takes longer than everything else a command such as `assert` does.
+JSON Schema of what it accepts.
 """
 
 from __future__ import annotations

@@ -70,13 +70,13 @@ def simulated_places(settings: Settings, directory: Path) -> MpsPlaces:
     from nodeagent.simulation.mps.installation import install
 
     programs = directory / "bin"
-    if "control" in settings.mps.model_fields_set:
+    if "control" in settings.mps.given:
         run = places_of(settings).programs
     else:
         if not programs.exists():
             install(programs, version=_SIMULATED_MPS)
         run = Programs(path=f"{programs}:{settings.mps.path}")
-    given_cdi_dir = "dir" in settings.cdi.model_fields_set
+    given_cdi_dir = "dir" in settings.cdi.given
     return MpsPlaces(
         run_dir=simulated_run_dir(settings, directory),
         cdi_dir=settings.cdi.dir if given_cdi_dir else directory / "cdi",
@@ -88,7 +88,7 @@ def simulated_places(settings: Settings, directory: Path) -> MpsPlaces:
 
 def simulated_run_dir(settings: Settings, directory: Path) -> Path:
     """The run directory of a simulated node's daemons, whose other things are in `directory`."""
-    given = "dir" in settings.run.model_fields_set and _has_room(settings.run.dir)
+    given = "dir" in settings.run.given and _has_room(settings.run.dir)
     return settings.run.dir.absolute() if given else directory / "run"
 
 

@@ -4,12 +4,24 @@
 A part of the agent gets its own group, never the whole.
 """
 
-from nodeagent.settings.groups.agent import ApiSettings, LogSettings, RunSettings, StateSettings
-from nodeagent.settings.groups.cluster import KubeletSettings, KubernetesSettings
-from nodeagent.settings.groups.gpus import DriverSettings, GpuSettings, PlanSettings, ResyncSettings
-from nodeagent.settings.groups.mps import CdiSettings, MpsSettings
-from nodeagent.settings.groups.watching import HealthSettings, MetricsSettings, SampleSettings
-from nodeagent.settings.model import Settings
+from nodeagent.settings.model import (
+    ApiSettings,
+    CdiSettings,
+    DriverSettings,
+    GpuSettings,
+    HealthSettings,
+    KubeletSettings,
+    KubernetesSettings,
+    LogSettings,
+    MetricsSettings,
+    MpsSettings,
+    PlanSettings,
+    ResyncSettings,
+    RunSettings,
+    SampleSettings,
+    Settings,
+    StateSettings,
+)
 from nodeagent.settings.sources import DEFAULT_FILE, load_settings
 from nodeagent.settings.values import Address
 

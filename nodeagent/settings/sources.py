@@ -7,16 +7,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
+from functools import cache
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from pydantic import BaseModel, ValidationError
-from pydantic_core import ErrorDetails
-
-from nodeagent.documents.bounded_yaml import LARGEST_TEXT, Tree, read_tree
 from nodeagent.documents.findings import did_you_mean, listed, nearest, shown
 from nodeagent.errors import DocumentError, UsageError
-from nodeagent.settings.model import Settings
+from nodeagent.settings.model import Group, Settings
+from nodeagent.settings.values import Kind, kind_of
+
+if TYPE_CHECKING:  # most commands find no settings file, and do without YAML
+    from nodeagent.documents.bounded_yaml import Tree
 
 DEFAULT_FILE = Path("/etc/nodeagent/settings.yaml")
 
@@ -54,20 +56,60 @@ def load_settings(
     for name, value in flags.items():
         if value is not None:
             given[name] = _Given(value, f"command line: {name}")
-    try:
-        return Settings.model_validate(_nested(given))
-    except ValidationError as error:
-        raise _refusal(error.errors(include_url=False), given) from None
+    return _settings_of(given)
 
 
-def setting_names(model: type[BaseModel] = Settings, prefix: str = "") -> Iterator[str]:
+def setting_names() -> list[str]:
     """The names of all settings, such as `plan.file`, in the order of the model."""
-    for name, field in model.model_fields.items():
-        group = field.annotation
-        if isinstance(group, type) and issubclass(group, BaseModel):
-            yield from setting_names(group, f"{prefix}{name}.")
-        else:
-            yield prefix + name
+    return list(_kinds())
+
+
+def settings_schema() -> dict[str, Any]:
+    """The JSON Schema (draft 2020-12) of a settings file."""
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "nodeagent settings",
+        **_group_schema(Settings()),
+    }
+
+
+def written(settings: Settings, name: str) -> object:
+    """The value of a setting as a file would have it."""
+    group, _, key = name.rpartition(".")
+    return _kinds()[name].written(getattr(getattr(settings, group) if group else settings, key))
+
+
+def _group_schema(group: Group) -> dict[str, Any]:
+    properties: dict[str, Any] = {}
+    for field in fields(group):
+        value = getattr(group, field.name)
+        if isinstance(value, Group):
+            properties[field.name] = _group_schema(value)
+        elif "description" in field.metadata:
+            kind = kind_of(field.type)
+            properties[field.name] = {**field.metadata, **kind.schema}
+            if field.name != "node_name":  # which is each node's own
+                properties[field.name]["default"] = kind.written(value)
+    return {
+        "type": "object",
+        "description": type(group).__doc__,
+        "additionalProperties": False,
+        "properties": properties,
+    }
+
+
+@cache
+def _kinds() -> Mapping[str, Kind]:
+    """The kind of each setting, by its name."""
+    found = {}
+    for field in fields(Settings):
+        if isinstance(field.default, Group):
+            for inner in fields(field.default):
+                if "description" in inner.metadata:
+                    found[f"{field.name}.{inner.name}"] = kind_of(inner.type)
+        elif "description" in field.metadata:
+            found[field.name] = kind_of(field.type)
+    return found
 
 
 def variable_of(setting: str) -> str:
@@ -82,6 +124,8 @@ def _from_file(path: Path | None) -> dict[str, _Given]:
     where = path or DEFAULT_FILE
     try:
         with where.open("rb") as file:
+            from nodeagent.documents.bounded_yaml import LARGEST_TEXT, read_tree
+
             tree = read_tree(file.read(LARGEST_TEXT))  # a text of this size is refused already
     except FileNotFoundError:
         if path is None:
@@ -96,8 +140,7 @@ def _from_file(path: Path | None) -> dict[str, _Given]:
 
 def _named(tree: Tree, where: str) -> Iterator[tuple[str, _Given]]:
     """Each value in the file under the setting's full name; a key without a value says nothing."""
-    names = list(setting_names())
-    groups = {name.partition(".")[0] for name in names if "." in name}
+    groups = {name.partition(".")[0] for name in setting_names() if "." in name}
     for key, value in _entries(tree.value, where):
         if key not in groups:
             yield from _one(tree, (key,), value, where)
@@ -118,7 +161,7 @@ def _one(
     tree: Tree, path: tuple[str, ...], value: object, where: str
 ) -> Iterator[tuple[str, _Given]]:
     name = ".".join(path)
-    names = list(setting_names())
+    names = setting_names()
     origin = f"{where} line {tree.key_marks[path][0]}: {name}"
     if name not in names:
         raise UsageError(f"{origin} is no setting", remedy=_nearest(name, names))
@@ -146,34 +189,35 @@ def _from_environment(environment: Mapping[str, str]) -> dict[str, _Given]:
     return given
 
 
-# --- errors -------------------------------------------------------------------------------------
+# --- values -------------------------------------------------------------------------------------
 
 
-def _nested(given: Mapping[str, _Given]) -> dict[str, object]:
-    tree: dict[str, object] = {}
-    groups: dict[str, dict[str, object]] = {}
-    for name, one in given.items():
-        group, _, key = name.rpartition(".")
-        if group:
-            groups.setdefault(group, {})[key] = one.value
-        else:
-            tree[key] = one.value
-    return tree | groups
-
-
-def _refusal(errors: list[ErrorDetails], given: Mapping[str, _Given]) -> UsageError:
-    """One error for the reader: the first in full, the others counted."""
-    first, *others = errors
-    name = ".".join(str(part) for part in first["loc"])
-    origin = given[name].origin if name in given else name
-    expected = first.get("ctx", {}).get("expected")
-    remedy = f"accepted: {expected}" if expected else first["msg"].removeprefix("Value error, ")
-    more = f"; {len(others)} more are wrong" if others else ""
-    return UsageError(f"{origin}: found {shown(first['input'])}", remedy=remedy + more)
+def _settings_of(given: Mapping[str, _Given]) -> Settings:
+    """The values read, each by its kind; of those that are wrong the first is named."""
+    values: dict[str, dict[str, Any]] = {}
+    wrong: list[UsageError] = []
+    for name, kind in _kinds().items():
+        if name in given:
+            group, _, key = name.rpartition(".")
+            try:
+                values.setdefault(group, {})[key] = kind.read(given[name].value)
+            except ValueError as error:
+                found = f"{given[name].origin}: found {shown(given[name].value)}"
+                wrong.append(UsageError(found, remedy=str(error)))
+    if wrong:
+        more = f"; {len(wrong) - 1} more are wrong" if len(wrong) > 1 else ""
+        raise UsageError(wrong[0].message, remedy=f"{wrong[0].remedy}{more}")
+    plain = values.pop("", {})
+    settings = Settings(given=frozenset(plain), **plain)
+    groups = {
+        name: replace(getattr(settings, name), given=frozenset(inner), **inner)
+        for name, inner in values.items()
+    }
+    return replace(settings, **groups)
 
 
 def _nearest_variable(variable: str) -> str:
-    """Told by what follows the prefix, which all variables share."""
+    """Compared by what follows the prefix, which all variables share."""
     rests = [variable_of(name).removeprefix(PREFIX) for name in setting_names()]
     likely = nearest(variable.removeprefix(PREFIX), rests)
     if likely:

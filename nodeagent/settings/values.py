@@ -8,13 +8,64 @@ from __future__ import annotations
 import math
 import re
 import shlex
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, NamedTuple
+from types import UnionType
+from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin
 
-from pydantic import BeforeValidator, PlainSerializer, WithJsonSchema
+Json = dict[str, Any]
 
 _SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h)?", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Kind:
+    """How a value is read (raises ValueError with what is accepted), the JSON Schema of what can
+    be written, and how a value that was read is written.
+    """
+
+    read: Callable[[object], Any]
+    schema: Json
+    written: Callable[[Any], object] = lambda value: value
+
+
+def kind_of(annotation: object) -> Kind:
+    """The kind of a setting whose field has this type."""
+    origin, parts = get_origin(annotation), get_args(annotation)
+    if annotation is bool:
+        return Kind(_yes_no, {"type": "boolean"})
+    if origin is Literal:
+        return Kind(_one_of(parts), {"enum": list(parts)})
+    if origin in (Union, UnionType):  # with None, which is never written: then the key is absent
+        kind = kind_of(parts[0])
+        return Kind(
+            kind.read,
+            {"anyOf": [kind.schema, {"type": "null"}]},
+            lambda value: None if value is None else kind.written(value),
+        )
+    return next(part for part in parts if isinstance(part, Kind))
+
+
+def _one_of(names: tuple[str, ...]) -> Callable[[object], str]:
+    *others, last = map(repr, names)
+
+    def read(value: object) -> str:
+        if not isinstance(value, str) or value not in names:
+            raise ValueError(f"accepted: {', '.join(others)} or {last}")
+        return value
+
+    return read
+
+
+def _yes_no(value: object) -> bool:
+    words = {"true": True, "yes": True, "on": True, "1": True}
+    words |= {"false": False, "no": False, "off": False, "0": False}
+    found = words.get(str(value).strip().lower()) if isinstance(value, str | int) else None
+    if found is None:
+        raise ValueError("accepted: true or false")
+    return found
 
 
 def _duration(value: object) -> float:
@@ -94,56 +145,34 @@ def _command(value: object) -> tuple[str, ...]:
     return tuple(words)
 
 
+_PATTERN = r"^\d+(\.\d+)?(ms|s|m|h)?$"
+_WORD: Json = {"type": "string", "minLength": 1}
+_WORDS: Json = {"type": "array", "items": _WORD}
+
 Duration = Annotated[
     float,
-    BeforeValidator(_duration),
-    WithJsonSchema(
+    Kind(
+        _duration,
         {
             "anyOf": [
                 {"type": "number", "exclusiveMinimum": 0},
-                {"type": "string", "pattern": r"^\d+(\.\d+)?(ms|s|m|h)?$"},
+                {"type": "string", "pattern": _PATTERN},
             ]
-        }
+        },
     ),
 ]
 ListenAddress = Annotated[
-    Address,
-    BeforeValidator(_address),
-    PlainSerializer(str),
-    WithJsonSchema({"type": "string", "pattern": r"^.*:\d+$"}),
+    Address, Kind(_address, {"type": "string", "pattern": r"^.*:\d+$"}, written=str)
 ]
 WholeNumber = Annotated[
-    int,
-    BeforeValidator(_whole_number),
-    WithJsonSchema({"type": "integer", "minimum": 1, "maximum": 1024}),
+    int, Kind(_whole_number, {"type": "integer", "minimum": 1, "maximum": 1024})
 ]
 Command = Annotated[
     tuple[str, ...],
-    BeforeValidator(_command),
-    PlainSerializer(shlex.join),
-    WithJsonSchema(
-        {
-            "anyOf": [
-                {"type": "string", "minLength": 1},
-                {"type": "array", "items": {"type": "string", "minLength": 1}, "minItems": 1},
-            ]
-        }
-    ),
+    Kind(_command, {"anyOf": [_WORD, {**_WORDS, "minItems": 1}]}, written=shlex.join),
 ]
-FilePath = Annotated[
-    Path, BeforeValidator(_path), WithJsonSchema({"type": "string", "minLength": 1})
-]
-Text = Annotated[str, BeforeValidator(_text), WithJsonSchema({"type": "string", "minLength": 1})]
+FilePath = Annotated[Path, Kind(_path, _WORD, written=str)]
+Text = Annotated[str, Kind(_text, _WORD)]
 Texts = Annotated[
-    tuple[str, ...],
-    BeforeValidator(_texts),
-    PlainSerializer(" ".join),
-    WithJsonSchema(
-        {
-            "anyOf": [
-                {"type": "string"},
-                {"type": "array", "items": {"type": "string", "minLength": 1}},
-            ]
-        }
-    ),
+    tuple[str, ...], Kind(_texts, {"anyOf": [{"type": "string"}, _WORDS]}, written=" ".join)
 ]

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -34,14 +35,14 @@ async def api() -> AsyncIterator[ApiServer]:
 async def _look(
     api: ApiServer,
     folder: Path,
-    settings: Mapping[str, object] = MappingProxyType({}),
+    settings: Mapping[str, Any] = MappingProxyType({}),
     *,
     node: str = NODE,
     token: str | None = None,
 ) -> dict[str, Finding]:
     """The findings by what was looked at; of several the last."""
     config = kubeconfig(folder, api.url, token=token).path
-    wanted = KubernetesSettings.model_validate({"kubeconfig": config, **settings})
+    wanted = replace(KubernetesSettings(kubeconfig=config), **settings)
     looked = await asyncio.to_thread(cluster_preflight.look, wanted, node, "annotation")
     return {finding.check: finding for finding in looked.findings}
 

@@ -15,12 +15,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from nodeagent.cli import main, shared_node
+from nodeagent.cli.command_settings import command_settings
 from nodeagent.cli.parser import parse
-from nodeagent.cli.settings_in_force import DEFAULT_FILE, InForce, KubeletInForce, in_force
 from nodeagent.gpu import original_settings as remembered
 from nodeagent.mps import records
-from nodeagent.settings import DEFAULT_FILE as SETTINGS_FILE
-from nodeagent.settings import load_settings
 
 if TYPE_CHECKING:
     from tests.cli.conftest import Program
@@ -135,27 +133,6 @@ def test_a_fault_of_ours_is_one_line(
     assert len(err.splitlines()) == 1
 
 
-def test_defaults_of_one_shot_commands_are_the_settings_own() -> None:
-    """The copy that saves reading settings equals what reading them would give."""
-    settings = load_settings(None, {}, {})
-    assert InForce() == InForce(
-        observe_deadline=settings.driver.observe_deadline,
-        step_deadline=settings.driver.step_deadline,
-        parallel=settings.gpu.parallel,
-        reset=settings.reset,
-        run_dir=settings.run.dir,
-        state_dir=settings.state.dir,
-        nvidia_smi=settings.nvidia_smi,
-        compute_mode=settings.mps.compute_mode,
-        kubelet=KubeletInForce(
-            settings.kubelet.use, settings.kubelet.socket, settings.kubelet.deadline
-        ),
-        kubernetes=settings.kubernetes.use,
-        kubeconfig=settings.kubernetes.kubeconfig,
-    )
-    assert DEFAULT_FILE == SETTINGS_FILE
-
-
 def test_what_agents_leave_is_looked_for_where_they_leave_it() -> None:
     """The names that save importing their homes are those of their homes."""
     assert (shared_node._MEMORY, shared_node._RECORDS) == (remembered.FILE_NAME, records.FOLDER)
@@ -164,9 +141,9 @@ def test_what_agents_leave_is_looked_for_where_they_leave_it() -> None:
 def test_settings_in_the_environment_hold_for_one_shot_commands() -> None:
     """And a flag is stronger."""
     environment = {"NODEAGENT_RESET": "whenIdle", "NODEAGENT_GPU_PARALLEL": "3"}
-    found = in_force(parse(["apply", "-f", "x"]), environment)
-    assert (found.policy.reset_when_idle, found.parallel) == (True, 3)
-    found = in_force(parse(["apply", "-f", "x", "--reset", "never"]), environment)
+    found = command_settings(parse(["apply", "-f", "x"]), environment)
+    assert (found.policy.reset_when_idle, found.gpu.parallel) == (True, 3)
+    found = command_settings(parse(["apply", "-f", "x", "--reset", "never"]), environment)
     assert not found.policy.reset_when_idle
 
 
@@ -190,6 +167,7 @@ def test_commands_do_not_import_what_they_do_not_need(name: str, program: Progra
         "rich",
         "psutil",
         "pydantic",
+        "msgspec",
         "kubernetes",
         "asyncinotify",
         "grpc",

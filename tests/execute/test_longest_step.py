@@ -11,6 +11,6 @@ from nodeagent.settings import MpsSettings
 @pytest.mark.parametrize("patient", ["quit_deadline", "kill_deadline", "answer_deadline", "grace"])
 def test_no_patience_is_cut_short(patient: str) -> None:
     """Whoever gives daemons more time to end has the agent wait for that, and not replaced."""
-    settings = MpsSettings.model_validate({patient: 1000.0})
+    settings = MpsSettings(**{patient: 1000.0})  # type: ignore[arg-type]  # all of these are durations
     assert longest_step(settings) > 1000.0
     assert longest_step(MpsSettings()) >= timing_of(MpsSettings()).start

@@ -14,7 +14,7 @@ def health_findings(settings: HealthSettings, *, simulated: bool) -> Iterator[Fi
     """The table of XIDs, and whether the kernel log may be read."""
     if settings.xids is not None:
         yield _table_finding(settings)
-    if not simulated or "kernel_log" in settings.model_fields_set:
+    if not simulated or "kernel_log" in settings.given:
         yield _log_finding(settings)
 
 

@@ -1,1 +1,0 @@
-"""The groups of settings; a part of the agent gets its own."""
