@@ -59,12 +59,20 @@ class DriverError(NodeagentError):
     (`InUse`, `InsufficientResources`, ...), `call` the NVML function.
     """
 
+    usual_name = ""
+
     def __init__(
-        self, message: str, *, code: int | None, name: str, call: str, remedy: str = ""
+        self,
+        message: str,
+        *,
+        code: int | None = None,
+        name: str = "",
+        call: str = "",
+        remedy: str = "",
     ) -> None:
         super().__init__(message, remedy=remedy)
         self.code = code
-        self.name = name
+        self.name = name or self.usual_name
         self.call = call
 
 
@@ -80,6 +88,8 @@ class DriverUnavailable(DriverError):
 class GpuInUse(DriverError):
     """The driver says that something still uses what the call would change (IN_USE)."""
 
+    usual_name = "InUse"
+
 
 class GpuLost(DriverError):
     """The GPU fell off the bus or needs a reset before it answers again."""
@@ -87,3 +97,5 @@ class GpuLost(DriverError):
 
 class DeadlineExceeded(DriverError):
     """A driver call did not return in time; it may still be running in its thread."""
+
+    usual_name = "DeadlineExceeded"

@@ -121,7 +121,7 @@ class SamplingPart:
         tried = asyncio.ensure_future(self._begin())
         try:
             # The first round of all may take long, and the GPUs are there before it is over.
-            while not self._driver.session and not tried.done():
+            while not self._driver.pool.session and not tried.done():
                 await asyncio.wait([tried], timeout=_FIRST)
         finally:
             tried.cancel()
@@ -225,7 +225,7 @@ class SamplingPart:
 
     async def list_processes(self) -> None:
         """List them now."""
-        looks = await asyncio.gather(*map(self._processes_of, range(self._driver.gpu_count)))
+        looks = await asyncio.gather(*map(self._processes_of, range(self._driver.pool.gpu_count)))
         try:
             self._on_processes(tuple(look for look in looks if look is not None))
         except Exception:  # as above
@@ -238,11 +238,11 @@ class SamplingPart:
 
     async def _processes_of(self, index: int) -> ProcessSample | None:
         """None where they were not told, or not now."""
-        if self._driver.is_busy(index) or self._is_held(index):
+        if self._driver.pool.is_busy(index) or self._is_held(index):
             return None
         reader = self._process_readers.setdefault(index, ProcessReader())
         try:
-            return await self._driver.visit(
+            return await self._driver.pool.visit(
                 index, reader.look, what="listing processes", deadline=self._pace.deadline
             )
         except DriverError:

@@ -12,9 +12,16 @@ from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from nodeagent.errors import DriverError
-from nodeagent.gpu.nvml import COMPUTE_INSTANCE_KINDS, GPU_INSTANCE_KINDS, PASSTHROUGH, Nvml
+from nodeagent.gpu.nvml import (
+    COMPUTE_INSTANCE_KINDS,
+    GPU_INSTANCE_KINDS,
+    PASSTHROUGH,
+    Device,
+    GpuInstanceHandle,
+    Nvml,
+    PciAddress,
+)
 from nodeagent.gpu.nvml_errors import INVALID_ARGUMENT, is_unsupported
-from nodeagent.gpu.nvml_types import Device, GpuInstanceHandle, PciAddress
 from nodeagent.gpu.profile_names import profile_name
 from nodeagent.gpu.recent import Recent
 from nodeagent.plan.observed import (

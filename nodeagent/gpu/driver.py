@@ -1,41 +1,60 @@
-"""The only thing above this package that talks to the driver: observe GPUs, apply steps.
+"""The agent's access to the NVIDIA driver: observes GPUs and applies steps.
 
 Each GPU has a worker thread; one that hangs or fails becomes `Unknown` or `Lost` with its last
-known picture, and the others go on. NVML itself is shut down and started again when it stopped
-answering for every GPU, and around a GPU reset, which the driver does not do while anybody, this
-process included, has the GPU open.
+known state, and the others go on. NVML is shut down and started again when it stopped answering
+for every GPU, and around a GPU reset: the driver resets no GPU that any process, this one
+included, has open.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
 from types import TracebackType
-from typing import Self, TypeVar
+from typing import Self, TypeVar, assert_never
 
-from nodeagent.errors import DriverError
-from nodeagent.gpu.all_gpus import AllGpus
-from nodeagent.gpu.device import GpuDevice
-from nodeagent.gpu.nvml import Nvml
-from nodeagent.gpu.nvml_errors import unavailable
-from nodeagent.gpu.pool import GpuPool
-from nodeagent.gpu.recent import Details
-from nodeagent.gpu.steps.applying import Applying
-from nodeagent.gpu.steps.change import otherwise
-from nodeagent.gpu.steps.time_slice import read_time_slice
+from nodeagent.errors import DeadlineExceeded, DriverError, GpuInUse
+from nodeagent.gpu.nvidia_smi import read_time_slice, reset_gpu, set_time_slice
+from nodeagent.gpu.nvml_errors import about, unavailable
+from nodeagent.gpu.observer import GpuObserver, answers
+from nodeagent.gpu.pool import GpuHandle, GpuPool
+from nodeagent.gpu.recent import FRESH, Details
+from nodeagent.gpu.steps.change import Change, in_use, not_as_planned
+from nodeagent.gpu.steps.instances import (
+    create_compute_instance,
+    create_gpu_instance,
+    destroy_compute_instance,
+    destroy_gpu_instance,
+    require_idle_devices,
+)
+from nodeagent.gpu.steps.modes import set_compute_mode, set_mig_mode
 from nodeagent.gpu.topology import Topology
-from nodeagent.gpu.usage import AllocationSource, UsageSource
+from nodeagent.gpu.usage import AllocationReading, AllocationSource, UsageReading, UsageSource
 from nodeagent.gpu.usage_reader import UsageReader
-from nodeagent.gpu.workers import Worker
 from nodeagent.plan.observed import Gpu, ObservedNode
 from nodeagent.plan.shares import TimeSlice
-from nodeagent.plan.steps import Destruction, StartMps, Step, StopMps
+from nodeagent.plan.steps import (
+    CreateComputeInstance,
+    CreateGpuInstance,
+    DestroyComputeInstance,
+    DestroyGpuInstance,
+    Destruction,
+    GpuStep,
+    ResetGpu,
+    SetComputeMode,
+    SetMigMode,
+    SetTimeSlice,
+    StartMps,
+    Step,
+    StopMps,
+)
 
 Result = TypeVar("Result")
 
-_LEAVING = 1.0  # seconds: nobody who ends waits long for a driver that hangs
+_LEAVING = 1.0  # seconds to wait at the end for a driver that hangs
+_READINGS = 3  # of the users, before a step is refused because all were too old at its turn
 
 
 class Driver:
@@ -45,9 +64,9 @@ class Driver:
 
     Deadlines are seconds: `observe_deadline` for reading one whole GPU (and for starting NVML),
     `step_deadline` for one step. `usage` knows users of MIG devices that NVML does not see; None
-    where there are no others, as under simulation. `allocations` knows to whom devices and GPUs
-    were given; None where nobody gives them. `nvidia_smi` is the program that resets GPUs
-    and knows their time slices, with leading arguments, if any. `topology` reads NUMA nodes and
+    where there are no others, as under simulation. `allocations` knows the pods to which devices
+    and GPUs are allocated; None outside Kubernetes. `nvidia_smi` is the program that resets GPUs
+    and sets time slices, with leading arguments, if any. `topology` reads NUMA nodes and
     NVLinks; without it they stay unknown. `clock`, in seconds, is for the age of what was read of
     users before a step.
     """
@@ -63,33 +82,26 @@ class Driver:
         topology: Topology | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        self.pool = GpuPool(deadline=observe_deadline, topology=topology)
+        self.taken: list[Callable[[Step], None]] = []
+        """Called after each step that was begun, whatever came of it."""
         self._observe_deadline = observe_deadline
+        self._deadline = step_deadline
         self._nvidia_smi = tuple(nvidia_smi)
         self._reader = UsageReader(usage, deadline=observe_deadline) if usage else None
         self._allocations = allocations
-        self._posts = GpuPool(deadline=observe_deadline, topology=topology)
-        self._gpus = AllGpus(
-            self._posts,
+        self._clock = clock
+        self._observer = GpuObserver(
+            self.pool,
             deadline=observe_deadline,
             reader=self._reader,
             allocations=allocations,
             topology=topology,
         )
-        self._applying = Applying(
-            self._posts,
-            self._gpus,
-            deadline=step_deadline,
-            reader=self._reader,
-            allocations=allocations,
-            nvidia_smi=self._nvidia_smi,
-            clock=clock,
-        )
-        self.taken: list[Callable[[Step], None]] = []
-        """Called after each step that was begun, whatever came of it."""
 
     async def __aenter__(self) -> Self:
         try:
-            await self._posts.start()
+            await self.pool.start()
         except DriverError as error:
             await self._leave()
             raise unavailable(error) from error
@@ -108,12 +120,12 @@ class Driver:
 
     async def _leave(self) -> None:
         with suppress(DriverError):
-            await self._posts.shut_down(patience=_LEAVING)
+            await self.pool.shut_down(patience=_LEAVING)
         if self._reader:
             await self._reader.close()
         if self._allocations:
             await self._allocations.close()
-        self._posts.close()
+        self.pool.close()
 
     # --- observing ------------------------------------------------------------------------------
 
@@ -121,9 +133,9 @@ class Driver:
         """Every GPU as it is now, side by side.
 
         Never raises for one GPU's failure: that GPU has access Unknown or Lost. Raises
-        DriverError when the driver as a whole fails before it ever told of a GPU.
+        DriverError when the driver as a whole fails before it ever listed a GPU.
         """
-        return await self._gpus.observe()
+        return await self._observer.observe()
 
     async def observe_gpu(self, uuid: str, *, everything: bool = False) -> Gpu:
         """One GPU as it is now; raises DriverError when the driver knows no such GPU.
@@ -131,104 +143,239 @@ class Driver:
         Memory and compute mode of MIG devices may be half a minute old if no daemon needs them,
         unless `everything` is to be read.
         """
-        details = Details(everything=True) if everything else self._gpus.details
-        return await self._gpus.observe_gpu(uuid, details)
+        details = Details(everything=True) if everything else self._observer.details
+        return await self._observer.observe_gpu(uuid, details)
 
     async def read_back(self, uuid: str) -> Gpu:
         """As `observe_gpu`, without memory and compute modes that are not known already."""
-        return await self._gpus.observe_gpu(uuid, None)
+        return await self._observer.observe_gpu(uuid, None)
 
     def read_details(self, *, exact: frozenset[str] = frozenset(), wanted: bool = True) -> None:
         """Whether observations read the memory and compute mode of MIG devices, and how they could
         be divided. Those of `exact` (UUIDs) are read each time, others now and then.
         """
-        self._gpus.details = Details(exact) if wanted else None
+        self._observer.details = Details(exact) if wanted else None
+
+    def known(self, index: int) -> Gpu:
+        """The GPU as it was observed last; without UUID and address while it never gave them."""
+        return self._observer.known(self.pool[index])
 
     async def mps_memory(self, device: str) -> Mapping[int, int | None]:
         """Bytes by pid that MPS clients have on a GPU or MIG device, by its UUID.
 
         None for a client whose use the driver does not report. Raises DriverError when there is
-        no such device, or the driver does not tell its clients.
+        no such device, or the driver does not list its clients.
         """
-        return await self._gpus.mps_memory(device)
+        return await self._observer.mps_memory(device)
 
     async def time_slice(self, uuid: str) -> TimeSlice | None:
-        """The time slice of a GPU; None when nvidia-smi does not tell it in words that are known.
+        """The time slice of a GPU; None when the output of nvidia-smi is not understood.
 
         It runs that program, so it is asked for only where it matters. Raises DriverError when
         the program cannot be run, fails or is late.
         """
-        async with self._posts.gate.together():  # a reset waits until no nvidia-smi has it
+        async with self.pool.lock.shared():  # a reset waits until no nvidia-smi has the GPU open
             return await read_time_slice(self._nvidia_smi, uuid, deadline=self._observe_deadline)
 
     # --- applying -------------------------------------------------------------------------------
 
     async def insist_on_idle(self, steps: Sequence[Destruction]) -> None:
-        """Look for the users of all that these steps of one GPU take away, before the first goes.
+        """Look for the users of all that these steps of one GPU destroy, before the first goes.
 
         Raises GpuInUse when there are or may be any, and DriverError. Each step looks again where
         this look has become old.
         """
-        if self._posts.find(steps[0].gpu) is None:
-            await self.observe_gpu(steps[0].gpu)
-        await self._applying.check(steps)
+        uuid = steps[0].gpu
+        if self.pool.find(uuid) is None:
+            await self.observe_gpu(uuid)
+        await self._change_users(
+            uuid, "looking for users", lambda change: require_idle_devices(change, steps)
+        )
 
     async def apply(self, step: Step) -> None:
-        """Take one step and read back that it is so; raises DriverError if it is not.
+        """Apply one step and read it back; raises DriverError if it is not as planned.
 
-        A step of an MPS daemon is refused: who supervises daemons takes it. Cancellation takes
-        effect when the step has ended, at the latest at its deadline.
+        A step of an MPS daemon is refused: its supervisor applies it. Cancellation takes effect
+        when the step has ended, at the latest at its deadline.
         """
         if isinstance(step, StopMps | StartMps):
-            raise otherwise("an MPS daemon was to be started or stopped by who has only the driver")
-        if self._posts.find(step.gpu) is None:
+            raise not_as_planned("the driver was asked to start or stop an MPS daemon")
+        if self.pool.find(step.gpu) is None:
             await self.observe_gpu(step.gpu)
         try:
-            await self._applying.take(step)
+            await self._apply(step)
         finally:
-            for tell in self.taken:
-                tell(step)
+            for notify in self.taken:
+                notify(step)
 
-    # --- for who samples ------------------------------------------------------------------------
+    async def _apply(self, step: GpuStep) -> None:
+        match step:
+            case SetMigMode(gpu):
+                await self._change_users(
+                    gpu, "changing MIG mode", lambda change: set_mig_mode(change, step)
+                )
+            case DestroyGpuInstance(gpu):
+                await self._change_users(
+                    gpu, _destroying(step), lambda change: destroy_gpu_instance(change, step)
+                )
+            case DestroyComputeInstance(gpu):
+                await self._change_users(
+                    gpu,
+                    _destroying(step),
+                    lambda change: destroy_compute_instance(change, step),
+                )
+            case CreateGpuInstance(gpu):
+                await self._change(
+                    gpu, _creating(step), lambda change: create_gpu_instance(change, step)
+                )
+            case CreateComputeInstance(gpu):
+                await self._change(
+                    gpu, _creating(step), lambda change: create_compute_instance(change, step)
+                )
+            case SetComputeMode(gpu):
+                await self._change(
+                    gpu,
+                    "setting the compute mode",
+                    lambda change: set_compute_mode(change, step),
+                )
+            case SetTimeSlice(gpu, time_slice):
+                await _uncancelled(self._set_time_slice(gpu, time_slice))
+            case ResetGpu(gpu):
+                await _uncancelled(self._reset(gpu))
+            case _:
+                assert_never(step)
 
-    @property
-    def session(self) -> int:
-        """Grows when NVML is started anew: handles and samples of before are worthless."""
-        return self._posts.session.number
+    async def _change(self, uuid: str, what: str, change: Callable[[Change], None]) -> None:
+        """Call `change` in the GPU's thread."""
+        async with self.pool.lock.shared():
+            gpu = self._gpu(uuid)
+            await self._call(gpu, lambda: self._begin(gpu, uuid, change), what=what)
 
-    @property
-    def gpu_count(self) -> int:
-        """How many GPUs there were when they were counted last."""
-        return len(self._posts.present)
+    async def _change_users(self, uuid: str, what: str, change: Callable[[Change], None]) -> None:
+        """Call `change`, which may take a device away, with what other sources know of users.
 
-    def known(self, index: int) -> Gpu:
-        """The GPU as it was seen last; without UUID and address while it never told them."""
-        return self._gpus.known(self._posts.at(index))
-
-    def is_busy(self, index: int) -> bool:
-        """Whether a step or an observation of this GPU is under way."""
-        return self._posts.is_busy(index)
-
-    async def ask(self, function: Callable[[Nvml], Result], *, what: str) -> Result:
-        """What `function` finds out of no single GPU; raises DriverError."""
-        return await self._posts.ask(function, what=what)
-
-    async def visit(
-        self, index: int, function: Callable[[GpuDevice], Result], *, what: str, deadline: float
-    ) -> Result:
-        """Run `function` in a GPU's own thread, between its steps; raises DriverError.
-
-        So nothing is asked of an instance while it is destroyed, and NVML is not shut down
-        meanwhile. `deadline` in seconds, for its turn and for the call each.
+        They are read before the wait for the GPU's thread, which another call may make long. A
+        device may be allocated meanwhile, so they are read again if they are too old by then, a few
+        times and for at most the step's deadline: the watchdog must not take it for a hang.
         """
-        return await self._posts.visit(index, function, what=what, deadline=deadline)
+        async with self.pool.lock.shared():
+            gpu = self._gpu(uuid)
+            until = self._clock() + self._deadline
+            for _ in range(_READINGS):
+                readings = [await self._reader.read()] if self._reader else []
+                allocated = await self._allocations.ask() if self._allocations else None
+                read_at = self._clock()
 
-    def lend(self, worker: Worker) -> None:
-        """NVML is shut down only while this worker is in no call; the driver closes it."""
-        self._posts.lend(worker)
+                def job(
+                    readings: Sequence[UsageReading] = readings,
+                    allocated: AllocationReading | None = allocated,
+                    read_at: float = read_at,
+                ) -> bool:
+                    if self._clock() - read_at > FRESH and (readings or allocated is not None):
+                        return False
+                    self._begin(gpu, uuid, change, readings, allocated)
+                    return True
 
-    async def use(
-        self, worker: Worker, function: Callable[[Nvml], Result], *, what: str, deadline: float
-    ) -> Result:
-        """Run `function` in a lent worker, while NVML is there for certain."""
-        return await self._posts.use(worker, function, what=what, deadline=deadline)
+                if await self._call(gpu, job, what=what):
+                    return
+                if self._clock() > until:
+                    break
+        raise GpuInUse(
+            f"{gpu.worker.name}: {what} was not begun: it waited too long behind other driver "
+            f"calls, so that what was read of the users was over {FRESH:g} s old at its turn",
+            remedy="nothing was changed; it is tried again with the next observation",
+        )
+
+    def _begin(
+        self,
+        gpu: GpuHandle,
+        uuid: str,
+        change: Callable[[Change], None],
+        readings: Sequence[UsageReading] = (),
+        allocated: AllocationReading | None = None,
+    ) -> None:
+        """In the GPU's thread. Indices may have moved since the step was planned."""
+        found = gpu.device.identity().uuid
+        if found != uuid:
+            raise not_as_planned(f"GPU {gpu.device.index} is not {uuid} any more but {found}")
+        change(Change(gpu.device, time.monotonic() + self._deadline, readings, allocated))
+
+    async def _call(self, gpu: GpuHandle, function: Callable[[], Result], *, what: str) -> Result:
+        try:
+            return await gpu.worker.call(
+                function, what=what, deadline=self._deadline, changing=True
+            )
+        except DeadlineExceeded:
+            raise
+        except DriverError as error:
+            gpu.device.give_up_handle()  # it may be what was wrong, and costs little to get again
+            raise about(gpu.worker.name, error) from error
+
+    async def _set_time_slice(self, uuid: str, time_slice: TimeSlice) -> None:
+        async with self.pool.lock.shared():
+            gpu = self._gpu(uuid)
+            try:
+                await set_time_slice(self._nvidia_smi, uuid, time_slice, deadline=self._deadline)
+            except DriverError as error:
+                raise about(gpu.worker.name, error) from error
+
+    async def _reset(self, uuid: str) -> None:
+        """Reset a GPU that is proven idle, while NVML is shut down in this process."""
+        async with self.pool.lock.exclusive():
+            gpu = self._gpu(uuid)
+            name = gpu.worker.name
+            before = await self._observer.read(gpu)
+            _require_idle(before)
+            if not await self.pool.shut_down():
+                raise not_as_planned(
+                    f"{name} is not reset: another GPU hangs in the driver, and NVML cannot be "
+                    "closed before its call returns"
+                )
+            try:
+                await reset_gpu(self._nvidia_smi, before.pci_bus_id, deadline=self._deadline)
+            except DriverError as error:
+                raise about(name, error) from error
+            finally:
+                await self.pool.start()
+            after = await self._observer.read_without_users(gpu)
+        if not answers(after):
+            raise not_as_planned(f"{name} was reset, but then {after.access_reason}")
+        if after.mig and after.mig.current != after.mig.pending:
+            raise not_as_planned(f"{name} was reset, but its MIG mode is still pending")
+
+    def _gpu(self, uuid: str) -> GpuHandle:
+        gpu = self.pool.find(uuid)
+        if gpu is None:
+            raise not_as_planned(f"the driver does not list GPU {uuid} any more")
+        return gpu
+
+
+def _destroying(step: Destruction) -> str:
+    return f"destroying {step.profile} at {step.placement}"
+
+
+def _creating(step: CreateGpuInstance | CreateComputeInstance) -> str:
+    return f"creating {step.profile} at {step.placement}"
+
+
+def _require_idle(gpu: Gpu) -> None:
+    if gpu.idle:
+        return
+    usages = [gpu.usage, *(device.usage for i in gpu.instances for device in i.compute)]
+    users = gpu.access_reason or "; ".join(str(usage) for usage in usages if usage.in_use)
+    raise in_use(f"GPU {gpu.index} is not reset, because it is not proven idle: {users}")
+
+
+async def _uncancelled(change: Coroutine[object, object, None]) -> None:
+    """Run a change that has deadlines of its own; cancellation takes effect after it."""
+    task = asyncio.ensure_future(change)
+    cancelled = False
+    while not task.done():
+        try:
+            await asyncio.wait({task})
+        except asyncio.CancelledError:
+            cancelled = True
+    if cancelled:
+        task.exception()  # retrieved, so that asyncio does not log it
+        raise asyncio.CancelledError
+    return task.result()

@@ -1,7 +1,10 @@
-"""Runs nvidia-smi, for the few things that the driver does and NVML has no call for.
+"""Runs nvidia-smi for what NVML has no call for: resetting a GPU, and its time slice.
 
 Without a shell, with a deadline, and with no more of the agent's environment than it needs: what
 is meant for the agent alone (its notification socket, settings with secrets) stays with it.
+
+The words of `nvidia-smi compute-policy` are those of nvidia-smi 535.261.03 and 550.163.01, read
+from the programs themselves; both have the same. Its documentation has none.
 """
 
 from __future__ import annotations
@@ -12,8 +15,11 @@ import signal
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import Final
 
 from nodeagent.errors import DeadlineExceeded, DriverError
+from nodeagent.gpu.nvml_errors import NO_PERMISSION, NOT_SUPPORTED
+from nodeagent.plan.shares import TimeSlice
 
 _MOST_OUTPUT = 2000  # characters of the program's words that go into an error
 _ENDING = 2.0  # seconds for a killed program to be gone; in the driver it may stay for ever
@@ -26,6 +32,16 @@ _INHERITED = (
     "PYTHONPATH",
     "NODEAGENT_SIMULATED_STATE",
 )
+
+# What --set-timeslice takes: "0=DEFAULT, 1=SHORT, 2=MEDIUM, 3=LONG".
+_NUMBERS: Final = {
+    TimeSlice.DEFAULT: 0,
+    TimeSlice.SHORT: 1,
+    TimeSlice.MEDIUM: 2,
+    TimeSlice.LONG: 3,
+}
+_NAMES: Final = {"timeslice", "time-slice"}  # of the policy, without spaces
+_FAILED: Final = "TimeSliceFailed"
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,8 +92,6 @@ async def run_nvidia_smi(
     except TimeoutError:
         raise DeadlineExceeded(
             f"`{' '.join(command)}` did not end within {deadline:g} s and was ended",
-            code=None,
-            name="DeadlineExceeded",
             call="nvidia-smi",
             remedy="see whether nvidia-smi answers at all; else reboot the node",
         ) from None
@@ -104,4 +118,82 @@ async def _end(process: asyncio.subprocess.Process) -> None:
 
 
 def _error(message: str, *, name: str, remedy: str) -> DriverError:
-    return DriverError(message, code=None, name=name, call="nvidia-smi", remedy=remedy)
+    return DriverError(message, name=name, call="nvidia-smi", remedy=remedy)
+
+
+# --- what it is run for ---------------------------------------------------------------------------
+
+
+async def reset_gpu(nvidia_smi: Sequence[str], pci_bus_id: str, *, deadline: float) -> None:
+    """Run `nvidia-smi --gpu-reset -i ADDRESS` to its end, at most `deadline` seconds.
+
+    NVML must be shut down in this process: the driver resets only a GPU that no process has open.
+    Raises DriverError with the program's output; a program that is late is killed.
+    """
+    ended = await run_nvidia_smi(nvidia_smi, ["--gpu-reset", "-i", pci_bus_id], deadline=deadline)
+    if ended.status != 0:
+        raise ended.failed(
+            "ResetFailed",
+            remedy="end what holds the GPU (monitoring agents and display servers too), or reboot",
+        )
+
+
+async def read_time_slice(
+    nvidia_smi: Sequence[str], gpu: str, *, deadline: float
+) -> TimeSlice | None:
+    """The time slice of the GPU of that UUID; None when the program's output is not understood.
+
+    `deadline` in seconds. Raises DriverError when the program cannot be run, fails or is late.
+    """
+    arguments = ["compute-policy", "-i", gpu, "--list"]
+    ended = await run_nvidia_smi(nvidia_smi, arguments, deadline=deadline)
+    if ended.status != 0:
+        raise ended.failed(_FAILED, remedy=_remedy(ended.status))
+    return listed_time_slice(ended.output)
+
+
+async def set_time_slice(
+    nvidia_smi: Sequence[str], gpu: str, time_slice: TimeSlice, *, deadline: float
+) -> None:
+    """Set it and read it back; `deadline` in seconds, for each run of the program.
+
+    Raises DriverError with what the program said.
+    """
+    if await read_time_slice(nvidia_smi, gpu, deadline=deadline) is time_slice:
+        return
+    arguments = ["compute-policy", "-i", gpu, f"--set-timeslice={_NUMBERS[time_slice]}"]
+    ended = await run_nvidia_smi(nvidia_smi, arguments, deadline=deadline)
+    if ended.status != 0:
+        raise ended.failed(_FAILED, remedy=_remedy(ended.status))
+    found = await read_time_slice(nvidia_smi, gpu, deadline=deadline)
+    if found is not time_slice:
+        raise DriverError(
+            f"the time slice was to become {time_slice} and nvidia-smi reported success, but it is "
+            f"{found or 'not shown by nvidia-smi compute-policy --list'}",
+            name=_FAILED,
+            call="nvidia-smi",
+            remedy="look at the output of `nvidia-smi compute-policy --list`",
+        )
+
+
+def listed_time_slice(output: str) -> TimeSlice | None:
+    """What a list of one GPU says; None when it is not one time slice that is known.
+
+    A row is `|   0   Timeslice       Default       |`: the GPU's index, a name and a value.
+    """
+    values = set()
+    for line in output.splitlines():
+        match line.replace("|", " ").lower().split():
+            case [index, *name, value] if index.isdecimal() and "".join(name) in _NAMES:
+                values.add(value)
+    known = {time_slice for time_slice in TimeSlice if time_slice.value in values}
+    return known.pop() if len(known) == len(values) == 1 else None
+
+
+def _remedy(status: int) -> str:
+    """nvidia-smi's exit status is NVML's code."""
+    if status == NO_PERMISSION:
+        return "run nodeagent as root"
+    if status == NOT_SUPPORTED:
+        return "leave timeSlice out of the plan for this GPU"
+    return "see what `nvidia-smi compute-policy --list` says on this node"

@@ -10,7 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from ctypes import byref, c_uint
-from typing import Any, Final, TypeVar
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, Final, NewType, TypeVar
 
 import pynvml
 
@@ -21,20 +23,74 @@ from nodeagent.gpu.nvml_errors import (
     INSUFFICIENT_SIZE,
     driver_error,
 )
-from nodeagent.gpu.nvml_types import (
-    ComputeFigures,
-    ComputeInstanceHandle,
-    Device,
-    GpuInstanceHandle,
-    InstanceInfo,
-    LinkEnd,
-    PciAddress,
-    Process,
-    ProfileFigures,
-)
 from nodeagent.gpu.progress import current
 from nodeagent.plan.observed import Engines, Memory, Placement
 from nodeagent.plan.shares import ComputeMode
+
+# Opaque pointers. A MIG device has a device handle of its own.
+Device = NewType("Device", object)
+GpuInstanceHandle = NewType("GpuInstanceHandle", object)
+ComputeInstanceHandle = NewType("ComputeInstanceHandle", object)
+
+
+@dataclass(frozen=True, slots=True)
+class PciAddress:
+    """`device_id` and `subsystem_id` are 32 bits, device high and vendor low."""
+
+    bus_id: str
+    device_id: int
+    subsystem_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class ProfileFigures:
+    """What NVML says of a GPU instance profile. `name` is empty from older drivers."""
+
+    id: int
+    slices: int
+    max_count: int
+    multiprocessors: int
+    memory: int  # bytes
+    engines: Engines
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class ComputeFigures:
+    """What NVML says of a compute instance profile."""
+
+    id: int
+    slices: int
+    max_count: int
+    multiprocessors: int
+
+
+@dataclass(frozen=True, slots=True)
+class InstanceInfo:
+    """Where an existing GPU or compute instance lies, and of which profile it is."""
+
+    id: int
+    profile_id: int
+    placement: Placement
+
+
+@dataclass(frozen=True, slots=True)
+class Process:
+    """A process on a device; the ids are None outside MIG. `memory` in bytes."""
+
+    pid: int
+    memory: int | None
+    gpu_instance: int | None
+    compute_instance: int | None
+
+
+class LinkEnd(Enum):
+    """What is at the other end of an NVLink."""
+
+    GPU = "gpu"
+    SWITCH = "switch"
+    OTHER = "other"
+
 
 GPU_INSTANCE_KINDS: Final[int] = pynvml.NVML_GPU_INSTANCE_PROFILE_COUNT
 # NVML's kinds of compute instances and the slices that their names say.

@@ -14,6 +14,7 @@ from typing import Any, Final
 
 import pynvml
 
+from nodeagent.gpu.nvml import Device
 from nodeagent.gpu.nvml_errors import (
     ARGUMENT_VERSION_MISMATCH,
     FUNCTION_NOT_FOUND,
@@ -21,7 +22,6 @@ from nodeagent.gpu.nvml_errors import (
     NOT_SUPPORTED,
     driver_error,
 )
-from nodeagent.gpu.nvml_types import Device
 from nodeagent.gpu.progress import current
 from nodeagent.metrics.conversion import Number
 

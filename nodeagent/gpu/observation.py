@@ -1,6 +1,6 @@
 """Reads a whole GPU in as few driver calls as are safe, since each may take long.
 
-The route, for a GPU with MIG on (what a card is by nature is in `card` and read once):
+The route, for a GPU with MIG on (what does not change is in `device` and read once):
 
 1. The mode.
 2. GPU instances, profile by profile, those that were there last time first, and the placement of
@@ -26,12 +26,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
-from nodeagent.errors import DriverError
+from nodeagent.errors import DriverError, DriverUnavailable, GpuLost
 from nodeagent.gpu.device import GpuDevice
+from nodeagent.gpu.nvml import Device, GpuInstanceHandle, InstanceInfo, Nvml
 from nodeagent.gpu.nvml_errors import INVALID_ARGUMENT, NOT_FOUND, is_unsupported
-from nodeagent.gpu.nvml_types import Device, GpuInstanceHandle, InstanceInfo
 from nodeagent.gpu.recent import Details, KnownDevice
-from nodeagent.gpu.steps.compute_mode import read_compute_mode
 from nodeagent.gpu.users import ProcessLists
 from nodeagent.plan.observed import (
     ComputeInstance,
@@ -44,6 +43,7 @@ from nodeagent.plan.observed import (
     Usage,
 )
 from nodeagent.plan.profiles import device_name
+from nodeagent.plan.shares import ComputeMode
 
 _ATTEMPTS = 3
 
@@ -77,64 +77,62 @@ class _Instance:
         return self.profile.slices - sum(device.slices for device in self.devices)
 
 
-def read_gpu(card: GpuDevice, details: Details | None = None, *, confirm: bool = False) -> Gpu:
+def read_gpu(gpu: GpuDevice, details: Details | None = None, *, confirm: bool = False) -> Gpu:
     """The GPU as it is now; raises DriverError when a query that matters fails.
 
     `details` None: read none, use those known. `confirm`: ask again for profiles that were
     denied once. `usage` is what NVML knows; users that it does not see are added by the caller.
     """
     try:
-        return _read(card, details, confirm=confirm)
+        return _read(gpu, details, confirm=confirm)
     except DriverError as error:
         if error.code not in {INVALID_ARGUMENT, NOT_FOUND}:
             raise
-    card.give_up_handle()  # stale, it seems: the driver was reloaded or the GPU reset
-    return _read(card, details, confirm=confirm)
+    gpu.give_up_handle()  # stale, it seems: the driver was reloaded or the GPU reset
+    return _read(gpu, details, confirm=confirm)
 
 
-def _read(card: GpuDevice, details: Details | None, *, confirm: bool) -> Gpu:
-    card.identity()
-    mode = card.mode()
+def _read(gpu: GpuDevice, details: Details | None, *, confirm: bool) -> Gpu:
+    gpu.identity()
+    mode = gpu.mode()
     if mode is None:
-        return _undivided(card, None)
-    card.mode_change_needs_reset()
-    card.learn_profiles(mode, confirm=confirm)
+        return _undivided(gpu, None)
+    gpu.mode_change_needs_reset()
+    gpu.learn_profiles(mode, confirm=confirm)
     if not mode.current:
-        return _undivided(card, mode)
-    instances, usage = _read_instances(card, details)
-    return replace(card.picture, mig=mode, instances=instances, usage=usage)
+        return _undivided(gpu, mode)
+    instances, usage = _read_instances(gpu, details)
+    return replace(gpu.picture, mig=mode, instances=instances, usage=usage)
 
 
-def _undivided(card: GpuDevice, mode: MigMode | None) -> Gpu:
+def _undivided(gpu: GpuDevice, mode: MigMode | None) -> Gpu:
     return replace(
-        card.picture,
+        gpu.picture,
         mig=mode,
-        usage=ProcessLists(card.nvml, card.handle).on_all(),
-        compute_mode=read_compute_mode(card.nvml, card.handle),
+        usage=ProcessLists(gpu.nvml, gpu.handle).on_all(),
+        compute_mode=read_compute_mode(gpu.nvml, gpu.handle),
     )
 
 
 def _read_instances(
-    card: GpuDevice, details: Details | None
+    gpu: GpuDevice, details: Details | None
 ) -> tuple[tuple[GpuInstance, ...], Usage]:
     for attempt in range(_ATTEMPTS):
         try:
-            found = _find_instances(card)
+            found = _find_instances(gpu)
             for instance in found if details is not None else ():
-                card.learn_compute(instance.profile, instance.handle)
-            _find_devices(card, found)
-            _remember(card, found)
-            return _describe(card, found, details)
+                gpu.learn_compute(instance.profile, instance.handle)
+            _find_devices(gpu, found)
+            _remember(gpu, found)
+            return _describe(gpu, found, details)
         except _ChangedMeanwhile:
-            card.recent.stale()
+            gpu.recent.stale()
         except DriverError as error:
             if error.code not in {INVALID_ARGUMENT, NOT_FOUND} or attempt == _ATTEMPTS - 1:
                 raise
     raise DriverError(
         "the driver's answers about the GPU's instances do not fit together",
-        code=None,
         name="ChangedMeanwhile",
-        call="",
         remedy="end other programs that manage MIG on this node; if there are none, the GPU has "
         "an instance of a kind that this version does not know: destroy it with nvidia-smi mig",
     )
@@ -143,48 +141,48 @@ def _read_instances(
 # --- GPU instances --------------------------------------------------------------------------------
 
 
-def _find_instances(card: GpuDevice) -> list[_Instance]:
+def _find_instances(gpu: GpuDevice) -> list[_Instance]:
     found: list[_Instance] = []
     occupied = 0
-    for profile in _likely_first(card):
+    for profile in _likely_first(gpu):
         if profile.placements and all(place.mask & occupied for place in profile.placements):
             continue
-        for handle in _instances_of(card, profile):
-            info = card.nvml.gpu_instance_info(handle)
+        for handle in _instances_of(gpu, profile):
+            info = gpu.nvml.gpu_instance_info(handle)
             found.append(_Instance(handle, info, profile))
             occupied |= info.placement.mask
-    card.present_profiles = frozenset(instance.profile.id for instance in found)
+    gpu.present_profiles = frozenset(instance.profile.id for instance in found)
     return sorted(found, key=lambda i: (i.info.placement, i.info.id))
 
 
-def _likely_first(card: GpuDevice) -> list[GpuInstanceProfile]:
-    return sorted(card.profiles, key=lambda profile: profile.id not in card.present_profiles)
+def _likely_first(gpu: GpuDevice) -> list[GpuInstanceProfile]:
+    return sorted(gpu.profiles, key=lambda profile: profile.id not in gpu.present_profiles)
 
 
-def _instances_of(card: GpuDevice, profile: GpuInstanceProfile) -> tuple[GpuInstanceHandle, ...]:
-    return card.nvml.gpu_instances(card.handle, profile.id, card.room_for(profile))
+def _instances_of(gpu: GpuDevice, profile: GpuInstanceProfile) -> tuple[GpuInstanceHandle, ...]:
+    return gpu.nvml.gpu_instances(gpu.handle, profile.id, gpu.room_for(profile))
 
 
 # --- compute instances ----------------------------------------------------------------------------
 
 
-def _find_devices(card: GpuDevice, found: list[_Instance]) -> None:
+def _find_devices(gpu: GpuDevice, found: list[_Instance]) -> None:
     """Fill in the MIG devices."""
     by_id = {instance.info.id: instance for instance in found}
-    for device in _mig_devices(card, found):
-        _add_device(card, by_id, device)
+    for device in _mig_devices(gpu, found):
+        _add_device(gpu, by_id, device)
     for instance in found:
         if instance.slices_left > 0:
-            instance.devices += _without_mig_device(card, instance)
+            instance.devices += _without_mig_device(gpu, instance)
 
 
-def _mig_devices(card: GpuDevice, found: list[_Instance]) -> Iterator[Device]:
+def _mig_devices(gpu: GpuDevice, found: list[_Instance]) -> Iterator[Device]:
     """The handles by index."""
-    for index in range(card.max_mig_devices()):
-        if _is_full(card, found):
+    for index in range(gpu.max_mig_devices()):
+        if _is_full(gpu, found):
             return
         try:
-            yield card.nvml.mig_device(card.handle, index)
+            yield gpu.nvml.mig_device(gpu.handle, index)
         except DriverError as error:
             if is_unsupported(error):
                 return
@@ -192,39 +190,39 @@ def _mig_devices(card: GpuDevice, found: list[_Instance]) -> Iterator[Device]:
                 raise
 
 
-def _is_full(card: GpuDevice, found: list[_Instance]) -> bool:
+def _is_full(gpu: GpuDevice, found: list[_Instance]) -> bool:
     """Whether there is no room for a device that was not found yet, on the card and in any of its
     instances. Where a single slice can hold several devices, there may be.
     """
-    if any(i.slices_left > 0 or not card.holds_one(i.profile) for i in found):
+    if any(i.slices_left > 0 or not gpu.holds_one(i.profile) for i in found):
         return False
     occupied = 0
     for instance in found:
         occupied |= instance.info.placement.mask
     return all(
-        place.mask & occupied for profile in card.profiles for place in profile.placements
-    ) and all(profile.placements for profile in card.profiles)
+        place.mask & occupied for profile in gpu.profiles for place in profile.placements
+    ) and all(profile.placements for profile in gpu.profiles)
 
 
-def _add_device(card: GpuDevice, by_id: Mapping[int, _Instance], handle: Device) -> None:
-    nvml = card.nvml
+def _add_device(gpu: GpuDevice, by_id: Mapping[int, _Instance], handle: Device) -> None:
+    nvml = gpu.nvml
     uuid = nvml.uuid(handle)
-    known = card.recent.ever(uuid)
+    known = gpu.recent.ever(uuid)
     instance = by_id.get(known.gpu_instance if known else nvml.gpu_instance_id(handle))
     if instance is None:
         raise _ChangedMeanwhile
-    if known and card.holds_one(instance.profile) and instance.profile.slices == 1:
+    if known and gpu.holds_one(instance.profile) and instance.profile.slices == 1:
         compute_id = known.compute_instance
     else:
         compute_id = nvml.compute_instance_id(handle)
     if any(device.compute_id == compute_id for device in instance.devices):
         raise _ChangedMeanwhile
-    slices, placement = _size_of(card, instance, handle, compute_id)
+    slices, placement = _size_of(gpu, instance, handle, compute_id)
     instance.devices.append(_MigDevice(compute_id, slices, uuid, handle, placement))
 
 
-def _remember(card: GpuDevice, found: list[_Instance]) -> None:
-    card.recent.saw(
+def _remember(gpu: GpuDevice, found: list[_Instance]) -> None:
+    gpu.recent.saw(
         {instance.info.id: instance.handle for instance in found},
         {
             device.uuid: KnownDevice(instance.info.id, device.compute_id, device.slices)
@@ -236,55 +234,55 @@ def _remember(card: GpuDevice, found: list[_Instance]) -> None:
 
 
 def _size_of(
-    card: GpuDevice, instance: _Instance, handle: Device, compute_id: int
+    gpu: GpuDevice, instance: _Instance, handle: Device, compute_id: int
 ) -> tuple[int, Placement | None]:
     """Compute slices and place of a device in its GPU instance."""
     profile = instance.profile
     if profile.slices == 1:
-        return 1, _only_placement(card, profile)
+        return 1, _only_placement(gpu, profile)
     try:
-        slices = card.nvml.compute_slices(handle)
+        slices = gpu.nvml.compute_slices(handle)
     except DriverError as error:
         if not is_unsupported(error):
             raise
         slices = 0
     if slices == profile.slices:
-        return slices, _only_placement(card, profile)
-    info = card.nvml.compute_instance_info(
-        card.nvml.compute_instance_by_id(instance.handle, compute_id)
+        return slices, _only_placement(gpu, profile)
+    info = gpu.nvml.compute_instance_info(
+        gpu.nvml.compute_instance_by_id(instance.handle, compute_id)
     )
     if not slices:
-        card.learn_compute(profile, instance.handle)
-        slices = _slices_of(card, profile, info.profile_id)
+        gpu.learn_compute(profile, instance.handle)
+        slices = _slices_of(gpu, profile, info.profile_id)
     return slices, info.placement
 
 
-def _only_placement(card: GpuDevice, profile: GpuInstanceProfile) -> Placement | None:
+def _only_placement(gpu: GpuDevice, profile: GpuInstanceProfile) -> Placement | None:
     """Where a compute instance lies that has its whole GPU instance, when there is one place."""
     places = {
         place
-        for compute in card.compute_profiles(profile.id)
+        for compute in gpu.compute_profiles(profile.id)
         if compute.slices == profile.slices
         for place in compute.placements
     }
     return places.pop() if len(places) == 1 else None
 
 
-def _slices_of(card: GpuDevice, profile: GpuInstanceProfile, compute_profile: int) -> int:
-    for compute in card.compute_profiles(profile.id):
+def _slices_of(gpu: GpuDevice, profile: GpuInstanceProfile, compute_profile: int) -> int:
+    for compute in gpu.compute_profiles(profile.id):
         if compute.id == compute_profile:
             return compute.slices
     raise _ChangedMeanwhile
 
 
-def _without_mig_device(card: GpuDevice, instance: _Instance) -> list[_MigDevice]:
+def _without_mig_device(gpu: GpuDevice, instance: _Instance) -> list[_MigDevice]:
     """Compute instances that the driver shows no MIG device of; as a rule there are none."""
-    nvml = card.nvml
+    nvml = gpu.nvml
     shown = {device.compute_id for device in instance.devices}
     hidden = []
-    for compute in card.learn_compute(instance.profile, instance.handle):
+    for compute in gpu.learn_compute(instance.profile, instance.handle):
         for handle in nvml.compute_instances(
-            instance.handle, compute.id, card.room_for(instance.profile)
+            instance.handle, compute.id, gpu.room_for(instance.profile)
         ):
             info = nvml.compute_instance_info(handle)
             if info.id not in shown:
@@ -296,16 +294,16 @@ def _without_mig_device(card: GpuDevice, instance: _Instance) -> list[_MigDevice
 
 
 def _describe(
-    card: GpuDevice, found: list[_Instance], details: Details | None
+    gpu: GpuDevice, found: list[_Instance], details: Details | None
 ) -> tuple[tuple[GpuInstance, ...], Usage]:
-    lists = ProcessLists(card.nvml, card.handle)
+    lists = ProcessLists(gpu.nvml, gpu.handle)
     described = tuple(
         GpuInstance(
             id=instance.info.id,
             profile_id=instance.profile.id,
             profile=instance.profile.name,
             placement=instance.info.placement,
-            compute=tuple(_describe_devices(card, instance, lists, details)),
+            compute=tuple(_describe_devices(gpu, instance, lists, details)),
         )
         for instance in found
     )
@@ -314,44 +312,57 @@ def _describe(
 
 
 def _describe_devices(
-    card: GpuDevice, instance: _Instance, lists: ProcessLists, details: Details | None
+    gpu: GpuDevice, instance: _Instance, lists: ProcessLists, details: Details | None
 ) -> Iterator[ComputeInstance]:
-    _read_details(card, instance, details)
+    _read_details(gpu, instance, details)
     for device in sorted(instance.devices, key=lambda device: device.compute_id):
-        detail = card.recent.detail(device.uuid)
+        detail = gpu.recent.detail(device.uuid)
         yield ComputeInstance(
             id=device.compute_id,
             profile=device_name(instance.profile.name, instance.profile.slices, device.slices),
             slices=device.slices,
             uuid=device.uuid,
             placement=device.placement,
-            usage=_usage(card, instance, device, lists),
+            usage=_usage(gpu, instance, device, lists),
             memory=detail.memory if detail else None,
             compute_mode=detail.compute_mode if detail else None,
         )
 
 
-def _read_details(card: GpuDevice, instance: _Instance, details: Details | None) -> None:
+def _read_details(gpu: GpuDevice, instance: _Instance, details: Details | None) -> None:
     """Compute instances share the memory of their GPU instance, so one is asked."""
     memory: Memory | None = None
     for device in instance.devices:
-        known = card.recent.detail(device.uuid)
+        known = gpu.recent.detail(device.uuid)
         if details is None or device.handle is None or not details.is_due(device.uuid, known):
             continue
-        memory = memory or _memory(card, device.handle)
-        card.recent.keep(device.uuid, memory, read_compute_mode(card.nvml, device.handle))
+        memory = memory or _memory(gpu, device.handle)
+        gpu.recent.keep(device.uuid, memory, read_compute_mode(gpu.nvml, device.handle))
 
 
-def _memory(card: GpuDevice, device: Device) -> Memory | None:
+def _memory(gpu: GpuDevice, device: Device) -> Memory | None:
     try:
-        return card.nvml.memory(device)
+        return gpu.nvml.memory(device)
     except DriverError as error:
         if not is_unsupported(error):
             raise
     return None
 
 
-def _usage(card: GpuDevice, instance: _Instance, device: _MigDevice, lists: ProcessLists) -> Usage:
+def read_compute_mode(nvml: Nvml, device: Device) -> ComputeMode | None:
+    """None where the device has none or the driver does not report it.
+
+    Raises only when the GPU as a whole, or the driver, is gone.
+    """
+    try:
+        return nvml.compute_mode(device)
+    except (GpuLost, DriverUnavailable):
+        raise
+    except DriverError:
+        return None
+
+
+def _usage(gpu: GpuDevice, instance: _Instance, device: _MigDevice, lists: ProcessLists) -> Usage:
     if not lists.problem or device.handle is None:
         return lists.on_instance(instance.info.id, device.compute_id)
-    return ProcessLists(card.nvml, device.handle).on_all()
+    return ProcessLists(gpu.nvml, device.handle).on_all()

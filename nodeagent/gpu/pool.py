@@ -1,73 +1,150 @@
-"""The GPUs' cards and threads, and NVML as a whole: who may call the driver, and when.
+"""The GPUs with a thread each, and the NVML session that all of them share.
 
-NVML is shut down, and a GPU reset, only while nobody is in a call: ordinary work passes the gate
-together, that alone.
+Ordinary calls hold the pool's lock shared. Shutting NVML down and resetting a GPU hold it
+exclusively, so that no call is in the driver meanwhile.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import TypeVar
 
-from nodeagent.errors import DriverError
+from nodeagent.errors import DeadlineExceeded, DriverError, DriverUnavailable
 from nodeagent.gpu.device import GpuDevice
 from nodeagent.gpu.nvml import Nvml
-from nodeagent.gpu.read_write_lock import ReadWriteLock
-from nodeagent.gpu.session import Session
+from nodeagent.gpu.nvml_errors import unavailable
 from nodeagent.gpu.topology import Topology
 from nodeagent.gpu.workers import Worker
 
 Result = TypeVar("Result")
 
 
+class ReadWriteLock:
+    """Held by many with `shared`, or by one alone with `exclusive`."""
+
+    def __init__(self) -> None:
+        self._inside = 0
+        self._empty = asyncio.Event()
+        self._open = asyncio.Event()
+        self._open.set()
+        self._one = asyncio.Lock()
+
+    @asynccontextmanager
+    async def shared(self) -> AsyncIterator[None]:
+        while not self._open.is_set():
+            await self._open.wait()
+        self._inside += 1
+        try:
+            yield
+        finally:
+            self._inside -= 1
+            if not self._inside:
+                self._empty.set()
+
+    @asynccontextmanager
+    async def exclusive(self) -> AsyncIterator[None]:
+        async with self._one:
+            self._open.clear()
+            try:
+                while self._inside:
+                    self._empty.clear()
+                    await self._empty.wait()
+                yield
+            finally:
+                self._open.set()
+
+
 @dataclass(frozen=True, slots=True)
 class GpuHandle:
-    """A GPU's card and the thread that makes its calls."""
+    """A GPU and the thread that makes its calls."""
 
-    card: GpuDevice
+    device: GpuDevice
     worker: Worker
 
 
 class GpuPool:
-    """One for each GPU there ever was; `deadline` in seconds for what concerns no single GPU."""
+    """A handle for each GPU seen so far, and a thread for calls that concern no single GPU.
+
+    `deadline` in seconds, for each of the latter.
+    """
 
     def __init__(self, *, deadline: float, topology: Topology | None) -> None:
-        self.session = Session(deadline=deadline)
-        self.gate = ReadWriteLock()
+        self.nvml = Nvml()
+        self.lock = ReadWriteLock()
+        self.driver_version = ""
+        self.session = 0
+        """How often NVML was started; handles and samples of an earlier session are invalid."""
+        self._deadline = deadline
         self._topology = topology
-        self._posts: list[GpuHandle] = []
+        self._worker = Worker("the driver")
+        self._gpus: list[GpuHandle] = []
         self._lent: list[Worker] = []
         self._count = 0
+        self._started = False
+        self._refused: DriverUnavailable | None = None  # why NVML could not be started
 
     def __iter__(self) -> Iterator[GpuHandle]:
-        return iter(self._posts)
+        return iter(self._gpus)
+
+    def __getitem__(self, index: int) -> GpuHandle:
+        """By the driver's number; also a GPU that the driver does not list any more."""
+        return self._gpus[index]
 
     @property
     def present(self) -> Sequence[GpuHandle]:
-        """Those of the GPUs that the driver had when they were counted last."""
-        return self._posts[: self._count]
+        """The GPUs that the driver listed when they were counted last."""
+        return self._gpus[: self._count]
 
-    def at(self, index: int) -> GpuHandle:
-        """By the driver's number; also one that it does not have any more."""
-        return self._posts[index]
+    @property
+    def gpu_count(self) -> int:
+        return self._count
 
     def find(self, uuid: str) -> GpuHandle | None:
-        return next((post for post in self._posts if post.card.uuid == uuid), None)
+        return next((gpu for gpu in self._gpus if gpu.device.uuid == uuid), None)
 
     # --- NVML as a whole ------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Start NVML, unless it still is; raises DriverError."""
-        await self.session.start()
-        for post in self._posts:
-            post.card.forget()
+        """Initialise NVML, unless it still is; raises DriverError."""
+        try:
+            await self._initialise()
+        except DriverUnavailable as error:
+            self._refused = error
+            raise
+        self._refused = None
+        for gpu in self._gpus:
+            gpu.device.forget()
         if self._topology:
             self._topology.expect_anew()
 
+    async def _initialise(self) -> None:
+        until = time.monotonic() + self._deadline
+
+        def initialise() -> None:
+            self.nvml.initialise()
+            if time.monotonic() > until:  # the caller has given up and would not shut it down
+                self.nvml.shutdown()
+
+        if not self._started:
+            await self._call(initialise, what="starting NVML")
+            self._started = True
+            self.session += 1
+        try:
+            self.driver_version = await self._call(
+                self.nvml.driver_version, what="asking its version"
+            )
+        except (DriverUnavailable, DeadlineExceeded):
+            raise
+        except DriverError:
+            self.driver_version = ""  # for display only
+
     async def restart(self) -> bool:
         """Begin anew with the driver, which may have been reloaded; False while a call hangs."""
-        async with self.gate.alone():
+        async with self.lock.exclusive():
             try:
                 down = await self.shut_down()
             except DriverError:
@@ -77,53 +154,77 @@ class GpuPool:
             return down
 
     async def shut_down(self, *, patience: float | None = None) -> bool:
-        """Shut NVML down, unless a call hangs; whether it is down. See `Session.shut_down`."""
-        return await self.session.shut_down(self.workers, patience)
+        """Shut NVML down, unless a call does not return; whether it is down.
+
+        `patience` in seconds, for such calls and for the shutdown each; None: the deadline.
+        All handles are invalid afterwards.
+        """
+        patience = self._deadline if patience is None else min(patience, self._deadline)
+        workers = (self._worker, *self._workers)
+        settled = await asyncio.gather(*(worker.settled(patience) for worker in workers))
+        if self._started and all(settled):
+            self._started = False
+            await self._worker.call(
+                self.nvml.shutdown, what="shutting NVML down", deadline=patience
+            )
+        return not self._started
 
     def close(self) -> None:
-        """Their threads end with the calls that they are in."""
-        for worker in self.workers:
+        """The threads end with the calls that they are in."""
+        for worker in (self._worker, *self._workers):
             worker.close()
-        self.session.close()
 
     @property
-    def workers(self) -> list[Worker]:
-        """The threads that call the driver, but for the session's own."""
-        also = [self._topology.worker] if self._topology else []
-        return [*(post.worker for post in self._posts), *also, *self._lent]
+    def _workers(self) -> list[Worker]:
+        topology = [self._topology.worker] if self._topology else []
+        return [*(gpu.worker for gpu in self._gpus), *topology, *self._lent]
 
     async def enumerate(self) -> None:
         """Count the GPUs; raises DriverError."""
-        self._count = await self.session.count()
-        for index in range(len(self._posts), self._count):
-            self._posts.append(
-                GpuHandle(GpuDevice(index, self.session.nvml), Worker(f"GPU {index}"))
-            )
+        self._count = await self._call(self.nvml.device_count, what="counting GPUs")
+        for index in range(len(self._gpus), self._count):
+            self._gpus.append(GpuHandle(GpuDevice(index, self.nvml), Worker(f"GPU {index}")))
 
-    # --- calls between the steps ----------------------------------------------------------------
+    # --- calls between the steps, for sampling ----------------------------------------------------
 
     def is_busy(self, index: int) -> bool:
-        return self._posts[index].worker.busy
-
-    async def ask(self, function: Callable[[Nvml], Result], *, what: str) -> Result:
-        async with self.gate.together():
-            return await self.session.ask(function, what=what)
+        """Whether a step or an observation of this GPU is under way."""
+        return self._gpus[index].worker.busy
 
     async def visit(
         self, index: int, function: Callable[[GpuDevice], Result], *, what: str, deadline: float
     ) -> Result:
-        async with self.gate.together():
-            post = self._posts[index]
-            return await post.worker.call(lambda: function(post.card), what=what, deadline=deadline)
+        """Run `function` in a GPU's own thread, between its steps; raises DriverError.
+
+        So nothing is asked of an instance while it is destroyed, and NVML is not shut down
+        meanwhile. `deadline` in seconds, for its turn and for the call each.
+        """
+        async with self.lock.shared():
+            gpu = self._gpus[index]
+            return await gpu.worker.call(lambda: function(gpu.device), what=what, deadline=deadline)
+
+    async def ask(self, function: Callable[[Nvml], Result], *, what: str) -> Result:
+        """Run `function`, which concerns no single GPU; raises DriverError."""
+        async with self.lock.shared():
+            self._require_nvml()
+            return await self._call(lambda: function(self.nvml), what=what)
 
     def lend(self, worker: Worker) -> None:
+        """NVML is shut down only while this worker is in no call; `close` closes it too."""
         self._lent.append(worker)
 
     async def use(
         self, worker: Worker, function: Callable[[Nvml], Result], *, what: str, deadline: float
     ) -> Result:
-        async with self.gate.together():
-            self.session.require()
-            return await worker.call(
-                lambda: function(self.session.nvml), what=what, deadline=deadline
-            )
+        """Run `function` in a lent worker, while NVML stays initialised."""
+        async with self.lock.shared():
+            self._require_nvml()
+            return await worker.call(lambda: function(self.nvml), what=what, deadline=deadline)
+
+    def _require_nvml(self) -> None:
+        """Raise the error that kept NVML from starting: calls would only return "uninitialized"."""
+        if self._refused is not None and not self._started:
+            raise unavailable(self._refused)
+
+    async def _call(self, function: Callable[[], Result], *, what: str) -> Result:
+        return await self._worker.call(function, what=what, deadline=self._deadline)

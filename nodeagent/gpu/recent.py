@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
-from nodeagent.gpu.nvml_types import GpuInstanceHandle
+from nodeagent.gpu.nvml import GpuInstanceHandle
 from nodeagent.plan.observed import Memory
 from nodeagent.plan.shares import ComputeMode
 

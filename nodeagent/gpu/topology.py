@@ -15,9 +15,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from nodeagent.errors import DriverError
-from nodeagent.gpu.nvml import MOST_LINKS, Nvml
+from nodeagent.gpu.nvml import MOST_LINKS, Device, LinkEnd, Nvml
 from nodeagent.gpu.nvml_errors import FUNCTION_NOT_FOUND, INVALID_ARGUMENT, is_unsupported
-from nodeagent.gpu.nvml_types import Device, LinkEnd
 from nodeagent.gpu.workers import Worker
 from nodeagent.plan.observed import Access, Gpu, NvLinks
 

@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 
 from nodeagent.errors import DriverError, DriverUnavailable, GpuLost
-from nodeagent.gpu.nvml import Nvml
+from nodeagent.gpu.nvml import Device, Nvml, Process
 from nodeagent.gpu.nvml_errors import is_unsupported
-from nodeagent.gpu.nvml_types import Device, Process
 from nodeagent.plan.observed import Usage, User
 from nodeagent.processes import name_of
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from nodeagent.errors import DriverError
 from nodeagent.gpu.device import GpuDevice
-from nodeagent.gpu.nvml import MOST_LINKS
+from nodeagent.gpu.nvml import MOST_LINKS, Device
 from nodeagent.gpu.nvml_calls import (
     GpmMetrics,
     GpmSamples,
@@ -23,7 +23,6 @@ from nodeagent.gpu.nvml_calls import (
     take_sample,
 )
 from nodeagent.gpu.nvml_errors import INVALID_ARGUMENT, NOT_FOUND
-from nodeagent.gpu.nvml_types import Device
 from nodeagent.health.readings import InstanceReading
 from nodeagent.metrics.catalogue import Tier
 from nodeagent.metrics.samples import GpuIdentity, NvLink, SampleSet, Subject, WholeGpu, by_field

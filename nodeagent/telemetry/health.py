@@ -8,9 +8,8 @@ from typing import Any, Final
 
 import pynvml
 
-from nodeagent.gpu.nvml import MOST_LINKS
+from nodeagent.gpu.nvml import MOST_LINKS, InstanceInfo
 from nodeagent.gpu.nvml_calls import FieldId, call, filled
-from nodeagent.gpu.nvml_types import InstanceInfo
 from nodeagent.health.readings import (
     Ecc,
     EccErrors,

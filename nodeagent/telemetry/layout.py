@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 
 from nodeagent.errors import DriverError
 from nodeagent.gpu.device import GpuDevice
+from nodeagent.gpu.nvml import Device, InstanceInfo
 from nodeagent.gpu.nvml_calls import GpmSamples
 from nodeagent.gpu.nvml_errors import INVALID_ARGUMENT, NOT_FOUND, is_unsupported
-from nodeagent.gpu.nvml_types import Device, InstanceInfo
 from nodeagent.metrics.samples import GpuIdentity, Slice, Subject
 from nodeagent.plan.observed import MigMode
 from nodeagent.telemetry.gpm_trail import GpmTrail

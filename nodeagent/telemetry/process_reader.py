@@ -12,9 +12,9 @@ from typing import Final
 
 from nodeagent.errors import DriverError, DriverUnavailable, GpuLost
 from nodeagent.gpu.device import GpuDevice
+from nodeagent.gpu.nvml import Process
 from nodeagent.gpu.nvml_calls import ABSENT, call
 from nodeagent.gpu.nvml_errors import NOT_FOUND, is_unsupported
-from nodeagent.gpu.nvml_types import Process
 
 
 @dataclass(frozen=True, slots=True)

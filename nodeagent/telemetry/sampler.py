@@ -160,7 +160,7 @@ class Sampler:
     async def round(self) -> SampleBatch:
         """Ask all that can be asked; a GPU's or the driver's failure is told and not raised."""
         now = self._clock()
-        count = self._driver.gpu_count
+        count = self._driver.pool.gpu_count
         self._vanished = tuple(post.index for post in self._posts[count:])
         del self._posts[count:]  # those behind a GPU that is gone have other numbers now
         for index in range(len(self._posts), count):
@@ -182,8 +182,8 @@ class Sampler:
     async def _begin(self, now: float) -> set[asyncio.Task[None]]:
         """Begin to ask all that can be asked; what is under way, or was until just now."""
         held, tasks = self._held(), set[asyncio.Task[None]]()
-        for post in self._posts[: self._driver.gpu_count]:
-            free = post.task is None and not self._driver.is_busy(post.index)
+        for post in self._posts[: self._driver.pool.gpu_count]:
+            free = post.task is None and not self._driver.pool.is_busy(post.index)
             if free and self._names(post)[0] not in held:
                 tiers = _ALL if now >= post.slow_at else _SOON
                 post.task = asyncio.create_task(self._visit(post, tiers))
@@ -198,9 +198,9 @@ class Sampler:
     async def _visit(self, post: _Post, tiers: frozenset[Tier]) -> None:
         changed, post.changed = post.changed, None
         try:
-            visit = self._driver.visit(
+            visit = self._driver.pool.visit(
                 post.index,
-                lambda card: post.reader.look(card, self._driver.session, tiers, changed),
+                lambda card: post.reader.look(card, self._driver.pool.session, tiers, changed),
                 what="sampling it",
                 deadline=self._pace.deadline,
             )
@@ -227,7 +227,7 @@ class Sampler:
 
     async def _ask_node(self) -> None:
         try:
-            look = await _as_told(self._driver.ask(self._node.look, what="sampling the node"))
+            look = await _as_told(self._driver.pool.ask(self._node.look, what="sampling the node"))
         except DriverError as error:
             self._node_news = error
             self._node_reading.succeeded = False
@@ -323,7 +323,7 @@ class Sampler:
         return frozenset(there) if len(there) == node.count and all(there) else None
 
     def _addresses(self) -> tuple[str, ...]:
-        names = map(self._names, self._posts[: self._driver.gpu_count])
+        names = map(self._names, self._posts[: self._driver.pool.gpu_count])
         return tuple(address for _, address in names if address)
 
     def _names(self, post: _Post) -> tuple[str, str]:
@@ -339,7 +339,7 @@ class Sampler:
         """A GPU that hangs and was never named is told as trouble of the node."""
         if isinstance(node, DriverError):
             return Answer(silence_of(node), self._node_good, str(node))
-        for post in self._posts[: self._driver.gpu_count]:
+        for post in self._posts[: self._driver.pool.gpu_count]:
             if isinstance(post.failure, DeadlineExceeded) and not self._names(post)[0]:
                 return Answer(silence_of(post.failure), post.begun, str(post.failure))
         return None if node is None else Answer(last=self._node_good)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from nodeagent.errors import DriverError
-from nodeagent.gpu.nvml import MOST_LINKS
+from nodeagent.gpu.nvml import MOST_LINKS, Device
 from nodeagent.gpu.nvml_calls import (
     FieldId,
     call,
@@ -15,7 +15,6 @@ from nodeagent.gpu.nvml_calls import (
     number,
     port_counters,
 )
-from nodeagent.gpu.nvml_types import Device
 from nodeagent.metrics.conversion import Conversion, Number, Raw, converted
 from nodeagent.metrics.samples import Subject
 from nodeagent.telemetry.nvml_reader import NvmlReader

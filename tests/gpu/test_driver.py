@@ -98,7 +98,7 @@ async def test_entered_again_a_driver_that_hangs_is_known(
     assert len(words) == 2  # when it began to hang, and ever since: told once each
     node.clear_faults()
     async with asyncio.timeout(30):
-        while driver._posts.session._worker.stuck:
+        while driver.pool._worker.stuck:
             await asyncio.sleep(0.01)
     assert await look() == 2
     assert await look() == 2
@@ -161,10 +161,10 @@ async def test_a_driver_that_never_told_of_a_gpu_raises(node: SimulatedNode) -> 
 
 
 async def test_a_step_of_an_mps_daemon_is_refused(driver: Driver, node: SimulatedNode) -> None:
-    """It goes to who supervises daemons; here it would be taken for done."""
+    """Its supervisor applies it; here it would be taken for done."""
     gpu = (await driver.observe()).gpus[0]
     calls = node.journal.total()
-    with pytest.raises(DriverError, match="by who has only the driver"):
+    with pytest.raises(DriverError, match="asked to start or stop an MPS daemon"):
         await driver.apply(StopMps(gpu.uuid, gpu.uuid, "a test wants it"))
     assert node.journal.total() == calls
 

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import asyncio
 
-from nodeagent.gpu.read_write_lock import ReadWriteLock
+from nodeagent.gpu.pool import ReadWriteLock
 
 
 async def test_the_one_alone_meets_nobody() -> None:
     """Whoever is inside is out before, and whoever comes later waits until after."""
-    gate, seen = ReadWriteLock(), list[str]()
+    lock, seen = ReadWriteLock(), list[str]()
 
     async def together(name: str, seconds: float) -> None:
-        async with gate.together():
+        async with lock.shared():
             seen.append(f"{name} in")
             await asyncio.sleep(seconds)
             seen.append(f"{name} out")
 
     async def alone() -> None:
-        async with gate.alone():
+        async with lock.exclusive():
             seen.append("alone in")
             await asyncio.sleep(0.02)
             seen.append("alone out")
@@ -34,15 +34,15 @@ async def test_the_one_alone_meets_nobody() -> None:
     assert seen == order
 
 
-async def test_a_cancelled_wait_leaves_the_gate_open() -> None:
+async def test_a_cancelled_wait_leaves_the_lock_free() -> None:
     """Otherwise one cancellation would stop the agent for good."""
-    gate = ReadWriteLock()
-    async with gate.together():
-        waiting = asyncio.create_task(gate.alone().__aenter__())
+    lock = ReadWriteLock()
+    async with lock.shared():
+        waiting = asyncio.create_task(lock.exclusive().__aenter__())
         await asyncio.sleep(0)
         waiting.cancel()
         await asyncio.gather(waiting, return_exceptions=True)
-    async with asyncio.timeout(30), gate.alone():
+    async with asyncio.timeout(30), lock.exclusive():
         pass
-    async with asyncio.timeout(30), gate.together():
+    async with asyncio.timeout(30), lock.shared():
         pass

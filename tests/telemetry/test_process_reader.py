@@ -14,7 +14,7 @@ MIB = 1 << 20
 
 async def _look(driver: Driver, reader: ProcessReader | None = None) -> ProcessSample:
     reader = reader or ProcessReader()
-    return await driver.visit(0, reader.look, what="listing processes", deadline=5)
+    return await driver.pool.visit(0, reader.look, what="listing processes", deadline=5)
 
 
 def _busy(node: SimulatedNode) -> None:

@@ -301,7 +301,7 @@ async def test_no_call_meets_a_step(known: Driver, node: SimulatedNode) -> None:
     await sampler.round()
     node.inject("nvmlGpuInstanceDestroy", hang=True)
     step = asyncio.create_task(known.apply(destroy(gpu, gpu.instances[0])))
-    while not known.is_busy(0):
+    while not known.pool.is_busy(0):
         await asyncio.sleep(0)
     node.journal.clear()
     sampled = await sampler.round()

@@ -137,10 +137,10 @@ class EventListener:
         Events are heard from the first call on.
         """
         if not self._lent:
-            self.driver.lend(self._worker)
+            self.driver.pool.lend(self._worker)
             self._lent = True
         try:
-            await self.driver.use(
+            await self.driver.pool.use(
                 self._worker,
                 self._listen,
                 what="waiting for events",
@@ -170,7 +170,7 @@ class EventListener:
     # --- in the thread ------------------------------------------------------------------------
 
     def _listen(self, nvml: Nvml) -> None:
-        of = (self.driver.session, self.driver.gpu_count)
+        of = (self.driver.pool.session, self.driver.pool.gpu_count)
         if self._sets is None or of != self._of or self._broken:
             if self._sets is not None and of[0] == self._of[0]:
                 _free(self._sets)

@@ -1,4 +1,4 @@
-"""What every change to a GPU has in common: its bounds, and finding what it means."""
+"""What every change to a GPU has in common: its bounds, and finding the instance that is meant."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from nodeagent.errors import DeadlineExceeded, DriverError, DriverUnavailable, GpuLost
+from nodeagent.errors import DeadlineExceeded, DriverError, DriverUnavailable, GpuInUse, GpuLost
 from nodeagent.gpu.device import GpuDevice
+from nodeagent.gpu.nvml import Device, GpuInstanceHandle, InstanceInfo
 from nodeagent.gpu.nvml_errors import INVALID_ARGUMENT, NOT_FOUND
-from nodeagent.gpu.nvml_types import Device, GpuInstanceHandle, InstanceInfo
 from nodeagent.gpu.usage import AllocationReading, UsageReading
 from nodeagent.plan.observed import GpuInstanceProfile, Placement
 from nodeagent.plan.profiles import ProfileName
@@ -23,29 +23,26 @@ Answer = TypeVar("Answer")
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A step about to be taken: on which card, and until when, in monotonic seconds.
+    """A step about to be applied: to which GPU, and until when, in monotonic seconds.
 
     `readings` are of the sources besides NVML that know users of MIG devices; `allocations` is
-    None where nobody allocates.
+    None outside Kubernetes.
     """
 
-    card: GpuDevice
+    gpu: GpuDevice
     until: float
     readings: Sequence[UsageReading] = ()
     allocations: AllocationReading | None = None
 
-    def insist_on_time(self, what: str) -> None:
+    def require_time(self, what: str) -> None:
         """Call before what cannot be taken back: an old look at the users proves nothing."""
         if time.monotonic() > self.until:
             raise DeadlineExceeded(
-                f"{what} was given up, because the driver had become too slow for the deadline",
-                code=None,
-                name="DeadlineExceeded",
-                call="",
+                f"{what} was given up, because the driver had become too slow for the deadline"
             )
 
     def read_back(self, ask: Callable[[], Answer]) -> Answer:
-        """The answer to what a change came to; one that fails in passing is asked again."""
+        """What a change came to; a read that fails in passing is repeated."""
         for _ in range(_READ_AGAIN):
             try:
                 return ask()
@@ -65,7 +62,7 @@ class Change:
 
 
 def find_instance(
-    card: GpuDevice, instance: int, device: str, placement: Placement
+    gpu: GpuDevice, instance: int, device: str, placement: Placement
 ) -> tuple[GpuInstanceHandle, GpuInstanceProfile]:
     """The GPU instance of that id, which must be the one that is meant, since ids are re-used.
 
@@ -73,55 +70,58 @@ def find_instance(
     """
     name = str(ProfileName.parse(device).gpu_instance)
     try:
-        handle, info = _instance(card, instance)
+        handle, info = _instance(gpu, instance)
     except DriverError as error:
         if error.code != NOT_FOUND:
             raise
-        raise otherwise(
+        raise not_as_planned(
             f"GPU instance {instance} ({name} at {placement}) is not there any more"
         ) from error
-    profile = card.profile(info.profile_id)
+    profile = gpu.profile(info.profile_id)
     if profile is None or profile.name != name or info.placement != placement:
         now = profile.name if profile else f"profile {info.profile_id}"
-        raise otherwise(
+        raise not_as_planned(
             f"GPU instance {instance} is not {name} at {placement} any more but "
             f"{now} at {info.placement}"
         )
     return handle, profile
 
 
-def _instance(card: GpuDevice, instance: int) -> tuple[GpuInstanceHandle, InstanceInfo]:
-    """By the handle that a look found, if it still is the instance's."""
-    handle = card.recent.handle(instance)
+def _instance(gpu: GpuDevice, instance: int) -> tuple[GpuInstanceHandle, InstanceInfo]:
+    """By the handle of the last observation, if it still is the instance's."""
+    handle = gpu.recent.handle(instance)
     if handle is not None:
         try:
-            info = card.nvml.gpu_instance_info(handle)
+            info = gpu.nvml.gpu_instance_info(handle)
         except DriverError as error:
             if error.code not in {NOT_FOUND, INVALID_ARGUMENT}:
                 raise
         else:
             if info.id == instance:
                 return handle, info
-    handle = card.nvml.gpu_instance_by_id(card.handle, instance)
-    return handle, card.nvml.gpu_instance_info(handle)
+    handle = gpu.nvml.gpu_instance_by_id(gpu.handle, instance)
+    return handle, gpu.nvml.gpu_instance_info(handle)
 
 
-def mig_device(card: GpuDevice, uuid: str) -> Device:
-    """The MIG device of that UUID, which must be there still."""
+def mig_device(gpu: GpuDevice, uuid: str) -> Device:
+    """The MIG device of that UUID, which must still be there."""
     try:
-        return card.nvml.device_by_uuid(uuid)
+        return gpu.nvml.device_by_uuid(uuid)
     except DriverError as error:
         if error.code in {NOT_FOUND, INVALID_ARGUMENT}:
-            raise otherwise(f"there is no MIG device {uuid} any more") from error
+            raise not_as_planned(f"there is no MIG device {uuid} any more") from error
         raise
 
 
-def otherwise(found: str) -> DriverError:
+def not_as_planned(found: str) -> DriverError:
     """What was found is not what the step was planned for, or not what it should have become."""
     return DriverError(
         found,
-        code=None,
         name="NotAsPlanned",
-        call="",
         remedy="observe again; something else may be changing this GPU too",
     )
+
+
+def in_use(why: str) -> GpuInUse:
+    """A step is refused because a device has users, or may have."""
+    return GpuInUse(why, remedy="end what uses it, or wait for it")

@@ -169,12 +169,12 @@ async def test_waiting_does_not_keep_nvml_open(
     listener: EventListener, driver: Driver, node: SimulatedNode
 ) -> None:
     """NVML is shut down and started again while somebody listens over and over."""
-    session = driver.session
+    session = driver.pool.session
     node.unload_driver()
     await driver.observe()
     node.load_driver()
     await driver.observe()
-    assert driver.session > session
+    assert driver.pool.session > session
     await listener.listen()
     assert listener.failure is None
 

@@ -8,7 +8,7 @@ import pytest
 
 from nodeagent.errors import DriverError
 from nodeagent.gpu.driver import Driver
-from nodeagent.gpu.steps.creation import compute_profile_for
+from nodeagent.gpu.steps.instances import compute_profile_for
 from nodeagent.plan.observed import ComputeInstanceProfile, GpuInstanceProfile, Placement
 from nodeagent.simulation import SimulatedNode, Switches, simulated
 from tests.gpu.steps_of import add_compute, create, destroy, laid_out, layout

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from nodeagent.errors import DeadlineExceeded, DriverError
-from nodeagent.gpu.steps.reset import reset_gpu
+from nodeagent.gpu.nvidia_smi import reset_gpu
 
 ADDRESS = "00000000:1A:00.0"
 

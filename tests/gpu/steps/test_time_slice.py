@@ -11,7 +11,7 @@ import pytest
 
 from nodeagent.errors import DeadlineExceeded, DriverError
 from nodeagent.gpu.driver import Driver
-from nodeagent.gpu.steps.time_slice import listed_time_slice
+from nodeagent.gpu.nvidia_smi import listed_time_slice
 from nodeagent.plan.shares import TimeSlice
 from nodeagent.simulation import SimulatedNode, Switches, simulated
 from tests.gpu.steps_of import time_slice
@@ -142,7 +142,7 @@ async def test_what_is_asked_is_what_the_program_takes(node: SimulatedNode, tmp_
 
 @pytest.mark.parametrize(
     ("says", "complaint"),
-    [("echo '| 0 Timeslice Default |'", "but it is default"), ("true", "but it is not told")],
+    [("echo '| 0 Timeslice Default |'", "but it is default"), ("true", "but it is not shown")],
 )
 async def test_success_that_is_not_read_back_is_none(
     node: SimulatedNode, tmp_path: Path, says: str, complaint: str

@@ -1,0 +1,322 @@
+"""Creates and destroys GPU instances and compute instances, in the GPU's worker thread.
+
+What must never happen here: that an instance in use goes, or another one than the step means.
+Users are looked up before, in the GPU's own lists and from every other source; what cannot be
+found out counts as in use. One look serves all that goes in the next moment, so that a user of the
+last one costs the others nothing; the driver refuses for users that come later. A creation that
+fails half-way is undone. The result is read back with the rest of the GPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from nodeagent.errors import DriverError, GpuInUse
+from nodeagent.gpu.nvml import ComputeInstanceHandle, GpuInstanceHandle
+from nodeagent.gpu.nvml_errors import about
+from nodeagent.gpu.recent import KnownDevice
+from nodeagent.gpu.steps.change import Change, find_instance, in_use, mig_device, not_as_planned
+from nodeagent.gpu.usage import MigDevice, WholeGpu, merged
+from nodeagent.gpu.users import ProcessLists
+from nodeagent.plan.observed import ComputeInstanceProfile, GpuInstanceProfile, Placement, Usage
+from nodeagent.plan.steps import (
+    CreateComputeInstance,
+    CreateGpuInstance,
+    DestroyComputeInstance,
+    DestroyGpuInstance,
+    Destruction,
+)
+
+# For a moment after its last compute instance went, the driver may still refuse to destroy a GPU
+# instance. These are the seconds between the attempts.
+_PAUSES = (0.05, 0.1, 0.2, 0.4, 0.8, 1.6)
+
+
+@dataclass(frozen=True, slots=True)
+class _Doomed:
+    """A compute instance that is to go."""
+
+    id: int
+    uuid: str
+    handle: ComputeInstanceHandle
+
+
+# --- creating -------------------------------------------------------------------------------------
+
+
+def create_gpu_instance(change: Change, step: CreateGpuInstance) -> None:
+    """Create a GPU instance at its placement and the compute instances in it, largest first.
+
+    When any of it fails, what this step made is taken away again before the error is raised.
+    """
+    gpu = change.gpu
+    profile = gpu.profile(step.profile_id)
+    if profile is None or profile.name != step.profile:
+        raise not_as_planned(f"the GPU has no profile {step.profile} with id {step.profile_id}")
+    change.require_time(f"creating {step.profile} at {step.placement}")
+    instance = gpu.nvml.create_gpu_instance(gpu.handle, step.profile_id, step.placement)
+    try:
+        for slices in step.compute:
+            _create_compute(change, instance, profile, slices)
+    except DriverError as error:
+        raise _taken_back(change, instance, profile, error) from error
+
+
+def create_compute_instance(change: Change, step: CreateComputeInstance) -> None:
+    """Add a compute instance to a GPU instance that is there."""
+    instance, profile = find_instance(change.gpu, step.instance, step.profile, step.placement)
+    change.require_time(f"creating {step.profile}")
+    _create_compute(change, instance, profile, step.slices)
+
+
+def _create_compute(
+    change: Change, instance: GpuInstanceHandle, profile: GpuInstanceProfile, slices: int
+) -> None:
+    """Create one compute instance. One with all slices of its GPU instance is read back with the
+    whole GPU. A part, of which there are several kinds, is checked here and destroyed if wrong.
+    """
+    gpu, nvml = change.gpu, change.gpu.nvml
+    if slices == profile.slices:
+        wanted = compute_profile_for(profile, gpu.learn_whole(profile, instance), slices)
+        nvml.create_compute_instance(instance, wanted.id)
+        return
+    wanted = compute_profile_for(profile, gpu.learn_compute(profile, instance), slices)
+    compute = nvml.create_compute_instance(instance, wanted.id)
+    info = change.read_back(lambda: nvml.compute_instance_info(compute))
+    if info.profile_id != wanted.id:
+        nvml.destroy_compute_instance(compute)
+        raise not_as_planned(
+            f"a compute instance of profile {wanted.id} was asked for in {profile.name}, but the "
+            f"driver made one of profile {info.profile_id}"
+        )
+
+
+def compute_profile_for(
+    profile: GpuInstanceProfile, offered: Sequence[ComputeInstanceProfile], slices: int
+) -> ComputeInstanceProfile:
+    """The compute profile that `slices` of a GPU instance mean.
+
+    Several may have the same number of slices: in a 1g of double memory on Hopper, one gives all
+    of its multiprocessors and one only those of a plain 1g. Who asks for all slices gets all
+    multiprocessors; who asks for a part gets the one of which the most fit.
+    """
+    fitting = [compute for compute in offered if compute.slices == slices]
+    if not fitting:
+        sizes = ", ".join(str(size) for size in sorted({c.slices for c in offered})) or "none"
+        raise not_as_planned(
+            f"a compute instance of {slices} slices was asked for in {profile.name}, which offers "
+            f"{sizes}"
+        )
+    if slices == profile.slices:
+        return max(fitting, key=lambda compute: (compute.multiprocessors, -compute.id))
+    return max(fitting, key=lambda compute: (compute.max_count, -compute.id))
+
+
+def _taken_back(
+    change: Change, instance: GpuInstanceHandle, profile: GpuInstanceProfile, error: DriverError
+) -> DriverError:
+    """Remove a GPU instance made just now, with all in it; the error to raise then."""
+    nvml = change.gpu.nvml
+    room = change.gpu.room_for(profile)
+    try:
+        for compute in change.gpu.compute_profiles(profile.id):
+            for handle in nvml.compute_instances(instance, compute.id, room):
+                nvml.destroy_compute_instance(handle)
+        destroy_emptied(change, instance)
+    except DriverError as left:
+        return about(f"{profile.name} is left half-made, because also {left.message}", error)
+    return error
+
+
+# --- destroying -----------------------------------------------------------------------------------
+
+
+def require_idle_devices(change: Change, steps: Sequence[Destruction]) -> None:
+    """Look for the users of all that the steps take away; raises GpuInUse if there may be any."""
+    for step in steps:
+        doomed = [(_known(change, uuid).compute_instance, uuid) for uuid in _devices(step) if uuid]
+        _require_no_other_user(change, step, doomed)
+    _look_for_users(change, [uuid for step in steps for uuid in _devices(step) if uuid])
+
+
+def destroy_gpu_instance(change: Change, step: DestroyGpuInstance) -> None:
+    """Destroy a GPU instance and the compute instances that the step names.
+
+    Raises GpuInUse, with nothing destroyed, when any of it has users or may have.
+    """
+    name = f"{step.profile} at {step.placement}"
+    gpu = change.gpu
+    instance, profile = find_instance(gpu, step.instance, step.profile, step.placement)
+    doomed = [_find(change, instance, step.instance, uuid) for uuid in step.devices]
+    _require_recently_idle(change, step.devices)
+    _require_no_other_instance(change, instance, profile, doomed)
+    _require_no_other_user(change, step, [(compute.id, compute.uuid) for compute in doomed])
+    for compute in doomed:
+        change.require_time(f"destroying {name}")
+        gpu.nvml.destroy_compute_instance(compute.handle)
+        gpu.recent.gone([compute.uuid])
+    change.require_time(f"destroying {name}")
+    destroy_emptied(change, instance)
+
+
+def destroy_compute_instance(change: Change, step: DestroyComputeInstance) -> None:
+    """Destroy one compute instance; its GPU instance stays.
+
+    Raises GpuInUse when it has users or may have.
+    """
+    name = f"{step.profile} in {step.placement}"
+    gpu = change.gpu
+    instance, _ = find_instance(gpu, step.instance, step.profile, step.placement)
+    doomed = _find(change, instance, step.instance, step.device)
+    if doomed.id != step.compute:
+        raise not_as_planned(
+            f"{step.device} is not compute instance {step.compute} any more but {doomed.id}"
+        )
+    _require_recently_idle(change, [step.device])
+    _require_no_other_user(change, step, [(doomed.id, doomed.uuid)])
+    change.require_time(f"destroying {name}")
+    gpu.nvml.destroy_compute_instance(doomed.handle)
+    gpu.recent.gone([doomed.uuid])
+
+
+def destroy_emptied(change: Change, instance: GpuInstanceHandle) -> None:
+    """Destroy a GPU instance whose compute instances have just gone."""
+    for pause in _PAUSES:
+        try:
+            return change.gpu.nvml.destroy_gpu_instance(instance)
+        except GpuInUse:
+            if not change.sleep(pause):
+                raise
+    return change.gpu.nvml.destroy_gpu_instance(instance)
+
+
+def _devices(step: Destruction) -> tuple[str, ...]:
+    match step:
+        case DestroyGpuInstance(devices=devices):
+            return devices
+        case DestroyComputeInstance(device=device):
+            return (device,)
+
+
+# --- looking before ---------------------------------------------------------------------------
+
+
+def _find(change: Change, instance: GpuInstanceHandle, instance_id: int, uuid: str) -> _Doomed:
+    """The compute instance behind a MIG device."""
+    if not uuid:
+        raise not_as_planned(
+            "it has a compute instance without MIG device, so its users are unknown"
+        )
+    known = _known(change, uuid)
+    if known.gpu_instance != instance_id:
+        raise not_as_planned(f"{uuid} is not in GPU instance {instance_id} any more")
+    handle = change.gpu.nvml.compute_instance_by_id(instance, known.compute_instance)
+    return _Doomed(known.compute_instance, uuid, handle)
+
+
+def _known(change: Change, uuid: str) -> KnownDevice:
+    """Which compute instance the device is: as a look found it a moment ago, else asked."""
+    known = change.gpu.recent.device(uuid)
+    if known is not None:
+        return known
+    nvml, device = change.gpu.nvml, mig_device(change.gpu, uuid)
+    return KnownDevice(nvml.gpu_instance_id(device), nvml.compute_instance_id(device), slices=0)
+
+
+def _require_recently_idle(change: Change, uuids: Sequence[str]) -> None:
+    """Raise GpuInUse unless a look no older than a moment found the devices idle."""
+    recent = change.gpu.recent
+    if not all(recent.is_proved_idle(uuid) for uuid in uuids):
+        _look_for_users(change, uuids)
+
+
+def _look_for_users(change: Change, uuids: Sequence[str]) -> None:
+    """Includes devices that were proven idle with these before and are still to be destroyed."""
+    gpu = change.gpu
+    meant = {uuid: _known(change, uuid) for uuid in dict.fromkeys((*uuids, *gpu.recent.idle))}
+    lists = ProcessLists(gpu.nvml, gpu.handle)
+    for uuid, known in meant.items():
+        usage = lists.on_instance(known.gpu_instance, known.compute_instance)
+        require_idle(usage, uuid)
+    pairs = {(d.gpu_instance, d.compute_instance) for d in (*meant.values(), *gpu.recent.devices)}
+    # A process on the GPU and on none of its devices may be on any of them.
+    require_idle(lists.on_no_instance_of(pairs), ", ".join(meant))
+    gpu.recent.proved_idle(meant)
+
+
+def _require_no_other_instance(
+    change: Change,
+    instance: GpuInstanceHandle,
+    profile: GpuInstanceProfile,
+    doomed: Sequence[_Doomed],
+) -> None:
+    """Somebody may have added a compute instance since; then none is to go in vain.
+
+    An instance that is full needs no look for others.
+    """
+    gpu, nvml = change.gpu, change.gpu.nvml
+    if profile.slices == 1:  # which may hold several, where the driver shares it
+        whole = gpu.learn_whole(profile, instance)
+        if len(doomed) >= max((compute.max_count for compute in whole), default=2):
+            return
+    else:
+        seen = [gpu.recent.device(compute.uuid) for compute in doomed]
+        if sum(device.slices for device in seen if device) >= profile.slices:
+            return
+    offered = gpu.learn_compute(profile, instance)
+    if profile.slices > 1:
+        slices = {compute.id: compute.slices for compute in offered}
+        taken = [slices.get(nvml.compute_instance_info(d.handle).profile_id, 0) for d in doomed]
+        if sum(taken) >= profile.slices:
+            return
+    known = {compute.id for compute in doomed}
+    for compute in offered:
+        for handle in nvml.compute_instances(instance, compute.id, gpu.room_for(profile)):
+            found = nvml.compute_instance_info(handle).id
+            if found not in known:
+                raise not_as_planned(f"{profile.name} now also has compute instance {found}")
+
+
+def _require_no_other_user(
+    change: Change, step: Destruction, doomed: Iterable[tuple[int, str]]
+) -> None:
+    """Raise GpuInUse for users that NVML does not see, and for devices allocated to a pod.
+
+    `doomed` are ids and UUIDs of compute instances.
+    """
+    compute = step.compute if isinstance(step, DestroyComputeInstance) else None
+    name = f"{step.profile} at {step.placement}"
+    require_idle(_known_elsewhere(change, step.instance, compute), name)
+    require_idle(_allocated(change, step.instance, step.placement, doomed), name)
+
+
+def _known_elsewhere(change: Change, instance: int, compute: int | None) -> Usage:
+    """Users of a compute instance, or of anything in a GPU instance, that NVML does not see."""
+    known = change.gpu.identity()
+    device = MigDevice(known.uuid, known.minor, instance, compute)
+    usage = Usage()
+    for reading in change.readings:
+        usage = merged(usage, reading.users(device))
+    return usage
+
+
+def _allocated(
+    change: Change, instance: int, place: Placement, doomed: Iterable[tuple[int, str]]
+) -> Usage:
+    """Who was given one of the devices, their GPU instance, or the GPU that they are on."""
+    if change.allocations is None:
+        return Usage()
+    known = change.gpu.identity()
+    gpu, minor = known.uuid, known.minor
+    usage = change.allocations.users_of_gpu(WholeGpu(gpu, minor))
+    devices = [MigDevice(gpu, minor, instance, number, uuid, place) for number, uuid in doomed]
+    for device in devices or [MigDevice(gpu, minor, instance, None, "", place)]:
+        usage = merged(usage, change.allocations.users(device))
+    return usage
+
+
+def require_idle(usage: Usage, name: str) -> None:
+    """Raise GpuInUse unless it is certain that nobody is there."""
+    if usage.in_use:
+        raise in_use(f"{name} is not destroyed: it is in use by {usage}")

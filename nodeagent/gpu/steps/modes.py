@@ -1,0 +1,126 @@
+"""Changes a GPU's MIG mode, and the compute mode of GPUs and MIG devices, in the worker thread."""
+
+from __future__ import annotations
+
+from nodeagent.errors import DriverError
+from nodeagent.gpu.device import GpuDevice
+from nodeagent.gpu.nvml_errors import INVALID_ARGUMENT, NOT_FOUND, RESET_REQUIRED, driver_error
+from nodeagent.gpu.observation import read_compute_mode, read_gpu
+from nodeagent.gpu.steps.change import Change, in_use, mig_device, not_as_planned
+from nodeagent.gpu.steps.instances import require_idle
+from nodeagent.gpu.usage import WholeGpu, whole_gpu, with_users
+from nodeagent.plan.observed import MigMode
+from nodeagent.plan.steps import SetComputeMode, SetMigMode
+
+_READ_AGAIN = (0.05, 0.2)  # seconds between readings of a pending mode that is not the one set
+
+
+def set_mig_mode(change: Change, step: SetMigMode) -> None:
+    """Make the mode current, or pending where the driver changes it only with a reset.
+
+    Raises GpuInUse when programs keep it from changing.
+    """
+    gpu = change.gpu
+    before = gpu.mode()
+    if before == MigMode(step.enabled, step.enabled):
+        return
+    if before and before.current != step.enabled:
+        if before.current:
+            _require_idle_instances(change)
+        else:
+            known = gpu.identity()
+            _require_unallocated(change, WholeGpu(known.uuid, known.minor, ()))
+    change.require_time("changing MIG mode")
+    status = gpu.nvml.set_mig_mode(gpu.handle, step.enabled)
+    after = _settled_mode(change, step)
+    if after and after.current == after.pending == step.enabled:
+        return
+    if after and after.pending == step.enabled != after.current:
+        if status in {0, RESET_REQUIRED}:
+            gpu.mode_waits_for_reset()
+        if gpu.mode_change_needs_reset():
+            return
+    if status:
+        raise driver_error(status, "nvmlDeviceSetMigMode")
+    raise not_as_planned(
+        f"MIG mode was to become {_word(step.enabled)} and the driver reported success, but it is "
+        f"{_found(after)}"
+    )
+
+
+def _require_idle_instances(change: Change) -> None:
+    """Switching MIG off takes along every instance there is."""
+    gpu = with_users(read_gpu(change.gpu), change.readings)
+    if change.allocations is not None:
+        gpu = with_users(gpu, [change.allocations])
+    for instance in gpu.instances:
+        for device in instance.compute:
+            require_idle(device.usage, f"{device.profile} at {instance.placement}")
+    _require_unallocated(change, whole_gpu(gpu))
+
+
+def _require_unallocated(change: Change, gpu: WholeGpu) -> None:
+    """Who was given the GPU as a whole need not have a process yet that would keep the mode."""
+    if change.allocations is None:
+        return
+    usage = change.allocations.users_of_gpu(gpu)
+    if usage.in_use:
+        raise in_use(f"MIG mode of GPU {change.gpu.index} is not changed: it is in use by {usage}")
+
+
+def _settled_mode(change: Change, step: SetMigMode) -> MigMode | None:
+    """The mode after the call. A pending mode other than the one asked for is read again, in case
+    the driver is late to report it.
+    """
+    after = change.read_back(lambda: _mode_after(change.gpu))
+    for pause in _READ_AGAIN:
+        if after is None or after.pending == step.enabled or not change.sleep(pause):
+            break
+        after = change.read_back(lambda: _mode_after(change.gpu))
+    return after
+
+
+def _mode_after(gpu: GpuDevice) -> MigMode | None:
+    try:
+        return gpu.mode()
+    except DriverError as error:
+        if error.code not in {NOT_FOUND, INVALID_ARGUMENT}:
+            raise
+    gpu.give_up_handle()  # the change has made it stale
+    return gpu.mode()
+
+
+def _found(mode: MigMode | None) -> str:
+    if mode is None:
+        return "not there"
+    if mode.current == mode.pending:
+        return _word(mode.current)
+    return f"{_word(mode.current)} with {_word(mode.pending)} pending for the next GPU reset"
+
+
+def _word(enabled: bool) -> str:
+    return "enabled" if enabled else "disabled"
+
+
+def set_compute_mode(change: Change, step: SetComputeMode) -> None:
+    """Set the mode of a GPU or a MIG device and read it back.
+
+    Who has a context already keeps it: the mode says who may get one from now on.
+    """
+    if not step.device:
+        raise not_as_planned("a compute mode was to be set on a MIG device that is not made yet")
+    gpu, nvml = change.gpu, change.gpu.nvml
+    name = "the GPU" if step.device == step.gpu else step.device
+    device = gpu.handle if step.device == step.gpu else mig_device(gpu, step.device)
+    if read_compute_mode(nvml, device) is step.mode:
+        return
+    change.require_time(f"setting the compute mode of {name}")
+    nvml.set_compute_mode(device, step.mode)
+    found = change.read_back(lambda: nvml.compute_mode(device))
+    if found is not None:
+        gpu.recent.set_mode(step.device, found)
+    if found is not step.mode:
+        raise not_as_planned(
+            f"the compute mode of {name} was to become {step.mode} and the driver reported "
+            f"success, but it is {found or 'one that is not known'}"
+        )
