@@ -14,7 +14,7 @@ from nodeagent.plan.observed import Gpu
 from nodeagent.plan.plan import Policy
 from nodeagent.plan.problems import Code
 from nodeagent.plan.steps import Step
-from nodeagent.reconcile.change_hooks import Surroundings
+from nodeagent.reconcile.change_hooks import ChangeHooks
 from nodeagent.reconcile.event_log import EventLog, EventType
 from nodeagent.reconcile.event_reporter import Narrator
 from nodeagent.reconcile.last_good_plan import FILE_NAME, last_good_plan
@@ -54,7 +54,7 @@ class Rig:
         retry: float = 3600,
         observe_deadline: float = 5.0,
         step_deadline: float = 5.0,
-        surroundings: Surroundings | None = None,
+        hooks: ChangeHooks | None = None,
         on_state: Callable[[NodeState], None] = lambda _: None,
     ) -> None:
         self.events = EventLog()
@@ -69,7 +69,7 @@ class Rig:
             narrator=Narrator(self.events),
             hearts=self.hearts,
             on_state=self._took,
-            surroundings=surroundings,
+            hooks=hooks,
         )
 
         self._on_state = on_state

@@ -13,9 +13,9 @@ import structlog
 
 from nodeagent.plan.plan import Policy
 from nodeagent.plan.problems import Problem
-from nodeagent.reconcile.change_hooks import Surroundings
+from nodeagent.reconcile.change_hooks import ChangeHooks
 from nodeagent.reconcile.event_log import EventLog, EventType
-from nodeagent.reconcile.plan_update import Demand, NoPlan, PlanOffer
+from nodeagent.reconcile.plan_update import DeferredPlan, NoPlan, PlanUpdate
 from nodeagent.settings import PlanSettings, Settings
 from nodeagent.views.cluster_state import ClusterState
 from nodeagent.views.node_state import NodeState
@@ -44,15 +44,15 @@ class ClusterPart:
         events: EventLog,
         *,
         source: str,
-        offer: Callable[[PlanOffer | Demand], None],
+        offer: Callable[[PlanUpdate | DeferredPlan], None],
         nudge: Callable[[str], None],
         rounds: Callable[[], int],
         kubelet: KubeletUsage | None,
     ) -> None:
         from nodeagent.cluster.client.access import ClusterAccess
         from nodeagent.cluster.client.credentials import credentials_of
-        from nodeagent.cluster.drain.hooks import ClusterSurroundings
-        from nodeagent.cluster.publisher import Citizen
+        from nodeagent.cluster.drain.hooks import ClusterHooks
+        from nodeagent.cluster.publisher import NodePublisher
 
         self._settings = settings
         self._offer = offer
@@ -61,7 +61,7 @@ class ClusterPart:
         self._follows_node = False
         cluster = settings.kubernetes
         self._access = ClusterAccess(credentials_of(cluster.kubeconfig, cluster.context))
-        self._surroundings = ClusterSurroundings(
+        self._hooks = ClusterHooks(
             self._access,
             settings.node_name,
             settings=settings.kubernetes,
@@ -72,44 +72,44 @@ class ClusterPart:
             kubelet_suspect=kubelet.suspect if kubelet else None,
         )
         if kubelet:
-            kubelet.finished = self._surroundings.finished
-        self._citizen = Citizen(
+            kubelet.finished = self._hooks.finished
+        self._publisher = NodePublisher(
             self._access,
             settings.node_name,
             events=events,
             unreachable=self._unreachable,
-            onlookers=(self._surroundings,),
-            yields=lambda: self._surroundings.refuses,
-            unfinished=lambda: self._surroundings.is_unfinished,
+            observers=(self._hooks,),
+            yields=lambda: self._hooks.refuses,
+            unfinished=lambda: self._hooks.is_unfinished,
             labels=settings.kubernetes.layout_labels,
         )
 
-        self._surroundings.put_back = self._citizen.refresh
+        self._hooks.put_back = self._publisher.refresh
 
     @property
-    def surroundings(self) -> Surroundings:
+    def hooks(self) -> ChangeHooks:
         """What the reconciler asks around a change."""
-        return self._surroundings
+        return self._hooks
 
     @property
     def state(self) -> ClusterState:
         """How the agent stands with the cluster."""
-        return self._citizen.state
+        return self._publisher.state
 
     @property
     def problems(self) -> tuple[Problem, ...]:
         """What is wrong with the Node as the agent writes it."""
-        return self._citizen.problems
+        return self._publisher.problems
 
-    def publish(self, state: NodeState, offered: PlanOffer | None) -> None:
+    def publish(self, state: NodeState, offered: PlanUpdate | None) -> None:
         """The node is like this now; `offered` is what it was made from."""
-        self._citizen.publish(state, offered)
+        self._publisher.publish(state, offered)
 
     def use(self, name: str, source: NodeSource | None) -> None:
         """Let this source have its say on the Node; None for one that is not there."""
         self._follows_node = source is not None
-        self._surroundings.follow(name)
-        self._citizen.use(source)
+        self._hooks.follow(name)
+        self._publisher.use(source)
 
     def source(
         self, name: str, plan: PlanSettings, *, look_every: float, alive: Callable[[], None]
@@ -141,17 +141,17 @@ class ClusterPart:
 
     async def flush(self) -> None:
         """The agent stops: have the newest state written while `run` still runs."""
-        await self._citizen.flush(within=_LAST_WORDS)
+        await self._publisher.flush(within=_LAST_WORDS)
 
     async def run(self) -> None:
         """Follow and write the Node, and do what follows up, until cancelled."""
         async with self._access:
             try:
                 async with asyncio.TaskGroup() as parts:
-                    parts.create_task(self._citizen.run(), name="citizen")
-                    parts.create_task(self._surroundings.run(), name="surroundings")
+                    parts.create_task(self._publisher.run(), name="publisher")
+                    parts.create_task(self._hooks.run(), name="hooks")
             finally:
-                await self._surroundings.leave(within=_LEAVING)
+                await self._hooks.leave(within=_LEAVING)
 
     def _tell(self, kind: EventType, message: str) -> None:
         self._events.add(kind, message)

@@ -209,7 +209,7 @@ class Agent:
             host_for=self._mps.host_for,
             mps=self._mps.overview,
             on_plan=self._mps.plan_accepted,
-            surroundings=self._cluster.surroundings if self._cluster else None,
+            hooks=self._cluster.hooks if self._cluster else None,
             on_round=self._metrics.round_over,
             own_problems=self._own_problems,
         )

@@ -93,7 +93,7 @@ def _without_number(found: re.Match[str]) -> str:
     return "the process" if found["what"] == "pid" else f"the {found['what']}"
 
 
-class NodeWords:
+class NodeStatus:
     """The words over time: what does not change is worded as before, the moment in it too.
 
     `labels`: whether facts for schedulers are labels as well; else those left of ours go away.

@@ -17,16 +17,16 @@ from typing import Final, NoReturn, Protocol
 import structlog
 
 from nodeagent.cluster.client.access import ClusterAccess
-from nodeagent.cluster.client.events import EventPace, EventPublisher
+from nodeagent.cluster.client.events import EventIntervals, EventPublisher
 from nodeagent.cluster.client.faults import ClusterFault
-from nodeagent.cluster.client.node_follower import FollowPace, NodeFollower
+from nodeagent.cluster.client.node_follower import FollowIntervals, NodeFollower
 from nodeagent.cluster.client.node_view import Interest, NodeView
-from nodeagent.cluster.client.node_writer import NodeWriter, Wanted, WritePace
-from nodeagent.cluster.node_status import NodeWords, node_event
+from nodeagent.cluster.client.node_writer import NodeWriter, Wanted, WriteIntervals
+from nodeagent.cluster.node_status import NodeStatus, node_event
 from nodeagent.cluster.plan_sources.node_source import Keys, NodeSource
 from nodeagent.plan.problems import Code, Problem
 from nodeagent.reconcile.event_log import EventLog, EventType
-from nodeagent.reconcile.plan_update import PlanOffer
+from nodeagent.reconcile.plan_update import PlanUpdate
 from nodeagent.views.cluster_state import ClusterState
 from nodeagent.views.node_state import NodeState, Phase
 
@@ -42,7 +42,7 @@ INTEREST: Final = Interest(
 _NAME_IT: Final = "set node_name to one of: kubectl get nodes"
 
 
-class Onlooker(Protocol):
+class NodeObserver(Protocol):
     """Somebody who wants to know what the Node is like; must not take long."""
 
     def saw(self, view: NodeView | None) -> None: ...
@@ -53,7 +53,7 @@ class Onlooker(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class CitizenPace:
+class PublisherIntervals:
     """Times in seconds. `patience`: work that takes shorter is not told of before its end, so that
     a quick change is one write. `first_answer`: how long the API server is waited for at the start
     before the plan of an earlier life counts. `farewell`: how long the keys of a source that is no
@@ -63,12 +63,12 @@ class CitizenPace:
     patience: float = 1.0
     first_answer: float = 3.0
     farewell: float = 30.0
-    follow: FollowPace = field(default_factory=FollowPace)
-    write: WritePace = field(default_factory=WritePace)
-    events: EventPace = field(default_factory=EventPace)
+    follow: FollowIntervals = field(default_factory=FollowIntervals)
+    write: WriteIntervals = field(default_factory=WriteIntervals)
+    events: EventIntervals = field(default_factory=EventIntervals)
 
 
-class Citizen:
+class NodePublisher:
     """One Node of one cluster, while `run` runs.
 
     `unreachable` is told why there is no Node to go by as long as there never was one; `labels`
@@ -83,23 +83,23 @@ class Citizen:
         *,
         events: EventLog,
         unreachable: Callable[[str], None],
-        onlookers: tuple[Onlooker, ...] = (),
+        observers: tuple[NodeObserver, ...] = (),
         yields: Callable[[], bool] = lambda: False,
         unfinished: Callable[[], bool] = lambda: False,
         labels: bool = False,
-        pace: CitizenPace = CitizenPace(),
+        intervals: PublisherIntervals = PublisherIntervals(),
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
         self._access = access
         self._node = node
         self._event_log = events
         self._unreachable = unreachable
-        self._onlookers = onlookers
+        self._onlookers = observers
         self._yields = yields
         self._unfinished = unfinished
-        self._pace = pace
+        self._intervals = intervals
         self._now = now
-        self._words = NodeWords(labels=labels, now=now)
+        self._words = NodeStatus(labels=labels, now=now)
         self._source: NodeSource | None = None
         self._leftover = Keys()
         self._left_out: dict[str, int] = {}  # bytes of what was too large when it was last told
@@ -109,17 +109,17 @@ class Citizen:
         self._since: datetime | None = None
         self._broken = False  # the Node cannot be followed
         self._state: NodeState | None = None
-        self._offered: PlanOffer | None = None
+        self._offered: PlanUpdate | None = None
         self._told: NodeState | None = None  # what is shown; the newest may still be held back
         self._held_back: asyncio.TimerHandle | None = None
-        self._events = EventPublisher(access, node, pace=pace.events, wall=now)
+        self._events = EventPublisher(access, node, intervals=intervals.events, wall=now)
         self._writer = NodeWriter(
             access,
             node,
             interest=INTEREST,
             on_fault=self._writing_broke,
             on_contest=self._is_contested,
-            pace=pace.write,
+            intervals=intervals.write,
             wall=now,
         )
         self._follower = NodeFollower(
@@ -128,7 +128,7 @@ class Citizen:
             on_view=self._saw,
             on_fault=self._following_broke,
             interest=INTEREST,
-            pace=pace.follow,
+            intervals=intervals.follow,
         )
 
     # --- what others say to it ------------------------------------------------------------------
@@ -139,14 +139,14 @@ class Citizen:
         if before is not None and self._view is not None:
             self._leftover = before.withdrawal(self._view)
             loop = asyncio.get_running_loop()
-            self._farewell_until = loop.time() + self._pace.farewell
+            self._farewell_until = loop.time() + self._intervals.farewell
             # At its end too: who writes such a key an hour later is another program.
             loop.call_at(self._farewell_until, self._write)
         if source is not None and self._answered:
             source.saw(self._view)
         self._write()
 
-    def publish(self, state: NodeState, offered: PlanOffer | None) -> None:
+    def publish(self, state: NodeState, offered: PlanUpdate | None) -> None:
         """The node is like this now; `offered` is what it was made from."""
         self._state, self._offered = state, offered
         is_news = self._told is None or self._told.phase is not Phase.WORKING
@@ -155,7 +155,7 @@ class Citizen:
             return
         if self._held_back is None:
             loop = asyncio.get_running_loop()
-            self._held_back = loop.call_later(self._pace.patience, self._show)
+            self._held_back = loop.call_later(self._intervals.patience, self._show)
         self._write()  # the source's answer does not wait
 
     def refresh(self) -> None:
@@ -205,7 +205,7 @@ class Citizen:
             parts.create_task(self._wait_for_an_answer(), name="wait for the API server")
 
     async def _wait_for_an_answer(self) -> None:
-        await asyncio.sleep(self._pace.first_answer)
+        await asyncio.sleep(self._intervals.first_answer)
         if not self._answered and self._follower.fault is None:
             self._go_without("the API server has not answered yet")
 
@@ -219,7 +219,7 @@ class Citizen:
                     wanted = node_event(event)
                     if wanted is not None:
                         self._events.tell(wanted)
-            await asyncio.sleep(self._pace.events.interval)
+            await asyncio.sleep(self._intervals.events.interval)
 
     # --- the Node -------------------------------------------------------------------------------
 
@@ -231,8 +231,8 @@ class Citizen:
         self._answered = True
         self._view = view
         self._writer.saw(view)
-        for onlooker in self._onlookers:
-            onlooker.saw(view)
+        for observer in self._onlookers:
+            observer.saw(view)
         if self._source is not None:
             self._source.saw(view)
         self._write()
@@ -243,8 +243,8 @@ class Citizen:
         self._broken = fault is not None
         if fault is None:
             log.info("the API server answers again", server=self._access.server)
-            for onlooker in self._onlookers:
-                onlooker.reached()
+            for observer in self._onlookers:
+                observer.reached()
             return
         log.warning("the Node cannot be followed", error=fault.message, remedy=fault.remedy)
         if not self._answered:

@@ -22,7 +22,13 @@ from nodeagent.plan.plan import NodePlan, Policy, Verdict
 from nodeagent.plan.planner import plan
 from nodeagent.plan.problems import Problem
 from nodeagent.plan.resolve import Rejection, resolve
-from nodeagent.reconcile.plan_update import Demand, NoPlan, PlanOffer, PlanText, UnreadablePlan
+from nodeagent.reconcile.plan_update import (
+    DeferredPlan,
+    NoPlan,
+    PlanText,
+    PlanUpdate,
+    UnreadablePlan,
+)
 from nodeagent.views.mps_state import MpsOverview
 from nodeagent.views.node_state import NodeState, Phase, Refusal, phase_of
 
@@ -63,8 +69,8 @@ class PlanInForce:
 
     def __init__(self, host_for: HostFor = lambda _: Host()) -> None:
         self._host_for = host_for
-        self._asked: PlanOffer | Demand | None = None
-        self._offer: PlanOffer | None = None
+        self._asked: PlanUpdate | DeferredPlan | None = None
+        self._offer: PlanUpdate | None = None
         self._newest: ReadPlan | None = None
         self._unread: Refusal | None = None
         self._good: ReadPlan | None = None
@@ -80,7 +86,7 @@ class PlanInForce:
         return self._good.document.digest if self._good else ""
 
     @property
-    def offered(self) -> PlanOffer | None:
+    def offered(self) -> PlanUpdate | None:
         """What was read last: the newest offer, or what the newest demand meant for the node."""
         return self._offer
 
@@ -103,7 +109,7 @@ class PlanInForce:
         """Why the newest offer could not even be read."""
         return self._unread.problems if self._unread else ()
 
-    def offer(self, offer: PlanOffer | Demand) -> bool:
+    def offer(self, offer: PlanUpdate | DeferredPlan) -> bool:
         """Take what the source has to say; False if it says the same as before."""
         if offer == self._asked:
             return False
@@ -115,7 +121,7 @@ class PlanInForce:
 
         What a demand means is found out anew for each `observed`, and not without.
         """
-        asked: PlanOffer | Demand | None = None
+        asked: PlanUpdate | DeferredPlan | None = None
         while asked is not self._asked:
             asked = self._asked
             if isinstance(asked, PlanText | NoPlan | UnreadablePlan | None):
@@ -127,7 +133,7 @@ class PlanInForce:
             if offer != self._offer:
                 await self._read_newest(offer)
 
-    async def _read_newest(self, offer: PlanOffer | None) -> None:
+    async def _read_newest(self, offer: PlanUpdate | None) -> None:
         found: ReadPlan | Refusal | None = None
         match offer:
             case PlanText() as text:

@@ -12,7 +12,7 @@ from nodeagent.plan.problems import Problem
 from nodeagent.reconcile.active_plan import Judgement
 
 
-class Surroundings(Protocol):
+class ChangeHooks(Protocol):
     """What is around the node. Nothing here raises: what goes wrong is told as problems."""
 
     async def objections(
@@ -45,7 +45,7 @@ class Surroundings(Protocol):
         ...
 
 
-class Alone:
+class NoHooks:
     """Nothing is around the node."""
 
     problems: tuple[Problem, ...] = ()
@@ -63,7 +63,7 @@ class Alone:
 
 
 async def prepared(
-    surroundings: Surroundings,
+    hooks: ChangeHooks,
     todo: NodePlan,
     *,
     halt: asyncio.Event,
@@ -71,7 +71,7 @@ async def prepared(
     every: float,
 ) -> tuple[Problem, ...]:
     """Prepare for `todo`, calling `alive` every so many seconds; given up once `halt` is set."""
-    preparing = asyncio.create_task(surroundings.prepare(todo), name="prepare")
+    preparing = asyncio.create_task(hooks.prepare(todo), name="prepare")
     halted = asyncio.create_task(halt.wait(), name="wait for another plan")
     both = {preparing, halted}
     try:

@@ -10,7 +10,7 @@ from nodeagent.documents.bounded_yaml import LARGEST_TEXT
 from nodeagent.files.regular import read_regular_file
 from nodeagent.files.watch import changes
 from nodeagent.plan.problems import Code, Problem
-from nodeagent.reconcile.plan_update import NoPlan, PlanOffer, PlanText, UnreadablePlan
+from nodeagent.reconcile.plan_update import NoPlan, PlanText, PlanUpdate, UnreadablePlan
 
 _Signature = tuple[int, ...] | str
 
@@ -25,7 +25,7 @@ class PlanFile:
     def __init__(
         self,
         path: Path,
-        offer: Callable[[PlanOffer], None],
+        offer: Callable[[PlanUpdate], None],
         *,
         configuration: str | None = None,
         quiet: float = 0.05,
@@ -58,7 +58,7 @@ class PlanFile:
         self._last = signature
         self._offer(await asyncio.to_thread(self._read))
 
-    def _read(self) -> PlanOffer:
+    def _read(self) -> PlanUpdate:
         try:
             return PlanText(read_regular_file(self._path, LARGEST_TEXT), self._configuration)
         except FileNotFoundError:

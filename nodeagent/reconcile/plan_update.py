@@ -35,15 +35,15 @@ class UnreadablePlan:
     problem: Problem
 
 
-PlanOffer = PlanText | NoPlan | UnreadablePlan
+PlanUpdate = PlanText | NoPlan | UnreadablePlan
 
 
 @runtime_checkable
-class Demand(Protocol):
+class DeferredPlan(Protocol):
     """What a source asks for where that depends on the node's cards; a value: equal ones ask for
     the same.
     """
 
-    def on(self, observed: ObservedNode) -> PlanOffer:
+    def on(self, observed: ObservedNode) -> PlanUpdate:
         """What it means for this node. Pure, and called in a thread, since it may take long."""
         ...

@@ -32,10 +32,10 @@ from nodeagent.reconcile.active_plan import (
     described,
     described_without_look,
 )
-from nodeagent.reconcile.change_hooks import Alone, Surroundings, prepared
+from nodeagent.reconcile.change_hooks import ChangeHooks, NoHooks, prepared
 from nodeagent.reconcile.event_reporter import Narrator
 from nodeagent.reconcile.loop_control import GivenUp, GivingUp, Heartbeats, ProcessWatch
-from nodeagent.reconcile.plan_update import Demand, PlanOffer, PlanText
+from nodeagent.reconcile.plan_update import DeferredPlan, PlanText, PlanUpdate
 from nodeagent.reconcile.work_queue import Agenda, blocking_pids, only, undisturbing
 from nodeagent.views.mps_state import MpsOverview
 from nodeagent.views.node_state import NodeState, Phase
@@ -87,7 +87,7 @@ class Reconciler:
         host_for: HostFor = lambda _: Host(),
         mps: Callable[[], MpsOverview] = MpsOverview,
         on_plan: Callable[[], None] = lambda: None,
-        surroundings: Surroundings | None = None,
+        hooks: ChangeHooks | None = None,
         on_round: Callable[[NodeOutcome | None, float], None] = lambda _outcome, _seconds: None,
         own_problems: Callable[[], tuple[Problem, ...]] = tuple,
     ) -> None:
@@ -101,7 +101,7 @@ class Reconciler:
         self._on_state = on_state
         self._mps = mps
         self._on_plan = on_plan
-        self._surroundings = surroundings or Alone()
+        self._hooks = hooks or NoHooks()
         self._on_round = on_round
         self._own_problems = own_problems
         self._plan = PlanInForce(host_for)
@@ -124,11 +124,11 @@ class Reconciler:
     # --- what others say to it --------------------------------------------------------------
 
     @property
-    def offered(self) -> PlanOffer | None:
+    def offered(self) -> PlanUpdate | None:
         """What the newest offer meant when `state` was made."""
         return self._plan.offered
 
-    def offer(self, offer: PlanOffer | Demand) -> None:
+    def offer(self, offer: PlanUpdate | DeferredPlan) -> None:
         """The plan's source has something to say; a change counts at once, between two steps."""
         if self._plan.offer(offer):
             self._halt.set()
@@ -182,7 +182,7 @@ class Reconciler:
     def _settle(self) -> None:
         """Have put back what was prepared, unless the next round is at hand and needs it too."""
         if self._stopping or not self._halt.is_set():
-            self._surroundings.settle(*self._seen)
+            self._hooks.settle(*self._seen)
 
     async def _rest(self, seconds: float) -> None:
         try:
@@ -250,7 +250,7 @@ class Reconciler:
     ) -> tuple[Problem, ...]:
         todo = only(judgement, self._choose(judgement))
         async with self._giving_up.at_stop():
-            return await self._surroundings.objections(judgement, todo, observed)
+            return await self._hooks.objections(judgement, todo, observed)
 
     async def _work(
         self, driver: NodeDriver, judgement: Judgement, observed: ObservedNode
@@ -260,7 +260,7 @@ class Reconciler:
         todo = only(judgement, self._choose(judgement))
         # Shorter than the patience for everything else, so that waiting for pods is no hanging.
         unprepared = await prepared(
-            self._surroundings,
+            self._hooks,
             todo,
             halt=self._halt,
             alive=lambda: self._alive(0),
@@ -342,7 +342,7 @@ class Reconciler:
         for gpu_plan in plan.gpus if plan else ():
             problems += self._agenda.problems(gpu_plan)
         mps = self._mps()
-        problems += (*mps.problems, *self._surroundings.problems, *self._own_problems())
+        problems += (*mps.problems, *self._hooks.problems, *self._own_problems())
         return described(
             self.state,
             self._plan,

@@ -13,10 +13,10 @@ from typing import Any
 
 from nodeagent.cluster.client.access import ClusterAccess
 from nodeagent.cluster.client.credentials import Kubeconfig
-from nodeagent.cluster.client.events import EventPace
-from nodeagent.cluster.drain.hooks import AroundPace, ClusterSurroundings
+from nodeagent.cluster.client.events import EventIntervals
+from nodeagent.cluster.drain.hooks import ClusterHooks, DrainIntervals
 from nodeagent.cluster.plan_sources.annotation import AnnotationSource
-from nodeagent.cluster.publisher import Citizen, CitizenPace
+from nodeagent.cluster.publisher import NodePublisher, PublisherIntervals
 from nodeagent.plan.plan import Policy
 from nodeagent.reconcile.plan_update import NoPlan
 from nodeagent.settings import KubernetesSettings
@@ -31,21 +31,26 @@ from tests.simulated_cluster.journal import Request
 NODE = "n"
 SOON = 60.0  # seconds that anything may take on a busy machine
 # The product's times, made short; their proportions are kept.
-PACE = CitizenPace(
+PACE = PublisherIntervals(
     patience=0.2,
     first_answer=0.5,
     follow=replace(QUICK, silence=0.5),
     write=replace(QUICK_WRITES, interval=0.05),
-    events=EventPace(interval=0.05, first_retry=0.02, longest_retry=0.16),
+    events=EventIntervals(interval=0.05, retry=(0.02, 0.16)),
 )
-AROUND = AroundPace(ask=0.3, asked=0.5, retry=(0.1, 1.0))
+AROUND = DrainIntervals(ask=0.3, asked=0.5, retry=(0.1, 1.0))
 
 
 class Member:
-    """A node with its agent's loop, its plan source and its citizen, not running yet."""
+    """A node with its agent's loop, its plan source and its publisher, not running yet."""
 
     def __init__(
-        self, folder: Path, api: ApiServer, *, name: str = NODE, pace: CitizenPace = PACE
+        self,
+        folder: Path,
+        api: ApiServer,
+        *,
+        name: str = NODE,
+        intervals: PublisherIntervals = PACE,
     ) -> None:
         self.api, self.name = api, name
         self.jumped = 0.0  # seconds by which the time of day was put forward, or back
@@ -55,33 +60,33 @@ class Member:
             kubeconfig(api.url, token_file=self.token if self.token.exists() else None)
         )
         self.access = ClusterAccess(Kubeconfig(config), answer_within=0.5)
-        self.surroundings = ClusterSurroundings(
+        self.hooks = ClusterHooks(
             self.access,
             name,
             settings=KubernetesSettings(),
             source="annotation",
             policy=Policy(),
             wake=self._wake,
-            pace=AROUND,
+            intervals=AROUND,
         )
-        self.rig = rig.Rig(folder, on_state=self._told, surroundings=self.surroundings)
-        self.citizen = Citizen(
+        self.rig = rig.Rig(folder, on_state=self._told, hooks=self.hooks)
+        self.publisher = NodePublisher(
             self.access,
             name,
             events=self.rig.events,
             unreachable=lambda why: self.rig.reconciler.offer(NoPlan(why)),
-            onlookers=(self.surroundings,),
-            pace=pace,
+            observers=(self.hooks,),
+            intervals=intervals,
             now=lambda: datetime.now(UTC) + timedelta(seconds=self.jumped),
         )
         self.source = AnnotationSource(self.rig.reconciler.offer, folder / "plan.yaml")
-        self.citizen.use(self.source)
+        self.publisher.use(self.source)
 
     def _wake(self, reason: str) -> None:
         self.rig.reconciler.nudge(reason)
 
     def _told(self, state: NodeState) -> None:
-        self.citizen.publish(state, self.rig.reconciler.offered)
+        self.publisher.publish(state, self.rig.reconciler.offered)
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[Member]:
@@ -89,7 +94,7 @@ class Member:
         async with (
             self.access,
             rig.running(self.rig),
-            running_tasks(self.citizen.run(), self.surroundings.run(), self.source.run()),
+            running_tasks(self.publisher.run(), self.hooks.run(), self.source.run()),
         ):
             yield self
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from nodeagent.cluster.client.node_writer import WritePace
+from nodeagent.cluster.client.node_writer import WriteIntervals
 from nodeagent.simulation import SimulatedNode
 from tests.acceptance.cluster_rig import NODE, PACE, Member, plan_text, until
 from tests.simulated_cluster.agent import PLAN, STATUS, digest
@@ -147,10 +147,10 @@ async def test_a_plan_that_flips_ten_times_a_second(
     gpus: SimulatedNode, api: ApiServer, tmp_path: Path
 ) -> None:
     """At the real rate limits: a burst of writes, then few; one Event per cause."""
-    write = WritePace()
-    pace = replace(PACE, write=write)
+    write = WriteIntervals()
+    intervals = replace(PACE, write=write)
     clock = asyncio.get_running_loop().time
-    async with Member(tmp_path, api, pace=pace).running() as member:
+    async with Member(tmp_path, api, intervals=intervals).running() as member:
         await member.in_sync(member.plan(GOOD))
         there = devices(member)
         begun = clock()
@@ -177,7 +177,7 @@ async def test_a_node_deleted_and_made_anew(member: Member) -> None:
     api, there = member.api, devices(member)
     before = api.node(NODE)["metadata"]["uid"]
     api.delete_node(NODE)
-    await until(lambda: not member.citizen.state.registered)
+    await until(lambda: not member.publisher.state.registered)
     api.add_node(NODE)
     await until(lambda: (member.status or {}).get("digest") == digest(GOOD))
     assert api.node(NODE)["metadata"]["uid"] != before
@@ -194,7 +194,7 @@ async def test_a_name_that_no_node_has(gpus: SimulatedNode, api: ApiServer, tmp_
     async with Member(tmp_path, api, name="elsewhere").running() as member:
         await until(lambda: member.rig.state.note)
         await member.quiet()
-        assert not member.citizen.state.registered
+        assert not member.publisher.state.registered
         assert not written(api)
         assert len(api.requests) <= 4  # a list, a watch, and an Event or two
         assert not member.rig.gpu().instances
@@ -212,8 +212,8 @@ async def test_a_name_that_is_another_nodes(
     api.access.own_node["of-n"] = NODE
     api.add_node("theirs", annotations={PLAN: GOOD})
     async with Member(tmp_path, api, name="theirs").running() as member:
-        await until(lambda: member.citizen.state.problem)
-        assert "own-node" in member.citizen.state.problem
+        await until(lambda: member.publisher.state.problem)
+        assert "own-node" in member.publisher.state.problem
         await asyncio.sleep(0.5)
         assert len(written(api)) <= 4
     assert STATUS not in api.node("theirs")["metadata"]["annotations"]

@@ -61,8 +61,8 @@ async def weathered(member: Member, *, most: int = MOST_A_SECOND) -> AsyncIterat
     assert asked <= 10 + most * took, f"{asked} requests in {took:.2f} s"
     assert {i.profile for i in member.rig.gpu().instances} == {"3g.40gb", "1g.10gb"}
     await member.quiet()
-    assert member.citizen.state.reachable
-    assert member.citizen.state.problem == ""
+    assert member.publisher.state.reachable
+    assert member.publisher.state.problem == ""
 
 
 # --- requests and watches that fail -------------------------------------------------------------
@@ -191,8 +191,8 @@ async def test_a_token_that_nobody_replaces_for_a_while(
         async with weathered(member):
             api.revoke("old")
             api.faults.strike(Reset())
-            await until(lambda: "401" in member.citizen.state.problem)
-            assert not member.citizen.state.reachable
+            await until(lambda: "401" in member.publisher.state.problem)
+            assert not member.publisher.state.reachable
             await asyncio.sleep(0.5)
             api.tokens["new"] = "agent"
             member.token.write_text("new")
@@ -209,7 +209,7 @@ async def test_a_clock_that_jumps(
     meanwhile is done, and nothing is asked or written more than else.
     """
     patient = replace(PACE, patience=SOON)  # work that takes its time is not reported meanwhile
-    async with Member(tmp_path, api, pace=patient).running() as member:
+    async with Member(tmp_path, api, intervals=patient).running() as member:
         await member.settled(FIRST)
         async with weathered(member, most=20):
             for jump in (seconds, 0.0):
@@ -230,7 +230,7 @@ async def test_connections_are_refused(member: Member) -> None:
     """For a moment nobody listens."""
     async with weathered(member), member.api.refusing():
         member.plan(SECOND)
-        await until(lambda: not member.citizen.state.reachable)
+        await until(lambda: not member.publisher.state.reachable)
 
 
 async def test_the_server_restarts(member: Member) -> None:
@@ -249,11 +249,11 @@ async def test_the_server_is_gone_for_a_day(
     a half of them are enough for the waits to have grown.
     """
     patient = replace(PACE, patience=SOON)  # work that takes its time is not reported meanwhile
-    async with Member(tmp_path, api, pace=patient).running() as member:
+    async with Member(tmp_path, api, intervals=patient).running() as member:
         await member.settled(FIRST)
         async with weathered(member, most=20):
             async with api.refusing():
-                await until(lambda: not member.citizen.state.reachable)
+                await until(lambda: not member.publisher.state.reachable)
                 rounds = member.rig.state.rounds
                 for _ in range(15):
                     await asyncio.sleep(0.1)
@@ -281,7 +281,7 @@ async def test_an_agent_that_starts_without_the_server(
     await api.stop()
     async with Member(tmp_path, api).running() as member:
         await until(lambda: member.rig.state.phase == "InSync" and member.rig.state.digest)
-        assert not member.citizen.state.reachable
+        assert not member.publisher.state.reachable
         assert len(api.requests) == before
         async with weathered(member):
             await api.start()

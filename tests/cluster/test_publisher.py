@@ -13,16 +13,18 @@ import pytest
 from nodeagent.cluster.client.access import ClusterAccess
 from nodeagent.cluster.client.node_view import NodeView
 from nodeagent.cluster.plan_sources.node_source import Keys
-from nodeagent.cluster.publisher import Citizen, CitizenPace
+from nodeagent.cluster.publisher import NodePublisher, PublisherIntervals
 from nodeagent.reconcile.event_log import EventLog, EventType
-from nodeagent.reconcile.plan_update import PlanOffer
+from nodeagent.reconcile.plan_update import PlanUpdate
 from nodeagent.views.node_state import NodeState, Phase
 from tests.cluster.client.rig import QUICK, QUICK_WRITES, running
 from tests.rig import SOON
 from tests.simulated_cluster.api_server import ApiServer
 
 pytestmark = pytest.mark.virtual_time
-PACE = CitizenPace(patience=0.15, first_answer=0.1, farewell=0.2, follow=QUICK, write=QUICK_WRITES)
+PACE = PublisherIntervals(
+    patience=0.15, first_answer=0.1, farewell=0.2, follow=QUICK, write=QUICK_WRITES
+)
 
 
 class Labelling:
@@ -40,7 +42,7 @@ class Labelling:
     def saw(self, view: NodeView | None) -> None:
         self.seen.append(view)
 
-    def answer(self, view: NodeView, state: NodeState, offered: PlanOffer | None) -> Keys:
+    def answer(self, view: NodeView, state: NodeState, offered: PlanUpdate | None) -> Keys:
         said = {"nos.nebuly.com/said": self.annotation} if self.annotation else {}
         return Keys(annotations=said, labels={self.label: state.phase.value})
 
@@ -62,26 +64,26 @@ class Onlooking:
 
 
 class Citizenship:
-    """A citizen with what it was told and what came of it."""
+    """A publisher with what it was told and what came of it."""
 
     def __init__(self, server: ApiServer, access: ClusterAccess, node: str = "n") -> None:
         self.server = server
         self.events = EventLog()
         self.without: list[str] = []
-        self.onlooker = Onlooking()
-        self.citizen = Citizen(
+        self.observer = Onlooking()
+        self.publisher = NodePublisher(
             access,
             node,
             events=self.events,
             unreachable=self.without.append,
-            onlookers=(self.onlooker,),
-            pace=PACE,
+            observers=(self.observer,),
+            intervals=PACE,
         )
 
     def publish(self, phase: Phase, note: str = "") -> None:
         now = datetime.now(UTC)
         state = NodeState("n", "file", phase, note=note, observed_at=now, digest="sha256:0")
-        self.citizen.publish(state, None)
+        self.publisher.publish(state, None)
 
     @property
     def phase(self) -> str:
@@ -103,9 +105,9 @@ class Citizenship:
 
 @pytest.fixture
 async def member(server: ApiServer, access: ClusterAccess) -> AsyncIterator[Citizenship]:
-    """A citizen that runs."""
+    """A publisher that runs."""
     made = Citizenship(server, access)
-    async with running(made.citizen.run()):
+    async with running(made.publisher.run()):
         yield made
 
 
@@ -148,13 +150,13 @@ async def test_the_same_twice_is_not_written(member: Citizenship) -> None:
 async def test_what_a_source_leaves_is_taken_away(member: Citizenship) -> None:
     """With another source the keys of the one before go, and are nobody's business afterwards."""
     first, second = Labelling("nvidia.com/first"), Labelling("nvidia.com/second")
-    member.citizen.use(first)
+    member.publisher.use(first)
     member.publish(Phase.IN_SYNC)
     await member.until("InSync")
     async with asyncio.timeout(SOON):
         while "nvidia.com/first" not in member.labels:
             await asyncio.sleep(0.005)
-        member.citizen.use(second)
+        member.publisher.use(second)
         while member.labels.get("nvidia.com/second") != "InSync":
             await asyncio.sleep(0.005)
     assert "nvidia.com/first" not in member.labels
@@ -172,7 +174,7 @@ async def test_what_a_source_leaves_is_taken_away(member: Citizenship) -> None:
 
 async def test_what_is_too_large_keeps_nothing_else_back(member: Citizenship) -> None:
     """An answer that repeats what somebody wrote there may be of any size; the status is told."""
-    member.citizen.use(Labelling("nvidia.com/first", "x" * (129 << 10)))
+    member.publisher.use(Labelling("nvidia.com/first", "x" * (129 << 10)))
     member.publish(Phase.BLOCKED)
     await member.until("Blocked")
     assert member.labels["nvidia.com/first"] == "Blocked"
@@ -184,14 +186,14 @@ async def test_without_an_answer_it_says_so(server: ApiServer, access: ClusterAc
     lonely = Citizenship(server, access)
     async with contextlib.AsyncExitStack() as stack:
         async with server.refusing():
-            await stack.enter_async_context(running(lonely.citizen.run()))
+            await stack.enter_async_context(running(lonely.publisher.run()))
             await stack.enter_async_context(asyncio.timeout(SOON))
-            while not (lonely.without and lonely.citizen.state.problem):
+            while not (lonely.without and lonely.publisher.state.problem):
                 await asyncio.sleep(0.005)
-            assert not lonely.citizen.state.reachable
-        while not lonely.citizen.state.reachable:
+            assert not lonely.publisher.state.reachable
+        while not lonely.publisher.state.reachable:
             await asyncio.sleep(0.005)
-        assert lonely.citizen.state.registered
+        assert lonely.publisher.state.registered
         told = len(lonely.without)
         await asyncio.sleep(2 * PACE.first_answer)
         assert len(lonely.without) == told
@@ -200,10 +202,10 @@ async def test_without_an_answer_it_says_so(server: ApiServer, access: ClusterAc
 async def test_a_name_that_no_node_has_is_told(server: ApiServer, access: ClusterAccess) -> None:
     """The server answers, and has no Node of this name: that is a problem with a remedy."""
     nobody = Citizenship(server, access, node="m")
-    async with running(nobody.citizen.run()), asyncio.timeout(SOON):
-        while not nobody.citizen.state.problem:
+    async with running(nobody.publisher.run()), asyncio.timeout(SOON):
+        while not nobody.publisher.state.problem:
             await asyncio.sleep(0.005)
-    state = nobody.citizen.state
+    state = nobody.publisher.state
     assert (state.reachable, state.registered) == (True, False)
     assert "no Node m" in state.problem
     assert "node_name" in state.remedy
@@ -213,20 +215,20 @@ async def test_another_reason_does_not_change_since_when(member: Citizenship) ->
     """What cannot be followed first for one reason and then for another is unreachable since the
     first.
     """
-    citizen, server = member.citizen, member.server
+    publisher, server = member.publisher, member.server
     async with asyncio.timeout(SOON):
         async with server.refusing():
-            while citizen.state.reachable or not citizen.state.problem:
+            while publisher.state.reachable or not publisher.state.problem:
                 await asyncio.sleep(0.005)
-            since, first = citizen.state.since, citizen.state.problem
+            since, first = publisher.state.since, publisher.state.problem
             server.access.withheld.add(("list", "nodes"))
-        while citizen.state.problem == first or "forbidden" not in citizen.state.problem:
+        while publisher.state.problem == first or "forbidden" not in publisher.state.problem:
             await asyncio.sleep(0.005)
-        assert (citizen.state.reachable, citizen.state.since) == (False, since)
+        assert (publisher.state.reachable, publisher.state.since) == (False, since)
         server.access.withheld.clear()
-        while not citizen.state.reachable:
+        while not publisher.state.reachable:
             await asyncio.sleep(0.005)
-        assert citizen.state.since != since
+        assert publisher.state.since != since
 
 
 async def test_the_end_of_an_outage_is_told(member: Citizenship) -> None:
@@ -235,13 +237,13 @@ async def test_the_end_of_an_outage_is_told(member: Citizenship) -> None:
     await member.until("InSync")
     await member.server.stop()
     async with asyncio.timeout(SOON):
-        while member.citizen.state.reachable:
+        while member.publisher.state.reachable:
             await asyncio.sleep(0.005)
-        assert member.onlooker.reached_again == 0
+        assert member.observer.reached_again == 0
         await member.server.start()
-        while not member.onlooker.reached_again:
+        while not member.observer.reached_again:
             await asyncio.sleep(0.005)
-    assert member.onlooker.reached_again == 1
+    assert member.observer.reached_again == 1
 
 
 async def test_events_reach_the_node(member: Citizenship) -> None:
@@ -259,7 +261,7 @@ async def test_the_last_state_is_written_at_the_end(member: Citizenship) -> None
     member.publish(Phase.IN_SYNC)
     await member.until("InSync")
     member.publish(Phase.WORKING)
-    await member.citizen.flush(within=SOON)
+    await member.publisher.flush(within=SOON)
     assert member.phase == "Working"
 
 
@@ -271,4 +273,4 @@ async def test_the_end_does_not_wait_for_a_server_that_is_gone(
     async with server.refusing():
         lonely.publish(Phase.IN_SYNC)
         async with asyncio.timeout(1.0):
-            await lonely.citizen.flush(within=SOON)
+            await lonely.publisher.flush(within=SOON)

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import pytest
 
@@ -17,6 +18,7 @@ from nodeagent.errors import GpuInUse, NodeagentError
 from nodeagent.gpu.driver import Driver
 from nodeagent.gpu.usage import UnknownUsers
 from nodeagent.plan.observed import Gpu, User
+from nodeagent.settings import KubeletSettings
 from nodeagent.simulation import SimulatedNode, simulated
 from tests.gpu.steps_of import destroy, destroy_compute, disable, enable, laid_out
 from tests.simulated_cluster.kubelet import RATE_LIMITED, Kubelet
@@ -289,19 +291,10 @@ async def test_without_the_api_servers_word_a_suspect_stays(
 # --- whether the kubelet is asked -----------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Wishes:
-    """Settings of the kubelet."""
-
-    socket: Path
-    use: str = "auto"
-    deadline: float = 5
-
-
 async def test_a_node_without_kubelet_has_no_allocations_until_one_comes(tmp_path: Path) -> None:
     """By itself the agent counts on a kubelet from when on its folder is there."""
     kubelet = Kubelet(tmp_path / "pod-resources")
-    usage = kubelet_users(Wishes(kubelet.socket), in_cluster=False, simulated=False)
+    usage = kubelet_users(KubeletSettings(socket=kubelet.socket), in_cluster=False, simulated=False)
     assert usage is not None
     assert await usage.ask() == AllocatedDevices()
     kubelet.socket.parent.mkdir()
@@ -313,11 +306,11 @@ async def test_a_node_without_kubelet_has_no_allocations_until_one_comes(tmp_pat
 
 @pytest.mark.parametrize(("use", "in_cluster"), [("auto", True), ("always", False)])
 async def test_where_there_must_be_a_kubelet_its_absence_is_no_answer(
-    tmp_path: Path, use: str, in_cluster: bool
+    tmp_path: Path, use: Literal["auto", "always"], in_cluster: bool
 ) -> None:
     """Its folder is not mounted, say."""
-    wishes = Wishes(tmp_path / "nothing/kubelet.sock", use)
-    usage = kubelet_users(wishes, in_cluster=in_cluster, simulated=False)
+    settings = KubeletSettings(socket=tmp_path / "nothing/kubelet.sock", use=use)
+    usage = kubelet_users(settings, in_cluster=in_cluster, simulated=False)
     assert usage is not None
     assert isinstance(await usage.ask(), UnknownUsers)
 
@@ -325,7 +318,12 @@ async def test_where_there_must_be_a_kubelet_its_absence_is_no_answer(
 def test_nobody_is_asked_where_nobody_wants_it() -> None:
     """Under simulation only when told so in words."""
     socket = Path("/nothing/kubelet.sock")
-    never = Wishes(socket, "never")
+    never = KubeletSettings(socket=socket, use="never")
     assert kubelet_users(never, in_cluster=True, simulated=False) is None
-    assert kubelet_users(Wishes(socket), in_cluster=True, simulated=True) is None
-    assert kubelet_users(Wishes(socket, "always"), in_cluster=False, simulated=True) is not None
+    assert kubelet_users(KubeletSettings(socket=socket), in_cluster=True, simulated=True) is None
+    assert (
+        kubelet_users(
+            KubeletSettings(socket=socket, use="always"), in_cluster=False, simulated=True
+        )
+        is not None
+    )

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from nodeagent.reconcile.plan_file import PlanFile
-from nodeagent.reconcile.plan_update import NoPlan, PlanOffer, PlanText, UnreadablePlan
+from nodeagent.reconcile.plan_update import NoPlan, PlanText, PlanUpdate, UnreadablePlan
 
 ONE, TWO = b"version: v1\ngpus: []\n", b"version: v1\ngpus:\n- devices: all\n"
 
@@ -21,10 +21,10 @@ class Source:
     """A watched file and what it offered."""
 
     def __init__(self, path: Path) -> None:
-        self.offers: list[PlanOffer] = []
+        self.offers: list[PlanUpdate] = []
         self.file = PlanFile(path, self.offers.append, quiet=0.02, look_every=None)
 
-    async def next(self, count: int) -> PlanOffer:
+    async def next(self, count: int) -> PlanUpdate:
         """Wait until so many offers were made."""
         async with asyncio.timeout(30):
             while len(self.offers) < count:
@@ -224,7 +224,7 @@ async def test_carries_the_configuration(tmp_path: Path) -> None:
     """The name of the configuration goes with the text."""
     path = tmp_path / "config.yaml"
     path.write_bytes(ONE)
-    offers: list[PlanOffer] = []
+    offers: list[PlanUpdate] = []
     await PlanFile(path, offers.append, configuration="all-1g.10gb").look()
     assert offers == [PlanText(ONE, "all-1g.10gb")]
 

@@ -12,7 +12,7 @@ from nodeagent.cli import event_loop
 from nodeagent.cli.checks.findings import Finding, error, ok, warning
 from nodeagent.errors import DocumentError
 from nodeagent.plan.desired import PlanDocument
-from nodeagent.reconcile.plan_update import NoPlan, PlanOffer, PlanText, UnreadablePlan
+from nodeagent.reconcile.plan_update import NoPlan, PlanText, PlanUpdate, UnreadablePlan
 
 # Programs that change MIG layouts by themselves, by the name of their executable.
 _OTHER_OWNERS = {
@@ -90,7 +90,9 @@ def plan_finding(path: Path, configuration: str | None) -> tuple[Finding, PlanDo
     return offer_finding(offer, str(path), "")
 
 
-def offer_finding(offer: PlanOffer, where: str, remedy: str) -> tuple[Finding, PlanDocument | None]:
+def offer_finding(
+    offer: PlanUpdate, where: str, remedy: str
+) -> tuple[Finding, PlanDocument | None]:
     """Whether what is asked for `where` is a plan; `remedy` is for when nothing is."""
     from nodeagent.documents.reading import read_document
 
@@ -109,11 +111,11 @@ def offer_finding(offer: PlanOffer, where: str, remedy: str) -> tuple[Finding, P
             assert_never(never)
 
 
-def file_offer(path: Path, configuration: str | None) -> PlanOffer:
+def file_offer(path: Path, configuration: str | None) -> PlanUpdate:
     """What the agent's own reader of plan files makes of it."""
     from nodeagent.reconcile.plan_file import PlanFile
 
-    offers: list[PlanOffer] = []
+    offers: list[PlanUpdate] = []
     event_loop.run(PlanFile(path, offers.append, configuration=configuration).look())
     return offers[-1]
 

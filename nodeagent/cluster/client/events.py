@@ -42,7 +42,7 @@ class NodeEvent:
 
 
 @dataclass(frozen=True, slots=True)
-class EventPace:
+class EventIntervals:
     """Times in seconds, sizes in causes."""
 
     interval: float = 6.0  # one request in so long, in the long run
@@ -50,8 +50,7 @@ class EventPace:
     known: int = 256  # causes whose repeats are counted in the Event that there is
     waiting: int = 64  # causes that wait to be told
     stale_after: float = 3600.0  # servers forget Events after an hour; older ones help nobody
-    first_retry: float = 0.5
-    longest_retry: float = 30.0
+    retry: tuple[float, float] = (0.5, 30.0)  # at first, at most
 
 
 @dataclass(slots=True)
@@ -79,18 +78,18 @@ class EventPublisher:
         access: ClusterAccess,
         node: str,
         *,
-        pace: EventPace = EventPace(),
+        intervals: EventIntervals = EventIntervals(),
         clock: Callable[[], float] = time.monotonic,
         jitter: Callable[[], float] = random.random,
         wall: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
         self._access = access
         self._node = node
-        self._pace = pace
+        self._intervals = intervals
         self._clock = clock
         self._wall = wall
-        self._allowance = Allowance(interval=pace.interval, burst=pace.burst)
-        self._backoff = Backoff(pace.first_retry, pace.longest_retry, spread=1.0, jitter=jitter)
+        self._allowance = Allowance(interval=intervals.interval, burst=intervals.burst)
+        self._backoff = Backoff(*intervals.retry, spread=1.0, jitter=jitter)
         # Names must not meet those of the agent that ran here before.
         self._life = f"{int(jitter() * 2**32):08x}"
         self._made = 0
@@ -113,7 +112,7 @@ class EventPublisher:
             waiting.last = now
             return
         self._waiting[event] = _Waiting(1, now, now, self._clock())
-        if len(self._waiting) > self._pace.waiting:
+        if len(self._waiting) > self._intervals.waiting:
             self._waiting.popitem(last=False)
             self._dropped += 1
         self._told.set()
@@ -131,7 +130,7 @@ class EventPublisher:
 
     async def _publish_next(self) -> None:
         event, waiting = self._waiting.popitem(last=False)
-        if self._clock() - waiting.told_at > self._pace.stale_after:
+        if self._clock() - waiting.told_at > self._intervals.stale_after:
             self._dropped += 1
             return
         self._allowance.take(self._clock())
@@ -162,7 +161,7 @@ class EventPublisher:
         name = f"{self._node}.{self._life}{self._made:08x}"
         await self._access.create_event(self._body(name, event, waiting))
         self._known[event] = _Known(name, waiting.count)
-        if len(self._known) > self._pace.known:
+        if len(self._known) > self._intervals.known:
             self._known.popitem(last=False)
 
     def _put_back(self, event: NodeEvent, waiting: _Waiting) -> None:
@@ -171,7 +170,7 @@ class EventPublisher:
         if meanwhile is not None:
             waiting.count += meanwhile.count
             waiting.last = meanwhile.last
-        if len(self._waiting) >= self._pace.waiting:
+        if len(self._waiting) >= self._intervals.waiting:
             self._dropped += 1
             return
         self._waiting[event] = waiting

@@ -94,7 +94,7 @@ def _event(line: bytes) -> WatchEvent:
 
 
 @dataclass(frozen=True, slots=True)
-class FollowPace:
+class FollowIntervals:
     """Times in seconds; pairs are ranges from which each time is drawn anew."""
 
     watch: tuple[float, float] = (240.0, 480.0)  # how long one watch may last
@@ -102,8 +102,7 @@ class FollowPace:
     silence: float = 150.0  # bookmarks come every minute
     quiet: float = 20.0  # after so long without an event the server is asked whether it is alive
     probe: float = 10.0  # how long it may take to answer that
-    first_retry: float = 0.5
-    longest_retry: float = 30.0
+    retry: tuple[float, float] = (0.5, 30.0)  # at first, at most
     healthy_after: float = 60.0  # a watch that lasted so long was a good one
 
 
@@ -124,7 +123,7 @@ class NodeFollower:
         on_view: Callable[[NodeView | None], None],
         on_fault: Callable[[ClusterFault | None], None] = lambda _: None,
         interest: Interest = Interest(),  # noqa: B008 - a frozen value
-        pace: FollowPace = FollowPace(),
+        intervals: FollowIntervals = FollowIntervals(),
         clock: Callable[[], float] = time.monotonic,
         jitter: Callable[[], float] = random.random,
     ) -> None:
@@ -133,10 +132,10 @@ class NodeFollower:
         self._on_view = on_view
         self._on_fault = on_fault
         self._interest = interest
-        self._pace = pace
+        self._intervals = intervals
         self._clock = clock
         self._jitter = jitter
-        self._backoff = Backoff(pace.first_retry, pace.longest_retry, spread=1.0, jitter=jitter)
+        self._backoff = Backoff(*intervals.retry, spread=1.0, jitter=jitter)
         self._told = False
         self._view: NodeView | None = None
         self._version: str | None = None  # what to watch from; None: list first
@@ -175,21 +174,21 @@ class NodeFollower:
     async def _list(self) -> str:
         listed = await self._access.list_node(self._name)
         self._tell(view_of(listed.node, self._interest) if listed.node is not None else None)
-        self._list_due = self._clock() + self._drawn(self._pace.list_every)
+        self._list_due = self._clock() + self._drawn(self._intervals.list_every)
         self._reached()
         return listed.version
 
     async def _watch(self, version: str) -> bool:
         """Watch once from `version`; whether the server ended it suspiciously early."""
         until_list = max(self._list_due - self._clock(), 1.0)
-        seconds = min(self._drawn(self._pace.watch), until_list)
+        seconds = min(self._drawn(self._intervals.watch), until_list)
         opened = self._access.watch_node(self._name, version=version, seconds=seconds)
         async with opened as response:
             self._well_since = self._clock()
             self._reached()
             await self._take_all(response)
         # One that was asked for less than a minute has not ended early when it ends in time.
-        return self._lasted() < min(self._pace.healthy_after, seconds - 1.0)
+        return self._lasted() < min(self._intervals.healthy_after, seconds - 1.0)
 
     async def _take_all(self, response: aiohttp.ClientResponse) -> None:
         """Take events until the watch ends; raises a fault also when the server is stuck."""
@@ -197,7 +196,7 @@ class NodeFollower:
         try:
             async with asyncio.TaskGroup() as parts:
                 probing = parts.create_task(self._probe(heard))
-                server, silence = self._access.server, self._pace.silence
+                server, silence = self._access.server, self._intervals.silence
                 async for event in events(response, server=server, silence=silence):
                     heard.set()
                     self._take(event)
@@ -213,10 +212,10 @@ class NodeFollower:
         while True:
             heard.clear()
             try:
-                async with asyncio.timeout(self._pace.quiet):
+                async with asyncio.timeout(self._intervals.quiet):
                     await heard.wait()
             except TimeoutError:
-                await self._access.probe(within=self._pace.probe)
+                await self._access.probe(within=self._intervals.probe)
 
     def _take(self, event: WatchEvent) -> None:
         match event:
@@ -255,7 +254,7 @@ class NodeFollower:
         """How long the watch that ends now went well; after a good one failures are forgotten."""
         since, self._well_since = self._well_since, None
         lasted = self._clock() - since if since is not None else 0.0
-        if lasted >= self._pace.healthy_after:
+        if lasted >= self._intervals.healthy_after:
             self._backoff.reset()
         return lasted
 

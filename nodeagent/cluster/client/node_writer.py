@@ -129,15 +129,14 @@ _CONTEST = 3  # times that the same was undone: a person who edits by hand stops
 
 
 @dataclass(frozen=True, slots=True)
-class WritePace:
+class WriteIntervals:
     """Times in seconds. Metadata and status are rate-limited separately: after a quiet time `burst`
     requests of a kind go at once; only continuous changes are held to one per `interval`.
     """
 
     interval: float = 0.5
     burst: int = 10
-    first_retry: float = 0.5
-    longest_retry: float = 30.0
+    retry: tuple[float, float] = (0.5, 30.0)  # at first, at most
     refused_again: float = 300.0  # what the server refuses for good: rights may be mended
 
 
@@ -158,7 +157,7 @@ class NodeWriter:
         interest: Interest = Interest(),  # noqa: B008 - a frozen value
         on_fault: Callable[[ClusterFault | None], None] = lambda _: None,
         on_contest: Callable[[tuple[str, ...]], None] = lambda _: None,
-        pace: WritePace = WritePace(),
+        intervals: WriteIntervals = WriteIntervals(),
         largest: int = 128 * 1024,  # bytes; all writers together have 256 KiB
         clock: Callable[[], float] = time.monotonic,
         jitter: Callable[[], float] = random.random,
@@ -169,17 +168,16 @@ class NodeWriter:
         self._interest = interest
         self._on_fault = on_fault
         self._on_contest = on_contest
-        self._pace = pace
+        self._intervals = intervals
         self._largest = largest
         self._clock = clock
         self._wall = wall
         self._allowances = {
-            kind: Allowance(interval=pace.interval, burst=pace.burst)
+            kind: Allowance(interval=intervals.interval, burst=intervals.burst)
             for kind in (MetadataPatch, StatusPatch)
         }
         self._after_fault, self._after_contest = (
-            Backoff(pace.first_retry, pace.longest_retry, spread=1.0, jitter=jitter)
-            for _ in range(2)
+            Backoff(*intervals.retry, spread=1.0, jitter=jitter) for _ in range(2)
         )
         self._changed = asyncio.Event()
         self._settled = asyncio.Event()
@@ -234,7 +232,7 @@ class NodeWriter:
         return self._undone_keys if self._undone >= _CONTEST and self._is_recent() else ()
 
     def _is_recent(self) -> bool:
-        return self._clock() - self._undone_at <= 2 * self._pace.longest_retry
+        return self._clock() - self._undone_at <= 2 * self._intervals.retry[1]
 
     async def settled(self) -> None:
         """Wait until there is nothing that could be written now."""
@@ -326,10 +324,10 @@ class NodeWriter:
         now = self._clock()
         match fault:
             case RequestRefused() | NotAllowed():
-                self._refused[type(patch)] = (patch, now + self._pace.refused_again)
+                self._refused[type(patch)] = (patch, now + self._intervals.refused_again)
             case ObjectMissing():
                 # The follower tells when there is one again, unless a proxy made that up.
-                self._missing_until = now + self._pace.refused_again
+                self._missing_until = now + self._intervals.refused_again
             case _:
                 # A conflict too: what is there by then may be seen by then.
                 self._not_before = now + self._after_fault.next(fault.retry_after or 0.0)
@@ -343,7 +341,7 @@ class NodeWriter:
         now = self._clock()
         if self._written.get(type(patch)) == patch:
             # Somebody undoes what we write. We stay, and take our time.
-            if now - self._contest_until > 2 * self._pace.longest_retry:
+            if now - self._contest_until > 2 * self._intervals.retry[1]:
                 self._after_contest.reset()
             self._contest_until = now + self._after_contest.next()
             self._undone = self._undone + 1 if self._is_recent() else 1

@@ -24,7 +24,7 @@ from nodeagent.cluster.client.faults import (
     WriteConflict,
 )
 from nodeagent.cluster.drain.eviction import Evictions, asks_for_eviction, evictions
-from nodeagent.cluster.drain.node_access import OwnNode, PodsOfNode
+from nodeagent.cluster.drain.node_access import NodePods, OwnNode
 from nodeagent.cluster.drain.plan import Rules, make_room
 from nodeagent.cluster.drain.steps import EvictPod, NodeFacts, PodFact
 from nodeagent.cluster.kubelet.allocations import PodName
@@ -41,7 +41,7 @@ Objecting = Callable[[NodePlan], Awaitable[tuple[Problem, ...]]]
 
 
 @dataclass(frozen=True, slots=True)
-class EvictionPace:
+class EvictionIntervals:
     """Times in seconds. Pods that leave are looked at after `first`, then after a tenth of the time
     they take; what was refused, or did not help, is tried again after `again`, which doubles. No
     wait is longer than `longest`. `answer`: how long the API server may take.
@@ -63,7 +63,7 @@ class Situation:
 
 
 @dataclass(frozen=True, slots=True)
-class Telling:
+class EvictionReports:
     """Whom it tells what: a look at the GPUs is worth it; an eviction was granted; a cordon is
     needed no more.
     """
@@ -73,27 +73,27 @@ class Telling:
     uncordon: Callable[[], None]
 
 
-class Evicting:
+class Evictor:
     """Evicts what the last `look` asks for while `run` runs."""
 
     def __init__(
         self,
         access: ClusterAccess,
         node: OwnNode,
-        pods: PodsOfNode,
+        pods: NodePods,
         *,
         rules: Rules,
         policy: Policy,
-        pace: EvictionPace,
+        intervals: EvictionIntervals,
         objecting: Objecting,
-        telling: Telling,
+        telling: EvictionReports,
     ) -> None:
         self._access = access
         self._node = node
         self._pods = pods
         self._rules = rules
         self._policy = policy
-        self._pace = pace
+        self._intervals = intervals
         self._objecting = objecting
         self._telling = telling
         self._asked: Situation | None = None
@@ -101,7 +101,7 @@ class Evicting:
         self._leaving: dict[str, str] = {}  # uids of pods that leave, by name
         self._meant: dict[str, str] = {}  # uids by name as they were first heard since the look
         self._leaving_since = 0.0
-        self._backoff = Backoff(pace.again, pace.longest)
+        self._backoff = Backoff(intervals.again, intervals.longest)
         self._next_attempt = 0.0
         self._refused: tuple[Problem, ...] = ()
         self.problems: tuple[Problem, ...] = ()
@@ -153,7 +153,7 @@ class Evicting:
     async def _turn(self, asked: Situation) -> float:
         """Ask those to leave who have to; the seconds until the next turn."""
         try:
-            pods = await self._pods.list_now(within=self._pace.answer)
+            pods = await self._pods.list_now(within=self._intervals.answer)
             found = evictions(
                 asked.plan, asked.judgement.desired, self._policy, NodeFacts(pods=pods)
             )
@@ -198,7 +198,7 @@ class Evicting:
             if not were_leaving:
                 self._leaving_since = now
             took = now - self._leaving_since
-            return min(max(self._pace.first, took / 10), self._pace.longest)
+            return min(max(self._intervals.first, took / 10), self._intervals.longest)
         if were_leaving or (found.wanted and not self._refused):
             # What is asked for was seen before they had gone.
             self._telling.wake("pods that were in the way have gone")
@@ -208,7 +208,7 @@ class Evicting:
         self.needs_cordon = True  # from now on nobody else of the agent ends it
         await self._node.patch_all(
             lambda node: make_room(Evictions(tuple(wanted)), node, self._rules),
-            within=self._pace.answer,
+            within=self._intervals.answer,
         )
         refused = []
         for pod in wanted:
@@ -275,7 +275,7 @@ class FinishedPods:
 
     def __init__(
         self,
-        pods: PodsOfNode,
+        pods: NodePods,
         *,
         suspect: KubeletSuspect | None,
         wake: Callable[[str], None],

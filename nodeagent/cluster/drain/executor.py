@@ -16,7 +16,7 @@ import structlog
 from nodeagent.backoff import Backoff
 from nodeagent.cluster.client.access import ClusterAccess
 from nodeagent.cluster.client.faults import ClusterFault, ObjectMissing, WriteConflict
-from nodeagent.cluster.drain.node_access import OwnNode, PodsOfNode, facts_of
+from nodeagent.cluster.drain.node_access import NodePods, OwnNode, facts_of
 from nodeagent.cluster.drain.plan import Rules, prepare
 from nodeagent.cluster.drain.steps import (
     AwaitAllocatable,
@@ -40,7 +40,7 @@ _MOST_CONFLICTS = 10
 
 
 @dataclass(frozen=True, slots=True)
-class CarryingPace:
+class ExecutorIntervals:
     """Times in seconds. `tell`: how long a change of the Node is tried; `look`: between two looks
     at pods that are to go, from short to long; `answer`: how long the API server may take.
     """
@@ -50,31 +50,31 @@ class CarryingPace:
     answer: float = 10.0
 
 
-class CarryingOut:
+class DrainExecutor:
     """For one node; `pods_deadline` is how many seconds pods get to go."""
 
     def __init__(
         self,
         access: ClusterAccess,
         node: OwnNode,
-        pods: PodsOfNode,
+        pods: NodePods,
         *,
         rules: Rules,
         pods_deadline: float,
-        pace: CarryingPace,
+        intervals: ExecutorIntervals,
     ) -> None:
         self._access = access
         self._node = node
         self._pods = pods
         self._rules = rules
         self._pods_deadline = pods_deadline
-        self._pace = pace
+        self._intervals = intervals
 
     async def prepare(self, todo: NodePlan) -> tuple[Problem, ...]:
         """Do what has to be done before; problems mean that it could not be."""
         try:
             node = await self._node.patch_all(
-                lambda node: prepare(todo, node, self._rules), within=self._pace.tell
+                lambda node: prepare(todo, node, self._rules), within=self._intervals.tell
             )
         except ClusterFault as fault:
             return (_not_told(fault),)
@@ -115,7 +115,7 @@ class CarryingOut:
         raise WriteConflict("the Node changes faster than it can be written")
 
     async def _delete(self, selector: PodSelector) -> None:
-        for pod in await self._pods.list_now(within=self._pace.answer):
+        for pod in await self._pods.list_now(within=self._intervals.answer):
             if pod.leaving or not selector.matches(pod):
                 continue
             try:
@@ -130,7 +130,7 @@ class CarryingOut:
             return ()
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self._pods_deadline
-        backoff = Backoff(*self._pace.look)
+        backoff = Backoff(*self._intervals.look)
         while True:
             node = NodeFacts(pods=await self._listed(deadline - loop.time()))
             left = [(selector, pods_left(selector, node)) for selector in selectors]
@@ -143,7 +143,7 @@ class CarryingOut:
 
     async def _listed(self, left: float) -> tuple[PodFact, ...] | None:
         try:
-            return await self._pods.list_now(within=min(self._pace.answer, max(left, 1.0)))
+            return await self._pods.list_now(within=min(self._intervals.answer, max(left, 1.0)))
         except ClusterFault:
             return None
 
@@ -165,7 +165,7 @@ def _not_told(fault: ClusterFault) -> Problem:
     )
 
 
-class Preparations:
+class PreparationRetries:
     """`again` are the seconds after a failure before the next attempt, at first and at most."""
 
     def __init__(self, *, again: tuple[float, float], wake: Callable[[str], None]) -> None:

@@ -16,18 +16,18 @@ import structlog
 from nodeagent.cluster.client.faults import ClusterFault
 from nodeagent.cluster.client.node_view import NodeView
 from nodeagent.cluster.drain.evictor import (
-    Evicting,
-    EvictionPace,
+    EvictionIntervals,
+    EvictionReports,
+    Evictor,
     FinishedPods,
     KubeletSuspect,
-    Telling,
 )
-from nodeagent.cluster.drain.executor import CarryingOut, CarryingPace, Preparations
-from nodeagent.cluster.drain.node_access import AnyName, OwnNode, PodsOfNode, facts_of
+from nodeagent.cluster.drain.executor import DrainExecutor, ExecutorIntervals, PreparationRetries
+from nodeagent.cluster.drain.node_access import AnyName, NodePods, OwnNode, facts_of
 from nodeagent.cluster.drain.owners import Owner, claims, owned_by_others
 from nodeagent.cluster.drain.plan import Rules
 from nodeagent.cluster.drain.plugin_outlook import PluginOutlook
-from nodeagent.cluster.drain.restore import PuttingBack, ReportEvent, Stays, configuration_of
+from nodeagent.cluster.drain.restore import ReportEvent, Restore, Stays, configuration_of
 from nodeagent.cluster.drain.steps import ClientCare, EvictPod, PodSelector
 from nodeagent.errors import UsageError
 from nodeagent.plan.desired import DesiredNode
@@ -55,7 +55,7 @@ class OtherOwners:
     def __init__(
         self,
         node: OwnNode,
-        pods: PodsOfNode,
+        pods: NodePods,
         *,
         tolerated: Collection[Owner],
         source: str,
@@ -127,7 +127,7 @@ class OtherOwners:
 
 
 @dataclass(frozen=True, slots=True)
-class AroundPace:
+class DrainIntervals:
     """Times in seconds. `ask`: how long the loop waits to hear which pods are here, `asked`: how
     old that may be; `retry`: between two attempts to put back, from short to long; `again`:
     between two attempts at a change that could not be prepared.
@@ -137,12 +137,12 @@ class AroundPace:
     asked: float = 5.0
     retry: tuple[float, float] = (1.0, 60.0)
     again: tuple[float, float] = (10.0, 600.0)
-    carrying: CarryingPace = field(default_factory=CarryingPace)
-    eviction: EvictionPace = field(default_factory=EvictionPace)
+    executor: ExecutorIntervals = field(default_factory=ExecutorIntervals)
+    eviction: EvictionIntervals = field(default_factory=EvictionIntervals)
 
 
-class ClusterSurroundings:
-    """Fulfils `nodeagent.reconcile.change_hooks.Surroundings` for one node of one cluster.
+class ClusterHooks:
+    """Fulfils `nodeagent.reconcile.change_hooks.ChangeHooks` for one node of one cluster.
 
     `put_back` is called when all that was done around a change is put back. `source` is the agent's
     plan source. `wake` asks the loop for another look and says why;
@@ -161,14 +161,14 @@ class ClusterSurroundings:
         wake: Callable[[str], None],
         tell: ReportEvent = lambda _kind, _message: None,
         kubelet_suspect: KubeletSuspect | None = None,
-        pace: AroundPace = AroundPace(),
+        intervals: DrainIntervals = DrainIntervals(),
     ) -> None:
         self.put_back: Callable[[], None] = lambda: None
         self._rules = rules_of(settings)
         self._wake = wake
         self._tell = tell
-        self._pace = pace
-        self._pods = PodsOfNode(access, node)
+        self._intervals = intervals
+        self._pods = NodePods(access, node)
         own_node = OwnNode(access, node)
         self._owners = OtherOwners(
             own_node,
@@ -176,50 +176,50 @@ class ClusterSurroundings:
             tolerated=tolerated_in(settings),
             source=source,
             tell=tell,
-            within=pace.ask,
-            unless_asked=pace.asked,
+            within=intervals.ask,
+            unless_asked=intervals.asked,
         )
         self._outlook = PluginOutlook(settings.plugin_configs)
-        self._carrying = CarryingOut(
+        self._executor = DrainExecutor(
             access,
             own_node,
             self._pods,
             rules=self._rules,
             pods_deadline=settings.pods_deadline,
-            pace=pace.carrying,
+            intervals=intervals.executor,
         )
-        self._putting_back = PuttingBack(
-            self._carrying,
+        self._restore = Restore(
+            self._executor,
             self._outlook,
             rules=self._rules,
             stays=Stays(
-                cordon=lambda: self._evicting.needs_cordon, labels=self._owners.may_have_paused
+                cordon=lambda: self._evictor.needs_cordon, labels=self._owners.may_have_paused
             ),
             deadline=settings.allocatable_deadline,
-            retry=pace.retry,
+            retry=intervals.retry,
             wake=wake,
             done=self._all_is_back,
             tell=tell,
         )
-        self._evicting = Evicting(
+        self._evictor = Evictor(
             access,
             own_node,
             self._pods,
             rules=self._rules,
             policy=policy,
-            pace=pace.eviction,
+            intervals=intervals.eviction,
             objecting=self._object_to_evictions,
-            telling=Telling(wake, self._evicted, self._putting_back.follow_up),
+            telling=EvictionReports(wake, self._evicted, self._restore.follow_up),
         )
         self._finished = FinishedPods(
             self._pods,
             suspect=kubelet_suspect,
             wake=wake,
-            again=pace.eviction.again,
-            longest=pace.eviction.longest,
-            answer=pace.eviction.answer,
+            again=intervals.eviction.again,
+            longest=intervals.eviction.longest,
+            answer=intervals.eviction.answer,
         )
-        self._attempts = Preparations(again=pace.again, wake=wake)
+        self._attempts = PreparationRetries(again=intervals.again, wake=wake)
         self._view: NodeView | None = None
         self._desired: DesiredNode | None = None  # when the loop asked last
 
@@ -251,31 +251,31 @@ class ClusterSurroundings:
     async def prepare(self, todo: NodePlan) -> tuple[Problem, ...]:
         """Notify the cluster's other GPU clients, as the settings say, and wait for them to go."""
         changes = todo.changes_devices
-        self._putting_back.work_begins(changes_devices=changes)
+        self._restore.work_begins(changes_devices=changes)
         if not changes or (self._rules.care is ClientCare.NOTHING and not self._rules.cordon):
             return ()
         asked = self._desired
         put_off = self._attempts.put_off(asked)
         if put_off:
             return put_off
-        async with self._putting_back.touching():
-            problems = await self._carrying.prepare(todo)
+        async with self._restore.touching():
+            problems = await self._executor.prepare(todo)
         self._attempts.ended(asked, problems)
         return problems
 
     def settle(self, judgement: Judgement, observed: ObservedNode) -> None:
         """Have put back what was done, await the offer, evict for what is blocked: in `run`."""
         if self._owners.refusing:
-            self._evicting.forget()
+            self._evictor.forget()
         else:
-            self._evicting.look(judgement, observed)
+            self._evictor.look(judgement, observed)
         self._finished.look(judgement)
-        self._putting_back.settle(judgement, observed)
+        self._restore.settle(judgement, observed)
 
     @property
     def problems(self) -> tuple[Problem, ...]:
         """What evictions meet, what is not put back, and what the node offers wrongly."""
-        return (*self._evicting.problems, *self._putting_back.problems)
+        return (*self._evictor.problems, *self._restore.problems)
 
     @property
     def refuses(self) -> bool:
@@ -285,7 +285,7 @@ class ClusterSurroundings:
     @property
     def is_unfinished(self) -> bool:
         """Whether something that was done around a change is not yet put back."""
-        return self._putting_back.is_due
+        return self._restore.is_due
 
     # --- what others say ------------------------------------------------------------------------
 
@@ -296,7 +296,7 @@ class ClusterSurroundings:
             self._outlook.saw(view.labels)
         if self._owners.refusing and not self._owners.objections(view):
             self._wake("nobody else seems to split the GPUs any more")
-        self._putting_back.saw(view)
+        self._restore.saw(view)
 
     def reached(self) -> None:
         """The API server answers again: what it could not be told waits no longer."""
@@ -308,7 +308,7 @@ class ClusterSurroundings:
 
     async def finished(self, pods: Iterable[AnyName]) -> frozenset[AnyName]:
         """Which of these pods, as the kubelet names them, have ended for sure; asks now."""
-        return await self._pods.ended(pods, within=self._pace.ask)
+        return await self._pods.ended(pods, within=self._intervals.ask)
 
     # --- its life -------------------------------------------------------------------------------
 
@@ -316,8 +316,8 @@ class ClusterSurroundings:
         """Follow up what rounds leave, until cancelled."""
         try:
             async with asyncio.TaskGroup() as parts:
-                parts.create_task(self._putting_back.run(), name="put back around a change")
-                parts.create_task(self._evicting.run(), name="evict pods")
+                parts.create_task(self._restore.run(), name="put back around a change")
+                parts.create_task(self._evictor.run(), name="evict pods")
                 parts.create_task(self._finished.run(), name="look for finished pods")
         finally:
             self._attempts.forget()
@@ -327,17 +327,17 @@ class ClusterSurroundings:
 
         Call it when `run` has ended and no round will come.
         """
-        self._evicting.forget()
-        self._evicting.needs_cordon = False
-        await self._putting_back.leave(within=within)
+        self._evictor.forget()
+        self._evictor.needs_cordon = False
+        await self._restore.leave(within=within)
 
     # --- evictions ------------------------------------------------------------------------------
 
     async def _object_to_evictions(self, plan: NodePlan) -> tuple[Problem, ...]:
         owned = self._owners.objections(self._view)
-        if owned or self._putting_back.seen is None:
+        if owned or self._restore.seen is None:
             return owned
-        judgement, observed = self._putting_back.seen
+        judgement, observed = self._restore.seen
         labels = facts_of(self._view).labels
         return await self._outlook.objections(
             plan, plan, observed, labels, wanted=configuration_of(judgement)

@@ -117,7 +117,7 @@ class Named(Protocol):
 AnyName = TypeVar("AnyName", bound=Named)
 
 
-class PodsOfNode:
+class NodePods:
     """What was last heard of them, and the ways to hear more. Times in seconds."""
 
     def __init__(self, access: ClusterAccess, node: str) -> None:

@@ -18,7 +18,7 @@ from nodeagent.backoff import Backoff
 from nodeagent.cluster.client.faults import ClusterFault
 from nodeagent.cluster.client.node_view import NodeView
 from nodeagent.cluster.drain.device_plugin import mismatches
-from nodeagent.cluster.drain.executor import CarryingOut
+from nodeagent.cluster.drain.executor import DrainExecutor
 from nodeagent.cluster.drain.node_access import facts_of
 from nodeagent.cluster.drain.plan import PLUGIN_CONFIG, Rules, conclude, restoring
 from nodeagent.cluster.drain.plugin_outlook import PluginOutlook
@@ -30,7 +30,7 @@ from nodeagent.reconcile.active_plan import Judgement
 from nodeagent.reconcile.event_log import EventType
 
 
-class AwaitedOffer:
+class AwaitedAllocatable:
     """Nothing is asked for. `changed` is called when the wait is over or the problems are others.
 
     For `deadline` seconds a difference is no problem; then it is one until it is gone.
@@ -107,7 +107,7 @@ def configuration_of(judgement: Judgement) -> str | None:
     return judgement.document.device_plugin_config if judgement.document else None
 
 
-class PuttingBack:
+class Restore:
     """Puts back while `run` runs, once a round has ended.
 
     `wake` is called when the problems are others. `retry` are the seconds between two attempts, at
@@ -117,7 +117,7 @@ class PuttingBack:
 
     def __init__(
         self,
-        carrying: CarryingOut,
+        executor: DrainExecutor,
         outlook: PluginOutlook,
         *,
         rules: Rules,
@@ -128,7 +128,7 @@ class PuttingBack:
         done: Callable[[], None],
         tell: ReportEvent,
     ) -> None:
-        self._carrying = carrying
+        self._executor = executor
         self._outlook = outlook
         self._rules = rules
         self._stays = stays
@@ -136,7 +136,7 @@ class PuttingBack:
         self._wake = wake
         self._done = done
         self._tell = tell
-        self._offer = AwaitedOffer(deadline=deadline, changed=self._offer_changed)
+        self._offer = AwaitedAllocatable(deadline=deadline, changed=self._offer_changed)
         self._view: NodeView | None = None
         self._seen: tuple[Judgement, ObservedNode] | None = None  # when the last round ended
         self._working = False  # from the beginning of work to the end of its round
@@ -239,7 +239,7 @@ class PuttingBack:
                 return
             await self._expect()
             if self._touched or not self._is_as_left():
-                await self._carrying.conclude(self._left, self._await_offer)
+                await self._executor.conclude(self._left, self._await_offer)
                 self._touched = False
                 self._chosen = True
                 self._done()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from nodeagent.cluster.kubelet.allocated_devices import AllocatedDevices, Owners, with_allocations
 from nodeagent.cluster.kubelet.allocations import Allocations, PodName
@@ -17,6 +17,7 @@ from nodeagent.plan.observed import Access, Gpu, User
 
 if TYPE_CHECKING:
     from nodeagent.cluster.kubelet.pod_resources import PodResourcesClient
+    from nodeagent.settings import KubeletSettings
 
 _BUSY_PAUSE = 0.05  # seconds; the kubelet serves 100 calls a second, to all that ask it
 _SUSPECTED_FOR = 300.0  # seconds for which a suspicion is looked into, unless it is raised again
@@ -24,21 +25,8 @@ _SUSPECTED_FOR = 300.0  # seconds for which a suspicion is looked into, unless i
 Finished = Callable[[frozenset[PodName]], Awaitable[frozenset[PodName]]]
 
 
-class KubeletWishes(Protocol):
-    """What the settings say of the kubelet; `deadline` in seconds."""
-
-    @property
-    def use(self) -> str: ...
-
-    @property
-    def socket(self) -> Path: ...
-
-    @property
-    def deadline(self) -> float: ...
-
-
 def kubelet_users(
-    settings: KubeletWishes, *, in_cluster: bool, simulated: bool
+    settings: KubeletSettings, *, in_cluster: bool, simulated: bool
 ) -> KubeletUsage | None:
     """The kubelet as a source of users; None where it is not to be asked at all.
 

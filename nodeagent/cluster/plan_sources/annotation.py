@@ -13,14 +13,14 @@ from nodeagent.cluster.client.node_view import NodeView
 from nodeagent.cluster.plan_sources.node_source import NO_NODE, Keys, Offer
 from nodeagent.documents.findings import shown
 from nodeagent.reconcile.plan_file import PlanFile
-from nodeagent.reconcile.plan_update import NoPlan, PlanOffer, PlanText, UnreadablePlan
+from nodeagent.reconcile.plan_update import NoPlan, PlanText, PlanUpdate, UnreadablePlan
 from nodeagent.views.node_state import NodeState
 
 PLAN: Final = "nodeagent.io/plan"
 PLAN_NAME: Final = "nodeagent.io/plan-name"
 
 
-def offer(annotations: Mapping[str, str], file: PlanOffer) -> PlanOffer:
+def offer(annotations: Mapping[str, str], file: PlanUpdate) -> PlanUpdate:
     """What the annotations ask for; `file` is what the plan file offers, for a name alone.
 
     A plan counts before a name alone, and takes the name along: it may be a mig-parted file. An
@@ -61,7 +61,7 @@ class AnnotationSource:
     ) -> None:
         self._offer = offer
         self._watch = PlanFile(plan_file, self._took, look_every=look_every, alive=alive)
-        self._file: PlanOffer | None = None
+        self._file: PlanUpdate | None = None
         self._view: NodeView | None = None
         self._seen = False
 
@@ -75,7 +75,7 @@ class AnnotationSource:
         self._view, self._seen = view, True
         self._ask()
 
-    def answer(self, view: NodeView, state: NodeState, offered: PlanOffer | None) -> Keys:
+    def answer(self, view: NodeView, state: NodeState, offered: PlanUpdate | None) -> Keys:
         """Nothing of its own: the status annotation tells what came of it."""
         return Keys()
 
@@ -83,7 +83,7 @@ class AnnotationSource:
         """Nothing: what was asked for is the asker's."""
         return Keys()
 
-    def _took(self, file: PlanOffer) -> None:
+    def _took(self, file: PlanUpdate) -> None:
         self._file = file
         self._ask()
 

@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 from typing import NoReturn, Protocol
 
 from nodeagent.cluster.client.node_view import NodeView
-from nodeagent.reconcile.plan_update import Demand, NoPlan, PlanOffer
+from nodeagent.reconcile.plan_update import DeferredPlan, NoPlan, PlanUpdate
 from nodeagent.views.node_state import NodeState
 
 NO_NODE = NoPlan("the cluster has no Node of this name")
 
-Offer = Callable[[PlanOffer | Demand], None]
+Offer = Callable[[PlanUpdate | DeferredPlan], None]
 """Takes what a source has to say; the same twice is nothing new."""
 
 
@@ -35,7 +35,7 @@ class NodeSource(Protocol):
         """The Node is like this now; None: there is no such Node. Offers what it asks for."""
         ...
 
-    def answer(self, view: NodeView, state: NodeState, offered: PlanOffer | None) -> Keys:
+    def answer(self, view: NodeView, state: NodeState, offered: PlanUpdate | None) -> Keys:
         """What is to be written on the Node; `offered` is what `state` was made from."""
         ...
 
@@ -56,9 +56,9 @@ class Asked:
         self._offer = offer
         self._rounds = rounds
         self._since = 0
-        self.last: PlanOffer | Demand | None = None
+        self.last: PlanUpdate | DeferredPlan | None = None
 
-    def ask(self, what: PlanOffer | Demand) -> None:
+    def ask(self, what: PlanUpdate | DeferredPlan) -> None:
         """Ask for this from now on."""
         if what != self.last:
             self.last = what

@@ -11,9 +11,9 @@ from typing import Any
 from nodeagent.cluster.client.access import ClusterAccess
 from nodeagent.cluster.client.credentials import Kubeconfig
 from nodeagent.cluster.client.faults import ClusterFault
-from nodeagent.cluster.client.node_follower import FollowPace, NodeFollower
+from nodeagent.cluster.client.node_follower import FollowIntervals, NodeFollower
 from nodeagent.cluster.client.node_view import Interest, NodeView
-from nodeagent.cluster.client.node_writer import WritePace
+from nodeagent.cluster.client.node_writer import WriteIntervals
 from tests.simulated_cluster import agent
 
 PLAN = "nodeagent.io/plan"
@@ -26,17 +26,14 @@ INTEREST = Interest(
 )
 
 # Short, but with the same proportions: a first wait far below the longest, health above both.
-QUICK = FollowPace(
+QUICK = FollowIntervals(
     watch=(30.0, 30.0),
     list_every=(60.0, 60.0),
     silence=20.0,
-    first_retry=0.02,
-    longest_retry=0.16,
+    retry=(0.02, 0.16),
     healthy_after=0.4,
 )
-QUICK_WRITES = WritePace(
-    interval=0.1, burst=1, first_retry=0.02, longest_retry=0.16, refused_again=0.5
-)
+QUICK_WRITES = WriteIntervals(interval=0.1, burst=1, retry=(0.02, 0.16), refused_again=0.5)
 
 
 def kubeconfig(folder: Path, url: str, *, token: str | None = None) -> Kubeconfig:
@@ -78,7 +75,7 @@ class Follower:
         access: ClusterAccess,
         name: str = "n",
         *,
-        pace: FollowPace = QUICK,
+        intervals: FollowIntervals = QUICK,
         clock: Callable[[], float] | None = None,
         jitter: Callable[[], float] = lambda: 0.5,
         on_view: Callable[[NodeView | None], None] = lambda _: None,
@@ -94,7 +91,7 @@ class Follower:
             on_view=self._saw,
             on_fault=self.faults.append,
             interest=INTEREST,
-            pace=pace,
+            intervals=intervals,
             jitter=self._drawn,
             clock=clock or asyncio.get_running_loop().time,
         )

@@ -19,7 +19,7 @@ import pytest
 from nodeagent.cluster.client.access import ClusterAccess
 from nodeagent.cluster.client.credentials import Kubeconfig
 from nodeagent.cluster.client.faults import ConnectionCut
-from nodeagent.cluster.client.node_follower import FollowPace
+from nodeagent.cluster.client.node_follower import FollowIntervals
 from tests.cluster.client.rig import PLAN, QUICK, Follower, kubeconfig, running, until
 from tests.simulated_cluster.agent import NAME
 from tests.simulated_cluster.api_server import ApiServer
@@ -63,9 +63,9 @@ def connections(port: int) -> Iterator[socket.socket]:
 
 def test_the_times_together() -> None:
     """The default time of silence plus the default timeout of the probe."""
-    pace = FollowPace()
-    assert pace.quiet + pace.probe <= IN_TIME
-    assert pace.quiet < pace.silence
+    intervals = FollowIntervals()
+    assert intervals.quiet + intervals.probe <= IN_TIME
+    assert intervals.quiet < intervals.silence
 
 
 async def test_connections_are_probed_by_the_kernel(
@@ -98,15 +98,15 @@ async def test_connections_are_probed_by_the_kernel(
 
 async def test_a_server_that_is_stopped_is_unreachable(tmp_path: Path) -> None:
     """SIGSTOP: the kernel keeps its connections alive, the watch is just silent."""
-    pace = replace(QUICK, quiet=0.2, probe=1.0)
+    intervals = replace(QUICK, quiet=0.2, probe=1.0)
     async with server_process(tmp_path) as pid:
         config = tmp_path / "kubeconfig"
         await until(config.exists)
         async with ClusterAccess(Kubeconfig(config), answer_within=5.0) as access:
-            seen = Follower(access, NAME, pace=pace)
+            seen = Follower(access, NAME, intervals=intervals)
             async with running(seen.follower.run()):
                 await until(lambda: seen.views)
-                await asyncio.sleep(3 * pace.quiet)  # silence alone is no fault
+                await asyncio.sleep(3 * intervals.quiet)  # silence alone is no fault
                 assert seen.faults == []
                 os.kill(pid, signal.SIGSTOP)
                 try:
@@ -131,7 +131,7 @@ async def test_any_answer_is_a_sign_of_life(server: ApiServer, tmp_path: Path) -
 async def test_an_overloaded_server_keeps_its_watch(server: ApiServer, tmp_path: Path) -> None:
     """No list and no watch anew because probes are answered with 429."""
     async with ClusterAccess(kubeconfig(tmp_path, server.url)) as access:
-        seen = Follower(access, pace=replace(QUICK, quiet=0.05, probe=10.0))
+        seen = Follower(access, intervals=replace(QUICK, quiet=0.05, probe=10.0))
         async with running(seen.follower.run()):
             await until(lambda: server.faults.watching)
             (watch,) = server.faults.watching
@@ -147,9 +147,9 @@ async def test_an_overloaded_server_keeps_its_watch(server: ApiServer, tmp_path:
 @pytest.mark.timeout(60)  # the kernel's own timers, of whole seconds
 async def test_packets_that_are_dropped(server: ApiServer, tmp_path: Path) -> None:
     """Both ends drop every packet unseen: the kernel gives the connection up."""
-    pace = replace(QUICK, watch=(300, 300), list_every=(300, 300), silence=300, quiet=300)
+    intervals = replace(QUICK, watch=(300, 300), list_every=(300, 300), silence=300, quiet=300)
     async with ClusterAccess(kubeconfig(tmp_path, server.url)) as access:
-        seen = Follower(access, pace=pace)
+        seen = Follower(access, intervals=intervals)
         async with running(seen.follower.run()):
             await until(lambda: server.faults.watching)
             server.annotate("n", **{PLAN: "one"})

@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 
 from nodeagent.cluster.client.access import ClusterAccess
-from nodeagent.cluster.client.events import EventPace, EventPublisher, NodeEvent
+from nodeagent.cluster.client.events import EventIntervals, EventPublisher, NodeEvent
 from tests.cluster.client.rig import running, until
 from tests.simulated_cluster.api_server import ApiServer
 from tests.simulated_cluster.faults import Answer, Cut, Fault, Freeze, Html, Reset
 
 pytestmark = pytest.mark.virtual_time
-QUICK = EventPace(interval=0.01, burst=10, first_retry=0.02, longest_retry=0.16)
+QUICK = EventIntervals(interval=0.01, burst=10, retry=(0.02, 0.16))
 APPLIED = NodeEvent("Normal", "PlanApplied", "2 GPUs were partitioned")
 BLOCKED = NodeEvent("Warning", "PlanBlocked", "GPU 0 is in use by pod default/a")
 NOON = datetime(2026, 1, 2, 12, tzinfo=UTC)
@@ -24,14 +24,14 @@ NOON = datetime(2026, 1, 2, 12, tzinfo=UTC)
 class Told:
     """A publisher with a clock of its own for the time of day."""
 
-    def __init__(self, access: ClusterAccess, pace: EventPace = QUICK) -> None:
+    def __init__(self, access: ClusterAccess, intervals: EventIntervals = QUICK) -> None:
         self.now = NOON
         self.ahead = 0.0
         self.draws = 0
         self.publisher = EventPublisher(
             access,
             "n",
-            pace=pace,
+            intervals=intervals,
             clock=lambda: asyncio.get_running_loop().time() + self.ahead,
             jitter=self._drawn,
             wall=lambda: self.now,
@@ -108,7 +108,7 @@ async def counted(server: ApiServer, expected: dict[str, int]) -> None:
 
 async def test_many_repeats_are_few_requests(server: ApiServer, access: ClusterAccess) -> None:
     """What repeats while it waits for its turn is one request, and no repeat is lost."""
-    told = Told(access, EventPace(interval=0.2, burst=2))
+    told = Told(access, EventIntervals(interval=0.2, burst=2))
     async with running(told.publisher.run()):
         for _ in range(500):
             told.tell(BLOCKED)
@@ -119,7 +119,7 @@ async def test_many_repeats_are_few_requests(server: ApiServer, access: ClusterA
 
 async def test_a_flood_of_causes_is_bounded(server: ApiServer, access: ClusterAccess) -> None:
     """Requests stay within the rate, the oldest that wait give way, and that is counted."""
-    told = Told(access, EventPace(interval=0.1, burst=3, waiting=5))
+    told = Told(access, EventIntervals(interval=0.1, burst=3, waiting=5))
     clock = asyncio.get_running_loop().time
     began = clock()
     async with running(told.publisher.run()):
@@ -134,7 +134,7 @@ async def test_a_flood_of_causes_is_bounded(server: ApiServer, access: ClusterAc
 
 async def test_what_is_remembered_is_bounded(server: ApiServer, access: ClusterAccess) -> None:
     """A cause that was forgotten gets a new Event; nothing else changes."""
-    told = Told(access, EventPace(interval=0.001, burst=10, known=1))
+    told = Told(access, EventIntervals(interval=0.001, burst=10, known=1))
     async with running(told.publisher.run()):
         for number, event in enumerate((APPLIED, BLOCKED, BLOCKED, APPLIED), start=1):
             told.tell(event)

@@ -139,7 +139,7 @@ async def test_a_watch_that_ends_in_time_goes_on_where_it_was(
     server: ApiServer, access: ClusterAccess
 ) -> None:
     """Its successor starts at once from the last version, without a list and without a fault."""
-    seen = Follower(access, pace=replace(QUICK, watch=(1.0, 1.0)))
+    seen = Follower(access, intervals=replace(QUICK, watch=(1.0, 1.0)))
     async with running(seen.follower.run()):
         await follows(server, seen, "one")
         await until(lambda: asked(server) == "lww")
@@ -153,7 +153,7 @@ async def test_a_list_guards_against_events_that_were_lost(
     server: ApiServer, access: ClusterAccess
 ) -> None:
     """When it is due, the next watch is preceded by one."""
-    seen = Follower(access, pace=replace(QUICK, list_every=(1.0, 1.0)))
+    seen = Follower(access, intervals=replace(QUICK, list_every=(1.0, 1.0)))
     async with running(seen.follower.run()):
         await until(lambda: asked(server) == "lwlw")
         await follows(server, seen, "one")
@@ -278,7 +278,7 @@ async def test_a_frozen_watch_is_noticed_and_replaced(
     server: ApiServer, access: ClusterAccess
 ) -> None:
     """Silence leads to a new watch, and where that is answered nothing counts as broken."""
-    seen = Follower(access, pace=replace(QUICK, silence=0.5))
+    seen = Follower(access, intervals=replace(QUICK, silence=0.5))
     async with running(seen.follower.run()):
         await follows(server, seen, "one")
         server.faults.strike(Freeze())
@@ -403,7 +403,7 @@ async def test_health_makes_failures_small_again(server: ApiServer, access: Clus
         server.faults.strike(Reset())
         lost = asyncio.get_running_loop().time()
         await until(lambda: asked(server).count("w") == 2)
-    assert server.requests[-1].time - lost < QUICK.longest_retry / 2
+    assert server.requests[-1].time - lost < QUICK.retry[1] / 2
 
 
 # --- tokens -------------------------------------------------------------------------------------
@@ -538,7 +538,7 @@ async def test_a_clock_that_jumps(server: ApiServer, access: ClusterAccess, jump
     def clock() -> float:
         return asyncio.get_running_loop().time() + shift
 
-    seen = Follower(access, clock=clock, pace=replace(QUICK, watch=(1.0, 1.0)))
+    seen = Follower(access, clock=clock, intervals=replace(QUICK, watch=(1.0, 1.0)))
     async with running(seen.follower.run()):
         await follows(server, seen, "one")
         shift = jump

@@ -16,7 +16,7 @@ from nodeagent.cluster.client import faults
 from nodeagent.cluster.client.access import ClusterAccess
 from nodeagent.cluster.client.faults import ClusterFault
 from nodeagent.cluster.client.node_view import Interest, NodeCondition
-from nodeagent.cluster.client.node_writer import NodeWriter, TooLarge, Wanted, WritePace
+from nodeagent.cluster.client.node_writer import NodeWriter, TooLarge, Wanted, WriteIntervals
 from tests.cluster.client.rig import (
     INTEREST,
     PLAN,
@@ -44,7 +44,7 @@ class Written:
         self,
         access: ClusterAccess,
         *,
-        pace: WritePace = QUICK_WRITES,
+        intervals: WriteIntervals = QUICK_WRITES,
         interest: Interest = INTEREST,
         clock: Callable[[], float] | None = None,
     ) -> None:
@@ -57,7 +57,7 @@ class Written:
             interest=interest,
             on_fault=self.faults.append,
             on_contest=self.contests.append,
-            pace=pace,
+            intervals=intervals,
             clock=clock or asyncio.get_running_loop().time,
             jitter=lambda: 0.5,
             wall=lambda: self.now,
@@ -215,7 +215,7 @@ async def test_a_wish_after_a_quiet_time_waits_for_nothing(
     server: ApiServer, access: ClusterAccess
 ) -> None:
     """And with a burst of two neither does the one behind it."""
-    made = Written(access, pace=WritePace(interval=60.0, burst=2))
+    made = Written(access, intervals=WriteIntervals(interval=60.0, burst=2))
     async with made.running() as writer:
         before = asyncio.get_running_loop().time()
         writer.want(wanted("Working"))
@@ -230,7 +230,7 @@ async def test_changes_soon_after_each_other_are_written_at_once(
     server: ApiServer, access: ClusterAccess
 ) -> None:
     """At the real rate limits, with a stopped clock: no write waits."""
-    made = Written(access, pace=WritePace(), clock=lambda: 0.0)
+    made = Written(access, intervals=WriteIntervals(), clock=lambda: 0.0)
     async with made.running() as writer:
         for word in ("Working", "InSync", "Blocked", "InSync again"):
             writer.want(wanted(word))
@@ -262,8 +262,8 @@ async def test_what_somebody_edited_by_hand_is_restored(
 
 async def test_a_quarrel_about_a_key_gets_slower(server: ApiServer, access: ClusterAccess) -> None:
     """Somebody who always writes back at once does not make us write at full rate for ever."""
-    pace = replace(QUICK_WRITES, interval=0.01, first_retry=0.1, longest_retry=1.0)
-    made = Written(access, pace=pace)
+    intervals = replace(QUICK_WRITES, interval=0.01, retry=(0.1, 1.0))
+    made = Written(access, intervals=intervals)
 
     async def quarrel() -> None:
         while True:

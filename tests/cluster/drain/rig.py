@@ -14,9 +14,9 @@ from typing import Any
 from nodeagent.cluster.client.access import ClusterAccess
 from nodeagent.cluster.client.node_follower import NodeFollower
 from nodeagent.cluster.client.node_view import Interest
-from nodeagent.cluster.drain.evictor import EvictionPace
-from nodeagent.cluster.drain.executor import CarryingPace
-from nodeagent.cluster.drain.hooks import AroundPace, ClusterSurroundings
+from nodeagent.cluster.drain.evictor import EvictionIntervals
+from nodeagent.cluster.drain.executor import ExecutorIntervals
+from nodeagent.cluster.drain.hooks import ClusterHooks, DrainIntervals
 from nodeagent.cluster.kubelet.allocations import PodName
 from nodeagent.plan.desired import DesiredGpu, DesiredNode, PlanDocument
 from nodeagent.plan.observed import Gpu, ObservedNode
@@ -38,13 +38,13 @@ THREE = "nvidia.com/mig-3g.40gb"
 INTEREST = Interest(
     annotations=("nodeagent.io/", "hami.io/"), labels=("nvidia.com/", "nos.nebuly.com/")
 )
-PACE = AroundPace(
+PACE = DrainIntervals(
     ask=2.0,
     asked=0.0,
     retry=(0.02, 0.1),
     again=(0.1, 0.4),
-    carrying=CarryingPace(tell=1.0, look=(0.01, 0.05), answer=2.0),
-    eviction=EvictionPace(first=0.01, again=0.1, longest=0.4, answer=2.0),
+    executor=ExecutorIntervals(tell=1.0, look=(0.01, 0.05), answer=2.0),
+    eviction=EvictionIntervals(first=0.01, again=0.1, longest=0.4, answer=2.0),
 )
 
 EMPTY = card("h100-80gb")
@@ -72,9 +72,9 @@ def todo_of(judgement: Judgement) -> NodePlan:
 
 @dataclass
 class Agent:
-    """An agent's surroundings, and what they said."""
+    """An agent's hooks, and what they said."""
 
-    around: ClusterSurroundings
+    around: ClusterHooks
     woken: list[str] = field(default_factory=list)
     told: list[tuple[EventType, str]] = field(default_factory=list)
     suspected: list[PodName] = field(default_factory=list)
@@ -104,7 +104,7 @@ async def agent(
     folder: Path,
     *,
     source: str = "annotation",
-    pace: AroundPace = PACE,
+    intervals: DrainIntervals = PACE,
     **settings: Any,
 ) -> AsyncIterator[Agent]:
     """An agent of the node, at work within the block; ended as by a crash."""
@@ -113,7 +113,7 @@ async def agent(
         woken: list[str] = []
         told: list[tuple[EventType, str]] = []
         suspected: list[PodName] = []
-        around = ClusterSurroundings(
+        around = ClusterHooks(
             access,
             NODE,
             settings=KubernetesSettings(**given),
@@ -122,9 +122,11 @@ async def agent(
             wake=woken.append,
             tell=lambda kind, message: told.append((kind, message)),
             kubelet_suspect=suspected.extend,
-            pace=pace,
+            intervals=intervals,
         )
-        follower = NodeFollower(access, NODE, on_view=around.saw, interest=INTEREST, pace=QUICK)
+        follower = NodeFollower(
+            access, NODE, on_view=around.saw, interest=INTEREST, intervals=QUICK
+        )
         async with running(follower.run(), around.run()):
             if server.port:
                 await until(lambda: server.faults.watching)

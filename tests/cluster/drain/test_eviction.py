@@ -106,7 +106,7 @@ def test_nobody_goes_otherwise(asked: DesiredGpu) -> None:
 
 
 def test_a_process_without_a_pod_keeps_the_pods() -> None:
-    """Evicting the others would be in vain, and the problem names who really is in the way."""
+    """Evictor the others would be in vain, and the problem names who really is in the way."""
     gpu = used(with_instances(H100, SEVEN[:2]), "a", "")
     found = chosen(gpu, evict(("7g.80gb", 1)))
     assert found.wanted == ()

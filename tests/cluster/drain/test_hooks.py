@@ -94,7 +94,7 @@ async def test_labels_are_paused_and_put_back(server: ApiServer, tmp_path: Path)
 async def test_pods_that_do_not_go_put_the_change_off(server: ApiServer, tmp_path: Path) -> None:
     """The problem names the pod, the labels are put back, and it is tried again after a while."""
     slow = replace(PACE, again=(2.0, 4.0))
-    async with agent(server, tmp_path, clients="pauseLabels", pace=slow) as it:
+    async with agent(server, tmp_path, clients="pauseLabels", intervals=slow) as it:
         [problem] = await it.round()
         assert problem.code is Code.IN_USE
         assert "gpu/plugin" in problem.message
@@ -110,7 +110,7 @@ async def test_pods_that_do_not_go_put_the_change_off(server: ApiServer, tmp_pat
 async def test_another_configuration_is_not_put_off(server: ApiServer, tmp_path: Path) -> None:
     """It may be of the same text, whose digest then is the same; it is tried at once."""
     slow = replace(PACE, again=(60.0, 600.0))
-    async with agent(server, tmp_path, clients="pauseLabels", pace=slow) as it:
+    async with agent(server, tmp_path, clients="pauseLabels", intervals=slow) as it:
         assert await it.round()
         await until(lambda: labels(server)["device-plugin"] == "true")
         before = len(asked(server))
@@ -288,7 +288,7 @@ async def test_after_an_outage_nobody_waits_out_the_pause(
 ) -> None:
     """What was put off for the API server's silence is tried as soon as that has an end."""
     slow = replace(PACE, again=(60.0, 600.0))
-    async with agent(server, tmp_path, clients="pauseLabels", pace=slow) as it:
+    async with agent(server, tmp_path, clients="pauseLabels", intervals=slow) as it:
         await server.stop()
         [problem] = await it.round()
         await server.start()
@@ -327,7 +327,7 @@ async def test_labels_that_mig_manager_paused_stay_paused(
     """Who else is at work must not have the clients sent back to him; alone they are put back."""
     server.patch_node(NODE, {"metadata": {"labels": {f"{DEPLOY}device-plugin": PAUSED}}})
     server.add_pod("manager", node=NODE, labels={"app": "nvidia-mig-manager"})
-    async with agent(server, tmp_path, tolerate="mig-manager") as it:
+    async with agent(server, tmp_path, tolerate=("mig-manager",)) as it:
         await it.round(AFTER, AFTER)
         await asyncio.sleep(0.05)
         assert labels(server)["device-plugin"] == PAUSED

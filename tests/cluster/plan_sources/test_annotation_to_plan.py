@@ -6,7 +6,7 @@ import pytest
 
 from nodeagent.cluster.plan_sources.annotation import PLAN, PLAN_NAME, offer
 from nodeagent.plan.problems import Code, Problem
-from nodeagent.reconcile.plan_update import NoPlan, PlanOffer, PlanText, UnreadablePlan
+from nodeagent.reconcile.plan_update import NoPlan, PlanText, PlanUpdate, UnreadablePlan
 
 FILE = PlanText(b"the file")
 MISSING = NoPlan("no /etc/x", Problem(Code.SOURCE_MISSING, "no /etc/x", "write it"))
@@ -14,7 +14,7 @@ UNREADABLE = UnreadablePlan(Problem(Code.SYNTAX, "no"))
 
 
 @pytest.mark.parametrize("file", [FILE, MISSING, UNREADABLE])
-def test_a_plan(file: PlanOffer) -> None:
+def test_a_plan(file: PlanUpdate) -> None:
     """The text as it is, with the name beside it where there is one; no file matters."""
     assert offer({PLAN: "a"}, file) == PlanText(b"a")
     assert offer({PLAN: "a", PLAN_NAME: "n"}, file) == PlanText(b"a", "n")

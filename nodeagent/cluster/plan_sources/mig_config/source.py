@@ -14,13 +14,13 @@ from pathlib import Path
 from typing import Final, NoReturn, assert_never
 
 from nodeagent.cluster.client.node_view import NodeView
-from nodeagent.cluster.plan_sources.mig_config.to_plan import CONFIG, MigConfigDemand, wanted_name
+from nodeagent.cluster.plan_sources.mig_config.to_plan import CONFIG, DeferredMigConfig, wanted_name
 from nodeagent.cluster.plan_sources.node_source import NO_NODE, Asked, Keys, Offer
 from nodeagent.documents.reading import digest_of
 from nodeagent.plan.plan import Verdict
 from nodeagent.plan.problems import Code
 from nodeagent.reconcile.plan_file import PlanFile
-from nodeagent.reconcile.plan_update import NoPlan, PlanOffer, PlanText, UnreadablePlan
+from nodeagent.reconcile.plan_update import NoPlan, PlanText, PlanUpdate, UnreadablePlan
 from nodeagent.views.node_state import NodeState, Phase
 
 SOURCE: Final = "mig-config"  # the value of the setting plan.source
@@ -44,7 +44,7 @@ _PASSES_BY_ITSELF = frozenset({Code.IN_USE, Code.MPS_CLIENT, Code.CLUSTER})
 
 
 def state_of(
-    labels: Mapping[str, str], node: NodeState, offered: PlanOffer | None, *, judged: bool
+    labels: Mapping[str, str], node: NodeState, offered: PlanUpdate | None, *, judged: bool
 ) -> MigState | None:
     """What is so of the configuration that the labels ask for; None when they ask for none.
 
@@ -117,7 +117,7 @@ class MigConfigSource:
     ) -> None:
         self._asked = Asked(offer, rounds)
         self._watch = PlanFile(plan_file, self._took, look_every=look_every, alive=alive)
-        self._file: PlanOffer | None = None
+        self._file: PlanUpdate | None = None
         self._view: NodeView | None = None
         self._seen = False
         self._said: MigState | None = None
@@ -133,7 +133,7 @@ class MigConfigSource:
         self._view, self._seen = view, True
         self._ask()
 
-    def answer(self, view: NodeView, state: NodeState, offered: PlanOffer | None) -> Keys:
+    def answer(self, view: NodeView, state: NodeState, offered: PlanUpdate | None) -> Keys:
         """The state label as it has to be."""
         judged = self._asked.is_judged_in(state)
         if not judged or state.phase is not Phase.WORKING or not self._has_failed:
@@ -147,7 +147,7 @@ class MigConfigSource:
         """The state, which nobody keeps true any more; the configuration is the asker's."""
         return Keys(labels={STATE: None})
 
-    def _took(self, file: PlanOffer) -> None:
+    def _took(self, file: PlanUpdate) -> None:
         self._file = file
         self._ask()
 
@@ -157,7 +157,7 @@ class MigConfigSource:
             if wanted is not None:
                 self._asked.ask(wanted)
 
-    def _wanted(self) -> PlanOffer | MigConfigDemand | None:
+    def _wanted(self) -> PlanUpdate | DeferredMigConfig | None:
         """What is asked for now; None while that is not known."""
         if self._view is None:
             return NO_NODE
@@ -168,9 +168,9 @@ class MigConfigSource:
             case None:
                 return None
             case PlanText(text):
-                return MigConfigDemand(name, text)
+                return DeferredMigConfig(name, text)
             case NoPlan():
-                return MigConfigDemand(name, None)
+                return DeferredMigConfig(name, None)
             case UnreadablePlan():
                 return self._file
             case _:

@@ -21,7 +21,7 @@ from nodeagent.errors import DocumentError
 from nodeagent.plan.observed import Access, Gpu, ObservedNode
 from nodeagent.plan.problems import Code, Problem
 from nodeagent.plan.selection import select
-from nodeagent.reconcile.plan_update import NoPlan, PlanOffer, PlanText, UnreadablePlan
+from nodeagent.reconcile.plan_update import NoPlan, PlanText, PlanUpdate, UnreadablePlan
 
 _MIG_CONFIGS = "mig-configs"
 CONFIG: Final = "nvidia.com/mig.config"
@@ -39,18 +39,18 @@ def can_be_named(name: str) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class MigConfigDemand:
+class DeferredMigConfig:
     """The label's value and the mounted file's text, None without a file."""
 
     name: str
     file_text: bytes | None
 
-    def on(self, observed: ObservedNode) -> PlanOffer:
+    def on(self, observed: ObservedNode) -> PlanUpdate:
         """What it means for this node's cards."""
         return offer({CONFIG: self.name}, self.file_text, observed)
 
 
-def offer(labels: Mapping[str, str], file_text: bytes | None, observed: ObservedNode) -> PlanOffer:
+def offer(labels: Mapping[str, str], file_text: bytes | None, observed: ObservedNode) -> PlanUpdate:
     """What the label asks for. `file_text` is the mounted mig-parted file, None without one.
 
     The file counts first. A configuration is generated where there is no file, where it has none

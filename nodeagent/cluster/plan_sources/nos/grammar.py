@@ -45,7 +45,7 @@ def spelled(device: str) -> str | None:
     return text if _IN_A_KEY.fullmatch(text) else None
 
 
-def asked_words(gpu: Gpu, asked: Iterable[str]) -> dict[str, str]:
+def requested_names(gpu: Gpu, asked: Iterable[str]) -> dict[str, str]:
     """The words of what was asked for, by the device that they mean on this GPU.
 
     Drivers and nos' own tables disagree on names such as 7g.79gb and 7g.80gb, and nos sees a spec
@@ -182,7 +182,7 @@ def read_spec(annotations: Mapping[str, str]) -> Reading:
     return Reading(tuple(asked), tuple(wrong), (*ignored, *_twice(asked)))
 
 
-def asked_profiles(annotations: Mapping[str, str]) -> Iterator[tuple[int, str]]:
+def requested_profiles(annotations: Mapping[str, str]) -> Iterator[tuple[int, str]]:
     """The GPUs and profiles that are asked for; without the faults, which cost time to tell."""
     for key, value in annotations.items():
         parts = key.split("-") if key.startswith(SPEC) else []

@@ -112,14 +112,13 @@ _PARTS = 2
 
 
 @dataclass(frozen=True, slots=True)
-class ReadPace:
+class ReadIntervals:
     """Times in seconds. Nobody tells when a key that was missing is there, so it is looked for
     again, less and less often.
     """
 
     interval: float = 1.0  # between two requests, however often the label changes
-    first_retry: float = 1.0
-    longest_retry: float = 300.0
+    retry: tuple[float, float] = (1.0, 300.0)  # at first, at most
 
 
 class NosConfiguration:
@@ -134,7 +133,7 @@ class NosConfiguration:
         place: str,
         changed: Callable[[], None],
         *,
-        pace: ReadPace = ReadPace(),
+        intervals: ReadIntervals = ReadIntervals(),
         clock: Callable[[], float] = time.monotonic,
         jitter: Callable[[], float] = random.random,
     ) -> None:
@@ -148,8 +147,8 @@ class NosConfiguration:
         self._namespace, self._name = parts
         self._told = changed
         self._clock = clock
-        self._allowance = Allowance(interval=pace.interval)
-        self._backoff = Backoff(pace.first_retry, pace.longest_retry, spread=1.0, jitter=jitter)
+        self._allowance = Allowance(interval=intervals.interval)
+        self._backoff = Backoff(*intervals.retry, spread=1.0, jitter=jitter)
         self._wanted = asyncio.Event()
         self._key: str | None = None
         self._text: str | None = None

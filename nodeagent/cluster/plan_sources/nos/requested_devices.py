@@ -34,7 +34,7 @@ _ALLOWED = {Mode.MIG: (_PROFILES,), Mode.MPS: (_SHARES,), Mode.HYBRID: (_PROFILE
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
+class GpuRequest:
     """What one GPU is asked to be: MIG with these instances, or shared so."""
 
     index: int
@@ -52,25 +52,27 @@ class Wish:
         return self.gpu is not None and bool(self.gpu.instances)
 
 
-def sorted_out(
+def requested_devices(
     mode: Mode, asked: Iterable[Asked], observed: ObservedNode
-) -> tuple[dict[int, Wish], list[Problem]]:
+) -> tuple[dict[int, GpuRequest], list[Problem]]:
     """What each GPU is asked to be, by index, and all that is wrong with it."""
     known = {gpu.index: gpu for gpu in observed.gpus}
-    wishes: dict[int, Wish] = {}
+    requests: dict[int, GpuRequest] = {}
     wrong: list[Problem] = []
     for one in asked:
         if len(wrong) > MOST_PROBLEMS:
             break  # a hostile node must not cost time
         gpu = known.get(one.index)
-        problem = _no_such_gpu(one, known) or _take(one, mode, gpu, wishes)
+        problem = _no_such_gpu(one, known) or _take(one, mode, gpu, requests)
         if problem:
             wrong.append(problem)
-    wrong += [problem for wish in wishes.values() for problem in _beyond(wish)]
-    return dict(sorted(wishes.items())), wrong
+    wrong += [problem for request in requests.values() for problem in _beyond(request)]
+    return dict(sorted(requests.items())), wrong
 
 
-def _take(one: Asked, mode: Mode, gpu: Gpu | None, wishes: dict[int, Wish]) -> Problem | None:
+def _take(
+    one: Asked, mode: Mode, gpu: Gpu | None, requests: dict[int, GpuRequest]
+) -> Problem | None:
     """Add to what the GPU is asked to be, or say what is wrong with it."""
     size, name = share_size(one.profile), mig_profile(one.profile)
     if (_SHARES if size else _PROFILES if name else "") not in _ALLOWED[mode]:
@@ -81,11 +83,11 @@ def _take(one: Asked, mode: Mode, gpu: Gpu | None, wishes: dict[int, Wish]) -> P
             f"write {' or '.join(_ALLOWED[mode])}",
             path=one.where,
         )
-    wish = wishes.setdefault(one.index, Wish(one.index, gpu, where=one.where))
+    request = requests.setdefault(one.index, GpuRequest(one.index, gpu, where=one.where))
     if size:
-        wish.shares[size] += one.count
+        request.shares[size] += one.count
     elif name:
-        wish.instances[str(name)] += one.count
+        request.instances[str(name)] += one.count
         return _no_such_profile(one, name, gpu)
     return None
 
@@ -125,13 +127,13 @@ def _no_such_profile(one: Asked, name: ProfileName, gpu: Gpu | None) -> Problem 
     )
 
 
-def _beyond(wish: Wish) -> Iterator[Problem]:
+def _beyond(request: GpuRequest) -> Iterator[Problem]:
     """What no GPU can be."""
-    instances, shares = wish.instances.total(), wish.shares.total()
+    instances, shares = request.instances.total(), request.shares.total()
     if instances and shares:
         yield _of(
-            wish,
-            f"GPU {wish.index} is asked for MIG profiles and for shares",
+            request,
+            f"GPU {request.index} is asked for MIG profiles and for shares",
             "ask a GPU for one or the other",
         )
     for count, most, what in (
@@ -139,17 +141,21 @@ def _beyond(wish: Wish) -> Iterator[Problem]:
         (shares, MOST_CLIENTS, "shares"),
     ):
         if count > most:
-            yield _of(wish, f"GPU {wish.index} is asked for {count} {what}", f"at most {most} fit")
+            yield _of(
+                request, f"GPU {request.index} is asked for {count} {what}", f"at most {most} fit"
+            )
 
 
-def _of(wish: Wish, message: str, remedy: str) -> Problem:
-    return Problem(Code.DOES_NOT_FIT, message, remedy, gpu=wish.uuid, path=wish.where)
+def _of(request: GpuRequest, message: str, remedy: str) -> Problem:
+    return Problem(Code.DOES_NOT_FIT, message, remedy, gpu=request.uuid, path=request.where)
 
 
 # --- GPUs that nos asks nothing of ------------------------------------------------------------
 
 
-def emptied(mode: Mode, wishes: Mapping[int, Wish], observed: ObservedNode) -> list[Wish]:
+def emptied(
+    mode: Mode, requests: Mapping[int, GpuRequest], observed: ObservedNode
+) -> list[GpuRequest]:
     """The GPUs in MIG mode without a spec, on a node that nos divides by MIG alone.
 
     For nos a spec is total: what it does not name has to go, once it is free. It never switches
@@ -158,8 +164,8 @@ def emptied(mode: Mode, wishes: Mapping[int, Wish], observed: ObservedNode) -> l
     """
     if mode is not Mode.MIG:
         return []
-    left = [gpu for gpu in observed.gpus if gpu.index not in wishes]
-    return [Wish(gpu.index, gpu) for gpu in left if gpu.mig is not None and gpu.mig.current]
+    left = [gpu for gpu in observed.gpus if gpu.index not in requests]
+    return [GpuRequest(gpu.index, gpu) for gpu in left if gpu.mig is not None and gpu.mig.current]
 
 
 MEMORY_LABEL = "nvidia.com/gpu.memory"  # MiB of each GPU, as feature discovery writes it

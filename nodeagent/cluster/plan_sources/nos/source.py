@@ -15,15 +15,15 @@ from nodeagent.cluster.plan_sources.nos.grammar import SPEC_PLAN, Mode, mode_of
 from nodeagent.cluster.plan_sources.nos.plugin_configuration import (
     CONFIGURATION_LABEL,
     NosConfiguration,
-    ReadPace,
+    ReadIntervals,
     configuration_key,
 )
 from nodeagent.cluster.plan_sources.nos.status import status_annotations, withdrawn
-from nodeagent.cluster.plan_sources.nos.to_plan import NosDemand, demand
+from nodeagent.cluster.plan_sources.nos.to_plan import DeferredNosPlan, demand
 from nodeagent.documents.findings import shown
 from nodeagent.plan.observed import ObservedNode
 from nodeagent.plan.problems import Problem
-from nodeagent.reconcile.plan_update import NoPlan, PlanOffer
+from nodeagent.reconcile.plan_update import NoPlan, PlanUpdate
 from nodeagent.views.node_state import NodeState
 
 log = structlog.get_logger(__name__)
@@ -45,16 +45,20 @@ class NosSource:
         config_map: str | None,
         *,
         rounds: Callable[[], int],
-        pace: ReadPace = ReadPace(),  # noqa: B008 - a frozen value
+        intervals: ReadIntervals = ReadIntervals(),  # noqa: B008 - a frozen value
     ) -> None:
         self._asked = Asked(offer, rounds)
         self._configuration = (
-            NosConfiguration(access, config_map, self._ask, pace=pace) if config_map else None
+            NosConfiguration(access, config_map, self._ask, intervals=intervals)
+            if config_map
+            else None
         )
         self._view: NodeView | None = None
         self._seen = False
-        self._remarked: NosDemand | None = None
-        self._to_remark: asyncio.Queue[tuple[NosDemand, ObservedNode]] = asyncio.Queue(maxsize=1)
+        self._remarked: DeferredNosPlan | None = None
+        self._to_remark: asyncio.Queue[tuple[DeferredNosPlan, ObservedNode]] = asyncio.Queue(
+            maxsize=1
+        )
         self.remarks: tuple[Problem, ...] = ()
 
     async def run(self) -> NoReturn:
@@ -72,7 +76,7 @@ class NosSource:
             self._configuration.want(_key(view))
         self._ask()
 
-    def answer(self, view: NodeView, state: NodeState, offered: PlanOffer | None) -> Keys:
+    def answer(self, view: NodeView, state: NodeState, offered: PlanUpdate | None) -> Keys:
         """What is free and in use, and the plan that this is the answer to."""
         judged = self._asked.is_judged_in(state)
         if judged:
@@ -94,7 +98,7 @@ class NosSource:
             if wanted is not None:
                 self._asked.ask(wanted)
 
-    def _wanted(self) -> PlanOffer | NosDemand | None:
+    def _wanted(self) -> PlanUpdate | DeferredNosPlan | None:
         """What is asked for now; None while the configuration is being read."""
         view = self._view
         if view is None:
@@ -114,7 +118,11 @@ class NosSource:
 
     def _look_for_remarks(self, observed: ObservedNode) -> None:
         asked = self._asked.last
-        if isinstance(asked, NosDemand) and asked != self._remarked and self._to_remark.empty():
+        if (
+            isinstance(asked, DeferredNosPlan)
+            and asked != self._remarked
+            and self._to_remark.empty()
+        ):
             self._remarked = asked
             self._to_remark.put_nowait((asked, observed))
 

@@ -16,10 +16,10 @@ from nodeagent.cluster.plan_sources.nos.grammar import (
     Mode,
     StatusKey,
     Use,
-    asked_profiles,
-    asked_words,
     mode_of,
     read_status,
+    requested_names,
+    requested_profiles,
     share_size,
     spelled,
     status_keys,
@@ -28,7 +28,7 @@ from nodeagent.documents.reading import digest_of
 from nodeagent.plan.mps_usage import as_used
 from nodeagent.plan.observed import Access, Gpu, MpsDaemon, User
 from nodeagent.plan.shares import MIB, Share
-from nodeagent.reconcile.plan_update import NoPlan, PlanOffer, UnreadablePlan
+from nodeagent.reconcile.plan_update import NoPlan, PlanUpdate, UnreadablePlan
 from nodeagent.views.mps_state import ClientState, DaemonState
 from nodeagent.views.node_state import NodeState, Phase
 
@@ -37,7 +37,7 @@ _Counts = Counter[StatusKey]
 
 def status_annotations(
     state: NodeState,
-    offered: PlanOffer | None,
+    offered: PlanUpdate | None,
     *,
     annotations: Mapping[str, str],
     labels: Mapping[str, str],
@@ -73,7 +73,7 @@ def withdrawn(annotations: Mapping[str, str]) -> Mapping[str, None]:
     return dict.fromkeys(status_keys(annotations))
 
 
-def _answered(state: NodeState, offered: PlanOffer | None, mode: Mode) -> bool:
+def _answered(state: NodeState, offered: PlanUpdate | None, mode: Mode) -> bool:
     """Whether all has been done for this plan that is to be done for now, well or not.
 
     A plan that was refused, or waits for somebody, is answered too, as it is when the driver is
@@ -108,7 +108,7 @@ def _counted(
     with it.
     """
     asked: dict[int, list[str]] = {}
-    for index, profile in asked_profiles(annotations):
+    for index, profile in requested_profiles(annotations):
         asked.setdefault(index, []).append(profile)
     daemons = {daemon.device: daemon for daemon in state.mps}
     silent: set[int] = set()
@@ -129,7 +129,7 @@ def _counted(
 
 def _devices(gpu: Gpu, asked: Iterable[str], *, answers: bool) -> Iterator[StatusKey]:
     """One key for each MIG device."""
-    words = asked_words(gpu, asked)
+    words = requested_names(gpu, asked)
     for instance in gpu.instances:
         for device in instance.compute:
             profile = words.get(device.profile) or spelled(device.profile)

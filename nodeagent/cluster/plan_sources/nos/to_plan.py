@@ -29,17 +29,17 @@ from nodeagent.cluster.plan_sources.nos.plugin_configuration import (
 )
 from nodeagent.cluster.plan_sources.nos.requested_devices import (
     MEMORY_LABEL,
-    Wish,
+    GpuRequest,
     card_memory,
     emptied,
     mps_entry,
-    sorted_out,
+    requested_devices,
 )
 from nodeagent.documents.findings import MOST_PROBLEMS, did_you_mean, listed, shown
 from nodeagent.documents.reading import LARGEST_PLAN
 from nodeagent.plan.observed import ObservedNode
 from nodeagent.plan.problems import Code, Problem
-from nodeagent.reconcile.plan_update import NoPlan, PlanOffer, PlanText, UnreadablePlan
+from nodeagent.reconcile.plan_update import NoPlan, PlanText, PlanUpdate, UnreadablePlan
 
 _MOST_NAMED = 3  # further places in a sentence about the first
 
@@ -50,7 +50,7 @@ def offer(
     observed: ObservedNode,
     *,
     plugin_configuration: str | None = None,
-) -> PlanOffer:
+) -> PlanUpdate:
     """The plan that nos has for a node with these annotations and labels.
 
     `plugin_configuration` is the text that `configuration_key` leads to; where it is given, it
@@ -63,11 +63,11 @@ def offer(
     reading = _read(mode, annotations, plugin_configuration)
     if reading is None:
         return NoPlan(_nothing_asked(mode, labels))
-    wishes, wrong = sorted_out(mode, reading.asked, observed)
+    requests, wrong = requested_devices(mode, reading.asked, observed)
     faults = (*reading.wrong, *wrong)
     if faults:
         return UnreadablePlan(_as_one(faults))
-    text = _document([*wishes.values(), *emptied(mode, wishes, observed)], labels)
+    text = _document([*requests.values(), *emptied(mode, requests, observed)], labels)
     return UnreadablePlan(_too_large(text)) if len(text) > LARGEST_PLAN else PlanText(text)
 
 
@@ -86,8 +86,8 @@ def remarks(
     reading = _read(mode, annotations, plugin_configuration) if mode else None
     if mode is None or reading is None:
         return ()
-    wishes, _ = sorted_out(mode, reading.asked, observed)
-    going = [wish for wish in emptied(mode, wishes, observed) if wish.has_devices]
+    requests, _ = requested_devices(mode, reading.asked, observed)
+    going = [request for request in emptied(mode, requests, observed) if request.has_devices]
     found = (*map(_told_of, going), *_unspeakable(mode, observed), *reading.ignored)
     if len(found) <= MOST_PROBLEMS:
         return found
@@ -157,14 +157,14 @@ def _nothing_asked(mode: Mode, labels: Mapping[str, str]) -> str:
     )
 
 
-def _told_of(wish: Wish) -> Problem:
+def _told_of(request: GpuRequest) -> Problem:
     return Problem(
         Code.DOES_NOT_FIT,
-        f"nos asks nothing of GPU {wish.index}, which is in MIG mode: by its protocol every free "
-        "MIG device there goes",
+        f"nos requests nothing of GPU {request.index}, which is in MIG mode: by its protocol every "
+        "free MIG device there goes",
         "the device plugin may refuse to work with a GPU in MIG mode that has no device; give it "
         "a spec annotation",
-        gpu=wish.uuid,
+        gpu=request.uuid,
     )
 
 
@@ -188,16 +188,18 @@ def _unspeakable(mode: Mode, observed: ObservedNode) -> Iterator[Problem]:
 # --- the text ---------------------------------------------------------------------------------
 
 
-def _document(wishes: Iterable[Wish], labels: Mapping[str, str]) -> bytes:
-    entries = [_entry(wish, labels) for wish in sorted(wishes, key=lambda wish: wish.index)]
+def _document(requests: Iterable[GpuRequest], labels: Mapping[str, str]) -> bytes:
+    entries = [
+        _entry(request, labels) for request in sorted(requests, key=lambda request: request.index)
+    ]
     return json.dumps({"version": "v1", "gpus": entries}, separators=(",", ":")).encode()
 
 
-def _entry(wish: Wish, labels: Mapping[str, str]) -> dict[str, Any]:
-    if wish.shares:  # of the whole GPU, so it must not be in MIG mode
-        shared = mps_entry(wish.shares, card_memory(wish.gpu, labels))
-        return {"devices": [wish.index], "mig": "disabled", "mps": shared}
-    return {"devices": [wish.index], "mig": dict(sorted(wish.instances.items()))}
+def _entry(request: GpuRequest, labels: Mapping[str, str]) -> dict[str, Any]:
+    if request.shares:  # of the whole GPU, so it must not be in MIG mode
+        shared = mps_entry(request.shares, card_memory(request.gpu, labels))
+        return {"devices": [request.index], "mig": "disabled", "mps": shared}
+    return {"devices": [request.index], "mig": dict(sorted(request.instances.items()))}
 
 
 def _too_large(text: bytes) -> Problem:
@@ -224,7 +226,7 @@ _Pairs = tuple[tuple[str, str], ...]
 
 
 @dataclass(frozen=True, slots=True)
-class NosDemand:
+class DeferredNosPlan:
     """Spec annotations and labels in the order of their keys, without the id of nos' plan.
 
     `plugin_configuration` is the text that the label's key leads to, None where there is none.
@@ -234,7 +236,7 @@ class NosDemand:
     labels: _Pairs
     plugin_configuration: str | None
 
-    def on(self, observed: ObservedNode) -> PlanOffer:
+    def on(self, observed: ObservedNode) -> PlanUpdate:
         """What it means for this node's cards."""
         return offer(
             dict(self.annotations),
@@ -257,21 +259,21 @@ def demand(
     annotations: Mapping[str, str],
     labels: Mapping[str, str],
     plugin_configuration: str | None = None,
-) -> NosDemand:
+) -> DeferredNosPlan:
     """What a Node with these annotations and labels is asked for."""
     mode = mode_of(labels)
     match mode:
         case None:
-            return NosDemand((), _some(labels, MODE_LABEL), None)
+            return DeferredNosPlan((), _some(labels, MODE_LABEL), None)
         case Mode.MIG:
-            return NosDemand(_spec(annotations), _some(labels, MODE_LABEL), None)
+            return DeferredNosPlan(_spec(annotations), _some(labels, MODE_LABEL), None)
         case Mode.MPS | Mode.HYBRID:
             keys = [MODE_LABEL, MEMORY_LABEL]
             if plugin_configuration is None:
                 keys.append(CONFIGURATION_LABEL)  # then it is only told of
             # On an MPS node with a configuration the annotations are left over from another time.
             spec = mode is Mode.HYBRID or plugin_configuration is None
-            return NosDemand(
+            return DeferredNosPlan(
                 _spec(annotations) if spec else (), _some(labels, *keys), plugin_configuration
             )
         case _:

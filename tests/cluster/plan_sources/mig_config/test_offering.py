@@ -17,7 +17,7 @@ from nodeagent.errors import DocumentError
 from nodeagent.plan.desired import MigLayout
 from nodeagent.plan.observed import Access, ObservedNode
 from nodeagent.plan.problems import Code
-from nodeagent.reconcile.plan_update import NoPlan, PlanOffer, PlanText, UnreadablePlan
+from nodeagent.reconcile.plan_update import NoPlan, PlanText, PlanUpdate, UnreadablePlan
 from tests.plan.cards import card
 
 H100 = ObservedNode((card("h100-80gb"),))
@@ -44,12 +44,12 @@ mig-configs:
 """
 
 
-def named(name: str, text: bytes | None = FILE, observed: ObservedNode = H100) -> PlanOffer:
+def named(name: str, text: bytes | None = FILE, observed: ObservedNode = H100) -> PlanUpdate:
     """What is offered for a label of this value."""
     return offer({CONFIG: name}, text, observed)
 
 
-def counts(offered: PlanOffer) -> dict[str, int]:
+def counts(offered: PlanUpdate) -> dict[str, int]:
     """What an offered plan asks for."""
     assert isinstance(offered, PlanText)
     document = read_document(offered.text, configuration=offered.configuration)

@@ -15,7 +15,7 @@ from nodeagent.plan.plan import NodePlan, Policy, Verdict
 from nodeagent.plan.problems import Code, Problem
 from nodeagent.plan.simulate_steps import after
 from nodeagent.reconcile.active_plan import PlanInForce
-from nodeagent.reconcile.plan_update import NoPlan, PlanOffer, PlanText, UnreadablePlan
+from nodeagent.reconcile.plan_update import NoPlan, PlanText, PlanUpdate, UnreadablePlan
 from nodeagent.views.node_state import NodeState, Phase, Refusal, phase_of
 from tests.plan.cards import card, with_instances
 
@@ -68,7 +68,9 @@ def test_the_state(node: NodeState, state: MigState) -> None:
 
 @pytest.mark.parametrize("offered", [TEXT, UNKNOWN, NoPlan("not yet"), None])
 @pytest.mark.parametrize("node", [IN_SYNC, replace(IN_SYNC, refusal=Refusal("sha256:0", ()))])
-def test_what_was_asked_for_before_says_nothing(node: NodeState, offered: PlanOffer | None) -> None:
+def test_what_was_asked_for_before_says_nothing(
+    node: NodeState, offered: PlanUpdate | None
+) -> None:
     """A state that is not of this configuration is neither its success nor its failure."""
     assert state_of(LABELS, node, offered, judged=False) is MigState.PENDING
 

@@ -11,7 +11,7 @@ from nodeagent.documents.reading import read_document
 from nodeagent.plan.desired import DesiredNode
 from nodeagent.plan.observed import MigMode, ObservedNode
 from nodeagent.plan.resolve import resolve
-from nodeagent.reconcile.plan_update import PlanOffer, PlanText
+from nodeagent.reconcile.plan_update import PlanText, PlanUpdate
 from nodeagent.views.mps_state import DaemonState
 from tests.cluster.plan_sources.nos.nodes import client, divided, gpu, shared
 
@@ -33,7 +33,7 @@ def desired(offered: PlanText, observed: ObservedNode) -> DesiredNode:
 
 
 def seen(
-    gpus: list[Any], offered: PlanOffer, bare: ObservedNode
+    gpus: list[Any], offered: PlanUpdate, bare: ObservedNode
 ) -> tuple[ObservedNode, tuple[DaemonState, ...]]:
     """The GPUs of a step: MIG as listed, shares with the daemon that the plan asks for."""
     found_gpus, daemons = [], []

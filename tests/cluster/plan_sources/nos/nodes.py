@@ -11,7 +11,7 @@ from nodeagent.cluster.plan_sources.nos.grammar import MODE_LABEL, SPEC_PLAN
 from nodeagent.documents.reading import digest_of
 from nodeagent.plan.observed import Gpu, MigMode, MpsDaemon, ObservedNode, Usage, User
 from nodeagent.plan.shares import Account, Share, Sharing, WantedMps
-from nodeagent.reconcile.plan_update import PlanOffer, PlanText
+from nodeagent.reconcile.plan_update import PlanText, PlanUpdate
 from nodeagent.views.mps_state import ClientState, DaemonState
 from nodeagent.views.node_state import NodeState, Phase
 from tests.plan.cards import card, with_instances
@@ -74,7 +74,7 @@ def shared(
 
 def state(
     observed: ObservedNode,
-    offered: PlanOffer | None = None,
+    offered: PlanUpdate | None = None,
     phase: Phase = Phase.IN_SYNC,
     **more: Any,
 ) -> NodeState:

@@ -10,7 +10,7 @@ import pytest
 from nodeagent.cluster.client.access import ClusterAccess
 from nodeagent.cluster.plan_sources.nos.plugin_configuration import (
     NosConfiguration,
-    ReadPace,
+    ReadIntervals,
     Trouble,
 )
 from nodeagent.errors import UsageError
@@ -22,7 +22,7 @@ from tests.simulated_cluster.faults import Answer, Html, Reset
 WHERE = ("nebuly-nvidia", "nos-device-plugin-configs")
 PLACE = "/".join(WHERE)
 PATH = "/api/v1/namespaces/nebuly-nvidia/configmaps/nos-device-plugin-configs"
-QUICK = ReadPace(interval=0.02, first_retry=0.02, longest_retry=0.04)
+QUICK = ReadIntervals(interval=0.02, retry=(0.02, 0.04))
 
 
 @dataclass
@@ -51,7 +51,9 @@ async def reader(server: ApiServer, access: ClusterAccess) -> AsyncIterator[Read
     def changed() -> None:
         made.told.append(made.configuration.text or made.configuration.trouble)
 
-    made = Reader(server, NosConfiguration(access, PLACE, changed, pace=QUICK, jitter=lambda: 0.01))
+    made = Reader(
+        server, NosConfiguration(access, PLACE, changed, intervals=QUICK, jitter=lambda: 0.01)
+    )
     async with running(made.configuration.run()):
         yield made
 
@@ -127,8 +129,8 @@ async def test_what_passes(reader: Reader, fault: Answer | Html | Reset) -> None
 async def test_another_key_does_not_wait(server: ApiServer, access: ClusterAccess) -> None:
     """A key that is there is read at once, however long the missing one would be waited for."""
     told: list[str | None] = []
-    patient = ReadPace(interval=0.0, first_retry=3600.0, longest_retry=3600.0)
-    found = NosConfiguration(access, PLACE, lambda: told.append(found.text), pace=patient)
+    patient = ReadIntervals(interval=0.0, retry=(3600.0, 3600.0))
+    found = NosConfiguration(access, PLACE, lambda: told.append(found.text), intervals=patient)
     server.put_config_map(*WHERE, {"b": "text"})
     async with running(found.run()):
         found.want("a")

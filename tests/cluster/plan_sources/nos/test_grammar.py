@@ -11,10 +11,10 @@ from nodeagent.cluster.plan_sources.nos.grammar import (
     Mode,
     StatusKey,
     Use,
-    asked_profiles,
     mode_of,
     read_spec,
     read_status,
+    requested_profiles,
     status_keys,
 )
 from nodeagent.plan.problems import Code
@@ -26,7 +26,9 @@ STATUS = "nos.nebuly.com/status-gpu"
 def asked(annotations: dict[str, str]) -> list[tuple[int, str, int]]:
     """Index, profile and count of all that is asked."""
     found = [(a.index, a.profile, a.count) for a in read_spec(annotations).asked]
-    assert sorted(asked_profiles(annotations)) == sorted((index, name) for index, name, _ in found)
+    assert sorted(requested_profiles(annotations)) == sorted(
+        (index, name) for index, name, _ in found
+    )
     return found
 
 
@@ -87,7 +89,7 @@ def test_passed_over(key: str, value: str, why: str) -> None:
     reading = read_spec({key: value})
     assert not reading.asked
     assert not reading.wrong
-    assert not list(asked_profiles({key: value}))
+    assert not list(requested_profiles({key: value}))
     (problem,) = reading.ignored
     assert why in problem.message
     assert problem.path.startswith("metadata.annotations[")

@@ -13,7 +13,7 @@ from nodeagent.cluster.plan_sources.nos.requested_devices import MEMORY_LABEL
 from nodeagent.cluster.plan_sources.nos.to_plan import offer, remarks
 from nodeagent.plan.observed import Access, ObservedNode
 from nodeagent.plan.problems import Code, Problem
-from nodeagent.reconcile.plan_update import NoPlan, PlanOffer, PlanText, UnreadablePlan
+from nodeagent.reconcile.plan_update import NoPlan, PlanText, PlanUpdate, UnreadablePlan
 from tests.cluster.plan_sources.nos.nodes import (
     HYBRID,
     MIG,
@@ -35,7 +35,7 @@ sharing:
 """
 
 
-def gpus(offered: PlanOffer) -> list[dict[str, Any]]:
+def gpus(offered: PlanUpdate) -> list[dict[str, Any]]:
     """The entries of the plan that was offered."""
     assert isinstance(offered, PlanText), offered
     document = json.loads(offered.text)
@@ -44,13 +44,13 @@ def gpus(offered: PlanOffer) -> list[dict[str, Any]]:
     return entries
 
 
-def problem(offered: PlanOffer) -> Problem:
+def problem(offered: PlanUpdate) -> Problem:
     """Why there is no plan."""
     assert isinstance(offered, UnreadablePlan), offered
     return offered.problem
 
 
-def reason(offered: PlanOffer) -> str:
+def reason(offered: PlanUpdate) -> str:
     """Why nothing is asked."""
     assert isinstance(offered, NoPlan), offered
     return offered.reason

@@ -15,11 +15,14 @@ import pytest
 from nodeagent.cluster.client.access import ClusterAccess
 from nodeagent.cluster.plan_sources.node_source import Keys, NodeSource, Offer
 from nodeagent.cluster.plan_sources.nos.grammar import STATUS_PLAN
-from nodeagent.cluster.plan_sources.nos.plugin_configuration import CONFIGURATION_LABEL, ReadPace
+from nodeagent.cluster.plan_sources.nos.plugin_configuration import (
+    CONFIGURATION_LABEL,
+    ReadIntervals,
+)
 from nodeagent.cluster.plan_sources.nos.source import NosSource
-from nodeagent.cluster.plan_sources.nos.to_plan import NosDemand
+from nodeagent.cluster.plan_sources.nos.to_plan import DeferredNosPlan
 from nodeagent.plan.problems import Code
-from nodeagent.reconcile.plan_update import NoPlan, PlanOffer, PlanText, UnreadablePlan
+from nodeagent.reconcile.plan_update import NoPlan, PlanText, PlanUpdate, UnreadablePlan
 from nodeagent.views.node_state import NodeState, Phase
 from tests.cluster.client.rig import running, until
 from tests.cluster.node_rig import Home, at_home, view_of
@@ -33,9 +36,9 @@ CREATE = "nvmlDeviceCreateGpuInstance*"
 STATUS = "nos.nebuly.com/status-gpu"
 
 
-def meant(asked: Any, observed: Any) -> PlanOffer:
+def meant(asked: Any, observed: Any) -> PlanUpdate:
     """What the loop would make of it."""
-    found: PlanOffer = asked.on(observed) if isinstance(asked, NosDemand) else asked
+    found: PlanUpdate = asked.on(observed) if isinstance(asked, DeferredNosPlan) else asked
     return found
 
 
@@ -54,9 +57,9 @@ async def test_exchange(mode: str, server: ApiServer, access: ClusterAccess) -> 
     annotations: dict[str, str] = {"example.com/other": "stays"}
     offers: list[Any] = []
     rounds = 0
-    before: tuple[NodeState, PlanOffer | None] = (NodeState("n", "nos"), None)
+    before: tuple[NodeState, PlanUpdate | None] = (NodeState("n", "nos"), None)
     source = NosSource(
-        offers.append, access, PLACE, rounds=lambda: rounds, pace=ReadPace(interval=0.0)
+        offers.append, access, PLACE, rounds=lambda: rounds, intervals=ReadIntervals(interval=0.0)
     )
     async with running(source.run()):
         for step in exchange["steps"]:
@@ -299,7 +302,7 @@ async def test_no_node(access: ClusterAccess) -> None:
     view = view_of(spec(**{"0-7g.40gb": "1"}), MIG)
     for one in (view, None, None, view):
         source.saw(one)
-    assert [type(one) for one in offers] == [NosDemand, NoPlan, NosDemand]
+    assert [type(one) for one in offers] == [DeferredNosPlan, NoPlan, DeferredNosPlan]
 
 
 async def test_withdrawal(access: ClusterAccess) -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from nodeagent.cluster.plan_sources.nos.grammar import (
-    asked_words,
     mig_profile,
+    requested_names,
     share_size,
     spelled,
 )
@@ -76,13 +76,18 @@ def test_spelled(device: str, text: str | None) -> None:
 def test_asked_words() -> None:
     """A card's profile is called as it was asked for, by its own name where that was used too."""
     gpu = card("a100-80gb")
-    assert asked_words(gpu, ["7g.79gb", "1g.10gb"]) == {"7g.80gb": "7g.79gb", "1g.10gb": "1g.10gb"}
-    assert asked_words(gpu, ["7g.79gb", "7g.80gb"]) == {"7g.80gb": "7g.80gb"}
-    assert asked_words(gpu, ["7g.81gb", "7g.79gb"]) == {"7g.80gb": "7g.79gb"}
-    assert asked_words(gpu, ["1g.10gb.me"]) == {"1g.10gb+me": "1g.10gb.me"}
-    assert asked_words(gpu, ["1c.3g.39gb", "nonsense", "9g.10gb"]) == {"1c.3g.40gb": "1c.3g.39gb"}
+    assert requested_names(gpu, ["7g.79gb", "1g.10gb"]) == {
+        "7g.80gb": "7g.79gb",
+        "1g.10gb": "1g.10gb",
+    }
+    assert requested_names(gpu, ["7g.79gb", "7g.80gb"]) == {"7g.80gb": "7g.80gb"}
+    assert requested_names(gpu, ["7g.81gb", "7g.79gb"]) == {"7g.80gb": "7g.79gb"}
+    assert requested_names(gpu, ["1g.10gb.me"]) == {"1g.10gb+me": "1g.10gb.me"}
+    assert requested_names(gpu, ["1c.3g.39gb", "nonsense", "9g.10gb"]) == {
+        "1c.3g.40gb": "1c.3g.39gb"
+    }
 
 
 def test_too_many_words() -> None:
     """No GPU has so many kinds of devices, and a hostile node must not cost time."""
-    assert asked_words(card("a100-80gb"), [f"1g.{n}gb" for n in range(1, 20)]) == {}
+    assert requested_names(card("a100-80gb"), [f"1g.{n}gb" for n in range(1, 20)]) == {}

@@ -1,4 +1,4 @@
-"""The loop in its surroundings: what objects, what has to be made ready, what is put back."""
+"""The loop in its hooks: what objects, what has to be made ready, what is put back."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from nodeagent.plan.plan import NodePlan
 from nodeagent.plan.problems import Code, Problem
 from nodeagent.reconcile.active_plan import Judgement
 from nodeagent.reconcile.event_log import EventType
-from nodeagent.reconcile.plan_update import NoPlan, PlanOffer, PlanText
+from nodeagent.reconcile.plan_update import NoPlan, PlanText, PlanUpdate
 from nodeagent.simulation import simulated
 from nodeagent.simulation.nvidia_smi import STATE_VARIABLE
 from nodeagent.views.node_state import Phase
@@ -23,7 +23,7 @@ OBJECTION = Problem(Code.IN_USE, "somebody else splits these GPUs", "end it")
 
 
 class Recorded:
-    """Surroundings that do as they are told and remember what they were asked."""
+    """ChangeHooks that do as they are told and remember what they were asked."""
 
     def __init__(self) -> None:
         self.problems: tuple[Problem, ...] = ()
@@ -57,7 +57,7 @@ async def test_is_asked_before_and_told_after(tmp_path: Path) -> None:
     """A change is prepared for with its steps and settled afterwards; in sync nothing is."""
     around = Recorded()
     with simulated("h100-80gb:1"):
-        async with running(Rig(tmp_path, surroundings=around)) as rig:
+        async with running(Rig(tmp_path, hooks=around)) as rig:
             rig.offer("{1g.10gb: 7}")
             await rig.settle(Phase.IN_SYNC)
             await rig.round()
@@ -72,7 +72,7 @@ async def test_nothing_is_changed_against_an_objection(tmp_path: Path) -> None:
     around = Recorded()
     around.objecting = (OBJECTION,)
     with simulated("h100-80gb:1"):
-        async with running(Rig(tmp_path, surroundings=around)) as rig:
+        async with running(Rig(tmp_path, hooks=around)) as rig:
             rig.offer("{1g.10gb: 7}")
             await rig.settle(Phase.BLOCKED)
             await rig.round()
@@ -90,7 +90,7 @@ async def test_what_is_not_ready_is_not_changed(tmp_path: Path) -> None:
     around = Recorded()
     around.refusing = (OBJECTION,)
     with simulated("h100-80gb:1"):
-        async with running(Rig(tmp_path, surroundings=around)) as rig:
+        async with running(Rig(tmp_path, hooks=around)) as rig:
             rig.offer("{1g.10gb: 7}")
             await rig.settle(Phase.BLOCKED)
             await rig.until(lambda: "settle" in around.asked)
@@ -107,7 +107,7 @@ async def test_gpus_of_which_nobody_is_told_do_not_wait(
     state = tmp_path / "node.json"
     monkeypatch.setenv(STATE_VARIABLE, str(state))
     with simulated("h100-80gb:2", state=state) as node:
-        async with running(Rig(tmp_path, surroundings=around)) as rig:
+        async with running(Rig(tmp_path, hooks=around)) as rig:
             rig.offer(plan_text("{1g.10gb: 7}", "[0]") + b"- {devices: [1], timeSlice: long}\n")
             await rig.until(lambda: "settle" in around.asked)
             assert rig.layout(0) == "MIG off"
@@ -120,7 +120,7 @@ async def test_a_new_plan_ends_the_waiting(tmp_path: Path) -> None:
     around = Recorded()
     around.ready.clear()
     with simulated("h100-80gb:1"):
-        async with running(Rig(tmp_path, surroundings=around)) as rig:
+        async with running(Rig(tmp_path, hooks=around)) as rig:
             rig.offer("{1g.10gb: 7}")
             await rig.until(lambda: around.asked == ["prepare"])
             around.ready.set()
@@ -132,11 +132,11 @@ async def test_a_new_plan_ends_the_waiting(tmp_path: Path) -> None:
 
 
 async def test_the_end_of_the_agent_ends_the_waiting(tmp_path: Path) -> None:
-    """An agent that is told to stop does not wait for the surroundings."""
+    """An agent that is told to stop does not wait for the hooks."""
     around = Recorded()
     around.ready.clear()
     with simulated("h100-80gb:1"):
-        async with running(Rig(tmp_path, surroundings=around)) as rig:
+        async with running(Rig(tmp_path, hooks=around)) as rig:
             rig.offer("{1g.10gb: 7}")
             await rig.until(lambda: around.asked == ["prepare"])
         assert around.asked == ["prepare", "given up", "settle"]
@@ -147,7 +147,7 @@ async def test_their_problems_are_the_nodes(tmp_path: Path) -> None:
     around = Recorded()
     around.problems = (Problem(Code.STEP_FAILED, "the node offers too little"),)
     with simulated("h100-80gb:1"):
-        async with running(Rig(tmp_path, surroundings=around)) as rig:
+        async with running(Rig(tmp_path, hooks=around)) as rig:
             rig.offer("{1g.10gb: 7}")
             await rig.settle(Phase.FAILED)
             assert rig.state.problems == around.problems
@@ -162,7 +162,7 @@ class OneEach:
 
     profile: str
 
-    def on(self, observed: ObservedNode) -> PlanOffer:
+    def on(self, observed: ObservedNode) -> PlanUpdate:
         if not observed.gpus:
             return NoPlan("there is no GPU")
         return PlanText(plan_text(f"{{{self.profile}: {len(observed.gpus)}}}"))

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from nodeagent.cluster.client.access import ClusterAccess
-from nodeagent.cluster.client.node_follower import FollowPace
-from nodeagent.cluster.client.node_writer import NodeWriter, Wanted, WritePace
+from nodeagent.cluster.client.node_follower import FollowIntervals
+from nodeagent.cluster.client.node_writer import NodeWriter, Wanted, WriteIntervals
 from tests.cluster.client.rig import INTEREST, PLAN, STATUS, Follower, kubeconfig, running, until
 from tests.simulated_cluster.api_server import ApiServer
 
@@ -41,8 +41,8 @@ async def test_a_change_is_told_at_once(server: ApiServer, access: ClusterAccess
 async def test_an_answer_is_written_at_once(server: ApiServer, access: ClusterAccess) -> None:
     """Nor is there one from the patch to the status that names it."""
     clock = asyncio.get_running_loop().time
-    pace = WritePace(interval=0.0)
-    writer = NodeWriter(access, "n", interest=INTEREST, pace=pace, clock=clock)
+    intervals = WriteIntervals(interval=0.0)
+    writer = NodeWriter(access, "n", interest=INTEREST, intervals=intervals, clock=clock)
     seen = Follower(access)
 
     def answer() -> None:
@@ -64,7 +64,7 @@ async def test_an_answer_is_written_at_once(server: ApiServer, access: ClusterAc
 
 
 async def test_a_fleet_comes_back_spread_out(tmp_path: Path) -> None:
-    """Sixty followers with the real pace lose their server for a second and find it again."""
+    """Sixty followers with the real intervals lose their server for a second and find it again."""
     chance = random.Random(4).random
     async with ApiServer() as server, contextlib.AsyncExitStack() as stack:
         fleet = []
@@ -77,7 +77,7 @@ async def test_a_fleet_comes_back_spread_out(tmp_path: Path) -> None:
             for member in range(20):
                 name = f"n{group}-{member}"
                 server.add_node(name)
-                fleet.append(Follower(access, name, pace=FollowPace(), jitter=chance))
+                fleet.append(Follower(access, name, intervals=FollowIntervals(), jitter=chance))
         await stack.enter_async_context(running(*(seen.follower.run() for seen in fleet)))
         await until(lambda: len(server.faults.watching) == FLEET)
         assert len(server.requests) == 2 * FLEET
