@@ -407,6 +407,12 @@ def test_a_server_of_another_user(ready: Life) -> None:
     assert subjects(ready.tell(seen(ready, ServerStatus.FAULT, uid=0))) == [Subject.SERVER_FAULT]
 
 
+def test_a_server_whose_user_is_not_known(ready: Life) -> None:
+    """No report claims that it is the wrong one."""
+    actions = ready.tell(ServerSeen(1, Server(50, None, ServerStatus.ACTIVE)))
+    assert Subject.WRONG_SERVER_USER not in subjects(actions)
+
+
 def test_a_client_of_another_user(ready: Life) -> None:
     """Who waits, who holds the server, what to do."""
     ready.tell(seen(ready, ServerStatus.ACTIVE))
