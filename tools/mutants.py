@@ -193,11 +193,15 @@ class Copies:
     def measure(self, mutants: Sequence[Mutant], jobs: int) -> None:
         """Judge these, and note each result at once."""
         clean = {s: self._clean(s) for s in sorted({m.subject for m in mutants})}
-        _share_libraries({name for noted in clean.values() for name in noted["modules"]})
+        _share_libraries([name for noted in clean.values() for name in noted["modules"]])
+        for subject, noted in clean.items():
+            if not noted.get("checked") and self._judge(subject, 0, noted["times"]) != "survived":
+                sys.exit(f"{subject}: its tests fail without a change\n{self._output()}")
+            self._note(subject).write_text(json.dumps({**noted, "checked": True}), encoding="utf-8")
 
         def work(slot: int) -> int:
             for mutant in mutants[slot::jobs]:
-                self._try(mutant, self._copy(slot), clean[mutant.subject]["times"])
+                self._try(mutant, slot, clean[mutant.subject]["times"])
             return 0
 
         workers = [_fork(partial(work, slot)) for slot in range(jobs)]
@@ -211,27 +215,35 @@ class Copies:
             shutil.copytree(self._tree, folder, ignore=shutil.ignore_patterns(*NOT_COPIED))
         return folder
 
+    def _note(self, subject: str) -> Path:
+        return self._scratch / f"clean-{subject}.json"
+
+    def _output(self) -> str:
+        return (self._copy(0) / OUTPUT).read_text(encoding="utf-8")[-5000:]
+
     def _clean(self, subject: str) -> dict[str, Any]:
         """What `Watch` notes of a run without a mutant."""
-        note = self._scratch / f"clean-{subject}.json"
+        note = self._note(subject)
         if not note.exists():
             code, noted = run_tests(self._copy(0), self._table[subject]["tests"], {}, 1800)
             if code != 0:
-                output = (self._copy(0) / OUTPUT).read_text(encoding="utf-8")
-                sys.exit(f"{subject}: its tests fail without a change\n{output[-5000:]}")
+                sys.exit(f"{subject}: its tests fail without a change\n{self._output()}")
             print(f"{sum(noted['times'].values()):6.1f} s  without a change: {subject}", flush=True)
             note.write_text(json.dumps(noted), encoding="utf-8")
         return dict(json.loads(note.read_bytes()))
 
-    def _try(self, mutant: Mutant, folder: Path, times: Mapping[str, float]) -> None:
-        original, path = self._tree / mutant.path, folder / mutant.path
+    def _judge(self, subject: str, slot: int, times: Mapping[str, float]) -> str:
+        return judge(self._copy(slot), self._table[subject]["tests"], times)
+
+    def _try(self, mutant: Mutant, slot: int, times: Mapping[str, float]) -> None:
+        original, path = self._tree / mutant.path, self._copy(slot) / mutant.path
         source = mutant.applied_to(original.read_bytes())
         began = time.monotonic()
         try:
             path.write_bytes(source)
             # Python takes what it compiled earlier for a file with this time and size.
             os.utime(path, (zlib.crc32(source), zlib.crc32(source)))
-            result = judge(folder, self._table[mutant.subject]["tests"], times)
+            result = self._judge(mutant.subject, slot, times)
         finally:
             shutil.copy2(original, path)
         took = time.monotonic() - began
@@ -240,10 +252,10 @@ class Copies:
         print(f"{took:6.1f} s  {result:8}  {mutant.path}:{mutant.line}", flush=True)
 
 
-def _share_libraries(names: set[str]) -> None:
-    """Import what the tests import, but for the tree's own modules."""
-    for name in sorted(names):
-        if name.split(".")[0] not in NOT_SHARED and not name.startswith("_pytest"):
+def _share_libraries(names: Sequence[str]) -> None:
+    """Import what the tests import, in their order: `_asyncio` before asyncio is half of either."""
+    for name in dict.fromkeys(names):
+        if name.split(".")[0] not in NOT_SHARED and not name.startswith("_"):
             with suppress(Exception):
                 importlib.import_module(name)
 
