@@ -344,6 +344,7 @@ async def test_a_write_that_fails_is_made_again(
     async with made.running() as writer:
         writer.want(wanted("first"))
         await until(lambda: made.faults)
+        assert type(writer.fault) is kind
         writer.want(wanted("last"))
         await settled(server, writer, "last")
         assert writer.fault is None

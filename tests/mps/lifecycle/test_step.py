@@ -238,6 +238,16 @@ def test_no_plan_in_backoff() -> None:
     assert life.tell(RetryRequested()) == ()
 
 
+def test_a_drain_in_backoff() -> None:
+    """It is not started again, and its state says why."""
+    life = Life()
+    life.start()
+    life.tell(Exited(1, "status 1", 0.1))
+    assert life.tell(DrainRequested(None)) == ()
+    assert (life.phase(), life.state.why) == (Phase.DOWN, "drained on request")
+    assert life.tell(DeadlinePassed(), after=10) == ()
+
+
 # --- a hung daemon --------------------------------------------------------------------------------
 
 
@@ -395,6 +405,16 @@ def test_limits_read_back_beside_a_faulted_server() -> None:
     life.tell(seen(life, ServerStatus.FAULT))
     life.tell(life.proof())
     assert life.phase() is Phase.FAULT
+
+
+def test_limits_read_back_beside_an_active_server() -> None:
+    """Ready, with nothing left to wait for."""
+    life = Life()
+    life.start()
+    life.tell(Answered(1))
+    life.tell(seen(life, ServerStatus.ACTIVE))
+    assert undone(life.tell(life.proof())) == []
+    assert (life.phase(), life.state.deadline) == (Phase.READY, None)
 
 
 def test_a_server_of_another_user(ready: Life) -> None:
