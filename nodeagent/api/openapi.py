@@ -2,8 +2,18 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from nodeagent import __version__
-from nodeagent.api.schemas import SCHEMAS, TEXT, WHOLE, Json, list_of, object_of, ref
+from nodeagent.views.shapes import ANSWERS, Json
+
+TEXT: Json = {"type": "string"}
+WHOLE: Json = {"type": "integer"}
+
+
+def ref(name: str) -> Json:
+    """The schema of one of `ANSWERS`."""
+    return {"$ref": f"#/components/schemas/{name}"}
 
 
 def _answer(description: str, schema: Json) -> Json:
@@ -26,7 +36,9 @@ def _request(summary: str, leaving: str, timed_out: Json, **fields: Json) -> Jso
     """Something that changes MPS, asked for with these fields beside the device."""
     device = {"type": "string", "description": "an index, a UUID or GPU:SLICE (0:4)"}
     body = {
-        **object_of({"device": device}, {**fields, "force": _FORCE}),
+        "type": "object",
+        "required": ["device"],
+        "properties": {"device": device, **fields, "force": _FORCE},
         "additionalProperties": False,
     }
     return {
@@ -49,6 +61,7 @@ def _request(summary: str, leaving: str, timed_out: Json, **fields: Json) -> Jso
 
 _FORCE: Json = {"type": "boolean", "default": False, "description": "even if clients are lost"}
 
+_SCHEMAS = msgspec.json.schema_components(ANSWERS, ref_template="#/components/schemas/{name}")[1]
 DESCRIPTION: Json = {
     "openapi": "3.1.0",
     "info": {
@@ -64,15 +77,15 @@ DESCRIPTION: Json = {
         "/healthz": _get(
             "Do the agent's loops beat?",
             {
-                "200": _answer("yes", ref("Verdict")),
-                "503": _answer("no, and why", ref("Verdict")),
+                "200": _answer("yes", ref("Alive")),
+                "503": _answer("no, and why", ref("Alive")),
             },
         ),
         "/readyz": _get(
             "Does the driver answer, is the first reconciliation done, is every MPS daemon there?",
             {
-                "200": _answer("yes", ref("Verdict")),
-                "503": _answer("no, and why", ref("Verdict")),
+                "200": _answer("yes", ref("Alive")),
+                "503": _answer("no, and why", ref("Alive")),
             },
         ),
         "/metrics": _get(
@@ -149,7 +162,7 @@ DESCRIPTION: Json = {
                 "200": {
                     "description": "events, oldest first",
                     "content": {
-                        "application/json": {"schema": list_of(ref("Event"))},
+                        "application/json": {"schema": {"type": "array", "items": ref("Event")}},
                         "text/event-stream": {"schema": TEXT},
                     },
                 },
@@ -167,5 +180,5 @@ DESCRIPTION: Json = {
             "This description", {"200": _answer("OpenAPI 3.1", {"type": "object"})}
         ),
     },
-    "components": {"schemas": SCHEMAS},
+    "components": {"schemas": _SCHEMAS},
 }

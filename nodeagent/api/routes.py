@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
-from typing import Any
 
 from aiohttp import web
+from msgspec import UNSET
 
 from nodeagent.api.answers import Answers, Json
 from nodeagent.api.connection import refused, whole_requests
@@ -20,6 +20,8 @@ from nodeagent.api.refusals import Reason
 from nodeagent.plan.plan import Verdict
 from nodeagent.reconcile.event_log import Event
 from nodeagent.reconcile.preview import Preview
+from nodeagent.views import shapes
+from nodeagent.views.shapes import as_json
 from nodeagent.views.times import time_json
 
 LARGEST_BODY = 64 * 1024  # bytes
@@ -167,10 +169,12 @@ def _as_server_sent_event(event: Event) -> str:
 
 def event_json(event: Event) -> Json:
     """One event; `gpu` is absent where no single one is meant."""
-    report: dict[str, Any] = {
-        "id": event.id,
-        "time": time_json(event.time),
-        "type": event.type.value,
-        "message": event.message,
-    }
-    return {**report, "gpu": event.gpu} if event.gpu else report
+    return as_json(
+        shapes.Event(
+            id=event.id,
+            time=time_json(event.time),
+            type=event.type.value,
+            message=event.message,
+            gpu=event.gpu or UNSET,
+        )
+    )

@@ -1,81 +1,27 @@
-"""Findings as JSON, as a Node condition, as sentences of events and as metric samples."""
+"""Findings as a Node condition, as sentences of events and as metric samples."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime
-from typing import Any, Literal
+from typing import Literal
 
 from nodeagent.health.evaluate import Judgement
 from nodeagent.health.fencing import words
 from nodeagent.health.finding_store import Ended
-from nodeagent.health.findings import Action, End, Finding, Moment, Severity, in_order, rank, worst
+from nodeagent.health.findings import Action, End, Finding, Severity, in_order, rank, worst
 from nodeagent.health.state import GpuPast, HealthState
 from nodeagent.health.table import BY_CAUSE, ROWS, advice
 from nodeagent.health.xid_findings import xid_evidence
 from nodeagent.health.xids import XidTable
 
-Json = dict[str, Any]
-
 _LONGEST_MESSAGE = 1024  # letters; a condition is for people
 _MOST_IN_MESSAGE = 8
-
-
-# --- JSON -----------------------------------------------------------------------------------------
-
-
-def health_json(findings: Iterable[Finding]) -> Json:
-    """`health` of a GPU, or of the node: the status that the findings make, and the findings."""
-    told = in_order(findings)
-    return {
-        "status": worst(f.severity for f in told).value,
-        "findings": [finding_json(f) for f in told],
-    }
 
 
 def of_gpu(state: HealthState, gpu: str) -> tuple[Finding, ...]:
     """The findings of one GPU; of the node itself for ""."""
     return tuple(f for f in state.findings if f.place.gpu == gpu)
-
-
-def finding_json(finding: Finding) -> Json:
-    """One finding; what is not known is left out."""
-    report: Json = {
-        "check": finding.check,
-        "cause": finding.cause,
-        "severity": finding.severity.value,
-        "message": BY_CAUSE[finding.cause].words,
-        "evidence": finding.evidence,
-        "suggestedAction": finding.action.value,
-        "advice": advice(finding.cause, finding.action),
-        "since": _time(finding.since),
-        "lastSeen": _time(finding.last),
-        "count": finding.count,
-    }
-    if finding.check == "xid":
-        report["xid"] = finding.code
-    elif finding.code >= 0:
-        report["link"] = finding.code
-    place = finding.place
-    if place.instance is not None:
-        report["gi"] = place.instance
-    if place.compute is not None:
-        report["ci"] = place.compute
-    if place.placement is not None:
-        report |= {"start": place.placement.start, "size": place.placement.size}
-    if finding.pid:
-        report["pid"] = finding.pid
-    report["pods"] = [
-        {"namespace": p.namespace, "name": p.name, "container": p.container} for p in finding.pods
-    ]
-    return report
-
-
-def _time(moment: Moment) -> str:
-    """RFC 3339 in UTC, to the millisecond."""
-    text = datetime.fromtimestamp(moment.wall, UTC).isoformat(timespec="milliseconds")
-    return text.replace("+00:00", "Z")
 
 
 # --- the Node's condition -------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from nodeagent.metrics.exposition import Family
 from nodeagent.metrics.holding import Held, Holder
 from nodeagent.metrics.own import Durations, OwnSample, own_families
 from nodeagent.plan.outcome import NodeOutcome, StepReport
-from nodeagent.views.plan_report import step_json
+from nodeagent.views.plan_report import step_kind
 
 
 @dataclass(slots=True)
@@ -40,7 +40,7 @@ class Work:
 
     def _count(self, reports: Iterable[StepReport]) -> None:
         for report in reports:
-            self._steps[str(step_json(report.step)["kind"]), report.result.value] += 1
+            self._steps[step_kind(report.step), report.result.value] += 1
 
     def families(self) -> list[Family]:
         """Steps by kind and result, rounds by duration, slices by what changes took of them."""

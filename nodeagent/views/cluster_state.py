@@ -4,9 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
-
-from nodeagent.views.times import time_json
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,17 +19,3 @@ class ClusterState:
     registered: bool = False
     problem: str = ""
     remedy: str = ""
-
-
-def cluster_json(cluster: ClusterState) -> dict[str, Any]:
-    """The cluster's part of the status."""
-    report: dict[str, Any] = {
-        "server": cluster.server,
-        "reachable": cluster.reachable,
-        "registered": cluster.registered,
-    }
-    if cluster.since:
-        report["since"] = time_json(cluster.since)
-    if cluster.problem:
-        report["problem"] = {"message": cluster.problem, "remedy": cluster.remedy}
-    return report

@@ -14,9 +14,10 @@ from nodeagent.health.reporting import condition, of_gpu
 from nodeagent.health.table import Check
 from nodeagent.plan.observed import Access, Gpu
 from nodeagent.views.devices import gpus_not_read, not_read_words
-from nodeagent.views.headline import Severity, headline
+from nodeagent.views.headline import headline
 from nodeagent.views.node_state import NodeState, Phase
 from nodeagent.views.plain_text import shortened
+from nodeagent.views.shapes import HeadlineSeverity
 from nodeagent.views.status_annotation import has_looked
 from nodeagent.views.text import gpu_words
 
@@ -51,7 +52,7 @@ def _led(condition: Condition, state: NodeState) -> Condition:
     """
     found = headline(state, in_cluster=True)
     named = (p.message for p in state.problems if p.message in found.text)
-    if found.severity is not Severity.ERROR or any(m in condition.message for m in named):
+    if found.severity is not HeadlineSeverity.ERROR or any(m in condition.message for m in named):
         return condition
     text = f"{found.text.removesuffix('.')}; {condition.message}"
     return _condition(condition.status, condition.reason, text)

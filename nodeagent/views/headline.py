@@ -9,8 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from enum import StrEnum
-from typing import Any, Final
+from typing import Final
 
 from nodeagent.health.findings import Action, Finding
 from nodeagent.health.findings import Severity as Health
@@ -21,30 +20,8 @@ from nodeagent.plan.problems import Code, Problem
 from nodeagent.views.devices import device_words, gpus_not_read, not_read_words
 from nodeagent.views.mps_state import DaemonState
 from nodeagent.views.node_state import SHOWN_ONLY, WAITING, NodeState, Phase
-
-
-class Severity(StrEnum):
-    """`error`: something does not work. `warning`: something waits or may soon not work."""
-
-    OK = "ok"
-    INFO = "info"
-    WARNING = "warning"
-    ERROR = "error"
-
-
-@dataclass(frozen=True, slots=True)
-class Headline:
-    """`text` is a sentence, `remedy` what to do in sentences with commands ("" if nothing).
-
-    `gpu` is a UUID ("" for the node). `code` is a problem's code, a cause of health in CamelCase,
-    or a phase.
-    """
-
-    severity: Severity
-    text: str
-    remedy: str = ""
-    gpu: str = ""
-    code: str = ""
+from nodeagent.views.shapes import Headline
+from nodeagent.views.shapes import HeadlineSeverity as Severity
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,18 +52,6 @@ def headline(state: NodeState, *, in_cluster: bool) -> Headline:
         for matter in find(seen):
             return Headline(severity, matter.text, matter.remedy, matter.gpu, matter.code)
     raise AssertionError  # the last row always finds something
-
-
-def headline_json(found: Headline) -> dict[str, Any]:
-    """As in `GET /v1/status`; what is empty is left out."""
-    report = {
-        "severity": found.severity.value,
-        "text": found.text,
-        "remedy": found.remedy,
-        "gpu": found.gpu,
-        "code": found.code,
-    }
-    return {key: value for key, value in report.items() if value}
 
 
 # --- health ---------------------------------------------------------------------------------------

@@ -17,8 +17,8 @@ from nodeagent.plan.observed import Access, Gpu, ObservedNode
 from nodeagent.views.devices import places
 from nodeagent.views.mps_state import DaemonState
 from nodeagent.views.plain_text import compact_json, that_fit
-from nodeagent.views.plan_report import MODE_WORD
 from nodeagent.views.status_report import slots
+from nodeagent.views.text import MODE_WORD
 
 Json = dict[str, Any]
 

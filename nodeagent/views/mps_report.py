@@ -1,30 +1,31 @@
-"""MPS on the node as JSON: daemons, their servers, and the clients with their limits and use.
-
-Keys are camelCase, sizes bytes; a key that is absent is not known.
-"""
+"""MPS on the node as answers show it: daemons, their servers, clients with limits and use."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import datetime
-from typing import Any
+from typing import Literal
+
+from msgspec import UNSET
 
 from nodeagent.plan.observed import ObservedNode
-from nodeagent.plan.shares import MIB, Account, Share, Sharing, WantedMps
+from nodeagent.plan.shares import MIB, Account, Share, Sharing
+from nodeagent.views import shapes
 from nodeagent.views.devices import Place, device_words, devices_named, places
-from nodeagent.views.mps_state import ClientState, DaemonState, ServerState, WaitingClient
+from nodeagent.views.mps_state import ClientState, DaemonState
+from nodeagent.views.shapes import Json, as_json
 from nodeagent.views.times import time_json
 
-Json = dict[str, Any]
 
-
-def mps_json(daemons: Sequence[DaemonState], observed: ObservedNode | None = None) -> list[Json]:
+def daemon_shapes(
+    daemons: Sequence[DaemonState], observed: ObservedNode | None = None
+) -> list[shapes.MpsDaemon]:
     """Each daemon with its server and clients; with `observed` also where its device is, in the
     order of the devices.
     """
     where = {place.device: place for place in places(observed)} if observed else {}
     found = [(where.get(daemon.device), daemon) for daemon in daemons]
-    return [daemon_json(daemon, place) for place, daemon in sorted(found, key=_by_place)]
+    return [_daemon(daemon, place) for place, daemon in sorted(found, key=_by_place)]
 
 
 def _by_place(found: tuple[Place | None, DaemonState]) -> tuple[bool, int, int]:
@@ -53,108 +54,101 @@ def mps_answer(
             if not named:
                 return None
         chosen = tuple(daemon for daemon in daemons if daemon.device in named)
-    report: Json = {"node": node}
-    if observed_at is not None:
-        report["observedAt"] = time_json(observed_at)
-    return {**report, "daemons": mps_json(chosen, observed)}
-
-
-def daemon_json(daemon: DaemonState, place: Place | None = None) -> Json:
-    """One daemon. `gpu` is the index of its GPU; `profile` and `start` are a MIG device's."""
-    report: Json = {
-        "device": daemon.device,
-        **_place_json(place),
-        "state": daemon.phase,
-        "why": daemon.why or None,
-        "trouble": daemon.trouble or None,
-        "since": time_json(daemon.since) if daemon.since else None,
-        "pid": daemon.pid,
-        "user": user_json(daemon.wanted.account) if daemon.wanted else None,
-        "restarts": daemon.restarts,
-        "pipeDirectory": daemon.pipe_directory or None,
-        **_sharing_json(daemon.wanted),
-        "server": _server_json(daemon.server) if daemon.server else None,
-        "clients": [client_json(client) for client in daemon.clients],
-        "waiting": [_waiting_json(client) for client in daemon.waiting] or None,
-        "lastLines": list(daemon.last_lines) or None,
-    }
-    return _known(report)
-
-
-def client_json(client: ClientState) -> Json:
-    """One client: what it was given, and what it really has and uses."""
-    pod = {"namespace": client.namespace, "name": client.pod, "container": client.container}
-    report: Json = {
-        "pid": client.pid,
-        "command": client.command or None,
-        "user": client.uid,
-        "share": client.share or None,
-        "slot": client.slot or None,
-        "memory": _known({"used": client.memory_used, "limit": client.memory_limit}) or None,
-        "threads": None if client.threads is None else _plain(client.threads),
-        "pod": pod if client.pod else None,
-        "findings": list(client.findings) or None,
-    }
-    return _known(report)
-
-
-def user_json(account: Account) -> int | str:
-    """The user's id; `any` where clients of every user are taken."""
-    return "any" if account.any_user else account.uid
-
-
-def _place_json(place: Place | None) -> Json:
-    if place is None:
-        return {}
-    part = {"profile": place.profile, "start": place.start, "size": place.size}
-    return {"gpu": place.gpu.index, **(part if place.profile else {})}
-
-
-def _sharing_json(wanted: WantedMps | None) -> Json:
-    if wanted is None:
-        return {}
-    return {"enforce": wanted.sharing.enforce, "shares": shares_json(wanted.sharing)}
-
-
-def shares_json(sharing: Sharing) -> Json:
-    """The shares by name; what is not limited is absent."""
-    return {share.name: _share_json(share) for share in sharing.shares}
-
-
-def _share_json(share: Share) -> Json:
-    return _known(
-        {
-            "count": share.count,
-            "memory": None if share.memory is None else share.memory * MIB,
-            "threads": None if share.threads is None else _plain(share.threads),
-        }
+    answer = shapes.Mps(
+        node=node,
+        observed_at=time_json(observed_at) if observed_at else UNSET,
+        daemons=daemon_shapes(chosen, observed),
     )
-
-
-def _server_json(server: ServerState) -> Json:
-    return _known({"pid": server.pid, "user": server.uid, "status": server.status})
-
-
-def _waiting_json(client: WaitingClient) -> Json:
-    return _known({"pid": client.pid, "user": client.uid, "command": client.command or None})
-
-
-def _known(report: Json) -> Json:
-    return {key: value for key, value in report.items() if value is not None}
-
-
-def _plain(number: float) -> float:
-    """15 where it is 15.0, as the plan has it."""
-    return int(number) if number == int(number) else number
+    return as_json(answer)
 
 
 def done_json(daemon: DaemonState, done: str, observed: ObservedNode) -> Json:
     """The answer to a request that was carried out; `done` is `restarted` or `drained`."""
     where = device_words(daemon.device, observed)
     place = next((p for p in places(observed) if p.device == daemon.device), None)
-    return {
-        "device": daemon.device,
-        "done": done,
-        "message": f"the MPS daemon of {where} was {done}; it is {daemon.phase} now",
-        "daemon": daemon_json(daemon, place),
-    }
+    answer = shapes.MpsDone(
+        device=daemon.device,
+        done=done,
+        message=f"the MPS daemon of {where} was {done}; it is {daemon.phase} now",
+        daemon=_daemon(daemon, place),
+    )
+    return as_json(answer)
+
+
+def user_id(account: Account) -> int | Literal["any"]:
+    """The user's id; `any` where clients of every user are taken."""
+    return "any" if account.any_user else account.uid
+
+
+def share_shapes(sharing: Sharing) -> dict[str, shapes.MpsShare]:
+    """The shares by name; what is not limited is absent."""
+    return {share.name: _share(share) for share in sharing.shares}
+
+
+def _daemon(daemon: DaemonState, place: Place | None) -> shapes.MpsDaemon:
+    wanted, server = daemon.wanted, daemon.server
+    part = place if place and place.profile else None  # of a GPU
+    return shapes.MpsDaemon(
+        device=daemon.device,
+        gpu=place.gpu.index if place else UNSET,
+        profile=part.profile if part else UNSET,
+        start=part.start if part else UNSET,
+        size=part.size if part else UNSET,
+        state=daemon.phase,
+        why=daemon.why or UNSET,
+        trouble=daemon.trouble or UNSET,
+        since=time_json(daemon.since) if daemon.since else UNSET,
+        pid=UNSET if daemon.pid is None else daemon.pid,
+        user=user_id(wanted.account) if wanted else UNSET,
+        restarts=daemon.restarts,
+        pipe_directory=daemon.pipe_directory or UNSET,
+        enforce=wanted.sharing.enforce if wanted else UNSET,
+        shares=share_shapes(wanted.sharing) if wanted else UNSET,
+        server=shapes.MpsServer(
+            pid=server.pid, user=UNSET if server.uid is None else server.uid, status=server.status
+        )
+        if server
+        else UNSET,
+        clients=[_client(client) for client in daemon.clients],
+        waiting=[
+            shapes.MpsWaiting(pid=w.pid, user=w.uid, command=w.command or UNSET)
+            for w in daemon.waiting
+        ]
+        or UNSET,
+        last_lines=list(daemon.last_lines) or UNSET,
+    )
+
+
+def _client(client: ClientState) -> shapes.MpsClient:
+    """What it was given, and what it really has and uses."""
+    used, limit = client.memory_used, client.memory_limit
+    return shapes.MpsClient(
+        pid=client.pid,
+        command=client.command or UNSET,
+        user=UNSET if client.uid is None else client.uid,
+        share=client.share or UNSET,
+        slot=client.slot or UNSET,
+        memory=shapes.MpsMemory(
+            used=UNSET if used is None else used, limit=UNSET if limit is None else limit
+        )
+        if (used, limit) != (None, None)
+        else UNSET,
+        threads=UNSET if client.threads is None else _plain(client.threads),
+        pod=shapes.Pod(namespace=client.namespace, name=client.pod, container=client.container)
+        if client.pod
+        else UNSET,
+        findings=list(client.findings) or UNSET,
+    )
+
+
+def _share(share: Share) -> shapes.MpsShare:
+    return shapes.MpsShare(
+        count=UNSET if share.count is None else share.count,
+        memory=UNSET if share.memory is None else share.memory * MIB,
+        threads=UNSET if share.threads is None else _plain(share.threads),
+    )
+
+
+def _plain(number: float) -> float:
+    """15 where it is 15.0, as the plan has it."""
+    return int(number) if number == int(number) else number

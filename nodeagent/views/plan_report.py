@@ -1,11 +1,11 @@
-"""A plan, and what came of it, as the JSON of `plan`, `apply`, `/v1/plan` and the preview.
-
-Keys are camelCase, sizes bytes; a key that is absent is not known.
-"""
+"""A plan, and what came of it, as the JSON of `plan`, `apply`, `/v1/plan` and the preview."""
 
 from __future__ import annotations
 
-from typing import Any, assert_never
+from collections.abc import Iterable
+from typing import assert_never
+
+from msgspec import UNSET, structs
 
 from nodeagent.plan.observed import Gpu, GpuInstance
 from nodeagent.plan.outcome import GpuOutcome, NodeOutcome, StepReport
@@ -24,195 +24,194 @@ from nodeagent.plan.steps import (
     Step,
     StopMps,
 )
-from nodeagent.views.mps_report import shares_json, user_json
-
-MODE_WORD = {True: "enabled", False: "disabled"}
-
-Json = dict[str, Any]
+from nodeagent.views import shapes
+from nodeagent.views.mps_report import share_shapes, user_id
+from nodeagent.views.shapes import Json, as_json
+from nodeagent.views.text import MODE_WORD
 
 
 def plan_json(plan: NodePlan, *, digest: str, source: str) -> Json:
     """The whole plan."""
-    return {
-        "verdict": plan.verdict.value,
-        **_digest_json(digest),
-        "source": source,
-        "gpus": [_gpu_plan_json(gpu) for gpu in plan.gpus],
-        "problems": [
-            problem_json(problem)
-            for problems in (plan.problems, *(gpu.problems for gpu in plan.gpus))
-            for problem in problems
-        ],
-    }
+    problems = (*plan.problems, *(p for gpu in plan.gpus for p in gpu.problems))
+    return _answer(plan.verdict, map(_gpu_plan, plan.gpus), problems, digest, source)
 
 
 def rejection_json(
     problems: tuple[Problem, ...], verdict: Verdict, *, digest: str, source: str
 ) -> Json:
     """A document that was refused whole, in the same shape."""
-    return {
-        "verdict": verdict.value,
-        **_digest_json(digest),
-        "source": source,
-        "gpus": [],
-        "problems": [problem_json(problem) for problem in problems],
-    }
-
-
-def _digest_json(digest: str) -> Json:
-    """Absent where there is no text to speak of."""
-    return {"digest": digest} if digest else {}
+    return _answer(verdict, (), problems, digest, source)
 
 
 def outcome_json(outcome: NodeOutcome, *, digest: str, source: str) -> Json:
     """The plan with the result of every step; `after` is what was read back."""
-    done = {g.plan.before.key: g for g in outcome.gpus}
-    result = plan_json(outcome.plan, digest=digest, source=source)
-    for planned, gpu in zip(outcome.plan.gpus, result["gpus"], strict=True):
-        came = done.get(planned.before.key)
-        if came is not None:
-            _add_outcome(gpu, came)
-            result["problems"] += [problem_json(p) for p in came.problems]
-    return result
+    came = {gpu.plan.before.key: gpu for gpu in outcome.gpus}
+    planned = outcome.plan
+    gpus = [_with_outcome(_gpu_plan(gpu), came.get(gpu.before.key)) for gpu in planned.gpus]
+    problems = (
+        *planned.problems,
+        *(problem for gpu in planned.gpus for problem in gpu.problems),
+        *(problem for gpu in outcome.gpus for problem in gpu.problems),
+    )
+    return _answer(planned.verdict, gpus, problems, digest, source)
 
 
-def _add_outcome(gpu: Json, came: GpuOutcome) -> None:
-    gpu["steps"] = [_report_json(report) for report in came.steps]
-    gpu["after"] = devices_json(came.after)
-    if came.after.mig is not None:
-        gpu.setdefault("mig", {})["after"] = mode_json(came.after)
-    if came.restored:
-        gpu["restored"] = [_report_json(report) for report in came.restored]
+def _answer(
+    verdict: Verdict,
+    gpus: Iterable[shapes.GpuPlan],
+    problems: Iterable[Problem],
+    digest: str,
+    source: str,
+) -> Json:
+    """`digest` is "" where there is no text to speak of."""
+    answer = shapes.Plan(
+        verdict=verdict,
+        digest=digest or UNSET,
+        source=source,
+        gpus=list(gpus),
+        problems=[problem_shape(problem) for problem in problems],
+    )
+    return as_json(answer)
 
 
-def problem_json(problem: Problem) -> Json:
-    """One problem; keys that say nothing are left out."""
-    full = {
-        "code": problem.code.value,
-        "gpu": problem.gpu,
-        "path": problem.path,
-        "message": problem.message,
-        "remedy": problem.remedy,
-    }
-    return {key: value for key, value in full.items() if value}
+def problem_shape(problem: Problem) -> shapes.Problem:
+    """One problem; what is empty is left out."""
+    return shapes.Problem(
+        code=problem.code.value,
+        gpu=problem.gpu or UNSET,
+        path=problem.path or UNSET,
+        message=problem.message,
+        remedy=problem.remedy or UNSET,
+    )
 
 
-def mode_json(gpu: Gpu) -> Json | None:
+def mode_shape(gpu: Gpu) -> shapes.ModeState | None:
     """Current and pending MIG mode; None where the GPU has no MIG."""
     if gpu.mig is None:
         return None
-    return {"current": MODE_WORD[gpu.mig.current], "pending": MODE_WORD[gpu.mig.pending]}
+    return shapes.ModeState(current=MODE_WORD[gpu.mig.current], pending=MODE_WORD[gpu.mig.pending])
 
 
-def _gpu_plan_json(plan: GpuPlan) -> Json:
-    known = {"uuid": plan.before.uuid, "name": plan.before.name}
-    report: Json = {
-        "index": plan.before.index,
-        **{key: value for key, value in known.items() if value},
-        "verdict": plan.verdict.value,
-    }
-    modes = {"before": mode_json(plan.before), "after": mode_json(plan.after)}
-    if plan.before.mig is not None:
-        report["mig"] = modes
-    return {
-        **report,
-        "before": devices_json(plan.before),
-        "after": devices_json(plan.after),
-        "steps": [step_json(step) for step in plan.steps],
-    }
+def _gpu_plan(plan: GpuPlan) -> shapes.GpuPlan:
+    before, after = plan.before, plan.after
+    return shapes.GpuPlan(
+        index=before.index,
+        uuid=before.uuid or UNSET,
+        name=before.name or UNSET,
+        verdict=plan.verdict,
+        mig=shapes.ModeChange(before=mode_shape(before), after=mode_shape(after))
+        if before.mig
+        else UNSET,
+        before=_places(before),
+        after=_places(after),
+        steps=[_step(step) for step in plan.steps],
+    )
 
 
-def devices_json(gpu: Gpu) -> list[Json]:
+def _with_outcome(planned: shapes.GpuPlan, came: GpuOutcome | None) -> shapes.GpuPlan:
+    if came is None:
+        return planned
+    mode = planned.mig
+    if came.after.mig is not None and mode:
+        mode = structs.replace(mode, after=mode_shape(came.after))
+    return structs.replace(
+        planned,
+        mig=mode,
+        after=_places(came.after),
+        steps=[_report(report) for report in came.steps],
+        restored=[_report(report) for report in came.restored] or UNSET,
+    )
+
+
+def _report(report: StepReport) -> shapes.Step:
+    return structs.replace(
+        _step(report.step),
+        result=report.result,
+        seconds=round(report.seconds, 4),
+        message=report.message or UNSET,
+    )
+
+
+def _places(gpu: Gpu) -> list[shapes.Place]:
     """Every MIG device, and every half-made GPU instance (which has no `uuid`), by slice."""
     ordered = sorted(gpu.instances, key=lambda i: (i.placement, i.id))
-    return [row for instance in ordered for row in _instance_json(instance)]
+    return [place for instance in ordered for place in _places_of(instance)]
 
 
-def _instance_json(instance: GpuInstance) -> list[Json]:
-    place = {"start": instance.placement.start, "size": instance.placement.size}
+def _places_of(instance: GpuInstance) -> list[shapes.Place]:
+    start, size = instance.placement.start, instance.placement.size
     if not instance.compute:
-        return [{"profile": instance.profile, **place, "inUse": instance.in_use}]
-    rows = []
-    for device in instance.compute:
-        row = {"profile": device.profile, **place, "uuid": device.uuid}
-        if not device.uuid:  # not created yet
-            del row["uuid"]
-        else:
-            row["inUse"] = device.usage.in_use
-        if device.mps is not None:
-            row["mps"] = True
-        rows.append(row)
-    return rows
+        return [
+            shapes.Place(profile=instance.profile, start=start, size=size, in_use=instance.in_use)
+        ]
+    return [
+        shapes.Place(
+            profile=device.profile,
+            start=start,
+            size=size,
+            uuid=device.uuid or UNSET,  # not created yet
+            in_use=device.usage.in_use if device.uuid else UNSET,
+            mps=UNSET if device.mps is None else True,
+        )
+        for device in instance.compute
+    ]
 
 
-def step_json(step: Step) -> Json:
-    """One step. `scope` tells whether a GPU instance or only a compute instance is meant."""
+def step_kind(step: Step) -> str:
+    """The `kind` of a step."""
+    return _step(step).kind
+
+
+def _step(step: Step) -> shapes.Step:
+    """One step. `scope` says whether a GPU instance or only a compute instance is meant."""
+    body: Json
     match step:
         case SetMigMode(enabled=enabled):
-            body: Json = {"kind": "setMigMode", "mode": MODE_WORD[enabled]}
+            body = {"kind": "setMigMode", "mode": MODE_WORD[enabled]}
         case ResetGpu():
             body = {"kind": "resetGpu"}
         case DestroyGpuInstance(devices=devices):
-            body = {"kind": "destroyInstance", "scope": "gpuInstance", **_place(step)}
-            body["gi"] = step.instance
-            if devices:
-                body["uuid"] = devices[0]
-            if len(devices) > 1:
-                body["uuids"] = list(devices)
+            body = {"kind": "destroyInstance", "scope": "gpuInstance", "gi": step.instance}
+            body["uuid"] = devices[0] if devices else UNSET
+            body["uuids"] = list(devices) if len(devices) > 1 else UNSET
         case DestroyComputeInstance():
-            body = {"kind": "destroyInstance", "scope": "computeInstance", **_place(step)}
-            body |= {"gi": step.instance, "ci": step.compute, "uuid": step.device}
+            body = {"kind": "destroyInstance", "scope": "computeInstance", "gi": step.instance}
+            body |= {"ci": step.compute, "uuid": step.device}
         case CreateGpuInstance(compute=compute):
-            body = {"kind": "createInstance", "scope": "gpuInstance", **_place(step)}
-            body["compute"] = list(compute)
+            body = {"kind": "createInstance", "scope": "gpuInstance", "compute": list(compute)}
         case CreateComputeInstance():
-            body = {"kind": "createInstance", "scope": "computeInstance", **_place(step)}
-            body["gi"] = step.instance
+            body = {"kind": "createInstance", "scope": "computeInstance", "gi": step.instance}
         case StopMps() | StartMps() | SetComputeMode() | SetTimeSlice():
-            body = _sharing_step_json(step)
+            body = _sharing_step(step)
         case _:
             assert_never(step)
-    return {**body, "reason": step.reason}
+    return shapes.Step(**body, **_place(step), reason=step.reason)
 
 
-def _sharing_step_json(step: StopMps | StartMps | SetComputeMode | SetTimeSlice) -> Json:
+def _sharing_step(step: StopMps | StartMps | SetComputeMode | SetTimeSlice) -> Json:
     match step:
         case StopMps():
-            return {"kind": "stopMps", **_device(step)}
+            return {"kind": "stopMps"}
         case StartMps(wanted=wanted, runs=runs):
-            body = {"kind": "startMps", **_device(step), "user": user_json(wanted.account)}
-            return {**body, "shares": shares_json(wanted.sharing), "runs": runs}
+            body = {"kind": "startMps", "user": user_id(wanted.account), "runs": runs}
+            return {**body, "shares": share_shapes(wanted.sharing)}
         case SetComputeMode(mode=mode):
-            return {"kind": "setComputeMode", **_device(step), "mode": mode.value}
+            return {"kind": "setComputeMode", "mode": mode.value}
         case SetTimeSlice(time_slice=time_slice):
-            return {"kind": "setTimeSlice", "timeSlice": time_slice.value}
+            return {"kind": "setTimeSlice", "time_slice": time_slice}
         case _:
             assert_never(step)
 
 
-def _place(
-    step: DestroyGpuInstance | DestroyComputeInstance | CreateGpuInstance | CreateComputeInstance,
-) -> Json:
-    return {
-        "profile": step.profile,
-        "start": step.placement.start,
-        "size": step.placement.size,
-    }
-
-
-def _device(step: StopMps | StartMps | SetComputeMode) -> Json:
-    """A MIG device that is not made yet has its place only."""
-    body: Json = {"device": step.device} if step.device else {}
+def _place(step: Step) -> Json:
+    """Where the step acts; a MIG device that is not made yet has its place only."""
+    body: Json = {}
+    match step:
+        case SetMigMode() | ResetGpu() | SetTimeSlice():
+            return body
+        case StopMps() | StartMps() | SetComputeMode():
+            body["device"] = step.device or UNSET
     if step.placement is not None:
-        place = {"start": step.placement.start, "size": step.placement.size}
-        body |= {"profile": step.profile, **place}
+        place = step.placement
+        body |= {"profile": step.profile, "start": place.start, "size": place.size}
     return body
-
-
-def _report_json(report: StepReport) -> Json:
-    result = {
-        **step_json(report.step),
-        "result": report.result.value,
-        "seconds": round(report.seconds, 4),
-    }
-    return {**result, "message": report.message} if report.message else result

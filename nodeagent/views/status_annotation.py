@@ -15,11 +15,12 @@ from nodeagent.plan.observed import Access, Gpu, GpuInstance
 from nodeagent.plan.problems import Problem
 from nodeagent.strict_json import parse_json
 from nodeagent.views.devices import places
-from nodeagent.views.headline import headline, headline_json
+from nodeagent.views.headline import headline
 from nodeagent.views.mps_state import DaemonState
 from nodeagent.views.node_state import NodeState, Phase, Refusal
 from nodeagent.views.plain_text import compact_json, json_size, shortened, that_fit
-from nodeagent.views.plan_report import MODE_WORD
+from nodeagent.views.shapes import as_json
+from nodeagent.views.text import MODE_WORD
 from nodeagent.views.times import time_json
 
 Json = dict[str, Any]
@@ -37,7 +38,7 @@ _AHEAD = 60.0  # seconds that another clock may be ahead of this one
 
 def status_content(state: NodeState) -> Json:
     """The state without the moment, which is no part of what it says."""
-    found = headline_json(headline(state, in_cluster=True))
+    found = as_json(headline(state, in_cluster=True))
     content: Json = {
         "phase": state.phase.value,
         "headline": {key: shortened(text, most=_MESSAGE) for key, text in found.items()},

@@ -2,33 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
-from typing import Any
+from datetime import UTC, datetime
 
-from nodeagent.health.findings import Severity, worst
-from nodeagent.health.reporting import health_json, of_gpu
+from msgspec import UNSET, structs
+
+from nodeagent.health.findings import Finding, Moment, in_order, worst
+from nodeagent.health.reporting import of_gpu
 from nodeagent.health.state import HealthState
-from nodeagent.health.table import BY_CAUSE, Check
+from nodeagent.health.table import BY_CAUSE, Check, advice
 from nodeagent.plan.layout import creatable, free_slots
-from nodeagent.plan.observed import (
-    Access,
-    ComputeInstance,
-    Gpu,
-    GpuInstance,
-    Memory,
-    Usage,
-    User,
-)
-from nodeagent.views.cluster_state import cluster_json
+from nodeagent.plan.observed import Access, ComputeInstance, Gpu, GpuInstance, Usage, User
+from nodeagent.views import shapes
+from nodeagent.views.cluster_state import ClusterState
 from nodeagent.views.devices import places
-from nodeagent.views.headline import headline, headline_json
-from nodeagent.views.mps_report import mps_json
+from nodeagent.views.headline import headline
+from nodeagent.views.mps_report import daemon_shapes
 from nodeagent.views.mps_state import DaemonState
-from nodeagent.views.node_state import NodeState
-from nodeagent.views.plan_report import mode_json, problem_json
+from nodeagent.views.node_state import NodeState, Refusal
+from nodeagent.views.plan_report import mode_shape, problem_shape
+from nodeagent.views.shapes import Json, as_json
 from nodeagent.views.times import time_json
-
-Json = dict[str, Any]
 
 
 def status_json(state: NodeState, *, gpu: str | None = None) -> Json | None:
@@ -37,34 +32,24 @@ def status_json(state: NodeState, *, gpu: str | None = None) -> Json | None:
     if gpu is not None and not gpus:
         return None
     problems = [p for p in state.problems if gpu is None or p.gpu in ("", gpu)]
-    report: Json = {
-        "node": state.node,
-        "headline": headline_json(headline(state, in_cluster=state.cluster is not None)),
-        "phase": state.phase.value,
-        "message": state.sentence,
-        "source": state.source,
-    }
-    if state.digest:
-        report["digest"] = state.digest
-    if state.configuration is not None:
-        report["configuration"] = state.configuration
-    if state.refusal:
-        report["rejected"] = {
-            **({"digest": state.refusal.digest} if state.refusal.digest else {}),
-            "problems": [problem_json(p) for p in state.refusal.problems],
-        }
-    if state.observed_at:
-        report["observedAt"] = time_json(state.observed_at)
-    if state.observed.driver_version:
-        report["driverVersion"] = state.observed.driver_version
-    if state.cluster:
-        report["cluster"] = cluster_json(state.cluster)
-    if state.health:
-        report["health"] = health_json(of_gpu(state.health, ""))
-    report["gpus"] = [gpu_json(g, state.health) for g in gpus]
-    report["mps"] = mps_json(_daemons(state, gpu), state.observed)
-    report["problems"] = [problem_json(p) for p in problems]
-    return report
+    report = shapes.Status(
+        node=state.node,
+        headline=headline(state, in_cluster=state.cluster is not None),
+        phase=state.phase,
+        message=state.sentence,
+        source=state.source,
+        digest=state.digest or UNSET,
+        configuration=UNSET if state.configuration is None else state.configuration,
+        rejected=_refused(state.refusal) if state.refusal else UNSET,
+        observed_at=time_json(state.observed_at) if state.observed_at else UNSET,
+        driver_version=state.observed.driver_version or UNSET,
+        cluster=_cluster(state.cluster) if state.cluster else UNSET,
+        health=health_shape(of_gpu(state.health, "")) if state.health else UNSET,
+        gpus=[_gpu(g, state.health) for g in gpus],
+        mps=daemon_shapes(_daemons(state, gpu), state.observed),
+        problems=[problem_shape(p) for p in problems],
+    )
+    return as_json(report)
 
 
 def _daemons(state: NodeState, gpu: str | None) -> tuple[DaemonState, ...]:
@@ -75,45 +60,58 @@ def _daemons(state: NodeState, gpu: str | None) -> tuple[DaemonState, ...]:
     return tuple(daemon for daemon in state.mps if daemon.device in there)
 
 
-def gpu_json(gpu: Gpu, health: HealthState | None = None) -> Json:
-    """One GPU with its instances; what is not known is left out."""
-    report: Json = {"index": gpu.index}
-    if gpu.uuid:
-        report["uuid"] = gpu.uuid
-    if gpu.name:
-        report["name"] = gpu.name
-    if gpu.pci_bus_id:
-        report["pciBusId"] = gpu.pci_bus_id
-    if gpu.memory:
-        report["memory"] = {"total": gpu.memory}
-    if gpu.mig:
-        report["mig"] = mode_json(gpu)
-    report |= _modes(gpu)
-    report |= place_json(gpu)
-    report["slots"] = slots(gpu)
+def _refused(refusal: Refusal) -> shapes.Refused:
+    return shapes.Refused(
+        digest=refusal.digest or UNSET, problems=[problem_shape(p) for p in refusal.problems]
+    )
+
+
+def _cluster(cluster: ClusterState) -> shapes.Cluster:
+    return shapes.Cluster(
+        server=cluster.server,
+        reachable=cluster.reachable,
+        registered=cluster.registered,
+        since=time_json(cluster.since) if cluster.since else UNSET,
+        problem=shapes.ClusterProblem(message=cluster.problem, remedy=cluster.remedy)
+        if cluster.problem
+        else UNSET,
+    )
+
+
+# --- GPUs -----------------------------------------------------------------------------------------
+
+
+def _gpu(gpu: Gpu, health: HealthState | None) -> shapes.Gpu:
+    """One GPU with its instances."""
     answers = gpu.access is Access.OK
     seen = gpu.instances if answers else tuple(map(_last_seen, gpu.instances))
-    report["instances"] = [entry for instance in seen for entry in _instances(instance)]
-    report["users"] = [user_json(user) for user in gpu.usage.processes] if answers else []
-    if answers:
-        report["free"] = {"slots": list(free_slots(gpu)), "creatable": creatable(gpu)}
-    report["health"] = _health(gpu, health)
-    return report
+    return shapes.Gpu(
+        index=gpu.index,
+        uuid=gpu.uuid or UNSET,
+        name=gpu.name or UNSET,
+        pci_bus_id=gpu.pci_bus_id or UNSET,
+        memory=shapes.GpuMemory(total=gpu.memory) if gpu.memory else UNSET,
+        mig=mode_shape(gpu) or UNSET,
+        compute_mode=gpu.compute_mode or UNSET,
+        time_slice=gpu.time_slice or UNSET,
+        numa_node=UNSET if gpu.numa_node is None else gpu.numa_node,
+        nvlink=nvlink_shape(gpu),
+        slots=slots(gpu),
+        instances=[entry for instance in seen for entry in _instances(instance)],
+        users=[_user(user) for user in gpu.usage.processes] if answers else [],
+        free=shapes.Free(slots=list(free_slots(gpu)), creatable=creatable(gpu))
+        if answers
+        else UNSET,
+        health=_health(gpu, health),
+    )
 
 
-def place_json(gpu: Gpu) -> Json:
-    """Where the GPU is in the machine, as far as it is known."""
-    report: Json = {}
-    if gpu.numa_node is not None:
-        report["numaNode"] = gpu.numa_node
-    if gpu.nvlink is not None:
-        links = gpu.nvlink
-        report["nvlink"] = {
-            "total": links.total,
-            "active": links.active,
-            "peers": dict(links.peers),
-        }
-    return report
+def nvlink_shape(gpu: Gpu) -> shapes.Nvlink | shapes.Maybe:
+    """The NVLinks of a GPU, as far as they are known."""
+    if gpu.nvlink is None:
+        return UNSET
+    links = gpu.nvlink
+    return shapes.Nvlink(total=links.total, active=links.active, peers=dict(links.peers))
 
 
 def _last_seen(instance: GpuInstance) -> GpuInstance:
@@ -123,22 +121,17 @@ def _last_seen(instance: GpuInstance) -> GpuInstance:
     return replace(instance, compute=compute)
 
 
-def user_json(user: User) -> Json:
+def _user(user: User) -> shapes.User:
     """Who uses a device; `pid` is absent where only an allocation is known."""
-    report: Json = {"source": user.source}
-    if user.pid:
-        report["pid"] = user.pid
-    if user.command:
-        report["command"] = user.command
-    if user.memory is not None:
-        report["memory"] = {"used": user.memory}
-    if user.pod:
-        report["pod"] = {
-            "namespace": user.namespace,
-            "name": user.pod,
-            "container": user.container,
-        }
-    return report
+    return shapes.User(
+        source=user.source,
+        pid=user.pid or UNSET,
+        command=user.command or UNSET,
+        memory=UNSET if user.memory is None else shapes.UserMemory(used=user.memory),
+        pod=shapes.Pod(namespace=user.namespace, name=user.pod, container=user.container)
+        if user.pod
+        else UNSET,
+    )
 
 
 def slots(gpu: Gpu) -> int:
@@ -147,58 +140,97 @@ def slots(gpu: Gpu) -> int:
     return max(ends, default=0)
 
 
-def _instances(instance: GpuInstance) -> list[Json]:
+def _instances(instance: GpuInstance) -> list[shapes.Instance]:
     """One entry for each device; a half-made GPU instance has one without UUID and `ci`."""
-    place: Json = {
-        "start": instance.placement.start,
-        "size": instance.placement.size,
-        "gi": instance.id,
-    }
     if not instance.compute:
-        return [{"profile": instance.profile, **place, "inUse": False, "users": []}]
-    return [_device(device, place) for device in instance.compute]
+        return [
+            shapes.Instance(
+                profile=instance.profile,
+                start=instance.placement.start,
+                size=instance.placement.size,
+                gi=instance.id,
+                in_use=False,
+                users=[],
+            )
+        ]
+    return [_device(device, instance) for device in instance.compute]
 
 
-def _device(device: ComputeInstance, place: Json) -> Json:
-    report: Json = {"uuid": device.uuid, "profile": device.profile, **place, "ci": device.id}
-    report["inUse"] = device.usage.in_use
-    report["users"] = [user_json(user) for user in device.usage.processes]
-    if not device.usage.known:
-        report["usersUnknown"] = device.usage.reason or "it could not be found out"
-    if device.memory:
-        report["memory"] = _memory(device.memory)
-    return {**report, **_modes(device)}
+def _device(device: ComputeInstance, instance: GpuInstance) -> shapes.Instance:
+    usage, memory = device.usage, device.memory
+    return shapes.Instance(
+        uuid=device.uuid,
+        profile=device.profile,
+        start=instance.placement.start,
+        size=instance.placement.size,
+        gi=instance.id,
+        ci=device.id,
+        in_use=usage.in_use,
+        users=[_user(user) for user in usage.processes],
+        users_unknown=UNSET if usage.known else usage.reason or "it could not be found out",
+        memory=shapes.InstanceMemory(used=memory.used, total=memory.total) if memory else UNSET,
+        compute_mode=device.compute_mode or UNSET,
+    )
 
 
-def _modes(holder: Gpu | ComputeInstance) -> Json:
-    """Who may have a context, and for how long at a time; a MIG device has no time slice."""
-    report: Json = {}
-    if holder.compute_mode is not None:
-        report["computeMode"] = holder.compute_mode.value
-    if isinstance(holder, Gpu) and holder.time_slice is not None:
-        report["timeSlice"] = holder.time_slice.value
-    return report
+# --- health ---------------------------------------------------------------------------------------
 
 
-def _memory(memory: Memory) -> Json:
-    return {"used": memory.used, "total": memory.total}
+def health_shape(findings: Iterable[Finding]) -> shapes.Health:
+    """`health` of a GPU, or of the node: the status that the findings make, and the findings."""
+    ordered = in_order(findings)
+    return shapes.Health(
+        status=worst(f.severity for f in ordered), findings=[_finding(f) for f in ordered]
+    )
 
 
-def _health(gpu: Gpu, health: HealthState | None) -> Json:
+def _health(gpu: Gpu, health: HealthState | None) -> shapes.Health:
     """What the checks found; and that the driver does not answer, where they know not yet."""
     found = of_gpu(health, gpu.uuid) if health and gpu.uuid else ()
-    report = health_json(found)
+    report = health_shape(found)
     if gpu.access is Access.OK or any(f.check == Check.GPU_ACCESS for f in found):
         return report
     row = BY_CAUSE["gpuLost" if gpu.access is Access.LOST else "gpuUnknown"]
-    silence: Json = {
-        "check": row.check.value,
-        "cause": row.cause,
-        "severity": row.severity.value,
-        "message": row.words,
-        "evidence": gpu.access_reason or "the driver does not answer for it",
-        "suggestedAction": row.action.value,
-        "advice": row.advice,
-    }
-    status = worst((Severity(report["status"]), row.severity))
-    return {"status": status.value, "findings": [silence, *report["findings"]]}
+    silence = shapes.HealthFinding(
+        check=row.check.value,
+        cause=row.cause,
+        severity=row.severity,
+        message=row.words,
+        evidence=gpu.access_reason or "the driver does not answer for it",
+        suggested_action=row.action,
+        advice=row.advice,
+    )
+    status = worst((report.status, row.severity))
+    return structs.replace(report, status=status, findings=[silence, *report.findings])
+
+
+def _finding(finding: Finding) -> shapes.HealthFinding:
+    place, is_xid = finding.place, finding.check == "xid"
+    lies = place.placement
+    return shapes.HealthFinding(
+        check=finding.check,
+        cause=finding.cause,
+        severity=finding.severity,
+        message=BY_CAUSE[finding.cause].words,
+        evidence=finding.evidence,
+        suggested_action=finding.action,
+        advice=advice(finding.cause, finding.action),
+        since=_time(finding.since),
+        last_seen=_time(finding.last),
+        count=finding.count,
+        xid=finding.code if is_xid else UNSET,
+        link=finding.code if finding.code >= 0 and not is_xid else UNSET,
+        gi=UNSET if place.instance is None else place.instance,
+        ci=UNSET if place.compute is None else place.compute,
+        start=lies.start if lies else UNSET,
+        size=lies.size if lies else UNSET,
+        pid=finding.pid or UNSET,
+        pods=[
+            shapes.Pod(namespace=p.namespace, name=p.name, container=p.container)
+            for p in finding.pods
+        ],
+    )
+
+
+def _time(moment: Moment) -> str:
+    return time_json(datetime.fromtimestamp(moment.wall, UTC))

@@ -19,6 +19,8 @@ from nodeagent.plan.steps import (
     StopMps,
 )
 
+MODE_WORD = {True: "enabled", False: "disabled"}  # of MIG
+
 
 def gpu_words(gpu: Gpu) -> str:
     """`GPU 3`; the UUID stands beside it wherever it matters."""

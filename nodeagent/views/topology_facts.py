@@ -9,7 +9,8 @@ from typing import Any, Final
 
 from nodeagent.plan.observed import Gpu, ObservedNode
 from nodeagent.views.plain_text import compact_json, shortened, that_fit
-from nodeagent.views.status_report import place_json
+from nodeagent.views.shapes import as_json
+from nodeagent.views.status_report import nvlink_shape
 
 TOPOLOGY: Final = "nodeagent.io/topology"
 VERSION: Final = "v1"
@@ -33,6 +34,7 @@ def _gpu(gpu: Gpu) -> dict[str, Any]:
         "pciBusId": gpu.pci_bus_id,
         "product": shortened(gpu.name, most=_NAME),
         "memory": gpu.memory or None,
-        **place_json(gpu),
+        "numaNode": gpu.numa_node,
+        "nvlink": as_json(links) if (links := nvlink_shape(gpu)) else None,
     }
     return {key: value for key, value in known.items() if value not in ("", None)}

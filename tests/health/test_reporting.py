@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from nodeagent.health.findings import Pod
+from nodeagent.health.findings import Finding, Pod
 from nodeagent.health.readings import (
     Answer,
     Ecc,
@@ -22,15 +23,22 @@ from nodeagent.health.reporting import (
     HealthEvent,
     condition,
     events,
-    health_json,
     of_gpu,
     samples,
 )
 from nodeagent.health.state import HealthState
 from nodeagent.health.xids import default_table
 from nodeagent.plan.observed import Placement
+from nodeagent.views.shapes import Json, as_json
+from nodeagent.views.status_report import health_shape
 from tests.health.rig import GPU, Node, gpu
 from tests.health.test_check_table import RAISING
+
+
+def health_json(findings: Iterable[Finding]) -> Json:
+    """As answers have them."""
+    return as_json(health_shape(findings))
+
 
 RIGHT = Placement(4, 4)
 

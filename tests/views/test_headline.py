@@ -22,8 +22,10 @@ from nodeagent.health.state import HealthState
 from nodeagent.plan.observed import Access, ObservedNode, Usage
 from nodeagent.plan.problems import Code, Problem
 from nodeagent.views.cluster_state import ClusterState
-from nodeagent.views.headline import Headline, Severity, headline, headline_json
+from nodeagent.views.headline import headline
 from nodeagent.views.node_state import NodeState, Phase
+from nodeagent.views.shapes import Headline, as_json
+from nodeagent.views.shapes import HeadlineSeverity as Severity
 from tests.views.example_node import (
     BLOCKED,
     DAEMON,
@@ -195,7 +197,7 @@ def test_gpus_that_no_check_has_read_yet() -> None:
 
 def test_as_json() -> None:
     """What is empty is left out."""
-    assert headline_json(of(IN_SYNC)) == {
+    assert as_json(of(IN_SYNC)) == {
         "severity": "ok",
         "text": "The node is as the plan says, and its 2 GPUs are healthy.",
         "code": "InSync",

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 
 import pytest
 
-from nodeagent.views.mps_report import done_json, mps_answer, mps_json
+from nodeagent.plan.observed import ObservedNode
+from nodeagent.views.mps_report import daemon_shapes, done_json, mps_answer
 from nodeagent.views.mps_state import DaemonState
 from nodeagent.views.node_state import NodeState
+from nodeagent.views.shapes import Json, as_json
 from nodeagent.views.status_report import status_json
 from tests.views.daemons import ANY, FAILED, GIB, NODE, READY, STRAY, WAITING
+
+
+def mps_json(daemons: Sequence[DaemonState], observed: ObservedNode | None = None) -> list[Json]:
+    """The daemons as answers have them."""
+    return [as_json(shape) for shape in daemon_shapes(daemons, observed)]
 
 
 def test_a_daemon_with_everything() -> None:
