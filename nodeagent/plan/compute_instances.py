@@ -20,12 +20,14 @@ from nodeagent.plan.observed import (
     Placement,
 )
 
+ANYWHERE = -1  # as `Division.start`
+
 
 @dataclass(frozen=True, slots=True, order=True)
 class Division:
     """One GPU instance that should exist, with the sizes of its compute instances, largest first.
 
-    `start` is the wanted memory slice; -1 means anywhere.
+    `start` is the wanted memory slice, or ANYWHERE.
     """
 
     profile: str
@@ -96,7 +98,7 @@ def divisions(
     profile: GpuInstanceProfile, wanted: Sequence[WantedInstance], *, aligned: bool
 ) -> Iterator[tuple[Division, ...]]:
     """Every way to gather `wanted` devices of one profile into GPU instances."""
-    items = sorted((-w.slices, -1 if w.start is None else w.start) for w in wanted)
+    items = sorted((-w.slices, ANYWHERE if w.start is None else w.start) for w in wanted)
     seen: set[tuple[Division, ...]] = set()
     for bins in _gather(profile, items, [], aligned, len(profile.placements)):
         division = tuple(sorted(bins))
@@ -138,7 +140,7 @@ def _joins(
 ) -> bool:
     if sum(division.compute) + slices > profile.slices:
         return False
-    if -1 not in (division.start, start) and division.start != start:
+    if ANYWHERE not in (division.start, start) and division.start != start:
         return False
     sizes = tuple(sorted((*division.compute, slices), reverse=True))
     return compute_fits(profile, sizes, (), aligned)

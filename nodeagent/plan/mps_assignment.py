@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import cache
 
 from nodeagent.plan.desired import WantedInstance
@@ -18,7 +19,6 @@ STOP = 100  # the cost of stopping one daemon: more than all the starts a card h
 START = 1
 
 Cost = Callable[[int, WantedMps | None], int]
-_Kind = tuple[int | None, WantedMps | None]
 
 
 def cost_of(runs: WantedMps | None, wanted: WantedMps | None) -> int:
@@ -32,30 +32,59 @@ def cost_of(runs: WantedMps | None, wanted: WantedMps | None) -> int:
     return STOP + START if runs.needs_restart_for(wanted) else START
 
 
-def match(
-    starts: Sequence[int], wanted: Sequence[WantedInstance], cost: Cost
-) -> tuple[int, tuple[WantedMps | None, ...]]:
-    """What each device gets, and what that costs in all.
-
-    `starts` are the memory slices at which the devices' GPU instances begin, `cost` tells what it
-    costs to give a device (by its number) a daemon. There are as many devices as are wanted, and a
-    device at every slice that a wanted one insists on.
+@dataclass(frozen=True, slots=True)
+class Seat:
+    """A MIG device that can have a daemon: `slices` of compute in a GPU instance of `profile` that
+    begins at memory slice `start`; `runs` is what its daemon is now.
     """
+
+    profile: str
+    slices: int
+    start: int
+    runs: WantedMps | None = None
+
+
+def assign(
+    seats: Sequence[Seat], wanted: Sequence[WantedInstance], cost: Cost
+) -> tuple[int, list[WantedMps | None]]:
+    """The cost in all, and what each device gets. `cost` is that of giving a device (by its number)
+    a daemon. For every device there is one wanted, at its slice where that one insists on a slice.
+    """
+    total = 0
+    given: list[WantedMps | None] = [None] * len(seats)
+    alike: dict[tuple[str, int], list[int]] = {}
+    for number, seat in enumerate(seats):
+        alike.setdefault((seat.profile, seat.slices), []).append(number)
+    for kind, numbers in alike.items():
+        asked = [w for w in wanted if (w.profile, w.slices) == kind]
+        price, daemons = _match([(n, seats[n].start) for n in numbers], asked, cost)
+        total += price
+        for number, mps in zip(numbers, daemons, strict=True):
+            given[number] = mps
+    return total, given
+
+
+def _match(
+    places: Sequence[tuple[int, int]], wanted: Sequence[WantedInstance], cost: Cost
+) -> tuple[int, tuple[WantedMps | None, ...]]:
+    """For devices that are alike, each given by its number and its slice."""
     first = wanted[0].mps if wanted else None
     if all(w.mps == first for w in wanted):
-        return sum(cost(number, first) for number in range(len(starts))), (first,) * len(starts)
+        return sum(cost(number, first) for number, _ in places), (first,) * len(places)
     counts = Counter((w.start, w.mps) for w in wanted)
-    kinds: tuple[_Kind, ...] = tuple(counts)
 
     @cache
-    def best(number: int, left: tuple[int, ...]) -> tuple[int, tuple[WantedMps | None, ...]] | None:
-        if number == len(starts):
+    def best(
+        position: int, left: tuple[int, ...]
+    ) -> tuple[int, tuple[WantedMps | None, ...]] | None:
+        if position == len(places):
             return 0, ()
+        number, slice_ = places[position]
         found: tuple[int, tuple[WantedMps | None, ...]] | None = None
-        for index, (start, mps) in enumerate(kinds):
-            if not left[index] or start not in (None, starts[number]):
+        for index, (start, mps) in enumerate(counts):
+            if not left[index] or start not in (None, slice_):
                 continue
-            rest = best(number + 1, (*left[:index], left[index] - 1, *left[index + 1 :]))
+            rest = best(position + 1, (*left[:index], left[index] - 1, *left[index + 1 :]))
             if rest is None:
                 continue
             price = cost(number, mps) + rest[0]
@@ -65,5 +94,5 @@ def match(
 
     result = best(0, tuple(counts.values()))
     if result is None:
-        raise ValueError(f"no way to give {len(wanted)} wanted instances to devices at {starts}")
+        raise ValueError(f"no way to give {len(wanted)} wanted instances to devices {places}")
     return result

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from nodeagent.plan.desired import DesiredGpu, Layout, MigDisabled, WantedInstance
-from nodeagent.plan.mps_assignment import cost_of, match
+from nodeagent.plan.mps_assignment import Seat, assign, cost_of
 from nodeagent.plan.mps_usage import past_mps, together
 from nodeagent.plan.observed import (
     ComputeInstance,
@@ -106,7 +106,7 @@ def wishes_for(end: Gpu, desired: DesiredGpu, policy: Policy) -> list[Wish]:
     devices = mig_devices(end)
     match desired.mig:
         case Layout(instances=wanted):
-            given = _handed_out(end, devices, wanted, policy)
+            given = _assigned(end, devices, wanted, policy)
         case MigDisabled():
             given = [None] * len(devices)
         case _:
@@ -114,36 +114,20 @@ def wishes_for(end: Gpu, desired: DesiredGpu, policy: Policy) -> list[Wish]:
     return [Wish(device, mps) for device, mps in zip(devices, given, strict=True)]
 
 
-def _handed_out(
+def _assigned(
     end: Gpu, devices: list[Device], wanted: tuple[WantedInstance, ...], policy: Policy
 ) -> list[WantedMps | None]:
     """To devices that are alike, so that nothing in use is in the way if that can be."""
-    given: list[WantedMps | None] = [None] * len(devices)
-    if not any(w.mps for w in wanted):
-        return given
-    alike: dict[tuple[str, int], list[int]] = {}
-    for number, (instance, device) in enumerate(_in_order(end)):
-        alike.setdefault((instance.profile, device.slices), []).append(number)
-    for kind, numbers in alike.items():
-        group = [devices[number] for number in numbers]
-        for number, mps in zip(numbers, _matched(group, kind, wanted, policy), strict=True):
-            given[number] = mps
-    return given
 
-
-def _matched(
-    group: list[Device],
-    kind: tuple[str, int],
-    wanted: tuple[WantedInstance, ...],
-    policy: Policy,
-) -> tuple[WantedMps | None, ...]:
     def cost(number: int, mps: WantedMps | None) -> int:
-        wish = Wish(group[number], mps)
+        wish = Wish(devices[number], mps)
         blocked = is_served(wish) or is_held(wish, policy)
         return cost_of(wish.device.runs, mps) + _BLOCKED * blocked
 
-    starts = [device.placement.start if device.placement else 0 for device in group]
-    return match(starts, [w for w in wanted if (w.profile, w.slices) == kind], cost)[1]
+    if not any(w.mps for w in wanted):
+        return [None] * len(devices)
+    seats = [Seat(i.profile, c.slices, i.placement.start) for i, c in _in_order(end)]
+    return assign(seats, wanted, cost)[1]
 
 
 def is_served(wish: Wish) -> bool:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nodeagent.plan.desired import WantedInstance
-from nodeagent.plan.mps_assignment import START, STOP, cost_of, match
+from nodeagent.plan.mps_assignment import START, STOP, Seat, assign, cost_of
 from nodeagent.plan.shares import WantedMps
 from tests.plan.daemons import A, B, C, D
 
@@ -44,8 +44,8 @@ def test_cheapest(seats: list[tuple[WantedMps | None, WantedMps | None, bool]]) 
     """No other way of handing out is cheaper, and what is pinned lies where it has to."""
     runs = [runs for runs, _, _ in seats]
     asked = [wanted(mps, n if pinned else None) for n, (_, mps, pinned) in enumerate(seats)]
-    starts = list(range(len(seats)))
-    cost, given_out = match(starts, asked, lambda n, mps: cost_of(runs[n], mps))
+    there = [Seat("1g.10gb", 1, n, runs) for n, (runs, _, _) in enumerate(seats)]
+    cost, given_out = assign(there, asked, lambda n, mps: cost_of(runs[n], mps))
     ways = [
         sum(cost_of(runs[n], w.mps) for n, w in enumerate(way))
         for way in permutations(asked)
@@ -60,4 +60,8 @@ def test_cheapest(seats: list[tuple[WantedMps | None, WantedMps | None, bool]]) 
 def test_no_way() -> None:
     """An instance pinned where there is no device is a fault of the caller's."""
     with pytest.raises(ValueError, match="no way"):
-        match([0, 1], [wanted(A, 7), wanted(None)], lambda *_: 0)
+        assign(
+            [Seat("1g.10gb", 1, n) for n in (0, 1)],
+            [wanted(A, 7), wanted(None)],
+            lambda *_: 0,
+        )
