@@ -12,8 +12,8 @@ import pytest
 from nodeagent.api.openapi import DESCRIPTION
 from nodeagent.cli import main
 from nodeagent.cli.parser import build_parser, parse
+from nodeagent.documents.plan import plan_schema
 from nodeagent.documents.reading import read_document
-from nodeagent.documents.schema import plan_schema
 from nodeagent.settings import Settings, load_settings
 from nodeagent.settings.sources import setting_names, written
 

@@ -24,7 +24,7 @@ import structlog
 from nodeagent.app.health_readings import ReadingsOf
 from nodeagent.app.kernel_errors import KernelErrors
 from nodeagent.app.own_changes import OwnChanges
-from nodeagent.documents.xid_file import xid_table
+from nodeagent.documents.xids import xid_table
 from nodeagent.errors import NodeagentError
 from nodeagent.gpu import boot
 from nodeagent.gpu.events.listener import Event

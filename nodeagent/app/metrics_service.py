@@ -33,7 +33,7 @@ from nodeagent.metrics.dcgm import Names, Style
 from nodeagent.metrics.exposition import Family
 from nodeagent.metrics.labels import HostLabel
 from nodeagent.metrics.selection import Selection, default_selection, read_selection
-from nodeagent.plan.outcome import NodeOutcome
+from nodeagent.plan.plan import NodeOutcome
 from nodeagent.plan.problems import Code, Problem
 from nodeagent.settings import MetricsSettings, Settings
 from nodeagent.telemetry.accounting import ACTIVITY_FIELDS

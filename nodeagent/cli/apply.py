@@ -21,8 +21,15 @@ from nodeagent.cli.shared_node import Node, changing
 from nodeagent.execute.executor import carry_out
 from nodeagent.plan.desired import DesiredNode, PlanDocument
 from nodeagent.plan.observed import ObservedNode
-from nodeagent.plan.outcome import GpuOutcome, NodeOutcome, StepReport
-from nodeagent.plan.plan import GpuPlan, NodePlan, Verdict, worst
+from nodeagent.plan.plan import (
+    GpuOutcome,
+    GpuPlan,
+    NodeOutcome,
+    NodePlan,
+    StepReport,
+    Verdict,
+    worst,
+)
 from nodeagent.plan.planner import plan
 from nodeagent.plan.resolve import Rejection, resolve
 from nodeagent.settings import Settings

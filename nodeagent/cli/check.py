@@ -23,11 +23,10 @@ from nodeagent.cluster.client.presence import is_in_cluster
 from nodeagent.errors import DriverError, UsageError
 from nodeagent.mps.accounts import accounts_for
 from nodeagent.mps.process import Programs
-from nodeagent.plan.accounts import Host
 from nodeagent.plan.desired import PlanDocument
 from nodeagent.plan.observed import ObservedNode
 from nodeagent.plan.resolve import Rejection, resolve
-from nodeagent.plan.shares import Account
+from nodeagent.plan.shares import Account, Host
 from nodeagent.processes import commands
 from nodeagent.settings import Settings, load_settings
 from nodeagent.simulation.mps.installation import directory_beside

@@ -8,7 +8,7 @@ from nodeagent.cli.exit_codes import ExitCode
 from nodeagent.cli.node import observed_node
 from nodeagent.cli.options import Options
 from nodeagent.cli.output import Output
-from nodeagent.plan.layout import creatable
+from nodeagent.plan.layouts import creatable
 from nodeagent.plan.observed import Access, Gpu, GpuInstanceProfile
 
 

@@ -12,6 +12,6 @@ def run(options: Options, output: Output) -> ExitCode:
     if options.subject == "settings":
         from nodeagent.settings.sources import settings_schema as schema
     else:
-        from nodeagent.documents.schema import plan_schema as schema
+        from nodeagent.documents.plan import plan_schema as schema
     output.text(formatted(schema(), "yaml" if output.format == "yaml" else "json"))
     return ExitCode.DONE

@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Protocol
 from nodeagent.cli.node import is_simulated, make_driver, simulation
 from nodeagent.cli.options import Options
 from nodeagent.gpu.driver import Driver
-from nodeagent.plan.accounts import Host
 from nodeagent.plan.desired import MigLayout, PlanDocument
 from nodeagent.plan.observed import Gpu, ObservedNode
+from nodeagent.plan.shares import Host
 from nodeagent.plan.steps import Destruction, Step
 from nodeagent.settings import Settings
 

@@ -3,6 +3,10 @@
 Accepted is what JSON can say, in YAML's notation: maps with text keys, lists and scalars. No
 anchors and aliases (bombs), no tags, no second document, no key twice. Every refusal happens
 before or while the text is scanned; nothing is ever expanded.
+
+An unquoted word means what it does in YAML 1.1, without its surprises. Booleans (`yes`, `on`,
+`y` ...) are kept, because mig-parted reads them so. Base-60 numbers are not: a PCI address such as
+`0000:10:00.0` must stay text. Dates stay text too.
 """
 
 from __future__ import annotations
@@ -13,9 +17,9 @@ from dataclasses import dataclass
 import yaml
 
 from nodeagent.documents.findings import DocumentPath, Findings, Mark, refuse, shown
-from nodeagent.documents.scalars import Scalar, resolve
 from nodeagent.plan.problems import Code
 
+Scalar = str | int | float | bool | None
 Value = Scalar | list["Value"] | dict[str, "Value"]
 
 LARGEST_TEXT = 1024 * 1024  # bytes; the text must be smaller
@@ -148,7 +152,7 @@ class _Builder:
             self._store(event.value, event)
             return
         try:
-            value = resolve(event.value)
+            value = plain_scalar(event.value)
         except ValueError as error:
             self._fault(event, f"found {shown(event.value)}: {error}")
             value = None if self._wants_value else event.value
@@ -257,3 +261,59 @@ def _kind(value: Value) -> str:
     if isinstance(value, bool):
         return shown(value)
     return "nothing" if value is None else f"the number {shown(value)}"
+
+
+# --- plain scalars ----------------------------------------------------------------------------
+
+_BOOLEANS = {
+    spelling: word in ("y", "yes", "true", "on")
+    for word in ("y", "yes", "true", "on", "n", "no", "false", "off")
+    for spelling in (word, word.capitalize(), word.upper())
+}
+_NULLS = {"", "~", "null", "Null", "NULL"}
+_INTEGER = re.compile(r"[-+]?[0-9]+")
+_HEXADECIMAL = re.compile(r"[-+]?0[xX][0-9A-Fa-f]+")
+_REAL = re.compile(r"[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?")
+_NOT_FINITE = re.compile(r"[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)|[-+]?Infinity|NaN")
+
+_LONGEST_NUMBER = 24  # characters; no key takes a number beyond 64 bits
+
+
+def plain_scalar(text: str) -> Scalar:
+    """The value of a plain scalar; raises ValueError with a sentence when it has none."""
+    if text in _NULLS:
+        return None
+    if text in _BOOLEANS:
+        return _BOOLEANS[text]
+    if text[0] not in "+-.0123456789IN":
+        return text
+    if _NOT_FINITE.fullmatch(text):
+        raise ValueError("a finite number is needed")
+    if _INTEGER.fullmatch(text):
+        return _integer(text)
+    if _HEXADECIMAL.fullmatch(text):
+        _check_length(text)
+        return int(text, 16)
+    if _REAL.fullmatch(text):
+        _check_length(text)
+        number = float(text)
+        if number in (float("inf"), float("-inf")):
+            raise ValueError("the number is too large")
+        return number
+    return text
+
+
+def _integer(text: str) -> int:
+    _check_length(text)
+    digits = text.lstrip("+-")
+    if len(digits) > 1 and digits[0] == "0":
+        raise ValueError(
+            "a number with a leading zero is octal to some readers and decimal to others; "
+            "write it without, or in quotes if it is text"
+        )
+    return int(text)
+
+
+def _check_length(text: str) -> None:
+    if len(text) > _LONGEST_NUMBER:
+        raise ValueError("the number is too large")

@@ -8,7 +8,6 @@ where a value belongs.
 
 from __future__ import annotations
 
-from nodeagent.documents import selectors
 from nodeagent.documents.bounded_yaml import Tree
 from nodeagent.documents.findings import did_you_mean, listed, shown
 from nodeagent.documents.grammar import (
@@ -25,7 +24,13 @@ from nodeagent.documents.grammar import (
     whole,
     word,
 )
-from nodeagent.documents.terms import MOST_INSTANCES, check_profile, check_total
+from nodeagent.documents.terms import (
+    MOST_INSTANCES,
+    check_profile,
+    check_total,
+    read_pci_filter,
+    read_selector,
+)
 from nodeagent.errors import DocumentError
 from nodeagent.plan.desired import (
     DeviceSelector,
@@ -72,7 +77,7 @@ def _filter(place: Place) -> PciFilter:
     if not isinstance(place.value, str):
         raise place.unexpected("a filter such as 0x233010DE, in quotes")
     try:
-        return selectors.read_pci_filter(place.value)
+        return read_pci_filter(place.value)
     except ValueError as error:
         raise place.refuse(f"found {shown(place.value)}: {error}") from error
 
@@ -93,7 +98,7 @@ def _index(place: Place) -> DeviceSelector:
     if type(place.value) is not int:
         raise place.unexpected("the index of a GPU")
     try:
-        selector = selectors.read_selector(place.value)
+        selector = read_selector(place.value)
     except ValueError as error:
         raise place.refuse(f"found {shown(place.value)}: {error}") from error
     return DeviceSelector(selector.text, place.path_below(), index=selector.index)

@@ -1,6 +1,7 @@
 """The plan: what its keys mean, from text to the planner's `PlanDocument`.
 
-All of it that needs no hardware is checked here; the schema is made of the same rules.
+All of it that needs no hardware is checked here; its JSON Schema, for editors and for checks before
+a plan reaches a node, is made of the same rules.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from nodeagent.documents.bounded_yaml import Tree
 from nodeagent.documents.findings import did_you_mean, shown
 from nodeagent.documents.grammar import (
     Given,
+    JsonSchema,
     Key,
     Place,
     Rule,
@@ -25,7 +27,6 @@ from nodeagent.documents.grammar import (
     word,
 )
 from nodeagent.documents.mps import MPS
-from nodeagent.documents.selectors import identity
 from nodeagent.documents.terms import (
     DEVICE,
     MOST_INSTANCES,
@@ -34,6 +35,7 @@ from nodeagent.documents.terms import (
     check_profile,
     check_total,
     hint_devices,
+    identity,
 )
 from nodeagent.plan.desired import (
     DeviceSelector,
@@ -46,8 +48,8 @@ from nodeagent.plan.desired import (
     PlanEntry,
     WhenInUse,
 )
+from nodeagent.plan.names import ProfileName
 from nodeagent.plan.problems import Code
-from nodeagent.plan.profiles import ProfileName
 
 LARGEST_START = 63  # memory slices; cards have at most 12
 
@@ -252,3 +254,17 @@ PLAN = form(
     ),
     build=_plan,
 )
+
+
+def plan_schema() -> JsonSchema:
+    """The plan's JSON Schema (draft 2020-12), from the very rules that read plans.
+
+    It says what a schema can: not the sums of counts, not the same device under two names, and
+    not whether a quantity is a whole number of bytes.
+    """
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "nodeagent plan",
+        "description": "What each GPU of a node should be.",
+        **PLAN.schema,
+    }

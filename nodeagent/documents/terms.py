@@ -1,16 +1,107 @@
-"""The words that plans and mig-parted files share: profiles, devices, how many instances."""
+"""The terms that plans and mig-parted files share: how GPUs and profiles are named, how many
+instances there may be.
+"""
 
 from __future__ import annotations
 
 import re
 from dataclasses import replace
 
-from nodeagent.documents import selectors
 from nodeagent.documents.findings import shown
 from nodeagent.documents.grammar import Place, Rule
-from nodeagent.plan.desired import DeviceSelector
+from nodeagent.plan.desired import DeviceSelector, PciFilter
+from nodeagent.plan.names import ProfileName
 from nodeagent.plan.problems import Code
-from nodeagent.plan.profiles import ProfileName
+
+LARGEST_INDEX = 1023  # far beyond any node; keeps a slip of the finger from looking sensible
+
+_HEX = "[0-9a-fA-F]"
+_UUID = re.compile(rf"(?i:gpu)-({_HEX}{{8}}-{_HEX}{{4}}-{_HEX}{{4}}-{_HEX}{{4}}-{_HEX}{{12}})")
+_PCI_ADDRESS = re.compile(
+    rf"(?:(?P<domain>{_HEX}{{4}}|{_HEX}{{8}}):)?"
+    rf"(?P<bus>{_HEX}{{2}}):(?P<device>[01]{_HEX})(?:\.(?P<function>[0-7]))?"
+)
+_PCI_FILTER = re.compile(rf"0[xX]({_HEX}{{8}})(?::0[xX]({_HEX}{{8}}))?")
+_NVIDIA = 0x10DE
+
+# Both spellings of a device that is no index, for JSON Schema (which knows no (?i)).
+JSON_SCHEMA_PATTERN = (
+    rf"^([Gg][Pp][Uu]-{_HEX}{{8}}(-{_HEX}{{4}}){{3}}-{_HEX}{{12}}"
+    rf"|({_HEX}{{4}}({_HEX}{{4}})?:)?{_HEX}{{2}}:[01]{_HEX}(\.[0-7])?)$"
+)
+
+ACCEPTED = "an index such as 0, a UUID (GPU-...) or a PCI address (0000:1a:00.0)"
+
+
+def read_selector(value: object) -> DeviceSelector:
+    """One item of `devices`, in canonical spelling, with its path still open.
+
+    Raises ValueError with a sentence that says what would be accepted.
+    """
+    if isinstance(value, int) and not isinstance(value, bool):
+        if not 0 <= value <= LARGEST_INDEX:
+            raise ValueError(f"an index is a number from 0 to {LARGEST_INDEX}")
+        return DeviceSelector(text=str(value), path="", index=value)
+    if isinstance(value, str):
+        return _read_name(value)
+    raise ValueError(f"expected {ACCEPTED}")
+
+
+def _read_name(value: str) -> DeviceSelector:
+    uuid = _UUID.fullmatch(value)
+    if uuid:
+        return DeviceSelector(text=value, path="", uuid=f"GPU-{uuid[1].lower()}")
+    address = _PCI_ADDRESS.fullmatch(value)
+    if address:
+        return DeviceSelector(text=value, path="", pci_bus_id=_canonical_address(address))
+    raise ValueError(_why_not(value))
+
+
+def identity(selector: DeviceSelector) -> int | str | None:
+    """What two spellings of the same selector have in common."""
+    return selector.uuid or selector.pci_bus_id or selector.index
+
+
+def _canonical_address(match: re.Match[str]) -> str:
+    """As NVML spells it: `00000000:1A:00.0`."""
+    domain = (match["domain"] or "").rjust(8, "0")
+    function = match["function"] or "0"
+    return f"{domain}:{match['bus']}:{match['device']}.{function}".upper()
+
+
+def _why_not(text: str) -> str:
+    if text.lower() == "all":
+        return "`all` stands alone, not in a list: devices: all"
+    if text.isdecimal():
+        return f"an index is written without quotes: {text[:8]}"
+    if text.lower().startswith("mig-"):
+        return "this names a MIG device; a plan names the GPU that holds it"
+    if text.lower().startswith("gpu-"):
+        return "a UUID is GPU- and 8-4-4-4-12 hexadecimal digits, as `nvidia-smi -L` prints it"
+    return f"expected {ACCEPTED}"
+
+
+def read_pci_filter(text: str) -> PciFilter:
+    """A mig-parted filter `0x<device><vendor>[:0x<sub-device><sub-vendor>]`.
+
+    Raises ValueError with a sentence. mig-parted takes a malformed filter for one that matches
+    nothing and reports success; so does it with one that names another vendor.
+    """
+    match = _PCI_FILTER.fullmatch(text)
+    if match is None:
+        raise ValueError(
+            "a device filter is 0x and 8 hexadecimal digits, device then vendor, such as "
+            "0x233010DE, optionally followed by :0x and those of the sub-system"
+        )
+    device = int(match[1], 16)
+    if device & 0xFFFF != _NVIDIA:
+        turned = (device & 0xFFFF) << 16 | device >> 16
+        hint = f"; did you mean 0x{turned:08X}?" if turned & 0xFFFF == _NVIDIA else ""
+        raise ValueError(f"the last four digits are the vendor and NVIDIA's are 10DE{hint}")
+    return PciFilter(device=device, subsystem=int(match[2], 16) if match[2] else None)
+
+
+# --- rules ------------------------------------------------------------------------------------
 
 # Instances asked of one GPU. All cards known hold at most 7 at a time; twice that and a little
 # leaves room for cards to come, and stops a slip such as 70 before anything is computed of it.
@@ -77,7 +168,7 @@ def _likely_profile(text: str) -> str | None:
 def read_device(place: Place) -> DeviceSelector:
     """One item of `devices`."""
     try:
-        selector = selectors.read_selector(place.value)
+        selector = read_selector(place.value)
     except ValueError as error:
         raise place.refuse(f"found {shown(place.value)}: {error}") from error
     return replace(selector, path=place.path_below())
@@ -87,8 +178,8 @@ DEVICE = Rule(
     read_device,
     {
         "anyOf": [
-            {"type": "integer", "minimum": 0, "maximum": selectors.LARGEST_INDEX},
-            {"type": "string", "pattern": selectors.JSON_SCHEMA_PATTERN},
+            {"type": "integer", "minimum": 0, "maximum": LARGEST_INDEX},
+            {"type": "string", "pattern": JSON_SCHEMA_PATTERN},
         ]
     },
 )
@@ -101,7 +192,7 @@ def hint_devices(value: object) -> str:
     if isinstance(value, str) and value.strip().lower() == "all":
         return "write all"
     try:
-        return f"write [{selectors.read_selector(value).text}]"
+        return f"write [{read_selector(value).text}]"
     except ValueError:
         return ""
 

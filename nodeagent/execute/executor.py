@@ -30,8 +30,16 @@ from nodeagent.execute.step_problems import (
 )
 from nodeagent.plan.desired import DesiredGpu, DesiredNode
 from nodeagent.plan.observed import Access, Gpu, ObservedNode
-from nodeagent.plan.outcome import GpuOutcome, NodeOutcome, StepReport, StepResult
-from nodeagent.plan.plan import GpuPlan, NodePlan, Policy, Verdict
+from nodeagent.plan.plan import (
+    GpuOutcome,
+    GpuPlan,
+    NodeOutcome,
+    NodePlan,
+    Policy,
+    StepReport,
+    StepResult,
+    Verdict,
+)
 from nodeagent.plan.planner import layout_of
 from nodeagent.plan.planner import plan as plan_node
 from nodeagent.plan.problems import Problem

@@ -17,8 +17,7 @@ from nodeagent.gpu.original_settings import OriginalSettings
 from nodeagent.mps.fleet import Fleet, InUse
 from nodeagent.mps.publishing import Publisher
 from nodeagent.mps.shares import DaemonSpec
-from nodeagent.plan.mps_targets import mig_devices, whole
-from nodeagent.plan.mps_usage import as_used
+from nodeagent.plan.mps import mig_devices, whole
 from nodeagent.plan.observed import (
     Access,
     Gpu,
@@ -37,6 +36,7 @@ from nodeagent.plan.steps import (
     Step,
     StopMps,
 )
+from nodeagent.plan.usage import as_used
 
 
 class HealthWatch(Protocol):

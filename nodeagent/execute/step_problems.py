@@ -11,7 +11,7 @@ from typing import assert_never
 
 from nodeagent.errors import GpuInUse, GpuLost, NodeagentError
 from nodeagent.plan.observed import Access, ComputeInstance, Gpu, Placement
-from nodeagent.plan.outcome import StepReport, StepResult
+from nodeagent.plan.plan import StepReport, StepResult
 from nodeagent.plan.problems import Code, Problem
 from nodeagent.plan.shares import WantedMps
 from nodeagent.plan.steps import (

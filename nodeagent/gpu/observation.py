@@ -32,6 +32,7 @@ from nodeagent.gpu.nvml import Device, GpuInstanceHandle, InstanceInfo, Nvml
 from nodeagent.gpu.nvml_errors import INVALID_ARGUMENT, NOT_FOUND, is_unsupported
 from nodeagent.gpu.recent import Details, KnownDevice
 from nodeagent.gpu.users import ProcessLists
+from nodeagent.plan.names import device_name
 from nodeagent.plan.observed import (
     ComputeInstance,
     Gpu,
@@ -42,7 +43,6 @@ from nodeagent.plan.observed import (
     Placement,
     Usage,
 )
-from nodeagent.plan.profiles import device_name
 from nodeagent.plan.shares import ComputeMode
 
 _ATTEMPTS = 3

@@ -6,7 +6,7 @@ import math
 
 import pynvml
 
-from nodeagent.plan.profiles import ProfileName
+from nodeagent.plan.names import ProfileName
 
 _ATTRIBUTES = {
     pynvml.NVML_GPU_INSTANCE_PROFILE_1_SLICE_REV1: "+me",

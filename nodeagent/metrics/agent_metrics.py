@@ -11,7 +11,7 @@ from nodeagent.metrics.downtime import out_of_use
 from nodeagent.metrics.exposition import Family
 from nodeagent.metrics.holding import Held, Holder
 from nodeagent.metrics.own import Durations, OwnSample, own_families
-from nodeagent.plan.outcome import NodeOutcome, StepReport
+from nodeagent.plan.plan import NodeOutcome, StepReport
 from nodeagent.views.plan_report import step_kind
 
 

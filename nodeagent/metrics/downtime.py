@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from nodeagent.plan.observed import Placement
-from nodeagent.plan.outcome import GpuOutcome, StepReport, StepResult
+from nodeagent.plan.plan import GpuOutcome, StepReport, StepResult
 from nodeagent.plan.steps import (
     CreateComputeInstance,
     CreateGpuInstance,

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from nodeagent.metrics import own
 from nodeagent.metrics.own import OwnSample
-from nodeagent.plan.layout import creatable, free_slots
+from nodeagent.plan.layouts import creatable, free_slots
 from nodeagent.plan.observed import Access, ComputeInstance, Gpu, GpuInstance
 from nodeagent.views.mps_state import ClientState, DaemonState
 from nodeagent.views.node_state import NodeState, Phase

@@ -10,9 +10,8 @@ import pwd
 import re
 from collections.abc import Iterator, Mapping
 
-from nodeagent.plan.accounts import ANY_USER
 from nodeagent.plan.desired import MigLayout, PlanDocument
-from nodeagent.plan.shares import Account
+from nodeagent.plan.shares import ANY_USER, Account
 
 _LARGEST_ID = 2**32 - 2  # the number above means "no change" to the kernel
 

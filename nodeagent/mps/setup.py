@@ -21,8 +21,8 @@ from nodeagent.mps.probing import Probe, probe
 from nodeagent.mps.process import Programs
 from nodeagent.mps.publishing import Publisher
 from nodeagent.mps.shares import DaemonSpec
-from nodeagent.plan.accounts import Host
 from nodeagent.plan.desired import PlanDocument
+from nodeagent.plan.shares import Host
 from nodeagent.settings import MpsSettings, Settings
 
 _MIB = 1024**2

@@ -1,4 +1,6 @@
-"""The planner's answer: for each GPU a verdict, the steps, and the picture afterwards."""
+"""The planner's answer for each GPU (a verdict, the steps, the picture afterwards), and the outcome
+of its execution.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +11,7 @@ from typing import assert_never
 
 from nodeagent.plan.desired import DesiredGpu
 from nodeagent.plan.observed import Gpu
-from nodeagent.plan.problems import Problem
-from nodeagent.plan.simulate_steps import after
+from nodeagent.plan.problems import Code, Problem
 from nodeagent.plan.steps import (
     CreateComputeInstance,
     CreateGpuInstance,
@@ -23,6 +24,7 @@ from nodeagent.plan.steps import (
     StartMps,
     Step,
     StopMps,
+    after,
 )
 
 
@@ -135,3 +137,56 @@ class NodePlan:
     @property
     def steps(self) -> tuple[Step, ...]:
         return tuple(step for gpu in self.gpus for step in gpu.steps)
+
+
+class StepResult(StrEnum):
+    """`undone`: done, then taken back because a later step of that GPU failed."""
+
+    DONE = "done"
+    FAILED = "failed"
+    UNDONE = "undone"
+    SKIPPED = "skipped"
+
+
+@dataclass(frozen=True, slots=True)
+class StepReport:
+    """One step, how it ended and how many seconds it took; `message` says why it failed."""
+
+    step: Step
+    result: StepResult
+    seconds: float = 0.0
+    message: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class GpuOutcome:
+    """`after` was read back from the hardware; `restored` are the steps of the way back, which was
+    taken if `turned_back`.
+    """
+
+    plan: GpuPlan
+    steps: tuple[StepReport, ...]
+    after: Gpu
+    problems: tuple[Problem, ...] = ()
+    restored: tuple[StepReport, ...] = ()
+    turned_back: bool = False
+
+    @property
+    def failed(self) -> bool:
+        return any(report.result is StepResult.FAILED for report in self.steps)
+
+    @property
+    def refused_in_use(self) -> bool:
+        """Whether a step failed because something is in use, and nothing else is wrong: the GPU
+        waits, as if its users had been seen before.
+        """
+        codes = {problem.code for problem in (*self.plan.problems, *self.problems)}
+        return self.failed and codes == {Code.IN_USE}
+
+
+@dataclass(frozen=True, slots=True)
+class NodeOutcome:
+    """The outcomes of one round, in the order of the plan."""
+
+    plan: NodePlan
+    gpus: tuple[GpuOutcome, ...]

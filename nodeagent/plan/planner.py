@@ -18,7 +18,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import assert_never
 
-from nodeagent.plan import obstacles
+from nodeagent.plan import refusals
 from nodeagent.plan.desired import (
     DesiredGpu,
     DesiredNode,
@@ -28,13 +28,12 @@ from nodeagent.plan.desired import (
     WantedInstance,
     WhenInUse,
 )
-from nodeagent.plan.health_limits import spared
-from nodeagent.plan.layout_steps import lay_out
-from nodeagent.plan.mode_steps import disable, enable
-from nodeagent.plan.mps_steps import add_sharing, concerns
-from nodeagent.plan.mps_usage import as_used
+from nodeagent.plan.mig import disable, enable, lay_out
+from nodeagent.plan.mps import add_sharing, concerns
 from nodeagent.plan.observed import Access, Gpu, ObservedNode
 from nodeagent.plan.plan import GpuPlan, NodePlan, Policy, Verdict, worst
+from nodeagent.plan.steps import ResetGpu, SetMigMode
+from nodeagent.plan.usage import as_used
 
 _DEFAULT_POLICY = Policy()
 
@@ -49,7 +48,7 @@ def plan(
         if gpu.key in desired.gpus
     )
     gone = tuple(
-        obstacles.vanished(key, wanted)
+        refusals.vanished(key, wanted)
         for key, wanted in desired.gpus.items()
         if all(gpu.key != key for gpu in observed.gpus)
     )
@@ -59,15 +58,15 @@ def plan(
 
 def plan_gpu(desired: DesiredGpu, gpu: Gpu, policy: Policy = _DEFAULT_POLICY) -> GpuPlan:
     """The steps for one GPU."""
-    result = replace(spared(_plan_gpu(desired, gpu, policy), desired.path), goal=desired)
+    result = replace(_spared(_plan_gpu(desired, gpu, policy), desired.path), goal=desired)
     if result.verdict is Verdict.BLOCKED and desired.when_in_use is WhenInUse.EVICT:
-        return replace(result, problems=tuple(map(obstacles.without_eviction, result.problems)))
+        return replace(result, problems=tuple(map(refusals.without_eviction, result.problems)))
     return result
 
 
 def _plan_gpu(desired: DesiredGpu, gpu: Gpu, policy: Policy) -> GpuPlan:
     if gpu.access is not Access.OK:
-        return GpuPlan.refused(gpu, Verdict.BLOCKED, obstacles.inaccessible(gpu, desired))
+        return GpuPlan.refused(gpu, Verdict.BLOCKED, refusals.inaccessible(gpu, desired))
     if not concerns(desired, gpu):
         return _plan_mig(desired, gpu, policy)
     return add_sharing(gpu, _plan_mig(desired, as_used(gpu), policy), desired, policy)
@@ -119,3 +118,21 @@ def _takes_turns(gpu: Gpu) -> bool:
 
 def _mode_on(gpu: Gpu) -> bool:
     return gpu.mig is not None and gpu.mig.current and gpu.mig.pending
+
+
+def _spared(result: GpuPlan, path: str) -> GpuPlan:
+    """The plan for a GPU, or its refusal where it would work on what is sick."""
+    gpu = result.before
+    if result.verdict is not Verdict.APPLICABLE:
+        return result
+    if gpu.sickness.whole:
+        return GpuPlan.refused(gpu, Verdict.BLOCKED, refusals.sick_gpu(gpu, path))
+    if gpu.sickness.slices and _hands_out_all(result):
+        return GpuPlan.refused(gpu, Verdict.BLOCKED, refusals.sick_slices(gpu, path))
+    return result
+
+
+def _hands_out_all(result: GpuPlan) -> bool:
+    """Whether MIG goes off and the sick slices are then anybody's; a reset mends them first."""
+    off = any(isinstance(step, SetMigMode) and not step.enabled for step in result.steps)
+    return off and not any(isinstance(step, ResetGpu) for step in result.steps)

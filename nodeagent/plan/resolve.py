@@ -6,16 +6,19 @@ whole, with every fault that was found.
 
 from __future__ import annotations
 
+import fnmatch
+import re
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import assert_never
 
-from nodeagent.plan import obstacles
-from nodeagent.plan.accounts import Host
+from nodeagent.plan import refusals
 from nodeagent.plan.compute_instances import sizes_offered
 from nodeagent.plan.desired import (
     DesiredGpu,
     DesiredMig,
     DesiredNode,
+    DeviceSelector,
     InstanceEntry,
     Layout,
     MigDisabled,
@@ -26,19 +29,19 @@ from nodeagent.plan.desired import (
     PlanEntry,
     WantedInstance,
 )
-from nodeagent.plan.layout import Card
+from nodeagent.plan.layouts import Card
+from nodeagent.plan.names import ProfileName, find, nearest
 from nodeagent.plan.observed import Access, Gpu, GpuInstanceProfile, ObservedNode
 from nodeagent.plan.plan import Verdict
 from nodeagent.plan.problems import Code, Problem
-from nodeagent.plan.profiles import ProfileName, find, nearest
-from nodeagent.plan.resolve_sharing import (
+from nodeagent.plan.resolve_mps import (
     mps_by_device,
     mps_of_gpu,
     mps_of_profile,
     time_slice_of,
 )
 from nodeagent.plan.search import best_layout
-from nodeagent.plan.selection import select
+from nodeagent.plan.shares import Host
 
 _ANY_HOST = Host()
 
@@ -142,11 +145,11 @@ def _desired_mig(
             return disabled
         case MigEnabled() as enabled:
             if gpu.mig is None:
-                problems.append(obstacles.not_mig_capable(gpu, enabled.path))
+                problems.append(refusals.not_mig_capable(gpu, enabled.path))
             return enabled
         case MigLayout(instances=instances, path=path):
             if gpu.mig is None:
-                problems.append(obstacles.not_mig_capable(gpu, path))
+                problems.append(refusals.not_mig_capable(gpu, path))
                 return None
             if not any(profile.placements for profile in gpu.profiles):
                 problems.append(_profiles_unknown(gpu, path))
@@ -261,5 +264,95 @@ def _impossible(desired: DesiredGpu, gpu: Gpu) -> list[Problem]:
     match desired.mig:
         case Layout(instances=wanted, path=path) if gpu.access is Access.OK:
             if best_layout(Card.of(gpu), wanted, ()) is None:
-                return [obstacles.does_not_fit(gpu, wanted, path)]
+                return [refusals.does_not_fit(gpu, wanted, path)]
     return []
+
+
+# --- which GPUs -------------------------------------------------------------------------------
+
+
+def select(entry: PlanEntry, observed: ObservedNode, problems: list[Problem]) -> list[Gpu]:
+    """The GPUs that an entry names, in index order; faults are added to `problems`."""
+    if entry.devices is None:
+        gpus = [gpu for gpu in observed.gpus if not _skipped_by_all(entry, gpu)]
+    else:
+        gpus = _named(entry.devices, observed, problems)
+    return [gpu for gpu in gpus if _passes(entry, gpu)]
+
+
+def _skipped_by_all(entry: PlanEntry, gpu: Gpu) -> bool:
+    """`all` in an entry that wants MIG means all GPUs that have it, as far as that is known."""
+    wants_mig = isinstance(entry.mig, MigEnabled | MigLayout)
+    return wants_mig and gpu.mig is None and gpu.access is Access.OK
+
+
+def _passes(entry: PlanEntry, gpu: Gpu) -> bool:
+    if entry.model is not None and not fnmatch.fnmatchcase(
+        gpu.name.casefold(), entry.model.casefold()
+    ):
+        return False
+    if not entry.pci_filters:
+        return True
+    return any(
+        f.device == gpu.pci_device_id and f.subsystem in (None, gpu.pci_subsystem_id)
+        for f in entry.pci_filters
+    )
+
+
+def _named(
+    selectors: Sequence[DeviceSelector], observed: ObservedNode, problems: list[Problem]
+) -> list[Gpu]:
+    found: list[Gpu] = []
+    for selector in selectors:
+        gpu = next((g for g in observed.gpus if _means(selector, g)), None)
+        if gpu is None:
+            problems.append(_unknown_device(selector, observed))
+        elif gpu in found:
+            problems.append(
+                Problem(
+                    Code.DUPLICATE_DEVICE,
+                    f"{selector.text} is GPU {gpu.index}, which this entry names already",
+                    "name each GPU once",
+                    gpu=gpu.uuid,
+                    path=selector.path,
+                )
+            )
+        else:
+            found.append(gpu)
+    return sorted(found, key=lambda gpu: gpu.index)
+
+
+def _means(selector: DeviceSelector, gpu: Gpu) -> bool:
+    if selector.index is not None:
+        return gpu.index == selector.index
+    if selector.uuid is not None:
+        return gpu.uuid.casefold() == selector.uuid.casefold()
+    return (
+        selector.pci_bus_id is not None
+        and bool(gpu.pci_bus_id)
+        and _pci_address(selector.pci_bus_id) == _pci_address(gpu.pci_bus_id)
+    )
+
+
+def _pci_address(text: str) -> tuple[int, ...] | None:
+    """Domain (0 when left out), bus, device, function (0 when left out)."""
+    match = re.fullmatch(
+        r"(?:([0-9a-f]{1,8}):)?([0-9a-f]{1,2}):([0-9a-f]{1,2})(?:\.([0-7]))?", text.casefold()
+    )
+    return tuple(int(part or "0", 16) for part in match.groups()) if match else None
+
+
+def _unknown_device(selector: DeviceSelector, observed: ObservedNode) -> Problem:
+    if selector.index is not None:
+        count = len(observed.gpus)
+        have = f"indices 0 to {count - 1}" if count > 1 else "index 0" if count else "no GPU at all"
+    elif selector.uuid is not None:
+        have = ", ".join(g.uuid for g in observed.gpus) or "no GPU at all"
+    else:
+        have = ", ".join(g.pci_bus_id for g in observed.gpus) or "no GPU at all"
+    return Problem(
+        Code.UNKNOWN_DEVICE,
+        f"this node has no GPU {selector.text}",
+        f"it has {have}",
+        path=selector.path,
+    )

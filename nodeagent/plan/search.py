@@ -22,7 +22,7 @@ from itertools import product
 
 from nodeagent.plan.compute_instances import ANYWHERE, Division, Redivision, divisions, redivide
 from nodeagent.plan.desired import WantedInstance
-from nodeagent.plan.layout import Card
+from nodeagent.plan.layouts import Card
 from nodeagent.plan.mps_assignment import STOP, Seat, assign, cost_of
 from nodeagent.plan.observed import GpuInstance
 

@@ -5,6 +5,7 @@ Limits are in what the control daemon can express: whole MiB, percent with two d
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -126,3 +127,17 @@ def written_bytes(amount: int) -> str:
     if amount % 1024**3 == 0:
         return f"{amount // 1024**3}Gi"
     return f"{amount // MIB}Mi" if amount >= MIB else f"{amount} bytes"
+
+
+ANY_USER = "any"  # as `user`: a server that takes clients of every user, and so runs as root
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """`default_user` is whom MPS runs as where the plan does not say. `accounts` are those that
+    were looked up, by the text of `user` (`1000`, `1000:1000`, `alice`); a name that is not in it
+    is unknown to the host, a uid has its own number as group.
+    """
+
+    default_user: str = "1000"
+    accounts: Mapping[str, Account] = field(default_factory=dict)

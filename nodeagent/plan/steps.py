@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from typing import TypeVar, assert_never
 
-from nodeagent.plan.observed import Placement
+from nodeagent.plan.names import device_name
+from nodeagent.plan.observed import ComputeInstance, Gpu, GpuInstance, MigMode, MpsDaemon, Placement
 from nodeagent.plan.shares import ComputeMode, TimeSlice, WantedMps
 
 
@@ -148,3 +151,146 @@ GpuStep = (
     | SetTimeSlice
 )
 Step = GpuStep | StopMps | StartMps
+
+
+# --- their effect -----------------------------------------------------------------------------
+# For the picture after a plan, and for tests that cut plans short. The hardware is always read back
+# instead of believing this.
+
+_Change = Callable[[tuple[ComputeInstance, ...]], tuple[ComputeInstance, ...]]
+_Shared = TypeVar("_Shared", Gpu, ComputeInstance)
+
+
+def after(gpu: Gpu, steps: Iterable[Step]) -> Gpu:
+    """The GPU once `steps` are done. Ids not yet given by the driver are negative, UUIDs empty."""
+    for step in steps:
+        gpu = _after(gpu, step)
+    return gpu
+
+
+def _after(gpu: Gpu, step: Step) -> Gpu:
+    match step:
+        case SetMigMode(enabled=enabled):
+            return _after_mode(gpu, enabled=enabled)
+        case ResetGpu():
+            pending = gpu.mig.pending if gpu.mig else False
+            return replace(_bare(gpu, mig=pending), mig=MigMode(pending, pending), instances=())
+        case DestroyGpuInstance(instance=gone):
+            return replace(gpu, instances=tuple(i for i in gpu.instances if i.id != gone))
+        case DestroyComputeInstance(instance=instance, compute=gone):
+            return _edit(gpu, instance, lambda present: tuple(c for c in present if c.id != gone))
+        case CreateGpuInstance():
+            return replace(gpu, instances=(*gpu.instances, _created(gpu, step)))
+        case CreateComputeInstance(instance=instance, profile=profile, slices=slices):
+            return _edit(
+                gpu,
+                instance,
+                lambda present: (*present, _new_device(_free_id(present), profile, slices)),
+            )
+        case StopMps() | StartMps() | SetComputeMode():
+            return _after_sharing(gpu, step)
+        case SetTimeSlice(time_slice=time_slice):
+            return _after_time_slice(gpu, time_slice)
+        case _:
+            assert_never(step)
+
+
+# --- MIG --------------------------------------------------------------------------------------
+
+
+def _after_mode(gpu: Gpu, *, enabled: bool) -> Gpu:
+    current = gpu.mig.current if gpu.mig else False
+    if gpu.mode_change_needs_reset:
+        return replace(gpu, mig=MigMode(current, enabled))
+    changed = _bare(gpu, mig=enabled) if enabled != current else gpu
+    instances = gpu.instances if enabled else ()
+    return replace(changed, mig=MigMode(enabled, enabled), instances=instances)
+
+
+def _bare(gpu: Gpu, *, mig: bool) -> Gpu:
+    """What a change of the MIG mode leaves of the GPU's own sharing: the driver's defaults."""
+    mode = None if mig else ComputeMode.DEFAULT
+    return replace(gpu, mps=None, compute_mode=mode, time_slice=None)
+
+
+def _created(gpu: Gpu, step: CreateGpuInstance) -> GpuInstance:
+    profile = gpu.profile(step.profile)
+    whole = profile.slices if profile else max(step.compute, default=0)
+    compute = tuple(
+        _new_device(i, device_name(step.profile, whole, slices), slices)
+        for i, slices in enumerate(step.compute)
+    )
+    return GpuInstance(
+        -1 - step.placement.start, step.profile_id, step.profile, step.placement, compute
+    )
+
+
+def _new_device(number: int, profile: str, slices: int) -> ComputeInstance:
+    return ComputeInstance(number, profile, slices, "", compute_mode=ComputeMode.DEFAULT)
+
+
+def _edit(gpu: Gpu, instance: int, change: _Change) -> Gpu:
+    return replace(
+        gpu,
+        instances=tuple(
+            replace(i, compute=change(i.compute)) if i.id == instance else i for i in gpu.instances
+        ),
+    )
+
+
+def _free_id(present: tuple[ComputeInstance, ...]) -> int:
+    taken = {c.id for c in present}
+    return next(i for i in range(len(taken) + 1) if i not in taken)
+
+
+# --- sharing ----------------------------------------------------------------------------------
+
+
+def _after_sharing(gpu: Gpu, step: StopMps | StartMps | SetComputeMode) -> Gpu:
+    if step.device == gpu.uuid:
+        return _shared(gpu, step)
+    meant = _meant(gpu, step)
+    if meant is None:
+        return gpu
+    gi, ci = meant
+    return _edit(
+        gpu, gi, lambda present: tuple(_shared(c, step) if c.id == ci else c for c in present)
+    )
+
+
+def _meant(gpu: Gpu, step: StopMps | StartMps | SetComputeMode) -> tuple[int, int] | None:
+    """The ids of the device: by its UUID, else the first new one of its kind without a daemon."""
+    for instance in gpu.instances:
+        for device in instance.compute:
+            if step.device:
+                found = device.uuid == step.device
+            else:
+                kind = (instance.placement, device.profile) == (step.placement, step.profile)
+                found = kind and not device.uuid and device.mps is None
+            if found:
+                return instance.id, device.id
+    return None
+
+
+def _shared(device: _Shared, step: StopMps | StartMps | SetComputeMode) -> _Shared:
+    match step:
+        case StopMps():
+            servers = device.mps.servers if device.mps else ()
+            left = tuple(u for u in device.usage.processes if u.pid not in servers)
+            return replace(device, mps=None, usage=replace(device.usage, processes=left))
+        case StartMps(wanted=wanted):
+            daemon = device.mps or MpsDaemon(wanted, "Starting")
+            return replace(device, mps=replace(daemon, runs=wanted))
+        case SetComputeMode(mode=mode):
+            before = device.earlier_mode or device.compute_mode
+            earlier = None if before is mode else before
+            return replace(device, compute_mode=mode, earlier_mode=earlier)
+        case _:
+            assert_never(step)
+
+
+def _after_time_slice(gpu: Gpu, time_slice: TimeSlice) -> Gpu:
+    before = gpu.earlier_time_slice or gpu.time_slice
+    # Of an interval that was not known it is taken for granted that it was the driver's own.
+    earlier = TimeSlice.DEFAULT if before is None else None if before is time_slice else before
+    return replace(gpu, time_slice=time_slice, earlier_time_slice=earlier)

@@ -15,13 +15,13 @@ from typing import assert_never
 
 from nodeagent.documents.reading import digest_of, read_document
 from nodeagent.errors import DocumentError
-from nodeagent.plan.accounts import Host
 from nodeagent.plan.desired import DesiredNode, PlanDocument
 from nodeagent.plan.observed import Access, ObservedNode
 from nodeagent.plan.plan import NodePlan, Policy, Verdict
 from nodeagent.plan.planner import plan
 from nodeagent.plan.problems import Problem
 from nodeagent.plan.resolve import Rejection, resolve
+from nodeagent.plan.shares import Host
 from nodeagent.reconcile.plan_update import (
     DeferredPlan,
     NoPlan,

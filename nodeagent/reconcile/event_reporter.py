@@ -8,8 +8,7 @@ import structlog
 
 from nodeagent.mps.lifecycle.values import Report, Subject
 from nodeagent.plan.observed import Access, Gpu, ObservedNode
-from nodeagent.plan.outcome import GpuOutcome, StepReport, StepResult
-from nodeagent.plan.plan import GpuPlan, Verdict
+from nodeagent.plan.plan import GpuOutcome, GpuPlan, StepReport, StepResult, Verdict
 from nodeagent.plan.problems import Code, Problem
 from nodeagent.plan.steps import StartMps
 from nodeagent.reconcile.active_plan import Judgement

@@ -7,11 +7,11 @@ from typing import Any
 
 from nodeagent.documents.reading import digest_of, read_document
 from nodeagent.errors import DocumentError
-from nodeagent.plan.accounts import Host
 from nodeagent.plan.observed import ObservedNode
 from nodeagent.plan.plan import Policy, Verdict
 from nodeagent.plan.planner import plan
 from nodeagent.plan.resolve import Rejection, resolve
+from nodeagent.plan.shares import Host
 from nodeagent.reconcile.active_plan import HostFor
 from nodeagent.views.plan_report import plan_json, rejection_json
 

@@ -20,11 +20,10 @@ from nodeagent.backoff import Backoff
 from nodeagent.errors import LIBRARY_MISSING, DriverError, NodeagentError
 from nodeagent.execute.executor import StepDriver, carry_out
 from nodeagent.files.state import StateFile
-from nodeagent.plan.accounts import Host
 from nodeagent.plan.observed import Access, ObservedNode
-from nodeagent.plan.outcome import NodeOutcome, StepReport
-from nodeagent.plan.plan import GpuPlan, Policy
+from nodeagent.plan.plan import GpuPlan, NodeOutcome, Policy, StepReport
 from nodeagent.plan.problems import Code, Problem
+from nodeagent.plan.shares import Host
 from nodeagent.reconcile.active_plan import (
     HostFor,
     Judgement,

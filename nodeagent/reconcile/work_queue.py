@@ -14,8 +14,7 @@ from nodeagent.backoff import Backoff
 from nodeagent.execute.step_problems import not_as_planned
 from nodeagent.plan.desired import DesiredGpu, DesiredNode
 from nodeagent.plan.observed import Access, Gpu
-from nodeagent.plan.outcome import GpuOutcome
-from nodeagent.plan.plan import GpuPlan, NodePlan, Verdict
+from nodeagent.plan.plan import GpuOutcome, GpuPlan, NodePlan, Verdict
 from nodeagent.plan.problems import Code, Problem
 from nodeagent.reconcile.active_plan import Judgement
 from nodeagent.views.text import gpu_words, layout_words, users

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from nodeagent.plan.outcome import GpuOutcome, NodeOutcome, StepReport, StepResult
-from nodeagent.plan.plan import NodePlan, Verdict
+from nodeagent.plan.plan import GpuOutcome, NodeOutcome, NodePlan, StepReport, StepResult, Verdict
 from nodeagent.plan.problems import Problem
 from nodeagent.terminal.gpu_cells import cells_now, slots_of
 from nodeagent.terminal.page import BLANK, Line, Span, Tone, indent, line

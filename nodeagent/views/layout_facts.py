@@ -11,9 +11,9 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from nodeagent.plan.layout import creatable, free_slots
-from nodeagent.plan.mps_usage import as_used
+from nodeagent.plan.layouts import creatable, free_slots
 from nodeagent.plan.observed import Access, Gpu, ObservedNode
+from nodeagent.plan.usage import as_used
 from nodeagent.views.devices import places
 from nodeagent.views.mps_state import DaemonState
 from nodeagent.views.plain_text import compact_json, that_fit

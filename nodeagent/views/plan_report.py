@@ -8,8 +8,7 @@ from typing import assert_never
 from msgspec import UNSET, structs
 
 from nodeagent.plan.observed import Gpu, GpuInstance
-from nodeagent.plan.outcome import GpuOutcome, NodeOutcome, StepReport
-from nodeagent.plan.plan import GpuPlan, NodePlan, Verdict
+from nodeagent.plan.plan import GpuOutcome, GpuPlan, NodeOutcome, NodePlan, StepReport, Verdict
 from nodeagent.plan.problems import Problem
 from nodeagent.plan.steps import (
     CreateComputeInstance,

@@ -10,8 +10,7 @@ from typing import Annotated, Any, Literal
 from msgspec import UNSET, Meta, Struct, UnsetType, to_builtins
 
 from nodeagent.health.findings import Action, Severity
-from nodeagent.plan.outcome import StepResult
-from nodeagent.plan.plan import Verdict
+from nodeagent.plan.plan import StepResult, Verdict
 from nodeagent.plan.shares import ComputeMode, TimeSlice
 from nodeagent.views.node_state import Phase
 

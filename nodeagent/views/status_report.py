@@ -12,7 +12,7 @@ from nodeagent.health.findings import Finding, Moment, in_order, worst
 from nodeagent.health.reporting import of_gpu
 from nodeagent.health.state import HealthState
 from nodeagent.health.table import BY_CAUSE, Check, advice
-from nodeagent.plan.layout import creatable, free_slots
+from nodeagent.plan.layouts import creatable, free_slots
 from nodeagent.plan.observed import Access, ComputeInstance, Gpu, GpuInstance, Usage, User
 from nodeagent.views import shapes
 from nodeagent.views.cluster_state import ClusterState

@@ -23,7 +23,7 @@ from nodeagent.execute.executor import carry_out
 from nodeagent.gpu.driver import Driver
 from nodeagent.plan.desired import DesiredGpu, DesiredNode
 from nodeagent.plan.observed import Access, Gpu
-from nodeagent.plan.outcome import GpuOutcome, StepResult
+from nodeagent.plan.plan import GpuOutcome, StepResult
 from nodeagent.plan.planner import plan
 from nodeagent.plan.steps import CreateGpuInstance, DestroyGpuInstance
 from nodeagent.simulation import Code, SimulatedNode, simulated

@@ -23,8 +23,7 @@ from nodeagent.execute.executor import carry_out
 from nodeagent.gpu.driver import Driver
 from nodeagent.plan.desired import DesiredNode
 from nodeagent.plan.observed import Access, Gpu, ObservedNode
-from nodeagent.plan.outcome import GpuOutcome, StepResult
-from nodeagent.plan.plan import GpuPlan, Verdict
+from nodeagent.plan.plan import GpuOutcome, GpuPlan, StepResult, Verdict
 from nodeagent.plan.planner import plan
 from nodeagent.plan.resolve import resolve
 from nodeagent.simulation import Code, simulated

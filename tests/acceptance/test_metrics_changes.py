@@ -12,8 +12,7 @@ from pathlib import Path
 
 from nodeagent.backoff import Backoff
 from nodeagent.gpu.driver import Driver
-from nodeagent.plan.outcome import NodeOutcome
-from nodeagent.plan.plan import Policy
+from nodeagent.plan.plan import NodeOutcome, Policy
 from nodeagent.plan.steps import SetMigMode, Step
 from nodeagent.reconcile.event_log import EventLog
 from nodeagent.reconcile.event_reporter import Narrator

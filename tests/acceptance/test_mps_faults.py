@@ -23,7 +23,7 @@ import pytest
 from nodeagent.errors import DriverError
 from nodeagent.mps.identity import CONTROL, SERVER, Identity, identify
 from nodeagent.plan.observed import Access, Gpu
-from nodeagent.plan.outcome import GpuOutcome, StepResult
+from nodeagent.plan.plan import GpuOutcome, StepResult
 from nodeagent.plan.problems import Code as Problems
 from nodeagent.plan.steps import StartMps, StopMps
 from nodeagent.simulation import Code, SimulatedNode, open_node, simulated

@@ -10,8 +10,8 @@ import pytest
 import yaml
 from jsonschema import Draft202012Validator
 
+from nodeagent.documents.plan import plan_schema
 from nodeagent.documents.reading import read_document
-from nodeagent.documents.schema import plan_schema
 from nodeagent.errors import DocumentError
 from nodeagent.gpu.driver import Driver
 from nodeagent.plan.desired import DesiredNode, MigLayout

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nodeagent.documents.quantity import likely_quantity, read_quantity
+from nodeagent.documents.mps import likely_quantity, read_quantity
 
 FACTORS = {
     "": Fraction(1),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from nodeagent.documents.scalars import resolve
+from nodeagent.documents.bounded_yaml import plain_scalar
 
 
 @pytest.mark.parametrize(
@@ -41,7 +41,7 @@ from nodeagent.documents.scalars import resolve
 )
 def test_meaning(text: str, value: object) -> None:
     """Words mean what mig-parted takes them for, and addresses and dates stay text."""
-    assert (resolve(text), type(resolve(text))) == (value, type(value))
+    assert (plain_scalar(text), type(plain_scalar(text))) == (value, type(value))
 
 
 @pytest.mark.parametrize(
@@ -61,4 +61,4 @@ def test_meaning(text: str, value: object) -> None:
 def test_no_meaning(text: str, reason: str) -> None:
     """Numbers that are none, ambiguous or huge are refused with the reason."""
     with pytest.raises(ValueError, match=reason):
-        resolve(text)
+        plain_scalar(text)

@@ -10,9 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 
-from nodeagent.documents.plan import PLAN
+from nodeagent.documents.plan import PLAN, plan_schema
 from nodeagent.documents.reading import read_document
-from nodeagent.documents.schema import plan_schema
 from nodeagent.errors import DocumentError
 
 VALIDATOR = Draft202012Validator(plan_schema())

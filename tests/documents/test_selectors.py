@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from nodeagent.documents.selectors import identity, read_pci_filter, read_selector
+from nodeagent.documents.terms import identity, read_pci_filter, read_selector
 from nodeagent.plan.desired import PciFilter
 
 UUID = "GPU-8f6e2f4c-7d1b-4d0f-9f3a-2b6c5d4e3f2a"

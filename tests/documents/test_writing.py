@@ -18,7 +18,6 @@ from nodeagent.documents.writing import (
     plan_data,
     plan_document,
 )
-from nodeagent.plan.accounts import Host
 from nodeagent.plan.desired import DesiredNode, MigDisabled, MigLayout
 from nodeagent.plan.observed import (
     Access,
@@ -36,6 +35,7 @@ from nodeagent.plan.resolve import resolve
 from nodeagent.plan.shares import (
     Account,
     ComputeMode,
+    Host,
     Share,
     Sharing,
     TimeSlice,

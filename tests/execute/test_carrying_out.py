@@ -11,8 +11,7 @@ from nodeagent.execute.executor import carry_out
 from nodeagent.gpu.driver import Driver
 from nodeagent.plan.desired import DesiredNode
 from nodeagent.plan.observed import Access, MigMode
-from nodeagent.plan.outcome import GpuOutcome, NodeOutcome, StepReport, StepResult
-from nodeagent.plan.plan import NodePlan, Policy
+from nodeagent.plan.plan import GpuOutcome, NodeOutcome, NodePlan, Policy, StepReport, StepResult
 from nodeagent.plan.planner import plan
 from nodeagent.plan.problems import Code
 from nodeagent.plan.resolve import resolve

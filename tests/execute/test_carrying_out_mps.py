@@ -16,11 +16,10 @@ from nodeagent.errors import GpuInUse, GpuLost, NodeagentError
 from nodeagent.execute.executor import carry_out
 from nodeagent.plan.desired import DesiredGpu, DesiredNode, Layout, WantedInstance
 from nodeagent.plan.observed import Access, Gpu, ObservedNode
-from nodeagent.plan.outcome import GpuOutcome, StepReport, StepResult
+from nodeagent.plan.plan import GpuOutcome, StepReport, StepResult
 from nodeagent.plan.planner import plan
 from nodeagent.plan.problems import Code
 from nodeagent.plan.shares import ComputeMode, TimeSlice
-from nodeagent.plan.simulate_steps import after
 from nodeagent.plan.steps import (
     CreateGpuInstance,
     Destruction,
@@ -29,6 +28,7 @@ from nodeagent.plan.steps import (
     StartMps,
     Step,
     StopMps,
+    after,
 )
 from nodeagent.views.text import layout_words
 from tests.plan.cards import card, divided, with_instances

@@ -12,7 +12,7 @@ from nodeagent.documents.reading import read_document
 from nodeagent.execute.executor import carry_out
 from nodeagent.plan.desired import DesiredNode
 from nodeagent.plan.observed import Gpu, MigMode, ObservedNode
-from nodeagent.plan.outcome import StepReport
+from nodeagent.plan.plan import StepReport
 from nodeagent.plan.planner import plan
 from nodeagent.plan.problems import Code
 from nodeagent.plan.resolve import resolve

@@ -17,8 +17,7 @@ from nodeagent.health.findings import Action, Finding, Moment, Place, Severity
 from nodeagent.mps.identity import CONTROL, SERVER
 from nodeagent.mps.lifecycle.values import Subject
 from nodeagent.plan.observed import WELL, ObservedNode, Placement
-from nodeagent.plan.outcome import StepResult
-from nodeagent.plan.plan import Verdict
+from nodeagent.plan.plan import StepResult, Verdict
 from nodeagent.plan.problems import Code
 from nodeagent.plan.shares import ComputeMode, TimeSlice
 from nodeagent.plan.steps import (

@@ -20,13 +20,12 @@ from nodeagent.mps.launching import ChildLauncher, Launcher, shm_directory
 from nodeagent.mps.lifecycle.values import Policy
 from nodeagent.mps.publishing import Publisher
 from nodeagent.mps.shares import DaemonSpec
-from nodeagent.plan.accounts import Host
 from nodeagent.plan.desired import DesiredNode
 from nodeagent.plan.observed import ComputeInstance, Gpu, ObservedNode
-from nodeagent.plan.outcome import GpuOutcome, NodeOutcome
-from nodeagent.plan.plan import NodePlan
+from nodeagent.plan.plan import GpuOutcome, NodeOutcome, NodePlan
 from nodeagent.plan.planner import plan
 from nodeagent.plan.resolve import Rejection, resolve
+from nodeagent.plan.shares import Host
 from nodeagent.simulation import SimulatedNode
 from nodeagent.simulation.mps.clients import SimulatedClient
 from tests.mps.fleet_rig import POLICY, TIMING, US, FleetRig

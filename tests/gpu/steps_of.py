@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from nodeagent.gpu.driver import Driver
+from nodeagent.plan.names import device_name
 from nodeagent.plan.observed import ComputeInstance, Gpu, GpuInstance, Placement
-from nodeagent.plan.profiles import device_name
 from nodeagent.plan.shares import ComputeMode, TimeSlice
 from nodeagent.plan.steps import (
     CreateComputeInstance,

@@ -19,8 +19,8 @@ from nodeagent.errors import DriverError
 from nodeagent.gpu.driver import Driver
 from nodeagent.gpu.nvml_errors import is_unsupported
 from nodeagent.gpu.usage import UsageProbe
+from nodeagent.plan.names import ProfileName
 from nodeagent.plan.observed import Access, Gpu, MigMode, Placement
-from nodeagent.plan.profiles import ProfileName
 from nodeagent.plan.shares import ComputeMode
 from nodeagent.simulation import simulated
 from tests.gpu.steps_of import (

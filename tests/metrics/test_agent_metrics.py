@@ -25,8 +25,15 @@ from nodeagent.metrics.own import (
     Type,
     own_families,
 )
-from nodeagent.plan.outcome import GpuOutcome, NodeOutcome, StepReport, StepResult
-from nodeagent.plan.plan import GpuPlan, NodePlan, Verdict
+from nodeagent.plan.plan import (
+    GpuOutcome,
+    GpuPlan,
+    NodeOutcome,
+    NodePlan,
+    StepReport,
+    StepResult,
+    Verdict,
+)
 from nodeagent.plan.steps import ResetGpu, SetMigMode
 from tests.plan.cards import card
 

@@ -6,8 +6,7 @@ import pytest
 
 from nodeagent.metrics.downtime import out_of_use
 from nodeagent.plan.observed import Gpu, Placement
-from nodeagent.plan.outcome import GpuOutcome, StepReport, StepResult
-from nodeagent.plan.plan import GpuPlan
+from nodeagent.plan.plan import GpuOutcome, GpuPlan, StepReport, StepResult
 from nodeagent.plan.shares import Account, Share, Sharing, WantedMps
 from nodeagent.plan.steps import (
     CreateGpuInstance,

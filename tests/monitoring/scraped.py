@@ -31,8 +31,15 @@ from nodeagent.metrics.node_metrics import node_samples
 from nodeagent.metrics.own import OwnSample, own_families
 from nodeagent.metrics.selection import default_selection
 from nodeagent.plan.observed import ObservedNode
-from nodeagent.plan.outcome import GpuOutcome, NodeOutcome, StepReport, StepResult
-from nodeagent.plan.plan import GpuPlan, NodePlan, Verdict
+from nodeagent.plan.plan import (
+    GpuOutcome,
+    GpuPlan,
+    NodeOutcome,
+    NodePlan,
+    StepReport,
+    StepResult,
+    Verdict,
+)
 from nodeagent.plan.steps import DestroyGpuInstance, SetMigMode
 from nodeagent.views.mps_state import ClientState, DaemonState, ServerState
 from nodeagent.views.node_state import NodeState, Phase

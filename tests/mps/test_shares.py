@@ -16,6 +16,7 @@ from nodeagent.mps.commands import SetDefaultMemoryLimit
 from nodeagent.mps.shares import MEMORY_VARIABLE, DaemonSpec, client_environment, spec_for
 from nodeagent.plan.desired import MpsEntry, ShareEntry
 from nodeagent.plan.problems import Code, Problem
+from nodeagent.plan.resolve_mps import share_out
 from nodeagent.plan.shares import (
     MIB,
     Account,
@@ -26,7 +27,6 @@ from nodeagent.plan.shares import (
     percentage_text,
     written_bytes,
 )
-from nodeagent.plan.sharing import share_out
 
 GIB = 1024**3
 GPU = "GPU-00000000-0000-0000-0000-000000000001"

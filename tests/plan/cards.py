@@ -10,7 +10,8 @@ from functools import cache
 from importlib.resources import files
 
 from nodeagent.plan.desired import DesiredGpu, Layout, WantedInstance
-from nodeagent.plan.layout import Card
+from nodeagent.plan.layouts import Card
+from nodeagent.plan.names import device_name
 from nodeagent.plan.observed import (
     ComputeInstance,
     ComputeInstanceProfile,
@@ -23,7 +24,6 @@ from nodeagent.plan.observed import (
     Usage,
     User,
 )
-from nodeagent.plan.profiles import device_name
 
 SOMEBODY = Usage((User(4711, "python"),))
 NOT_KNOWN = Usage(known=False, reason="the driver did not say")

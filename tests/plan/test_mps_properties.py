@@ -20,7 +20,6 @@ from nodeagent.plan.observed import Gpu, MpsDaemon, Placement, Usage, User
 from nodeagent.plan.plan import GpuPlan, Policy, Verdict
 from nodeagent.plan.planner import layout_of, plan_gpu
 from nodeagent.plan.shares import ComputeMode, TimeSlice, WantedMps
-from nodeagent.plan.simulate_steps import after
 from nodeagent.plan.steps import (
     CreateComputeInstance,
     CreateGpuInstance,
@@ -30,6 +29,7 @@ from nodeagent.plan.steps import (
     SetMigMode,
     StartMps,
     StopMps,
+    after,
 )
 from tests.plan.cards import (
     NOT_KNOWN,

@@ -12,8 +12,7 @@ from nodeagent.plan.desired import DesiredGpu, MigDisabled, MigEnabled
 from nodeagent.plan.observed import Gpu, MigMode
 from nodeagent.plan.plan import GpuPlan, Policy, Verdict
 from nodeagent.plan.planner import plan_gpu
-from nodeagent.plan.simulate_steps import after
-from nodeagent.plan.steps import DestroyComputeInstance, DestroyGpuInstance
+from nodeagent.plan.steps import DestroyComputeInstance, DestroyGpuInstance, after
 from tests.plan.cards import (
     NOT_KNOWN,
     SOMEBODY,

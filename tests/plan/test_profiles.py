@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nodeagent.plan.profiles import ProfileName, find, nearest
+from nodeagent.plan.names import ProfileName, find, nearest
 from tests.plan.cards import card
 
 

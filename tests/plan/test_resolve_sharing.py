@@ -7,7 +7,6 @@ from dataclasses import replace
 import pytest
 
 from nodeagent.documents.reading import read_document
-from nodeagent.plan.accounts import Host
 from nodeagent.plan.desired import (
     DesiredGpu,
     DesiredNode,
@@ -20,7 +19,7 @@ from nodeagent.plan.observed import Access, Gpu, Memory, ObservedNode
 from nodeagent.plan.plan import Verdict
 from nodeagent.plan.problems import Code, Problem
 from nodeagent.plan.resolve import Rejection, resolve
-from nodeagent.plan.shares import Account, Share, TimeSlice, WantedMps
+from nodeagent.plan.shares import Account, Host, Share, TimeSlice, WantedMps
 from tests.plan.cards import card, with_instances
 from tests.plan.daemons import without_mig
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nodeagent.plan.desired import DesiredGpu, DesiredNode, MigDisabled
-from nodeagent.plan.layout import Card, creatable, free_slots
+from nodeagent.plan.layouts import Card, creatable, free_slots
 from nodeagent.plan.observed import Gpu, ObservedNode, Sickness
 from nodeagent.plan.plan import GpuPlan, Policy, Verdict
 from nodeagent.plan.planner import plan, plan_gpu

@@ -4,8 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from nodeagent.plan.outcome import GpuOutcome, NodeOutcome, StepReport, StepResult
-from nodeagent.plan.plan import GpuPlan, NodePlan, Verdict
+from nodeagent.plan.plan import (
+    GpuOutcome,
+    GpuPlan,
+    NodeOutcome,
+    NodePlan,
+    StepReport,
+    StepResult,
+    Verdict,
+)
 from nodeagent.plan.problems import Code, Problem
 from nodeagent.plan.steps import StartMps
 from nodeagent.terminal.outcome_page import outcome_page

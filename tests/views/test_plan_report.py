@@ -7,8 +7,16 @@ from dataclasses import replace
 
 from nodeagent.plan.desired import DesiredGpu, DesiredNode, MigDisabled
 from nodeagent.plan.observed import Access, Gpu, MigMode, ObservedNode
-from nodeagent.plan.outcome import GpuOutcome, NodeOutcome, StepReport, StepResult
-from nodeagent.plan.plan import GpuPlan, NodePlan, Policy, Verdict
+from nodeagent.plan.plan import (
+    GpuOutcome,
+    GpuPlan,
+    NodeOutcome,
+    NodePlan,
+    Policy,
+    StepReport,
+    StepResult,
+    Verdict,
+)
 from nodeagent.plan.planner import plan
 from nodeagent.plan.problems import Code, Problem
 from nodeagent.plan.shares import Account, ComputeMode, TimeSlice

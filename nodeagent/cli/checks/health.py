@@ -19,7 +19,7 @@ def health_findings(settings: HealthSettings, *, simulated: bool) -> Iterator[Fi
 
 
 def _table_finding(settings: HealthSettings) -> Finding:
-    from nodeagent.documents.xid_file import xid_table
+    from nodeagent.documents.xids import xid_table
 
     try:
         xid_table(settings.xids)

@@ -17,9 +17,8 @@ from nodeagent.mps.daemon_command import OPEN_FILES
 from nodeagent.mps.directories import DEFAULT_DIRECTORIES, DirectoryRefused, directories_of
 from nodeagent.mps.identity import CONTROL, SERVER
 from nodeagent.mps.process import Programs
-from nodeagent.plan.accounts import ANY_USER
 from nodeagent.plan.desired import MigLayout, MpsEntry, PlanDocument, PlanEntry
-from nodeagent.plan.shares import Account
+from nodeagent.plan.shares import ANY_USER, Account
 from nodeagent.processes import Hidden, commands, environment_of
 
 _CHECK = "mps"

@@ -12,8 +12,8 @@ from nodeagent.gpu.device import GpuDevice
 from nodeagent.gpu.nvml import Device, GpuInstanceHandle, InstanceInfo
 from nodeagent.gpu.nvml_errors import INVALID_ARGUMENT, NOT_FOUND
 from nodeagent.gpu.usage import AllocationReading, UsageReading
+from nodeagent.plan.names import ProfileName
 from nodeagent.plan.observed import GpuInstanceProfile, Placement
-from nodeagent.plan.profiles import ProfileName
 
 _READ_AGAIN = 2  # times, before a failure to read back is one of the step
 _PAUSE = 0.05  # seconds

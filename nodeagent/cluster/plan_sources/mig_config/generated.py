@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from nodeagent.plan.desired import WantedInstance
-from nodeagent.plan.layout import Card, CardProfile
+from nodeagent.plan.layouts import Card, CardProfile
+from nodeagent.plan.names import ProfileName
 from nodeagent.plan.observed import Access, Gpu, ObservedNode
-from nodeagent.plan.profiles import ProfileName
 from nodeagent.plan.search import best_layout
 
 DISABLED: Final = "all-disabled"

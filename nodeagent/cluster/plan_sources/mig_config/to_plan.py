@@ -20,7 +20,7 @@ from nodeagent.documents.reading import read_document
 from nodeagent.errors import DocumentError
 from nodeagent.plan.observed import Access, Gpu, ObservedNode
 from nodeagent.plan.problems import Code, Problem
-from nodeagent.plan.selection import select
+from nodeagent.plan.resolve import select
 from nodeagent.reconcile.plan_update import NoPlan, PlanText, PlanUpdate, UnreadablePlan
 
 _MIG_CONFIGS = "mig-configs"

@@ -15,9 +15,9 @@ from enum import StrEnum
 
 from nodeagent.documents.findings import path_text, shown
 from nodeagent.documents.terms import MOST_INSTANCES
+from nodeagent.plan.names import ProfileName, device_name, find
 from nodeagent.plan.observed import Gpu
 from nodeagent.plan.problems import Code, Problem
-from nodeagent.plan.profiles import ProfileName, device_name, find
 
 _DOTTED = re.compile(r"([^+]*?gb)\.(.+)")
 _SHARE = re.compile(r"([1-9][0-9]{0,4})gb")

@@ -21,11 +21,10 @@ from nodeagent.cluster.plan_sources.nos.grammar import (
 )
 from nodeagent.documents.findings import MOST_PROBLEMS, listed, shown
 from nodeagent.documents.mps import MOST_CLIENTS
-from nodeagent.documents.selectors import LARGEST_INDEX
-from nodeagent.documents.terms import MOST_INSTANCES
+from nodeagent.documents.terms import LARGEST_INDEX, MOST_INSTANCES
+from nodeagent.plan.names import ProfileName, find, nearest
 from nodeagent.plan.observed import Access, Gpu, ObservedNode
 from nodeagent.plan.problems import Code, Problem
-from nodeagent.plan.profiles import ProfileName, find, nearest
 from nodeagent.plan.shares import MIB
 
 _PROFILES = "a MIG profile such as 1g.10gb or 1g.10gb.me"

@@ -25,9 +25,9 @@ from nodeagent.cluster.plan_sources.nos.grammar import (
     status_keys,
 )
 from nodeagent.documents.reading import digest_of
-from nodeagent.plan.mps_usage import as_used
 from nodeagent.plan.observed import Access, Gpu, MpsDaemon, User
 from nodeagent.plan.shares import MIB, Share
+from nodeagent.plan.usage import as_used
 from nodeagent.reconcile.plan_update import NoPlan, PlanUpdate, UnreadablePlan
 from nodeagent.views.mps_state import ClientState, DaemonState
 from nodeagent.views.node_state import NodeState, Phase

@@ -13,7 +13,7 @@ from nodeagent.documents.reading import digest_of
 from nodeagent.plan.observed import Gpu, ObservedNode
 from nodeagent.plan.plan import NodePlan, Policy, Verdict
 from nodeagent.plan.problems import Code, Problem
-from nodeagent.plan.simulate_steps import after
+from nodeagent.plan.steps import after
 from nodeagent.reconcile.active_plan import PlanInForce
 from nodeagent.reconcile.plan_update import NoPlan, PlanText, PlanUpdate, UnreadablePlan
 from nodeagent.views.node_state import NodeState, Phase, Refusal, phase_of

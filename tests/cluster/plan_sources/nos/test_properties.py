@@ -26,7 +26,7 @@ from nodeagent.plan.desired import DesiredNode, MigLayout
 from nodeagent.plan.observed import ObservedNode
 from nodeagent.plan.planner import plan
 from nodeagent.plan.resolve import resolve
-from nodeagent.plan.simulate_steps import after
+from nodeagent.plan.steps import after
 from nodeagent.reconcile.plan_update import PlanText, UnreadablePlan
 from tests.cluster.plan_sources.nos.nodes import MIG, gpu, node, spec, state
 from tests.plan.cards import layouts, present, with_instances

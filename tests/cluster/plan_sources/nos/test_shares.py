@@ -12,7 +12,7 @@ from nodeagent.cluster.plan_sources.nos.requested_devices import (
     mps_entry,
     share_memory,
 )
-from nodeagent.documents.quantity import read_quantity
+from nodeagent.documents.mps import read_quantity
 from nodeagent.plan.shares import MIB
 from tests.cluster.plan_sources.nos.nodes import gpu
 

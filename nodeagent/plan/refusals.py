@@ -1,4 +1,4 @@
-"""What stands in the way of a plan, in the words of the person who wrote it."""
+"""Why a plan is refused, in the words of the person who wrote it."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from nodeagent.plan.desired import DesiredGpu, WantedInstance
-from nodeagent.plan.layout import Card, free_slots
-from nodeagent.plan.observed import Access, ComputeInstance, Gpu, GpuInstance
+from nodeagent.plan.layouts import Card, free_slots
+from nodeagent.plan.names import device_name
+from nodeagent.plan.observed import Access, ComputeInstance, Gpu, GpuInstance, Usage
 from nodeagent.plan.plan import Policy
 from nodeagent.plan.problems import Code, Problem
-from nodeagent.plan.profiles import device_name
 from nodeagent.plan.search import Target, best_layout
 
 
@@ -246,3 +246,49 @@ def _listed(names: Sequence[str]) -> str:
 
 def _path_of(wanted: Sequence[WantedInstance], profiles: Sequence[str]) -> str:
     return next((w.path for w in wanted if w.profile in profiles), "")
+
+
+def daemon_in_use(gpu: Gpu, device: str, users: Usage, *, why: str, path: str) -> Problem:
+    """A daemon that would have to be ended and serves somebody, or nobody knows whom."""
+    return Problem(
+        Code.IN_USE,
+        f"the MPS daemon of {device} would have to be stopped ({why}), but the device is in use "
+        f"by {users}",
+        "end what uses it, or wait for its end",
+        gpu=gpu.uuid,
+        path=path,
+    )
+
+
+def held_past_mps(gpu: Gpu, device: str, users: Usage, path: str) -> Problem:
+    """Somebody uses the device without MPS, whose server could not open it beside them."""
+    return Problem(
+        Code.IN_USE,
+        f"{device} cannot be given to MPS alone (compute mode EXCLUSIVE_PROCESS) while it is in "
+        f"use past MPS by {users}",
+        "end what uses it, wait for its end, or leave compute modes alone (setting "
+        "mps.computeMode: leave)",
+        gpu=gpu.uuid,
+        path=path,
+    )
+
+
+def sick_gpu(gpu: Gpu, path: str) -> Problem:
+    """The whole GPU is unhealthy, so nothing is done to it."""
+    return _unhealthy(gpu, f"nothing is changed on {gpu.title}", path)
+
+
+def sick_slices(gpu: Gpu, path: str) -> Problem:
+    """What is wanted would need memory slices that are sick."""
+    sick = ", ".join(str(n) for n in range(gpu.sickness.slices.bit_length()) if _is_sick(gpu, n))
+    what = f"the plan needs sick memory slices of {gpu.title} (sick: {sick})"
+    return _unhealthy(gpu, what, path)
+
+
+def _is_sick(gpu: Gpu, number: int) -> bool:
+    return bool(gpu.sickness.slices >> number & 1)
+
+
+def _unhealthy(gpu: Gpu, what: str, path: str) -> Problem:
+    why = f": {gpu.sickness.why}" if gpu.sickness.why else ""
+    return Problem(Code.GPU_UNHEALTHY, f"{what}{why}", gpu.sickness.remedy, gpu=gpu.uuid, path=path)

@@ -4,11 +4,22 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from nodeagent.documents.bounded_yaml import LARGEST_TEXT
-from nodeagent.documents.xid_table import read_xid_table
+from nodeagent.documents.bounded_yaml import LARGEST_TEXT, read_tree
 from nodeagent.errors import DocumentError, UsageError
 from nodeagent.files.regular import read_regular_file
+from nodeagent.health.xid_overrides import overridden
 from nodeagent.health.xids import XidTable, default_table
+
+
+def read_xid_table(text: str | bytes) -> XidTable:
+    """The program's table with the text's entries laid over it; raises DocumentError with every
+    fault found.
+    """
+    tree = read_tree(text)
+    findings = tree.findings()
+    table = overridden(default_table(), tree.value, findings)
+    findings.raise_any()
+    return table
 
 
 def xid_table(path: Path | None) -> XidTable:

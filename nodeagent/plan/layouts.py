@@ -12,8 +12,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 
+from nodeagent.plan.names import ProfileName
 from nodeagent.plan.observed import Engines, Gpu, GpuInstanceProfile
-from nodeagent.plan.profiles import ProfileName
 
 # Copy engines are shared when they run short; media engines are not.
 _MEDIA_ENGINES = ("decoder", "encoder", "jpeg", "ofa")
