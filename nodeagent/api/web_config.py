@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from nodeagent.documents.bounded_yaml import LARGEST_TEXT, read_tree
-from nodeagent.documents.findings import did_you_mean, listed
 from nodeagent.errors import DocumentError, UsageError
+from nodeagent.text import did_you_mean, listed
 
 _VERSIONS = {"TLS12": ssl.TLSVersion.TLSv1_2, "TLS13": ssl.TLSVersion.TLSv1_3}
 _OLD_VERSIONS = ("TLS10", "TLS11")

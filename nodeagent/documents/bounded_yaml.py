@@ -16,8 +16,9 @@ from dataclasses import dataclass
 
 import yaml
 
-from nodeagent.documents.findings import DocumentPath, Findings, Mark, refuse, shown
+from nodeagent.documents.findings import DocumentPath, Findings, Mark, refuse
 from nodeagent.plan.problems import Code
+from nodeagent.text import shown
 
 Scalar = str | int | float | bool | None
 Value = Scalar | list["Value"] | dict[str, "Value"]

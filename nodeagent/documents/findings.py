@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 from nodeagent.errors import DocumentError
 from nodeagent.plan.problems import Code, Problem
+from nodeagent.text import shown
 
 DocumentPath = tuple[str | int, ...]
 Mark = tuple[int, int]  # line and column, both from 1
@@ -15,7 +15,6 @@ Mark = tuple[int, int]  # line and column, both from 1
 MOST_PROBLEMS = 20  # a person mends some and looks again; a hostile text must not fill a log
 
 _PLAIN_KEY = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*")
-_LONGEST_SHOWN = 60
 
 
 def path_text(path: DocumentPath) -> str:
@@ -29,48 +28,6 @@ def path_text(path: DocumentPath) -> str:
         else:
             text += f"[{shown(part)}]"
     return text
-
-
-def shown(value: object) -> str:
-    """What was found, short and free of control characters: safe for a terminal and a log."""
-    match value:
-        case None:
-            return "nothing"
-        case bool():
-            return "true" if value else "false"
-        case str():
-            return json.dumps(_cut(value), ensure_ascii=not value.isprintable())
-        case dict():
-            return "a map"
-        case list():
-            return "a list"
-    return _cut(str(value))
-
-
-def _cut(text: str) -> str:
-    return text if len(text) <= _LONGEST_SHOWN else text[:_LONGEST_SHOWN] + "..."
-
-
-def listed(names: Iterable[str], most: int = 12) -> str:
-    """Names for a sentence, not more than a reader can take in."""
-    known = list(names)
-    rest = len(known) - most
-    return ", ".join(known[:most]) + (f" and {rest} more" if rest > 0 else "")
-
-
-def nearest(text: str, known: Iterable[str]) -> str | None:
-    """The known word that `text` was probably meant to be; capitals do not count."""
-    import difflib  # only documents with a fault in them pay for it
-
-    words = {word.lower(): word for word in known}
-    matches = difflib.get_close_matches(text[:_LONGEST_SHOWN].lower(), words, n=1, cutoff=0.6)
-    return words[matches[0]] if matches else None
-
-
-def did_you_mean(text: str, known: Iterable[str]) -> str:
-    """A remedy that names the nearest spelling, or nothing."""
-    word = nearest(text, known)
-    return f"did you mean {word}?" if word else ""
 
 
 class Findings:

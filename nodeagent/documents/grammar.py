@@ -11,16 +11,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
-from nodeagent.documents.findings import (
-    DocumentPath,
-    Findings,
-    did_you_mean,
-    listed,
-    nearest,
-    path_text,
-    shown,
-)
+from nodeagent.documents.findings import DocumentPath, Findings, path_text
 from nodeagent.plan.problems import Code
+from nodeagent.text import did_you_mean, listed, nearest, shown
 
 T = TypeVar("T")
 JsonSchema = dict[str, Any]

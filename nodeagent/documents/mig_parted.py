@@ -9,7 +9,6 @@ where a value belongs.
 from __future__ import annotations
 
 from nodeagent.documents.bounded_yaml import Tree
-from nodeagent.documents.findings import did_you_mean, listed, shown
 from nodeagent.documents.grammar import (
     Given,
     Key,
@@ -42,6 +41,7 @@ from nodeagent.plan.desired import (
     PlanEntry,
 )
 from nodeagent.plan.problems import Code, Problem
+from nodeagent.text import did_you_mean, listed, shown
 
 Configurations = dict[str, list[PlanEntry]]
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import re
 
-from nodeagent.documents.findings import shown
 from nodeagent.documents.grammar import (
     Given,
     Key,
@@ -23,6 +22,7 @@ from nodeagent.documents.grammar import (
     word,
 )
 from nodeagent.plan.desired import MpsEntry, ShareEntry
+from nodeagent.text import shown
 
 MOST_CLIENTS = 128  # of one device; drivers serve 48, newer ones 60
 LARGEST_ID = 2**32 - 2  # the number above means "no change" to the kernel

@@ -9,7 +9,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 from nodeagent.documents.bounded_yaml import Tree
-from nodeagent.documents.findings import did_you_mean, shown
 from nodeagent.documents.grammar import (
     Given,
     JsonSchema,
@@ -50,6 +49,7 @@ from nodeagent.plan.desired import (
 )
 from nodeagent.plan.names import ProfileName
 from nodeagent.plan.problems import Code
+from nodeagent.text import did_you_mean, shown
 
 LARGEST_START = 63  # memory slices; cards have at most 12
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import hashlib
 
 from nodeagent.documents.bounded_yaml import LARGEST_TEXT, Value, read_tree
-from nodeagent.documents.findings import refuse, shown
+from nodeagent.documents.findings import refuse
 from nodeagent.errors import DocumentError
 from nodeagent.plan.desired import PlanDocument
 from nodeagent.plan.problems import Code
+from nodeagent.text import shown
 
 LARGEST_PLAN = 64 * 1024  # bytes; what fits an annotation beside others
 _MIG_PARTED_KEY = "mig-configs"

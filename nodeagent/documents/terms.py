@@ -7,11 +7,11 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 
-from nodeagent.documents.findings import shown
 from nodeagent.documents.grammar import Place, Rule
 from nodeagent.plan.desired import DeviceSelector, PciFilter
 from nodeagent.plan.names import ProfileName
 from nodeagent.plan.problems import Code
+from nodeagent.text import shown
 
 LARGEST_INDEX = 1023  # far beyond any node; keeps a slip of the finger from looking sensible
 

@@ -13,11 +13,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
-from difflib import get_close_matches
 from typing import Protocol
 
 from nodeagent.health.xids import XidClass, XidTable
 from nodeagent.plan.problems import Code
+from nodeagent.text import did_you_mean
 
 _PATH = tuple[str | int, ...]
 _KEYS = ("version", "xids")
@@ -77,7 +77,7 @@ def _refuse_unknown(
                 Code.UNKNOWN_KEY,
                 (*path, word),
                 f"unknown key {word[:60]!r}",
-                remedy=_nearest(word, known) or f"known are {', '.join(known)}",
+                remedy=did_you_mean(word, known) or f"known are {', '.join(known)}",
                 of_key=True,
             )
 
@@ -102,7 +102,7 @@ def _kind(entry: dict[str, object], path: _PATH, faults: Faults) -> XidClass | N
         Code.INVALID_VALUE,
         (*path, "class"),
         "class is missing" if value is None else f"there is no class {str(value)[:60]!r}",
-        remedy=_nearest(str(value), known) or f"take one of {', '.join(known)}",
+        remedy=did_you_mean(str(value), known) or f"take one of {', '.join(known)}",
     )
     return None
 
@@ -114,10 +114,3 @@ def _name(value: object, path: _PATH, faults: Faults) -> str | None:
         return value
     faults.add(Code.INVALID_VALUE, path, f"name must be a text of at most {_LONGEST_NAME} letters")
     return None
-
-
-def _nearest(word: str, known: tuple[str, ...]) -> str:
-    """The known word that was probably meant, as a remedy, or nothing."""
-    by_lower = {name.lower(): name for name in known}
-    matches = get_close_matches(word[:60].lower(), by_lower, n=1, cutoff=0.6)
-    return f"did you mean {by_lower[matches[0]]}?" if matches else ""

@@ -7,7 +7,6 @@ dcgm-exporter refuses to start over one line, that line is named here and the ot
 from __future__ import annotations
 
 from dataclasses import dataclass
-from difflib import get_close_matches
 from functools import lru_cache
 from importlib import resources
 
@@ -15,6 +14,7 @@ from nodeagent.errors import NodeagentError
 from nodeagent.metrics.catalogue import Field, TextField, catalogue
 from nodeagent.metrics.go_csv import Record, records
 from nodeagent.metrics.sources import Composed, Composition
+from nodeagent.text import did_you_mean
 
 MOST_LINES = 5000  # dcgm-exporter has fewer than 1,000 fields
 _MOST_SUGGESTIONS = 20  # each compares a name with all fields, about 1.5 ms
@@ -175,11 +175,10 @@ def _unknown(line: int, name: str, *, suggest: bool) -> Finding:
     if name in known.unavailable:
         return Finding(line, f"{name} cannot be had from NVML, which is all that is asked here")
     short = suggest and len(name) <= _LONGEST_SHOWN
-    near = get_close_matches(name, known.names, n=1, cutoff=0.8) if short else ()
     return Finding(
         line,
         f"there is no field {_shown(name)}",
-        remedy=f"did you mean {near[0]}?" if near else "",
+        remedy=did_you_mean(name, known.names, cutoff=0.8) if short else "",
     )
 
 

@@ -6,12 +6,12 @@ spell the same profile differently (3g.39gb and 3g.40gb, 7g.79gb and 7g.80gb).
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from nodeagent.plan.observed import GpuInstanceProfile
+from nodeagent.text import nearest
 
 _NAME = re.compile(
     r"(?:(?P<compute>[0-9]{1,3})c\.)?(?P<slices>[0-9]{1,3})g\.(?P<gigabytes>[0-9]{1,5})gb"
@@ -107,7 +107,7 @@ def find(
     return tuple(near)
 
 
-def nearest(text: str, names: Iterable[str]) -> str | None:
+def nearest_profile(text: str, names: Iterable[str]) -> str | None:
     """What was probably meant by a name that the card does not have; None if nothing is alike.
 
     By meaning where it is a name: as many slices, the same attributes, then the nearest memory.
@@ -120,8 +120,7 @@ def nearest(text: str, names: Iterable[str]) -> str | None:
     try:
         wanted = ProfileName.parse(plus)
     except ValueError:
-        matches = difflib.get_close_matches(plus, known, n=1, cutoff=0.5)
-        return matches[0] if matches else None
+        return nearest(plus, known, cutoff=0.5)
     offered = [ProfileName.parse(name) for name in known]
     alike = [name for name in offered if name.slices == wanted.slices]
     if alike:

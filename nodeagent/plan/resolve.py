@@ -30,7 +30,7 @@ from nodeagent.plan.desired import (
     WantedInstance,
 )
 from nodeagent.plan.layouts import Card
-from nodeagent.plan.names import ProfileName, find, nearest
+from nodeagent.plan.names import ProfileName, find, nearest_profile
 from nodeagent.plan.observed import Access, Gpu, GpuInstanceProfile, ObservedNode
 from nodeagent.plan.plan import Verdict
 from nodeagent.plan.problems import Code, Problem
@@ -213,7 +213,7 @@ def _unknown_profile(
         remedy = "write the one that is meant"
     else:
         message = f"{gpu.title} has no profile {entry.profile}"
-        near = nearest(entry.profile, names)
+        near = nearest_profile(entry.profile, names)
         hint = f"did you mean {near}? " if near else ""
         remedy = f"{hint}it offers {', '.join(names)}"
     return Problem(Code.UNKNOWN_PROFILE, message, remedy, gpu=gpu.uuid, path=entry.path)

@@ -12,10 +12,10 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nodeagent.documents.findings import did_you_mean, listed, nearest, shown
 from nodeagent.errors import DocumentError, UsageError
 from nodeagent.settings.model import Group, Settings
 from nodeagent.settings.values import Kind, kind_of
+from nodeagent.text import did_you_mean, listed, nearest, shown
 
 if TYPE_CHECKING:  # most commands find no settings file, and do without YAML
     from nodeagent.documents.bounded_yaml import Tree

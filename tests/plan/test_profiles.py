@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nodeagent.plan.names import ProfileName, find, nearest
+from nodeagent.plan.names import ProfileName, find, nearest_profile
 from tests.plan.cards import card
 
 
@@ -110,9 +110,9 @@ def test_another_cards_profile(board: str, text: str) -> None:
 def test_nearest() -> None:
     """Typing errors and Kubernetes' spelling lead to the real name; nonsense leads nowhere."""
     names = [p.name for p in card("h100-80gb").profiles]
-    assert nearest("3g.4gb", names) == "3g.40gb"
-    assert nearest("1g.10gb.me", names) == "1g.10gb+me"
-    assert None is nearest("potato", names)
+    assert nearest_profile("3g.4gb", names) == "3g.40gb"
+    assert nearest_profile("1g.10gb.me", names) == "1g.10gb+me"
+    assert None is nearest_profile("potato", names)
 
 
 @pytest.mark.parametrize(
@@ -141,4 +141,4 @@ def test_nearest() -> None:
 )
 def test_nearest_by_meaning(board: str, text: str, meant: str) -> None:
     """A profile of another board leads to the one that stands for it here."""
-    assert nearest(text, [p.name for p in card(board).profiles]) == meant
+    assert nearest_profile(text, [p.name for p in card(board).profiles]) == meant

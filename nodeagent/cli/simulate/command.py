@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import fnmatch
 
 from nodeagent.cli.exit_codes import ExitCode
@@ -12,6 +11,7 @@ from nodeagent.cli.simulated_node import device_on, simulated_node
 from nodeagent.errors import UsageError
 from nodeagent.simulation import known_boards
 from nodeagent.terminal.page import line
+from nodeagent.text import did_you_mean
 
 
 def run(options: Options, output: Output) -> ExitCode:
@@ -163,10 +163,9 @@ def _check_function(pattern: str) -> None:
 
     if fnmatch.filter(FUNCTIONS, pattern):
         return
-    likely = difflib.get_close_matches(pattern, FUNCTIONS, n=1)
     raise UsageError(
         f"the simulated driver has no function {pattern!r}",
-        remedy=f"did you mean {likely[0]}?" if likely else "for example 'nvmlDevice*'",
+        remedy=did_you_mean(pattern, FUNCTIONS) or "for example 'nvmlDevice*'",
     )
 
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
-
 from nodeagent.cli.options import Options
 from nodeagent.cli.output import Output
 from nodeagent.cli.simulated_node import device_on, simulated_node
 from nodeagent.errors import UsageError
 from nodeagent.simulation.sensors import NAMES, NUMBERED, is_known
 from nodeagent.terminal.page import line
+from nodeagent.text import did_you_mean
 
 
 def raise_xid(options: Options, output: Output) -> None:
@@ -34,12 +33,10 @@ def set_sensor(options: Options, output: Output) -> None:
             remedy="for example: nodeagent simulate sensor 0 temperature.gpu 95",
         )
     if not is_known(options.sensor):
-        likely = difflib.get_close_matches(options.sensor, NAMES, n=1)
         raise UsageError(
             f"no sensor is called {options.sensor!r}",
-            remedy=f"did you mean {likely[0]}?"
-            if likely
-            else "nodeagent simulate sensor lists them all",
+            remedy=did_you_mean(options.sensor, NAMES)
+            or "nodeagent simulate sensor lists them all",
         )
     with simulated_node(options) as node:
         node.set_figure(device_on(options.device, node), options.sensor, options.figure)

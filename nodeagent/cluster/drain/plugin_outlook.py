@@ -33,12 +33,12 @@ from nodeagent.cluster.drain.device_plugin import (
 )
 from nodeagent.cluster.drain.plan import PLUGIN_CONFIG
 from nodeagent.documents.bounded_yaml import LARGEST_TEXT, Value, read_tree
-from nodeagent.documents.findings import shown
 from nodeagent.errors import DocumentError, NodeagentError
 from nodeagent.files.regular import read_regular_file
 from nodeagent.plan.observed import Gpu, ObservedNode
 from nodeagent.plan.plan import NodePlan, Verdict
 from nodeagent.plan.problems import Code, Problem
+from nodeagent.text import shown
 
 _NAME: Final = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?", re.ASCII)
 _MOST_REPLICAS: Final = 10_000  # far above what any GPU serves

@@ -11,9 +11,9 @@ from typing import Final, NoReturn, assert_never
 
 from nodeagent.cluster.client.node_view import NodeView
 from nodeagent.cluster.plan_sources.node_source import NO_NODE, Keys, Offer
-from nodeagent.documents.findings import shown
 from nodeagent.reconcile.plan_file import PlanFile
 from nodeagent.reconcile.plan_update import NoPlan, PlanText, PlanUpdate, UnreadablePlan
+from nodeagent.text import shown
 from nodeagent.views.node_state import NodeState
 
 PLAN: Final = "nodeagent.io/plan"

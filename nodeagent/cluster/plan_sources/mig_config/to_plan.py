@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -15,13 +14,13 @@ from nodeagent.cluster.plan_sources.mig_config.generated import (
     without_profiles,
 )
 from nodeagent.documents.bounded_yaml import read_tree
-from nodeagent.documents.findings import listed, shown
 from nodeagent.documents.reading import read_document
 from nodeagent.errors import DocumentError
 from nodeagent.plan.observed import Access, Gpu, ObservedNode
 from nodeagent.plan.problems import Code, Problem
 from nodeagent.plan.resolve import select
 from nodeagent.reconcile.plan_update import NoPlan, PlanText, PlanUpdate, UnreadablePlan
+from nodeagent.text import listed, nearest_names, shown
 
 _MIG_CONFIGS = "mig-configs"
 CONFIG: Final = "nvidia.com/mig.config"
@@ -143,10 +142,3 @@ def _remedy(name: str, known: list[str], silent: tuple[Gpu, ...]) -> str:
             "mode: all-enabled switches it on"
         )
     return remedy
-
-
-def nearest_names(name: str, known: Iterable[str], most: int = 3) -> tuple[str, ...]:
-    """The names most like the one written, the most alike first; capitals do not count."""
-    by_word = {one.lower(): one for one in known}
-    words = difflib.get_close_matches(name.lower(), by_word, n=most, cutoff=0.6)
-    return tuple(by_word[word] for word in words)

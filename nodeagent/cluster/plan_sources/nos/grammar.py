@@ -13,11 +13,12 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
-from nodeagent.documents.findings import path_text, shown
+from nodeagent.documents.findings import path_text
 from nodeagent.documents.terms import MOST_INSTANCES
 from nodeagent.plan.names import ProfileName, device_name, find
 from nodeagent.plan.observed import Gpu
 from nodeagent.plan.problems import Code, Problem
+from nodeagent.text import shown
 
 _DOTTED = re.compile(r"([^+]*?gb)\.(.+)")
 _SHARE = re.compile(r"([1-9][0-9]{0,4})gb")

@@ -21,12 +21,13 @@ from nodeagent.cluster.client.access import ClusterAccess
 from nodeagent.cluster.client.faults import ClusterFault, NotAllowed, RequestRefused
 from nodeagent.cluster.plan_sources.nos.grammar import Asked, Reading, share_size
 from nodeagent.documents.bounded_yaml import Value, read_tree
-from nodeagent.documents.findings import path_text, shown
+from nodeagent.documents.findings import path_text
 from nodeagent.documents.mps import MOST_CLIENTS
 from nodeagent.errors import DocumentError, UsageError
 from nodeagent.plan.problems import Code, Problem
 from nodeagent.rate_limit import Allowance
 from nodeagent.reconcile.plan_update import NoPlan, UnreadablePlan
+from nodeagent.text import shown
 
 CONFIGURATION_LABEL = "nvidia.com/device-plugin.config"
 

@@ -19,13 +19,14 @@ from nodeagent.cluster.plan_sources.nos.grammar import (
     mig_profile,
     share_size,
 )
-from nodeagent.documents.findings import MOST_PROBLEMS, listed, shown
+from nodeagent.documents.findings import MOST_PROBLEMS
 from nodeagent.documents.mps import MOST_CLIENTS
 from nodeagent.documents.terms import LARGEST_INDEX, MOST_INSTANCES
-from nodeagent.plan.names import ProfileName, find, nearest
+from nodeagent.plan.names import ProfileName, find, nearest_profile
 from nodeagent.plan.observed import Access, Gpu, ObservedNode
 from nodeagent.plan.problems import Code, Problem
 from nodeagent.plan.shares import MIB
+from nodeagent.text import listed, shown
 
 _PROFILES = "a MIG profile such as 1g.10gb or 1g.10gb.me"
 _SHARES = "a share such as 10gb"
@@ -116,7 +117,7 @@ def _no_such_profile(one: Asked, name: ProfileName, gpu: Gpu | None) -> Problem 
     if gpu is None or not gpu.profiles or len(find(name, gpu.profiles)) == 1:
         return None
     names = [profile.name for profile in gpu.profiles]
-    near = nearest(str(name), names)
+    near = nearest_profile(str(name), names)
     return Problem(
         Code.UNKNOWN_PROFILE,
         f"{one.where} asks for {shown(one.profile)}, which {gpu.title} has not",

@@ -20,10 +20,10 @@ from nodeagent.cluster.plan_sources.nos.plugin_configuration import (
 )
 from nodeagent.cluster.plan_sources.nos.status import status_annotations, withdrawn
 from nodeagent.cluster.plan_sources.nos.to_plan import DeferredNosPlan, demand
-from nodeagent.documents.findings import shown
 from nodeagent.plan.observed import ObservedNode
 from nodeagent.plan.problems import Problem
 from nodeagent.reconcile.plan_update import NoPlan, PlanUpdate
+from nodeagent.text import shown
 from nodeagent.views.node_state import NodeState
 
 log = structlog.get_logger(__name__)

@@ -35,11 +35,12 @@ from nodeagent.cluster.plan_sources.nos.requested_devices import (
     mps_entry,
     requested_devices,
 )
-from nodeagent.documents.findings import MOST_PROBLEMS, did_you_mean, listed, shown
+from nodeagent.documents.findings import MOST_PROBLEMS
 from nodeagent.documents.reading import LARGEST_PLAN
 from nodeagent.plan.observed import ObservedNode
 from nodeagent.plan.problems import Code, Problem
 from nodeagent.reconcile.plan_update import NoPlan, PlanText, PlanUpdate, UnreadablePlan
+from nodeagent.text import did_you_mean, listed, shown
 
 _MOST_NAMED = 3  # further places in a sentence about the first
 

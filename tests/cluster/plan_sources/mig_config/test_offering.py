@@ -9,7 +9,6 @@ import pytest
 from nodeagent.cluster.plan_sources.mig_config.to_plan import (
     CONFIG,
     configuration_names,
-    nearest_names,
     offer,
 )
 from nodeagent.documents.reading import read_document
@@ -176,11 +175,3 @@ def test_nothing_is_called_unknown_before_the_cards_are_known(observed: Observed
     enabled = named("all-enabled", None, observed)
     assert isinstance(enabled, NoPlan) == (not observed.gpus)
     assert named("mine", observed=observed) == PlanText(FILE, "mine")
-
-
-def test_the_nearest_names_are_in_their_order() -> None:
-    """The most alike first, at most three, capitals aside."""
-    known = ("all-1g.10gb", "all-1g.10gb.me", "all-1g.20gb", "all-2g.20gb", "mine")
-    assert nearest_names("ALL-1g.10g", known)[0] == "all-1g.10gb"
-    assert len(nearest_names("all-1g.10g", known)) == 3
-    assert nearest_names("zzz", known) == ()

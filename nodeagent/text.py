@@ -1,0 +1,57 @@
+"""Values and names in sentences for people: what was found, and what was probably meant."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+
+_LONGEST_SHOWN = 60
+
+
+def shown(value: object) -> str:
+    """What was found, short and free of control characters: safe for a terminal and a log."""
+    match value:
+        case None:
+            return "nothing"
+        case bool():
+            return "true" if value else "false"
+        case str():
+            return json.dumps(_cut(value), ensure_ascii=not value.isprintable())
+        case dict():
+            return "a map"
+        case list():
+            return "a list"
+    return _cut(str(value))
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= _LONGEST_SHOWN else text[:_LONGEST_SHOWN] + "..."
+
+
+def listed(names: Iterable[str], most: int = 12) -> str:
+    """Names for a sentence, not more than a reader can take in."""
+    known = list(names)
+    rest = len(known) - most
+    return ", ".join(known[:most]) + (f" and {rest} more" if rest > 0 else "")
+
+
+def nearest_names(
+    text: str, known: Iterable[str], *, most: int = 3, cutoff: float = 0.6
+) -> tuple[str, ...]:
+    """The known names most like the one written, the most alike first; capitals do not count."""
+    import difflib  # only documents and commands with a fault in them pay for it
+
+    names = {name.lower(): name for name in known}
+    words = difflib.get_close_matches(text[:_LONGEST_SHOWN].lower(), names, most, cutoff)
+    return tuple(names[word] for word in words)
+
+
+def nearest(text: str, known: Iterable[str], *, cutoff: float = 0.6) -> str | None:
+    """The known name that `text` was probably meant to be."""
+    return next(iter(nearest_names(text, known, most=1, cutoff=cutoff)), None)
+
+
+def did_you_mean(text: str, known: Iterable[str], *, cutoff: float = 0.6) -> str:
+    """A remedy that names the nearest spelling, or nothing."""
+    name = nearest(text, known, cutoff=cutoff)
+    return f"did you mean {name}?" if name else ""
