@@ -17,7 +17,6 @@ from nodeagent.gpu.original_settings import OriginalSettings
 from nodeagent.mps.fleet import Fleet, InUse
 from nodeagent.mps.publishing import Publisher
 from nodeagent.mps.shares import DaemonSpec
-from nodeagent.plan.mps import mig_devices, whole
 from nodeagent.plan.observed import (
     Access,
     Gpu,
@@ -179,7 +178,7 @@ class WholeNode(SeenNode):
     async def _stop(self, step: StopMps) -> None:
         """The fleet knows clients, and not to whom the device was given since it was planned."""
         gpu = as_used(await self.observe_gpu(step.gpu))
-        for device in (whole(gpu), *mig_devices(gpu)):
+        for device in gpu.devices():
             if device.uuid == step.device and device.usage.in_use:
                 raise _not_stopped(step, device.usage)
         try:
@@ -258,10 +257,8 @@ def in_use(error: NodeagentError) -> GpuInUse:
 
 def devices_of(gpu: Gpu) -> Iterator[str]:
     """UUIDs of everything on the GPU that can have a daemon: itself and its MIG devices."""
-    yield gpu.uuid
-    yield from (device.uuid for instance in gpu.instances for device in instance.compute)
+    return (device.uuid for device in gpu.devices())
 
 
 def _modes_of(gpu: Gpu) -> Mapping[str, ComputeMode | None]:
-    devices = {d.uuid: d.compute_mode for i in gpu.instances for d in i.compute}
-    return {gpu.uuid: gpu.compute_mode, **devices}
+    return {device.uuid: device.compute_mode for device in gpu.devices()}

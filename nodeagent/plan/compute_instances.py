@@ -15,7 +15,6 @@ from functools import lru_cache
 from nodeagent.plan.desired import WantedInstance
 from nodeagent.plan.observed import (
     ComputeInstance,
-    ComputeInstanceProfile,
     GpuInstanceProfile,
     Placement,
 )
@@ -51,7 +50,8 @@ def compute_fits(
     """Whether compute instances of `sizes`, created largest first, fit beside the `kept` ones.
 
     `aligned`: compute slots are handed out as an aligned binary tree (Hopper and later), else by
-    first fit (Ampere); from NVIDIA's open kernel modules. Used where the driver has not told.
+    first fit (Ampere); from NVIDIA's open kernel modules. Used as long as the driver does not
+    list the placements.
     """
     if not sizes:
         return True
@@ -76,10 +76,9 @@ def _fits(
 def _compute_placements(
     profile: GpuInstanceProfile, slices: int, aligned: bool
 ) -> tuple[Placement, ...]:
-    told = [c for c in profile.compute if c.slices == slices]
-    places = {place for c in told for place in c.placements}
-    if places:
-        return tuple(sorted(places))
+    known = {place for c in profile.compute if c.slices == slices for place in c.placements}
+    if known:
+        return tuple(sorted(known))
     if not aligned:
         return tuple(Placement(s, slices) for s in range(profile.slices - slices + 1))
     size = 1 << (slices - 1).bit_length()
@@ -87,11 +86,6 @@ def _compute_placements(
     starts = range(0, room - size + 1, size)
     # A slot beyond the GPU instance's own slices exists in the tree, but not on the chip.
     return tuple(Placement(s, size) for s in starts if s + slices <= profile.slices)
-
-
-def compute_profile(profile: GpuInstanceProfile, slices: int) -> ComputeInstanceProfile | None:
-    """The compute profile of that size, when the driver has told it."""
-    return next((c for c in profile.compute if c.slices == slices), None)
 
 
 def divisions(
@@ -154,10 +148,6 @@ class Redivision:
     destroyed: tuple[ComputeInstance, ...]
     added: tuple[int, ...]
 
-    @property
-    def taken_in_use(self) -> int:
-        return sum(1 for c in self.destroyed if c.usage.in_use)
-
 
 def redivide(
     profile: GpuInstanceProfile,
@@ -186,8 +176,9 @@ def redivide(
 
 
 def _cost(redivision: Redivision) -> tuple[int, int, int]:
-    daemons = sum(1 for c in redivision.destroyed if c.mps)
-    return (redivision.taken_in_use, len(redivision.destroyed), daemons)
+    gone = redivision.destroyed
+    in_use = sum(1 for device in gone if device.usage.in_use)
+    return in_use, len(gone), sum(1 for device in gone if device.mps)
 
 
 def _missing(kept: tuple[ComputeInstance, ...], wanted: tuple[int, ...]) -> tuple[int, ...] | None:

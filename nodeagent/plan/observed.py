@@ -110,6 +110,14 @@ class Usage:
     def in_use(self) -> bool:
         return not self.known or bool(self.processes)
 
+    def together(self, other: Usage) -> Usage:
+        """The users of both."""
+        return Usage(
+            tuple(dict.fromkeys((*self.processes, *other.processes))),
+            known=self.known and other.known,
+            reason=self.reason or other.reason,
+        )
+
     def __str__(self) -> str:
         if not self.known:
             return f"unknown users ({self.reason})" if self.reason else "unknown users"
@@ -179,6 +187,33 @@ class GpuInstance:
     @property
     def in_use(self) -> bool:
         return any(device.usage.in_use for device in self.compute)
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """What programs and an MPS daemon can be on: a GPU outside MIG mode, or a MIG device.
+
+    `uuid` is empty while it is not made yet. `usage` has everyone who may be on it. A MIG device
+    has a `profile` (its own name) and `slices` of compute in a GPU `instance`.
+    """
+
+    uuid: str
+    usage: Usage
+    mps: MpsDaemon | None
+    compute_mode: ComputeMode | None
+    earlier_mode: ComputeMode | None
+    profile: str = ""
+    slices: int = 0
+    instance: GpuInstance | None = None
+
+    @property
+    def placement(self) -> Placement | None:
+        """That of the GPU instance."""
+        return self.instance.placement if self.instance else None
+
+    @property
+    def runs(self) -> WantedMps | None:
+        return self.mps.runs if self.mps else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -281,6 +316,29 @@ class Gpu:
     def title(self) -> str:
         """What people call it, such as `GPU 0 (NVIDIA H100 80GB HBM3)`."""
         return f"GPU {self.index} ({self.name})" if self.name else f"GPU {self.index}"
+
+    @property
+    def in_mig_mode(self) -> bool:
+        return self.mig is not None and self.mig.current
+
+    def devices(self) -> tuple[Device, ...]:
+        """The GPU itself, then its MIG devices as they lie on the card."""
+        itself = Device(self.uuid, self.usage, self.mps, self.compute_mode, self.earlier_mode)
+        return itself, *(
+            Device(
+                c.uuid,
+                # A process of which no instance is known may be on any of them.
+                c.usage.together(self.usage),
+                c.mps,
+                c.compute_mode,
+                c.earlier_mode,
+                c.profile,
+                c.slices,
+                instance,
+            )
+            for instance in sorted(self.instances, key=lambda i: (i.placement, i.id))
+            for c in sorted(instance.compute, key=lambda c: c.id)
+        )
 
     @property
     def idle(self) -> bool:

@@ -14,7 +14,7 @@ _ALLOCATION = "kubelet"  # the source of a pod that was given a device and runs 
 def as_used(gpu: Gpu) -> Gpu:
     """The GPU with the clients of its daemons as users of their devices, and without servers.
 
-    A server goes with its daemon and is nobody's work. A client of a MIG device's daemon is on
+    A server goes with its daemon and is no user of its own. A client of a MIG device's daemon is on
     that device, wherever else the driver names it.
     """
     daemons = [c.mps for i in gpu.instances for c in i.compute if c.mps]
@@ -42,28 +42,15 @@ def past_mps(usage: Usage) -> Usage:
     return replace(usage, processes=elsewhere)
 
 
-def together(one: Usage, other: Usage) -> Usage:
-    """The users of both."""
-    return Usage(
-        tuple(dict.fromkeys((*one.processes, *other.processes))),
-        known=one.known and other.known,
-        reason=one.reason or other.reason,
-    )
-
-
 def _used(usage: Usage, daemon: MpsDaemon | None, not_here: Collection[int]) -> Usage:
     processes = tuple(user for user in usage.processes if user.pid not in not_here)
     if daemon is None:
         return replace(usage, processes=processes)
     clients = {user.pid for user in daemon.clients.processes if user.pid}
     named = {user.pid for user in processes if user.pid}
-    return together(
-        replace(usage, processes=tuple(_client(u) if u.pid in clients else u for u in processes)),
-        replace(
-            daemon.clients,
-            processes=tuple(_client(u) for u in daemon.clients.processes if u.pid not in named),
-        ),
-    )
+    here = tuple(_client(u) if u.pid in clients else u for u in processes)
+    elsewhere = tuple(_client(u) for u in daemon.clients.processes if u.pid not in named)
+    return replace(usage, processes=here).together(replace(daemon.clients, processes=elsewhere))
 
 
 def _client(user: User) -> User:
