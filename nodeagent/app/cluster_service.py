@@ -68,7 +68,7 @@ class ClusterPart:
             source=source,
             policy=policy,
             wake=nudge,
-            tell=self._tell,
+            report=self._report,
             kubelet_suspect=kubelet.suspect if kubelet else None,
         )
         if kubelet:
@@ -153,7 +153,7 @@ class ClusterPart:
             finally:
                 await self._hooks.leave(within=_LEAVING)
 
-    def _tell(self, kind: EventType, message: str) -> None:
+    def _report(self, kind: EventType, message: str) -> None:
         self._events.add(kind, message)
         log.warning(message, event_type=kind.value)
 

@@ -209,9 +209,9 @@ def test_nobody_else_is_concerned() -> None:
 
 def test_every_label_that_is_paused_may_be() -> None:
     """The policy knows the same labels of the GPU Operator as the agent."""
-    for client in CLIENTS:
-        before = {**NODE, "metadata": {"name": "gpu-0", "labels": {client.label: "true"}}}
-        pause = {"metadata": {"labels": {client.label: PAUSED}}}
+    for label in CLIENTS:
+        before = {**NODE, "metadata": {"name": "gpu-0", "labels": {label: "true"}}}
+        pause = {"metadata": {"labels": {label: PAUSED}}}
         assert policy("nodeagent-own-node").denials(_asked(Change("", pause, before=before))) == []
 
 

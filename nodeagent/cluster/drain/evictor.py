@@ -1,8 +1,11 @@
-"""`whenInUse: evict`: the pods that hold what must go are asked to leave, and waited for.
+"""`whenInUse: evict`: evicts the pods that hold what must go, and waits for them.
 
-Asked by the Eviction API, which keeps to disruption budgets; what it refuses is told and asked
-again after a while. Nobody is killed or deleted. While pods leave, the node stays cordoned if that
+By the Eviction API, which keeps to disruption budgets; what it refuses is reported and requested
+again after a while. Nothing is killed or deleted. While pods leave, the node stays cordoned if that
 is wanted; once all that could be done is refused, it does not.
+
+Also detects pods that block a GPU only because kubelets before 1.34 go on listing what a finished
+pod was given; the API server is asked for those only while such a pod is all that is in the way.
 """
 
 from __future__ import annotations
@@ -28,7 +31,8 @@ from nodeagent.cluster.drain.node_access import NodePods, OwnNode
 from nodeagent.cluster.drain.plan import Rules, make_room
 from nodeagent.cluster.drain.steps import EvictPod, NodeFacts, PodFact
 from nodeagent.cluster.kubelet.allocations import PodName
-from nodeagent.plan.observed import ObservedNode, User
+from nodeagent.plan.desired import DesiredNode
+from nodeagent.plan.observed import User
 from nodeagent.plan.plan import GpuPlan, NodePlan, Policy, Verdict
 from nodeagent.plan.problems import Code, Problem
 from nodeagent.reconcile.active_plan import Judgement
@@ -37,7 +41,6 @@ from nodeagent.views.text import users
 log = structlog.get_logger(__name__)
 
 Objecting = Callable[[NodePlan], Awaitable[tuple[Problem, ...]]]
-"""What speaks against a plan, asked before anybody is evicted for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,27 +57,19 @@ class EvictionIntervals:
 
 
 @dataclass(frozen=True, slots=True)
-class Situation:
-    """A plan for the GPUs as they are."""
+class _Goal:
+    """The desired state, and the plan that leads there from the GPUs as they are."""
 
+    desired: DesiredNode
     plan: NodePlan
-    judgement: Judgement
-    observed: ObservedNode
-
-
-@dataclass(frozen=True, slots=True)
-class EvictionReports:
-    """Whom it tells what: a look at the GPUs is worth it; an eviction was granted; a cordon is
-    needed no more.
-    """
-
-    wake: Callable[[str], None]
-    evicted: Callable[[EvictPod], None]
-    uncordon: Callable[[], None]
 
 
 class Evictor:
-    """Evicts what the last `look` asks for while `run` runs."""
+    """Evicts what the last `look` asks for while `run` runs.
+
+    `objecting` is asked before a pod is evicted for a plan. `wake` is called when the GPUs should
+    be observed again, `evicted` after each eviction, `uncordon` when no cordon is needed any more.
+    """
 
     def __init__(
         self,
@@ -86,7 +81,9 @@ class Evictor:
         policy: Policy,
         intervals: EvictionIntervals,
         objecting: Objecting,
-        telling: EvictionReports,
+        wake: Callable[[str], None],
+        evicted: Callable[[EvictPod], None],
+        uncordon: Callable[[], None],
     ) -> None:
         self._access = access
         self._node = node
@@ -95,11 +92,13 @@ class Evictor:
         self._policy = policy
         self._intervals = intervals
         self._objecting = objecting
-        self._telling = telling
-        self._asked: Situation | None = None
-        self._news = asyncio.Event()  # something else is asked than before
+        self._wake = wake
+        self._evicted = evicted
+        self._uncordon = uncordon
+        self._goal: _Goal | None = None
+        self._news = asyncio.Event()  # another desired state than before
         self._leaving: dict[str, str] = {}  # uids of pods that leave, by name
-        self._meant: dict[str, str] = {}  # uids by name as they were first heard since the look
+        self._meant: dict[str, str] = {}  # uids by name, as first seen since the look
         self._leaving_since = 0.0
         self._backoff = Backoff(intervals.again, intervals.longest)
         self._next_attempt = 0.0
@@ -107,32 +106,32 @@ class Evictor:
         self.problems: tuple[Problem, ...] = ()
         self.needs_cordon = False
 
-    def look(self, judgement: Judgement, observed: ObservedNode) -> None:
+    def look(self, judgement: Judgement) -> None:
         """The GPUs are like this now, and nothing speaks against what is planned for them."""
         plan = judgement.plan
-        before, self._asked = self._asked, None
+        before, self._goal = self._goal, None
         self._meant.clear()
         if plan is not None and asks_for_eviction(plan, judgement.desired):
-            self._asked = Situation(plan, judgement, observed)
-        if _desired(before) != _desired(self._asked):
+            self._goal = _Goal(judgement.desired, plan)
+        if _desired(before) != _desired(self._goal):
             self._news.set()
 
     def forget(self) -> None:
-        """Nobody is to be evicted now."""
-        if self._asked is not None:
-            self._asked = None
+        """No pod is to be evicted now."""
+        if self._goal is not None:
+            self._goal = None
             self._news.set()
 
     async def run(self) -> NoReturn:
         """Evict and wait until cancelled."""
         while True:
             self._news.clear()
-            if self._asked is None:
+            if self._goal is None:
                 self._begin_anew()
                 await self._news.wait()
                 self._begin_anew()
                 continue
-            pause = await self._turn(self._asked)
+            pause = await self._turn(self._goal)
             try:
                 # Looks that bring nothing new do not make it shorter: they may be many.
                 async with asyncio.timeout(pause):
@@ -144,27 +143,23 @@ class Evictor:
     def _begin_anew(self) -> None:
         self._backoff.reset()
         self._next_attempt, self._refused = 0.0, ()
-        if self._asked is None:
+        if self._goal is None:
             self._leaving.clear()
-            self._tell((), cordon=False)
+            self._report((), cordon=False)
 
     # --- one turn -------------------------------------------------------------------------------
 
-    async def _turn(self, asked: Situation) -> float:
-        """Ask those to leave who have to; the seconds until the next turn."""
+    async def _turn(self, goal: _Goal) -> float:
+        """Evict those that have to go; returns the seconds until the next turn."""
         try:
             pods = await self._pods.list_now(within=self._intervals.answer)
-            found = evictions(
-                asked.plan, asked.judgement.desired, self._policy, NodeFacts(pods=pods)
-            )
-            return await self._work_off(asked, found, pods)
+            found = evictions(goal.plan, goal.desired, self._policy, NodeFacts(pods=pods))
+            return await self._work_off(goal, found, pods)
         except ClusterFault as fault:
-            self._tell((_not_asked(fault),), cordon=self.needs_cordon)
+            self._report((_not_asked(fault),), cordon=self.needs_cordon)
             return self._backoff.next()
 
-    async def _work_off(
-        self, asked: Situation, found: Evictions, pods: tuple[PodFact, ...]
-    ) -> float:
+    async def _work_off(self, goal: _Goal, found: Evictions, pods: tuple[PodFact, ...]) -> float:
         there = {str(pod): pod.uid for pod in pods}
         were_leaving = bool(self._leaving)
         self._leaving |= {name: there[name] for name in found.leaving}
@@ -172,25 +167,25 @@ class Evictor:
         wanted = [p for p in found.wanted if self._is_meant(p, there)]
         if wanted and asyncio.get_running_loop().time() >= self._next_attempt:
             after = {gpu.before.key: gpu for gpu in found.then}
-            gpus = tuple(after.get(gpu.before.key, gpu) for gpu in asked.plan.gpus)
-            objections = await self._objecting(replace(asked.plan, gpus=gpus))
+            gpus = tuple(after.get(gpu.before.key, gpu) for gpu in goal.plan.gpus)
+            objections = await self._objecting(replace(goal.plan, gpus=gpus))
             if objections:
-                self._tell(objections, cordon=False)
+                self._report(objections, cordon=False)
                 return self._backoff.next()
             await self._evict(wanted, there)
         elif not wanted:
             self._refused = ()
-        self._tell((*found.problems, *self._refused), cordon=bool(self._leaving) or were_leaving)
+        self._report((*found.problems, *self._refused), cordon=bool(self._leaving) or were_leaving)
         return self._until_next(found, were_leaving=were_leaving)
 
     def _is_meant(self, pod: EvictPod, there: dict[str, str]) -> bool:
-        """Whether it is here and is yet to be asked. One that came under its name since the GPUs
-        were looked at (a StatefulSet's, say) may have been given nothing.
+        """Whether it is here and not evicted yet. One that came under its name since the GPUs were
+        observed (a StatefulSet's, say) may have been given nothing.
         """
-        uid = there.get(_name(pod))
-        if uid is None or self._meant.setdefault(_name(pod), uid) != uid:
+        uid = there.get(str(pod))
+        if uid is None or self._meant.setdefault(str(pod), uid) != uid:
             return False
-        return _name(pod) not in self._leaving
+        return str(pod) not in self._leaving
 
     def _until_next(self, found: Evictions, *, were_leaving: bool) -> float:
         now = asyncio.get_running_loop().time()
@@ -201,11 +196,11 @@ class Evictor:
             return min(max(self._intervals.first, took / 10), self._intervals.longest)
         if were_leaving or (found.wanted and not self._refused):
             # What is asked for was seen before they had gone.
-            self._telling.wake("pods that were in the way have gone")
+            self._wake("pods that were in the way have gone")
         return self._backoff.next()
 
     async def _evict(self, wanted: Sequence[EvictPod], there: dict[str, str]) -> None:
-        self.needs_cordon = True  # from now on nobody else of the agent ends it
+        self.needs_cordon = True  # from now on `Restore` keeps it
         await self._node.patch_all(
             lambda node: make_room(Evictions(tuple(wanted)), node, self._rules),
             within=self._intervals.answer,
@@ -213,35 +208,31 @@ class Evictor:
         refused = []
         for pod in wanted:
             try:
-                await self._access.evict_pod(pod.namespace, pod.name, uid=there[_name(pod)])
+                await self._access.evict_pod(pod.namespace, pod.name, uid=there[str(pod)])
             except (ObjectMissing, WriteConflict):
                 continue  # it has gone, whoever has its name now
             except ClusterFault as fault:
                 refused.append(_refusal(pod, fault))
                 continue
-            self._leaving[_name(pod)] = there[_name(pod)]
-            log.info("a pod is evicted", pod=_name(pod), reason=pod.reason)
-            self._telling.evicted(pod)
+            self._leaving[str(pod)] = there[str(pod)]
+            log.info("a pod is evicted", pod=str(pod), reason=pod.reason)
+            self._evicted(pod)
         self._refused = tuple(refused)
         if refused:
             pause = self._backoff.after(self._backoff.failures + 1)
             self._next_attempt = asyncio.get_running_loop().time() + pause
 
-    def _tell(self, problems: tuple[Problem, ...], *, cordon: bool) -> None:
+    def _report(self, problems: tuple[Problem, ...], *, cordon: bool) -> None:
         is_news, ends = problems != self.problems, self.needs_cordon and not cordon
         self.problems, self.needs_cordon = problems, cordon
         if ends:
-            self._telling.uncordon()
+            self._uncordon()
         if is_news:
-            self._telling.wake("what is known of evictions has changed")
+            self._wake("what is known of evictions has changed")
 
 
-def _name(pod: EvictPod) -> str:
-    return f"{pod.namespace}/{pod.name}"
-
-
-def _desired(asked: Situation | None) -> object:
-    return asked and asked.judgement.desired
+def _desired(goal: _Goal | None) -> object:
+    return goal and goal.desired
 
 
 def _refusal(pod: EvictPod, fault: ClusterFault) -> Problem:
@@ -267,11 +258,7 @@ KubeletSuspect = Callable[[Iterable[PodName]], None]
 
 
 class FinishedPods:
-    """Looks into what `look` was told last, while `run` runs.
-
-    `again` are the seconds between two questions, which double up to `longest` while nothing
-    comes of them; `answer` is how long the API server may take.
-    """
+    """Checks while `run` runs what `look` was given last."""
 
     def __init__(
         self,
@@ -279,26 +266,24 @@ class FinishedPods:
         *,
         suspect: KubeletSuspect | None,
         wake: Callable[[str], None],
-        again: float,
-        longest: float,
-        answer: float,
+        intervals: EvictionIntervals,
     ) -> None:
         self._pods = pods
         self._suspect = suspect
         self._wake = wake
-        self._answer = answer
-        self._asked: frozenset[PodName] = frozenset()
-        self._backoff = Backoff(again, longest)
+        self._answer = intervals.answer
+        self._backoff = Backoff(intervals.again, intervals.longest)
+        self._listed: frozenset[PodName] = frozenset()
         self._due = asyncio.Event()
 
     def look(self, judgement: Judgement) -> None:
         """The GPUs are like this now."""
         if self._suspect is None:
             return
-        before, self._asked = self._asked, _listed_only(judgement)
-        if before != self._asked:
+        before, self._listed = self._listed, _listed_only(judgement)
+        if before != self._listed:
             self._backoff.reset()
-        if self._asked:
+        if self._listed:
             self._due.set()
 
     async def run(self) -> NoReturn:
@@ -306,7 +291,7 @@ class FinishedPods:
         while True:
             await self._due.wait()
             self._due.clear()
-            over = await self._pods.ended(self._asked, within=self._answer)
+            over = await self._pods.ended(self._listed, within=self._answer)
             if over and self._suspect is not None:
                 self._suspect(over)
                 self._wake("pods have ended that the kubelet still lists")

@@ -1,4 +1,4 @@
-"""Carries out the steps around a change: tells the cluster's other GPU clients, and puts back.
+"""Executes the steps around a change: notifies the cluster's other GPU clients, and puts back.
 
 What is still to do is read from the Node each time, so it does not matter where an earlier attempt,
 or an earlier agent, has ended.
@@ -41,11 +41,11 @@ _MOST_CONFLICTS = 10
 
 @dataclass(frozen=True, slots=True)
 class ExecutorIntervals:
-    """Times in seconds. `tell`: how long a change of the Node is tried; `look`: between two looks
+    """Times in seconds. `notify`: how long a change of the Node is tried; `look`: between two looks
     at pods that are to go, from short to long; `answer`: how long the API server may take.
     """
 
-    tell: float = 10.0
+    notify: float = 10.0
     look: tuple[float, float] = (0.5, 5.0)
     answer: float = 10.0
 
@@ -74,10 +74,14 @@ class DrainExecutor:
         """Do what has to be done before; problems mean that it could not be."""
         try:
             node = await self._node.patch_all(
-                lambda node: prepare(todo, node, self._rules), within=self._intervals.tell
+                lambda node: prepare(todo, node, self._rules), within=self._intervals.notify
             )
         except ClusterFault as fault:
-            return (_not_told(fault),)
+            message = (
+                "the GPUs are not changed, since their other users in the cluster cannot be "
+                f"notified before: {fault.message}"
+            )
+            return (Problem(Code.CLUSTER, message, fault.remedy or "it is tried again"),)
         left = prepare(todo, node, self._rules)
         return await self._pods_gone([s.selector for s in left if isinstance(s, AwaitPodsGone)])
 
@@ -98,7 +102,7 @@ class DrainExecutor:
                     match step:
                         case PatchNode():
                             view = await self._node.patch(view, step)
-                        case DeletePods(selector=selector):
+                        case DeletePods(selector):
                             if selector not in deleted:
                                 await self._delete(selector)
                                 deleted.append(selector)
@@ -138,7 +142,9 @@ class DrainExecutor:
             if not waiting:
                 return ()
             if loop.time() >= deadline:
-                return self._not_gone(waiting)
+                if self._pods.fault is not None:
+                    log.warning("pods cannot be listed", error=self._pods.fault.message)
+                return tuple(still_there(who, pods, self._pods_deadline) for who, pods in waiting)
             await asyncio.sleep(min(backoff.next(), max(0.0, deadline - loop.time())))
 
     async def _listed(self, left: float) -> tuple[PodFact, ...] | None:
@@ -147,47 +153,34 @@ class DrainExecutor:
         except ClusterFault:
             return None
 
-    def _not_gone(
-        self, waiting: Sequence[tuple[PodSelector, tuple[PodFact, ...] | None]]
-    ) -> tuple[Problem, ...]:
-        fault = self._pods.fault
-        if fault is not None:
-            log.warning("the pods of the node cannot be listed", error=fault.message)
-        return tuple(still_there(who, pods, self._pods_deadline) for who, pods in waiting)
-
-
-def _not_told(fault: ClusterFault) -> Problem:
-    return Problem(
-        Code.CLUSTER,
-        "the GPUs are not changed, since their other users in the cluster cannot be told of it "
-        f"before: {fault.message}",
-        fault.remedy or "it is tried again",
-    )
-
 
 class PreparationRetries:
-    """`again` are the seconds after a failure before the next attempt, at first and at most."""
+    """When a change that could not be prepared is tried again: not with each look at the GPUs,
+    since an attempt may send pods away and bring them back.
+
+    `again` are the seconds after a failure before the next attempt, at first and at most.
+    """
 
     def __init__(self, *, again: tuple[float, float], wake: Callable[[str], None]) -> None:
         self._backoff = Backoff(*again)
         self._wake = wake
-        self._asked: object = None  # what the attempts so far were for
+        self._desired: object = None  # what the attempts so far were for
         self._problems: tuple[Problem, ...] = ()
         self._timer: asyncio.TimerHandle | None = None
 
-    def put_off(self, asked: object) -> tuple[Problem, ...]:
-        """Why what is asked for is not tried yet; empty when it may be. Something else always may,
-        and that of the same text is another configuration's.
+    def put_off(self, desired: object) -> tuple[Problem, ...]:
+        """Why this is not tried yet; empty when it may be. Another desired state always may, and
+        that of the same text is another configuration's.
         """
-        if asked != self._asked:
+        if desired != self._desired:
             self._backoff.reset()
             self.forget()
         return self._problems
 
-    def ended(self, asked: object, problems: tuple[Problem, ...]) -> None:
+    def ended(self, desired: object, problems: tuple[Problem, ...]) -> None:
         """An attempt is over; with problems, it failed."""
         self.forget()
-        self._asked = asked
+        self._desired = desired
         if not problems:
             self._backoff.reset()
             return
@@ -195,13 +188,13 @@ class PreparationRetries:
         self._timer = asyncio.get_running_loop().call_later(self._backoff.next(), self._try_again)
 
     def forget(self) -> None:
-        """The next attempt may be at once, and nobody is woken for it."""
+        """The next attempt may be at once, and the loop is not woken for it."""
         if self._timer is not None:
             self._timer.cancel()
         self._timer, self._problems = None, ()
 
     def server_answers(self) -> None:
-        """The API server does again: what failed for its silence is tried at once."""
+        """What failed because the API server did not answer is tried at once."""
         if any(problem.code is Code.CLUSTER for problem in self._problems):
             self._backoff.reset()
             self._try_again()

@@ -17,7 +17,6 @@ from nodeagent.cluster.client.faults import ClusterFault
 from nodeagent.cluster.client.node_view import NodeView
 from nodeagent.cluster.drain.evictor import (
     EvictionIntervals,
-    EvictionReports,
     Evictor,
     FinishedPods,
     KubeletSuspect,
@@ -27,7 +26,7 @@ from nodeagent.cluster.drain.node_access import AnyName, NodePods, OwnNode, fact
 from nodeagent.cluster.drain.owners import Owner, claims, owned_by_others
 from nodeagent.cluster.drain.plan import Rules
 from nodeagent.cluster.drain.plugin_outlook import PluginOutlook
-from nodeagent.cluster.drain.restore import ReportEvent, Restore, Stays, configuration_of
+from nodeagent.cluster.drain.restore import ReportEvent, Restore, configuration_of
 from nodeagent.cluster.drain.steps import ClientCare, EvictPod, PodSelector
 from nodeagent.errors import UsageError
 from nodeagent.plan.desired import DesiredNode
@@ -59,14 +58,14 @@ class OtherOwners:
         *,
         tolerated: Collection[Owner],
         source: str,
-        tell: ReportEvent,
+        report: ReportEvent,
         within: float,
         unless_asked: float,
     ) -> None:
         self._node = node
         self._pods = pods
         self._tolerated = tolerated
-        self._tell = tell
+        self._report_event = report
         self._within = within
         self._unless_asked = unless_asked
         self._told: tuple[Problem, ...] = ()
@@ -113,7 +112,7 @@ class OtherOwners:
         if found and found != self._told and not self.refusing:
             for problem in found:
                 log.warning("somebody else splits the GPUs", who=problem.message)
-                self._tell(EventType.OTHER_OWNER, f"{problem.message} ({problem.remedy})")
+                self._report_event(EventType.OTHER_OWNER, f"{problem.message} ({problem.remedy})")
         self._told = found
         fault = self._pods.fault
         if fault is None:
@@ -123,7 +122,7 @@ class OtherOwners:
             by = "by what was heard last" if self._pods.known is not None else "by its labels alone"
             told = f"whether anybody else splits the GPUs is judged {by}: {fault.message}"
             log.warning("the pods of the node are not known", error=fault.message)
-            self._tell(EventType.UNCHECKED, told)
+            self._report_event(EventType.UNCHECKED, told)
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,12 +141,11 @@ class DrainIntervals:
 
 
 class ClusterHooks:
-    """Fulfils `nodeagent.reconcile.change_hooks.ChangeHooks` for one node of one cluster.
+    """The `ChangeHooks` of one node of one cluster.
 
     `put_back` is called when all that was done around a change is put back. `source` is the agent's
-    plan source. `wake` asks the loop for another look and says why;
-    `kubelet_suspect` is told of pods that the kubelet lists although they have ended. Raises
-    UsageError for settings that name nobody.
+    plan source. `wake` requests another round of the loop, with the reason; `kubelet_suspect` gets
+    pods that the kubelet lists although they have ended. Raises UsageError for wrong settings.
     """
 
     def __init__(
@@ -159,14 +157,14 @@ class ClusterHooks:
         source: str,
         policy: Policy,
         wake: Callable[[str], None],
-        tell: ReportEvent = lambda _kind, _message: None,
+        report: ReportEvent = lambda _kind, _message: None,
         kubelet_suspect: KubeletSuspect | None = None,
         intervals: DrainIntervals = DrainIntervals(),
     ) -> None:
         self.put_back: Callable[[], None] = lambda: None
         self._rules = rules_of(settings)
         self._wake = wake
-        self._tell = tell
+        self._report_event = report
         self._intervals = intervals
         self._pods = NodePods(access, node)
         own_node = OwnNode(access, node)
@@ -175,7 +173,7 @@ class ClusterHooks:
             self._pods,
             tolerated=tolerated_in(settings),
             source=source,
-            tell=tell,
+            report=report,
             within=intervals.ask,
             unless_asked=intervals.asked,
         )
@@ -192,14 +190,13 @@ class ClusterHooks:
             self._executor,
             self._outlook,
             rules=self._rules,
-            stays=Stays(
-                cordon=lambda: self._evictor.needs_cordon, labels=self._owners.may_have_paused
-            ),
+            needs_cordon=lambda: self._evictor.needs_cordon,
+            may_have_paused=self._owners.may_have_paused,
             deadline=settings.allocatable_deadline,
             retry=intervals.retry,
             wake=wake,
-            done=self._all_is_back,
-            tell=tell,
+            done=lambda: self.put_back(),  # noqa: PLW0108 - it is set later
+            report=report,
         )
         self._evictor = Evictor(
             access,
@@ -209,15 +206,15 @@ class ClusterHooks:
             policy=policy,
             intervals=intervals.eviction,
             objecting=self._object_to_evictions,
-            telling=EvictionReports(wake, self._evicted, self._restore.follow_up),
+            wake=wake,
+            evicted=self._evicted,
+            uncordon=self._restore.follow_up,
         )
         self._finished = FinishedPods(
             self._pods,
             suspect=kubelet_suspect,
             wake=wake,
-            again=intervals.eviction.again,
-            longest=intervals.eviction.longest,
-            answer=intervals.eviction.answer,
+            intervals=intervals.eviction,
         )
         self._attempts = PreparationRetries(again=intervals.again, wake=wake)
         self._view: NodeView | None = None
@@ -228,9 +225,9 @@ class ClusterHooks:
     async def objections(
         self, judgement: Judgement, todo: NodePlan, observed: ObservedNode
     ) -> tuple[Problem, ...]:
-        """Who else splits this node's GPUs, and whether the device plugin could serve them then.
+        """Other managers of this node's GPUs, and whether the device plugin could serve the result.
 
-        While the plan needs nothing, somebody else is told of once and stands in nobody's way.
+        While the plan needs nothing, another manager is reported once and objects to nothing.
         """
         plan, self._desired = judgement.plan, judgement.desired
         if plan is None:
@@ -268,7 +265,7 @@ class ClusterHooks:
         if self._owners.refusing:
             self._evictor.forget()
         else:
-            self._evictor.look(judgement, observed)
+            self._evictor.look(judgement)
         self._finished.look(judgement)
         self._restore.settle(judgement, observed)
 
@@ -343,11 +340,8 @@ class ClusterHooks:
             plan, plan, observed, labels, wanted=configuration_of(judgement)
         )
 
-    def _all_is_back(self) -> None:
-        self.put_back()
-
     def _evicted(self, pod: EvictPod) -> None:
-        self._tell(EventType.EVICTED, f"pod {pod.namespace}/{pod.name} is evicted: {pod.reason}")
+        self._report_event(EventType.EVICTED, f"pod {pod} is evicted: {pod.reason}")
 
 
 def rules_of(settings: KubernetesSettings) -> Rules:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from typing import NoReturn
 
 import structlog
@@ -92,16 +91,6 @@ log = structlog.get_logger(__name__)
 ReportEvent = Callable[[EventType, str], None]
 
 
-@dataclass(frozen=True, slots=True)
-class Stays:
-    """What is not put back for now: a cordon that evictions need, labels that somebody else may
-    have paused.
-    """
-
-    cordon: Callable[[], bool]
-    labels: Callable[[NodeView | None], bool]
-
-
 def configuration_of(judgement: Judgement) -> str | None:
     """The plugin's configuration that the plan asks for; None where it does not."""
     return judgement.document.device_plugin_config if judgement.document else None
@@ -110,9 +99,10 @@ def configuration_of(judgement: Judgement) -> str | None:
 class Restore:
     """Puts back while `run` runs, once a round has ended.
 
-    `wake` is called when the problems are others. `retry` are the seconds between two attempts, at
-    first and at most; `deadline` is how long the node may take to offer what it should. `done` is
-    called when all is put back.
+    `wake` is called when the problems are others, `done` when all is put back. `retry` are the
+    seconds between two attempts, at first and at most; `deadline` is how long the node may take to
+    offer what it should. A cordon stays while evictions need it, paused labels while another
+    manager may have paused them.
     """
 
     def __init__(
@@ -121,21 +111,23 @@ class Restore:
         outlook: PluginOutlook,
         *,
         rules: Rules,
-        stays: Stays,
+        needs_cordon: Callable[[], bool],
+        may_have_paused: Callable[[NodeView | None], bool],
         deadline: float,
         retry: tuple[float, float],
         wake: Callable[[str], None],
         done: Callable[[], None],
-        tell: ReportEvent,
+        report: ReportEvent,
     ) -> None:
         self._executor = executor
         self._outlook = outlook
         self._rules = rules
-        self._stays = stays
+        self._needs_cordon = needs_cordon
+        self._may_have_paused = may_have_paused
         self._retry = retry
         self._wake = wake
         self._done = done
-        self._tell = tell
+        self._report = report
         self._offer = AwaitedAllocatable(deadline=deadline, changed=self._offer_changed)
         self._view: NodeView | None = None
         self._seen: tuple[Judgement, ObservedNode] | None = None  # when the last round ended
@@ -159,7 +151,7 @@ class Restore:
         back.
         """
         paused = restoring(facts_of(self._view).labels)
-        return self._touched or (bool(paused) and not self._stays.labels(self._view))
+        return self._touched or (bool(paused) and not self._may_have_paused(self._view))
 
     @property
     def seen(self) -> tuple[Judgement, ObservedNode] | None:
@@ -266,8 +258,8 @@ class Restore:
             self._rules,
             expected=awaited,
             plugin_config=self._configuration_due(),
-            stays_cordoned=self._stays.cordon(),
-            stay_paused=not self._touched and self._stays.labels(self._view),
+            stays_cordoned=self._needs_cordon(),
+            stay_paused=not self._touched and self._may_have_paused(self._view),
         )
 
     def _is_as_left(self) -> bool:
@@ -307,6 +299,6 @@ class Restore:
 
     def _offer_changed(self, reason: str) -> None:
         for problem in self._offer.problems:
-            self._tell(EventType.NOT_OFFERED, problem.message)
+            self._report(EventType.NOT_OFFERED, problem.message)
         self.follow_up()
         self._wake(reason)

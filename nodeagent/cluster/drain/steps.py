@@ -17,9 +17,9 @@ class PodFact:
     """A pod on this node.
 
     `controller` is the kind of its controlling owner ("DaemonSet"), "" without one. `mirror`: the
-    kubelet runs it from a file, and the API server cannot make it go. `selects` are the node labels
+    kubelet runs it from a file, and the API server cannot remove it. `selects` are the node labels
     that its nodeSelector and its required node affinity name. `environment` is what its containers
-    are given literally. `uid` tells it from one of the same name that came after it.
+    are given literally. `uid` distinguishes it from a later pod of the same name.
     """
 
     namespace: str
@@ -35,7 +35,6 @@ class PodFact:
 
     @property
     def finished(self) -> bool:
-        """Whether nothing of it runs any more."""
         return self.phase in _FINISHED
 
     def __str__(self) -> str:
@@ -44,7 +43,7 @@ class PodFact:
 
 @dataclass(frozen=True, slots=True)
 class NodeFacts:
-    """A Node; `pods` None: nobody could say which pods are on it."""
+    """A Node; `pods` None: it is not known which pods are on it."""
 
     labels: Mapping[str, str] = field(default_factory=dict)
     annotations: Mapping[str, str] = field(default_factory=dict)
@@ -59,10 +58,10 @@ class NodeFacts:
 
 
 class ClientCare(StrEnum):
-    """How the GPU's clients in the cluster are told of a change.
+    """How the cluster's other GPU clients are notified of a change.
 
     The labels move the GPU Operator's operands off the node and back, as mig-manager does. Deleting
-    the device plugin's pod afterwards makes it look again where there is no operator.
+    the device plugin's pod afterwards makes it enumerate again where there is no operator.
     """
 
     PAUSE_LABELS = "pauseLabels"
@@ -72,18 +71,15 @@ class ClientCare(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class PodSelector:
-    """Pods of this node with all of these labels, in any namespace unless one is given.
+    """Pods of this node with all of these labels, in any namespace.
 
     With `selects`, pods of DaemonSets whose node selector or affinity names that node label.
     """
 
     labels: Mapping[str, str] = field(default_factory=dict)
-    namespace: str = ""
     selects: str = ""
 
     def matches(self, pod: PodFact) -> bool:
-        if self.namespace and pod.namespace != self.namespace:
-            return False
         if self.selects:
             return pod.controller == "DaemonSet" and self.selects in pod.selects
         return bool(self.labels) and self.labels.items() <= pod.labels.items()
@@ -104,7 +100,7 @@ class PodSelector:
 
 @dataclass(frozen=True, slots=True)
 class PatchNode:
-    """One merge patch of the Node; None takes a key away. `unschedulable` None leaves it as it is.
+    """One merge patch of the Node; None removes a key. `unschedulable` None leaves it as it is.
 
     What belongs together is in one patch, so that no crash can come between.
     """
@@ -117,11 +113,14 @@ class PatchNode:
 
 @dataclass(frozen=True, slots=True)
 class EvictPod:
-    """Ask for the pod's eviction, which its disruption budgets may refuse for now."""
+    """Request the pod's eviction, which its disruption budgets may refuse for now."""
 
     namespace: str
     name: str
     reason: str
+
+    def __str__(self) -> str:
+        return f"{self.namespace}/{self.name}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +128,6 @@ class DeletePods:
     """Delete this node's pods that match; their controller makes new ones."""
 
     selector: PodSelector
-    reason: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,22 +135,20 @@ class AwaitPodsGone:
     """Wait, with a limit, until no unfinished pod of this node matches."""
 
     selector: PodSelector
-    reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class AwaitAllocatable:
-    """Wait, with a limit, until the node offers this; `mismatches` words what differs then."""
+    """Wait, with a limit, until the node offers this."""
 
     expected: Mapping[str, int]
-    reason: str
 
 
 Step = PatchNode | EvictPod | DeletePods | AwaitPodsGone | AwaitAllocatable
 
 
 def pods_left(selector: PodSelector, node: NodeFacts) -> tuple[PodFact, ...] | None:
-    """The unfinished pods that still match; None when nobody could say which pods are here."""
+    """The unfinished pods that still match; None when it is not known which pods are here."""
     if node.pods is None:
         return None
     return tuple(pod for pod in node.pods if not pod.finished and selector.matches(pod))

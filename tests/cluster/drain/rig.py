@@ -43,7 +43,7 @@ PACE = DrainIntervals(
     asked=0.0,
     retry=(0.02, 0.1),
     again=(0.1, 0.4),
-    executor=ExecutorIntervals(tell=1.0, look=(0.01, 0.05), answer=2.0),
+    executor=ExecutorIntervals(notify=1.0, look=(0.01, 0.05), answer=2.0),
     eviction=EvictionIntervals(first=0.01, again=0.1, longest=0.4, answer=2.0),
 )
 
@@ -120,7 +120,7 @@ async def agent(
             source=source,
             policy=Policy(),
             wake=woken.append,
-            tell=lambda kind, message: told.append((kind, message)),
+            report=lambda kind, message: told.append((kind, message)),
             kubelet_suspect=suspected.extend,
             intervals=intervals,
         )

@@ -18,7 +18,7 @@ def patched(labels: dict[str, str], patch: dict[str, str | None]) -> dict[str, s
 
 def test_the_labels_are_those_of_mig_manager() -> None:
     """These six and no others, and its very value."""
-    names = {client.label.removeprefix(PREFIX) for client in CLIENTS}
+    names = {label.removeprefix(PREFIX) for label in CLIENTS}
     assert names == {
         "device-plugin",
         "gpu-feature-discovery",
