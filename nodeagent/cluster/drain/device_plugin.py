@@ -32,10 +32,10 @@ class Strategy(StrEnum):
 
 def strategy_of(labels: Mapping[str, str]) -> Strategy | None:
     """As GPU feature discovery tells it, which does not for `none`; None: it tells nothing."""
-    told = labels.get(STRATEGY_LABEL, "")
-    if told in set(Strategy):
-        return Strategy(told)
-    return Strategy.NONE if not told and FEATURES_LABEL in labels else None
+    strategy = labels.get(STRATEGY_LABEL, "")
+    if strategy in set(Strategy):
+        return Strategy(strategy)
+    return Strategy.NONE if not strategy and FEATURES_LABEL in labels else None
 
 
 def gpus_after(plan: NodePlan, observed: ObservedNode) -> tuple[Gpu, ...]:
@@ -184,16 +184,10 @@ class SharedBy(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Replicated:
-    """Several of one in the plugin's configuration: its `sharing.*.resources[]`.
-
-    `devices` is how many of the resource's devices are shared, None for all of them. `rename` is
-    the other name that they get, "" for none.
-    """
+    """Several of one in the plugin's configuration: its `sharing.*.resources[]`."""
 
     resource: str
     replicas: int
-    rename: str = ""
-    devices: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,18 +198,14 @@ class PluginSharing:
     resources: tuple[Replicated, ...] = ()
     rename_by_default: bool = False
 
-    def name_of(self, one: Replicated) -> str:
-        """What the shared devices are offered as."""
-        return one.rename or one.resource + (_SHARED if self.rename_by_default else "")
-
 
 NOT_SHARED: Final = PluginSharing()
 
 
 def sharing_of(labels: Mapping[str, str]) -> PluginSharing | None:
-    """By GPU feature discovery's label: not shared, or None: shared in a way it does not tell."""
-    told = labels.get(SHARING_LABEL, SharedBy.NOTHING)
-    return NOT_SHARED if told == SharedBy.NOTHING else None
+    """By GPU feature discovery's label: not shared, or None: shared, without the details."""
+    shared = labels.get(SHARING_LABEL, SharedBy.NOTHING) != SharedBy.NOTHING
+    return None if shared else NOT_SHARED
 
 
 def expected(strategy: Strategy, gpus: Iterable[Gpu], sharing: PluginSharing) -> dict[str, int]:
@@ -224,12 +214,10 @@ def expected(strategy: Strategy, gpus: Iterable[Gpu], sharing: PluginSharing) ->
     result = dict(counts)
     for one in sharing.resources:
         there = counts.get(one.resource, 0)
-        shared = there if one.devices is None else min(one.devices, there)
-        if not shared:
-            continue
-        result[one.resource] -= shared
-        name = sharing.name_of(one)
-        result[name] = result.get(name, 0) + shared * one.replicas
+        if there:
+            name = one.resource + (_SHARED if sharing.rename_by_default else "")
+            result[one.resource] -= there
+            result[name] = result.get(name, 0) + there * one.replicas
     return {name: count for name, count in sorted(result.items()) if count}
 
 
@@ -237,32 +225,15 @@ def not_shareable(
     strategy: Strategy, gpus: Iterable[Gpu], sharing: PluginSharing
 ) -> tuple[Problem, ...]:
     """What of the sharing the plugin refuses for these GPUs, and then offers nothing of."""
+    if sharing.by is not SharedBy.MPS:
+        return ()
     gpus = tuple(gpus)
     counts = offered(strategy, gpus)
-    problems = [
-        _too_many(one, counts[one.resource]) for one in sharing.resources if _short(one, counts)
-    ]
-    if sharing.by is SharedBy.MPS:
-        split = any(gpu.mig is not None and gpu.mig.current for gpu in gpus)
-        problems += [
-            _mps_on_mig(one)
-            for one in sharing.resources
-            if counts.get(one.resource)
-            and (one.resource.startswith(MIG_RESOURCE) or (split and strategy is Strategy.SINGLE))
-        ]
-    return tuple(problems)
-
-
-def _short(one: Replicated, counts: Mapping[str, int]) -> bool:
-    return one.devices is not None and 0 < counts.get(one.resource, 0) < one.devices
-
-
-def _too_many(one: Replicated, there: int) -> Problem:
-    return Problem(
-        Code.UNSUPPORTED,
-        f"the device plugin's configuration shares {one.devices} of {one.resource}, but there "
-        f"would be {there}, for which it refuses to start",
-        "share all of them, or choose another of its configurations with devicePluginConfig",
+    all_mig = strategy is Strategy.SINGLE and any(_in_mig_mode(gpu) for gpu in gpus)
+    return tuple(
+        _mps_on_mig(one)
+        for one in sharing.resources
+        if counts.get(one.resource) and (all_mig or one.resource.startswith(MIG_RESOURCE))
     )
 
 

@@ -271,7 +271,7 @@ async def test_without_an_api_server(server: ApiServer, tmp_path: Path) -> None:
         await server.stop()
         [problem] = await it.round()
         assert problem.code is Code.CLUSTER
-        assert "cannot be told" in problem.message
+        assert "cannot be notified" in problem.message
         await until(lambda: it.codes() == ["Cluster"])
         await server.start()
         await until(lambda: it.codes() == [])

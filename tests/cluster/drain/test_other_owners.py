@@ -64,7 +64,7 @@ async def test_each_is_refused_until_told_otherwise(
         assert f"default/{owner}-1" in problem.message or owner == "hami"
         assert problem.remedy
         assert not [a for a in asked(server) if not a.startswith("GET")]
-    async with agent(server, tmp_path, tolerate=owner) as it:
+    async with agent(server, tmp_path, tolerate=(owner,)) as it:
         assert await it.round() == ()
 
 
