@@ -107,10 +107,10 @@ def test_a_client_holds_its_device_until_it_goes(home: Home) -> None:
     with home.client(device, "replica-0", index=device) as client:
         home.until(lambda: [c for d in home.daemons() for c in d["clients"]])
         home.plan.write_text(PLAN.replace("{3g.40gb: 1, 1g.10gb: 4}", "disabled"))
-        status = home.until(lambda: (s := home.ask("status")) and s["phase"] == "Blocked" and s)
+        status = home.until(lambda: (s := home.status()) and s["phase"] == "Blocked" and s)
         assert any(str(client.pid) in p["message"] for p in status["problems"])
         assert device in {d["device"] for d in home.daemons()}
-    home.until(lambda: (s := home.ask("status")) and s["phase"] == "InSync")
+    home.until(lambda: (s := home.status()) and s["phase"] == "InSync")
     left = home.all_ready(2)
     assert others <= {d["pid"] for d in left}
     assert all(d["device"].startswith("GPU-") for d in left)

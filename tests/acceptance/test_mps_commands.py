@@ -48,7 +48,7 @@ def _started(home: Home, plan: str, count: int = 1) -> list[dict[str, Any]]:
 
 def _status(home: Home, phase: str) -> dict[str, Any]:
     """The agent's picture of the node, once it is in this phase."""
-    return dict(home.until(lambda: (s := home.ask("status")) and s["phase"] == phase and s))
+    return dict(home.until(lambda: (s := home.status()) and s["phase"] == phase and s))
 
 
 @contextlib.contextmanager
@@ -202,7 +202,7 @@ def _gpu(home: Home) -> dict[str, Any]:
 
 def _with_problem(home: Home, path: str) -> dict[str, Any]:
     """The agent's picture of the node, if it has a problem with this place of the plan."""
-    status = home.ask("status")
+    status = home.status()
     return status if status and any(path in str(p) for p in status["problems"]) else {}
 
 
@@ -236,10 +236,10 @@ def test_a_record_that_a_newer_release_wrote(home: Home) -> None:
         write_state(record, newer, None)
         home.plan.write_text("version: v1\ngpus:\n  - devices: [0]\n    mig: disabled\n")
         home.start()
-        home.until(lambda: home.ask("status"))
-        blocked = home.until(lambda: (s := home.ask("status")) and s["phase"] == "Blocked" and s)
+        home.until(home.status)
+        blocked = home.until(lambda: (s := home.status()) and s["phase"] == "Blocked" and s)
         assert any(str(pid) in problem["message"] for problem in blocked["problems"])
         assert [d["pid"] for d in home.daemons()] == [daemon["pid"]]
         assert any("is taken over" in event["message"] for event in home.events())
-    home.until(lambda: home.ask("status")["phase"] == "InSync")
+    home.until(lambda: home.status().get("phase") == "InSync")
     assert home.daemons() == []

@@ -100,7 +100,7 @@ def test_whom_an_impostor_names(
     os.chown(pipes, TENANT, TENANT)  # as before the daemon had answered
     with impostor(pipes, *(process.pid for process in bystanders)):
         home.start()
-        home.until(lambda: home.ask("status"))
+        home.until(home.status)
         events = home.until(lambda: [e for e in home.events() if "in place of" in e["message"]])
         assert events[0]["type"] == "MpsFault"
         assert f"user {TENANT} listens at {pipes}" in events[0]["message"]
