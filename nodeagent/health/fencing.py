@@ -17,12 +17,12 @@ from nodeagent.health.findings import Finding, Severity, in_order
 from nodeagent.health.table import BY_CAUSE, advice
 from nodeagent.health.xids import BLOCKS_CALLS
 from nodeagent.plan.observed import (
-    WELL,
+    HEALTHY,
     Gpu,
     GpuInstance,
+    HealthLimits,
     ObservedNode,
     Placement,
-    Sickness,
 )
 
 
@@ -111,19 +111,19 @@ def _devices(instances: Iterable[GpuInstance]) -> list[str]:
 
 def as_fenced(observed: ObservedNode, fenced: Fences) -> ObservedNode:
     """The node with what is fenced told to the planner."""
-    gpus = tuple(replace(gpu, sickness=_sickness(gpu, fenced)) for gpu in observed.gpus)
+    gpus = tuple(replace(gpu, health_limits=_health_limits(gpu, fenced)) for gpu in observed.gpus)
     return replace(observed, gpus=gpus)
 
 
-def _sickness(gpu: Gpu, fenced: Fences) -> Sickness:
+def _health_limits(gpu: Gpu, fenced: Fences) -> HealthLimits:
     mine = [fence for fence in fenced.all if fence.gpu == gpu.uuid]
     if not mine:
-        return WELL
+        return HEALTHY
     whole = gpu.uuid in fenced.gpus
     # Of a GPU that is sick as a whole, what makes it that is told.
     told = next(f for f in mine if f.placement is None or not whole).finding
     slices = 0 if whole else fenced.slices(gpu.uuid)
-    return Sickness(slices, whole, f"it {words(told)}", advice(told.cause, told.action))
+    return HealthLimits(slices, whole, f"it {words(told)}", advice(told.cause, told.action))
 
 
 def words(finding: Finding) -> str:

@@ -1,7 +1,7 @@
 """How GPU instances are divided into compute instances.
 
 A document asks for devices such as three `1c.3g.40gb`; which of them share a GPU instance is the
-agent's to choose. The driver tells the compute profiles of a GPU instance profile only once such
+agent's to choose. The driver lists the compute profiles of a GPU instance profile only once such
 an instance exists; until then the documented rules decide, and where architectures differ, the
 stricter one.
 """

@@ -111,8 +111,8 @@ def _vector(engines: Engines) -> tuple[int, ...]:
 def _limit(profile: GpuInstanceProfile) -> int:
     """How many of a profile there can be.
 
-    For plain profiles the placements alone say it; the driver's own count is wrong on some cards
-    (on A30, says NVIDIA's mig-parted). It is needed where engines limit the number (+me).
+    For plain profiles the placements alone decide; the driver's own count is wrong on some cards
+    (on A30, according to NVIDIA's mig-parted). It is needed where engines limit the number (+me).
     """
     if ProfileName.parse(profile.name).attributes:
         return min(profile.max_count, len(profile.placements))
@@ -122,7 +122,7 @@ def _limit(profile: GpuInstanceProfile) -> int:
 def _card_engines(profiles: Iterable[CardProfile]) -> tuple[int, ...]:
     """How many media engines of each kind the card surely has.
 
-    The driver does not tell. One instance of any profile is possible, and so are as many of a
+    The driver does not report it. One instance of any profile is possible, and so are as many of a
     plain profile as there are places; what these take, the card has.
     """
     have = [0] * len(_MEDIA_ENGINES)
@@ -135,9 +135,9 @@ def _card_engines(profiles: Iterable[CardProfile]) -> tuple[int, ...]:
 
 def free_slots(gpu: Gpu) -> tuple[int, ...]:
     """The memory slices where something new could lie: no GPU instance occupies them, and they are
-    not sick (none while MIG is off).
+    not unhealthy (none while MIG is off).
     """
-    if gpu.mig is None or not gpu.mig.current or gpu.sickness.whole:
+    if gpu.mig is None or not gpu.mig.current or gpu.health_limits.whole:
         return ()
     occupied = _occupied(gpu)
     return tuple(slot for slot in range(Card.of(gpu).slots) if not occupied >> slot & 1)
@@ -145,7 +145,7 @@ def free_slots(gpu: Gpu) -> tuple[int, ...]:
 
 def creatable(gpu: Gpu) -> dict[str, int]:
     """How many more of each profile fit now, each taken alone; profiles with no room left out."""
-    if gpu.mig is None or not gpu.mig.current or gpu.sickness.whole:
+    if gpu.mig is None or not gpu.mig.current or gpu.health_limits.whole:
         return {}
     card = Card.of(gpu)
     spare = card.spare(i.profile for i in gpu.instances if i.profile in card.profiles)
@@ -156,8 +156,8 @@ def creatable(gpu: Gpu) -> dict[str, int]:
 
 
 def _occupied(gpu: Gpu) -> int:
-    """Where nothing can be placed, for what is there or for being sick."""
-    occupied = gpu.sickness.slices
+    """Where nothing can be placed, for what is there or for being unhealthy."""
+    occupied = gpu.health_limits.slices
     for instance in gpu.instances:
         occupied |= instance.placement.mask
     return occupied

@@ -39,10 +39,10 @@ def lay_out(gpu: Gpu, wanted: tuple[WantedInstance, ...], path: str) -> GpuPlan:
     # does not list, although the devices' own lists are empty.
     everything = gpu.usage.in_use
     target = best_layout(
-        card, wanted, gpu.instances, all_in_use=everything, sick=gpu.sickness.slices
+        card, wanted, gpu.instances, all_in_use=everything, unhealthy=gpu.health_limits.slices
     )
-    if target is None and gpu.sickness.slices and best_layout(card, wanted, ()) is not None:
-        return GpuPlan.refused(gpu, Verdict.BLOCKED, refusals.sick_slices(gpu, path))
+    if target is None and gpu.health_limits.slices and best_layout(card, wanted, ()) is not None:
+        return GpuPlan.refused(gpu, Verdict.BLOCKED, refusals.unhealthy_slices(gpu, path))
     if target is None:
         return GpuPlan.refused(gpu, Verdict.UNSATISFIABLE, refusals.does_not_fit(gpu, wanted, path))
     blockers = _taken_in_use(target, everything=everything)

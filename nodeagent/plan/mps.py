@@ -18,7 +18,7 @@ from nodeagent.plan.plan import GpuPlan, Policy, Verdict
 from nodeagent.plan.problems import Problem
 from nodeagent.plan.shares import ComputeMode, WantedMps
 from nodeagent.plan.steps import SetComputeMode, SetTimeSlice, StartMps, Step, StopMps, after
-from nodeagent.plan.usage import past_mps
+from nodeagent.plan.usage import outside_mps
 
 _BLOCKED = 1_000_000  # as a cost: more than any assignment that is possible
 
@@ -75,13 +75,13 @@ class _Target:
         if self.wanted is None:
             return "the plan gives this device no MPS"
         if runs.account != self.wanted.account:
-            return "it is to run as somebody else"
+            return "it is to run as another user"
         return "a memory limit can only be taken away by a new daemon"
 
     def is_held(self, policy: Policy) -> bool:
         """Whether a daemon is to come where a context outside MPS would keep its server out."""
         comes = self.wanted is not None and self.device.mps is None
-        return comes and policy.exclusive_mps and past_mps(self.device.usage).in_use
+        return comes and policy.exclusive_mps and outside_mps(self.device.usage).in_use
 
 
 def _targets(end: Gpu, desired: DesiredGpu, policy: Policy) -> list[_Target]:
@@ -148,9 +148,9 @@ def _held(
 ) -> Iterator[Problem]:
     for target in targets:
         if target.wanted and target.is_held(policy):
-            users = past_mps(target.device.usage)
+            users = outside_mps(target.device.usage)
             path = target.wanted.path or desired.path
-            yield refusals.held_past_mps(gpu, _name(gpu, target.device), users, path)
+            yield refusals.held_outside_mps(gpu, _name(gpu, target.device), users, path)
 
 
 def _name(gpu: Gpu, device: Device) -> str:
@@ -212,9 +212,5 @@ def _starts(gpu: Gpu, target: _Target, policy: Policy) -> Iterator[Step]:
     if device.runs == wanted:
         return
     runs = device.mps is not None and not target.stops
-    why = (
-        "its limits or shares are to be others"
-        if runs
-        else f"{wanted.path or 'the plan'} asks for it"
-    )
+    why = "its limits or shares change" if runs else f"{wanted.path or 'the plan'} asks for it"
     yield StartMps(gpu.uuid, device.uuid, wanted, why, device.profile, device.placement, runs)

@@ -142,5 +142,5 @@ def _apart(name: ProfileName, wanted: ProfileName) -> float:
 
 
 def _distance(name: ProfileName, wanted: ProfileName) -> tuple[float, int, tuple[bool, bool, int]]:
-    """Of profiles with other numbers of slices: memory says most of what was meant."""
+    """Of profiles with other numbers of slices: memory counts most."""
     return _apart(name, wanted), abs(name.slices - wanted.slices), _unlike(name, wanted)

@@ -61,7 +61,7 @@ class GpuInstanceProfile:
     `id` is what create calls take (the number `nvidia-smi mig -lgip` prints), `kind` the NVML
     enumeration value it was asked by; the two differ. `name` is canonical, such as
     `1g.10gb+me`. `memory` in bytes. `compute` is empty as long as no GPU instance of this
-    profile existed to ask (NVML tells only through one).
+    profile existed to ask (NVML answers only through one).
     """
 
     id: int
@@ -100,7 +100,7 @@ class User:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Who uses something. When `known` is false it counts as in use, and `reason` says why."""
+    """Users of something. When `known` is false it counts as in use, for the `reason`."""
 
     processes: tuple[User, ...] = ()
     known: bool = True
@@ -131,7 +131,7 @@ IDLE = Usage()
 class MpsDaemon:
     """The agent's own control daemon of a device, whatever it is at just now.
 
-    `runs` is what it was last told to be, `state` its phase in one word (Ready, Backoff...),
+    `runs` is what it was last set to, `state` its phase in one word (Ready, Backoff...),
     `why` says why that is not Ready. `servers` are the pids that belong to it and are no users of
     the device in their own right; `clients` are those who use the device through it, as far as it
     knows them itself.
@@ -158,7 +158,7 @@ class ComputeInstance:
     """A compute instance, which together with its GPU instance is one MIG device.
 
     `profile` is the device's name (`3g.40gb` when it has all of its GPU instance, else
-    `1c.3g.40gb`). `placement` is None when the driver does not tell it. `mps`, `compute_mode`
+    `1c.3g.40gb`). `placement` is None when the driver does not report it. `mps`, `compute_mode`
     and `earlier_mode` as for a GPU.
     """
 
@@ -246,8 +246,8 @@ class Access(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Sickness:
-    """What of a GPU is too sick for anything new; what is there may stay.
+class HealthLimits:
+    """What of a GPU is too unhealthy for anything new; what is there may stay.
 
     `whole`: all of it, and nothing is changed there; else `slices`, memory slices as bits. `why`
     and `remedy` are for people.
@@ -259,7 +259,7 @@ class Sickness:
     remedy: str = ""
 
 
-WELL = Sickness()
+HEALTHY = HealthLimits()
 
 
 @dataclass(frozen=True, slots=True)
@@ -273,8 +273,8 @@ class Gpu:
     GPU in MIG mode has neither); `earlier_mode` and `earlier_time_slice` are what they were before
     the agent changed them, None when it did not. `numa_node` is the one whose processors and
     memory are nearest; None when not known. `nvlink` is None when the card has none, or while not
-    known. `sickness` is what health says; the driver knows nothing of it. When `access` is not OK,
-    the rest is what was last known (perhaps nothing) and must not be acted upon.
+    known. `health_limits` come from the health checks, not from the driver. When `access` is not
+    OK, the rest is what was last known (perhaps nothing) and must not be acted upon.
     """
 
     index: int
@@ -301,7 +301,7 @@ class Gpu:
     earlier_time_slice: TimeSlice | None = None
     numa_node: int | None = None
     nvlink: NvLinks | None = None
-    sickness: Sickness = WELL
+    health_limits: HealthLimits = HEALTHY
 
     def profile(self, name: str) -> GpuInstanceProfile | None:
         """The card's profile of exactly this canonical name."""
@@ -309,7 +309,7 @@ class Gpu:
 
     @property
     def key(self) -> str:
-        """What tells it from the node's other GPUs: the UUID, or the index while none is known."""
+        """Its identity on this node: the UUID, or the index while no UUID is known."""
         return self.uuid or f"GPU {self.index}"
 
     @property
@@ -354,7 +354,7 @@ class Gpu:
 class ObservedNode:
     """The node at one moment. GPUs are in NVML's index order.
 
-    `slow` says of GPUs (by index) for which the driver took long how its calls went.
+    `slow` describes the calls for GPUs (by index) for which the driver took long.
     """
 
     gpus: tuple[Gpu, ...] = ()

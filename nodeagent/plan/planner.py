@@ -4,11 +4,11 @@ Rules, in this order:
 
 1. A GPU that the document does not name, or that the driver does not answer for, is not touched.
 2. What already fits is kept in place; what is in use is a fixed point. Not knowing is in use.
-   Where a GPU is sick nothing new comes; what is there stays.
+   Where a GPU is unhealthy nothing new comes; what is there stays.
 3. Nothing is destroyed unless the whole new layout is known to fit at known placements.
 4. Per GPU: stop MPS daemons, destroy, set the mode, reset if it is needed and allowed, create the
    largest first, start daemons.
-5. A plan that is refused has no steps and says what stands in the way.
+5. A plan that is refused has no steps and names what is in the way.
 
 For every cut of the steps, planning again from what is then observed leads to the same end.
 """
@@ -111,7 +111,7 @@ def layout_of(gpu: Gpu) -> DesiredGpu:
 def _takes_turns(gpu: Gpu) -> bool:
     """Whether the agent made it so; a time slice that it did not set comes back by itself.
 
-    Where that was the same before, only the compute mode tells, changed without a daemon.
+    Where that was the same before, only the compute mode shows it, changed without a daemon.
     """
     return gpu.earlier_time_slice is not None or (gpu.mps is None and gpu.earlier_mode is not None)
 
@@ -121,18 +121,18 @@ def _mode_on(gpu: Gpu) -> bool:
 
 
 def _spared(result: GpuPlan, path: str) -> GpuPlan:
-    """The plan for a GPU, or its refusal where it would work on what is sick."""
+    """The plan for a GPU, or its refusal where it would work on unhealthy parts."""
     gpu = result.before
     if result.verdict is not Verdict.APPLICABLE:
         return result
-    if gpu.sickness.whole:
-        return GpuPlan.refused(gpu, Verdict.BLOCKED, refusals.sick_gpu(gpu, path))
-    if gpu.sickness.slices and _hands_out_all(result):
-        return GpuPlan.refused(gpu, Verdict.BLOCKED, refusals.sick_slices(gpu, path))
+    if gpu.health_limits.whole:
+        return GpuPlan.refused(gpu, Verdict.BLOCKED, refusals.unhealthy_gpu(gpu, path))
+    if gpu.health_limits.slices and _hands_out_all(result):
+        return GpuPlan.refused(gpu, Verdict.BLOCKED, refusals.unhealthy_slices(gpu, path))
     return result
 
 
 def _hands_out_all(result: GpuPlan) -> bool:
-    """Whether MIG goes off and the sick slices are then anybody's; a reset mends them first."""
+    """Whether MIG goes off, which would hand out unhealthy slices too; a reset mends them first."""
     off = any(isinstance(step, SetMigMode) and not step.enabled for step in result.steps)
     return off and not any(isinstance(step, ResetGpu) for step in result.steps)

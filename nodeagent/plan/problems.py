@@ -1,4 +1,4 @@
-"""What stands in the way, as a value that every surface shows alike."""
+"""A problem as a value that every surface shows alike."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Code(StrEnum):
     MODE_CANNOT_RETURN = "ModeCannotReturn"
     GPU_UNKNOWN = "GpuUnknown"
     GPU_LOST = "GpuLost"
-    GPU_UNHEALTHY = "GpuUnhealthy"  # nothing new is placed on what is sick
+    GPU_UNHEALTHY = "GpuUnhealthy"  # nothing new is placed on unhealthy parts
     STEP_FAILED = "StepFailed"
     NOT_RESTORED = "NotRestored"
     DRIFT = "Drift"
@@ -35,17 +35,17 @@ class Code(StrEnum):
     MPS_CLIENT = "MpsClient"  # of a client's own making; the node is as planned all the same
     DRIVER = "Driver"
     DRIVER_MISSING = "DriverMissing"  # its library is not there
-    READER = "Reader"  # something cannot be read, so that what it would say is missing
+    READER = "Reader"  # something cannot be read, so that its values are missing
     METRICS = "Metrics"  # some of what was asked for is not exported; nothing else is the matter
     # the agent itself
     SOURCE_MISSING = "SourceMissing"  # the file that should hold the plan is not there
     RUN_DIRECTORY = "RunDirectory"  # it was deleted under the agent, or cannot be written
     STATE_FILE = "StateFile"  # a file of its own state cannot be used or written
     # the cluster
-    OWNED = "Owned"  # somebody else splits the node's GPUs, too
+    OWNED = "Owned"  # another program splits the node's GPUs, too
     NOT_OFFERED = "NotOffered"  # the node does not offer to pods what its GPUs are
     CONTESTED = "Contested"  # another program overwrites what this agent writes on the Node
-    CLUSTER = "Cluster"  # the API server cannot be told what it has to be told first
+    CLUSTER = "Cluster"  # a change cannot be announced to the API server, which comes first
 
 
 @dataclass(frozen=True, slots=True)

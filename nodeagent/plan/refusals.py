@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from nodeagent.plan.desired import DesiredGpu, WantedInstance
@@ -95,7 +95,7 @@ def gpu_held(gpu: Gpu, path: str) -> Problem:
 
 
 def without_eviction(problem: Problem) -> Problem:
-    """The plan says `whenInUse: evict`, for which it takes a cluster; elsewhere it waits."""
+    """The entry has `whenInUse: evict`, which takes a cluster; elsewhere it waits."""
     if problem.code is not Code.IN_USE:
         return problem
     remedy = f"in a cluster the agent has its pods evicted; else {problem.remedy}"
@@ -171,12 +171,16 @@ def does_not_fit(gpu: Gpu, wanted: Sequence[WantedInstance], path: str) -> Probl
             too_much = instance
             break
         fitting.append(instance)
-    rest = _counted(card, fitting) or "nothing else"
+
+    def name(one: WantedInstance) -> str:
+        return device_name(one.profile, card.profiles[one.profile].profile.slices, one.slices)
+
+    rest = _counted(map(name, fitting)) or "nothing else"
     where = f" at slice {too_much.start}" if too_much.start is not None else ""
     return Problem(
         Code.DOES_NOT_FIT,
-        f"{_counted(card, wanted)} cannot be on {gpu.title} together: "
-        f"beside {rest} there is no room for {_device(card, too_much)}{where}",
+        f"{_counted(map(name, wanted))} cannot be on {gpu.title} together: "
+        f"beside {rest} there is no room for {name(too_much)}{where}",
         _alternative(card, too_much, wanted),
         gpu=gpu.uuid,
         path=too_much.path or path,
@@ -186,7 +190,7 @@ def does_not_fit(gpu: Gpu, wanted: Sequence[WantedInstance], path: str) -> Probl
 def _alternative(card: Card, instance: WantedInstance, wanted: Sequence[WantedInstance]) -> str:
     profile = card.profiles[instance.profile].profile
     if not profile.placements:
-        return f"the driver tells no place for a {profile.name}"
+        return f"the driver reports no placement for a {profile.name}"
     whole = sum(1 for w in wanted if w.profile == profile.name and w.slices == profile.slices)
     if whole > profile.max_count:
         return f"the card has at most {profile.max_count} {profile.name}, wherever they lie"
@@ -197,13 +201,8 @@ def _alternative(card: Card, instance: WantedInstance, wanted: Sequence[WantedIn
     )
 
 
-def _device(card: Card, instance: WantedInstance) -> str:
-    whole = card.profiles[instance.profile].profile.slices
-    return device_name(instance.profile, whole, instance.slices)
-
-
-def _counted(card: Card, wanted: Sequence[WantedInstance]) -> str:
-    counts = Counter(_device(card, w) for w in wanted)
+def _counted(names: Iterable[str]) -> str:
+    counts = Counter(names)
     return " + ".join(f"{n}x {name}" if n > 1 else name for name, n in counts.items())
 
 
@@ -216,8 +215,8 @@ def in_the_way(
 ) -> tuple[Problem, ...]:
     """One problem for each device in use that would have to go."""
     missing = [p.division.profile for p in target.placed if p.existing is None]
-    purpose = f"to make room for {_listed(missing)}" if missing else "since the plan has no such"
-    path = _path_of(wanted, missing) or path
+    purpose = f"to make room for {_counted(missing)}" if missing else "since the plan has no such"
+    path = next((w.path for w in wanted if w.profile in missing), "") or path
     slots = ", ".join(map(str, free_slots(gpu))) or "none"
     return tuple(
         Problem(
@@ -239,17 +238,8 @@ def _users(gpu: Gpu, blocker: Blocker) -> str:
     return f"{gpu.usage}, of which it is not known which instance they use"
 
 
-def _listed(names: Sequence[str]) -> str:
-    counts = Counter(names)
-    return " + ".join(f"{n}x {name}" if n > 1 else name for name, n in counts.items())
-
-
-def _path_of(wanted: Sequence[WantedInstance], profiles: Sequence[str]) -> str:
-    return next((w.path for w in wanted if w.profile in profiles), "")
-
-
 def daemon_in_use(gpu: Gpu, device: str, users: Usage, *, why: str, path: str) -> Problem:
-    """A daemon that would have to be ended and serves somebody, or nobody knows whom."""
+    """A daemon that would have to stop has users, or it is not known whether it has any."""
     return Problem(
         Code.IN_USE,
         f"the MPS daemon of {device} would have to be stopped ({why}), but the device is in use "
@@ -260,12 +250,12 @@ def daemon_in_use(gpu: Gpu, device: str, users: Usage, *, why: str, path: str) -
     )
 
 
-def held_past_mps(gpu: Gpu, device: str, users: Usage, path: str) -> Problem:
-    """Somebody uses the device without MPS, whose server could not open it beside them."""
+def held_outside_mps(gpu: Gpu, device: str, users: Usage, path: str) -> Problem:
+    """The device is in use without MPS, whose server could not open it beside those users."""
     return Problem(
         Code.IN_USE,
         f"{device} cannot be given to MPS alone (compute mode EXCLUSIVE_PROCESS) while it is in "
-        f"use past MPS by {users}",
+        f"use outside MPS by {users}",
         "end what uses it, wait for its end, or leave compute modes alone (setting "
         "mps.computeMode: leave)",
         gpu=gpu.uuid,
@@ -273,22 +263,20 @@ def held_past_mps(gpu: Gpu, device: str, users: Usage, path: str) -> Problem:
     )
 
 
-def sick_gpu(gpu: Gpu, path: str) -> Problem:
+def unhealthy_gpu(gpu: Gpu, path: str) -> Problem:
     """The whole GPU is unhealthy, so nothing is done to it."""
     return _unhealthy(gpu, f"nothing is changed on {gpu.title}", path)
 
 
-def sick_slices(gpu: Gpu, path: str) -> Problem:
-    """What is wanted would need memory slices that are sick."""
-    sick = ", ".join(str(n) for n in range(gpu.sickness.slices.bit_length()) if _is_sick(gpu, n))
-    what = f"the plan needs sick memory slices of {gpu.title} (sick: {sick})"
+def unhealthy_slices(gpu: Gpu, path: str) -> Problem:
+    """The layout would need unhealthy memory slices."""
+    bits = gpu.health_limits.slices
+    slices = ", ".join(str(n) for n in range(bits.bit_length()) if bits >> n & 1)
+    what = f"the plan needs unhealthy memory slices of {gpu.title} (unhealthy: {slices})"
     return _unhealthy(gpu, what, path)
 
 
-def _is_sick(gpu: Gpu, number: int) -> bool:
-    return bool(gpu.sickness.slices >> number & 1)
-
-
 def _unhealthy(gpu: Gpu, what: str, path: str) -> Problem:
-    why = f": {gpu.sickness.why}" if gpu.sickness.why else ""
-    return Problem(Code.GPU_UNHEALTHY, f"{what}{why}", gpu.sickness.remedy, gpu=gpu.uuid, path=path)
+    limits = gpu.health_limits
+    message = f"{what}: {limits.why}" if limits.why else what
+    return Problem(Code.GPU_UNHEALTHY, message, limits.remedy, gpu=gpu.uuid, path=path)

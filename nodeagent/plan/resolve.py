@@ -163,7 +163,7 @@ def _desired_mig(
 def _profiles_unknown(gpu: Gpu, path: str) -> Problem:
     return Problem(
         Code.UNSUPPORTED,
-        f"the driver does not tell the profiles of GPU {gpu.index} and where they can lie"
+        f"the driver does not report the profiles of GPU {gpu.index} and where they can lie"
         + (" while its MIG mode is off" if gpu.mig and not gpu.mig.current else ""),
         "apply a plan with mig: enabled for it first"
         if gpu.mig and not gpu.mig.current
@@ -224,7 +224,7 @@ def _no_place(entry: InstanceEntry, profile: GpuInstanceProfile, gpu: Gpu) -> Pr
         return None
     return Problem(
         Code.UNSUPPORTED,
-        f"the driver does not tell where a {profile.name} can lie on GPU {gpu.index}",
+        f"the driver does not report where a {profile.name} can lie on GPU {gpu.index}",
         "take another profile, or a newer driver",
         gpu=gpu.uuid,
         path=entry.path,

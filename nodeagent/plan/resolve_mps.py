@@ -170,7 +170,7 @@ def _exact(percent: float) -> Fraction:
 
 
 VOLTA = (7, 0)  # the compute capability from which MPS can limit clients
-_CONTEXTS = 60  # of one device, from CUDA 13.1 on; 48 before, which resolve cannot tell
+_CONTEXTS = 60  # of one device, from CUDA 13.1 on; 48 before, which is not known here
 _CONTEXTS_BEFORE_VOLTA = 16
 
 _IDS = re.compile(r"([0-9]{1,10})(?::([0-9]{1,10}))?")
@@ -276,7 +276,7 @@ def _beyond(entry: MpsEntry, gpu: Gpu, target: _Target, sharing: Sharing) -> lis
                 f"{gpu.title} cannot hold clients of MPS to limits: that takes "
                 f"compute capability {VOLTA[0]}.{VOLTA[1]}, and it has "
                 f"{gpu.compute_capability[0]}.{gpu.compute_capability[1]}",
-                "write clients: {}, which limits nobody, or use timeSlice",
+                "write clients: {}, which limits no client, or use timeSlice",
                 gpu=gpu.uuid,
                 path=path,
             )
@@ -344,7 +344,7 @@ def _account_of(text: str, host: Host) -> Account | None:
 
 
 def time_slice_of(entry: PlanEntry, gpu: Gpu, problems: list[Problem]) -> TimeSlice | None:
-    """The interval; there is one for each GPU, so it says nothing of the parts of a GPU."""
+    """The interval; there is one for each GPU, so the parts of a GPU have none of their own."""
     if entry.time_slice is None:
         return None
     path = f"{entry.path}.timeSlice"

@@ -60,12 +60,12 @@ def best_layout(
     existing: Sequence[GpuInstance],
     *,
     all_in_use: bool = False,
-    sick: int = 0,
+    unhealthy: int = 0,
 ) -> Target | None:
     """The layout to aim for, or None when `wanted` cannot all be on this card at once.
 
-    `all_in_use`: it is not known which instances are in use, so each of them counts. `sick`: memory
-    slices as bits where nothing new may come.
+    `all_in_use`: it is not known which instances are in use, so each of them counts. `unhealthy`:
+    memory slices as bits where nothing new may come.
     """
     here = {(e.profile, e.placement.start): e for e in existing}
     daemons = sum(1 for i in existing for c in i.compute if c.mps)
@@ -82,7 +82,7 @@ def best_layout(
             there = here.get((division.profile, start))
             present = there.compute if there else ()
             change = redivide(profile.profile, present, division.compute, aligned=card.aligned)
-            if mask & sick and (there is None or change.added):
+            if mask & unhealthy and (there is None or change.added):
                 continue
             in_use = sum(1 for device in change.kept if all_in_use or device.usage.in_use)
             stays = (in_use, len(change.kept), 1 if there else 0)
@@ -96,7 +96,7 @@ def best_layout(
     def score(way: tuple[_Layout, tuple[int, ...]]) -> tuple[int, tuple[int, ...]]:
         """For MPS and for the room beside; among layouts that keep as much."""
         layout, spare = way
-        occupied = sum(placed.mask for placed in layout) | sick
+        occupied = sum(placed.mask for placed in layout) | unhealthy
         return -_cost_to_mps(layout, wanted, daemons) if shared else 0, room(occupied, spare)
 
     ways: list[tuple[_Layout, tuple[int, ...]]] = []

@@ -32,7 +32,7 @@ def as_used(gpu: Gpu) -> Gpu:
     return replace(gpu, usage=usage, instances=instances)
 
 
-def past_mps(usage: Usage) -> Usage:
+def outside_mps(usage: Usage) -> Usage:
     """Those of them who are on the device otherwise than as clients of MPS.
 
     An allocation is not: pods that the kubelet brought back after a reboot wait for the daemon, and

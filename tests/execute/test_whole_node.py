@@ -16,7 +16,7 @@ from nodeagent.health.fencing import as_fenced, fences
 from nodeagent.health.findings import Action, Finding, Moment, Place, Severity
 from nodeagent.mps.identity import CONTROL, SERVER
 from nodeagent.mps.lifecycle.values import Subject
-from nodeagent.plan.observed import WELL, ObservedNode, Placement
+from nodeagent.plan.observed import HEALTHY, ObservedNode, Placement
 from nodeagent.plan.plan import StepResult, Verdict
 from nodeagent.plan.problems import Code
 from nodeagent.plan.shares import ComputeMode, TimeSlice
@@ -541,16 +541,16 @@ async def test_what_is_sick_is_told_to_planner_and_daemons(
         ill.say(gpu.uuid, left.placement)
         agent.node.fence()  # without another look
         assert agent.node.seen is not None
-        assert agent.node.seen.gpus[0].sickness.slices == left.placement.mask
+        assert agent.node.seen.gpus[0].health_limits.slices == left.placement.mask
         assert status(agent.fleet, sick).trouble.startswith(
             "takes no new clients: it has uncorrected"
         )
         assert status(agent.fleet, fit).trouble == ""
-        assert (await agent.node.observe()).gpus[0].sickness.slices == left.placement.mask
+        assert (await agent.node.observe()).gpus[0].health_limits.slices == left.placement.mask
         one = await agent.node.observe_gpu(gpu.uuid)
-        assert one.sickness.slices == left.placement.mask
+        assert one.health_limits.slices == left.placement.mask
         ill.findings = ()
-        assert (await agent.node.observe()).gpus[0].sickness == WELL
+        assert (await agent.node.observe()).gpus[0].health_limits == HEALTHY
         assert status(agent.fleet, sick).trouble == ""
         assert ill.seen[-1].gpus[0].uuid == gpu.uuid
 

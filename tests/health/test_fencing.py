@@ -24,10 +24,10 @@ from nodeagent.plan.observed import (
     ComputeInstance,
     Gpu,
     GpuInstance,
+    HealthLimits,
     MigMode,
     ObservedNode,
     Placement,
-    Sickness,
 )
 from nodeagent.plan.plan import Verdict
 from nodeagent.plan.planner import plan
@@ -133,7 +133,7 @@ def test_the_reason_is_told() -> None:
     """To the planner with what helps, and to each device; without figures that change."""
     fenced = fences(_sick().state.findings, SPLIT)
     (sick,) = as_fenced(SPLIT, fenced).gpus
-    assert sick.sickness == Sickness(
+    assert sick.health_limits == HealthLimits(
         0xF0, False, "it has uncorrected memory errors", "Drain the GPU, then reset it."
     )
     assert fenced.reasons == dict.fromkeys(
@@ -147,9 +147,9 @@ def test_of_a_gpu_that_is_sick_as_a_whole_the_worst_is_told() -> None:
     node = _sick()
     node.xid(79)
     (sick,) = as_fenced(SPLIT, fences(node.state.findings, SPLIT)).gpus
-    assert sick.sickness.whole
-    assert sick.sickness.slices == 0
-    assert sick.sickness.why == "it fell off the bus (XID 79)"
+    assert sick.health_limits.whole
+    assert sick.health_limits.slices == 0
+    assert sick.health_limits.why == "it fell off the bus (XID 79)"
 
 
 def test_without_mig_a_sick_slice_is_a_sick_gpu() -> None:

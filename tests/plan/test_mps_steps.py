@@ -176,7 +176,7 @@ def test_mps_gone_brings_the_earlier_mode_back() -> None:
 
 @pytest.mark.parametrize("usage", [SOMEBODY, NOT_KNOWN])
 def test_a_server_needs_the_device_for_itself(usage: Usage) -> None:
-    """Somebody past MPS blocks it, by name; unless modes are left alone."""
+    """A user outside MPS blocks it, by name; unless modes are left alone."""
     result = plan_gpu(whole(A), replace(T4, usage=usage))
     assert Verdict.BLOCKED is result.verdict
     assert Code.IN_USE is result.problems[0].code
@@ -312,7 +312,7 @@ def test_a_pinned_instance_gets_its_own() -> None:
 
 
 def test_mps_goes_to_the_device_that_nobody_uses() -> None:
-    """One in use past MPS cannot have it; the plan does not insist on that one."""
+    """One in use outside MPS cannot have it; the plan does not insist on that one."""
     gpu = give(with_instances(H100, [("1g.10gb", 0), ("1g.10gb", 1)], used=[0]))
     result = plan_gpu(shared(H100, ("1g.10gb", None, A), ("1g.10gb", None, None)), gpu)
     assert Verdict.APPLICABLE is result.verdict

@@ -173,7 +173,7 @@ def test_profiles_unknown_while_mode_is_off() -> None:
 
 
 def test_profile_without_known_places() -> None:
-    """A profile of which the driver tells no placement cannot be planned, and that is said."""
+    """A profile without placements cannot be planned, and the refusal names it."""
     gpu = NODE.gpus[0]
     profiles = tuple(replace(p, placements=()) if p.name == "1g.10gb" else p for p in gpu.profiles)
     document = PlanDocument((entry(layout(("1g.10gb", 1)), "0"),), "d")

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from nodeagent.plan.desired import DesiredGpu, DesiredNode, MigDisabled
 from nodeagent.plan.layouts import Card, creatable, free_slots
-from nodeagent.plan.observed import Gpu, ObservedNode, Sickness
+from nodeagent.plan.observed import Gpu, HealthLimits, ObservedNode
 from nodeagent.plan.plan import GpuPlan, Policy, Verdict
 from nodeagent.plan.planner import plan, plan_gpu
 from nodeagent.plan.problems import Code
@@ -35,12 +35,12 @@ from tests.plan.cards import (
 )
 from tests.plan.daemons import A
 
-WHOLE = Sickness(whole=True, why="XID 79", remedy="reboot")
+WHOLE = HealthLimits(whole=True, why="XID 79", remedy="reboot")
 
 
 def sick(gpu: Gpu, slices: int) -> Gpu:
     """The GPU with these memory slices, given as bits, sick."""
-    return replace(gpu, sickness=Sickness(slices, why="errors", remedy="reset it"))
+    return replace(gpu, health_limits=HealthLimits(slices, why="errors", remedy="reset it"))
 
 
 def _touching(gpu: Gpu, slices: int) -> frozenset[Place]:
@@ -123,7 +123,7 @@ def test_what_is_creatable_beside_sick_slices(board: str) -> None:
 def test_a_sick_device_that_the_plan_has_is_as_planned() -> None:
     """Nothing has to be done for what is there, sick or not."""
     gpu = with_instances(card("h100-80gb"), [("3g.40gb", 0), ("3g.40gb", 4)])
-    for one in (sick(gpu, 0xF0), sick(gpu, 0xFF), replace(gpu, sickness=WHOLE)):
+    for one in (sick(gpu, 0xF0), sick(gpu, 0xFF), replace(gpu, health_limits=WHOLE)):
         assert plan_gpu(wanted(gpu, [("3g.40gb", 2)]), one).verdict is Verdict.IN_SYNC
 
 
@@ -160,7 +160,7 @@ def test_a_half_made_instance_on_sick_slices_is_not_completed() -> None:
 def test_a_gpu_sick_as_a_whole_is_left_alone_and_the_others_go_on() -> None:
     """Its plan is refused with its own code; its sibling's is carried out."""
     empty = card("h100-80gb")
-    ill = replace(empty, uuid="GPU-ill", sickness=WHOLE)
+    ill = replace(empty, uuid="GPU-ill", health_limits=WHOLE)
     fit = replace(empty, uuid="GPU-fit", index=1)
     asked = wanted(empty, [("1g.10gb", 7)])
     answer = plan(DesiredNode({"GPU-ill": asked, "GPU-fit": asked}), ObservedNode((ill, fit)))
@@ -180,7 +180,7 @@ def test_no_daemon_is_started_on_a_gpu_sick_as_a_whole() -> None:
     gpu = card("t4")
     asked = DesiredGpu(None, "gpus[0]", mps=A)
     assert plan_gpu(asked, gpu).verdict is Verdict.APPLICABLE
-    assert plan_gpu(asked, replace(gpu, sickness=WHOLE)).problems[0].code is Code.GPU_UNHEALTHY
+    assert plan_gpu(asked, replace(gpu, health_limits=WHOLE)).problems[0].code is Code.GPU_UNHEALTHY
 
 
 def test_sick_slices_are_not_handed_out_with_the_whole_gpu() -> None:
@@ -199,7 +199,8 @@ def test_the_problem_names_the_slices() -> None:
     gpu = sick(card("h100-80gb"), 0b110000)
     (problem,) = plan_gpu(wanted(gpu, [("7g.80gb", 1)]), gpu).problems
     assert problem.message == (
-        "the plan needs sick memory slices of GPU 0 (NVIDIA H100 80GB HBM3) (sick: 4, 5): errors"
+        "the plan needs unhealthy memory slices of GPU 0 (NVIDIA H100 80GB HBM3) "
+        "(unhealthy: 4, 5): errors"
     )
     assert problem.remedy == "reset it"
     assert problem.path == "gpus[0].mig"
@@ -233,6 +234,6 @@ def test_divided_layouts_put_nothing_new_on_sick_slices(data: st.DataObject) -> 
     result: GpuPlan = plan_gpu(devices(gpu, *parts), ill)
     for step in result.steps:
         if isinstance(step, CreateGpuInstance | CreateComputeInstance):
-            assert not ill.sickness.slices & step.placement.mask
+            assert not ill.health_limits.slices & step.placement.mask
     if result.verdict is Verdict.UNSATISFIABLE:
         assert plan_gpu(devices(gpu, *parts), gpu).verdict is Verdict.UNSATISFIABLE
