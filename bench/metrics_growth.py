@@ -21,7 +21,7 @@ from nodeagent.plan.observed import ObservedNode
 from nodeagent.plan.planner import plan
 from nodeagent.simulation import simulated
 from nodeagent.telemetry.exporter import Exporter, Layout
-from nodeagent.telemetry.sampler import Pace, Sampler
+from nodeagent.telemetry.sampler import Intervals, Sampler
 from nodeagent.views.node_state import NodeState
 from tests.plan.cards import Multiset, card, wanted
 
@@ -60,7 +60,7 @@ class _Here:
         self._observed = ObservedNode()
         selection = default_selection()
         self._sampler = Sampler(
-            driver, selection.fields, selection.texts, pace=Pace(0.001, 0.001, 60, 60)
+            driver, selection.fields, selection.texts, pace=Intervals(0.001, 0.001, 60, 60)
         )
         self._exporter = Exporter(
             selection,
@@ -88,7 +88,7 @@ class _Here:
         for reader, sample in found.samples.items():
             self._exporter.took(reader, sample)
         self._exporter.layouts_are(
-            Layout(look.gpu, look.slices, look.at) for look in self._sampler.looks
+            Layout(look.gpu, look.slices, look.at) for look in self._sampler.latest
         )
         self._exporter.readers_are(found.readers)
         self._exporter.renew()

@@ -19,7 +19,7 @@ from nodeagent.health.readings import (
 from nodeagent.health.state import GpuPast
 from nodeagent.health.xid_dedup import pci_address
 from nodeagent.plan.plan import NodePlan
-from nodeagent.telemetry.sample_batch import SampleBatch
+from nodeagent.telemetry.samples import SampleBatch
 
 _TAKEN_OFF = 1  # nvmlSystemEventTypeGpuDriverUnbind; 2 is the opposite
 

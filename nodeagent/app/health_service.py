@@ -52,7 +52,7 @@ from nodeagent.plan.plan import NodePlan
 from nodeagent.plan.problems import Problem
 from nodeagent.plan.steps import ResetGpu, Step
 from nodeagent.reconcile.event_log import EventLog, EventType
-from nodeagent.telemetry.sample_batch import SampleBatch
+from nodeagent.telemetry.samples import SampleBatch
 
 log = structlog.get_logger(__name__)
 

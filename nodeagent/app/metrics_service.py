@@ -39,10 +39,8 @@ from nodeagent.settings import MetricsSettings, Settings
 from nodeagent.telemetry.accounting import ACTIVITY_FIELDS
 from nodeagent.telemetry.counters_file import counters_text
 from nodeagent.telemetry.exporter import Exporter, Layout, families_of
-from nodeagent.telemetry.ownership import Process
-from nodeagent.telemetry.process_cost import process_cost
-from nodeagent.telemetry.process_reader import ProcessSample
-from nodeagent.telemetry.sample_batch import SampleBatch
+from nodeagent.telemetry.process_reader import process_cost
+from nodeagent.telemetry.samples import ProcessSample, SampleBatch
 from nodeagent.views.node_state import NodeState
 
 if TYPE_CHECKING:
@@ -216,8 +214,8 @@ class MetricsPart:
             exporter.took(reader, sample)
         for reader in found.gone:
             exporter.drop(reader)
-        looks = sampler.looks
-        exporter.layouts_are(Layout(look.gpu, look.slices, look.at) for look in looks)
+        latest = sampler.latest
+        exporter.layouts_are(Layout(known.gpu, known.slices, known.at) for known in latest)
         exporter.readers_are((*found.readers, self.sampling.listener))
         exporter.took("events", self._event_values.sample(found.slices))
         exporter.renew()
@@ -230,13 +228,9 @@ class MetricsPart:
 
     # --- whose it is ------------------------------------------------------------------------------
 
-    def _processes(self, looks: tuple[ProcessSample, ...]) -> None:
-        for look in looks:
-            running = {
-                instance: tuple(Process(p.pid, p.memory, p.multiprocessors) for p in some)
-                for instance, some in look.running.items()
-            }
-            self._exporter.processes_are(look.gpu, running)
+    def _processes(self, samples: tuple[ProcessSample, ...]) -> None:
+        for sample in samples:
+            self._exporter.processes_are(sample.gpu, sample.running)
         if self._owners is not None and self._looking_up is None:
             looking_up = self._look_up(self._owners)
             self._looking_up = asyncio.create_task(looking_up, name="look up processes")

@@ -22,9 +22,9 @@ from nodeagent.metrics.catalogue import Field, TextField
 from nodeagent.plan.problems import Code, Problem
 from nodeagent.plan.steps import Step
 from nodeagent.settings import SampleSettings
-from nodeagent.telemetry.process_reader import ProcessReader, ProcessSample
-from nodeagent.telemetry.sample_batch import SampleBatch
-from nodeagent.telemetry.sampler import Pace, Sampler
+from nodeagent.telemetry.process_reader import ProcessReader
+from nodeagent.telemetry.sampler import Intervals, Sampler
+from nodeagent.telemetry.samples import ProcessSample, SampleBatch
 
 log = structlog.get_logger(__name__)
 
@@ -60,7 +60,7 @@ class SamplingPart:
         self._held = held
         self._begin = begin
         self._interval = settings.interval
-        self._pace = Pace(
+        self._pace = Intervals(
             fast=settings.interval,
             slow=settings.slow_interval,
             patience=min(settings.deadline, settings.interval, 0.5),
@@ -232,9 +232,9 @@ class SamplingPart:
             log.exception("the processes on the GPUs cannot be used")
 
     def _is_held(self, index: int) -> bool:
-        looks = self._sampler.looks if self._sampler else ()
+        known = self._sampler.latest if self._sampler else ()
         held = self._held()
-        return any(look.gpu.index == index and look.gpu.uuid in held for look in looks)
+        return any(one.gpu.index == index and one.gpu.uuid in held for one in known)
 
     async def _processes_of(self, index: int) -> ProcessSample | None:
         """None where they were not told, or not now."""
@@ -243,7 +243,7 @@ class SamplingPart:
         reader = self._process_readers.setdefault(index, ProcessReader())
         try:
             return await self._driver.pool.visit(
-                index, reader.look, what="listing processes", deadline=self._pace.deadline
+                index, reader.read, what="listing processes", deadline=self._pace.deadline
             )
         except DriverError:
             return None  # the rounds tell how this GPU fares

@@ -33,8 +33,6 @@ NO_DATA: Final = 21
 
 # fieldId, scopeId, timestamp, latencyUsec, valueType, nvmlReturn, value: 40 bytes
 _FIELD = struct.Struct("<IIqqII8s")
-_METRIC = struct.Struct("<IId24x")  # metricId, nvmlReturn, value; then names
-_METRICS_HEAD = 24  # bytes before the first metric
 _VALUES: Final = {
     pynvml.NVML_VALUE_TYPE_DOUBLE: struct.Struct("<d"),
     pynvml.NVML_VALUE_TYPE_UNSIGNED_INT: struct.Struct("<I4x"),
@@ -127,58 +125,6 @@ def field_values(
             yield (number_, scope), code or NOT_SUPPORTED, 0
         else:
             yield (number_, scope), 0, unpack.unpack(raw)[0]
-
-
-# --- GPM ------------------------------------------------------------------------------------------
-
-
-class GpmSamples:
-    """GPM samples that are used again; only in the thread of one GPU.
-
-    They belong to one session of NVML: those of an earlier one are not touched any more.
-    """
-
-    def __init__(self) -> None:
-        self._free: list[Any] = []
-
-    def take(self) -> Any:
-        return self._free.pop() if self._free else call("nvmlGpmSampleAlloc")
-
-    def give_back(self, sample: Any) -> None:
-        self._free.append(sample)
-
-
-class GpmMetrics:
-    """The structure by which some metrics are asked for, used again and again."""
-
-    def __init__(self, metrics: Sequence[int]) -> None:
-        wanted = pynvml.c_nvmlGpmMetricsGet_t()
-        wanted.version = pynvml.NVML_GPM_METRICS_GET_VERSION
-        wanted.numMetrics = len(metrics)
-        for index, metric in enumerate(metrics):
-            wanted.metrics[index].metricId = metric
-        self._wanted = wanted
-        self._results = memoryview(wanted).cast("B")[
-            _METRICS_HEAD : _METRICS_HEAD + len(metrics) * _METRIC.size
-        ]
-
-    def between(self, first: Any, second: Any) -> dict[int, float]:
-        """The metrics over the time between two samples, without those that are not told."""
-        self._wanted.sample1, self._wanted.sample2 = first, second
-        call("nvmlGpmMetricsGet", self._wanted)
-        return {
-            metric: value for metric, code, value in _METRIC.iter_unpack(self._results) if not code
-        }
-
-
-def take_sample(device: Device, sample: Any) -> None:
-    """Of a whole GPU."""
-    call("nvmlGpmSampleGet", device, sample)
-
-
-def take_instance_sample(device: Device, instance: int, sample: Any) -> None:
-    """Of a GPU instance, by the handle of its GPU."""
-    call("nvmlGpmMigSampleGet", device, instance, sample)
 
 
 # --- ports ----------------------------------------------------------------------------------------

@@ -14,8 +14,7 @@ from nodeagent.metrics.holding import HeldTime, Hold, Holder
 from nodeagent.metrics.own import OwnSample
 from nodeagent.metrics.samples import SampleSet
 from nodeagent.plan.observed import Gpu, ObservedNode
-from nodeagent.telemetry.ownership import Device, Use
-from nodeagent.telemetry.sharing import GPU_UTIL, device_of
+from nodeagent.telemetry.ownership import GPU_UTIL, Device, Use, device_of
 
 GRAPHICS_ACTIVE = 1001  # DCGM's field id; 0 to 1, of a GPU or an instance
 ACTIVITY_FIELDS = (GPU_UTIL, GRAPHICS_ACTIVE)

@@ -33,8 +33,8 @@ from nodeagent.metrics.selection import Selection
 from nodeagent.metrics.snapshot import LatestReadings
 from nodeagent.plan.observed import Gpu, ObservedNode
 from nodeagent.telemetry.accounting import Holders, activity
-from nodeagent.telemetry.ownership import Device, Process, Use, pids_without_pod, uses
-from nodeagent.telemetry.sharing import told_apart
+from nodeagent.telemetry.ownership import Device, Use, by_owner, pids_without_pod, uses
+from nodeagent.telemetry.samples import Process
 from nodeagent.views.node_state import NodeState
 
 _LONGEST_GAP = 120.0  # seconds between two samples; of a longer gap nothing is known
@@ -193,7 +193,7 @@ class Exporter:
         return self._page.gzipped(added) if zipped else self._page.text(added)
 
     def _write(self, state: NodeState, who: Mapping[Device, Use], sample: SampleSet) -> Page:
-        sample = told_apart(sample, who)
+        sample = by_owner(sample, who)
         ignored = OwnSample(own.COUNTERS_IGNORED, len(self._selection.findings))
         told = [
             *families(sample, self._selection, self._blocks, self._style),

@@ -1,7 +1,7 @@
 """Reads one GPU and its instances, in the GPU's own thread.
 
-A look reads the tiers that are due: calls that several of them need are made once, field values in
-one batch, GPM by one sample of the GPU or of each instance. What the card does not have is asked
+A reading covers the tiers that are due: calls that several of them need are made once, field values
+in one batch, GPM by one sample of the GPU or of each instance. What the GPU does not have is asked
 once and then left out, until NVML is started anew or, for what depends on it, the MIG layout
 changes.
 """
@@ -9,53 +9,34 @@ changes.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 from nodeagent.errors import DriverError
 from nodeagent.gpu.device import GpuDevice
 from nodeagent.gpu.nvml import MOST_LINKS, Device
-from nodeagent.gpu.nvml_calls import (
-    GpmMetrics,
-    GpmSamples,
-    member,
-    take_instance_sample,
-    take_sample,
-)
 from nodeagent.gpu.nvml_errors import INVALID_ARGUMENT, NOT_FOUND
-from nodeagent.health.readings import InstanceReading
+from nodeagent.health.readings import GpuReading, InstanceReading
 from nodeagent.metrics.catalogue import Tier
 from nodeagent.metrics.samples import GpuIdentity, NvLink, SampleSet, Subject, WholeGpu, by_field
-from nodeagent.telemetry import values
-from nodeagent.telemetry.gpm_trail import GpmTrail
-from nodeagent.telemetry.health import (
-    FastHealth,
-    SlowHealth,
-    health_fields,
-    read_fast,
-    read_instance,
-    read_slow,
-)
+from nodeagent.telemetry.fields import Plan, Rates, ReadValue, Rows, Target, read_rows, read_texts
+from nodeagent.telemetry.gpm import GpmMetrics, GpmTrail
+from nodeagent.telemetry.health import health_fields, read_health, read_instance, read_modes
 from nodeagent.telemetry.layout import Layout, Part
 from nodeagent.telemetry.nvml_reader import NvmlReader, Standing
-from nodeagent.telemetry.plan import Asks, Plan
-from nodeagent.telemetry.sample import GpuSample
-from nodeagent.telemetry.texts import as_text
-from nodeagent.telemetry.values import Told
+from nodeagent.telemetry.samples import GpuSample
 
 _STALE = frozenset({INVALID_ARGUMENT, NOT_FOUND})
-_GPM = ("gpm",)
 
 
 @dataclass(slots=True)
 class _Found:
-    """The values of a look, by tier."""
+    """What is found in one reading: values by tier, instances for health, and failed calls."""
 
-    told: dict[Tier, list[Told]] = field(default_factory=dict)
+    values: dict[Tier, list[ReadValue]]
+    instances: list[InstanceReading] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
-
-    def add(self, tier: Tier, told: Iterable[Told]) -> None:
-        self.told.setdefault(tier, []).extend(told)
 
 
 class _VanishedPart(Exception):
@@ -67,7 +48,7 @@ class _VanishedPart(Exception):
 
 
 class GpuReader:
-    """Remembers between looks what makes the next one cheap. `health`: read that too."""
+    """Keeps between readings what makes the next one cheap. `health`: read that too."""
 
     def __init__(
         self, plan: Plan, *, health: bool, clock: Callable[[], float] = time.monotonic
@@ -75,232 +56,210 @@ class GpuReader:
         self._plan = plan
         self._clock = clock
         self._health = health
-        self._session = -1
         self._uuid = ""
         self._layout = Layout()
-        self._layout_known = False
         self._links: tuple[Subject, ...] = ()
         self._begin_anew(-1)
 
     def _begin_anew(self, session: int) -> None:
         self._session = session
         self._standing = Standing()
-        self._samples = GpmSamples()
-        self._gpm = GpmTrail(self._samples)
-        self._rates = values.Rates(self._clock)
+        self._free_samples: list[Any] = []
+        self._gpm = GpmTrail(self._free_samples)
+        self._rates = Rates(self._clock)
         self._layout.forget()
         self._layout_known = False
-        self._once: dict[int, list[Told]] = {}
-        self._metrics: dict[str, GpmMetrics | None] = {}
+        self._metrics: dict[str, GpmMetrics] = {}
         self._texts: dict[int, str] = {}
 
-    def look(
-        self, card: GpuDevice, session: int, tiers: frozenset[Tier], gone: Collection[int] | None
+    def read(
+        self,
+        gpu: GpuDevice,
+        session: int,
+        tiers: frozenset[Tier],
+        gone: Collection[int] | None,
     ) -> GpuSample:
         """Read the due tiers of a GPU, FAST, SLOW or both. Raises DriverError.
 
-        `gone` are ids of instances that were destroyed or made since the last look, None when
+        `gone` are ids of instances that were destroyed or made since the last reading, None when
         nothing is known to have changed.
         """
         if session != self._session:
             self._begin_anew(session)
         try:
-            return self._look(card, tiers, gone)
+            return self._read(gpu, tiers, gone)
         except DriverError as error:
             if error.code not in _STALE:
                 raise
-        card.give_up_handle()
+        gpu.give_up_handle()
         self._begin_anew(session)
-        return self._look(card, tiers, ())
+        return self._read(gpu, tiers, ())
 
-    def _look(
-        self, card: GpuDevice, tiers: frozenset[Tier], gone: Collection[int] | None
+    def _read(
+        self, gpu: GpuDevice, tiers: frozenset[Tier], gone: Collection[int] | None
     ) -> GpuSample:
         began = self._clock()
-        device = card.handle
-        if card.uuid != self._uuid:
+        device = gpu.handle
+        if gpu.uuid != self._uuid:
             self._begin_anew(self._session)
-            self._identify(card)
+            self._identify(gpu)
         if gone is not None or not self._layout_known or Tier.SLOW in tiers:
-            self._read_layout(card, gone or ())
-        found = _Found()
+            self._read_layout(gpu, gone or ())
+        found = _Found({tier: [] for tier in tiers})
         reader = NvmlReader(device, self._standing)
-        fast, slow = self._read_whole(card, reader, tiers, found)
-        instances = self._read_parts(card, device, tiers, found)
+        health, modes = self._read_whole(gpu, reader, tiers, found)
+        instances = self._read_parts(gpu, device, tiers, found)
+        if health is not None and Tier.SLOW in tiers:
+            health = replace(health, instances=instances)
         ended = self._clock()
         return GpuSample(
             gpu=self._identity,
             whole=self._whole,
             at=ended,
             seconds=ended - began,
-            mig=self._layout.mig,
             slices=self._layout.subjects,
-            samples={tier: self._sample(tier, found) for tier in tiers},
-            fast_health=fast,
-            slow_health=slow,
-            instances=instances,
+            samples={tier: self._sample(tier, values) for tier, values in found.values.items()},
+            health=health,
+            modes=modes,
             problems=tuple(found.problems),
         )
 
-    def _identify(self, card: GpuDevice) -> None:
-        known = card.identity()
-        minor = card.index if known.minor is None else known.minor
+    def _identify(self, gpu: GpuDevice) -> None:
+        known = gpu.identity()
+        minor = gpu.index if known.minor is None else known.minor
         self._uuid = known.uuid
-        self._identity = GpuIdentity(card.index, known.uuid, known.pci.bus_id, minor, known.name)
+        self._identity = GpuIdentity(gpu.index, known.uuid, known.pci.bus_id, minor, known.name)
         self._whole = Subject(WholeGpu(self._identity))
         self._links = tuple(Subject(NvLink(self._identity, n)) for n in range(MOST_LINKS))
 
-    def _read_layout(self, card: GpuDevice, gone: Collection[int]) -> None:
+    def _read_layout(self, gpu: GpuDevice, gone: Collection[int]) -> None:
         before = self._layout.generation
         self._layout_known = False  # until it was read to its end
-        self._layout.read(card, self._identity, self._samples, gone)
+        self._layout.read(gpu, self._identity, self._free_samples, gone)
         self._layout_known = True
         if self._layout.generation != before:
-            # What is told of the whole GPU depends on the mode and on whether there are instances.
+            # What the GPU as a whole reports depends on the mode and on whether it has instances.
             self._standing.refused.clear()
             self._gpm.end()
 
-    def _sample(self, tier: Tier, found: _Found) -> SampleSet:
+    def _sample(self, tier: Tier, values: list[ReadValue]) -> SampleSet:
         texts = {self._uuid: self._texts} if tier is Tier.SLOW and self._texts else {}
-        return SampleSet(by_field(found.told.get(tier, ())), {}, texts)
+        return SampleSet(by_field(values), {}, texts)
 
     # --- the GPU as a whole -------------------------------------------------------------------
 
     def _read_whole(
-        self, card: GpuDevice, reader: NvmlReader, tiers: frozenset[Tier], found: _Found
-    ) -> tuple[FastHealth | None, SlowHealth | None]:
+        self, gpu: GpuDevice, reader: NvmlReader, tiers: frozenset[Tier], found: _Found
+    ) -> tuple[GpuReading | None, dict[str, int] | None]:
         slow = Tier.SLOW in tiers
-        due = [self._plan.whole[tier] for tier in tiers]
-        if slow and 0 not in self._once:
-            due.append(self._plan.whole[Tier.ONCE])
-        wanted = [one for asks in due for one in values.fields_of(asks)]
+        plan, once = self._plan.whole, self._standing.read_once
+        due = [plan[tier] for tier in tiers]
+        if slow and once is None:
+            due.append(plan[Tier.ONCE])
+        fields = [one for rows in due for one in rows.field_ids]
         if self._health:
-            wanted += health_fields(slow=slow)
-        reader.read_fields(wanted)
+            fields += health_fields(slow=slow)
+        reader.read_fields(fields)
+
+        def values(rows: Rows) -> list[ReadValue]:
+            return list(
+                read_rows(
+                    rows,
+                    Target(
+                        reader,
+                        self._whole,
+                        self._rates,
+                        lambda: self._read_gpm("whole", rows, reader, self._gpm, reader.device),
+                        self._links,
+                        lambda: _others(gpu),
+                    ),
+                )
+            )
+
         for tier in tiers:
-            found.add(tier, self._told_of_whole(card, reader, self._plan.whole[tier]))
+            found.values[tier] += values(plan[tier])
         if slow:
-            found.add(Tier.SLOW, self._once_of_whole(card, reader))
-        health = (
-            (read_fast(reader), read_slow(reader) if slow else None)
-            if self._health
-            else (None, None)
-        )
+            if once is None:
+                once = self._standing.read_once = values(plan[Tier.ONCE])
+                self._texts = dict(read_texts(self._plan, reader))
+            found.values[Tier.SLOW] += once
+        health, modes = None, None
+        if self._health:
+            known = self._identity
+            reading = GpuReading(known.uuid, known.index, known.pci_bus_id, mig=self._layout.mig)
+            health = read_health(reader, reading, slow=slow)
+            modes = read_modes(reader) if slow else None
         if reader.doubted:
-            card.nvml.uuid(card.handle)  # raises where it is the handle that is wrong
+            gpu.nvml.uuid(gpu.handle)  # raises where it is the handle that is wrong
             reader.resolve_doubts()
         found.problems += reader.problems.values()
-        return health
+        return health, modes
 
-    def _told_of_whole(self, card: GpuDevice, reader: NvmlReader, asks: Asks) -> Iterator[Told]:
-        whole, of_link = self._whole, self._links.__getitem__
-        yield from values.from_calls(reader, asks, whole)
-        yield from values.from_fields(reader, asks, whole, of_link)
-        yield from self._rates.read(reader, asks, whole, of_link)
-        yield from values.from_links(reader, asks, whole, of_link)
-        yield from values.from_verdicts(reader, asks, whole)
-        yield from values.from_peers(reader, asks, whole, lambda: _others(card))
-        metrics = self._metrics_for("whole", asks)
-        if metrics is not None:
-            device = reader.device
-            told = reader.ask(
-                _GPM, lambda: self._gpm.step(lambda sample: take_sample(device, sample), metrics)
-            )
-            if told is not None:
-                yield from values.from_gpm(asks, told, whole, of_link)
-
-    def _once_of_whole(self, card: GpuDevice, reader: NvmlReader) -> list[Told]:
-        if 0 not in self._once:
-            self._once[0] = list(self._told_of_whole(card, reader, self._plan.whole[Tier.ONCE]))
-            self._texts = dict(self._read_texts(reader))
-        return self._once[0]
-
-    def _read_texts(self, reader: NvmlReader) -> Iterator[tuple[int, str]]:
-        for text, ask in self._plan.texts:
-            answer = values.answer_of(reader, ask)
-            for wanted in ask.rows:
-                if answer is not None:
-                    told = member(answer, wanted.items[0]) if wanted.items else answer
-                    yield text.id, as_text(text.name, told)
-
-    def _metrics_for(self, kind: str, asks: Asks) -> GpmMetrics | None:
-        if not (asks.gpm or asks.gpm_links):
-            return None
+    def _read_gpm(
+        self, kind: str, rows: Rows, reader: NvmlReader, trail: GpmTrail, gpu: Device
+    ) -> dict[int, float]:
         if kind not in self._metrics:
-            self._metrics[kind] = GpmMetrics(asks.gpm_metrics(MOST_LINKS))
-        return self._metrics[kind]
+            self._metrics[kind] = GpmMetrics(rows.gpm_metrics)
+        metrics = self._metrics[kind]
+        return reader.ask(("gpm",), lambda: trail.step(gpu, metrics)) or {}
 
     # --- its instances ------------------------------------------------------------------------
 
     def _read_parts(
-        self, card: GpuDevice, device: Device, tiers: frozenset[Tier], found: _Found
+        self, gpu: GpuDevice, device: Device, tiers: frozenset[Tier], found: _Found
     ) -> tuple[InstanceReading, ...] | None:
         """All instances; when one turns out to be gone, those that there are now."""
         try:
-            told, instances = self._try_parts(card, device, tiers)
+            parts = self._try_parts(gpu, device, tiers)
         except _VanishedPart as vanished:
-            self._read_layout(card, (vanished.number,))
+            self._read_layout(gpu, (vanished.number,))
             try:
-                told, instances = self._try_parts(card, device, tiers)
-            except _VanishedPart:  # somebody changes it all the time; the next look sees
+                parts = self._try_parts(gpu, device, tiers)
+            except _VanishedPart:  # the layout keeps changing; the next reading tries again
                 self._layout_known = False
                 self._layout.parts = {}
                 return None
-        for tier in tiers:
-            found.add(tier, told.told.get(tier, ()))
-        found.problems += told.problems
-        return instances
+        for tier, values in parts.values.items():
+            found.values[tier] += values
+        found.problems += parts.problems
+        return tuple(parts.instances)
 
-    def _try_parts(
-        self, card: GpuDevice, device: Device, tiers: frozenset[Tier]
-    ) -> tuple[_Found, tuple[InstanceReading, ...] | None]:
-        found = _Found()
-        wanted = self._health and Tier.SLOW in tiers
-        instances: list[InstanceReading] = []
+    def _try_parts(self, gpu: GpuDevice, device: Device, tiers: frozenset[Tier]) -> _Found:
+        found = _Found({tier: [] for tier in tiers})
         for number, part in self._layout.parts.items():
             reader = NvmlReader(part.device, part.standing)
             for tier in tiers:
-                found.add(tier, self._told_of_part(device, reader, part, self._plan.part[tier]))
+                found.values[tier] += self._part_values(device, reader, part, tier)
             if Tier.SLOW in tiers:
-                found.add(Tier.SLOW, self._once_of_part(device, reader, part))
-            if wanted:
-                instances.append(read_instance(reader, part.info))
+                if part.standing.read_once is None:
+                    once = self._part_values(device, reader, part, Tier.ONCE)
+                    part.standing.read_once = once
+                found.values[Tier.SLOW] += part.standing.read_once
+                if self._health:
+                    found.instances.append(read_instance(reader, part.info))
             if reader.doubted:
-                _insist_on_part(card, number, part)
+                _require_same_part(gpu, number, part)
                 reader.resolve_doubts()
             found.problems += reader.problems.values()
-        return found, tuple(instances) if wanted else None
+        return found
 
-    def _told_of_part(
-        self, device: Device, reader: NvmlReader, part: Part, asks: Asks
-    ) -> Iterator[Told]:
-        yield from values.from_calls(reader, asks, part.subject)
-        metrics = self._metrics_for("part", asks)
-        if metrics is not None:
-            number = part.info.id
-            told = reader.ask(
-                _GPM,
-                lambda: part.gpm.step(
-                    lambda sample: take_instance_sample(device, number, sample), metrics
-                ),
-            )
-            if told is not None:
-                yield from values.from_gpm(asks, told, part.subject)
-
-    def _once_of_part(self, device: Device, reader: NvmlReader, part: Part) -> list[Told]:
-        key = ("once",)
-        known: list[Told] | None = part.standing.once.get(key)
-        if known is None:
-            asks = self._plan.part[Tier.ONCE]
-            known = list(self._told_of_part(device, reader, part, asks))
-            part.standing.once[key] = known
-        return known
+    def _part_values(
+        self, gpu: Device, reader: NvmlReader, part: Part, tier: Tier
+    ) -> list[ReadValue]:
+        rows = self._plan.part[tier]
+        target = Target(
+            reader,
+            part.subject,
+            self._rates,
+            lambda: self._read_gpm("part", rows, reader, part.gpm, gpu),
+        )
+        return list(read_rows(rows, target))
 
 
-def _insist_on_part(card: GpuDevice, number: int, part: Part) -> None:
+def _require_same_part(gpu: GpuDevice, number: int, part: Part) -> None:
     """Raises _VanishedPart where the handle is not that of the instance any more."""
     try:
-        now = card.nvml.gpu_instance_id(part.device)
+        now = gpu.nvml.gpu_instance_id(part.device)
     except DriverError as error:
         if error.code not in _STALE:
             raise
@@ -309,14 +268,14 @@ def _insist_on_part(card: GpuDevice, number: int, part: Part) -> None:
         raise _VanishedPart(number)
 
 
-def _others(card: GpuDevice) -> list[tuple[int, Device]]:
+def _others(gpu: GpuDevice) -> list[tuple[int, Device]]:
     """The other GPUs that answer, by index."""
     found: list[tuple[int, Device]] = []
-    for index in range(card.nvml.device_count()):
-        if index == card.index:
+    for index in range(gpu.nvml.device_count()):
+        if index == gpu.index:
             continue
         try:
-            found.append((index, card.nvml.device_by_index(index)))
+            found.append((index, gpu.nvml.device_by_index(index)))
         except DriverError:
             continue  # a lost one is reached by nobody
     return found

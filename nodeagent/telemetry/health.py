@@ -1,9 +1,9 @@
-"""What is read of a GPU's health in one look; `nodeagent.health.sources` says by which calls."""
+"""Reads a GPU's health: the driver calls behind each value of `health.readings`."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any, Final
 
 import pynvml
@@ -14,6 +14,7 @@ from nodeagent.health.readings import (
     Ecc,
     EccErrors,
     Fabric,
+    GpuReading,
     InstanceReading,
     Memory,
     NvLink,
@@ -25,8 +26,8 @@ from nodeagent.health.readings import (
     Temperature,
     Throttling,
 )
+from nodeagent.telemetry.fields import verdict_of
 from nodeagent.telemetry.nvml_reader import NvmlReader
-from nodeagent.telemetry.values import verdict_of
 
 _FAST_FIELDS: Final = (pynvml.NVML_FI_DEV_MEMORY_TEMP,)
 _SLOW_FIELDS: Final = (
@@ -57,7 +58,7 @@ _THRESHOLD = "nvmlDeviceGetTemperatureThreshold"
 
 
 def health_fields(*, slow: bool) -> Iterator[FieldId]:
-    """The field values that `FastHealth`, and with `slow` `SlowHealth`, need."""
+    """The field values that `read_health` needs."""
     for field in (*_FAST_FIELDS, *(_SLOW_FIELDS if slow else ())):
         yield field, 0
     if slow:
@@ -66,63 +67,47 @@ def health_fields(*, slow: bool) -> Iterator[FieldId]:
                 yield field, link
 
 
-@dataclass(frozen=True, slots=True)
-class FastHealth:
-    """What is read with every look."""
+def read_health(reader: NvmlReader, reading: GpuReading, *, slow: bool) -> GpuReading:
+    """`reading` with what is read every time and, with `slow`, what is read seldom.
 
-    temperature: Temperature
-    throttling: int | None
-    power: int | None
-
-
-@dataclass(frozen=True, slots=True)
-class SlowHealth:
-    """What is read seldom. `modes` are numbers by name, of those that the driver told."""
-
-    recovery_action: int | None
-    ecc: Ecc
-    memory: Memory
-    throttling: Throttling
-    power: Power
-    pcie: Pcie
-    nvlinks: tuple[NvLink, ...]
-    fabric: Fabric | None
-    modes: dict[str, int]
-    inforom_corrupt: bool | None
-
-
-def read_fast(reader: NvmlReader) -> FastHealth:
-    """Needs the field values."""
-    return FastHealth(
-        temperature=_temperature(reader),
-        throttling=reader.call("nvmlDeviceGetCurrentClocksEventReasons"),
-        power=reader.call("nvmlDeviceGetPowerUsage"),
-    )
-
-
-def read_slow(reader: NvmlReader) -> SlowHealth:
-    """Needs the field values."""
+    The field values must have been read.
+    """
+    now = Throttling(reasons=reader.call("nvmlDeviceGetCurrentClocksEventReasons"))
+    power = Power(usage=reader.call("nvmlDeviceGetPowerUsage"))
+    fast = replace(reading, temperature=_temperature(reader), throttling=now, power=power)
+    if not slow:
+        return fast
     valid = reader.once(
         ("inforom",),
         lambda: verdict_of(
             reader, "nvmlDeviceValidateInforom", pynvml.NVML_ERROR_CORRUPTED_INFOROM
         ),
     )
-    return SlowHealth(
+    return replace(
+        fast,
         recovery_action=_whole(reader.field(pynvml.NVML_FI_DEV_GET_GPU_RECOVERY_ACTION)),
         ecc=_ecc(reader),
         memory=_memory(reader),
-        throttling=_throttling(reader),
-        power=Power(
+        throttling=_throttling(reader, now),
+        power=replace(
+            power,
             limit=reader.call("nvmlDeviceGetEnforcedPowerLimit"),
             energy=reader.call("nvmlDeviceGetTotalEnergyConsumption"),
         ),
         pcie=_pcie(reader),
         nvlinks=tuple(_nvlinks(reader)),
         fabric=_fabric(reader),
-        modes=dict(_modes(reader)),
         inforom_corrupt=None if valid is None else not valid,
     )
+
+
+def read_modes(reader: NvmlReader) -> dict[str, int]:
+    """NVML's numbers of the modes that the agent owns, of those that the driver reports."""
+    modes = {
+        "persistence mode": reader.call("nvmlDeviceGetPersistenceMode"),
+        "compute mode": reader.call("nvmlDeviceGetComputeMode"),
+    }
+    return {name: int(value) for name, value in modes.items() if value is not None}
 
 
 def read_instance(reader: NvmlReader, info: InstanceInfo) -> InstanceReading:
@@ -201,9 +186,10 @@ def _memory(reader: NvmlReader) -> Memory:
     )
 
 
-def _throttling(reader: NvmlReader) -> Throttling:
+def _throttling(reader: NvmlReader, now: Throttling) -> Throttling:
     field = reader.field
-    return Throttling(
+    return replace(
+        now,
         power=_whole(field(pynvml.NVML_FI_DEV_PERF_POLICY_POWER)),
         thermal=_whole(field(pynvml.NVML_FI_DEV_PERF_POLICY_THERMAL)),
         software_thermal=_whole(field(pynvml.NVML_FI_DEV_CLOCKS_EVENT_REASON_SW_THERM_SLOWDOWN)),
@@ -232,9 +218,9 @@ def _pcie(reader: NvmlReader) -> Pcie:
 
 def _nvlinks(reader: NvmlReader) -> Iterator[NvLink]:
     for link in range(MOST_LINKS):
-        told = [_whole(reader.field(field, link)) for field in _LINK_FIELDS]
-        if any(value is not None for value in told):
-            up, replays, recoveries, crc = told
+        found = [_whole(reader.field(field, link)) for field in _LINK_FIELDS]
+        if any(value is not None for value in found):
+            up, replays, recoveries, crc = found
             yield NvLink(link, _flag(up), replays, recoveries, crc)
 
 
@@ -248,16 +234,6 @@ def _fabric(reader: NvmlReader) -> Fabric | None:
         return None
     summary = getattr(info, "healthSummary", 0)
     return Fabric(info.state, info.status, info.healthMask, int(summary))
-
-
-def _modes(reader: NvmlReader) -> Iterable[tuple[str, int]]:
-    for name, function in (
-        ("persistence mode", "nvmlDeviceGetPersistenceMode"),
-        ("compute mode", "nvmlDeviceGetComputeMode"),
-    ):
-        value = reader.call(function)
-        if value is not None:
-            yield name, int(value)
 
 
 def _once(reader: NvmlReader, function: str) -> int | None:

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 from nodeagent.errors import DriverError
 from nodeagent.gpu.device import GpuDevice
 from nodeagent.gpu.nvml import Device, InstanceInfo
-from nodeagent.gpu.nvml_calls import GpmSamples
 from nodeagent.gpu.nvml_errors import INVALID_ARGUMENT, NOT_FOUND, is_unsupported
 from nodeagent.metrics.samples import GpuIdentity, Slice, Subject
 from nodeagent.plan.observed import MigMode
-from nodeagent.telemetry.gpm_trail import GpmTrail
+from nodeagent.telemetry.gpm import GpmTrail
 from nodeagent.telemetry.nvml_reader import Standing
 
 _GAP = frozenset({NOT_FOUND, INVALID_ARGUMENT})
@@ -42,9 +42,9 @@ class Layout:
 
     def read(
         self,
-        card: GpuDevice,
+        gpu: GpuDevice,
         identity: GpuIdentity,
-        samples: GpmSamples,
+        samples: list[Any],
         gone: Collection[int] = (),
     ) -> None:
         """Look which there are now; raises DriverError.
@@ -53,17 +53,17 @@ class Layout:
         of those that are `gone` for certain.
         """
         before = (self.mig, tuple(self.parts.values()))
-        mode = card.mode()
+        mode = gpu.mode()
         self.mig = None if mode is None else mode.current
-        found = _found(card, mode) if mode is not None and mode.current else {}
+        found = _found(gpu, mode) if mode is not None and mode.current else {}
         parts: dict[int, Part] = {}
         for number, (device, info) in sorted(found.items()):
             part = self.parts.get(number)
             if part is None or part.info != info or number in gone:
-                name = _profile_name(card, device, info)
+                name = _profile_name(gpu, device, info)
                 entity = Slice(identity, name, number, self._generations[number])
                 self._generations[number] += 1
-                part = Part(info, device, Subject(entity), GpmTrail(samples))
+                part = Part(info, device, Subject(entity), GpmTrail(samples, number))
             part.device = device
             parts[number] = part
         for number, part in self.parts.items():
@@ -84,22 +84,22 @@ class Layout:
         return tuple(part.subject for part in self.parts.values())
 
 
-def _found(card: GpuDevice, mode: MigMode) -> dict[int, tuple[Device, InstanceInfo]]:
-    card.learn_profiles(mode)
+def _found(gpu: GpuDevice, mode: MigMode) -> dict[int, tuple[Device, InstanceInfo]]:
+    gpu.learn_profiles(mode)
     for _ in range(_ATTEMPTS - 1):
         try:
-            return dict(_read(card))
+            return dict(_read(gpu))
         except DriverError as error:
             if error.code not in _GAP:  # as when something changes it meanwhile
                 raise
-    return dict(_read(card))
+    return dict(_read(gpu))
 
 
-def _read(card: GpuDevice) -> Iterator[tuple[int, tuple[Device, InstanceInfo]]]:
-    nvml, seen = card.nvml, set[int]()
-    for index in range(card.max_mig_devices()):
+def _read(gpu: GpuDevice) -> Iterator[tuple[int, tuple[Device, InstanceInfo]]]:
+    nvml, seen = gpu.nvml, set[int]()
+    for index in range(gpu.max_mig_devices()):
         try:
-            device = nvml.mig_device(card.handle, index)
+            device = nvml.mig_device(gpu.handle, index)
         except DriverError as error:
             if is_unsupported(error):
                 return
@@ -113,15 +113,15 @@ def _read(card: GpuDevice) -> Iterator[tuple[int, tuple[Device, InstanceInfo]]]:
                 number,
                 (
                     device,
-                    nvml.gpu_instance_info(nvml.gpu_instance_by_id(card.handle, number)),
+                    nvml.gpu_instance_info(nvml.gpu_instance_by_id(gpu.handle, number)),
                 ),
             )
 
 
-def _profile_name(card: GpuDevice, device: Device, info: InstanceInfo) -> str:
+def _profile_name(gpu: GpuDevice, device: Device, info: InstanceInfo) -> str:
     """As the rest of the agent calls it; else as the driver does in the device's name."""
-    profile = card.profile(info.profile_id)
+    profile = gpu.profile(info.profile_id)
     if profile is not None:
         return profile.name
-    name = card.nvml.name(device).rpartition("MIG ")[2].split()[0]
+    name = gpu.nvml.name(device).rpartition("MIG ")[2].split()[0]
     return name.rpartition("c.")[2]

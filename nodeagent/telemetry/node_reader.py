@@ -1,73 +1,52 @@
-"""Reads what is of the node and not of a GPU."""
+"""Reads what concerns the node and no single GPU, in the pool's own thread."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 from nodeagent.errors import DriverError, DriverUnavailable
 from nodeagent.gpu.nvml import Nvml
 from nodeagent.gpu.nvml_calls import ABSENT, call, member, number
-from nodeagent.metrics.catalogue import TextField
-from nodeagent.metrics.conversion import converted
 from nodeagent.metrics.samples import Node, SampleSet, Subject, by_field
-from nodeagent.metrics.sources import SystemCall
-from nodeagent.telemetry.plan import READ, Plan
+from nodeagent.metrics.sources import Source, SystemCall
+from nodeagent.telemetry.fields import Plan
+from nodeagent.telemetry.samples import NodeSample
 
 _NODE = Subject(Node())
 
 
-@dataclass(frozen=True, slots=True)
-class NodeSample:
-    """What a look found. `count` is that of the GPUs; `at` (monotonic) and `seconds` as of GPUs."""
-
-    at: float
-    seconds: float
-    count: int
-    sample: SampleSet
-    problems: tuple[str, ...]
-
-
 class NodeReader:
-    """Remembers what the driver does not have. Runs in the thread for what is of no GPU."""
+    """Remembers what the driver does not have."""
 
     def __init__(self, plan: Plan, clock: Callable[[], float]) -> None:
+        self._plan = plan
         self._clock = clock
-        asks = [plan.whole[tier] for tier in READ]
-        self._rows = [row for one in asks for row in one.system]
-        self._texts = plan.node_texts
         self._refused: set[str] = set()
 
-    def look(self, nvml: Nvml) -> NodeSample:
+    def read(self, nvml: Nvml) -> NodeSample:
         """Raises DriverError when the driver does not even count its GPUs."""
         began = self._clock()
         count = nvml.device_count()
         problems: list[str] = []
-        told = []
-        for row, source in self._rows:
-            answer = self._ask(source, problems)
-            if answer is None:
-                continue
-            raw = number(member(answer, source.items[0]) if source.items else answer)
-            value = converted(row.conversion, raw)
+        found = []
+        for row in self._plan.node:
+            answer = self._ask(row.source, problems)
+            value = None if answer is None else row.value(number(answer))
             if value is not None:
-                told.append((row.id, _NODE, value))
-        texts = {
-            text.id: str(found) for text in self._texts if (found := self._text(text, problems))
-        }
+                found.append((row.id, _NODE, value))
+        answers = ((text.id, self._ask(text.source, problems)) for text in self._plan.node_texts)
+        texts = {text: str(answer) for text, answer in answers if answer}
         ended = self._clock()
-        sample = SampleSet(by_field(told), texts)
-        return NodeSample(ended, ended - began, count, sample, tuple(problems))
+        return NodeSample(
+            ended, ended - began, count, SampleSet(by_field(found), texts), tuple(problems)
+        )
 
-    def _text(self, text: TextField, problems: list[str]) -> Any:
-        return self._ask(text.source, problems) if isinstance(text.source, SystemCall) else None
-
-    def _ask(self, source: SystemCall, problems: list[str]) -> Any:
-        if source.function in self._refused:
+    def _ask(self, source: Source, problems: list[str]) -> Any:
+        if not isinstance(source, SystemCall) or source.function in self._refused:
             return None
         try:
-            return call(source.function)
+            answer = call(source.function)
         except DriverUnavailable:
             raise
         except DriverError as error:
@@ -75,4 +54,5 @@ class NodeReader:
                 self._refused.add(source.function)
             else:
                 problems.append(str(error))
-        return None
+            return None
+        return member(answer, source.items[0]) if source.items else answer

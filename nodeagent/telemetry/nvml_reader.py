@@ -32,6 +32,7 @@ class Standing:
 
     refused: set[Key] = field(default_factory=set)
     once: dict[Key, Any] = field(default_factory=dict)
+    read_once: list[Any] | None = None  # the values of rows that are read once
 
 
 class NvmlReader:

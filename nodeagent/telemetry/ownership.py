@@ -1,30 +1,27 @@
 """Whose each GPU and each GPU instance is: pods by what they were given and by their processes.
 
 A device with one owner is labelled with that owner. One that is shared (by MPS or by time-slicing)
-is labelled with nobody; what can be told of each owner is told apart (`sharing`). Pure.
+has no owner's label, except for memory and utilization: the device's value becomes one series for
+each owner and one, without owner, for the rest (the driver's share, and processes of unknown
+owners), so that the sum is the device's. Pure.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from nodeagent.cluster.kubelet.processes import Owner
+from nodeagent.metrics.conversion import Number
+from nodeagent.metrics.samples import Entity, SampleSet, Slice, Subject, Value, WholeGpu
 from nodeagent.plan.observed import Access, ComputeInstance, Gpu, ObservedNode, User
+from nodeagent.telemetry.samples import Process
+
+FB_USED = 252  # DCGM's field ids; MiB
+GPU_UTIL = 203  # percent
+_MEBIBYTE = 1 << 20
 
 Device = tuple[str, int | None]  # a GPU by its UUID, and one of its instances, if any
-
-
-@dataclass(frozen=True, slots=True)
-class Process:
-    """A process as it was read with the samples.
-
-    `memory` in bytes, `multiprocessors` in percent of the GPU's time; None: not known.
-    """
-
-    pid: int
-    memory: int | None = None
-    multiprocessors: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +46,7 @@ def uses(
     processes: Mapping[Device, tuple[Process, ...]],
     owner_of: Callable[[int], Owner | None],
 ) -> Mapping[Device, Use]:
-    """Who has what, for everything that somebody has.
+    """Who has what, for everything that has an owner.
 
     `processes` are newer than what was observed, where they are there. `owner_of` knows those of
     which the picture has no pod.
@@ -82,7 +79,7 @@ def pids_without_pod(
 
 
 def _devices(gpu: Gpu) -> Iterator[tuple[Device, tuple[User, ...], frozenset[int]]]:
-    """Each device with its users and with the pids of its MPS servers, who are nobody's."""
+    """Each device with its users and with the pids of its MPS servers, which have no owner."""
     servers = frozenset(gpu.mps.servers) if gpu.mps else frozenset[int]()
     yield (gpu.uuid, None), gpu.usage.processes, servers
     for instance in gpu.instances:
@@ -126,8 +123,53 @@ def _use(
 
 
 def _completed(owner: Owner, holders: Iterable[Owner]) -> Owner:
-    """With the container of the pod, where the process does not tell it and one was given it."""
+    """With the container of the pod, where the process does not show it and one was given it."""
     if not owner.pod or owner.container:
         return owner
     same = [h for h in holders if (h.namespace, h.pod) == (owner.namespace, owner.pod)]
     return same[0] if len(same) == 1 else owner
+
+
+# --- shared devices -------------------------------------------------------------------------------
+
+
+def by_owner(sample: SampleSet, uses: Mapping[Device, Use]) -> SampleSet:
+    """The sample with memory and utilization of shared devices split by owner."""
+    shared = {device: use for device, use in uses.items() if len(use.owners) > 1}
+    if not shared:
+        return sample
+    values = dict(sample.values)
+    for number in (FB_USED, GPU_UTIL):
+        if number in values:
+            values[number] = tuple(_split(number, values[number], shared))
+    return replace(sample, values=values)
+
+
+def device_of(entity: Entity) -> Device | None:
+    """The device that an entity is; None for a node or a link."""
+    match entity:
+        case WholeGpu(gpu):
+            return gpu.uuid, None
+        case Slice(gpu, _, number):
+            return gpu.uuid, number
+        case _:
+            return None
+
+
+def _split(number: int, values: Iterable[Value], shared: Mapping[Device, Use]) -> Iterator[Value]:
+    for subject, total in values:
+        device = device_of(subject.entity)
+        use = shared.get(device, NOBODY) if device else NOBODY
+        parts = _parts(number, use)
+        if not parts or subject.attributes:
+            yield subject, total
+            continue
+        for owner, part in parts.items():
+            yield Subject(subject.entity, owner.labels), part
+        yield subject, max(0, total - sum(parts.values()))
+
+
+def _parts(number: int, use: Use) -> dict[Owner, Number]:
+    if number == FB_USED:
+        return {owner: used // _MEBIBYTE for owner, used in use.memory.items()}
+    return {owner: round(busy) for owner, busy in use.multiprocessors.items()}

@@ -1,50 +1,41 @@
-"""Reads who runs on a GPU and its instances: their memory, and their share of its time.
+"""Reads the processes on a GPU and its instances, and what the agent's own process costs.
 
-In the GPU's own thread. A list takes the driver some milliseconds, so this is asked more seldom
-than sensors are.
+A list takes the driver some milliseconds, so it is read more seldom than sensors are, in the GPU's
+own thread.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import resource
+from collections.abc import Iterable
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Final
+
+import psutil
 
 from nodeagent.errors import DriverError, DriverUnavailable, GpuLost
 from nodeagent.gpu.device import GpuDevice
-from nodeagent.gpu.nvml import Process
+from nodeagent.gpu.nvml import Process as NvmlProcess
 from nodeagent.gpu.nvml_calls import ABSENT, call
 from nodeagent.gpu.nvml_errors import NOT_FOUND, is_unsupported
+from nodeagent.metrics.agent_metrics import ProcessCost
+from nodeagent.telemetry.samples import Process, ProcessSample
 
-
-@dataclass(frozen=True, slots=True)
-class Running:
-    """A process. `memory` in bytes, `multiprocessors` in percent; None: not known."""
-
-    pid: int
-    memory: int | None = None
-    multiprocessors: float | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class ProcessSample:
-    """Who was found, by the id of the GPU instance; None for those outside any."""
-
-    gpu: str
-    running: Mapping[int | None, tuple[Running, ...]]
+_UTILIZATION: Final = "nvmlDeviceGetProcessUtilization"
 
 
 @dataclass(slots=True)
 class ProcessReader:
-    """One GPU's processes. Remembers up to when their work was told."""
+    """One GPU's processes. Remembers up to when their work was read."""
 
     _until: int = 0
     _refused: set[str] = field(default_factory=set)
 
-    def look(self, card: GpuDevice) -> ProcessSample:
-        """Raises DriverError when the GPU does not even tell its compute processes."""
-        nvml, device = card.nvml, card.handle
-        found: dict[tuple[int | None, int], Process] = {}
+    def read(self, gpu: GpuDevice) -> ProcessSample:
+        """Raises DriverError when the GPU does not even list its compute processes."""
+        nvml, device = gpu.nvml, gpu.handle
+        found: dict[tuple[int | None, int], NvmlProcess] = {}
         for name, ask, must in (
             ("compute", nvml.compute_processes, True),
             ("graphics", nvml.graphics_processes, False),
@@ -53,7 +44,7 @@ class ProcessReader:
             if name in self._refused:
                 continue
             try:
-                processes: Iterable[Process] = ask(device)
+                processes: Iterable[NvmlProcess] = ask(device)
             except (GpuLost, DriverUnavailable):
                 raise
             except DriverError as error:
@@ -66,25 +57,25 @@ class ProcessReader:
                 key = (process.gpu_instance, process.pid)
                 if found.get(key) is None or found[key].memory is None:
                     found[key] = process
-        busy = self._busy(card) if found else {}
-        running: dict[int | None, list[Running]] = {}
+        busy = self._busy(gpu) if found else {}
+        running: dict[int | None, list[Process]] = {}
         for (instance, pid), process in sorted(found.items(), key=lambda one: one[0][1]):
-            one = Running(pid, process.memory, None if instance is not None else busy.get(pid))
+            one = Process(pid, process.memory, None if instance is not None else busy.get(pid))
             running.setdefault(instance, []).append(one)
-        return ProcessSample(card.identity().uuid, {i: tuple(some) for i, some in running.items()})
+        return ProcessSample(gpu.identity().uuid, {i: tuple(some) for i, some in running.items()})
 
-    def _busy(self, card: GpuDevice) -> dict[int, float]:
-        """Percent of the GPU's time by pid, as far as it is told; nothing with MIG on."""
+    def _busy(self, gpu: GpuDevice) -> dict[int, float]:
+        """Percent of the GPU's time by pid, as far as it is known; nothing with MIG on."""
         if _UTILIZATION in self._refused:
             return {}
         try:
-            samples = call(_UTILIZATION, card.handle, self._until)
+            samples = call(_UTILIZATION, gpu.handle, self._until)
         except (GpuLost, DriverUnavailable) as error:
             if error.code not in ABSENT:
                 raise
             return {}
         except DriverError as error:
-            if error.code != NOT_FOUND and is_unsupported(error) and not _has_mig(card):
+            if error.code != NOT_FOUND and is_unsupported(error) and not _has_mig(gpu):
                 self._refused.add(_UTILIZATION)
             return {}
         newest: dict[int, tuple[int, float]] = {}
@@ -97,9 +88,30 @@ class ProcessReader:
         return {pid: busy for pid, (_, busy) in newest.items()}
 
 
-_UTILIZATION: Final = "nvmlDeviceGetProcessUtilization"
-
-
-def _has_mig(card: GpuDevice) -> bool:
+def _has_mig(gpu: GpuDevice) -> bool:
     """Whether what is refused now may be there later, with MIG off."""
-    return card.mode() is not None
+    return gpu.mode() is not None
+
+
+def process_cost() -> ProcessCost | None:
+    """Read now, in some 100 µs; None where /proc is not mounted."""
+    try:
+        own = psutil.Process()
+        times, memory = own.cpu_times(), own.memory_info()
+        most, _ = own.rlimit(resource.RLIMIT_NOFILE)
+        return ProcessCost(
+            cpu_seconds=times.user + times.system,
+            resident=memory.rss,
+            virtual=memory.vms,
+            open_files=own.num_fds(),
+            most_files=most,
+            started=_started(),
+        )
+    except (psutil.Error, OSError):
+        return None
+
+
+@lru_cache(maxsize=1)
+def _started() -> float:
+    """In Unix time, once: it would move with the wall clock, and look like another start."""
+    return psutil.Process().create_time()

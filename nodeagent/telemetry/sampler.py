@@ -1,8 +1,8 @@
-"""Samples all GPUs: what was chosen of metrics, and health, in rounds and side by side.
+"""Samples all GPUs side by side, in rounds: the selected metrics, and health.
 
-A round asks every GPU that is not busy and waits for them a while; one that hangs is left out and
-told as a failure of its reader, and the others' values are new all the same. A GPU is asked in its
-own thread between its steps (`Driver.visit`), so nothing is asked of an instance while it is
+A round reads every GPU that is not busy and waits for them a while; one that hangs is left out and
+reported as a failure of its reader, and the others' values are new all the same. A GPU is read in
+its own thread between its steps (`GpuPool.visit`), so nothing is asked of an instance while it is
 destroyed.
 """
 
@@ -12,7 +12,7 @@ import asyncio
 import time
 from collections.abc import Callable, Coroutine, Iterable, Mapping
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 from nodeagent.errors import DeadlineExceeded, DriverError, GpuLost
@@ -23,14 +23,12 @@ from nodeagent.metrics.agent_metrics import ReaderState
 from nodeagent.metrics.catalogue import Field, TextField, Tier
 from nodeagent.metrics.samples import SampleSet, Subject
 from nodeagent.plan.steps import DestroyGpuInstance, Step
+from nodeagent.telemetry.fields import make_plan
 from nodeagent.telemetry.gpu_reader import GpuReader
-from nodeagent.telemetry.health_readings import reading_of, silent
-from nodeagent.telemetry.node_reader import NodeReader, NodeSample
-from nodeagent.telemetry.plan import make_plan
-from nodeagent.telemetry.sample import GpuSample
-from nodeagent.telemetry.sample_batch import SampleBatch
+from nodeagent.telemetry.node_reader import NodeReader
+from nodeagent.telemetry.samples import GpuSample, NodeSample, SampleBatch
 
-Look = TypeVar("Look", GpuSample, NodeSample)
+Sample = TypeVar("Sample", GpuSample, NodeSample)
 
 _TIERS = (Tier.FAST, Tier.SLOW)
 _SOON = frozenset({Tier.FAST})
@@ -38,8 +36,8 @@ _ALL = frozenset({Tier.FAST, Tier.SLOW})
 
 
 @dataclass(frozen=True, slots=True)
-class Pace:
-    """Seconds. `patience`: how long a round waits for its GPUs before it is told without them;
+class Intervals:
+    """Seconds. `patience`: how long a round waits for its GPUs before it goes on without them;
     `stagger`: how long for one before the next is begun. `deadline`: after it a call counts as
     hanging, for the driver's steps too.
     """
@@ -56,13 +54,13 @@ class _Reading:
     """How one tier of one GPU, or the node, fares."""
 
     succeeded: bool = False
-    at: float | None = None  # monotonic, of the last look that ended
+    at: float | None = None  # monotonic, of the last sample that ended
     seconds: float | None = None
 
 
 @dataclass(slots=True)
-class _Post:
-    """One GPU. `changed`: instances known to be others since the last look, None for none."""
+class _GpuState:
+    """One GPU. `changed`: instances known to be others since the last sample, None for none."""
 
     index: int
     reader: GpuReader
@@ -70,9 +68,9 @@ class _Post:
     readings: dict[Tier, _Reading] = field(
         default_factory=lambda: {tier: _Reading() for tier in _TIERS}
     )
-    look: GpuSample | None = None  # the last one that ended
+    last: GpuSample | None = None  # the last one that ended
     news: GpuSample | DriverError | None = None
-    failure: DriverError | None = None  # of the last look
+    failure: DriverError | None = None  # of the last sample
     changed: set[int] | None = None
     task: asyncio.Task[None] | None = None
     slow_at: float = 0.0
@@ -81,9 +79,9 @@ class _Post:
 
     @property
     def uuid(self) -> str:
-        return self.look.gpu.uuid if self.look else ""
+        return self.last.gpu.uuid if self.last else ""
 
-    def note(self, instances: Iterable[int]) -> None:
+    def note_change(self, instances: Iterable[int]) -> None:
         """Instances are others now, or may be."""
         self.changed = {*(self.changed or ()), *instances}
 
@@ -101,7 +99,7 @@ class Sampler:
         fields: Iterable[Field],
         texts: Iterable[TextField] = (),
         *,
-        pace: Pace | None = None,
+        pace: Intervals | None = None,
         health: bool = True,
         held: Callable[[], AbstractSet[str]] = frozenset,
         uptime: Callable[[], float] = lambda: time.clock_gettime(time.CLOCK_BOOTTIME),
@@ -111,10 +109,10 @@ class Sampler:
         self._held = held
         self._clock = clock
         self._plan = make_plan(fields, texts)
-        self._pace = pace or Pace()
+        self._pace = pace or Intervals()
         self._health = health
         self._uptime = uptime
-        self._posts: list[_Post] = []
+        self._gpus: list[_GpuState] = []
         self._vanished: tuple[int, ...] = ()  # since the last round
         self._node = NodeReader(self._plan, clock)
         self._node_reading = _Reading()
@@ -141,15 +139,15 @@ class Sampler:
         """Wait for no GPU any more; calls that were begun end by themselves."""
         if self._step_taken in self._driver.taken:
             self._driver.taken.remove(self._step_taken)
-        for task in (self._node_task, *(post.task for post in self._posts)):
+        for task in (self._node_task, *(gpu.task for gpu in self._gpus)):
             if task is not None:
                 task.cancel()
 
     def layout_changed(self, uuid: str, instances: Iterable[int] = ()) -> None:
-        """Look again which instances a GPU has; those with these ids are new or gone for sure."""
-        for post in self._posts:
-            if post.uuid == uuid:
-                post.note(instances)
+        """Sample again which instances a GPU has; those with these ids are new or gone for sure."""
+        for gpu in self._gpus:
+            if gpu.uuid == uuid:
+                gpu.note_change(instances)
 
     def _step_taken(self, step: Step) -> None:
         destroyed = (step.instance,) if isinstance(step, DestroyGpuInstance) else ()
@@ -158,14 +156,14 @@ class Sampler:
     # --- a round ------------------------------------------------------------------------------
 
     async def round(self) -> SampleBatch:
-        """Ask all that can be asked; a GPU's or the driver's failure is told and not raised."""
+        """Ask all that can be asked; a GPU's or the driver's failure is reported and not raised."""
         now = self._clock()
         count = self._driver.pool.gpu_count
-        self._vanished = tuple(post.index for post in self._posts[count:])
-        del self._posts[count:]  # those behind a GPU that is gone have other numbers now
-        for index in range(len(self._posts), count):
-            self._posts.append(
-                _Post(
+        self._vanished = tuple(gpu.index for gpu in self._gpus[count:])
+        del self._gpus[count:]  # those behind a GPU that is gone have other numbers now
+        for index in range(len(self._gpus), count):
+            self._gpus.append(
+                _GpuState(
                     index,
                     GpuReader(self._plan, health=self._health, clock=self._clock),
                     self._uptime(),
@@ -177,96 +175,99 @@ class Sampler:
             for task in done:
                 if not task.cancelled():  # by `close`, which is no reason to cancel who waits here
                     task.result()  # it raises nothing but what should never be
-        return self._told()
+        return self._batch()
 
     async def _begin(self, now: float) -> set[asyncio.Task[None]]:
         """Begin to ask all that can be asked; what is under way, or was until just now."""
         held, tasks = self._held(), set[asyncio.Task[None]]()
-        for post in self._posts[: self._driver.pool.gpu_count]:
-            free = post.task is None and not self._driver.pool.is_busy(post.index)
-            if free and self._names(post)[0] not in held:
-                tiers = _ALL if now >= post.slow_at else _SOON
-                post.task = asyncio.create_task(self._visit(post, tiers))
-                tasks.add(post.task)
+        for gpu in self._gpus[: self._driver.pool.gpu_count]:
+            free = gpu.task is None and not self._driver.pool.is_busy(gpu.index)
+            if free and self._names(gpu)[0] not in held:
+                tiers = _ALL if now >= gpu.slow_at else _SOON
+                gpu.task = asyncio.create_task(self._visit(gpu, tiers))
+                tasks.add(gpu.task)
                 # Threads that want the interpreter at the same time cost twice as much.
-                await asyncio.wait({post.task}, timeout=self._pace.stagger)
+                await asyncio.wait({gpu.task}, timeout=self._pace.stagger)
         if self._node_task is None and now >= self._node_at:
             self._node_task = asyncio.create_task(self._ask_node())
-        under_way = (self._node_task, *(post.task for post in self._posts))
+        under_way = (self._node_task, *(gpu.task for gpu in self._gpus))
         return tasks | {task for task in under_way if task is not None}
 
-    async def _visit(self, post: _Post, tiers: frozenset[Tier]) -> None:
-        changed, post.changed = post.changed, None
+    async def _visit(self, gpu: _GpuState, tiers: frozenset[Tier]) -> None:
+        changed, gpu.changed = gpu.changed, None
         try:
             visit = self._driver.pool.visit(
-                post.index,
-                lambda card: post.reader.look(card, self._driver.pool.session, tiers, changed),
+                gpu.index,
+                lambda device: gpu.reader.read(device, self._driver.pool.session, tiers, changed),
                 what="sampling it",
                 deadline=self._pace.deadline,
             )
-            look = await _as_told(visit)
+            sample = await _checked(visit)
         except DriverError as error:
-            post.news = post.failure = error
+            gpu.news = gpu.failure = error
             if changed is not None:
-                post.note(changed)  # it was not looked at
+                gpu.note_change(changed)  # it was not read
             # A GPU that is gone is gone for what is read of it seldom, too.
             if isinstance(error, GpuLost):
-                tiers, post.slow_at = _ALL, 0.0
+                tiers, gpu.slow_at = _ALL, 0.0
             for tier in tiers:
-                post.readings[tier].succeeded = False
+                gpu.readings[tier].succeeded = False
         else:
-            post.news = post.look = look
-            post.failure = None
-            post.last_good = self._uptime()
+            gpu.news = gpu.last = sample
+            gpu.failure = None
+            gpu.last_good = self._uptime()
             for tier in tiers:
-                post.readings[tier] = _Reading(not look.problems, look.at, look.seconds)
+                gpu.readings[tier] = _Reading(not sample.problems, sample.at, sample.seconds)
             if Tier.SLOW in tiers:
-                post.slow_at = look.at + self._pace.slow
+                gpu.slow_at = sample.at + self._pace.slow
         finally:
-            post.task = None
+            gpu.task = None
 
     async def _ask_node(self) -> None:
         try:
-            look = await _as_told(self._driver.pool.ask(self._node.look, what="sampling the node"))
+            sample = await _checked(
+                self._driver.pool.ask(self._node.read, what="sampling the node")
+            )
         except DriverError as error:
             self._node_news = error
             self._node_reading.succeeded = False
         else:
-            self._node_news = look
+            self._node_news = sample
             self._node_good = self._uptime()
-            self._node_at = look.at + self._pace.slow
-            self._node_reading = _Reading(not look.problems, look.at, look.seconds)
+            self._node_at = sample.at + self._pace.slow
+            self._node_reading = _Reading(not sample.problems, sample.at, sample.seconds)
         finally:
             self._node_task = None
 
-    # --- what it told ---------------------------------------------------------------------------
+    # --- the result -----------------------------------------------------------------------------
 
-    def _told(self) -> SampleBatch:
+    def _batch(self) -> SampleBatch:
         samples: dict[str, SampleSet] = {}
-        gpus: list[GpuReading] = []
+        readings: list[GpuReading] = []
         modes: dict[str, Mapping[str, int]] = {}
         problems: dict[str, tuple[str, ...]] = {}
         gone = [_name(tier, index) for index in self._vanished for tier in _TIERS]
-        for post in self._posts:
-            news, post.news = post.news, None
+        for gpu in self._gpus:
+            news, gpu.news = gpu.news, None
             if isinstance(news, GpuSample):
-                post.lost = False
-                samples |= {_name(tier, post.index): s for tier, s in news.samples.items()}
+                gpu.lost = False
+                samples |= {_name(tier, gpu.index): s for tier, s in news.samples.items()}
                 if news.problems:
-                    problems[post.uuid] = news.problems
-                if news.slow_health is not None:
-                    modes[post.uuid] = news.slow_health.modes
-                if self._health:
-                    gpus.append(reading_of(news, post.last_good))
+                    problems[gpu.uuid] = news.problems
+                if news.modes is not None:
+                    modes[gpu.uuid] = news.modes
+                if news.health is not None:
+                    readings.append(replace(news.health, answer=Answer(last=gpu.last_good)))
             elif news is not None:
-                uuid, address = self._names(post)
+                uuid, address = self._names(gpu)
                 if uuid:
                     problems[uuid] = (str(news),)
-                    last = post.begun if post.last_good is None else post.last_good
-                    gpus.append(silent(uuid, post.index, address, news, last))
-                    post.lost = post.lost or isinstance(news, GpuLost)
-            if post.lost:
-                gone += [_name(tier, post.index) for tier in _TIERS]
+                    last = gpu.begun if gpu.last_good is None else gpu.last_good
+                    answer = Answer(silence_of(news), last, str(news))
+                    readings.append(GpuReading(uuid, gpu.index, address, answer=answer))
+                    gpu.lost = gpu.lost or isinstance(news, GpuLost)
+            if gpu.lost:
+                gone += [_name(tier, gpu.index) for tier in _TIERS]
         node, self._node_news = self._node_news, None
         if isinstance(node, NodeSample):
             samples["node"] = node.sample
@@ -276,7 +277,7 @@ class Sampler:
             slices=self.slices,
             gone=tuple(gone),
             readers=self.readers,
-            gpus=tuple(gpus),
+            gpus=tuple(readings),
             modes=modes,
             known=self._known(node),
             addresses=self._addresses() if isinstance(node, NodeSample) else None,
@@ -288,30 +289,30 @@ class Sampler:
     def slices(self) -> Mapping[str, tuple[Subject, ...]]:
         """The instances there are, as far as is known, by the UUID of their GPU."""
         return {
-            post.uuid: post.look.slices
-            for post in self._posts
-            if post.look is not None and post.look.slices and not post.lost
+            gpu.uuid: gpu.last.slices
+            for gpu in self._gpus
+            if gpu.last is not None and gpu.last.slices and not gpu.lost
         }
 
     @property
     def wholes(self) -> Mapping[str, Subject]:
         """The GPUs that were asked, by UUID, each as the subject of values of its own."""
-        looks = [post.look for post in self._posts if post.look is not None]
-        return {look.gpu.uuid: look.whole for look in looks}
+        known = [gpu.last for gpu in self._gpus if gpu.last is not None]
+        return {sample.gpu.uuid: sample.whole for sample in known}
 
     @property
-    def looks(self) -> tuple[GpuSample, ...]:
-        """The last look at each GPU that is not lost."""
-        return tuple(p.look for p in self._posts if p.look is not None and not p.lost)
+    def latest(self) -> tuple[GpuSample, ...]:
+        """The last sample of each GPU that is not lost."""
+        return tuple(gpu.last for gpu in self._gpus if gpu.last is not None and not gpu.lost)
 
     @property
     def readers(self) -> tuple[ReaderState, ...]:
         """How each reader fares: one for each tier and GPU, and one for the node."""
         now = self._clock()
         states = [
-            _state(tier.value, reading, now, str(post.index), post.uuid)
-            for post in self._posts
-            for tier, reading in post.readings.items()
+            _state(tier.value, reading, now, str(gpu.index), gpu.uuid)
+            for gpu in self._gpus
+            for tier, reading in gpu.readings.items()
         ]
         return (*states, _state("node", self._node_reading, now))
 
@@ -319,44 +320,42 @@ class Sampler:
         """UUIDs of the GPUs that NVML lists; None while one of them was not asked yet."""
         if not isinstance(node, NodeSample):
             return None
-        there = [self._names(post)[0] for post in self._posts[: node.count]]
+        there = [self._names(gpu)[0] for gpu in self._gpus[: node.count]]
         return frozenset(there) if len(there) == node.count and all(there) else None
 
     def _addresses(self) -> tuple[str, ...]:
-        names = map(self._names, self._posts[: self._driver.pool.gpu_count])
+        names = map(self._names, self._gpus[: self._driver.pool.gpu_count])
         return tuple(address for _, address in names if address)
 
-    def _names(self, post: _Post) -> tuple[str, str]:
+    def _names(self, gpu: _GpuState) -> tuple[str, str]:
         """UUID and PCI address, also of a GPU that failed as soon as it was sampled; empty for one
-        that never told.
+        that never gave them.
         """
-        if post.look is not None:
-            return post.look.gpu.uuid, post.look.gpu.pci_bus_id
-        known = self._driver.known(post.index)
+        if gpu.last is not None:
+            return gpu.last.gpu.uuid, gpu.last.gpu.pci_bus_id
+        known = self._driver.known(gpu.index)
         return known.uuid, known.pci_bus_id
 
     def _answer(self, node: NodeSample | DriverError | None) -> Answer | None:
-        """A GPU that hangs and was never named is told as trouble of the node."""
+        """A GPU that hangs and was never named is reported as trouble of the node."""
         if isinstance(node, DriverError):
             return Answer(silence_of(node), self._node_good, str(node))
-        for post in self._posts[: self._driver.pool.gpu_count]:
-            if isinstance(post.failure, DeadlineExceeded) and not self._names(post)[0]:
-                return Answer(silence_of(post.failure), post.begun, str(post.failure))
+        for gpu in self._gpus[: self._driver.pool.gpu_count]:
+            if isinstance(gpu.failure, DeadlineExceeded) and not self._names(gpu)[0]:
+                return Answer(silence_of(gpu.failure), gpu.begun, str(gpu.failure))
         return None if node is None else Answer(last=self._node_good)
 
 
-async def _as_told(asked: Coroutine[object, object, Look]) -> Look:
-    """What was asked for. An answer that nobody thought of is that GPU's failure, and no more."""
+async def _checked(reading: Coroutine[object, object, Sample]) -> Sample:
+    """An unexpected answer of the driver is a failure of this GPU alone."""
     try:
-        return await asked
+        return await reading
     except (DriverError, AssertionError):
         raise
     except Exception as error:
         raise DriverError(
-            f"what the driver told cannot be read: {type(error).__name__}: {error}",
-            code=None,
+            f"an answer of the driver cannot be read: {type(error).__name__}: {error}",
             name="Unreadable",
-            call="",
             remedy="report this; the agent knows no such answer",
         ) from error
 

@@ -28,7 +28,7 @@ from nodeagent.plan.plan import GpuPlan, NodePlan, Verdict
 from nodeagent.plan.steps import DestroyGpuInstance, ResetGpu
 from nodeagent.reconcile.event_log import EventLog
 from nodeagent.simulation import SimulatedNode, simulated
-from nodeagent.telemetry.sampler import Pace, Sampler
+from nodeagent.telemetry.sampler import Intervals, Sampler
 from nodeagent.views.conditions import HEALTHY, conditions
 from nodeagent.views.node_state import NodeState, Phase
 from nodeagent.views.status_report import status_json
@@ -56,7 +56,7 @@ class World:
             now=lambda: Moment(self.now, EPOCH + self.now),
             boot_id=lambda: "boot-1",
         )
-        pace = Pace(slow=0.0, patience=0.6, deadline=1.0)
+        pace = Intervals(slow=0.0, patience=0.6, deadline=1.0)
         self.sampler = Sampler(driver, (), pace=pace, uptime=lambda: self.now)
         timing = EventTiming(wait=0.0, deadline=1.0, pause=0.0)
         self.listener = EventListener(driver, timing, uptime=lambda: self.now)

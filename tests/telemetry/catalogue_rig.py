@@ -15,8 +15,8 @@ from nodeagent.metrics.catalogue import catalogue
 from nodeagent.metrics.conversion import Number
 from nodeagent.metrics.samples import Node, NvLink, SampleSet, Slice, WholeGpu
 from nodeagent.simulation import SimulatedNode, Switches, simulated
-from nodeagent.telemetry.sample_batch import SampleBatch
 from nodeagent.telemetry.sampler import Sampler
+from nodeagent.telemetry.samples import SampleBatch
 
 MIB = 1 << 20
 ALL = 0xFFFFFFFF

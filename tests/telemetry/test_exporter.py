@@ -15,7 +15,7 @@ from nodeagent.metrics.samples import SampleSet, Slice, Subject, Value, WholeGpu
 from nodeagent.metrics.selection import read_selection
 from nodeagent.plan.observed import ObservedNode
 from nodeagent.telemetry.exporter import Exporter, Layout, families_of
-from nodeagent.telemetry.ownership import Process
+from nodeagent.telemetry.samples import Process
 from nodeagent.views.cluster_state import ClusterState
 from nodeagent.views.mps_state import DaemonState
 from nodeagent.views.node_state import NodeState

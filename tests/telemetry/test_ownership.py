@@ -6,7 +6,8 @@ from dataclasses import replace
 
 from nodeagent.cluster.kubelet.processes import Owner
 from nodeagent.plan.observed import Access, MpsDaemon, ObservedNode
-from nodeagent.telemetry.ownership import Device, Process, pids_without_pod, uses
+from nodeagent.telemetry.ownership import Device, pids_without_pod, uses
+from nodeagent.telemetry.samples import Process
 from tests.telemetry.nodes import GPU, MIB, divided, user, whole
 
 A, B = Owner("team", "a", "main"), Owner("team", "b", "main")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 
-from nodeagent.telemetry.process_cost import process_cost
+from nodeagent.telemetry.process_reader import process_cost
 
 
 def test_it_is_this_process() -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from nodeagent.gpu.driver import Driver
 from nodeagent.simulation import SimulatedNode, simulated
 from nodeagent.simulation.codes import Code
-from nodeagent.telemetry.process_reader import ProcessReader, ProcessSample, Running
+from nodeagent.telemetry.process_reader import ProcessReader
+from nodeagent.telemetry.samples import Process, ProcessSample
 from tests.acceptance.metrics_rig import divide
 from tests.rig import open_driver
 
@@ -14,7 +15,7 @@ MIB = 1 << 20
 
 async def _look(driver: Driver, reader: ProcessReader | None = None) -> ProcessSample:
     reader = reader or ProcessReader()
-    return await driver.pool.visit(0, reader.look, what="listing processes", deadline=5)
+    return await driver.pool.visit(0, reader.read, what="listing processes", deadline=5)
 
 
 def _busy(node: SimulatedNode) -> None:
@@ -32,7 +33,7 @@ async def test_all_kinds_of_processes_with_memory_and_time() -> None:
             await driver.observe()
             look = await _look(driver)
     assert look.running == {
-        None: (Running(101, 100 * MIB, 30.0), Running(102), Running(103, 300 * MIB, 15.0))
+        None: (Process(101, 100 * MIB, 30.0), Process(102), Process(103, 300 * MIB, 15.0))
     }
 
 
@@ -46,7 +47,7 @@ async def test_instances_have_their_own() -> None:
             node.occupy(second.compute[0].uuid, 102, memory=2 * MIB)
             look = await _look(driver)
     assert look.gpu == observed.gpus[0].uuid
-    assert look.running == {first.id: (Running(101, MIB),), second.id: (Running(102, 2 * MIB),)}
+    assert look.running == {first.id: (Process(101, MIB),), second.id: (Process(102, 2 * MIB),)}
 
 
 async def test_what_a_card_does_not_have_is_not_asked_again() -> None:
@@ -62,7 +63,7 @@ async def test_what_a_card_does_not_have_is_not_asked_again() -> None:
             node.journal.clear()
             look = await _look(driver, reader)
             names = set(node.journal.counts)
-    assert look.running == {None: (Running(101, 100 * MIB), Running(102))}
+    assert look.running == {None: (Process(101, 100 * MIB), Process(102))}
     assert not {name for name in names if "MPS" in name or "Utilization" in name}
 
 

@@ -17,13 +17,13 @@ from nodeagent.metrics.samples import Slice, WholeGpu
 from nodeagent.metrics.selection import default_selection
 from nodeagent.metrics.sources import DeviceCall
 from nodeagent.simulation import SimulatedNode, Switches, simulated
-from nodeagent.telemetry.sample_batch import SampleBatch
-from nodeagent.telemetry.sampler import Pace, Sampler
+from nodeagent.telemetry.sampler import Intervals, Sampler
+from nodeagent.telemetry.samples import SampleBatch
 from tests.gpu.steps_of import create, destroy, disable, laid_out
 
 POWER, SM_CLOCK, UTILISATION, FB_USED, ACTIVE = 155, 100, 203, 252, 1001
 REMAPPED, ENERGY = 393, 156
-QUICK = Pace(patience=30, deadline=0.4)  # a call that hangs is found out within a round
+QUICK = Intervals(patience=30, deadline=0.4)  # a call that hangs is found out within a round
 
 
 def rows(*numbers: int) -> list[Field]:
@@ -90,7 +90,7 @@ async def test_only_what_is_wanted_is_asked(known: Driver, node: SimulatedNode) 
 async def test_what_a_card_does_not_have_is_asked_once(known: Driver, node: SimulatedNode) -> None:
     """It is absent, not 0, and no failure; after NVML was started anew it is asked again."""
     sampler = sampler_of(known, rows(191, 120))  # fan speed, auto boost
-    sampler._pace = Pace(slow=0.0)
+    sampler._pace = Intervals(slow=0.0)
     for _ in range(3):
         sampled = await sampler.round()
         assert not any(sample.values for sample in sampled.samples.values())
@@ -144,8 +144,8 @@ async def test_the_slow_tier_is_not_read_each_time(known: Driver, node: Simulate
     first, second = await sampler.round(), await sampler.round()
     assert set(first.samples) == {"fast/0", "slow/0", "fast/1", "slow/1", "node"}
     assert set(second.samples) == {"fast/0", "fast/1"}
-    sampler._pace = Pace(slow=0.0)
-    for post in sampler._posts:
+    sampler._pace = Intervals(slow=0.0)
+    for post in sampler._gpus:
         post.slow_at = 0.0
     third = await sampler.round()
     assert whole(third, 202) == whole(first, 202) == {0: 0, 1: 0}
@@ -198,7 +198,7 @@ async def test_values_of_instances(known: Driver, node: SimulatedNode) -> None:
 async def test_remapped_rows_are_absent_while_there_are_instances(known: Driver) -> None:
     """They come back with the last instance gone."""
     sampler = sampler_of(known, rows(REMAPPED))
-    sampler._pace = Pace(slow=0.0)
+    sampler._pace = Intervals(slow=0.0)
     assert whole(await sampler.round(), REMAPPED) == {0: 0, 1: 0}
     gpu = await laid_out(known, 0, at0="1g.10gb")
     assert whole(await sampler.round(), REMAPPED) == {1: 0}
@@ -381,7 +381,7 @@ def _age(sampled: SampleBatch, gpu: str) -> float:
 
 async def test_a_round_does_not_wait_for_a_slow_gpu(known: Driver, node: SimulatedNode) -> None:
     """It comes with the round in which it is ready."""
-    sampler = Sampler(known, rows(POWER), health=False, pace=Pace(patience=0.3, deadline=60))
+    sampler = Sampler(known, rows(POWER), health=False, pace=Intervals(patience=0.3, deadline=60))
     await sampler.round()
     node.inject("nvmlDeviceGetPowerUsage", gpu=0, hang=True)
     sampled = await sampler.round()
@@ -468,7 +468,7 @@ async def test_run_delivers_until_it_is_cancelled(known: Driver) -> None:
         if len(rounds) == 3:
             enough.set()
 
-    sampler = Sampler(known, rows(POWER), pace=Pace(fast=0.01, patience=30))
+    sampler = Sampler(known, rows(POWER), pace=Intervals(fast=0.01, patience=30))
     task = asyncio.create_task(sampler.run(deliver))
     await asyncio.wait_for(enough.wait(), 30)
     task.cancel()

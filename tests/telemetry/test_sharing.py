@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from nodeagent.cluster.kubelet.processes import Owner
 from nodeagent.metrics.samples import SampleSet, Subject, Value, WholeGpu
-from nodeagent.telemetry.ownership import Use
-from nodeagent.telemetry.sharing import FB_USED, GPU_UTIL, told_apart
+from nodeagent.telemetry.ownership import FB_USED, GPU_UTIL, Use, by_owner
 from tests.telemetry.nodes import GPU, MIB
 
 A, B = Owner("team", "a", "main"), Owner("team", "b", "main")
@@ -15,7 +14,7 @@ POWER = 155
 
 def _apart(used: int, use: Use, number: int = FB_USED) -> tuple[Value, ...]:
     sample = SampleSet({number: ((WHOLE, used),), POWER: ((WHOLE, 300),)})
-    found = told_apart(sample, {(GPU.uuid, None): use})
+    found = by_owner(sample, {(GPU.uuid, None): use})
     assert found.values[POWER] == ((WHOLE, 300),)
     return found.values[number]
 

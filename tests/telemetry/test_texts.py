@@ -5,7 +5,7 @@ from __future__ import annotations
 import pynvml
 import pytest
 
-from nodeagent.telemetry.texts import as_text
+from nodeagent.telemetry.fields import as_text
 
 
 @pytest.mark.parametrize(

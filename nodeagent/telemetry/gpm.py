@@ -1,0 +1,81 @@
+"""GPM metrics of a GPU or a GPU instance: what happened between its last two samples.
+
+The results are read out of the structure's memory at once, since an access to a field of a pynvml
+structure costs as much as a call.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable
+from typing import Any
+
+import pynvml
+
+from nodeagent.gpu.nvml import Device
+from nodeagent.gpu.nvml_calls import call
+
+_METRIC = struct.Struct("<IId24x")  # metricId, nvmlReturn, value; then names
+_HEAD = 24  # bytes before the first metric
+
+
+class GpmMetrics:
+    """The structure by which some metrics are requested, filled again and again."""
+
+    def __init__(self, metrics: Iterable[int]) -> None:
+        wanted = sorted(metrics)
+        self._request = pynvml.c_nvmlGpmMetricsGet_t()
+        self._request.version = pynvml.NVML_GPM_METRICS_GET_VERSION
+        self._request.numMetrics = len(wanted)
+        for index, metric in enumerate(wanted):
+            self._request.metrics[index].metricId = metric
+        results = memoryview(self._request).cast("B")
+        self._results = results[_HEAD : _HEAD + len(wanted) * _METRIC.size]
+
+    def between(self, first: Any, second: Any) -> dict[int, float]:
+        """The metrics over the time between two samples, without those that failed."""
+        self._request.sample1, self._request.sample2 = first, second
+        call("nvmlGpmMetricsGet", self._request)
+        return {
+            metric: value for metric, code, value in _METRIC.iter_unpack(self._results) if not code
+        }
+
+
+class GpmTrail:
+    """Keeps the last sample of a GPU or, with `instance`, of one of its GPU instances.
+
+    `free` are samples to be used again by all trails of a GPU. They belong to one session of NVML.
+    """
+
+    def __init__(self, free: list[Any], instance: int | None = None) -> None:
+        self._free = free
+        self._instance = instance
+        self._last: Any = None
+
+    def step(self, gpu: Device, metrics: GpmMetrics) -> dict[int, float] | None:
+        """Take a sample; the metrics since the last one, None at the first.
+
+        Raises DriverError; then the trail begins anew.
+        """
+        sample = self._free.pop() if self._free else call("nvmlGpmSampleAlloc")
+        before, self._last = self._last, None
+        try:
+            if self._instance is None:
+                call("nvmlGpmSampleGet", gpu, sample)
+            else:
+                call("nvmlGpmMigSampleGet", gpu, self._instance, sample)
+            found = None if before is None else metrics.between(before, sample)
+        except BaseException:
+            self._free.append(sample)
+            raise
+        finally:
+            if before is not None:
+                self._free.append(before)
+        self._last = sample
+        return found
+
+    def end(self) -> None:
+        """The GPU or instance is gone."""
+        if self._last is not None:
+            self._free.append(self._last)
+            self._last = None
