@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 
-from nodeagent.gpu.events.listener import Binding, Event, gpu_event_of, xid_of
+from nodeagent.gpu.event_listener import Binding, Event, gpu_event_of, xid_of
 from nodeagent.health.findings import Moment
 from nodeagent.health.modes import owned_modes
 from nodeagent.health.readings import (

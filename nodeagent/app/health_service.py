@@ -26,9 +26,9 @@ from nodeagent.app.kernel_errors import KernelErrors
 from nodeagent.app.own_changes import OwnChanges
 from nodeagent.documents.xids import xid_table
 from nodeagent.errors import NodeagentError
-from nodeagent.gpu import boot
-from nodeagent.gpu.events.listener import Event
-from nodeagent.gpu.pci_bus import gpu_addresses
+from nodeagent.gpu import kernel
+from nodeagent.gpu.event_listener import Event
+from nodeagent.gpu.kernel import gpu_addresses
 from nodeagent.health import fencing
 from nodeagent.health.evaluate import Judgement, Rules, judge
 from nodeagent.health.fencing import Fences
@@ -96,8 +96,8 @@ class HealthPart:
         seen: Callable[[], ObservedNode | None],
         planned: Callable[[], NodePlan | None],
         changed: Callable[[], None],
-        now: Callable[[], Moment] = boot.now,
-        boot_id: Callable[[], str] = boot.boot_id,
+        now: Callable[[], Moment] = kernel.now,
+        boot_id: Callable[[], str] = kernel.boot_id,
     ) -> None:
         self.state = HealthState()
         self.problems: tuple[Problem, ...] = ()  # what cannot be read

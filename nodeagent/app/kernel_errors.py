@@ -10,7 +10,7 @@ from pathlib import Path
 import structlog
 
 from nodeagent.errors import NodeagentError
-from nodeagent.gpu.events.kernel_log import REMEDY, KernelLog
+from nodeagent.gpu.kernel import REMEDY, KernelLog
 from nodeagent.health.kernel_log import Begun, read_lines
 from nodeagent.health.readings import XidEvent
 from nodeagent.plan.problems import Code, Problem

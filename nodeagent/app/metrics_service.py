@@ -21,8 +21,7 @@ from nodeagent.cluster.kubelet.processes import Owner
 from nodeagent.errors import NodeagentError
 from nodeagent.files.watch import changes
 from nodeagent.gpu.driver import Driver
-from nodeagent.gpu.events.field_values import EventValues
-from nodeagent.gpu.events.listener import Event
+from nodeagent.gpu.event_listener import Event
 from nodeagent.health.readings import Answer
 from nodeagent.health.reporting import METRICS as HEALTH_METRICS
 from nodeagent.health.reporting import samples as health_samples
@@ -38,6 +37,7 @@ from nodeagent.plan.problems import Code, Problem
 from nodeagent.settings import MetricsSettings, Settings
 from nodeagent.telemetry.accounting import ACTIVITY_FIELDS
 from nodeagent.telemetry.counters_file import counters_text
+from nodeagent.telemetry.event_values import EventValues
 from nodeagent.telemetry.exporter import Exporter, Layout, families_of
 from nodeagent.telemetry.process_reader import process_cost
 from nodeagent.telemetry.samples import ProcessSample, SampleBatch

@@ -15,7 +15,7 @@ import structlog
 
 from nodeagent.errors import DriverError
 from nodeagent.gpu.driver import Driver
-from nodeagent.gpu.events.listener import Event, EventListener, Timing
+from nodeagent.gpu.event_listener import Event, EventListener, Timing
 from nodeagent.health.readings import Answer
 from nodeagent.metrics.agent_metrics import ReaderState
 from nodeagent.metrics.catalogue import Field, TextField

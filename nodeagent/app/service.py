@@ -36,10 +36,10 @@ from nodeagent.cluster.kubelet.processes import ProcessOwners, ProcessPods
 from nodeagent.errors import NodeagentError
 from nodeagent.execute.writer_lock import WriterLock
 from nodeagent.files.watch import changes
+from nodeagent.gpu.capability_files import UsageProbe
 from nodeagent.gpu.driver import Driver
-from nodeagent.gpu.pci_bus import DEVICES as PCI_BUS
+from nodeagent.gpu.kernel import PCI_DEVICES as PCI_BUS
 from nodeagent.gpu.topology import Topology
-from nodeagent.gpu.usage import UsageProbe
 from nodeagent.gpu.workers import LONGEST_JOB
 from nodeagent.health.store import FILE_NAME as HEALTH_NAME
 from nodeagent.mps.setup import longest_step, places_of, simulated_places

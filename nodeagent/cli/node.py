@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 from nodeagent.cli.options import Options
 from nodeagent.errors import UsageError
 from nodeagent.execute.writer_lock import FILE_NAME, writer_lock
+from nodeagent.gpu.capability_files import UsageProbe
 from nodeagent.gpu.driver import Driver
-from nodeagent.gpu.usage import UsageProbe
 from nodeagent.plan.observed import ObservedNode
 from nodeagent.settings import Settings
 

@@ -16,6 +16,7 @@ from types import TracebackType
 from typing import Self, TypeVar, assert_never
 
 from nodeagent.errors import DeadlineExceeded, DriverError, GpuInUse
+from nodeagent.gpu.capability_files import UsageReader
 from nodeagent.gpu.nvidia_smi import read_time_slice, reset_gpu, set_time_slice
 from nodeagent.gpu.nvml_errors import about, unavailable
 from nodeagent.gpu.observer import GpuObserver, answers
@@ -31,8 +32,7 @@ from nodeagent.gpu.steps.instances import (
 )
 from nodeagent.gpu.steps.modes import set_compute_mode, set_mig_mode
 from nodeagent.gpu.topology import Topology
-from nodeagent.gpu.usage import AllocationReading, AllocationSource, UsageReading, UsageSource
-from nodeagent.gpu.usage_reader import UsageReader
+from nodeagent.gpu.users import AllocationReading, AllocationSource, UsageReading, UsageSource
 from nodeagent.plan.observed import Gpu, ObservedNode
 from nodeagent.plan.shares import TimeSlice
 from nodeagent.plan.steps import (

@@ -23,7 +23,7 @@ from nodeagent.gpu.nvml_errors import (
     INSUFFICIENT_SIZE,
     driver_error,
 )
-from nodeagent.gpu.progress import current
+from nodeagent.gpu.workers import current
 from nodeagent.plan.observed import Engines, Memory, Placement
 from nodeagent.plan.shares import ComputeMode
 

@@ -22,7 +22,7 @@ from nodeagent.gpu.nvml_errors import (
     NOT_SUPPORTED,
     driver_error,
 )
-from nodeagent.gpu.progress import current
+from nodeagent.gpu.workers import current
 from nodeagent.metrics.conversion import Number
 
 # What a driver or a card does not have, or not for this user: it will not have it later either.

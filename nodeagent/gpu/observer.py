@@ -10,14 +10,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from nodeagent.errors import DeadlineExceeded, DriverError, GpuLost
+from nodeagent.gpu.capability_files import UsageReader
 from nodeagent.gpu.nvml_errors import about
 from nodeagent.gpu.observation import read_gpu
 from nodeagent.gpu.pool import GpuHandle, GpuPool
 from nodeagent.gpu.recent import Details
 from nodeagent.gpu.steps.change import mig_device
 from nodeagent.gpu.topology import Topology
-from nodeagent.gpu.usage import AllocationSource, with_users
-from nodeagent.gpu.usage_reader import UsageReader
+from nodeagent.gpu.users import AllocationSource, with_users
 from nodeagent.plan.observed import Access, Gpu, ObservedNode
 
 

@@ -1,16 +1,143 @@
-"""Who is on a GPU, as far as NVML tells: the process lists of the GPU or of its MIG devices."""
+"""Who uses GPUs and MIG devices: NVML's process lists, and what other sources add to them.
+
+Other sources are open capability files (`capability_files`) and devices allocated by the kubelet.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
+from typing import Protocol
 
 from nodeagent.errors import DriverError, DriverUnavailable, GpuLost
 from nodeagent.gpu.nvml import Device, Nvml, Process
 from nodeagent.gpu.nvml_errors import is_unsupported
-from nodeagent.plan.observed import Usage, User
+from nodeagent.plan.observed import ComputeInstance, Gpu, GpuInstance, Placement, Usage, User
 from nodeagent.processes import name_of
+
+
+@dataclass(frozen=True, slots=True)
+class MigDevice:
+    """What a source of users is asked about.
+
+    `minor` is the N of the GPU's /dev/nvidiaN; `compute_instance` None means the GPU instance as
+    a whole, with everything in it. `placement` is the GPU instance's.
+    """
+
+    gpu: str
+    minor: int | None
+    gpu_instance: int
+    compute_instance: int | None
+    uuid: str = ""
+    placement: Placement | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class WholeGpu:
+    """A GPU outside its instances.
+
+    `instances` are the places of those it has; None: what may be meant for one counts nowhere.
+    """
+
+    gpu: str
+    minor: int | None
+    instances: tuple[Placement, ...] | None = None
+
+
+class UsageReading(Protocol):
+    """What a source knew at one moment."""
+
+    def users(self, device: MigDevice) -> Usage: ...
+
+
+class UsageSource(Protocol):
+    """Something besides NVML that knows who holds MIG devices."""
+
+    def read(self) -> UsageReading:
+        """May block, so it is called in a worker thread.
+
+        Raises nothing: what it cannot find out it says in the reading.
+        """
+        ...
+
+
+class AllocationReading(UsageReading, Protocol):
+    """What was allocated at one moment: MIG devices, and GPUs as a whole."""
+
+    def users_of_gpu(self, gpu: WholeGpu) -> Usage:
+        """Who was given the GPU itself, whether it is in MIG mode by now or not."""
+        ...
+
+
+class AllocationSource(Protocol):
+    """Something outside this process that gives devices to whoever asks it: the kubelet."""
+
+    async def ask(self) -> AllocationReading:
+        """What is allocated at a moment after the call. Raises nothing, as above."""
+        ...
+
+    async def joined(self, gpus: Sequence[Gpu]) -> list[Gpu]:
+        """The GPUs with all that it knows of their users, who those are included.
+
+        GPUs that do not answer come back as they are. Raises nothing.
+        """
+        ...
+
+    async def close(self) -> None:
+        """End what is under way. It can be asked again afterwards."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class UnknownUsers:
+    """A reading that failed: anybody may be using anything."""
+
+    reason: str
+
+    def users(self, device: MigDevice) -> Usage:
+        return Usage(known=False, reason=self.reason)
+
+    def users_of_gpu(self, gpu: WholeGpu) -> Usage:
+        return Usage(known=False, reason=self.reason)
+
+
+def merged(first: Usage, second: Usage) -> Usage:
+    """Both together; a process known to both is shown as `first` has it."""
+    known = {user.pid for user in first.processes if user.pid}
+    more = tuple(user for user in second.processes if user.pid not in known)
+    reasons = dict.fromkeys(reason for reason in (first.reason, second.reason) if reason)
+    return Usage(
+        first.processes + more, known=first.known and second.known, reason="; ".join(reasons)
+    )
+
+
+def with_users(gpu: Gpu, readings: Iterable[UsageReading]) -> Gpu:
+    """The GPU with the users of its MIG devices that `readings` tell, added to NVML's."""
+    for reading in readings:
+        gpu = replace(gpu, instances=tuple(_instance_with(gpu, i, reading) for i in gpu.instances))
+    return gpu
+
+
+def _instance_with(gpu: Gpu, instance: GpuInstance, reading: UsageReading) -> GpuInstance:
+    def device_with(compute: ComputeInstance) -> ComputeInstance:
+        users = reading.users(mig_device_of(gpu, instance, compute))
+        return replace(compute, usage=merged(compute.usage, users))
+
+    return replace(instance, compute=tuple(map(device_with, instance.compute)))
+
+
+def mig_device_of(gpu: Gpu, instance: GpuInstance, compute: ComputeInstance) -> MigDevice:
+    """The device as sources are asked about it."""
+    return MigDevice(gpu.uuid, gpu.minor, instance.id, compute.id, compute.uuid, instance.placement)
+
+
+def whole_gpu(gpu: Gpu) -> WholeGpu:
+    """The GPU itself as sources are asked about it."""
+    return WholeGpu(gpu.uuid, gpu.minor, tuple(i.placement for i in gpu.instances))
+
+
+# --- NVML's process lists -------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)

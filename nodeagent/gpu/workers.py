@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import UTC, datetime
@@ -17,12 +18,72 @@ from queue import SimpleQueue
 from typing import Generic, TypeVar
 
 from nodeagent.errors import DeadlineExceeded
-from nodeagent.gpu.progress import Progress, attach
 
 # How many deadlines a job of many calls may take, each of which keeps its own.
 LONGEST_JOB = 6
 
 Result = TypeVar("Result")
+
+
+# What each thread is doing in the driver just now. A deadline is for one call: a GPU that answers
+# slowly is not one that hangs. So the threads note each call, and the waiting side looks at that.
+
+
+class Progress:
+    """One thread's calls since `restart`. Written by that thread, read by others; times are in
+    seconds, monotonic.
+    """
+
+    def __init__(self) -> None:
+        self.restart()
+
+    def restart(self) -> None:
+        """A job begins."""
+        self.call = ""
+        self.since = time.monotonic()
+        self.calls = 0
+        self.slowest = ("", 0.0)
+
+    def begin(self, call: str) -> None:
+        self.since = time.monotonic()
+        self.call = call
+
+    def end(self) -> None:
+        now = time.monotonic()
+        took = now - self.since
+        if took > self.slowest[1]:
+            self.slowest = (self.call, took)
+        self.calls += 1
+        self.call = ""
+        self.since = now
+
+    @property
+    def silence(self) -> float:
+        """Seconds since it last came to or from the driver."""
+        return time.monotonic() - self.since
+
+    @property
+    def pace(self) -> str:
+        """As in `106 driver calls, the slowest nvmlDeviceGetUUID with 0.12 s`."""
+        name, seconds = self.slowest
+        return f"{self.calls} driver calls, the slowest {name or 'none'} with {seconds:.2g} s"
+
+
+_here = threading.local()
+
+
+def current() -> Progress:
+    """The progress of the calling thread."""
+    try:
+        return _here.progress  # type: ignore[no-any-return]  # only this module sets it
+    except AttributeError:
+        _here.progress = Progress()
+        return current()
+
+
+def attach(progress: Progress) -> None:
+    """Have the calling thread note its calls there."""
+    _here.progress = progress
 
 
 class _Job(Generic[Result]):

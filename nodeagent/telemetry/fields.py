@@ -325,7 +325,7 @@ def _peers(
         )
         return found
 
-    there = reader.ask(("peers",), others)
+    there: list[tuple[int, Device]] | None = reader.ask(("peers",), others)
     answers = [(index, status(index, device)) for index, device in there or ()]
     known = [(index, found) for index, found in answers if found is not None]
     if not known and there != []:

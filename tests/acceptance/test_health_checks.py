@@ -18,8 +18,8 @@ import pytest
 
 from nodeagent.app.health_service import HealthPart, HealthPlaces
 from nodeagent.gpu.driver import Driver
-from nodeagent.gpu.events.listener import EventListener
-from nodeagent.gpu.events.listener import Timing as EventTiming
+from nodeagent.gpu.event_listener import EventListener
+from nodeagent.gpu.event_listener import Timing as EventTiming
 from nodeagent.health.findings import Finding, Moment, Severity
 from nodeagent.health.reporting import samples
 from nodeagent.health.table import BY_CAUSE, ROWS

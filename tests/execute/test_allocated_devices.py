@@ -7,7 +7,7 @@ import pytest
 from nodeagent.cluster.kubelet.allocated_devices import AllocatedDevices, Owners, with_allocations
 from nodeagent.cluster.kubelet.allocations import Allocations, ClaimedDevice, Holding, PodName
 from nodeagent.cluster.kubelet.processes import ProcessPod
-from nodeagent.gpu.usage import MigDevice, WholeGpu
+from nodeagent.gpu.users import MigDevice, WholeGpu
 from nodeagent.plan.observed import ComputeInstance, Gpu, GpuInstance, Placement, Usage, User
 
 ID = "1b2c3d4e-0000-5111-8222-33334444555"

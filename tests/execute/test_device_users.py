@@ -16,7 +16,7 @@ from nodeagent.cluster.kubelet.device_users import KubeletUsage, kubelet_users
 from nodeagent.cluster.kubelet.processes import ProcessPods
 from nodeagent.errors import GpuInUse, NodeagentError
 from nodeagent.gpu.driver import Driver
-from nodeagent.gpu.usage import UnknownUsers
+from nodeagent.gpu.users import UnknownUsers
 from nodeagent.plan.observed import Gpu, User
 from nodeagent.settings import KubeletSettings
 from nodeagent.simulation import SimulatedNode, simulated

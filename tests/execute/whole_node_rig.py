@@ -13,7 +13,7 @@ from nodeagent.execute.executor import carry_out
 from nodeagent.execute.node_controller import HealthWatch, WholeNode
 from nodeagent.gpu.driver import Driver
 from nodeagent.gpu.original_settings import FILE_NAME, OriginalSettings
-from nodeagent.gpu.usage import AllocationSource
+from nodeagent.gpu.users import AllocationSource
 from nodeagent.mps.accounts import accounts_for
 from nodeagent.mps.fleet import Fleet, Timing
 from nodeagent.mps.launching import ChildLauncher, Launcher, shm_directory

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from nodeagent.errors import DeadlineExceeded, DriverError, GpuInUse, GpuLost
+from nodeagent.gpu.capability_files import UsageProbe
 from nodeagent.gpu.driver import Driver
-from nodeagent.gpu.usage import UsageProbe
 from nodeagent.plan.observed import Access, Placement
 from nodeagent.plan.steps import SetMigMode
 from nodeagent.simulation import SimulatedNode, simulated

@@ -16,9 +16,9 @@ from dataclasses import dataclass, replace
 import pytest
 
 from nodeagent.errors import DriverError
+from nodeagent.gpu.capability_files import UsageProbe
 from nodeagent.gpu.driver import Driver
 from nodeagent.gpu.nvml_errors import is_unsupported
-from nodeagent.gpu.usage import UsageProbe
 from nodeagent.plan.names import ProfileName
 from nodeagent.plan.observed import Access, Gpu, MigMode, Placement
 from nodeagent.plan.shares import ComputeMode

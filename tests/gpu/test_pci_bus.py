@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from nodeagent.gpu.pci_bus import gpu_addresses
+from nodeagent.gpu.kernel import gpu_addresses
 
 
 def _device(bus: Path, address: str, vendor: str, kind: str, driver: str = "") -> None:

@@ -11,7 +11,8 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
-from nodeagent.gpu.usage import CapabilityHolders, MigDevice, UsageProbe, merged, with_users
+from nodeagent.gpu.capability_files import CapabilityHolders, UsageProbe
+from nodeagent.gpu.users import MigDevice, merged, with_users
 from nodeagent.plan.observed import (
     ComputeInstance,
     Gpu,

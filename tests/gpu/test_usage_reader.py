@@ -6,8 +6,8 @@ import asyncio
 import threading
 import time
 
-from nodeagent.gpu.usage import CapabilityHolders, MigDevice, UsageReading
-from nodeagent.gpu.usage_reader import UsageReader
+from nodeagent.gpu.capability_files import CapabilityHolders, UsageReader
+from nodeagent.gpu.users import MigDevice, UsageReading
 
 DEVICE = MigDevice("GPU-1", 0, 1, 0)
 

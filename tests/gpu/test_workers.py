@@ -13,8 +13,7 @@ from functools import partial
 import pytest
 
 from nodeagent.errors import DeadlineExceeded
-from nodeagent.gpu.progress import Progress, current
-from nodeagent.gpu.workers import Worker
+from nodeagent.gpu.workers import Progress, Worker, current
 
 
 @pytest.fixture
@@ -189,7 +188,7 @@ def test_the_interpreter_ends_without_a_thread_that_is_stuck() -> None:
     program = """
 import asyncio, time
 from nodeagent.errors import DeadlineExceeded
-from nodeagent.gpu.progress import Progress, current
+from nodeagent.gpu.workers import Progress, current
 from nodeagent.gpu.workers import Worker
 
 async def main():

@@ -9,12 +9,12 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 
 from nodeagent.gpu.driver import Driver
-from nodeagent.gpu.events.field_values import EventValues
-from nodeagent.gpu.events.listener import EventListener, Timing
+from nodeagent.gpu.event_listener import EventListener, Timing
 from nodeagent.metrics.catalogue import catalogue
 from nodeagent.metrics.conversion import Number
 from nodeagent.metrics.samples import Node, NvLink, SampleSet, Slice, WholeGpu
 from nodeagent.simulation import SimulatedNode, Switches, simulated
+from nodeagent.telemetry.event_values import EventValues
 from nodeagent.telemetry.sampler import Sampler
 from nodeagent.telemetry.samples import SampleBatch
 

@@ -23,7 +23,7 @@ from nodeagent.cluster.kubelet.allocations import (
     read_device_id,
 )
 from nodeagent.cluster.kubelet.processes import ProcessPod
-from nodeagent.gpu.usage import (
+from nodeagent.gpu.users import (
     AllocationReading,
     MigDevice,
     WholeGpu,

@@ -11,8 +11,8 @@ from nodeagent.cluster.kubelet.allocated_devices import AllocatedDevices, Owners
 from nodeagent.cluster.kubelet.allocations import Allocations, PodName
 from nodeagent.cluster.kubelet.processes import ProcessPods
 from nodeagent.errors import NodeagentError
-from nodeagent.gpu.usage import AllocationReading, UnknownUsers
-from nodeagent.gpu.usage_reader import SharedLook
+from nodeagent.gpu.capability_files import SharedLook
+from nodeagent.gpu.users import AllocationReading, UnknownUsers
 from nodeagent.plan.observed import Access, Gpu, User
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from nodeagent.errors import DeadlineExceeded, DriverError, DriverUnavailable, G
 from nodeagent.gpu.device import GpuDevice
 from nodeagent.gpu.nvml import Device, GpuInstanceHandle, InstanceInfo
 from nodeagent.gpu.nvml_errors import INVALID_ARGUMENT, NOT_FOUND
-from nodeagent.gpu.usage import AllocationReading, UsageReading
+from nodeagent.gpu.users import AllocationReading, UsageReading
 from nodeagent.plan.names import ProfileName
 from nodeagent.plan.observed import GpuInstanceProfile, Placement
 

@@ -17,8 +17,7 @@ from nodeagent.gpu.nvml import ComputeInstanceHandle, GpuInstanceHandle
 from nodeagent.gpu.nvml_errors import about
 from nodeagent.gpu.recent import KnownDevice
 from nodeagent.gpu.steps.change import Change, find_instance, in_use, mig_device, not_as_planned
-from nodeagent.gpu.usage import MigDevice, WholeGpu, merged
-from nodeagent.gpu.users import ProcessLists
+from nodeagent.gpu.users import MigDevice, ProcessLists, WholeGpu, merged
 from nodeagent.plan.observed import ComputeInstanceProfile, GpuInstanceProfile, Placement, Usage
 from nodeagent.plan.steps import (
     CreateComputeInstance,

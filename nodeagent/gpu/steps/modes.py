@@ -8,7 +8,7 @@ from nodeagent.gpu.nvml_errors import INVALID_ARGUMENT, NOT_FOUND, RESET_REQUIRE
 from nodeagent.gpu.observation import read_compute_mode, read_gpu
 from nodeagent.gpu.steps.change import Change, in_use, mig_device, not_as_planned
 from nodeagent.gpu.steps.instances import require_idle
-from nodeagent.gpu.usage import WholeGpu, whole_gpu, with_users
+from nodeagent.gpu.users import WholeGpu, whole_gpu, with_users
 from nodeagent.plan.observed import MigMode
 from nodeagent.plan.steps import SetComputeMode, SetMigMode
 

@@ -11,7 +11,7 @@ import pytest
 from nodeagent.errors import GpuInUse
 from nodeagent.gpu.driver import Driver
 from nodeagent.gpu.recent import FRESH
-from nodeagent.gpu.usage import MigDevice, WholeGpu
+from nodeagent.gpu.users import MigDevice, WholeGpu
 from nodeagent.plan.observed import Gpu, Usage, User
 from nodeagent.simulation import simulated
 from tests.gpu.steps_of import destroy, laid_out

@@ -8,9 +8,10 @@ from dataclasses import replace
 import pytest
 
 from nodeagent.errors import DriverError, GpuInUse
+from nodeagent.gpu.capability_files import CapabilityHolders, Instance
 from nodeagent.gpu.driver import Driver
 from nodeagent.gpu.recent import FRESH, KnownDevice, Recent
-from nodeagent.gpu.usage import CapabilityHolders, Instance, MigDevice, UsageReading
+from nodeagent.gpu.users import MigDevice, UsageReading
 from nodeagent.plan.observed import Placement, Usage, User
 from nodeagent.simulation import SimulatedNode, Switches, simulated
 from tests.gpu.steps_of import create, destroy, destroy_compute, laid_out, layout

@@ -1,20 +1,23 @@
-"""Who holds devices without NVML knowing: processes with capability files open, and allocations.
+"""Finds processes that have capability files of MIG devices open, which NVML does not list.
 
 A program must open /dev/nvidia-caps/nvidia-capN of an instance before it can use it, so a process
-that has it open may be about to run on the instance. Who knows allocations, whole GPUs included,
-is asked through `AllocationSource`.
+that has it open may be about to run on the instance.
 """
 
 from __future__ import annotations
 
+import asyncio
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final, Generic, TypeVar
 
-from nodeagent.plan.observed import ComputeInstance, Gpu, GpuInstance, Placement, Usage, User
+from nodeagent.errors import DriverError
+from nodeagent.gpu.users import MigDevice, UnknownUsers, UsageReading, UsageSource
+from nodeagent.gpu.workers import Worker
+from nodeagent.plan.observed import Usage, User
 from nodeagent.processes import name_of
 
 _CAPABILITY: Final = re.compile(r"/nvidia-caps/nvidia-cap([0-9]+)$")
@@ -23,94 +26,6 @@ _MINOR: Final = re.compile(r"gpu(\d+)/gi(\d+)/(?:ci(\d+)/)?access (\d+)", re.ASC
 # The inode of the machine's own process namespace, the same on every Linux since 3.8
 # (PROC_PID_INIT_INO in the kernel's proc_ns.h).
 _FIRST_PID_NAMESPACE: Final = "pid:[4026531836]"
-
-
-@dataclass(frozen=True, slots=True)
-class MigDevice:
-    """What a source of users is asked about.
-
-    `minor` is the N of the GPU's /dev/nvidiaN; `compute_instance` None means the GPU instance as
-    a whole, with everything in it. `placement` is the GPU instance's.
-    """
-
-    gpu: str
-    minor: int | None
-    gpu_instance: int
-    compute_instance: int | None
-    uuid: str = ""
-    placement: Placement | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class WholeGpu:
-    """A GPU outside its instances.
-
-    `instances` are the places of those it has; None: what may be meant for one counts nowhere.
-    """
-
-    gpu: str
-    minor: int | None
-    instances: tuple[Placement, ...] | None = None
-
-
-class UsageReading(Protocol):
-    """What a source knew at one moment."""
-
-    def users(self, device: MigDevice) -> Usage: ...
-
-
-class UsageSource(Protocol):
-    """Something besides NVML that knows who holds MIG devices."""
-
-    def read(self) -> UsageReading:
-        """May block, so it is called in a worker thread.
-
-        Raises nothing: what it cannot find out it says in the reading.
-        """
-        ...
-
-
-class AllocationReading(UsageReading, Protocol):
-    """What was allocated at one moment: MIG devices, and GPUs as a whole."""
-
-    def users_of_gpu(self, gpu: WholeGpu) -> Usage:
-        """Who was given the GPU itself, whether it is in MIG mode by now or not."""
-        ...
-
-
-class AllocationSource(Protocol):
-    """Something outside this process that gives devices to whoever asks it: the kubelet."""
-
-    async def ask(self) -> AllocationReading:
-        """What is allocated at a moment after the call. Raises nothing, as above."""
-        ...
-
-    async def joined(self, gpus: Sequence[Gpu]) -> list[Gpu]:
-        """The GPUs with all that it knows of their users, who those are included.
-
-        GPUs that do not answer come back as they are. Raises nothing.
-        """
-        ...
-
-    async def close(self) -> None:
-        """End what is under way. It can be asked again afterwards."""
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class UnknownUsers:
-    """A reading that failed: anybody may be using anything."""
-
-    reason: str
-
-    def users(self, device: MigDevice) -> Usage:
-        return Usage(known=False, reason=self.reason)
-
-    def users_of_gpu(self, gpu: WholeGpu) -> Usage:
-        return Usage(known=False, reason=self.reason)
-
-
-# --- capability files -----------------------------------------------------------------------------
 
 Instance = tuple[int, int, int | None]  # minor of the GPU, GPU instance, compute instance if any
 
@@ -263,39 +178,68 @@ def _pid_namespace(proc: Path) -> str:
         return ""
 
 
-# --- together with what NVML knows ----------------------------------------------------------------
+# --- reading in a thread --------------------------------------------------------------------------
+
+Reading = TypeVar("Reading")
 
 
-def merged(first: Usage, second: Usage) -> Usage:
-    """Both together; a process known to both is shown as `first` has it."""
-    known = {user.pid for user in first.processes if user.pid}
-    more = tuple(user for user in second.processes if user.pid not in known)
-    reasons = dict.fromkeys(reason for reason in (first.reason, second.reason) if reason)
-    return Usage(
-        first.processes + more, known=first.known and second.known, reason="; ".join(reasons)
-    )
+class SharedLook(Generic[Reading]):
+    """Calls `look`, one call after the other. Belongs to one event loop.
+
+    A look takes long on a busy machine, and eight GPUs may want one before each of their steps.
+    Whoever asks gets what a look found that was begun after it asked, and so do the others who
+    asked meanwhile. `look` must bound its own time, and raise nothing.
+    """
+
+    def __init__(self, look: Callable[[], Awaitable[Reading]]) -> None:
+        self._look = look
+        self._looking = asyncio.Lock()
+        self._next: asyncio.Task[Reading] | None = None
+        self._tasks: set[asyncio.Task[Reading]] = set()
+
+    async def result(self) -> Reading:
+        """What a look found that was begun after this call."""
+        if self._next is None:
+            self._next = asyncio.create_task(self._begin(), name="look for users")
+            self._tasks.add(self._next)
+            self._next.add_done_callback(self._tasks.discard)
+        return await asyncio.shield(self._next)
+
+    async def _begin(self) -> Reading:
+        async with self._looking:
+            self._next = None
+            return await self._look()
+
+    async def close(self) -> None:
+        """End what was asked for, begun or not."""
+        self._next = None
+        tasks = tuple(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
-def with_users(gpu: Gpu, readings: Iterable[UsageReading]) -> Gpu:
-    """The GPU with the users of its MIG devices that `readings` tell, added to NVML's."""
-    for reading in readings:
-        gpu = replace(gpu, instances=tuple(_instance_with(gpu, i, reading) for i in gpu.instances))
-    return gpu
+class UsageReader:
+    """Reads a source in a thread of its own."""
 
+    def __init__(self, source: UsageSource, *, deadline: float) -> None:
+        self._source = source
+        self._deadline = deadline
+        self._worker = Worker("the look for users")
+        self._shared = SharedLook(self._read)
 
-def _instance_with(gpu: Gpu, instance: GpuInstance, reading: UsageReading) -> GpuInstance:
-    def device_with(compute: ComputeInstance) -> ComputeInstance:
-        users = reading.users(mig_device_of(gpu, instance, compute))
-        return replace(compute, usage=merged(compute.usage, users))
+    async def read(self) -> UsageReading:
+        """Who uses what now; a failure is a reading in which nothing is known."""
+        return await self._shared.result()
 
-    return replace(instance, compute=tuple(map(device_with, instance.compute)))
+    async def _read(self) -> UsageReading:
+        try:
+            return await self._worker.call(
+                self._source.read, what="looking for users", deadline=self._deadline
+            )
+        except DriverError as error:
+            return UnknownUsers(error.message)
 
-
-def mig_device_of(gpu: Gpu, instance: GpuInstance, compute: ComputeInstance) -> MigDevice:
-    """The device as sources are asked about it."""
-    return MigDevice(gpu.uuid, gpu.minor, instance.id, compute.id, compute.uuid, instance.placement)
-
-
-def whole_gpu(gpu: Gpu) -> WholeGpu:
-    """The GPU itself as sources are asked about it."""
-    return WholeGpu(gpu.uuid, gpu.minor, tuple(i.placement for i in gpu.instances))
+    async def close(self) -> None:
+        await self._shared.close()
+        self._worker.close()

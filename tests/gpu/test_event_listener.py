@@ -6,8 +6,7 @@ import pynvml
 import pytest
 
 from nodeagent.gpu.driver import Driver
-from nodeagent.gpu.events.field_values import EventValues
-from nodeagent.gpu.events.listener import (
+from nodeagent.gpu.event_listener import (
     MIG_CHANGE,
     XID,
     Binding,
@@ -22,6 +21,7 @@ from nodeagent.health.readings import GpuEventKind, Source
 from nodeagent.metrics.catalogue import catalogue
 from nodeagent.metrics.samples import Slice, WholeGpu
 from nodeagent.simulation import SimulatedNode
+from nodeagent.telemetry.event_values import EventValues
 from nodeagent.telemetry.sampler import Sampler
 from tests.gpu.steps_of import destroy, laid_out
 

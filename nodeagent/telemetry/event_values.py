@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 
-from nodeagent.gpu.events.listener import XID, Binding, Event
+from nodeagent.gpu.event_listener import XID, Binding, Event
 from nodeagent.metrics.catalogue import Field
 from nodeagent.metrics.samples import (
     Labels,

@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from nodeagent.errors import NodeagentError
-from nodeagent.gpu.boot import boot_id, now
-from nodeagent.gpu.events.kernel_log import DEVICE, KernelLog
+from nodeagent.gpu.kernel import DEVICE, KernelLog, boot_id, now
 
 XID = "3,339,5140900,-;NVRM: Xid (PCI:0000:3b:00): 79, GPU has fallen off the bus.\n"
 

@@ -1,7 +1,8 @@
-"""The kernel log followed in an event loop: /dev/kmsg, where the driver writes XIDs.
+"""What the kernel reports besides the driver: its log, the PCI bus, and the boot.
 
-Each read gives one record, oldest first; the kernel keeps a ring, and tells with EPIPE that
-records were overwritten before they were read. Nothing is taken away from other readers.
+The driver writes XIDs to the log, which is followed in an event loop. Each read of /dev/kmsg gives
+one record, oldest first; the kernel keeps a ring, and reports with EPIPE that records were
+overwritten before they were read. Other readers get the same records.
 """
 
 from __future__ import annotations
@@ -9,11 +10,13 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
 from nodeagent.errors import NodeagentError
+from nodeagent.health.findings import Moment
 
 DEVICE: Final = Path("/dev/kmsg")
 REMEDY: Final = (
@@ -23,7 +26,13 @@ REMEDY: Final = (
 
 _DRIVER = b"NVRM"  # what all lines of NVIDIA's driver begin with
 _RECORD = 16 * 1024  # bytes; the kernel's longest record has 8 KiB
-_AT_ONCE = 256  # records, so that a full ring holds nobody else up
+_AT_ONCE = 256  # records, so that a full ring does not block the event loop
+
+PCI_DEVICES: Final = Path("/sys/bus/pci/devices")
+_NVIDIA = "0x10de"
+_DISPLAYS = ("0x0300", "0x0302")  # VGA-compatible and 3D controllers: GPUs of all kinds
+_NVIDIA_DRIVER = "nvidia"
+_BOOT_ID = "proc/sys/kernel/random/boot_id"
 
 
 class KernelLog:
@@ -106,8 +115,47 @@ class KernelLog:
 
 
 def _lines_of(record: bytes) -> list[str]:
-    """The driver's lines; what follows them with a blank before it tells of devices."""
+    """The driver's lines; what follows them with a blank in front describes devices."""
     if _DRIVER not in record:
         return []
     text = record.decode("utf-8", "replace")
     return [line for line in text.split("\n") if "NVRM" in line and not line.startswith(" ")]
+
+
+def gpu_addresses(devices: Path = PCI_DEVICES) -> tuple[str, ...] | None:
+    """The addresses of NVIDIA's GPUs, such as `0000:1a:00.0`; None where the bus is unreadable.
+
+    Blocks. Whether NVML lists the GPUs makes no difference.
+    A GPU that another driver has, such as vfio-pci for a virtual machine, is left out: it is not
+    the node's to use.
+    """
+    try:
+        found = sorted(devices.iterdir())
+    except OSError:
+        return None
+    return tuple(device.name for device in found if _is_ours(device))
+
+
+def _is_ours(device: Path) -> bool:
+    try:
+        vendor = (device / "vendor").read_text(encoding="ascii").strip()
+        kind = (device / "class").read_text(encoding="ascii").strip()
+    except (OSError, ValueError):  # it went away meanwhile
+        return False
+    if vendor != _NVIDIA or not kind.startswith(_DISPLAYS):
+        return False
+    driver = device / "driver"
+    return not driver.is_symlink() or driver.readlink().name == _NVIDIA_DRIVER
+
+
+def boot_id(root: Path = Path("/")) -> str:
+    """The id of this boot, which changes with each reboot; raises NodeagentError."""
+    try:
+        return (root / _BOOT_ID).read_text(encoding="ascii").strip()
+    except (OSError, ValueError) as error:
+        raise NodeagentError(f"{root / _BOOT_ID} cannot be read: {error}") from error
+
+
+def now() -> Moment:
+    """This moment: in seconds since boot, suspended ones included, and in the time of day."""
+    return Moment(time.clock_gettime(time.CLOCK_BOOTTIME), time.time())
