@@ -30,16 +30,11 @@ from nodeagent.plan.desired import (
     WantedInstance,
 )
 from nodeagent.plan.layouts import Card
-from nodeagent.plan.names import ProfileName, find, nearest_profile
+from nodeagent.plan.names import ProfileName, device_name, find, nearest_profile
 from nodeagent.plan.observed import Access, Gpu, GpuInstanceProfile, ObservedNode
 from nodeagent.plan.plan import Verdict
 from nodeagent.plan.problems import Code, Problem
-from nodeagent.plan.resolve_mps import (
-    mps_by_device,
-    mps_of_gpu,
-    mps_of_profile,
-    time_slice_of,
-)
+from nodeagent.plan.resolve_mps import mps_by_device, time_slice_of, wanted_mps
 from nodeagent.plan.search import best_layout
 from nodeagent.plan.shares import Host
 
@@ -131,7 +126,7 @@ def _with_mps(
     """For the GPU, or where its instances are left as they are, for each of these."""
     in_mig_mode = gpu.mig is not None and gpu.mig.current
     if isinstance(desired.mig, MigDisabled) or (desired.mig is None and not in_mig_mode):
-        return replace(desired, mps=mps_of_gpu(mps, gpu, host, problems))
+        return replace(desired, mps=wanted_mps(mps, gpu, host, problems, memory=gpu.memory))
     return replace(desired, mps_by_device=mps_by_device(mps, gpu, host, problems))
 
 
@@ -199,7 +194,15 @@ def _wanted(
     mps_entry = entry.mps or mps_for_all
     mps = None
     if mps_entry is not None:
-        mps = mps_of_profile(mps_entry, gpu, profile, slices=slices, host=host, problems=problems)
+        mps = wanted_mps(
+            mps_entry,
+            gpu,
+            host,
+            problems,
+            device=device_name(profile.name, profile.slices, slices),
+            slices=slices,
+            memory=profile.memory,
+        )
     wanted = WantedInstance(profile.name, slices, entry.start, entry.path, mps)
     return [wanted] * entry.count
 
@@ -237,7 +240,7 @@ def _bad_size(
     sizes = sizes_offered(profile)
     if slices in sizes:
         return None
-    parts = [f"{c}c.{profile.name}" if c != profile.slices else profile.name for c in sizes]
+    parts = [device_name(profile.name, profile.slices, c) for c in sizes]
     return Problem(
         Code.UNKNOWN_PROFILE,
         f"a {profile.name} cannot be divided into parts of {slices} compute slices",

@@ -8,12 +8,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from fractions import Fraction
 
 from nodeagent.plan.desired import MigEnabled, MigLayout, MpsEntry, PlanEntry, ShareEntry
-from nodeagent.plan.names import device_name
-from nodeagent.plan.observed import ComputeInstance, Gpu, GpuInstance, GpuInstanceProfile
+from nodeagent.plan.observed import Gpu
 from nodeagent.plan.problems import Code, Problem
 from nodeagent.plan.shares import (
     ALL_THREADS,
@@ -32,6 +30,12 @@ from nodeagent.plan.shares import (
 
 REPLICA = "replica"  # the name of the one share that `replicas` means
 CLIENTS = "clients"  # the name of the one share that `clients` means
+
+VOLTA = (7, 0)  # the compute capability from which MPS can limit clients
+_CONTEXTS = 60  # of one device, from CUDA 13.1 on; 48 before, which is not known here
+_CONTEXTS_BEFORE_VOLTA = 16
+
+_IDS = re.compile(r"([0-9]{1,10})(?::([0-9]{1,10}))?")
 
 
 def share_out(entry: MpsEntry, *, device: str, memory: int) -> Sharing | tuple[Problem, ...]:
@@ -169,93 +173,45 @@ def _exact(percent: float) -> Fraction:
     return Fraction(repr(percent))
 
 
-VOLTA = (7, 0)  # the compute capability from which MPS can limit clients
-_CONTEXTS = 60  # of one device, from CUDA 13.1 on; 48 before, which is not known here
-_CONTEXTS_BEFORE_VOLTA = 16
-
-_IDS = re.compile(r"([0-9]{1,10})(?::([0-9]{1,10}))?")
-
-
-@dataclass(frozen=True, slots=True)
-class _Target:
-    """A device as MPS sees it: what it is called, its bytes, how many clients it serves."""
-
-    words: str
-    memory: int
-    most: int
-
-
-# --- MPS --------------------------------------------------------------------------------------
-
-
-def mps_of_gpu(entry: MpsEntry, gpu: Gpu, host: Host, problems: list[Problem]) -> WantedMps | None:
-    """For the GPU as a whole."""
-    target = _Target(f"GPU {gpu.index}", gpu.memory, _contexts(gpu))
-    return _wanted(entry, gpu, target, host, problems)
-
-
-def mps_of_profile(
-    entry: MpsEntry,
-    gpu: Gpu,
-    profile: GpuInstanceProfile,
-    *,
-    slices: int,
-    host: Host,
-    problems: list[Problem],
-) -> WantedMps | None:
-    """For a MIG device of `slices` compute slices in a GPU instance of this profile."""
-    words = f"a {device_name(profile.name, profile.slices, slices)} of GPU {gpu.index}"
-    target = _Target(words, profile.memory, _contexts_of_part(gpu, slices))
-    return _wanted(entry, gpu, target, host, problems)
+# --- devices ----------------------------------------------------------------------------------
 
 
 def mps_by_device(
     entry: MpsEntry, gpu: Gpu, host: Host, problems: list[Problem]
 ) -> Mapping[str, WantedMps]:
     """For every MIG device there is, by UUID."""
-    given: dict[str, WantedMps] = {}
+    found: dict[str, WantedMps] = {}
     for instance in gpu.instances:
+        profile = gpu.profile(instance.profile)
         for device in instance.compute:
-            target = _Target(
-                f"a {device.profile} of GPU {gpu.index}",
-                _memory_of(gpu, instance, device),
-                _contexts_of_part(gpu, device.slices),
+            total = device.memory.total if device.memory else 0
+            memory = profile.memory if profile else total
+            name, slices = device.profile, device.slices
+            wanted = wanted_mps(
+                entry, gpu, host, problems, device=name, slices=slices, memory=memory
             )
-            wanted = _wanted(entry, gpu, target, host, problems)
             if wanted is not None:
-                given[device.uuid] = wanted
-    return given
+                found[device.uuid] = wanted
+    return found
 
 
-def _memory_of(gpu: Gpu, instance: GpuInstance, device: ComputeInstance) -> int:
-    profile = gpu.profile(instance.profile)
-    if profile is not None:
-        return profile.memory
-    return device.memory.total if device.memory else 0
-
-
-def _contexts(gpu: Gpu) -> int:
-    return _CONTEXTS_BEFORE_VOLTA if _before_volta(gpu) else _CONTEXTS
-
-
-def _contexts_of_part(gpu: Gpu, slices: int) -> int:
-    """The driver lowers the number in proportion to the compute instance (NVIDIA's MPS guide)."""
-    whole = max((p.slices for p in gpu.profiles), default=slices)
-    return max(1, _contexts(gpu) * slices // whole)
-
-
-def _before_volta(gpu: Gpu) -> bool:
-    return (0, 0) < gpu.compute_capability < VOLTA
-
-
-def _wanted(
-    entry: MpsEntry, gpu: Gpu, target: _Target, host: Host, problems: list[Problem]
+def wanted_mps(
+    entry: MpsEntry,
+    gpu: Gpu,
+    host: Host,
+    problems: list[Problem],
+    *,
+    memory: int,
+    device: str = "",
+    slices: int = 0,
 ) -> WantedMps | None:
+    """For the GPU as a whole, or for a MIG `device` (its name) with so many compute slices."""
     faults = len(problems)
     account = _account(entry, host, problems)
-    sharing = share_out(entry, device=gpu.uuid, memory=target.memory)
+    sharing = share_out(entry, device=gpu.uuid, memory=memory)
     if isinstance(sharing, Sharing):
-        problems += _beyond(entry, gpu, target, sharing)
+        name = f"a {device} of GPU {gpu.index}" if device else f"GPU {gpu.index}"
+        problems += _beyond(entry, gpu, sharing, name, _most_clients(gpu, slices))
     else:
         problems += sharing
     if account is None or not isinstance(sharing, Sharing) or len(problems) > faults:
@@ -263,40 +219,46 @@ def _wanted(
     return WantedMps(sharing, account, entry.path)
 
 
-def _beyond(entry: MpsEntry, gpu: Gpu, target: _Target, sharing: Sharing) -> list[Problem]:
+def _most_clients(gpu: Gpu, slices: int) -> int:
+    """The driver lowers the number in proportion to the compute instance (NVIDIA's MPS guide)."""
+    contexts = _CONTEXTS_BEFORE_VOLTA if _before_volta(gpu) else _CONTEXTS
+    whole = max((p.slices for p in gpu.profiles), default=slices)
+    return max(1, contexts * slices // whole) if slices else contexts
+
+
+def _before_volta(gpu: Gpu) -> bool:
+    return (0, 0) < gpu.compute_capability < VOLTA
+
+
+def _beyond(
+    entry: MpsEntry, gpu: Gpu, sharing: Sharing, device: str, most: int
+) -> Iterable[Problem]:
     """What the device cannot do, whatever the limits add up to."""
-    found: list[Problem] = []
     key = "replicas" if entry.replicas is not None else "shares" if entry.shares else "clients"
     path = f"{entry.path}.{key}"
     limited = any(s.memory is not None or s.threads is not None for s in sharing.shares)
     if limited and _before_volta(gpu):
-        found.append(
-            Problem(
-                Code.UNSUPPORTED,
-                f"{gpu.title} cannot hold clients of MPS to limits: that takes "
-                f"compute capability {VOLTA[0]}.{VOLTA[1]}, and it has "
-                f"{gpu.compute_capability[0]}.{gpu.compute_capability[1]}",
-                "write clients: {}, which limits no client, or use timeSlice",
-                gpu=gpu.uuid,
-                path=path,
-            )
+        yield Problem(
+            Code.UNSUPPORTED,
+            f"{gpu.title} cannot hold clients of MPS to limits: that takes "
+            f"compute capability {VOLTA[0]}.{VOLTA[1]}, and it has "
+            f"{gpu.compute_capability[0]}.{gpu.compute_capability[1]}",
+            "write clients: {}, which limits no client, or use timeSlice",
+            gpu=gpu.uuid,
+            path=path,
         )
     count = len(sharing.slots)
-    if count > target.most:
-        found.append(
-            Problem(
-                Code.DOES_NOT_FIT,
-                f"found {count} clients in all, but {target.words} serves at most {target.most} "
-                "at once",
-                f"write at most {target.most}",
-                gpu=gpu.uuid,
-                path=path,
-            )
+    if count > most:
+        yield Problem(
+            Code.DOES_NOT_FIT,
+            f"found {count} clients in all, but {device} serves at most {most} at once",
+            f"write at most {most}",
+            gpu=gpu.uuid,
+            path=path,
         )
-    return found
 
 
-# --- whom it runs as --------------------------------------------------------------------------
+# --- accounts ---------------------------------------------------------------------------------
 
 
 def _account(entry: MpsEntry, host: Host, problems: list[Problem]) -> Account | None:
