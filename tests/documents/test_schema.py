@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from typing import Any
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
@@ -70,11 +69,11 @@ GOOD = [
 ]
 
 
-@pytest.mark.parametrize("document", GOOD, ids=json.dumps)
-def test_good(document: object) -> None:
+def test_good() -> None:
     """Schema and reader take what is right."""
-    assert accepted(document)
-    VALIDATOR.validate(document)
+    for document in GOOD:
+        assert accepted(document), document
+        VALIDATOR.validate(document)
 
 
 BAD = [
@@ -126,11 +125,10 @@ BAD = [
 ]
 
 
-@pytest.mark.parametrize("document", BAD, ids=json.dumps)
-def test_bad(document: object) -> None:
+def test_bad() -> None:
     """Schema and reader refuse what is wrong."""
-    assert not accepted(document)
-    assert not VALIDATOR.is_valid(document)
+    assert [document for document in BAD if accepted(document)] == []
+    assert [document for document in BAD if VALIDATOR.is_valid(document)] == []
 
 
 KEYS = st.sampled_from(

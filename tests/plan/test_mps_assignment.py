@@ -21,9 +21,9 @@ def wanted(mps: WantedMps | None, start: int | None = None) -> WantedInstance:
     return WantedInstance("1g.10gb", 1, start, "gpus[0].mig", mps)
 
 
-@pytest.mark.parametrize(
-    ("runs", "to_be", "cost"),
-    [
+def test_costs() -> None:
+    """Only what has to go costs a stop."""
+    cases = [
         (None, None, 0),
         (A, A, 0),
         (None, A, START),
@@ -32,11 +32,9 @@ def wanted(mps: WantedMps | None, start: int | None = None) -> WantedInstance:
         (A, C, STOP + START),
         (A, D, STOP + START),
         (C, A, START),
-    ],
-)
-def test_costs(runs: WantedMps | None, to_be: WantedMps | None, cost: int) -> None:
-    """Only what has to go costs a stop."""
-    assert cost_of(runs, to_be) == cost
+    ]
+    for runs, to_be, cost in cases:
+        assert cost_of(runs, to_be) == cost
 
 
 @given(st.lists(st.tuples(DAEMONS, DAEMONS, st.booleans()), min_size=1, max_size=6))

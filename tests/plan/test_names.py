@@ -10,9 +10,9 @@ from nodeagent.plan.names import ProfileName, find, nearest_profile
 from tests.plan.cards import card
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
+def test_reads_and_writes() -> None:
+    """A name in its usual form is written as it was read."""
+    cases = [
         "3g.40gb",
         "1g.10gb+me",
         "1c.3g.40gb",
@@ -21,25 +21,25 @@ from tests.plan.cards import card
         "1g.24gb+me.all",
         "4g.96gb+gfx",
         "1g.24gb+gfx,me",
-    ],
-)
-def test_reads_and_writes(text: str) -> None:
-    """A name in its usual form is written as it was read."""
-    assert text == str(ProfileName.parse(text))
+    ]
+    for text in cases:
+        assert text == str(ProfileName.parse(text))
 
 
-@pytest.mark.parametrize(
-    ("text", "canonical"),
-    [("7c.7g.40gb", "7g.40gb"), ("01g.05gb", "1g.5gb"), ("1g.24gb+me,gfx", "1g.24gb+gfx,me")],
-)
-def test_canonical(text: str, canonical: str) -> None:
+def test_canonical() -> None:
     """Names that mean the same become the same."""
-    assert canonical == str(ProfileName.parse(text))
+    cases = [
+        ("7c.7g.40gb", "7g.40gb"),
+        ("01g.05gb", "1g.5gb"),
+        ("1g.24gb+me,gfx", "1g.24gb+gfx,me"),
+    ]
+    for text, canonical in cases:
+        assert canonical == str(ProfileName.parse(text))
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
+def test_refuses() -> None:
+    """What is no name is refused with a sentence that shows it."""
+    cases = [
         "",
         "3g",
         "3g.40GB",
@@ -57,12 +57,12 @@ def test_canonical(text: str, canonical: str) -> None:
         "-1g.5gb",
         "1g.10gb+me\x00",
         "\u0661g.10gb",
-    ],
-)
-def test_refuses(text: str) -> None:
-    """What is no name is refused with a sentence that shows it."""
-    with pytest.raises(ValueError, match=r"is not a profile|size of 0|compute slices|attribute"):
-        ProfileName.parse(text)
+    ]
+    for text in cases:
+        with pytest.raises(
+            ValueError, match=r"is not a profile|size of 0|compute slices|attribute"
+        ):
+            ProfileName.parse(text)
 
 
 @given(st.text(max_size=30))
@@ -75,36 +75,32 @@ def test_never_fails_otherwise(text: str) -> None:
     assert name == ProfileName.parse(str(name))
 
 
-@pytest.mark.parametrize(
-    ("board", "text", "means"),
-    [
+def test_drifting_spellings() -> None:
+    """Spellings of other drivers lead to the one profile they can mean."""
+    cases = [
         ("a100-80gb", "3g.39gb", "3g.40gb"),
         ("a100-80gb", "7g.79gb", "7g.80gb"),
         ("gb200", "7g.189gb", "7g.186gb"),
         ("gb200", "1g.24gb", "1g.23gb"),
         ("h100-80gb", "1c.3g.40gb", "3g.40gb"),
         ("h100-80gb", "1g.20gb", "1g.20gb"),
-    ],
-)
-def test_drifting_spellings(board: str, text: str, means: str) -> None:
-    """Spellings of other drivers lead to the one profile they can mean."""
-    (found,) = find(ProfileName.parse(text), card(board).profiles)
-    assert means == found.name
+    ]
+    for board, text, means in cases:
+        (found,) = find(ProfileName.parse(text), card(board).profiles)
+        assert means == found.name
 
 
-@pytest.mark.parametrize(
-    ("board", "text"),
-    [
+def test_another_cards_profile() -> None:
+    """A profile of another card is not taken for a spelling of this card's."""
+    cases = [
         ("a100-40gb", "1g.6gb"),
         ("a100-40gb", "2g.20gb"),
         ("h100-80gb", "1g.12gb"),
         ("a100-40gb", "1g.5gb+gfx"),
         ("a30", "3g.20gb"),
-    ],
-)
-def test_another_cards_profile(board: str, text: str) -> None:
-    """A profile of another card is not taken for a spelling of this card's."""
-    assert find(ProfileName.parse(text), card(board).profiles) == ()
+    ]
+    for board, text in cases:
+        assert find(ProfileName.parse(text), card(board).profiles) == ()
 
 
 def test_nearest() -> None:
@@ -115,9 +111,9 @@ def test_nearest() -> None:
     assert None is nearest_profile("potato", names)
 
 
-@pytest.mark.parametrize(
-    ("board", "text", "meant"),
-    [
+def test_nearest_by_meaning() -> None:
+    """A profile of another board leads to the one that stands for it here."""
+    cases = [
         ("h100-80gb", "1g.5gb", "1g.10gb"),  # as on an A100 40GB
         ("h100-80gb", "1g.5gb+me", "1g.10gb+me"),
         ("h100-80gb", "1g.20gb+me", "1g.10gb+me"),  # there are media engines with that one alone
@@ -137,8 +133,6 @@ def test_nearest() -> None:
         ("h200", "1g.40gb", "1g.35gb"),
         ("b200", "1g.10gb+me", "1g.23gb+me"),
         ("b200", "3g.71gb", "3g.90gb"),
-    ],
-)
-def test_nearest_by_meaning(board: str, text: str, meant: str) -> None:
-    """A profile of another board leads to the one that stands for it here."""
-    assert nearest_profile(text, [p.name for p in card(board).profiles]) == meant
+    ]
+    for board, text, meant in cases:
+        assert nearest_profile(text, [p.name for p in card(board).profiles]) == meant, text
