@@ -1,15 +1,17 @@
-"""What one GPU is by nature: identity, MIG capability, and the profiles it offers.
+"""What does not change about a GPU: identity, MIG capability, and the profiles it offers.
 
-None of it changes while the driver runs, so it is read once and kept until NVML is started anew;
-a new handle with another UUID behind it drops it all. Everything here runs in the GPU's worker
-thread.
+It is read once and kept until NVML is started anew or the handle turns out to be another GPU's.
+Everything here runs in the GPU's worker thread.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TypeVar
+
+import pynvml
 
 from nodeagent.errors import DriverError
 from nodeagent.gpu.nvml import (
@@ -19,52 +21,54 @@ from nodeagent.gpu.nvml import (
     Device,
     GpuInstanceHandle,
     Nvml,
-    PciAddress,
 )
 from nodeagent.gpu.nvml_errors import INVALID_ARGUMENT, is_unsupported
-from nodeagent.gpu.profile_names import profile_name
 from nodeagent.gpu.recent import Recent
+from nodeagent.plan.names import ProfileName
 from nodeagent.plan.observed import (
     ComputeInstanceProfile,
     Gpu,
     GpuInstanceProfile,
     MigMode,
+    Placement,
 )
 
 _RESETLESS_SINCE = (9, 0)  # compute capability; Hopper and later change MIG mode at once
 # Some drivers count fewer instances of a profile than fit (seen on A30), so lists get spare room.
 _SPARE_ROOM = 16
 
+# What a driver that gives no names calls special kinds of profiles.
+_ATTRIBUTES = {
+    pynvml.NVML_GPU_INSTANCE_PROFILE_1_SLICE_REV1: "+me",
+    pynvml.NVML_GPU_INSTANCE_PROFILE_2_SLICE_REV1: "+me",
+    pynvml.NVML_GPU_INSTANCE_PROFILE_1_SLICE_GFX: "+gfx",
+    pynvml.NVML_GPU_INSTANCE_PROFILE_2_SLICE_GFX: "+gfx",
+    pynvml.NVML_GPU_INSTANCE_PROFILE_3_SLICE_GFX: "+gfx",
+    pynvml.NVML_GPU_INSTANCE_PROFILE_4_SLICE_GFX: "+gfx",
+    pynvml.NVML_GPU_INSTANCE_PROFILE_1_SLICE_NO_ME: "-me",
+    pynvml.NVML_GPU_INSTANCE_PROFILE_2_SLICE_NO_ME: "-me",
+    pynvml.NVML_GPU_INSTANCE_PROFILE_1_SLICE_ALL_ME: "+me.all",
+    pynvml.NVML_GPU_INSTANCE_PROFILE_2_SLICE_ALL_ME: "+me.all",
+}
+_GIB = 1 << 30
+
 Value = TypeVar("Value")
 Other = TypeVar("Other")
 
 
-@dataclass(frozen=True, slots=True)
-class Identity:
-    """Who the GPU is. What the driver cannot tell of it has the defaults of `Gpu`."""
-
-    uuid: str
-    name: str
-    pci: PciAddress
-    minor: int | None
-    memory: int
-    compute_capability: tuple[int, int]
-    passthrough: bool
-
-
 class GpuDevice:
-    """One GPU of NVML's index, its handle, and what need not be read twice."""
+    """One GPU by NVML's index: its handle, and what need not be read twice."""
 
     def __init__(self, index: int, nvml: Nvml) -> None:
         self.index = index
         self.nvml = nvml
-        self.uuid = ""  # stays until the driver tells another
+        self.uuid = ""  # stays until another is read
         self.forget()
 
     def forget(self) -> None:
-        """Another card or another driver is there now, and may tell other figures."""
+        """There may be another GPU or another driver now, with other figures."""
         self._handle: Device | None = None
-        self._identity: Identity | None = None
+        self._identity: Gpu | None = None
         self._mode_change_needs_reset: bool | None = None
         self._profiles: tuple[GpuInstanceProfile, ...] = ()
         self._compute: dict[int, tuple[ComputeInstanceProfile, ...]] = {}
@@ -97,38 +101,36 @@ class GpuDevice:
 
     # --- identity -------------------------------------------------------------------------------
 
-    def identity(self) -> Identity:
+    def identity(self) -> Gpu:
+        """What does not change; values that the driver lacks have the defaults of `Gpu`."""
         handle = self.handle
         if self._identity is None:
             nvml = self.nvml
-            self._identity = Identity(
+            bus_id, device_id, subsystem_id = _supported(
+                lambda: nvml.pci_address(handle), ("", 0, 0)
+            )
+            virtualization = _supported(lambda: nvml.virtualization_mode(handle), 0)
+            self._identity = Gpu(
+                index=self.index,
                 uuid=self.uuid,
                 name=nvml.name(handle),
-                pci=_told(lambda: nvml.pci_address(handle), PciAddress("", 0, 0)),
-                minor=_told(lambda: nvml.minor_number(handle), None),
-                memory=_told(lambda: nvml.memory(handle).total, 0),
-                compute_capability=_told(lambda: nvml.compute_capability(handle), (0, 0)),
-                passthrough=_told(lambda: nvml.virtualization_mode(handle), 0) == PASSTHROUGH,
+                pci_bus_id=bus_id,
+                pci_device_id=device_id,
+                pci_subsystem_id=subsystem_id,
+                minor=_supported(lambda: nvml.minor_number(handle), None),
+                memory=_supported(lambda: nvml.memory(handle).total, 0),
+                compute_capability=_supported(lambda: nvml.compute_capability(handle), (0, 0)),
+                passthrough=virtualization == PASSTHROUGH,
             )
         return self._identity
 
     @property
     def picture(self) -> Gpu:
         """What is known of the GPU without asking the driver."""
-        known = self._identity
-        if known is None:
+        if self._identity is None:
             return Gpu(index=self.index, uuid=self.uuid)
-        return Gpu(
-            index=self.index,
-            uuid=known.uuid,
-            name=known.name,
-            pci_bus_id=known.pci.bus_id,
-            pci_device_id=known.pci.device_id,
-            pci_subsystem_id=known.pci.subsystem_id,
-            minor=known.minor,
-            memory=known.memory,
-            compute_capability=known.compute_capability,
-            passthrough=known.passthrough,
+        return replace(
+            self._identity,
             mode_change_needs_reset=bool(self._mode_change_needs_reset),
             profiles=self.profiles,
         )
@@ -154,7 +156,7 @@ class GpuDevice:
     def mode_change_needs_reset(self) -> bool:
         if self._mode_change_needs_reset is None:
             by_generation = self.identity().compute_capability >= _RESETLESS_SINCE
-            self._mode_change_needs_reset = not _told(
+            self._mode_change_needs_reset = not _supported(
                 lambda: self.nvml.changes_mode_without_reset(self.handle), by_generation
             )
         return self._mode_change_needs_reset
@@ -166,7 +168,7 @@ class GpuDevice:
     def max_mig_devices(self) -> int:
         """How many MIG devices there can be; asked with MIG on, since it is 0 with MIG off."""
         if not self._max_mig_devices:
-            most = _told(lambda: self.nvml.max_mig_devices(self.handle), 0)
+            most = _supported(lambda: self.nvml.max_mig_devices(self.handle), 0)
             self._max_mig_devices = most or len(self._slots())
         return self._max_mig_devices
 
@@ -217,28 +219,17 @@ class GpuDevice:
     def _read_profile(self, kind: int) -> GpuInstanceProfile | None:
         handle = self.handle
         try:
-            figures = self.nvml.gpu_instance_profile(handle, kind)
+            profile = self.nvml.gpu_instance_profile(handle, kind)
         except DriverError as error:
             if not _is_no(error):
                 raise
             return None
-        return GpuInstanceProfile(
-            id=figures.id,
-            kind=kind,
-            name=profile_name(
-                figures.name,
-                kind=kind,
-                slices=figures.slices,
-                memory=figures.memory,
-                card_memory=self.identity().memory,
-            ),
-            slices=figures.slices,
-            memory=figures.memory,
-            multiprocessors=figures.multiprocessors,
-            max_count=figures.max_count,
-            placements=_told(lambda: self.nvml.gpu_instance_placements(handle, figures.id), ()),
-            engines=figures.engines,
+        name = profile_name(profile, self.identity().memory)
+        no_places: tuple[Placement, ...] = ()
+        places = _supported(
+            lambda: self.nvml.gpu_instance_placements(handle, profile.id), no_places
         )
+        return replace(profile, name=name, placements=places)
 
     def room_for(self, profile: GpuInstanceProfile) -> int:
         """A length that a list of instances of the profile never exceeds."""
@@ -296,23 +287,16 @@ class GpuDevice:
     def _read_compute_profile(
         self, instance: GpuInstanceHandle, kind: int, *, places: bool
     ) -> ComputeInstanceProfile | None:
-        figures = _offered(lambda: self.nvml.compute_profile(instance, kind))
-        if figures is None:
-            return None
-        return ComputeInstanceProfile(
-            id=figures.id,
-            slices=figures.slices,
-            max_count=figures.max_count,
-            multiprocessors=figures.multiprocessors,
-            placements=(
-                _told(lambda: self.nvml.compute_placements(instance, figures.id), ())
-                if places
-                else ()
-            ),
+        profile = _offered(lambda: self.nvml.compute_profile(instance, kind))
+        if profile is None or not places:
+            return profile
+        return replace(
+            profile,
+            placements=_supported(lambda: self.nvml.compute_placements(instance, profile.id), ()),
         )
 
 
-def _told(ask: Callable[[], Value], otherwise: Value) -> Value:
+def _supported(ask: Callable[[], Value], otherwise: Value) -> Value:
     """The answer, or `otherwise` where the driver or the card does not know such a thing."""
     return _twice(ask, otherwise, is_unsupported)
 
@@ -337,3 +321,30 @@ def _twice(
             if not is_no(error):
                 raise
     return otherwise
+
+
+# --- names ----------------------------------------------------------------------------------------
+
+
+def profile_name(profile: GpuInstanceProfile, gpu_memory: int) -> str:
+    """The driver's name (`MIG 1g.10gb+me`) made canonical; older drivers give none, so it is made.
+
+    `gpu_memory` in bytes, of the whole GPU.
+    """
+    try:
+        return str(ProfileName.parse(profile.name.removeprefix("MIG ").strip()))
+    except ValueError:
+        gigabytes = _gigabytes(profile.memory, gpu_memory)
+        return f"{profile.slices}g.{gigabytes}gb{_ATTRIBUTES.get(profile.kind, '')}"
+
+
+def _gigabytes(memory: int, gpu_memory: int) -> int:
+    """Eighths of the GPU, rounded up, of its memory in GiB, rounded up, rounded to a whole.
+
+    The rule of NVIDIA's go-nvlib, which device plugin and mig-parted print too.
+    """
+    if not gpu_memory:
+        return math.ceil(memory / _GIB)
+    eighths = math.ceil(8 * memory / gpu_memory) / 8
+    # Go's math.Round goes away from zero at a half; Python's round goes to the even number.
+    return math.floor(eighths * math.ceil(gpu_memory / _GIB) + 0.5)

@@ -17,11 +17,10 @@ from typing import Any, Final
 
 from nodeagent.errors import DeadlineExceeded, DriverError, DriverUnavailable
 from nodeagent.gpu.driver import Driver
-from nodeagent.gpu.nvml import Nvml
+from nodeagent.gpu.nvml import Nvml, call
 from nodeagent.gpu.nvml_calls import (
     ABSENT,
     address,
-    call,
     constant,
     free_system_event_set,
     make_system_event_set,

@@ -24,45 +24,19 @@ from nodeagent.gpu.nvml_errors import (
     driver_error,
 )
 from nodeagent.gpu.workers import current
-from nodeagent.plan.observed import Engines, Memory, Placement
+from nodeagent.plan.observed import (
+    ComputeInstanceProfile,
+    Engines,
+    GpuInstanceProfile,
+    Memory,
+    Placement,
+)
 from nodeagent.plan.shares import ComputeMode
 
 # Opaque pointers. A MIG device has a device handle of its own.
 Device = NewType("Device", object)
 GpuInstanceHandle = NewType("GpuInstanceHandle", object)
 ComputeInstanceHandle = NewType("ComputeInstanceHandle", object)
-
-
-@dataclass(frozen=True, slots=True)
-class PciAddress:
-    """`device_id` and `subsystem_id` are 32 bits, device high and vendor low."""
-
-    bus_id: str
-    device_id: int
-    subsystem_id: int
-
-
-@dataclass(frozen=True, slots=True)
-class ProfileFigures:
-    """What NVML says of a GPU instance profile. `name` is empty from older drivers."""
-
-    id: int
-    slices: int
-    max_count: int
-    multiprocessors: int
-    memory: int  # bytes
-    engines: Engines
-    name: str
-
-
-@dataclass(frozen=True, slots=True)
-class ComputeFigures:
-    """What NVML says of a compute instance profile."""
-
-    id: int
-    slices: int
-    max_count: int
-    multiprocessors: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +103,29 @@ _GROWING = 3  # how often a list that grows between its two calls is asked for
 Result = TypeVar("Result")
 
 
+def _call(
+    function: Callable[..., Result], *arguments: object, name: str = "", **versions: int
+) -> Result:
+    """`name` is for errors, where the C function is another than the wrapper's name says."""
+    name = name or function.__name__
+    progress = current()
+    progress.begin(name)
+    try:
+        return function(*arguments, **versions)
+    except pynvml.NVMLError as error:
+        raise driver_error(int(error.value), name) from error
+    finally:
+        progress.end()
+
+
+def call(function: str, *arguments: object) -> Any:
+    """One call of pynvml's function of that name; raises the agent's errors."""
+    wrapper = getattr(pynvml, function, None)
+    if wrapper is None:
+        raise driver_error(FUNCTION_NOT_FOUND, function)
+    return _call(wrapper, *arguments, name=function)
+
+
 class Nvml:
     """The library, once initialised. Every method is one driver call unless it says otherwise.
 
@@ -136,74 +133,61 @@ class Nvml:
     they are made in worker threads only.
     """
 
-    def _call(
-        self, function: Callable[..., Result], *arguments: object, name: str = "", **versions: int
-    ) -> Result:
-        """`name` is for errors, where the C function is another than the wrapper's name says."""
-        name = name or function.__name__
-        progress = current()
-        progress.begin(name)
-        try:
-            return function(*arguments, **versions)
-        except pynvml.NVMLError as error:
-            raise driver_error(int(error.value), name) from error
-        finally:
-            progress.end()
-
     # --- the library ----------------------------------------------------------------------------
 
     def initialise(self) -> None:
-        self._call(pynvml.nvmlInit)
+        _call(pynvml.nvmlInit)
 
     def shutdown(self) -> None:
         """Undo one `initialise`; all handles become invalid."""
-        self._call(pynvml.nvmlShutdown)
+        _call(pynvml.nvmlShutdown)
 
     def driver_version(self) -> str:
-        return str(self._call(pynvml.nvmlSystemGetDriverVersion))
+        return str(_call(pynvml.nvmlSystemGetDriverVersion))
 
     def device_count(self) -> int:
-        return int(self._call(pynvml.nvmlDeviceGetCount))
+        return int(_call(pynvml.nvmlDeviceGetCount))
 
     def device_by_index(self, index: int) -> Device:
-        return Device(self._call(pynvml.nvmlDeviceGetHandleByIndex, index))
+        return Device(_call(pynvml.nvmlDeviceGetHandleByIndex, index))
 
     def device_by_uuid(self, uuid: str) -> Device:
-        return Device(self._call(pynvml.nvmlDeviceGetHandleByUUID, uuid))
+        return Device(_call(pynvml.nvmlDeviceGetHandleByUUID, uuid))
 
     # --- a device: a GPU or a MIG device ----------------------------------------------------------
 
     def uuid(self, device: Device) -> str:
-        return str(self._call(pynvml.nvmlDeviceGetUUID, device))
+        return str(_call(pynvml.nvmlDeviceGetUUID, device))
 
     def name(self, device: Device) -> str:
-        return str(self._call(pynvml.nvmlDeviceGetName, device))
+        return str(_call(pynvml.nvmlDeviceGetName, device))
 
-    def pci_address(self, device: Device) -> PciAddress:
-        info: Any = self._call(pynvml.nvmlDeviceGetPciInfo, device)
-        return PciAddress(_text(info.busId), info.pciDeviceId, info.pciSubSystemId)
+    def pci_address(self, device: Device) -> tuple[str, int, int]:
+        """Bus id, device id and subsystem id; ids are 32 bits, device high and vendor low."""
+        info: Any = _call(pynvml.nvmlDeviceGetPciInfo, device)
+        return _text(info.busId), int(info.pciDeviceId), int(info.pciSubSystemId)
 
     def minor_number(self, device: Device) -> int:
         """The N of /dev/nvidiaN."""
-        return int(self._call(pynvml.nvmlDeviceGetMinorNumber, device))
+        return int(_call(pynvml.nvmlDeviceGetMinorNumber, device))
 
     def memory(self, device: Device) -> Memory:
         """`used` is without what the driver keeps for itself, where the driver can tell."""
         wrapper = pynvml.nvmlDeviceGetMemoryInfo
         info: Any = _newest(
-            lambda: self._call(
+            lambda: _call(
                 wrapper, device, version=pynvml.nvmlMemory_v2, name="nvmlDeviceGetMemoryInfo_v2"
             ),
-            lambda: self._call(wrapper, device),
+            lambda: _call(wrapper, device),
         )
         return Memory(used=info.used, total=info.total)
 
     def compute_capability(self, device: Device) -> tuple[int, int]:
-        major, minor = self._call(pynvml.nvmlDeviceGetCudaComputeCapability, device)
+        major, minor = _call(pynvml.nvmlDeviceGetCudaComputeCapability, device)
         return int(major), int(minor)
 
     def virtualization_mode(self, device: Device) -> int:
-        return int(self._call(pynvml.nvmlDeviceGetVirtualizationMode, device))
+        return int(_call(pynvml.nvmlDeviceGetVirtualizationMode, device))
 
     # --- where it is in the machine ---------------------------------------------------------------
 
@@ -213,7 +197,7 @@ class Nvml:
         nvmlDeviceGetNumaNodeId tells another thing: the node that a GPU's own memory is, on
         machines where that is one.
         """
-        words: Any = self._call(
+        words: Any = _call(
             pynvml.nvmlDeviceGetMemoryAffinity, device, _NODE_WORDS, pynvml.NVML_AFFINITY_SCOPE_NODE
         )
         return tuple(
@@ -224,17 +208,17 @@ class Nvml:
         )
 
     def nvlink_is_up(self, device: Device, link: int) -> bool:
-        return bool(self._call(pynvml.nvmlDeviceGetNvLinkState, device, link))
+        return bool(_call(pynvml.nvmlDeviceGetNvLinkState, device, link))
 
     def nvlink_end(self, device: Device, link: int) -> LinkEnd:
         """What an active link leads to."""
-        kind = self._call(pynvml.nvmlDeviceGetNvLinkRemoteDeviceType, device, link)
+        kind = _call(pynvml.nvmlDeviceGetNvLinkRemoteDeviceType, device, link)
         return _LINK_ENDS.get(int(kind), LinkEnd.OTHER)
 
     def nvlink_remote_bus_id(self, device: Device, link: int) -> str:
         """The PCI address of what an active link leads to."""
         wrapper = pynvml.nvmlDeviceGetNvLinkRemotePciInfo
-        info: Any = self._call(wrapper, device, link, name=f"{wrapper.__name__}_v2")
+        info: Any = _call(wrapper, device, link, name=f"{wrapper.__name__}_v2")
         return _text(info.busId)
 
     # --- compute mode -----------------------------------------------------------------------------
@@ -243,43 +227,46 @@ class Nvml:
         """None for a mode that this version does not know. A GPU in MIG mode refuses it: there
         each MIG device has its own (nvml.h: "device must be MIG device handle").
         """
-        return COMPUTE_MODES.get(int(self._call(pynvml.nvmlDeviceGetComputeMode, device)))
+        return COMPUTE_MODES.get(int(_call(pynvml.nvmlDeviceGetComputeMode, device)))
 
     def set_compute_mode(self, device: Device, mode: ComputeMode) -> None:
         """For root only; at once, and until the next start of the driver or reset of the GPU."""
         number = next(number for number, known in COMPUTE_MODES.items() if known is mode)
-        self._call(pynvml.nvmlDeviceSetComputeMode, device, number)
+        _call(pynvml.nvmlDeviceSetComputeMode, device, number)
 
     # --- MIG mode -------------------------------------------------------------------------------
 
     def mig_mode(self, device: Device) -> tuple[bool, bool]:
         """Current and pending."""
-        current, pending = self._call(pynvml.nvmlDeviceGetMigMode, device)
+        current, pending = _call(pynvml.nvmlDeviceGetMigMode, device)
         return bool(current), bool(pending)
 
     def set_mig_mode(self, device: Device, enabled: bool) -> int:
         """Returns the activation status: 0, or the code that keeps the mode from being current."""
-        return int(self._call(pynvml.nvmlDeviceSetMigMode, device, int(enabled)))
+        return int(_call(pynvml.nvmlDeviceSetMigMode, device, int(enabled)))
 
     def changes_mode_without_reset(self, device: Device) -> bool:
         """Field 184, IS_RESETLESS_MIG_SUPPORTED; raises NotSupported where it is not known."""
         field = pynvml.NVML_FI_DEV_IS_RESETLESS_MIG_SUPPORTED
-        values: Any = self._call(pynvml.nvmlDeviceGetFieldValues, device, [field])
+        values: Any = _call(pynvml.nvmlDeviceGetFieldValues, device, [field])
         if values[0].nvmlReturn:
             raise driver_error(values[0].nvmlReturn, "nvmlDeviceGetFieldValues")
         return bool(values[0].value.uiVal)
 
     # --- GPU instances ----------------------------------------------------------------------------
 
-    def gpu_instance_profile(self, device: Device, kind: int) -> ProfileFigures:
-        """`kind` is NVML's enumeration value, not the id."""
+    def gpu_instance_profile(self, device: Device, kind: int) -> GpuInstanceProfile:
+        """`kind` is NVML's enumeration value, not the id. `name` is empty from older drivers;
+        placements are another call.
+        """
         wrapper = pynvml.nvmlDeviceGetGpuInstanceProfileInfo
         info: Any = _newest(
-            lambda: self._call(wrapper, device, kind, version=2, name=f"{wrapper.__name__}V"),
-            lambda: self._call(wrapper, device, kind, version=1),
+            lambda: _call(wrapper, device, kind, version=2, name=f"{wrapper.__name__}V"),
+            lambda: _call(wrapper, device, kind, version=1),
         )
-        return ProfileFigures(
+        return GpuInstanceProfile(
             id=info.id,
+            kind=kind,
             slices=info.sliceCount,
             max_count=info.instanceCount,
             multiprocessors=info.multiprocessorCount,
@@ -292,13 +279,14 @@ class Nvml:
                 ofa=info.ofaCount,
             ),
             name=_text(getattr(info, "name", "")),
+            placements=(),
         )
 
     def gpu_instance_placements(self, device: Device, profile_id: int) -> tuple[Placement, ...]:
         """Where instances of a profile can lie on the empty card."""
         places = (pynvml.c_nvmlGpuInstancePlacement_t * _MOST_PLACEMENTS)()
         count = c_uint(_MOST_PLACEMENTS)
-        self._call(
+        _call(
             pynvml.nvmlDeviceGetGpuInstancePossiblePlacements,
             device,
             profile_id,
@@ -313,40 +301,37 @@ class Nvml:
         """The instances of one profile; there must not be more than `most`."""
         handles = (pynvml.c_nvmlGpuInstance_t * most)()
         count = c_uint(most)
-        self._call(pynvml.nvmlDeviceGetGpuInstances, device, profile_id, handles, byref(count))
+        _call(pynvml.nvmlDeviceGetGpuInstances, device, profile_id, handles, byref(count))
         return tuple(GpuInstanceHandle(handle) for handle in handles[: count.value])
 
     def gpu_instance_by_id(self, device: Device, instance: int) -> GpuInstanceHandle:
-        return GpuInstanceHandle(self._call(pynvml.nvmlDeviceGetGpuInstanceById, device, instance))
+        return GpuInstanceHandle(_call(pynvml.nvmlDeviceGetGpuInstanceById, device, instance))
 
     def gpu_instance_info(self, instance: GpuInstanceHandle) -> InstanceInfo:
-        return _instance_info(self._call(pynvml.nvmlGpuInstanceGetInfo, instance))
+        return _instance_info(_call(pynvml.nvmlGpuInstanceGetInfo, instance))
 
     def create_gpu_instance(
         self, device: Device, profile_id: int, placement: Placement
     ) -> GpuInstanceHandle:
         place = pynvml.c_nvmlGpuInstancePlacement_t(placement.start, placement.size)
         return GpuInstanceHandle(
-            self._call(
-                pynvml.nvmlDeviceCreateGpuInstanceWithPlacement, device, profile_id, byref(place)
-            )
+            _call(pynvml.nvmlDeviceCreateGpuInstanceWithPlacement, device, profile_id, byref(place))
         )
 
     def destroy_gpu_instance(self, instance: GpuInstanceHandle) -> None:
-        self._call(pynvml.nvmlGpuInstanceDestroy, instance)
+        _call(pynvml.nvmlGpuInstanceDestroy, instance)
 
     # --- compute instances ------------------------------------------------------------------------
 
-    def compute_profile(self, instance: GpuInstanceHandle, kind: int) -> ComputeFigures:
+    def compute_profile(self, instance: GpuInstanceHandle, kind: int) -> ComputeInstanceProfile:
+        """As `gpu_instance_profile`."""
         shared = pynvml.NVML_COMPUTE_INSTANCE_ENGINE_PROFILE_SHARED
         wrapper = pynvml.nvmlGpuInstanceGetComputeInstanceProfileInfo
         info: Any = _newest(
-            lambda: self._call(
-                wrapper, instance, kind, shared, version=2, name=f"{wrapper.__name__}V"
-            ),
-            lambda: self._call(wrapper, instance, kind, shared, version=1),
+            lambda: _call(wrapper, instance, kind, shared, version=2, name=f"{wrapper.__name__}V"),
+            lambda: _call(wrapper, instance, kind, shared, version=1),
         )
-        return ComputeFigures(
+        return ComputeInstanceProfile(
             id=info.id,
             slices=info.sliceCount,
             max_count=info.instanceCount,
@@ -359,7 +344,7 @@ class Nvml:
         """Where compute instances of a profile can lie in the empty GPU instance."""
         places = (pynvml.c_nvmlComputeInstancePlacement_t * _MOST_PLACEMENTS)()
         count = c_uint(_MOST_PLACEMENTS)
-        self._call(
+        _call(
             pynvml.nvmlGpuInstanceGetComputeInstancePossiblePlacements,
             instance,
             profile_id,
@@ -374,7 +359,7 @@ class Nvml:
         """The compute instances of one profile; there must not be more than `most`."""
         handles = (pynvml.c_nvmlComputeInstance_t * most)()
         count = c_uint(most)
-        self._call(
+        _call(
             pynvml.nvmlGpuInstanceGetComputeInstances, instance, profile_id, handles, byref(count)
         )
         return tuple(ComputeInstanceHandle(handle) for handle in handles[: count.value])
@@ -383,39 +368,39 @@ class Nvml:
         self, instance: GpuInstanceHandle, compute: int
     ) -> ComputeInstanceHandle:
         return ComputeInstanceHandle(
-            self._call(pynvml.nvmlGpuInstanceGetComputeInstanceById, instance, compute)
+            _call(pynvml.nvmlGpuInstanceGetComputeInstanceById, instance, compute)
         )
 
     def compute_instance_info(self, compute: ComputeInstanceHandle) -> InstanceInfo:
-        return _instance_info(self._call(pynvml.nvmlComputeInstanceGetInfo, compute))
+        return _instance_info(_call(pynvml.nvmlComputeInstanceGetInfo, compute))
 
     def create_compute_instance(
         self, instance: GpuInstanceHandle, profile_id: int
     ) -> ComputeInstanceHandle:
         """At a place that the driver chooses."""
         return ComputeInstanceHandle(
-            self._call(pynvml.nvmlGpuInstanceCreateComputeInstance, instance, profile_id)
+            _call(pynvml.nvmlGpuInstanceCreateComputeInstance, instance, profile_id)
         )
 
     def destroy_compute_instance(self, compute: ComputeInstanceHandle) -> None:
-        self._call(pynvml.nvmlComputeInstanceDestroy, compute)
+        _call(pynvml.nvmlComputeInstanceDestroy, compute)
 
     # --- MIG devices ------------------------------------------------------------------------------
 
     def max_mig_devices(self, device: Device) -> int:
-        return int(self._call(pynvml.nvmlDeviceGetMaxMigDeviceCount, device))
+        return int(_call(pynvml.nvmlDeviceGetMaxMigDeviceCount, device))
 
     def mig_device(self, device: Device, index: int) -> Device:
-        return Device(self._call(pynvml.nvmlDeviceGetMigDeviceHandleByIndex, device, index))
+        return Device(_call(pynvml.nvmlDeviceGetMigDeviceHandleByIndex, device, index))
 
     def gpu_instance_id(self, mig_device: Device) -> int:
-        return int(self._call(pynvml.nvmlDeviceGetGpuInstanceId, mig_device))
+        return int(_call(pynvml.nvmlDeviceGetGpuInstanceId, mig_device))
 
     def compute_instance_id(self, mig_device: Device) -> int:
-        return int(self._call(pynvml.nvmlDeviceGetComputeInstanceId, mig_device))
+        return int(_call(pynvml.nvmlDeviceGetComputeInstanceId, mig_device))
 
     def compute_slices(self, mig_device: Device) -> int:
-        info: Any = self._call(pynvml.nvmlDeviceGetAttributes, mig_device)
+        info: Any = _call(pynvml.nvmlDeviceGetAttributes, mig_device)
         return int(info.computeInstanceSliceCount)
 
     # --- processes --------------------------------------------------------------------------------
@@ -446,7 +431,7 @@ class Nvml:
 
     def process_name(self, pid: int) -> str:
         """What the driver calls a process: a path or a command."""
-        return str(self._call(pynvml.nvmlSystemGetProcessName, pid))
+        return str(_call(pynvml.nvmlSystemGetProcessName, pid))
 
     def _processes(
         self,
@@ -469,11 +454,11 @@ class Nvml:
         """More processes may come between the call for their number and the one for them."""
         for _ in range(_GROWING - 1):
             try:
-                return self._call(function, device)
+                return _call(function, device)
             except DriverError as error:
                 if error.code != INSUFFICIENT_SIZE:
                     raise
-        return self._call(function, device)
+        return _call(function, device)
 
 
 def _newest(newer: Callable[[], Result], older: Callable[[], Result]) -> Result:

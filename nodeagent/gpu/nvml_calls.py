@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import pynvml
 
-from nodeagent.gpu.nvml import Device
+from nodeagent.gpu.nvml import Device, call
 from nodeagent.gpu.nvml_errors import (
     ARGUMENT_VERSION_MISMATCH,
     FUNCTION_NOT_FOUND,
@@ -22,7 +22,6 @@ from nodeagent.gpu.nvml_errors import (
     NOT_SUPPORTED,
     driver_error,
 )
-from nodeagent.gpu.workers import current
 from nodeagent.metrics.conversion import Number
 
 # What a driver or a card does not have, or not for this user: it will not have it later either.
@@ -51,21 +50,6 @@ def constant(name: str) -> int:
     value = vars(pynvml)[name]
     # NVML_P2P_CAPS_INDEX_READ is a tuple by a slip of the pen.
     return int(value[0] if isinstance(value, tuple) else value)
-
-
-def call(function: str, *arguments: object) -> Any:
-    """One call by its name; raises the agent's errors."""
-    wrapper = getattr(pynvml, function, None)
-    if wrapper is None:
-        raise driver_error(FUNCTION_NOT_FOUND, function)
-    progress = current()
-    progress.begin(function)
-    try:
-        return wrapper(*arguments)
-    except pynvml.NVMLError as error:
-        raise driver_error(int(error.value), function) from error
-    finally:
-        progress.end()
 
 
 def filled(function: str, structure: str, device: Device) -> Any:

@@ -1,8 +1,8 @@
 """What devices were like before the agent changed them, kept where it survives a crash.
 
-Compute mode and time slice do not say who set them. So what there was is written down before the
-first change and crossed out when it is there again; in between, whoever starts next knows what to
-restore. Functions that write block: call them in a thread.
+Compute mode and time slice do not show who set them. So the original is stored before the first
+change and removed when it is restored; after a crash in between, the next start can restore it.
+Functions that write block: call them in a thread.
 """
 
 from __future__ import annotations
@@ -58,52 +58,46 @@ class OriginalSettings:
         self._modes_to_come: set[str] = set()
         self._time_slices_to_come: set[str] = set()
 
-    # --- compute mode ---------------------------------------------------------------------------
-
     def earlier_mode(self, device: str) -> ComputeMode | None:
-        """What it was before the agent's first change; None when it was not changed."""
+        """Its compute mode before the agent's first change; None when it was not changed."""
         return self._devices.get(device, Earlier()).mode
-
-    def remember_mode(self, device: str, mode: ComputeMode) -> None:
-        """Call before the change. What is remembered already stays, for that is the true one.
-
-        Raises NodeagentError when it cannot be written; then the change must not be made.
-        """
-        with self._lock:
-            self._modes_to_come.add(device)
-            known = self._devices.get(device, Earlier())
-            if known.mode is None:
-                self._save({**self._devices, device: replace(known, mode=mode)})
-
-    def forget_mode(self, device: str) -> None:
-        """Call when it is as before, or gone with the device; raises NodeagentError."""
-        with self._lock:
-            self._modes_to_come.discard(device)
-            known = self._devices.get(device, Earlier())
-            if known.mode is not None:
-                self._save({**self._devices, device: replace(known, mode=None)})
-
-    # --- time slice -----------------------------------------------------------------------------
 
     def earlier_time_slice(self, gpu: str) -> TimeSlice | None:
         """As `earlier_mode`."""
         return self._devices.get(gpu, Earlier()).time_slice
 
+    def remember_mode(self, device: str, mode: ComputeMode) -> None:
+        """Call before the change. A mode that is stored already stays, for that is the original.
+
+        Raises NodeagentError when it cannot be written; then the change must not be made.
+        """
+        with self._lock:
+            self._modes_to_come.add(device)
+            if self.earlier_mode(device) is None:
+                self._store(device, mode=mode)
+
     def remember_time_slice(self, gpu: str, time_slice: TimeSlice) -> None:
         """As `remember_mode`."""
         with self._lock:
             self._time_slices_to_come.add(gpu)
-            known = self._devices.get(gpu, Earlier())
-            if known.time_slice is None:
-                self._save({**self._devices, gpu: replace(known, time_slice=time_slice)})
+            if self.earlier_time_slice(gpu) is None:
+                self._store(gpu, time_slice=time_slice)
+
+    def forget_mode(self, device: str) -> None:
+        """Call when it is as before, or gone with the device; raises NodeagentError."""
+        with self._lock:
+            self._modes_to_come.discard(device)
+            self._store(device, mode=None)
 
     def forget_time_slice(self, gpu: str) -> None:
         """As `forget_mode`."""
         with self._lock:
             self._time_slices_to_come.discard(gpu)
-            known = self._devices.get(gpu, Earlier())
-            if known.time_slice is not None:
-                self._save({**self._devices, gpu: replace(known, time_slice=None)})
+            self._store(gpu, time_slice=None)
+
+    def _store(self, device: str, **values: ComputeMode | TimeSlice | None) -> None:
+        known = self._devices.get(device, Earlier())
+        self._save({**self._devices, device: replace(known, **values)})  # type: ignore[arg-type]  # the callers name the fields
 
     # --- keeping it short -----------------------------------------------------------------------
 
@@ -117,11 +111,11 @@ class OriginalSettings:
             self._save({uuid: e for uuid, e in self._devices.items() if uuid in present})
 
     def settle(self, gpus: Iterable[Gpu]) -> None:
-        """Forget what is as it was and is not in use for MPS: somebody has restored it, or a crash
-        came before the change or after the way back. Raises nothing.
+        """Forget what is as it was and is not in use for MPS: it was restored by hand, or a crash
+        came before the change or after the restoration. Raises nothing.
 
-        From then on the device is left as whoever else has it. What was remembered for a change
-        that nobody has seen yet stays.
+        From then on the device is left as it is. What was stored for a change that was not
+        observed yet stays.
         """
         with self._lock, suppress(NodeagentError):
             devices = dict(self._devices)

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from nodeagent.errors import DriverError
-from nodeagent.gpu.nvml import MOST_LINKS, Device
-from nodeagent.gpu.nvml_calls import FieldId, call, constant, member, number, port_counters
+from nodeagent.gpu.nvml import MOST_LINKS, Device, call
+from nodeagent.gpu.nvml_calls import FieldId, constant, member, number, port_counters
 from nodeagent.metrics.catalogue import Field, Reading, TextField, Tier
 from nodeagent.metrics.conversion import Conversion, Number, Raw, converted
 from nodeagent.metrics.samples import Subject

@@ -12,8 +12,7 @@ from typing import Any
 
 import pynvml
 
-from nodeagent.gpu.nvml import Device
-from nodeagent.gpu.nvml_calls import call
+from nodeagent.gpu.nvml import Device, call
 
 _METRIC = struct.Struct("<IId24x")  # metricId, nvmlReturn, value; then names
 _HEAD = 24  # bytes before the first metric

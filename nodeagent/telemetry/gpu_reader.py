@@ -128,7 +128,7 @@ class GpuReader:
         known = gpu.identity()
         minor = gpu.index if known.minor is None else known.minor
         self._uuid = known.uuid
-        self._identity = GpuIdentity(gpu.index, known.uuid, known.pci.bus_id, minor, known.name)
+        self._identity = GpuIdentity(gpu.index, known.uuid, known.pci_bus_id, minor, known.name)
         self._whole = Subject(WholeGpu(self._identity))
         self._links = tuple(Subject(NvLink(self._identity, n)) for n in range(MOST_LINKS))
 

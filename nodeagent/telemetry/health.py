@@ -8,8 +8,8 @@ from typing import Any, Final
 
 import pynvml
 
-from nodeagent.gpu.nvml import MOST_LINKS, InstanceInfo
-from nodeagent.gpu.nvml_calls import FieldId, call, filled
+from nodeagent.gpu.nvml import MOST_LINKS, InstanceInfo, call
+from nodeagent.gpu.nvml_calls import FieldId, filled
 from nodeagent.health.readings import (
     Ecc,
     EccErrors,

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 from nodeagent.errors import DriverError, DriverUnavailable
-from nodeagent.gpu.nvml import Nvml
-from nodeagent.gpu.nvml_calls import ABSENT, call, member, number
+from nodeagent.gpu.nvml import Nvml, call
+from nodeagent.gpu.nvml_calls import ABSENT, member, number
 from nodeagent.metrics.samples import Node, SampleSet, Subject, by_field
 from nodeagent.metrics.sources import Source, SystemCall
 from nodeagent.telemetry.fields import Plan

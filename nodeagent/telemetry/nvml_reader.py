@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from nodeagent.errors import DriverError, DriverUnavailable, GpuLost
-from nodeagent.gpu.nvml import Device
-from nodeagent.gpu.nvml_calls import ABSENT, NO_DATA, FieldId, call, field_values, filled
+from nodeagent.gpu.nvml import Device, call
+from nodeagent.gpu.nvml_calls import ABSENT, NO_DATA, FieldId, field_values, filled
 from nodeagent.gpu.nvml_errors import INVALID_ARGUMENT, NOT_FOUND, explain
 from nodeagent.metrics.conversion import Number
 

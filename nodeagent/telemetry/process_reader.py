@@ -17,7 +17,8 @@ import psutil
 from nodeagent.errors import DriverError, DriverUnavailable, GpuLost
 from nodeagent.gpu.device import GpuDevice
 from nodeagent.gpu.nvml import Process as NvmlProcess
-from nodeagent.gpu.nvml_calls import ABSENT, call
+from nodeagent.gpu.nvml import call
+from nodeagent.gpu.nvml_calls import ABSENT
 from nodeagent.gpu.nvml_errors import NOT_FOUND, is_unsupported
 from nodeagent.metrics.agent_metrics import ProcessCost
 from nodeagent.telemetry.samples import Process, ProcessSample

@@ -1,18 +1,34 @@
-"""Profiles get the names that users know, from whatever the driver tells."""
+"""Profiles get the names that users know, from whatever the driver reports."""
 
 from __future__ import annotations
 
 import pytest
 
-from nodeagent.gpu.profile_names import profile_name
+from nodeagent.gpu.device import profile_name
+from nodeagent.plan.observed import GpuInstanceProfile
 
 MIB = 1 << 20
 
 
-@pytest.mark.parametrize("told", ["MIG 1g.10gb+me", "1g.10gb+me"])
-def test_the_drivers_name_is_taken_without_its_prefix(told: str) -> None:
-    """NVML tells it with or without `MIG`."""
-    assert profile_name(told, kind=7, slices=1, memory=1, card_memory=1) == "1g.10gb+me"
+def named(name: str, *, kind: int, slices: int, memory: int, card_memory: int) -> str:
+    """The name of a profile that the driver reports with these values."""
+    profile = GpuInstanceProfile(
+        id=0,
+        kind=kind,
+        name=name,
+        slices=slices,
+        memory=memory,
+        multiprocessors=1,
+        max_count=1,
+        placements=(),
+    )
+    return profile_name(profile, card_memory)
+
+
+@pytest.mark.parametrize("reported", ["MIG 1g.10gb+me", "1g.10gb+me"])
+def test_the_drivers_name_is_taken_without_its_prefix(reported: str) -> None:
+    """NVML reports it with or without `MIG`."""
+    assert named(reported, kind=7, slices=1, memory=1, card_memory=1) == "1g.10gb+me"
 
 
 @pytest.mark.parametrize(
@@ -31,20 +47,20 @@ def test_the_drivers_name_is_taken_without_its_prefix(told: str) -> None:
         (12, 4, 97280, 97887, "4g.96gb+gfx"),
     ],
 )
-def test_without_a_told_name_it_is_made_by_the_common_rule(
+def test_without_a_reported_name_it_is_made_by_the_common_rule(
     kind: int, slices: int, mib: int, card: int, name: str
 ) -> None:
     """Drivers without version 2 of the call give sizes only."""
-    made = profile_name("", kind=kind, slices=slices, memory=mib * MIB, card_memory=card * MIB)
+    made = named("", kind=kind, slices=slices, memory=mib * MIB, card_memory=card * MIB)
     assert made == name
 
 
-def test_a_told_name_that_is_no_profile_name_is_replaced() -> None:
+def test_a_reported_name_that_is_no_profile_name_is_replaced() -> None:
     """The planner parses every name, so nonsense must not get through."""
-    made = profile_name("Graphics", kind=0, slices=1, memory=MIB << 10, card_memory=MIB << 13)
+    made = named("Graphics", kind=0, slices=1, memory=MIB << 10, card_memory=MIB << 13)
     assert made == "1g.1gb"
 
 
 def test_a_card_of_unknown_memory_is_named_by_the_instances_own() -> None:
     """It is at least a name that means the right size."""
-    assert profile_name("", kind=1, slices=2, memory=10 << 30, card_memory=0) == "2g.10gb"
+    assert named("", kind=1, slices=2, memory=10 << 30, card_memory=0) == "2g.10gb"
