@@ -1,9 +1,8 @@
-"""Every code the driver can give is told in a sentence, and becomes the right kind of error."""
+"""Every code the driver can give has a sentence, and becomes the right kind of error."""
 
 from __future__ import annotations
 
 import pynvml
-import pytest
 
 from nodeagent.errors import DriverError, DriverUnavailable, GpuInUse, GpuLost
 from nodeagent.gpu.nvml_errors import about, driver_error, explain, unavailable
@@ -20,49 +19,35 @@ def test_pynvml_still_has_the_codes_that_were_written_for() -> None:
     assert sorted(KNOWN) == [*range(1, 31), 999]
 
 
-@pytest.mark.parametrize("code", KNOWN)
-def test_every_known_code_has_a_name_and_a_sentence(code: int) -> None:
+def test_every_known_code_has_a_name_and_a_sentence() -> None:
     """The name is the one pynvml's class has; the sentence is the code's own."""
-    told = explain(code)
-    assert type(pynvml.NVMLError(code)).__name__ == f"NVMLError_{told.name}"
-    assert len(told.meaning.split()) >= 4
-    assert "newer than this program" not in told.meaning
+    for code in KNOWN:
+        found = explain(code)
+        assert type(pynvml.NVMLError(code)).__name__ == f"NVMLError_{found.name}"
+        assert len(found.meaning.split()) >= 4
+        assert "newer than this program" not in found.meaning
 
 
-@pytest.mark.parametrize("code", [31, 77, 1000, -1])
-def test_an_unknown_code_is_told_with_its_number(code: int) -> None:
+def test_an_unknown_code_is_reported_with_its_number() -> None:
     """A driver newer than this program still gets an honest sentence."""
-    error = driver_error(code, "nvmlDeviceGetUUID")
-    assert str(code) in str(error)
-    assert error.code == code
-    assert "nvml.h" in error.remedy
+    for code in (31, 77, 1000, -1):
+        error = driver_error(code, "nvmlDeviceGetUUID")
+        assert str(code) in str(error)
+        assert error.code == code
+        assert "nvml.h" in error.remedy
 
 
-@pytest.mark.parametrize(
-    ("code", "kind"),
-    [
-        (1, DriverUnavailable),
-        (9, DriverUnavailable),
-        (12, DriverUnavailable),
-        (18, DriverUnavailable),
-        (15, GpuLost),
-        (16, GpuLost),
-        (19, GpuInUse),
-        (4, DriverError),
-        (23, DriverError),
-        (999, DriverError),
-    ],
-)
-def test_codes_become_the_kind_of_error_that_the_layers_above_act_on(
-    code: int, kind: type[DriverError]
-) -> None:
+def test_codes_become_the_kind_of_error_that_the_layers_above_act_on() -> None:
     """Lost, in use and unavailable are kinds of their own; the rest is a plain DriverError."""
-    assert type(driver_error(code, "nvmlDeviceGetUUID")) is kind
+    kinds: dict[int, type[DriverError]] = dict.fromkeys(KNOWN, DriverError)
+    kinds |= dict.fromkeys((1, 9, 12, 18), DriverUnavailable)
+    kinds |= {15: GpuLost, 16: GpuLost, 19: GpuInUse}
+    assert {code: type(driver_error(code, "nvmlDeviceGetUUID")) for code in KNOWN} == kinds
 
 
-@pytest.mark.parametrize(
-    ("code", "call", "words"),
-    [
+def test_a_code_says_more_where_the_call_is_known() -> None:
+    """The sentence fits the call, and the remedy helps."""
+    for code, call, words in (
         (23, "nvmlDeviceCreateGpuInstanceWithPlacement", "no free room"),
         (19, "nvmlDeviceCreateGpuInstanceWithPlacement", "opened the GPU before it was divided"),
         (19, "nvmlGpuInstanceDestroy", "still has compute instances"),
@@ -72,16 +57,11 @@ def test_codes_become_the_kind_of_error_that_the_layers_above_act_on(
         (18, "nvmlInit", "different versions"),
         (9, "nvmlInit", "kernel driver is not loaded"),
         (12, "nvmlInit", "libnvidia-ml.so.1"),
-    ],
-)
-def test_a_code_says_more_where_it_is_known_what_was_asked(
-    code: int, call: str, words: str
-) -> None:
-    """The sentence fits the call, and says what would be right."""
-    error = driver_error(code, call)
-    assert words in error.message
-    assert call in error.message
-    assert error.remedy
+    ):
+        error = driver_error(code, call)
+        assert words in error.message
+        assert call in error.message
+        assert error.remedy
 
 
 def test_no_words_of_the_library_are_needed() -> None:
@@ -91,7 +71,7 @@ def test_no_words_of_the_library_are_needed() -> None:
     assert before == pynvml.NVMLError._errcode_to_string
 
 
-def test_errors_keep_their_kind_when_told_about_a_gpu() -> None:
+def test_errors_keep_their_kind_with_a_gpu_in_front() -> None:
     """The GPU is named in front, code and remedy stay."""
     error = about("GPU 3", driver_error(19, "nvmlGpuInstanceDestroy"))
     assert isinstance(error, GpuInUse)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
-
 from nodeagent.gpu.device import profile_name
 from nodeagent.plan.observed import GpuInstanceProfile
 
@@ -25,15 +23,15 @@ def named(name: str, *, kind: int, slices: int, memory: int, card_memory: int) -
     return profile_name(profile, card_memory)
 
 
-@pytest.mark.parametrize("reported", ["MIG 1g.10gb+me", "1g.10gb+me"])
-def test_the_drivers_name_is_taken_without_its_prefix(reported: str) -> None:
+def test_the_drivers_name_is_taken_without_its_prefix() -> None:
     """NVML reports it with or without `MIG`."""
-    assert named(reported, kind=7, slices=1, memory=1, card_memory=1) == "1g.10gb+me"
+    for reported in ("MIG 1g.10gb+me", "1g.10gb+me"):
+        assert named(reported, kind=7, slices=1, memory=1, card_memory=1) == "1g.10gb+me"
 
 
-@pytest.mark.parametrize(
-    ("kind", "slices", "mib", "card", "name"),
-    [
+def test_without_a_reported_name_it_is_made_by_the_common_rule() -> None:
+    """Drivers without version 2 of the call give sizes only."""
+    for kind, slices, mib, card, name in (
         (0, 1, 4864, 40960, "1g.5gb"),
         (9, 1, 9856, 40960, "1g.10gb"),
         (7, 1, 4864, 40960, "1g.5gb+me"),
@@ -45,14 +43,9 @@ def test_the_drivers_name_is_taken_without_its_prefix(reported: str) -> None:
         (13, 1, 24192, 97887, "1g.24gb-me"),
         (16, 2, 48512, 97887, "2g.48gb+me.all"),
         (12, 4, 97280, 97887, "4g.96gb+gfx"),
-    ],
-)
-def test_without_a_reported_name_it_is_made_by_the_common_rule(
-    kind: int, slices: int, mib: int, card: int, name: str
-) -> None:
-    """Drivers without version 2 of the call give sizes only."""
-    made = named("", kind=kind, slices=slices, memory=mib * MIB, card_memory=card * MIB)
-    assert made == name
+    ):
+        made = named("", kind=kind, slices=slices, memory=mib * MIB, card_memory=card * MIB)
+        assert made == name
 
 
 def test_a_reported_name_that_is_no_profile_name_is_replaced() -> None:

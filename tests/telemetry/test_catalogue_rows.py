@@ -97,28 +97,38 @@ def test_how_many_fields_there_are() -> None:
     assert len(ROWS) >= 300
 
 
-@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
-def test_a_row_of_a_whole_gpu(row: Field, sampled: Sampled) -> None:
-    """It is told by a board that has it, and in its unit."""
+def test_the_rows_of_a_whole_gpu(sampled: Sampled) -> None:
+    """Each is reported by a board that has it, and in its unit."""
+    wrong = {row.name: found for row in ROWS if (found := _wrong_of_gpu(row, sampled))}
+    assert wrong == {}
+
+
+def test_the_rows_of_an_instance(sampled: Sampled) -> None:
+    """The same of a GPU instance."""
+    wrong = {}
+    for row in ROWS:
+        if row.part is not None:
+            expected = PARTS[row.id] if row.id in PARTS else _of_gpm(row)
+            found = list(sampled.part[row.id])
+            if found != [pytest.approx(expected)]:
+                wrong[row.name] = f"{found} instead of {expected}"
+    assert wrong == {}
+
+
+def _wrong_of_gpu(row: Field, sampled: Sampled) -> str:
+    """What is wrong with the values of a row; empty when nothing is."""
     if row.level is Level.LINK:
         found = {link: sampled.links[row.id, link] for link in range(LINKS)}
-        assert found == {link: {_of_link(row, link)} for link in range(LINKS)}
-        return
-    found_values = sampled.whole[row.id]
-    assert found_values, "no board told it"
+        of_links = {link: {_of_link(row, link)} for link in range(LINKS)}
+        return "" if found == of_links else f"{found} instead of {of_links}"
+    values = sampled.whole[row.id]
+    if not values:
+        return "no board reported it"
     if row.id in OF_THE_BOARD:
-        assert min(found_values) > 0
-        return
+        return "" if min(values) > 0 else f"{values}"
     expected = _expected(row)
-    told = expected if isinstance(expected, set) else {expected}
-    assert sorted(found_values) == pytest.approx(sorted(told))
-
-
-@pytest.mark.parametrize("row", [r for r in ROWS if r.part is not None], ids=lambda row: row.name)
-def test_a_row_of_an_instance(row: Field, sampled: Sampled) -> None:
-    """The same of a GPU instance."""
-    expected = PARTS[row.id] if row.id in PARTS else _of_gpm(row)
-    assert list(sampled.part[row.id]) == [pytest.approx(expected)]
+    wanted = sorted(expected if isinstance(expected, set) else {expected})
+    return "" if sorted(values) == pytest.approx(wanted) else f"{values} instead of {wanted}"
 
 
 def _expected(row: Field) -> Number | set[Number]:

@@ -5,13 +5,24 @@ from __future__ import annotations
 from dataclasses import replace
 
 from nodeagent.cluster.kubelet.processes import Owner
+from nodeagent.metrics.samples import SampleSet, Subject, Value, WholeGpu
 from nodeagent.plan.observed import Access, MpsDaemon, ObservedNode
-from nodeagent.telemetry.ownership import Device, pids_without_pod, uses
+from nodeagent.telemetry.ownership import (
+    FB_USED,
+    GPU_UTIL,
+    Device,
+    Use,
+    by_owner,
+    pids_without_pod,
+    uses,
+)
 from nodeagent.telemetry.samples import Process
 from tests.telemetry.nodes import GPU, MIB, divided, user, whole
 
 A, B = Owner("team", "a", "main"), Owner("team", "b", "main")
 WHOLE: Device = (GPU.uuid, None)
+WHOLE_GPU = Subject(WholeGpu(GPU))
+POWER = 155
 
 
 def _nobody(_: int) -> None:
@@ -84,3 +95,40 @@ def test_only_processes_without_a_pod_are_looked_up() -> None:
     """Those that were observed without one, and those that are new."""
     node = whole(user(0, "a"), user(1, "a"), user(2))
     assert pids_without_pod(node, {WHOLE: (Process(1), Process(3))}) == {2, 3}
+
+
+# --- shared devices: the sum is the device's ------------------------------------------------------
+
+
+def _split(used: int, use: Use, number: int = FB_USED) -> tuple[Value, ...]:
+    sample = SampleSet({number: ((WHOLE_GPU, used),), POWER: ((WHOLE_GPU, 300),)})
+    found = by_owner(sample, {(GPU.uuid, None): use})
+    assert found.values[POWER] == ((WHOLE_GPU, 300),)
+    return found.values[number]
+
+
+def test_memory_of_each_and_the_rest() -> None:
+    """Whole MiB, cut down, and what is left without an owner."""
+    use = Use((A, B), {A: 1000 * MIB + 5, B: 500 * MIB})
+    assert _split(1600, use) == (
+        (Subject(WHOLE_GPU.entity, A.labels), 1000),
+        (Subject(WHOLE_GPU.entity, B.labels), 500),
+        (WHOLE_GPU, 100),
+    )
+
+
+def test_the_rest_is_never_below_nothing() -> None:
+    """Lists of processes and the sum are not read at the very same moment."""
+    assert _split(100, Use((A, B), {A: 200 * MIB}))[-1] == (WHOLE_GPU, 0)
+
+
+def test_utilization_where_it_is_known_of_processes() -> None:
+    """Percent of the GPU's time."""
+    use = Use((A, B), {}, {A: 40.4, B: 20.0})
+    assert [value for _, value in _split(70, use, GPU_UTIL)] == [40, 20, 10]
+
+
+def test_what_cannot_be_split_stays_one_value() -> None:
+    """Also where there is but one owner, whose labels it then has anyway."""
+    assert _split(1600, Use((A, B))) == ((WHOLE_GPU, 1600),)
+    assert _split(1600, Use((A,), {A: MIB})) == ((WHOLE_GPU, 1600),)

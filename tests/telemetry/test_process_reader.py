@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import time
+
 from nodeagent.gpu.driver import Driver
 from nodeagent.simulation import SimulatedNode, simulated
 from nodeagent.simulation.codes import Code
-from nodeagent.telemetry.process_reader import ProcessReader
+from nodeagent.telemetry.process_reader import ProcessReader, process_cost
 from nodeagent.telemetry.samples import Process, ProcessSample
 from tests.acceptance.metrics_rig import divide
 from tests.rig import open_driver
@@ -77,3 +80,14 @@ async def test_a_list_that_fails_leaves_the_others() -> None:
             node.inject("nvmlDeviceGetMPSCompute*", error=Code.UNKNOWN, times=1)
             assert [p.pid for p in (await _look(driver, reader)).running[None]] == [101, 102]
             assert [p.pid for p in (await _look(driver, reader)).running[None]] == [101, 102, 103]
+
+
+def test_the_cost_is_of_this_process() -> None:
+    """Its memory, its files and its start are plausible, and its time grows with work."""
+    before = process_cost()
+    assert before is not None
+    assert 10 << 20 < before.resident < before.virtual
+    assert 0 < before.open_files < before.most_files
+    assert 0 <= time.time() - before.started < 24 * 3600
+    own = os.times()
+    assert abs(before.cpu_seconds - own.user - own.system) < 0.5

@@ -1,16 +1,15 @@
-"""What becomes a label of what a driver tells."""
+"""What becomes a label of what a driver answers."""
 
 from __future__ import annotations
 
 import pynvml
-import pytest
 
 from nodeagent.telemetry.fields import as_text
 
 
-@pytest.mark.parametrize(
-    ("name", "told", "text"),
-    [
+def test_the_texts_of_labels() -> None:
+    """Numbers that stand for something are words, and bytes are text."""
+    for name, answer, text in (
         ("DCGM_FI_DEV_BRAND", pynvml.NVML_BRAND_TESLA, "Tesla"),
         ("DCGM_FI_DEV_BRAND", pynvml.NVML_BRAND_NVIDIA, "NVIDIA"),
         ("DCGM_FI_DEV_BRAND", pynvml.NVML_BRAND_TITAN_RTX, "Titan RTX"),
@@ -18,8 +17,5 @@ from nodeagent.telemetry.fields import as_text
         ("DCGM_FI_DEV_SERIAL", b"0123", "0123"),
         ("DCGM_FI_DEV_PCI_SUBSYS_ID", 0x16C110DE, "0x16C110DE"),
         ("DCGM_FI_DEV_VBIOS_VERSION", "96.00", "96.00"),
-    ],
-)
-def test_a_text(name: str, told: object, text: str) -> None:
-    """Numbers that stand for something are words, and bytes are text."""
-    assert as_text(name, told) == text
+    ):
+        assert as_text(name, answer) == text
