@@ -15,7 +15,7 @@ from bench.tables import show
 from nodeagent.files.state import StateFile
 from nodeagent.gpu.original_settings import OriginalSettings
 from nodeagent.health.store import health_file
-from nodeagent.mps.records import FOLDER, Record, read_records, write_record
+from nodeagent.mps.files.records import FOLDER, Record, read_records, write_record
 from nodeagent.reconcile.last_good_plan import last_good_plan
 
 _FIRST_RELEASE = Path("tests/data/state")

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from nodeagent.mps.identity import CONTROL, SERVER, identify
+from nodeagent.mps.processes import CONTROL, SERVER, identify
 from tests.reaper import PRESENT
 
 ROOT = Path(__file__).parents[1]

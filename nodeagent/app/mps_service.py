@@ -12,10 +12,10 @@ import structlog
 from nodeagent.errors import DrainTimedOut, StillInUse
 from nodeagent.execute.node_controller import HealthWatch, WholeNode
 from nodeagent.gpu.driver import Driver
-from nodeagent.mps.client_watch import ClientWatch
-from nodeagent.mps.clients import Offence
+from nodeagent.mps.clients.assess import Offence
+from nodeagent.mps.clients.watch import ClientWatch
 from nodeagent.mps.fleet import InUse
-from nodeagent.mps.lifecycle.values import Report
+from nodeagent.mps.lifecycle.model import Report
 from nodeagent.mps.setup import (
     MpsPlaces,
     host_for,

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from nodeagent.cli.options import Options
 from nodeagent.errors import UsageError
-from nodeagent.mps.directories import directories_of
+from nodeagent.mps.files.directories import directories_of
 from nodeagent.mps.setup import simulated_run_dir
 from nodeagent.settings import load_settings
 from nodeagent.simulation import SimulatedNode, open_node

@@ -14,8 +14,8 @@ from nodeagent.errors import GpuInUse, NodeagentError
 from nodeagent.execute.seen_node import SeenNode
 from nodeagent.gpu.driver import Driver
 from nodeagent.gpu.original_settings import OriginalSettings
+from nodeagent.mps.files.publisher import Publisher
 from nodeagent.mps.fleet import Fleet, InUse
-from nodeagent.mps.publishing import Publisher
 from nodeagent.mps.shares import DaemonSpec
 from nodeagent.plan.observed import (
     Access,

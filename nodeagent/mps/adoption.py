@@ -13,16 +13,16 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from nodeagent.errors import NodeagentError
-from nodeagent.mps.asking import Seen, ask_everything, differences
-from nodeagent.mps.control import ControlClient
-from nodeagent.mps.daemon_sockets import DaemonSockets
-from nodeagent.mps.directories import directories_of
-from nodeagent.mps.identity import CONTROL, Identity, identify, processes_of
-from nodeagent.mps.lifecycle.values import Phase
-from nodeagent.mps.process import DaemonProcess, NotTheDaemon, Programs, adopt
-from nodeagent.mps.records import Record, RecordUnusable, read_records
+from nodeagent.mps.control.client import ControlClient
+from nodeagent.mps.control.query import Seen, ask_everything, differences
+from nodeagent.mps.files.directories import directories_of
+from nodeagent.mps.files.records import Record, RecordUnusable, read_records
+from nodeagent.mps.files.socket_gate import BackDoor
+from nodeagent.mps.files.sockets import DaemonSockets
+from nodeagent.mps.launch.process import DaemonProcess, NotTheDaemon, Programs, adopt
+from nodeagent.mps.lifecycle.model import Phase
+from nodeagent.mps.processes import CONTROL, Identity, identify, processes_of
 from nodeagent.mps.shares import DaemonSpec, spec_for
-from nodeagent.mps.socket_gate import BackDoor
 from nodeagent.mps.unrecorded import unrecorded
 from nodeagent.plan.observed import IDLE, MpsDaemon, Usage, User
 from nodeagent.plan.shares import WantedMps

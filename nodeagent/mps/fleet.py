@@ -13,13 +13,15 @@ from typing import Self
 from nodeagent.errors import NodeagentError, UnknownDevice
 from nodeagent.files.state import set_aside
 from nodeagent.mps.adoption import found_process, specs_of, survey
-from nodeagent.mps.control import ControlClient
-from nodeagent.mps.daemon_monitor import Check
-from nodeagent.mps.directories import make_directories
+from nodeagent.mps.control.client import ControlClient
+from nodeagent.mps.files.directories import make_directories
+from nodeagent.mps.files.log_watch import LogWatch
+from nodeagent.mps.files.records import Record, RecordUnusable, read_records
 from nodeagent.mps.fleet_view import clients_of, daemon_state, planners_view
-from nodeagent.mps.fleet_wishes import InUse, NotReady, drained, end, restarted, started, stopped
-from nodeagent.mps.launching import Launcher
-from nodeagent.mps.lifecycle.values import (
+from nodeagent.mps.launch.launchers import Launcher
+from nodeagent.mps.launch.orphans import end_orphans
+from nodeagent.mps.launch.process import Programs
+from nodeagent.mps.lifecycle.model import (
     DrainRequested,
     Ending,
     Phase,
@@ -28,10 +30,8 @@ from nodeagent.mps.lifecycle.values import (
     RetryRequested,
     Subject,
 )
-from nodeagent.mps.log_watch import LogWatch
-from nodeagent.mps.orphans import end_orphans
-from nodeagent.mps.process import Programs
-from nodeagent.mps.records import Record, RecordUnusable, read_records
+from nodeagent.mps.monitor import Check
+from nodeagent.mps.requests import InUse, NotReady, drained, end, restarted, started, stopped
 from nodeagent.mps.shares import DaemonSpec
 from nodeagent.mps.supervisor import Supervisor
 from nodeagent.mps.supervisor_context import Surroundings

@@ -7,21 +7,10 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from itertools import islice
 
-from nodeagent.mps.asking import Seen, SeenServer
-from nodeagent.mps.blocked_clients import SURE_AFTER, ForeignUsers, Waiting
-from nodeagent.mps.daemon_log import DaemonLog, LogRefused
-from nodeagent.mps.identity import identify
-from nodeagent.mps.lifecycle.values import (
-    Ending,
-    Event,
-    ForeignUserWaiting,
-    Server,
-    ServerGone,
-    ServerSeen,
-    ServerStatus,
-    State,
-)
-from nodeagent.mps.log_lines import (
+from nodeagent.mps.clients.blocked import SURE_AFTER, ForeignUsers, Waiting
+from nodeagent.mps.control.query import Seen, SeenServer
+from nodeagent.mps.files.log import DaemonLog, LogRefused
+from nodeagent.mps.files.log_lines import (
     ClientCame,
     Fact,
     Faulted,
@@ -31,7 +20,18 @@ from nodeagent.mps.log_lines import (
     Stirred,
     facts,
 )
-from nodeagent.mps.log_watch import LogWatch
+from nodeagent.mps.files.log_watch import LogWatch
+from nodeagent.mps.lifecycle.model import (
+    Ending,
+    Event,
+    ForeignUserWaiting,
+    Server,
+    ServerGone,
+    ServerSeen,
+    ServerStatus,
+    State,
+)
+from nodeagent.mps.processes import identify
 from nodeagent.mps.shares import DaemonSpec
 from nodeagent.processes import identify as process_of
 

@@ -11,15 +11,15 @@ from pathlib import Path
 from nodeagent.gpu.original_settings import FILE_NAME as MEMORY_NAME
 from nodeagent.gpu.original_settings import OriginalSettings
 from nodeagent.mps.accounts import accounts_for
-from nodeagent.mps.any_user_launcher import AnyUserLauncher
-from nodeagent.mps.directories import DirectoryRefused, directories_of
+from nodeagent.mps.files.directories import DirectoryRefused, directories_of
+from nodeagent.mps.files.publisher import Publisher
 from nodeagent.mps.fleet import Fleet, Timing
-from nodeagent.mps.launching import ChildLauncher, Launcher, ServiceLauncher, shm_directory
-from nodeagent.mps.lifecycle.values import Policy, Report
-from nodeagent.mps.mount_namespace import can_put_shm
-from nodeagent.mps.probing import Probe, probe
-from nodeagent.mps.process import Programs
-from nodeagent.mps.publishing import Publisher
+from nodeagent.mps.launch.any_user import AnyUserLauncher
+from nodeagent.mps.launch.launchers import ChildLauncher, Launcher, ServiceLauncher, shm_directory
+from nodeagent.mps.launch.mount_namespace import can_put_shm
+from nodeagent.mps.launch.probing import Probe, probe
+from nodeagent.mps.launch.process import Programs
+from nodeagent.mps.lifecycle.model import Policy, Report
 from nodeagent.mps.shares import DaemonSpec
 from nodeagent.plan.desired import PlanDocument
 from nodeagent.plan.shares import Host

@@ -12,12 +12,13 @@ from datetime import UTC, datetime
 from typing import assert_never
 
 from nodeagent.mps.condition import Changes
-from nodeagent.mps.daemon_monitor import Attendant, Place
-from nodeagent.mps.daemon_sockets import DaemonSockets
-from nodeagent.mps.daemon_starter import Ground
-from nodeagent.mps.identity import age_of
-from nodeagent.mps.lifecycle.step import step
-from nodeagent.mps.lifecycle.values import (
+from nodeagent.mps.files.records import Record, RecordKeeper, write_record
+from nodeagent.mps.files.socket_gate import BackDoor
+from nodeagent.mps.files.sockets import DaemonSockets
+from nodeagent.mps.launch.process import DaemonProcess
+from nodeagent.mps.launch.starter import Ground
+from nodeagent.mps.lifecycle.machine import step
+from nodeagent.mps.lifecycle.model import (
     Action,
     Adopted,
     DeadlinePassed,
@@ -39,10 +40,9 @@ from nodeagent.mps.lifecycle.values import (
     SweepOrphans,
 )
 from nodeagent.mps.log_events import Listener
-from nodeagent.mps.process import DaemonProcess
-from nodeagent.mps.records import Record, RecordKeeper, write_record
+from nodeagent.mps.monitor import Attendant, Place
+from nodeagent.mps.processes import age_of
 from nodeagent.mps.shares import DaemonSpec, spec_for
-from nodeagent.mps.socket_gate import BackDoor
 from nodeagent.mps.supervisor_context import Surroundings
 from nodeagent.plan.shares import WantedMps
 

@@ -6,12 +6,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from nodeagent.mps.control import ControlClient
-from nodeagent.mps.daemon_monitor import Check
-from nodeagent.mps.launching import Launcher
-from nodeagent.mps.lifecycle.values import Policy, Report
-from nodeagent.mps.log_watch import LogWatch
-from nodeagent.mps.process import Programs
+from nodeagent.mps.control.client import ControlClient
+from nodeagent.mps.files.log_watch import LogWatch
+from nodeagent.mps.launch.launchers import Launcher
+from nodeagent.mps.launch.process import Programs
+from nodeagent.mps.lifecycle.model import Policy, Report
+from nodeagent.mps.monitor import Check
 from nodeagent.mps.timing import Timing
 
 

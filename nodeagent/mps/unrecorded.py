@@ -14,15 +14,15 @@ from contextlib import suppress
 from pathlib import Path
 
 from nodeagent.errors import NodeagentError
-from nodeagent.mps.asking import Seen, ask_everything
-from nodeagent.mps.control import ControlClient
-from nodeagent.mps.daemon_sockets import DaemonSockets
-from nodeagent.mps.directories import Directories, directories_of
-from nodeagent.mps.identity import CONTROL, Identity, processes_of
-from nodeagent.mps.records import Record
-from nodeagent.mps.replies import MemoryLimit
+from nodeagent.mps.control.client import ControlClient
+from nodeagent.mps.control.query import Seen, ask_everything
+from nodeagent.mps.control.replies import MemoryLimit
+from nodeagent.mps.files.directories import Directories, directories_of
+from nodeagent.mps.files.records import Record
+from nodeagent.mps.files.socket_gate import BackDoor
+from nodeagent.mps.files.sockets import DaemonSockets
+from nodeagent.mps.processes import CONTROL, Identity, processes_of
 from nodeagent.mps.shares import DaemonSpec
-from nodeagent.mps.socket_gate import BackDoor
 from nodeagent.plan.shares import ALL_THREADS, Account, Share, Sharing, WantedMps
 from nodeagent.processes import command_of, groups_of
 

@@ -6,7 +6,7 @@ from typing import assert_never
 
 import structlog
 
-from nodeagent.mps.lifecycle.values import Report, Subject
+from nodeagent.mps.lifecycle.model import Report, Subject
 from nodeagent.plan.observed import Access, Gpu, ObservedNode
 from nodeagent.plan.plan import GpuOutcome, GpuPlan, StepReport, StepResult, Verdict
 from nodeagent.plan.problems import Code, Problem

@@ -21,7 +21,7 @@ from typing import Any
 import pytest
 
 from nodeagent.errors import DriverError
-from nodeagent.mps.identity import CONTROL, SERVER, Identity, identify
+from nodeagent.mps.processes import CONTROL, SERVER, Identity, identify
 from nodeagent.plan.observed import Access, Gpu
 from nodeagent.plan.plan import GpuOutcome, StepResult
 from nodeagent.plan.problems import Code as Problems

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from nodeagent.mps.identity import CONTROL, identify
+from nodeagent.mps.processes import CONTROL, identify
 from nodeagent.simulation.mps.clients import SimulatedClient
 from tests.cli.conftest import Program
 

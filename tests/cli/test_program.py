@@ -18,7 +18,7 @@ from nodeagent.cli import main, shared_node
 from nodeagent.cli.command_settings import command_settings
 from nodeagent.cli.parser import parse
 from nodeagent.gpu import original_settings as remembered
-from nodeagent.mps import records
+from nodeagent.mps.files import records
 
 if TYPE_CHECKING:
     from tests.cli.conftest import Program

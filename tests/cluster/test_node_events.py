@@ -9,7 +9,7 @@ import pytest
 
 from nodeagent.cluster.client.events import NodeEvent
 from nodeagent.cluster.node_status import node_event
-from nodeagent.mps.lifecycle.values import Report, Subject
+from nodeagent.mps.lifecycle.model import Report, Subject
 from nodeagent.reconcile.event_log import Event, EventType
 from nodeagent.reconcile.event_reporter import event_of
 

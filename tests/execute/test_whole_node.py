@@ -14,8 +14,8 @@ from nodeagent.errors import DriverError, GpuInUse, NodeagentError
 from nodeagent.execute.executor import carry_out
 from nodeagent.health.fencing import as_fenced, fences
 from nodeagent.health.findings import Action, Finding, Moment, Place, Severity
-from nodeagent.mps.identity import CONTROL, SERVER
-from nodeagent.mps.lifecycle.values import Subject
+from nodeagent.mps.lifecycle.model import Subject
+from nodeagent.mps.processes import CONTROL, SERVER
 from nodeagent.plan.observed import HEALTHY, ObservedNode, Placement
 from nodeagent.plan.plan import StepResult, Verdict
 from nodeagent.plan.problems import Code

@@ -15,10 +15,10 @@ from nodeagent.gpu.driver import Driver
 from nodeagent.gpu.original_settings import FILE_NAME, OriginalSettings
 from nodeagent.gpu.users import AllocationSource
 from nodeagent.mps.accounts import accounts_for
+from nodeagent.mps.files.publisher import Publisher
 from nodeagent.mps.fleet import Fleet, Timing
-from nodeagent.mps.launching import ChildLauncher, Launcher, shm_directory
-from nodeagent.mps.lifecycle.values import Policy
-from nodeagent.mps.publishing import Publisher
+from nodeagent.mps.launch.launchers import ChildLauncher, Launcher, shm_directory
+from nodeagent.mps.lifecycle.model import Policy
 from nodeagent.mps.shares import DaemonSpec
 from nodeagent.plan.desired import DesiredNode
 from nodeagent.plan.observed import ComputeInstance, Gpu, ObservedNode

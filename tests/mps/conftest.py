@@ -16,10 +16,10 @@ from typing import Any
 
 import pytest
 
-from nodeagent.mps.directories import make_directories
-from nodeagent.mps.identity import SERVER
-from nodeagent.mps.launching import ChildLauncher
-from nodeagent.mps.process import DaemonProcess, Programs
+from nodeagent.mps.files.directories import make_directories
+from nodeagent.mps.launch.launchers import ChildLauncher
+from nodeagent.mps.launch.process import DaemonProcess, Programs
+from nodeagent.mps.processes import SERVER
 from nodeagent.mps.shares import DaemonSpec
 
 GPU = "GPU-0a1b2c3d-0000-1111-2222-333344445555"

@@ -19,14 +19,14 @@ from typing import Self
 
 import psutil
 
-from nodeagent.mps.directories import directories_of
+from nodeagent.mps.files.directories import directories_of
+from nodeagent.mps.files.socket_gate import BACK
 from nodeagent.mps.fleet import Fleet, Timing
-from nodeagent.mps.identity import CONTROL, SERVER, Identity, identify
-from nodeagent.mps.launching import ChildLauncher
-from nodeagent.mps.lifecycle.values import Policy, Report, Subject
-from nodeagent.mps.process import Programs
+from nodeagent.mps.launch.launchers import ChildLauncher
+from nodeagent.mps.launch.process import Programs
+from nodeagent.mps.lifecycle.model import Policy, Report, Subject
+from nodeagent.mps.processes import CONTROL, SERVER, Identity, identify
 from nodeagent.mps.shares import DaemonSpec
-from nodeagent.mps.socket_gate import BACK
 from nodeagent.plan.shares import Account, Share, Sharing, WantedMps
 from nodeagent.simulation.mps.clients import SimulatedClient
 from nodeagent.simulation.mps.installation import install, shared_interpreter

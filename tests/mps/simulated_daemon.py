@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from nodeagent.mps.control import ControlClient
+from nodeagent.mps.control.client import ControlClient
 from nodeagent.mps.shares import DaemonSpec
 from nodeagent.plan.shares import WantedMps
 from nodeagent.simulation.mps.installation import install

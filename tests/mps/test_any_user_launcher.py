@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from nodeagent.mps.any_user_launcher import AnyUserLauncher
-from nodeagent.mps.identity import CONTROL
-from nodeagent.mps.launching import ChildLauncher
-from nodeagent.mps.probing import Probe, probe
-from nodeagent.mps.process import Programs, StartError
+from nodeagent.mps.launch.any_user import AnyUserLauncher
+from nodeagent.mps.launch.launchers import ChildLauncher
+from nodeagent.mps.launch.probing import Probe, probe
+from nodeagent.mps.launch.process import Programs, StartError
+from nodeagent.mps.processes import CONTROL
 from nodeagent.simulation.mps.installation import install
 from tests.mps.conftest import spec_for
 

@@ -7,11 +7,11 @@ from dataclasses import replace
 
 import pytest
 
-from nodeagent.mps.asking import Seen, SeenServer, ask_everything, differences
-from nodeagent.mps.commands import GetServerList, GetServerStatus, GetThreads
+from nodeagent.mps.control.commands import GetServerList, GetServerStatus, GetThreads
+from nodeagent.mps.control.query import Seen, SeenServer, ask_everything, differences
+from nodeagent.mps.control.replies import MemoryLimit, UnexpectedReply, UnknownServer
 from nodeagent.mps.fleet import Fleet
-from nodeagent.mps.lifecycle.values import ServerStatus
-from nodeagent.mps.replies import MemoryLimit, UnexpectedReply, UnknownServer
+from nodeagent.mps.lifecycle.model import ServerStatus
 from nodeagent.mps.shares import DaemonSpec
 from tests.mps.fleet_rig import GPU, FleetRig, status, until, wanted
 

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from nodeagent.mps.identity import CONTROL, processes_of
-from nodeagent.mps.launching import ChildLauncher, shm_directory
-from nodeagent.mps.process import Programs, StartError
+from nodeagent.mps.launch.launchers import ChildLauncher, shm_directory
+from nodeagent.mps.launch.process import Programs, StartError
+from nodeagent.mps.processes import CONTROL, processes_of
 from nodeagent.mps.shares import DaemonSpec
 from tests.mps.conftest import GPU, running, seen, spec_for
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nodeagent.mps.client_limits import Limits, limits_in_force, own_memory_limit, own_threads
+from nodeagent.mps.clients.limits import Limits, limits_in_force, own_memory_limit, own_threads
 from nodeagent.plan.shares import MIB, Share
 from tests.mps.plans import GPU, MIG, SMALL, wanted
 

@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 
 from nodeagent.errors import NodeagentError
-from nodeagent.mps.client_watch import ClientWatch
-from nodeagent.mps.clients import Offence
-from nodeagent.mps.publishing import Publisher
+from nodeagent.mps.clients.assess import Offence
+from nodeagent.mps.clients.watch import ClientWatch
+from nodeagent.mps.files.publisher import Publisher
 from nodeagent.mps.shares import DaemonSpec
 from nodeagent.plan.shares import MIB, Share, WantedMps
 from nodeagent.simulation.mps.clients import SimulatedClient

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nodeagent.mps.clients import ENDED_FOR, ClientFacts, OffenceKind, assess, judge
+from nodeagent.mps.clients.assess import ENDED_FOR, ClientFacts, OffenceKind, assess, judge
 from nodeagent.mps.shares import client_environment
 from nodeagent.plan.shares import MIB, Share, WantedMps
 from nodeagent.views.mps_state import ClientState

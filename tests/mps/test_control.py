@@ -13,15 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from nodeagent.mps.commands import (
-    GetClientList,
-    GetDefaultMemoryLimit,
-    GetServerList,
-    SetDefaultMemoryLimit,
-    SetDefaultThreads,
-    TerminateClient,
-)
-from nodeagent.mps.control import (
+from nodeagent.mps.control.client import (
     ControlClient,
     ControlError,
     DaemonBusy,
@@ -29,7 +21,15 @@ from nodeagent.mps.control import (
     DaemonSilent,
     FrontEndFailed,
 )
-from nodeagent.mps.replies import UnexpectedReply
+from nodeagent.mps.control.commands import (
+    GetClientList,
+    GetDefaultMemoryLimit,
+    GetServerList,
+    SetDefaultMemoryLimit,
+    SetDefaultThreads,
+    TerminateClient,
+)
+from nodeagent.mps.control.replies import UnexpectedReply
 from tests.mps.front_end import FrontEnd
 
 

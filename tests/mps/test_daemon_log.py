@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from nodeagent.mps.daemon_log import DaemonLog, LogRefused
+from nodeagent.mps.files.log import DaemonLog, LogRefused
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from nodeagent.mps.directories import (
+from nodeagent.mps.files.directories import (
     DEFAULT_DIRECTORIES,
     LONGEST_SOCKET_PATH,
     DirectoryRefused,

@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 
 from nodeagent.errors import StillInUse, UnknownDevice
-from nodeagent.mps.commands import GetDefaultMemoryLimit, GetDefaultThreads
-from nodeagent.mps.directories import DirectoryRefused
+from nodeagent.mps.control.commands import GetDefaultMemoryLimit, GetDefaultThreads
+from nodeagent.mps.files.directories import DirectoryRefused
 from nodeagent.mps.fleet import Fleet, InUse, NotReady, survey
-from nodeagent.mps.identity import CONTROL
-from nodeagent.mps.lifecycle.values import Subject
+from nodeagent.mps.lifecycle.model import Subject
+from nodeagent.mps.processes import CONTROL
 from nodeagent.processes import ProcessIdentity, age, identify
 from nodeagent.simulation.mps.clients import ClientError, SimulatedClient
 from tests.mps.fleet_rig import (

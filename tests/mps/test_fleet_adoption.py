@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
+from nodeagent.mps.files.records import Record, read_records, write_record
 from nodeagent.mps.fleet import Fleet, InUse, RunningDaemon, survey
-from nodeagent.mps.identity import CONTROL, Identity
-from nodeagent.mps.lifecycle.values import Subject
-from nodeagent.mps.records import Record, read_records, write_record
+from nodeagent.mps.lifecycle.model import Subject
+from nodeagent.mps.processes import CONTROL, Identity
 from tests.mps.fleet_rig import (
     GPU,
     IS_ROOT,

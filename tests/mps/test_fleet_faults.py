@@ -15,10 +15,10 @@ from pathlib import Path
 
 import pytest
 
-from nodeagent.mps.commands import GetDefaultMemoryLimit, GetDefaultThreads
+from nodeagent.mps.control.commands import GetDefaultMemoryLimit, GetDefaultThreads
 from nodeagent.mps.fleet import Fleet, InUse, NotReady
-from nodeagent.mps.identity import SERVER
-from nodeagent.mps.lifecycle.values import Subject
+from nodeagent.mps.lifecycle.model import Subject
+from nodeagent.mps.processes import SERVER
 from nodeagent.simulation.mps.clients import SimulatedClient
 from nodeagent.simulation.mps.knobs import KNOBS
 from tests.mps.fleet_rig import (

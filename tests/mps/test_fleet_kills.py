@@ -8,10 +8,10 @@ import signal
 
 import pytest
 
-from nodeagent.mps.commands import GetDefaultMemoryLimit, GetDefaultThreads
+from nodeagent.mps.control.commands import GetDefaultMemoryLimit, GetDefaultThreads
 from nodeagent.mps.fleet import Fleet
-from nodeagent.mps.identity import CONTROL
-from nodeagent.mps.lifecycle.values import Subject
+from nodeagent.mps.lifecycle.model import Subject
+from nodeagent.mps.processes import CONTROL
 from tests.mps.fleet_rig import GPU, OTHER_GPU, FleetRig, ready, status, until, wanted
 
 

@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 
 from nodeagent.errors import NodeagentError
 from nodeagent.mps.fleet import Fleet
-from nodeagent.mps.identity import CONTROL
-from nodeagent.mps.lifecycle.values import Report, Subject
+from nodeagent.mps.lifecycle.model import Report, Subject
+from nodeagent.mps.processes import CONTROL
 from tests.mps.fleet_rig import (
     GPU,
     IMPATIENT,

@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from nodeagent.mps.asking import Seen, SeenServer
-from nodeagent.mps.lifecycle.values import (
+from nodeagent.mps.control.query import Seen, SeenServer
+from nodeagent.mps.files.log_watch import LogWatch
+from nodeagent.mps.lifecycle.model import (
     Event,
     Phase,
     ServerGone,
@@ -20,7 +21,6 @@ from nodeagent.mps.lifecycle.values import (
     State,
 )
 from nodeagent.mps.log_events import Listener
-from nodeagent.mps.log_watch import LogWatch
 from nodeagent.mps.shares import DaemonSpec
 
 FLOODS: dict[str, Callable[[int], str]] = {

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from nodeagent.mps.identity import CONTROL, SERVER, identify, processes_of
-from nodeagent.mps.launching import ChildLauncher
-from nodeagent.mps.orphans import OrphansLeft, end_orphans
-from nodeagent.mps.process import Programs
+from nodeagent.mps.launch.launchers import ChildLauncher
+from nodeagent.mps.launch.orphans import OrphansLeft, end_orphans
+from nodeagent.mps.launch.process import Programs
+from nodeagent.mps.processes import CONTROL, SERVER, identify, processes_of
 from nodeagent.mps.shares import DaemonSpec
 from tests.mps.conftest import StartServer
 

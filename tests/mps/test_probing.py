@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from nodeagent.mps.identity import CONTROL, SERVER
-from nodeagent.mps.probing import Probe, probe
-from nodeagent.mps.process import Programs
+from nodeagent.mps.launch.probing import Probe, probe
+from nodeagent.mps.launch.process import Programs
+from nodeagent.mps.processes import CONTROL, SERVER
 from nodeagent.simulation.mps.installation import install
 from nodeagent.simulation.mps.knobs import Knobs
 from tests.simulation.mps.rig import CONTROL as REAL

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from nodeagent.mps.identity import CONTROL, identify
-from nodeagent.mps.launching import ChildLauncher
-from nodeagent.mps.process import NotTheDaemon, Programs, adopt, last_lines
+from nodeagent.mps.launch.launchers import ChildLauncher
+from nodeagent.mps.launch.process import NotTheDaemon, Programs, adopt, last_lines
+from nodeagent.mps.processes import CONTROL, identify
 from nodeagent.mps.shares import DaemonSpec
 from tests.mps.conftest import running, wait_for
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from nodeagent.mps.published_files import FileRefused, PublicDirectory
+from nodeagent.mps.files.published import FileRefused, PublicDirectory
 
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
 

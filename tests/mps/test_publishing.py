@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from nodeagent.mps.publishing import Publisher
+from nodeagent.mps.files.publisher import Publisher
 from nodeagent.mps.shares import DaemonSpec, client_environment
 from nodeagent.plan.problems import Code
 from nodeagent.plan.shares import Share, WantedMps

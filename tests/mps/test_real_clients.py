@@ -24,11 +24,11 @@ from typing import Any
 import pytest
 
 from nodeagent.gpu.driver import Driver
-from nodeagent.mps.commands import TerminateClient
+from nodeagent.mps.control.commands import TerminateClient
 from nodeagent.mps.fleet import Fleet
-from nodeagent.mps.identity import CONTROL, SERVER
-from nodeagent.mps.launching import ChildLauncher
-from nodeagent.mps.process import Programs
+from nodeagent.mps.launch.launchers import ChildLauncher
+from nodeagent.mps.launch.process import Programs
+from nodeagent.mps.processes import CONTROL, SERVER
 from nodeagent.mps.setup import policy_of, timing_of
 from nodeagent.mps.shares import DaemonSpec, client_environment
 from nodeagent.plan.shares import Account, ComputeMode, Share, Sharing, WantedMps

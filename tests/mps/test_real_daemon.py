@@ -15,7 +15,8 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from nodeagent.mps.commands import (
+from nodeagent.mps.control.client import ControlClient, DaemonDead, DaemonSilent
+from nodeagent.mps.control.commands import (
     GetDefaultMemoryLimit,
     GetDefaultThreads,
     GetServerList,
@@ -25,11 +26,10 @@ from nodeagent.mps.commands import (
     SetDefaultThreads,
     TerminateClient,
 )
-from nodeagent.mps.control import ControlClient, DaemonDead, DaemonSilent
-from nodeagent.mps.identity import CONTROL, identify
-from nodeagent.mps.launching import ChildLauncher
-from nodeagent.mps.process import DaemonProcess, Programs
-from nodeagent.mps.replies import UnknownServer, threads_agree
+from nodeagent.mps.control.replies import UnknownServer, threads_agree
+from nodeagent.mps.launch.launchers import ChildLauncher
+from nodeagent.mps.launch.process import DaemonProcess, Programs
+from nodeagent.mps.processes import CONTROL, identify
 from nodeagent.mps.shares import DaemonSpec
 
 PROGRAM = shutil.which(CONTROL)

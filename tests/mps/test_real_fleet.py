@@ -16,15 +16,15 @@ from pathlib import Path
 
 import pytest
 
-from nodeagent.mps.commands import (
+from nodeagent.mps.control.commands import (
     GetDefaultMemoryLimit,
     GetDefaultThreads,
     GetServerList,
     StartServer,
 )
 from nodeagent.mps.fleet import Fleet, InUse
-from nodeagent.mps.identity import CONTROL, SERVER
-from nodeagent.mps.lifecycle.values import Subject
+from nodeagent.mps.lifecycle.model import Subject
+from nodeagent.mps.processes import CONTROL, SERVER
 from tests.mps.fleet_rig import GPU, US, FleetRig, ready, status, until, wanted
 from tests.simulation.mps.rig import gone
 

@@ -12,14 +12,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from nodeagent.files.state import StateFormat, write_state
-from nodeagent.mps.identity import CONTROL, Identity
-from nodeagent.mps.records import (
+from nodeagent.mps.files.records import (
     Record,
     RecordKeeper,
     RecordUnusable,
     read_records,
     write_record,
 )
+from nodeagent.mps.processes import CONTROL, Identity
 from nodeagent.plan.shares import Account, Share, Sharing, WantedMps
 
 SHARES = st.builds(

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nodeagent.mps.commands import (
+from nodeagent.mps.control.commands import (
     Command,
     GetClientList,
     GetDefaultMemoryLimit,
@@ -26,8 +26,7 @@ from nodeagent.mps.commands import (
     StartServer,
     TerminateClient,
 )
-from nodeagent.mps.lifecycle.values import ServerStatus
-from nodeagent.mps.replies import (
+from nodeagent.mps.control.replies import (
     Client,
     MemoryLimit,
     NotPermitted,
@@ -36,6 +35,7 @@ from nodeagent.mps.replies import (
     UnknownServer,
     threads_agree,
 )
+from nodeagent.mps.lifecycle.model import ServerStatus
 
 PS = """\
 PID       ID        SERVER         DEVICE            NAMESPACE      COMMAND

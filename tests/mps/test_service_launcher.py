@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from nodeagent.mps.identity import CONTROL, identify, processes_of
-from nodeagent.mps.launching import ServiceLauncher
-from nodeagent.mps.process import DaemonProcess, Programs, StartError, adopt
-from nodeagent.mps.service_launcher import unit_of
+from nodeagent.mps.launch.launchers import ServiceLauncher
+from nodeagent.mps.launch.process import DaemonProcess, Programs, StartError, adopt
+from nodeagent.mps.launch.service import unit_of
+from nodeagent.mps.processes import CONTROL, identify, processes_of
 from nodeagent.mps.shares import DaemonSpec
 from tests.mps.conftest import GPU, seen, spec_for, wait_for
 from tests.mps.systemd_programs import SystemdPrograms

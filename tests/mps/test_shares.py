@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from nodeagent.documents.reading import read_document
 from nodeagent.errors import DocumentError
-from nodeagent.mps.commands import SetDefaultMemoryLimit
+from nodeagent.mps.control.commands import SetDefaultMemoryLimit
 from nodeagent.mps.shares import MEMORY_VARIABLE, DaemonSpec, client_environment, spec_for
 from nodeagent.plan.desired import MpsEntry, ShareEntry
 from nodeagent.plan.problems import Code, Problem

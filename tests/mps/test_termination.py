@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from nodeagent.mps.termination import Ending, Target, end_client
+from nodeagent.mps.clients.termination import Ending, Target, end_client
 from nodeagent.processes import ProcessIdentity, identify
 from nodeagent.simulation.mps.clients import SimulatedClient
 from tests.mps.simulated_daemon import asking, installed_programs

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from nodeagent.mps.lifecycle.values import Report, Subject
+from nodeagent.mps.lifecycle.model import Report, Subject
 from nodeagent.reconcile.event_log import EventType
 from nodeagent.reconcile.event_reporter import BAD, event_of
 

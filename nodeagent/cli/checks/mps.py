@@ -13,10 +13,10 @@ from typing import NamedTuple
 
 from nodeagent.cli import event_loop
 from nodeagent.cli.checks.findings import Finding, error, ok, warning
-from nodeagent.mps.daemon_command import OPEN_FILES
-from nodeagent.mps.directories import DEFAULT_DIRECTORIES, DirectoryRefused, directories_of
-from nodeagent.mps.identity import CONTROL, SERVER
-from nodeagent.mps.process import Programs
+from nodeagent.mps.files.directories import DEFAULT_DIRECTORIES, DirectoryRefused, directories_of
+from nodeagent.mps.launch.command import OPEN_FILES
+from nodeagent.mps.launch.process import Programs
+from nodeagent.mps.processes import CONTROL, SERVER
 from nodeagent.plan.desired import MigLayout, MpsEntry, PlanDocument, PlanEntry
 from nodeagent.plan.shares import ANY_USER, Account
 from nodeagent.processes import Hidden, commands, environment_of
@@ -91,7 +91,7 @@ def program_findings(
 
 def _version_finding(programs: Programs, *, wanted: bool, any_user: bool) -> Finding:
     """What a daemon that is started for a moment can do; told by what it does, not by its name."""
-    from nodeagent.mps.probing import probe
+    from nodeagent.mps.launch.probing import probe
 
     check = "mps version"
     # In the shortest place there is, because socket paths have to be short.

@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import assert_never
 
-from nodeagent.mps.lifecycle.moves import Step, ask_to_end, kill, limit, resume, start
-from nodeagent.mps.lifecycle.values import (
+from nodeagent.mps.lifecycle.model import (
     Drain,
     Ending,
     Phase,
@@ -16,6 +15,7 @@ from nodeagent.mps.lifecycle.values import (
     State,
     Subject,
 )
+from nodeagent.mps.lifecycle.transitions import Step, ask_to_end, kill, limit, resume, start
 
 
 def deadline_passed(state: State, now: float, policy: Policy) -> Step:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from nodeagent.mps.lifecycle.moves import Step, ended_by_itself, kill, limit, ready
-from nodeagent.mps.lifecycle.values import (
+from nodeagent.mps.lifecycle.model import (
     Ending,
     Exited,
     KeptOut,
@@ -19,6 +18,7 @@ from nodeagent.mps.lifecycle.values import (
     State,
     Subject,
 )
+from nodeagent.mps.lifecycle.transitions import Step, ended_by_itself, kill, limit, ready
 
 
 def answered(state: State, now: float, policy: Policy) -> Step:

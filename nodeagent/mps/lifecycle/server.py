@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from nodeagent.mps.lifecycle.moves import Step, initializing, limit, server_fault
-from nodeagent.mps.lifecycle.values import (
+from nodeagent.mps.lifecycle.model import (
     Action,
     Ending,
     ForeignUserWaiting,
@@ -19,6 +18,7 @@ from nodeagent.mps.lifecycle.values import (
     State,
     Subject,
 )
+from nodeagent.mps.lifecycle.transitions import Step, initializing, limit, server_fault
 
 
 def server_seen(state: State, server: Server, now: float, policy: Policy) -> Step:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from nodeagent.mps.lifecycle.moves import Step, fresh, limit, resume, start
-from nodeagent.mps.lifecycle.values import (
+from nodeagent.mps.lifecycle.model import (
     WITH_PROCESS,
     Adopted,
     Drain,
@@ -16,6 +15,7 @@ from nodeagent.mps.lifecycle.values import (
     Schedule,
     State,
 )
+from nodeagent.mps.lifecycle.transitions import Step, fresh, limit, resume, start
 from nodeagent.mps.shares import DaemonSpec
 
 

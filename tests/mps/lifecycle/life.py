@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-from nodeagent.mps.lifecycle.step import step
-from nodeagent.mps.lifecycle.values import (
+from nodeagent.mps.lifecycle.machine import step
+from nodeagent.mps.lifecycle.model import (
     Action,
     Answered,
     Event,

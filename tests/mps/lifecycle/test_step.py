@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from nodeagent.mps.lifecycle.values import (
+from nodeagent.mps.lifecycle.model import (
     Adopted,
     Answered,
     ClientsGone,

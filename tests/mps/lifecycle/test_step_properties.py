@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from nodeagent.mps.lifecycle.values import (
+from nodeagent.mps.lifecycle.model import (
     WITH_PROCESS,
     Action,
     Adopted,

@@ -1,0 +1,155 @@
+"""Ends a client without harm to the others, and no other process in its place.
+
+A daemon that runs for a tenant can be made to name any process. So one is ended only when the
+driver itself lists it as an MPS process of the device, and it is the plan's user's: never root's
+unless the plan says root, never one of the agent's own. It is held by a descriptor (pidfd) from
+before it is looked at, so that a reused pid never hits another process.
+
+A client that is killed while the device works for it can take its server along, and with that all
+other clients. So the daemon is asked first, and only when it says that the client's work is ended,
+or does not have it as a client, does the process get signals.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Awaitable, Callable, Collection
+from dataclasses import dataclass
+
+from nodeagent.errors import NodeagentError
+from nodeagent.mps.control.client import ControlClient, ControlError
+from nodeagent.mps.control.commands import TerminateClient
+from nodeagent.mps.control.query import ask_everything
+from nodeagent.mps.control.replies import UnexpectedReply
+from nodeagent.mps.pidfd import ended, has_ended, opened
+from nodeagent.processes import Hidden, Process, ProcessIdentity, Uids, inspect
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A client process. `uid` is the plan's user, None for any but root; `spared` are pids that
+    must not be ended.
+    """
+
+    process: ProcessIdentity
+    uid: int | None
+    spared: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """Whether the process is gone, and how that went, in words."""
+
+    gone: bool
+    words: str
+
+
+_ALREADY = Ending(True, "it had ended already")
+
+
+async def end_client(
+    control: ControlClient,
+    target: Target,
+    listed: Callable[[], Awaitable[Collection[int]]],
+    *,
+    deadline: float,
+    grace: float,
+) -> Ending:
+    """End it: by the daemon, which has `deadline` seconds, then each signal after `grace` seconds.
+
+    `listed` gives the pids of the device's MPS processes as the driver has them; a NodeagentError
+    of it leaves the client alone.
+    """
+    pid = target.process.pid
+    if pid in {0, 1, os.getpid(), os.getppid(), *target.spared}:
+        return Ending(False, f"left alone: pid {pid} is none that may be ended")
+    with opened(pid) as descriptor:
+        found = await asyncio.to_thread(inspect, pid)
+        if isinstance(found, Hidden):
+            return _left_alone(found.reason)
+        if descriptor is None or found is None or found.identity != target.process:
+            return _ALREADY
+        obstacle = _of_another(found.uids, target) or await _not_listed(pid, listed)
+        if obstacle:
+            return _ALREADY if has_ended(descriptor) else _left_alone(obstacle)
+        # It was alive after the driver answered, so the driver lists this process.
+        by_daemon, obstacle = await _end_work(control, descriptor, pid, deadline)
+        if obstacle:
+            return _ALREADY if has_ended(descriptor) else _left_alone(obstacle)
+        return await _end_process(descriptor, target, by_daemon, grace)
+
+
+def _left_alone(why: str) -> Ending:
+    return Ending(False, f"left alone: {why}")
+
+
+def _of_another(uids: Uids, target: Target) -> str:
+    """Why it does not belong to the plan's user alone; "" where it does. A setuid program belongs
+    to its other user too.
+    """
+    has = {uids.real, uids.effective, uids.saved}
+    if target.uid is None:
+        return "it has the rights of root" if 0 in has else ""
+    if has != {target.uid}:
+        return f"it runs as user {uids.effective}, not as the plan's user {target.uid}"
+    return ""
+
+
+async def _not_listed(pid: int, listed: Callable[[], Awaitable[Collection[int]]]) -> str:
+    try:
+        if pid in await listed():
+            return ""
+    except NodeagentError as error:
+        return f"which MPS processes the driver has on the device is not known ({error.message})"
+    return "the driver does not have it as an MPS process of the device"
+
+
+async def _end_work(
+    control: ControlClient, descriptor: int, pid: int, deadline: float
+) -> tuple[str, str]:
+    """Take it off the device: how that was done, and why it was not."""
+    try:
+        seen = await ask_everything(control, (), status=False)
+        if not seen.knows_clients or any(client == 0 for _, client in seen.clients):
+            return "", "the daemon does not tell who its clients are"
+        server = next((server for server, client in seen.clients if client == pid), None)
+        if server is None:
+            return "the daemon does not have it as a client", ""
+        if has_ended(descriptor):  # the number may be another client's by now
+            return "", "it has ended"
+        code = await control.ask(TerminateClient(server, pid), deadline=deadline)
+    except (ControlError, UnexpectedReply) as error:
+        return "", error.message
+    if code != 0:
+        return "", f"the daemon could not end its work, CUDA error {code}"
+    return "the daemon ended its work", ""
+
+
+async def _end_process(descriptor: int, target: Target, so_far: str, grace: float) -> Ending:
+    if await _is_ended(descriptor, grace):
+        return Ending(True, f"{so_far}, and it ended by itself")
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        # It may have become another user's since: a program that starts a setuid program.
+        found = await asyncio.to_thread(inspect, target.process.pid)
+        if isinstance(found, Process) and (obstacle := _of_another(found.uids, target)):
+            return Ending(False, f"{so_far}, but the process is left alone: {obstacle}")
+        try:
+            signal.pidfd_send_signal(descriptor, number)
+        except ProcessLookupError:
+            pass
+        except PermissionError:
+            return Ending(False, f"{so_far}, but it may not be sent signals")
+        if await _is_ended(descriptor, grace):
+            return Ending(True, f"{so_far}, and {number.name} the process")
+    return Ending(False, f"{so_far}, but the process remains although killed")
+
+
+async def _is_ended(descriptor: int, seconds: float) -> bool:
+    try:
+        async with asyncio.timeout(seconds):
+            await ended(descriptor)
+    except TimeoutError:
+        return False
+    return True

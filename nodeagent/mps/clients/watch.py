@@ -1,0 +1,237 @@
+"""Watches the clients of all daemons: who they are, what they have, and whether that is theirs.
+
+What is wrong is reported once, for as long as it lasts. Where the plan says `enforce: terminate`,
+the offender is ended the safe way, beside the looks, since its work may take long to end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from types import TracebackType
+from typing import Protocol, Self
+
+from nodeagent.errors import NodeagentError
+from nodeagent.mps.clients.assess import ENDED_FOR, Judged, Offence, OffenceKind, assess
+from nodeagent.mps.clients.processes import read_clients
+from nodeagent.mps.clients.termination import Target, end_client
+from nodeagent.mps.control.client import ControlClient
+from nodeagent.mps.shares import DaemonSpec
+from nodeagent.plan.shares import WantedMps
+from nodeagent.processes import ProcessIdentity
+from nodeagent.views.mps_state import ClientState
+
+TRY_AGAIN = 60.0  # seconds until a client that could not be ended is tried again
+
+_NO_PID = (
+    "the daemon cannot tell its pid, because it is in another pid namespace; so it can neither be "
+    "judged nor ended (in a pod, the agent needs hostPID: true)"
+)
+
+Process = tuple[str, int, int]  # device, pid, start time
+
+
+class RunningDaemon(Protocol):
+    """What is looked at of a daemon; `clients` are (server pid, client pid)."""
+
+    @property
+    def device(self) -> str: ...
+
+    @property
+    def spec(self) -> DaemonSpec: ...
+
+    @property
+    def wanted(self) -> WantedMps: ...
+
+    @property
+    def control(self) -> ControlClient: ...
+
+    @property
+    def pid(self) -> int | None: ...
+
+    @property
+    def clients(self) -> Sequence[tuple[int, int]]: ...
+
+
+class ClientWatch:
+    """Looks at clients when told to; to be closed, as with `async with`.
+
+    `listed` gives the MPS processes of a device as the driver has them, bytes by pid (None: not
+    known); where it raises a NodeagentError none is known, and none is ended. `report` gets a
+    device's UUID and what is wrong, and once more with an outcome when the client was to be ended
+    for it. `deadline` and `grace` in seconds, as for `end_client`; who uses too much memory also
+    has `grace` to give it back.
+    """
+
+    def __init__(
+        self,
+        *,
+        listed: Callable[[str], Awaitable[Mapping[int, int | None]]],
+        report: Callable[[str, Offence], None],
+        deadline: float,
+        grace: float,
+    ) -> None:
+        self._listed = listed
+        self._report = report
+        self._deadline = deadline
+        self._grace = grace
+        self._since: dict[tuple[Process, OffenceKind], float] = {}  # offences that last
+        self._not_before: dict[Process, float] = {}
+        self._endings: dict[Process, asyncio.Task[None]] = {}
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.aclose()
+
+    async def look(self, daemons: Sequence[RunningDaemon]) -> Mapping[str, tuple[ClientState, ...]]:
+        """All clients of these daemons, by device."""
+        async with asyncio.TaskGroup() as group:
+            looks = [group.create_task(self._judged(daemon)) for daemon in daemons]
+        judged = [look.result() for look in looks]
+        now = asyncio.get_running_loop().time()
+        self._tell(daemons, judged, now)
+        for daemon, clients in zip(daemons, judged, strict=True):
+            if daemon.wanted.sharing.enforce == "terminate":
+                self._enforce(daemon, clients, _spared(daemons), now)
+        return {
+            daemon.device: _in_order(daemon, clients)
+            for daemon, clients in zip(daemons, judged, strict=True)
+        }
+
+    async def aclose(self) -> None:
+        """Leave who is being ended as they are just now."""
+        endings = tuple(self._endings.values())
+        for task in endings:
+            task.cancel()
+        await asyncio.gather(*endings, return_exceptions=True)
+
+    # --- looking --------------------------------------------------------------------------------
+
+    async def _judged(self, daemon: RunningDaemon) -> tuple[Judged, ...]:
+        """Clients that the daemon names, and processes of the plan's user that only the driver
+        lists: a daemon that runs for a tenant may hide some.
+        """
+        named = dict.fromkeys(pid for _, pid in daemon.clients if pid > 0)
+        try:
+            memory = await self._listed(daemon.device)
+        except NodeagentError:  # who asks the driver for more tells of it
+            memory = {}
+        ours = {pid for pid in (daemon.pid, *(server for server, _ in daemon.clients)) if pid}
+        pids = {**named, **dict.fromkeys(pid for pid in memory if pid not in ours)}
+        if not pids:
+            return ()
+        found = await asyncio.to_thread(read_clients, pids)
+        known = [
+            replace(facts, memory_used=memory.get(facts.pid))
+            for facts in found
+            if facts.pid in named or facts.uid == _user_of(daemon)
+        ]
+        return assess(known, daemon.wanted, daemon.device)
+
+    def _tell(
+        self,
+        daemons: Sequence[RunningDaemon],
+        judged: Sequence[Sequence[Judged]],
+        now: float,
+    ) -> None:
+        """Report what is new, and forget what is over."""
+        since: dict[tuple[Process, OffenceKind], float] = {}
+        for daemon, clients in zip(daemons, judged, strict=True):
+            for client in clients:
+                for offence in client.offences:
+                    key = (_process(daemon, client), offence.kind)
+                    if key not in self._since and key not in since:
+                        self._report(daemon.device, offence)
+                    since.setdefault(key, self._since.get(key, now))
+        self._since = since
+        there = {process for process, _ in since}
+        self._not_before = {p: t for p, t in self._not_before.items() if p in there}
+
+    # --- ending ---------------------------------------------------------------------------------
+
+    def _enforce(
+        self,
+        daemon: RunningDaemon,
+        clients: Sequence[Judged],
+        spared: frozenset[int],
+        now: float,
+    ) -> None:
+        for client in clients:
+            process = _process(daemon, client)
+            offence = self._due(process, client, now)
+            if offence is None or process in self._endings:
+                continue
+            if now < self._not_before.get(process, now):
+                continue
+            identity = ProcessIdentity(client.facts.pid, client.facts.start_time)
+            target = Target(identity, _user_of(daemon), spared)
+            task = asyncio.create_task(
+                self._end(daemon, target, process, offence), name=f"mps end {identity.pid}"
+            )
+            self._endings[process] = task
+            task.add_done_callback(partial(self._forget, process))
+
+    def _due(self, process: Process, client: Judged, now: float) -> Offence | None:
+        """What it is to be ended for now.
+
+        Figures of memory are of one moment, and what is freed is free a moment later; all else
+        stays as it is until the client ends, so waiting would change nothing.
+        """
+        for offence in client.offences:
+            waits = self._grace if offence.kind is OffenceKind.MEMORY else 0.0
+            if offence.kind in ENDED_FOR and now >= self._since[process, offence.kind] + waits:
+                return offence
+        return None
+
+    def _forget(self, process: Process, _: asyncio.Task[None]) -> None:
+        del self._endings[process]
+
+    async def _end(
+        self, daemon: RunningDaemon, target: Target, process: Process, offence: Offence
+    ) -> None:
+        ending = await end_client(
+            daemon.control,
+            target,
+            lambda: self._listed(daemon.device),
+            deadline=self._deadline,
+            grace=self._grace,
+        )
+        if not ending.gone:
+            self._not_before[process] = asyncio.get_running_loop().time() + TRY_AGAIN
+        self._report(daemon.device, replace(offence, outcome=ending.words))
+
+
+def _user_of(daemon: RunningDaemon) -> int | None:
+    """The uid whose clients are allowed; None: any user."""
+    return None if daemon.spec.multi_user else daemon.spec.uid
+
+
+def _spared(daemons: Sequence[RunningDaemon]) -> frozenset[int]:
+    """All daemons and servers."""
+    found = {server for daemon in daemons for server, _ in daemon.clients}
+    return frozenset(found | {daemon.pid for daemon in daemons if daemon.pid is not None})
+
+
+def _process(daemon: RunningDaemon, client: Judged) -> Process:
+    return daemon.device, client.facts.pid, client.facts.start_time
+
+
+def _in_order(daemon: RunningDaemon, judged: Sequence[Judged]) -> tuple[ClientState, ...]:
+    """As the daemon names them, those included of whom nothing else is known."""
+    known = {client.facts.pid: client.state for client in judged}
+    return tuple(known.get(pid) or _unknown(pid) for _, pid in daemon.clients)
+
+
+def _unknown(pid: int) -> ClientState:
+    if pid > 0:  # it has just ended, or cannot be seen from here
+        return ClientState(pid)
+    return ClientState(pid, findings=(_NO_PID,))

@@ -1,0 +1,1 @@
+"""The connection to a control daemon: commands, replies, and what they add up to."""

@@ -1,0 +1,186 @@
+"""One question about everything: servers, clients and the limits in force; and how to set these.
+
+A server that is busy answers per-server questions with nothing, and an empty list of clients then
+means nothing at all. So the percentage of its threads, which any server that is not busy tells, is
+asked before and after: only between two such answers are its clients known.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from nodeagent.mps.control.client import ControlClient
+from nodeagent.mps.control.commands import (
+    Command,
+    GetClientList,
+    GetDefaultMemoryLimit,
+    GetDefaultThreads,
+    GetMemoryLimit,
+    GetServerList,
+    GetServerStatus,
+    GetThreads,
+    SetDefaultMemoryLimit,
+    SetDefaultThreads,
+    SetMemoryLimit,
+    SetThreads,
+)
+from nodeagent.mps.control.replies import (
+    MemoryLimit,
+    UnexpectedReply,
+    UnknownCommand,
+    UnknownServer,
+    threads_agree,
+)
+from nodeagent.mps.lifecycle.model import ServerStatus
+from nodeagent.mps.shares import DaemonSpec
+from nodeagent.plan.shares import percentage_text
+
+Wrong = UnexpectedReply
+
+
+@dataclass(frozen=True, slots=True)
+class SeenServer:
+    """A server as its daemon tells it. `status` None: not told (535 has no such command, a busy one
+    says nothing). `clients` None: not known, as it is busy; then no limit of it is known either.
+    """
+
+    pid: int
+    status: ServerStatus | None
+    clients: tuple[int, ...] | None
+    memory_limit: MemoryLimit | Wrong | None
+    threads: float | Wrong | None
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What a daemon answered. `tells_status`: it has a command for the status of servers."""
+
+    servers: tuple[SeenServer, ...]
+    memory_limit: MemoryLimit | Wrong | None
+    threads: float | Wrong
+    tells_status: bool = True
+
+    @property
+    def clients(self) -> tuple[tuple[int, int], ...]:
+        """(server pid, client pid) of all that are known."""
+        return tuple((s.pid, client) for s in self.servers for client in s.clients or ())
+
+    @property
+    def knows_clients(self) -> bool:
+        """Whether there are no others."""
+        return all(server.clients is not None for server in self.servers)
+
+
+async def ask_everything(
+    control: ControlClient, servers: Collection[int], *, status: bool = True
+) -> Seen:
+    """One conversation, and another if there are other servers than the caller knew.
+
+    `status`: whether to ask for the status of servers. Raises ControlError, and UnexpectedReply if
+    not even the list of servers could be read.
+    """
+    known = tuple(servers)
+    questions: list[Command[Any]] = [GetServerList(), GetDefaultMemoryLimit(), GetDefaultThreads()]
+    about = [_about(server, status=status) for server in known]
+    listed, memory, threads, *rest = await control.ask_each(
+        *questions, *(command for commands in about for command in commands)
+    )
+    if isinstance(listed, UnexpectedReply):
+        raise listed
+    found = dict(zip(known, _parted(rest, about), strict=True))
+    new = [server for server in listed if server not in found]
+    if new:
+        about = [_about(server, status=status) for server in new]
+        more = await control.ask_each(*(command for commands in about for command in commands))
+        found |= zip(new, _parted(list(more), about), strict=True)
+    seen = [_server(pid, found[pid], status=status) for pid in listed]
+    unknown = any(isinstance(a, UnknownCommand) for answers in found.values() for a in answers)
+    return Seen(
+        tuple(server for server in seen if server is not None),
+        memory,
+        threads,
+        tells_status=status and not unknown,
+    )
+
+
+def _about(server: int, *, status: bool) -> list[Command[Any]]:
+    questions: list[Command[Any]] = [
+        GetThreads(server),
+        GetClientList(server),
+        GetMemoryLimit(server),
+        GetThreads(server),
+    ]
+    return [*questions, GetServerStatus(server)] if status else questions
+
+
+def _parted(answers: list[Any], about: list[list[Command[Any]]]) -> Iterator[list[Any]]:
+    start = 0
+    for commands in about:
+        yield answers[start : start + len(commands)]
+        start += len(commands)
+
+
+def _server(pid: int, answers: list[Any], *, status: bool) -> SeenServer | None:
+    """None when it went between two answers."""
+    if any(isinstance(answer, UnknownServer) for answer in answers):
+        return None
+    before, clients, memory, after, *more = answers
+    told = more[0] if status and isinstance(more[0], ServerStatus) else None
+    is_known = isinstance(before, float) and isinstance(after, float)
+    return SeenServer(
+        pid,
+        told,
+        clients if is_known and isinstance(clients, tuple) else None,
+        memory if is_known else None,
+        after if is_known else None,
+    )
+
+
+# --- limits ---------------------------------------------------------------------------------------
+
+
+async def set_limits(control: ControlClient, spec: DaemonSpec) -> None:
+    """The daemon's defaults, then those of the servers it has. Whether they were taken is only
+    known by reading them back; what the daemon says here is no proof. Raises ControlError.
+    """
+    defaults: list[Command[Any]] = [SetDefaultThreads(spec.thread_percentage)]
+    if spec.memory_limit is not None:
+        defaults.append(SetDefaultMemoryLimit(spec.memory_limit))
+    *_, servers = await control.ask_each(*defaults, GetServerList())
+    commands: list[Command[Any]] = []
+    for server in () if isinstance(servers, UnexpectedReply) else servers:
+        commands.append(SetThreads(server, spec.thread_percentage))
+        if spec.memory_limit is not None:
+            commands.append(SetMemoryLimit(server, spec.memory_limit))
+    if commands:
+        await control.ask_each(*commands)
+
+
+def differences(seen: Seen, spec: DaemonSpec) -> tuple[str, ...]:
+    """What is in force and not as `spec` wants it, in words. Of a server that is busy nothing is
+    known; it is asked again when it is not.
+    """
+    found = [*_of("", seen.memory_limit, seen.threads, spec)]
+    for server in seen.servers:
+        if server.clients is not None:
+            found += _of(f"server {server.pid}: ", server.memory_limit, server.threads, spec)
+    return tuple(found)
+
+
+def _of(
+    whose: str, memory: MemoryLimit | Wrong | None, threads: float | Wrong | None, spec: DaemonSpec
+) -> Iterator[str]:
+    if isinstance(memory, UnexpectedReply):
+        yield f"{whose}memory limit not told ({memory.message})"
+    elif spec.memory_limit is None:
+        if memory is not None:
+            yield f"{whose}memory limit is {memory}, wanted none"
+    elif memory is None or not memory.agrees_with(spec.memory_limit):
+        yield f"{whose}memory limit is {memory or 'not set'}, wanted {spec.memory_limit}M"
+    if isinstance(threads, UnexpectedReply):
+        yield f"{whose}thread percentage not told ({threads.message})"
+    elif threads is None or not threads_agree(threads, spec.thread_percentage):
+        wanted = percentage_text(spec.thread_percentage)
+        yield f"{whose}thread percentage is {threads}, wanted {wanted}"

@@ -1,0 +1,1 @@
+"""Files of MPS: directories, sockets, records, logs, and what is published for clients."""

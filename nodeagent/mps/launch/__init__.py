@@ -1,0 +1,1 @@
+"""How daemon processes are started, and how orphans of earlier ones are ended."""

@@ -1,0 +1,171 @@
+"""Starts daemons as children of this process.
+
+They outlive it where nothing ends all processes of its control group: under systemd with
+KillMode=process, not in a container.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import resource
+import subprocess
+from collections.abc import Callable
+from concurrent.futures import Future
+from contextlib import suppress
+from pathlib import Path
+from threading import Thread
+
+from nodeagent.mps.launch.command import (
+    OOM_SCORE,
+    OPEN_FILES,
+    UMASK,
+    daemon_command,
+    daemon_environment,
+    open_log,
+    shm_directory,
+)
+from nodeagent.mps.launch.mount_namespace import put_shm
+from nodeagent.mps.launch.process import UNKNOWN_END, DaemonProcess, Programs, StartError, in_words
+from nodeagent.mps.processes import CONTROL, Identity, identify
+from nodeagent.mps.shares import DaemonSpec
+
+
+class ChildLauncher:
+    """Each with a session of its own, and its words in a file, not in a pipe that would break.
+
+    With `private_shm` each device has a /dev/shm of its own, which takes CAP_SYS_ADMIN.
+    """
+
+    def __init__(self, programs: Programs, *, private_shm: bool = False) -> None:
+        self._programs = programs
+        self._private_shm = private_shm
+        # A fork stops the whole interpreter for some milliseconds; in between, the loop has its
+        # turn.
+        self._one_by_one = asyncio.Lock()
+
+    async def launch(self, spec: DaemonSpec) -> DaemonProcess:
+        """Start a daemon as `spec` says; its directories have been made. Raises StartError."""
+        async with self._one_by_one:
+            # A thread of its own, not one of a pool: it may get another mount namespace, for good.
+            starting = _in_new_thread(lambda: self._start(spec))
+            try:
+                identity = await asyncio.shield(asyncio.wrap_future(starting))
+            except asyncio.CancelledError:
+                starting.add_done_callback(_take_back)
+                raise
+        try:
+            return DaemonProcess(identity, lambda: _how_it_ended(identity.pid))
+        except OSError as error:  # no descriptor left, say: it would run on without anybody's care
+            await asyncio.to_thread(_take_back, starting)
+            raise StartError(
+                f"the daemon of {spec.device} cannot be watched: {error.strerror}",
+                remedy="see how many files the agent may have open (LimitNOFILE)",
+            ) from error
+
+    def _start(self, spec: DaemonSpec) -> Identity:
+        """Blocks until the program is loaded."""
+        command = daemon_command(spec, self._programs)
+        log = open_log(spec)
+        try:
+            if self._private_shm:
+                _put_shm(spec)
+            child = self._spawn(spec, command, log)
+        finally:
+            os.close(log)
+        _allow_open_files(child.pid)
+        _spare(child.pid)
+        child.returncode = 0  # waited for by pidfd from here on; that it runs needs no warning
+        started = identify(child.pid)
+        return started or Identity(child.pid, 0, spec.uid, CONTROL, spec.pipe_directory)
+
+    def _spawn(self, spec: DaemonSpec, command: list[str], log: int) -> subprocess.Popen[bytes]:
+        try:
+            child: subprocess.Popen[bytes] = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                cwd="/",
+                env=daemon_environment(spec, self._programs),
+                start_new_session=True,
+                umask=UMASK,
+                **_credentials(spec),  # type: ignore[call-overload]  # user and groups, or none
+            )
+            return child
+        except (OSError, subprocess.SubprocessError) as error:
+            reason = error.strerror if isinstance(error, OSError) else error
+            raise StartError(
+                f"{command[0]} cannot be run as user {spec.uid}: {reason}",
+                remedy="install it, or set the path of it; run as root to run it as another user, "
+                "under systemd with systemd/mps-children.conf",
+            ) from error
+
+
+def _in_new_thread(start: Callable[[], Identity]) -> Future[Identity]:
+    future: Future[Identity] = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(start())
+        except BaseException as error:  # noqa: BLE001  # raised again where the result is awaited
+            future.set_exception(error)
+
+    Thread(target=run, name="mps start", daemon=True).start()
+    return future
+
+
+def _take_back(starting: Future[Identity]) -> None:
+    """Nobody knows of this daemon, and it has no client yet."""
+    if starting.exception() is None:
+        pid = starting.result().pid
+        with suppress(OSError):
+            os.kill(pid, 9)  # our child, not waited for yet: the number is still its own
+            os.waitpid(pid, 0)
+
+
+async def _how_it_ended(pid: int) -> str:
+    try:
+        _, status = os.waitpid(pid, os.WNOHANG)  # noqa: ASYNC222  # does not wait
+    except ChildProcessError:  # somebody else in this process waits for all children
+        return UNKNOWN_END
+    return in_words(os.waitstatus_to_exitcode(status))
+
+
+def _put_shm(spec: DaemonSpec) -> None:
+    directory = shm_directory(spec, private=True)
+    try:
+        put_shm(str(directory))
+    except OSError as error:
+        raise StartError(
+            f"the daemon of {spec.device} cannot have a /dev/shm of its own: {error.strerror}",
+            remedy="run as root with CAP_SYS_ADMIN (a privileged container; under systemd "
+            "RestrictNamespaces=mnt), or set mps.shm to host",
+        ) from error
+
+
+def _credentials(spec: DaemonSpec) -> dict[str, object]:
+    """Whom the process shall run as; nothing where that is who this process is.
+
+    The group as well: the daemon makes its servers the user's, but leaves them its own group.
+    """
+    if (spec.uid, spec.gid) == (os.geteuid(), os.getegid()) and spec.uid != 0:
+        return {}
+    return {"user": spec.uid, "group": spec.gid, "extra_groups": list(spec.groups)}
+
+
+def _allow_open_files(pid: int) -> None:
+    """As many as servers need, as far as the hard limit lets it."""
+    with suppress(OSError, ValueError):
+        soft, hard = resource.prlimit(pid, resource.RLIMIT_NOFILE)
+        if soft < OPEN_FILES:
+            most = OPEN_FILES if hard == resource.RLIM_INFINITY else min(OPEN_FILES, hard)
+            resource.prlimit(pid, resource.RLIMIT_NOFILE, (most, hard))
+
+
+def _spare(pid: int) -> None:
+    """Not the first to go when memory runs out. Takes CAP_SYS_RESOURCE; nice to have."""
+    score = Path(f"/proc/{pid}/oom_score_adj")
+    with suppress(OSError, ValueError):
+        if int(score.read_text()) > OOM_SCORE:
+            score.write_text(str(OOM_SCORE))

@@ -1,0 +1,72 @@
+"""What a daemon is started with: its command line, its environment, its log. The same whoever
+starts it.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+from nodeagent.mps.launch.process import LOG_NAME, Programs, StartError
+from nodeagent.mps.shares import DaemonSpec
+
+OPEN_FILES = 16_384  # fewer, and servers fail to make shared memory for their clients
+# Below 0: when memory runs out, others go first. The end of a daemon or server would be the end of
+# the work of all its clients. Far from -1000, so that a server that eats all memory can be ended.
+OOM_SCORE = -500
+UMASK = 0o022
+_SHARED_MEMORY = Path("/dev/shm")  # noqa: S108  # no file is made there by this process
+
+
+def daemon_command(spec: DaemonSpec, programs: Programs) -> list[str]:
+    """Runs it in the foreground. Raises StartError where the driver's MPS lacks what is asked."""
+    if not spec.multi_user:
+        return [*programs.control, "-f"]
+    if not programs.multi_user_flag:
+        raise StartError(
+            f"the MPS of this driver has no server for all users, which {spec.device} is to have",
+            remedy="name one user in the plan, or install a driver of branch 555 or later",
+        )
+    return [*programs.control, "-f", programs.multi_user_flag]
+
+
+def daemon_environment(spec: DaemonSpec, programs: Programs) -> dict[str, str]:
+    """All that a daemon, and so its servers, have in their environment."""
+    environment = {
+        "CUDA_MPS_LOG_DIRECTORY": spec.log_directory,
+        "CUDA_MPS_PIPE_DIRECTORY": spec.pipe_directory,
+        "CUDA_VISIBLE_DEVICES": spec.device,
+        "LC_ALL": "C",
+        "PATH": programs.path,
+    }
+    if programs.library_path:
+        environment["LD_LIBRARY_PATH"] = programs.library_path
+    return environment
+
+
+def shm_directory(spec: DaemonSpec, private: bool) -> Path:
+    """What has to be /dev/shm for the clients of this daemon, since daemon, server and clients
+    share memory there: the device's own directory, or that of the host.
+    """
+    return Path(spec.pipe_directory).parent / "shm" if private else _SHARED_MEMORY
+
+
+def open_log(spec: DaemonSpec) -> int:
+    """Its log, to append to. The directory is the daemon's user's, who could put anything there.
+
+    Raises StartError; blocks for as long as the file system does.
+    """
+    path = Path(spec.log_directory) / LOG_NAME
+    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    try:
+        log = os.open(path, flags, 0o640)
+    except OSError as error:
+        raise StartError(
+            f"{path} cannot be written: {error.strerror}", remedy="remove what is in its place"
+        ) from error
+    found = os.fstat(log)
+    if not stat.S_ISREG(found.st_mode) or found.st_nlink != 1:
+        os.close(log)
+        raise StartError(f"{path} is no plain file", remedy="remove what is in its place")
+    return log

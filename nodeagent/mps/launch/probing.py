@@ -1,0 +1,292 @@
+"""Finds out what the installed MPS can do, by what it does.
+
+Drivers do not say what they understand, and a version number proves little. So daemons are
+started on directories of their own, each with one flag; those that do not know it end at once.
+None has clients or servers, none is at a place where a program would look for it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import re
+import shutil
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from nodeagent.mps.control.client import ControlClient, ControlError
+from nodeagent.mps.control.replies import Reply
+from nodeagent.mps.files.directories import LONGEST_SOCKET_NAME, LONGEST_SOCKET_PATH
+from nodeagent.mps.launch.process import Programs
+from nodeagent.mps.launch.scratch import Scratch
+from nodeagent.mps.processes import SERVER
+from nodeagent.plan.problems import Code, Problem
+
+# In this order: the first one came with 555, the second, which newer drivers' documents prefer,
+# after it.
+MULTI_USER_FLAGS = ("-multiuser-server", "-M")
+_PAUSE = 0.01  # seconds between two looks for a socket
+_DYING = 0.2  # seconds for a process to end whose end was noticed otherwise
+_COMPLAINT = re.compile("unknown|usage|cannot|invalid", re.IGNORECASE)
+_VERSION = re.compile(r"\bversion:?\s+(\d[\w.]*)", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """What was found. `version` is what the control program calls itself, "" where it says
+    nothing (before 580). None: it could not be found out, and `problems` may say why.
+    """
+
+    version: str
+    multi_user: bool | None
+    static_partitioning: bool | None
+    protocol_v3: bool | None
+    problems: tuple[Problem, ...]
+    multi_user_flag: str = ""  # the form of it that is understood
+
+
+async def probe(programs: Programs, *, scratch: Path, deadline: float) -> Probe:
+    """Try the installed programs; `deadline` in seconds holds for each start.
+
+    `scratch` is a directory in which another is made, and removed in the end with all that runs
+    there; so is what an earlier probe left that was killed. Raises nothing of its own: what went
+    wrong is in `problems`.
+    """
+    try:
+        folder = await asyncio.to_thread(Scratch, scratch)
+    except OSError as error:
+        return _nothing(f"{scratch} cannot be used: {error.strerror}", "see its permissions")
+    try:
+        return await _Trials(programs, folder.path, deadline).all()
+    finally:
+        await asyncio.to_thread(folder.remove)
+
+
+@dataclass(frozen=True, slots=True)
+class _Line:
+    """Something to be said to a daemon; its reply as it is."""
+
+    line: str
+
+    def read(self, reply: Reply) -> tuple[str, ...]:
+        return tuple(reply)
+
+
+@dataclass(frozen=True, slots=True)
+class _Trial:
+    """What came of one start: whether it went on, what it said, and the reply to the question."""
+
+    accepted: bool | None  # None: nothing came of it in time
+    said: str
+    reply: tuple[str, ...] = ()
+
+    @property
+    def understood(self) -> bool | None:
+        """Whether it knew both the flag and the question."""
+        if not self.accepted:
+            return self.accepted
+        return not any(_COMPLAINT.match(line) for line in self.reply)
+
+
+class _Trials:
+    """Starts of daemons in `folder`."""
+
+    def __init__(self, programs: Programs, folder: Path, deadline: float) -> None:
+        self._programs = programs
+        self._folder = folder
+        self._deadline = deadline
+
+    async def all(self) -> Probe:
+        longest = len(os.fsencode(self._folder)) + len(f"/plain/pipe/{LONGEST_SOCKET_NAME}")
+        if longest > LONGEST_SOCKET_PATH:
+            return _nothing(
+                f"{self._folder} is too long for sockets", "set run.dir to a shorter path"
+            )
+        try:
+            plain = await self._try("plain")
+        except OSError as error:
+            control = self._programs.control[0]
+            remedy = "install the MPS programs of the driver, or set mps.control and mps.path"
+            return _nothing(f"{control} cannot be run: {error.strerror}", remedy)
+        if not plain.accepted:
+            why = plain.said.strip().splitlines()[-1:] or ["it said nothing"]
+            if plain.accepted is None:
+                why = [f"it did not answer within {self._deadline:g} s"]
+            return _nothing(f"no MPS daemon can be started here: {why[0][:200]}", "")
+        first, second, static, newer = await asyncio.gather(
+            self._try("first", MULTI_USER_FLAGS[0]),
+            self._try("second", MULTI_USER_FLAGS[1]),
+            self._try("static", "-S", question="lspart"),
+            self._try("newer", "-p", "3", words=("server", "list")),
+        )
+        multi_user, flag = _multi_user(first, second)
+        return Probe(
+            version=_version(plain.said) or _version(await self._say("-v")),
+            multi_user=multi_user,
+            multi_user_flag=flag,
+            static_partitioning=static.understood,
+            protocol_v3=newer.understood,
+            problems=self._problems(first, second, static, newer),
+        )
+
+    def _problems(self, *trials: _Trial) -> tuple[Problem, ...]:
+        problems = []
+        if shutil.which(SERVER, path=self._programs.path) is None:
+            problems.append(
+                Problem(
+                    Code.MPS,
+                    f"{SERVER} is not in {self._programs.path}, so no client can be served",
+                    remedy="set mps.path to a PATH that has it",
+                )
+            )
+        if any(trial.accepted is None for trial in trials):
+            problems.append(
+                Problem(
+                    Code.MPS,
+                    "what the installed MPS can do is not wholly known: a trial daemon did not "
+                    f"answer within {self._deadline:g} s",
+                )
+            )
+        return tuple(problems)
+
+    async def _try(
+        self, name: str, *flags: str, question: str = "get_server_list", words: tuple[str, ...] = ()
+    ) -> _Trial:
+        """Start a daemon with these flags and ask it: by `words` on the command line, else the
+        `question`. Raises OSError when the program cannot be run.
+        """
+        folder = self._folder / name
+        await asyncio.to_thread(_make, folder)
+        reply: tuple[str, ...] | None = None
+        async with self._daemon(folder, flags) as process:
+            try:
+                async with asyncio.timeout(self._deadline):
+                    reply = await self._ask(folder, process, question, words)
+                accepted: bool | None = reply is not None
+            except (TimeoutError, ControlError):
+                accepted = False if await _has_ended(process) else None
+        return _Trial(accepted, await asyncio.to_thread(_said, folder), reply or ())
+
+    async def _ask(
+        self,
+        folder: Path,
+        process: asyncio.subprocess.Process,
+        question: str,
+        words: tuple[str, ...],
+    ) -> tuple[str, ...] | None:
+        """The reply; None when the daemon ended before."""
+        while not await asyncio.to_thread((folder / "pipe" / "control").exists):
+            if process.returncode is not None:
+                return None
+            await asyncio.sleep(_PAUSE)
+        if words:
+            said = await self._say(*words, folder=folder)
+            return tuple(said.splitlines()) if process.returncode is None else None
+        client = ControlClient(
+            self._programs.control,
+            pipe_directory=str(folder / "pipe"),
+            log_directory=str(folder / "log"),
+            path=self._programs.path,
+            deadline=self._deadline,
+            chance=random.random,
+        )
+        try:
+            return await client.ask(_Line(question))
+        finally:
+            await client.aclose()
+
+    @asynccontextmanager
+    async def _daemon(
+        self, folder: Path, flags: tuple[str, ...]
+    ) -> AsyncIterator[asyncio.subprocess.Process]:
+        """A running one; killed in the end, which leaves no server, as it has none."""
+        said = await asyncio.to_thread((folder / "said").open, "wb")
+        with said:
+            process = await asyncio.create_subprocess_exec(
+                *self._programs.control,
+                "-f",
+                *flags,
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=said,
+                stderr=said,
+                env=self._environment(folder),
+                cwd="/",
+                start_new_session=True,
+            )
+        try:
+            yield process
+        finally:
+            with suppress(ProcessLookupError):
+                process.kill()
+            await process.wait()
+
+    async def _say(self, *words: str, folder: Path | None = None) -> str:
+        """What the program prints for these words, on either stream, within the deadline."""
+        process = await asyncio.create_subprocess_exec(
+            *self._programs.control,
+            *words,
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT,
+            env=self._environment(folder or self._folder),
+            cwd="/",
+            start_new_session=True,
+        )
+        try:
+            async with asyncio.timeout(self._deadline):
+                said, _ = await process.communicate()
+        except TimeoutError:
+            return ""
+        finally:
+            if process.returncode is None:
+                process.kill()
+                await process.wait()
+        return said.decode(errors="replace")
+
+    def _environment(self, folder: Path) -> dict[str, str]:
+        environment = {
+            "CUDA_MPS_LOG_DIRECTORY": str(folder / "log"),
+            "CUDA_MPS_PIPE_DIRECTORY": str(folder / "pipe"),
+            "LC_ALL": "C",
+            "PATH": self._programs.path,
+        }
+        if self._programs.library_path:
+            environment["LD_LIBRARY_PATH"] = self._programs.library_path
+        return environment
+
+
+def _make(folder: Path) -> None:
+    for directory in (folder, folder / "pipe", folder / "log"):
+        directory.mkdir(mode=0o700)
+
+
+def _said(folder: Path) -> str:
+    return (folder / "said").read_text(errors="replace")
+
+
+async def _has_ended(process: asyncio.subprocess.Process) -> bool:
+    with suppress(TimeoutError):
+        await asyncio.wait_for(process.wait(), _DYING)
+    return process.returncode is not None
+
+
+def _version(text: str) -> str:
+    found = _VERSION.search(text)
+    return found[1] if found else ""
+
+
+def _multi_user(first: _Trial, second: _Trial) -> tuple[bool | None, str]:
+    """Whether there are servers for all users, and the flag that asks for one."""
+    if os.geteuid() != 0:
+        return None, ""  # whatever the program is, it refuses everybody but root
+    for trial, flag in zip((first, second), MULTI_USER_FLAGS, strict=True):
+        if trial.accepted:
+            return True, flag
+    return (None if None in (first.accepted, second.accepted) else False), ""
+
+
+def _nothing(message: str, remedy: str) -> Probe:
+    return Probe("", None, None, None, (Problem(Code.MPS, message, remedy=remedy),))

@@ -1,0 +1,158 @@
+"""One control daemon's process: found again after an earlier agent, waited for, ended.
+
+How it is started: `launching`. It outlives this agent.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from nodeagent.errors import NodeagentError
+from nodeagent.mps.processes import CONTROL, Identity, identify
+from nodeagent.mps.shares import DaemonSpec
+
+LOG_NAME = "daemon.log"  # what daemon and servers say; in the foreground they make no other
+UNKNOWN_END = "its status is not known"
+_TAIL = 8192  # bytes of the log that are looked at for its last lines
+
+
+class StartError(NodeagentError):
+    """The daemon's process could not be started."""
+
+
+class NotTheDaemon(NodeagentError):
+    """The process is not the daemon it was taken for, and is left alone."""
+
+
+@dataclass(frozen=True, slots=True)
+class Programs:
+    """How daemons are started.
+
+    `control` is the program with leading arguments, if any; `path` is its PATH, in which it looks
+    for the server (distributions put that into /usr/sbin); `library_path` says where libcuda is,
+    if not where the loader looks. `multi_user_flag` asks for a server of all users in the form
+    that the installed program understands ("": in none; `probing` finds out).
+    """
+
+    control: tuple[str, ...] = (CONTROL,)
+    path: str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+    library_path: str = ""
+    multi_user_flag: str = "-multiuser-server"
+
+
+class DaemonProcess:
+    """A running daemon, this process' child or not.
+
+    `find_end` says in words how it ended, once it has; who cannot know leaves it out.
+    """
+
+    def __init__(
+        self, identity: Identity, find_end: Callable[[], Awaitable[str]] | None = None
+    ) -> None:
+        self.identity = identity
+        self._find_end = find_end
+        self._finding: asyncio.Task[None] | None = None
+        self._descriptor = os.pidfd_open(identity.pid)
+        self._loop = asyncio.get_running_loop()
+        self._gone = False
+        self._ended: asyncio.Future[str] = self._loop.create_future()
+        self._loop.add_reader(self._descriptor, self._end)
+
+    @property
+    def pid(self) -> int:
+        return self.identity.pid
+
+    async def wait(self) -> str:
+        """Until it ends: how, in words. Any number of tasks may wait."""
+        return await asyncio.shield(self._ended)
+
+    def kill(self) -> None:
+        """Kill it, if it is still there; `wait` tells when it is gone."""
+        if not self._gone:
+            with suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self._descriptor, signal.SIGKILL)
+
+    def close(self) -> None:
+        """Look at it no more. It runs on."""
+        if not self._gone:
+            self._look_away()
+        if self._finding is not None:
+            self._finding.cancel()
+        self._ended.cancel()
+
+    def _look_away(self) -> None:
+        self._gone = True
+        self._loop.remove_reader(self._descriptor)
+        os.close(self._descriptor)
+
+    def _end(self) -> None:
+        self._look_away()
+        if self._find_end is None:
+            self._ended.set_result(f"{UNKNOWN_END}, because an earlier agent started it")
+        else:
+            self._finding = self._loop.create_task(self._find(self._find_end()))
+
+    async def _find(self, find_end: Awaitable[str]) -> None:
+        how = await find_end
+        if not self._ended.done():
+            self._ended.set_result(how)
+
+
+def adopt(identity: Identity, spec: DaemonSpec) -> DaemonProcess:
+    """Take over a daemon that an earlier agent started and noted as `identity`.
+
+    Raises NotTheDaemon with the first thing that differs.
+    """
+    try:
+        process = DaemonProcess(identity)
+    except OSError as error:
+        raise NotTheDaemon(f"there is no process {identity.pid} any more") from error
+    # Looked at only now, when the pid cannot be used again unnoticed.
+    found = identify(identity.pid)
+    difference = _difference(identity, found, spec)
+    if difference:
+        process.close()
+        raise NotTheDaemon(
+            f"process {identity.pid} is not the daemon of {spec.device}: {difference}"
+        )
+    return process
+
+
+def last_lines(spec: DaemonSpec, count: int) -> tuple[str, ...]:
+    """The last lines of what it said; none when there is nothing to read."""
+    try:
+        with (Path(spec.log_directory) / LOG_NAME).open("rb") as log:
+            log.seek(max(log.seek(0, os.SEEK_END) - _TAIL, 0))
+            said = log.read(_TAIL).decode(errors="replace")
+    except OSError:
+        return ()
+    lines = [line.strip() for line in said.splitlines() if line.strip()]
+    return tuple("".join(c for c in line if c.isprintable()) for line in lines[-count:])
+
+
+def _difference(expected: Identity, found: Identity | None, spec: DaemonSpec) -> str:
+    if found is None or found.program != CONTROL:
+        return f"it does not run {CONTROL}"
+    if found.start_time != expected.start_time:
+        return "it was started at another time, so the number was used again"
+    if found.pipe_directory != spec.pipe_directory:
+        return f"its pipe directory is {found.pipe_directory!r}, not {spec.pipe_directory!r}"
+    if found.uid != spec.uid:
+        return f"it runs as user {found.uid}, not {spec.uid}"
+    return ""
+
+
+def in_words(status: int) -> str:
+    """A process' status as `subprocess` gives it: below 0 for the signal that ended it."""
+    if status >= 0:
+        return f"status {status}"
+    try:
+        return f"signal {-status} ({signal.Signals(-status).name})"
+    except ValueError:
+        return f"signal {-status}"

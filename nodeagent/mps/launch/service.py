@@ -1,0 +1,199 @@
+"""Starts daemons as transient services of systemd.
+
+They have nothing of the agent's: no control group, no sandbox, no pod. So they outlive its stop,
+its upgrade and its pod.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+from contextlib import suppress
+
+from nodeagent.mps.launch.command import (
+    OOM_SCORE,
+    OPEN_FILES,
+    UMASK,
+    daemon_command,
+    daemon_environment,
+    open_log,
+    shm_directory,
+)
+from nodeagent.mps.launch.process import UNKNOWN_END, DaemonProcess, Programs, StartError, in_words
+from nodeagent.mps.launch.systemd import SystemdClient, UnitState
+from nodeagent.mps.processes import CONTROL, Identity, identify
+from nodeagent.mps.shares import DaemonSpec
+
+SLICE = "nodeagent-mps.slice"
+_MOST_OPEN_FILES = 524_288  # systemd's own hard limit
+_PAUSE = 0.02  # seconds between two looks at a unit that is about to change
+_END_KNOWN = 1.0  # seconds in which systemd, too, must have seen an end
+# Nothing that systemd would read as its own: no blank, quote, %, $ or backslash. How these are
+# escaped differs between its versions and its settings.
+_PLAIN = re.compile(r"[A-Za-z0-9_@+=.,:/~-]*")
+# What systemd gives every service, beside what it is told to.
+_UNWANTED = (
+    "HOME LOGNAME USER SHELL LANG INVOCATION_ID JOURNAL_STREAM SYSTEMD_EXEC_PID "
+    "MEMORY_PRESSURE_WATCH MEMORY_PRESSURE_WRITE"
+)
+_EXIT_STATUSES = {  # of services whose program was not even reached: systemd.exec(5)
+    200: "its working directory cannot be used",
+    203: "the program cannot be run",
+    205: "its limits cannot be set",
+    209: "its log cannot be opened",
+    216: "its groups cannot be had: each must be in the group database",
+    217: "its user cannot be had",
+    226: "its mount namespace cannot be made",
+}
+
+
+class ServiceLauncher:
+    """With `host`, from inside a container, as services of the host: paths are the host's, and the
+    directories of daemons must be at the same place in both. `deadline` is for one start, in
+    seconds. Needs systemd 240 or later, and root.
+    """
+
+    def __init__(
+        self, programs: Programs, *, host: bool, private_shm: bool, deadline: float
+    ) -> None:
+        self._programs = programs
+        self._private_shm = private_shm
+        self._deadline = deadline
+        self._systemd = SystemdClient(host=host, path=programs.path)
+
+    async def launch(self, spec: DaemonSpec) -> DaemonProcess:
+        """Start a daemon as `spec` says; its directories have been made. Raises StartError."""
+        unit = unit_of(spec)
+        try:
+            async with asyncio.timeout(self._deadline):
+                await self._clear(unit)
+                log = await asyncio.to_thread(open_log, spec)
+                try:
+                    await self._run(unit, spec, log)
+                finally:
+                    os.close(log)
+                return await self._started(unit, spec)
+        except TimeoutError:
+            # It may still come, and nobody would know of it.
+            await self._systemd.stop(unit)
+            raise StartError(
+                f"systemd has not started {unit} within {self._deadline:g} s",
+                remedy="see systemctl list-jobs",
+            ) from None
+
+    async def _clear(self, unit: str) -> None:
+        """See that the name is free, also of what failed under it."""
+        while True:
+            state = await self._systemd.show(unit)
+            match state.active:
+                case "active":
+                    raise StartError(
+                        f"{unit} runs already, with pid {state.main_pid}",
+                        remedy=f"systemctl stop {unit}",
+                    )
+                case "failed":
+                    await self._systemd.forget(unit)
+                    return
+                case "inactive":
+                    return
+                case _:
+                    await asyncio.sleep(_PAUSE)
+
+    async def _run(self, unit: str, spec: DaemonSpec, log: int) -> None:
+        command = daemon_command(spec, self._programs)
+        environment = daemon_environment(spec, self._programs)
+        shm = str(shm_directory(spec, private=True)) if self._private_shm else None
+        for text in (*command, *environment.values(), shm or ""):
+            if not _PLAIN.fullmatch(text):
+                raise StartError(
+                    f"{text!r} has characters that systemd could take for its own",
+                    remedy="use letters, digits and _ @ + = . , : / ~ - alone, or set mps.launch "
+                    "to child",
+                )
+        try:
+            await self._systemd.run(
+                [
+                    f"--unit={unit}",
+                    "--no-ask-password",
+                    "--service-type=exec",  # it waits until the program is loaded
+                    f"--slice={SLICE}",
+                    f"--description=MPS control daemon of {spec.device}",
+                    *(f"--property={text}" for text in _properties(spec, log, shm)),
+                    *(f"--setenv={name}={value}" for name, value in environment.items()),
+                    "--",
+                    *command,
+                ]
+            )
+        except StartError as error:
+            raise StartError(
+                f"{error.message}{await self._reason(unit)}", remedy=error.remedy
+            ) from error
+
+    async def _reason(self, unit: str) -> str:
+        """Why systemd says that it failed, as far as a number tells."""
+        state = await self._systemd.show(unit)
+        await self._systemd.forget(unit)
+        return f" ({_EXIT_STATUSES[state.status]})" if state.status in _EXIT_STATUSES else ""
+
+    async def _started(self, unit: str, spec: DaemonSpec) -> DaemonProcess:
+        state = await self._systemd.show(unit)
+        found = await asyncio.to_thread(identify, state.main_pid) if state.main_pid else None
+        identity = found or Identity(state.main_pid, 0, spec.uid, CONTROL, spec.pipe_directory)
+        try:
+            if state.main_pid:
+                return DaemonProcess(identity, lambda: self._how_it_ended(unit))
+        except ProcessLookupError:
+            pass
+        raise StartError(
+            f"{unit} ended at once: {await self._how_it_ended(unit)}",
+            remedy=f"see {spec.log_directory}",
+        )
+
+    async def _how_it_ended(self, unit: str) -> str:
+        """Only systemd, its parent, knows; and it forgets a unit that ended well."""
+        with suppress(TimeoutError, StartError):
+            async with asyncio.timeout(_END_KNOWN):
+                while True:
+                    state = await self._systemd.show(unit)
+                    if state.main_pid == 0:
+                        await self._systemd.forget(unit)
+                        return _in_words(state)
+                    await asyncio.sleep(_PAUSE)
+        return UNKNOWN_END
+
+
+def unit_of(spec: DaemonSpec) -> str:
+    """The name of its unit."""
+    return f"nodeagent-mps-{spec.device}.service"
+
+
+def _properties(spec: DaemonSpec, log: int, shm: str | None) -> list[str]:
+    # systemd opens it as root. By its name it would follow a symlink that the log directory's
+    # owner can make; this is the file itself that was looked at.
+    said = f"append:/proc/{os.getpid()}/fd/{log}"
+    return [
+        f"User={spec.uid}",
+        f"Group={spec.gid}",
+        *([f"SupplementaryGroups={' '.join(map(str, spec.groups))}"] if spec.groups else []),
+        f"StandardOutput={said}",
+        "StandardError=inherit",
+        f"UnsetEnvironment={_UNWANTED}",
+        "WorkingDirectory=/",
+        f"UMask={UMASK:04o}",
+        f"LimitNOFILE={OPEN_FILES}:{_MOST_OPEN_FILES}",
+        f"OOMScoreAdjust={OOM_SCORE}",
+        "TasksMax=infinity",  # a server has threads for each client
+        # Servers are the agent's to end: one whose daemon died may still serve its clients.
+        "KillMode=process",
+        *([f"BindPaths={shm}:/dev/shm"] if shm else []),
+    ]
+
+
+def _in_words(state: UnitState) -> str:
+    if not state.loaded:
+        return "in a way that systemd counts as clean"
+    if state.code == 1:
+        return in_words(state.status)
+    cause = "" if state.result in {"signal", "core-dump"} else f", {state.result}"
+    return f"{in_words(-state.status)}{cause}" if state.status else f"result {state.result}"

@@ -1,0 +1,387 @@
+"""What the life of an MPS daemon is told in: states, events, actions, all of them values.
+
+Pure. `nodeagent.mps.lifecycle.machine` says what follows from what.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from nodeagent.mps.shares import DaemonSpec
+
+
+class Phase(StrEnum):
+    """Where a daemon is in its life; the words are what users see."""
+
+    DOWN = "Down"  # no process, and none is to be started
+    STARTING = "Starting"  # started, or found running; has not answered yet
+    LIMITING = "Limiting"  # answers; its limits are not proven to be in force
+    READY = "Ready"  # answers, and every limit was read back
+    DRAINING = "Draining"  # to end when its clients are gone
+    FAULT = "Fault"  # there, but of no use: its server is faulted, or it hangs and is ended
+    BACKOFF = "Backoff"  # ended by itself; is started again later
+    FAILED = "Failed"  # ended too often; is tried again at the longest delay
+
+
+WITH_PROCESS = frozenset({Phase.STARTING, Phase.LIMITING, Phase.READY, Phase.DRAINING, Phase.FAULT})
+
+
+class Ending(StrEnum):
+    """How far the end of the process has come."""
+
+    NO = "no"
+    QUITTING = "quitting"  # it was asked to end
+    KILLING = "killing"  # it is being killed
+
+
+class ServerStatus(StrEnum):
+    """What the daemon says of its server."""
+
+    INITIALIZING = "INITIALIZING"
+    ACTIVE = "ACTIVE"
+    FAULT = "FAULT"
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """How patient one is. Times in seconds."""
+
+    start_deadline: float  # from the start to the first answer
+    limit_deadline: float  # from the first answer to limits read back
+    initialize_deadline: float  # a server's INITIALIZING, longer than which is a fault
+    quit_deadline: float  # from `quit` to the end
+    kill_deadline: float  # after which a kill is repeated and reported
+    steady: float  # a daemon that ran shorter has failed quickly
+    first_delay: float  # after a quick failure; doubled for each further one in a row
+    longest_delay: float
+    most_failures: int  # quick ones in a row; from so many on it is Failed
+    most_silences: int  # unanswered questions in a row; so many and it hangs
+    most_attempts: int  # at setting the limits of a daemon that was never Ready
+
+    def delay(self, failures: int, chance: float) -> float:
+        """The wait after so many quick failures in a row (0 counts as 1).
+
+        `chance`, from 0 up to 1, shortens it by up to a quarter, so that many do not act in step.
+        """
+        exponent = min(max(failures, 1) - 1, 60)  # bounded because a float's is
+        return float(min(self.first_delay * 2.0**exponent, self.longest_delay)) * (1 - chance / 4)
+
+
+@dataclass(frozen=True, slots=True)
+class Drain:
+    """Why and how it drains.
+
+    `force`: at the deadline it ends, clients or not; else it is then as before. `then_start`:
+    afterwards comes the daemon that is wanted. `by_plan`: a plan wants it so, without deadline.
+    """
+
+    force: bool = False
+    then_start: bool = False
+    by_plan: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """The server of a daemon; `uid` None: not known. `culprit` is the client that its log names as
+    the cause of a fault.
+    """
+
+    pid: int
+    uid: int | None
+    status: ServerStatus
+    culprit: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """One daemon at one moment. Times are the event loop's.
+
+    `run` counts processes, so that what comes late from an earlier one is known for that.
+    `running` is what the process was started as, `wanted` what the plan wants. `deadline`: when
+    something has to have happened, what depends on the phase.
+    """
+
+    phase: Phase = Phase.DOWN
+    wanted: DaemonSpec | None = None
+    running: DaemonSpec | None = None
+    run: int = 0
+    pid: int | None = None
+    restarts: int = 0  # by its own accord, after it ended by itself
+    failures: int = 0  # quick ones in a row
+    silences: int = 0  # in a row
+    kept_out: str = ""  # why it cannot be asked, as reported last; "" once it has answered
+    excused: bool = False  # it could not be asked since its deadline began
+    attempts: int = 0  # at setting the limits, in a row
+    reading: int = 0  # counts how often limits were set, so that a late read-back is known
+    answered: bool = False  # anything, ever in this run
+    was_ready: bool = False  # in this run, or an earlier agent says so
+    ending: Ending = Ending.NO
+    drain: Drain | None = None
+    server: Server | None = None
+    deadline: float | None = None
+    why: str = ""  # why it is not Ready, for people
+
+    @property
+    def spec(self) -> DaemonSpec:
+        """What the process runs as; asked only where there is one."""
+        if self.running is None:
+            raise ValueError(f"there is no process in {self.phase}")
+        return self.running
+
+
+# --- events ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class OfRun:
+    """An event from the process number `run`."""
+
+    run: int
+
+
+@dataclass(frozen=True, slots=True)
+class Started(OfRun):
+    """The process exists."""
+
+    pid: int
+
+
+@dataclass(frozen=True, slots=True)
+class StartFailed(OfRun):
+    """There is no process: the program could not be run, or an orphan could not be ended."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Exited(OfRun):
+    """The process ended: `status` in words, `ran_for` in seconds, its log's last lines."""
+
+    status: str
+    ran_for: float
+    last_lines: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Answered(OfRun):
+    """It answered a question."""
+
+
+@dataclass(frozen=True, slots=True)
+class Silent(OfRun):
+    """It did not answer a question within the deadline, or cannot be found although its process
+    lives (busy is not silent). `reason` in words, where there is more to say.
+    """
+
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class KeptOut(OfRun):
+    """It could not be asked, which says nothing of it: another front-end has its only connection,
+    or the front-end program itself failed.
+    """
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Replaced(OfRun):
+    """Another process listens where the daemon should. `reason` in words, with that process."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class LimitsReadBack(OfRun):
+    """The answer to the `ReadBack` with this number: what is in force, compute mode included,
+    and is not as wanted; nothing if all is.
+    """
+
+    reading: int
+    differences: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ServerSeen(OfRun):
+    """The daemon has this server."""
+
+    server: Server
+
+
+@dataclass(frozen=True, slots=True)
+class ServerGone(OfRun):
+    """A server ended; `status` in words when it did so badly, its log's last lines. It may have
+    come and gone without being seen.
+    """
+
+    pid: int
+    status: str = ""
+    last_lines: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ForeignUserWaiting(OfRun):
+    """A client of another user than the server's waits, and would wait for ever."""
+
+    pid: int
+    uid: int
+    command: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ClientsGone(OfRun):
+    """No client is left."""
+
+
+@dataclass(frozen=True, slots=True)
+class DrainRequested:
+    """Someone wants it drained, within `seconds` (None: however long it takes)."""
+
+    seconds: float | None
+    force: bool = False
+    then_start: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class DrainGivenUp:
+    """Whoever wanted it drained does not wait for that any more."""
+
+
+@dataclass(frozen=True, slots=True)
+class NewPlan:
+    """There is a new plan, which wants this (None: no daemon)."""
+
+    spec: DaemonSpec | None
+
+
+@dataclass(frozen=True, slots=True)
+class RetryRequested:
+    """Someone wants it tried again now."""
+
+
+@dataclass(frozen=True, slots=True)
+class Adopted:
+    """An earlier agent's daemon was found running as `spec`; its identity was checked."""
+
+    spec: DaemonSpec
+    pid: int
+
+
+@dataclass(frozen=True, slots=True)
+class DeadlinePassed:
+    """The time that was asked for with `Schedule` has come."""
+
+
+Event = (
+    Started
+    | StartFailed
+    | Exited
+    | Answered
+    | Silent
+    | KeptOut
+    | Replaced
+    | LimitsReadBack
+    | ServerSeen
+    | ServerGone
+    | ForeignUserWaiting
+    | ClientsGone
+    | DrainRequested
+    | DrainGivenUp
+    | NewPlan
+    | RetryRequested
+    | Adopted
+    | DeadlinePassed
+)
+
+
+# --- actions, to be done in order -----------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class SweepOrphans:
+    """End every server that a dead daemon of this spec left behind."""
+
+    spec: DaemonSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Spawn:
+    """Start process number `run`; not when the sweep before it failed."""
+
+    run: int
+    spec: DaemonSpec
+
+
+@dataclass(frozen=True, slots=True)
+class SetLimits:
+    """Put the limits into force: the daemon's defaults, and those of its servers."""
+
+    run: int
+    spec: DaemonSpec
+
+
+@dataclass(frozen=True, slots=True)
+class ReadBack:
+    """Read what is in force and compare it with `spec`."""
+
+    run: int
+    spec: DaemonSpec
+    reading: int
+
+
+@dataclass(frozen=True, slots=True)
+class Quit:
+    """Ask the daemon to end, and its server with it, within `seconds`."""
+
+    run: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Kill:
+    """Kill the process."""
+
+    run: int
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """Send `DeadlinePassed` after so many seconds, in place of any asked for earlier."""
+
+    seconds: float
+
+
+class Subject(StrEnum):
+    """What a report is about."""
+
+    STARTED = "Started"
+    READY = "Ready"
+    EXITED = "Exited"
+    START_FAILED = "StartFailed"
+    SILENT = "Silent"
+    REPLACED = "Replaced"
+    LIMITS_DIFFER = "LimitsDiffer"
+    SERVER_FAULT = "ServerFault"
+    SERVER_SLOW = "ServerSlow"
+    SERVER_EXITED = "ServerExited"
+    WRONG_SERVER_USER = "WrongServerUser"
+    FOREIGN_USER_WAITING = "ForeignUserWaiting"
+    DRAINED = "Drained"
+    STILL_IN_USE = "StillInUse"
+    CANNOT_BE_ENDED = "CannotBeEnded"
+    FAILED = "Failed"
+    RECORD_UNUSABLE = "RecordUnusable"
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """Something a person may want to know."""
+
+    subject: Subject
+    message: str
+    lines: tuple[str, ...] = ()  # the log's last
+
+
+Action = SweepOrphans | Spawn | SetLimits | ReadBack | Quit | Kill | Schedule | Report

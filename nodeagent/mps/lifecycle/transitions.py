@@ -1,0 +1,206 @@
+"""The arrows between phases that several events lead along. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import NamedTuple
+
+from nodeagent.mps.lifecycle.model import (
+    Action,
+    Ending,
+    Kill,
+    Phase,
+    Policy,
+    Quit,
+    ReadBack,
+    Report,
+    Schedule,
+    Server,
+    ServerStatus,
+    SetLimits,
+    Spawn,
+    State,
+    Subject,
+    SweepOrphans,
+)
+from nodeagent.mps.shares import DaemonSpec
+
+
+class Step(NamedTuple):
+    """What an event leads to; the actions are to be done in order."""
+
+    state: State
+    actions: tuple[Action, ...] = ()
+
+
+def fresh(state: State, spec: DaemonSpec) -> State:
+    """The state at the start of another process."""
+    return State(
+        phase=Phase.STARTING,
+        wanted=state.wanted,
+        running=spec,
+        run=state.run + 1,
+        restarts=state.restarts,
+        failures=state.failures,
+    )
+
+
+def start(state: State, spec: DaemonSpec, now: float, policy: Policy) -> Step:
+    """Sweep what a dead daemon left, and start another."""
+    started = replace(
+        fresh(state, spec), deadline=now + policy.start_deadline, why="has not answered yet"
+    )
+    return Step(
+        started,
+        (SweepOrphans(spec), Spawn(started.run, spec), Schedule(policy.start_deadline)),
+    )
+
+
+def limit(state: State, now: float, policy: Policy, *, why: str) -> Step:
+    """Set the limits and read them back."""
+    limiting = replace(
+        state,
+        phase=Phase.LIMITING,
+        drain=None,
+        reading=state.reading + 1,
+        deadline=now + policy.limit_deadline,
+        why=why,
+    )
+    return Step(
+        limiting,
+        (
+            SetLimits(state.run, state.spec),
+            ReadBack(state.run, state.spec, limiting.reading),
+            Schedule(policy.limit_deadline),
+        ),
+    )
+
+
+def resume(state: State, now: float, policy: Policy, *, why: str) -> Step:
+    """It is not to end after all: back on the way to Ready, from where it was, perhaps with other
+    limits than before.
+    """
+    state = replace(state, running=state.wanted or state.running)
+    if state.answered:
+        return limit(replace(state, attempts=0), now, policy, why=why)
+    seconds = policy.start_deadline
+    return Step(
+        replace(state, phase=Phase.STARTING, drain=None, deadline=now + seconds, why=why),
+        (Schedule(seconds),),
+    )
+
+
+def ready(state: State, now: float, policy: Policy) -> Step:
+    """Ready, as far as its server is."""
+    server = state.server
+    state = replace(
+        state,
+        phase=Phase.READY,
+        attempts=0,
+        was_ready=True,
+        deadline=None,
+        why="",
+    )
+    report = Report(Subject.READY, "the daemon answers and its limits were read back")
+    if server and server.status is ServerStatus.FAULT:
+        return server_fault(state, server)
+    if server and server.status is ServerStatus.INITIALIZING:
+        waiting = initializing(state, now, policy)
+        return Step(waiting.state, (report, *waiting.actions))
+    return Step(state, (report,))
+
+
+def initializing(state: State, now: float, policy: Policy) -> Step:
+    """Give a server its time to become active."""
+    seconds = policy.initialize_deadline
+    return Step(replace(state, deadline=now + seconds), (Schedule(seconds),))
+
+
+def server_fault(state: State, server: Server) -> Step:
+    """The daemon is well, but its server takes no client."""
+    by = f" of client {server.culprit}" if server.culprit is not None else ""
+    why = (
+        f"server {server.pid} had a fatal fault{by} and takes no client until all that it has are "
+        "gone"
+    )
+    state = replace(state, phase=Phase.FAULT, deadline=None, why=why)
+    return Step(state, (Report(Subject.SERVER_FAULT, why),))
+
+
+def ask_to_end(state: State, now: float, policy: Policy) -> Step:
+    """Ask it to end; what becomes of that is known by its exit."""
+    seconds = policy.quit_deadline
+    return Step(
+        replace(state, ending=Ending.QUITTING, deadline=now + seconds),
+        (Quit(state.run, seconds), Schedule(seconds)),
+    )
+
+
+def kill(state: State, now: float, policy: Policy, report: Report) -> Step:
+    """It is killed; only its exit ends this, since there must never be two."""
+    phase = state.phase if state.phase is Phase.DRAINING else Phase.FAULT
+    killed = replace(
+        state,
+        phase=phase,
+        ending=Ending.KILLING,
+        deadline=now + policy.kill_deadline,
+        why=report.message,
+    )
+    return Step(killed, (report, Kill(state.run), Schedule(policy.kill_deadline)))
+
+
+def ended_by_itself(
+    state: State, report: Report, now: float, policy: Policy, chance: float, *, quick: bool
+) -> Step:
+    """There is no process any more, unless this is the end that was wanted."""
+    sweep = SweepOrphans(state.spec)
+    if state.phase is Phase.DRAINING:
+        return _drained(state, report, now, policy)
+    failures = state.failures + 1 if quick else 0
+    ended = replace(
+        state,
+        pid=None,
+        failures=failures,
+        ending=Ending.NO,
+        drain=None,
+        server=None,
+        deadline=None,
+        why=report.message,
+    )
+    if not failures and ended.wanted is not None:
+        # It ran steadily, so the next one is expected to.
+        again = start(replace(ended, restarts=state.restarts + 1), ended.wanted, now, policy)
+        return Step(again.state, (report, sweep, *again.actions))
+    if failures >= policy.most_failures:
+        return _failed(ended, report, now, policy, chance)
+    delay = policy.delay(failures, chance)
+    backoff = replace(ended, phase=Phase.BACKOFF, deadline=now + delay)
+    return Step(backoff, (report, sweep, Schedule(delay)))
+
+
+def _failed(state: State, report: Report, now: float, policy: Policy, chance: float) -> Step:
+    """Reported once; retried at the longest delay, since its cause may pass."""
+    delay = policy.longest_delay * (1 - chance / 4)
+    words = (
+        f"failed {state.failures} times in a row and is tried every {policy.longest_delay:g} s "
+        f"only, the last time: {report.message}"
+    )
+    failed = replace(state, phase=Phase.FAILED, deadline=now + delay, why=words)
+    first = state.failures == policy.most_failures
+    reports = (report, Report(Subject.FAILED, words, report.lines)) if first else (report,)
+    return Step(failed, (*reports, SweepOrphans(state.spec), Schedule(delay)))
+
+
+def _drained(state: State, report: Report, now: float, policy: Policy) -> Step:
+    reports = () if state.ending is Ending.QUITTING else (report,)
+    said = Report(Subject.DRAINED, "the daemon is drained and has ended")
+    down = State(
+        wanted=state.wanted, run=state.run, restarts=state.restarts, why="drained on request"
+    )
+    if state.drain and state.drain.then_start and state.wanted is not None:
+        started = start(down, state.wanted, now, policy)
+        sweeps = (SweepOrphans(state.spec),)
+        return Step(started.state, (*reports, said, *sweeps, *started.actions))
+    if state.wanted is None:
+        down = replace(down, why="")
+    return Step(down, (*reports, said, SweepOrphans(state.spec)))

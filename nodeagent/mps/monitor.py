@@ -1,0 +1,300 @@
+"""Attends one daemon's process: does what its life asks for, asks it now and then, and listens to
+its log. All that it learns it tells as events; what follows from these is not decided here.
+
+Conversations come one after the other, in the order in which they were asked for, so that a look
+never falls between limits that are set and their read-back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections import deque
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from dataclasses import dataclass
+
+from nodeagent.errors import NodeagentError
+from nodeagent.mps.control.client import (
+    ControlClient,
+    ControlError,
+    DaemonBusy,
+    DaemonDead,
+    DaemonSilent,
+)
+from nodeagent.mps.control.commands import TerminateClient
+from nodeagent.mps.control.query import Seen, ask_everything, differences, set_limits
+from nodeagent.mps.control.replies import UnexpectedReply
+from nodeagent.mps.files.socket_gate import BackDoor
+from nodeagent.mps.files.sockets import DaemonSockets
+from nodeagent.mps.lifecycle.model import (
+    Answered,
+    ClientsGone,
+    Ending,
+    Event,
+    KeptOut,
+    LimitsReadBack,
+    Phase,
+    Quit,
+    ReadBack,
+    Replaced,
+    SetLimits,
+    Silent,
+    State,
+)
+from nodeagent.mps.log_events import Listener
+from nodeagent.mps.processes import SERVER, processes_of
+from nodeagent.mps.shares import DaemonSpec
+from nodeagent.mps.timing import Timing
+
+CALM = 0.2  # seconds between two looks, however much stirs
+_FIRST_PAUSE = 0.005  # seconds between looks for the socket of a daemon that starts
+_LONGEST_PAUSE = 0.1
+_AGAIN = 0.2  # seconds before a daemon that did not answer is asked again
+_KEPT_OUT = 1.0  # seconds before one that could not be asked is tried again, if it is new
+_PROOFS = 2  # looks without any client, before it is believed that there are none
+
+Check = Callable[[DaemonSpec], Awaitable[tuple[str, ...]]]
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where it is to be asked, and how often."""
+
+    control: ControlClient
+    door: BackDoor
+    sockets: DaemonSockets
+    timing: Timing
+    check: Check
+
+
+class Attendant:
+    """Of process number `run`. `tell` takes events; `state` gives the state that follows. `looked`
+    is called after each look, with whether the answer was another than before; `shut` keeps new
+    clients out where they are to be kept out.
+    """
+
+    def __init__(
+        self,
+        run: int,
+        place: Place,
+        listener: Listener,
+        *,
+        tell: Callable[[Event], None],
+        state: Callable[[], State],
+        looked: Callable[[bool], None],
+        shut: Callable[[], None],
+    ) -> None:
+        self.run = run
+        self.seen: Seen | None = None  # what was learned last
+        self.looks = 0  # that have ended, well or not
+        self.seen_hidden = False  # whether new clients were kept out when it was asked
+        self._place = place
+        self._listener = listener
+        self._tell = tell
+        self._state = state
+        self._looked = looked
+        self._shut = shut
+        self._loop = asyncio.get_running_loop()
+        self._jobs: deque[SetLimits | ReadBack | Quit] = deque()
+        self._wake = asyncio.Event()
+        self._next_look = self._loop.time()
+        self._last_look = -math.inf
+        self._pause = _FIRST_PAUSE
+        self._proofs = 0
+        self._tells_status = True
+        listener.stirred = self.look_soon
+        self._task = asyncio.create_task(self._work(), name=f"attend mps run {run}")
+
+    def do(self, action: SetLimits | ReadBack | Quit) -> None:
+        """In its turn."""
+        self._jobs.append(action)
+        self._wake.set()
+
+    def look_soon(self, seconds: float = 0.0) -> None:
+        """Ask it after so long, or when a bit of calm has passed since it was asked last."""
+        when = max(self._loop.time() + seconds, self._last_look + CALM)
+        if when < self._next_look:
+            self._next_look = when
+            self._wake.set()
+
+    async def aclose(self) -> None:
+        """No more talk, and no more listening."""
+        self._listener.close()
+        self._task.cancel()
+        await asyncio.wait([self._task])
+
+    # --- one thing after the other --------------------------------------------------------------
+
+    async def _work(self) -> None:
+        while True:
+            await self._due()
+            job = self._jobs.popleft() if self._jobs else None
+            try:
+                await self._do(job)
+            except Exception as error:  # noqa: BLE001  # a fault of ours must not end the attending
+                fault = f"a fault in the agent itself: {type(error).__name__}: {error}"
+                self._tell(KeptOut(self.run, fault))
+                self._next_look = self._loop.time() + _KEPT_OUT
+
+    async def _do(self, job: SetLimits | ReadBack | Quit | None) -> None:
+        if await self._is_replaced():
+            return
+        match job:
+            case SetLimits():
+                await self._set_limits(job)
+            case Quit():
+                await self._quit(job)
+            case ReadBack() | None:
+                await self._look()
+
+    async def _is_replaced(self) -> bool:
+        """Whether another process is in the daemon's place, which is then neither asked nor
+        believed.
+        """
+        impostor = await asyncio.to_thread(self._place.sockets.impostor)
+        if impostor:
+            self._next_look = self._loop.time() + _KEPT_OUT
+            self._tell(Replaced(self.run, impostor))
+        return bool(impostor)
+
+    async def _due(self) -> None:
+        while not self._jobs:
+            left = self._next_look - self._loop.time()
+            if left <= 0:
+                return
+            self._wake.clear()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(None if left == math.inf else left):
+                    await self._wake.wait()
+
+    async def _set_limits(self, action: SetLimits) -> None:
+        with suppress(ControlError):  # the read-back that comes next tells what is so
+            await set_limits(self._place.control, action.spec)
+
+    async def _quit(self, action: Quit) -> None:
+        """Those who are still there, by force, are taken off the device first."""
+        control, seen = self._place.control, self.seen
+        empty = self._proofs >= _PROOFS
+        half = action.seconds / 2
+        if not empty and seen is not None:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(half):
+                    for server, client in seen.clients:
+                        if client == 0:
+                            continue  # the daemon does not know its number either
+                        with suppress(ControlError, UnexpectedReply):
+                            await control.ask(TerminateClient(server, client), deadline=half)
+        with suppress(ControlError, UnexpectedReply):
+            await control.quit(None if empty else 1, deadline=action.seconds)
+
+    # --- looking ----------------------------------------------------------------------------------
+
+    async def _look(self) -> None:
+        state = self._state()
+        if state.ending is not Ending.NO:
+            self._next_look = math.inf  # its end is all that is waited for
+            return
+        if not state.answered and not self._place.door.listens:
+            self._not_yet()
+            return
+        self._shut()  # a socket may have come since it was to be out of the way
+        self._next_look = math.inf
+        before = self.seen
+        try:
+            await self._ask(state)
+        except DaemonDead as error:
+            if state.answered:
+                await self._silent(f"its process lives, but {error.message}")
+            else:
+                self._not_yet()
+        except DaemonSilent:
+            await self._silent("")
+        except (ControlError, UnexpectedReply) as error:
+            remedy = f": {error.remedy}" if isinstance(error, DaemonBusy) else ""
+            self._tell(KeptOut(self.run, f"{error.message}{remedy}"))
+            patience = self._place.timing.until_next_look(served=True)
+            self._next_look = self._loop.time() + (patience if state.was_ready else _KEPT_OUT)
+        finally:
+            self._last_look = self._loop.time()
+            self.looks += 1
+            self._looked(self.seen != before)
+
+    def _not_yet(self) -> None:
+        self._next_look = self._loop.time() + self._pause
+        self._pause = min(self._pause * 1.5, _LONGEST_PAUSE)
+
+    async def _ask(self, state: State) -> None:
+        reading, spec, hidden = state.reading, state.spec, self._place.door.hidden
+        known = [server.pid for server in self.seen.servers] if self.seen else []
+        seen = await ask_everything(self._place.control, known, status=self._tells_status)
+        wrong = (*differences(seen, spec), *await self._checked(spec))
+        await self._seal()
+        if await self._is_replaced():
+            return  # these answers may have come from the impostor
+        self._tells_status = seen.tells_status
+        self.seen, self.seen_hidden = seen, hidden
+        self._tell(Answered(self.run))
+        for event in self._listener.judge(seen, self._state()):
+            self._tell(event)
+        self._tell(LimitsReadBack(self.run, reading, wrong))
+        self._judge_drain(seen, hidden=hidden)
+        self._plan_next(seen)
+
+    async def _seal(self) -> None:
+        try:
+            await asyncio.to_thread(self._place.sockets.seal)
+        except FileNotFoundError:
+            pass  # the directory is gone, which the next look will report
+        except OSError as error:
+            words = f"its pipe directory cannot be made root's: {error.strerror or error}"
+            self._tell(KeptOut(self.run, words))
+
+    async def _checked(self, spec: DaemonSpec) -> tuple[str, ...]:
+        try:
+            return await self._place.check(spec)
+        except NodeagentError as error:
+            return (f"whether the device is as it has to be is not known ({error.message})",)
+
+    def _plan_next(self, seen: Seen) -> None:
+        draining = self._state().phase is Phase.DRAINING
+        served = bool(seen.servers) or draining or self._listener.has_waiting
+        wait = self._place.timing.until_next_look(served=served)
+        if self._listener.unsure_for is not None:
+            wait = min(wait, self._listener.unsure_for)
+        if 0 < self._proofs < _PROOFS:
+            wait = min(wait, CALM)
+        self._next_look = min(self._next_look, self._loop.time() + wait)
+
+    async def _silent(self, reason: str) -> None:
+        self._next_look = self._loop.time() + _AGAIN
+        if self._drains and not await self._has_servers():
+            self._proofs = _PROOFS
+            self._tell(ClientsGone(self.run))  # without a server nobody can be its client
+        else:
+            self._tell(Silent(self.run, reason))
+
+    async def _has_servers(self) -> bool:
+        """Any user can name a process as a server, and must not hold up the daemon's end. Servers
+        of root's daemon may be of any user.
+        """
+        spec = self._state().spec
+        found = await asyncio.to_thread(processes_of, spec.pipe_directory, SERVER)
+        any_user = spec.multi_user or spec.uid == 0
+        return any(any_user or server.uid == spec.uid for server in found)
+
+    # --- draining -------------------------------------------------------------------------------
+
+    @property
+    def _drains(self) -> bool:
+        state = self._state()
+        return state.phase is Phase.DRAINING and state.ending is Ending.NO
+
+    def _judge_drain(self, seen: Seen, *, hidden: bool) -> None:
+        """No client is left when none was found twice since new ones are kept out."""
+        if not self._drains or not hidden or seen.clients or not seen.knows_clients:
+            self._proofs = 0
+            return
+        self._proofs += 1
+        if self._proofs >= _PROOFS:
+            self._tell(ClientsGone(self.run))
