@@ -12,15 +12,15 @@ from typing import Self
 
 from nodeagent.errors import NodeagentError, UnknownDevice
 from nodeagent.files.state import set_aside
-from nodeagent.mps.adoption import found_process, specs_of, survey
+from nodeagent.mps.adoption import found_process, left_by, specs_of, survey, unrecorded
 from nodeagent.mps.control.client import ControlClient
 from nodeagent.mps.files.directories import make_directories
-from nodeagent.mps.files.log_watch import LogWatch
+from nodeagent.mps.files.log import LogWatch
 from nodeagent.mps.files.records import Record, RecordUnusable, read_records
 from nodeagent.mps.fleet_view import clients_of, daemon_state, planners_view
-from nodeagent.mps.launch.launchers import Launcher
-from nodeagent.mps.launch.orphans import end_orphans
+from nodeagent.mps.launch.command import Launcher
 from nodeagent.mps.launch.process import Programs
+from nodeagent.mps.launch.starter import end_orphans
 from nodeagent.mps.lifecycle.model import (
     DrainRequested,
     Ending,
@@ -30,13 +30,10 @@ from nodeagent.mps.lifecycle.model import (
     RetryRequested,
     Subject,
 )
-from nodeagent.mps.monitor import Check
 from nodeagent.mps.requests import InUse, NotReady, drained, end, restarted, started, stopped
 from nodeagent.mps.shares import DaemonSpec
 from nodeagent.mps.supervisor import Supervisor
-from nodeagent.mps.supervisor_context import Surroundings
-from nodeagent.mps.timing import Timing
-from nodeagent.mps.unrecorded import left_by, unrecorded
+from nodeagent.mps.supervisor_context import Check, Surroundings, Timing
 from nodeagent.plan.observed import MpsDaemon
 from nodeagent.plan.shares import WantedMps
 from nodeagent.views.mps_state import DaemonState

@@ -1,26 +1,33 @@
-"""Makes events of what a daemon's log and its answers say about servers and foreign users."""
+"""Turns what a daemon's log and answers say about servers and blocked clients into events.
+
+MPS leaves programs of another user than the daemon serves waiting silently. The daemon's log names
+who connected. Such a program is blocked when it still lives, is that user's, and is no client of a
+server: it waits, and may wait for ever.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import suppress
+from dataclasses import dataclass
 from itertools import islice
+from pathlib import Path
 
-from nodeagent.mps.clients.blocked import SURE_AFTER, ForeignUsers, Waiting
 from nodeagent.mps.control.query import Seen, SeenServer
-from nodeagent.mps.files.log import DaemonLog, LogRefused
-from nodeagent.mps.files.log_lines import (
+from nodeagent.mps.files.log import (
     ClientCame,
+    DaemonLog,
     Fact,
     Faulted,
+    LogRefused,
+    LogWatch,
     Recovered,
     ServerExited,
     ServerReady,
     Stirred,
     facts,
 )
-from nodeagent.mps.files.log_watch import LogWatch
 from nodeagent.mps.lifecycle.model import (
     Ending,
     Event,
@@ -33,7 +40,98 @@ from nodeagent.mps.lifecycle.model import (
 )
 from nodeagent.mps.processes import identify
 from nodeagent.mps.shares import DaemonSpec
+from nodeagent.processes import Process, ProcessIdentity, command_of, inspect, is_gone
 from nodeagent.processes import identify as process_of
+
+SURE_AFTER = 1.0  # seconds without a server of its user, after which a program is held to wait
+MOST = 64  # that are looked at; a user who makes more gets no more attention
+_LONGEST_COMMAND = 80
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """A program that waits; `start_time` in clock ticks since boot."""
+
+    pid: int
+    uid: int
+    command: str
+    start_time: int
+
+
+@dataclass(slots=True)
+class _Suspect:
+    since: float
+    who: Waiting
+
+
+class ForeignUsers:
+    """Those of one daemon, which serves `uid`."""
+
+    def __init__(self, uid: int) -> None:
+        self._uid = uid
+        self._suspects: dict[int, _Suspect] = {}
+        self._waiting: dict[int, Waiting] = {}
+
+    @property
+    def is_unsure(self) -> bool:
+        """Whether somebody may be found to wait soon."""
+        return bool(self._suspects)
+
+    @property
+    def waiting(self) -> tuple[Waiting, ...]:
+        """Those who wait and still live."""
+        return tuple(who for who in self._waiting.values() if _is_alive(who))
+
+    def came(self, client: ClientCame, now: float) -> bool:
+        """Somebody connected; whether that is to be looked into."""
+        if client.uid == self._uid or client.pid in self._suspects or client.pid <= 0:
+            return False
+        who = _who(client.pid, client.uid)
+        if who is None or len(self._suspects) + len(self._waiting) >= MOST:
+            return False
+        told = self._waiting.get(client.pid)
+        if told is not None and told.start_time == who.start_time:
+            return False  # it tries again
+        self._suspects[client.pid] = _Suspect(now, who)
+        return True
+
+    def judge(
+        self, served: Collection[int], server_uid: int | None, *, has_server: bool, now: float
+    ) -> tuple[Waiting, ...]:
+        """Who is found to wait that was not before, by who is served, and whose the server is."""
+        for pid in [p for p, who in self._waiting.items() if p in served or not _is_alive(who)]:
+            del self._waiting[pid]
+        found = []
+        for pid, suspect in list(self._suspects.items()):
+            who = suspect.who
+            if pid in served or not _is_alive(who):
+                del self._suspects[pid]
+            elif _is_kept_out(who, server_uid, has_server) or now - suspect.since >= SURE_AFTER:
+                del self._suspects[pid]
+                self._waiting[pid] = who
+                found.append(who)
+        return tuple(found)
+
+
+def _is_kept_out(who: Waiting, server_uid: int | None, has_server: bool) -> bool:
+    return has_server and server_uid is not None and server_uid != who.uid
+
+
+def _is_alive(who: Waiting) -> bool:
+    return not is_gone(ProcessIdentity(who.pid, who.start_time))
+
+
+def _who(pid: int, uid: int) -> Waiting | None:
+    """The process with this number, if it is this user's."""
+    found, words = inspect(pid), command_of(pid)
+    if not isinstance(found, Process) or not isinstance(words, tuple):
+        return None
+    if uid not in {found.uids.real, found.uids.effective, found.uids.saved}:
+        return None
+    name = Path(words[0]).name if words else ""
+    command = "".join(c for c in name if c.isprintable())[-_LONGEST_COMMAND:]
+    return Waiting(pid, uid, command, found.identity.create_time)
+
 
 SHOWN = 4  # lines of the log that a report shows
 EARLIER = 1 << 16  # bytes of an adopted daemon's log that may tell who waits since before

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -22,11 +22,9 @@ from nodeagent.mps.control.client import (
     DaemonDead,
     DaemonSilent,
 )
-from nodeagent.mps.control.commands import TerminateClient
+from nodeagent.mps.control.commands import TerminateClient, UnexpectedReply
 from nodeagent.mps.control.query import Seen, ask_everything, differences, set_limits
-from nodeagent.mps.control.replies import UnexpectedReply
-from nodeagent.mps.files.socket_gate import BackDoor
-from nodeagent.mps.files.sockets import DaemonSockets
+from nodeagent.mps.files.sockets import BackDoor, DaemonSockets
 from nodeagent.mps.lifecycle.model import (
     Answered,
     ClientsGone,
@@ -45,7 +43,7 @@ from nodeagent.mps.lifecycle.model import (
 from nodeagent.mps.log_events import Listener
 from nodeagent.mps.processes import SERVER, processes_of
 from nodeagent.mps.shares import DaemonSpec
-from nodeagent.mps.timing import Timing
+from nodeagent.mps.supervisor_context import Check, Timing
 
 CALM = 0.2  # seconds between two looks, however much stirs
 _FIRST_PAUSE = 0.005  # seconds between looks for the socket of a daemon that starts
@@ -53,8 +51,6 @@ _LONGEST_PAUSE = 0.1
 _AGAIN = 0.2  # seconds before a daemon that did not answer is asked again
 _KEPT_OUT = 1.0  # seconds before one that could not be asked is tried again, if it is new
 _PROOFS = 2  # looks without any client, before it is believed that there are none
-
-Check = Callable[[DaemonSpec], Awaitable[tuple[str, ...]]]
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,12 +1,16 @@
-"""Who a process of MPS is: found by what it is called and which pipe directory it was given.
+"""MPS processes: found by program name and pipe directory, waited for by pidfd.
 
 A pid alone proves nothing, since it is used again; with its start time it does.
 """
 
 from __future__ import annotations
 
+import asyncio
 import itertools
-from collections.abc import Mapping
+import os
+import select
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -95,3 +99,35 @@ def _program(pid: int) -> str | None:
         if name == SERVER or (name == CONTROL and following.startswith("-")):
             return name
     return None
+
+
+@contextmanager
+def opened(pid: int) -> Iterator[int | None]:
+    """A descriptor that stands for this very process; None when it is gone."""
+    try:
+        descriptor = os.pidfd_open(pid)
+    except OSError:
+        yield None
+        return
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def has_ended(descriptor: int) -> bool:
+    """Whether the process has ended, a zombie too; does not block."""
+    poll = select.poll()
+    poll.register(descriptor, select.POLLIN)
+    return bool(poll.poll(0))
+
+
+async def ended(descriptor: int) -> None:
+    """Until the process ends; only one may wait by one descriptor at a time."""
+    loop = asyncio.get_running_loop()
+    done = asyncio.Event()
+    loop.add_reader(descriptor, done.set)
+    try:
+        await done.wait()
+    finally:
+        loop.remove_reader(descriptor)

@@ -14,8 +14,7 @@ from nodeagent.mps.lifecycle.model import (
     RetryRequested,
 )
 from nodeagent.mps.supervisor import Supervisor
-from nodeagent.mps.supervisor_context import Surroundings
-from nodeagent.mps.timing import Timing
+from nodeagent.mps.supervisor_context import Surroundings, Timing
 from nodeagent.processes import name_of
 
 _NO_PROCESS = frozenset({Phase.DOWN, Phase.BACKOFF, Phase.FAILED})

@@ -14,13 +14,13 @@ from nodeagent.mps.accounts import accounts_for
 from nodeagent.mps.files.directories import DirectoryRefused, directories_of
 from nodeagent.mps.files.publisher import Publisher
 from nodeagent.mps.fleet import Fleet, Timing
-from nodeagent.mps.launch.any_user import AnyUserLauncher
-from nodeagent.mps.launch.launchers import ChildLauncher, Launcher, ServiceLauncher, shm_directory
-from nodeagent.mps.launch.mount_namespace import can_put_shm
+from nodeagent.mps.launch.child import ChildLauncher, can_put_shm
+from nodeagent.mps.launch.command import AnyUserLauncher, Launcher, shm_directory
 from nodeagent.mps.launch.probing import Probe, probe
 from nodeagent.mps.launch.process import Programs
+from nodeagent.mps.launch.service import ServiceLauncher
 from nodeagent.mps.lifecycle.model import Policy, Report
-from nodeagent.mps.shares import DaemonSpec
+from nodeagent.mps.supervisor_context import Check
 from nodeagent.plan.desired import PlanDocument
 from nodeagent.plan.shares import Host
 from nodeagent.settings import MpsSettings, Settings
@@ -32,8 +32,6 @@ _LONGEST_DEVICE = "MIG-00000000-0000-0000-0000-000000000000"
 _SIMULATED_MPS = "580"  # the newest branch of which most is known
 _PROBES = "probes"  # the folder below run.dir in which programs are tried out
 _SERVICE_DEADLINE = 15.0  # seconds for systemd to start a unit
-
-Check = Callable[[DaemonSpec], Awaitable[tuple[str, ...]]]
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,8 +13,7 @@ from typing import assert_never
 
 from nodeagent.mps.condition import Changes
 from nodeagent.mps.files.records import Record, RecordKeeper, write_record
-from nodeagent.mps.files.socket_gate import BackDoor
-from nodeagent.mps.files.sockets import DaemonSockets
+from nodeagent.mps.files.sockets import BackDoor, DaemonSockets
 from nodeagent.mps.launch.process import DaemonProcess
 from nodeagent.mps.launch.starter import Ground
 from nodeagent.mps.lifecycle.machine import step

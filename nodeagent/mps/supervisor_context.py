@@ -2,17 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from nodeagent.mps.control.client import ControlClient
-from nodeagent.mps.files.log_watch import LogWatch
-from nodeagent.mps.launch.launchers import Launcher
+from nodeagent.mps.files.log import LogWatch
+from nodeagent.mps.launch.command import Launcher
 from nodeagent.mps.launch.process import Programs
 from nodeagent.mps.lifecycle.model import Policy, Report
-from nodeagent.mps.monitor import Check
-from nodeagent.mps.timing import Timing
+from nodeagent.mps.shares import DaemonSpec
+
+Check = Callable[[DaemonSpec], Awaitable[tuple[str, ...]]]
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """Seconds, and bytes of a log.
+
+    `answer`: for a daemon to answer. `check`: between two questions to a daemon when nothing
+    happens, `check_served` while it has a server, somebody waits or it drains. `grace`: between
+    the steps of ending an orphan. `start`: how long a caller waits for Ready.
+    """
+
+    answer: float
+    check: float
+    grace: float
+    log_size: int
+    check_served: float = 5.0
+    start: float = 60.0
+
+    def until_next_look(self, *, served: bool) -> float:
+        return min(self.check, self.check_served) if served else self.check
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from typing import IO, TYPE_CHECKING
 
 import pytest
 
-from nodeagent.mps.files.env_files import env_file
+from nodeagent.mps.files.client_files import env_file
 from nodeagent.mps.shares import DaemonSpec, client_environment
 from nodeagent.plan.shares import Share
 from nodeagent.simulation import open_node

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from nodeagent.mps.launch.mount_namespace import can_put_shm
+from nodeagent.mps.launch.child import can_put_shm
 from nodeagent.mps.setup import (
     has_private_shm,
     launch_of,

@@ -17,7 +17,8 @@ from nodeagent.gpu.users import AllocationSource
 from nodeagent.mps.accounts import accounts_for
 from nodeagent.mps.files.publisher import Publisher
 from nodeagent.mps.fleet import Fleet, Timing
-from nodeagent.mps.launch.launchers import ChildLauncher, Launcher, shm_directory
+from nodeagent.mps.launch.child import ChildLauncher
+from nodeagent.mps.launch.command import Launcher, shm_directory
 from nodeagent.mps.lifecycle.model import Policy
 from nodeagent.mps.shares import DaemonSpec
 from nodeagent.plan.desired import DesiredNode

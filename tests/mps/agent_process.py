@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 from nodeagent.mps.fleet import Fleet
-from nodeagent.mps.launch.launchers import ChildLauncher
+from nodeagent.mps.launch.child import ChildLauncher
 from nodeagent.mps.launch.process import Programs
 from tests.mps.fleet_rig import GPU, POLICY, TIMING, ready, status, wanted
 

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from nodeagent.mps.files.directories import make_directories
-from nodeagent.mps.launch.launchers import ChildLauncher
+from nodeagent.mps.launch.child import ChildLauncher
 from nodeagent.mps.launch.process import DaemonProcess, Programs
 from nodeagent.mps.processes import SERVER
 from nodeagent.mps.shares import DaemonSpec

@@ -20,9 +20,9 @@ from typing import Self
 import psutil
 
 from nodeagent.mps.files.directories import directories_of
-from nodeagent.mps.files.socket_gate import BACK
+from nodeagent.mps.files.sockets import BACK
 from nodeagent.mps.fleet import Fleet, Timing
-from nodeagent.mps.launch.launchers import ChildLauncher
+from nodeagent.mps.launch.child import ChildLauncher
 from nodeagent.mps.launch.process import Programs
 from nodeagent.mps.lifecycle.model import Policy, Report, Subject
 from nodeagent.mps.processes import CONTROL, SERVER, Identity, identify

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from nodeagent.mps.launch.any_user import AnyUserLauncher
-from nodeagent.mps.launch.launchers import ChildLauncher
+from nodeagent.mps.launch.child import ChildLauncher
+from nodeagent.mps.launch.command import AnyUserLauncher
 from nodeagent.mps.launch.probing import Probe, probe
 from nodeagent.mps.launch.process import Programs, StartError
 from nodeagent.mps.processes import CONTROL

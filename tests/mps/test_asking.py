@@ -7,9 +7,15 @@ from dataclasses import replace
 
 import pytest
 
-from nodeagent.mps.control.commands import GetServerList, GetServerStatus, GetThreads
+from nodeagent.mps.control.commands import (
+    GetServerList,
+    GetServerStatus,
+    GetThreads,
+    MemoryLimit,
+    UnexpectedReply,
+    UnknownServer,
+)
 from nodeagent.mps.control.query import Seen, SeenServer, ask_everything, differences
-from nodeagent.mps.control.replies import MemoryLimit, UnexpectedReply, UnknownServer
 from nodeagent.mps.fleet import Fleet
 from nodeagent.mps.lifecycle.model import ServerStatus
 from nodeagent.mps.shares import DaemonSpec

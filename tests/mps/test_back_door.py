@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from nodeagent.mps.files.socket_gate import BackDoor
+from nodeagent.mps.files.sockets import BackDoor
 
 NAMES = ("control", "control_privileged")
 

@@ -13,7 +13,7 @@ from jsonschema.exceptions import ValidationError
 from referencing import Registry
 from referencing.jsonschema import DRAFT7
 
-from nodeagent.mps.files.cdi import NotForContainers, cdi_device, cdi_file, device_name
+from nodeagent.mps.files.client_files import NotForContainers, cdi_device, cdi_file, device_name
 from nodeagent.mps.shares import client_environment
 from nodeagent.plan.shares import Share
 from tests.mps.plans import GPU, MIG, spec_of, wanted

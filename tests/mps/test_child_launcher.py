@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from nodeagent.mps.launch.launchers import ChildLauncher, shm_directory
+from nodeagent.mps.launch.child import ChildLauncher
+from nodeagent.mps.launch.command import shm_directory
 from nodeagent.mps.launch.process import Programs, StartError
 from nodeagent.mps.processes import CONTROL, processes_of
 from nodeagent.mps.shares import DaemonSpec

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from nodeagent.mps.clients.assess import ClientFacts
-from nodeagent.mps.clients.processes import LONGEST_VALUE, container_in, read_clients
+from nodeagent.mps.clients.watch import LONGEST_VALUE, container_in, read_clients
 from nodeagent.processes import ProcessIdentity, identify
 
 PIPES = b"CUDA_MPS_PIPE_DIRECTORY"

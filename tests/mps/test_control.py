@@ -28,8 +28,8 @@ from nodeagent.mps.control.commands import (
     SetDefaultMemoryLimit,
     SetDefaultThreads,
     TerminateClient,
+    UnexpectedReply,
 )
-from nodeagent.mps.control.replies import UnexpectedReply
 from tests.mps.front_end import FrontEnd
 
 

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nodeagent.mps.files.env_files import NotPlain, env_file, file_name, is_plain
+from nodeagent.mps.files.client_files import NotPlain, env_file, file_name, is_plain
 from nodeagent.mps.shares import client_environment
 from nodeagent.plan.shares import Share
 from tests.mps.plans import GPU, MIG, spec_of, wanted

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from nodeagent.mps.control.query import Seen, SeenServer
-from nodeagent.mps.files.log_watch import LogWatch
+from nodeagent.mps.files.log import LogWatch
 from nodeagent.mps.lifecycle.model import (
     Event,
     Phase,

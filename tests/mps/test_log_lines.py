@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from nodeagent.mps.files.log_lines import (
+from nodeagent.mps.files.log import (
     ClientCame,
     Fact,
     Faulted,

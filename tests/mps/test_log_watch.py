@@ -8,7 +8,7 @@ import sys
 import time
 from pathlib import Path
 
-from nodeagent.mps.files.log_watch import LogWatch
+from nodeagent.mps.files.log import LogWatch
 
 # Two files in turn, because the kernel makes one event of many for a single file.
 _WRITERS = """

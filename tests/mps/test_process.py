@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from nodeagent.mps.launch.launchers import ChildLauncher
+from nodeagent.mps.launch.child import ChildLauncher
 from nodeagent.mps.launch.process import NotTheDaemon, Programs, adopt, last_lines
 from nodeagent.mps.processes import CONTROL, identify
 from nodeagent.mps.shares import DaemonSpec

@@ -26,7 +26,7 @@ import pytest
 from nodeagent.gpu.driver import Driver
 from nodeagent.mps.control.commands import TerminateClient
 from nodeagent.mps.fleet import Fleet
-from nodeagent.mps.launch.launchers import ChildLauncher
+from nodeagent.mps.launch.child import ChildLauncher
 from nodeagent.mps.launch.process import Programs
 from nodeagent.mps.processes import CONTROL, SERVER
 from nodeagent.mps.setup import policy_of, timing_of

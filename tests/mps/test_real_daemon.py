@@ -25,9 +25,10 @@ from nodeagent.mps.control.commands import (
     SetDefaultMemoryLimit,
     SetDefaultThreads,
     TerminateClient,
+    UnknownServer,
+    threads_agree,
 )
-from nodeagent.mps.control.replies import UnknownServer, threads_agree
-from nodeagent.mps.launch.launchers import ChildLauncher
+from nodeagent.mps.launch.child import ChildLauncher
 from nodeagent.mps.launch.process import DaemonProcess, Programs
 from nodeagent.mps.processes import CONTROL, identify
 from nodeagent.mps.shares import DaemonSpec

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nodeagent.mps.control.commands import (
+    Client,
     Command,
     GetClientList,
     GetDefaultMemoryLimit,
@@ -18,6 +19,8 @@ from nodeagent.mps.control.commands import (
     GetServerStatus,
     GetThreads,
     ListClients,
+    MemoryLimit,
+    NotPermitted,
     QuitDaemon,
     SetDefaultMemoryLimit,
     SetDefaultThreads,
@@ -25,11 +28,6 @@ from nodeagent.mps.control.commands import (
     ShutDownServer,
     StartServer,
     TerminateClient,
-)
-from nodeagent.mps.control.replies import (
-    Client,
-    MemoryLimit,
-    NotPermitted,
     UnexpectedReply,
     UnknownCommand,
     UnknownServer,

@@ -7,13 +7,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+from nodeagent.mps.launch.probing import Scratch
 from nodeagent.mps.launch.process import Programs
-from nodeagent.mps.launch.scratch import Scratch
 
 _KILLED = """
 import os, sys
 from pathlib import Path
-from nodeagent.mps.launch.scratch import Scratch
+from nodeagent.mps.launch.probing import Scratch
 print(Scratch(Path(sys.argv[1])).path, flush=True)
 os.kill(os.getpid(), 9)
 """

@@ -11,7 +11,7 @@ from nodeagent.cli.options import Options
 from nodeagent.cli.output import Output
 from nodeagent.cli.simulated_node import device_named, pipes_of, state_file
 from nodeagent.errors import NodeagentError, UsageError
-from nodeagent.mps.files.env_files import NotPlain, file_name
+from nodeagent.mps.files.client_files import NotPlain, file_name
 from nodeagent.mps.files.publisher import ENV_DIRECTORY
 from nodeagent.simulation.mps.clients import (
     DEVICES_UNAVAILABLE,

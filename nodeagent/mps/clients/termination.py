@@ -20,10 +20,9 @@ from dataclasses import dataclass
 
 from nodeagent.errors import NodeagentError
 from nodeagent.mps.control.client import ControlClient, ControlError
-from nodeagent.mps.control.commands import TerminateClient
+from nodeagent.mps.control.commands import TerminateClient, UnexpectedReply
 from nodeagent.mps.control.query import ask_everything
-from nodeagent.mps.control.replies import UnexpectedReply
-from nodeagent.mps.pidfd import ended, has_ended, opened
+from nodeagent.mps.processes import ended, has_ended, opened
 from nodeagent.processes import Hidden, Process, ProcessIdentity, Uids, inspect
 
 

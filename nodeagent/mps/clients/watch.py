@@ -1,27 +1,107 @@
-"""Watches the clients of all daemons: who they are, what they have, and whether that is theirs.
+"""Watches the clients of all daemons: what they are, what they use, and whether they may.
 
 What is wrong is reported once, for as long as it lasts. Where the plan says `enforce: terminate`,
-the offender is ended the safe way, beside the looks, since its work may take long to end.
+the client is ended the safe way, beside the checks, since its work may take long to end.
+
+All that is read of a client process is the process' own to choose, but for its user and its start:
+it may be of any length and hold any bytes. So little is kept, and nothing is shown that could act
+on a terminal.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+import os
+import re
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from types import TracebackType
 from typing import Protocol, Self
 
 from nodeagent.errors import NodeagentError
-from nodeagent.mps.clients.assess import ENDED_FOR, Judged, Offence, OffenceKind, assess
-from nodeagent.mps.clients.processes import read_clients
+from nodeagent.mps.clients.assess import (
+    ENDED_FOR,
+    ClientFacts,
+    Judged,
+    Offence,
+    OffenceKind,
+    assess,
+)
 from nodeagent.mps.clients.termination import Target, end_client
 from nodeagent.mps.control.client import ControlClient
-from nodeagent.mps.shares import DaemonSpec
+from nodeagent.mps.shares import SLOT_VARIABLE, DaemonSpec
 from nodeagent.plan.shares import WantedMps
-from nodeagent.processes import ProcessIdentity
+from nodeagent.processes import Process, ProcessIdentity, environment_of, inspect, is_gone, name_of
 from nodeagent.views.mps_state import ClientState
+
+LONGEST_VALUE = 4096  # characters that are kept of one variable
+
+_PIPE_DIRECTORY = "CUDA_MPS_PIPE_DIRECTORY"
+_OF_MPS = "CUDA_MPS_"
+_LARGEST_CGROUP = 65_536  # bytes
+_CONTAINER = re.compile(r"[0-9a-f]{64}")
+
+
+def read_clients(pids: Iterable[int]) -> tuple[ClientFacts, ...]:
+    """Those that are still there, in this order. Blocks for some 0.2 ms each."""
+    found = (_read_client(pid) for pid in pids)
+    return tuple(facts for facts in found if facts is not None)
+
+
+def _read_client(pid: int) -> ClientFacts | None:
+    found = inspect(pid)
+    if not isinstance(found, Process):
+        return None
+    facts = ClientFacts(
+        pid=pid,
+        uid=found.uids.effective,  # the one that the daemon checks
+        command=name_of(pid),
+        start_time=found.identity.create_time,
+        environment=_environment(pid),
+        container=_container(pid),
+    )
+    # Checked again: all of this was read of one process, and its pid was not reused.
+    return None if is_gone(found.identity) else facts
+
+
+def _environment(pid: int) -> Mapping[str, str] | None:
+    """The variables of MPS; None when they cannot be known.
+
+    Programs that rename themselves overwrite what is read here. A client has come to a daemon
+    whose pipe directory is never the default, so an environment that does not name any is not the
+    one that it had.
+    """
+    found = environment_of(pid, _OF_MPS, SLOT_VARIABLE)
+    if not isinstance(found, Mapping) or _PIPE_DIRECTORY not in found:
+        return None
+    return {
+        name[:100]: _text(value)
+        for name, value in found.items()
+        if name.startswith(_OF_MPS) or name == SLOT_VARIABLE
+    }
+
+
+def _container(pid: int) -> str:
+    try:
+        with Path(f"/proc/{pid}/cgroup").open("rb") as file:
+            return container_in(file.read(_LARGEST_CGROUP).decode("ascii", errors="replace"))
+    except OSError:
+        return ""
+
+
+def container_in(cgroup: str) -> str:
+    """The short id of the container that has this cgroup file, as `docker ps` shows it; "" for
+    none.
+    """
+    ids = _CONTAINER.findall(cgroup)
+    return ids[-1][:12] if ids else ""
+
+
+def _text(value: str) -> str:
+    return os.fsencode(value)[:LONGEST_VALUE].decode(errors="replace")
+
 
 TRY_AGAIN = 60.0  # seconds until a client that could not be ended is tried again
 
@@ -30,7 +110,7 @@ _NO_PID = (
     "judged nor ended (in a pod, the agent needs hostPID: true)"
 )
 
-Process = tuple[str, int, int]  # device, pid, start time
+ClientKey = tuple[str, int, int]  # device, pid, start time
 
 
 class RunningDaemon(Protocol):
@@ -77,9 +157,9 @@ class ClientWatch:
         self._report = report
         self._deadline = deadline
         self._grace = grace
-        self._since: dict[tuple[Process, OffenceKind], float] = {}  # offences that last
-        self._not_before: dict[Process, float] = {}
-        self._endings: dict[Process, asyncio.Task[None]] = {}
+        self._since: dict[tuple[ClientKey, OffenceKind], float] = {}  # offences that last
+        self._not_before: dict[ClientKey, float] = {}
+        self._endings: dict[ClientKey, asyncio.Task[None]] = {}
 
     async def __aenter__(self) -> Self:
         return self
@@ -144,7 +224,7 @@ class ClientWatch:
         now: float,
     ) -> None:
         """Report what is new, and forget what is over."""
-        since: dict[tuple[Process, OffenceKind], float] = {}
+        since: dict[tuple[ClientKey, OffenceKind], float] = {}
         for daemon, clients in zip(daemons, judged, strict=True):
             for client in clients:
                 for offence in client.offences:
@@ -180,7 +260,7 @@ class ClientWatch:
             self._endings[process] = task
             task.add_done_callback(partial(self._forget, process))
 
-    def _due(self, process: Process, client: Judged, now: float) -> Offence | None:
+    def _due(self, process: ClientKey, client: Judged, now: float) -> Offence | None:
         """What it is to be ended for now.
 
         Figures of memory are of one moment, and what is freed is free a moment later; all else
@@ -192,11 +272,11 @@ class ClientWatch:
                 return offence
         return None
 
-    def _forget(self, process: Process, _: asyncio.Task[None]) -> None:
+    def _forget(self, process: ClientKey, _: asyncio.Task[None]) -> None:
         del self._endings[process]
 
     async def _end(
-        self, daemon: RunningDaemon, target: Target, process: Process, offence: Offence
+        self, daemon: RunningDaemon, target: Target, process: ClientKey, offence: Offence
     ) -> None:
         ending = await end_client(
             daemon.control,
@@ -221,7 +301,7 @@ def _spared(daemons: Sequence[RunningDaemon]) -> frozenset[int]:
     return frozenset(found | {daemon.pid for daemon in daemons if daemon.pid is not None})
 
 
-def _process(daemon: RunningDaemon, client: Judged) -> Process:
+def _process(daemon: RunningDaemon, client: Judged) -> ClientKey:
     return daemon.device, client.facts.pid, client.facts.start_time
 
 

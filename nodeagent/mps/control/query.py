@@ -21,13 +21,11 @@ from nodeagent.mps.control.commands import (
     GetServerList,
     GetServerStatus,
     GetThreads,
+    MemoryLimit,
     SetDefaultMemoryLimit,
     SetDefaultThreads,
     SetMemoryLimit,
     SetThreads,
-)
-from nodeagent.mps.control.replies import (
-    MemoryLimit,
     UnexpectedReply,
     UnknownCommand,
     UnknownServer,

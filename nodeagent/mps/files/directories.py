@@ -1,8 +1,11 @@
-"""The directories of one device's daemon: made for its user, refused when somebody else could
-have had a hand in them.
+"""The directories of one device's daemon: made for its user, refused when another user could have
+changed them, and removed.
 
 Nothing here follows a symlink below the run directory; each level is opened in the one above it,
-and what was checked is what is used.
+and what was checked is what is used. The owner of a directory may have put anything into it, links
+and endless nesting included, and may go on while it is removed: so each directory is taken from its
+owner before it is read, and nested ones are moved up, so that no depth costs more memory or
+descriptors.
 """
 
 from __future__ import annotations
@@ -13,12 +16,68 @@ import stat
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 
 from nodeagent.errors import NodeagentError
 from nodeagent.files.state import make_open_directory
 from nodeagent.mps.files.published import keep_others_out
-from nodeagent.mps.files.removal import remove_tree
+
+_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+def remove_tree(top: Path) -> None:
+    """All below `top`, directories before files, and itself; nothing where there is nothing.
+
+    Raises OSError for what cannot be removed.
+    """
+    with suppress(FileNotFoundError):
+        with _taken(top) as inside:
+            _lift_and_remove(inside)
+            for name in os.listdir(inside):  # noqa: PTH208  # of an open one
+                os.unlink(name, dir_fd=inside)
+        top.rmdir()
+
+
+def _lift_and_remove(top: int) -> None:
+    """All directories in it. Those within these come up beside them, and are next."""
+    free = (name for name in map("lifted-{}".format, count()) if not _is_there(name, top))
+    while names := _directories(top):
+        for name in names:
+            with _taken(name, top) as inside:
+                within = _directories(inside)
+                for deeper in within:
+                    os.rename(deeper, next(free), src_dir_fd=inside, dst_dir_fd=top)
+                for file in os.listdir(inside):  # noqa: PTH208  # of an open one
+                    os.unlink(file, dir_fd=inside)
+            os.rmdir(name, dir_fd=top)
+
+
+@contextmanager
+def _taken(path: Path | str, above: int | None = None) -> Iterator[int]:
+    """An open directory that from now on nobody else can change."""
+    descriptor = os.open(path, _DIRECTORY, dir_fd=above)
+    try:
+        if os.fstat(descriptor).st_uid != os.geteuid():
+            os.fchown(descriptor, os.geteuid(), -1)
+        os.fchmod(descriptor, 0o700)
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def _directories(inside: int) -> list[str]:
+    with os.scandir(inside) as entries:
+        return [entry.name for entry in entries if entry.is_dir(follow_symlinks=False)]
+
+
+def _is_there(name: str, inside: int) -> bool:
+    try:
+        os.stat(name, dir_fd=inside, follow_symlinks=False)
+    except FileNotFoundError:
+        return False
+    return True
+
 
 LONGEST_SOCKET_PATH = 107  # bytes; sockaddr_un holds 108 with the zero at the end
 LONGEST_SOCKET_NAME = "control_privileged"  # of those that the daemon makes

@@ -1,21 +1,226 @@
-"""`daemon.log`: what is new in it, its last lines, and a bound on its size.
+"""`daemon.log`: new lines, last lines, a bound on its size, and what its lines mean.
 
-The daemon holds the file open and appends, so the log is not renamed but cut off in place; its end
-is kept beside it. The directory is the daemon's user's, who could put anything there: the file is
-opened once, without following links, and then only used by that descriptor, which goes on telling
-when somebody removes the file.
+The daemon holds the file open and appends, so the log is not renamed but truncated in place; its
+end is kept beside it. The directory belongs to the daemon's user, who could put anything there: the
+file is opened once, without following links, and then only used by that descriptor, which works on
+when the file is removed.
+
+In the foreground daemon and servers write into one log, and so do our own commands: each leaves
+`NEW UI`, `Cmd:...`, the reply and `UI closed`. Those must not cause further requests, so only known
+lines count, matched from the beginning of their text: replies and commands contain what others
+chose. Wordings differ between versions and are matched loosely.
 """
 
 from __future__ import annotations
 
+import asyncio
 import os
+import re
 import stat
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from asyncinotify import Inotify, Mask
 
 from nodeagent.errors import NodeagentError
-from nodeagent.mps.files.log_lines import telling
 from nodeagent.mps.launch.process import LOG_NAME
+
+
+@dataclass(frozen=True, slots=True)
+class ClientCame:
+    """A program has connected; `pending` when it has to wait for a server."""
+
+    pid: int
+    uid: int
+    pending: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ServerReady:
+    """A server takes clients."""
+
+    pid: int
+
+
+@dataclass(frozen=True, slots=True)
+class ServerExited:
+    """A server is gone; death by a signal is told as status 0."""
+
+    pid: int
+    status: int
+
+
+@dataclass(frozen=True, slots=True)
+class Faulted:
+    """The server handles a fatal fault, of the client `culprit` where that is told."""
+
+    culprit: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Recovered:
+    """The server makes its contexts anew."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stirred:
+    """Something about servers or clients is different; what, is to be asked."""
+
+
+Fact = ClientCame | ServerReady | ServerExited | Faulted | Recovered | Stirred
+
+# `[2026-09-01 12:00:00.000 Control  4711] `, in older versions followed by `Volta MPS Server: `.
+_PREFIX = re.compile(r"\[[^\]]{1,80}\]\s*(?:Volta MPS(?: Server)?:\s*)?")
+_CLIENT = re.compile(r"NEW CLIENT\s+(\d{1,10})\s+from user\s+(\d{1,10})\b(.*)")
+_READY = re.compile(r"NEW SERVER\s+(\d{1,10}):\s*Ready")
+_EXITED = re.compile(r"Server\s+(\d{1,10})\s+exited with status\s+(-?\d{1,10})")
+_CULPRIT = re.compile(r"Client process\s+(\d{1,10})\s+encountered a fatal")
+_FAULT = re.compile(r"Server is handling a fatal")
+_ANEW = re.compile(r"Destroy server context")
+_STIRRING = re.compile(
+    r"Starting new server\b|Server encountered a fatal|Force shutting down"
+    r"|Failed to start|Failed to accept"
+    r"|Server has started|Server exit\b|Driver initialization failed"
+    r"|Received new client request|Creating worker thread|Worker created"
+    r"|Status of client|Client disconnected|Client process disconnected|Client \{.*\} exit"
+    r"|Receive command failed"
+)
+
+
+def facts(lines: Iterable[str]) -> Iterator[Fact]:
+    """What the lines say, in order; most say nothing."""
+    for line in lines:
+        fact = _fact(line)
+        if fact is not None:
+            yield fact
+
+
+def _fact(line: str) -> Fact | None:
+    prefix = _PREFIX.match(line)
+    if prefix is None:
+        return None
+    text = line[prefix.end() :]
+    if found := _CLIENT.match(text):
+        pending = re.search(r"pending|not ready", found[3], re.IGNORECASE) is not None
+        return ClientCame(int(found[1]), int(found[2]), pending)
+    if found := _READY.match(text):
+        return ServerReady(int(found[1]))
+    if found := _EXITED.match(text):
+        return ServerExited(int(found[1]), int(found[2]))
+    if found := _CULPRIT.match(text):
+        return Faulted(int(found[1]))
+    if _FAULT.match(text):
+        return Faulted(None)
+    if _ANEW.match(text):
+        return Recovered()
+    return Stirred() if _STIRRING.match(text) else None
+
+
+def telling(lines: Iterable[str]) -> Iterator[str]:
+    """Those lines that tell a person something: without our own questions and their answers."""
+    asked = False
+    for line in lines:
+        prefix = _PREFIX.match(line)
+        text = line[prefix.end() :] if prefix else line
+        by_daemon = prefix is not None and "Control" in prefix[0]
+        if by_daemon and _TALK.match(text):
+            asked = text.startswith(("NEW UI", "Cmd:"))
+        elif not (asked and by_daemon) or _fact(line) is not None:
+            yield line
+
+
+_TALK = re.compile(r"NEW UI|Cmd:|UI closed|Accepting connection|User did not send valid")
+
+
+_MOST = 1000  # events taken in one go; who writes without end must not hold up the loop
+_REST = 0.05  # seconds of rest after so many
+
+
+class LogWatch:
+    """Usable inside `async with`. Where the kernel gives no watch nothing is told, and logs are
+    read when daemons are asked.
+    """
+
+    def __init__(self) -> None:
+        self._inotify: Inotify | None = None
+        self._callbacks: dict[int, Callable[[], None]] = {}
+        self._resting: asyncio.TimerHandle | None = None
+
+    async def __aenter__(self) -> Self:
+        with suppress(OSError):
+            self._inotify = Inotify(sync_timeout=0)
+            self._begin(self._inotify)
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if self._resting is not None:
+            self._resting.cancel()
+        if self._inotify is not None:
+            asyncio.get_running_loop().remove_reader(self._inotify.fd)
+            self._inotify.close()
+        self._inotify = None
+
+    def watch(self, path: str, grown: Callable[[], None]) -> Callable[[], None]:
+        """Call `grown` whenever the file was written to; returns what ends that. One watch for a
+        file at a time.
+        """
+        inotify = self._inotify
+        if inotify is None:
+            return lambda: None
+        try:
+            watch = inotify.add_watch(path, Mask.MODIFY)
+        except OSError:
+            return lambda: None
+        self._callbacks[watch.wd] = grown
+
+        def end() -> None:
+            self._callbacks.pop(watch.wd, None)
+            with suppress(OSError, ValueError):
+                if self._inotify is not None:
+                    inotify.rm_watch(watch)
+
+        return end
+
+    def _begin(self, inotify: Inotify) -> None:
+        asyncio.get_running_loop().add_reader(inotify.fd, self._read, inotify)
+
+    def _rest(self, inotify: Inotify) -> None:
+        """What comes meanwhile waits, and what was taken is waited for no more than that."""
+        loop = asyncio.get_running_loop()
+        loop.remove_reader(inotify.fd)
+        self._resting = loop.call_later(_REST, self._go_on, inotify)
+
+    def _go_on(self, inotify: Inotify) -> None:
+        self._begin(inotify)
+        self._read(inotify)  # some may have been taken from the kernel already
+
+    def _read(self, inotify: Inotify) -> None:
+        """All that is there: the many writes of one moment make one call each."""
+        grown: set[int] = set()
+        for _ in range(_MOST):
+            event = inotify.sync_get()
+            if event is None:
+                break
+            if Mask.Q_OVERFLOW in event.mask:
+                grown.update(self._callbacks)
+            elif event.watch is not None:
+                grown.add(event.watch.wd)
+        else:
+            self._rest(inotify)
+        for number in grown:
+            callback = self._callbacks.get(number)
+            if callback is not None:
+                callback()
+
 
 EARLIER_NAME = f"{LOG_NAME}.1"
 KEPT = 1 << 20  # bytes of the log that are kept when it is cut off

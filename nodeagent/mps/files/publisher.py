@@ -14,8 +14,15 @@ from functools import partial
 from pathlib import Path
 
 from nodeagent.errors import NodeagentError
-from nodeagent.mps.files.cdi import FILE_NAME, Json, cdi_device, cdi_file
-from nodeagent.mps.files.env_files import SUFFIX, env_file, file_name
+from nodeagent.mps.files.client_files import (
+    FILE_NAME,
+    SUFFIX,
+    Json,
+    cdi_device,
+    cdi_file,
+    env_file,
+    file_name,
+)
 from nodeagent.mps.files.published import FileRefused, PublicDirectory
 from nodeagent.mps.shares import DaemonSpec, client_environment
 from nodeagent.plan.problems import Code, Problem

@@ -1,12 +1,17 @@
-"""Keeps a daemon's sockets its own: the kernel says who listens there, and once the daemon has
-answered, its user can no longer put anything in their place.
+"""The sockets of a daemon: hidden from new clients while it drains, and proven to be its own.
 
-A daemon that runs for a tenant can be replaced by that tenant, whose program could then name
-any process as its client, or lead the agent, which is root, to another user's daemon. SO_PEERCRED
-gives the process that called listen(2). That detects a replacement and proves no more: that user
-can also control the daemon itself (ptrace, a descriptor taken out of it). The control programs of
-535 and 550 were seen to work on, `start_server` and `quit` included, with a pipe directory that is
-root's; what `quit` cannot remove there, the agent removes.
+`quit` cannot be taken back, and as long as a daemon is found, new clients come. But its sockets can
+be renamed: connected clients stay connected, new ones find no MPS, which under EXCLUSIVE_PROCESS is
+loud, and the agent itself connects through a sibling directory that only it can enter. Seen to work
+on 535 and 550. Where the sockets are is the whole state, so the next agent can put them back after
+a crash.
+
+A daemon that runs for a tenant can be replaced by that tenant, whose program could then name any
+process as its client, or lead the agent, which is root, to another user's daemon. SO_PEERCRED gives
+the process that called listen(2). That detects a replacement and proves no more: that user can also
+control the daemon itself (ptrace, a descriptor taken out of it). The control programs of 535 and
+550 were seen to work on, `start_server` and `quit` included, with a pipe directory that is root's;
+what `quit` cannot remove there, the agent removes.
 """
 
 from __future__ import annotations
@@ -18,9 +23,70 @@ import struct
 from contextlib import suppress
 from pathlib import Path
 
-from nodeagent.mps.files.directories import seal_pipe_directory
-from nodeagent.mps.files.socket_gate import SOCKETS, BackDoor
+from nodeagent.mps.files.directories import remove_tree, seal_pipe_directory
 from nodeagent.mps.processes import Identity
+
+BACK = "back"  # no longer than `pipe`, whose sockets' paths were checked to be short enough
+SOCKETS = ("control_privileged", "control")
+
+
+class BackDoor:
+    """Of the daemon with this pipe directory. Errors of the file system come as OSError."""
+
+    def __init__(self, pipe_directory: str) -> None:
+        self.front = Path(pipe_directory)
+        self._back = self.front.with_name(BACK)
+
+    @property
+    def hidden(self) -> bool:
+        """Whether any of its sockets is out of the way."""
+        return any(os.path.lexists(self._back / name) for name in SOCKETS)
+
+    @property
+    def directory(self) -> str:
+        """Where the agent finds the daemon."""
+        return str(self._back if self.hidden else self.front)
+
+    @property
+    def listens(self) -> bool:
+        """Whether there is a socket at all; costs two system calls."""
+        return self.hidden or os.path.lexists(self.front / "control")
+
+    def keep(self, *, hidden: bool) -> None:
+        """As it is to be; what is so already is left alone."""
+        if hidden:
+            self.hide()
+        elif self.hidden:
+            self.show()
+
+    def hide(self) -> None:
+        """New clients find nothing from here on."""
+        self._back.mkdir(mode=0o700, exist_ok=True)
+        for name in SOCKETS:
+            if os.path.lexists(self.front / name):
+                (self.front / name).rename(self._back / name)
+
+    def show(self) -> None:
+        """As it was. What a later daemon has put in place meanwhile stays."""
+        for name in SOCKETS:
+            if not os.path.lexists(self._back / name):
+                continue
+            if os.path.lexists(self.front / name) or not self.front.is_dir():
+                (self._back / name).unlink()
+            else:
+                (self._back / name).rename(self.front / name)
+
+    def clear(self) -> None:
+        """Take away the sockets of a daemon that is dead, wherever they are, or what its user has
+        put in their place. Blocks on the file system.
+        """
+        for directory in (self._back, self.front):
+            for name in SOCKETS:
+                try:
+                    (directory / name).unlink(missing_ok=True)
+                except IsADirectoryError:
+                    remove_tree(directory / name)
+
 
 _CREDENTIALS = struct.Struct("3i")  # pid, uid, gid: struct ucred of unix(7)
 

@@ -1,14 +1,17 @@
-"""What a daemon is started with: its command line, its environment, its log. The same whoever
-starts it.
-"""
+"""How a daemon is started, by any launcher: command line, environment, log, multi-user flag."""
 
 from __future__ import annotations
 
+import asyncio
 import os
 import stat
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from pathlib import Path
+from typing import Protocol
 
-from nodeagent.mps.launch.process import LOG_NAME, Programs, StartError
+from nodeagent.mps.launch.probing import Probe
+from nodeagent.mps.launch.process import LOG_NAME, DaemonProcess, Programs, StartError
 from nodeagent.mps.shares import DaemonSpec
 
 OPEN_FILES = 16_384  # fewer, and servers fail to make shared memory for their clients
@@ -70,3 +73,43 @@ def open_log(spec: DaemonSpec) -> int:
         os.close(log)
         raise StartError(f"{path} is no plain file", remedy="remove what is in its place")
     return log
+
+
+class Launcher(Protocol):
+    """One of the ways."""
+
+    async def launch(self, spec: DaemonSpec) -> DaemonProcess:
+        """Start a daemon as `spec` says; its directories have been made. Raises StartError."""
+        ...
+
+
+class AnyUserLauncher:
+    """Starts daemons by the launcher that `make` makes for these programs."""
+
+    def __init__(
+        self,
+        programs: Programs,
+        *,
+        make: Callable[[Programs], Launcher],
+        probe: Callable[[], Awaitable[Probe]],
+    ) -> None:
+        self._programs = programs
+        self._make = make
+        self._probe = probe
+        self._launcher = make(programs)
+        self._for_any_user: Launcher | None = None
+        self._probing = asyncio.Lock()
+
+    async def launch(self, spec: DaemonSpec) -> DaemonProcess:
+        """As the launcher; raises StartError, also when the program has no such way."""
+        if not spec.multi_user:
+            return await self._launcher.launch(spec)
+        async with self._probing:
+            if self._for_any_user is None:
+                found = await self._probe()
+                flag = found.multi_user_flag
+                launcher = self._make(replace(self._programs, multi_user_flag=flag))
+                if not flag:  # the program may be replaced by one that has it: try again then
+                    return await launcher.launch(spec)
+                self._for_any_user = launcher
+        return await self._for_any_user.launch(spec)

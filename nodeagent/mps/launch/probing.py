@@ -1,29 +1,92 @@
-"""Finds out what the installed MPS can do, by what it does.
+"""Finds out what the installed MPS can do, by trying it.
 
-Drivers do not say what they understand, and a version number proves little. So daemons are
-started on directories of their own, each with one flag; those that do not know it end at once.
-None has clients or servers, none is at a place where a program would look for it.
+Drivers do not say what they support, and a version number proves little. So daemons are started on
+scratch directories, each with one flag; those that do not know it end at once. None has clients or
+servers, none is at a place where a program would look for it.
 """
 
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import os
 import random
 import re
 import shutil
+import signal
+import tempfile
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from nodeagent.mps.control.client import ControlClient, ControlError
-from nodeagent.mps.control.replies import Reply
+from nodeagent.mps.control.commands import Reply
 from nodeagent.mps.files.directories import LONGEST_SOCKET_NAME, LONGEST_SOCKET_PATH
 from nodeagent.mps.launch.process import Programs
-from nodeagent.mps.launch.scratch import Scratch
-from nodeagent.mps.processes import SERVER
+from nodeagent.mps.processes import CONTROL, SERVER, identify, opened, processes_of
 from nodeagent.plan.problems import Code, Problem
+
+_PREFIX = "probe-"
+
+
+class Scratch:
+    """Makes one in `parent`, and takes away what is there of makers that were killed.
+
+    Locks tell those apart from ones in use. Raises OSError; blocks for tens of milliseconds.
+    """
+
+    def __init__(self, parent: Path) -> None:
+        _make(parent)
+        above = _open(parent)
+        try:
+            fcntl.flock(above, fcntl.LOCK_EX)  # until the new one has its own lock
+            for old in parent.glob(f"{_PREFIX}*"):
+                _sweep(old)
+            self.path = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent))
+            self._lock = _open(self.path)
+            fcntl.flock(self._lock, fcntl.LOCK_EX)
+        finally:
+            os.close(above)
+
+    def remove(self) -> None:
+        """Take it away. What was started there should have ended."""
+        shutil.rmtree(self.path, ignore_errors=True)
+        os.close(self._lock)
+
+
+def _make(path: Path) -> None:
+    """With all above it, whatever the umask is: users of MPS have to pass here."""
+    if not path.exists():
+        _make(path.parent)
+        path.mkdir(exist_ok=True)
+        path.chmod(0o755)
+
+
+def _open(path: Path) -> int:
+    return os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+
+
+def _sweep(path: Path) -> None:
+    with suppress(OSError):
+        lock = _open(path)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            for pipe_directory in path.glob("*/pipe"):
+                _kill_daemons(str(pipe_directory))
+            shutil.rmtree(path)
+        finally:
+            os.close(lock)
+
+
+def _kill_daemons(pipe_directory: str) -> None:
+    for daemon in processes_of(pipe_directory, CONTROL):
+        with opened(daemon.pid) as descriptor:
+            # Looked at once more now that the pid cannot be used again unnoticed.
+            if descriptor is not None and identify(daemon.pid) == daemon:
+                with suppress(ProcessLookupError):
+                    signal.pidfd_send_signal(descriptor, signal.SIGKILL)
+
 
 # In this order: the first one came with 555, the second, which newer drivers' documents prefer,
 # after it.
@@ -159,7 +222,7 @@ class _Trials:
         `question`. Raises OSError when the program cannot be run.
         """
         folder = self._folder / name
-        await asyncio.to_thread(_make, folder)
+        await asyncio.to_thread(_make_trial, folder)
         reply: tuple[str, ...] | None = None
         async with self._daemon(folder, flags) as process:
             try:
@@ -258,7 +321,7 @@ class _Trials:
         return environment
 
 
-def _make(folder: Path) -> None:
+def _make_trial(folder: Path) -> None:
     for directory in (folder, folder / "pipe", folder / "log"):
         directory.mkdir(mode=0o700)
 

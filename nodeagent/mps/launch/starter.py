@@ -1,12 +1,19 @@
-"""Prepares the ground for one device's daemon and starts it: what a dead one left is swept away
-first, then its directories are made, then comes the process. One after the other, in this order.
+"""Starts one device's daemon: ends the orphaned servers of a dead one, makes its directories, then
+starts the process. One after the other, in this order.
+
+A daemon that is killed leaves its server running, which then holds the GPU, and a new daemon starts
+without knowing of it. Such a server is found by its name and its environment, which every process
+can choose; so it is ended only if it runs as the plan's user, who could end it anyway.
 """
 
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 from nodeagent.errors import NodeagentError
@@ -16,12 +23,97 @@ from nodeagent.mps.files.directories import (
     make_directories,
     remove_directories,
 )
-from nodeagent.mps.files.socket_gate import BackDoor
-from nodeagent.mps.launch.launchers import Launcher
-from nodeagent.mps.launch.orphans import OrphansLeft, end_orphans
+from nodeagent.mps.files.sockets import BackDoor
+from nodeagent.mps.launch.command import Launcher
 from nodeagent.mps.launch.process import DaemonProcess
 from nodeagent.mps.lifecycle.model import Spawn, SweepOrphans
+from nodeagent.mps.processes import CONTROL, SERVER, Identity, ended, identify, opened, processes_of
 from nodeagent.mps.shares import DaemonSpec
+
+
+class OrphansLeft(NodeagentError):
+    """What is left of an earlier daemon could not be ended, so no other may be started."""
+
+
+async def end_orphans(spec: DaemonSpec, *, grace: float) -> tuple[Identity, ...]:
+    """End all servers of this daemon, which is dead; which those were.
+
+    They are asked first, as a daemon asks, and killed after `grace` seconds. Raises OrphansLeft
+    when one survives even that for as long again, or when a daemon lives there after all.
+    """
+    pipe_directory = spec.pipe_directory
+    daemons = await asyncio.to_thread(_daemons, spec)
+    if daemons:
+        raise OrphansLeft(
+            f"another MPS daemon (pid {daemons[0].pid}, user {daemons[0].uid}) already serves "
+            f"{pipe_directory}",
+            remedy=f"see who started it, and end it: kill {daemons[0].pid}",
+        )
+    users = await asyncio.to_thread(_users, spec)
+    found = await asyncio.to_thread(processes_of, pipe_directory, SERVER)
+    left = servers = tuple(server for server in found if server.uid in users)
+    for number in (signal.SIGINT, signal.SIGKILL):
+        left = await _ended(left, number, grace)
+    if left:
+        pids = ", ".join(str(server.pid) for server in left)
+        raise OrphansLeft(
+            f"an earlier daemon's server does not end although it was killed: pid {pids}",
+            remedy="it probably waits for the driver: see the kernel's log, else reboot the node",
+        )
+    return servers
+
+
+def _daemons(spec: DaemonSpec) -> Sequence[Identity]:
+    """Those that can serve there. Anybody can call a program like that and give it the directory,
+    but only its owner and root can have sockets in it.
+    """
+    found = processes_of(spec.pipe_directory, CONTROL)
+    able = {0, os.geteuid(), *_users(spec)}
+    return [daemon for daemon in found if daemon.uid in able]
+
+
+def _users(spec: DaemonSpec) -> frozenset[int]:
+    """Users whose servers the daemon may have had: the plan's, and an earlier plan's, who owns the
+    log directory until the next start.
+    """
+    users = {spec.uid}
+    with suppress(OSError):
+        users.add(Path(spec.log_directory).lstat().st_uid)
+    return frozenset(users if spec.uid == 0 else users - {0})
+
+
+async def _ended(
+    servers: Sequence[Identity], number: signal.Signals, seconds: float
+) -> tuple[Identity, ...]:
+    """Send them a signal, and wait; those that are left."""
+    with ExitStack() as stack:
+        waits: dict[asyncio.Task[None], Identity] = {}
+        for server in servers:
+            descriptor = stack.enter_context(opened(server.pid))
+            # Looked at once more now that the pid cannot be used again unnoticed.
+            if descriptor is None or identify(server.pid) != server:
+                continue
+            with suppress(ProcessLookupError):
+                signal.pidfd_send_signal(descriptor, number)
+            waits[asyncio.create_task(ended(descriptor))] = server
+        if not waits:
+            return ()
+        try:
+            _, late = await asyncio.wait(waits, timeout=seconds)
+        finally:
+            for task in waits:
+                task.cancel()
+            await asyncio.gather(*waits, return_exceptions=True)
+        for server in servers:
+            _reap(server.pid)
+        return tuple(waits[task] for task in late)
+
+
+def _reap(pid: int) -> None:
+    """Where orphans come to this process (as pid 1 of a container), nobody else does."""
+    with suppress(ChildProcessError):
+        os.waitpid(pid, os.WNOHANG)
+
 
 _PATIENCE = 3.0  # seconds for what is under way when it is closed
 
