@@ -22,7 +22,7 @@ from nodeagent.mps.control.client import (
     DaemonDead,
     DaemonSilent,
 )
-from nodeagent.mps.control.commands import TerminateClient, UnexpectedReply
+from nodeagent.mps.control.commands import UnexpectedReply, terminate_client
 from nodeagent.mps.control.query import Seen, ask_everything, differences, set_limits
 from nodeagent.mps.files.sockets import BackDoor, DaemonSockets
 from nodeagent.mps.lifecycle.model import (
@@ -180,7 +180,7 @@ class Attendant:
                         if client == 0:
                             continue  # the daemon does not know its number either
                         with suppress(ControlError, UnexpectedReply):
-                            await control.ask(TerminateClient(server, client), deadline=half)
+                            await control.ask(terminate_client(server, client), deadline=half)
         with suppress(ControlError, UnexpectedReply):
             await control.quit(None if empty else 1, deadline=action.seconds)
 

@@ -97,23 +97,30 @@ def client_environment(spec: DaemonSpec, slot: Slot) -> dict[str, str]:
         SLOT_VARIABLE: f"{spec.device}/{slot.name}",
     }
     if slot.share.memory is not None:
-        environment[MEMORY_VARIABLE] = f"0={_mebibytes(slot.share.memory)}M"
+        check_memory(slot.share.memory)
+        environment[MEMORY_VARIABLE] = f"0={slot.share.memory}M"
     if slot.share.threads is not None:
-        environment[THREADS_VARIABLE] = percentage_text(_percentage(slot.share.threads))
+        check_percentage(slot.share.threads)
+        environment[THREADS_VARIABLE] = percentage_text(slot.share.threads)
     return environment
 
 
-def _mebibytes(amount: int) -> int:
-    if type(amount) is not int or not 1 <= amount <= LARGEST_LIMIT:
-        raise ValueError(f"{amount!r} MiB: expected a whole number from 1 to {LARGEST_LIMIT}")
-    return amount
+def check_number(what: str, value: int, least: int, most: int) -> None:
+    """Raise ValueError unless it is a whole number in this range."""
+    if type(value) is not int or not least <= value <= most:
+        raise ValueError(f"{what} {value!r}: expected a whole number from {least} to {most}")
 
 
-def _percentage(percent: float) -> float:
+def check_memory(mebibytes: int) -> None:
+    """Raise ValueError for a limit that no driver takes as it is meant."""
+    check_number("MiB", mebibytes, 1, LARGEST_LIMIT)
+
+
+def check_percentage(percent: float) -> None:
+    """Raise ValueError beyond the range, or for more than two decimals, which would be cut off."""
     if type(percent) not in (int, float) or not LEAST_THREADS <= percent <= ALL_THREADS:
         raise ValueError(
-            f"{percent!r} percent: expected a number from {LEAST_THREADS:g} to {ALL_THREADS:g}"
+            f"percentage {percent!r}: expected a number from {LEAST_THREADS:g} to {ALL_THREADS:g}"
         )
     if float(percentage_text(percent)) != percent:
-        raise ValueError(f"{percent!r} percent: expected at most two decimals")
-    return percent
+        raise ValueError(f"percentage {percent!r}: expected at most two decimals")

@@ -8,12 +8,12 @@ from dataclasses import replace
 import pytest
 
 from nodeagent.mps.control.commands import (
-    GetServerList,
-    GetServerStatus,
-    GetThreads,
     MemoryLimit,
     UnexpectedReply,
     UnknownServer,
+    get_server_list,
+    get_server_status,
+    get_threads,
 )
 from nodeagent.mps.control.query import Seen, SeenServer, ask_everything, differences
 from nodeagent.mps.fleet import Fleet
@@ -111,7 +111,7 @@ async def test_errors_come_in_their_places(rig: FleetRig) -> None:
         await fleet.start(GPU, wanted())
         [running] = fleet.running()
         first, error, last = await running.control.ask_each(
-            GetThreads(4_000_000), GetServerStatus(4_000_000), GetServerList()
+            get_threads(4_000_000), get_server_status(4_000_000), get_server_list()
         )
         assert isinstance(first, UnknownServer)
         assert isinstance(error, UnknownServer)

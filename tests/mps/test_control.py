@@ -22,13 +22,13 @@ from nodeagent.mps.control.client import (
     FrontEndFailed,
 )
 from nodeagent.mps.control.commands import (
-    GetClientList,
-    GetDefaultMemoryLimit,
-    GetServerList,
-    SetDefaultMemoryLimit,
-    SetDefaultThreads,
-    TerminateClient,
     UnexpectedReply,
+    get_client_list,
+    get_default_memory_limit,
+    get_server_list,
+    set_default_memory_limit,
+    set_default_threads,
+    terminate_client,
 )
 from tests.mps.front_end import FrontEnd
 
@@ -55,7 +55,7 @@ async def asking(front_end: FrontEnd, *, deadline: float = 60.0) -> AsyncIterato
 async def test_a_hundred_callers_at_once(front_end: FrontEnd) -> None:
     """Each gets its own reply, in the order asked, over few connections, never two at a time."""
     async with asking(front_end) as client:
-        replies = await asyncio.gather(*(client.ask(GetClientList(n)) for n in range(1, 101)))
+        replies = await asyncio.gather(*(client.ask(get_client_list(n)) for n in range(1, 101)))
     assert replies == [(int(f"{n}1"), int(f"{n}2")) for n in range(1, 101)]
     assert front_end.noted("said") == [f"get_client_list {n}" for n in range(1, 101)]
     assert len(front_end.noted("calls")) == 2
@@ -67,7 +67,7 @@ async def test_a_hundred_callers_of_a_daemon_that_others_ask_too(front_end: Fron
     front_end.will("busy", "empty", "emptyError", "answer", "empty", "busy")
     async with asking(front_end) as client:
         replies = await asyncio.gather(
-            *(client.ask(SetDefaultThreads(n)) for n in range(1, 101)),
+            *(client.ask(set_default_threads(n)) for n in range(1, 101)),
         )
     assert replies == [float(n) for n in range(1, 101)]
     assert len(front_end.noted("said")) == 100
@@ -77,9 +77,9 @@ async def test_callers_that_come_meanwhile(front_end: FrontEnd) -> None:
     """While one talk goes on, others line up for the next; some change their mind."""
     front_end.will("slow")
     async with asking(front_end) as client:
-        first = asyncio.create_task(client.ask(GetClientList(1)))
+        first = asyncio.create_task(client.ask(get_client_list(1)))
         await asyncio.to_thread(front_end.wait_for, "calls")
-        others = [asyncio.create_task(client.ask(GetClientList(n))) for n in range(2, 6)]
+        others = [asyncio.create_task(client.ask(get_client_list(n))) for n in range(2, 6)]
         await asyncio.sleep(0)
         others[1].cancel()
         found = await asyncio.gather(first, *others, return_exceptions=True)
@@ -92,7 +92,8 @@ async def test_what_belongs_together_stays_together(front_end: FrontEnd) -> None
     """Nobody's command comes between those of one caller."""
     async with asking(front_end) as client:
         (pids, threads), servers = await asyncio.gather(
-            client.ask_all(GetClientList(1), SetDefaultThreads(5)), client.ask(GetServerList())
+            client.ask_each(get_client_list(1), set_default_threads(5)),
+            client.ask(get_server_list()),
         )
     assert (pids, threads, servers) == ((11, 12), 5.0, ())
 
@@ -101,9 +102,9 @@ async def test_what_may_take_long_goes_alone(front_end: FrontEnd) -> None:
     """Else all others would wait with it for its deadline."""
     async with asking(front_end) as client:
         found = await asyncio.gather(
-            client.ask(GetClientList(1)),
-            client.ask(TerminateClient(7, 8), deadline=60),
-            client.ask(GetClientList(2)),
+            client.ask(get_client_list(1)),
+            client.ask(terminate_client(7, 8), deadline=60),
+            client.ask(get_client_list(2)),
             return_exceptions=True,
         )
     assert found[0] == (11, 12)
@@ -115,7 +116,9 @@ async def test_one_wrong_reply_is_its_askers_alone(front_end: FrontEnd) -> None:
     """Others of the same batch get theirs."""
     async with asking(front_end) as client:
         wrong, right = await asyncio.gather(
-            client.ask(TerminateClient(7, 8)), client.ask(GetClientList(1)), return_exceptions=True
+            client.ask(terminate_client(7, 8)),
+            client.ask(get_client_list(1)),
+            return_exceptions=True,
         )
     assert isinstance(wrong, UnexpectedReply)
     assert right == (11, 12)
@@ -127,8 +130,8 @@ async def test_one_wrong_reply_is_its_askers_alone(front_end: FrontEnd) -> None:
 async def test_a_truly_empty_reply(front_end: FrontEnd) -> None:
     """Only the complaint about the nonsense word came: there is nothing, and it was asked once."""
     async with asking(front_end) as client:
-        assert await client.ask(GetDefaultMemoryLimit()) is None
-        await client.ask(SetDefaultMemoryLimit(1))
+        assert await client.ask(get_default_memory_limit()) is None
+        await client.ask(set_default_memory_limit(1))
     assert len(front_end.noted("calls")) == 2
 
 
@@ -136,7 +139,7 @@ async def test_the_exit_status_is_not_asked(front_end: FrontEnd) -> None:
     """The daemon's own is passed on at times."""
     front_end.will("status")
     async with asking(front_end) as client:
-        assert await client.ask(GetClientList(1)) == (11, 12)
+        assert await client.ask(get_client_list(1)) == (11, 12)
 
 
 @pytest.mark.parametrize("word", ["busy", "empty", "emptyError"])
@@ -145,7 +148,7 @@ async def test_busy_for_good(front_end: FrontEnd, word: str) -> None:
     front_end.will(*[word] * 1000)
     async with asking(front_end, deadline=0.4) as client:
         with pytest.raises(DaemonBusy, match=r"held the MPS daemon at /run/x/pipe for 0.4 s"):
-            await client.ask(GetServerList())
+            await client.ask(get_server_list())
     assert front_end.noted("said") == []
 
 
@@ -154,7 +157,7 @@ async def test_dead(front_end: FrontEnd) -> None:
     front_end.will("dead")
     async with asking(front_end) as client:
         found = await asyncio.gather(
-            *(client.ask(GetServerList()) for _ in range(3)), return_exceptions=True
+            *(client.ask(get_server_list()) for _ in range(3)), return_exceptions=True
         )
     assert [type(error) for error in found] == [DaemonDead] * 3
     assert len(set(map(id, found))) == 3
@@ -166,12 +169,12 @@ async def test_hung(front_end: FrontEnd) -> None:
     front_end.will("hang")
     async with asking(front_end, deadline=0.3) as client:
         with pytest.raises(DaemonSilent, match=r"said nothing within 0.3 s"):
-            await client.ask(GetServerList())
+            await client.ask(get_server_list())
         [pid] = front_end.noted("pid")
         with pytest.raises(ProcessLookupError):
             os.kill(int(pid), 0)
         front_end.reconnect()
-        assert await client.ask(GetClientList(1), deadline=60) == (11, 12)
+        assert await client.ask(get_client_list(1), deadline=60) == (11, 12)
 
 
 async def test_a_talk_that_breaks_off(front_end: FrontEnd) -> None:
@@ -179,7 +182,7 @@ async def test_a_talk_that_breaks_off(front_end: FrontEnd) -> None:
     front_end.will("break")
     async with asking(front_end) as client:
         with pytest.raises(FrontEndFailed, match="broke off"):
-            await client.ask_all(GetClientList(1), GetClientList(2))
+            await client.ask_each(get_client_list(1), get_client_list(2))
 
 
 async def test_a_daemon_that_never_stops_talking(front_end: FrontEnd) -> None:
@@ -187,8 +190,8 @@ async def test_a_daemon_that_never_stops_talking(front_end: FrontEnd) -> None:
     front_end.will("flood")
     async with asking(front_end, deadline=60) as client:
         with pytest.raises(FrontEndFailed, match="said more than 1048576 bytes"):
-            await client.ask(GetServerList())
-        assert await client.ask(GetClientList(1)) == (11, 12)
+            await client.ask(get_server_list())
+        assert await client.ask(get_client_list(1)) == (11, 12)
 
 
 async def test_not_let_in(front_end: FrontEnd) -> None:
@@ -196,7 +199,7 @@ async def test_not_let_in(front_end: FrontEnd) -> None:
     front_end.will("stranger")
     async with asking(front_end) as client:
         with pytest.raises(FrontEndFailed, match="run as root or as the daemon's user"):
-            await client.ask(GetServerList())
+            await client.ask(get_server_list())
 
 
 async def test_no_program() -> None:
@@ -210,7 +213,7 @@ async def test_no_program() -> None:
         chance=lambda: 0.5,
     )
     with pytest.raises(FrontEndFailed, match="/nowhere/control cannot be run"):
-        await client.ask(GetServerList())
+        await client.ask(get_server_list())
 
 
 # --- leaving early --------------------------------------------------------------------------------
@@ -220,7 +223,7 @@ async def test_cancellation_leaves_no_process(front_end: FrontEnd) -> None:
     """When nobody waits any more the front-end is gone, and so it is when only some go."""
     front_end.will("hang")
     async with asking(front_end) as client:
-        both = [asyncio.create_task(client.ask(GetServerList())) for _ in range(2)]
+        both = [asyncio.create_task(client.ask(get_server_list())) for _ in range(2)]
         [pid] = await asyncio.to_thread(front_end.wait_for, "pid")
         both[0].cancel()
         await asyncio.wait([both[0]])
@@ -230,14 +233,14 @@ async def test_cancellation_leaves_no_process(front_end: FrontEnd) -> None:
         with pytest.raises(ProcessLookupError):
             os.kill(int(pid), 0)
         front_end.reconnect()
-        assert await client.ask(GetClientList(1)) == (11, 12)
+        assert await client.ask(get_client_list(1)) == (11, 12)
 
 
 async def test_closing_cancels_who_waits(front_end: FrontEnd) -> None:
     """And leaves nothing behind."""
     front_end.will("hang")
     client = front_end.client()
-    tasks = [asyncio.create_task(client.ask(GetServerList())) for _ in range(3)]
+    tasks = [asyncio.create_task(client.ask(get_server_list())) for _ in range(3)]
     [pid] = await asyncio.to_thread(front_end.wait_for, "pid")
     await client.aclose()
     await asyncio.wait(tasks)
@@ -268,7 +271,7 @@ async def test_nothing_of_ours_reaches_the_program(
     os.set_inheritable(inherited, True)
     try:
         async with asking(front_end) as client:
-            await client.ask(GetServerList())
+            await client.ask(get_server_list())
     finally:
         os.close(inherited)
     environment = dict(eval(front_end.noted("environment")[0]))

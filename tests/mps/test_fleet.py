@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from nodeagent.errors import StillInUse, UnknownDevice
-from nodeagent.mps.control.commands import GetDefaultMemoryLimit, GetDefaultThreads
+from nodeagent.mps.control.commands import get_default_memory_limit, get_default_threads
 from nodeagent.mps.files.directories import DirectoryRefused
 from nodeagent.mps.fleet import Fleet, InUse, NotReady, survey
 from nodeagent.mps.lifecycle.model import Subject
@@ -65,7 +65,9 @@ def client(rig: FleetRig, fleet: Fleet) -> Iterator[SimulatedClient]:
 async def limits(fleet: Fleet) -> tuple[str, float]:
     """What is really in force."""
     [daemon] = fleet.running()
-    memory, threads = await daemon.control.ask_all(GetDefaultMemoryLimit(), GetDefaultThreads())
+    memory, threads = await daemon.control.ask_each(
+        get_default_memory_limit(), get_default_threads()
+    )
     return str(memory), threads
 
 

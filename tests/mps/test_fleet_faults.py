@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from nodeagent.mps.control.commands import GetDefaultMemoryLimit, GetDefaultThreads
+from nodeagent.mps.control.commands import get_default_memory_limit, get_default_threads
 from nodeagent.mps.fleet import Fleet, InUse, NotReady
 from nodeagent.mps.lifecycle.model import Subject
 from nodeagent.mps.processes import SERVER
@@ -67,7 +67,9 @@ def served(rig: FleetRig, uid: int = US) -> Iterator[SimulatedClient]:
 async def limits(fleet: Fleet, device: str = GPU) -> tuple[str, float]:
     """What is really in force."""
     [daemon] = [running for running in fleet.running() if running.device == device]
-    memory, threads = await daemon.control.ask_all(GetDefaultMemoryLimit(), GetDefaultThreads())
+    memory, threads = await daemon.control.ask_each(
+        get_default_memory_limit(), get_default_threads()
+    )
     return str(memory), threads
 
 

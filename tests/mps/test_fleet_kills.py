@@ -8,7 +8,7 @@ import signal
 
 import pytest
 
-from nodeagent.mps.control.commands import GetDefaultMemoryLimit, GetDefaultThreads
+from nodeagent.mps.control.commands import get_default_memory_limit, get_default_threads
 from nodeagent.mps.fleet import Fleet
 from nodeagent.mps.lifecycle.model import Subject
 from nodeagent.mps.processes import CONTROL
@@ -32,8 +32,8 @@ async def test_kills(kills: int) -> None:
                 assert daemon.pid == status(fleet).pid
                 assert rig.servers(GPU) == []
             [running] = [one for one in fleet.running() if one.device == GPU]
-            memory, threads = await running.control.ask_all(
-                GetDefaultMemoryLimit(), GetDefaultThreads()
+            memory, threads = await running.control.ask_each(
+                get_default_memory_limit(), get_default_threads()
             )
             assert (str(memory), threads) == ("4G", 50.0)
             assert status(fleet).restarts == kills

@@ -24,7 +24,7 @@ from typing import Any
 import pytest
 
 from nodeagent.gpu.driver import Driver
-from nodeagent.mps.control.commands import TerminateClient
+from nodeagent.mps.control.commands import terminate_client
 from nodeagent.mps.fleet import Fleet
 from nodeagent.mps.launch.child import ChildLauncher
 from nodeagent.mps.launch.process import Programs
@@ -371,7 +371,7 @@ def _namespace() -> str:
 async def _terminated(fleet: Fleet, gpu: str, client: CudaClient, notes: Notes) -> None:
     [running] = fleet.running()
     server = next(server for server, pid in running.clients if pid == client.pid)
-    code = await running.control.ask(TerminateClient(server, client.pid), deadline=30)
+    code = await running.control.ask(terminate_client(server, client.pid), deadline=30)
     after = await asyncio.to_thread(client.ask, f"allocate {MIB}")
     notes.keep(terminated=code, afterwards=after)
     assert code == 0

@@ -17,15 +17,14 @@ import pytest
 
 from nodeagent.mps.control.client import ControlClient, DaemonDead, DaemonSilent
 from nodeagent.mps.control.commands import (
-    GetDefaultMemoryLimit,
-    GetDefaultThreads,
-    GetServerList,
-    GetThreads,
-    ListClients,
-    SetDefaultMemoryLimit,
-    SetDefaultThreads,
-    TerminateClient,
     UnknownServer,
+    get_default_memory_limit,
+    get_default_threads,
+    get_server_list,
+    get_threads,
+    set_default_memory_limit,
+    set_default_threads,
+    terminate_client,
     threads_agree,
 )
 from nodeagent.mps.launch.child import ChildLauncher
@@ -55,7 +54,7 @@ async def daemon(spec: DaemonSpec) -> AsyncIterator[tuple[DaemonProcess, Control
         async with asyncio.timeout(30):
             while True:  # until it listens
                 try:
-                    await client.ask(GetServerList())
+                    await client.ask(get_server_list())
                     break
                 except DaemonDead:
                     await asyncio.sleep(0.01)
@@ -69,25 +68,25 @@ async def daemon(spec: DaemonSpec) -> AsyncIterator[tuple[DaemonProcess, Control
 async def test_limits_are_set_and_read_back(spec: DaemonSpec) -> None:
     """Exactly below 1G, cut down from there on, and gone with the daemon."""
     async with daemon(spec) as (_, client):
-        assert await client.ask(GetDefaultMemoryLimit()) is None
-        assert await client.ask(GetDefaultThreads()) == 100.0
+        assert await client.ask(get_default_memory_limit()) is None
+        assert await client.ask(get_default_threads()) == 100.0
         for mebibytes in (1, 512, 1023, 1024, 1500, 5000, 40960, 81559):
-            await client.ask(SetDefaultMemoryLimit(mebibytes))
-            printed = await client.ask(GetDefaultMemoryLimit())
+            await client.ask(set_default_memory_limit(mebibytes))
+            printed = await client.ask(get_default_memory_limit())
             assert printed is not None
             assert printed.agrees_with(mebibytes), (printed, mebibytes)
         for percentage in (0.1, 0.5, 12.35, 25, 33.33, 66.66, 99.99, 100):
-            printed_threads = await client.ask(SetDefaultThreads(percentage))
+            printed_threads = await client.ask(set_default_threads(percentage))
             assert threads_agree(printed_threads, percentage), (printed_threads, percentage)
-            assert await client.ask(GetDefaultThreads()) == printed_threads
+            assert await client.ask(get_default_threads()) == printed_threads
 
 
 async def test_a_hundred_callers(spec: DaemonSpec) -> None:
     """None lost, none wrong, in order."""
     async with daemon(spec) as (_, client):
-        replies = await asyncio.gather(*(client.ask(SetDefaultThreads(n)) for n in range(1, 101)))
+        replies = await asyncio.gather(*(client.ask(set_default_threads(n)) for n in range(1, 101)))
         assert replies == [float(n) for n in range(1, 101)]
-        assert await client.ask(GetDefaultThreads()) == 100.0
+        assert await client.ask(get_default_threads()) == 100.0
 
 
 async def test_beside_other_front_ends(spec: DaemonSpec) -> None:
@@ -105,7 +104,7 @@ async def test_beside_other_front_ends(spec: DaemonSpec) -> None:
             for seed in range(8)
         ]
         replies = await asyncio.gather(
-            *(one.ask_all(GetDefaultThreads(), GetServerList()) for one in (client, *others))
+            *(one.ask_each(get_default_threads(), get_server_list()) for one in (client, *others))
         )
         assert replies == [(100.0, ())] * 9
 
@@ -113,11 +112,10 @@ async def test_beside_other_front_ends(spec: DaemonSpec) -> None:
 async def test_what_there_is_not(spec: DaemonSpec) -> None:
     """No server, no client, each told in its way."""
     async with daemon(spec) as (_, client):
-        assert await client.ask(ListClients()) == ()
         with pytest.raises(UnknownServer):
-            await client.ask(GetThreads(4_000_000))
+            await client.ask(get_threads(4_000_000))
         with pytest.raises(UnknownServer):
-            await client.ask(TerminateClient(4_000_000, 4_000_001), deadline=30)
+            await client.ask(terminate_client(4_000_000, 4_000_001), deadline=30)
 
 
 async def test_a_stopped_daemon_is_silent_a_killed_one_dead(spec: DaemonSpec) -> None:
@@ -126,11 +124,11 @@ async def test_a_stopped_daemon_is_silent_a_killed_one_dead(spec: DaemonSpec) ->
         assert identify(process.pid) == process.identity
         os.kill(process.pid, signal.SIGSTOP)
         with pytest.raises(DaemonSilent):
-            await client.ask(GetServerList(), deadline=0.4)
+            await client.ask(get_server_list(), deadline=0.4)
         process.kill()
         assert await process.wait() == "signal 9 (SIGKILL)"
         with pytest.raises(DaemonDead):
-            await client.ask(GetServerList())
+            await client.ask(get_server_list())
 
 
 async def test_quit(spec: DaemonSpec) -> None:

@@ -17,10 +17,11 @@ from pathlib import Path
 import pytest
 
 from nodeagent.mps.control.commands import (
-    GetDefaultMemoryLimit,
-    GetDefaultThreads,
-    GetServerList,
-    StartServer,
+    Command,
+    check_silent,
+    get_default_memory_limit,
+    get_default_threads,
+    get_server_list,
 )
 from nodeagent.mps.fleet import Fleet, InUse
 from nodeagent.mps.lifecycle.model import Subject
@@ -48,6 +49,9 @@ def rig(tmp_path: Path) -> Iterator[FleetRig]:
         yield made
 
 
+START_SERVER = Command(f"start_server -uid {US}", check_silent)
+
+
 def reachable(path: Path) -> bool:
     """Whether a CUDA program could connect there."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as client:
@@ -57,7 +61,9 @@ def reachable(path: Path) -> bool:
 async def limits(fleet: Fleet) -> tuple[str, float]:
     """What is really in force."""
     [daemon] = fleet.running()
-    memory, threads = await daemon.control.ask_all(GetDefaultMemoryLimit(), GetDefaultThreads())
+    memory, threads = await daemon.control.ask_each(
+        get_default_memory_limit(), get_default_threads()
+    )
     return str(memory), threads
 
 
@@ -81,7 +87,7 @@ async def test_killed_and_stopped_by_a_signal(rig: FleetRig) -> None:
         await fleet.start(GPU, wanted())
         for number in (signal.SIGKILL, signal.SIGSTOP):
             [running] = fleet.running()
-            await running.control.ask(StartServer(US))
+            await running.control.ask(START_SERVER)
             await until(lambda: len(rig.servers()) == 1)
             [orphan] = rig.servers()
             pid = status(fleet).pid
@@ -114,14 +120,14 @@ async def test_drained_through_the_back_door(rig: FleetRig) -> None:
     async with rig.fleet() as fleet:
         await fleet.start(GPU, wanted())
         [running] = fleet.running()
-        await running.control.ask(StartServer(US))
+        await running.control.ask(START_SERVER)
         await until(lambda: status(fleet).server is not None)
         pid = status(fleet).pid
         assert reachable(rig.pipes() / "control")
         draining = asyncio.create_task(fleet.drain(GPU, seconds=2.0))
         await until(lambda: rig.back().exists() and (rig.back() / "control").exists())
         assert not reachable(rig.pipes() / "control")
-        assert len(await running.control.ask(GetServerList())) == 1
+        assert len(await running.control.ask(get_server_list())) == 1
         with pytest.raises(InUse, match="not known"):  # so it was not ended
             await draining
         assert ((await ready(fleet)).pid, reachable(rig.pipes() / "control")) == (pid, True)
@@ -134,7 +140,7 @@ async def test_stop_with_a_server_that_tells_nothing(rig: FleetRig) -> None:
     async with rig.fleet() as fleet:
         await fleet.start(GPU, wanted())
         [running] = fleet.running()
-        await running.control.ask(StartServer(US))
+        await running.control.ask(START_SERVER)
         await until(lambda: status(fleet).server is not None)
         with pytest.raises(InUse, match="not known"):
             await fleet.stop(GPU)

@@ -9,72 +9,50 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nodeagent.mps.control.commands import (
-    Client,
     Command,
-    GetClientList,
-    GetDefaultMemoryLimit,
-    GetDefaultThreads,
-    GetMemoryLimit,
-    GetServerList,
-    GetServerStatus,
-    GetThreads,
-    ListClients,
     MemoryLimit,
     NotPermitted,
-    QuitDaemon,
-    SetDefaultMemoryLimit,
-    SetDefaultThreads,
-    SetThreads,
-    ShutDownServer,
-    StartServer,
-    TerminateClient,
     UnexpectedReply,
     UnknownCommand,
     UnknownServer,
+    get_client_list,
+    get_default_memory_limit,
+    get_default_threads,
+    get_memory_limit,
+    get_server_list,
+    get_server_status,
+    get_threads,
+    quit_daemon,
+    set_default_memory_limit,
+    set_default_threads,
+    set_threads,
+    terminate_client,
     threads_agree,
 )
 from nodeagent.mps.lifecycle.model import ServerStatus
-
-PS = """\
-PID       ID        SERVER         DEVICE            NAMESPACE      COMMAND
-9741      0         6472           GPU-cb1213a3-d6a4-be7f 4026531836     ./nbody -n 5
-0         1         6472           GPU-cb1213a3-d6a4-be7f 4026531836
-"""
 
 
 @pytest.mark.parametrize(
     ("command", "reply", "value"),
     [
-        (GetServerList(), "", ()),
-        (GetServerList(), "815\n4711\n", (815, 4711)),
-        (GetServerStatus(7), "INITIALIZING", ServerStatus.INITIALIZING),
-        (GetServerStatus(7), "ACTIVE", ServerStatus.ACTIVE),
-        (GetServerStatus(7), "FAULT", ServerStatus.FAULT),
-        (GetServerStatus(7), "", None),
-        (GetClientList(7), "12\n", (12,)),
-        (GetClientList(7), "0\n0\n", (0, 0)),
-        (ListClients(), "Server not found", ()),
-        (ListClients(), "", ()),
-        (
-            ListClients(),
-            PS,
-            (
-                Client(9741, 6472, "GPU-cb1213a3-d6a4-be7f", 4026531836, "./nbody -n 5"),
-                Client(0, 6472, "GPU-cb1213a3-d6a4-be7f", 4026531836, ""),
-            ),
-        ),
-        (ListClients(), "SERVER PID DEVICE\n6472 1 MIG-1", (Client(1, 6472, "MIG-1", None, ""),)),
-        (SetDefaultThreads(33.33), "33.3", 33.3),
-        (GetDefaultThreads(), "100.0", 100.0),
-        (GetThreads(7), "", None),
-        (SetThreads(7, 5), "5.0", 5.0),
-        (SetDefaultMemoryLimit(1), "", None),
-        (GetDefaultMemoryLimit(), "", None),
-        (GetDefaultMemoryLimit(), "2G", MemoryLimit(2, "G")),
-        (GetMemoryLimit(7), "512M", MemoryLimit(512, "M")),
-        (StartServer(0), "", None),
-        (TerminateClient(7, 8), "0", 0),
-        (QuitDaemon(1), "", None),
+        (get_server_list(), "", ()),
+        (get_server_list(), "815\n4711\n", (815, 4711)),
+        (get_server_status(7), "INITIALIZING", ServerStatus.INITIALIZING),
+        (get_server_status(7), "ACTIVE", ServerStatus.ACTIVE),
+        (get_server_status(7), "FAULT", ServerStatus.FAULT),
+        (get_server_status(7), "", None),
+        (get_client_list(7), "12\n", (12,)),
+        (get_client_list(7), "0\n0\n", (0, 0)),
+        (set_default_threads(33.33), "33.3", 33.3),
+        (get_default_threads(), "100.0", 100.0),
+        (get_threads(7), "", None),
+        (set_threads(7, 5), "5.0", 5.0),
+        (set_default_memory_limit(1), "", None),
+        (get_default_memory_limit(), "", None),
+        (get_default_memory_limit(), "2G", MemoryLimit(2, "G")),
+        (get_memory_limit(7), "512M", MemoryLimit(512, "M")),
+        (terminate_client(7, 8), "0", 0),
+        (quit_daemon(1), "", None),
     ],
 )
 def test_values(command: Command[Any], reply: str, value: object) -> None:
@@ -85,30 +63,23 @@ def test_values(command: Command[Any], reply: str, value: object) -> None:
 @pytest.mark.parametrize(
     ("command", "reply", "kind"),
     [
-        (GetServerStatus(7), 'Unknown command "get_server_status"', UnknownCommand),
-        (GetServerStatus(7), "Server 7 not found", UnknownServer),
-        (ShutDownServer(7), "Server 7 not found", UnknownServer),
-        (TerminateClient(7, 8), "Server 7 not found\nServer 7 not found!\n1", UnknownServer),
-        (GetThreads(7), "Server 7 not found", UnknownServer),
-        (QuitDaemon(1), "Not enough privilege to execute quit command", NotPermitted),
-        (
-            StartServer(1),
-            "Insufficient privileges for UID 1. Only the root user may start server for ...",
-            NotPermitted,
-        ),
-        (GetServerStatus(7), "DANCING", UnexpectedReply),
-        (GetServerList(), "815 bottles", UnexpectedReply),
-        (GetServerList(), "0", UnexpectedReply),
-        (GetServerList(), "4194305", UnexpectedReply),
-        (GetServerList(), "\n".join(map(str, range(1, 1026))), UnexpectedReply),
-        (GetClientList(7), "4194305", UnexpectedReply),
-        (GetDefaultThreads(), "", UnexpectedReply),
-        (GetDefaultThreads(), "33.3\n33.3", UnexpectedReply),
-        (GetDefaultMemoryLimit(), "much", UnexpectedReply),
-        (SetDefaultMemoryLimit(1), "Invalid", UnexpectedReply),
-        (ListClients(), "What?\n1 2 3", UnexpectedReply),
-        (ListClients(), "PID SERVER DEVICE\na b c", UnexpectedReply),
-        (TerminateClient(7, 8), "", UnexpectedReply),
+        (get_server_status(7), 'Unknown command "get_server_status"', UnknownCommand),
+        (get_server_status(7), "Server 7 not found", UnknownServer),
+        (terminate_client(7, 8), "Server 7 not found\nServer 7 not found!\n1", UnknownServer),
+        (get_threads(7), "Server 7 not found", UnknownServer),
+        (quit_daemon(1), "Not enough privilege to execute quit command", NotPermitted),
+        (get_server_list(), "Insufficient privileges for UID 1. Only ...", NotPermitted),
+        (get_server_status(7), "DANCING", UnexpectedReply),
+        (get_server_list(), "815 bottles", UnexpectedReply),
+        (get_server_list(), "0", UnexpectedReply),
+        (get_server_list(), "4194305", UnexpectedReply),
+        (get_server_list(), "\n".join(map(str, range(1, 1026))), UnexpectedReply),
+        (get_client_list(7), "4194305", UnexpectedReply),
+        (get_default_threads(), "", UnexpectedReply),
+        (get_default_threads(), "33.3\n33.3", UnexpectedReply),
+        (get_default_memory_limit(), "much", UnexpectedReply),
+        (set_default_memory_limit(1), "Invalid", UnexpectedReply),
+        (terminate_client(7, 8), "", UnexpectedReply),
     ],
 )
 def test_refusals(command: Command[Any], reply: str, kind: type[UnexpectedReply]) -> None:
@@ -137,7 +108,7 @@ def test_refusals(command: Command[Any], reply: str, kind: type[UnexpectedReply]
 )
 def test_the_floor_rule(printed: str, mebibytes: int, agrees: bool) -> None:
     """The daemon cuts down to whole G from 1G up; what was set is known exactly."""
-    limit = GetDefaultMemoryLimit().read([printed])
+    limit = get_default_memory_limit().read([printed])
     assert limit is not None
     assert str(limit) == printed
     assert limit.agrees_with(mebibytes) is agrees
@@ -155,7 +126,12 @@ def test_threads_as_printed(hundredths: int) -> None:
 @given(st.text(max_size=60))
 def test_no_reply_crashes_the_reading(text: str) -> None:
     """Whatever it says, it is a value or an UnexpectedReply."""
-    for command in (ListClients(), GetServerList(), GetServerStatus(7), GetDefaultMemoryLimit()):
+    for command in (
+        get_client_list(7),
+        get_server_list(),
+        get_server_status(7),
+        get_default_memory_limit(),
+    ):
         try:
             command.read(text.splitlines())
         except UnexpectedReply:

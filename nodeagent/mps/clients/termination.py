@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 from nodeagent.errors import NodeagentError
 from nodeagent.mps.control.client import ControlClient, ControlError
-from nodeagent.mps.control.commands import TerminateClient, UnexpectedReply
+from nodeagent.mps.control.commands import UnexpectedReply, terminate_client
 from nodeagent.mps.control.query import ask_everything
 from nodeagent.mps.processes import ended, has_ended, opened
 from nodeagent.processes import Hidden, Process, ProcessIdentity, Uids, inspect
@@ -118,7 +118,7 @@ async def _end_work(
             return "the daemon does not have it as a client", ""
         if has_ended(descriptor):  # the number may be another client's by now
             return "", "it has ended"
-        code = await control.ask(TerminateClient(server, pid), deadline=deadline)
+        code = await control.ask(terminate_client(server, pid), deadline=deadline)
     except (ControlError, UnexpectedReply) as error:
         return "", error.message
     if code != 0:

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from nodeagent.errors import NodeagentError
-from nodeagent.mps.control.commands import Command, QuitDaemon, UnexpectedReply
+from nodeagent.mps.control.commands import Command, UnexpectedReply, quit_daemon
 
 
 class ControlError(NodeagentError):
@@ -54,7 +54,7 @@ def script_of(commands: Sequence[Command[Any]]) -> bytes:
     lines: list[str] = []
     for number, command in enumerate(commands, 1):
         lines.append(command.line)
-        if not isinstance(command, QuitDaemon):
+        if not command.ends:
             lines.append(f"__{number}")
     text = "".join(f"{line}\n" for line in lines)
     if text.count("\n") != len(lines):  # no command's line has one; the daemon would take it as two
@@ -203,17 +203,12 @@ class ControlClient:
         [reply] = await self._say((command,), deadline)
         return command.read(reply)
 
-    async def ask_all(
-        self, *commands: Command[Any], deadline: float | None = None
-    ) -> tuple[Any, ...]:
-        """Say some things in one go, none else's between them, and read all replies."""
-        replies = await self._say(commands, deadline)
-        return tuple(c.read(reply) for c, reply in zip(commands, replies, strict=True))
-
     async def ask_each(
         self, *commands: Command[Any], deadline: float | None = None
     ) -> tuple[Any, ...]:
-        """As `ask_all`, but what is no answer comes as its UnexpectedReply, in its place."""
+        """Send some commands in one go, with no other caller's between them. A reply that cannot be
+        read comes as its UnexpectedReply.
+        """
         replies = await self._say(commands, deadline)
         return tuple(read_or_error(c, reply) for c, reply in zip(commands, replies, strict=True))
 
@@ -227,7 +222,7 @@ class ControlClient:
         gone already is fine.
         """
         with contextlib.suppress(DaemonDead):
-            await self._say((QuitDaemon(seconds),), deadline)
+            await self._say((quit_daemon(seconds),), deadline)
 
     async def aclose(self) -> None:
         """End the talk; whoever waits is cancelled."""
@@ -358,7 +353,7 @@ class ControlClient:
             )
         if _BUSY in complaint:
             return None
-        if len(commands) == 1 and isinstance(commands[0], QuitDaemon):
+        if len(commands) == 1 and commands[0].ends:
             return [output.splitlines()]  # it has no time to complain about nonsense words
         replies = parted(output, len(commands))
         if replies is None and output:

@@ -11,17 +11,20 @@ differ in columns.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Protocol, TypeVar
+from typing import Generic, TypeVar
 
 from nodeagent.errors import NodeagentError
 from nodeagent.mps.lifecycle.model import ServerStatus
-from nodeagent.plan.shares import ALL_THREADS, percentage_text
+from nodeagent.mps.shares import check_memory, check_number, check_percentage
+from nodeagent.plan.shares import percentage_text
 
+DEVICE = 0  # a daemon has one device, so its ordinal is this
 LARGEST_PID = 2**22  # the kernel's own limit
 _MOST = 1024  # pids in one reply; a device has some tens of clients at most
 
+T_co = TypeVar("T_co", covariant=True)
 Reply = Sequence[str]  # the lines of a reply, without line ends
 
 
@@ -42,20 +45,6 @@ class NotPermitted(UnexpectedReply):
 
 
 # --- values ---------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Client:
-    """One row of `ps`. `device` is the beginning of its UUID, `namespace` the inode of the
-    client's pid namespace (None: not told). `pid` is in the daemon's pid namespace, 0 when it
-    cannot be told there.
-    """
-
-    pid: int
-    server: int
-    device: str
-    namespace: int | None
-    command: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,339 +136,130 @@ def memory_limit(line: str, reply: Reply) -> MemoryLimit | None:
     return MemoryLimit(int(match[1]), match[2])
 
 
-def clients(line: str, reply: Reply) -> tuple[Client, ...]:
-    """The rows under a header; none when there is no server."""
-    if [text.strip() for text in reply] == ["Server not found"]:
-        return ()
+def _busy_or_percentage(line: str, reply: Reply) -> float | None:
+    return percentage_of(line, reply) if reply else None
+
+
+def _server_status(line: str, reply: Reply) -> ServerStatus | None:
     check_refusal(line, reply)
     if not reply:
-        return ()
-    header = reply[0].split()
-    if not {"PID", "SERVER", "DEVICE"} <= set(header):
-        raise unexpected(line, reply)
-    return tuple(_client(line, header, row) for row in reply[1:] if row.strip())
+        return None
+    if reply[0].strip() in set(ServerStatus) and len(reply) == 1:
+        return ServerStatus(reply[0].strip())
+    raise unexpected(line, reply)
 
 
-def _client(line: str, header: Sequence[str], row: str) -> Client:
-    """A row by the header's words; the command, which comes last, may contain blanks."""
-    cells = dict(zip(header, row.split(None, len(header) - 1), strict=False))
-    try:
-        namespace = cells.get("NAMESPACE", "")
-        return Client(
-            pid=int(cells["PID"]),
-            server=int(cells["SERVER"]),
-            device=cells["DEVICE"],
-            namespace=int(namespace) if namespace.isdecimal() else None,
-            command=cells.get("COMMAND", "").strip(),
-        )
-    except (KeyError, ValueError) as error:
-        raise unexpected(line, [row]) from error
+def _server_pids(line: str, reply: Reply) -> tuple[int, ...]:
+    return pids(line, reply, least=1)
 
 
-DEVICE = 0  # a daemon has one device, so its ordinal is this
-LARGEST_MEMORY = 2**24 - 1  # MiB; 16 TiB, far above any device and far below any overflow
-LARGEST_ID = 2**32 - 2  # of users; the number above means "no change" to the kernel
-
-T_co = TypeVar("T_co", covariant=True)
+def _client_pids(line: str, reply: Reply) -> tuple[int, ...]:
+    return pids(line, reply, least=0)
 
 
-class Command(Protocol[T_co]):
-    """Something to be said to the daemon."""
-
-    @property
-    def line(self) -> str: ...
-
-    def read(self, reply: Reply) -> T_co: ...
+def _cuda_code(line: str, reply: Reply) -> int:
+    check_refusal(line, reply)
+    if len(reply) == 1 and re.fullmatch(r"[0-9]{1,9}", reply[0].strip()):
+        return int(reply[0])
+    raise unexpected(line, reply)
 
 
 # --- commands -------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
-class GetServerList:
+class Command(Generic[T_co]):
+    """One line for the daemon, and how its reply is read; `ends` where the daemon ends by it."""
+
+    line: str
+    parse: Callable[[str, Reply], T_co]
+    ends: bool = False
+
+    def read(self, reply: Reply) -> T_co:
+        """The reply's value; raises UnexpectedReply."""
+        return self.parse(self.line, reply)
+
+
+def get_server_list() -> Command[tuple[int, ...]]:
     """The pids of the daemon's servers."""
-
-    line: ClassVar[str] = "get_server_list"
-
-    def read(self, reply: Reply) -> tuple[int, ...]:
-        return pids(self.line, reply, least=1)
+    return Command("get_server_list", _server_pids)
 
 
-@dataclass(frozen=True, slots=True)
-class GetServerStatus:
-    """What a server is at; None: it is busy and says nothing. Unknown to drivers before 550."""
-
-    server: int
-
-    def __post_init__(self) -> None:
-        _check_pid("server", self.server)
-
-    @property
-    def line(self) -> str:
-        return f"get_server_status {self.server}"
-
-    def read(self, reply: Reply) -> ServerStatus | None:
-        check_refusal(self.line, reply)
-        if not reply:
-            return None
-        if reply[0].strip() in set(ServerStatus) and len(reply) == 1:
-            return ServerStatus(reply[0].strip())
-        raise unexpected(self.line, reply)
+def get_server_status(server: int) -> Command[ServerStatus | None]:
+    """None: it is busy and replies nothing. Unknown to drivers before 550."""
+    return Command(f"get_server_status {_pid(server)}", _server_status)
 
 
-@dataclass(frozen=True, slots=True)
-class GetClientList:
+def get_client_list(server: int) -> Command[tuple[int, ...]]:
     """The pids of a server's clients; 0 for one in a pid namespace that the daemon cannot see."""
+    return Command(f"get_client_list {_pid(server)}", _client_pids)
 
-    server: int
 
-    def __post_init__(self) -> None:
-        _check_pid("server", self.server)
+def set_default_threads(percentage: float) -> Command[float]:
+    """The percentage of threads for later servers; the reply is what is in force."""
+    check_percentage(percentage)
+    text = percentage_text(percentage)
+    return Command(f"set_default_active_thread_percentage {text}", percentage_of)
 
-    @property
-    def line(self) -> str:
-        return f"get_client_list {self.server}"
 
-    def read(self, reply: Reply) -> tuple[int, ...]:
-        return pids(self.line, reply, least=0)
+def get_default_threads() -> Command[float]:
+    """The percentage of threads for later servers."""
+    return Command("get_default_active_thread_percentage", percentage_of)
 
 
-@dataclass(frozen=True, slots=True)
-class ListClients:
-    """All clients with their servers."""
+def set_threads(server: int, percentage: float) -> Command[float | None]:
+    """The percentage of threads for later clients of a server; None: it is busy."""
+    check_percentage(percentage)
+    text = percentage_text(percentage)
+    return Command(f"set_active_thread_percentage {_pid(server)} {text}", _busy_or_percentage)
 
-    line: ClassVar[str] = "ps"
 
-    def read(self, reply: Reply) -> tuple[Client, ...]:
-        return clients(self.line, reply)
+def get_threads(server: int) -> Command[float | None]:
+    """The percentage of threads for later clients of a server; None: it is busy."""
+    return Command(f"get_active_thread_percentage {_pid(server)}", _busy_or_percentage)
 
 
-@dataclass(frozen=True, slots=True)
-class SetDefaultThreads:
-    """The percentage of threads that later servers give; what is read is what is in force."""
+def set_default_memory_limit(mebibytes: int) -> Command[None]:
+    """The MiB for each client of later servers. No reply, right or wrong."""
+    check_memory(mebibytes)
+    return Command(f"set_default_device_pinned_mem_limit {DEVICE} {mebibytes}M", check_silent)
 
-    percentage: float
 
-    def __post_init__(self) -> None:
-        _check_percentage(self.percentage)
+def get_default_memory_limit() -> Command[MemoryLimit | None]:
+    """The limit of each client of later servers; None: no limit."""
+    return Command(f"get_default_device_pinned_mem_limit {DEVICE}", memory_limit)
 
-    @property
-    def line(self) -> str:
-        return f"set_default_active_thread_percentage {percentage_text(self.percentage)}"
 
-    def read(self, reply: Reply) -> float:
-        return percentage_of(self.line, reply)
+def set_memory_limit(server: int, mebibytes: int) -> Command[None]:
+    """The MiB for each later client of a server."""
+    check_memory(mebibytes)
+    line = f"set_device_pinned_mem_limit {_pid(server)} {DEVICE} {mebibytes}M"
+    return Command(line, check_silent)
 
 
-@dataclass(frozen=True, slots=True)
-class GetDefaultThreads:
-    """The percentage of threads that later servers give."""
+def get_memory_limit(server: int) -> Command[MemoryLimit | None]:
+    """The limit of each later client of a server; None: no limit, or it is busy."""
+    return Command(f"get_device_pinned_mem_limit {_pid(server)} {DEVICE}", memory_limit)
 
-    line: ClassVar[str] = "get_default_active_thread_percentage"
 
-    def read(self, reply: Reply) -> float:
-        return percentage_of(self.line, reply)
-
-
-@dataclass(frozen=True, slots=True)
-class SetThreads:
-    """The percentage of threads that later clients of a server get; None: it is busy."""
-
-    server: int
-    percentage: float
-
-    def __post_init__(self) -> None:
-        _check_pid("server", self.server)
-        _check_percentage(self.percentage)
-
-    @property
-    def line(self) -> str:
-        text = percentage_text(self.percentage)
-        return f"set_active_thread_percentage {self.server} {text}"
-
-    def read(self, reply: Reply) -> float | None:
-        return percentage_of(self.line, reply) if reply else None
-
-
-@dataclass(frozen=True, slots=True)
-class GetThreads:
-    """The percentage of threads that later clients of a server get; None: it is busy."""
-
-    server: int
-
-    def __post_init__(self) -> None:
-        _check_pid("server", self.server)
-
-    @property
-    def line(self) -> str:
-        return f"get_active_thread_percentage {self.server}"
-
-    def read(self, reply: Reply) -> float | None:
-        return percentage_of(self.line, reply) if reply else None
-
-
-@dataclass(frozen=True, slots=True)
-class SetDefaultMemoryLimit:
-    """The MiB that each client of later servers may have. Tells nothing, right or wrong."""
-
-    mebibytes: int
-
-    def __post_init__(self) -> None:
-        _check_memory(self.mebibytes)
-
-    @property
-    def line(self) -> str:
-        return f"set_default_device_pinned_mem_limit {DEVICE} {self.mebibytes}M"
-
-    def read(self, reply: Reply) -> None:
-        check_silent(self.line, reply)
-
-
-@dataclass(frozen=True, slots=True)
-class GetDefaultMemoryLimit:
-    """What each client of later servers may have; None: no limit."""
-
-    line: ClassVar[str] = f"get_default_device_pinned_mem_limit {DEVICE}"
-
-    def read(self, reply: Reply) -> MemoryLimit | None:
-        return memory_limit(self.line, reply)
-
-
-@dataclass(frozen=True, slots=True)
-class SetMemoryLimit:
-    """The MiB that each later client of a server may have."""
-
-    server: int
-    mebibytes: int
-
-    def __post_init__(self) -> None:
-        _check_pid("server", self.server)
-        _check_memory(self.mebibytes)
-
-    @property
-    def line(self) -> str:
-        return f"set_device_pinned_mem_limit {self.server} {DEVICE} {self.mebibytes}M"
-
-    def read(self, reply: Reply) -> None:
-        check_silent(self.line, reply)
-
-
-@dataclass(frozen=True, slots=True)
-class GetMemoryLimit:
-    """What each later client of a server may have; None: no limit, or it is busy."""
-
-    server: int
-
-    def __post_init__(self) -> None:
-        _check_pid("server", self.server)
-
-    @property
-    def line(self) -> str:
-        return f"get_device_pinned_mem_limit {self.server} {DEVICE}"
-
-    def read(self, reply: Reply) -> MemoryLimit | None:
-        return memory_limit(self.line, reply)
-
-
-@dataclass(frozen=True, slots=True)
-class StartServer:
-    """Start a server for a user; tells nothing, even where another user's server is in the way."""
-
-    uid: int
-
-    def __post_init__(self) -> None:
-        _check_number("user", self.uid, 0, LARGEST_ID)
-
-    @property
-    def line(self) -> str:
-        return f"start_server -uid {self.uid}"
-
-    def read(self, reply: Reply) -> None:
-        check_silent(self.line, reply)
-
-
-@dataclass(frozen=True, slots=True)
-class ShutDownServer:
-    """End a server: when its clients are gone, or at once."""
-
-    server: int
-    force: bool = False
-
-    def __post_init__(self) -> None:
-        _check_pid("server", self.server)
-
-    @property
-    def line(self) -> str:
-        return f"shutdown_server {self.server}" + (" -f" if self.force else "")
-
-    def read(self, reply: Reply) -> None:
-        check_silent(self.line, reply)
-
-
-@dataclass(frozen=True, slots=True)
-class TerminateClient:
+def terminate_client(server: int, client: int) -> Command[int]:
     """End a client's work on the device, which makes it safe to kill it; reads a CUDA code, 0 for
-    done. Takes as long as the client's work does, so it is asked with a deadline of its own.
+    done. Takes as long as the client's work does, so it is sent with a deadline of its own.
     """
-
-    server: int
-    client: int
-
-    def __post_init__(self) -> None:
-        _check_pid("server", self.server)
-        _check_pid("client", self.client)
-
-    @property
-    def line(self) -> str:
-        return f"terminate_client {self.server} {self.client}"
-
-    def read(self, reply: Reply) -> int:
-        check_refusal(self.line, reply)
-        if len(reply) == 1 and re.fullmatch(r"[0-9]{1,9}", reply[0].strip()):
-            return int(reply[0])
-        raise unexpected(self.line, reply)
+    return Command(f"terminate_client {_pid(server)} {_pid(client)}", _cuda_code)
 
 
-@dataclass(frozen=True, slots=True)
-class QuitDaemon:
+def quit_daemon(seconds: int | None) -> Command[None]:
     """End the daemon: within so many whole seconds, or (None) when its clients are gone.
 
-    Its reply, if any, tells nothing: only the end of the process does.
+    Its reply, if any, means nothing: only the end of the process does.
     """
-
-    seconds: int | None
-
-    def __post_init__(self) -> None:
-        if self.seconds is not None:
-            _check_number("seconds", self.seconds, 0, 86_400)
-
-    @property
-    def line(self) -> str:
-        return "quit" if self.seconds is None else f"quit -t {self.seconds}"
-
-    def read(self, reply: Reply) -> None:
-        check_refusal(self.line, reply)
+    if seconds is None:
+        return Command("quit", check_refusal, ends=True)
+    check_number("seconds", seconds, 0, 86_400)
+    return Command(f"quit -t {seconds}", check_refusal, ends=True)
 
 
-# --- checks before anything is said ---------------------------------------------------------------
-
-
-def _check_number(what: str, value: int, least: int, most: int) -> None:
-    if type(value) is not int or not least <= value <= most:
-        raise ValueError(f"{what} {value!r}: expected a whole number from {least} to {most}")
-
-
-def _check_pid(what: str, pid: int) -> None:
-    _check_number(what, pid, 1, LARGEST_PID)
-
-
-def _check_memory(mebibytes: int) -> None:
-    _check_number("MiB", mebibytes, 1, LARGEST_MEMORY)
-
-
-def _check_percentage(percentage: float) -> None:
-    """At most two decimals, so that what is sent is what was meant."""
-    if type(percentage) not in (int, float) or not 0 < percentage <= ALL_THREADS:
-        raise ValueError(f"percentage {percentage!r}: expected more than 0 and at most 100")
-    if float(percentage_text(percentage)) != percentage:
-        raise ValueError(f"percentage {percentage!r}: expected at most two decimals")
+def _pid(pid: int) -> int:
+    check_number("pid", pid, 1, LARGEST_PID)
+    return pid

@@ -14,21 +14,21 @@ from typing import Any
 from nodeagent.mps.control.client import ControlClient
 from nodeagent.mps.control.commands import (
     Command,
-    GetClientList,
-    GetDefaultMemoryLimit,
-    GetDefaultThreads,
-    GetMemoryLimit,
-    GetServerList,
-    GetServerStatus,
-    GetThreads,
     MemoryLimit,
-    SetDefaultMemoryLimit,
-    SetDefaultThreads,
-    SetMemoryLimit,
-    SetThreads,
     UnexpectedReply,
     UnknownCommand,
     UnknownServer,
+    get_client_list,
+    get_default_memory_limit,
+    get_default_threads,
+    get_memory_limit,
+    get_server_list,
+    get_server_status,
+    get_threads,
+    set_default_memory_limit,
+    set_default_threads,
+    set_memory_limit,
+    set_threads,
     threads_agree,
 )
 from nodeagent.mps.lifecycle.model import ServerStatus
@@ -80,7 +80,11 @@ async def ask_everything(
     not even the list of servers could be read.
     """
     known = tuple(servers)
-    questions: list[Command[Any]] = [GetServerList(), GetDefaultMemoryLimit(), GetDefaultThreads()]
+    questions: list[Command[Any]] = [
+        get_server_list(),
+        get_default_memory_limit(),
+        get_default_threads(),
+    ]
     about = [_about(server, status=status) for server in known]
     listed, memory, threads, *rest = await control.ask_each(
         *questions, *(command for commands in about for command in commands)
@@ -105,12 +109,12 @@ async def ask_everything(
 
 def _about(server: int, *, status: bool) -> list[Command[Any]]:
     questions: list[Command[Any]] = [
-        GetThreads(server),
-        GetClientList(server),
-        GetMemoryLimit(server),
-        GetThreads(server),
+        get_threads(server),
+        get_client_list(server),
+        get_memory_limit(server),
+        get_threads(server),
     ]
-    return [*questions, GetServerStatus(server)] if status else questions
+    return [*questions, get_server_status(server)] if status else questions
 
 
 def _parted(answers: list[Any], about: list[list[Command[Any]]]) -> Iterator[list[Any]]:
@@ -143,15 +147,15 @@ async def set_limits(control: ControlClient, spec: DaemonSpec) -> None:
     """The daemon's defaults, then those of the servers it has. Whether they were taken is only
     known by reading them back; what the daemon says here is no proof. Raises ControlError.
     """
-    defaults: list[Command[Any]] = [SetDefaultThreads(spec.thread_percentage)]
+    defaults: list[Command[Any]] = [set_default_threads(spec.thread_percentage)]
     if spec.memory_limit is not None:
-        defaults.append(SetDefaultMemoryLimit(spec.memory_limit))
-    *_, servers = await control.ask_each(*defaults, GetServerList())
+        defaults.append(set_default_memory_limit(spec.memory_limit))
+    *_, servers = await control.ask_each(*defaults, get_server_list())
     commands: list[Command[Any]] = []
     for server in () if isinstance(servers, UnexpectedReply) else servers:
-        commands.append(SetThreads(server, spec.thread_percentage))
+        commands.append(set_threads(server, spec.thread_percentage))
         if spec.memory_limit is not None:
-            commands.append(SetMemoryLimit(server, spec.memory_limit))
+            commands.append(set_memory_limit(server, spec.memory_limit))
     if commands:
         await control.ask_each(*commands)
 

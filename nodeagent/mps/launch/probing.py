@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from nodeagent.mps.control.client import ControlClient, ControlError
-from nodeagent.mps.control.commands import Reply
+from nodeagent.mps.control.commands import Command
 from nodeagent.mps.files.directories import LONGEST_SOCKET_NAME, LONGEST_SOCKET_PATH
 from nodeagent.mps.launch.process import Programs
 from nodeagent.mps.processes import CONTROL, SERVER, identify, opened, processes_of
@@ -126,16 +126,6 @@ async def probe(programs: Programs, *, scratch: Path, deadline: float) -> Probe:
         return await _Trials(programs, folder.path, deadline).all()
     finally:
         await asyncio.to_thread(folder.remove)
-
-
-@dataclass(frozen=True, slots=True)
-class _Line:
-    """Something to be said to a daemon; its reply as it is."""
-
-    line: str
-
-    def read(self, reply: Reply) -> tuple[str, ...]:
-        return tuple(reply)
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,7 +247,7 @@ class _Trials:
             chance=random.random,
         )
         try:
-            return await client.ask(_Line(question))
+            return await client.ask(Command(question, lambda _, reply: tuple(reply)))
         finally:
             await client.aclose()
 
