@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Final, NoReturn, assert_never
 
 from nodeagent.cluster.client.node_view import NodeView
-from nodeagent.cluster.plan_sources.mig_config.to_plan import CONFIG, DeferredMigConfig, wanted_name
+from nodeagent.cluster.plan_sources.mig_config.to_plan import CONFIG, DeferredMigConfig
 from nodeagent.cluster.plan_sources.node_source import NO_NODE, Asked, Keys, Offer
 from nodeagent.documents.reading import digest_of
 from nodeagent.plan.plan import Verdict
@@ -51,7 +51,7 @@ def state_of(
     `offered` is what the node's state was made from, and `judged` whether that is what these
     labels ask for: else the state still speaks of what was asked for before.
     """
-    if not wanted_name(labels):
+    if not labels.get(CONFIG):
         return None
     if node.source != SOURCE:
         return MigState.PENDING
@@ -161,7 +161,7 @@ class MigConfigSource:
         """What is asked for now; None while that is not known."""
         if self._view is None:
             return NO_NODE
-        name = wanted_name(self._view.labels)
+        name = self._view.labels.get(CONFIG)
         if not name:
             return _NO_LABEL
         match self._file:

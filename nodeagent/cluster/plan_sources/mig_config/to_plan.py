@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
 from nodeagent.cluster.plan_sources.mig_config.generated import (
-    Configurations,
     file_of,
     generate,
     without_profiles,
@@ -27,11 +26,6 @@ CONFIG: Final = "nvidia.com/mig.config"
 _VALUE = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")
 
 
-def wanted_name(labels: Mapping[str, str]) -> str:
-    """The configuration that the node's label names; "" when it names none."""
-    return labels.get(CONFIG, "")
-
-
 def can_be_named(name: str) -> bool:
     """Whether a label can hold this name: some names in a file cannot be chosen by label."""
     return _VALUE.fullmatch(name) is not None
@@ -39,39 +33,37 @@ def can_be_named(name: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class DeferredMigConfig:
-    """The label's value and the mounted file's text, None without a file."""
+    """The configuration `name`, as the label says; `file_text` is the mounted mig-parted file, None
+    without one.
+    """
 
     name: str
     file_text: bytes | None
 
     def on(self, observed: ObservedNode) -> PlanUpdate:
-        """What it means for this node's cards."""
-        return offer({CONFIG: self.name}, self.file_text, observed)
+        """What it means for this node's cards.
 
-
-def offer(labels: Mapping[str, str], file_text: bytes | None, observed: ObservedNode) -> PlanUpdate:
-    """What the label asks for. `file_text` is the mounted mig-parted file, None without one.
-
-    The file counts first. A configuration is generated where there is no file, where it has none
-    of that name, and where what it has of that name is for none of this node's cards. A file that
-    cannot be read is offered as it is, so that it is refused with its own faults. To read a large
-    file takes tens of milliseconds.
-    """
-    name = wanted_name(labels)
-    if not name:
-        return NoPlan(f"the node has no label {CONFIG}")
-    in_file = () if file_text is None else configuration_names(file_text)
-    if file_text is not None and in_file is None:
-        return PlanText(file_text, name)
-    known = in_file or ()
-    generated = generate(observed)
-    if file_text is not None and name in known:
-        if name not in generated or _is_for_this_node(file_text, name, observed):
-            return PlanText(file_text, name)
-        return _generated(name, generated)
-    if name in generated and observed.gpus:
-        return _generated(name, generated)
-    return _unknown(name, known, generated, observed, has_file=file_text is not None)
+        The file counts first. A configuration is generated where there is no file, where it has
+        none of that name, and where what it has of that name is for none of this node's cards. A
+        file that cannot be read is offered as it is, so that it is refused with its own faults. To
+        read a large file takes tens of milliseconds.
+        """
+        name, text = self.name, self.file_text
+        in_file = () if text is None else configuration_names(text)
+        if text is not None and in_file is None:
+            return PlanText(text, name)
+        known = in_file or ()
+        generated = generate(observed)
+        if (
+            text is not None
+            and name in known
+            and (name not in generated or _is_for_this_node(text, name, observed))
+        ):
+            return PlanText(text, name)
+        if name in generated and (name in known or observed.gpus):
+            # Alone: what else could be made changes with what the driver reports.
+            return PlanText(file_of({name: generated[name]}), name)
+        return _unknown(name, known, generated, observed, has_file=text is not None)
 
 
 def configuration_names(file_text: bytes) -> tuple[str, ...] | None:
@@ -82,11 +74,6 @@ def configuration_names(file_text: bytes) -> tuple[str, ...] | None:
         return None
     configurations = value.get(_MIG_CONFIGS) if isinstance(value, dict) else None
     return tuple(configurations) if isinstance(configurations, dict) else None
-
-
-def _generated(name: str, generated: Configurations) -> PlanText:
-    """Alone: what else could be made changes with what the driver tells, and must not matter."""
-    return PlanText(file_of({name: generated[name]}), name)
 
 
 def _is_for_this_node(file_text: bytes, name: str, observed: ObservedNode) -> bool:
@@ -100,7 +87,7 @@ def _is_for_this_node(file_text: bytes, name: str, observed: ObservedNode) -> bo
     return any(chosen) or bool(problems)
 
 
-# --- a name that nobody knows -------------------------------------------------------------------
+# --- an unknown name ----------------------------------------------------------------------------
 
 
 def _unknown(

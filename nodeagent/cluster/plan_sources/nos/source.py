@@ -19,7 +19,7 @@ from nodeagent.cluster.plan_sources.nos.plugin_configuration import (
     configuration_key,
 )
 from nodeagent.cluster.plan_sources.nos.status import status_annotations, withdrawn
-from nodeagent.cluster.plan_sources.nos.to_plan import DeferredNosPlan, demand
+from nodeagent.cluster.plan_sources.nos.to_plan import DeferredNosPlan, deferred_plan
 from nodeagent.plan.observed import ObservedNode
 from nodeagent.plan.problems import Problem
 from nodeagent.reconcile.plan_update import NoPlan, PlanUpdate
@@ -105,13 +105,13 @@ class NosSource:
             return NO_NODE
         key = _key(view)
         if key is None:
-            return demand(view.annotations, view.labels)
+            return deferred_plan(view.annotations, view.labels)
         if self._configuration is None:
             if view.annotations.get(SPEC_PLAN):
-                return demand(view.annotations, view.labels)
+                return deferred_plan(view.annotations, view.labels)
             return _nowhere(key)
         if self._configuration.text is not None:
-            return demand(view.annotations, view.labels, self._configuration.text)
+            return deferred_plan(view.annotations, view.labels, self._configuration.text)
         return self._configuration.trouble
 
     # --- what nos says nothing about ------------------------------------------------------------

@@ -1,8 +1,7 @@
-"""What nos asks of the node, as a plan in the agent's own language.
+"""What nos requests of a node, as a plan in the agent's own language.
 
-So everything behind a plan source works as for any other plan. The text depends only on what is
-asked for and on the cards, never on the order of keys or the id of nos' plan: a new id that asks
-for the same is the same plan, with the same digest.
+The text depends only on what is requested and on the cards, never on the order of keys or the id
+of nos' plan: a new id that requests the same is the same plan, with the same digest.
 """
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, assert_never
+from typing import Any
 
 from nodeagent.cluster.plan_sources.nos.grammar import (
     MODE_LABEL,
@@ -42,98 +41,94 @@ from nodeagent.plan.problems import Code, Problem
 from nodeagent.reconcile.plan_update import NoPlan, PlanText, PlanUpdate, UnreadablePlan
 from nodeagent.text import did_you_mean, listed, shown
 
+_SOME_ID = "0"  # which one it is does not matter to the plan
 _MOST_NAMED = 3  # further places in a sentence about the first
 
 
-def offer(
+@dataclass(frozen=True, slots=True)
+class DeferredNosPlan:
+    """What nos requests by these annotations and labels; `plugin_configuration` is the text that
+    `configuration_key` leads to, None without one: where it is given, it says what the shares are.
+    """
+
+    annotations: Mapping[str, str]
+    labels: Mapping[str, str]
+    plugin_configuration: str | None = None
+
+    def on(self, observed: ObservedNode) -> PlanUpdate:
+        """The plan for this node's cards. A GPU in MIG mode for which nos requests nothing is
+        emptied.
+        """
+        mode = mode_of(self.labels)
+        if mode is None:
+            return NoPlan(_not_divided(self.labels))
+        reading = self._read(mode)
+        if reading is None:
+            return NoPlan(_nothing_asked(mode, self.labels))
+        requests, wrong = requested_devices(mode, reading.asked, observed)
+        faults = (*reading.wrong, *wrong)
+        if faults:
+            return UnreadablePlan(_as_one(faults))
+        text = _document([*requests.values(), *emptied(mode, requests, observed)], self.labels)
+        return UnreadablePlan(_too_large(text)) if len(text) > LARGEST_PLAN else PlanText(text)
+
+    def remarks(self, observed: ObservedNode) -> tuple[Problem, ...]:
+        """What nos ignores in silence, or does without an explicit request; none of it keeps the
+        plan from being executed. At most 20, and one with the number of the others.
+        """
+        mode = mode_of(self.labels)
+        reading = self._read(mode) if mode else None
+        if mode is None or reading is None:
+            return ()
+        requests, _ = requested_devices(mode, reading.asked, observed)
+        going = [request for request in emptied(mode, requests, observed) if request.has_devices]
+        found = (*map(_is_emptied, going), *_unspeakable(mode, observed), *reading.ignored)
+        if len(found) <= MOST_PROBLEMS:
+            return found
+        more = f"there are {len(found) - MOST_PROBLEMS} more remarks of this kind"
+        rest = Problem(Code.INVALID_VALUE, more, "mend these and look again")
+        return (*found[:MOST_PROBLEMS], rest)
+
+    def _read(self, mode: Mode) -> Reading | None:
+        """All that is requested in this mode; None when nos has requested nothing yet."""
+        # Without an id the annotations are not to be acted upon.
+        spec = read_spec(self.annotations) if self.annotations.get(SPEC_PLAN) else None
+        if mode is Mode.MIG:
+            return spec
+        if self.plugin_configuration is None:
+            reading = spec or Reading()
+        else:
+            reading = read_configuration(self.plugin_configuration)
+            # On an MPS node with a configuration the annotations are left from another time.
+            if mode is Mode.HYBRID and spec is not None:
+                instances = tuple(one for one in spec.asked if share_size(one.profile) is None)
+                reading = Reading(
+                    (*instances, *reading.asked), (*spec.wrong, *reading.wrong), spec.ignored
+                )
+        return reading if reading.asked or reading.wrong else None
+
+
+def deferred_plan(
     annotations: Mapping[str, str],
     labels: Mapping[str, str],
-    observed: ObservedNode,
-    *,
     plugin_configuration: str | None = None,
-) -> PlanUpdate:
-    """The plan that nos has for a node with these annotations and labels.
-
-    `plugin_configuration` is the text that `configuration_key` leads to; where it is given, it
-    says what the shares are. To be made anew whenever any of the arguments changes: a GPU in MIG
-    mode that nos asks nothing of is emptied, so the GPUs there are belong to what is asked.
-    """
+) -> DeferredNosPlan:
+    """What nos requests of this Node, reduced to what matters, so that nothing else is a change."""
     mode = mode_of(labels)
-    if mode is None:
-        return NoPlan(_not_divided(labels))
-    reading = _read(mode, annotations, plugin_configuration)
-    if reading is None:
-        return NoPlan(_nothing_asked(mode, labels))
-    requests, wrong = requested_devices(mode, reading.asked, observed)
-    faults = (*reading.wrong, *wrong)
-    if faults:
-        return UnreadablePlan(_as_one(faults))
-    text = _document([*requests.values(), *emptied(mode, requests, observed)], labels)
-    return UnreadablePlan(_too_large(text)) if len(text) > LARGEST_PLAN else PlanText(text)
-
-
-def remarks(
-    annotations: Mapping[str, str],
-    labels: Mapping[str, str],
-    observed: ObservedNode,
-    *,
-    plugin_configuration: str | None = None,
-) -> tuple[Problem, ...]:
-    """What nos passes over in silence, or does without being asked in so many words.
-
-    None of it keeps the plan from being carried out. At most 20, and one that says so.
-    """
-    mode = mode_of(labels)
-    reading = _read(mode, annotations, plugin_configuration) if mode else None
-    if mode is None or reading is None:
-        return ()
-    requests, _ = requested_devices(mode, reading.asked, observed)
-    going = [request for request in emptied(mode, requests, observed) if request.has_devices]
-    found = (*map(_told_of, going), *_unspeakable(mode, observed), *reading.ignored)
-    if len(found) <= MOST_PROBLEMS:
-        return found
-    more = f"there are {len(found) - MOST_PROBLEMS} more remarks of this kind"
-    return (*found[:MOST_PROBLEMS], Problem(Code.INVALID_VALUE, more, "mend these and look again"))
-
-
-# --- what is there to read --------------------------------------------------------------------
-
-
-def _read(
-    mode: Mode, annotations: Mapping[str, str], plugin_configuration: str | None
-) -> Reading | None:
-    """All that is asked in this mode; None when nos has said nothing yet."""
-    has_plan = bool(annotations.get(SPEC_PLAN))  # without an id it is not to be acted upon
-    configuration = plugin_configuration if mode is not Mode.MIG else None
-    match mode:
-        case Mode.MIG:
-            return read_spec(annotations) if has_plan else None
-        case Mode.MPS:
-            if configuration is None:
-                return _if_asked(read_spec(annotations)) if has_plan else None
-            # Spec annotations are then left from a time when the node had another label.
-            return _if_asked(read_configuration(configuration))
-        case Mode.HYBRID:
-            spec = read_spec(annotations) if has_plan else Reading()
-            if configuration is None:
-                return _if_asked(spec)
-            return _if_asked(_together(spec, read_configuration(configuration)))
-        case _:
-            assert_never(mode)
-
-
-def _if_asked(reading: Reading) -> Reading | None:
-    return reading if reading.asked or reading.wrong else None
-
-
-def _together(spec: Reading, configuration: Reading) -> Reading:
-    """MIG as the annotations say, shares as the configuration says."""
-    instances = tuple(one for one in spec.asked if share_size(one.profile) is None)
-    return Reading(
-        (*instances, *configuration.asked),
-        (*spec.wrong, *configuration.wrong),
-        spec.ignored,
-    )
+    spec = {key: text for key, text in annotations.items() if key.startswith(SPEC)}
+    if annotations.get(SPEC_PLAN):
+        spec[SPEC_PLAN] = _SOME_ID
+    keys = [MODE_LABEL]
+    if mode in (Mode.MPS, Mode.HYBRID):
+        keys.append(MEMORY_LABEL)
+        if plugin_configuration is None:
+            keys.append(CONFIGURATION_LABEL)  # it is only named in a message then
+    if mode in (None, Mode.MIG):
+        plugin_configuration = None
+    if mode is None or (mode is Mode.MPS and plugin_configuration is not None):
+        spec = {}
+    found = {key: labels[key] for key in keys if key in labels}
+    return DeferredNosPlan(spec, found, plugin_configuration)
 
 
 def _not_divided(labels: Mapping[str, str]) -> str:
@@ -158,7 +153,7 @@ def _nothing_asked(mode: Mode, labels: Mapping[str, str]) -> str:
     )
 
 
-def _told_of(request: GpuRequest) -> Problem:
+def _is_emptied(request: GpuRequest) -> Problem:
     return Problem(
         Code.DOES_NOT_FIT,
         f"nos requests nothing of GPU {request.index}, which is in MIG mode: by its protocol every "
@@ -219,74 +214,3 @@ def _as_one(faults: tuple[Problem, ...]) -> Problem:
         return first
     also = listed(dict.fromkeys(others), _MOST_NAMED)
     return replace(first, message=f"{first.message} (wrong too: {also})")
-
-
-_SOME_ID = "0"  # which one it is does not matter to the plan
-
-_Pairs = tuple[tuple[str, str], ...]
-
-
-@dataclass(frozen=True, slots=True)
-class DeferredNosPlan:
-    """Spec annotations and labels in the order of their keys, without the id of nos' plan.
-
-    `plugin_configuration` is the text that the label's key leads to, None where there is none.
-    """
-
-    annotations: _Pairs
-    labels: _Pairs
-    plugin_configuration: str | None
-
-    def on(self, observed: ObservedNode) -> PlanUpdate:
-        """What it means for this node's cards."""
-        return offer(
-            dict(self.annotations),
-            dict(self.labels),
-            observed,
-            plugin_configuration=self.plugin_configuration,
-        )
-
-    def remarks(self, observed: ObservedNode) -> tuple[Problem, ...]:
-        """What nos passes over in silence, or does without being asked in so many words."""
-        return remarks(
-            dict(self.annotations),
-            dict(self.labels),
-            observed,
-            plugin_configuration=self.plugin_configuration,
-        )
-
-
-def demand(
-    annotations: Mapping[str, str],
-    labels: Mapping[str, str],
-    plugin_configuration: str | None = None,
-) -> DeferredNosPlan:
-    """What a Node with these annotations and labels is asked for."""
-    mode = mode_of(labels)
-    match mode:
-        case None:
-            return DeferredNosPlan((), _some(labels, MODE_LABEL), None)
-        case Mode.MIG:
-            return DeferredNosPlan(_spec(annotations), _some(labels, MODE_LABEL), None)
-        case Mode.MPS | Mode.HYBRID:
-            keys = [MODE_LABEL, MEMORY_LABEL]
-            if plugin_configuration is None:
-                keys.append(CONFIGURATION_LABEL)  # then it is only told of
-            # On an MPS node with a configuration the annotations are left over from another time.
-            spec = mode is Mode.HYBRID or plugin_configuration is None
-            return DeferredNosPlan(
-                _spec(annotations) if spec else (), _some(labels, *keys), plugin_configuration
-            )
-        case _:
-            assert_never(mode)
-
-
-def _spec(annotations: Mapping[str, str]) -> _Pairs:
-    found = sorted((key, text) for key, text in annotations.items() if key.startswith(SPEC))
-    if annotations.get(SPEC_PLAN):
-        found.append((SPEC_PLAN, _SOME_ID))
-    return tuple(found)
-
-
-def _some(labels: Mapping[str, str], *keys: str) -> _Pairs:
-    return tuple((key, labels[key]) for key in sorted(keys) if key in labels)

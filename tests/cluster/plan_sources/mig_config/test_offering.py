@@ -7,9 +7,8 @@ from dataclasses import replace
 import pytest
 
 from nodeagent.cluster.plan_sources.mig_config.to_plan import (
-    CONFIG,
+    DeferredMigConfig,
     configuration_names,
-    offer,
 )
 from nodeagent.documents.reading import read_document
 from nodeagent.errors import DocumentError
@@ -45,7 +44,7 @@ mig-configs:
 
 def named(name: str, text: bytes | None = FILE, observed: ObservedNode = H100) -> PlanUpdate:
     """What is offered for a label of this value."""
-    return offer({CONFIG: name}, text, observed)
+    return DeferredMigConfig(name, text).on(observed)
 
 
 def counts(offered: PlanUpdate) -> dict[str, int]:
@@ -55,13 +54,6 @@ def counts(offered: PlanUpdate) -> dict[str, int]:
     mig = document.entries[0].mig
     assert isinstance(mig, MigLayout)
     return {instance.profile: instance.count for instance in mig.instances}
-
-
-@pytest.mark.parametrize("labels", [{}, {CONFIG: ""}, {"nvidia.com/mig.config.state": "success"}])
-def test_no_label_is_no_plan(labels: dict[str, str]) -> None:
-    """Without a name there is nothing to do, whatever else the node says."""
-    offered = offer(labels, FILE, H100)
-    assert offered == NoPlan("the node has no label nvidia.com/mig.config")
 
 
 def test_the_file_comes_first() -> None:

@@ -8,7 +8,7 @@ from itertools import groupby
 import pytest
 
 from nodeagent.cluster.plan_sources.mig_config.source import SOURCE, STATE, MigState, state_of
-from nodeagent.cluster.plan_sources.mig_config.to_plan import CONFIG, offer
+from nodeagent.cluster.plan_sources.mig_config.to_plan import CONFIG, DeferredMigConfig
 from nodeagent.documents.reading import digest_of
 from nodeagent.plan.observed import Gpu, ObservedNode
 from nodeagent.plan.plan import NodePlan, Policy, Verdict
@@ -125,7 +125,10 @@ class Life:
         """Somebody sets the label, or the agent reads it for the first time."""
         if name is not None:
             self.labels[CONFIG] = name
-        offered = offer(self.labels, self.file, ObservedNode((self.gpu,)))
+        wanted = self.labels.get(CONFIG)
+        offered: PlanUpdate = NoPlan("no label")
+        if wanted:
+            offered = DeferredMigConfig(wanted, self.file).on(ObservedNode((self.gpu,)))
         if self.plans.offer(offered):
             self.since = self.node.rounds
         self.tell()

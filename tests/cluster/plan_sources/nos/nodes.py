@@ -8,8 +8,10 @@ from datetime import UTC, datetime
 from typing import Any
 
 from nodeagent.cluster.plan_sources.nos.grammar import MODE_LABEL, SPEC_PLAN
+from nodeagent.cluster.plan_sources.nos.to_plan import DeferredNosPlan
 from nodeagent.documents.reading import digest_of
 from nodeagent.plan.observed import Gpu, MigMode, MpsDaemon, ObservedNode, Usage, User
+from nodeagent.plan.problems import Problem
 from nodeagent.plan.shares import Account, Share, Sharing, WantedMps
 from nodeagent.reconcile.plan_update import PlanText, PlanUpdate
 from nodeagent.views.mps_state import ClientState, DaemonState
@@ -82,3 +84,25 @@ def state(
     digest = digest_of(offered.text) if isinstance(offered, PlanText) else ""
     known = NodeState("node-a", "nos", phase, digest, observed=observed, observed_at=NOW, rounds=1)
     return replace(known, **more)
+
+
+def offer(
+    annotations: Mapping[str, str],
+    labels: Mapping[str, str],
+    observed: ObservedNode,
+    *,
+    plugin_configuration: str | None = None,
+) -> PlanUpdate:
+    """The plan that nos has for a node with these annotations and labels."""
+    return DeferredNosPlan(annotations, labels, plugin_configuration).on(observed)
+
+
+def remarks(
+    annotations: Mapping[str, str],
+    labels: Mapping[str, str],
+    observed: ObservedNode,
+    *,
+    plugin_configuration: str | None = None,
+) -> tuple[Problem, ...]:
+    """What is remarked on a node with these annotations and labels."""
+    return DeferredNosPlan(annotations, labels, plugin_configuration).remarks(observed)

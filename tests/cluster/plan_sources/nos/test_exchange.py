@@ -8,12 +8,11 @@ from typing import Any
 import pytest
 
 from nodeagent.cluster.plan_sources.nos.status import status_annotations
-from nodeagent.cluster.plan_sources.nos.to_plan import offer
 from nodeagent.plan.planner import plan
 from nodeagent.reconcile.plan_update import NoPlan, PlanText
 from nodeagent.views.node_state import Phase
 from tests.cluster.plan_sources.nos.exchange import EXCHANGES, bare_node, desired, patched, seen
-from tests.cluster.plan_sources.nos.nodes import state
+from tests.cluster.plan_sources.nos.nodes import offer, state
 
 
 @pytest.mark.parametrize("mode", ["mig", "mps"])

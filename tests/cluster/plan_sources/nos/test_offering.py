@@ -10,7 +10,6 @@ import pytest
 
 from nodeagent.cluster.plan_sources.nos.grammar import MODE_LABEL, SPEC_PLAN
 from nodeagent.cluster.plan_sources.nos.requested_devices import MEMORY_LABEL
-from nodeagent.cluster.plan_sources.nos.to_plan import offer, remarks
 from nodeagent.plan.observed import Access, ObservedNode
 from nodeagent.plan.problems import Code, Problem
 from nodeagent.reconcile.plan_update import NoPlan, PlanText, PlanUpdate, UnreadablePlan
@@ -23,6 +22,8 @@ from tests.cluster.plan_sources.nos.nodes import (
     divided,
     gpu,
     node,
+    offer,
+    remarks,
     spec,
 )
 

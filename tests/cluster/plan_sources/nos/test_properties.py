@@ -20,7 +20,6 @@ from nodeagent.cluster.plan_sources.nos.grammar import (
 )
 from nodeagent.cluster.plan_sources.nos.requested_devices import MEMORY_LABEL
 from nodeagent.cluster.plan_sources.nos.status import status_annotations
-from nodeagent.cluster.plan_sources.nos.to_plan import offer, remarks
 from nodeagent.documents.reading import read_document
 from nodeagent.plan.desired import DesiredNode, MigLayout
 from nodeagent.plan.observed import ObservedNode
@@ -28,7 +27,7 @@ from nodeagent.plan.planner import plan
 from nodeagent.plan.resolve import resolve
 from nodeagent.plan.steps import after
 from nodeagent.reconcile.plan_update import PlanText, UnreadablePlan
-from tests.cluster.plan_sources.nos.nodes import MIG, gpu, node, spec, state
+from tests.cluster.plan_sources.nos.nodes import MIG, gpu, node, offer, remarks, spec, state
 from tests.plan.cards import layouts, present, with_instances
 
 BOARDS = ("a100-40gb", "a100-80gb", "h100-80gb", "a30", "rtx-pro-6000", "t4")

@@ -9,7 +9,6 @@ import pytest
 
 from nodeagent.cluster.plan_sources.nos.grammar import MODE_LABEL, SPEC_PLAN, STATUS_PLAN
 from nodeagent.cluster.plan_sources.nos.status import status_annotations, withdrawn
-from nodeagent.cluster.plan_sources.nos.to_plan import offer
 from nodeagent.documents.reading import digest_of
 from nodeagent.plan.observed import Access, Gpu, MpsDaemon, ObservedNode, Usage, User
 from nodeagent.plan.problems import Code, Problem
@@ -27,6 +26,7 @@ from tests.cluster.plan_sources.nos.nodes import (
     divided,
     gpu,
     node,
+    offer,
     shared,
     shares,
     spec,

@@ -1,4 +1,4 @@
-"""nos' demand as a value: what is another one, and what is not."""
+"""nos' requests as a value: what is another one, and what is not."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import pytest
 from nodeagent.cluster.plan_sources.nos.grammar import MODE_LABEL, SPEC_PLAN, STATUS_PLAN
 from nodeagent.cluster.plan_sources.nos.plugin_configuration import CONFIGURATION_LABEL
 from nodeagent.cluster.plan_sources.nos.requested_devices import MEMORY_LABEL
-from nodeagent.cluster.plan_sources.nos.to_plan import demand, offer, remarks
-from tests.cluster.plan_sources.nos.nodes import HYBRID, MIG, MPS, TWO, spec
+from nodeagent.cluster.plan_sources.nos.to_plan import deferred_plan
+from tests.cluster.plan_sources.nos.nodes import HYBRID, MIG, MPS, TWO, offer, remarks, spec
 
 TEN = "{sharing: {mps: {resources: [{rename: gpu-10gb, replicas: 2, devices: ['0']}]}}}"
 ASKED = spec(**{"0-7g.40gb": "1"})
@@ -31,15 +31,17 @@ NOTHING_NEW = [
 def test_what_does_not_matter(
     more: dict[str, str], labels: dict[str, str], text: str | None
 ) -> None:
-    """Our own answers, a new id of nos' plan and strangers' keys make no new demand."""
+    """Our own answers, a new id of nos' plan and strangers' keys make no new plan."""
     other = {**labels, "nvidia.com/gpu.product": "x"}
-    assert demand({**ASKED, **more}, other, text) == demand(ASKED, labels, text)
+    assert deferred_plan({**ASKED, **more}, other, text) == deferred_plan(ASKED, labels, text)
 
 
 def test_a_new_key_with_the_same_text() -> None:
     """The label's key only leads to the text; another one with the same is nothing new."""
     labels = {**MPS, **KEYED}
-    assert demand({}, labels, TEN) == demand({}, {**labels, CONFIGURATION_LABEL: "b"}, TEN)
+    assert deferred_plan({}, labels, TEN) == deferred_plan(
+        {}, {**labels, CONFIGURATION_LABEL: "b"}, TEN
+    )
 
 
 @pytest.mark.parametrize(
@@ -56,18 +58,16 @@ def test_a_new_key_with_the_same_text() -> None:
     ],
 )
 def test_what_matters(other: tuple[Any, Any, Any]) -> None:
-    """Another count, another key, no id any more, another mode or text is another demand."""
-    assert demand(*other) != demand(ASKED, MIG)
+    """Another count, another key, no id any more, another mode or text is another plan."""
+    assert deferred_plan(*other) != deferred_plan(ASKED, MIG)
 
 
 @pytest.mark.parametrize("text", [None, TEN])
 @pytest.mark.parametrize("labels", [MIG, MPS, HYBRID, {}, {MODE_LABEL: "x"}, {**MPS, **KEYED}])
-@pytest.mark.parametrize("annotations", [ASKED, spec(None, **{"0-10gb": "1"}), {}, spec()])
-def test_nothing_is_lost(
-    annotations: dict[str, str], labels: dict[str, str], text: str | None
-) -> None:
-    """The value means, and remarks on, what all that is on the Node would."""
+def test_nothing_is_lost(labels: dict[str, str], text: str | None) -> None:
+    """The reduced value means, and remarks on, what all that is on the Node would."""
     labels = {**labels, MEMORY_LABEL: "40960"}
-    found = demand(annotations, labels, text)
-    assert found.on(TWO) == offer(annotations, labels, TWO, plugin_configuration=text)
-    assert found.remarks(TWO) == remarks(annotations, labels, TWO, plugin_configuration=text)
+    for asked in (ASKED, spec(None, **{"0-10gb": "1"}), {}, spec()):
+        found = deferred_plan(asked, labels, text)
+        assert found.on(TWO) == offer(asked, labels, TWO, plugin_configuration=text)
+        assert found.remarks(TWO) == remarks(asked, labels, TWO, plugin_configuration=text)
