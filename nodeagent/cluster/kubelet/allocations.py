@@ -65,17 +65,6 @@ class Allocations:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class Allocatable:
-    """The devices of one resource that device plugins offer, allocated or not.
-
-    Empty for a while after the kubelet restarts: until the plugins have registered again.
-    """
-
-    resource: str
-    device_ids: tuple[str, ...]
-
-
 _UUID: Final = r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}"
 _DEVICE: Final = re.compile(rf"(?:GPU|MIG)-{_UUID}(?![0-9a-f])", re.ASCII | re.IGNORECASE)
 _LEGACY_MIG: Final = re.compile(rf"MIG-(GPU-{_UUID})/(\d+)/(\d+)", re.ASCII | re.IGNORECASE)

@@ -1,9 +1,9 @@
 """Which pods hold which devices, asked of this node's kubelet over its pod-resources socket.
 
-A failed call never means "nothing is allocated": it raises, and whoever asks counts every device
-as in use. Each call makes its own connection (a Unix socket: about a millisecond), so a kubelet
-that comes later, restarts or makes its socket anew needs no care, and nothing stays open between
-calls. Mount or watch the socket's folder, not the file: a restarted kubelet makes another file.
+A failed call never means "nothing is allocated": it raises, and every device counts as in use.
+Each call makes its own connection (a Unix socket: about a millisecond), so a kubelet that comes
+later, restarts or makes its socket anew needs no care. Mount or watch the socket's folder, not the
+file: a restarted kubelet makes another file.
 """
 
 from __future__ import annotations
@@ -12,25 +12,22 @@ import asyncio
 import os
 import stat
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Final
 from urllib.parse import quote
 
 import grpc
 import grpc.aio
-from google.protobuf.message import DecodeError, Message
+from google.protobuf.message import DecodeError
 
 from nodeagent.cluster.kubelet.allocations import (
-    Allocatable,
     Allocations,
     ClaimedDevice,
     Holding,
     PodName,
 )
 from nodeagent.cluster.kubelet.generated.podresources_pb2 import (
-    AllocatableResourcesRequest,
-    AllocatableResourcesResponse,
     ContainerDevices,
     ContainerResources,
     ListPodResourcesRequest,
@@ -50,15 +47,13 @@ OPTIONS: Final = [
     ("grpc.enable_http_proxy", 0),
 ]
 
-Answer = TypeVar("Answer", bound=Message)
-
 
 class KubeletError(NodeagentError):
     """The kubelet did not say what is allocated, so everything counts as in use."""
 
 
 class KubeletUnavailable(KubeletError):
-    """Nobody answers on the kubelet's socket; it may be restarting. Worth another try."""
+    """The kubelet's socket does not answer; it may be restarting. Worth another try."""
 
 
 class KubeletTooSlow(KubeletError):
@@ -74,7 +69,7 @@ class KubeletTooOld(KubeletError):
 
 
 class PodResourcesClient:
-    """Asks the kubelet; holds nothing, so it can be kept and used from several tasks.
+    """Stateless, so it can be kept and used from several tasks.
 
     `deadline` is in seconds, for a whole call. The kubelet serves about 100 calls a second to
     all its clients together. Every method raises a KubeletError.
@@ -83,48 +78,37 @@ class PodResourcesClient:
     def __init__(self, socket: Path, *, deadline: float) -> None:
         self._socket = socket
         self._deadline = deadline
-        # How long gRPC keeps a connection that never became one; 20 s if nobody says.
+        # How long gRPC keeps a connection that never became one; 20 s by default.
         self._options = [*OPTIONS, ("grpc.min_reconnect_backoff_ms", int(deadline * 1000))]
 
     async def allocations(self) -> Allocations:
         """What containers hold. Also those of a checkpoint, after a restart of the kubelet."""
-        answer = await self._call(
-            "List", ListPodResourcesRequest(), ListPodResourcesResponse.FromString
-        )
+        answer = await self._list()
         return Allocations(
             tuple(one for pod in answer.pod_resources for one in _holdings(pod)),
             tuple(one for pod in answer.pod_resources for one in _claimed(pod)),
         )
 
-    async def allocatable(self) -> tuple[Allocatable, ...]:
-        """What there is to allocate, by resource."""
-        answer = await self._call(
-            "GetAllocatableResources",
-            AllocatableResourcesRequest(),
-            AllocatableResourcesResponse.FromString,
-        )
-        return tuple(Allocatable(*one) for one in _by_resource(answer.devices))
-
-    async def _call(
-        self, method: str, request: Message, decode: Callable[[bytes], Answer]
-    ) -> Answer:
+    async def _list(self) -> ListPodResourcesResponse:
         await asyncio.to_thread(_look_at, self._socket)
         address = "unix:" + quote(str(self._socket.absolute()))
         async with grpc.aio.insecure_channel(address, options=self._options) as channel:
             call: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(
-                f"/{SERVICE}/{method}"
+                f"/{SERVICE}/List"
             )
+            request = ListPodResourcesRequest().SerializeToString()
             try:
                 # Decoded here: inside gRPC a failure would be logged past the agent's logging.
-                return decode(await call(request.SerializeToString(), timeout=self._deadline))
+                answer = await call(request, timeout=self._deadline)
+                return ListPodResourcesResponse.FromString(answer)
             except grpc.aio.AioRpcError as error:
-                raise self._explained(method, error) from error
+                raise self._explained(error) from error
             except DecodeError as error:
                 raise KubeletError(
-                    f"the kubelet's answer to {method} is unreadable: {error}"
+                    f"the kubelet's answer to List is unreadable: {error}"
                 ) from error
 
-    def _explained(self, method: str, error: grpc.aio.AioRpcError) -> KubeletError:
+    def _explained(self, error: grpc.aio.AioRpcError) -> KubeletError:
         said = error.details() or error.code().name
         match error.code():
             case grpc.StatusCode.UNAVAILABLE:
@@ -134,25 +118,25 @@ class PodResourcesClient:
                 )
             case grpc.StatusCode.DEADLINE_EXCEEDED:
                 return KubeletTooSlow(
-                    f"the kubelet did not answer {method} within {self._deadline:g} s",
+                    f"the kubelet did not answer List within {self._deadline:g} s",
                     remedy="look at the kubelet's log and at the node's load",
                 )
             case grpc.StatusCode.RESOURCE_EXHAUSTED:
                 return KubeletBusy(
-                    f"the kubelet refused {method}: {said}",
+                    f"the kubelet refused List: {said}",
                     remedy="something on this node asks the kubelet very often",
                 )
             case grpc.StatusCode.UNIMPLEMENTED:
                 return KubeletTooOld(
-                    f"the kubelet does not know {method}: {said}",
-                    remedy="pod-resources v1 needs Kubernetes 1.20, its allocatable devices 1.23",
+                    f"the kubelet does not know List: {said}",
+                    remedy="pod-resources v1 needs Kubernetes 1.20",
                 )
             case _:
-                return KubeletError(f"the kubelet failed {method}: {error.code().name}: {said}")
+                return KubeletError(f"the kubelet failed List: {error.code().name}: {said}")
 
 
 def _look_at(socket: Path) -> None:
-    """Say in plain words what gRPC would say in its own, before it is asked."""
+    """Explain in plain words what gRPC would report in its own."""
     if len(os.fsencode(socket.absolute())) > LONGEST_PATH:
         raise KubeletError(
             f"the path of the kubelet's socket is too long for a socket: {socket}",

@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from nodeagent.cluster.kubelet.allocations import (
-    Allocatable,
     Allocations,
     ClaimedDevice,
     Holding,
@@ -26,7 +25,7 @@ from nodeagent.cluster.kubelet.pod_resources import (
     PodResourcesClient,
 )
 from nodeagent.errors import NodeagentError
-from tests.simulated_cluster.kubelet import RATE_LIMITED, SWITCHED_OFF, UNKNOWN_METHOD, Kubelet
+from tests.simulated_cluster.kubelet import RATE_LIMITED, UNKNOWN_METHOD, Kubelet
 
 MIG = "nvidia.com/mig-1g.10gb"
 TRAINER = PodName("team", "trainer")
@@ -49,8 +48,7 @@ async def test_nothing_is_allocated(kubelet: Kubelet) -> None:
     """A kubelet without GPU pods and plugins answers with nothing, which is no error."""
     client = client_of(kubelet)
     assert await client.allocations() == Allocations((), ())
-    assert await client.allocatable() == ()
-    assert kubelet.calls == ["List", "GetAllocatableResources"]
+    assert kubelet.calls == ["List"]
 
 
 async def test_entries_of_one_device_each_are_joined(kubelet: Kubelet) -> None:
@@ -59,15 +57,11 @@ async def test_entries_of_one_device_each_are_joined(kubelet: Kubelet) -> None:
     kubelet.allocate("trainer", ["GPU-1"], namespace="team", resource="nvidia.com/gpu")
     kubelet.allocate("trainer", ["MIG-c"], namespace="team", resource=MIG)
     kubelet.allocate("trainer", ["MIG-d"], namespace="team", container="sidecar", resource=MIG)
-    kubelet.offer(MIG, ["MIG-a", "MIG-b", "MIG-c", "MIG-d", "MIG-e"])
     client = client_of(kubelet)
     assert (await client.allocations()).holdings == (
         Holding(TRAINER, "main", MIG, ("MIG-a", "MIG-b", "MIG-c")),
         Holding(TRAINER, "main", "nvidia.com/gpu", ("GPU-1",)),
         Holding(TRAINER, "sidecar", MIG, ("MIG-d",)),
-    )
-    assert await client.allocatable() == (
-        Allocatable(MIG, ("MIG-a", "MIG-b", "MIG-c", "MIG-d", "MIG-e")),
     )
 
 
@@ -123,17 +117,13 @@ async def test_a_socket_that_comes_later(tmp_path: Path) -> None:
         assert await client.allocations() == Allocations((), ())
 
 
-async def test_a_restart_shows_the_checkpoint_and_nothing_to_allocate(kubelet: Kubelet) -> None:
-    """After a restart allocations are known at once, plugins' devices only when registered."""
+async def test_a_restart_shows_the_checkpoint(kubelet: Kubelet) -> None:
+    """After a restart allocations are known at once."""
     kubelet.allocate("trainer", ["MIG-a"], resource=MIG)
-    kubelet.offer(MIG, ["MIG-a"])
     client = client_of(kubelet)
     before = await client.allocations()
     await kubelet.restart()
     assert await client.allocations() == before
-    assert await client.allocatable() == ()
-    kubelet.offer(MIG, ["MIG-a"])
-    assert await client.allocatable() == (Allocatable(MIG, ("MIG-a",)),)
 
 
 async def test_a_dead_socket_is_noticed_at_once_and_forgotten_at_once(kubelet: Kubelet) -> None:
@@ -220,18 +210,17 @@ async def test_the_connection_ends_during_a_call(tmp_path: Path) -> None:
     ("refusal", "kind", "words"),
     [
         (RATE_LIMITED, KubeletBusy, "rejected by rate limit"),
-        (UNKNOWN_METHOD, KubeletTooOld, "does not know GetAllocatableResources"),
-        (SWITCHED_OFF, KubeletError, "API GetAllocatableResources disabled"),
+        (UNKNOWN_METHOD, KubeletTooOld, "does not know List"),
     ],
-    ids=["rate limit", "older kubelet", "switched off"],
+    ids=["rate limit", "older kubelet"],
 )
 async def test_refusals_keep_the_kubelets_words(
     kubelet: Kubelet, refusal: object, kind: type[KubeletError], words: str
 ) -> None:
     """Each refusal is one of the agent's errors, with what the kubelet said."""
-    kubelet.refuse["GetAllocatableResources"] = refusal  # type: ignore[assignment]  # pytest's table
+    kubelet.refuse["List"] = refusal  # type: ignore[assignment]  # pytest's table
     with pytest.raises(NodeagentError, match=words) as caught:
-        await client_of(kubelet).allocatable()
+        await client_of(kubelet).allocations()
     assert type(caught.value) is kind
 
 
