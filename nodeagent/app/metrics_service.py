@@ -224,7 +224,7 @@ class MetricsPart:
         sampler = self.sampling.sampler
         if sampler is not None:
             # Those of lost GPUs too: that a GPU fell off the bus is an event of it.
-            self._event_values.heard(events, sampler.wholes, sampler.slices)
+            self._event_values.update(events, sampler.wholes, sampler.slices)
 
     # --- whose it is ------------------------------------------------------------------------------
 

@@ -104,14 +104,14 @@ class UsageProbe:
         return opened, unreadable
 
     def _problem(self, unreadable: int, *, has_capabilities: bool, unmapped: bool) -> str:
-        """Why the look may have missed somebody; "" where nothing can have been missed."""
+        """Why users may have been missed; "" where none can have been."""
         if unmapped:
             return (
                 f"{self.proc_root}/driver/nvidia-caps/mig-minors is not readable, so open "
                 "capability files cannot be told apart"
             )
         if not has_capabilities:
-            return ""  # a machine without capability files has nobody who holds one
+            return ""  # without capability files no process can hold one
         if unreadable:
             return (
                 f"{unreadable} processes may not be looked into, so it is not known who holds "

@@ -1,4 +1,4 @@
-"""What the driver reports by itself: XIDs, changed MIG layouts, errors of memory, GPUs unbound.
+"""Waits for events of the driver: XIDs, MIG layouts changed, memory errors, GPUs unbound.
 
 One thread waits in NVML for a short while at a time, so that NVML can be shut down in between. An
 event set that fails is made anew; a kind of event that the driver or a GPU does not have is not
@@ -12,20 +12,16 @@ import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
+from ctypes import c_void_p, cast
 from dataclasses import dataclass, field
 from typing import Any, Final
+
+import pynvml
 
 from nodeagent.errors import DeadlineExceeded, DriverError, DriverUnavailable
 from nodeagent.gpu.driver import Driver
 from nodeagent.gpu.nvml import Nvml, call
-from nodeagent.gpu.nvml_calls import (
-    ABSENT,
-    address,
-    constant,
-    free_system_event_set,
-    make_system_event_set,
-    wait_for_system_event,
-)
+from nodeagent.gpu.nvml_calls import ABSENT, constant
 from nodeagent.gpu.nvml_errors import silence_of
 from nodeagent.gpu.workers import Worker
 from nodeagent.health.readings import Answer, GpuEvent, GpuEventKind, Source, XidEvent
@@ -38,14 +34,14 @@ _KINDS: Final = {constant(kind.value): kind for kind in GpuEventKind}
 _WANTED: Final = XID | RECOVERY_ACTION | constant("nvmlEventTypeClock") | sum(_KINDS) - MIG_CHANGE
 _NONE = 0xFFFFFFFF  # no instance
 _TIMEOUT = 10  # NVML's code for "nothing happened"
-_MOST = 256  # events taken before they are told
+_MOST = 256  # events in one delivery
 
 
 @dataclass(frozen=True, slots=True)
 class NvmlEvent:
-    """One event: NVML's `kind`, the GPU by UUID, and what else is told of it.
+    """One event: NVML's `kind` and the GPU by UUID. `data` is the XID for XIDs.
 
-    `data` is the XID for XIDs. `at` is uptime in seconds, when it was heard.
+    `at` is the uptime in seconds at which it arrived.
     """
 
     kind: int
@@ -90,9 +86,9 @@ class Timing:
 
 @dataclass(slots=True)
 class EventListener:
-    """Hears what happens to the GPUs of a driver that was entered.
+    """Delivers the events of a driver that was entered.
 
-    `failure` is why nothing is heard just now, None while all is well. `last` is the uptime of the
+    `failure` is why none arrive at present, None while all is well. `last` is the uptime of the
     last wait that ended well.
     """
 
@@ -105,7 +101,7 @@ class EventListener:
     _sets: _Sets | None = None
     _of: tuple[int, int] = (-1, -1)
     _broken: bool = False
-    _heard: deque[Event] = field(default_factory=deque)  # and not yet told
+    _arrived: deque[Event] = field(default_factory=deque)  # and not yet delivered
     _lent: bool = False
 
     async def run(
@@ -113,7 +109,7 @@ class EventListener:
         deliver: Callable[[tuple[Event, ...]], None],
         report: Callable[[], None] = lambda: None,
     ) -> None:
-        """Deliver what happens, until cancelled.
+        """Deliver events until cancelled.
 
         `report` is called after the first wait, after each one that failed, and after the first
         one that ended well again.
@@ -121,20 +117,17 @@ class EventListener:
         self.last = self.uptime()
         failed = True
         while True:
-            heard = await self.listen()
+            events = await self.listen()
             if failed or self.failure is not None:
                 report()
             failed = self.failure is not None
-            if heard:
-                deliver(heard)
+            if events:
+                deliver(events)
             if self.failure is not None:
                 await asyncio.sleep(self.timing.pause)
 
     async def listen(self) -> tuple[Event, ...]:
-        """Wait a while for events; what was heard, which may be nothing. Raises nothing.
-
-        Events are heard from the first call on.
-        """
+        """Wait a while for events; those that arrived, perhaps none. Raises nothing."""
         if not self._lent:
             self.driver.pool.lend(self._worker)
             self._lent = True
@@ -151,8 +144,8 @@ class EventListener:
         except DriverError as error:
             self._broken = True
             self.failure = error
-        # What came before a failure, such as the XID of the GPU that is lost now, is told too.
-        return tuple(self._heard.popleft() for _ in range(len(self._heard)))
+        # What came before a failure, such as the XID of the GPU that is lost now, counts too.
+        return tuple(self._arrived.popleft() for _ in range(len(self._arrived)))
 
     @property
     def answer(self) -> Answer | None:
@@ -181,8 +174,8 @@ class EventListener:
             event = self._next(self._sets, 0 if number else wait)
             if event is None:
                 break
-            self._heard.append(event)
-        self._heard.extend(self._bindings(self._sets))
+            self._arrived.append(event)
+        self._arrived.extend(self._bindings(self._sets))
 
     def _next(self, sets: _Sets, milliseconds: int) -> NvmlEvent | None:
         try:
@@ -193,7 +186,7 @@ class EventListener:
             raise
         return NvmlEvent(
             kind=data.eventType,
-            gpu=sets.gpus.get(address(data.device), ""),
+            gpu=sets.gpus.get(_address(data.device), ""),
             at=self.uptime(),
             data=data.eventData,
             instance=None if data.gpuInstanceId == _NONE else data.gpuInstanceId,
@@ -203,8 +196,16 @@ class EventListener:
     def _bindings(self, sets: _Sets) -> list[Binding]:
         if sets.system is None:
             return []
-        told = wait_for_system_event(sets.system, 1)  # sources differ on whether 0 is for ever
-        return [Binding(kind, gpu, self.uptime()) for kind, gpu in told]
+        room = (pynvml.c_nvmlSystemEventData_v1_t * 4)()
+        found = call(
+            "nvmlSystemEventSetWait",
+            pynvml.nvmlSystemEventSetWaitRequest_v1,
+            sets.system,
+            1,  # millisecond: sources differ on whether 0 means for ever
+            room,
+            len(room),
+        )
+        return [Binding(event["eventType"], event["gpuId"], self.uptime()) for event in found]
 
 
 def _free(sets: _Sets) -> None:
@@ -213,7 +214,11 @@ def _free(sets: _Sets) -> None:
         call("nvmlEventSetFree", sets.events)
     if sets.system is not None:
         with suppress(DriverError):
-            free_system_event_set(sets.system)
+            call(
+                "nvmlSystemEventSetFree",
+                pynvml.nvmlSystemEventSetFreeRequest_v1,
+                sets.system,
+            )
 
 
 def _make_sets(nvml: Nvml, gpus: int) -> _Sets:
@@ -226,19 +231,29 @@ def _make_sets(nvml: Nvml, gpus: int) -> _Sets:
             supported = call("nvmlDeviceGetSupportedEventTypes", device)
             call("nvmlDeviceRegisterEvents", device, supported & _WANTED, events)
         except DriverError:
-            continue  # a lost GPU tells nothing, and one without events neither
-        found[address(device)] = uuid
-        try:  # whether it is supported is not told with the others
+            continue  # it is lost, or has no events
+        found[_address(device)] = uuid
+        with suppress(DriverError):  # the supported types do not say whether it is
             call("nvmlDeviceRegisterEvents", device, MIG_CHANGE, events)
-        except DriverError:
-            continue
     try:
-        system = make_system_event_set()
+        system = _make_system_set()
     except DriverError as error:
         if error.code not in ABSENT:
             raise
         system = None
     return _Sets(events, found, system)
+
+
+def _make_system_set() -> Any:
+    system = call("nvmlSystemEventSetCreate", pynvml.nvmlSystemEventSetCreateRequest_v1)
+    kinds = pynvml.nvmlSystemEventTypeGpuDriverBind | pynvml.nvmlSystemEventTypeGpuDriverUnbind
+    call("nvmlSystemRegisterEvents", pynvml.nvmlSystemRegisterEventRequest_v1, kinds, system)
+    return system
+
+
+def _address(handle: Any) -> int:
+    """By which two handles of one GPU are the same; handles themselves cannot be compared."""
+    return cast(handle, c_void_p).value or 0
 
 
 # --- for health -----------------------------------------------------------------------------------
@@ -259,9 +274,9 @@ def xid_of(event: NvmlEvent) -> XidEvent | None:
 
 
 def gpu_event_of(event: NvmlEvent) -> GpuEvent | None:
-    """The event as health wants it, if it is of a kind that means something to it.
+    """The event as health wants it, if it is of a kind that health judges.
 
-    A changed MIG layout is told whoever changed it; whoever asks knows if it was the agent.
+    A changed MIG layout is reported whether or not the agent changed it; the caller knows that.
     """
     kind = _KINDS.get(event.kind)
     if kind is None:

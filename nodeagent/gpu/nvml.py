@@ -172,7 +172,7 @@ class Nvml:
         return int(_call(pynvml.nvmlDeviceGetMinorNumber, device))
 
     def memory(self, device: Device) -> Memory:
-        """`used` is without what the driver keeps for itself, where the driver can tell."""
+        """`used` is without what the driver keeps for itself, where the driver reports that."""
         wrapper = pynvml.nvmlDeviceGetMemoryInfo
         info: Any = _newest(
             lambda: _call(
@@ -194,7 +194,7 @@ class Nvml:
     def nearest_memory(self, device: Device) -> tuple[int, ...]:
         """The NUMA nodes of the host whose memory is nearest, as in `nvidia-smi topo -m`.
 
-        nvmlDeviceGetNumaNodeId tells another thing: the node that a GPU's own memory is, on
+        nvmlDeviceGetNumaNodeId is something else: the node that a GPU's own memory is, on
         machines where that is one.
         """
         words: Any = _call(

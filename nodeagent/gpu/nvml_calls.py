@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator, Sequence
-from ctypes import Structure, byref, c_void_p, cast
+from ctypes import Structure, byref
 from typing import Any, Final
 
 import pynvml
@@ -129,32 +129,3 @@ def _port_value(output: Any) -> tuple[int, Number]:
     if output.status or unpack is None:
         return int(output.status) or NOT_SUPPORTED, 0
     return 0, unpack.unpack(bytes(output.outputValue))[0]
-
-
-# --- events ---------------------------------------------------------------------------------------
-
-
-def address(handle: Any) -> int:
-    """By which two handles of one thing are the same; handles themselves cannot be compared."""
-    return cast(handle, c_void_p).value or 0
-
-
-def wait_for_system_event(events: Any, milliseconds: int) -> list[tuple[int, int]]:
-    """Type and GPU of what happened to the driver; empty when nothing did."""
-    room = (pynvml.c_nvmlSystemEventData_v1_t * 4)()
-    version = pynvml.nvmlSystemEventSetWaitRequest_v1
-    found = call("nvmlSystemEventSetWait", version, events, milliseconds, room, len(room))
-    return [(event["eventType"], event["gpuId"]) for event in found]
-
-
-def make_system_event_set() -> Any:
-    """A set that gets both kinds of events; raises the agent's errors."""
-    events = call("nvmlSystemEventSetCreate", pynvml.nvmlSystemEventSetCreateRequest_v1)
-    kinds = pynvml.nvmlSystemEventTypeGpuDriverBind | pynvml.nvmlSystemEventTypeGpuDriverUnbind
-    call("nvmlSystemRegisterEvents", pynvml.nvmlSystemRegisterEventRequest_v1, kinds, events)
-    return events
-
-
-def free_system_event_set(events: Any) -> None:
-    """Raises the agent's errors."""
-    call("nvmlSystemEventSetFree", pynvml.nvmlSystemEventSetFreeRequest_v1, events)

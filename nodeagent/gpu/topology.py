@@ -36,7 +36,7 @@ class Topology:
     """What was read of each GPU, by UUID, and what has to be read (again).
 
     `patience` in seconds is how long an observation waits for it; what comes later is in the next
-    one. `sysfs` is where the kernel tells NUMA nodes, for drivers that do not.
+    one. `sysfs` is where the kernel has NUMA nodes, for drivers that do not report them.
     """
 
     def __init__(self, *, patience: float = 2.0, sysfs: Path = Path("/sys")) -> None:

@@ -71,7 +71,7 @@ class AllocationReading(UsageReading, Protocol):
 
 
 class AllocationSource(Protocol):
-    """Something outside this process that gives devices to whoever asks it: the kubelet."""
+    """Something outside this process that allocates devices: the kubelet."""
 
     async def ask(self) -> AllocationReading:
         """What is allocated at a moment after the call. Raises nothing, as above."""
@@ -113,7 +113,7 @@ def merged(first: Usage, second: Usage) -> Usage:
 
 
 def with_users(gpu: Gpu, readings: Iterable[UsageReading]) -> Gpu:
-    """The GPU with the users of its MIG devices that `readings` tell, added to NVML's."""
+    """The GPU with the users of its MIG devices that `readings` know, added to NVML's."""
     for reading in readings:
         gpu = replace(gpu, instances=tuple(_instance_with(gpu, i, reading) for i in gpu.instances))
     return gpu
@@ -151,7 +151,7 @@ class _Seen:
 class ProcessLists:
     """The lists of one device, read at one moment.
 
-    `problem` says why they are not complete; then nobody may be taken for idle by them.
+    `problem` says why they are not complete; then no device may be taken for idle by them.
     """
 
     def __init__(self, nvml: Nvml, device: Device) -> None:
@@ -175,17 +175,17 @@ class ProcessLists:
         except (GpuLost, DriverUnavailable):
             raise
         except DriverError as error:
-            # A card without graphics or MPS has no such list, and so nobody on it.
+            # A card without graphics or MPS has no such list, and so no user of that kind.
             if must or not is_unsupported(error):
                 self.problem = self.problem or str(error)
             return []
 
     def on_all(self) -> Usage:
-        """Everybody on the device."""
+        """All processes on the device."""
         return self._usage(self._seen)
 
     def on_instance(self, instance: int, compute: int) -> Usage:
-        """Those on one compute instance, and those of whom only the GPU instance is told."""
+        """Those on one compute instance, and those of whom only the GPU instance is known."""
         return self._usage(
             s
             for s in self._seen

@@ -104,7 +104,7 @@ class _Job(Generic[Result]):
         self.began = self.loop.time()
         self.began_at = datetime.now(UTC)
         self.result: asyncio.Future[Result] = self.loop.create_future()
-        # When nobody waits any more, a late failure is no news to anyone.
+        # Retrieved, so that asyncio does not log a failure after the caller has left.
         self.result.add_done_callback(lambda result: result.cancelled() or result.exception())
         self._function = function
 
@@ -126,7 +126,7 @@ class _Job(Generic[Result]):
     def _deliver(self, end: Callable[..., None], value: object) -> None:
         try:
             self.loop.call_soon_threadsafe(end, value)
-        except RuntimeError:  # the loop has ended meanwhile, and nobody waits
+        except RuntimeError:  # the loop has ended meanwhile
             return
 
     def _succeed(self, value: Result) -> None:
@@ -165,7 +165,7 @@ class Worker:
         job = self._running()
         if job is None or self._overdue != self._progress.since:
             return ""
-        # A moment and not a duration, so that the same trouble is told in the same words.
+        # A moment and not a duration, so that the message of one hang does not change.
         began = job.began_at
         call = self._progress.call or "a call"
         return (
@@ -301,7 +301,7 @@ class Worker:
         )
 
     async def _wait_for_forsaken(self, deadline: float) -> None:
-        """Whoever made the last call may have been cancelled while it is still running."""
+        """The caller of the last job may have been cancelled while it is still running."""
         job = self._running()
         if job is not None:
             await self._wait(job, deadline)
@@ -319,11 +319,11 @@ class Worker:
 
 
 def _work(jobs: SimpleQueue[_Job[object] | None], progress: Progress) -> None:
-    """What the thread does until it is told to end."""
+    """The thread's loop; None ends it."""
     attach(progress)
     while (job := jobs.get()) is not None:
         job.run()
-        del job  # it holds results, which nobody should have to wait for
+        del job  # its results must not stay alive until the next job
 
 
 def _late(message: str, call: str = "") -> DeadlineExceeded:

@@ -1,4 +1,4 @@
-"""What those who have devices make of them: time held and used, and how long nothing was done.
+"""Accounts for devices by owner: time held, time used, and how long they have been idle.
 
 Pure but for the clock that the caller reads.
 """
@@ -18,7 +18,7 @@ from nodeagent.telemetry.ownership import GPU_UTIL, Device, Use, device_of
 
 GRAPHICS_ACTIVE = 1001  # DCGM's field id; 0 to 1, of a GPU or an instance
 ACTIVITY_FIELDS = (GPU_UTIL, GRAPHICS_ACTIVE)
-_IDLE_BELOW = 0.005  # less is told as 0 percent
+_IDLE_BELOW = 0.005  # less is shown as 0 percent
 
 
 def activity(sample: SampleSet) -> Mapping[Device, float]:
@@ -60,7 +60,7 @@ class Holders:
             for owner in use.owners:
                 key = (device, _holder(owner))
                 idle[key] = self._idle_since.get(key, now)
-        # What was just seen to be active begins to be idle at the next look at the earliest.
+        # What was just active can be idle from the next sample on.
         self._idle_since = idle
         self._uses, self._observed, self._now = uses, observed, now
         self._known = frozenset(uses) & frozenset(active)

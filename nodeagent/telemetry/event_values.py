@@ -1,4 +1,4 @@
-"""Fields that events tell: what happened last to each GPU or instance stays until another."""
+"""Fields that follow events: the last event of each kind on a GPU or instance is its value."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ class EventValues:
         self._describe = describe
         self._last: dict[tuple[int, Subject], Value] = {}
 
-    def heard(
+    def update(
         self,
         events: Iterable[Event],
         wholes: Mapping[str, Subject],
         slices: Mapping[str, tuple[Subject, ...]],
     ) -> None:
-        """Take over events. `wholes` are the GPUs by UUID, `slices` their instances."""
+        """Take over new events. `wholes` are the GPUs by UUID, `slices` their instances."""
         for event in events:
             if isinstance(event, Binding):
                 self._put(Happening.BINDING, Subject(Node()), event.kind, ())

@@ -1,7 +1,7 @@
-"""One text out of all that is known: what readers said, the node's state, who has what.
+"""Renders one page of metrics: values of all readers, the node's state, and owners of devices.
 
-It is made when something new was read, and served as it is until the next. Instances that the
-newest look at a GPU did not find are told of nowhere in it, whoever spoke of them earlier.
+It is rendered when something new was read, and served as it is until the next. Instances that the
+newest sample of a GPU did not find appear nowhere in it, whichever source mentioned them.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _LONGEST_GAP = 120.0  # seconds between two samples; of a longer gap nothing is 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """A GPU as the newest look found it, at `at` of the exporter's clock."""
+    """A GPU as the newest sample found it, at `at` of the exporter's clock."""
 
     gpu: GpuIdentity
     instances: tuple[Subject, ...]
@@ -50,10 +50,10 @@ class Layout:
 
 
 class Exporter:
-    """Made once; takes what is read, gives what is scraped. Belongs to one thread.
+    """Takes what is read and gives the page. Belongs to one thread.
 
     `clock` gives seconds and does not jump. `current` gives the node's state with the daemons as
-    they are now, `more` families of other parts, under names that nobody else uses.
+    they are now, `more` families of other subsystems, under names of their own.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class Exporter:
         self._processes: dict[str, tuple[float, Mapping[int | None, tuple[Process, ...]]]] = {}
         self._owners: Mapping[int, Owner] = {}
         self._holders = Holders(longest_gap=_LONGEST_GAP)
-        self._told_of: tuple[object, ...] | None = None
+        self._rendered_state: tuple[object, ...] | None = None
         self._of_state: list[Family] = []
         self._readers: tuple[ReaderState, ...] = ()
         self._readers_at = clock()
@@ -93,12 +93,12 @@ class Exporter:
     # --- what is read -----------------------------------------------------------------------------
 
     def select(self, selection: Selection) -> None:
-        """From now on these fields are told."""
+        """Export these fields from now on."""
         self._selection = selection
         self._page = None
 
     def took(self, reader: str, sample: SampleSet) -> None:
-        """A reader's newest values. To be told, they wait for `renew`."""
+        """A reader's newest values, which count from the next `renew` on."""
         self._latest.put(reader, sample)
 
     def layouts_are(self, layouts: Iterable[Layout]) -> None:
@@ -110,18 +110,18 @@ class Exporter:
         self._processes[gpu] = (self._clock(), found)
 
     def drop(self, reader: str) -> None:
-        """What this reader said is worth nothing any more."""
+        """Forget what this reader delivered."""
         self._latest.drop(reader)
 
     def changed(self) -> None:
-        """The node's state is a new one."""
+        """The node's state has changed."""
         self._state_at = self._clock()
         self._page = None
 
     # --- who has it -------------------------------------------------------------------------------
 
     def unknown_pids(self) -> set[int]:
-        """The processes whose owner nobody told."""
+        """The processes whose owner has to be looked up."""
         return pids_without_pod(self._current().observed, self._all_processes())
 
     def owners_are(self, owners: Mapping[int, Owner]) -> None:
@@ -195,22 +195,22 @@ class Exporter:
     def _write(self, state: NodeState, who: Mapping[Device, Use], sample: SampleSet) -> Page:
         sample = by_owner(sample, who)
         ignored = OwnSample(own.COUNTERS_IGNORED, len(self._selection.findings))
-        told = [
+        page = [
             *families(sample, self._selection, self._blocks, self._style),
             *self._of_node(state),
             *own_families([*self._holders.samples(), ignored, self._build]),
             *self.work.families(),
         ]
         for more in self._more:
-            told += more()
-        return Page(render(told))
+            page += more()
+        return Page(render(page))
 
     def _of_node(self, state: NodeState) -> list[Family]:
         """What the node's state gives; as long as it is the same, this is too."""
         known = (state.observed, state.mps, state.phase, state.digest)
-        if self._told_of is None or known != self._told_of:
+        if self._rendered_state is None or known != self._rendered_state:
             self._of_state = own_families(node_samples(state))
-            self._told_of = known
+            self._rendered_state = known
         return self._of_state
 
     def _uses(self, observed: ObservedNode) -> Mapping[Device, Use]:
@@ -276,6 +276,6 @@ def families_of(
     for name, labels, value in samples:
         written = block((label, text) for label, text in labels if text)
         series.setdefault(name, {}).setdefault(written, value)
-    for name, kind, told in table:
+    for name, kind, meaning in table:
         if name in series:
-            yield Family(name, kind, told, series[name])
+            yield Family(name, kind, meaning, series[name])

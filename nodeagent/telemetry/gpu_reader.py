@@ -277,5 +277,5 @@ def _others(gpu: GpuDevice) -> list[tuple[int, Device]]:
         try:
             found.append((index, gpu.nvml.device_by_index(index)))
         except DriverError:
-            continue  # a lost one is reached by nobody
+            continue  # a lost GPU has no peers
     return found

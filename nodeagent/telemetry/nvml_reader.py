@@ -1,6 +1,6 @@
-"""One look at one handle: each call is made once, what the card does not have is not asked again.
+"""Reads one handle: each call is made once, what the GPU does not have is not asked again.
 
-A call that fails leaves its value out of this look and nothing else. Runs in a GPU's thread.
+A call that fails leaves out its own value and nothing else. Runs in a GPU's thread.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _FIELDS: Key = ("nvmlDeviceGetFieldValues",)
 
 @dataclass(slots=True)
 class Standing:
-    """What outlives a look: what was refused, and answers that do not change.
+    """What outlives a reading: what was refused, and answers that do not change.
 
     It is forgotten when NVML was started anew, and where it depends on the MIG layout when that
     changed.
@@ -36,9 +36,9 @@ class Standing:
 
 
 class NvmlReader:
-    """The calls of one look. Raises GpuLost and DriverUnavailable; other errors are noted.
+    """The calls of one reading. Raises GpuLost and DriverUnavailable; other errors are noted.
 
-    `problems` says what failed, by call; what the card does not have is none. `doubted` are the
+    `problems` says what failed, by call; what the GPU does not have is none. `doubted` are the
     calls that were answered as if the handle were wrong.
     """
 
@@ -51,7 +51,7 @@ class NvmlReader:
         self._fields: dict[FieldId, Number] = {}
 
     def ask(self, key: Key, function: Callable[[], Any]) -> Any:
-        """The answer, None where there is none. `key` tells calls of one handle apart."""
+        """The answer, None where there is none. `key` identifies the call."""
         if key in self._answers:
             return self._answers[key]
         if key in self._standing.refused:
@@ -94,7 +94,7 @@ class NvmlReader:
             self.problems[key] = str(error)
 
     def resolve_doubts(self) -> None:
-        """The handle was right, so it was the arguments: the card does not have that."""
+        """The handle was right, so it was the arguments: the GPU does not have that."""
         self._standing.refused |= self.doubted
         self.doubted.clear()
 

@@ -199,7 +199,7 @@ async def test_values_of_events(
     node.raise_xid(0, 31)
     node.raise_xid(0, 43, gi=instance, ci=0)
     node.raise_xid(0, 45, gi=instance, ci=0)
-    values.heard(await listener.listen(), sampler.wholes, told.slices)
+    values.update(await listener.listen(), sampler.wholes, told.slices)
     found = {
         type(subject.entity): (dict(subject.attributes), value)
         for subject, value in values.sample(told.slices).values[230]

@@ -195,5 +195,5 @@ async def sample_events(sampled: Sampled) -> None:
             node.bind(0, bound=False)
             heard = await listener.listen()
             values = EventValues(catalogue().fields, str)
-            values.heard(heard, sampler.wholes, told.slices)
+            values.update(heard, sampler.wholes, told.slices)
             sampled.take(values.sample(told.slices))

@@ -250,7 +250,7 @@ def _require_no_other_instance(
     profile: GpuInstanceProfile,
     doomed: Sequence[_Doomed],
 ) -> None:
-    """Somebody may have added a compute instance since; then none is to go in vain.
+    """A compute instance may have been added since; then none is to go in vain.
 
     An instance that is full needs no look for others.
     """
@@ -316,6 +316,6 @@ def _allocated(
 
 
 def require_idle(usage: Usage, name: str) -> None:
-    """Raise GpuInUse unless it is certain that nobody is there."""
+    """Raise GpuInUse unless the device is certainly idle."""
     if usage.in_use:
         raise in_use(f"{name} is not destroyed: it is in use by {usage}")
