@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 
 from nodeagent import __version__
@@ -61,7 +63,22 @@ def _request(summary: str, leaving: str, timed_out: Json, **fields: Json) -> Jso
 
 _FORCE: Json = {"type": "boolean", "default": False, "description": "even if clients are lost"}
 
-_SCHEMAS = msgspec.json.schema_components(ANSWERS, ref_template="#/components/schemas/{name}")[1]
+
+def _as_written(schema: Any) -> Any:
+    """The schema without defaults and null: what would be one of them is left out of an answer."""
+    if isinstance(schema, list):
+        return [_as_written(part) for part in schema if part != {"type": "null"}]
+    if not isinstance(schema, dict):
+        return schema
+    kept = {key: _as_written(part) for key, part in schema.items() if key != "default"}
+    if len(kept.get("anyOf", ())) == 1:
+        kept |= kept.pop("anyOf")[0]
+    return kept
+
+
+_SCHEMAS = _as_written(
+    msgspec.json.schema_components(ANSWERS, ref_template="#/components/schemas/{name}")[1]
+)
 DESCRIPTION: Json = {
     "openapi": "3.1.0",
     "info": {

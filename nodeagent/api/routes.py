@@ -6,7 +6,6 @@ import asyncio
 import json
 
 from aiohttp import web
-from msgspec import UNSET
 
 from nodeagent.api.answers import Answers, Json
 from nodeagent.api.connection import refused, whole_requests
@@ -175,6 +174,6 @@ def event_json(event: Event) -> Json:
             time=time_json(event.time),
             type=event.type.value,
             message=event.message,
-            gpu=event.gpu or UNSET,
+            gpu=event.gpu,
         )
     )

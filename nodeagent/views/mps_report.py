@@ -6,8 +6,6 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import Literal
 
-from msgspec import UNSET
-
 from nodeagent.plan.observed import ObservedNode
 from nodeagent.plan.shares import MIB, Account, Share, Sharing
 from nodeagent.views import shapes
@@ -56,7 +54,7 @@ def mps_answer(
         chosen = tuple(daemon for daemon in daemons if daemon.device in named)
     answer = shapes.Mps(
         node=node,
-        observed_at=time_json(observed_at) if observed_at else UNSET,
+        observed_at=time_json(observed_at) if observed_at else "",
         daemons=daemon_shapes(chosen, observed),
     )
     return as_json(answer)
@@ -90,32 +88,29 @@ def _daemon(daemon: DaemonState, place: Place | None) -> shapes.MpsDaemon:
     part = place if place and place.profile else None  # of a GPU
     return shapes.MpsDaemon(
         device=daemon.device,
-        gpu=place.gpu.index if place else UNSET,
-        profile=part.profile if part else UNSET,
-        start=part.start if part else UNSET,
-        size=part.size if part else UNSET,
+        gpu=place.gpu.index if place else None,
+        profile=part.profile if part else "",
+        start=part.start if part else None,
+        size=part.size if part else None,
         state=daemon.phase,
-        why=daemon.why or UNSET,
-        trouble=daemon.trouble or UNSET,
-        since=time_json(daemon.since) if daemon.since else UNSET,
-        pid=UNSET if daemon.pid is None else daemon.pid,
-        user=user_id(wanted.account) if wanted else UNSET,
+        why=daemon.why,
+        trouble=daemon.trouble,
+        since=time_json(daemon.since) if daemon.since else "",
+        pid=daemon.pid,
+        user=user_id(wanted.account) if wanted else None,
         restarts=daemon.restarts,
-        pipe_directory=daemon.pipe_directory or UNSET,
-        enforce=wanted.sharing.enforce if wanted else UNSET,
-        shares=share_shapes(wanted.sharing) if wanted else UNSET,
-        server=shapes.MpsServer(
-            pid=server.pid, user=UNSET if server.uid is None else server.uid, status=server.status
-        )
+        pipe_directory=daemon.pipe_directory,
+        enforce=wanted.sharing.enforce if wanted else "",
+        shares=share_shapes(wanted.sharing) if wanted else None,
+        server=shapes.MpsServer(pid=server.pid, user=server.uid, status=server.status)
         if server
-        else UNSET,
+        else None,
         clients=[_client(client) for client in daemon.clients],
         waiting=[
-            shapes.MpsWaiting(pid=w.pid, user=w.uid, command=w.command or UNSET)
-            for w in daemon.waiting
+            shapes.MpsWaiting(pid=w.pid, user=w.uid, command=w.command) for w in daemon.waiting
         ]
-        or UNSET,
-        last_lines=list(daemon.last_lines) or UNSET,
+        or None,
+        last_lines=list(daemon.last_lines) or None,
     )
 
 
@@ -124,28 +119,24 @@ def _client(client: ClientState) -> shapes.MpsClient:
     used, limit = client.memory_used, client.memory_limit
     return shapes.MpsClient(
         pid=client.pid,
-        command=client.command or UNSET,
-        user=UNSET if client.uid is None else client.uid,
-        share=client.share or UNSET,
-        slot=client.slot or UNSET,
-        memory=shapes.MpsMemory(
-            used=UNSET if used is None else used, limit=UNSET if limit is None else limit
-        )
-        if (used, limit) != (None, None)
-        else UNSET,
-        threads=UNSET if client.threads is None else _plain(client.threads),
+        command=client.command,
+        user=client.uid,
+        share=client.share,
+        slot=client.slot,
+        memory=shapes.MpsMemory(used=used, limit=limit) if (used, limit) != (None, None) else None,
+        threads=None if client.threads is None else _plain(client.threads),
         pod=shapes.Pod(namespace=client.namespace, name=client.pod, container=client.container)
         if client.pod
-        else UNSET,
-        findings=list(client.findings) or UNSET,
+        else None,
+        findings=list(client.findings) or None,
     )
 
 
 def _share(share: Share) -> shapes.MpsShare:
     return shapes.MpsShare(
-        count=UNSET if share.count is None else share.count,
-        memory=UNSET if share.memory is None else share.memory * MIB,
-        threads=UNSET if share.threads is None else _plain(share.threads),
+        count=share.count,
+        memory=None if share.memory is None else share.memory * MIB,
+        threads=None if share.threads is None else _plain(share.threads),
     )
 
 

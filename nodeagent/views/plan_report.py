@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import assert_never
 
-from msgspec import UNSET, structs
+from msgspec import structs
 
 from nodeagent.plan.observed import Gpu, GpuInstance
 from nodeagent.plan.plan import GpuOutcome, GpuPlan, NodeOutcome, NodePlan, StepReport, Verdict
@@ -65,7 +65,7 @@ def _answer(
     """`digest` is "" where there is no text to speak of."""
     answer = shapes.Plan(
         verdict=verdict,
-        digest=digest or UNSET,
+        digest=digest,
         source=source,
         gpus=list(gpus),
         problems=[problem_shape(problem) for problem in problems],
@@ -77,10 +77,10 @@ def problem_shape(problem: Problem) -> shapes.Problem:
     """One problem; what is empty is left out."""
     return shapes.Problem(
         code=problem.code.value,
-        gpu=problem.gpu or UNSET,
-        path=problem.path or UNSET,
+        gpu=problem.gpu,
+        path=problem.path,
         message=problem.message,
-        remedy=problem.remedy or UNSET,
+        remedy=problem.remedy,
     )
 
 
@@ -95,12 +95,12 @@ def _gpu_plan(plan: GpuPlan) -> shapes.GpuPlan:
     before, after = plan.before, plan.after
     return shapes.GpuPlan(
         index=before.index,
-        uuid=before.uuid or UNSET,
-        name=before.name or UNSET,
+        uuid=before.uuid,
+        name=before.name,
         verdict=plan.verdict,
         mig=shapes.ModeChange(before=mode_shape(before), after=mode_shape(after))
         if before.mig
-        else UNSET,
+        else None,
         before=_places(before),
         after=_places(after),
         steps=[_step(step) for step in plan.steps],
@@ -118,7 +118,7 @@ def _with_outcome(planned: shapes.GpuPlan, came: GpuOutcome | None) -> shapes.Gp
         mig=mode,
         after=_places(came.after),
         steps=[_report(report) for report in came.steps],
-        restored=[_report(report) for report in came.restored] or UNSET,
+        restored=[_report(report) for report in came.restored] or None,
     )
 
 
@@ -127,7 +127,7 @@ def _report(report: StepReport) -> shapes.Step:
         _step(report.step),
         result=report.result,
         seconds=round(report.seconds, 4),
-        message=report.message or UNSET,
+        message=report.message,
     )
 
 
@@ -148,9 +148,9 @@ def _places_of(instance: GpuInstance) -> list[shapes.Place]:
             profile=device.profile,
             start=start,
             size=size,
-            uuid=device.uuid or UNSET,  # not created yet
-            in_use=device.usage.in_use if device.uuid else UNSET,
-            mps=UNSET if device.mps is None else True,
+            uuid=device.uuid,  # not created yet
+            in_use=device.usage.in_use if device.uuid else None,
+            mps=None if device.mps is None else True,
         )
         for device in instance.compute
     ]
@@ -171,8 +171,8 @@ def _step(step: Step) -> shapes.Step:
             body = {"kind": "resetGpu"}
         case DestroyGpuInstance(devices=devices):
             body = {"kind": "destroyInstance", "scope": "gpuInstance", "gi": step.instance}
-            body["uuid"] = devices[0] if devices else UNSET
-            body["uuids"] = list(devices) if len(devices) > 1 else UNSET
+            body["uuid"] = devices[0] if devices else ""
+            body["uuids"] = list(devices) if len(devices) > 1 else None
         case DestroyComputeInstance():
             body = {"kind": "destroyInstance", "scope": "computeInstance", "gi": step.instance}
             body |= {"ci": step.compute, "uuid": step.device}
@@ -209,7 +209,7 @@ def _place(step: Step) -> Json:
         case SetMigMode() | ResetGpu() | SetTimeSlice():
             return body
         case StopMps() | StartMps() | SetComputeMode():
-            body["device"] = step.device or UNSET
+            body["device"] = step.device
     if step.placement is not None:
         place = step.placement
         body |= {"profile": step.profile, "start": place.start, "size": place.size}

@@ -1,13 +1,13 @@
 """What commands and the API answer: each struct is the JSON, and its schema in `/openapi.json`.
 
-Keys are in camelCase, sizes in bytes; a key that is UNSET is not known and left out. More may be
-added; those that are there stay.
+Keys are in camelCase, sizes in bytes. A key that has its default is not known and left out. More
+keys may be added; those that are there stay.
 """
 
 from enum import StrEnum
 from typing import Annotated, Any, Literal
 
-from msgspec import UNSET, Meta, Struct, UnsetType, to_builtins
+from msgspec import Meta, Struct, to_builtins
 
 from nodeagent.health.findings import Action, Severity
 from nodeagent.plan.plan import StepResult, Verdict
@@ -22,8 +22,6 @@ def one_of(*words: str) -> Meta:
     return Meta(extra_json_schema={"enum": list(words)})
 
 
-Maybe = UnsetType  # in a union: the key may be absent
-
 Bytes = Annotated[int, Meta(ge=0, description="bytes")]
 Time = Annotated[str, Meta(extra_json_schema={"format": "date-time"})]
 Percent = Annotated[float, Meta(description="percent of the threads")]
@@ -37,7 +35,7 @@ FirstSlice = Annotated[int, Meta(description="first memory slice")]
 Slices = Annotated[int, Meta(description="memory slices")]
 
 
-class Shape(Struct, frozen=True, kw_only=True, rename="camel"):
+class Shape(Struct, frozen=True, kw_only=True, omit_defaults=True, rename="camel"):
     """One object of an answer."""
 
 
@@ -49,10 +47,10 @@ def as_json(shape: Shape) -> Json:
 
 class Problem(Shape, frozen=True, kw_only=True):
     code: str
-    gpu: str | Maybe = UNSET
-    path: str | Maybe = UNSET
+    gpu: str = ""
+    path: str = ""
     message: str
-    remedy: str | Maybe = UNSET
+    remedy: str = ""
 
 
 class Pod(Shape, frozen=True, kw_only=True):
@@ -77,17 +75,17 @@ class HealthFinding(Shape, frozen=True, kw_only=True):
     evidence: Annotated[str, Meta(description="what was read, with its figures")]
     suggested_action: Action
     advice: str
-    since: Time | Maybe = UNSET
-    last_seen: Time | Maybe = UNSET
-    count: Annotated[int, Meta(description="how often it was seen")] | Maybe = UNSET
-    xid: int | Maybe = UNSET
-    link: Annotated[int, Meta(description="of NVLink")] | Maybe = UNSET
-    gi: Annotated[int, Meta(description="the GPU instance it hit")] | Maybe = UNSET
-    ci: Annotated[int, Meta(description="the compute instance it hit")] | Maybe = UNSET
-    start: FirstSlice | Maybe = UNSET
-    size: Slices | Maybe = UNSET
-    pid: int | Maybe = UNSET
-    pods: Annotated[list[Pod], Meta(description="who used the place then")] | Maybe = UNSET
+    since: Time = ""
+    last_seen: Time = ""
+    count: Annotated[int, Meta(description="how often it was seen")] | None = None
+    xid: int | None = None
+    link: Annotated[int, Meta(description="of NVLink")] | None = None
+    gi: Annotated[int, Meta(description="the GPU instance it hit")] | None = None
+    ci: Annotated[int, Meta(description="the compute instance it hit")] | None = None
+    start: FirstSlice | None = None
+    size: Slices | None = None
+    pid: int | None = None
+    pods: Annotated[list[Pod], Meta(description="who used the place then")] | None = None
 
 
 class Health(Shape, frozen=True, kw_only=True):
@@ -99,73 +97,70 @@ class Health(Shape, frozen=True, kw_only=True):
 
 
 class MpsShare(Shape, frozen=True, kw_only=True):
-    count: int | Maybe = UNSET
-    memory: Bytes | Maybe = UNSET
-    threads: Percent | Maybe = UNSET
+    count: int | None = None
+    memory: Bytes | None = None
+    threads: Percent | None = None
 
 
 class MpsMemory(Shape, frozen=True, kw_only=True):
-    used: Bytes | Maybe = UNSET
-    limit: Bytes | Maybe = UNSET
+    used: Bytes | None = None
+    limit: Bytes | None = None
 
 
 class MpsClient(Shape, frozen=True, kw_only=True):
     pid: int
-    command: str | Maybe = UNSET
-    user: int | Maybe = UNSET
-    share: str | Maybe = UNSET
-    slot: str | Maybe = UNSET
-    memory: MpsMemory | Maybe = UNSET
-    threads: Percent | Maybe = UNSET
-    pod: Pod | Maybe = UNSET
-    findings: Annotated[list[str], Meta(description="what is wrong with it")] | Maybe = UNSET
+    command: str = ""
+    user: int | None = None
+    share: str = ""
+    slot: str = ""
+    memory: MpsMemory | None = None
+    threads: Percent | None = None
+    pod: Pod | None = None
+    findings: Annotated[list[str], Meta(description="what is wrong with it")] | None = None
 
 
 class MpsServer(Shape, frozen=True, kw_only=True):
     pid: int
-    user: int | Maybe = UNSET
+    user: int | None = None
     status: str
 
 
 class MpsWaiting(Shape, frozen=True, kw_only=True):
     pid: int
     user: int
-    command: str | Maybe = UNSET
+    command: str = ""
 
 
 class MpsDaemon(Shape, frozen=True, kw_only=True):
     device: Annotated[str, Meta(description="UUID of a GPU or MIG device")]
-    gpu: Annotated[int, Meta(description="index of the device's GPU")] | Maybe = UNSET
-    profile: Annotated[str, Meta(description="of a MIG device")] | Maybe = UNSET
-    start: FirstSlice | Maybe = UNSET
-    size: Slices | Maybe = UNSET
+    gpu: Annotated[int, Meta(description="index of the device's GPU")] | None = None
+    profile: Annotated[str, Meta(description="of a MIG device")] = ""
+    start: FirstSlice | None = None
+    size: Slices | None = None
     state: Annotated[
         str,
         one_of("Down", "Starting", "Limiting", "Ready", "Draining", "Fault", "Backoff", "Failed"),
     ]
-    why: Annotated[str, Meta(description="why it is not Ready")] | Maybe = UNSET
-    trouble: (
-        Annotated[str, Meta(description="why it cannot be asked, or how its last server failed")]
-        | Maybe
-    ) = UNSET
-    since: Time | Maybe = UNSET
-    pid: int | Maybe = UNSET
-    user: MpsUser | Maybe = UNSET
+    why: Annotated[str, Meta(description="why it is not Ready")] = ""
+    trouble: Annotated[
+        str, Meta(description="why it does not answer, or how its server failed")
+    ] = ""
+    since: Time = ""
+    pid: int | None = None
+    user: MpsUser | None = None
     restarts: int
-    pipe_directory: str | Maybe = UNSET
-    enforce: Annotated[str, one_of("report", "terminate")] | Maybe = UNSET
-    shares: dict[str, MpsShare] | Maybe = UNSET
-    server: MpsServer | Maybe = UNSET
+    pipe_directory: str = ""
+    enforce: Annotated[str, one_of("report", "terminate")] = ""
+    shares: dict[str, MpsShare] | None = None
+    server: MpsServer | None = None
     clients: list[MpsClient]
-    waiting: list[MpsWaiting] | Maybe = UNSET
-    last_lines: Annotated[list[str], Meta(description="of its log, where it failed")] | Maybe = (
-        UNSET
-    )
+    waiting: list[MpsWaiting] | None = None
+    last_lines: Annotated[list[str], Meta(description="of its log, where it failed")] | None = None
 
 
 class Mps(Shape, frozen=True, kw_only=True):
     node: str
-    observed_at: Time | Maybe = UNSET
+    observed_at: Time = ""
     daemons: list[MpsDaemon]
 
 
@@ -188,7 +183,7 @@ class HeadlineSeverity(StrEnum):
     ERROR = "error"
 
 
-class Headline(Shape, frozen=True, omit_defaults=True):
+class Headline(Shape, frozen=True):
     """The worst thing about the node: a sentence, and what to do in sentences with commands.
 
     `gpu` is a UUID, absent where it is of no single GPU. `code` is a problem's code, a cause of
@@ -211,14 +206,12 @@ class Cluster(Shape, frozen=True, kw_only=True):
     server: Annotated[str, Meta(description="the API server's address")]
     reachable: Annotated[bool, Meta(description="whether the Node can be followed now")]
     registered: Annotated[bool, Meta(description="whether the cluster has a Node of this name")]
-    since: (
-        Annotated[Time, Meta(description="absent while reachable was never otherwise")] | Maybe
-    ) = UNSET
-    problem: ClusterProblem | Maybe = UNSET
+    since: Annotated[Time, Meta(description="absent while reachable was never otherwise")] = ""
+    problem: ClusterProblem | None = None
 
 
 class Refused(Shape, frozen=True, kw_only=True):
-    digest: str | Maybe = UNSET
+    digest: str = ""
     problems: list[Problem]
 
 
@@ -228,10 +221,10 @@ class UserMemory(Shape, frozen=True, kw_only=True):
 
 class User(Shape, frozen=True, kw_only=True):
     source: Annotated[str, one_of("process", "mps", "capability", "kubelet")]
-    pid: int | Maybe = UNSET
-    command: str | Maybe = UNSET
-    memory: UserMemory | Maybe = UNSET
-    pod: Pod | Maybe = UNSET
+    pid: int | None = None
+    command: str = ""
+    memory: UserMemory | None = None
+    pod: Pod | None = None
 
 
 class InstanceMemory(Shape, frozen=True, kw_only=True):
@@ -240,17 +233,17 @@ class InstanceMemory(Shape, frozen=True, kw_only=True):
 
 
 class Instance(Shape, frozen=True, kw_only=True):
-    uuid: Annotated[str, Meta(description="absent while it is half-made")] | Maybe = UNSET
+    uuid: Annotated[str, Meta(description="absent while it is half-made")] = ""
     profile: str
     start: FirstSlice
     size: Slices
     gi: int
-    ci: int | Maybe = UNSET
+    ci: int | None = None
     in_use: bool
     users: list[User]
-    users_unknown: Annotated[str, Meta(description="why it counts as in use")] | Maybe = UNSET
-    memory: InstanceMemory | Maybe = UNSET
-    compute_mode: ComputeMode | Maybe = UNSET
+    users_unknown: Annotated[str, Meta(description="why it counts as in use")] = ""
+    memory: InstanceMemory | None = None
+    compute_mode: ComputeMode | None = None
 
 
 class GpuMemory(Shape, frozen=True, kw_only=True):
@@ -272,19 +265,19 @@ class Free(Shape, frozen=True, kw_only=True):
 
 class Gpu(Shape, frozen=True, kw_only=True):
     index: int
-    uuid: Annotated[str, Meta(description="absent while it never answered")] | Maybe = UNSET
-    name: str | Maybe = UNSET
-    pci_bus_id: str | Maybe = UNSET
-    memory: GpuMemory | Maybe = UNSET
-    mig: ModeState | Maybe = UNSET
-    compute_mode: ComputeMode | Maybe = UNSET
-    time_slice: TimeSlice | Maybe = UNSET
-    numa_node: Annotated[int, Meta(description="whose processors are nearest")] | Maybe = UNSET
-    nvlink: Nvlink | Maybe = UNSET
+    uuid: Annotated[str, Meta(description="absent while it never answered")] = ""
+    name: str = ""
+    pci_bus_id: str = ""
+    memory: GpuMemory | None = None
+    mig: ModeState | None = None
+    compute_mode: ComputeMode | None = None
+    time_slice: TimeSlice | None = None
+    numa_node: Annotated[int, Meta(description="whose processors are nearest")] | None = None
+    nvlink: Nvlink | None = None
     slots: Annotated[int, Meta(description="memory slices of the card")]
     instances: list[Instance]
     users: list[User]
-    free: Free | Maybe = UNSET
+    free: Free | None = None
     health: Health
 
 
@@ -294,13 +287,13 @@ class Status(Shape, frozen=True, kw_only=True):
     phase: Phase
     message: Annotated[str, Meta(description="the state in one sentence")]
     source: str
-    digest: Annotated[str, Meta(description="of the plan in force")] | Maybe = UNSET
-    configuration: str | Maybe = UNSET
-    rejected: Refused | Maybe = UNSET
-    observed_at: Time | Maybe = UNSET
-    driver_version: str | Maybe = UNSET
-    cluster: Cluster | Maybe = UNSET
-    health: Annotated[Health, Meta(description="of the node itself")] | Maybe = UNSET
+    digest: Annotated[str, Meta(description="of the plan in force")] = ""
+    configuration: str | None = None
+    rejected: Refused | None = None
+    observed_at: Time = ""
+    driver_version: str = ""
+    cluster: Cluster | None = None
+    health: Annotated[Health, Meta(description="of the node itself")] | None = None
     gpus: list[Gpu]
     mps: list[MpsDaemon]
     problems: list[Problem]
@@ -313,9 +306,9 @@ class Place(Shape, frozen=True, kw_only=True):
     profile: str
     start: int
     size: int
-    uuid: str | Maybe = UNSET
-    in_use: bool | Maybe = UNSET
-    mps: bool | Maybe = UNSET
+    uuid: str = ""
+    in_use: bool | None = None
+    mps: bool | None = None
 
 
 class Step(Shape, frozen=True, kw_only=True):
@@ -326,32 +319,27 @@ class Step(Shape, frozen=True, kw_only=True):
             *("createInstance", "startMps", "setTimeSlice", "setComputeMode"),
         ),
     ]
-    scope: Annotated[str, one_of("gpuInstance", "computeInstance")] | Maybe = UNSET
-    device: (
-        Annotated[
-            str, Meta(description="whose MPS or compute mode; absent while it is not made yet")
-        ]
-        | Maybe
-    ) = UNSET
-    profile: str | Maybe = UNSET
-    start: int | Maybe = UNSET
-    size: int | Maybe = UNSET
-    mode: Annotated[StepMode, Meta(description="MIG mode, or compute mode")] | Maybe = UNSET
-    time_slice: TimeSlice | Maybe = UNSET
-    gi: int | Maybe = UNSET
-    ci: int | Maybe = UNSET
-    uuid: str | Maybe = UNSET
-    uuids: list[str] | Maybe = UNSET
-    compute: list[int] | Maybe = UNSET
-    user: MpsUser | Maybe = UNSET
-    shares: dict[str, MpsShare] | Maybe = UNSET
-    runs: (
-        Annotated[bool, Meta(description="the daemon is there and only gets other limits")] | Maybe
-    ) = UNSET
+    scope: Annotated[str, one_of("gpuInstance", "computeInstance")] = ""
+    device: Annotated[str, Meta(description="whose MPS or compute mode; absent: not made yet")] = ""
+    profile: str = ""
+    start: int | None = None
+    size: int | None = None
+    mode: Annotated[StepMode, Meta(description="MIG mode, or compute mode")] = ""
+    time_slice: TimeSlice | None = None
+    gi: int | None = None
+    ci: int | None = None
+    uuid: str = ""
+    uuids: list[str] | None = None
+    compute: list[int] | None = None
+    user: MpsUser | None = None
+    shares: dict[str, MpsShare] | None = None
+    runs: Annotated[bool, Meta(description="the daemon runs and only gets other limits")] | None = (
+        None
+    )
     reason: str
-    result: StepResult | Maybe = UNSET
-    seconds: float | Maybe = UNSET
-    message: str | Maybe = UNSET
+    result: StepResult | None = None
+    seconds: float | None = None
+    message: str = ""
 
 
 class ModeChange(Shape, frozen=True, kw_only=True):
@@ -361,19 +349,19 @@ class ModeChange(Shape, frozen=True, kw_only=True):
 
 class GpuPlan(Shape, frozen=True, kw_only=True):
     index: int
-    uuid: str | Maybe = UNSET
-    name: str | Maybe = UNSET
+    uuid: str = ""
+    name: str = ""
     verdict: Verdict
-    mig: ModeChange | Maybe = UNSET
+    mig: ModeChange | None = None
     before: list[Place]
     after: list[Place]
     steps: list[Step]
-    restored: list[Step] | Maybe = UNSET
+    restored: list[Step] | None = None
 
 
 class Plan(Shape, frozen=True, kw_only=True):
     verdict: Verdict
-    digest: str | Maybe = UNSET
+    digest: str = ""
     source: str
     gpus: list[GpuPlan]
     problems: list[Problem]
@@ -387,17 +375,17 @@ class Event(Shape, frozen=True, kw_only=True):
     time: Time
     type: str
     message: str
-    gpu: str | Maybe = UNSET
+    gpu: str = ""
 
 
 class Alive(Shape, frozen=True, kw_only=True):
     status: Literal["ok", "unavailable"]
-    reasons: list[str] | Maybe = UNSET
+    reasons: list[str] | None = None
 
 
 class Error(Shape, frozen=True, kw_only=True):
     error: str
-    remedy: str | Maybe = UNSET
+    remedy: str = ""
 
 
 ANSWERS = (Status, Plan, Mps, MpsDone, Event, Alive, Error)

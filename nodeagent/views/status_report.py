@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from datetime import UTC, datetime
 
-from msgspec import UNSET, structs
+from msgspec import structs
 
 from nodeagent.health.findings import Finding, Moment, in_order, worst
 from nodeagent.health.reporting import of_gpu
@@ -38,13 +38,13 @@ def status_json(state: NodeState, *, gpu: str | None = None) -> Json | None:
         phase=state.phase,
         message=state.sentence,
         source=state.source,
-        digest=state.digest or UNSET,
-        configuration=UNSET if state.configuration is None else state.configuration,
-        rejected=_refused(state.refusal) if state.refusal else UNSET,
-        observed_at=time_json(state.observed_at) if state.observed_at else UNSET,
-        driver_version=state.observed.driver_version or UNSET,
-        cluster=_cluster(state.cluster) if state.cluster else UNSET,
-        health=health_shape(of_gpu(state.health, "")) if state.health else UNSET,
+        digest=state.digest,
+        configuration=state.configuration,
+        rejected=_refused(state.refusal) if state.refusal else None,
+        observed_at=time_json(state.observed_at) if state.observed_at else "",
+        driver_version=state.observed.driver_version,
+        cluster=_cluster(state.cluster) if state.cluster else None,
+        health=health_shape(of_gpu(state.health, "")) if state.health else None,
         gpus=[_gpu(g, state.health) for g in gpus],
         mps=daemon_shapes(_daemons(state, gpu), state.observed),
         problems=[problem_shape(p) for p in problems],
@@ -62,7 +62,7 @@ def _daemons(state: NodeState, gpu: str | None) -> tuple[DaemonState, ...]:
 
 def _refused(refusal: Refusal) -> shapes.Refused:
     return shapes.Refused(
-        digest=refusal.digest or UNSET, problems=[problem_shape(p) for p in refusal.problems]
+        digest=refusal.digest, problems=[problem_shape(p) for p in refusal.problems]
     )
 
 
@@ -71,10 +71,10 @@ def _cluster(cluster: ClusterState) -> shapes.Cluster:
         server=cluster.server,
         reachable=cluster.reachable,
         registered=cluster.registered,
-        since=time_json(cluster.since) if cluster.since else UNSET,
+        since=time_json(cluster.since) if cluster.since else "",
         problem=shapes.ClusterProblem(message=cluster.problem, remedy=cluster.remedy)
         if cluster.problem
-        else UNSET,
+        else None,
     )
 
 
@@ -87,29 +87,29 @@ def _gpu(gpu: Gpu, health: HealthState | None) -> shapes.Gpu:
     seen = gpu.instances if answers else tuple(map(_last_seen, gpu.instances))
     return shapes.Gpu(
         index=gpu.index,
-        uuid=gpu.uuid or UNSET,
-        name=gpu.name or UNSET,
-        pci_bus_id=gpu.pci_bus_id or UNSET,
-        memory=shapes.GpuMemory(total=gpu.memory) if gpu.memory else UNSET,
-        mig=mode_shape(gpu) or UNSET,
-        compute_mode=gpu.compute_mode or UNSET,
-        time_slice=gpu.time_slice or UNSET,
-        numa_node=UNSET if gpu.numa_node is None else gpu.numa_node,
+        uuid=gpu.uuid,
+        name=gpu.name,
+        pci_bus_id=gpu.pci_bus_id,
+        memory=shapes.GpuMemory(total=gpu.memory) if gpu.memory else None,
+        mig=mode_shape(gpu),
+        compute_mode=gpu.compute_mode,
+        time_slice=gpu.time_slice,
+        numa_node=gpu.numa_node,
         nvlink=nvlink_shape(gpu),
         slots=slots(gpu),
         instances=[entry for instance in seen for entry in _instances(instance)],
         users=[_user(user) for user in gpu.usage.processes] if answers else [],
         free=shapes.Free(slots=list(free_slots(gpu)), creatable=creatable(gpu))
         if answers
-        else UNSET,
+        else None,
         health=_health(gpu, health),
     )
 
 
-def nvlink_shape(gpu: Gpu) -> shapes.Nvlink | shapes.Maybe:
+def nvlink_shape(gpu: Gpu) -> shapes.Nvlink | None:
     """The NVLinks of a GPU, as far as they are known."""
     if gpu.nvlink is None:
-        return UNSET
+        return None
     links = gpu.nvlink
     return shapes.Nvlink(total=links.total, active=links.active, peers=dict(links.peers))
 
@@ -125,12 +125,12 @@ def _user(user: User) -> shapes.User:
     """Who uses a device; `pid` is absent where only an allocation is known."""
     return shapes.User(
         source=user.source,
-        pid=user.pid or UNSET,
-        command=user.command or UNSET,
-        memory=UNSET if user.memory is None else shapes.UserMemory(used=user.memory),
+        pid=user.pid or None,
+        command=user.command,
+        memory=None if user.memory is None else shapes.UserMemory(used=user.memory),
         pod=shapes.Pod(namespace=user.namespace, name=user.pod, container=user.container)
         if user.pod
-        else UNSET,
+        else None,
     )
 
 
@@ -167,9 +167,9 @@ def _device(device: ComputeInstance, instance: GpuInstance) -> shapes.Instance:
         ci=device.id,
         in_use=usage.in_use,
         users=[_user(user) for user in usage.processes],
-        users_unknown=UNSET if usage.known else usage.reason or "it could not be found out",
-        memory=shapes.InstanceMemory(used=memory.used, total=memory.total) if memory else UNSET,
-        compute_mode=device.compute_mode or UNSET,
+        users_unknown="" if usage.known else usage.reason or "it could not be found out",
+        memory=shapes.InstanceMemory(used=memory.used, total=memory.total) if memory else None,
+        compute_mode=device.compute_mode,
     )
 
 
@@ -218,13 +218,13 @@ def _finding(finding: Finding) -> shapes.HealthFinding:
         since=_time(finding.since),
         last_seen=_time(finding.last),
         count=finding.count,
-        xid=finding.code if is_xid else UNSET,
-        link=finding.code if finding.code >= 0 and not is_xid else UNSET,
-        gi=UNSET if place.instance is None else place.instance,
-        ci=UNSET if place.compute is None else place.compute,
-        start=lies.start if lies else UNSET,
-        size=lies.size if lies else UNSET,
-        pid=finding.pid or UNSET,
+        xid=finding.code if is_xid else None,
+        link=finding.code if finding.code >= 0 and not is_xid else None,
+        gi=place.instance,
+        ci=place.compute,
+        start=lies.start if lies else None,
+        size=lies.size if lies else None,
+        pid=finding.pid or None,
         pods=[
             shapes.Pod(namespace=p.namespace, name=p.name, container=p.container)
             for p in finding.pods
