@@ -15,8 +15,7 @@ from typing import Any, cast
 from aiohttp import web
 
 from nodeagent.api.connection_slots import ConnectionSlots, Slot, peer_of
-from nodeagent.api.limits import Limits
-from nodeagent.api.refusals import Reason, Refusals
+from nodeagent.api.limits import Limits, Reason, Refusals
 
 _LARGEST_LINE = 4096  # bytes of a request line or a header
 _LINGER = 1.0  # seconds for a client to read why its connection ends

@@ -16,7 +16,7 @@ from aiohttp import web, web_response
 from aiohttp.typedefs import Handler, Middleware
 
 from nodeagent.api.connection import refused
-from nodeagent.api.refusals import Reason
+from nodeagent.api.limits import Reason
 
 # The Server header would tell the versions of Python and aiohttp, also in answers that aiohttp
 # makes by itself to what is no HTTP; there is no other place to say that it must not.

@@ -13,8 +13,7 @@ from pathlib import Path
 
 from nodeagent.api.answers import Answers
 from nodeagent.api.connection import Listener, Serving
-from nodeagent.api.limits import SOCKET_LIMITS, TCP_LIMITS, Limits
-from nodeagent.api.refusals import Refusals
+from nodeagent.api.limits import SOCKET_LIMITS, TCP_LIMITS, Limits, Refusals
 from nodeagent.api.routes import create_app
 from nodeagent.errors import NodeagentError
 

@@ -21,10 +21,9 @@ from nodeagent.api.answers import Answers
 from nodeagent.api.connection import Connection, Listener, Serving, refused, whole_requests
 from nodeagent.api.connection_slots import peer_of
 from nodeagent.api.guard import errors_as_json, refuse_foreign_hosts, set_headers
-from nodeagent.api.limits import Limits
+from nodeagent.api.limits import Limits, Reason, Refusals
 from nodeagent.api.metrics_routes import metrics_routes
-from nodeagent.api.password_check import PasswordCheck, TooManyAsk
-from nodeagent.api.refusals import Reason, Refusals
+from nodeagent.api.passwords import PasswordCheck, TooManyAsk
 from nodeagent.api.web_config import WebConfig, read_web_config
 from nodeagent.errors import NodeagentError
 

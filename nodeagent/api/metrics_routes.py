@@ -15,8 +15,7 @@ from aiohttp import web
 
 from nodeagent.api.answers import Answers
 from nodeagent.api.connection import refused
-from nodeagent.api.limits import Limits
-from nodeagent.api.refusals import Reason
+from nodeagent.api.limits import Limits, Reason
 from nodeagent.metrics.exposition import CONTENT_TYPE
 
 _PIECE = 64 * 1024  # bytes given to a connection at once

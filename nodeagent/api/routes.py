@@ -10,18 +10,17 @@ from aiohttp import web
 from nodeagent.api.answers import Answers, Json
 from nodeagent.api.connection import refused, whole_requests
 from nodeagent.api.guard import errors_as_json, refuse_foreign_hosts, set_headers
-from nodeagent.api.limits import Limits
+from nodeagent.api.limits import Limits, Reason
 from nodeagent.api.metrics_routes import accepts_gzip, metrics_routes
 from nodeagent.api.mps_routes import mps_routes
 from nodeagent.api.openapi import DESCRIPTION
 from nodeagent.api.page import CONTENT_SECURITY_POLICY, PAGE
-from nodeagent.api.refusals import Reason
 from nodeagent.plan.plan import Verdict
 from nodeagent.reconcile.event_log import Event
 from nodeagent.reconcile.preview import Preview
 from nodeagent.views import shapes
 from nodeagent.views.shapes import as_json
-from nodeagent.views.times import time_json
+from nodeagent.views.text import time_json
 
 LARGEST_BODY = 64 * 1024  # bytes
 _STILL_THERE = 15.0  # seconds between signs of life to those who follow the events

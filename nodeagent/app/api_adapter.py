@@ -51,8 +51,7 @@ class Answering:
 
     def answers(self, events: EventLog, *, not_alive: Callable[[], tuple[str, ...]]) -> Answers:
         """As the API takes them, which is imported here because that takes long."""
-        from nodeagent.api.answers import Answers
-        from nodeagent.api.rendered_status import Rendered, RenderedStatus
+        from nodeagent.api.answers import Answers, Rendered, RenderedStatus
 
         rendered = RenderedStatus(
             self._state,

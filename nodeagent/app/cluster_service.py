@@ -17,8 +17,7 @@ from nodeagent.reconcile.change_hooks import ChangeHooks
 from nodeagent.reconcile.event_log import EventLog, EventType
 from nodeagent.reconcile.plan_update import DeferredPlan, NoPlan, PlanUpdate
 from nodeagent.settings import PlanSettings, Settings
-from nodeagent.views.cluster_state import ClusterState
-from nodeagent.views.node_state import NodeState
+from nodeagent.views.node_state import ClusterState, NodeState
 
 if TYPE_CHECKING:
     from nodeagent.cluster.kubelet.device_users import KubeletUsage

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import structlog
 
 from nodeagent import __version__
-from nodeagent.api.refusals import Refusals
+from nodeagent.api.limits import Refusals
 from nodeagent.app.sampling_service import SamplingPart
 from nodeagent.cluster.kubelet.processes import Owner
 from nodeagent.errors import NodeagentError

@@ -18,10 +18,16 @@ from nodeagent.cluster.client.node_writer import Wanted
 from nodeagent.reconcile.event_log import Event, EventType
 from nodeagent.reconcile.event_reporter import LAST_SAID
 from nodeagent.views.conditions import conditions
-from nodeagent.views.layout_facts import LAYOUT, label_changes, layout, layout_labels
+from nodeagent.views.layout_facts import (
+    LAYOUT,
+    TOPOLOGY,
+    label_changes,
+    layout,
+    layout_labels,
+    topology,
+)
 from nodeagent.views.node_state import NodeState
 from nodeagent.views.status_annotation import STATUS, StatusAnnotation
-from nodeagent.views.topology_facts import TOPOLOGY, topology
 
 _DIGEST = re.compile(r"\bplan sha256:[0-9a-f]+\b")
 _PROCESS = re.compile(r"\b(?P<what>pid|server|process) \d+\b")

@@ -27,8 +27,7 @@ from nodeagent.cluster.plan_sources.node_source import Keys, NodeSource
 from nodeagent.plan.problems import Code, Problem
 from nodeagent.reconcile.event_log import EventLog, EventType
 from nodeagent.reconcile.plan_update import PlanUpdate
-from nodeagent.views.cluster_state import ClusterState
-from nodeagent.views.node_state import NodeState, Phase
+from nodeagent.views.node_state import ClusterState, NodeState, Phase
 
 log = structlog.get_logger(__name__)
 

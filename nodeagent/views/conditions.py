@@ -16,10 +16,9 @@ from nodeagent.plan.observed import Access, Gpu
 from nodeagent.views.devices import gpus_not_read, not_read_words
 from nodeagent.views.headline import headline
 from nodeagent.views.node_state import NodeState, Phase
-from nodeagent.views.plain_text import shortened
 from nodeagent.views.shapes import HeadlineSeverity
 from nodeagent.views.status_annotation import has_looked
-from nodeagent.views.text import gpu_words
+from nodeagent.views.text import gpu_words, shortened
 
 PARTITIONS_READY: Final = "GPUPartitionsReady"
 HEALTHY: Final = "GPUHealthy"

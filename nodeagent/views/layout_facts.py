@@ -1,7 +1,7 @@
-"""How the GPUs are split and what still fits, for schedulers: as an annotation and, for those who
-only know labels, as a few labels.
+"""What schedulers read of a Node: how its GPUs are split and what still fits (the annotation
+nodeagent.io/layout and a few labels), and where they are (nodeagent.io/topology).
 
-A GPU that does not answer offers nothing.
+A GPU that does not answer offers nothing. What is not known is absent.
 """
 
 from __future__ import annotations
@@ -16,19 +16,21 @@ from nodeagent.plan.observed import Access, Gpu, ObservedNode
 from nodeagent.plan.usage import as_used
 from nodeagent.views.devices import places
 from nodeagent.views.mps_state import DaemonState
-from nodeagent.views.plain_text import compact_json, that_fit
-from nodeagent.views.status_report import slots
-from nodeagent.views.text import MODE_WORD
+from nodeagent.views.shapes import as_json
+from nodeagent.views.status_report import nvlink_shape, slots
+from nodeagent.views.text import MODE_WORD, compact_json, shortened, that_fit
 
 Json = dict[str, Any]
 
 LAYOUT: Final = "nodeagent.io/layout"
+TOPOLOGY: Final = "nodeagent.io/topology"
 VERSION: Final = "v1"
 LARGEST: Final = 32 << 10  # bytes
 FREE_SLOTS_LABEL: Final = "nodeagent.io/free-slots"
 CREATABLE_LABEL: Final = "nodeagent.io/creatable."  # then a profile
 
 _AROUND = 128  # bytes kept for what is around the list of GPUs
+_PRODUCT = 100  # characters
 _LONGEST_NAME = 63  # characters of a label's name, behind the prefix
 
 
@@ -132,3 +134,29 @@ def _shares(daemons: Sequence[DaemonState]) -> Json:
             elif "total" in entry:
                 entry["total"] += share.count
     return dict(sorted(found.items()))
+
+
+# --- where the GPUs are ---------------------------------------------------------------------------
+
+
+def topology(observed: ObservedNode) -> str:
+    """Every GPU with UUID, index, address, product, bytes of memory, NUMA node and NVLinks.
+
+    Nothing in it changes while the agent splits GPUs.
+    """
+    gpus, left_out, _ = that_fit(map(_place, observed.gpus), LARGEST - _AROUND)
+    more = {"more": {"gpus": left_out}} if left_out else {}
+    return compact_json({"version": VERSION, "gpus": gpus, **more})
+
+
+def _place(gpu: Gpu) -> Json:
+    known = {
+        "uuid": gpu.uuid,
+        "index": gpu.index,
+        "pciBusId": gpu.pci_bus_id,
+        "product": shortened(gpu.name, most=_PRODUCT),
+        "memory": gpu.memory or None,
+        "numaNode": gpu.numa_node,
+        "nvlink": as_json(links) if (links := nvlink_shape(gpu)) else None,
+    }
+    return {key: value for key, value in known.items() if value not in ("", None)}

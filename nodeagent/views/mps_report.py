@@ -12,7 +12,7 @@ from nodeagent.views import shapes
 from nodeagent.views.devices import Place, device_words, devices_named, places
 from nodeagent.views.mps_state import ClientState, DaemonState
 from nodeagent.views.shapes import Json, as_json
-from nodeagent.views.times import time_json
+from nodeagent.views.text import time_json
 
 
 def daemon_shapes(

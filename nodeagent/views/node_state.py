@@ -15,12 +15,26 @@ from typing import TYPE_CHECKING
 from nodeagent.plan.observed import ObservedNode
 from nodeagent.plan.plan import NodePlan, Verdict
 from nodeagent.plan.problems import Code, Problem
-from nodeagent.views.cluster_state import ClusterState
 from nodeagent.views.mps_problems import not_ready_reasons, on_its_way
 from nodeagent.views.mps_state import DaemonState
 
 if TYPE_CHECKING:  # it takes long to import, and not everybody who has a state has health
     from nodeagent.health.state import HealthState
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterState:
+    """`since` is when `reachable` became what it is, None while it was never otherwise.
+
+    `registered`: the cluster has a Node of this name. `problem` says what is wrong, "" if nothing.
+    """
+
+    server: str
+    reachable: bool
+    since: datetime | None = None
+    registered: bool = False
+    problem: str = ""
+    remedy: str = ""
 
 
 class Phase(StrEnum):

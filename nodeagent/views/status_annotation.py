@@ -18,10 +18,8 @@ from nodeagent.views.devices import places
 from nodeagent.views.headline import headline
 from nodeagent.views.mps_state import DaemonState
 from nodeagent.views.node_state import NodeState, Phase, Refusal
-from nodeagent.views.plain_text import compact_json, json_size, shortened, that_fit
 from nodeagent.views.shapes import as_json
-from nodeagent.views.text import MODE_WORD
-from nodeagent.views.times import time_json
+from nodeagent.views.text import MODE_WORD, compact_json, json_size, shortened, that_fit, time_json
 
 Json = dict[str, Any]
 

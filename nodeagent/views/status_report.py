@@ -15,15 +15,14 @@ from nodeagent.health.table import BY_CAUSE, Check, advice
 from nodeagent.plan.layouts import creatable, free_slots
 from nodeagent.plan.observed import Access, ComputeInstance, Gpu, GpuInstance, Usage, User
 from nodeagent.views import shapes
-from nodeagent.views.cluster_state import ClusterState
 from nodeagent.views.devices import places
 from nodeagent.views.headline import headline
 from nodeagent.views.mps_report import daemon_shapes
 from nodeagent.views.mps_state import DaemonState
-from nodeagent.views.node_state import NodeState, Refusal
+from nodeagent.views.node_state import ClusterState, NodeState, Refusal
 from nodeagent.views.plan_report import mode_shape, problem_shape
 from nodeagent.views.shapes import Json, as_json
-from nodeagent.views.times import time_json
+from nodeagent.views.text import time_json
 
 
 def status_json(state: NodeState, *, gpu: str | None = None) -> Json | None:

@@ -13,12 +13,10 @@ from typing import Any
 import jsonschema
 from aiohttp import ClientSession
 
-from nodeagent.api.answers import Answers
-from nodeagent.api.limits import TCP_LIMITS, Limits
+from nodeagent.api.answers import Answers, Rendered, RenderedStatus
+from nodeagent.api.limits import TCP_LIMITS, Limits, Refusals
 from nodeagent.api.listening import listen, listen_on_socket
 from nodeagent.api.openapi import DESCRIPTION
-from nodeagent.api.refusals import Refusals
-from nodeagent.api.rendered_status import Rendered, RenderedStatus
 from nodeagent.plan.observed import ObservedNode
 from nodeagent.plan.plan import Policy
 from nodeagent.reconcile.event_log import EventLog

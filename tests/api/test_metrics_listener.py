@@ -15,9 +15,8 @@ import bcrypt
 import pytest
 from aiohttp import ClientConnectionError, ClientSession, encode_basic_auth
 
-from nodeagent.api.limits import TCP_LIMITS, Limits
+from nodeagent.api.limits import TCP_LIMITS, Limits, Refusals
 from nodeagent.api.metrics_listener import MetricsListener, Told
-from nodeagent.api.refusals import Refusals
 from tests.api.serving import SCRAPED, answers_of_nothing
 from tests.cluster.client.test_access import certificate
 

@@ -11,7 +11,7 @@ import bcrypt
 import pytest
 
 from nodeagent.api.limits import Limits
-from nodeagent.api.password_check import PasswordCheck, TooManyAsk
+from nodeagent.api.passwords import PasswordCheck, TooManyAsk
 
 LIMITS = Limits(refusal_hold=0.0)
 USERS = {"prometheus": bcrypt.hashpw(b"right:one", bcrypt.gensalt(4))}

@@ -11,7 +11,7 @@ from itertools import count
 
 import pytest
 
-from nodeagent.api.password_schedule import Attempt, PasswordSchedule
+from nodeagent.api.passwords import Attempt, PasswordSchedule
 
 LONG = 300.0  # virtual seconds
 

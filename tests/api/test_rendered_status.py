@@ -6,7 +6,7 @@ import gzip
 import json
 from typing import Any
 
-from nodeagent.api.rendered_status import RenderedStatus
+from nodeagent.api.answers import RenderedStatus
 from tests.api.serving import api
 
 

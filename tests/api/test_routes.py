@@ -23,8 +23,7 @@ from nodeagent.plan.planner import layout_of
 from nodeagent.reconcile.event_log import EventType
 from nodeagent.reconcile.preview import preview
 from nodeagent.simulation import simulated
-from nodeagent.views.cluster_state import ClusterState
-from nodeagent.views.node_state import NodeState
+from nodeagent.views.node_state import ClusterState, NodeState
 from nodeagent.views.status_report import status_json
 from tests.api.serving import Api, api, assert_described
 from tests.rig import open_driver, plan_text

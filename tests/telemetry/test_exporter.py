@@ -16,9 +16,8 @@ from nodeagent.metrics.selection import read_selection
 from nodeagent.plan.observed import ObservedNode
 from nodeagent.telemetry.exporter import Exporter, Layout, families_of
 from nodeagent.telemetry.samples import Process
-from nodeagent.views.cluster_state import ClusterState
 from nodeagent.views.mps_state import DaemonState
-from nodeagent.views.node_state import NodeState
+from nodeagent.views.node_state import ClusterState, NodeState
 from tests.telemetry.nodes import GPU, MIB, divided, user, whole
 
 USED, POWER, ENERGY = 252, 155, 156

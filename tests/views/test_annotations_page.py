@@ -9,9 +9,8 @@ from typing import Any
 
 from nodeagent.reconcile.event_log import EventType
 from nodeagent.views.conditions import HEALTHY, PARTITIONS_READY, conditions
-from nodeagent.views.layout_facts import layout, layout_labels
+from nodeagent.views.layout_facts import layout, layout_labels, topology
 from nodeagent.views.status_annotation import status_content, status_text
-from nodeagent.views.topology_facts import topology
 from tests.views.example_node import AT, BLOCKED, DAEMON, IN_SYNC, OBSERVED, PLAN, REJECTED
 
 PAGE = (Path(__file__).parents[2] / "docs/annotations.md").read_text(encoding="utf-8")

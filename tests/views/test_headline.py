@@ -21,9 +21,8 @@ from nodeagent.health.readings import (
 from nodeagent.health.state import HealthState
 from nodeagent.plan.observed import Access, ObservedNode, Usage
 from nodeagent.plan.problems import Code, Problem
-from nodeagent.views.cluster_state import ClusterState
 from nodeagent.views.headline import headline
-from nodeagent.views.node_state import NodeState, Phase
+from nodeagent.views.node_state import ClusterState, NodeState, Phase
 from nodeagent.views.shapes import Headline, as_json
 from nodeagent.views.shapes import HeadlineSeverity as Severity
 from tests.views.example_node import (

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nodeagent.views.plain_text import compact_json, json_size, one_line, shortened, that_fit
+from nodeagent.views.text import compact_json, json_size, one_line, shortened, that_fit
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import json
 from dataclasses import replace
 
 from nodeagent.plan.observed import Gpu, NvLinks, ObservedNode
-from nodeagent.views.topology_facts import LARGEST, topology
+from nodeagent.views.layout_facts import LARGEST, topology
 from tests.views.example_node import FIRST, OBSERVED
 
 
