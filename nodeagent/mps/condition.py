@@ -1,4 +1,4 @@
-"""Waiting until something is so, looked at whenever something may have changed."""
+"""A condition variable for one event loop."""
 
 from __future__ import annotations
 
@@ -6,15 +6,17 @@ import asyncio
 from collections.abc import Callable
 
 
-class Changes:
-    """Of one thing, in one event loop."""
+class Condition:
+    """Like asyncio.Condition, but without a lock: what notifies is not async, and nothing else
+    runs between a change and its notification.
+    """
 
     def __init__(self) -> None:
         self._waiting: set[asyncio.Future[None]] = set()
 
-    async def until(self, so: Callable[[], bool]) -> None:
-        """Until that is so; at once if it is."""
-        while not so():
+    async def wait_for(self, predicate: Callable[[], bool]) -> None:
+        """Wait until it is true; returns at once if it is."""
+        while not predicate():
             change: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self._waiting.add(change)
             try:
@@ -22,13 +24,13 @@ class Changes:
             finally:
                 self._waiting.discard(change)
 
-    def wake(self) -> None:
-        """Something may have changed."""
+    def notify_all(self) -> None:
+        """Have all waiters evaluate their predicates again."""
         for change in self._waiting:
             if not change.done():
                 change.set_result(None)
 
     def close(self) -> None:
-        """Nothing will change any more; whoever waits is cancelled."""
+        """Cancel all waiters."""
         for change in self._waiting:
             change.cancel()

@@ -25,7 +25,6 @@ from nodeagent.mps.lifecycle.model import (
     DrainRequested,
     Ending,
     Phase,
-    Policy,
     Report,
     RetryRequested,
     Subject,
@@ -33,9 +32,10 @@ from nodeagent.mps.lifecycle.model import (
 from nodeagent.mps.requests import InUse, NotReady, drained, end, restarted, started, stopped
 from nodeagent.mps.shares import DaemonSpec
 from nodeagent.mps.supervisor import Supervisor
-from nodeagent.mps.supervisor_context import Check, Surroundings, Timing
+from nodeagent.mps.supervisor_context import Check, SupervisorContext, Timing
 from nodeagent.plan.observed import MpsDaemon
 from nodeagent.plan.shares import WantedMps
+from nodeagent.settings import MpsSettings
 from nodeagent.views.mps_state import DaemonState
 
 __all__ = ["Fleet", "InUse", "NotReady", "RunningDaemon", "Timing", "survey"]
@@ -69,7 +69,7 @@ class Fleet:
         run_dir: Path,
         programs: Programs,
         launcher: Launcher,
-        policy: Policy,
+        settings: MpsSettings,
         timing: Timing,
         check: Check,
         report: Callable[[str, Report], None],
@@ -77,11 +77,11 @@ class Fleet:
         chance: Callable[[], float],
     ) -> None:
         self._watch = LogWatch()
-        self._around = Surroundings(
+        self._context = SupervisorContext(
             run_dir=run_dir,
             programs=programs,
             launcher=launcher,
-            policy=policy,
+            settings=settings,
             timing=timing,
             check=check,
             report=report,
@@ -98,7 +98,7 @@ class Fleet:
         await self._stack.enter_async_context(self._watch)
         self._stack.push_async_callback(self._look_away)
         try:
-            records = await asyncio.to_thread(lambda: list(read_records(self._around.run_dir)))
+            records = await asyncio.to_thread(lambda: list(read_records(self._context.run_dir)))
             for record in records:
                 await self._take_over(record)
             await self.look()  # whoever asks next should hear who the clients are
@@ -127,9 +127,9 @@ class Fleet:
             record = await self._recovered(read) if isinstance(read, RecordUnusable) else read
             if record is None:
                 return
-            spec, _ = specs_of(self._around.run_dir, record)
+            spec, _ = specs_of(self._context.run_dir, record)
         except NodeagentError as error:
-            self._around.report(read.device, Report(Subject.START_FAILED, str(error)))
+            self._context.report(read.device, Report(Subject.START_FAILED, str(error)))
             return
         supervisor = self._supervisor(record.device, spec, record)
         supervisor.unrecorded = record.unrecorded
@@ -144,11 +144,11 @@ class Fleet:
 
     async def _recovered(self, unusable: RecordUnusable) -> Record | None:
         """What its record would be; None where no daemon runs there."""
-        around = self._around
-        record = await unrecorded(around.run_dir, unusable.device, around.control_client)
+        context = self._context
+        record = await unrecorded(context.run_dir, unusable.device, context.control_client)
         if record is None:
-            left = await asyncio.to_thread(left_by, around.run_dir, unusable.device)
-            await end_orphans(left, grace=around.timing.grace)
+            left = await asyncio.to_thread(left_by, context.run_dir, unusable.device)
+            await end_orphans(left, grace=context.timing.grace)
         try:
             aside = f"the file is now {await asyncio.to_thread(set_aside, unusable.path)}"
         except OSError as error:
@@ -160,13 +160,13 @@ class Fleet:
             else "no daemon runs there"
         )
         words = f"{unusable.message}; {runs}; {aside}"
-        around.report(unusable.device, Report(Subject.RECORD_UNUSABLE, words))
+        context.report(unusable.device, Report(Subject.RECORD_UNUSABLE, words))
         return record
 
     def _supervisor(self, device: str, spec: DaemonSpec, record: Record | None) -> Supervisor:
         supervisor = Supervisor(
             device,
-            self._around,
+            self._context,
             pipe_directory=spec.pipe_directory,
             log_directory=spec.log_directory,
             restarts=record.restarts if record else 0,
@@ -186,9 +186,9 @@ class Fleet:
             supervisor = self._supervisors.get(device) or await self._new(device, wanted)
             before = supervisor.wanted
             supervisor.want(wanted)
-            await started(supervisor, self._around.timing)
+            await started(supervisor, self._context.timing)
             if supervisor.wanted != before:
-                self._around.changed()  # its clients are judged anew, also where its limits stay
+                self._context.changed()  # its clients are judged anew, also where its limits stay
 
     async def stop(self, device: str) -> None:
         """End its daemon and take away all it had. Raises InUse, with all as it was, when it has
@@ -197,7 +197,7 @@ class Fleet:
         async with self._turn(device):
             supervisor = self._supervisors.get(device)
             if supervisor is not None:
-                await stopped(supervisor, self._around)
+                await stopped(supervisor, self._context)
                 await self._forget(supervisor)
 
     async def drain(
@@ -216,7 +216,7 @@ class Fleet:
         who are ended with `force`; NotReady, and UnknownDevice.
         """
         async with self._lock(device):
-            await restarted(self._known(device), self._around.timing, force=force)
+            await restarted(self._known(device), self._context.timing, force=force)
 
     def close_to_clients(self, devices: Mapping[str, str]) -> None:
         """Let nobody new in to these devices, each with why, and to all others again. Daemons and
@@ -241,14 +241,14 @@ class Fleet:
         supervisor.handle(DrainRequested(0.0, force=True))  # also ends a drain that has its turn
         try:
             async with self._turn(supervisor.device):
-                await end(supervisor, self._around)
+                await end(supervisor, self._context)
                 await self._forget(supervisor)
         except NodeagentError as error:
             words = Report(Subject.CANNOT_BE_ENDED, str(error))
-            self._around.report(supervisor.device, words)
+            self._context.report(supervisor.device, words)
 
     async def _new(self, device: str, wanted: WantedMps) -> Supervisor:
-        account, run_dir = wanted.account, self._around.run_dir
+        account, run_dir = wanted.account, self._context.run_dir
         await asyncio.to_thread(make_directories, run_dir, device, uid=account.uid, gid=account.gid)
         spec, _ = specs_of(run_dir, Record(device, wanted))
         return self._supervisor(device, spec, None)
@@ -256,7 +256,7 @@ class Fleet:
     async def _forget(self, supervisor: Supervisor) -> None:
         del self._supervisors[supervisor.device]
         await supervisor.aclose()
-        self._around.changed()
+        self._context.changed()
 
     def _known(self, device: str) -> Supervisor:
         supervisor = self._supervisors.get(device)
@@ -272,7 +272,7 @@ class Fleet:
         """
         lock = self._lock(device)
         try:
-            async with asyncio.timeout(self._around.timing.answer):
+            async with asyncio.timeout(self._context.timing.answer):
                 await lock.acquire()
         except TimeoutError:
             raise NotReady(
@@ -294,7 +294,7 @@ class Fleet:
         looking = [asyncio.create_task(_look(s)) for s in self._supervisors.values()]
         if looking:
             try:
-                await asyncio.wait(looking, timeout=self._around.timing.answer + 1.0)
+                await asyncio.wait(looking, timeout=self._context.timing.answer + 1.0)
             finally:
                 for task in looking:
                     task.cancel()
@@ -303,7 +303,7 @@ class Fleet:
     async def settled(self) -> None:
         """Until none is on its way to Ready, there or not; for as long as for one start."""
         with suppress(TimeoutError):
-            async with asyncio.timeout(self._around.timing.start):
+            async with asyncio.timeout(self._context.timing.start):
                 await asyncio.gather(*map(_settled, self._supervisors.values()))
 
     def statuses(self) -> tuple[DaemonState, ...]:
@@ -329,15 +329,15 @@ class Fleet:
 
 
 async def _look(supervisor: Supervisor) -> None:
-    attendant = supervisor.attendant
-    if attendant is None:
+    monitor = supervisor.monitor
+    if monitor is None:
         return
-    looks = attendant.looks
-    attendant.look_soon()
-    await supervisor.changes.until(
+    looks = monitor.looks
+    monitor.look_soon()
+    await supervisor.condition.wait_for(
         lambda: (
-            supervisor.attendant is not attendant
-            or attendant.looks > looks
+            supervisor.monitor is not monitor
+            or monitor.looks > looks
             or supervisor.state.ending is not Ending.NO
         )
     )
@@ -349,4 +349,4 @@ async def _settled(supervisor: Supervisor) -> None:
         has_just_ended = state.phase is Phase.BACKOFF and not state.failures
         return state.phase in {Phase.STARTING, Phase.LIMITING} or has_just_ended
 
-    await supervisor.changes.until(lambda: not on_its_way())
+    await supervisor.condition.wait_for(lambda: not on_its_way())

@@ -13,8 +13,8 @@ def planners_view(supervisor: Supervisor) -> MpsDaemon | None:
     """As the planner sees it; None when the device is to have none."""
     if supervisor.wanted is None:
         return None
-    state, attendant = supervisor.state, supervisor.attendant
-    seen = attendant.seen if attendant else None
+    state, monitor = supervisor.state, supervisor.monitor
+    seen = monitor.seen if monitor else None
     return MpsDaemon(
         runs=supervisor.wanted,
         state=state.phase,
@@ -27,14 +27,14 @@ def planners_view(supervisor: Supervisor) -> MpsDaemon | None:
 
 def clients_of(supervisor: Supervisor) -> tuple[tuple[int, int], ...]:
     """(server pid, client pid) of those that are known."""
-    seen = supervisor.attendant.seen if supervisor.attendant else None
+    seen = supervisor.monitor.seen if supervisor.monitor else None
     return seen.clients if seen else ()
 
 
 def _usage(supervisor: Supervisor) -> Usage:
     if supervisor.state.phase not in WITH_PROCESS:
         return IDLE
-    seen = supervisor.attendant.seen if supervisor.attendant else None
+    seen = supervisor.monitor.seen if supervisor.monitor else None
     if seen is not None:
         return usage_of(seen)
     if supervisor.state.was_ready:
@@ -45,16 +45,16 @@ def _usage(supervisor: Supervisor) -> Usage:
 def _trouble(supervisor: Supervisor) -> str:
     if supervisor.closed:
         return f"takes no new clients: {supervisor.closed}"
-    listener = supervisor.listener
-    return supervisor.state.kept_out or (listener.trouble if listener else "")
+    monitor = supervisor.monitor
+    return supervisor.state.kept_out or (monitor.log.trouble if monitor else "")
 
 
 def daemon_state(supervisor: Supervisor) -> DaemonState:
     """As people see it."""
-    state, listener = supervisor.state, supervisor.listener
+    state, monitor = supervisor.state, supervisor.monitor
     server = state.server
     useless = state.phase in {Phase.FAILED, Phase.BACKOFF}
-    waiting = listener.waiting if listener else ()
+    waiting = monitor.log.waiting if monitor else ()
     return DaemonState(
         device=supervisor.device,
         phase=state.phase,

@@ -64,7 +64,7 @@ class _Suspect:
     who: Waiting
 
 
-class ForeignUsers:
+class BlockedClients:
     """Those of one daemon, which serves `uid`."""
 
     def __init__(self, uid: int) -> None:
@@ -146,7 +146,7 @@ _MOST_TOLD = 16  # different ends within _SAME
 _MOST_READY = 1024  # servers that are remembered
 
 
-class Listener:
+class LogEvents:
     """Of process number `run`, which runs as `pid`. `adopted`: it has run before this agent did."""
 
     def __init__(
@@ -157,17 +157,18 @@ class Listener:
         *,
         watch: LogWatch,
         log_size: int,
-        tell: Callable[[Event], None],
+        handle: Callable[[Event], None],
         state: Callable[[], State],
+        stirred: Callable[[], None],
         adopted: bool,
     ) -> None:
-        self.stirred: Callable[[], None] = lambda: None
         self.trouble = ""  # how its last server ended, while that is all that there is to say
         self._run = run
         self._log_size = log_size
-        self._tell = tell
+        self._handle = handle
+        self._stirred = stirred
         self._state = state
-        self._foreign = None if spec.multi_user else ForeignUsers(spec.uid)
+        self._blocked = None if spec.multi_user else BlockedClients(spec.uid)
         self._loop = asyncio.get_running_loop()
         self._log: DaemonLog | None = None
         self._reading: asyncio.TimerHandle | None = None
@@ -194,7 +195,7 @@ class Listener:
     @property
     def waiting(self) -> tuple[Waiting, ...]:
         """Foreign users who wait."""
-        return self._foreign.waiting if self._foreign else ()
+        return self._blocked.waiting if self._blocked else ()
 
     @property
     def has_waiting(self) -> bool:
@@ -203,7 +204,7 @@ class Listener:
     @property
     def unsure_for(self) -> float | None:
         """Seconds after which it is known whether somebody waits; None: nobody might."""
-        return SURE_AFTER + 0.05 if self._foreign and self._foreign.is_unsure else None
+        return SURE_AFTER + 0.05 if self._blocked and self._blocked.is_unsure else None
 
     def last_lines(self, *, until: str = "") -> tuple[str, ...]:
         """Those of the log that tell something, up to the last that has `until`."""
@@ -224,7 +225,7 @@ class Listener:
         with suppress(OSError):
             if self._log.behind > _MOST_BEHIND:
                 self._log.skip()
-                self.stirred()
+                self._stirred()
             self._hear(facts(self._log.new_lines()))
             if self._log.has_more:
                 self._grown()
@@ -235,14 +236,14 @@ class Listener:
         for fact in islice(heard, _MOST_FACTS):
             matters = self._heard(fact) or matters
         if matters:
-            self.stirred()
+            self._stirred()
 
     def _hear_earlier(self, log: DaemonLog) -> None:
         """Who may wait since before this agent: the rest is past, or will be answered."""
         now = self._loop.time()
         for fact in facts(log.new_lines()):
-            if isinstance(fact, ClientCame) and fact.pending and self._foreign is not None:
-                self._foreign.came(fact, now)
+            if isinstance(fact, ClientCame) and fact.pending and self._blocked is not None:
+                self._blocked.came(fact, now)
             elif isinstance(fact, ServerReady):
                 self._is_ready(fact.pid)
 
@@ -250,8 +251,8 @@ class Listener:
         """Whether the daemon is to be asked about it."""
         match fact:
             case ClientCame():
-                if self._foreign is not None:
-                    self._foreign.came(fact, self._loop.time())
+                if self._blocked is not None:
+                    self._blocked.came(fact, self._loop.time())
             case ServerReady():
                 self._is_ready(fact.pid)
             case ServerExited():
@@ -285,7 +286,7 @@ class Listener:
         self._clients.pop(fact.pid, None)
         # The daemon may have started the next one by now.
         lines = self.last_lines(until=f"Server {fact.pid} exited") if words else ()
-        self._tell(ServerGone(self._run, fact.pid, words, lines))
+        self._handle(ServerGone(self._run, fact.pid, words, lines))
 
     def _bad_end(self, fact: ServerExited) -> str:
         """In words; "" for one that is nothing to talk about."""
@@ -316,12 +317,12 @@ class Listener:
         servers = [self._server(server, state) for server in seen.servers]
         for server in servers[:1]:  # a daemon has one at a time
             yield ServerSeen(self._run, server)
-        if self._foreign is None:
+        if self._blocked is None:
             return
         served = {client for _, client in seen.clients}
         uid = servers[0].uid if servers else None
         now = self._loop.time()
-        for who in self._foreign.judge(served, uid, has_server=bool(servers), now=now):
+        for who in self._blocked.judge(served, uid, has_server=bool(servers), now=now):
             yield ForeignUserWaiting(self._run, who.pid, who.uid, who.command)
 
     def _remember_clients(self, seen: Seen) -> None:

@@ -12,7 +12,6 @@ import math
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
 
 from nodeagent.errors import NodeagentError
 from nodeagent.mps.control.client import (
@@ -24,7 +23,8 @@ from nodeagent.mps.control.client import (
 )
 from nodeagent.mps.control.commands import UnexpectedReply, terminate_client
 from nodeagent.mps.control.query import Seen, ask_everything, differences, set_limits
-from nodeagent.mps.files.sockets import BackDoor, DaemonSockets
+from nodeagent.mps.files.sockets import DaemonSockets, SocketGate
+from nodeagent.mps.launch.starter import internal_fault
 from nodeagent.mps.lifecycle.model import (
     Answered,
     ClientsGone,
@@ -40,10 +40,10 @@ from nodeagent.mps.lifecycle.model import (
     Silent,
     State,
 )
-from nodeagent.mps.log_events import Listener
-from nodeagent.mps.processes import SERVER, processes_of
+from nodeagent.mps.log_events import LogEvents
+from nodeagent.mps.processes import SERVER, Identity, processes_of
 from nodeagent.mps.shares import DaemonSpec
-from nodeagent.mps.supervisor_context import Check, Timing
+from nodeagent.mps.supervisor_context import SupervisorContext
 
 CALM = 0.2  # seconds between two looks, however much stirs
 _FIRST_PAUSE = 0.005  # seconds between looks for the socket of a daemon that starts
@@ -53,44 +53,39 @@ _KEPT_OUT = 1.0  # seconds before one that could not be asked is tried again, if
 _PROOFS = 2  # looks without any client, before it is believed that there are none
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
-    """Where it is to be asked, and how often."""
-
-    control: ControlClient
-    door: BackDoor
-    sockets: DaemonSockets
-    timing: Timing
-    check: Check
-
-
-class Attendant:
-    """Of process number `run`. `tell` takes events; `state` gives the state that follows. `looked`
-    is called after each look, with whether the answer was another than before; `shut` keeps new
-    clients out where they are to be kept out.
+class DaemonMonitor:
+    """Watches the process number `run`. `handle` takes events, after which `state` gives the state
+    that follows from them. `looked` is called after each look, with whether the answer was another
+    than before; `keep_gate` keeps new clients out where they are to be kept out.
     """
 
     def __init__(
         self,
         run: int,
-        place: Place,
-        listener: Listener,
+        process: Identity,
+        control: ControlClient,
+        gate: SocketGate,
+        context: SupervisorContext,
         *,
-        tell: Callable[[Event], None],
+        handle: Callable[[Event], None],
         state: Callable[[], State],
         looked: Callable[[bool], None],
-        shut: Callable[[], None],
+        keep_gate: Callable[[], None],
+        adopted: bool,
     ) -> None:
         self.run = run
-        self.seen: Seen | None = None  # what was learned last
+        self.seen: Seen | None = None  # the last answers
         self.looks = 0  # that have ended, well or not
         self.seen_hidden = False  # whether new clients were kept out when it was asked
-        self._place = place
-        self._listener = listener
-        self._tell = tell
+        self._control = control
+        self._gate = gate
+        self._sockets = DaemonSockets(gate, process)
+        self._timing = context.timing
+        self._check = context.check
+        self._handle = handle
         self._state = state
         self._looked = looked
-        self._shut = shut
+        self._keep_gate = keep_gate
         self._loop = asyncio.get_running_loop()
         self._jobs: deque[SetLimits | ReadBack | Quit] = deque()
         self._wake = asyncio.Event()
@@ -99,8 +94,18 @@ class Attendant:
         self._pause = _FIRST_PAUSE
         self._proofs = 0
         self._tells_status = True
-        listener.stirred = self.look_soon
-        self._task = asyncio.create_task(self._work(), name=f"attend mps run {run}")
+        self.log = LogEvents(
+            run,
+            state().spec,
+            process.pid,
+            watch=context.watch,
+            log_size=context.timing.log_size,
+            handle=handle,
+            state=state,
+            stirred=self.look_soon,
+            adopted=adopted,
+        )
+        self._task = asyncio.create_task(self._work(), name=f"monitor mps run {run}")
 
     def do(self, action: SetLimits | ReadBack | Quit) -> None:
         """In its turn."""
@@ -116,7 +121,7 @@ class Attendant:
 
     async def aclose(self) -> None:
         """No more talk, and no more listening."""
-        self._listener.close()
+        self.log.close()
         self._task.cancel()
         await asyncio.wait([self._task])
 
@@ -129,8 +134,7 @@ class Attendant:
             try:
                 await self._do(job)
             except Exception as error:  # noqa: BLE001  # a fault of ours must not end the attending
-                fault = f"a fault in the agent itself: {type(error).__name__}: {error}"
-                self._tell(KeptOut(self.run, fault))
+                self._handle(KeptOut(self.run, internal_fault(error)))
                 self._next_look = self._loop.time() + _KEPT_OUT
 
     async def _do(self, job: SetLimits | ReadBack | Quit | None) -> None:
@@ -148,10 +152,10 @@ class Attendant:
         """Whether another process is in the daemon's place, which is then neither asked nor
         believed.
         """
-        impostor = await asyncio.to_thread(self._place.sockets.impostor)
+        impostor = await asyncio.to_thread(self._sockets.impostor)
         if impostor:
             self._next_look = self._loop.time() + _KEPT_OUT
-            self._tell(Replaced(self.run, impostor))
+            self._handle(Replaced(self.run, impostor))
         return bool(impostor)
 
     async def _due(self) -> None:
@@ -166,11 +170,11 @@ class Attendant:
 
     async def _set_limits(self, action: SetLimits) -> None:
         with suppress(ControlError):  # the read-back that comes next tells what is so
-            await set_limits(self._place.control, action.spec)
+            await set_limits(self._control, action.spec)
 
     async def _quit(self, action: Quit) -> None:
         """Those who are still there, by force, are taken off the device first."""
-        control, seen = self._place.control, self.seen
+        control, seen = self._control, self.seen
         empty = self._proofs >= _PROOFS
         half = action.seconds / 2
         if not empty and seen is not None:
@@ -191,10 +195,10 @@ class Attendant:
         if state.ending is not Ending.NO:
             self._next_look = math.inf  # its end is all that is waited for
             return
-        if not state.answered and not self._place.door.listens:
+        if not state.answered and not self._gate.listens:
             self._not_yet()
             return
-        self._shut()  # a socket may have come since it was to be out of the way
+        self._keep_gate()  # a socket may have come since it was to be out of the way
         self._next_look = math.inf
         before = self.seen
         try:
@@ -208,8 +212,8 @@ class Attendant:
             await self._silent("")
         except (ControlError, UnexpectedReply) as error:
             remedy = f": {error.remedy}" if isinstance(error, DaemonBusy) else ""
-            self._tell(KeptOut(self.run, f"{error.message}{remedy}"))
-            patience = self._place.timing.until_next_look(served=True)
+            self._handle(KeptOut(self.run, f"{error.message}{remedy}"))
+            patience = self._timing.until_next_look(served=True)
             self._next_look = self._loop.time() + (patience if state.was_ready else _KEPT_OUT)
         finally:
             self._last_look = self._loop.time()
@@ -221,43 +225,43 @@ class Attendant:
         self._pause = min(self._pause * 1.5, _LONGEST_PAUSE)
 
     async def _ask(self, state: State) -> None:
-        reading, spec, hidden = state.reading, state.spec, self._place.door.hidden
+        reading, spec, hidden = state.reading, state.spec, self._gate.hidden
         known = [server.pid for server in self.seen.servers] if self.seen else []
-        seen = await ask_everything(self._place.control, known, status=self._tells_status)
+        seen = await ask_everything(self._control, known, status=self._tells_status)
         wrong = (*differences(seen, spec), *await self._checked(spec))
         await self._seal()
         if await self._is_replaced():
             return  # these answers may have come from the impostor
         self._tells_status = seen.tells_status
         self.seen, self.seen_hidden = seen, hidden
-        self._tell(Answered(self.run))
-        for event in self._listener.judge(seen, self._state()):
-            self._tell(event)
-        self._tell(LimitsReadBack(self.run, reading, wrong))
+        self._handle(Answered(self.run))
+        for event in self.log.judge(seen, self._state()):
+            self._handle(event)
+        self._handle(LimitsReadBack(self.run, reading, wrong))
         self._judge_drain(seen, hidden=hidden)
         self._plan_next(seen)
 
     async def _seal(self) -> None:
         try:
-            await asyncio.to_thread(self._place.sockets.seal)
+            await asyncio.to_thread(self._sockets.seal)
         except FileNotFoundError:
             pass  # the directory is gone, which the next look will report
         except OSError as error:
             words = f"its pipe directory cannot be made root's: {error.strerror or error}"
-            self._tell(KeptOut(self.run, words))
+            self._handle(KeptOut(self.run, words))
 
     async def _checked(self, spec: DaemonSpec) -> tuple[str, ...]:
         try:
-            return await self._place.check(spec)
+            return await self._check(spec)
         except NodeagentError as error:
             return (f"whether the device is as it has to be is not known ({error.message})",)
 
     def _plan_next(self, seen: Seen) -> None:
         draining = self._state().phase is Phase.DRAINING
-        served = bool(seen.servers) or draining or self._listener.has_waiting
-        wait = self._place.timing.until_next_look(served=served)
-        if self._listener.unsure_for is not None:
-            wait = min(wait, self._listener.unsure_for)
+        served = bool(seen.servers) or draining or self.log.has_waiting
+        wait = self._timing.until_next_look(served=served)
+        if self.log.unsure_for is not None:
+            wait = min(wait, self.log.unsure_for)
         if 0 < self._proofs < _PROOFS:
             wait = min(wait, CALM)
         self._next_look = min(self._next_look, self._loop.time() + wait)
@@ -266,9 +270,9 @@ class Attendant:
         self._next_look = self._loop.time() + _AGAIN
         if self._drains and not await self._has_servers():
             self._proofs = _PROOFS
-            self._tell(ClientsGone(self.run))  # without a server nobody can be its client
+            self._handle(ClientsGone(self.run))  # without a server nobody can be its client
         else:
-            self._tell(Silent(self.run, reason))
+            self._handle(Silent(self.run, reason))
 
     async def _has_servers(self) -> bool:
         """Any user can name a process as a server, and must not hold up the daemon's end. Servers
@@ -293,4 +297,4 @@ class Attendant:
             return
         self._proofs += 1
         if self._proofs >= _PROOFS:
-            self._tell(ClientsGone(self.run))
+            self._handle(ClientsGone(self.run))

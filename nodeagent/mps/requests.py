@@ -14,7 +14,7 @@ from nodeagent.mps.lifecycle.model import (
     RetryRequested,
 )
 from nodeagent.mps.supervisor import Supervisor
-from nodeagent.mps.supervisor_context import Surroundings, Timing
+from nodeagent.mps.supervisor_context import SupervisorContext, Timing
 from nodeagent.processes import name_of
 
 _NO_PROCESS = frozenset({Phase.DOWN, Phase.BACKOFF, Phase.FAILED})
@@ -36,7 +36,7 @@ async def started(supervisor: Supervisor, timing: Timing) -> None:
     if state.phase not in {Phase.BACKOFF, Phase.FAILED}:
         try:
             async with asyncio.timeout(timing.start):
-                await supervisor.changes.until(
+                await supervisor.condition.wait_for(
                     lambda: _is_ready(supervisor) or _has_failed(supervisor)
                 )
         except TimeoutError:
@@ -62,25 +62,25 @@ def _has_failed(supervisor: Supervisor) -> bool:
     return supervisor.state.phase in {Phase.BACKOFF, Phase.FAILED}
 
 
-async def stopped(supervisor: Supervisor, around: Surroundings) -> None:
+async def stopped(supervisor: Supervisor, context: SupervisorContext) -> None:
     """Until it is gone with all it had; raises InUse, with all as it was."""
     wanted = supervisor.wanted
     supervisor.want(None)
     try:
-        await _proven_unused(supervisor, around.timing)
+        await _proven_unused(supervisor, context.timing)
     except BaseException:
         supervisor.want(wanted)
         raise
-    await _gone(supervisor, around)
-    await _cleared(supervisor, around)
+    await _gone(supervisor, context)
+    await _cleared(supervisor, context)
 
 
-async def end(supervisor: Supervisor, around: Surroundings) -> None:
+async def end(supervisor: Supervisor, context: SupervisorContext) -> None:
     """The same, whoever uses it; for a device that is no more."""
     supervisor.want(None)
     supervisor.handle(DrainRequested(0.0, force=True))
-    await _gone(supervisor, around)
-    await _cleared(supervisor, around)
+    await _gone(supervisor, context)
+    await _cleared(supervisor, context)
 
 
 async def drained(supervisor: Supervisor, *, seconds: float | None, force: bool) -> tuple[int, ...]:
@@ -88,19 +88,21 @@ async def drained(supervisor: Supervisor, *, seconds: float | None, force: bool)
     Down and nobody can tell who is left.
     """
     supervisor.handle(DrainRequested(seconds, force=force))
-    if supervisor.attendant is not None:
-        supervisor.attendant.look_soon()  # nobody waits for the next look when it has no client
+    if supervisor.monitor is not None:
+        supervisor.monitor.look_soon()  # nobody waits for the next look when it has no client
     patience = None if seconds is None or force else seconds + _SLACK
     try:
         async with asyncio.timeout(patience):
-            await supervisor.changes.until(lambda: supervisor.state.phase is not Phase.DRAINING)
+            await supervisor.condition.wait_for(
+                lambda: supervisor.state.phase is not Phase.DRAINING
+            )
     except TimeoutError:
         pass  # a plan wants it drained as well, and goes on waiting
     except asyncio.CancelledError:
         supervisor.handle(DrainGivenUp())
         raise
     if supervisor.state.phase in _NO_PROCESS:
-        await supervisor.changes.until(lambda: supervisor.ground.is_idle)
+        await supervisor.condition.wait_for(lambda: supervisor.is_idle)
         return ()
     left = _pids(supervisor)
     if not left:  # nobody may take that for drained
@@ -115,7 +117,7 @@ async def restarted(supervisor: Supervisor, timing: Timing, *, force: bool) -> N
         supervisor.handle(RetryRequested())
     elif force:
         supervisor.handle(DrainRequested(0.0, force=True, then_start=True))
-        await supervisor.changes.until(
+        await supervisor.condition.wait_for(
             lambda: supervisor.state.run != run or _has_failed(supervisor)
         )
     else:
@@ -125,7 +127,7 @@ async def restarted(supervisor: Supervisor, timing: Timing, *, force: bool) -> N
         except BaseException:
             supervisor.handle(DrainGivenUp())
             raise
-        await supervisor.changes.until(
+        await supervisor.condition.wait_for(
             lambda: supervisor.state.run != run or _has_failed(supervisor)
         )
     await started(supervisor, timing)
@@ -136,10 +138,10 @@ async def restarted(supervisor: Supervisor, timing: Timing, *, force: bool) -> N
 
 async def _proven_unused(supervisor: Supervisor, timing: Timing) -> None:
     """Until its end has begun, because it has no client; raises InUse."""
-    run, attendant = supervisor.state.run, supervisor.attendant
-    looks = attendant.looks if attendant else 0
-    if attendant:
-        attendant.look_soon()
+    run, monitor = supervisor.state.run, supervisor.monitor
+    looks = monitor.looks if monitor else 0
+    if monitor:
+        monitor.look_soon()
 
     def begun() -> bool:
         state = supervisor.state
@@ -150,14 +152,14 @@ async def _proven_unused(supervisor: Supervisor, timing: Timing) -> None:
         )
 
     def used() -> bool:
-        now = supervisor.attendant
+        now = supervisor.monitor
         if now is None or now.seen is None or not now.seen_hidden or not now.seen.clients:
             return False
-        return now is not attendant or now.looks > looks
+        return now is not monitor or now.looks > looks
 
     try:
         async with asyncio.timeout(2 * timing.answer):
-            await supervisor.changes.until(lambda: begun() or used())
+            await supervisor.condition.wait_for(lambda: begun() or used())
     except TimeoutError:
         if begun():
             return
@@ -178,16 +180,16 @@ def _not_known(supervisor: Supervisor) -> InUse:
     )
 
 
-async def _gone(supervisor: Supervisor, around: Surroundings) -> None:
-    policy = around.policy
-    patience = policy.quit_deadline + _KILLS * policy.kill_deadline + around.timing.answer
+async def _gone(supervisor: Supervisor, context: SupervisorContext) -> None:
+    settings = context.settings
+    patience = settings.quit_deadline + _KILLS * settings.kill_deadline + context.timing.answer
 
     def is_gone() -> bool:
-        return supervisor.state.phase in _NO_PROCESS and supervisor.ground.is_idle
+        return supervisor.state.phase in _NO_PROCESS and supervisor.is_idle
 
     try:
         async with asyncio.timeout(patience):
-            await supervisor.changes.until(is_gone)
+            await supervisor.condition.wait_for(is_gone)
     except TimeoutError:
         raise NodeagentError(
             f"the MPS daemon of {supervisor.device} (pid {supervisor.state.pid}) does not end: "
@@ -196,18 +198,18 @@ async def _gone(supervisor: Supervisor, around: Surroundings) -> None:
         ) from None
 
 
-async def _cleared(supervisor: Supervisor, around: Surroundings) -> None:
+async def _cleared(supervisor: Supervisor, context: SupervisorContext) -> None:
     """Nothing is left of it; raises NodeagentError for what could not be taken away."""
     spec = supervisor.spec_of(supervisor.wanted) if supervisor.wanted else None
     if spec is not None:
-        await supervisor.ground.sweep(spec)
-    if supervisor.ground.left_over:
-        raise NodeagentError(supervisor.ground.left_over)
-    await asyncio.to_thread(remove_directories, around.run_dir, supervisor.device)
+        await supervisor.starter.sweep(spec)
+    if supervisor.starter.left_over:
+        raise NodeagentError(supervisor.starter.left_over)
+    await asyncio.to_thread(remove_directories, context.run_dir, supervisor.device)
 
 
 def _pids(supervisor: Supervisor) -> tuple[int, ...]:
-    seen = supervisor.attendant.seen if supervisor.attendant else None
+    seen = supervisor.monitor.seen if supervisor.monitor else None
     return tuple(pid for _, pid in seen.clients) if seen else ()
 
 

@@ -19,7 +19,7 @@ from nodeagent.mps.launch.command import AnyUserLauncher, Launcher, shm_director
 from nodeagent.mps.launch.probing import Probe, probe
 from nodeagent.mps.launch.process import Programs
 from nodeagent.mps.launch.service import ServiceLauncher
-from nodeagent.mps.lifecycle.model import Policy, Report
+from nodeagent.mps.lifecycle.model import Report
 from nodeagent.mps.supervisor_context import Check
 from nodeagent.plan.desired import PlanDocument
 from nodeagent.plan.shares import Host
@@ -112,7 +112,7 @@ def make_fleet(
         run_dir=places.run_dir,
         programs=places.programs,
         launcher=_launcher(settings, places),
-        policy=policy_of(settings),
+        settings=settings,
         timing=timing_of(settings),
         check=check,
         report=report,
@@ -143,23 +143,6 @@ def host_for(settings: MpsSettings) -> Callable[[PlanDocument], Host]:
         return Host(settings.user, accounts_for(document, settings.user))
 
     return look_up
-
-
-def policy_of(settings: MpsSettings) -> Policy:
-    """How patient one is with a daemon."""
-    return Policy(
-        start_deadline=settings.start_deadline,
-        limit_deadline=settings.limit_deadline,
-        initialize_deadline=settings.initialize_deadline,
-        quit_deadline=settings.quit_deadline,
-        kill_deadline=settings.kill_deadline,
-        steady=settings.steady,
-        first_delay=settings.first_delay,
-        longest_delay=settings.longest_delay,
-        most_failures=settings.most_failures,
-        most_silences=settings.most_silences,
-        most_attempts=settings.most_attempts,
-    )
 
 
 def timing_of(settings: MpsSettings) -> Timing:

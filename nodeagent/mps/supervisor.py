@@ -8,14 +8,15 @@ and the record for the next agent. Everything happens in one event loop.
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from datetime import UTC, datetime
 from typing import assert_never
 
-from nodeagent.mps.condition import Changes
+from nodeagent.mps.condition import Condition
 from nodeagent.mps.files.records import Record, RecordKeeper, write_record
-from nodeagent.mps.files.sockets import BackDoor, DaemonSockets
-from nodeagent.mps.launch.process import DaemonProcess
-from nodeagent.mps.launch.starter import Ground
+from nodeagent.mps.files.sockets import SocketGate
+from nodeagent.mps.launch.process import DaemonProcess, StartError
+from nodeagent.mps.launch.starter import DaemonStarter
 from nodeagent.mps.lifecycle.machine import step
 from nodeagent.mps.lifecycle.model import (
     Action,
@@ -38,12 +39,13 @@ from nodeagent.mps.lifecycle.model import (
     Subject,
     SweepOrphans,
 )
-from nodeagent.mps.log_events import Listener
-from nodeagent.mps.monitor import Attendant, Place
+from nodeagent.mps.monitor import DaemonMonitor
 from nodeagent.mps.processes import age_of
 from nodeagent.mps.shares import DaemonSpec, spec_for
-from nodeagent.mps.supervisor_context import Surroundings
+from nodeagent.mps.supervisor_context import SupervisorContext
 from nodeagent.plan.shares import WantedMps
+
+_PATIENCE = 3.0  # seconds for a start that is under way when the agent ends
 
 
 class Supervisor:
@@ -52,7 +54,7 @@ class Supervisor:
     def __init__(
         self,
         device: str,
-        around: Surroundings,
+        context: SupervisorContext,
         *,
         pipe_directory: str,
         log_directory: str,
@@ -66,35 +68,32 @@ class Supervisor:
         self.was_ready = was_ready  # as it is wanted now, in this process or an earlier one
         self.unrecorded = False  # adopted without a record: what it should be is not known
         self.closed = ""  # why no new client is let in although it is wanted; "" when they are
-        self.attendant: Attendant | None = None
+        self.monitor: DaemonMonitor | None = None
         self.last_lines: tuple[str, ...] = ()  # of the process that ended last
         self.pipe_directory, self.log_directory = pipe_directory, log_directory
-        self.changes = Changes()
-        self._around = around
+        self.condition = Condition()
+        self._context = context
         self._loop = asyncio.get_running_loop()
-        self._door = BackDoor(pipe_directory)
-        self._door_fault = ""  # why sockets could not be moved, as it was told
-        self.control = around.control_client(self._door.directory, log_directory)
+        self._gate = SocketGate(pipe_directory)
+        self._gate_fault = ""  # why sockets could not be moved, as it was told
+        self.control = context.control_client(self._gate.directory, log_directory)
         self._by_spec: dict[DaemonSpec, WantedMps] = {}
         self._process: DaemonProcess | None = None
-        self.listener: Listener | None = None  # who hears the process there is
         self._to_kill = 0  # the run that is to be killed as soon as it has a process
         self._timer: asyncio.TimerHandle | None = None
         self._waiter: asyncio.Task[None] | None = None
-        self.ground = Ground(
+        self.starter = DaemonStarter(
             device,
-            self._door,
-            run_dir=around.run_dir,
-            launcher=around.launcher,
-            grace=around.timing.grace,
-            may_start=lambda spawn: self.state.run == spawn.run and self._process is None,
-            about_to_start=self._note_start,
-            started=self._started,
-            failed=lambda run, why: self.handle(StartFailed(run, why)),
-            idle=self.changes.wake,
+            self._gate,
+            run_dir=context.run_dir,
+            launcher=context.launcher,
+            grace=context.timing.grace,
         )
+        self._starting: deque[SweepOrphans | Spawn] = deque()
+        self._starts: asyncio.Task[None] | None = None
+        self._closed = False
         self._keeper = RecordKeeper(
-            around.run_dir, lambda words: self._report(Report(Subject.START_FAILED, words))
+            context.run_dir, lambda words: self._report(Report(Subject.START_FAILED, words))
         )
 
     # --- what is wanted -------------------------------------------------------------------------
@@ -126,7 +125,7 @@ class Supervisor:
         spec = self.spec_of(wanted)
         self._by_spec[spec] = wanted
         self.state = State(wanted=spec, restarts=self.state.restarts, why="drained on request")
-        self._note()
+        self._write_record()
 
     def adopt(self, process: DaemonProcess, runs: WantedMps, wanted: WantedMps) -> None:
         """Take over what an earlier agent started as `runs`."""
@@ -135,7 +134,7 @@ class Supervisor:
         self._by_spec[spec] = runs
         self._process = process
         self.handle(Adopted(spec, process.pid))
-        self._attend(self.state.run, process, adopted=True)
+        self._monitor_process(self.state.run, process, adopted=True)
         if wanted != runs:
             self.want(wanted)
 
@@ -144,42 +143,42 @@ class Supervisor:
     def handle(self, event: Event) -> None:
         """Something has happened; does or begins what follows."""
         before = self.state
-        around = self._around
-        chance, now = around.chance(), self._loop.time()
-        self.state, actions = step(before, event, now, policy=around.policy, chance=chance)
+        context = self._context
+        chance, now = context.chance(), self._loop.time()
+        self.state, actions = step(before, event, now, settings=context.settings, chance=chance)
         if self.state.phase is not before.phase:
             self.since = datetime.now(UTC)
         if self.state.phase is Phase.READY:
             self.was_ready = True
         for action in actions:
             self._do(action)
-        self.keep_door()
-        self._note()
+        self.keep_gate()
+        self._write_record()
         if self.state != before:
             self._stir()
 
     async def aclose(self) -> None:
         """Look away. The daemon and its clients live on."""
-        await self.ground.aclose()
+        await self._end_starts()
         if self._timer is not None:
             self._timer.cancel()
         if self._waiter is not None:
             self._waiter.cancel()
             await asyncio.gather(self._waiter, return_exceptions=True)
-        await self._stop_attending()
+        await self._stop_monitor()
         if self._process is not None:
             self._process.close()
         await self.control.aclose()
-        self.changes.close()
+        self.condition.close()
 
     def _stir(self) -> None:
-        self.changes.wake()
-        self._around.changed()
+        self.condition.notify_all()
+        self._context.changed()
 
     def _looked(self, changed: bool) -> None:
         if changed:
-            self._around.changed()
-        self.changes.wake()
+            self._context.changed()
+        self.condition.notify_all()
 
     # --- actions --------------------------------------------------------------------------------
 
@@ -194,15 +193,15 @@ class Supervisor:
             case Kill():
                 self._to_kill = action.run
             case SweepOrphans() | Spawn():
-                self.ground.do(action)
+                self._start_in_turn(action)
             case SetLimits() | ReadBack() | Quit():
-                if self.attendant is not None and self.attendant.run == action.run:
-                    self.attendant.do(action)
+                if self.monitor is not None and self.monitor.run == action.run:
+                    self.monitor.do(action)
             case _ as never:
                 assert_never(never)
 
     def _report(self, report: Report) -> None:
-        self._around.report(self.device, report)
+        self._context.report(self.device, report)
 
     def _schedule(self, seconds: float) -> None:
         if self._timer is not None:
@@ -215,78 +214,106 @@ class Supervisor:
         """
         if why != self.closed:
             self.closed = why
-            self.keep_door()
+            self.keep_gate()
             self._stir()
 
-    def keep_door(self) -> None:
+    def keep_gate(self) -> None:
         """New clients find the daemon, unless it drains or is closed to them. Where its sockets are
         is what counts, so this also mends what an earlier agent left.
         """
         if self._process is None:
             return
         try:
-            self._door.keep(hidden=self.state.phase is Phase.DRAINING or bool(self.closed))
+            self._gate.keep(hidden=self.state.phase is Phase.DRAINING or bool(self.closed))
         except OSError as error:
             words = f"its sockets cannot be moved: {error.strerror or error}"
-            if words != self._door_fault:
+            if words != self._gate_fault:
                 self._report(Report(Subject.STILL_IN_USE, words))
-            self._door_fault = words
-        self.control.turn_to(self._door.directory)
+            self._gate_fault = words
+        self.control.turn_to(self._gate.directory)
+
+    # --- starting -------------------------------------------------------------------------------
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no process is being started and no orphan being ended."""
+        return self._starts is None
+
+    def _start_in_turn(self, action: SweepOrphans | Spawn) -> None:
+        if self._closed:
+            return
+        self._starting.append(action)
+        if self._starts is None:
+            self._starts = asyncio.create_task(self._work_on_starts(), name="mps processes")
+
+    async def _work_on_starts(self) -> None:
+        try:
+            while self._starting:
+                action = self._starting.popleft()
+                if isinstance(action, SweepOrphans):
+                    await self.starter.sweep(action.spec)
+                elif self.state.run == action.run and self._process is None:
+                    await self._start(action)
+        finally:
+            self._starts = None
+            self.condition.notify_all()
+
+    async def _start(self, action: Spawn) -> None:
+        try:
+            process = await self.starter.start(action.spec, self._record_start)
+        except StartError as error:
+            self.handle(StartFailed(action.run, error.message))
+            return
+        self._process = process
+        self._write_record()
+        self._monitor_process(action.run, process, adopted=False)
+        self.handle(Started(action.run, process.pid))
+        if self._to_kill == action.run:
+            process.kill()
+
+    async def _end_starts(self) -> None:
+        """A process that is just being started is waited for, so that its record is there; else the
+        next agent could adopt what is about to be taken back.
+        """
+        self._closed = True
+        self._starting.clear()
+        if self._starts is not None:
+            starts = self._starts
+            await asyncio.wait([starts], timeout=_PATIENCE)
+            starts.cancel()
+            await asyncio.gather(starts, return_exceptions=True)
 
     # --- the process there is -------------------------------------------------------------------
 
-    def _started(self, run: int, process: DaemonProcess) -> None:
-        self._process = process
-        self._note()
-        self._attend(run, process, adopted=False)
-        self.handle(Started(run, process.pid))
-        if self._to_kill == run:
-            process.kill()
-
-    def _attend(self, run: int, process: DaemonProcess, *, adopted: bool) -> None:
-        around = self._around
-        self.listener = Listener(
+    def _monitor_process(self, run: int, process: DaemonProcess, *, adopted: bool) -> None:
+        self.monitor = DaemonMonitor(
             run,
-            self.state.spec,
-            process.pid,
-            watch=around.watch,
-            log_size=around.timing.log_size,
-            tell=self.handle,
-            state=lambda: self.state,
-            adopted=adopted,
-        )
-        self.attendant = Attendant(
-            run,
-            Place(
-                self.control,
-                self._door,
-                DaemonSockets(self._door, process.identity),
-                around.timing,
-                around.check,
-            ),
-            self.listener,
-            tell=self.handle,
+            process.identity,
+            self.control,
+            self._gate,
+            self._context,
+            handle=self.handle,
             state=lambda: self.state,
             looked=self._looked,
-            shut=self.keep_door,
+            keep_gate=self.keep_gate,
+            adopted=adopted,
         )
         self._waiter = asyncio.create_task(self._wait(run, process), name="mps end")
 
     async def _wait(self, run: int, process: DaemonProcess) -> None:
         began = self._loop.time()
         status = await process.wait()
-        if self.listener is not None:
-            self.last_lines = self.listener.last_lines()
-        await self._stop_attending()
+        if self.monitor is not None:
+            self.last_lines = self.monitor.log.last_lines()
+        await self._stop_monitor()
         self._process = self._waiter = None
         ran_for = age_of(process.identity) or self._loop.time() - began
         self.handle(Exited(run, status, ran_for, self.last_lines))
 
-    async def _stop_attending(self) -> None:
-        attendant, self.attendant = self.attendant, None
-        self.listener = None
-        if attendant is not None:
-            await attendant.aclose()
+    async def _stop_monitor(self) -> None:
+        monitor, self.monitor = self.monitor, None
+        if monitor is not None:
+            await monitor.aclose()
 
     # --- the record -----------------------------------------------------------------------------
 
@@ -305,11 +332,12 @@ class Supervisor:
             unrecorded=self.unrecorded,
         )
 
-    def _note_start(self, spec: DaemonSpec) -> None:
+    def _record_start(self, spec: DaemonSpec) -> None:
         """Before the process is there, so that it is never there without a record."""
-        write_record(self._around.run_dir, self._record_now(spec))
+        write_record(self._context.run_dir, self._record_now(spec))
 
-    def _note(self) -> None:
+    def _write_record(self) -> None:
         """For the next agent; nothing of a daemon that is to be no more."""
-        if self.wanted is not None and not (self.state.wanted is None and self._process is None):
-            self._keeper.keep(self._record_now(self.state.running if self._process else None))
+        if self.wanted is None or (self.state.wanted is None and self._process is None):
+            return
+        self._keeper.keep(self._record_now(self.state.running if self._process else None))

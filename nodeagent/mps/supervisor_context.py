@@ -10,8 +10,9 @@ from nodeagent.mps.control.client import ControlClient
 from nodeagent.mps.files.log import LogWatch
 from nodeagent.mps.launch.command import Launcher
 from nodeagent.mps.launch.process import Programs
-from nodeagent.mps.lifecycle.model import Policy, Report
+from nodeagent.mps.lifecycle.model import Report
 from nodeagent.mps.shares import DaemonSpec
+from nodeagent.settings import MpsSettings
 
 Check = Callable[[DaemonSpec], Awaitable[tuple[str, ...]]]
 
@@ -37,7 +38,7 @@ class Timing:
 
 
 @dataclass(frozen=True, slots=True)
-class Surroundings:
+class SupervisorContext:
     """`check` tells what else must be so for Ready and is not; `report` gets what people may want
     to know of a device, `changed` is called when something is different; `chance` gives numbers
     from 0 up to 1.
@@ -46,7 +47,7 @@ class Surroundings:
     run_dir: Path
     programs: Programs
     launcher: Launcher
-    policy: Policy
+    settings: MpsSettings
     timing: Timing
     check: Check
     report: Callable[[str, Report], None]

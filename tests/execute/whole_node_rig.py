@@ -19,7 +19,6 @@ from nodeagent.mps.files.publisher import Publisher
 from nodeagent.mps.fleet import Fleet, Timing
 from nodeagent.mps.launch.child import ChildLauncher
 from nodeagent.mps.launch.command import Launcher, shm_directory
-from nodeagent.mps.lifecycle.model import Policy
 from nodeagent.mps.shares import DaemonSpec
 from nodeagent.plan.desired import DesiredNode
 from nodeagent.plan.observed import ComputeInstance, Gpu, ObservedNode
@@ -27,6 +26,7 @@ from nodeagent.plan.plan import GpuOutcome, NodeOutcome, NodePlan
 from nodeagent.plan.planner import plan
 from nodeagent.plan.resolve import Rejection, resolve
 from nodeagent.plan.shares import Host
+from nodeagent.settings import MpsSettings
 from nodeagent.simulation import SimulatedNode
 from nodeagent.simulation.mps.clients import SimulatedClient
 from tests.mps.fleet_rig import POLICY, TIMING, US, FleetRig
@@ -94,7 +94,7 @@ class NodeRig(FleetRig):
         *,
         exclusive: bool = True,
         time_slices: bool = False,
-        policy: Policy = POLICY,
+        policy: MpsSettings = POLICY,
         timing: Timing = TIMING,
         launcher: Callable[..., Launcher] = ChildLauncher,
         allocations: AllocationSource | None = None,
@@ -110,7 +110,7 @@ class NodeRig(FleetRig):
             run_dir=self.run_dir,
             programs=self.programs,
             launcher=launcher(self.programs),
-            policy=policy,
+            settings=policy,
             timing=timing,
             check=check,
             report=lambda device, report: self.reports.append((device, report)),

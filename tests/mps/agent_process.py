@@ -27,7 +27,7 @@ async def main(run_dir: Path, control: str, path: str) -> None:
         run_dir=run_dir,
         programs=programs,
         launcher=ChildLauncher(programs),
-        policy=POLICY,
+        settings=POLICY,
         timing=TIMING,
         check=check,
         report=lambda _device, _report: None,

@@ -24,10 +24,11 @@ from nodeagent.mps.files.sockets import BACK
 from nodeagent.mps.fleet import Fleet, Timing
 from nodeagent.mps.launch.child import ChildLauncher
 from nodeagent.mps.launch.process import Programs
-from nodeagent.mps.lifecycle.model import Policy, Report, Subject
+from nodeagent.mps.lifecycle.model import Report, Subject
 from nodeagent.mps.processes import CONTROL, SERVER, Identity, identify
 from nodeagent.mps.shares import DaemonSpec
 from nodeagent.plan.shares import Account, Share, Sharing, WantedMps
+from nodeagent.settings import MpsSettings
 from nodeagent.simulation.mps.clients import SimulatedClient
 from nodeagent.simulation.mps.installation import install, shared_interpreter
 from nodeagent.simulation.mps.knobs import Knobs
@@ -38,7 +39,7 @@ OTHER_GPU = "GPU-0a1b2c3d-0000-1111-2222-333344446666"
 IS_ROOT = os.geteuid() == 0
 US = 1000 if IS_ROOT else os.geteuid()
 
-POLICY = Policy(
+POLICY = MpsSettings(
     start_deadline=30.0,
     limit_deadline=3.0,
     initialize_deadline=1.0,
@@ -112,7 +113,7 @@ class FleetRig:
     @asynccontextmanager
     async def fleet(
         self,
-        policy: Policy = POLICY,
+        policy: MpsSettings = POLICY,
         timing: Timing | None = None,
         report: Callable[[str, Report], None] = lambda _device, _report: None,
     ) -> AsyncIterator[Fleet]:
@@ -129,7 +130,7 @@ class FleetRig:
             run_dir=self.run_dir,
             programs=self.programs,
             launcher=ChildLauncher(self.programs),
-            policy=policy,
+            settings=policy,
             timing=timing or self.timing,
             check=check,
             report=hear,
@@ -219,6 +220,6 @@ async def until(so: Callable[[], bool], within: float = 60.0) -> None:
         await asyncio.sleep(0.005)
 
 
-def quick(**changes: float) -> Policy:
+def quick(**changes: float) -> MpsSettings:
     """The policy with other times."""
     return replace(POLICY, **changes)  # type: ignore[arg-type]  # counts are given as they are

@@ -29,7 +29,7 @@ from nodeagent.mps.fleet import Fleet
 from nodeagent.mps.launch.child import ChildLauncher
 from nodeagent.mps.launch.process import Programs
 from nodeagent.mps.processes import CONTROL, SERVER
-from nodeagent.mps.setup import policy_of, timing_of
+from nodeagent.mps.setup import timing_of
 from nodeagent.mps.shares import DaemonSpec, client_environment
 from nodeagent.plan.shares import Account, ComputeMode, Share, Sharing, WantedMps
 from nodeagent.settings import MpsSettings
@@ -252,7 +252,7 @@ async def fleet_of(run_dir: Path) -> AsyncIterator[Fleet]:
         run_dir=run_dir,
         programs=programs,
         launcher=ChildLauncher(programs),
-        policy=policy_of(settings),
+        settings=settings,
         timing=timing_of(settings),
         check=check,
         report=lambda _device, _report: None,

@@ -51,7 +51,9 @@ class Record:
 
 
 class RecordKeeper:
-    """Keeps one daemon's record as it has to be; `failed` hears once what could not be written."""
+    """Keeps one daemon's record as it has to be; `failed` gets once what could not be
+    written.
+    """
 
     def __init__(self, run_dir: Path, failed: Callable[[str], None]) -> None:
         self._run_dir = run_dir

@@ -30,7 +30,7 @@ BACK = "back"  # no longer than `pipe`, whose sockets' paths were checked to be 
 SOCKETS = ("control_privileged", "control")
 
 
-class BackDoor:
+class SocketGate:
     """Of the daemon with this pipe directory. Errors of the file system come as OSError."""
 
     def __init__(self, pipe_directory: str) -> None:
@@ -96,8 +96,8 @@ Mark = tuple[int, int, int]  # device, inode and change time, which differ for a
 class DaemonSockets:
     """The sockets of the daemon `process`. All methods block on the file system."""
 
-    def __init__(self, door: BackDoor, process: Identity) -> None:
-        self._door = door
+    def __init__(self, gate: SocketGate, process: Identity) -> None:
+        self._gate = gate
         self._process = process
         self._proven: dict[str, Mark] = {}  # sockets at which this very process was found
         self._sealed = False
@@ -107,7 +107,7 @@ class DaemonSockets:
         OSError.
         """
         if not self._sealed:
-            seal_pipe_directory(self._door.front)
+            seal_pipe_directory(self._gate.front)
             self._sealed = True
 
     def impostor(self) -> str:
@@ -115,7 +115,7 @@ class DaemonSockets:
         listens, which a request to the daemon will show.
         """
         for name in SOCKETS:
-            path = Path(self._door.directory) / name
+            path = Path(self._gate.directory) / name
             with suppress(FileNotFoundError):
                 found = path.lstat()
                 if not stat.S_ISSOCK(found.st_mode):

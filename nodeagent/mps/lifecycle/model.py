@@ -44,31 +44,6 @@ class ServerStatus(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Policy:
-    """How patient one is. Times in seconds."""
-
-    start_deadline: float  # from the start to the first answer
-    limit_deadline: float  # from the first answer to limits read back
-    initialize_deadline: float  # a server's INITIALIZING, longer than which is a fault
-    quit_deadline: float  # from `quit` to the end
-    kill_deadline: float  # after which a kill is repeated and reported
-    steady: float  # a daemon that ran shorter has failed quickly
-    first_delay: float  # after a quick failure; doubled for each further one in a row
-    longest_delay: float
-    most_failures: int  # quick ones in a row; from so many on it is Failed
-    most_silences: int  # unanswered questions in a row; so many and it hangs
-    most_attempts: int  # at setting the limits of a daemon that was never Ready
-
-    def delay(self, failures: int, chance: float) -> float:
-        """The wait after so many quick failures in a row (0 counts as 1).
-
-        `chance`, from 0 up to 1, shortens it by up to a quarter, so that many do not act in step.
-        """
-        exponent = min(max(failures, 1) - 1, 60)  # bounded because a float's is
-        return float(min(self.first_delay * 2.0**exponent, self.longest_delay)) * (1 - chance / 4)
-
-
-@dataclass(frozen=True, slots=True)
 class Drain:
     """Why and how it drains.
 

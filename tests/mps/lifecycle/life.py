@@ -12,15 +12,15 @@ from nodeagent.mps.lifecycle.model import (
     LimitsReadBack,
     NewPlan,
     Phase,
-    Policy,
     Report,
     Started,
     State,
     Subject,
 )
 from nodeagent.mps.shares import DaemonSpec
+from nodeagent.settings import MpsSettings
 
-POLICY = Policy(
+POLICY = MpsSettings(
     start_deadline=5.0,
     limit_deadline=4.0,
     initialize_deadline=30.0,
@@ -54,7 +54,7 @@ class Life:
     def tell(self, event: Event, *, after: float = 0.0) -> tuple[Action, ...]:
         """What is to be done when this happens so many seconds later."""
         self.now += after
-        self.state, actions = step(self.state, event, self.now, policy=POLICY, chance=self.chance)
+        self.state, actions = step(self.state, event, self.now, settings=POLICY, chance=self.chance)
         return actions
 
     def start(self, spec: DaemonSpec = SPEC) -> tuple[Action, ...]:

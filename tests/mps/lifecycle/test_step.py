@@ -35,6 +35,7 @@ from nodeagent.mps.lifecycle.model import (
     Subject,
     SweepOrphans,
 )
+from nodeagent.mps.lifecycle.transitions import retry_delay
 from tests.mps.lifecycle.life import (
     OTHER_LIMITS,
     OTHER_USER,
@@ -212,8 +213,8 @@ def test_a_program_that_cannot_be_run() -> None:
 
 def test_chance_shortens_the_wait() -> None:
     """By up to a quarter, never lengthens it."""
-    assert [POLICY.delay(2, chance) for chance in (0.0, 0.5, 1.0)] == [2.0, 1.75, 1.5]
-    assert POLICY.delay(10**6, 0.0) == 8.0
+    assert [retry_delay(POLICY, 2, chance) for chance in (0.0, 0.5, 1.0)] == [2.0, 1.75, 1.5]
+    assert retry_delay(POLICY, 10**6, 0.0) == 8.0
 
 
 def test_backoff_is_not_cut_short_by_the_same_plan() -> None:

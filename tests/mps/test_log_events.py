@@ -20,7 +20,7 @@ from nodeagent.mps.lifecycle.model import (
     ServerStatus,
     State,
 )
-from nodeagent.mps.log_events import Listener
+from nodeagent.mps.log_events import LogEvents
 from nodeagent.mps.shares import DaemonSpec
 
 FLOODS: dict[str, Callable[[int], str]] = {
@@ -40,13 +40,14 @@ async def test_a_flood(tmp_path: Path, kind: str, count: int) -> None:
     spec = DaemonSpec("GPU-1", 1000, 1000, str(tmp_path), str(tmp_path), None, 100.0)
     events: list[Event] = []
     async with LogWatch() as watch:
-        listener = Listener(
+        listener = LogEvents(
             1,
             spec,
             os.getpid(),
             watch=watch,
             log_size=1 << 22,
-            tell=events.append,
+            handle=events.append,
+            stirred=lambda: None,
             state=lambda: State(phase=Phase.READY, running=spec),
             adopted=False,
         )
@@ -83,13 +84,14 @@ async def test_who_caused_a_fault_is_read_before_it_is_told(tmp_path: Path) -> N
     spec = DaemonSpec("GPU-1", 1000, 1000, str(tmp_path), str(tmp_path), None, 100.0)
     state = State(phase=Phase.READY, running=spec)
     async with LogWatch() as watch:
-        listener = Listener(
+        listener = LogEvents(
             1,
             spec,
             os.getpid(),
             watch=watch,
             log_size=1 << 22,
-            tell=lambda _: None,
+            handle=lambda _: None,
+            stirred=lambda: None,
             state=lambda: state,
             adopted=False,
         )
