@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -13,7 +12,7 @@ from typing import Self
 from nodeagent.errors import NodeagentError, UnknownDevice
 from nodeagent.files.state import set_aside
 from nodeagent.mps.adoption import found_process, left_by, specs_of, survey, unrecorded
-from nodeagent.mps.control.client import ControlClient
+from nodeagent.mps.clients.watch import RunningDaemon
 from nodeagent.mps.files.directories import make_directories
 from nodeagent.mps.files.log import LogWatch
 from nodeagent.mps.files.records import Record, RecordUnusable, read_records
@@ -38,22 +37,7 @@ from nodeagent.plan.shares import WantedMps
 from nodeagent.settings import MpsSettings
 from nodeagent.views.mps_state import DaemonState
 
-__all__ = ["Fleet", "InUse", "NotReady", "RunningDaemon", "Timing", "survey"]
-
-
-@dataclass(frozen=True, slots=True)
-class RunningDaemon:
-    """A daemon that clients can have: it is Ready, or was as it is wanted and will be again.
-
-    `clients` are (server pid, client pid).
-    """
-
-    device: str
-    spec: DaemonSpec
-    wanted: WantedMps
-    control: ControlClient
-    pid: int | None
-    clients: tuple[tuple[int, int], ...]
+__all__ = ["Fleet", "InUse", "NotReady", "Timing", "survey"]
 
 
 class Fleet:

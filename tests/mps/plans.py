@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
+from types import MappingProxyType
 
 from nodeagent.mps.clients.assess import ClientFacts
 from nodeagent.mps.shares import DaemonSpec
 from nodeagent.plan.shares import Account, Share, Sharing, WantedMps
+from nodeagent.views.mps_state import ClientState
 
 GPU = "GPU-cb1213a3-d6a4-be7f-0000-000000000000"
 MIG = "MIG-0a1b2c3d-0000-1111-2222-333344445555"
@@ -32,7 +35,14 @@ def spec_of(plan: WantedMps, device: str = GPU, *, pipe: str = "/run/x/pipe") ->
     )
 
 
-def facts(pid: int = 100, **changes: object) -> ClientFacts:
+def facts(
+    pid: int = 100,
+    *,
+    environment: Mapping[str, str] | None = MappingProxyType({}),
+    start_time: int | None = None,
+    **changes: object,
+) -> ClientFacts:
     """A client of whom nothing is known but that it is there; then changed."""
-    plain = ClientFacts(pid, 1000, "python", pid, {})
-    return replace(plain, **changes)  # type: ignore[arg-type]  # names and values are the tests'
+    plain = ClientState(pid, "python", 1000)
+    client = replace(plain, **changes)  # type: ignore[arg-type]  # names and values are the tests'
+    return ClientFacts(client, pid if start_time is None else start_time, environment)

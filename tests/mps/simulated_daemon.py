@@ -6,9 +6,9 @@ import shutil
 import tempfile
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
+from nodeagent.mps.clients.watch import RunningDaemon
 from nodeagent.mps.control.client import ControlClient
 from nodeagent.mps.shares import DaemonSpec
 from nodeagent.plan.shares import WantedMps
@@ -47,18 +47,6 @@ async def asking(rig: Rig) -> AsyncIterator[ControlClient]:
         await control.aclose()
 
 
-@dataclass(frozen=True)
-class Running:
-    """A daemon that runs."""
-
-    device: str
-    spec: DaemonSpec
-    wanted: WantedMps
-    control: ControlClient
-    pid: int | None
-    clients: tuple[tuple[int, int], ...]
-
-
 def start(rig: Rig, plan: WantedMps) -> DaemonSpec:
     """Start the daemon with the plan's ceiling."""
     rig.start()
@@ -68,9 +56,9 @@ def start(rig: Rig, plan: WantedMps) -> DaemonSpec:
     return spec_of(plan, pipe=str(rig.pipes))
 
 
-def running(rig: Rig, plan: WantedMps, control: ControlClient, device: str = GPU) -> Running:
+def running(rig: Rig, plan: WantedMps, control: ControlClient, device: str = GPU) -> RunningDaemon:
     """As it is just now."""
     server = rig.server()
     pids = map(int, rig.ask(f"get_client_list {server}").split())
     spec = spec_of(plan, device, pipe=str(rig.pipes))
-    return Running(device, spec, plan, control, None, tuple((server, pid) for pid in pids))
+    return RunningDaemon(device, spec, plan, control, None, tuple((server, pid) for pid in pids))

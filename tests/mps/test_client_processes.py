@@ -51,8 +51,8 @@ def test_a_real_process() -> None:
     with process({**given, b"NODEAGENT_MPS_SLOT_MORE": b"x", b"SECRET": b"x"}) as pid:
         [found] = read_clients([pid])
         assert found.environment == {name.decode(): text.decode() for name, text in given.items()}
-        assert (found.pid, found.uid) == (pid, os.geteuid())
-        assert found.command.startswith("python")
+        assert (found.client.pid, found.client.uid) == (pid, os.geteuid())
+        assert found.client.command.startswith("python")
         assert identify(pid) == ProcessIdentity(pid, found.start_time)
     assert read_clients([pid]) == ()
 
@@ -69,7 +69,7 @@ def test_a_hostile_name() -> None:
     name = "a) Z (\n\x1b[2J"
     with process({PIPES: b"x"}, str(STRANGE), name, "0", str(os.geteuid())) as pid:
         [found] = read_clients([pid])
-        assert found.command == "a) Z (??[2J"
+        assert found.client.command == "a) Z (??[2J"
         assert identify(pid) == ProcessIdentity(pid, found.start_time)
 
 

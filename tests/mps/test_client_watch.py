@@ -16,7 +16,7 @@ import pytest
 
 from nodeagent.errors import NodeagentError
 from nodeagent.mps.clients.assess import Offence
-from nodeagent.mps.clients.watch import ClientWatch
+from nodeagent.mps.clients.watch import ClientWatch, RunningDaemon
 from nodeagent.mps.files.publisher import Publisher
 from nodeagent.mps.shares import DaemonSpec
 from nodeagent.plan.shares import MIB, Share, WantedMps
@@ -24,7 +24,7 @@ from nodeagent.simulation.mps.clients import SimulatedClient
 from nodeagent.simulation.mps.installation import shared_interpreter
 from nodeagent.views.mps_state import ClientState
 from tests.mps.plans import GPU, MIG, wanted
-from tests.mps.simulated_daemon import Running, asking, installed_programs, running, start
+from tests.mps.simulated_daemon import asking, installed_programs, running, start
 from tests.simulation.mps.rig import Programs, Rig, gone
 
 GIB = 1024 * MIB
@@ -98,7 +98,7 @@ class Watch(ClientWatch):
         return [(offence.client.pid, offence.kind.value) for _, offence in self.told]
 
 
-async def look(watch: Watch, daemon: Running) -> tuple[ClientState, ...]:
+async def look(watch: Watch, daemon: RunningDaemon) -> tuple[ClientState, ...]:
     """At one daemon."""
     watch.named = {pid for _, pid in daemon.clients}
     found = await watch.look([daemon])
@@ -276,7 +276,7 @@ async def test_whom_nothing_is_known_of(rig: Rig) -> None:
     plan = TERMINATE
     spec = start(rig, plan)
     async with asking(rig) as control, Watch() as watch:
-        daemon = Running(GPU, spec, plan, control, None, ((5, 0), (5, 2**22 - 1)))
+        daemon = RunningDaemon(GPU, spec, plan, control, None, ((5, 0), (5, 2**22 - 1)))
         nobody, ended = await look(watch, daemon)
         await watch.settle()
     assert nobody.pid == 0
@@ -291,7 +291,7 @@ async def test_several_daemons(rig: Rig, start_client: Start) -> None:
     spec = start(rig, plan)
     client = start_client(**slot("small-0"))
     async with asking(rig) as control, Watch() as watch:
-        empty = Running(MIG, spec, plan, control, None, ())
+        empty = RunningDaemon(MIG, spec, plan, control, None, ())
         found = await watch.look([running(rig, plan, control), empty])
         assert await watch.look([]) == {}
     assert [state.pid for state in found[GPU]] == [client.pid]

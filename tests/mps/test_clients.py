@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nodeagent.mps.clients.assess import ENDED_FOR, ClientFacts, OffenceKind, assess, judge
+from nodeagent.mps.clients.assess import ENDED_FOR, ClientFacts, OffenceKind, assess
 from nodeagent.mps.shares import client_environment
 from nodeagent.plan.shares import MIB, Share, WantedMps
 from nodeagent.views.mps_state import ClientState
@@ -25,16 +25,21 @@ def of_slot(number: int, plan: WantedMps = PLAN) -> dict[str, str]:
     return client_environment(spec_of(plan), plan.sharing.slots[number])
 
 
+def states_of(clients: Sequence[ClientFacts], plan: WantedMps, device: str) -> list[ClientState]:
+    """Each client as every surface shows it."""
+    return [found.state for found in assess(clients, plan, device)]
+
+
 def only(client: ClientFacts, plan: WantedMps = PLAN) -> ClientState:
     """What a client is on its own."""
-    [state] = judge([client], plan, GPU)
+    [state] = states_of([client], plan, GPU)
     return state
 
 
 def kinds(*clients: ClientFacts, plan: WantedMps = PLAN) -> dict[int, list[str]]:
     """What is wrong with each that something is wrong with."""
     found = assess(clients, plan, GPU)
-    return {j.facts.pid: [o.kind.value for o in j.offences] for j in found if j.offences}
+    return {j.state.pid: [o.kind.value for o in j.offences] for j in found if j.offences}
 
 
 # --- whose share it is ----------------------------------------------------------------------------
@@ -98,7 +103,7 @@ def test_less_than_the_only_share() -> None:
 def test_a_share_for_all(environment: Mapping[str, str]) -> None:
     """Takes any number, whatever they say, since the daemon's own limits are the share's."""
     clients = [facts(pid, environment=environment) for pid in range(1, 100)]
-    states = judge(clients, OPEN, GPU)
+    states = states_of(clients, OPEN, GPU)
     assert {(s.share, s.slot, s.findings) for s in states} == {("clients", "clients-0", ())}
 
 
@@ -222,7 +227,7 @@ def test_more_than_the_count() -> None:
     del free["NODEAGENT_MPS_SLOT"]
     clients = [facts(pid, environment=free, start_time=1000 - pid) for pid in (1, 2, 3, 4)]
     assert kinds(*clients) == {1: ["count"], 2: ["count"]}
-    state = judge(clients, PLAN, GPU)[0]
+    state = states_of(clients, PLAN, GPU)[0]
     assert state.findings == ("is one too many: share small is for 2, and there are 4",)
 
 
@@ -230,7 +235,9 @@ def test_two_in_one_slot() -> None:
     """The later one is named, with whom it has found there; the count alone is enforced."""
     clients = [facts(1, environment=of_slot(0)), facts(2, environment=of_slot(0))]
     assert kinds(*clients) == {2: ["slotTaken"]}
-    assert judge(clients, PLAN, GPU)[1].findings == ("is in slot small-0, which pid 1 has already",)
+    assert states_of(clients, PLAN, GPU)[1].findings == (
+        "is in slot small-0, which pid 1 has already",
+    )
     assert OffenceKind.SLOT_TAKEN not in ENDED_FOR
 
 
@@ -287,7 +294,7 @@ def test_whoever_they_are(
         for pid, (environment, start, used) in enumerate(clients, 1)
     ]
     found = assess(every, PLAN, GPU)
-    assert [j.state.pid for j in found] == [c.pid for c in every]
+    assert [j.state.pid for j in found] == [c.client.pid for c in every]
     for share in (SMALL, LARGE):
         mine = [j for j in found if j.state.share == share.name]
         over = [j for j in mine if any(o.kind is OffenceKind.COUNT for o in j.offences)]

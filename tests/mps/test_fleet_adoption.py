@@ -13,8 +13,9 @@ from pathlib import Path
 
 import pytest
 
+from nodeagent.mps.clients.watch import RunningDaemon
 from nodeagent.mps.files.records import Record, read_records, write_record
-from nodeagent.mps.fleet import Fleet, InUse, RunningDaemon, survey
+from nodeagent.mps.fleet import Fleet, InUse, survey
 from nodeagent.mps.lifecycle.model import Subject
 from nodeagent.mps.processes import CONTROL, Identity
 from tests.mps.fleet_rig import (

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from nodeagent.mps.clients.limits import (
@@ -37,21 +37,14 @@ PAGE = 2 * MIB
 
 @dataclass(frozen=True, slots=True)
 class ClientFacts:
-    """What can be seen of a client process.
-
-    `start_time` in the kernel's clock ticks since boot. `environment` holds the variables of MPS
-    that it was started with; None: they cannot be read. `memory_used` in bytes, None: not known.
+    """A client process as read: `client` without its share and limits, `start_time` in the kernel's
+    clock ticks since boot, `environment` the variables of MPS that it was started with (None: they
+    cannot be read).
     """
 
-    pid: int
-    uid: int | None
-    command: str
+    client: ClientState
     start_time: int
     environment: Mapping[str, str] | None
-    memory_used: int | None = None
-    namespace: str = ""
-    pod: str = ""
-    container: str = ""
 
 
 class OffenceKind(StrEnum):
@@ -109,15 +102,8 @@ class Judged:
     offences: tuple[Offence, ...]
 
 
-def judge(
-    clients: Sequence[ClientFacts], wanted: WantedMps, device: str
-) -> tuple[ClientState, ...]:
-    """Each client of `device` (a UUID) with its share, its limits, and what is wrong with it."""
-    return tuple(judged.state for judged in assess(clients, wanted, device))
-
-
 def assess(clients: Sequence[ClientFacts], wanted: WantedMps, device: str) -> tuple[Judged, ...]:
-    """The same, with the offences one by one."""
+    """Each client of `device` (a UUID) with its share, its limits, and what is wrong with it."""
     found = [_Client(facts, wanted.sharing, device) for facts in clients]
     for share in wanted.sharing.shares:
         if share.count is not None:
@@ -148,23 +134,16 @@ class _Client:
         self._compare_memory()
 
     def judged(self) -> Judged:
-        facts = self.facts
-        state = ClientState(
-            pid=facts.pid,
-            command=facts.command,
-            uid=facts.uid,
+        state = replace(
+            self.facts.client,
             share=self.share.name if self.share else "",
             slot=self.slot,
-            memory_used=facts.memory_used,
             memory_limit=self.limits.memory,
             threads=self.limits.threads if self.limits.threads < ALL_THREADS else None,
             findings=tuple(message for _, message in self.wrongs),
-            namespace=facts.namespace,
-            pod=facts.pod,
-            container=facts.container,
         )
         offences = tuple(Offence(state, kind, message) for kind, message in self.wrongs)
-        return Judged(facts, state, offences)
+        return Judged(self.facts, state, offences)
 
     def add(self, kind: OffenceKind, message: str) -> None:
         self.wrongs.append((kind, message))
@@ -238,7 +217,7 @@ class _Client:
         """
         limits = [self.limits.memory, bytes_of(self.share) if self.share else None]
         known = [limit for limit in limits if limit is not None]
-        used = self.facts.memory_used
+        used = self.facts.client.memory_used
         if used is None or not known:
             return
         limit = min(known)
@@ -279,12 +258,12 @@ def _judge_crowd(clients: Sequence[_Client], name: str, count: int) -> None:
     late: set[int] = set()
     for slot, inside in by_slot.items():
         for client in inside[1:] if slot else ():
-            late.add(client.facts.pid)
+            late.add(client.facts.client.pid)
             client.add(
                 OffenceKind.SLOT_TAKEN,
-                f"is in slot {slot}, which pid {inside[0].facts.pid} has already",
+                f"is in slot {slot}, which pid {inside[0].facts.client.pid} has already",
             )
-    ranked = sorted(clients, key=lambda c: (c.facts.pid in late, not c.slot, _age(c)))
+    ranked = sorted(clients, key=lambda c: (c.facts.client.pid in late, not c.slot, _age(c)))
     for client in ranked[count:]:
         client.add(
             OffenceKind.COUNT,
@@ -294,4 +273,4 @@ def _judge_crowd(clients: Sequence[_Client], name: str, count: int) -> None:
 
 def _age(client: _Client) -> tuple[int, int]:
     """The older one first."""
-    return client.facts.start_time, client.facts.pid
+    return client.facts.start_time, client.facts.client.pid

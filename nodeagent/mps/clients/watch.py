@@ -14,11 +14,11 @@ import asyncio
 import os
 import re
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Protocol, Self
+from typing import Self
 
 from nodeagent.errors import NodeagentError
 from nodeagent.mps.clients.assess import (
@@ -35,6 +35,15 @@ from nodeagent.mps.shares import SLOT_VARIABLE, DaemonSpec
 from nodeagent.plan.shares import WantedMps
 from nodeagent.processes import Process, ProcessIdentity, environment_of, inspect, is_gone, name_of
 from nodeagent.views.mps_state import ClientState
+
+TRY_AGAIN = 60.0  # seconds until a client that could not be ended is tried again
+
+_NO_PID = (
+    "the daemon cannot tell its pid, because it is in another pid namespace; so it can neither be "
+    "judged nor ended (in a pod, the agent needs hostPID: true)"
+)
+
+ClientKey = tuple[str, int, int]  # device, pid, start time
 
 LONGEST_VALUE = 4096  # characters that are kept of one variable
 
@@ -54,14 +63,9 @@ def _read_client(pid: int) -> ClientFacts | None:
     found = inspect(pid)
     if not isinstance(found, Process):
         return None
-    facts = ClientFacts(
-        pid=pid,
-        uid=found.uids.effective,  # the one that the daemon checks
-        command=name_of(pid),
-        start_time=found.identity.create_time,
-        environment=_environment(pid),
-        container=_container(pid),
-    )
+    uid = found.uids.effective  # the one that the daemon checks
+    client = ClientState(pid, name_of(pid), uid, container=_container(pid))
+    facts = ClientFacts(client, found.identity.create_time, _environment(pid))
     # Checked again: all of this was read of one process, and its pid was not reused.
     return None if is_gone(found.identity) else facts
 
@@ -103,36 +107,18 @@ def _text(value: str) -> str:
     return os.fsencode(value)[:LONGEST_VALUE].decode(errors="replace")
 
 
-TRY_AGAIN = 60.0  # seconds until a client that could not be ended is tried again
+@dataclass(frozen=True, slots=True)
+class RunningDaemon:
+    """A daemon for clients: it is Ready, or was as it is wanted and will be again. `clients` are
+    (server pid, client pid).
+    """
 
-_NO_PID = (
-    "the daemon cannot tell its pid, because it is in another pid namespace; so it can neither be "
-    "judged nor ended (in a pod, the agent needs hostPID: true)"
-)
-
-ClientKey = tuple[str, int, int]  # device, pid, start time
-
-
-class RunningDaemon(Protocol):
-    """What is looked at of a daemon; `clients` are (server pid, client pid)."""
-
-    @property
-    def device(self) -> str: ...
-
-    @property
-    def spec(self) -> DaemonSpec: ...
-
-    @property
-    def wanted(self) -> WantedMps: ...
-
-    @property
-    def control(self) -> ControlClient: ...
-
-    @property
-    def pid(self) -> int | None: ...
-
-    @property
-    def clients(self) -> Sequence[tuple[int, int]]: ...
+    device: str
+    spec: DaemonSpec
+    wanted: WantedMps
+    control: ControlClient
+    pid: int | None
+    clients: tuple[tuple[int, int], ...]
 
 
 class ClientWatch:
@@ -178,7 +164,7 @@ class ClientWatch:
             looks = [group.create_task(self._judged(daemon)) for daemon in daemons]
         judged = [look.result() for look in looks]
         now = asyncio.get_running_loop().time()
-        self._tell(daemons, judged, now)
+        self._report_new(daemons, judged, now)
         for daemon, clients in zip(daemons, judged, strict=True):
             if daemon.wanted.sharing.enforce == "terminate":
                 self._enforce(daemon, clients, _spared(daemons), now)
@@ -211,13 +197,13 @@ class ClientWatch:
             return ()
         found = await asyncio.to_thread(read_clients, pids)
         known = [
-            replace(facts, memory_used=memory.get(facts.pid))
+            replace(facts, client=replace(facts.client, memory_used=memory.get(facts.client.pid)))
             for facts in found
-            if facts.pid in named or facts.uid == _user_of(daemon)
+            if facts.client.pid in named or facts.client.uid == _user_of(daemon)
         ]
         return assess(known, daemon.wanted, daemon.device)
 
-    def _tell(
+    def _report_new(
         self,
         daemons: Sequence[RunningDaemon],
         judged: Sequence[Sequence[Judged]],
@@ -252,7 +238,7 @@ class ClientWatch:
                 continue
             if now < self._not_before.get(process, now):
                 continue
-            identity = ProcessIdentity(client.facts.pid, client.facts.start_time)
+            identity = ProcessIdentity(client.state.pid, client.facts.start_time)
             target = Target(identity, _user_of(daemon), spared)
             task = asyncio.create_task(
                 self._end(daemon, target, process, offence), name=f"mps end {identity.pid}"
@@ -302,12 +288,12 @@ def _spared(daemons: Sequence[RunningDaemon]) -> frozenset[int]:
 
 
 def _process(daemon: RunningDaemon, client: Judged) -> ClientKey:
-    return daemon.device, client.facts.pid, client.facts.start_time
+    return daemon.device, client.state.pid, client.facts.start_time
 
 
 def _in_order(daemon: RunningDaemon, judged: Sequence[Judged]) -> tuple[ClientState, ...]:
     """As the daemon names them, those included of whom nothing else is known."""
-    known = {client.facts.pid: client.state for client in judged}
+    known = {client.state.pid: client.state for client in judged}
     return tuple(known.get(pid) or _unknown(pid) for _, pid in daemon.clients)
 
 

@@ -11,7 +11,6 @@ import signal
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 
 from nodeagent.errors import NodeagentError
 from nodeagent.mps.processes import CONTROL, Identity, identify
@@ -19,7 +18,6 @@ from nodeagent.mps.shares import DaemonSpec
 
 LOG_NAME = "daemon.log"  # what daemon and servers say; in the foreground they make no other
 UNKNOWN_END = "its status is not known"
-_TAIL = 8192  # bytes of the log that are looked at for its last lines
 
 
 class StartError(NodeagentError):
@@ -122,18 +120,6 @@ def adopt(identity: Identity, spec: DaemonSpec) -> DaemonProcess:
             f"process {identity.pid} is not the daemon of {spec.device}: {difference}"
         )
     return process
-
-
-def last_lines(spec: DaemonSpec, count: int) -> tuple[str, ...]:
-    """The last lines of what it said; none when there is nothing to read."""
-    try:
-        with (Path(spec.log_directory) / LOG_NAME).open("rb") as log:
-            log.seek(max(log.seek(0, os.SEEK_END) - _TAIL, 0))
-            said = log.read(_TAIL).decode(errors="replace")
-    except OSError:
-        return ()
-    lines = [line.strip() for line in said.splitlines() if line.strip()]
-    return tuple("".join(c for c in line if c.isprintable()) for line in lines[-count:])
 
 
 def _difference(expected: Identity, found: Identity | None, spec: DaemonSpec) -> str:
