@@ -1,7 +1,7 @@
 """Whom a device's compute mode lets have a context, as CUDA refuses the others.
 
-The mode decides only when somebody comes: who is there stays, whatever it is set to. Programs that
-draw are not concerned.
+The mode decides only when a process comes: what is there stays, whatever it is set to. Programs
+that draw are not concerned.
 """
 
 from __future__ import annotations

@@ -41,7 +41,7 @@ class Session(Protocol):
 
 
 class Argument:
-    """One parameter of a C function. `late` tells whether `resolve` has work to do."""
+    """One parameter of a C function. `late`: whether `resolve` has work to do."""
 
     late = False
 
@@ -117,7 +117,7 @@ class Out(Argument):
 
 
 class OutOf(Out):
-    """A structure of one of several versions, which C tells apart by the version in it."""
+    """A structure of one of several versions, which C distinguishes by the version in it."""
 
     def __init__(self, versions: Mapping[Any, int]) -> None:
         super().__init__(next(iter(versions)))

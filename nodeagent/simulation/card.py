@@ -142,7 +142,7 @@ class Card:
     # --- the life of the machine ----------------------------------------------------------
 
     def reset(self) -> None:
-        """A GPU reset of a card that nobody uses; raises IN_USE otherwise."""
+        """A GPU reset of a card that is not in use; raises IN_USE otherwise."""
         if self.state.processes:
             raise Refused(Code.IN_USE)
         waits = self._mode_waits_for_reset
@@ -155,7 +155,7 @@ class Card:
         self._start_over(mode_kept=self.board.mode_survives_reboot)
 
     def last_client_left(self) -> None:
-        """Without persistence mode the driver forgets the card when nobody has it open."""
+        """Without persistence mode the driver forgets the card when no process has it open."""
         if not (self.state.persistence or self.state.processes or self.state.failure):
             self._start_over(mode_kept=self.board.mode_survives_reboot)
 

@@ -25,7 +25,7 @@ class KnownProfile:
 @dataclass(frozen=True, slots=True)
 class KnownBoard:
     """A board as `simulate boards` shows it. `memory` in bytes; `assumed` names the fields of
-    the card itself that nobody has evidence for.
+    the card itself that there is no evidence for.
     """
 
     name: str

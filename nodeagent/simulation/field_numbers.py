@@ -1,6 +1,6 @@
-"""NVML's field numbers: which cards tell which, and which figure of the card each one is.
+"""NVML's field numbers: which cards have which, and which figure of the card each one is.
 
-What a driver tells on which generation is documented for some fields only; the rest is what the
+What a driver reports on which generation is documented for some fields only; the rest is what the
 header's comments let one expect. The value types of real drivers differ by field; here a value has
 the smallest type that holds it.
 """
@@ -73,7 +73,7 @@ def _always(_: Card) -> bool:
 
 
 def _links(card: Card) -> bool:
-    """NVLinks are not told of while MIG is on."""
+    """NVLinks are not reported while MIG is on."""
     return bool(card.board.nvlinks) and not card.state.mig
 
 
@@ -123,7 +123,7 @@ _STATE = pynvml.NVML_FI_DEV_NVLINK_GET_STATE
 
 
 def is_told(card: Card, number: int) -> bool:
-    """Whether this card tells the field at all."""
+    """Whether this card has the field at all."""
     available = _AVAILABLE.get(number)
     return available is not None and available(card)
 
@@ -138,7 +138,7 @@ def link_fits(card: Card, number: int, scope: int) -> bool:
 
 
 def value_of(card: Card, number: int, scope: int) -> int | float:
-    """What the field says on a card that tells it."""
+    """The value of the field on a card that has it."""
     sensors = card.sensors
     own = f"field.{number}.{scope}" if number in _OF_A_LINK else f"field.{number}"
     set_to = sensors.set_to(own)

@@ -1,4 +1,4 @@
-"""What tells a card from every other: UUIDs, serial number, PCI address.
+"""What distinguishes a card from every other: UUIDs, serial number, PCI address.
 
 Made from the board and the index alone, so a node of the same boards is always the same node.
 """

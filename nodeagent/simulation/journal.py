@@ -82,7 +82,7 @@ class Journal:
             return self.begun
 
     def record(self, *entry: *_Entry) -> None:
-        """The members of a Call, with all arguments; it is made of them when somebody looks."""
+        """The members of a Call, with all arguments; it is made of them when it is looked at."""
         with self._lock:
             self._calls.append(entry)
             self.counts[entry[1]] += 1

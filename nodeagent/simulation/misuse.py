@@ -7,5 +7,5 @@ class SimulatorMisuse(AssertionError):
     """The caller passed what a real library would crash on, or silently misread.
 
     A structure by value, a structure of another type, an int as a handle, an array that is too
-    small: C cannot tell, so no NVML code stands for it. It is a fault of the program under test.
+    small: C cannot notice, so no NVML code stands for it. It is a fault of the program under test.
     """

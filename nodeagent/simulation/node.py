@@ -41,7 +41,7 @@ class SimulatedNode(InstrumentedNode):
         """Put a process on a device: a GPU (index, UUID, PCI address) or a MIG device (UUID, or
         `GPU/GI/CI` by index and ids).
 
-        `memory` in bytes, None where the driver cannot tell. Without `pid` it gets one that no
+        `memory` in bytes, None where the driver does not know. Without `pid` it gets one that no
         real process can have. With `follow` the pid is a process of this machine, whose end
         frees the device. Raises UsageError, also where the compute mode keeps it out.
         """

@@ -1,9 +1,9 @@
 """What a card's sensors say: what they were set to, or what follows from how busy it is.
 
 A figure set from outside wins. Without one, clocks, power and temperature follow from the load,
-and counters grow with it. Until a load is put on the card nothing grows, so that a node that
-nobody touches says the same for ever. The limits below are round figures of each generation; what
-was not published is assumed.
+and counters grow with it. Until a load is put on the card nothing grows, so that a node that is not
+touched reads the same for ever. The limits below are round figures of each generation; what was not
+published is assumed.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ class Sensors:
             return None
         return self._activity.figures.get(of_instance(name, serial))
 
-    def told(self, name: str, otherwise: Number, serial: int = WHOLE) -> Number:
+    def value(self, name: str, otherwise: Number, serial: int = WHOLE) -> Number:
         value = self._activity.figures.get(of_instance(name, serial))
         return otherwise if value is None else value
 
@@ -190,7 +190,7 @@ class Sensors:
             "memory": self.limits.memory,
             "video": self.limits.video if busy else _IDLE_VIDEO,
         }.get(kind, self.limits.sm if busy else _IDLE_SM)
-        return int(self.told(f"clock.{kind}", derived))
+        return int(self.value(f"clock.{kind}", derived))
 
     def highest_clock(self, kind: str) -> int:
         return {"memory": self.limits.memory, "video": self.limits.video}.get(kind, self.limits.sm)
@@ -198,44 +198,44 @@ class Sensors:
     @property
     def power(self) -> int:
         span = self.limits.power - self.limits.idle_power
-        return int(self.told("power.usage", self.limits.idle_power + round(span * self.load)))
+        return int(self.value("power.usage", self.limits.idle_power + round(span * self.load)))
 
     @property
     def temperature(self) -> int:
-        return int(self.told("temperature.gpu", _AMBIENT + round(_HEAT * self.load)))
+        return int(self.value("temperature.gpu", _AMBIENT + round(_HEAT * self.load)))
 
     @property
     def margin(self) -> int:
-        slowdown = int(self.told("temperature.slowdown", self.limits.slowdown))
-        return int(self.told("temperature.margin", slowdown - self.temperature))
+        slowdown = int(self.value("temperature.slowdown", self.limits.slowdown))
+        return int(self.value("temperature.margin", slowdown - self.temperature))
 
     @property
     def reasons(self) -> int:
-        return int(self.told("reasons", 0 if self.load else IDLE))
+        return int(self.value("reasons", 0 if self.load else IDLE))
 
     def named(self, name: str) -> Number:
-        """A figure that several functions tell."""
+        """A figure that several functions read."""
         match name:
             case "temperature.memory":
-                return self.told(name, self.temperature + 5)
+                return self.value(name, self.temperature + 5)
             case "power.usage":
                 return self.power
             case "energy" | "pcie.sent" | "pcie.received":
-                return self.told(name, int(self._grown(name)))
+                return self.value(name, int(self._grown(name)))
             case "ecc.mode":
-                return self.told(name, 1)
+                return self.value(name, 1)
             case "ecc.pending":
-                return self.told(name, self.named("ecc.mode"))
+                return self.value(name, self.named("ecc.mode"))
             case "ecc.corrected.volatile" | "ecc.uncorrected.volatile":
-                return self.told(name, self._ecc_sum(name))
+                return self.value(name, self._ecc_sum(name))
             case "ecc.corrected.aggregate" | "ecc.uncorrected.aggregate":
-                return self.told(name, self._ecc_sum(name))
+                return self.value(name, self._ecc_sum(name))
             case _:
-                return self.told(name, 0)
+                return self.value(name, 0)
 
     def _ecc_sum(self, name: str) -> Number:
         """Of what was set for single places of the memory."""
-        return sum(self.told(f"{name}.{place}", 0) for place in range(8))
+        return sum(self.value(f"{name}.{place}", 0) for place in range(8))
 
     def gpm(self, metric: int, serial: int, busy: float) -> float:
         """A GPM metric over a time in which the card or instance was `busy` for that share."""
@@ -256,9 +256,9 @@ class Sensors:
     def link_errors(self, counter: str, link: int) -> Number:
         """Of one link, or of all for -1."""
         if link >= 0:
-            return self.told(f"nvlink.{counter}.{link}", 0)
+            return self.value(f"nvlink.{counter}.{link}", 0)
         links = range(self._card.board.nvlinks)
-        return sum(self.told(f"nvlink.{counter}.{link}", 0) for link in links)
+        return sum(self.value(f"nvlink.{counter}.{link}", 0) for link in links)
 
     def link_bytes(self, *, sent: bool, link: int) -> int:
         """KiB so far over one link, or over all."""
@@ -266,7 +266,7 @@ class Sensors:
         return int(self._grown("nvlink.sent" if sent else "nvlink.received") * links)
 
     def link_is_up(self, link: int) -> int:
-        return int(self.told(f"link.{link}.up", 1))
+        return int(self.value(f"link.{link}.up", 1))
 
     # --- the card's life ----------------------------------------------------------------------
 

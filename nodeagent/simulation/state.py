@@ -27,7 +27,7 @@ class ProcessKind(StrEnum):
 
 @dataclass(slots=True)
 class ComputeInstance:
-    """`serial` tells it from every other instance that ever was on the node."""
+    """`serial` distinguishes it from every other instance that ever was on the node."""
 
     id: int
     profile: int
@@ -91,7 +91,7 @@ class Process:
     """Someone who uses a device.
 
     `instance` and `compute` are ids, both None for the whole GPU. `memory` in bytes, None when
-    the driver cannot tell. `started` is set for a real process of this machine (clock ticks
+    the driver does not know. `started` is set for a real process of this machine (clock ticks
     since boot, as in /proc): its end frees the device.
     """
 

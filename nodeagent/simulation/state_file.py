@@ -2,7 +2,7 @@
 
 The file is replaced as a whole, so readers need no lock. Who changes something holds the lock
 beside it, reads what others wrote meanwhile, and writes at once. The lock file also counts the
-changes, in memory that all processes share: before every call a look at it tells, without asking
+changes, in memory that all processes share: before every call a look at it shows, without asking
 the kernel, whether there is something to read.
 """
 
@@ -55,7 +55,7 @@ class StateFile:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Nobody else changes the file meanwhile."""
+        """No other process changes the file meanwhile."""
         fcntl.flock(self._lock, fcntl.LOCK_EX)
         try:
             yield
@@ -63,7 +63,7 @@ class StateFile:
             fcntl.flock(self._lock, fcntl.LOCK_UN)
 
     def stale(self) -> bool:
-        """Whether somebody else has written since."""
+        """Whether another process has written since."""
         return self._counter[:] != self._seen
 
     def read(self) -> dict[str, Any] | None:

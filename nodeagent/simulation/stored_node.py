@@ -126,7 +126,7 @@ class StoredNode:
     def changes(self) -> Iterator[None]:
         """Hold the node still to change it; what was changed is written, errors or not."""
         with self.changing:
-            if self._held:  # whoever began writes
+            if self._held:  # the outermost one writes
                 yield
                 return
             self._held = True
@@ -229,7 +229,7 @@ class StoredNode:
         self.changed()
 
     def _settle(self) -> None:
-        """Write what changed, and tell those who wait."""
+        """Write what changed, and wake those who wait."""
         if not self._dirty:
             return
         self._dirty = False

@@ -1,6 +1,6 @@
 """What is uncertain about the driver, or differs between drivers and machines: one switch each.
 
-A default is what the published evidence supports best. Whoever relies on a default should also
+A default is what the published evidence supports best. Code that relies on a default should also
 be tested with the other value.
 """
 
@@ -42,7 +42,7 @@ class Switches:
     """Drivers before R510 refuse 4g beside 3g."""
 
     profiles_need_mig: bool = False
-    """R535 and older tell profiles and placements only while MIG is on."""
+    """R535 and older report profiles and placements only while MIG is on."""
 
     gi_destroy_race: bool = False
     """The first attempt to destroy a GPU instance after its last compute instance went fails."""

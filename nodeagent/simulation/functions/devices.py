@@ -152,7 +152,7 @@ def get_virtualization_mode(library: Session, device: Device, mode: c_ulonglong)
 
 @c_function("nvmlDeviceGetNumGpuCores", GPU_ONLY, Out(c_uint), errors=(Code.NOT_SUPPORTED,))
 def get_core_count(library: Session, gpu: Device, cores: c_uint) -> None:
-    """Not told with MIG on. 64 cores a multiprocessor up to compute capability 8.0, else 128."""
+    """None with MIG on. 64 cores a multiprocessor up to compute capability 8.0, else 128."""
     if gpu.card.state.mig:
         raise Refused(Code.NOT_SUPPORTED)
     board = gpu.card.board

@@ -30,7 +30,7 @@ _HEAD = struct.Struct("IIQQ")  # version, number of metrics, two samples
 _METRIC = struct.Struct("IId")  # metric, return code, value; texts follow
 _METRIC_SIZE = sizeof(pynvml.c_nvmlGpmMetric_t)
 _ROOM = pynvml.c_nvmlGpmMetricsGet_t.metrics.size // _METRIC_SIZE
-_CUMULATIVE = range(248, 261)  # told by drivers from R610 on
+_CUMULATIVE = range(248, 261)  # reported by drivers from R610 on
 _CUMULATIVE_SINCE = 610
 _NOT_SUPPORTED = (Code.NOT_SUPPORTED,)
 
@@ -123,7 +123,7 @@ def _sample(library: Session, token: int) -> GpmSample:
 
 
 def _told_by(library: Session, card: Card, instance: GpuInstance | None) -> Callable[[int], bool]:
-    """Which metrics a card or an instance tells."""
+    """Which metrics a card or an instance has."""
     board = card.board
     newest = int(library.node.switches.driver_version.partition(".")[0]) >= _CUMULATIVE_SINCE
     if instance is None:
@@ -143,19 +143,19 @@ def _engines(profile: GpuProfile | None) -> tuple[int, int, int, int]:
 @lru_cache
 def _of_part(newest: bool, engines: tuple[int, int, int, int]) -> Callable[[int], bool]:
     decoders, jpeg, flow, encoders = engines
-    told = {*range(1, 14), *range(30, 30 + decoders), *range(40, 40 + jpeg)}
-    told |= {*range(50, 50 + flow), *range(166, 166 + encoders)}
-    return (told | {*(_CUMULATIVE if newest else ())}).__contains__
+    known = {*range(1, 14), *range(30, 30 + decoders), *range(40, 40 + jpeg)}
+    known |= {*range(50, 50 + flow), *range(166, 166 + encoders)}
+    return (known | {*(_CUMULATIVE if newest else ())}).__contains__
 
 
 @lru_cache
 def _of_card(
     grace: bool, links: int, newest: bool, engines: tuple[int, int, int, int]
 ) -> Callable[[int], bool]:
-    told = {20, 21}
+    known = {20, 21}
     if links:
-        told |= {60, 61, *range(62, 62 + 2 * links)}
+        known |= {60, 61, *range(62, 62 + 2 * links)}
     if grace:
-        told |= {*range(100, 104), *range(160, 166)}
+        known |= {*range(100, 104), *range(160, 166)}
     of_part = _of_part(newest, engines)
-    return lambda metric: metric in told or of_part(metric)
+    return lambda metric: metric in known or of_part(metric)

@@ -33,17 +33,17 @@ _HEALTHY = 1  # its summary
 
 def _pcie(name: str, answer: Callable[[Card], int]) -> None:
     @c_function(name, GPU_ONLY, Out(c_uint), errors=_NOT_SUPPORTED)
-    def tell(library: Session, gpu: Device, value: c_uint) -> None:
+    def read(library: Session, gpu: Device, value: c_uint) -> None:
         value.value = answer(gpu.card)
 
 
 def _generation(card: Card) -> int:
-    return int(card.sensors.told("pcie.generation", card.sensors.limits.pcie))
+    return int(card.sensors.value("pcie.generation", card.sensors.limits.pcie))
 
 
 _pcie("nvmlDeviceGetCurrPcieLinkGeneration", _generation)
 _pcie("nvmlDeviceGetMaxPcieLinkGeneration", lambda card: card.sensors.limits.pcie)
-_pcie("nvmlDeviceGetCurrPcieLinkWidth", lambda card: int(card.sensors.told("pcie.width", _LANES)))
+_pcie("nvmlDeviceGetCurrPcieLinkWidth", lambda card: int(card.sensors.value("pcie.width", _LANES)))
 _pcie("nvmlDeviceGetMaxPcieLinkWidth", lambda _: _LANES)
 _pcie("nvmlDeviceGetPcieReplayCounter", lambda card: int(card.sensors.named("pcie.replays")))
 
@@ -88,7 +88,7 @@ def read_port_counters(library: Session, gpu: Device, wanted: Any) -> None:
             continue
         counter.outputValue.status = Code.SUCCESS
         counter.outputValue.outputType = pynvml.NVML_VALUE_TYPE_UNSIGNED_LONG_LONG
-        value = card.sensors.told(f"prm.{counter.counterId}.{port}", 0)
+        value = card.sensors.value(f"prm.{counter.counterId}.{port}", 0)
         counter.outputValue.outputValue.ullVal = int(value)
 
 
@@ -108,11 +108,11 @@ def get_fabric_info(library: Session, gpu: Device, info: Any) -> None:
     card = gpu.card
     if card.board.nvlink_peer != "switch" or card.board.compute_capability < _HOPPER:
         raise Refused(Code.NOT_SUPPORTED)
-    told = card.sensors.told
+    value_of = card.sensors.value
     info.clusterUuid = (type(info.clusterUuid))(*range(1, 17))
-    info.state = int(told("fabric.state", _TRAINED))
-    info.status = int(told("fabric.status", 0))
-    info.cliqueId = int(told("fabric.clique", 1))
-    info.healthMask = int(told("fabric.health", 0))
+    info.state = int(value_of("fabric.state", _TRAINED))
+    info.status = int(value_of("fabric.status", 0))
+    info.cliqueId = int(value_of("fabric.clique", 1))
+    info.healthMask = int(value_of("fabric.health", 0))
     if isinstance(info, pynvml.c_nvmlGpuFabricInfo_v3_t):
-        info.healthSummary = int(told("fabric.summary", _HEALTHY))
+        info.healthSummary = int(value_of("fabric.summary", _HEALTHY))

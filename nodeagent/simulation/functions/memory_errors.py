@@ -58,7 +58,7 @@ def get_memory_error_counter(
     corrected = "corrected" if kind == pynvml.NVML_MEMORY_ERROR_TYPE_CORRECTED else "uncorrected"
     since = "volatile" if counter == pynvml.NVML_VOLATILE_ECC else "aggregate"
     name = f"ecc.{corrected}.{since}.{place}"
-    count.value = int(device.card.sensors.told(name, 0, serial))
+    count.value = int(device.card.sensors.value(name, 0, serial))
 
 
 @c_function(
@@ -69,7 +69,7 @@ def get_memory_error_counter(
 )
 def get_sram_status(library: Session, gpu: Device, status: Any) -> None:
     gpu.card.require_capability(_AMPERE)
-    status.bThresholdExceeded = int(gpu.card.sensors.told("ecc.sramThreshold", 0))
+    status.bThresholdExceeded = int(gpu.card.sensors.value("ecc.sramThreshold", 0))
 
 
 @c_function(
@@ -81,10 +81,10 @@ def get_sram_status(library: Session, gpu: Device, status: Any) -> None:
 def get_histogram(library: Session, gpu: Device, values: Any) -> None:
     gpu.card.require_capability(_AMPERE)
     _require_no_instances(gpu.card)
-    told = gpu.card.sensors.told
-    values.max = int(told("banks.max", _BANKS))
-    values.high, values.partial = int(told("banks.high", 0)), int(told("banks.partial", 0))
-    values.low, values.none = int(told("banks.low", 0)), int(told("banks.none", 0))
+    value_of = gpu.card.sensors.value
+    values.max = int(value_of("banks.max", _BANKS))
+    values.high, values.partial = int(value_of("banks.high", 0)), int(value_of("banks.partial", 0))
+    values.low, values.none = int(value_of("banks.low", 0)), int(value_of("banks.none", 0))
 
 
 @c_function(
@@ -104,7 +104,7 @@ def get_remapped_rows(
     pending: c_uint,
     failure: c_uint,
 ) -> None:
-    """Not told while a GPU in MIG mode has instances."""
+    """Not reported while a GPU in MIG mode has instances."""
     gpu.card.require_capability(_AMPERE)
     _require_no_instances(gpu.card)
     named = gpu.card.sensors.named
@@ -147,8 +147,8 @@ def get_retired_pages(
 )
 def get_repair_status(library: Session, gpu: Device, status: Any) -> None:
     gpu.card.require_capability(_HOPPER)
-    status.bChannelRepairPending = int(gpu.card.sensors.told("repair.channel", 0))
-    status.bTpcRepairPending = int(gpu.card.sensors.told("repair.tpc", 0))
+    status.bChannelRepairPending = int(gpu.card.sensors.value("repair.channel", 0))
+    status.bTpcRepairPending = int(gpu.card.sensors.value("repair.tpc", 0))
 
 
 @c_function(
@@ -159,7 +159,7 @@ def get_repair_status(library: Session, gpu: Device, status: Any) -> None:
 )
 def get_unrepairable(library: Session, gpu: Device, status: Any) -> None:
     gpu.card.require_capability(_AMPERE)
-    status.unrepairableMemory = int(gpu.card.sensors.told("memory.unrepairable", 0))
+    status.unrepairableMemory = int(gpu.card.sensors.value("memory.unrepairable", 0))
 
 
 def _require_no_instances(card: Card) -> None:

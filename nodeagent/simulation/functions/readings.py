@@ -61,7 +61,7 @@ def get_bar1_memory_info(library: Session, device: Device, memory: Any) -> None:
     _require_aggregate(library, device)
     instance = device.instance if isinstance(device, GpuInstanceView) else None
     memory.bar1Total = device.card.bar1(instance)
-    used = int(device.card.sensors.told("bar1.used", MIB))
+    used = int(device.card.sensors.value("bar1.used", MIB))
     memory.bar1Used = min(used, memory.bar1Total)
     memory.bar1Free = memory.bar1Total - memory.bar1Used
 
@@ -73,15 +73,15 @@ def get_utilization_rates(library: Session, device: Device, rates: Any) -> None:
     _require_no_mig(device)
     sensors = device.card.sensors
     busy = round(100 * sensors.load)
-    rates.gpu = int(sensors.told("utilization.gpu", busy))
-    rates.memory = int(sensors.told("utilization.memory", busy * 3 // 10))
+    rates.gpu = int(sensors.value("utilization.gpu", busy))
+    rates.memory = int(sensors.value("utilization.memory", busy * 3 // 10))
 
 
 def _declare_engine(name: str, figure: str) -> None:
     @c_function(name, DEVICE, Out(c_uint), Out(c_uint), errors=_NOT_SUPPORTED)
     def get_utilization(library: Session, device: Device, percent: c_uint, period: c_uint) -> None:
         _require_no_mig(device)
-        percent.value, period.value = int(device.card.sensors.told(figure, 0)), _SAMPLING_PERIOD
+        percent.value, period.value = int(device.card.sensors.value(figure, 0)), _SAMPLING_PERIOD
 
 
 @c_function(
@@ -95,13 +95,13 @@ def _declare_engine(name: str, figure: str) -> None:
 def get_process_utilization(
     library: Session, device: Device, samples: Any, count: c_uint, since: int
 ) -> None:
-    """One sample for each process whose figures were set; none when nobody is busy."""
+    """One sample for each process whose figures were set; none when no process is busy."""
     _require_no_mig(device)
-    told, now = device.card.sensors.told, time.time_ns() // 1000
+    value_of, now = device.card.sensors.value, time.time_ns() // 1000
     busy = [
-        (process.pid, int(sm), int(told(f"process.{process.pid}.memory", 0)))
+        (process.pid, int(sm), int(value_of(f"process.{process.pid}.memory", 0)))
         for process in device.card.state.processes
-        if (sm := told(f"process.{process.pid}.sm", 0)) and now > since
+        if (sm := value_of(f"process.{process.pid}.sm", 0)) and now > since
     ]
     if not busy:
         raise Refused(Code.NOT_FOUND)
@@ -181,6 +181,6 @@ def _require_aggregate(library: Session, device: Device) -> None:
 
 
 def _require_no_mig(device: Device) -> None:
-    """Utilisation is told neither of a GPU in MIG mode nor of a MIG device."""
+    """Utilisation is reported neither for a GPU in MIG mode nor for a MIG device."""
     if device.card.state.mig:
         raise Refused(Code.NOT_SUPPORTED)

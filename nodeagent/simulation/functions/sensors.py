@@ -26,26 +26,26 @@ _TESLA, _NVIDIA = pynvml.NVML_BRAND_TESLA, pynvml.NVML_BRAND_NVIDIA
 
 
 def _one(name: str, answer: Callable[[Card], int], out: Any = c_uint) -> None:
-    """A function that tells one number of the card."""
+    """A function that returns one number of the card."""
 
     @c_function(name, GPU_ONLY, Out(out), errors=_NOT_SUPPORTED)
-    def tell(library: Session, gpu: Device, value: Any) -> None:
+    def read(library: Session, gpu: Device, value: Any) -> None:
         value.value = answer(gpu.card)
 
 
 def _figure(name: str, otherwise: Callable[[Card], int]) -> Callable[[Card], int]:
-    return lambda card: int(card.sensors.told(name, otherwise(card)))
+    return lambda card: int(card.sensors.value(name, otherwise(card)))
 
 
 def _power_limit(card: Card) -> int:
-    return int(card.sensors.told("power.limit", card.sensors.limits.power))
+    return int(card.sensors.value("power.limit", card.sensors.limits.power))
 
 
 def _fan(card: Card) -> int:
     """Cards for servers have none; a workstation's has."""
     if "workstation" not in card.board.board and "max-q" not in card.board.board:
         raise Refused(Code.NOT_SUPPORTED)
-    return int(card.sensors.told("fan", 30))
+    return int(card.sensors.value("fan", 30))
 
 
 _one("nvmlDeviceGetPowerUsage", lambda card: card.sensors.power)
@@ -82,7 +82,7 @@ def get_max_clock(library: Session, gpu: Device, kind: int, clock: c_uint) -> No
 )
 def get_applications_clock(library: Session, gpu: Device, kind: int, clock: c_uint) -> None:
     sensors, name = gpu.card.sensors, _clock(kind)
-    clock.value = int(sensors.told(f"application.{name}", sensors.highest_clock(name)))
+    clock.value = int(sensors.value(f"application.{name}", sensors.highest_clock(name)))
 
 
 @c_function(
@@ -109,8 +109,8 @@ def get_auto_boost(library: Session, gpu: Device, enabled: c_uint, default: c_ui
 )
 def get_power_constraints(library: Session, gpu: Device, least: c_uint, most: c_uint) -> None:
     sensors = gpu.card.sensors
-    least.value = int(sensors.told("power.min", sensors.limits.power // 2))
-    most.value = int(sensors.told("power.max", sensors.limits.power))
+    least.value = int(sensors.value("power.min", sensors.limits.power // 2))
+    most.value = int(sensors.value("power.max", sensors.limits.power))
 
 
 # --- temperatures ---------------------------------------------------------------------------------
@@ -147,7 +147,7 @@ def get_threshold(library: Session, gpu: Device, threshold: int, degrees: c_uint
         pynvml.NVML_TEMPERATURE_THRESHOLD_GPU_MAX: ("gpuMax", sensors.limits.slowdown - 2),
     }
     name, otherwise = known.get(threshold, ("", 0))
-    value = int(sensors.told(f"temperature.{name}", otherwise)) if name else 0
+    value = int(sensors.value(f"temperature.{name}", otherwise)) if name else 0
     if not value:
         raise Refused(Code.NOT_SUPPORTED)
     degrees.value = value
@@ -169,7 +169,7 @@ def get_margin(library: Session, gpu: Device, margin: Any) -> None:
 
 @c_function("nvmlDeviceValidateInforom", GPU_ONLY, errors=(*_NOT_SUPPORTED, Code.CORRUPTED_INFOROM))
 def validate_inforom(library: Session, gpu: Device) -> None:
-    if gpu.card.sensors.told("inforom.corrupt", 0):
+    if gpu.card.sensors.value("inforom.corrupt", 0):
         raise Refused(Code.CORRUPTED_INFOROM)
 
 
@@ -200,7 +200,7 @@ def get_vbios_version(library: Session, gpu: Device, buffer: Any, size: int) -> 
 )
 def get_licensable_features(library: Session, gpu: Device, features: Any) -> None:
     """Told by virtual GPUs; on others no feature is licensed."""
-    state = int(gpu.card.sensors.told("license", 0))
+    state = int(gpu.card.sensors.value("license", 0))
     features.isGridLicenseSupported = int(bool(state))
     features.licensableFeaturesCount = 1
     features.gridLicensableFeatures[0].featureState = state
@@ -216,14 +216,14 @@ def get_platform_info(library: Session, gpu: Device, info: Any) -> None:
     """Told by the boards of rack systems."""
     if not gpu.card.board.board.startswith("gb"):
         raise Refused(Code.NOT_SUPPORTED)
-    told = gpu.card.sensors.told
+    value_of = gpu.card.sensors.value
     info.ibGuid = gpu.card.identity.uuid[4:20].encode()
     info.chassisSerialNumber = gpu.card.identity.serial_number[:15].encode()
-    info.slotNumber = int(told("platform.slot", 1))
-    info.trayIndex = int(told("platform.tray", 0))
-    info.hostId = int(told("platform.host", 1))
-    info.peerType = int(told("platform.peer", 1))
-    info.moduleId = int(told("platform.module", gpu.card.index + 1))
+    info.slotNumber = int(value_of("platform.slot", 1))
+    info.trayIndex = int(value_of("platform.tray", 0))
+    info.hostId = int(value_of("platform.host", 1))
+    info.peerType = int(value_of("platform.peer", 1))
+    info.moduleId = int(value_of("platform.module", gpu.card.index + 1))
 
 
 @c_function("nvmlSystemGetConfComputeState", Out(pynvml.c_nvmlConfComputeSystemState_t))

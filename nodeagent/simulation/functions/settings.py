@@ -41,10 +41,10 @@ def set_persistence_mode(library: Session, gpu: Device, mode: int) -> None:
 @c_function("nvmlDeviceGetComputeMode", DEVICE, Out(c_uint), errors=(Code.NOT_SUPPORTED,))
 def get_compute_mode(library: Session, device: Device, mode: c_uint) -> None:
     """Of a GPU in MIG mode only each MIG device has one."""
-    told = library.node.switches.compute_mode_of_mig_parent
+    answer = library.node.switches.compute_mode_of_mig_parent
     if _is_mig_parent(device):
-        if told != "DEFAULT":
-            raise Refused(Code[told])
+        if answer != "DEFAULT":
+            raise Refused(Code[answer])
         mode.value = pynvml.NVML_COMPUTEMODE_DEFAULT
         return
     mode.value = _holder_of_mode(library, device).compute_mode
@@ -54,8 +54,8 @@ def get_compute_mode(library: Session, device: Device, mode: c_uint) -> None:
 def set_compute_mode(library: Session, device: Device, mode: int) -> None:
     """At once; who has a context already keeps it."""
     if _is_mig_parent(device):
-        told = library.node.switches.compute_mode_of_mig_parent
-        raise Refused(Code.NOT_SUPPORTED if told == "DEFAULT" else Code[told])
+        answer = library.node.switches.compute_mode_of_mig_parent
+        raise Refused(Code.NOT_SUPPORTED if answer == "DEFAULT" else Code[answer])
     holder = _holder_of_mode(library, device)
     library.require_privilege()
     if mode not in _COMPUTE_MODES:

@@ -136,7 +136,7 @@ class Commands:
         wanted = values.integer(client)
         if all(c["pid"] != wanted for c in server.clients):
             return f"Invalid process {wanted}!\n1\n"
-        server.tell({"terminate": wanted})
+        server.send({"terminate": wanted})
         return Wait(server, wanted)
 
     # --- the rest -----------------------------------------------------------------------------

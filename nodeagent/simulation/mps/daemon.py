@@ -221,7 +221,7 @@ class Daemon:
                 server.connection = None  # its end will be reported by the kernel
             connection.close()
             return
-        self._servers.told(message)
+        self._servers.received(message)
         front_end = self._front_end
         if "terminated" in message and front_end is not None and front_end.awaits is not None:
             self._end_wait(front_end, f"{message['code']}\n")

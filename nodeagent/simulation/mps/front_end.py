@@ -29,7 +29,7 @@ def run(only: str | None = None) -> int:
 
 
 def _connection() -> socket.socket | None:
-    """Whoever may, comes in by the owner's door."""
+    """The owner and root come in by the owner's door."""
     directory = protocol.pipe_directory()
     for name in (protocol.PRIVILEGED, protocol.CONTROL):
         try:
@@ -43,7 +43,7 @@ def _converse(connection: socket.socket, output: _Output, lines: Iterator[str]) 
     try:
         protocol.send(connection, {"hello": "ui"})
         answer, _ = protocol.receive_with_descriptor(connection)
-        if answer is not None and "refused" in answer:  # somebody else is being served
+        if answer is not None and "refused" in answer:  # another client is being served
             return _cannot_send() if answer["refused"] == "error" else 0
         status = None
         for line in lines:
@@ -55,7 +55,7 @@ def _converse(connection: socket.socket, output: _Output, lines: Iterator[str]) 
                 return 1
             output.write(str(answer.get("reply", "")))
             status = answer.get("exit")
-    except ConnectionResetError:  # it died with the command unread: nobody notices
+    except ConnectionResetError:  # it died with the command unread: unnoticed
         return 0
     except OSError:
         return _cannot_send()

@@ -1,4 +1,4 @@
-"""What is to go wrong, told to running stand-ins by a file.
+"""What is to go wrong, read by running stand-ins from a file.
 
     knobs = Knobs(directory)                      # of the installation: for every daemon
     knobs = Knobs(directory, pipe_directory)      # for one daemon and its servers

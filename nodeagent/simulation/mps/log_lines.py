@@ -11,7 +11,7 @@ STDOUT = 1
 class Log:
     """One log: a descriptor that others may append to as well. -1 where nothing can be kept.
 
-    Like the real daemon it goes on when nobody reads its standard output any more.
+    Like the real daemon it goes on when its standard output is no longer read.
     """
 
     def __init__(self, descriptor: int, tag: str, pid: int | None = None) -> None:

@@ -17,7 +17,7 @@ class Caller(NamedTuple):
     """Who sits at the front-end."""
 
     uid: int
-    owner: bool  # root, or whoever started the daemon
+    owner: bool  # root, or the user who started the daemon
 
 
 class Wait(NamedTuple):

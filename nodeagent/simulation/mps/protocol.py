@@ -1,6 +1,6 @@
 """How the stand-ins speak with each other: JSON messages on SOCK_SEQPACKET sockets.
 
-The real protocol is private and nobody should speak it; this one has only the sockets' names,
+The real protocol is private and not to be spoken; this one has only the sockets' names,
 types and modes in common with it.
 """
 

@@ -42,17 +42,17 @@ class ServedClient:
         self._serial = 0
 
     def terms(self) -> protocol.Message:
-        """What the client is told when it is accepted; the limit in bytes, None for none.
+        """What the client gets when it is accepted; the limit in bytes, None for none.
 
         `server` is this process: a simulated node has to show it, and only the client knows both.
         """
         return {"limit": self._limit, "percentage": self._percentage, "server": os.getpid()}
 
     def row(self) -> protocol.Message:
-        """What the daemon is told of it."""
+        """What the daemon learns of it."""
         return {"pid": self.pid, "device": self._device[:22]}
 
-    def tell(self, message: protocol.Message) -> None:
+    def send(self, message: protocol.Message) -> None:
         try:
             protocol.send(self.connection, message)
         except OSError:

@@ -49,7 +49,7 @@ def main(*, version: str, installation: str) -> int:
 
 
 class MpsServer:
-    """Serves until it is told to leave or gets SIGINT."""
+    """Serves until it is asked to leave or gets SIGINT."""
 
     def __init__(
         self,
@@ -201,14 +201,14 @@ class MpsServer:
             devices=self._devices,
         )
         if refusal:
-            client.tell({"error": refusal})
+            client.send({"error": refusal})
             connection.close()
             self._tell_clients()
             return
         self._log("Worker created")
         self._log("Creating worker thread")
         self._clients[connection.fileno()] = client
-        client.tell({"accepted": client.terms()})
+        client.send({"accepted": client.terms()})
         self._log(f"Status of client {{{pid}, 0}} is ACTIVE")
         self._tell_clients()
 
@@ -229,7 +229,7 @@ class MpsServer:
         elif "fault" in message:
             self._fault(client)
         else:
-            client.tell(client.answer(message, sticky=self._state == "FAULT"))
+            client.send(client.answer(message, sticky=self._state == "FAULT"))
 
     def _drop(self, client: ServedClient) -> None:
         del self._clients[client.connection.fileno()]
@@ -247,7 +247,7 @@ class MpsServer:
         code = int(self._knobs.get("terminate_code", 0))
         if code == 0:
             for client in [c for c in self._clients.values() if c.pid == pid]:
-                client.tell({"error": CLIENT_TERMINATED})
+                client.send({"error": CLIENT_TERMINATED})
                 self._drop(client)
         if code >= 0:
             self._tell({"terminated": pid, "code": code})
@@ -271,7 +271,7 @@ class MpsServer:
         self._recover()
 
     def _recover(self) -> None:
-        """Once nobody is left, the contexts are made anew."""
+        """Once no client is left, the contexts are made anew."""
         if self._state != "FAULT" or self._clients or self._knobs.get("fault") == "hold":
             return
         for ordinal, name in enumerate(self._devices):

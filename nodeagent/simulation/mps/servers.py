@@ -22,7 +22,7 @@ _BACKOFF = (0.1, 1.6)  # seconds: first and longest wait before another try to e
 
 
 class Server:
-    """One server process. `clients` and `state` are what it last told."""
+    """One server process. `clients` and `state` are what it last reported."""
 
     def __init__(self, pid: int, uid: int, settings: Settings) -> None:
         self.pid = pid
@@ -32,12 +32,12 @@ class Server:
         self.state = "INITIALIZING"
         self.clients: list[protocol.Message] = []
         self.leaving = False
-        self.told_to_leave = False
+        self.asked_to_leave = False
         self.next_try = 0.0
         self.backoff = _BACKOFF[0]
 
-    def tell(self, message: protocol.Message, *descriptors: int) -> bool:
-        """Whether it could be told."""
+    def send(self, message: protocol.Message, *descriptors: int) -> bool:
+        """Whether it could be sent."""
         if self.connection is None:
             return False
         try:
@@ -113,11 +113,11 @@ class Servers:
         settings = server.settings.to_json()
         descriptor = self._server_log.descriptor
         descriptors = (descriptor,) if descriptor >= 0 else ()
-        return server.tell({"uid": server.uid, "settings": settings}, *descriptors)
+        return server.send({"uid": server.uid, "settings": settings}, *descriptors)
 
-    # --- what it tells ----------------------------------------------------------------------
+    # --- what it reports --------------------------------------------------------------------
 
-    def told(self, message: protocol.Message) -> None:
+    def received(self, message: protocol.Message) -> None:
         """The current server has sent its state or its clients."""
         server = self.current
         if server is None:
@@ -162,7 +162,7 @@ class Servers:
             return
         if any(self._server_user(w.uid) != server.uid for w in self.queue):
             server.leaving = True
-        if server.leaving and not server.told_to_leave and server.state != "INITIALIZING":
+        if server.leaving and not server.asked_to_leave and server.state != "INITIALIZING":
             self._try_to_end(server)
 
     def force(self, server: Server) -> None:
@@ -177,7 +177,7 @@ class Servers:
             return
         self._log(f"Try shutting down server {server.pid}, backoff is enabled")
         if not server.clients:
-            server.told_to_leave = server.tell({"leave": True})
+            server.asked_to_leave = server.send({"leave": True})
             return
         self._log(
             f"Server {server.pid} has {len(server.clients)} active worker threads. "
@@ -244,9 +244,9 @@ class Servers:
         if client.connection is None or self.current is None:
             return
         message = {"client": client.pid, "uid": client.uid, "hello": client.hello or {}}
-        if self.current.tell(message, client.connection.fileno()):
+        if self.current.send(message, client.connection.fileno()):
             known: protocol.Message = {"pid": client.pid, "device": ""}
-            self.current.clients.append(known)  # until it tells more
+            self.current.clients.append(known)  # until it reports more
         client.connection.close()
 
     def _drop_all(self) -> None:

@@ -64,7 +64,7 @@ class SettingCommands:
             self._lookup.log(_BAD_PERCENTAGE)
         else:
             server.settings.percentage = wanted
-            server.tell({"settings": server.settings.to_json()})
+            server.send({"settings": server.settings.to_json()})
         return f"{server.settings.percentage:.1f}\n"
 
     # --- memory limits ------------------------------------------------------------------------
@@ -92,7 +92,7 @@ class SettingCommands:
         if isinstance(server, str):
             return server
         self._set(server.settings.limits, limit)
-        server.tell({"settings": server.settings.to_json()})
+        server.send({"settings": server.settings.to_json()})
         return ""
 
     def _limit(self, limits: dict[int, int], device: int) -> str:

@@ -35,7 +35,7 @@ def limit(text: str) -> int:
 
 
 def shown_limit(size: int) -> str:
-    """As the daemon tells a limit in bytes: whole G from 1 G up, rounded down."""
+    """As the daemon prints a limit in bytes: whole G from 1 G up, rounded down."""
     return f"{size >> 30}G" if size >> 30 else f"{size >> 20}M"
 
 

@@ -82,12 +82,12 @@ def test_before_hopper_there_is_none() -> None:
             pynvml.nvmlGpmSampleGet(calls.gpu(), pynvml.nvmlGpmSampleAlloc())
 
 
-@pytest.mark.parametrize("told", [False, True])
-def test_a_gpu_in_mig_mode(told: bool) -> None:
-    """Whether it has samples of the whole is a switch, since nobody has said."""
-    with calls.node_with("h100-80gb", switches=Switches(gpm_of_mig_parent=told)):
+@pytest.mark.parametrize("known", [False, True])
+def test_a_gpu_in_mig_mode(known: bool) -> None:
+    """Whether it has samples of the whole is a switch, since no source says."""
+    with calls.node_with("h100-80gb", switches=Switches(gpm_of_mig_parent=known)):
         sample = pynvml.nvmlGpmSampleAlloc()
-        if told:
+        if known:
             pynvml.nvmlGpmSampleGet(calls.gpu(), sample)
         else:
             with pytest.raises(pynvml.NVMLError_NotSupported):

@@ -158,7 +158,7 @@ def test_a_corrupt_inforom() -> None:
 
 
 def test_processes_that_keep_the_gpu_busy() -> None:
-    """A sample for each, none when nobody is busy, and none older than asked for."""
+    """A sample for each, none when no process is busy, and none older than asked for."""
     with calls.node_with("h100-80gb", mig=False) as node:
         node.occupy(0, pid=4711)
         with pytest.raises(pynvml.NVMLError_NotFound):
