@@ -192,40 +192,40 @@ async def test_a_body_that_is_too_large() -> None:
                 assert answer.status == status
 
 
-@pytest.mark.parametrize(
-    ("host", "status"),
-    [
-        ("localhost", 200),
-        ("localhost:9470", 200),
-        ("LOCALHOST.:1", 200),
-        ("127.0.0.1:80", 200),
-        ("[::1]:9470", 200),
-        ("[0:0:0:0:0:0:0:1]", 200),
-        ("localhost:", 200),
-        ("node-a.example", 403),
-        ("evil.example", 403),
-        ("evil.example:9470", 403),
-        ("localhost.evil.example", 403),
-        ("127.0.0.1.evil.example", 403),
-        ("[::1].evil", 403),
-        ("[::1]evil:80", 403),
-        ("[::1", 403),
-        ("::1", 403),
-        ("[localhost]", 403),
-        ("127.0.0.1:1:evil", 403),
-        ("127.0.0.1:evil", 403),
-        ("127.0.0.1:80@evil.example", 403),
-        ("localhost/evil", 403),
-        ("localhost..", 403),
-        ("evil@localhost", 403),
-        ("", 403),
-    ],
+HOSTS: tuple[tuple[str, int], ...] = (
+    ("localhost", 200),
+    ("localhost:9470", 200),
+    ("LOCALHOST.:1", 200),
+    ("127.0.0.1:80", 200),
+    ("[::1]:9470", 200),
+    ("[0:0:0:0:0:0:0:1]", 200),
+    ("localhost:", 200),
+    ("node-a.example", 403),
+    ("evil.example", 403),
+    ("evil.example:9470", 403),
+    ("localhost.evil.example", 403),
+    ("127.0.0.1.evil.example", 403),
+    ("[::1].evil", 403),
+    ("[::1]evil:80", 403),
+    ("[::1", 403),
+    ("::1", 403),
+    ("[localhost]", 403),
+    ("127.0.0.1:1:evil", 403),
+    ("127.0.0.1:evil", 403),
+    ("127.0.0.1:80@evil.example", 403),
+    ("localhost/evil", 403),
+    ("localhost..", 403),
+    ("evil@localhost", 403),
+    ("", 403),
 )
-async def test_foreign_hosts_are_refused(host: str, status: int) -> None:
+
+
+async def test_foreign_hosts_are_refused() -> None:
     """A web page whose name was pointed at this machine learns nothing."""
     async with api() as served:
-        found, _ = await served.get("/v1/status", Host=host)
-        assert found == status
+        for host, status in HOSTS:
+            found, _ = await served.get("/v1/status", Host=host)
+            assert found == status, host
 
 
 async def test_the_address_that_is_listened_on_is_no_foreign_host() -> None:

@@ -82,37 +82,37 @@ def test_the_context_is_what_the_file_says(tmp_path: Path) -> None:
 PAIR = "cert_file: a, key_file: b"
 
 
-@pytest.mark.parametrize(
-    ("text", "told"),
-    [
-        ("tls_config: {}", "did you mean tls_server_config?"),
-        ("[]", "no keys"),
-        ("tls_server_config: {cert_file: a}", "no key_file"),
-        ("tls_server_config: {key_file: a}", "no cert_file"),
-        (f"tls_server_config: {{{PAIR}, cert_fil: x}}", "did you mean cert_file?"),
-        (f"tls_server_config: {{{PAIR}, cipher_suites: [X]}}", "left to OpenSSL"),
-        (f"tls_server_config: {{{PAIR}, min_version: TLS10}}", "not offered any more"),
-        (f"tls_server_config: {{{PAIR}, min_version: SSL3}}", "TLS12 or TLS13"),
-        (f"tls_server_config: {{{PAIR}, min_version: TLS13, max_version: TLS12}}", "above"),
-        (f"tls_server_config: {{{PAIR}, client_ca_file: c}}", "asks for no certificate"),
-        (
-            f"tls_server_config: {{{PAIR}, client_auth_type: RequireAndVerifyClientCert}}",
-            "needs client_ca_file",
-        ),
-        (f"tls_server_config: {{{PAIR}, client_auth_type: RequireAnyClientCert}}", "cannot be had"),
-        ("basic_auth_users: {prometheus: secret}", "no bcrypt hash"),
-        (f"basic_auth_users: {{p: $2y$31${'a' * 53}}}", "cost of 31"),
-        ("http_server_config: {headers: {Set-Cookie: x}}", "not accepted"),
-        ("http_server_config: {http3: true}", "not known"),
-        ("a: [", "no YAML"),
-    ],
+FAULTS: tuple[tuple[str, str], ...] = (
+    ("tls_config: {}", "did you mean tls_server_config?"),
+    ("[]", "no keys"),
+    ("tls_server_config: {cert_file: a}", "no key_file"),
+    ("tls_server_config: {key_file: a}", "no cert_file"),
+    (f"tls_server_config: {{{PAIR}, cert_fil: x}}", "did you mean cert_file?"),
+    (f"tls_server_config: {{{PAIR}, cipher_suites: [X]}}", "left to OpenSSL"),
+    (f"tls_server_config: {{{PAIR}, min_version: TLS10}}", "not offered any more"),
+    (f"tls_server_config: {{{PAIR}, min_version: SSL3}}", "TLS12 or TLS13"),
+    (f"tls_server_config: {{{PAIR}, min_version: TLS13, max_version: TLS12}}", "above"),
+    (f"tls_server_config: {{{PAIR}, client_ca_file: c}}", "asks for no certificate"),
+    (
+        f"tls_server_config: {{{PAIR}, client_auth_type: RequireAndVerifyClientCert}}",
+        "needs client_ca_file",
+    ),
+    (f"tls_server_config: {{{PAIR}, client_auth_type: RequireAnyClientCert}}", "cannot be had"),
+    ("basic_auth_users: {prometheus: secret}", "no bcrypt hash"),
+    (f"basic_auth_users: {{p: $2y$31${'a' * 53}}}", "cost of 31"),
+    ("http_server_config: {headers: {Set-Cookie: x}}", "not accepted"),
+    ("http_server_config: {http3: true}", "not known"),
+    ("a: [", "no YAML"),
 )
-def test_what_is_wrong_is_said(tmp_path: Path, text: str, told: str) -> None:
+
+
+def test_what_is_wrong_is_said(tmp_path: Path) -> None:
     """Each fault names the file and says what would be right; no value of a secret is repeated."""
-    message = _refused(tmp_path, text)
-    assert told in message
-    assert "web.yaml" in message
-    assert "secret" not in message
+    for text, told in FAULTS:
+        message = _refused(tmp_path, text)
+        assert told in message, text
+        assert "web.yaml" in message, text
+        assert "secret" not in message, text
 
 
 def test_files_that_cannot_be_used_are_named(tmp_path: Path) -> None:

@@ -191,40 +191,40 @@ def test_groups_cannot_be_changed() -> None:
 # --- refusals -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        ("plan:\n  fiel: x", "line 2: plan.fiel is no setting (did you mean plan.file?)"),
-        ("drifft: mend", "line 1: drifft is no setting (did you mean drift?)"),
-        ("zzz: 1", "line 1: zzz is no setting (there are node_name, api.listen,"),
-        ("plan.file: x", "line 1: plan.file is written flat (write plan: {file: ...})"),
-        ("plan: x", 'plan: found "x" (accepted: keys with values)'),
-        ("- plan", "found a list (accepted: keys with values)"),
-        ("plan: {file: a, file: b}", 'the key "file" is there twice'),
-        ("a: &x [*x]", "anchor &x is not allowed"),
-        ("plan: {", "this is neither YAML nor JSON"),
-        ("plan: {source: fil}", "plan.source: found \"fil\" (accepted: 'auto', 'file',"),
-        ("kubernetes: {tolerate: 3}", "kubernetes.tolerate: found 3 (accepted: a list of texts"),
-        ("plan: {name: 3}", "plan.name: found 3 (accepted: a text (numbers and the like in"),
-        ("gpu: {parallel: true}", "gpu.parallel: found true (accepted: a whole number"),
-        ("gpu: {parallel: 0}", "gpu.parallel: found 0 (accepted: a whole number"),
-        ("resync: {interval: -1}", "resync.interval: found -1 (accepted: a number of seconds"),
-        ("resync: {interval: .inf}", "resync.interval: found"),
-        ("resync: {interval: 5 parsecs}", 'resync.interval: found "5 parsecs" (accepted'),
-        ("api: {listen: 9470}", "api.listen: found 9470 (accepted: HOST:PORT"),
-        ("api: {listen: '::1:9470'}", 'api.listen: found "::1:9470" (accepted: HOST:PORT'),
-        ("api: {listen: 'localhost:70000'}", "api.listen: found"),
-        ("nvidia_smi: 'a \"b'", "nvidia_smi: found"),
-        ("nvidia_smi: []", "nvidia_smi: found a list (accepted: a command"),
-        ("run: {dir: ''}", 'run.dir: found "" (accepted: a path'),
-        ("reset: always", "reset: found \"always\" (accepted: 'never' or 'whenIdle')"),
-    ],
+WRONG: tuple[tuple[str, str], ...] = (
+    ("plan:\n  fiel: x", "line 2: plan.fiel is no setting (did you mean plan.file?)"),
+    ("drifft: mend", "line 1: drifft is no setting (did you mean drift?)"),
+    ("zzz: 1", "line 1: zzz is no setting (there are node_name, api.listen,"),
+    ("plan.file: x", "line 1: plan.file is written flat (write plan: {file: ...})"),
+    ("plan: x", 'plan: found "x" (accepted: keys with values)'),
+    ("- plan", "found a list (accepted: keys with values)"),
+    ("plan: {file: a, file: b}", 'the key "file" is there twice'),
+    ("a: &x [*x]", "anchor &x is not allowed"),
+    ("plan: {", "this is neither YAML nor JSON"),
+    ("plan: {source: fil}", "plan.source: found \"fil\" (accepted: 'auto', 'file',"),
+    ("kubernetes: {tolerate: 3}", "kubernetes.tolerate: found 3 (accepted: a list of texts"),
+    ("plan: {name: 3}", "plan.name: found 3 (accepted: a text (numbers and the like in"),
+    ("gpu: {parallel: true}", "gpu.parallel: found true (accepted: a whole number"),
+    ("gpu: {parallel: 0}", "gpu.parallel: found 0 (accepted: a whole number"),
+    ("resync: {interval: -1}", "resync.interval: found -1 (accepted: a number of seconds"),
+    ("resync: {interval: .inf}", "resync.interval: found"),
+    ("resync: {interval: 5 parsecs}", 'resync.interval: found "5 parsecs" (accepted'),
+    ("api: {listen: 9470}", "api.listen: found 9470 (accepted: HOST:PORT"),
+    ("api: {listen: '::1:9470'}", 'api.listen: found "::1:9470" (accepted: HOST:PORT'),
+    ("api: {listen: 'localhost:70000'}", "api.listen: found"),
+    ("nvidia_smi: 'a \"b'", "nvidia_smi: found"),
+    ("nvidia_smi: []", "nvidia_smi: found a list (accepted: a command"),
+    ("run: {dir: ''}", 'run.dir: found "" (accepted: a path'),
+    ("reset: always", "reset: found \"always\" (accepted: 'never' or 'whenIdle')"),
 )
-def test_a_wrong_file_is_refused_with_its_place(tmp_path: Path, text: str, words: str) -> None:
+
+
+def test_a_wrong_file_is_refused_with_its_place(tmp_path: Path) -> None:
     """The error names the file, the key, what was found and what would be right."""
-    message = _refused(_file(tmp_path, text))
-    assert message.startswith(str(tmp_path / "settings.yaml"))
-    assert words in message
+    for text, words in WRONG:
+        message = _refused(_file(tmp_path, text))
+        assert message.startswith(str(tmp_path / "settings.yaml")), text
+        assert words in message, text
 
 
 def test_a_wrong_variable_is_named() -> None:

@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from datetime import UTC, datetime
 
-import pytest
-
 from nodeagent.health.evaluate import Rules, judge
 from nodeagent.health.findings import Moment
 from nodeagent.health.readings import (
@@ -94,28 +92,28 @@ def of(state: NodeState) -> Headline:
     return headline(state, in_cluster=True)
 
 
-@pytest.mark.parametrize(("severity", "code", "values"), KINDS, ids=[kind[1] for kind in KINDS])
-def test_every_kind(severity: Severity, code: str, values: dict[str, object]) -> None:
+def test_every_kind() -> None:
     """By its severity and code, in a sentence."""
-    found = of(node(values))
-    assert (found.severity, found.code) == (severity, code)
-    assert found.text.endswith(".")
-    assert found.text[0].isupper() or found.text[0].isdigit()
-    assert found.remedy == "" or found.remedy.endswith(".")
+    for severity, code, values in KINDS:
+        found = of(node(values))
+        assert (found.severity, found.code) == (severity, code), code
+        assert found.text.endswith("."), code
+        assert found.text[0].isupper() or found.text[0].isdigit(), code
+        assert found.remedy == "" or found.remedy.endswith("."), code
 
 
-@pytest.mark.parametrize("worse", range(len(KINDS)))
-def test_the_worst_counts(worse: int) -> None:
+def test_the_worst_counts() -> None:
     """Each kind outweighs all that come after it and can be there at the same time."""
-    _, code, values = KINDS[worse]
-    for _, _, others in KINDS[worse + 1 :]:
-        both = {**others, **values}
-        if "problems" in values and "problems" in others:
-            both["problems"] = (*others["problems"], *values["problems"])  # type: ignore[misc]
-            if code != "UnknownProfile" and "refusal" in others:
-                both["refusal"] = others["refusal"]
-        if values.get("health") is None or others.get("health") is None:
-            assert of(node(both)).code == code
+    for worse in range(len(KINDS)):
+        _, code, values = KINDS[worse]
+        for _, _, others in KINDS[worse + 1 :]:
+            both = {**others, **values}
+            if "problems" in values and "problems" in others:
+                both["problems"] = (*others["problems"], *values["problems"])  # type: ignore[misc]
+                if code != "UnknownProfile" and "refusal" in others:
+                    both["refusal"] = others["refusal"]
+            if values.get("health") is None or others.get("health") is None:
+                assert of(node(both)).code == code
 
 
 def test_a_lost_gpu_comes_before_a_blocked_one() -> None:

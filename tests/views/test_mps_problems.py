@@ -63,26 +63,28 @@ def test_each_finding_of_a_client_is_a_problem() -> None:
     assert [problem.remedy for problem in ended] == ["", ""]
 
 
-@pytest.mark.parametrize(
-    ("phase", "wanted", "expected"),
-    [
-        ("Ready", True, Phase.IN_SYNC),
-        ("Starting", True, Phase.WORKING),
-        ("Limiting", True, Phase.WORKING),
-        ("Backoff", True, Phase.WORKING),
-        ("Starting", False, Phase.IN_SYNC),
-        ("Down", True, Phase.IN_SYNC),
-        ("Draining", True, Phase.IN_SYNC),
-        ("Failed", True, Phase.FAILED),
-        ("Fault", True, Phase.FAILED),
-    ],
+PHASES: tuple[tuple[str, bool, Phase], ...] = (
+    ("Ready", True, Phase.IN_SYNC),
+    ("Starting", True, Phase.WORKING),
+    ("Limiting", True, Phase.WORKING),
+    ("Backoff", True, Phase.WORKING),
+    ("Starting", False, Phase.IN_SYNC),
+    ("Down", True, Phase.IN_SYNC),
+    ("Draining", True, Phase.IN_SYNC),
+    ("Failed", True, Phase.FAILED),
+    ("Fault", True, Phase.FAILED),
 )
-def test_the_phase_of_the_node(phase: str, wanted: bool, expected: Phase) -> None:
+
+
+def test_the_phase_of_the_node() -> None:
     """A daemon on its way is work, one that is of no use a failure, and a drain somebody's wish."""
-    daemons = (DaemonState("GPU-0", phase, WANTED if wanted else None),)
-    problems = mps_problems(daemons, NODE)
-    in_sync = NodePlan(Verdict.IN_SYNC)
-    assert phase_of(refused=False, plan=in_sync, problems=problems, mps=daemons) is expected
+    for phase, wanted, expected in PHASES:
+        daemons = (DaemonState("GPU-0", phase, WANTED if wanted else None),)
+        problems = mps_problems(daemons, NODE)
+        in_sync = NodePlan(Verdict.IN_SYNC)
+        assert phase_of(refused=False, plan=in_sync, problems=problems, mps=daemons) is expected, (
+            phase
+        )
 
 
 @pytest.mark.parametrize(

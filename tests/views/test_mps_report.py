@@ -6,8 +6,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 
-import pytest
-
 from nodeagent.plan.observed import ObservedNode
 from nodeagent.views.mps_report import daemon_shapes, done_json, mps_answer
 from nodeagent.views.mps_state import DaemonState
@@ -81,31 +79,31 @@ def test_a_daemon_in_trouble() -> None:
     assert report["waiting"] == [{"pid": 99, "user": 1001, "command": "sleepy"}]
 
 
-@pytest.mark.parametrize(
-    ("device", "found"),
-    [
-        (None, ["GPU-0", "MIG-b"]),
-        ("0", ["GPU-0"]),
-        ("gpu-0", ["GPU-0"]),
-        ("1", ["MIG-b"]),
-        ("GPU-1", ["MIG-b"]),
-        ("1:5", ["MIG-b"]),
-        ("mig-B", ["MIG-b"]),
-        ("1:0", []),
-        ("MIG-a", []),
-        ("7", None),
-        ("0:0", None),
-        ("1:8", None),
-        ("MIG-c", None),
-        ("", None),
-        ("-1", None),
-        ("\u0660", None),
-    ],
+NAMES: tuple[tuple[str | None, list[str] | None], ...] = (
+    (None, ["GPU-0", "MIG-b"]),
+    ("0", ["GPU-0"]),
+    ("gpu-0", ["GPU-0"]),
+    ("1", ["MIG-b"]),
+    ("GPU-1", ["MIG-b"]),
+    ("1:5", ["MIG-b"]),
+    ("mig-B", ["MIG-b"]),
+    ("1:0", []),
+    ("MIG-a", []),
+    ("7", None),
+    ("0:0", None),
+    ("1:8", None),
+    ("MIG-c", None),
+    ("", None),
+    ("-1", None),
+    ("\u0660", None),
 )
-def test_daemons_by_any_name_of_their_device(device: str | None, found: list[str] | None) -> None:
+
+
+def test_daemons_by_any_name_of_their_device() -> None:
     """By index, UUID, slice; a GPU brings its MIG devices; no such device is told from no MPS."""
-    answer = mps_answer((READY, FAILED), node="node-a", observed=NODE, device=device)
-    assert (answer and [d["device"] for d in answer["daemons"]]) == found
+    for device, found in NAMES:
+        answer = mps_answer((READY, FAILED), node="node-a", observed=NODE, device=device)
+        assert (answer and [d["device"] for d in answer["daemons"]]) == found, device
 
 
 def test_a_daemon_whose_device_is_gone_is_found_by_its_uuid() -> None:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 
-import pytest
-
 from nodeagent.plan.plan import NodePlan, Verdict
 from nodeagent.plan.problems import Code, Problem
 from nodeagent.views.node_state import NodeState, Phase, not_ready, phase_of
@@ -16,50 +14,50 @@ def problems(*codes: Code) -> list[Problem]:
     return [Problem(code, f"the message of {code}") for code in codes]
 
 
-@pytest.mark.parametrize(
-    ("refused", "verdict", "codes", "phase"),
-    [
-        (False, Verdict.IN_SYNC, [], Phase.IN_SYNC),
-        (False, None, [], Phase.NO_PLAN),
-        (False, None, [Code.MPS], Phase.NO_PLAN),
-        (False, Verdict.BLOCKED, [Code.IN_USE], Phase.BLOCKED),
-        (False, Verdict.BLOCKED, [Code.RESET_REQUIRED], Phase.BLOCKED),
-        (False, Verdict.BLOCKED, [], Phase.BLOCKED),
-        (False, Verdict.BLOCKED, [Code.IN_USE, Code.GPU_LOST], Phase.FAILED),
-        (False, Verdict.APPLICABLE, [Code.STEP_FAILED], Phase.FAILED),
-        (False, Verdict.APPLICABLE, [], Phase.FAILED),
-        (False, Verdict.UNSATISFIABLE, [Code.DOES_NOT_FIT], Phase.FAILED),
-        (False, Verdict.APPLICABLE, [Code.DRIFT], Phase.FAILED),
-        (True, Verdict.IN_SYNC, [], Phase.REJECTED),
-        (True, Verdict.BLOCKED, [Code.STEP_FAILED], Phase.REJECTED),
-    ],
+PHASES: tuple[tuple[bool, Verdict | None, list[Code], Phase], ...] = (
+    (False, Verdict.IN_SYNC, [], Phase.IN_SYNC),
+    (False, None, [], Phase.NO_PLAN),
+    (False, None, [Code.MPS], Phase.NO_PLAN),
+    (False, Verdict.BLOCKED, [Code.IN_USE], Phase.BLOCKED),
+    (False, Verdict.BLOCKED, [Code.RESET_REQUIRED], Phase.BLOCKED),
+    (False, Verdict.BLOCKED, [], Phase.BLOCKED),
+    (False, Verdict.BLOCKED, [Code.IN_USE, Code.GPU_LOST], Phase.FAILED),
+    (False, Verdict.APPLICABLE, [Code.STEP_FAILED], Phase.FAILED),
+    (False, Verdict.APPLICABLE, [], Phase.FAILED),
+    (False, Verdict.UNSATISFIABLE, [Code.DOES_NOT_FIT], Phase.FAILED),
+    (False, Verdict.APPLICABLE, [Code.DRIFT], Phase.FAILED),
+    (True, Verdict.IN_SYNC, [], Phase.REJECTED),
+    (True, Verdict.BLOCKED, [Code.STEP_FAILED], Phase.REJECTED),
 )
-def test_the_phase(refused: bool, verdict: Verdict | None, codes: list[Code], phase: Phase) -> None:
+
+
+def test_the_phase() -> None:
     """A refused document first, then what needs a person, then what only needs time."""
-    plan = NodePlan(verdict) if verdict else None
-    assert phase_of(refused=refused, plan=plan, problems=problems(*codes)) is phase
+    for refused, verdict, codes, phase in PHASES:
+        plan = NodePlan(verdict) if verdict else None
+        assert phase_of(refused=refused, plan=plan, problems=problems(*codes)) is phase, refused
 
 
-@pytest.mark.parametrize(
-    ("state", "sentence"),
-    [
-        (NodeState("n", "file", Phase.NO_PLAN), "no plan yet"),
-        (NodeState("n", "file", Phase.NO_PLAN, note="it is not there"), "it is not there"),
-        (NodeState("n", "file", Phase.IN_SYNC, "sha256:0"), "the node is as the plan says"),
-        (
-            NodeState("n", "file", Phase.IN_SYNC, "sha256:0", note="the file is gone"),
-            "the node is as the plan says; the file is gone",
-        ),
-        (
-            NodeState("n", "file", Phase.FAILED, problems=tuple(problems(*Code)[:3])),
-            "the message of Syntax (and 2 more)",
-        ),
-        (NodeState("n", "file", Phase.WORKING), "working"),
-    ],
+SENTENCES: tuple[tuple[NodeState, str], ...] = (
+    (NodeState("n", "file", Phase.NO_PLAN), "no plan yet"),
+    (NodeState("n", "file", Phase.NO_PLAN, note="it is not there"), "it is not there"),
+    (NodeState("n", "file", Phase.IN_SYNC, "sha256:0"), "the node is as the plan says"),
+    (
+        NodeState("n", "file", Phase.IN_SYNC, "sha256:0", note="the file is gone"),
+        "the node is as the plan says; the file is gone",
+    ),
+    (
+        NodeState("n", "file", Phase.FAILED, problems=tuple(problems(*Code)[:3])),
+        "the message of Syntax (and 2 more)",
+    ),
+    (NodeState("n", "file", Phase.WORKING), "working"),
 )
-def test_the_sentence(state: NodeState, sentence: str) -> None:
+
+
+def test_the_sentence() -> None:
     """What a person reads first."""
-    assert state.sentence == sentence
+    for state, sentence in SENTENCES:
+        assert state.sentence == sentence, state
 
 
 def test_readiness_has_reasons() -> None:

@@ -168,24 +168,24 @@ def test_a_restarted_agent_keeps_the_text_that_is_there() -> None:
     assert StatusAnnotation().text(BLOCKED, there=first, now=LATER) != first
 
 
-@pytest.mark.parametrize(
-    "there",
-    [
-        "",
-        "no JSON",
-        "[]",
-        "[" * 100_000,
-        '{"phase":"InSync"}',
-        status_text(status_content(IN_SYNC), AT).replace("2030-01-02T03:04:05.000Z", "soon"),
-        status_text(status_content(IN_SYNC), AT).replace("05.000Z", "05"),  # of no zone
-        status_text(status_content(IN_SYNC), LATER + timedelta(days=1)),  # of tomorrow
-        status_text(status_content(BLOCKED), AT),
-    ],
+NOT_OURS: tuple[str, ...] = (
+    "",
+    "no JSON",
+    "[]",
+    "[" * 100_000,
+    '{"phase":"InSync"}',
+    status_text(status_content(IN_SYNC), AT).replace("2030-01-02T03:04:05.000Z", "soon"),
+    status_text(status_content(IN_SYNC), AT).replace("05.000Z", "05"),  # of no zone
+    status_text(status_content(IN_SYNC), LATER + timedelta(days=1)),  # of tomorrow
+    status_text(status_content(BLOCKED), AT),
 )
-def test_what_somebody_else_wrote_is_not_believed(there: str) -> None:
+
+
+def test_what_somebody_else_wrote_is_not_believed() -> None:
     """Then the content is as old as this agent's knowledge of it."""
-    text = StatusAnnotation().text(IN_SYNC, there=there, now=LATER)
-    assert text == status_text(status_content(IN_SYNC), LATER)
+    for there in NOT_OURS:
+        text = StatusAnnotation().text(IN_SYNC, there=there, now=LATER)
+        assert text == status_text(status_content(IN_SYNC), LATER), there
 
 
 def test_a_text_changed_by_hand_is_restored() -> None:
