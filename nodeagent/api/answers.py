@@ -30,7 +30,7 @@ class Answers:
     when it is done, and raise UnknownDevice, StillInUse, DrainTimedOut, or another NodeagentError
     when it failed. A drain that is cancelled is given up.
 
-    `scrape` gives the metrics' text, compressed by gzip when told so.
+    `scrape` gives the metrics' text, compressed by gzip on demand.
     """
 
     status: Callable[[str | None], Rendered | None]

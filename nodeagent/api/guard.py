@@ -1,5 +1,5 @@
-"""Who may ask: nobody whom a web page in some browser sent, for changes only root, and nothing
-leaks by headers.
+"""Which requests are served: none that a web page in a browser sent, changes for root alone; and
+which headers answers have.
 
 A page from anywhere can make its own name point to 127.0.0.1 and then read what listens there (DNS
 rebinding). Its requests carry the page's name as Host, and are refused for it.
@@ -18,7 +18,7 @@ from aiohttp.typedefs import Handler, Middleware
 from nodeagent.api.connection import refused
 from nodeagent.api.limits import Reason
 
-# The Server header would tell the versions of Python and aiohttp, also in answers that aiohttp
+# The Server header would reveal the versions of Python and aiohttp, also in answers that aiohttp
 # makes by itself to what is no HTTP; there is no other place to say that it must not.
 web_response.SERVER_SOFTWARE = "nodeagent"  # type: ignore[attr-defined]  # it imports the name
 

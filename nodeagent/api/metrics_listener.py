@@ -1,8 +1,8 @@
-"""A listener for /metrics and the health paths alone, with TLS and passwords where it is told so.
+"""A listener for /metrics and the health paths alone, with TLS and passwords where configured.
 
 When the web-config file changes, or a certificate that it names, connections from then on are as
 it says now; the address is never given up in between. A file that cannot be used leaves what was
-in force. At the start there is nothing to leave: until the file can be used nobody is let in.
+in force. At the start there is nothing to leave: until the file can be used no client is let in.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ _LOOK_EVERY = 2.0  # seconds between looks at the files; certificates are renewe
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
-    """How the listener stands: "" when all is well."""
+class ListenerProblem:
+    """What is wrong with the listener; "" when all is well."""
 
     problem: str = ""
     remedy: str = ""
 
 
 class MetricsListener:
-    """Listens as long as `run` runs. `tell` hears how it stands whenever that changes.
+    """Listens as long as `run` runs. `report` is called whenever its problem changes.
 
     `host` "" means all addresses, `port` 0 any free one; `port` is the real one afterwards.
     """
@@ -51,7 +51,7 @@ class MetricsListener:
         host: str,
         port: int,
         web_config: Path | None,
-        tell: Callable[[Told], None],
+        report: Callable[[ListenerProblem], None],
         refusals: Refusals,
         limits: Limits,
         look_every: float = _LOOK_EVERY,
@@ -60,7 +60,7 @@ class MetricsListener:
         self._host = host
         self.port = port
         self._path = web_config
-        self._tell = tell
+        self._report = report
         self._refusals = refusals
         self._limits = limits
         self._look_every = look_every
@@ -69,7 +69,7 @@ class MetricsListener:
         self._ending: set[asyncio.Task[None]] = set()
 
     async def run(self) -> None:
-        """Listen until cancelled. An address that cannot be had is told of, and tried again:
+        """Listen until cancelled. An address that cannot be had is reported, and tried again:
         another exporter may have it still, and the agent has more to do than this.
         """
         listener = await self._listening()
@@ -85,18 +85,18 @@ class MetricsListener:
                 self._check.close()
 
     async def _listening(self) -> socket.socket:
-        told = ""
+        reported = ""
         while True:
             try:
                 listener = await asyncio.to_thread(_socket, self._host, self.port)
             except NodeagentError as error:
-                if error.message != told:
-                    told = error.message
-                    self._tell(Told(error.message, error.remedy))
+                if error.message != reported:
+                    reported = error.message
+                    self._report(ListenerProblem(error.message, error.remedy))
                 await asyncio.sleep(self._look_every)
                 continue
-            if told and self._path is None:  # else the file decides whether all is well
-                self._tell(Told())
+            if reported and self._path is None:  # else the file decides whether all is well
+                self._report(ListenerProblem())
             return listener
 
     async def _follow(self, listener: socket.socket) -> None:
@@ -119,9 +119,9 @@ class MetricsListener:
                     check = await self._check_of(config)
                     await self._serve(listener, config, context, check)
                 except NodeagentError as error:
-                    self._tell(Told(error.message, error.remedy))
+                    self._report(ListenerProblem(error.message, error.remedy))
                 else:
-                    self._tell(Told())
+                    self._report(ListenerProblem())
                 known = found
             await asyncio.sleep(self._look_every)
 

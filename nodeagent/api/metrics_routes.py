@@ -53,7 +53,7 @@ class _MetricsRoutes:
                 return await self._scrape(request)
         except TimeoutError:
             _abort(request)
-            return web.Response()  # which nobody hears any more
+            return web.Response()  # the client is gone
         except ConnectionResetError:
             return web.Response()
         finally:

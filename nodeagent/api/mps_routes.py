@@ -29,7 +29,7 @@ def mps_routes(answers: Answers) -> list[web.RouteDef]:
 
 
 @dataclass(frozen=True, slots=True)
-class _Wish:
+class _MpsRequest:
     """The body of a request."""
 
     device: str
@@ -52,23 +52,25 @@ class _MpsRoutes:
         return web.json_response(report)
 
     async def restart(self, request: web.Request) -> web.Response:
-        wish = _read(await request.read(), ("device", "force"))
-        return await _answered(self._to_the_end(self._restart(wish)))
+        asked = _read(await request.read(), ("device", "force"))
+        return await _answered(self._to_the_end(self._restart(asked)))
 
     async def drain(self, request: web.Request) -> web.Response:
-        """Who asks and leaves gives it up: nobody would know why the device takes no clients."""
-        wish = _read(await request.read(), ("device", "timeout", "force"))
-        return await _answered(self._drain(wish))
+        """A client that disconnects gives the drain up: else the device would take no clients
+        without a visible reason.
+        """
+        asked = _read(await request.read(), ("device", "timeout", "force"))
+        return await _answered(self._drain(asked))
 
-    async def _restart(self, wish: _Wish) -> Json:
-        return await self._answers.restart_mps(self._one_daemon(wish.device), wish.force)
+    async def _restart(self, asked: _MpsRequest) -> Json:
+        return await self._answers.restart_mps(self._one_daemon(asked.device), asked.force)
 
-    async def _drain(self, wish: _Wish) -> Json:
-        device = self._one_daemon(wish.device)
-        return await self._answers.drain_mps(device, wish.timeout, wish.force)
+    async def _drain(self, asked: _MpsRequest) -> Json:
+        device = self._one_daemon(asked.device)
+        return await self._answers.drain_mps(device, asked.timeout, asked.force)
 
     async def _to_the_end(self, doing: Coroutine[Any, Any, Json]) -> Json:
-        """Who asks and leaves does not stop in the middle what was begun."""
+        """Finish what was begun although the client disconnects."""
         task = asyncio.create_task(doing)
         self._under_way.add(task)
         task.add_done_callback(self._over)
@@ -77,7 +79,7 @@ class _MpsRoutes:
     def _over(self, doing: asyncio.Task[Json]) -> None:
         self._under_way.discard(doing)
         if not doing.cancelled():
-            doing.exception()  # perhaps nobody listens any more; the agent has told it elsewhere
+            doing.exception()  # the client may be gone; the agent reports it elsewhere
 
     def _one_daemon(self, device: str) -> str:
         """The UUID of the device meant; raises NodeagentError unless it has exactly one daemon."""
@@ -104,8 +106,8 @@ class _MpsRoutes:
 # --- requests -------------------------------------------------------------------------------------
 
 
-def _read(body: bytes, accepted: tuple[str, ...]) -> _Wish:
-    """The body as a wish. A key that is not understood could change the meaning: it is refused."""
+def _read(body: bytes, accepted: tuple[str, ...]) -> _MpsRequest:
+    """The body of a request. An unknown key could change the meaning: it is refused."""
     try:
         given = json.loads(body)
     except (ValueError, RecursionError):
@@ -117,7 +119,7 @@ def _read(body: bytes, accepted: tuple[str, ...]) -> _Wish:
         raise web.HTTPBadRequest(
             text=f"found the key {_shown(unknown[0])}; accepted: {', '.join(accepted)}"
         )
-    return _Wish(
+    return _MpsRequest(
         _device(given.get("device")), _timeout(given.get("timeout")), _force(given.get("force"))
     )
 

@@ -124,7 +124,7 @@ class _Routes:
         try:
             return await self._follow(request)
         except ConnectionResetError:
-            return web.Response()  # which nobody hears any more
+            return web.Response()  # the client is gone
         finally:
             self._followers -= 1
 

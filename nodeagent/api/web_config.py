@@ -1,7 +1,7 @@
 """Prometheus' web-config file: who may ask the metrics' listener, and how it proves who it is.
 
 The format is that of Prometheus' exporter-toolkit (docs/web-configuration.md there). What Python's
-TLS cannot do is refused with a word, never left out: a lock that is not there protects nobody.
+TLS cannot do is refused with a reason, never ignored: a lock that is not there protects nothing.
 """
 
 from __future__ import annotations
@@ -72,9 +72,9 @@ class Tls:
             # A key with a passphrase is refused: OpenSSL would ask for it on the terminal.
             context.load_cert_chain(self.certificate, self.key, password=_no_passphrase)
         except ssl.SSLError as error:
-            told = f"{self.certificate} and {self.key} cannot be used: {error.reason or error}"
             raise UsageError(
-                told, remedy=f"PEM files without a passphrase; {_NO_CREDENTIAL}"
+                f"{self.certificate} and {self.key} cannot be used: {error.reason or error}",
+                remedy=f"PEM files without a passphrase; {_NO_CREDENTIAL}",
             ) from None
         except OSError as error:
             raise _unreadable(self.certificate, self.key, error) from None
@@ -82,8 +82,10 @@ class Tls:
             try:
                 context.load_verify_locations(self.client_ca)
             except ssl.SSLError as error:
-                told = f"{self.client_ca} has no certificates: {error.reason or error}"
-                raise UsageError(told, remedy="a PEM file") from None
+                raise UsageError(
+                    f"{self.client_ca} has no certificates: {error.reason or error}",
+                    remedy="a PEM file",
+                ) from None
             except OSError as error:
                 raise _unreadable(self.client_ca, self.client_ca, error) from None
             context.verify_mode = self.client_auth
@@ -92,7 +94,7 @@ class Tls:
 
 @dataclass(frozen=True, slots=True)
 class WebConfig:
-    """What the file says. `users` are bcrypt hashes by name; empty: nobody needs a password."""
+    """What the file says. `users` are bcrypt hashes by name; empty: no password is asked for."""
 
     tls: Tls | None = None
     users: Mapping[str, bytes] = field(default_factory=dict, repr=False)

@@ -45,7 +45,7 @@ from nodeagent.views.node_state import NodeState
 
 if TYPE_CHECKING:
     from nodeagent.api.answers import Answers
-    from nodeagent.api.metrics_listener import Told
+    from nodeagent.api.metrics_listener import ListenerProblem
 
 log = structlog.get_logger(__name__)
 
@@ -144,15 +144,15 @@ class MetricsPart:
             host=address.host,
             port=address.port,
             web_config=self._settings.web_config,
-            tell=self._told,
+            report=self._report_listener,
             refusals=self.refusals,
             limits=TCP_LIMITS,
         ).run()
 
-    def _told(self, told: Told) -> None:
-        if told.problem:
-            self._listener_problem = Problem(Code.METRICS, told.problem, told.remedy)
-            log.error(told.problem, remedy=told.remedy)
+    def _report_listener(self, found: ListenerProblem) -> None:
+        if found.problem:
+            self._listener_problem = Problem(Code.METRICS, found.problem, found.remedy)
+            log.error(found.problem, remedy=found.remedy)
         else:
             if self._listener_problem:
                 log.info("metrics are served on metrics.listen")

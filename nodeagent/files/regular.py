@@ -1,4 +1,4 @@
-"""Reads a file that somebody else has put there, whatever it turns out to be."""
+"""Reads a file of others, whatever it turns out to be."""
 
 from __future__ import annotations
 

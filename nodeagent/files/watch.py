@@ -1,4 +1,4 @@
-"""Says when what a path leads to may have changed, by the kernel's word (inotify).
+"""Reports when what a path leads to may have changed, by inotify.
 
 Files are replaced, renamed over, truncated and rewritten, deleted and made again, and mounted
 ConfigMaps are swapped by a symbolic link in the middle of the path. So not the file is watched
@@ -28,7 +28,7 @@ _MASK = (
 )
 
 _MOST_LINKS = 40  # the kernel's own limit while it follows a path
-_LONGEST = 1.0  # seconds after which a change is told although more of them keep coming
+_LONGEST = 1.0  # seconds after which a change is reported although more of them keep coming
 _WITHOUT_INOTIFY = 5.0  # seconds between looks where the kernel gives no watch
 
 
@@ -139,7 +139,7 @@ class _Watched:
 
     @staticmethod
     def _still_being_written(event: Event) -> bool:
-        """A new regular file is empty at first; that it is complete is told when it is closed."""
+        """A new regular file is empty at first; closing it reports that it is complete."""
         if event.path is None:
             return False
         try:

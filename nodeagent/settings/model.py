@@ -236,7 +236,7 @@ class KubernetesSettings(Group):
     )
     clients: Literal["pauseLabels", "deletePods", "nothing"] = setting(
         "nothing",
-        "What the GPU's other clients are told of a change of devices: the GPU "
+        "How the GPU's other clients are prepared for a change of devices: the GPU "
         "Operator's labels nvidia.com/gpu.deploy.* are paused meanwhile, or the device plugin's "
         "pod is deleted afterwards, or nothing.",
     )
@@ -305,7 +305,7 @@ class SampleSettings(Group):
     deadline: Duration = setting(
         5.0,
         "Seconds one GPU may take for a sample, and NVML for its events; after that "
-        "the values are the last ones, and their age is told.",
+        "the values are the last ones, and their age is reported.",
     )
 
 

@@ -1,7 +1,7 @@
 """The Node's conditions: whether its GPUs are split as planned, and whether they are well.
 
-Messages hold nothing that changes while the matter itself does not, such as an age: whoever
-waits for a condition, and whoever counts its changes, relies on that.
+Messages hold nothing that changes while the matter itself does not, such as an age: programs
+that wait for a condition, or count its changes, rely on that.
 """
 
 from __future__ import annotations

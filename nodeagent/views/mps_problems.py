@@ -1,4 +1,4 @@
-"""What of MPS needs somebody, as problems, and what keeps the node from being ready for it."""
+"""Problems of MPS that need a person, and why the node is not ready for it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _USELESS = frozenset({"Failed", "Fault"})
 
 
 def on_its_way(daemons: Iterable[DaemonState]) -> bool:
-    """Whether some wanted daemon is not there yet, or not there again, and nobody has to act."""
+    """Whether some wanted daemon is not there yet, or not there again, and mends itself."""
     return any(d.wanted is not None and d.phase in _ON_ITS_WAY for d in daemons)
 
 
@@ -56,7 +56,7 @@ def _remedy(device: str, state: str) -> str:
 
 
 def mps_problems(daemons: Iterable[DaemonState], observed: ObservedNode) -> tuple[Problem, ...]:
-    """What of MPS needs somebody: daemons that are of no use (Mps), and clients that will never
+    """What of MPS needs a person: daemons that are of no use (Mps), and clients that will never
     get anywhere or have what they should not (MpsClient, which does not change the phase).
 
     A daemon that is being started again mends itself, and is only shown.

@@ -48,7 +48,7 @@ class Phase(StrEnum):
     NO_PLAN = "NoPlan"  # nothing was ever asked for; the GPUs are left as they are
 
 
-# Waiting for somebody else is being blocked; everything else that remains is a failure.
+# What waits for others is blocked; everything else that remains is a failure.
 WAITING = frozenset(
     {Code.IN_USE, Code.RESET_REQUIRED, Code.GPU_UNHEALTHY, Code.OWNED, Code.CLUSTER}
 )
@@ -86,8 +86,8 @@ class NodeState:
     done for it. `problems` are the driver's, the refused document's and the GPUs', in that order.
     `note` is one sentence about the plan's carrier, empty when all is well. `driver_error` is
     empty while the driver answers. `rounds` counts the reconciliations that were finished. `mps`
-    are the node's MPS daemons. `cluster` is None for a node without one, `health` where nobody
-    watches it.
+    are the node's MPS daemons. `cluster` is None for a node without one, `health` where it is not
+    watched.
     """
 
     node: str

@@ -102,7 +102,7 @@ def _moment_of(there: str | None, content: Json, now: datetime) -> datetime | No
         moment = datetime.fromisoformat(kept.pop("observedAt"))
         ahead = (moment - now).total_seconds()
     except (ValueError, KeyError, TypeError):
-        return None  # somebody else's
+        return None  # not the agent's
     return moment if kept == content and ahead <= _AHEAD else None
 
 
@@ -121,9 +121,9 @@ def _rejected(refusal: Refusal) -> Json:
 
 def _lists(state: NodeState, room: int) -> Json:
     """What is wrong comes first, then the GPUs, then the daemons in what room is left."""
-    told = state.problems[:_MOST_PROBLEMS]
-    problems, cut, size = that_fit(map(_problem, told), min(_PROBLEMS, room))
-    cut += len(state.problems) - len(told)
+    shown = state.problems[:_MOST_PROBLEMS]
+    problems, cut, size = that_fit(map(_problem, shown), min(_PROBLEMS, room))
+    cut += len(state.problems) - len(shown)
     gpus, gpus_cut, gpus_size = that_fit(map(_gpu, map(as_used, state.observed.gpus)), room - size)
     mps, mps_cut, _ = that_fit(map(_daemon, _in_order(state)), room - size - gpus_size)
     content: Json = {"gpus": gpus, "mps": mps, "problems": problems}

@@ -94,7 +94,7 @@ def _instance_words(instance: GpuInstance) -> str:
 
 
 def user_words(gpu: Gpu, instance: int | None = None) -> str:
-    """Who uses the GPU, or only the GPU instance of this id, by name; empty when nobody is."""
+    """Who uses the GPU, or only the GPU instance of this id, by name; empty when it is idle."""
     return ", ".join(dict.fromkeys(map(str, users(gpu, instance))))
 
 

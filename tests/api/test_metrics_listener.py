@@ -16,7 +16,7 @@ import pytest
 from aiohttp import ClientConnectionError, ClientSession, encode_basic_auth
 
 from nodeagent.api.limits import TCP_LIMITS, Limits, Refusals
-from nodeagent.api.metrics_listener import MetricsListener, Told
+from nodeagent.api.metrics_listener import ListenerProblem, MetricsListener
 from tests.api.serving import SCRAPED, answers_of_nothing
 from tests.cluster.client.test_access import certificate
 
@@ -28,13 +28,13 @@ class Served:
 
     def __init__(self, web_config: Path | None, limits: Limits = TCP_LIMITS) -> None:
         self.refusals = Refusals()
-        self.told: list[Told] = []
+        self.reported: list[ListenerProblem] = []
         self.listener = MetricsListener(
             answers_of_nothing(),
             host="127.0.0.1",
             port=0,
             web_config=web_config,
-            tell=self.told.append,
+            report=self.reported.append,
             refusals=self.refusals,
             limits=limits,
             look_every=0.02,
@@ -63,7 +63,7 @@ async def serving(
     served = Served(web_config, limits)
     running = asyncio.create_task(served.listener.run())
     try:
-        await until(lambda: bool(served.listener.port) and (web_config is None or served.told))
+        await until(lambda: bool(served.listener.port) and (web_config is None or served.reported))
         await asyncio.sleep(0)
         yield served
     finally:
@@ -144,11 +144,11 @@ async def test_a_new_certificate_is_taken_up(tmp_path: Path) -> None:
         with pytest.raises(ssl.SSLError):
             await served.status(tls=new)
         shutil.copy(new / "certificate.pem", here)
-        await until(lambda: served.told[-1].problem)  # the pair does not match in between
-        assert "belong together" in served.told[-1].remedy
+        await until(lambda: served.reported[-1].problem)  # the pair does not match in between
+        assert "belong together" in served.reported[-1].remedy
         assert await served.status(tls=old) == 200
         shutil.copy(new / "key.pem", here)
-        await until(lambda: not served.told[-1].problem)
+        await until(lambda: not served.reported[-1].problem)
         assert await served.status(tls=new) == 200
 
 
@@ -158,12 +158,12 @@ async def test_until_the_files_are_there_nobody_gets_in(tmp_path: Path) -> None:
     config = tmp_path / "web.yaml"
     config.write_text("tls_server_config: {cert_file: t/certificate.pem, key_file: t/key.pem}\n")
     async with serving(config) as served:
-        assert "cannot be read" in served.told[-1].problem
+        assert "cannot be read" in served.reported[-1].problem
         with pytest.raises((ClientConnectionError, TimeoutError)):
             async with asyncio.timeout(0.1):
                 await served.status()
         shutil.copytree(made, tmp_path / "t")
-        await until(lambda: not served.told[-1].problem)
+        await until(lambda: not served.reported[-1].problem)
         assert await served.status(tls=made) == 200
 
 
@@ -227,7 +227,7 @@ async def test_a_handshake_under_way_does_not_outlive_the_configuration(tmp_path
                 writer.write(outgoing.read())
                 incoming.write(await reader.read(65536))
         (tmp_path / "web.yaml").write_text(f"{tls}basic_auth_users: {{prometheus: {PASSWORD}}}\n")
-        await until(lambda: len(served.told) == 2)
+        await until(lambda: len(served.reported) == 2)
         assert await served.status(tls=made) == 401
         writer.write(outgoing.read())  # the end of the handshake
         client.write(b"GET /metrics HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
@@ -247,12 +247,12 @@ async def test_an_address_that_is_taken_is_said_and_waited_for() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         served.listener.port = taken.getsockname()[1]
         running = asyncio.create_task(served.listener.run())
-        await until(lambda: served.told)
+        await until(lambda: served.reported)
         await asyncio.sleep(0.1)
-        assert len(served.told) == 1
-        assert "metrics.listen" in served.told[0].remedy
+        assert len(served.reported) == 1
+        assert "metrics.listen" in served.reported[0].remedy
     try:
-        await until(lambda: served.told[-1] == Told())
+        await until(lambda: served.reported[-1] == ListenerProblem())
         async with asyncio.timeout(30):
             while True:
                 with suppress(ClientConnectionError):
