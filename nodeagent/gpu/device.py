@@ -7,7 +7,7 @@ Everything here runs in the GPU's worker thread.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from typing import TypeVar
 
@@ -22,7 +22,7 @@ from nodeagent.gpu.nvml import (
     GpuInstanceHandle,
     Nvml,
 )
-from nodeagent.gpu.nvml_errors import INVALID_ARGUMENT, is_unsupported
+from nodeagent.gpu.nvml_errors import INVALID_ARGUMENT, NOT_FOUND, is_unsupported
 from nodeagent.gpu.recent import Recent
 from nodeagent.plan.names import ProfileName
 from nodeagent.plan.observed import (
@@ -171,6 +171,17 @@ class GpuDevice:
             most = _supported(lambda: self.nvml.max_mig_devices(self.handle), 0)
             self._max_mig_devices = most or len(self._slots())
         return self._max_mig_devices
+
+    def mig_devices(self) -> Iterator[Device]:
+        """The handles of MIG devices by index; gaps in the numbering are skipped."""
+        for index in range(self.max_mig_devices()):
+            try:
+                yield self.nvml.mig_device(self.handle, index)
+            except DriverError as error:
+                if is_unsupported(error):
+                    return
+                if error.code not in {NOT_FOUND, INVALID_ARGUMENT}:
+                    raise
 
     def _slots(self) -> set[int]:
         places = [place for profile in self._profiles for place in profile.placements]

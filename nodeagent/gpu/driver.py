@@ -52,6 +52,8 @@ from nodeagent.plan.steps import (
 )
 
 Result = TypeVar("Result")
+GpuChange = TypeVar("GpuChange", bound=GpuStep)
+ChangeFunction = Callable[[Change, GpuChange], None]
 
 _LEAVING = 1.0  # seconds to wait at the end for a driver that hangs
 _READINGS = 3  # of the users, before a step is refused because all were too old at its turn
@@ -185,11 +187,11 @@ class Driver:
         Raises GpuInUse when there are or may be any, and DriverError. Each step looks again where
         this look has become old.
         """
-        uuid = steps[0].gpu
-        if self.pool.find(uuid) is None:
-            await self.observe_gpu(uuid)
+        first = steps[0]
+        if self.pool.find(first.gpu) is None:
+            await self.observe_gpu(first.gpu)
         await self._change_users(
-            uuid, "looking for users", lambda change: require_idle_devices(change, steps)
+            first, lambda change, _: require_idle_devices(change, steps), "looking for users"
         )
 
     async def apply(self, step: Step) -> None:
@@ -210,48 +212,34 @@ class Driver:
 
     async def _apply(self, step: GpuStep) -> None:
         match step:
-            case SetMigMode(gpu):
-                await self._change_users(
-                    gpu, "changing MIG mode", lambda change: set_mig_mode(change, step)
-                )
-            case DestroyGpuInstance(gpu):
-                await self._change_users(
-                    gpu, _destroying(step), lambda change: destroy_gpu_instance(change, step)
-                )
-            case DestroyComputeInstance(gpu):
-                await self._change_users(
-                    gpu,
-                    _destroying(step),
-                    lambda change: destroy_compute_instance(change, step),
-                )
-            case CreateGpuInstance(gpu):
-                await self._change(
-                    gpu, _creating(step), lambda change: create_gpu_instance(change, step)
-                )
-            case CreateComputeInstance(gpu):
-                await self._change(
-                    gpu, _creating(step), lambda change: create_compute_instance(change, step)
-                )
-            case SetComputeMode(gpu):
-                await self._change(
-                    gpu,
-                    "setting the compute mode",
-                    lambda change: set_compute_mode(change, step),
-                )
-            case SetTimeSlice(gpu, time_slice):
-                await _uncancelled(self._set_time_slice(gpu, time_slice))
-            case ResetGpu(gpu):
-                await _uncancelled(self._reset(gpu))
+            case SetMigMode():
+                await self._change_users(step, set_mig_mode, "changing MIG mode")
+            case DestroyGpuInstance():
+                await self._change_users(step, destroy_gpu_instance, _destroying(step))
+            case DestroyComputeInstance():
+                await self._change_users(step, destroy_compute_instance, _destroying(step))
+            case CreateGpuInstance():
+                await self._change(step, create_gpu_instance, _creating(step))
+            case CreateComputeInstance():
+                await self._change(step, create_compute_instance, _creating(step))
+            case SetComputeMode():
+                await self._change(step, set_compute_mode, "setting the compute mode")
+            case SetTimeSlice():
+                await _uncancelled(self._set_time_slice(step))
+            case ResetGpu():
+                await _uncancelled(self._reset(step))
             case _:
                 assert_never(step)
 
-    async def _change(self, uuid: str, what: str, change: Callable[[Change], None]) -> None:
+    async def _change(self, step: GpuChange, change: ChangeFunction[GpuChange], what: str) -> None:
         """Call `change` in the GPU's thread."""
         async with self.pool.lock.shared():
-            gpu = self._gpu(uuid)
-            await self._call(gpu, lambda: self._begin(gpu, uuid, change), what=what)
+            gpu = self._gpu(step)
+            await self._call(gpu, lambda: change(self._begin(gpu, step), step), what=what)
 
-    async def _change_users(self, uuid: str, what: str, change: Callable[[Change], None]) -> None:
+    async def _change_users(
+        self, step: GpuChange, change: ChangeFunction[GpuChange], what: str
+    ) -> None:
         """Call `change`, which may take a device away, with what other sources know of users.
 
         They are read before the wait for the GPU's thread, which another call may make long. A
@@ -259,7 +247,7 @@ class Driver:
         times and for at most the step's deadline: the watchdog must not take it for a hang.
         """
         async with self.pool.lock.shared():
-            gpu = self._gpu(uuid)
+            gpu = self._gpu(step)
             until = self._clock() + self._deadline
             for _ in range(_READINGS):
                 readings = [await self._reader.read()] if self._reader else []
@@ -273,7 +261,7 @@ class Driver:
                 ) -> bool:
                     if self._clock() - read_at > FRESH and (readings or allocated is not None):
                         return False
-                    self._begin(gpu, uuid, change, readings, allocated)
+                    change(self._begin(gpu, step, readings, allocated), step)
                     return True
 
                 if await self._call(gpu, job, what=what):
@@ -289,16 +277,15 @@ class Driver:
     def _begin(
         self,
         gpu: GpuHandle,
-        uuid: str,
-        change: Callable[[Change], None],
+        step: GpuStep,
         readings: Sequence[UsageReading] = (),
         allocated: AllocationReading | None = None,
-    ) -> None:
+    ) -> Change:
         """In the GPU's thread. Indices may have moved since the step was planned."""
         found = gpu.device.identity().uuid
-        if found != uuid:
-            raise not_as_planned(f"GPU {gpu.device.index} is not {uuid} any more but {found}")
-        change(Change(gpu.device, time.monotonic() + self._deadline, readings, allocated))
+        if found != step.gpu:
+            raise not_as_planned(f"GPU {gpu.device.index} is not {step.gpu} any more but {found}")
+        return Change(gpu.device, time.monotonic() + self._deadline, readings, allocated)
 
     async def _call(self, gpu: GpuHandle, function: Callable[[], Result], *, what: str) -> Result:
         try:
@@ -311,18 +298,20 @@ class Driver:
             gpu.device.give_up_handle()  # it may be what was wrong, and costs little to get again
             raise about(gpu.worker.name, error) from error
 
-    async def _set_time_slice(self, uuid: str, time_slice: TimeSlice) -> None:
+    async def _set_time_slice(self, step: SetTimeSlice) -> None:
         async with self.pool.lock.shared():
-            gpu = self._gpu(uuid)
+            gpu = self._gpu(step)
             try:
-                await set_time_slice(self._nvidia_smi, uuid, time_slice, deadline=self._deadline)
+                await set_time_slice(
+                    self._nvidia_smi, step.gpu, step.time_slice, deadline=self._deadline
+                )
             except DriverError as error:
                 raise about(gpu.worker.name, error) from error
 
-    async def _reset(self, uuid: str) -> None:
+    async def _reset(self, step: ResetGpu) -> None:
         """Reset a GPU that is proven idle, while NVML is shut down in this process."""
         async with self.pool.lock.exclusive():
-            gpu = self._gpu(uuid)
+            gpu = self._gpu(step)
             name = gpu.worker.name
             before = await self._observer.read(gpu)
             _require_idle(before)
@@ -343,10 +332,10 @@ class Driver:
         if after.mig and after.mig.current != after.mig.pending:
             raise not_as_planned(f"{name} was reset, but its MIG mode is still pending")
 
-    def _gpu(self, uuid: str) -> GpuHandle:
-        gpu = self.pool.find(uuid)
+    def _gpu(self, step: GpuStep) -> GpuHandle:
+        gpu = self.pool.find(step.gpu)
         if gpu is None:
-            raise not_as_planned(f"the driver does not list GPU {uuid} any more")
+            raise not_as_planned(f"the driver does not list GPU {step.gpu} any more")
         return gpu
 
 

@@ -147,7 +147,7 @@ def _find_instances(gpu: GpuDevice) -> list[_Instance]:
     for profile in _likely_first(gpu):
         if profile.placements and all(place.mask & occupied for place in profile.placements):
             continue
-        for handle in _instances_of(gpu, profile):
+        for handle in gpu.nvml.gpu_instances(gpu.handle, profile.id, gpu.room_for(profile)):
             info = gpu.nvml.gpu_instance_info(handle)
             found.append(_Instance(handle, info, profile))
             occupied |= info.placement.mask
@@ -159,35 +159,18 @@ def _likely_first(gpu: GpuDevice) -> list[GpuInstanceProfile]:
     return sorted(gpu.profiles, key=lambda profile: profile.id not in gpu.present_profiles)
 
 
-def _instances_of(gpu: GpuDevice, profile: GpuInstanceProfile) -> tuple[GpuInstanceHandle, ...]:
-    return gpu.nvml.gpu_instances(gpu.handle, profile.id, gpu.room_for(profile))
-
-
 # --- compute instances ----------------------------------------------------------------------------
 
 
 def _find_devices(gpu: GpuDevice, found: list[_Instance]) -> None:
     """Fill in the MIG devices."""
     by_id = {instance.info.id: instance for instance in found}
-    for device in _mig_devices(gpu, found):
+    devices = gpu.mig_devices()
+    while not _is_full(gpu, found) and (device := next(devices, None)) is not None:
         _add_device(gpu, by_id, device)
     for instance in found:
         if instance.slices_left > 0:
             instance.devices += _without_mig_device(gpu, instance)
-
-
-def _mig_devices(gpu: GpuDevice, found: list[_Instance]) -> Iterator[Device]:
-    """The handles by index."""
-    for index in range(gpu.max_mig_devices()):
-        if _is_full(gpu, found):
-            return
-        try:
-            yield gpu.nvml.mig_device(gpu.handle, index)
-        except DriverError as error:
-            if is_unsupported(error):
-                return
-            if error.code not in {NOT_FOUND, INVALID_ARGUMENT}:  # a gap in the numbering
-                raise
 
 
 def _is_full(gpu: GpuDevice, found: list[_Instance]) -> bool:

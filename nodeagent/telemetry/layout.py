@@ -1,22 +1,22 @@
-"""Which GPU instances a GPU has, as far as they can be sampled, and which are still the same."""
+"""Tracks which GPU instances a GPU has, and which of them are still the same."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Any
 
 from nodeagent.errors import DriverError
 from nodeagent.gpu.device import GpuDevice
 from nodeagent.gpu.nvml import Device, InstanceInfo
-from nodeagent.gpu.nvml_errors import INVALID_ARGUMENT, NOT_FOUND, is_unsupported
+from nodeagent.gpu.nvml_errors import INVALID_ARGUMENT, NOT_FOUND
 from nodeagent.metrics.samples import GpuIdentity, Slice, Subject
 from nodeagent.plan.observed import MigMode
 from nodeagent.telemetry.gpm import GpmTrail
 from nodeagent.telemetry.nvml_reader import Standing
 
-_GAP = frozenset({NOT_FOUND, INVALID_ARGUMENT})
+_CHANGED = frozenset({NOT_FOUND, INVALID_ARGUMENT})
 _ATTEMPTS = 3
 
 
@@ -85,37 +85,26 @@ class Layout:
 
 
 def _found(gpu: GpuDevice, mode: MigMode) -> dict[int, tuple[Device, InstanceInfo]]:
+    """A MIG device of each GPU instance, since its compute instances share its memory."""
     gpu.learn_profiles(mode)
     for _ in range(_ATTEMPTS - 1):
         try:
-            return dict(_read(gpu))
+            return _read(gpu)
         except DriverError as error:
-            if error.code not in _GAP:  # as when something changes it meanwhile
+            if error.code not in _CHANGED:  # as when the layout changes meanwhile
                 raise
-    return dict(_read(gpu))
+    return _read(gpu)
 
 
-def _read(gpu: GpuDevice) -> Iterator[tuple[int, tuple[Device, InstanceInfo]]]:
-    nvml, seen = gpu.nvml, set[int]()
-    for index in range(gpu.max_mig_devices()):
-        try:
-            device = nvml.mig_device(gpu.handle, index)
-        except DriverError as error:
-            if is_unsupported(error):
-                return
-            if error.code not in _GAP:
-                raise
-            continue
+def _read(gpu: GpuDevice) -> dict[int, tuple[Device, InstanceInfo]]:
+    nvml = gpu.nvml
+    found: dict[int, tuple[Device, InstanceInfo]] = {}
+    for device in gpu.mig_devices():
         number = nvml.gpu_instance_id(device)
-        if number not in seen:  # compute instances share the memory of their GPU instance
-            seen.add(number)
-            yield (
-                number,
-                (
-                    device,
-                    nvml.gpu_instance_info(nvml.gpu_instance_by_id(gpu.handle, number)),
-                ),
-            )
+        if number not in found:
+            instance = nvml.gpu_instance_by_id(gpu.handle, number)
+            found[number] = (device, nvml.gpu_instance_info(instance))
+    return found
 
 
 def _profile_name(gpu: GpuDevice, device: Device, info: InstanceInfo) -> str:
