@@ -11,14 +11,15 @@ from pathlib import Path
 from nodeagent.backoff import Backoff
 from nodeagent.gpu.driver import Driver
 from nodeagent.plan.observed import Gpu
-from nodeagent.plan.plan import Policy
+from nodeagent.plan.plan import NodeOutcome, Policy
 from nodeagent.plan.problems import Code
 from nodeagent.plan.steps import Step
+from nodeagent.reconcile.active_plan import PlanInForce
 from nodeagent.reconcile.change_hooks import ChangeHooks
 from nodeagent.reconcile.event_log import EventLog, EventType
 from nodeagent.reconcile.event_reporter import Narrator
 from nodeagent.reconcile.last_good_plan import FILE_NAME, last_good_plan
-from nodeagent.reconcile.loop_control import Heartbeats
+from nodeagent.reconcile.loop_control import Heartbeats, LoopControl, NodeStates
 from nodeagent.reconcile.plan_update import PlanText
 from nodeagent.reconcile.reconciler import Reconciler, Rules
 from nodeagent.views.node_state import NodeState, Phase
@@ -54,33 +55,37 @@ class Rig:
         retry: float = 3600,
         observe_deadline: float = 5.0,
         step_deadline: float = 5.0,
+        driver: Driver | None = None,
         hooks: ChangeHooks | None = None,
         on_state: Callable[[NodeState], None] = lambda _: None,
+        on_round: Callable[[NodeOutcome | None, float], None] = lambda _outcome, _seconds: None,
     ) -> None:
         self.events = EventLog()
         self.states: list[NodeState] = []
+        self.control = LoopControl()
+        self.node_states = NodeStates(NodeState("node-a", "file"))
+        self.plan = PlanInForce(self.control)
         self.hearts = Heartbeats(asyncio.get_running_loop().time)
         self.reconciler = Reconciler(
-            state=NodeState("node-a", "file"),
-            open_driver=lambda: open_driver(observe_deadline, step_deadline),
+            self.control,
+            self.node_states,
+            self.plan,
+            driver=driver or open_driver(observe_deadline, step_deadline),
             rules=Rules(policy or Policy(), parallel, resync, patience=60, mend=mend),
             backoff=Backoff(retry, retry),
             last_good=last_good_plan(folder / FILE_NAME),
             narrator=Narrator(self.events),
             hearts=self.hearts,
-            on_state=self._took,
             hooks=hooks,
+            on_round=on_round,
         )
 
-        self._on_state = on_state
-
-    def _took(self, state: NodeState) -> None:
-        self.states.append(state)
-        self._on_state(state)
+        self.node_states.subscribe(self.states.append)
+        self.node_states.subscribe(on_state)
 
     @property
     def state(self) -> NodeState:
-        return self.reconciler.state
+        return self.node_states.newest
 
     @property
     def codes(self) -> set[Code]:
@@ -88,7 +93,7 @@ class Rig:
 
     def offer(self, text: bytes | str) -> None:
         content = text if isinstance(text, bytes) else plan_text(text)
-        self.reconciler.offer(PlanText(content))
+        self.control.offer(PlanText(content))
 
     def gpu(self, index: int = 0) -> Gpu:
         return self.state.observed.gpus[index]
@@ -108,7 +113,7 @@ class Rig:
     async def round(self) -> None:
         """Have it look once more, and wait for the end of that round."""
         before = len(self.states)
-        self.reconciler.nudge("a test asks")
+        self.control.nudge("a test asks")
         await self.until(lambda: len(self.states) > before and self.state.phase != Phase.WORKING)
 
     async def settle(self, phase: Phase) -> None:
@@ -122,7 +127,7 @@ async def running(rig: Rig) -> AsyncIterator[Rig]:
     try:
         yield rig
     finally:
-        rig.reconciler.request_stop()
+        rig.control.stop()
         async with asyncio.timeout(SOON):
             await task
 

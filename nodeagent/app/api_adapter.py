@@ -1,20 +1,29 @@
-"""What the agent answers over HTTP: its parts asked, their values made into JSON."""
+"""The agent's API: served over TCP and the Unix socket, answered from the services' values."""
 
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+import structlog
+
 from nodeagent.app.cluster_service import ClusterPart
-from nodeagent.app.health_service import HealthPart
 from nodeagent.app.metrics_service import MetricsPart
 from nodeagent.app.mps_service import MpsPart
+from nodeagent.app.own_files import OwnFiles, until_gone
+from nodeagent.app.paths import Places
+from nodeagent.errors import NodeagentError
 from nodeagent.plan.plan import NodePlan, Policy, Verdict
+from nodeagent.reconcile.active_plan import PlanInForce
 from nodeagent.reconcile.event_log import EventLog
+from nodeagent.reconcile.loop_control import Heartbeats, LoopControl
 from nodeagent.reconcile.preview import Preview, preview
-from nodeagent.reconcile.reconciler import Reconciler
+from nodeagent.settings import Address
 from nodeagent.views.mps_report import done_json, mps_answer
 from nodeagent.views.mps_state import DaemonState
 from nodeagent.views.node_state import NodeState, not_ready
@@ -26,31 +35,97 @@ if TYPE_CHECKING:
 
 Json = dict[str, Any]
 
-_FRESH = 5.0  # seconds after which a picture is renewed when somebody asks for it
+log = structlog.get_logger(__name__)
+
+_FRESH = 5.0  # seconds after which a status that is requested is read anew
+_API_WAITS = 1.0  # seconds that the API leaves to the first reconciliation
+_READY_ANYWAY = 10.0  # seconds after which systemd gets READY although the driver hangs
+_SOCKET_AGAIN = 1.0  # seconds between attempts to make a socket that was deleted
 
 
-class Answering:
-    """The answers of one agent."""
+class ApiAdapter:
+    """Serves the API of one agent: its services' values as JSON.
+
+    `current` gives the node's state as it is at this moment.
+    """
 
     def __init__(
         self,
-        reconciler: Reconciler,
-        mps: MpsPart,
+        address: Address,
+        places: Places,
+        control: LoopControl,
         *,
-        health: HealthPart,
+        current: Callable[[], NodeState],
+        active_plan: PlanInForce,
+        mps: MpsPart,
         metrics: MetricsPart,
         cluster: ClusterPart | None,
+        own_files: OwnFiles,
         policy: Policy,
+        events: EventLog,
+        hearts: Heartbeats,
     ) -> None:
-        self._reconciler = reconciler
+        self._address = address
+        self._places = places
+        self._control = control
+        self._current = current
+        self._active_plan = active_plan
         self._mps = mps
-        self._health = health
         self._metrics = metrics
         self._cluster = cluster
+        self._own_files = own_files
         self._policy = policy
+        self._events = events
+        self._hearts = hearts
 
-    def answers(self, events: EventLog, *, not_alive: Callable[[], tuple[str, ...]]) -> Answers:
-        """As the API takes them, which is imported here because that takes long."""
+    async def run(self, ready: Callable[[], None]) -> None:
+        """Serve until cancelled; calls `ready` when the first reconciliation is over, too, or the
+        driver hangs.
+        """
+        await self._settled_within(_API_WAITS)
+        # aiohttp takes long to import; in a thread, so that the reconciler goes on meanwhile.
+        api = await asyncio.to_thread(_import_api)
+        address, answers = self._address, self._answers()
+        listening = api.listen(answers, address.host, address.port, self._metrics.refusals)
+        async with listening as port, asyncio.TaskGroup() as group:
+            listens = asyncio.Event()
+            group.create_task(self._serve_socket(api, answers, listens), name="socket")
+            await listens.wait()
+            name = address.host or "127.0.0.1"
+            shown = f"[{name}]" if ":" in name else name
+            log.info("the node can be seen", url=f"http://{shown}:{port}/")
+            await self._settled_within(_READY_ANYWAY)
+            ready()
+            # What is there now stays: to look through it for garbage every minute or so would take
+            # 50 ms, in which nobody is answered.
+            gc.freeze()
+            await self._metrics.listen(answers)
+
+    async def _serve_socket(
+        self, api: ModuleType, answers: Answers, listens: asyncio.Event
+    ) -> None:
+        """Serve the Unix socket, and a new one when it was deleted; sets `listens` at first."""
+        path = await asyncio.to_thread(self._places.socket, api.SOCKET_NAME)
+        while path:
+            try:
+                async with api.listen_on_socket(answers, path, self._metrics.refusals):
+                    listens.set()
+                    await until_gone(path)
+                    self._own_files.lost(path)
+            except NodeagentError:  # later the problem of the run directory says why
+                if not listens.is_set():
+                    raise
+                await asyncio.sleep(_SOCKET_AGAIN)
+        listens.set()
+
+    async def _settled_within(self, seconds: float) -> None:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._control.settled.wait()
+
+    # --- answers --------------------------------------------------------------------------------
+
+    def _answers(self) -> Answers:
         from nodeagent.api.answers import Answers, Rendered, RenderedStatus
 
         rendered = RenderedStatus(
@@ -60,16 +135,16 @@ class Answering:
         )
 
         def status(gpu: str | None) -> Rendered | None:
-            self._reconciler.look_if_older_than(_FRESH)
+            self._control.look_if_older_than(_FRESH)
             return rendered.page(gpu)
 
         return Answers(
             status=status,
             plan=self._plan,
             preview=self._preview,
-            not_alive=not_alive,
+            not_alive=self._hearts.overdue,
             not_ready=lambda: not_ready(self._state()),
-            events=events,
+            events=self._events,
             mps=self._mps_report,
             restart_mps=self._restart_mps,
             drain_mps=self._drain_mps,
@@ -77,24 +152,22 @@ class Answering:
         )
 
     def _state(self) -> NodeState:
-        """With the daemons, the cluster and health as they are at this moment."""
-        state = self._reconciler.state
+        """With the problems of metrics and the cluster, too."""
+        state = self._current()
         of_cluster = self._cluster.problems if self._cluster else ()
         return replace(
             state,
             problems=(*state.problems, *self._metrics.problems, *of_cluster),
-            mps=self._mps.overview().daemons,
             cluster=self._cluster.state if self._cluster else None,
-            health=self._health.state,
         )
 
     def _plan(self) -> Json:
-        state = self._reconciler.state
+        state = self._current()
         plan = state.plan or NodePlan(Verdict.IN_SYNC)
         return plan_json(plan, digest=state.digest, source=state.source)
 
     def _preview(self, text: bytes, configuration: str | None) -> Preview | None:
-        state = self._reconciler.state
+        state = self._current()
         if state.observed_at is None:
             return None
         return preview(text, configuration, state.observed, self._policy, self._mps.host_for)
@@ -123,3 +196,9 @@ class Answering:
         state = self._state()
         daemon = next((d for d in state.mps if d.device == device), DaemonState(device, "Down"))
         return done_json(daemon, done, state.observed)
+
+
+def _import_api() -> ModuleType:
+    from nodeagent.api import listening
+
+    return listening

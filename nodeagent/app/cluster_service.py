@@ -15,7 +15,8 @@ from nodeagent.plan.plan import Policy
 from nodeagent.plan.problems import Problem
 from nodeagent.reconcile.change_hooks import ChangeHooks
 from nodeagent.reconcile.event_log import EventLog, EventType
-from nodeagent.reconcile.plan_update import DeferredPlan, NoPlan, PlanUpdate
+from nodeagent.reconcile.loop_control import LoopControl, NodeStates
+from nodeagent.reconcile.plan_update import NoPlan, PlanUpdate
 from nodeagent.settings import PlanSettings, Settings
 from nodeagent.views.node_state import ClusterState, NodeState
 
@@ -32,8 +33,7 @@ _LEAVING = 2.0  # seconds for putting back at the end what was done around a cha
 class ClusterPart:
     """The Node followed and written, and the cluster around a change, while `run` runs.
 
-    `offer` takes what the Node asks for, `nudge` why the node should be looked at again, `rounds`
-    says how often it was. `kubelet` is who tells what is allocated, None where nobody does.
+    `source` is the plan source in force. `kubelet` reports what is allocated; None without one.
     """
 
     def __init__(
@@ -42,10 +42,9 @@ class ClusterPart:
         policy: Policy,
         events: EventLog,
         *,
+        control: LoopControl,
+        states: NodeStates,
         source: str,
-        offer: Callable[[PlanUpdate | DeferredPlan], None],
-        nudge: Callable[[str], None],
-        rounds: Callable[[], int],
         kubelet: KubeletUsage | None,
     ) -> None:
         from nodeagent.cluster.client.access import ClusterAccess
@@ -54,9 +53,9 @@ class ClusterPart:
         from nodeagent.cluster.publisher import NodePublisher
 
         self._settings = settings
-        self._offer = offer
+        self._offer = control.offer
         self._events = events
-        self._rounds = rounds
+        self._states = states
         self._follows_node = False
         cluster = settings.kubernetes
         self._access = ClusterAccess(credentials_of(cluster.kubeconfig, cluster.context))
@@ -66,7 +65,7 @@ class ClusterPart:
             settings=settings.kubernetes,
             source=source,
             policy=policy,
-            wake=nudge,
+            wake=control.nudge,
             report=self._report,
             kubelet_suspect=kubelet.suspect if kubelet else None,
         )
@@ -151,6 +150,9 @@ class ClusterPart:
                     parts.create_task(self._hooks.run(), name="hooks")
             finally:
                 await self._hooks.leave(within=_LEAVING)
+
+    def _rounds(self) -> int:
+        return self._states.newest.rounds
 
     def _report(self, kind: EventType, message: str) -> None:
         self._events.add(kind, message)

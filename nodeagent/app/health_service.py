@@ -26,6 +26,7 @@ from nodeagent.app.kernel_errors import KernelErrors
 from nodeagent.app.own_changes import OwnChanges
 from nodeagent.documents.xids import xid_table
 from nodeagent.errors import NodeagentError
+from nodeagent.execute.seen_node import LastObservation
 from nodeagent.gpu import kernel
 from nodeagent.gpu.event_listener import Event
 from nodeagent.gpu.kernel import gpu_addresses
@@ -48,10 +49,10 @@ from nodeagent.health.store import health_file
 from nodeagent.health.xid_findings import cause_of_xid
 from nodeagent.health.xids import XidTable
 from nodeagent.plan.observed import Access, ObservedNode
-from nodeagent.plan.plan import NodePlan
 from nodeagent.plan.problems import Problem
 from nodeagent.plan.steps import ResetGpu, Step
 from nodeagent.reconcile.event_log import EventLog, EventType
+from nodeagent.reconcile.loop_control import NodeStates
 from nodeagent.telemetry.samples import SampleBatch
 
 log = structlog.get_logger(__name__)
@@ -83,9 +84,8 @@ class HealthPlaces:
 class HealthPart:
     """The health of the node's GPUs, from `load` on, and kept up to date while `run` runs.
 
-    `seen` gives the node as it was observed last, and so who uses what; `planned` how it stands to
-    the plan in force, and so which modes are wanted. `changed` is called when a finding began,
-    changed or ended. `now` gives the moment.
+    `observation` has the node as it was observed last, and so who uses what; `states` how it stands
+    to the plan in force, and so which modes are wanted. `now` gives the moment.
     """
 
     def __init__(
@@ -93,9 +93,8 @@ class HealthPart:
         places: HealthPlaces,
         events: EventLog,
         *,
-        seen: Callable[[], ObservedNode | None],
-        planned: Callable[[], NodePlan | None],
-        changed: Callable[[], None],
+        observation: LastObservation,
+        states: NodeStates,
         now: Callable[[], Moment] = kernel.now,
         boot_id: Callable[[], str] = kernel.boot_id,
     ) -> None:
@@ -103,10 +102,10 @@ class HealthPart:
         self.problems: tuple[Problem, ...] = ()  # what cannot be read
         self._places = places
         self._events = events
-        self._seen = seen
-        self._readings = ReadingsOf(planned)
+        self._observation = observation
+        self._readings = ReadingsOf(lambda: states.newest.plan)
         self._on_the_bus: tuple[str, ...] | None = None
-        self._changed = changed
+        self._subscribers: list[Callable[[], None]] = []
         self._now = now
         self._read_boot_id = boot_id
         self._boot_id = ""
@@ -121,6 +120,10 @@ class HealthPart:
         self._log_from = 0.0  # uptime in seconds; what is older in the kernel log does not count
         self._told_xids: dict[tuple[str, int], float] = {}
         self._own_changes = OwnChanges(lambda: now().uptime)
+
+    def subscribe(self, notify: Callable[[], None]) -> None:
+        """Call `notify` when a finding began, changed or ended, or a source can(not) be read."""
+        self._subscribers.append(notify)
 
     async def load(self) -> None:
         """Take up what was known; raises UsageError for a table of XIDs that is not accepted."""
@@ -245,13 +248,14 @@ class HealthPart:
         recent = (f for f in self.state.findings if f.last.uptime >= since)
         return fencing.held_calls(recent)
 
-    def _node(self) -> ObservedNode:
-        return self._seen() or _NOTHING_SEEN
+    def _changed(self) -> None:
+        for notify in self._subscribers:
+            notify()
 
     def _judge(self, reading: NodeReading, *, quietly: bool = False) -> None:
         judgement = judge(self.state, reading, self._rules)
         first_read = _read_gpus(judgement.state) != _read_gpus(self.state)
-        self.state = with_pods(judgement.state, self._node())
+        self.state = with_pods(judgement.state, self._observation.node or _NOTHING_SEEN)
         self._tell(_with_state(judgement, self.state))
         news = judgement.raised or judgement.changed or judgement.ended or first_read
         if news and not quietly:

@@ -9,8 +9,10 @@ from dataclasses import replace
 
 import structlog
 
+from nodeagent.app.health_service import HealthPart
 from nodeagent.errors import DrainTimedOut, StillInUse
-from nodeagent.execute.node_controller import HealthWatch, WholeNode
+from nodeagent.execute.node_controller import WholeNode, compute_mode_check
+from nodeagent.execute.seen_node import LastObservation
 from nodeagent.gpu.driver import Driver
 from nodeagent.mps.clients.assess import Offence
 from nodeagent.mps.clients.watch import ClientWatch
@@ -23,7 +25,6 @@ from nodeagent.mps.setup import (
     make_memory,
     make_publisher,
 )
-from nodeagent.mps.shares import DaemonSpec
 from nodeagent.plan.observed import ObservedNode, User
 from nodeagent.reconcile.event_log import EventLog, EventType
 from nodeagent.reconcile.event_reporter import BAD, event_of
@@ -39,7 +40,7 @@ _CALM = 0.2  # seconds that changes are collected before clients are looked at
 class MpsPart:
     """The daemons of the node as long as `running` runs; they go on living after it.
 
-    `nudge` is told why the node should be looked at again, `health` says what is sick. With
+    `nudge` wakes the reconciler with a reason; `health` knows what is unhealthy. With
     `throwaway` the daemons end with the agent, since nobody could ever find them again.
     """
 
@@ -51,7 +52,8 @@ class MpsPart:
         events: EventLog,
         nudge: Callable[[str], None],
         *,
-        health: HealthWatch | None = None,
+        observation: LastObservation,
+        health: HealthPart,
         throwaway: bool = False,
     ) -> None:
         self._settings = settings
@@ -62,7 +64,11 @@ class MpsPart:
         self._stirred = asyncio.Event()
         self._clients: Mapping[str, tuple[ClientState, ...]] = {}
         self._fleet = make_fleet(
-            settings, places, check=self._check, report=self._report, changed=self._changed
+            settings,
+            places,
+            check=compute_mode_check(observation, exclusive=settings.compute_mode == "exclusive"),
+            report=self._report,
+            changed=self._changed,
         )
         memory = make_memory(places)
         self.memory_file = memory.file
@@ -71,9 +77,10 @@ class MpsPart:
             self._fleet,
             memory,
             make_publisher(settings, places),
-            exclusive=settings.compute_mode == "exclusive",
+            observation,
             health=health,
         )
+        health.subscribe(self.node.fence)
         self._watch = ClientWatch(
             listed=driver.mps_memory,
             report=self._offence,
@@ -136,9 +143,6 @@ class MpsPart:
         self._fleet.retry()
 
     # --- what happens ---------------------------------------------------------------------------
-
-    async def _check(self, spec: DaemonSpec) -> tuple[str, ...]:
-        return await self.node.differences(spec)
 
     def _report(self, device: str, report: Report) -> None:
         kind, message = event_of(report)

@@ -16,9 +16,8 @@ import structlog
 
 from nodeagent.errors import NodeagentError, UsageError
 from nodeagent.files.watch import changes
-from nodeagent.reconcile.loop_control import Heartbeats
+from nodeagent.reconcile.loop_control import Heartbeats, LoopControl, NodeStates
 from nodeagent.reconcile.plan_file import PlanFile
-from nodeagent.reconcile.reconciler import Reconciler
 from nodeagent.settings import PlanSettings, Settings
 
 if TYPE_CHECKING:
@@ -58,13 +57,16 @@ class PlanPart:
         self,
         settings: Settings,
         settings_file: SettingsFile | None,
-        reconciler: Reconciler,
+        control: LoopControl,
+        states: NodeStates,
+        *,
         cluster: ClusterPart | None,
         hearts: Heartbeats,
     ) -> None:
         self._settings = settings
         self._file = settings_file
-        self._reconciler = reconciler
+        self._control = control
+        self._states = states
         self._cluster = cluster
         self._hearts = hearts
 
@@ -85,7 +87,8 @@ class PlanPart:
                 await asyncio.gather(following, changing, return_exceptions=True)
             source = source_of(plan, in_cluster=self._cluster is not None)
             log.info("the plan comes from another source now", source=source)
-            self._reconciler.follow(source)
+            self._states.newest = replace(self._states.newest, source=source)
+            self._control.nudge("another plan source")
 
     async def _follow(self, plan: PlanSettings) -> None:
         source = source_of(plan, in_cluster=self._cluster is not None)
@@ -104,7 +107,7 @@ class PlanPart:
             self._cluster.use(source, None)
         return PlanFile(
             plan.file,
-            self._reconciler.offer,
+            self._control.offer,
             configuration=plan.name,
             look_every=every,
             alive=self._alive,

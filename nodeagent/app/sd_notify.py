@@ -7,11 +7,14 @@ process can speak in the agent's name.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import socket
-from collections.abc import MutableMapping
+from collections.abc import Callable, MutableMapping
 from dataclasses import dataclass
+
+_BEAT = 5.0  # seconds between signs of life to systemd, unless it wants them more often
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +48,15 @@ class Notifier:
     def status(self, line: str) -> None:
         """What `systemctl status` shows."""
         self._send("STATUS=" + line.replace("\n", " "))
+
+    async def keep_alive(self, overdue: Callable[[], tuple[str, ...]]) -> None:
+        """Send signs of life until cancelled, as long as no loop is overdue."""
+        if self.watchdog is None:
+            return
+        while True:
+            if not overdue():
+                self.alive()
+            await asyncio.sleep(min(self.watchdog / 3, _BEAT))
 
     def _send(self, message: str) -> None:
         if not self.address:

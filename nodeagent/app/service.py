@@ -1,4 +1,4 @@
-"""Builds the agent's parts from its settings, runs them together, and takes them down in order.
+"""Builds the agent's services from its settings, runs them together, and stops them in order.
 
 The reconciler comes first: the node's GPUs do not wait for the API to be imported. At SIGTERM the
 running steps finish and the rest is left to the next start; a second signal ends the process.
@@ -7,25 +7,23 @@ running steps finish and the rest is left to the next start; a second signal end
 from __future__ import annotations
 
 import asyncio
-import gc
 import os
 import random
 import signal
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import replace
-from types import ModuleType
 from typing import TYPE_CHECKING
 
 import structlog
 
-from nodeagent.app.api_adapter import Answering
+from nodeagent.app.api_adapter import ApiAdapter
 from nodeagent.app.cluster_service import ClusterPart
 from nodeagent.app.health_service import HealthPart, HealthPlaces
 from nodeagent.app.logs import configure_logging
 from nodeagent.app.metrics_service import MetricsPart, OwnersOf
 from nodeagent.app.mps_service import MpsPart
-from nodeagent.app.own_files import OwnFiles, until_gone
+from nodeagent.app.own_files import OwnFiles
 from nodeagent.app.paths import Places, Simulation
 from nodeagent.app.plan_service import PlanPart, SettingsFile, source_of
 from nodeagent.app.sd_notify import Notifier
@@ -33,7 +31,7 @@ from nodeagent.backoff import Backoff
 from nodeagent.cluster.client.presence import is_in_cluster
 from nodeagent.cluster.kubelet.device_users import kubelet_users
 from nodeagent.cluster.kubelet.processes import ProcessOwners, ProcessPods
-from nodeagent.errors import NodeagentError
+from nodeagent.execute.seen_node import LastObservation
 from nodeagent.execute.writer_lock import WriterLock
 from nodeagent.files.watch import changes
 from nodeagent.gpu.capability_files import UsageProbe
@@ -44,27 +42,24 @@ from nodeagent.gpu.workers import LONGEST_JOB
 from nodeagent.health.store import FILE_NAME as HEALTH_NAME
 from nodeagent.mps.setup import longest_step, places_of, simulated_places
 from nodeagent.plan.problems import Problem
+from nodeagent.reconcile.active_plan import PlanInForce
 from nodeagent.reconcile.event_log import EventLog, EventType
 from nodeagent.reconcile.event_reporter import Narrator
 from nodeagent.reconcile.last_good_plan import FILE_NAME as PLAN_NAME
 from nodeagent.reconcile.last_good_plan import last_good_plan
-from nodeagent.reconcile.loop_control import Heartbeats
+from nodeagent.reconcile.loop_control import Heartbeats, LoopControl, NodeStates
 from nodeagent.reconcile.reconciler import Reconciler, Rules
 from nodeagent.settings import Settings
 from nodeagent.views.headline import headline
 from nodeagent.views.node_state import NodeState
 
-if TYPE_CHECKING:  # the API takes long to import
-    from nodeagent.api.answers import Answers
+if TYPE_CHECKING:
+    from nodeagent.cluster.kubelet.device_users import KubeletUsage
 
 log = structlog.get_logger(__name__)
 
 _FIRST_RETRY, _LONGEST_RETRY = 1.0, 300.0  # seconds between attempts at what failed
 _MARGIN = 30.0  # seconds beyond all deadlines after which a loop counts as stuck
-_API_WAITS = 1.0  # seconds that the API leaves to the first reconciliation
-_READY_ANYWAY = 10.0  # seconds after which systemd hears READY although the driver hangs
-_SOCKET_AGAIN = 1.0  # seconds between attempts to make a socket that was deleted
-_BEAT = 5.0  # seconds between signs of life to systemd, unless it wants them more often
 
 
 def run(
@@ -85,12 +80,22 @@ def run(
     try:
         if lock:
             lock.take()
-        asyncio.run(Agent(settings, settings_file, simulation, notifier, lock).run())
+        asyncio.run(_run(settings, settings_file, simulation, notifier, lock))
     except BaseExceptionGroup as group:
         raise _first_of(group) from None
     finally:
         if lock:
             lock.release()
+
+
+async def _run(
+    settings: Settings,
+    settings_file: SettingsFile | None,
+    simulation: Simulation | None,
+    notifier: Notifier,
+    lock: WriterLock | None,
+) -> None:
+    await Agent(settings, settings_file, simulation, notifier, lock).run()
 
 
 def _first_of(group: BaseExceptionGroup[BaseException]) -> BaseException:
@@ -100,7 +105,10 @@ def _first_of(group: BaseExceptionGroup[BaseException]) -> BaseException:
 
 
 class Agent:
-    """The parts of one agent. Made and run inside an event loop, once."""
+    """The services of one agent, built top-down: each gets what it needs when it is made.
+
+    Made and run inside an event loop, once.
+    """
 
     def __init__(
         self,
@@ -110,108 +118,163 @@ class Agent:
         notifier: Notifier,
         lock: WriterLock | None,
     ) -> None:
-        self._settings = settings
-        self._lock = lock
-        self._settings_file = settings_file
-        self._in_cluster = is_in_cluster(
+        in_cluster = is_in_cluster(
             use=settings.kubernetes.use,
             kubeconfig=settings.kubernetes.kubeconfig,
             environment=os.environ,
         )
-        self._source = source_of(settings.plan, in_cluster=self._in_cluster)
+        source = source_of(settings.plan, in_cluster=in_cluster)
+        places = Places(settings, simulation)
+        policy = settings.policy
+        self._node_name = settings.node_name
         self._simulation = simulation
-        self._places = Places(settings, simulation)
         self._notifier = notifier
-        self._policy = settings.policy
+        self._stopping = asyncio.Event()  # a signal came
+        # What the services share.
         self._events = EventLog()
-        self._stopping = asyncio.Event()  # a signal came, be it before there are parts
-        # One for life: a driver that hangs is not called again and again in new threads.
-        self._kubelet = kubelet_users(
-            settings.kubelet, in_cluster=self._in_cluster, simulated=simulation is not None
-        )
-        self._driver = self._make_driver()
-
-    async def run(self) -> None:
-        """Run until a signal; raises the first failure of a part, alone or in a group."""
-        with self._stopped_by_signals():
-            await self._run_parts()
-
-    async def _run_parts(self) -> None:
+        self._control = LoopControl()
+        self._states = NodeStates(NodeState(settings.node_name, source))
         self._hearts = Heartbeats(asyncio.get_running_loop().time)
-        self._health = self._make_health()
-        self._mps = self._make_mps()
-        await self._health.load()
-        self._cluster = self._make_cluster()
-        self._metrics = self._make_metrics()
-        self._last_good = last_good_plan(self._places.kept(PLAN_NAME))
+        observation = LastObservation()
+        # From the hardware up: the driver, health, MPS, the cluster, metrics.
+        kubelet = kubelet_users(
+            settings.kubelet, in_cluster=in_cluster, simulated=simulation is not None
+        )
+        # One for life: a driver that hangs is not called again and again in new threads.
+        driver = _make_driver(settings, simulation, kubelet)
+        self._health = HealthPart(
+            _health_places(settings, simulation, places),
+            self._events,
+            observation=observation,
+            states=self._states,
+        )
+        self._mps = MpsPart(
+            settings.mps,
+            simulated_places(settings, simulation.directory) if simulation else places_of(settings),
+            driver,
+            self._events,
+            self._control.nudge,
+            observation=observation,
+            health=self._health,
+            throwaway=simulation is not None and simulation.throwaway,
+        )
+        self._active_plan = PlanInForce(self._control, self._mps.host_for)
+        self._cluster = (
+            ClusterPart(
+                settings,
+                policy,
+                self._events,
+                control=self._control,
+                states=self._states,
+                source=source,
+                kubelet=kubelet,
+            )
+            if in_cluster
+            else None
+        )
+        self._metrics = MetricsPart(
+            settings,
+            driver,
+            current=self._current,
+            begin=self._control.settled.wait,
+            on_round=(self._health.took,),
+            on_events=(self._health.heard,),
+            on_listener=self._health.listener_is,
+            on_problems=lambda: self._control.nudge("a reader failed or reads again"),
+            held=lambda: self._health.held,
+            owners=_owners_of(simulation),
+        )
+        last_good = last_good_plan(places.kept(PLAN_NAME))
         self._own_files = OwnFiles(
-            self._places,
-            self._lock,
-            (self._health.file, self._last_good, self._mps.memory_file),
-            changed=lambda: self._reconciler.nudge("the agent's own files changed"),
+            places,
+            lock,
+            (self._health.file, last_good, self._mps.memory_file),
+            changed=lambda: self._control.nudge("the agent's own files changed"),
             repaired=self._mps.node.publish,
         )
-        self._reconciler = self._make_reconciler()
-        self._plan = PlanPart(
-            self._settings, self._settings_file, self._reconciler, self._cluster, self._hearts
-        )
-        self._events.add(EventType.STARTED, f"the agent of {self._settings.node_name} started")
-        if self._stopping.is_set():
-            return
-        # What an earlier agent left running has to be known before anything is planned.
-        async with self._mps.running(), asyncio.TaskGroup() as parts:
-            others = [
-                parts.create_task(part(), name=part.__name__.strip("_"))
-                for part in (
-                    self._serve_api,
-                    self._beat,
-                    self._follow_simulated,
-                    self._request_stop,
-                )
-            ]
-            others.append(parts.create_task(self._plan.run(), name="plan"))
-            others.append(parts.create_task(self._health.run(), name="health"))
-            others.append(parts.create_task(self._metrics.run(), name="metrics"))
-            others.append(parts.create_task(self._own_files.run(), name="own files"))
-            if self._cluster:
-                others.append(parts.create_task(self._cluster.run(), name="cluster"))
-            await parts.create_task(self._reconciler.run(), name="reconcile")
-            if self._cluster:
-                await self._cluster.flush()
-            self._events.close()
-            for task in others:
-                task.cancel()
-
-    # --- the parts ----------------------------------------------------------------------------
-
-    def _make_reconciler(self) -> Reconciler:
-        settings = self._settings
-        longest = max(settings.driver.step_deadline, longest_step(settings.mps))
-        # A look may take several deadlines of one call each; that is no hang.
-        deadlines = longest + (3 + LONGEST_JOB) * settings.driver.observe_deadline
-        return Reconciler(
-            state=NodeState(settings.node_name, self._source),
-            open_driver=lambda: self._mps.node,
-            rules=Rules(
-                policy=self._policy,
-                parallel=settings.gpu.parallel,
-                resync=settings.resync.interval,
-                patience=deadlines + _MARGIN,
-                mend=settings.drift == "mend",
-            ),
+        # The loop over all of them, and who follows the states that it publishes.
+        self._reconciler = Reconciler(
+            self._control,
+            self._states,
+            self._active_plan,
+            driver=self._mps.node,
+            rules=_rules(settings),
             backoff=Backoff(
                 _FIRST_RETRY, _LONGEST_RETRY, spread=0.25, jitter=random.SystemRandom().random
             ),
-            last_good=self._last_good,
+            last_good=last_good,
             narrator=Narrator(self._events),
             hearts=self._hearts,
-            on_state=self._tell,
-            host_for=self._mps.host_for,
             mps=self._mps.overview,
             on_plan=self._mps.plan_accepted,
             hooks=self._cluster.hooks if self._cluster else None,
             on_round=self._metrics.round_over,
             own_problems=self._own_problems,
+        )
+        self._plan = PlanPart(
+            settings,
+            settings_file,
+            self._control,
+            self._states,
+            cluster=self._cluster,
+            hearts=self._hearts,
+        )
+        self._api = ApiAdapter(
+            settings.api.listen,
+            places,
+            self._control,
+            current=self._current,
+            active_plan=self._active_plan,
+            mps=self._mps,
+            metrics=self._metrics,
+            cluster=self._cluster,
+            own_files=self._own_files,
+            policy=policy,
+            events=self._events,
+            hearts=self._hearts,
+        )
+        self._states.subscribe(self._publish)
+        self._health.subscribe(self._health_changed)
+
+    async def run(self) -> None:
+        """Run until a signal; raises the first failure of a service, alone or in a group."""
+        with self._stopped_by_signals():
+            await self._health.load()
+            self._events.add(EventType.STARTED, f"the agent of {self._node_name} started")
+            if self._stopping.is_set():
+                return
+            # What an earlier agent left running has to be known before anything is planned.
+            async with self._mps.running():
+                await self._run_services()
+
+    async def _run_services(self) -> None:
+        services = {
+            "api": self._api.run(self._notifier.ready),
+            "watchdog": self._notifier.keep_alive(self._hearts.overdue),
+            "simulated node": self._follow_simulated(),
+            "stop": self._request_stop(),
+            "plan": self._plan.run(),
+            "health": self._health.run(),
+            "metrics": self._metrics.run(),
+            "own files": self._own_files.run(),
+        }
+        if self._cluster:
+            services["cluster"] = self._cluster.run()
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(run, name=name) for name, run in services.items()]
+            await group.create_task(self._reconciler.run(), name="reconcile")
+            if self._cluster:
+                await self._cluster.flush()
+            self._events.close()
+            for task in tasks:
+                task.cancel()
+
+    # --- the node's state ---------------------------------------------------------------------
+
+    def _current(self) -> NodeState:
+        """With the daemons and health as they are at this moment."""
+        return replace(
+            self._states.newest, mps=self._mps.overview().daemons, health=self._health.state
         )
 
     def _own_problems(self) -> tuple[Problem, ...]:
@@ -219,170 +282,26 @@ class Agent:
         readers = (*self._health.problems, *self._metrics.sampling.problems)
         return (*self._own_files.problems, *readers)
 
-    def _make_cluster(self) -> ClusterPart | None:
-        if not self._in_cluster:
-            return None
-        return ClusterPart(
-            self._settings,
-            self._policy,
-            self._events,
-            source=self._source,
-            offer=lambda offer: self._reconciler.offer(offer),  # noqa: PLW0108 - as below
-            nudge=lambda reason: self._reconciler.nudge(reason),  # noqa: PLW0108 - as below
-            rounds=lambda: self._reconciler.state.rounds,
-            kubelet=self._kubelet,
-        )
-
-    def _make_mps(self) -> MpsPart:
-        settings, simulation = self._settings, self._simulation
-        places = (
-            simulated_places(settings, simulation.directory) if simulation else places_of(settings)
-        )
-        return MpsPart(
-            settings.mps,
-            places,
-            self._driver,
-            self._events,
-            lambda reason: self._reconciler.nudge(reason),  # noqa: PLW0108 - there is none yet
-            health=self._health,
-            throwaway=simulation is not None and simulation.throwaway,
-        )
-
-    def _make_driver(self) -> Driver:
-        settings = self._settings
-        simulation = self._simulation
-        return Driver(
-            observe_deadline=settings.driver.observe_deadline,
-            step_deadline=settings.driver.step_deadline,
-            usage=None if simulation else UsageProbe(),
-            allocations=self._kubelet,
-            topology=Topology(),
-            nvidia_smi=simulation.nvidia_smi if simulation else settings.nvidia_smi,
-        )
-
-    def _make_health(self) -> HealthPart:
-        settings, kernel_log = self._settings.health, self._settings.health.kernel_log
-        named = "kernel_log" in settings.given
-        places = HealthPlaces(
-            kernel_log=None if self._simulation and not named else kernel_log,
-            state=self._places.kept(HEALTH_NAME),
-            xids=settings.xids,
-            pci_bus=None if self._simulation else PCI_BUS,
-        )
-        return HealthPart(
-            places,
-            self._events,
-            seen=lambda: self._mps.node.seen,
-            planned=lambda: self._reconciler.state.plan,
-            changed=self._health_changed,
-        )
-
-    def _make_metrics(self) -> MetricsPart:
-        return MetricsPart(
-            self._settings,
-            self._driver,
-            current=lambda: replace(
-                self._reconciler.state,
-                mps=self._mps.overview().daemons,
-                health=self._health.state,
-            ),
-            begin=lambda: self._reconciler.settled.wait(),  # noqa: PLW0108 - there is none yet
-            on_round=(self._health.took,),
-            on_events=(self._health.heard,),
-            on_listener=self._health.listener_is,
-            on_problems=lambda: self._reconciler.nudge("a reader failed or reads again"),
-            held=lambda: self._health.held,
-            owners=self._owners_of(),
-        )
-
-    def _owners_of(self) -> OwnersOf:
-        """On a simulated node only of processes that are some of this machine."""
-        simulation = self._simulation
-        if simulation is None:
-            return ProcessOwners(ProcessPods()).of
-        owners = ProcessOwners(ProcessPods(own_pids=True))
-        return lambda pids: owners.of(simulation.real_pids() & frozenset(pids))
-
-    async def _follow_simulated(self) -> None:
-        """Processes of a simulated node are no processes: its file tells when they go."""
-        if self._simulation and self._simulation.state:
-            async for _ in changes(self._simulation.state):
-                self._reconciler.nudge("the simulated node changed")
-
-    async def _beat(self) -> None:
-        if self._notifier.watchdog is None:
-            return
-        while True:
-            if not self._hearts.overdue():
-                self._notifier.alive()
-            await asyncio.sleep(min(self._notifier.watchdog / 3, _BEAT))
-
-    async def _serve_api(self) -> None:
-        await self._settled_within(_API_WAITS)
-        # aiohttp takes long to import; in a thread, so that the reconciler goes on meanwhile.
-        api = await asyncio.to_thread(_import_api)
-        address = self._settings.api.listen
-        answering = Answering(
-            self._reconciler,
-            self._mps,
-            health=self._health,
-            metrics=self._metrics,
-            cluster=self._cluster,
-            policy=self._policy,
-        )
-        answers = answering.answers(self._events, not_alive=self._hearts.overdue)
-        listening = api.listen(answers, address.host, address.port, self._metrics.refusals)
-        async with listening as port, asyncio.TaskGroup() as group:
-            listens = asyncio.Event()
-            group.create_task(self._serve_socket(api, answers, listens), name="socket")
-            await listens.wait()
-            name = address.host or "127.0.0.1"
-            shown = f"[{name}]" if ":" in name else name
-            log.info("the node can be seen", url=f"http://{shown}:{port}/")
-            await self._settled_within(_READY_ANYWAY)
-            self._notifier.ready()
-            # What is there now stays: to look through it for garbage every minute or so would take
-            # 50 ms, in which nobody is answered.
-            gc.freeze()
-            await self._metrics.listen(answers)
-
-    async def _serve_socket(
-        self, api: ModuleType, answers: Answers, listens: asyncio.Event
-    ) -> None:
-        """Serve the Unix socket, and a new one when it was deleted; sets `listens` at first."""
-        path = await asyncio.to_thread(self._places.socket, api.SOCKET_NAME)
-        while path:
-            try:
-                async with api.listen_on_socket(answers, path, self._metrics.refusals):
-                    listens.set()
-                    await until_gone(path)
-                    self._own_files.lost(path)
-            except NodeagentError:  # later the problem of the run directory says why
-                if not listens.is_set():
-                    raise
-                await asyncio.sleep(_SOCKET_AGAIN)
-        listens.set()
-
-    async def _settled_within(self, seconds: float) -> None:
-        with suppress(TimeoutError):
-            async with asyncio.timeout(seconds):
-                await self._reconciler.settled.wait()
-
-    # --- systemd and signals ------------------------------------------------------------------
-
     def _health_changed(self) -> None:
-        """MPS daemons and the cluster hear of it at once, plans with the next look."""
-        self._mps.node.fence()
-        self._reconciler.nudge("health changed")
-        self._tell(self._reconciler.state)
+        """The cluster gets it at once, plans with the next look."""
+        self._control.nudge("health changed")
+        self._publish(self._states.newest)
 
-    def _tell(self, state: NodeState) -> None:
+    def _publish(self, state: NodeState) -> None:
         with_health = replace(state, health=self._health.state)
         if self._cluster:
-            self._cluster.publish(with_health, self._reconciler.offered)
+            self._cluster.publish(with_health, self._active_plan.offered)
         self._metrics.changed()
         found = headline(with_health, in_cluster=self._cluster is not None)
         self._notifier.status(f"{state.phase}: {found.text}")
+
+    async def _follow_simulated(self) -> None:
+        """The kernel knows no processes of a simulated node: its file shows when they end."""
+        if self._simulation and self._simulation.state:
+            async for _ in changes(self._simulation.state):
+                self._control.nudge("the simulated node changed")
+
+    # --- signals ------------------------------------------------------------------------------
 
     @contextmanager
     def _stopped_by_signals(self) -> Iterator[None]:
@@ -399,7 +318,7 @@ class Agent:
 
     async def _request_stop(self) -> None:
         await self._stopping.wait()
-        self._reconciler.request_stop()
+        self._control.stop()
 
     def _stop(self, received: signal.Signals, numbers: tuple[signal.Signals, ...]) -> None:
         log.info("stopping; the running steps finish", signal=received.name)
@@ -413,7 +332,48 @@ class Agent:
             signal.signal(number, signal.SIG_DFL)
 
 
-def _import_api() -> ModuleType:
-    from nodeagent.api import listening
+def _make_driver(
+    settings: Settings, simulation: Simulation | None, kubelet: KubeletUsage | None
+) -> Driver:
+    return Driver(
+        observe_deadline=settings.driver.observe_deadline,
+        step_deadline=settings.driver.step_deadline,
+        usage=None if simulation else UsageProbe(),
+        allocations=kubelet,
+        topology=Topology(),
+        nvidia_smi=simulation.nvidia_smi if simulation else settings.nvidia_smi,
+    )
 
-    return listening
+
+def _health_places(
+    settings: Settings, simulation: Simulation | None, places: Places
+) -> HealthPlaces:
+    health = settings.health
+    named = "kernel_log" in health.given
+    return HealthPlaces(
+        kernel_log=None if simulation and not named else health.kernel_log,
+        state=places.kept(HEALTH_NAME),
+        xids=health.xids,
+        pci_bus=None if simulation else PCI_BUS,
+    )
+
+
+def _rules(settings: Settings) -> Rules:
+    longest = max(settings.driver.step_deadline, longest_step(settings.mps))
+    # A look may take several deadlines of one call each; that is no hang.
+    deadlines = longest + (3 + LONGEST_JOB) * settings.driver.observe_deadline
+    return Rules(
+        policy=settings.policy,
+        parallel=settings.gpu.parallel,
+        resync=settings.resync.interval,
+        patience=deadlines + _MARGIN,
+        mend=settings.drift == "mend",
+    )
+
+
+def _owners_of(simulation: Simulation | None) -> OwnersOf:
+    """On a simulated node only of processes that are some of this machine."""
+    if simulation is None:
+        return ProcessOwners(ProcessPods()).of
+    owners = ProcessOwners(ProcessPods(own_pids=True))
+    return lambda pids: owners.of(simulation.real_pids() & frozenset(pids))

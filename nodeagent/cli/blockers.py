@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from nodeagent.plan.plan import NodePlan, Verdict
-from nodeagent.reconcile.loop_control import ProcessWatch
+from nodeagent.processes import ProcessWatch
 from nodeagent.views.text import users
 
 # A process may also let go of a GPU without ending, which the kernel tells nobody.

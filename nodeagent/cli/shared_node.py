@@ -73,7 +73,7 @@ async def looking_at(
         memory = mps_setup.make_memory(parts.places, read_only=True)
         daemons = seen_node.Surveyed(found)
         async with seen_node.SeenNode(
-            driver, daemons, memory, time_slices=parts.time_slices
+            driver, daemons, memory, seen_node.LastObservation(), time_slices=parts.time_slices
         ) as node:
             yield node, parts.host
 
@@ -92,15 +92,16 @@ async def changing(
             async with driver:
                 yield driver, Host()
             return
-        from nodeagent.execute.node_controller import WholeNode
+        from nodeagent.execute.node_controller import WholeNode, compute_mode_check
+        from nodeagent.execute.seen_node import LastObservation
         from nodeagent.mps import setup as mps_setup
 
-        nodes: list[WholeNode] = []
+        observation = LastObservation()
         mps, places = parts.settings.mps, parts.places
         fleet = mps_setup.make_fleet(
             mps,
             places,
-            check=lambda spec: nodes[0].differences(spec),  # noqa: PLW0108 - there is none yet
+            check=compute_mode_check(observation, exclusive=mps.compute_mode == "exclusive"),
             report=lambda _device, _report: None,  # the outcome of the steps tells
             changed=lambda: None,
         )
@@ -111,10 +112,9 @@ async def changing(
             fleet,
             memory,
             publisher,
-            exclusive=mps.compute_mode == "exclusive",
+            observation,
             time_slices=parts.time_slices,
         )
-        nodes.append(whole)
         async with fleet, whole:
             fleet.retry()
             await fleet.settled()

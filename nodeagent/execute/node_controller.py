@@ -7,11 +7,11 @@ the memory of what a device was before it was given to MPS or to another time sl
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Protocol
 
 from nodeagent.errors import GpuInUse, NodeagentError
-from nodeagent.execute.seen_node import SeenNode
+from nodeagent.execute.seen_node import LastObservation, SeenNode
 from nodeagent.gpu.driver import Driver
 from nodeagent.gpu.original_settings import OriginalSettings
 from nodeagent.mps.files.publisher import Publisher
@@ -57,7 +57,6 @@ class HealthWatch(Protocol):
 class WholeNode(SeenNode):
     """The whole node for the one who changes it. The fleet is the caller's, to enter and leave.
 
-    `exclusive`: a daemon is only Ready while its device is in compute mode EXCLUSIVE_PROCESS.
     `health` says what is sick: the planner learns it from what is observed, and MPS daemons let in
     nobody new there.
     """
@@ -68,15 +67,14 @@ class WholeNode(SeenNode):
         fleet: Fleet,
         remembered: OriginalSettings,
         publisher: Publisher,
+        observation: LastObservation,
         *,
-        exclusive: bool,
         time_slices: bool = False,
         health: HealthWatch | None = None,
     ) -> None:
-        super().__init__(driver, fleet, remembered, time_slices=time_slices)
+        super().__init__(driver, fleet, remembered, observation, time_slices=time_slices)
         self._fleet = fleet
         self._health = health
-        self._exclusive = exclusive
         self._publisher = publisher
         self._publishing = asyncio.Lock()
         self.publishing_problems: tuple[Problem, ...] = ()
@@ -108,7 +106,7 @@ class WholeNode(SeenNode):
         """Let what health says now count for the node as it was seen last. Does not block."""
         if self._health is None or self.seen is None:
             return
-        self.seen, closed = self._health.fenced(self.seen)
+        self._observation.node, closed = self._health.fenced(self.seen)
         self._fleet.close_to_clients(closed)
 
     async def insist_on_idle(self, steps: Sequence[Destruction]) -> None:
@@ -164,15 +162,6 @@ class WholeNode(SeenNode):
             shared = {d.device: (d.spec, d.wanted) for d in self._fleet.running()}
             self.publishing_problems = await asyncio.to_thread(self._publisher.publish, shared)
 
-    async def differences(self, spec: DaemonSpec) -> tuple[str, ...]:
-        """What else, beside its limits, keeps a daemon from being as it has to be."""
-        if not self._exclusive or self.seen is None:  # at the start nothing was looked at yet
-            return ()
-        mode = self._modes().get(spec.device)
-        if mode is None or mode is ComputeMode.EXCLUSIVE_PROCESS:
-            return ()
-        return (f"compute mode is {mode.value} and not {ComputeMode.EXCLUSIVE_PROCESS.value}",)
-
     # --- steps ----------------------------------------------------------------------------------
 
     async def _stop(self, step: StopMps) -> None:
@@ -222,9 +211,24 @@ class WholeNode(SeenNode):
         self._remembered.prune(present)
         self._remembered.settle(observed.gpus)
 
-    def _modes(self) -> Mapping[str, ComputeMode | None]:
-        gpus = self.seen.gpus if self.seen else ()
-        return {device: mode for gpu in gpus for device, mode in _modes_of(gpu).items()}
+
+def compute_mode_check(
+    observation: LastObservation, *, exclusive: bool
+) -> Callable[[DaemonSpec], Awaitable[tuple[str, ...]]]:
+    """Finds what else, beside its limits, keeps a daemon from being as it has to be: with
+    `exclusive`, it is Ready only while its device is in compute mode EXCLUSIVE_PROCESS.
+    """
+    wanted = ComputeMode.EXCLUSIVE_PROCESS
+
+    async def check(spec: DaemonSpec) -> tuple[str, ...]:
+        gpus = observation.node.gpus if exclusive and observation.node else ()
+        modes = {device: mode for gpu in gpus for device, mode in _modes_of(gpu).items()}
+        mode = modes.get(spec.device)
+        if mode is None or mode is wanted:
+            return ()
+        return (f"compute mode is {mode.value} and not {wanted.value}",)
+
+    return check
 
 
 def _not_made(step: StartMps | SetComputeMode) -> NodeagentError:

@@ -46,6 +46,13 @@ class Surveyed:
         return self.daemons.get(device)
 
 
+class LastObservation:
+    """The node as it was observed last; made before those who observe and those who judge by it."""
+
+    def __init__(self) -> None:
+        self.node: ObservedNode | None = None
+
+
 class SeenNode:
     """The whole node for those who only look. Usable inside `async with`, as the driver is.
 
@@ -54,14 +61,24 @@ class SeenNode:
     """
 
     def __init__(
-        self, driver: Driver, daemons: Daemons, remembered: OriginalSettings, *, time_slices: bool
+        self,
+        driver: Driver,
+        daemons: Daemons,
+        remembered: OriginalSettings,
+        observation: LastObservation,
+        *,
+        time_slices: bool,
     ) -> None:
         self._driver = driver
         self._daemons = daemons
         self._remembered = remembered
         self._all_time_slices = time_slices
         self._time_slices: dict[str, tuple[float, TimeSlice | None]] = {}
-        self.seen: ObservedNode | None = None
+        self._observation = observation
+
+    @property
+    def seen(self) -> ObservedNode | None:
+        return self._observation.node
 
     async def __aenter__(self) -> Self:
         await self._driver.__aenter__()
@@ -80,8 +97,8 @@ class SeenNode:
         self._driver.read_details(exact=self._shared())
         observed = await self._driver.observe()
         gpus = [await self._completed(gpu) for gpu in observed.gpus]
-        self.seen = replace(observed, gpus=tuple(gpus))
-        return self.seen
+        self._observation.node = replace(observed, gpus=tuple(gpus))
+        return self._observation.node
 
     async def observe_gpu(self, uuid: str, *, everything: bool = False) -> Gpu:
         """One GPU as it is now; raises DriverError when the driver knows no such GPU.
@@ -98,7 +115,7 @@ class SeenNode:
         gpu = await self._completed(found)
         if self.seen is not None:
             gpus = tuple(gpu if known.uuid == uuid else known for known in self.seen.gpus)
-            self.seen = replace(self.seen, gpus=gpus)
+            self._observation.node = replace(self.seen, gpus=gpus)
         return gpu
 
     def _shared(self) -> frozenset[str]:

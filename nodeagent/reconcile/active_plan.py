@@ -22,6 +22,7 @@ from nodeagent.plan.planner import plan
 from nodeagent.plan.problems import Problem
 from nodeagent.plan.resolve import Rejection, resolve
 from nodeagent.plan.shares import Host
+from nodeagent.reconcile.loop_control import LoopControl
 from nodeagent.reconcile.plan_update import (
     DeferredPlan,
     NoPlan,
@@ -65,11 +66,11 @@ class Judgement:
 
 
 class PlanInForce:
-    """The newest offer and the document that counts."""
+    """The newest update of the plan's source and the document that counts."""
 
-    def __init__(self, host_for: HostFor = lambda _: Host()) -> None:
+    def __init__(self, control: LoopControl, host_for: HostFor = lambda _: Host()) -> None:
+        self._control = control
         self._host_for = host_for
-        self._asked: PlanUpdate | DeferredPlan | None = None
         self._offer: PlanUpdate | None = None
         self._newest: ReadPlan | None = None
         self._unread: Refusal | None = None
@@ -109,21 +110,14 @@ class PlanInForce:
         """Why the newest offer could not even be read."""
         return self._unread.problems if self._unread else ()
 
-    def offer(self, offer: PlanUpdate | DeferredPlan) -> bool:
-        """Take what the source has to say; False if it says the same as before."""
-        if offer == self._asked:
-            return False
-        self._asked = offer
-        return True
-
     async def read_offer(self, observed: ObservedNode | None = None) -> None:
         """Read the newest offer, if that is not done yet; in a thread, because it may be long.
 
         What a demand means is found out anew for each `observed`, and not without.
         """
         asked: PlanUpdate | DeferredPlan | None = None
-        while asked is not self._asked:
-            asked = self._asked
+        while asked is not self._control.update:
+            asked = self._control.update
             if isinstance(asked, PlanText | NoPlan | UnreadablePlan | None):
                 offer = asked
             elif observed is None:

@@ -1,92 +1,124 @@
-"""Around the reconciliation loop: heartbeats, the end of blocking processes, a prompt stop."""
+"""What the reconciliation loop shares with the rest of the agent: wake-ups, states, heartbeats."""
 
 from __future__ import annotations
 
 import asyncio
-import os
-import select
-from collections.abc import AsyncIterator, Callable, Collection
-from contextlib import asynccontextmanager
+import math
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
+
+import structlog
+
+from nodeagent.reconcile.plan_update import DeferredPlan, PlanUpdate
+from nodeagent.views.node_state import NodeState
+
+log = structlog.get_logger(__name__)
+
+_LEAVING = 1.0  # seconds that a look may still take once the agent stops
 
 
-class ProcessWatch:
-    """Calls `wake` when a watched process ends.
+class Abandoned(Exception):
+    """The agent stops, and did not wait for the end of a look."""
 
-    What the kernel cannot tell (a pid that has ended already and that the driver still names, one
-    of another namespace, users without a pid) is looked at again after `fallback` seconds,
-    doubling up to `fallback_limit` as long as the same users stay.
+
+class LoopControl:
+    """What wakes, halts and stops the reconciliation loop.
+
+    Created before everything that may wake the loop, and therefore before the loop itself.
     """
 
-    def __init__(
-        self, wake: Callable[[], None], *, fallback: float = 2.0, fallback_limit: float = 30.0
-    ) -> None:
-        self._wake = wake
-        self._fallback = fallback
-        self._fallback_limit = fallback_limit
-        self._delay = fallback
-        self._descriptors: dict[int, int] = {}  # pid -> pidfd
-        self._unwatchable: frozenset[int] = frozenset()
-        self._timer: asyncio.TimerHandle | None = None
+    def __init__(self) -> None:
+        self.update: PlanUpdate | DeferredPlan | None = None  # the newest of the plan's source
+        self.halt = asyncio.Event()  # begin no further step
+        self.offered = asyncio.Event()  # the plan's source has reported, or the agent stops
+        self.settled = asyncio.Event()  # the first round is over, however it ended
+        self.stopping = False
+        self._wake = asyncio.Event()
+        self._round_ended = math.inf
+        self._looking: asyncio.Timeout | None = None
 
-    def watch(self, pids: Collection[int]) -> None:
-        """Watch exactly these; 0 stands for users of whom no pid is known."""
-        for pid in self._descriptors.keys() - set(pids):
-            self._forget(pid)
-        unwatchable = frozenset(
-            pid for pid in pids if pid not in self._descriptors and not self._follow(pid)
-        )
-        if unwatchable != self._unwatchable:
-            self._delay = self._fallback
-        self._unwatchable = unwatchable
-        self._look_again_later()
+    def offer(self, update: PlanUpdate | DeferredPlan) -> None:
+        """Take an update of the plan's source; a change counts at once, between two steps."""
+        if update != self.update:
+            self.update = update
+            self.halt.set()
+            self.nudge("the plan's source changed")
+        self.offered.set()
 
-    def close(self) -> None:
-        self.watch(())
+    def nudge(self, reason: str) -> None:
+        """Something may have changed: have the loop look again soon."""
+        log.debug("woken", reason=reason)
+        self._wake.set()
 
-    def _follow(self, pid: int) -> bool:
-        if pid <= 0:
-            return False
+    def look_if_older_than(self, seconds: float) -> None:
+        """Have the loop look again unless its last round is younger than that."""
+        if asyncio.get_running_loop().time() - self._round_ended > seconds:
+            self.nudge("the status is requested")
+
+    def stop(self) -> None:
+        """Finish the running steps, leave the rest to the next start; looks have little time."""
+        self.stopping = True
+        if self._looking:
+            _hurry(self._looking)
+        self.halt.set()
+        self._wake.set()
+        self.offered.set()
+
+    def begin_round(self) -> None:
+        """What wakes the loop from now on is for the next round."""
+        self._wake.clear()
+        self.halt.clear()
+
+    def end_round(self) -> None:
+        self._round_ended = asyncio.get_running_loop().time()
+        self.settled.set()
+
+    async def rest(self, seconds: float) -> None:
+        """Wait until something wakes the loop, at most so long."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._wake.wait()
+
+    @asynccontextmanager
+    async def abandoned_at_stop(self) -> AsyncIterator[None]:
+        """Around a look at the hardware, which changes nothing: the agent does not wait for a
+        driver that hangs. Raises Abandoned when it stops; one look at a time.
+        """
         try:
-            descriptor = os.pidfd_open(pid)
-        except OSError:
-            return False
-        if _has_ended(descriptor):  # a zombie: it would wake us again and again
-            os.close(descriptor)
-            return False
-        self._descriptors[pid] = descriptor
-        asyncio.get_running_loop().add_reader(descriptor, self._ended, pid)
-        return True
-
-    def _ended(self, pid: int) -> None:
-        self._forget(pid)
-        self._wake()
-
-    def _forget(self, pid: int) -> None:
-        descriptor = self._descriptors.pop(pid)
-        asyncio.get_running_loop().remove_reader(descriptor)
-        os.close(descriptor)
-
-    def _look_again_later(self) -> None:
-        if self._timer:
-            self._timer.cancel()
-            self._timer = None
-        if self._unwatchable:
-            self._timer = asyncio.get_running_loop().call_later(self._delay, self._look_again)
-
-    def _look_again(self) -> None:
-        self._timer = None
-        self._delay = min(self._delay * 2, self._fallback_limit)
-        self._wake()
+            async with asyncio.timeout(None) as self._looking:
+                if self.stopping:
+                    _hurry(self._looking)
+                yield
+        except TimeoutError as error:
+            raise Abandoned from error
+        finally:
+            self._looking = None
 
 
-def _has_ended(descriptor: int) -> bool:
-    poll = select.poll()
-    poll.register(descriptor, select.POLLIN)
-    return bool(poll.poll(0))
+class NodeStates:
+    """The node's state as the newest round left it, and the subscribers to the next ones."""
+
+    def __init__(self, first: NodeState) -> None:
+        self.newest = first
+        self._subscribers: list[Callable[[NodeState], None]] = []
+
+    def subscribe(self, notify: Callable[[NodeState], None]) -> None:
+        """Call `notify` with each new state."""
+        self._subscribers.append(notify)
+
+    def publish(self, state: NodeState) -> None:
+        self.newest = state
+        for notify in self._subscribers:
+            notify(state)
 
 
 class Heartbeats:
-    """`clock` gives seconds, such as the event loop's time."""
+    """Signs of life of the agent's loops.
+
+    A loop announces with each beat within how many seconds the next will follow: a reconciliation
+    may take minutes, a loop that waits announces until when it waits. `clock` gives seconds, such
+    as the event loop's time.
+    """
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -108,40 +140,6 @@ class Heartbeats:
             for loop, due in self._due.items()
             if now > due
         )
-
-
-_LEAVING = 1.0  # seconds that a look may still take once told to stop
-
-
-class GivenUp(Exception):
-    """The agent stops, and did not wait for the end of a look."""
-
-
-class GivingUp:
-    """One look at a time."""
-
-    def __init__(self) -> None:
-        self._stopping = False
-        self._looking: asyncio.Timeout | None = None
-
-    def stop(self) -> None:
-        """From now on looks, the running one too, have little time."""
-        self._stopping = True
-        if self._looking:
-            _hurry(self._looking)
-
-    @asynccontextmanager
-    async def at_stop(self) -> AsyncIterator[None]:
-        """Around a look; raises GivenUp when its time is over."""
-        try:
-            async with asyncio.timeout(None) as self._looking:
-                if self._stopping:
-                    _hurry(self._looking)
-                yield
-        except TimeoutError as error:
-            raise GivenUp from error
-        finally:
-            self._looking = None
 
 
 def _hurry(looking: asyncio.Timeout) -> None:

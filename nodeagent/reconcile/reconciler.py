@@ -8,7 +8,6 @@ what it did before. What it does remember only keeps it from doing the same in v
 from __future__ import annotations
 
 import asyncio
-import math
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from dataclasses import dataclass, replace
@@ -23,9 +22,8 @@ from nodeagent.files.state import StateFile
 from nodeagent.plan.observed import Access, ObservedNode
 from nodeagent.plan.plan import GpuPlan, NodeOutcome, Policy, StepReport
 from nodeagent.plan.problems import Code, Problem
-from nodeagent.plan.shares import Host
+from nodeagent.processes import ProcessWatch
 from nodeagent.reconcile.active_plan import (
-    HostFor,
     Judgement,
     PlanInForce,
     described,
@@ -33,8 +31,8 @@ from nodeagent.reconcile.active_plan import (
 )
 from nodeagent.reconcile.change_hooks import ChangeHooks, NoHooks, prepared
 from nodeagent.reconcile.event_reporter import Narrator
-from nodeagent.reconcile.loop_control import GivenUp, GivingUp, Heartbeats, ProcessWatch
-from nodeagent.reconcile.plan_update import DeferredPlan, PlanText, PlanUpdate
+from nodeagent.reconcile.loop_control import Abandoned, Heartbeats, LoopControl, NodeStates
+from nodeagent.reconcile.plan_update import PlanText
 from nodeagent.reconcile.work_queue import Agenda, blocking_pids, only, undisturbing
 from nodeagent.views.mps_state import MpsOverview
 from nodeagent.views.node_state import NodeState, Phase
@@ -49,9 +47,6 @@ class NodeDriver(StepDriver, Protocol):
     """What is needed of `nodeagent.gpu.driver.Driver`."""
 
     async def observe(self) -> ObservedNode: ...
-
-
-OpenDriver = Callable[[], AbstractAsyncContextManager[NodeDriver]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,125 +65,76 @@ class Rules:
 
 
 class Reconciler:
-    """Owns the node's GPUs as long as `run` runs."""
+    """Owns the node's GPUs as long as `run` runs.
+
+    Everything that it needs is made before it; what follows its states subscribes to `states`.
+    """
 
     def __init__(
         self,
+        control: LoopControl,
+        states: NodeStates,
+        plan: PlanInForce,
         *,
-        state: NodeState,
-        open_driver: OpenDriver,
+        driver: AbstractAsyncContextManager[NodeDriver],
         rules: Rules,
         backoff: Backoff,
         last_good: StateFile[PlanText],
         narrator: Narrator,
         hearts: Heartbeats,
-        on_state: Callable[[NodeState], None] = lambda _: None,
-        host_for: HostFor = lambda _: Host(),
         mps: Callable[[], MpsOverview] = MpsOverview,
         on_plan: Callable[[], None] = lambda: None,
         hooks: ChangeHooks | None = None,
         on_round: Callable[[NodeOutcome | None, float], None] = lambda _outcome, _seconds: None,
         own_problems: Callable[[], tuple[Problem, ...]] = tuple,
     ) -> None:
-        self.state = state
-        self._open_driver = open_driver
+        self._control = control
+        self._states = states
+        self._plan = plan
+        self._driver = driver
         self._rules = rules
         self._backoff = backoff
         self._last_good = last_good
         self._narrator = narrator
         self._hearts = hearts
-        self._on_state = on_state
         self._mps = mps
         self._on_plan = on_plan
         self._hooks = hooks or NoHooks()
         self._on_round = on_round
         self._own_problems = own_problems
-        self._plan = PlanInForce(host_for)
         self._agenda = Agenda(backoff, mend=rules.mend)
-        self._processes = ProcessWatch(lambda: self.nudge("a process ended"))
-        self._session = AsyncExitStack()
-        self._driver: NodeDriver | None = None
+        self._processes = ProcessWatch(lambda: control.nudge("a process ended"))
+        self._open_session = AsyncExitStack()
+        self._session: NodeDriver | None = None
         self._setbacks = 0  # rounds in a row that the driver, or a GPU, did not answer
-        self._round_ended = math.inf
         self._done: NodeOutcome | None = None  # what was done in this round
-        self._wake = asyncio.Event()
-        self._halt = asyncio.Event()  # begin no further step
-        self._offered = asyncio.Event()
-        self._stopping = False
-        self._giving_up = GivingUp()
         self._seen = (Judgement(), ObservedNode())  # the last look
         self._unkept: PlanText | None = None  # accepted, but not yet where it survives a restart
-        self.settled = asyncio.Event()  # the first round is over, however it ended
-
-    # --- what others say to it --------------------------------------------------------------
-
-    @property
-    def offered(self) -> PlanUpdate | None:
-        """What the newest offer meant when `state` was made."""
-        return self._plan.offered
-
-    def offer(self, offer: PlanUpdate | DeferredPlan) -> None:
-        """The plan's source has something to say; a change counts at once, between two steps."""
-        if self._plan.offer(offer):
-            self._halt.set()
-            self.nudge("the plan's source changed")
-        self._offered.set()
-
-    def follow(self, source: str) -> None:
-        """From now on offers come from this plan source."""
-        self.state = replace(self.state, source=source)
-        self.nudge("another plan source")
-
-    def nudge(self, reason: str) -> None:
-        """Something may have changed: look again soon."""
-        log.debug("woken", reason=reason)
-        self._wake.set()
-
-    def look_if_older_than(self, seconds: float) -> None:
-        """Somebody wants to know: look again unless the last round is younger than that."""
-        if asyncio.get_running_loop().time() - self._round_ended > seconds:
-            self.nudge("somebody asks")
-
-    def request_stop(self) -> None:
-        """Finish the running steps, leave the rest to the next start, and return from `run`."""
-        self._stopping = True
-        self._giving_up.stop()
-        self._halt.set()
-        self._wake.set()
-        self._offered.set()
 
     # --- the loop ---------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Reconcile until told to stop."""
+        """Reconcile until `LoopControl.stop`."""
+        control = self._control
         self._alive(0)
         try:
             await self._remember_last_good()
-            await self._offered.wait()
-            while not self._stopping:
-                self._wake.clear()
-                self._halt.clear()
+            await control.offered.wait()
+            while not control.stopping:
+                control.begin_round()
                 pause = await self._round_whatever_happens()
                 self._settle()
-                self._round_ended = asyncio.get_running_loop().time()
-                self.settled.set()
+                control.end_round()
                 self._alive(pause)
-                await self._rest(pause)
+                await control.rest(pause)
         finally:
             self._processes.close()
             await self._close_driver()
 
     def _settle(self) -> None:
-        """Have put back what was prepared, unless the next round is at hand and needs it too."""
-        if self._stopping or not self._halt.is_set():
+        """Put back what was prepared, unless the next round is at hand and needs it, too."""
+        if self._control.stopping or not self._control.halt.is_set():
             self._hooks.settle(*self._seen)
-
-    async def _rest(self, seconds: float) -> None:
-        try:
-            async with asyncio.timeout(seconds):
-                await self._wake.wait()
-        except TimeoutError:
-            return
 
     async def _round_whatever_happens(self) -> float:
         """One round; the seconds until the next, if nothing wakes the loop earlier."""
@@ -197,13 +143,13 @@ class Reconciler:
         except NodeagentError as error:
             await self._close_driver()
             return self._setback(Problem(_code_of(error), error.message, error.remedy))
-        except GivenUp:
+        except Abandoned:
             return 0.0
         except Exception as error:  # a fault of ours is told, and tried again after a while
             log.exception("reconciliation failed")
             fault = f"a fault in the agent itself: {type(error).__name__}: {error}"
             return self._setback(Problem(Code.STEP_FAILED, fault, "see the agent's log"))
-        if all(gpu.access is Access.OK for gpu in self.state.observed.gpus):
+        if all(gpu.access is Access.OK for gpu in self._states.newest.observed.gpus):
             self._setbacks = 0
             return pause
         self._setbacks += 1
@@ -214,14 +160,16 @@ class Reconciler:
         pause = self._backoff.after(self._setbacks)
         self._narrator.driver_failed(problem)
         own = self._own_problems()
-        self._publish(described_without_look(self.state, self._plan, (problem, *own)))
+        self._states.publish(
+            described_without_look(self._states.newest, self._plan, (problem, *own))
+        )
         return min(pause, self._rules.resync)
 
     async def _reconcile_once(self) -> float:
         began = asyncio.get_running_loop().time()
         self._done = None
         await self._plan.read_offer()
-        async with self._giving_up.at_stop():
+        async with self._control.abandoned_at_stop():
             driver = await self._driver_session()
         judgement, observed = await self._look(driver)
         # The disk and the API server are asked side by side: each may take 10 ms and more.
@@ -233,11 +181,11 @@ class Reconciler:
             await keeping
         if not objections and self._choose(judgement):
             working = self._describe(judgement, observed, unfinished=True)
-            self._publish(replace(working, phase=Phase.WORKING))
+            self._states.publish(replace(working, phase=Phase.WORKING))
             judgement, observed, objections = await self._work(driver, judgement, observed)
         self._narrator.obstacles(judgement, objections)
-        unfinished = self._halt.is_set()
-        self._publish(self._describe(judgement, observed, objections, unfinished=unfinished))
+        unfinished = self._control.halt.is_set()
+        self._states.publish(self._describe(judgement, observed, objections, unfinished=unfinished))
         self._processes.watch(blocking_pids(judgement))
         if self._unkept is not tried:  # accepted by the last look
             await self._keep()
@@ -248,7 +196,7 @@ class Reconciler:
         self, judgement: Judgement, observed: ObservedNode
     ) -> tuple[Problem, ...]:
         todo = only(judgement, self._choose(judgement))
-        async with self._giving_up.at_stop():
+        async with self._control.abandoned_at_stop():
             return await self._hooks.objections(judgement, todo, observed)
 
     async def _work(
@@ -261,11 +209,11 @@ class Reconciler:
         unprepared = await prepared(
             self._hooks,
             todo,
-            halt=self._halt,
+            halt=self._control.halt,
             alive=lambda: self._alive(0),
             every=self._rules.patience / 2,
         )
-        if self._halt.is_set() or (unprepared and not undisturbing(todo).gpus):
+        if self._control.halt.is_set() or (unprepared and not undisturbing(todo).gpus):
             return judgement, observed, unprepared
         if asyncio.get_running_loop().time() - began > _OLD:
             judgement, observed = await self._look(driver)
@@ -276,7 +224,7 @@ class Reconciler:
             parallel=self._rules.parallel,
             policy=self._rules.policy,
             on_progress=self._step_ended,
-            stop=self._halt,
+            stop=self._control.halt,
         )
         judgement, observed = await self._look(driver)
         self._done = outcome
@@ -285,7 +233,7 @@ class Reconciler:
 
     async def _look(self, driver: NodeDriver) -> tuple[Judgement, ObservedNode]:
         """Observe, and judge what counts for what was seen."""
-        async with self._giving_up.at_stop():
+        async with self._control.abandoned_at_stop():
             observed = await driver.observe()
         self._alive(0)
         self._narrator.driver_answers()
@@ -302,7 +250,7 @@ class Reconciler:
         return judgement, observed
 
     def _choose(self, judgement: Judgement) -> tuple[GpuPlan, ...]:
-        if self._stopping:
+        if self._control.stopping:
             return ()
         return self._agenda.choose(judgement, asyncio.get_running_loop().time())
 
@@ -312,7 +260,9 @@ class Reconciler:
         for gpu in outcome.gpus:
             after = plans.get(gpu.plan.before.uuid)
             self._narrator.worked(gpu, after)
-            if gpu.failed or not self._halt.is_set():  # else it was left, which is no failure
+            if (
+                gpu.failed or not self._control.halt.is_set()
+            ):  # else it was left, which is no failure
                 self._agenda.learn(gpu, after, judgement, now)
 
     def _step_ended(self, report: StepReport) -> None:
@@ -343,7 +293,7 @@ class Reconciler:
         mps = self._mps()
         problems += (*mps.problems, *self._hooks.problems, *self._own_problems())
         return described(
-            self.state,
+            self._states.newest,
             self._plan,
             judgement,
             observed,
@@ -352,25 +302,21 @@ class Reconciler:
             unfinished=unfinished,
         )
 
-    def _publish(self, state: NodeState) -> None:
-        self.state = state
-        self._on_state(state)
-
     def _alive(self, pause: float) -> None:
         self._hearts.beat(NAME, within=pause + self._rules.patience)
 
     # --- the driver and the plan kept ---------------------------------------------------------
 
     async def _driver_session(self) -> NodeDriver:
-        if self._driver is None:
-            self._driver = await self._session.enter_async_context(self._open_driver())
-        return self._driver
+        if self._session is None:
+            self._session = await self._open_session.enter_async_context(self._driver)
+        return self._session
 
     async def _close_driver(self) -> None:
         """A driver that was reloaded is found again only by opening it anew."""
-        self._driver = None
-        session, self._session = self._session, AsyncExitStack()
-        await session.aclose()
+        self._session = None
+        opened, self._open_session = self._open_session, AsyncExitStack()
+        await opened.aclose()
 
     async def _remember_last_good(self) -> None:
         kept = await asyncio.to_thread(self._last_good.load)

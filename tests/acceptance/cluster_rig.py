@@ -74,19 +74,19 @@ class Member:
             self.access,
             name,
             events=self.rig.events,
-            unreachable=lambda why: self.rig.reconciler.offer(NoPlan(why)),
+            unreachable=lambda why: self.rig.control.offer(NoPlan(why)),
             observers=(self.hooks,),
             intervals=intervals,
             now=lambda: datetime.now(UTC) + timedelta(seconds=self.jumped),
         )
-        self.source = AnnotationSource(self.rig.reconciler.offer, folder / "plan.yaml")
+        self.source = AnnotationSource(self.rig.control.offer, folder / "plan.yaml")
         self.publisher.use(self.source)
 
     def _wake(self, reason: str) -> None:
-        self.rig.reconciler.nudge(reason)
+        self.rig.control.nudge(reason)
 
     def _told(self, state: NodeState) -> None:
-        self.publisher.publish(state, self.rig.reconciler.offered)
+        self.publisher.publish(state, self.rig.plan.offered)
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[Member]:

@@ -257,7 +257,7 @@ async def test_the_server_is_gone_for_a_day(
                 rounds = member.rig.state.rounds
                 for _ in range(15):
                     await asyncio.sleep(0.1)
-                    member.rig.reconciler.nudge("a day's work")
+                    member.rig.control.nudge("a day's work")
                 assert member.rig.state.rounds >= rounds + 8
                 assert len(member.rig.gpu().instances) == 7
                 member.plan(SECOND)

@@ -17,6 +17,7 @@ import pynvml
 import pytest
 
 from nodeagent.app.health_service import HealthPart, HealthPlaces
+from nodeagent.execute.seen_node import LastObservation
 from nodeagent.gpu.driver import Driver
 from nodeagent.gpu.event_listener import EventListener
 from nodeagent.gpu.event_listener import Timing as EventTiming
@@ -27,6 +28,7 @@ from nodeagent.plan.observed import MigMode, ObservedNode
 from nodeagent.plan.plan import GpuPlan, NodePlan, Verdict
 from nodeagent.plan.steps import DestroyGpuInstance, ResetGpu
 from nodeagent.reconcile.event_log import EventLog
+from nodeagent.reconcile.loop_control import NodeStates
 from nodeagent.simulation import SimulatedNode, simulated
 from nodeagent.telemetry.sampler import Intervals, Sampler
 from nodeagent.views.conditions import HEALTHY, conditions
@@ -45,14 +47,13 @@ class World:
         self.driver = driver
         self.now = 1000.0
         self.events = EventLog()
-        self.observed = ObservedNode()
-        self.planned: NodePlan | None = None
+        self.observation = LastObservation()
+        self.states = NodeStates(NodeState("node-a", "file"))
         self.part = HealthPart(
             HealthPlaces(kernel_log=None, state=folder / "health.json"),
             self.events,
-            seen=lambda: self.observed,
-            planned=lambda: self.planned,
-            changed=lambda: None,
+            observation=self.observation,
+            states=self.states,
             now=lambda: Moment(self.now, EPOCH + self.now),
             boot_id=lambda: "boot-1",
         )
@@ -61,6 +62,14 @@ class World:
         timing = EventTiming(wait=0.0, deadline=1.0, pause=0.0)
         self.listener = EventListener(driver, timing, uptime=lambda: self.now)
 
+    @property
+    def observed(self) -> ObservedNode:
+        return self.observation.node or ObservedNode()
+
+    def plan(self, plan: NodePlan) -> None:
+        """This is how the node stands to its plan from now on."""
+        self.states.publish(replace(self.states.newest, plan=plan))
+
     async def look(self, *, after: float = 1.0) -> None:
         """The agent's next look, after so many seconds."""
         self.now += after
@@ -68,7 +77,7 @@ class World:
         self.part.took(await self.sampler.round())
 
     async def observe(self) -> None:
-        self.observed = await self.driver.observe()
+        self.observation.node = await self.driver.observe()
         self.part.saw(self.observed)
 
     @property
@@ -399,9 +408,8 @@ async def test_a_gpu_on_the_bus_that_nvml_does_not_list(tmp_path: Path) -> None:
         w.part = HealthPart(
             HealthPlaces(kernel_log=None, state=None, pci_bus=devices),
             w.events,
-            seen=lambda: w.observed,
-            planned=lambda: None,
-            changed=lambda: None,
+            observation=w.observation,
+            states=w.states,
             now=lambda: Moment(w.now, EPOCH + w.now),
             boot_id=lambda: "boot-1",
         )
@@ -440,14 +448,14 @@ async def test_a_mode_that_somebody_changed(tmp_path: Path) -> None:
         assert gpu.mig is not None
         assert not gpu.mig.current
         on = replace(gpu, mig=MigMode(current=True, pending=True))
-        w.planned = NodePlan(Verdict.IN_SYNC, (GpuPlan.in_sync(on),))
+        w.plan(NodePlan(Verdict.IN_SYNC, (GpuPlan.in_sync(on),)))
         await w.look()
         await w.look(after=31.0)
         finding = w.found("modeDrift")
         assert finding is not None
         assert finding.evidence == "MIG mode is off, wanted on"
         assert w.is_told("modeDrift")
-        w.planned = NodePlan(Verdict.IN_SYNC, (GpuPlan.in_sync(gpu),))
+        w.plan(NodePlan(Verdict.IN_SYNC, (GpuPlan.in_sync(gpu),)))
         await w.look()
         assert not w.is_told("modeDrift")
 

@@ -10,20 +10,14 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from nodeagent.backoff import Backoff
 from nodeagent.gpu.driver import Driver
-from nodeagent.plan.plan import NodeOutcome, Policy
+from nodeagent.plan.plan import NodeOutcome
 from nodeagent.plan.steps import SetMigMode, Step
-from nodeagent.reconcile.event_log import EventLog
-from nodeagent.reconcile.event_reporter import Narrator
-from nodeagent.reconcile.last_good_plan import FILE_NAME, last_good_plan
-from nodeagent.reconcile.loop_control import Heartbeats
-from nodeagent.reconcile.plan_update import PlanText
-from nodeagent.reconcile.reconciler import Reconciler, Rules
 from nodeagent.simulation import SimulatedNode, simulated
 from nodeagent.views.node_state import NodeState, Phase
 from tests.acceptance.metrics_rig import Watched, running
-from tests.rig import open_driver, plan_text
+from tests.rig import Rig, open_driver
+from tests.rig import running as reconciling
 
 SCRAPES, CHANGES = 500, 100
 LAYOUTS = ("{1g.10gb: 7}", "{3g.40gb: 1, 1g.10gb: 4}", "{2g.20gb: 3, 1g.10gb: 1}", "{3g.40gb: 2}")
@@ -68,8 +62,8 @@ class Truth:
         )
 
 
-def _reconciler(folder: Path, driver: Driver, watched: list[Watched]) -> Reconciler:
-    def told_of(state: NodeState) -> None:
+def _rig(folder: Path, driver: Driver, watched: list[Watched]) -> Rig:
+    def published(_: NodeState) -> None:
         for one in watched:
             one.part.changed()
 
@@ -77,17 +71,7 @@ def _reconciler(folder: Path, driver: Driver, watched: list[Watched]) -> Reconci
         for one in watched:
             one.part.round_over(outcome, seconds)
 
-    return Reconciler(
-        state=NodeState("gpu-node-0", "file"),
-        open_driver=lambda: driver,
-        rules=Rules(Policy(), 8, 3600, patience=60, mend=True),
-        backoff=Backoff(1, 1),
-        last_good=last_good_plan(folder / FILE_NAME),
-        narrator=Narrator(EventLog()),
-        hearts=Heartbeats(asyncio.get_running_loop().time),
-        on_state=told_of,
-        on_round=round_over,
-    )
+    return Rig(folder, driver=driver, on_state=published, on_round=round_over)
 
 
 class Scraper:
@@ -156,13 +140,12 @@ async def test_scrapes_during_changes(tmp_path: Path) -> None:
     with simulated("h100-80gb:2") as node:
         driver = open_driver()
         watching: list[Watched] = []
-        reconciler = _reconciler(tmp_path, driver, watching)
-        reconciler.offer(PlanText(plan_text(LAYOUTS[0])))
-        running_loop = asyncio.create_task(reconciler.run())
-        try:
-            await asyncio.wait_for(reconciler.settled.wait(), 60)
+        rig = _rig(tmp_path, driver, watching)
+        rig.offer(LAYOUTS[0])
+        async with reconciling(rig):
+            await asyncio.wait_for(rig.control.settled.wait(), 60)
             truth = Truth(node, driver)
-            watched = Watched(driver, current=lambda: reconciler.state)
+            watched = Watched(driver, current=lambda: rig.state)
             watching.append(watched)
             async with running(watched):
                 await watched.sampled(2)
@@ -172,20 +155,17 @@ async def test_scrapes_during_changes(tmp_path: Path) -> None:
                 applied = 0
                 while applied < CHANGES or not scraping.done():
                     applied += 1
-                    await _apply(reconciler, LAYOUTS[applied % len(LAYOUTS)])
+                    await _apply(rig, LAYOUTS[applied % len(LAYOUTS)])
                 await scraping
             assert scraper.count == SCRAPES
             assert applied >= CHANGES
             assert not scraper.wrong, scraper.wrong[:5]
             assert len(truth.lives) > CHANGES  # else nothing was tried
-        finally:
-            reconciler.request_stop()
-            await running_loop
 
 
-async def _apply(reconciler: Reconciler, layout: str) -> None:
-    before = reconciler.state.rounds
-    reconciler.offer(PlanText(plan_text(layout)))
+async def _apply(rig: Rig, layout: str) -> None:
+    before = rig.state.rounds
+    rig.offer(layout)
     async with asyncio.timeout(60):
-        while reconciler.state.rounds == before or reconciler.state.phase is not Phase.IN_SYNC:
+        while rig.state.rounds == before or rig.state.phase is not Phase.IN_SYNC:
             await asyncio.sleep(0.001)

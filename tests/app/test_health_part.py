@@ -13,6 +13,7 @@ import pytest
 
 from nodeagent.app.health_service import HealthPart, HealthPlaces
 from nodeagent.errors import UsageError
+from nodeagent.execute.seen_node import LastObservation
 from nodeagent.health.findings import Moment, Severity
 from nodeagent.health.readings import (
     Answer,
@@ -35,9 +36,10 @@ from nodeagent.plan.observed import (
     Usage,
     User,
 )
-from nodeagent.plan.plan import NodePlan
 from nodeagent.plan.steps import ResetGpu, SetMigMode
 from nodeagent.reconcile.event_log import EventLog
+from nodeagent.reconcile.loop_control import NodeStates
+from nodeagent.views.node_state import NodeState
 from tests.health.rig import ADDRESS, EPOCH, GPU, gpu
 from tests.plan.cards import card
 
@@ -63,24 +65,23 @@ class Rig:
         self.boot = boot
         self.changes = 0
         self.events = EventLog()
-        self.seen: ObservedNode | None = None
-        self.planned: NodePlan | None = None
+        self.observation = LastObservation()
         named = {"kernel_log": None, "state": folder / "health.json", **places}
         self.part = HealthPart(
             HealthPlaces(**named),
             self.events,
-            seen=lambda: self.seen,
-            planned=lambda: self.planned,
-            changed=self._changed,
+            observation=self.observation,
+            states=NodeStates(NodeState("node-a", "file")),
             now=lambda: Moment(self.uptime, EPOCH + self.uptime),
             boot_id=lambda: self.boot,
         )
+        self.part.subscribe(self._changed)
 
     def _changed(self) -> None:
         self.changes += 1
 
     def see(self, node: ObservedNode = NODE) -> None:
-        self.seen = node
+        self.observation.node = node
         self.part.saw(node)
 
     def take(self, *gpus: object, after: float = 1.0, **values: object) -> None:

@@ -25,7 +25,9 @@ async def following(
     is what happens between its reading and its watch.
     """
     file = SettingsFile(settings, lambda: load_settings(settings, {}, {}))
-    part = PlanPart(file.load(), file, rig.reconciler, None, rig.hearts)
+    part = PlanPart(
+        file.load(), file, rig.control, rig.node_states, cluster=None, hearts=rig.hearts
+    )
     then()
     task = asyncio.create_task(part.run())
     try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -37,8 +38,9 @@ class Home:
         self.view: NodeView | None = view_of()
         self.writes: list[Keys] = []
         self.rig = Rig(folder, on_state=self._publish, **options)
-        self.rig.reconciler.follow(name)
-        self.source = make(self.rig.reconciler.offer, lambda: self.rig.state.rounds)
+        states = self.rig.node_states
+        states.newest = replace(states.newest, source=name)
+        self.source = make(self.rig.control.offer, lambda: self.rig.state.rounds)
 
     @property
     def annotations(self) -> Mapping[str, str]:
@@ -67,7 +69,7 @@ class Home:
     def _publish(self, state: NodeState) -> None:
         if self.view is None:
             return
-        wanted = self.source.answer(self.view, state, self.rig.reconciler.offered)
+        wanted = self.source.answer(self.view, state, self.rig.plan.offered)
         written = Keys(
             {k: v for k, v in wanted.annotations.items() if self.annotations.get(k) != v},
             {k: v for k, v in wanted.labels.items() if self.labels.get(k) != v},

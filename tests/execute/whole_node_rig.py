@@ -10,7 +10,8 @@ from pathlib import Path
 
 from nodeagent.documents.reading import read_document
 from nodeagent.execute.executor import carry_out
-from nodeagent.execute.node_controller import HealthWatch, WholeNode
+from nodeagent.execute.node_controller import HealthWatch, WholeNode, compute_mode_check
+from nodeagent.execute.seen_node import LastObservation
 from nodeagent.gpu.driver import Driver
 from nodeagent.gpu.original_settings import FILE_NAME, OriginalSettings
 from nodeagent.gpu.users import AllocationSource
@@ -19,7 +20,6 @@ from nodeagent.mps.files.publisher import Publisher
 from nodeagent.mps.fleet import Fleet, Timing
 from nodeagent.mps.launch.child import ChildLauncher
 from nodeagent.mps.launch.command import Launcher, shm_directory
-from nodeagent.mps.shares import DaemonSpec
 from nodeagent.plan.desired import DesiredNode
 from nodeagent.plan.observed import ComputeInstance, Gpu, ObservedNode
 from nodeagent.plan.plan import GpuOutcome, NodeOutcome, NodePlan
@@ -101,18 +101,14 @@ class NodeRig(FleetRig):
         health: HealthWatch | None = None,
     ) -> AsyncIterator[Agent]:
         """One agent's life; its daemons outlive it."""
-        nodes: list[WholeNode] = []
-
-        async def check(spec: DaemonSpec) -> tuple[str, ...]:
-            return await nodes[0].differences(spec)
-
+        observation = LastObservation()
         fleet = Fleet(
             run_dir=self.run_dir,
             programs=self.programs,
             launcher=launcher(self.programs),
             settings=policy,
             timing=timing,
-            check=check,
+            check=compute_mode_check(observation, exclusive=exclusive),
             report=lambda device, report: self.reports.append((device, report)),
             changed=self._changed,
             chance=self.seed.random,
@@ -128,11 +124,10 @@ class NodeRig(FleetRig):
             fleet,
             memory,
             publisher,
-            exclusive=exclusive,
+            observation,
             time_slices=time_slices,
             health=health,
         )
-        nodes.append(whole)
         async with fleet, whole:
             yield Agent(whole, fleet, memory)
 

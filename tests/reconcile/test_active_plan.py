@@ -8,10 +8,17 @@ from nodeagent.plan.observed import ObservedNode
 from nodeagent.plan.plan import Policy, Verdict
 from nodeagent.plan.problems import Code
 from nodeagent.reconcile.active_plan import Judgement, PlanInForce
+from nodeagent.reconcile.loop_control import LoopControl
 from nodeagent.reconcile.plan_update import NoPlan, PlanText
 from nodeagent.simulation import simulated
 from nodeagent.views.node_state import Refusal
 from tests.rig import open_driver, plan_text
+
+
+def made() -> tuple[LoopControl, PlanInForce]:
+    """A plan without a past, and what its source reports to."""
+    control = LoopControl()
+    return control, PlanInForce(control)
 
 
 async def observe(boards: str = "h100-80gb:2") -> ObservedNode:
@@ -29,18 +36,18 @@ async def judged(plan: PlanInForce, observed: ObservedNode) -> Judgement:
 
 async def test_accepted_once() -> None:
     """A document is accepted when it is first found good, and simply holds from then on."""
-    node, plan = await observe(), PlanInForce()
-    assert plan.offer(PlanText(plan_text("{1g.10gb: 7}")))
+    node, control, plan = await observe(), *made()
+    control.offer(PlanText(plan_text("{1g.10gb: 7}")))
     assert (await judged(plan, node)).accepted
     assert (await judged(plan, node)).accepted is None
-    assert not plan.offer(PlanText(plan_text("{1g.10gb: 7}")))
+    control.offer(PlanText(plan_text("{1g.10gb: 7}")))
 
 
 async def test_refused_until_the_gpu_is_there() -> None:
     """A refusal is no last word: with the GPU that was missing, the document is accepted."""
-    node, plan = await observe(), PlanInForce()
+    node, control, plan = await observe(), *made()
     one = replace(node, gpus=node.gpus[:1])
-    plan.offer(PlanText(plan_text("{1g.10gb: 7}", "[0, 1]")))
+    control.offer(PlanText(plan_text("{1g.10gb: 7}", "[0, 1]")))
     judgement = await judged(plan, one)
     assert judgement.plan is None
     assert judgement.refusal
@@ -50,8 +57,8 @@ async def test_refused_until_the_gpu_is_there() -> None:
 
 async def test_a_gpu_that_goes_does_not_take_the_plan_with_it() -> None:
     """What was accepted goes on to hold for the others, and the missing one is told."""
-    node, plan = await observe(), PlanInForce()
-    plan.offer(PlanText(plan_text("{1g.10gb: 7}", "[0, 1]")))
+    node, control, plan = await observe(), *made()
+    control.offer(PlanText(plan_text("{1g.10gb: 7}", "[0, 1]")))
     await judged(plan, node)
     judgement = await judged(plan, replace(node, gpus=node.gpus[:1]))
     assert judgement.refusal is None
@@ -62,9 +69,9 @@ async def test_a_gpu_that_goes_does_not_take_the_plan_with_it() -> None:
 
 async def test_a_remembered_plan_that_no_longer_suits_is_refused() -> None:
     """After a restart on other cards, the last good plan is judged like any other."""
-    plan = PlanInForce()
+    control, plan = made()
     plan.remember(PlanText(plan_text("{1g.10gb: 7}")))
-    plan.offer(NoPlan("there is none"))
+    control.offer(NoPlan("there is none"))
     judgement = await judged(plan, await observe("t4:1"))
     assert judgement.plan is None
     assert isinstance(judgement.refusal, Refusal)
@@ -74,9 +81,9 @@ async def test_a_remembered_plan_that_no_longer_suits_is_refused() -> None:
 async def test_the_configuration_belongs_to_the_plan() -> None:
     """The same file with another name chosen is another plan."""
     text = b"version: v1\nmig-configs: {a: [{devices: [0], mig-enabled: false}]}\n"
-    node, plan = await observe(), PlanInForce()
-    plan.offer(PlanText(text, "a"))
+    node, control, plan = await observe(), *made()
+    control.offer(PlanText(text, "a"))
     assert (await judged(plan, node)).accepted == PlanText(text, "a")
-    assert plan.offer(PlanText(text, "c"))
+    control.offer(PlanText(text, "c"))
     assert (await judged(plan, node)).refusal
     assert plan.text == PlanText(text, "a")

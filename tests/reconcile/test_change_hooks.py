@@ -81,7 +81,7 @@ async def test_nothing_is_changed_against_an_objection(tmp_path: Path) -> None:
             assert rig.told(EventType.BLOCKED) == [EventType.BLOCKED]
             assert "prepare" not in around.asked
             around.objecting = ()
-            rig.reconciler.nudge("nobody objects")
+            rig.control.nudge("nobody objects")
             await rig.settle(Phase.IN_SYNC)
 
 
@@ -172,13 +172,13 @@ async def test_a_demand_is_made_a_plan_by_what_is_there(tmp_path: Path) -> None:
     """What is asked for is found out by the cards that are observed, and anew when they change."""
     with simulated("h100-80gb:2"):
         async with running(Rig(tmp_path)) as rig:
-            rig.reconciler.offer(OneEach("1g.10gb"))
+            rig.control.offer(OneEach("1g.10gb"))
             await rig.settle(Phase.IN_SYNC)
             assert [len(gpu.instances) for gpu in rig.state.observed.gpus] == [2, 2]
-            assert rig.reconciler.offered == PlanText(plan_text("{1g.10gb: 2}"))
+            assert rig.plan.offered == PlanText(plan_text("{1g.10gb: 2}"))
             rounds = rig.state.rounds
-            rig.reconciler.offer(OneEach("1g.10gb"))
+            rig.control.offer(OneEach("1g.10gb"))
             await asyncio.sleep(0.05)
             assert rig.state.rounds == rounds  # the same is nothing new
-            rig.reconciler.offer(OneEach("9g.90gb"))
+            rig.control.offer(OneEach("9g.90gb"))
             await rig.settle(Phase.REJECTED)

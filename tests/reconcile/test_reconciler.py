@@ -69,7 +69,7 @@ async def test_without_a_plan_nothing_is_done(tmp_path: Path) -> None:
     """A node whose plan file is missing is left as it is, and says why it does nothing."""
     with simulated("h100-80gb:1"):
         async with running(Rig(tmp_path)) as rig:
-            rig.reconciler.offer(NoPlan("the plan file /etc/x does not exist"))
+            rig.control.offer(NoPlan("the plan file /etc/x does not exist"))
             await rig.settle(Phase.NO_PLAN)
             assert rig.layout() == "MIG off"
             assert rig.state.sentence == "the plan file /etc/x does not exist"
@@ -157,7 +157,7 @@ async def test_an_unreadable_carrier_is_a_rejection(tmp_path: Path) -> None:
     """A plan file that cannot be read is told like a wrong one."""
     with simulated("h100-80gb:1"):
         async with running(Rig(tmp_path)) as rig:
-            rig.reconciler.offer(UnreadablePlan(Problem(Code.SYNTAX, "it cannot be read")))
+            rig.control.offer(UnreadablePlan(Problem(Code.SYNTAX, "it cannot be read")))
             await rig.settle(Phase.REJECTED)
             assert rig.state.problems[0].message == "it cannot be read"
 
@@ -174,7 +174,7 @@ async def test_after_a_restart_the_last_good_plan_holds(
             layout, digest = rig.layout(), rig.state.digest
         node.reboot()
         async with running(Rig(tmp_path)) as rig:
-            rig.reconciler.offer(later)
+            rig.control.offer(later)
             gone = isinstance(later, NoPlan)
             await rig.settle(Phase.IN_SYNC if gone else Phase.REJECTED)
             assert (rig.layout(), rig.state.digest) == (layout, digest)
@@ -187,7 +187,7 @@ async def test_a_damaged_last_good_plan_is_told_and_not_used(tmp_path: Path) -> 
     (tmp_path / "last-good-plan").write_text("{")
     with simulated("h100-80gb:1"):
         async with running(Rig(tmp_path)) as rig:
-            rig.reconciler.offer(NoPlan("no plan"))
+            rig.control.offer(NoPlan("no plan"))
             await rig.settle(Phase.NO_PLAN)
             assert rig.layout() == "MIG off"
             assert "last-good-plan cannot be used" in rig.events.events[0].message
@@ -501,7 +501,7 @@ async def test_stops_between_two_steps(tmp_path: Path) -> None:
         async with running(Rig(tmp_path)) as rig:
             rig.offer("{1g.10gb: 7}")
             await rig.until(lambda: third.times == 0)
-            rig.reconciler.request_stop()
+            rig.control.stop()
             node.clear_faults()
         assert len(rig.gpu().instances) == 3
         assert rig.state.phase is Phase.WORKING

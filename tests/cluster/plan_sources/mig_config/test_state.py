@@ -15,6 +15,7 @@ from nodeagent.plan.plan import NodePlan, Policy, Verdict
 from nodeagent.plan.problems import Code, Problem
 from nodeagent.plan.steps import after
 from nodeagent.reconcile.active_plan import PlanInForce
+from nodeagent.reconcile.loop_control import LoopControl
 from nodeagent.reconcile.plan_update import NoPlan, PlanText, PlanUpdate, UnreadablePlan
 from nodeagent.views.node_state import NodeState, Phase, Refusal, phase_of
 from tests.plan.cards import card, with_instances
@@ -116,7 +117,8 @@ class Life:
 
     def start(self) -> None:
         """A new process: it knows the labels and the hardware, and nothing else."""
-        self.plans = PlanInForce()
+        self.control = LoopControl()
+        self.plans = PlanInForce(self.control)
         self.node = NodeState("node-a", SOURCE)
         self.since = 0
         self.ask()
@@ -129,7 +131,8 @@ class Life:
         offered: PlanUpdate = NoPlan("no label")
         if wanted:
             offered = DeferredMigConfig(wanted, self.file).on(ObservedNode((self.gpu,)))
-        if self.plans.offer(offered):
+        if offered != self.control.update:
+            self.control.offer(offered)
             self.since = self.node.rounds
         self.tell()
 
