@@ -11,7 +11,7 @@ import pynvml
 from bench import clear_all
 from bench.tables import show
 from bench.tours import all_pairs
-from nodeagent.execute.executor import carry_out
+from nodeagent.execute.executor import execute
 from nodeagent.gpu.driver import Driver
 from nodeagent.plan.desired import DesiredNode
 from nodeagent.plan.observed import ObservedNode
@@ -55,7 +55,7 @@ async def _ours(board: str, walk: Sequence[Multiset]) -> list[int]:
                 node.journal.clear()
                 gpu = observed.gpus[0]
                 desired = DesiredNode({gpu.uuid: wanted(empty, key)})
-                outcome = await carry_out(plan(desired, observed), driver, parallel=1)
+                outcome = await execute(plan(desired, observed), driver, parallel=1)
                 observed = ObservedNode((outcome.gpus[0].after,))
                 if key is not walk[0]:
                     tally += _count(node)

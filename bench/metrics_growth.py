@@ -10,7 +10,7 @@ import sys
 import time
 
 from bench.processes import resident
-from nodeagent.execute.executor import carry_out
+from nodeagent.execute.executor import execute
 from nodeagent.gpu.driver import Driver
 from nodeagent.metrics.agent_metrics import build_sample
 from nodeagent.metrics.dcgm import Style
@@ -77,7 +77,7 @@ class _Here:
         empty = card("h100-80gb")
         desired = DesiredNode({gpu.uuid: wanted(empty, layout) for gpu in observed.gpus})
         began = time.monotonic()
-        outcome = await carry_out(plan(desired, observed), self._driver, parallel=2)
+        outcome = await execute(plan(desired, observed), self._driver, parallel=2)
         self._exporter.work.done(outcome, time.monotonic() - began)
         self._observed = await self._driver.observe()
         self._exporter.changed()

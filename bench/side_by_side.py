@@ -6,7 +6,7 @@ import asyncio
 import time
 
 from bench.tables import show
-from nodeagent.execute.executor import carry_out
+from nodeagent.execute.executor import execute
 from nodeagent.gpu.driver import Driver
 from nodeagent.plan.desired import DesiredNode
 from nodeagent.plan.observed import ObservedNode
@@ -54,6 +54,6 @@ async def make(driver: Driver, layout: Multiset, observed: ObservedNode | None =
     observed = observed or await driver.observe()
     empty = card("h100-80gb")
     desired = DesiredNode({gpu.uuid: wanted(empty, layout) for gpu in observed.gpus})
-    outcome = await carry_out(plan(desired, observed), driver, parallel=len(observed.gpus))
+    outcome = await execute(plan(desired, observed), driver, parallel=len(observed.gpus))
     if any(present(gpu.after) != dict(layout) for gpu in outcome.gpus):
         raise RuntimeError("the layout was not reached")

@@ -14,10 +14,10 @@ from nodeagent.plan.observed import Gpu
 from nodeagent.plan.plan import NodeOutcome, Policy
 from nodeagent.plan.problems import Code
 from nodeagent.plan.steps import Step
-from nodeagent.reconcile.active_plan import PlanInForce
+from nodeagent.reconcile.active_plan import ActivePlan
 from nodeagent.reconcile.change_hooks import ChangeHooks
 from nodeagent.reconcile.event_log import EventLog, EventType
-from nodeagent.reconcile.event_reporter import Narrator
+from nodeagent.reconcile.event_reporter import EventReporter
 from nodeagent.reconcile.last_good_plan import FILE_NAME, last_good_plan
 from nodeagent.reconcile.loop_control import Heartbeats, LoopControl, NodeStates
 from nodeagent.reconcile.plan_update import PlanText
@@ -64,7 +64,7 @@ class Rig:
         self.states: list[NodeState] = []
         self.control = LoopControl()
         self.node_states = NodeStates(NodeState("node-a", "file"))
-        self.plan = PlanInForce(self.control)
+        self.plan = ActivePlan(self.control)
         self.hearts = Heartbeats(asyncio.get_running_loop().time)
         self.reconciler = Reconciler(
             self.control,
@@ -74,7 +74,7 @@ class Rig:
             rules=Rules(policy or Policy(), parallel, resync, patience=60, mend=mend),
             backoff=Backoff(retry, retry),
             last_good=last_good_plan(folder / FILE_NAME),
-            narrator=Narrator(self.events),
+            reporter=EventReporter(self.events),
             hearts=self.hearts,
             hooks=hooks,
             on_round=on_round,

@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Any
 
 import structlog
 
-from nodeagent.app.cluster_service import ClusterPart
-from nodeagent.app.metrics_service import MetricsPart
-from nodeagent.app.mps_service import MpsPart
+from nodeagent.app.cluster_service import ClusterService
+from nodeagent.app.metrics_service import MetricsService
+from nodeagent.app.mps_service import MpsService
 from nodeagent.app.own_files import OwnFiles, until_gone
-from nodeagent.app.paths import Places
+from nodeagent.app.paths import Paths
 from nodeagent.errors import NodeagentError
 from nodeagent.plan.plan import NodePlan, Policy, Verdict
-from nodeagent.reconcile.active_plan import PlanInForce
+from nodeagent.reconcile.active_plan import ActivePlan
 from nodeagent.reconcile.event_log import EventLog
 from nodeagent.reconcile.loop_control import Heartbeats, LoopControl
 from nodeagent.reconcile.preview import Preview, preview
@@ -52,21 +52,21 @@ class ApiAdapter:
     def __init__(
         self,
         address: Address,
-        places: Places,
+        paths: Paths,
         control: LoopControl,
         *,
         current: Callable[[], NodeState],
-        active_plan: PlanInForce,
-        mps: MpsPart,
-        metrics: MetricsPart,
-        cluster: ClusterPart | None,
+        active_plan: ActivePlan,
+        mps: MpsService,
+        metrics: MetricsService,
+        cluster: ClusterService | None,
         own_files: OwnFiles,
         policy: Policy,
         events: EventLog,
         hearts: Heartbeats,
     ) -> None:
         self._address = address
-        self._places = places
+        self._paths = paths
         self._control = control
         self._current = current
         self._active_plan = active_plan
@@ -105,7 +105,7 @@ class ApiAdapter:
         self, api: ModuleType, answers: Answers, listens: asyncio.Event
     ) -> None:
         """Serve the Unix socket, and a new one when it was deleted; sets `listens` at first."""
-        path = await asyncio.to_thread(self._places.socket, api.SOCKET_NAME)
+        path = await asyncio.to_thread(self._paths.socket, api.SOCKET_NAME)
         while path:
             try:
                 async with api.listen_on_socket(answers, path, self._metrics.refusals):

@@ -30,7 +30,7 @@ _LAST_WORDS = 1.5  # seconds for the newest state to be written at the end
 _LEAVING = 2.0  # seconds for putting back at the end what was done around a change
 
 
-class ClusterPart:
+class ClusterService:
     """The Node followed and written, and the cluster around a change, while `run` runs.
 
     `source` is the plan source in force. `kubelet` reports what is allocated; None without one.

@@ -26,7 +26,7 @@ from nodeagent.app.kernel_errors import KernelErrors
 from nodeagent.app.own_changes import OwnChanges
 from nodeagent.documents.xids import xid_table
 from nodeagent.errors import NodeagentError
-from nodeagent.execute.seen_node import LastObservation
+from nodeagent.execute.node_reader import LastObservation
 from nodeagent.gpu import kernel
 from nodeagent.gpu.event_listener import Event
 from nodeagent.gpu.kernel import gpu_addresses
@@ -69,7 +69,7 @@ _NOTHING_SEEN: Final = ObservedNode()
 
 
 @dataclass(frozen=True, slots=True)
-class HealthPlaces:
+class HealthPaths:
     """Where things are: the kernel log (None: it is not read), the state (None: it is not kept),
     the user's own classes of XIDs (None: there are none), and the devices on the PCI bus (None:
     they are not looked at).
@@ -81,7 +81,7 @@ class HealthPlaces:
     pci_bus: Path | None = None
 
 
-class HealthPart:
+class HealthService:
     """The health of the node's GPUs, from `load` on, and kept up to date while `run` runs.
 
     `observation` has the node as it was observed last, and so who uses what; `states` how it stands
@@ -90,7 +90,7 @@ class HealthPart:
 
     def __init__(
         self,
-        places: HealthPlaces,
+        places: HealthPaths,
         events: EventLog,
         *,
         observation: LastObservation,
@@ -100,7 +100,7 @@ class HealthPart:
     ) -> None:
         self.state = HealthState()
         self.problems: tuple[Problem, ...] = ()  # what cannot be read
-        self._places = places
+        self._paths = places
         self._events = events
         self._observation = observation
         self._readings = ReadingsOf(lambda: states.newest.plan)
@@ -128,7 +128,7 @@ class HealthPart:
     async def load(self) -> None:
         """Take up what was known; raises UsageError for a table of XIDs that is not accepted."""
         self._boot_id = await asyncio.to_thread(self._read_boot_id)
-        table = await asyncio.to_thread(xid_table, self._places.xids)
+        table = await asyncio.to_thread(xid_table, self._paths.xids)
         self._rules = replace(self._rules, xids=table)
         kept = await asyncio.to_thread(self.file.load)
         if kept is not None:
@@ -256,14 +256,14 @@ class HealthPart:
         judgement = judge(self.state, reading, self._rules)
         first_read = _read_gpus(judgement.state) != _read_gpus(self.state)
         self.state = with_pods(judgement.state, self._observation.node or _NOTHING_SEEN)
-        self._tell(_with_state(judgement, self.state))
+        self._report(_with_state(judgement, self.state))
         news = judgement.raised or judgement.changed or judgement.ended or first_read
         if news and not quietly:
             self._changed()
         if _missed(self.state) != self._kept:
             self._news.set()
 
-    def _tell(self, judgement: Judgement) -> None:
+    def _report(self, judgement: Judgement) -> None:
         fresh = replace(judgement, xids=tuple(x for x in judgement.xids if self._is_news(x)))
         for xid in fresh.xids:
             log.warning("XID", xid=xid.xid, **self._where(xid), source=xid.source.value)
@@ -291,13 +291,13 @@ class HealthPart:
 
     async def _follow_kernel_log(self) -> None:
         """Its lines name GPUs by their addresses, so these have to be known first."""
-        if self._places.kernel_log is None:
+        if self._paths.kernel_log is None:
             return
         with suppress(TimeoutError):
             async with asyncio.timeout(_ADDRESSES):
                 await self._addresses_known.wait()
         errors = KernelErrors(
-            self._places.kernel_log,
+            self._paths.kernel_log,
             deliver=lambda xids: self._judge(self._reading(xids=xids)),
             uptime=lambda: self._now().uptime,
             report=self._kernel_log_is,
@@ -309,8 +309,8 @@ class HealthPart:
         self._changed()
 
     async def _follow_bus(self) -> None:
-        while self._places.pci_bus is not None:
-            self._on_the_bus = await asyncio.to_thread(gpu_addresses, self._places.pci_bus)
+        while self._paths.pci_bus is not None:
+            self._on_the_bus = await asyncio.to_thread(gpu_addresses, self._paths.pci_bus)
             await asyncio.sleep(_BUS)
 
     # --- what is kept -----------------------------------------------------------------------------

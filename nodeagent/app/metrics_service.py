@@ -16,7 +16,7 @@ import structlog
 
 from nodeagent import __version__
 from nodeagent.api.limits import Refusals
-from nodeagent.app.sampling_service import SamplingPart
+from nodeagent.app.sampling_service import SamplingService
 from nodeagent.cluster.kubelet.processes import Owner
 from nodeagent.errors import NodeagentError
 from nodeagent.files.watch import changes
@@ -54,7 +54,7 @@ OwnersOf = Callable[[Collection[int]], Mapping[int, Owner]]
 _MOST_TOLD = 20  # lines of a file of counters that are named one by one
 
 
-class MetricsPart:
+class MetricsService:
     """Reads the GPUs and says what was read, while `run` runs; can be scraped from the start.
 
     `current` gives the node's state as it is at this moment. `on_round` and `on_events` get what
@@ -93,7 +93,7 @@ class MetricsPart:
             more=(self._health,),
         )
         self._event_values = EventValues(catalogue().fields, _xid_words)
-        self.sampling = SamplingPart(
+        self.sampling = SamplingService(
             driver,
             settings.sample,
             on_round=(self._took, *on_round),

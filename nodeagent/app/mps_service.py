@@ -9,10 +9,10 @@ from dataclasses import replace
 
 import structlog
 
-from nodeagent.app.health_service import HealthPart
+from nodeagent.app.health_service import HealthService
 from nodeagent.errors import DrainTimedOut, StillInUse
-from nodeagent.execute.node_controller import WholeNode, compute_mode_check
-from nodeagent.execute.seen_node import LastObservation
+from nodeagent.execute.node_controller import NodeController, compute_mode_check
+from nodeagent.execute.node_reader import LastObservation
 from nodeagent.gpu.driver import Driver
 from nodeagent.mps.clients.assess import Offence
 from nodeagent.mps.clients.watch import ClientWatch
@@ -37,7 +37,7 @@ log = structlog.get_logger(__name__)
 _CALM = 0.2  # seconds that changes are collected before clients are looked at
 
 
-class MpsPart:
+class MpsService:
     """The daemons of the node as long as `running` runs; they go on living after it.
 
     `nudge` wakes the reconciler with a reason; `health` knows what is unhealthy. With
@@ -53,7 +53,7 @@ class MpsPart:
         nudge: Callable[[str], None],
         *,
         observation: LastObservation,
-        health: HealthPart,
+        health: HealthService,
         throwaway: bool = False,
     ) -> None:
         self._settings = settings
@@ -72,7 +72,7 @@ class MpsPart:
         )
         memory = make_memory(places)
         self.memory_file = memory.file
-        self.node = WholeNode(
+        self.node = NodeController(
             driver,
             self._fleet,
             memory,
@@ -146,16 +146,16 @@ class MpsPart:
 
     def _report(self, device: str, report: Report) -> None:
         kind, message = event_of(report)
-        self._tell(kind, device, message, **({"lines": [*report.lines]} if report.lines else {}))
+        self._publish(kind, device, message, **({"lines": [*report.lines]} if report.lines else {}))
 
     def _offence(self, device: str, offence: Offence) -> None:
-        self._tell(EventType.MPS_CLIENT, device, str(offence))
+        self._publish(EventType.MPS_CLIENT, device, str(offence))
 
-    def _tell(self, kind: EventType, device: str, message: str, **more: object) -> None:
+    def _publish(self, kind: EventType, device: str, message: str, **more: object) -> None:
         gpu = self._gpu_of(device)
         self._events.add(kind, f"{device}: {message}", gpu=gpu)
-        tell = log.warning if kind in BAD else log.info
-        tell(message, event_type=kind.value, device=device, **more)
+        write = log.warning if kind in BAD else log.info
+        write(message, event_type=kind.value, device=device, **more)
 
     def _gpu_of(self, device: str) -> str:
         for gpu in self.node.seen.gpus if self.node.seen else ():

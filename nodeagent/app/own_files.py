@@ -11,7 +11,7 @@ from typing import Any
 
 import structlog
 
-from nodeagent.app.paths import Places
+from nodeagent.app.paths import Paths
 from nodeagent.errors import NodeagentError
 from nodeagent.execute.writer_lock import OtherWriter, WriterLock
 from nodeagent.files.state import StateFile
@@ -32,14 +32,14 @@ class OwnFiles:
 
     def __init__(
         self,
-        places: Places,
+        paths: Paths,
         lock: WriterLock | None,
         files: Sequence[StateFile[Any]],
         *,
         changed: Callable[[], None],
         repaired: Callable[[], Awaitable[None]],
     ) -> None:
-        self._places = places
+        self._paths = paths
         self._lock = lock
         self._files = files
         self._changed = changed
@@ -84,8 +84,8 @@ class OwnFiles:
             file.review()
         deleted: list[Path] = []
         try:
-            directory = self._places.make_run_directory()
-            deleted += self._places.make_state_directory()
+            directory = self._paths.make_run_directory()
+            deleted += self._paths.make_state_directory()
             deleted += self._lock.take() if self._lock else ()
             self._unusable = _not_writable(directory) if directory else None
         except OtherWriter:
@@ -93,7 +93,7 @@ class OwnFiles:
         except NodeagentError as error:
             self._unusable = Problem(Code.RUN_DIRECTORY, error.message, error.remedy)
         except OSError as error:  # a file system that fails, or a path that goes right now
-            path = error.filename or self._places.settings.run.dir
+            path = error.filename or self._paths.settings.run.dir
             self._unusable = Problem(
                 Code.RUN_DIRECTORY,
                 f"{path} cannot be examined: {error.strerror or error}",

@@ -33,7 +33,7 @@ class Simulation:
 
 
 @dataclass(frozen=True, slots=True)
-class Places:
+class Paths:
     """The places of one agent. `simulation`: None on real GPUs."""
 
     settings: Settings

@@ -21,7 +21,7 @@ from nodeagent.reconcile.plan_file import PlanFile
 from nodeagent.settings import PlanSettings, Settings
 
 if TYPE_CHECKING:
-    from nodeagent.app.cluster_service import ClusterPart
+    from nodeagent.app.cluster_service import ClusterService
     from nodeagent.cluster.plan_sources.node_source import NodeSource
 
 log = structlog.get_logger(__name__)
@@ -50,7 +50,7 @@ def source_of(plan: PlanSettings, *, in_cluster: bool) -> str:
     return plan.source
 
 
-class PlanPart:
+class PlanService:
     """Follows the plan's source while `run` runs."""
 
     def __init__(
@@ -60,7 +60,7 @@ class PlanPart:
         control: LoopControl,
         states: NodeStates,
         *,
-        cluster: ClusterPart | None,
+        cluster: ClusterService | None,
         hearts: Heartbeats,
     ) -> None:
         self._settings = settings

@@ -34,7 +34,7 @@ _PASSING = 3  # samples of what is read seldom, for which a reader may fail
 _PROCESSES = 5.0  # seconds at least between two lists of processes
 
 
-class SamplingPart:
+class SamplingService:
     """Reads while `run` runs. The driver is entered by somebody else; `begin` comes back when that
     was tried, and before nothing is read.
 
@@ -157,9 +157,9 @@ class SamplingPart:
                 hear(found)
             except Exception:  # a fault of ours is told, and the next round may go well
                 log.exception("what was sampled cannot be used")
-        self._tell(found)
+        self._report(found)
 
-    def _tell(self, found: SampleBatch) -> None:
+    def _report(self, found: SampleBatch) -> None:
         """Say what cannot be read, once; a slow reader is not in every round."""
         for uuid, why in found.problems.items():
             if why and self._problems.get(uuid) != why:

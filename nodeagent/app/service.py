@@ -18,20 +18,20 @@ from typing import TYPE_CHECKING
 import structlog
 
 from nodeagent.app.api_adapter import ApiAdapter
-from nodeagent.app.cluster_service import ClusterPart
-from nodeagent.app.health_service import HealthPart, HealthPlaces
+from nodeagent.app.cluster_service import ClusterService
+from nodeagent.app.health_service import HealthPaths, HealthService
 from nodeagent.app.logs import configure_logging
-from nodeagent.app.metrics_service import MetricsPart, OwnersOf
-from nodeagent.app.mps_service import MpsPart
+from nodeagent.app.metrics_service import MetricsService, OwnersOf
+from nodeagent.app.mps_service import MpsService
 from nodeagent.app.own_files import OwnFiles
-from nodeagent.app.paths import Places, Simulation
-from nodeagent.app.plan_service import PlanPart, SettingsFile, source_of
+from nodeagent.app.paths import Paths, Simulation
+from nodeagent.app.plan_service import PlanService, SettingsFile, source_of
 from nodeagent.app.sd_notify import Notifier
 from nodeagent.backoff import Backoff
 from nodeagent.cluster.client.presence import is_in_cluster
 from nodeagent.cluster.kubelet.device_users import kubelet_users
 from nodeagent.cluster.kubelet.processes import ProcessOwners, ProcessPods
-from nodeagent.execute.seen_node import LastObservation
+from nodeagent.execute.node_reader import LastObservation
 from nodeagent.execute.writer_lock import WriterLock
 from nodeagent.files.watch import changes
 from nodeagent.gpu.capability_files import UsageProbe
@@ -42,9 +42,9 @@ from nodeagent.gpu.workers import LONGEST_JOB
 from nodeagent.health.store import FILE_NAME as HEALTH_NAME
 from nodeagent.mps.setup import longest_step, places_of, simulated_places
 from nodeagent.plan.problems import Problem
-from nodeagent.reconcile.active_plan import PlanInForce
+from nodeagent.reconcile.active_plan import ActivePlan
 from nodeagent.reconcile.event_log import EventLog, EventType
-from nodeagent.reconcile.event_reporter import Narrator
+from nodeagent.reconcile.event_reporter import EventReporter
 from nodeagent.reconcile.last_good_plan import FILE_NAME as PLAN_NAME
 from nodeagent.reconcile.last_good_plan import last_good_plan
 from nodeagent.reconcile.loop_control import Heartbeats, LoopControl, NodeStates
@@ -74,7 +74,7 @@ def run(
     """
     notifier = Notifier.take_from(os.environ)
     configure_logging(form=settings.log.format, level=settings.log.level)
-    places = Places(settings, simulation)
+    places = Paths(settings, simulation)
     places.make_state_directory()
     lock = places.writer_lock()
     try:
@@ -124,7 +124,7 @@ class Agent:
             environment=os.environ,
         )
         source = source_of(settings.plan, in_cluster=in_cluster)
-        places = Places(settings, simulation)
+        places = Paths(settings, simulation)
         policy = settings.policy
         self._node_name = settings.node_name
         self._simulation = simulation
@@ -142,13 +142,13 @@ class Agent:
         )
         # One for life: a driver that hangs is not called again and again in new threads.
         driver = _make_driver(settings, simulation, kubelet)
-        self._health = HealthPart(
+        self._health = HealthService(
             _health_places(settings, simulation, places),
             self._events,
             observation=observation,
             states=self._states,
         )
-        self._mps = MpsPart(
+        self._mps = MpsService(
             settings.mps,
             simulated_places(settings, simulation.directory) if simulation else places_of(settings),
             driver,
@@ -158,9 +158,9 @@ class Agent:
             health=self._health,
             throwaway=simulation is not None and simulation.throwaway,
         )
-        self._active_plan = PlanInForce(self._control, self._mps.host_for)
+        self._active_plan = ActivePlan(self._control, self._mps.host_for)
         self._cluster = (
-            ClusterPart(
+            ClusterService(
                 settings,
                 policy,
                 self._events,
@@ -172,7 +172,7 @@ class Agent:
             if in_cluster
             else None
         )
-        self._metrics = MetricsPart(
+        self._metrics = MetricsService(
             settings,
             driver,
             current=self._current,
@@ -203,7 +203,7 @@ class Agent:
                 _FIRST_RETRY, _LONGEST_RETRY, spread=0.25, jitter=random.SystemRandom().random
             ),
             last_good=last_good,
-            narrator=Narrator(self._events),
+            reporter=EventReporter(self._events),
             hearts=self._hearts,
             mps=self._mps.overview,
             on_plan=self._mps.plan_accepted,
@@ -211,7 +211,7 @@ class Agent:
             on_round=self._metrics.round_over,
             own_problems=self._own_problems,
         )
-        self._plan = PlanPart(
+        self._plan = PlanService(
             settings,
             settings_file,
             self._control,
@@ -345,12 +345,10 @@ def _make_driver(
     )
 
 
-def _health_places(
-    settings: Settings, simulation: Simulation | None, places: Places
-) -> HealthPlaces:
+def _health_places(settings: Settings, simulation: Simulation | None, places: Paths) -> HealthPaths:
     health = settings.health
     named = "kernel_log" in health.given
-    return HealthPlaces(
+    return HealthPaths(
         kernel_log=None if simulation and not named else health.kernel_log,
         state=places.kept(HEALTH_NAME),
         xids=health.xids,

@@ -18,7 +18,7 @@ from nodeagent.cli.options import Options
 from nodeagent.cli.output import Output
 from nodeagent.cli.plan import SOURCE, read_or_report, rejection, report, with_unready
 from nodeagent.cli.shared_node import Node, changing
-from nodeagent.execute.executor import carry_out
+from nodeagent.execute.executor import execute
 from nodeagent.plan.desired import DesiredNode, PlanDocument
 from nodeagent.plan.observed import ObservedNode
 from nodeagent.plan.plan import (
@@ -144,7 +144,7 @@ class _Rounds:
         def progress(step: StepReport) -> None:
             self._output.page([step_line(indices[step.step.gpu], step)])
 
-        return await carry_out(
+        return await execute(
             now,
             self._node,
             parallel=self._settings.gpu.parallel,

@@ -65,15 +65,15 @@ async def looking_at(
             async with driver:
                 yield driver, Host()
             return
-        from nodeagent.execute import seen_node
+        from nodeagent.execute import node_reader
         from nodeagent.mps import setup as mps_setup
         from nodeagent.mps.fleet import survey
 
         found = await survey(parts.places.run_dir, programs=parts.places.programs, ask=True)
         memory = mps_setup.make_memory(parts.places, read_only=True)
-        daemons = seen_node.Surveyed(found)
-        async with seen_node.SeenNode(
-            driver, daemons, memory, seen_node.LastObservation(), time_slices=parts.time_slices
+        daemons = node_reader.SurveyedDaemons(found)
+        async with node_reader.NodeReader(
+            driver, daemons, memory, node_reader.LastObservation(), time_slices=parts.time_slices
         ) as node:
             yield node, parts.host
 
@@ -92,8 +92,8 @@ async def changing(
             async with driver:
                 yield driver, Host()
             return
-        from nodeagent.execute.node_controller import WholeNode, compute_mode_check
-        from nodeagent.execute.seen_node import LastObservation
+        from nodeagent.execute.node_controller import NodeController, compute_mode_check
+        from nodeagent.execute.node_reader import LastObservation
         from nodeagent.mps import setup as mps_setup
 
         observation = LastObservation()
@@ -107,7 +107,7 @@ async def changing(
         )
         memory = mps_setup.make_memory(places)
         publisher = mps_setup.make_publisher(mps, places)
-        whole = WholeNode(
+        whole = NodeController(
             driver,
             fleet,
             memory,

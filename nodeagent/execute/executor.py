@@ -78,7 +78,7 @@ class StepDriver(Protocol):
 OnProgress = Callable[[StepReport], None]
 
 
-async def carry_out(
+async def execute(
     plan: NodePlan,
     driver: StepDriver,
     *,
@@ -96,13 +96,13 @@ async def carry_out(
     failure: that is in the outcome.
     """
     slots = asyncio.Semaphore(max(1, parallel))
-    told_to_stop = stop or asyncio.Event()
+    stop = stop or asyncio.Event()
 
     async def one(gpu_plan: GpuPlan) -> GpuOutcome:
         if not gpu_plan.steps:
             return GpuOutcome(gpu_plan, (), gpu_plan.before)
         async with slots:
-            return await _GpuRun(gpu_plan, driver, policy, on_progress, told_to_stop).carry_out()
+            return await _GpuRun(gpu_plan, driver, policy, on_progress, stop).execute()
 
     async with asyncio.TaskGroup() as group:
         tasks = [group.create_task(one(p), name=f"steps of {p.before.uuid}") for p in plan.gpus]
@@ -111,7 +111,7 @@ async def carry_out(
 
 
 @dataclass(slots=True)
-class _Course:
+class _Progress:
     """How a list of steps went.
 
     `failure`: why it ended early; `left`: it was left because of a stop; `pending`: it cannot go
@@ -145,65 +145,67 @@ class _GpuRun:
     on_progress: OnProgress
     stop: asyncio.Event
 
-    async def carry_out(self) -> GpuOutcome:
+    async def execute(self) -> GpuOutcome:
         """Take the steps; go back if one fails; read back the end."""
-        course = await self._take_all(self.plan)
-        if course.failure:
-            return await self._turn_back(course, course.failure)
+        progress = await self._take_all(self.plan)
+        if progress.failure:
+            return await self._turn_back(progress, progress.failure)
         seen = await self._observe()
         found: list[Problem] = []
-        if course.pending:
-            found.append(course.pending)
-        elif not course.left:
-            found += course.alone or self._check_end(course.plan, seen)
-        return GpuOutcome(course.plan, course.reports, seen, _new(course.plan.problems, found))
+        if progress.pending:
+            found.append(progress.pending)
+        elif not progress.left:
+            found += progress.alone or self._check_end(progress.plan, seen)
+        return GpuOutcome(
+            progress.plan, progress.reports, seen, _new(progress.plan.problems, found)
+        )
 
     # --- steps ------------------------------------------------------------------------------
 
-    async def _take_all(self, plan: GpuPlan) -> _Course:
-        course = _Course(plan, MadeDevices(plan.before))
+    async def _take_all(self, plan: GpuPlan) -> _Progress:
+        progress = _Progress(plan, MadeDevices(plan.before))
         number = 0
         async with Starts() as starts:
-            while number < len(course.plan.steps):
-                step = course.plan.steps[number]
+            while number < len(progress.plan.steps):
+                step = progress.plan.steps[number]
                 if not isinstance(step, StartMps | SetComputeMode):
                     await starts.ended()
-                if course.failure or course.pending:
+                if progress.failure or progress.pending:
                     why = "not begun: an earlier step did not succeed"
-                    self._skip(course, number, course.plan.steps[number:], why)
+                    self._skip(progress, number, progress.plan.steps[number:], why)
                     break
                 if self.stop.is_set():
-                    course.left = True
-                    self._skip(course, number, course.plan.steps[number:], "left: told to stop")
+                    progress.left = True
+                    self._skip(progress, number, progress.plan.steps[number:], "left: told to stop")
                     break
                 if isinstance(step, StartMps | SetComputeMode):
-                    await self._share(course, number, step, starts)
-                elif isinstance(step, ResetGpu) and course.mode_reached:
-                    self._skip(course, number, [step], "not needed: the MIG mode changed at once")
+                    await self._share(progress, number, step, starts)
+                elif isinstance(step, ResetGpu) and progress.mode_reached:
+                    self._skip(progress, number, [step], "not needed: the MIG mode changed at once")
                 else:
-                    await self._take(course, number, step, _first_of(course.plan.steps, step))
+                    await self._take(progress, number, step, _first_of(progress.plan.steps, step))
                 number += 1
-                if course.failure is None and isinstance(step, SetMigMode):
-                    await self._look_at_mode(course, step, number)
-        return course
+                if progress.failure is None and isinstance(step, SetMigMode):
+                    await self._look_at_mode(progress, step, number)
+        return progress
 
     async def _share(
-        self, course: _Course, number: int, step: StartMps | SetComputeMode, starts: Starts
+        self, progress: _Progress, number: int, step: StartMps | SetComputeMode, starts: Starts
     ) -> None:
         """Have a device shared; its daemon is started, but not waited for."""
         if not step.device:
-            step = await self._of_made_device(course, step)
+            step = await self._of_made_device(progress, step)
         if isinstance(step, SetComputeMode):
-            await self._take(course, number, step)
-        elif course.made.is_unfit(step):
+            await self._take(progress, number, step)
+        elif progress.made.is_unfit(step):
             why = "not begun: the compute mode that it needs is not set"
-            self._skip(course, number, [step], why)
+            self._skip(progress, number, [step], why)
         else:
-            course.made.provide(step)
-            starts.begin(self._take(course, number, step))
+            progress.made.provide(step)
+            starts.begin(self._take(progress, number, step))
 
     async def _take(
-        self, course: _Course, number: int, step: Step, first_of: Sequence[Destruction] = ()
+        self, progress: _Progress, number: int, step: Step, first_of: Sequence[Destruction] = ()
     ) -> None:
         """Apply one step to its end, even when cancelled meanwhile, and report it.
 
@@ -216,7 +218,7 @@ class _GpuRun:
         cancelled = await _ended(running)
         error = running.exception()
         self._note(
-            course,
+            progress,
             number,
             StepReport(
                 step,
@@ -228,12 +230,12 @@ class _GpuRun:
         if cancelled:
             raise asyncio.CancelledError
         if error is None:
-            course.made.note(step)
+            progress.made.note(step)
         elif isinstance(step, _SHARING) and not isinstance(error, GpuLost):
-            course.alone.append(await self._why(step, error))
-            course.made.note_failure(step)
+            progress.alone.append(await self._why(step, error))
+            progress.made.note_failure(step)
         else:
-            course.failure = await self._why(step, error)
+            progress.failure = await self._why(step, error)
 
     async def _apply(self, step: Step, first_of: Sequence[Destruction]) -> None:
         if first_of:
@@ -241,23 +243,23 @@ class _GpuRun:
         await self.driver.apply(step)
 
     async def _of_made_device(
-        self, course: _Course, step: StartMps | SetComputeMode
+        self, progress: _Progress, step: StartMps | SetComputeMode
     ) -> StartMps | SetComputeMode:
         """The step with the UUID of the device that it is for, which was made since."""
-        if course.made.seen is None:
+        if progress.made.seen is None:
             seen = await self._observe()
-            course.made.seen = seen if seen.access is Access.OK else None
-        return course.made.named(step)
+            progress.made.seen = seen if seen.access is Access.OK else None
+        return progress.made.named(step)
 
-    def _skip(self, course: _Course, number: int, steps: Sequence[Step], why: str) -> None:
+    def _skip(self, progress: _Progress, number: int, steps: Sequence[Step], why: str) -> None:
         for skipped, step in enumerate(steps, start=number):
-            self._note(course, skipped, StepReport(step, StepResult.SKIPPED, message=why))
+            self._note(progress, skipped, StepReport(step, StepResult.SKIPPED, message=why))
 
-    def _note(self, course: _Course, number: int, report: StepReport) -> None:
-        course.numbered[number] = report
+    def _note(self, progress: _Progress, number: int, report: StepReport) -> None:
+        progress.numbered[number] = report
         self.on_progress(report)
 
-    async def _look_at_mode(self, course: _Course, step: SetMigMode, number: int) -> None:
+    async def _look_at_mode(self, progress: _Progress, step: SetMigMode, number: int) -> None:
         """Read the result of a mode change, before the step `number` begins.
 
         On any card a driver may change the mode at once or only at a reset. If the result is not
@@ -265,25 +267,25 @@ class _GpuRun:
         """
         seen = await self._observe()
         if seen.access is not Access.OK:
-            course.failure = unreachable(seen)
+            progress.failure = unreachable(seen)
             return
-        plan, rest = course.plan, course.plan.steps[number:]
+        plan, rest = progress.plan, progress.plan.steps[number:]
         resets = any(isinstance(later, ResetGpu) for later in rest)
-        course.mode_reached = seen.mig is not None and seen.mig.current == step.enabled
-        if (course.mode_reached and rest) or resets:
+        progress.mode_reached = seen.mig is not None and seen.mig.current == step.enabled
+        if (progress.mode_reached and rest) or resets:
             return
-        if not course.mode_reached:
+        if not progress.mode_reached:
             seen = replace(seen, mode_change_needs_reset=True)
         again = self._plan_for(plan.goal or layout_of(plan.after), seen)
         if any(isinstance(s, SetMigMode) and s.enabled == step.enabled for s in again.steps):
             # The same change once more would come to the same, without end.
-            course.failure = not_as_planned(seen, seen, again.steps)
+            progress.failure = not_as_planned(seen, seen, again.steps)
         elif again.verdict in (Verdict.APPLICABLE, Verdict.IN_SYNC):
             steps = (*plan.steps[:number], *again.steps)
-            course.plan = replace(plan, steps=steps, after=again.after, problems=again.problems)
+            progress.plan = replace(plan, steps=steps, after=again.after, problems=again.problems)
         else:
             required = reset_required(seen, enabled=step.enabled)
-            course.pending = next(iter(again.problems), required)
+            progress.pending = next(iter(again.problems), required)
 
     async def _observe(self) -> Gpu:
         """Read back, with retries for transient errors."""
@@ -320,26 +322,30 @@ class _GpuRun:
         seen = await self._observe() if isinstance(error, GpuInUse) else self.plan.before
         return step_failed(step, error, seen)
 
-    async def _turn_back(self, course: _Course, failure: Problem) -> GpuOutcome:
+    async def _turn_back(self, progress: _Progress, failure: Problem) -> GpuOutcome:
         """Make the earlier layout the goal, and say what is so in the end."""
         earlier = layout_of(self.plan.before)
         seen = await self._observe()
         back = self._plan_for(earlier, seen) if seen.access is Access.OK else GpuPlan.in_sync(seen)
-        way_back = _Course(back, MadeDevices(seen))
+        restoring = _Progress(back, MadeDevices(seen))
         if back.steps and not self.stop.is_set():
             steps = tuple(replace(s, reason="restores the earlier layout") for s in back.steps)
-            way_back = await self._take_all(replace(back, steps=steps))
+            restoring = await self._take_all(replace(back, steps=steps))
             seen = await self._observe()
-        found = [*course.alone, failure, *way_back.alone]
+        found = [*progress.alone, failure, *restoring.alone]
         if not self._is_back(earlier, seen):
-            found.append(not_restored(self.plan.before, seen, way_back.failure or way_back.pending))
-        reports = tuple(undone_if_gone(report, self.plan.before, seen) for report in course.reports)
+            found.append(
+                not_restored(self.plan.before, seen, restoring.failure or restoring.pending)
+            )
+        reports = tuple(
+            undone_if_gone(report, self.plan.before, seen) for report in progress.reports
+        )
         return GpuOutcome(
             self.plan,
             reports,
             seen,
             _new(self.plan.problems, found),
-            way_back.reports,
+            restoring.reports,
             turned_back=True,
         )
 

@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator,
 from typing import Protocol
 
 from nodeagent.errors import GpuInUse, NodeagentError
-from nodeagent.execute.seen_node import LastObservation, SeenNode
+from nodeagent.execute.node_reader import LastObservation, NodeReader
 from nodeagent.gpu.driver import Driver
 from nodeagent.gpu.original_settings import OriginalSettings
 from nodeagent.mps.files.publisher import Publisher
@@ -54,7 +54,7 @@ class HealthWatch(Protocol):
     def has_taken(self, step: Step, *, done: bool) -> None: ...
 
 
-class WholeNode(SeenNode):
+class NodeController(NodeReader):
     """The whole node for the one who changes it. The fleet is the caller's, to enter and leave.
 
     `health` says what is sick: the planner learns it from what is observed, and MPS daemons let in

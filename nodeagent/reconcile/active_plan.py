@@ -65,7 +65,7 @@ class Judgement:
     refusal: Refusal | None = None
 
 
-class PlanInForce:
+class ActivePlan:
     """The newest update of the plan's source and the document that counts."""
 
     def __init__(self, control: LoopControl, host_for: HostFor = lambda _: Host()) -> None:
@@ -203,7 +203,7 @@ def _problems_of(made: NodePlan) -> tuple[Problem, ...]:
 
 def described(
     before: NodeState,
-    in_force: PlanInForce,
+    in_force: ActivePlan,
     judgement: Judgement,
     observed: ObservedNode,
     *,
@@ -239,7 +239,7 @@ def described(
 
 
 def described_without_look(
-    before: NodeState, in_force: PlanInForce, problems: Sequence[Problem]
+    before: NodeState, in_force: ActivePlan, problems: Sequence[Problem]
 ) -> NodeState:
     """What is so while the hardware cannot be looked at; the first of the problems says why."""
     return replace(

@@ -33,7 +33,7 @@ _BAD = frozenset(
 )
 
 
-class Narrator:
+class EventReporter:
     """Remembers what was said last about each thing, so that a state that lasts is said once."""
 
     def __init__(self, events: EventLog) -> None:
@@ -53,12 +53,12 @@ class Narrator:
             kind = (
                 EventType.DRIVER_UNAVAILABLE if problem.code in _OF_THE_DRIVER else EventType.FAILED
             )
-            self._tell(kind, problem.message, remedy=problem.remedy)
+            self._report(kind, problem.message, remedy=problem.remedy)
         self._failure = problem
 
     def driver_answers(self) -> None:
         if self._failure and self._failure.code in _OF_THE_DRIVER:
-            self._tell(EventType.DRIVER_RETURNED, "the driver answers again")
+            self._report(EventType.DRIVER_RETURNED, "the driver answers again")
             self._failure = None
 
     def observed(self, node: ObservedNode) -> None:
@@ -67,13 +67,15 @@ class Narrator:
             before = self._access.get(gpu.uuid, Access.OK)
             if gpu.access is not Access.OK and gpu.access is not before:
                 why = f"{gpu_words(gpu)} does not answer: {gpu.access_reason}"
-                self._tell(EventType.GPU_LOST, why, gpu=gpu.uuid)
+                self._report(EventType.GPU_LOST, why, gpu=gpu.uuid)
             elif gpu.access is Access.OK and before is not Access.OK:
-                self._tell(EventType.GPU_RETURNED, f"{gpu_words(gpu)} answers again", gpu=gpu.uuid)
+                self._report(
+                    EventType.GPU_RETURNED, f"{gpu_words(gpu)} answers again", gpu=gpu.uuid
+                )
         seen = {gpu.uuid: gpu.access for gpu in node.gpus}
         for uuid in self._access.keys() - seen.keys():
             if self._access[uuid] is not Access.LOST:
-                self._tell(EventType.GPU_LOST, f"the GPU {uuid} is gone", gpu=uuid)
+                self._report(EventType.GPU_LOST, f"the GPU {uuid} is gone", gpu=uuid)
             seen[uuid] = Access.LOST
         self._access = seen
         for index, calls in node.slow:
@@ -88,28 +90,28 @@ class Narrator:
         if judgement.accepted:
             self._obstacles.clear()
             self._trouble = ""
-            self._tell(EventType.PLAN_ACCEPTED, f"plan {digest} is in force")
+            self._report(EventType.PLAN_ACCEPTED, f"plan {digest} is in force")
         refusal = judgement.refusal
         if refusal and refusal != self._refusal:
             kept = "the last good plan stays in force" if judgement.plan else "no plan is in force"
             first = refusal.problems[0]
             where = f"{first.path}: " if first.path else ""
             what = f"plan {refusal.digest}" if refusal.digest else "the plan"
-            self._tell(
+            self._report(
                 EventType.PLAN_REJECTED,
                 f"{what} is refused: {where}{first.message}; {kept}",
                 remedy=first.remedy,
             )
         self._refusal = refusal
         if note and note != self._note:
-            self._tell(EventType.PLAN_MISSING, note)
+            self._report(EventType.PLAN_MISSING, note)
         self._note = note
 
     def obstacles(self, judgement: Judgement, objections: tuple[Problem, ...] = ()) -> None:
         """Say what blocks the node or its GPUs, when it is something else than before."""
         if objections != self._obstacles.get(_NODE, ()):
             for problem in objections:
-                self._tell(EventType.BLOCKED, problem.message, remedy=problem.remedy)
+                self._report(EventType.BLOCKED, problem.message, remedy=problem.remedy)
         self._obstacles[_NODE] = objections
         for gpu_plan in judgement.plan.gpus if judgement.plan else ():
             uuid = gpu_plan.before.uuid
@@ -117,7 +119,9 @@ class Narrator:
             problems = gpu_plan.problems if blocked else ()
             if problems and problems != self._obstacles.get(uuid):
                 for problem in problems:
-                    self._tell(EventType.BLOCKED, problem.message, gpu=uuid, remedy=problem.remedy)
+                    self._report(
+                        EventType.BLOCKED, problem.message, gpu=uuid, remedy=problem.remedy
+                    )
             self._obstacles[uuid] = problems
 
     # --- the work -----------------------------------------------------------------------------
@@ -142,16 +146,16 @@ class Narrator:
         started = any(isinstance(report.step, StartMps) for report in outcome.steps)
         unready = unready_daemons(after.before) if after is not None and started else ()
         if done and not unready:
-            self._tell(
+            self._report(
                 EventType.APPLIED, f"{gpu_words(gpu)} now has {layout_words(gpu)}", gpu=gpu.uuid
             )
             return
         for problem in outcome.problems or (unready if done else ()):
             kind = EventType.BLOCKED if problem.code is Code.IN_USE else EventType.FAILED
-            self._tell(kind, problem.message, gpu=gpu.uuid, remedy=problem.remedy)
+            self._report(kind, problem.message, gpu=gpu.uuid, remedy=problem.remedy)
         lost = any(problem.code is Code.NOT_RESTORED for problem in outcome.problems)
         if outcome.turned_back and not lost:
-            self._tell(
+            self._report(
                 EventType.RESTORED,
                 f"{gpu_words(gpu)} has its earlier layout again: {layout_words(gpu)}",
                 gpu=gpu.uuid,
@@ -159,7 +163,7 @@ class Narrator:
 
     def drifted(self, gpu: Gpu, *, mended: bool) -> None:
         then = "it is mended" if mended else "it is left so, as the setting says"
-        self._tell(
+        self._report(
             EventType.DRIFT,
             f"{gpu_words(gpu)} was changed by somebody else: now {layout_words(gpu)}; {then}",
             gpu=gpu.uuid,
@@ -168,10 +172,10 @@ class Narrator:
     def trouble(self, message: str) -> None:
         """Something that does not stop the work but that a person should know."""
         if message != self._trouble:
-            self._tell(EventType.FAILED, message)
+            self._report(EventType.FAILED, message)
         self._trouble = message
 
-    def _tell(self, kind: EventType, message: str, *, gpu: str = "", remedy: str = "") -> None:
+    def _report(self, kind: EventType, message: str, *, gpu: str = "", remedy: str = "") -> None:
         self._events.add(kind, f"{message} ({remedy})" if remedy else message, gpu=gpu)
         facts = {"gpu": gpu} if gpu else {}
         facts |= {"remedy": remedy} if remedy else {}

@@ -17,23 +17,23 @@ import structlog
 
 from nodeagent.backoff import Backoff
 from nodeagent.errors import LIBRARY_MISSING, DriverError, NodeagentError
-from nodeagent.execute.executor import StepDriver, carry_out
+from nodeagent.execute.executor import StepDriver, execute
 from nodeagent.files.state import StateFile
 from nodeagent.plan.observed import Access, ObservedNode
 from nodeagent.plan.plan import GpuPlan, NodeOutcome, Policy, StepReport
 from nodeagent.plan.problems import Code, Problem
 from nodeagent.processes import ProcessWatch
 from nodeagent.reconcile.active_plan import (
+    ActivePlan,
     Judgement,
-    PlanInForce,
     described,
     described_without_look,
 )
 from nodeagent.reconcile.change_hooks import ChangeHooks, NoHooks, prepared
-from nodeagent.reconcile.event_reporter import Narrator
+from nodeagent.reconcile.event_reporter import EventReporter
 from nodeagent.reconcile.loop_control import Abandoned, Heartbeats, LoopControl, NodeStates
 from nodeagent.reconcile.plan_update import PlanText
-from nodeagent.reconcile.work_queue import Agenda, blocking_pids, only, undisturbing
+from nodeagent.reconcile.work_queue import WorkQueue, blocking_pids, only, undisturbing
 from nodeagent.views.mps_state import MpsOverview
 from nodeagent.views.node_state import NodeState, Phase
 
@@ -74,13 +74,13 @@ class Reconciler:
         self,
         control: LoopControl,
         states: NodeStates,
-        plan: PlanInForce,
+        plan: ActivePlan,
         *,
         driver: AbstractAsyncContextManager[NodeDriver],
         rules: Rules,
         backoff: Backoff,
         last_good: StateFile[PlanText],
-        narrator: Narrator,
+        reporter: EventReporter,
         hearts: Heartbeats,
         mps: Callable[[], MpsOverview] = MpsOverview,
         on_plan: Callable[[], None] = lambda: None,
@@ -95,18 +95,18 @@ class Reconciler:
         self._rules = rules
         self._backoff = backoff
         self._last_good = last_good
-        self._narrator = narrator
+        self._reporter = reporter
         self._hearts = hearts
         self._mps = mps
         self._on_plan = on_plan
         self._hooks = hooks or NoHooks()
         self._on_round = on_round
         self._own_problems = own_problems
-        self._agenda = Agenda(backoff, mend=rules.mend)
+        self._queue = WorkQueue(backoff, mend=rules.mend)
         self._processes = ProcessWatch(lambda: control.nudge("a process ended"))
         self._open_session = AsyncExitStack()
         self._session: NodeDriver | None = None
-        self._setbacks = 0  # rounds in a row that the driver, or a GPU, did not answer
+        self._failures = 0  # rounds in a row that the driver, or a GPU, did not answer
         self._done: NodeOutcome | None = None  # what was done in this round
         self._seen = (Judgement(), ObservedNode())  # the last look
         self._unkept: PlanText | None = None  # accepted, but not yet where it survives a restart
@@ -142,23 +142,23 @@ class Reconciler:
             pause = await self._reconcile_once()
         except NodeagentError as error:
             await self._close_driver()
-            return self._setback(Problem(_code_of(error), error.message, error.remedy))
+            return self._failed(Problem(_code_of(error), error.message, error.remedy))
         except Abandoned:
             return 0.0
         except Exception as error:  # a fault of ours is told, and tried again after a while
             log.exception("reconciliation failed")
             fault = f"a fault in the agent itself: {type(error).__name__}: {error}"
-            return self._setback(Problem(Code.STEP_FAILED, fault, "see the agent's log"))
+            return self._failed(Problem(Code.STEP_FAILED, fault, "see the agent's log"))
         if all(gpu.access is Access.OK for gpu in self._states.newest.observed.gpus):
-            self._setbacks = 0
+            self._failures = 0
             return pause
-        self._setbacks += 1
-        return min(pause, self._backoff.after(self._setbacks))
+        self._failures += 1
+        return min(pause, self._backoff.after(self._failures))
 
-    def _setback(self, problem: Problem) -> float:
-        self._setbacks += 1
-        pause = self._backoff.after(self._setbacks)
-        self._narrator.driver_failed(problem)
+    def _failed(self, problem: Problem) -> float:
+        self._failures += 1
+        pause = self._backoff.after(self._failures)
+        self._reporter.driver_failed(problem)
         own = self._own_problems()
         self._states.publish(
             described_without_look(self._states.newest, self._plan, (problem, *own))
@@ -183,7 +183,7 @@ class Reconciler:
             working = self._describe(judgement, observed, unfinished=True)
             self._states.publish(replace(working, phase=Phase.WORKING))
             judgement, observed, objections = await self._work(driver, judgement, observed)
-        self._narrator.obstacles(judgement, objections)
+        self._reporter.obstacles(judgement, objections)
         unfinished = self._control.halt.is_set()
         self._states.publish(self._describe(judgement, observed, objections, unfinished=unfinished))
         self._processes.watch(blocking_pids(judgement))
@@ -218,7 +218,7 @@ class Reconciler:
         if asyncio.get_running_loop().time() - began > _OLD:
             judgement, observed = await self._look(driver)
         todo = only(judgement, self._choose(judgement))
-        outcome = await carry_out(
+        outcome = await execute(
             undisturbing(todo) if unprepared else todo,
             driver,
             parallel=self._rules.parallel,
@@ -236,42 +236,42 @@ class Reconciler:
         async with self._control.abandoned_at_stop():
             observed = await driver.observe()
         self._alive(0)
-        self._narrator.driver_answers()
-        self._narrator.observed(observed)
+        self._reporter.driver_answers()
+        self._reporter.observed(observed)
         await self._plan.read_offer(observed)
         judgement = self._plan.judge(observed, self._rules.policy)
         self._seen = (judgement, observed)
-        self._narrator.judged(judgement, self._plan.digest, self._plan.note)
+        self._reporter.judged(judgement, self._plan.digest, self._plan.note)
         if judgement.accepted:
             self._on_plan()
             self._unkept = judgement.accepted
-        for gpu in self._agenda.look(judgement):
-            self._narrator.drifted(gpu, mended=self._rules.mend)
+        for gpu in self._queue.look(judgement):
+            self._reporter.drifted(gpu, mended=self._rules.mend)
         return judgement, observed
 
     def _choose(self, judgement: Judgement) -> tuple[GpuPlan, ...]:
         if self._control.stopping:
             return ()
-        return self._agenda.choose(judgement, asyncio.get_running_loop().time())
+        return self._queue.choose(judgement, asyncio.get_running_loop().time())
 
     def _learn(self, outcome: NodeOutcome, judgement: Judgement) -> None:
         now = asyncio.get_running_loop().time()
         plans = {p.before.uuid: p for p in judgement.plan.gpus} if judgement.plan else {}
         for gpu in outcome.gpus:
             after = plans.get(gpu.plan.before.uuid)
-            self._narrator.worked(gpu, after)
+            self._reporter.worked(gpu, after)
             if (
                 gpu.failed or not self._control.halt.is_set()
             ):  # else it was left, which is no failure
-                self._agenda.learn(gpu, after, judgement, now)
+                self._queue.learn(gpu, after, judgement, now)
 
     def _step_ended(self, report: StepReport) -> None:
         self._alive(0)
-        self._narrator.step(report)
+        self._reporter.step(report)
 
     def _pause(self, judgement: Judgement) -> float:
         """How long to rest: until a failed GPU may be tried again, at most until the resync."""
-        retry = self._agenda.next_retry(judgement)
+        retry = self._queue.next_retry(judgement)
         if retry is None:
             return self._rules.resync
         return min(self._rules.resync, max(0.0, retry - asyncio.get_running_loop().time()))
@@ -289,7 +289,7 @@ class Reconciler:
         plan = judgement.plan
         problems = [*objections, *(plan.problems if plan else ())]
         for gpu_plan in plan.gpus if plan else ():
-            problems += self._agenda.problems(gpu_plan)
+            problems += self._queue.problems(gpu_plan)
         mps = self._mps()
         problems += (*mps.problems, *self._hooks.problems, *self._own_problems())
         return described(
@@ -321,12 +321,12 @@ class Reconciler:
     async def _remember_last_good(self) -> None:
         kept = await asyncio.to_thread(self._last_good.load)
         if self._last_good.problem:
-            self._narrator.trouble(str(self._last_good.problem))
+            self._reporter.trouble(str(self._last_good.problem))
         try:
             if kept:
                 await asyncio.to_thread(self._plan.remember, kept)
         except NodeagentError as error:
-            self._narrator.trouble(f"the last good plan cannot be used: {error}")
+            self._reporter.trouble(f"the last good plan cannot be used: {error}")
 
     async def _keep(self) -> None:
         """Save the plan that was accepted last, unless that is done."""
@@ -336,7 +336,7 @@ class Reconciler:
             await asyncio.to_thread(self._last_good.save, self._unkept)
             self._unkept = None
         except NodeagentError as error:  # a full disk, say: the next round tries again
-            self._narrator.trouble(str(error))
+            self._reporter.trouble(str(error))
 
 
 def _code_of(error: NodeagentError) -> Code:

@@ -1,6 +1,6 @@
 """What to work on now, given the plan, earlier failures and drift.
 
-The plan lists what would have to be done; `Agenda` remembers why some of it has to wait: a GPU on
+The plan lists what would have to be done; `WorkQueue` remembers why some of it waits: a GPU on
 which a step failed is retried with backoff, and a GPU that drifted (was in sync with the plan and
 was then changed by another program, or lost its layout at a reset) may be left alone.
 """
@@ -20,26 +20,26 @@ from nodeagent.reconcile.active_plan import Judgement
 from nodeagent.views.text import gpu_words, layout_words, users
 
 
-class Agenda:
+class WorkQueue:
     """`mend`: whether drift is repaired or only reported. Times are in seconds of one clock."""
 
     def __init__(self, backoff: Backoff, *, mend: bool) -> None:
-        self._attempts = Attempts(backoff)
+        self._retries = Retries(backoff)
         self._drift = Drift()
         self._mend = mend
 
     def look(self, judgement: Judgement) -> tuple[Gpu, ...]:
         """Take note of what is so now; the GPUs that somebody else changed since the last look."""
         if judgement.accepted:
-            self._attempts.forget_all()
+            self._retries.forget_all()
         if judgement.plan is None:
             return ()
         for gpu_plan in judgement.plan.gpus:
             uuid = gpu_plan.before.uuid
             if gpu_plan.verdict is Verdict.IN_SYNC:
-                self._attempts.settled(uuid)
+                self._retries.settled(uuid)
             elif gpu_plan.verdict is Verdict.BLOCKED and gpu_plan.before.access is Access.OK:
-                self._attempts.blocked(uuid)
+                self._retries.blocked(uuid)
         return self._drift.look(judgement.desired, judgement.plan)
 
     def choose(self, judgement: Judgement, now: float) -> tuple[GpuPlan, ...]:
@@ -52,7 +52,7 @@ class Agenda:
             for gpu_plan in judgement.plan.gpus
             if gpu_plan.steps
             and not self._is_left_drifted(gpu_plan)
-            and self._attempts.may_try(gpu_plan.before, wanted[gpu_plan.before.uuid], now)
+            and self._retries.may_try(gpu_plan.before, wanted[gpu_plan.before.uuid], now)
         )
 
     def learn(
@@ -63,19 +63,19 @@ class Agenda:
             return
         uuid = after.before.uuid
         problems = outcome.problems or (not_as_planned(after.before),)
-        self._attempts.failed(after.before, judgement.desired.gpus[uuid], problems, now)
+        self._retries.failed(after.before, judgement.desired.gpus[uuid], problems, now)
 
     def problems(self, gpu_plan: GpuPlan) -> tuple[Problem, ...]:
         """Everything that is wrong with one GPU."""
         if gpu_plan.verdict is Verdict.IN_SYNC:
             return ()
         drift = (drift_problem(gpu_plan.before),) if self._is_left_drifted(gpu_plan) else ()
-        return (*drift, *gpu_plan.problems, *self._attempts.problems(gpu_plan.before.uuid))
+        return (*drift, *gpu_plan.problems, *self._retries.problems(gpu_plan.before.uuid))
 
     def next_retry(self, judgement: Judgement) -> float | None:
         """When something that failed is to be tried again; None when nothing is."""
         waiting = [p.before.uuid for p in judgement.plan.gpus if p.steps] if judgement.plan else []
-        return self._attempts.next_retry(waiting)
+        return self._retries.next_retry(waiting)
 
     def _is_left_drifted(self, gpu_plan: GpuPlan) -> bool:
         return not self._mend and self._drift.has(gpu_plan.before.uuid)
@@ -98,7 +98,7 @@ class _Failure:
     problems: tuple[Problem, ...]
 
 
-class Attempts:
+class Retries:
     """The failures of each GPU since it was last in sync."""
 
     def __init__(self, backoff: Backoff) -> None:

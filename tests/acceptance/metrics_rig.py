@@ -9,8 +9,8 @@ from pathlib import Path
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from nodeagent.app.metrics_service import MetricsPart
-from nodeagent.execute.executor import carry_out
+from nodeagent.app.metrics_service import MetricsService
+from nodeagent.execute.executor import execute
 from nodeagent.gpu.driver import Driver
 from nodeagent.plan.desired import DesiredNode
 from nodeagent.plan.observed import ObservedNode
@@ -40,7 +40,7 @@ class Watched:
         )
         self.rounds = 0
         self.state = NodeState("gpu-node-0", "file")
-        self.part = MetricsPart(
+        self.part = MetricsService(
             settings,
             driver,
             current=current or (lambda: self.state),
@@ -89,7 +89,7 @@ async def divide(driver: Driver, layout: Multiset, *, only: int | None = None) -
     observed = await driver.observe()
     empty = card("h100-80gb")
     wishes = {g.uuid: wanted(empty, layout) for g in observed.gpus if only in {None, g.index}}
-    await carry_out(plan(DesiredNode(wishes), observed), driver, parallel=8)
+    await execute(plan(DesiredNode(wishes), observed), driver, parallel=8)
     return await driver.observe()
 
 

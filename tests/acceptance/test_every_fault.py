@@ -19,7 +19,7 @@ from itertools import islice
 import pytest
 
 from nodeagent.errors import DriverError
-from nodeagent.execute.executor import carry_out
+from nodeagent.execute.executor import execute
 from nodeagent.gpu.driver import Driver
 from nodeagent.plan.desired import DesiredGpu, DesiredNode
 from nodeagent.plan.observed import Access, Gpu
@@ -86,7 +86,7 @@ async def make(driver: Driver, desired: DesiredGpu) -> GpuOutcome:
     """One round: observe, plan, carry out."""
     observed = await driver.observe()
     goal = DesiredNode({observed.gpus[0].uuid: desired})
-    outcome = await carry_out(plan(goal, observed), driver, parallel=1)
+    outcome = await execute(plan(goal, observed), driver, parallel=1)
     return outcome.gpus[0]
 
 

@@ -19,7 +19,7 @@ import pytest
 
 from nodeagent.documents.reading import read_document
 from nodeagent.errors import DriverError
-from nodeagent.execute.executor import carry_out
+from nodeagent.execute.executor import execute
 from nodeagent.gpu.driver import Driver
 from nodeagent.plan.desired import DesiredNode
 from nodeagent.plan.observed import Access, Gpu, ObservedNode
@@ -70,7 +70,7 @@ async def desired(driver: Driver, mig: str) -> tuple[DesiredNode, ObservedNode]:
 async def apply(driver: Driver, wanted: DesiredNode) -> tuple[GpuPlan, GpuOutcome]:
     """One round as the agent does it."""
     made = plan(wanted, await driver.observe())
-    outcome = await carry_out(made, driver, parallel=1)
+    outcome = await execute(made, driver, parallel=1)
     return made.gpus[0], outcome.gpus[0]
 
 

@@ -16,8 +16,8 @@ from pathlib import Path
 import pynvml
 import pytest
 
-from nodeagent.app.health_service import HealthPart, HealthPlaces
-from nodeagent.execute.seen_node import LastObservation
+from nodeagent.app.health_service import HealthPaths, HealthService
+from nodeagent.execute.node_reader import LastObservation
 from nodeagent.gpu.driver import Driver
 from nodeagent.gpu.event_listener import EventListener
 from nodeagent.gpu.event_listener import Timing as EventTiming
@@ -49,8 +49,8 @@ class World:
         self.events = EventLog()
         self.observation = LastObservation()
         self.states = NodeStates(NodeState("node-a", "file"))
-        self.part = HealthPart(
-            HealthPlaces(kernel_log=None, state=folder / "health.json"),
+        self.part = HealthService(
+            HealthPaths(kernel_log=None, state=folder / "health.json"),
             self.events,
             observation=self.observation,
             states=self.states,
@@ -405,8 +405,8 @@ async def test_a_gpu_on_the_bus_that_nvml_does_not_list(tmp_path: Path) -> None:
         (devices / address / "vendor").write_text("0x10de\n")
         (devices / address / "class").write_text("0x030200\n")
     async with world("h100-80gb:2", tmp_path) as w:
-        w.part = HealthPart(
-            HealthPlaces(kernel_log=None, state=None, pci_bus=devices),
+        w.part = HealthService(
+            HealthPaths(kernel_log=None, state=None, pci_bus=devices),
             w.events,
             observation=w.observation,
             states=w.states,

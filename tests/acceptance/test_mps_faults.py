@@ -29,7 +29,7 @@ from nodeagent.plan.steps import StartMps, StopMps
 from nodeagent.simulation import Code, SimulatedNode, open_node, simulated
 from nodeagent.simulation.mps.clients import SimulatedClient
 from nodeagent.views.plan_report import outcome_json
-from tests.execute.whole_node_rig import Agent, NodeRig, document, mig_devices
+from tests.execute.controller_rig import Agent, NodeRig, document, mig_devices
 from tests.mps.fleet_rig import IMPATIENT, US, quick, status, until
 
 GIB = 1 << 30

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 import pytest
 
 from nodeagent.documents.reading import read_document
-from nodeagent.execute.executor import carry_out
+from nodeagent.execute.executor import execute
 from nodeagent.plan.desired import DesiredNode
 from nodeagent.plan.observed import Gpu, MigMode, ObservedNode
 from nodeagent.plan.plan import StepReport
@@ -76,7 +76,7 @@ async def test_a_mode_that_never_changes_is_set_once_on_each_way(
     made = plan(wanting(on=on, gpu=gpu), ObservedNode((gpu,)))
     driver = Unmoved(gpu)
     async with asyncio.timeout(LIMIT):
-        outcome = (await carry_out(made, driver, parallel=1)).gpus[0]
+        outcome = (await execute(made, driver, parallel=1)).gpus[0]
     assert 1 <= len(driver.taken) <= 2
     assert all(isinstance(step, SetMigMode) for step in driver.taken)
     (problem,) = outcome.problems
@@ -97,7 +97,7 @@ async def test_another_program_that_undoes_each_change_does_not_keep_the_agent_b
             node.card(0).set_mig_mode(enabled=not on)
 
         async with open_driver() as driver, asyncio.timeout(LIMIT):
-            outcome = (await carry_out(made, driver, parallel=1, on_progress=undo)).gpus[0]
+            outcome = (await execute(made, driver, parallel=1, on_progress=undo)).gpus[0]
         assert len(outcome.steps) == 1
         assert [problem.code for problem in outcome.problems] == [Code.STEP_FAILED]
 
@@ -109,6 +109,6 @@ async def test_a_driver_that_keeps_the_pending_mode_is_in_use(on: bool) -> None:
         gpu = await observed(node, on=on)
         made = plan(wanting(on=on, gpu=gpu), ObservedNode((gpu,)))
         async with open_driver() as driver, asyncio.timeout(LIMIT):
-            outcome = (await carry_out(made, driver, parallel=1)).gpus[0]
+            outcome = (await execute(made, driver, parallel=1)).gpus[0]
         assert node.journal.total("nvmlDeviceSetMigMode") <= 2
         assert [problem.code for problem in outcome.problems] == [Code.IN_USE]

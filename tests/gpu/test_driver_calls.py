@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from fnmatch import fnmatchcase
 
-from nodeagent.execute.executor import carry_out
+from nodeagent.execute.executor import execute
 from nodeagent.gpu.driver import Driver
 from nodeagent.plan.desired import DesiredNode
 from nodeagent.plan.planner import plan
@@ -47,7 +47,7 @@ async def recut(driver: Driver, layout: Multiset) -> None:
     """Observe, plan, carry out."""
     observed = await driver.observe()
     made = plan(DesiredNode({observed.gpus[0].uuid: wanted(EMPTY, layout)}), observed)
-    (outcome,) = (await carry_out(made, driver, parallel=1)).gpus
+    (outcome,) = (await execute(made, driver, parallel=1)).gpus
     assert not outcome.problems
     assert present(outcome.after) == dict(layout)
 

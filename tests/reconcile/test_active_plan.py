@@ -7,7 +7,7 @@ from dataclasses import replace
 from nodeagent.plan.observed import ObservedNode
 from nodeagent.plan.plan import Policy, Verdict
 from nodeagent.plan.problems import Code
-from nodeagent.reconcile.active_plan import Judgement, PlanInForce
+from nodeagent.reconcile.active_plan import ActivePlan, Judgement
 from nodeagent.reconcile.loop_control import LoopControl
 from nodeagent.reconcile.plan_update import NoPlan, PlanText
 from nodeagent.simulation import simulated
@@ -15,10 +15,10 @@ from nodeagent.views.node_state import Refusal
 from tests.rig import open_driver, plan_text
 
 
-def made() -> tuple[LoopControl, PlanInForce]:
+def made() -> tuple[LoopControl, ActivePlan]:
     """A plan without a past, and what its source reports to."""
     control = LoopControl()
-    return control, PlanInForce(control)
+    return control, ActivePlan(control)
 
 
 async def observe(boards: str = "h100-80gb:2") -> ObservedNode:
@@ -28,7 +28,7 @@ async def observe(boards: str = "h100-80gb:2") -> ObservedNode:
             return await driver.observe()
 
 
-async def judged(plan: PlanInForce, observed: ObservedNode) -> Judgement:
+async def judged(plan: ActivePlan, observed: ObservedNode) -> Judgement:
     """Read what was offered and judge it."""
     await plan.read_offer()
     return plan.judge(observed, Policy())

@@ -23,7 +23,7 @@ from nodeagent.plan.observed import (
 from nodeagent.plan.plan import NodePlan
 from nodeagent.plan.planner import plan
 from nodeagent.plan.problems import Code, Problem
-from nodeagent.reconcile.work_queue import Attempts, Drift
+from nodeagent.reconcile.work_queue import Drift, Retries
 
 DESIRED = DesiredGpu(MigEnabled("gpus[0].mig"), "gpus[0]")
 PROBLEM = Problem(Code.STEP_FAILED, "it failed")
@@ -36,9 +36,9 @@ def gpu(uuid: str = "MIG-1", *users: User) -> Gpu:
     return Gpu(0, "GPU-0", mig=MigMode(current=True, pending=True), instances=(instance,))
 
 
-def make(first: float = 10, limit: float = 60) -> Attempts:
-    """Attempts without chance."""
-    return Attempts(Backoff(first, limit))
+def make(first: float = 10, limit: float = 60) -> Retries:
+    """Retries without chance."""
+    return Retries(Backoff(first, limit))
 
 
 def test_nothing_failed_yet() -> None:
@@ -48,51 +48,51 @@ def test_nothing_failed_yet() -> None:
 
 def test_the_same_is_not_tried_before_its_time() -> None:
     """Waiting times double from failure to failure, up to the limit."""
-    attempts = make()
+    retries = make()
     now = 0.0
     for wait in (10, 20, 40, 60, 60):
-        attempts.failed(gpu(), DESIRED, [PROBLEM], now)
-        assert not attempts.may_try(gpu(), DESIRED, now + wait - 1)
-        assert attempts.next_retry(["GPU-0"]) == now + wait
+        retries.failed(gpu(), DESIRED, [PROBLEM], now)
+        assert not retries.may_try(gpu(), DESIRED, now + wait - 1)
+        assert retries.next_retry(["GPU-0"]) == now + wait
         now += wait
-        assert attempts.may_try(gpu(), DESIRED, now)
+        assert retries.may_try(gpu(), DESIRED, now)
 
 
 def test_new_ids_and_users_are_no_new_situation() -> None:
     """A layout that was restored has new UUIDs; that alone is no reason to try at once."""
-    attempts = make()
-    attempts.failed(gpu(), DESIRED, [PROBLEM], 0)
-    assert not attempts.may_try(gpu("MIG-2", User(4711)), DESIRED, 1)
+    retries = make()
+    retries.failed(gpu(), DESIRED, [PROBLEM], 0)
+    assert not retries.may_try(gpu("MIG-2", User(4711)), DESIRED, 1)
 
 
 def test_another_layout_or_plan_is_tried_at_once() -> None:
     """When something that matters differs, there is hope."""
-    attempts = make()
-    attempts.failed(gpu(), DESIRED, [PROBLEM], 0)
-    assert attempts.may_try(replace(gpu(), instances=()), DESIRED, 1)
-    assert attempts.may_try(gpu(), replace(DESIRED, mig=None), 1)
-    attempts.forget_all()
-    assert attempts.may_try(gpu(), DESIRED, 1)
+    retries = make()
+    retries.failed(gpu(), DESIRED, [PROBLEM], 0)
+    assert retries.may_try(replace(gpu(), instances=()), DESIRED, 1)
+    assert retries.may_try(gpu(), replace(DESIRED, mig=None), 1)
+    retries.forget_all()
+    assert retries.may_try(gpu(), DESIRED, 1)
 
 
 def test_success_begins_anew() -> None:
     """After a success the next failure waits as the first did."""
-    attempts = make()
+    retries = make()
     for _ in range(3):
-        attempts.failed(gpu(), DESIRED, [PROBLEM], 0)
-    attempts.settled("GPU-0")
-    assert attempts.problems("GPU-0") == ()
-    attempts.failed(gpu(), DESIRED, [PROBLEM], 0)
-    assert attempts.next_retry(["GPU-0"]) == 10
+        retries.failed(gpu(), DESIRED, [PROBLEM], 0)
+    retries.settled("GPU-0")
+    assert retries.problems("GPU-0") == ()
+    retries.failed(gpu(), DESIRED, [PROBLEM], 0)
+    assert retries.next_retry(["GPU-0"]) == 10
 
 
 def test_a_blocked_gpu_keeps_only_what_it_was_left_with() -> None:
     """Waiting for a user replaces the failure, but not the fact that a layout is gone."""
     left = Problem(Code.NOT_RESTORED, "it now has no instances")
-    attempts = make()
-    attempts.failed(gpu(), DESIRED, [PROBLEM, left], 0)
-    attempts.blocked("GPU-0")
-    assert attempts.problems("GPU-0") == (left,)
+    retries = make()
+    retries.failed(gpu(), DESIRED, [PROBLEM, left], 0)
+    retries.blocked("GPU-0")
+    assert retries.problems("GPU-0") == (left,)
 
 
 @given(st.integers(1, 10**6), st.floats(0, 1, exclude_max=True))

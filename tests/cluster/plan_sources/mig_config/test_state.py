@@ -14,7 +14,7 @@ from nodeagent.plan.observed import Gpu, ObservedNode
 from nodeagent.plan.plan import NodePlan, Policy, Verdict
 from nodeagent.plan.problems import Code, Problem
 from nodeagent.plan.steps import after
-from nodeagent.reconcile.active_plan import PlanInForce
+from nodeagent.reconcile.active_plan import ActivePlan
 from nodeagent.reconcile.loop_control import LoopControl
 from nodeagent.reconcile.plan_update import NoPlan, PlanText, PlanUpdate, UnreadablePlan
 from nodeagent.views.node_state import NodeState, Phase, Refusal, phase_of
@@ -118,7 +118,7 @@ class Life:
     def start(self) -> None:
         """A new process: it knows the labels and the hardware, and nothing else."""
         self.control = LoopControl()
-        self.plans = PlanInForce(self.control)
+        self.plans = ActivePlan(self.control)
         self.node = NodeState("node-a", SOURCE)
         self.since = 0
         self.ask()

@@ -11,7 +11,7 @@ import pytest
 
 from nodeagent.cluster.kubelet.device_users import KubeletUsage
 from nodeagent.errors import DriverError, GpuInUse, NodeagentError
-from nodeagent.execute.executor import carry_out
+from nodeagent.execute.executor import execute
 from nodeagent.health.fencing import as_fenced, fences
 from nodeagent.health.findings import Action, Finding, Moment, Place, Severity
 from nodeagent.mps.lifecycle.model import Subject
@@ -30,7 +30,7 @@ from nodeagent.plan.steps import (
 )
 from nodeagent.simulation import SimulatedNode, Switches, simulated
 from nodeagent.simulation.nvidia_smi import STATE_VARIABLE
-from tests.execute.whole_node_rig import Agent, NodeRig, document, mig_devices, modes
+from tests.execute.controller_rig import Agent, NodeRig, document, mig_devices, modes
 from tests.mps.fleet_rig import status, until
 from tests.simulated_cluster.kubelet import Kubelet
 
@@ -172,7 +172,7 @@ async def test_a_device_given_away_meanwhile_keeps_its_daemon(
         planned = await agent.planned(NOTHING)
         assert [type(step) for step in planned.gpus[0].steps][:1] == [StopMps]
         kubelet.allocate("trainer", [f"{device}::0"], namespace="work")
-        outcome = await carry_out(planned, agent.node, parallel=1)
+        outcome = await execute(planned, agent.node, parallel=1)
         [problem] = outcome.gpus[0].problems
         assert problem.code is Code.IN_USE
         assert "work/trainer" in problem.message

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 import pytest
 
 from nodeagent.errors import GpuInUse, GpuLost, NodeagentError
-from nodeagent.execute.executor import carry_out
+from nodeagent.execute.executor import execute
 from nodeagent.plan.desired import DesiredGpu, DesiredNode, Layout, WantedInstance
 from nodeagent.plan.observed import Access, Gpu, ObservedNode
 from nodeagent.plan.plan import GpuOutcome, StepReport, StepResult
@@ -90,11 +90,11 @@ class PaperNode:
             instances.append(replace(instance, compute=tuple(compute)))
         return replace(gpu, instances=tuple(instances))
 
-    async def carry_out(self, desired: DesiredGpu) -> GpuOutcome:
+    async def execute(self, desired: DesiredGpu) -> GpuOutcome:
         """Plan for what there is, and do it."""
         made = plan(DesiredNode({self.gpu.uuid: desired}), ObservedNode((self.gpu,)))
         assert made.steps
-        return (await carry_out(made, self, parallel=1)).gpus[0]
+        return (await execute(made, self, parallel=1)).gpus[0]
 
 
 def results(outcome: GpuOutcome) -> list[StepResult]:
@@ -111,7 +111,7 @@ async def test_mig_and_mps_in_one_go() -> None:
     """Daemons stop, the card is divided anew, daemons start on the devices that came of it."""
     gpu = give(with_instances(H100, [("3g.40gb", 0), ("3g.40gb", 4)]), daemon(A), daemon(A))
     node = PaperNode(gpu)
-    outcome = await node.carry_out(shared(H100, ("3g.40gb", 4, A), ("1g.10gb", 0, B)))
+    outcome = await node.execute(shared(H100, ("3g.40gb", 4, A), ("1g.10gb", 0, B)))
     assert set(results(outcome)) == {DONE}
     assert outcome.problems == ()
     assert not outcome.turned_back
@@ -130,7 +130,7 @@ async def test_a_daemon_that_does_not_start_leaves_the_layout() -> None:
         return None
 
     node = PaperNode(H100, fails)
-    outcome = await node.carry_out(shared(H100, ("3g.40gb", 0, A), ("3g.40gb", 4, B)))
+    outcome = await node.execute(shared(H100, ("3g.40gb", 0, A), ("3g.40gb", 4, B)))
     assert results(outcome) == [DONE, DONE, DONE, FAILED, DONE, DONE]
     assert codes(outcome) == [Code.MPS]
     assert "start MPS on 3g.40gb at 0" in outcome.problems[0].message
@@ -150,7 +150,7 @@ async def test_without_its_mode_a_daemon_is_not_started() -> None:
 
     desired = shared(H100, ("1g.10gb", 0, A), ("1g.10gb", 1, B))
     node = PaperNode(H100, fails)
-    outcome = await node.carry_out(desired)
+    outcome = await node.execute(desired)
     assert results(outcome) == [DONE, DONE, FAILED, SKIPPED, DONE, DONE]
     assert codes(outcome) == [Code.STEP_FAILED]
     assert "compute mode" in outcome.steps[3].message
@@ -167,7 +167,7 @@ async def test_a_client_that_came_after_planning_keeps_its_device() -> None:
     node = PaperNode(gpu, fails)
     made = plan(DesiredNode({gpu.uuid: shared(H100, ("7g.80gb", 0, A))}), ObservedNode((gpu,)))
     node.gpu = give(gpu, daemon(A), daemon(B, CLIENT))
-    outcome = (await carry_out(made, node, parallel=1)).gpus[0]
+    outcome = (await execute(made, node, parallel=1)).gpus[0]
     assert results(outcome)[:3] == [UNDONE, FAILED, SKIPPED]
     assert codes(outcome) == [Code.IN_USE]
     assert "pid 815 (train)" in outcome.problems[0].message
@@ -186,7 +186,7 @@ async def test_the_way_back_has_the_daemons_too() -> None:
 
     gpu = give(with_instances(H100, [("3g.40gb", 0), ("3g.40gb", 4)]), daemon(A), None)
     node = PaperNode(gpu, fails)
-    outcome = await node.carry_out(shared(H100, *[("1g.10gb", None, D)] * 7))
+    outcome = await node.execute(shared(H100, *[("1g.10gb", None, D)] * 7))
     assert codes(outcome) == [Code.STEP_FAILED]
     assert layout_words(outcome.after) == "3g.40gb with MPS at 0; 3g.40gb at 4"
     assert layout_words(outcome.after) == layout_words(gpu)
@@ -204,7 +204,7 @@ async def test_a_daemon_that_does_not_come_back_is_told() -> None:
         return NodeagentError("it ends at once") if isinstance(step, StartMps) else None
 
     gpu = give(with_instances(H100, [("3g.40gb", 0), ("3g.40gb", 4)]), daemon(A), None)
-    outcome = await PaperNode(gpu, fails).carry_out(shared(H100, *[("1g.10gb", None, D)] * 7))
+    outcome = await PaperNode(gpu, fails).execute(shared(H100, *[("1g.10gb", None, D)] * 7))
     assert codes(outcome) == [Code.STEP_FAILED, Code.MPS, Code.NOT_RESTORED]
     assert "it now has 3g.40gb at 0, 4" in outcome.problems[2].message
 
@@ -216,7 +216,7 @@ async def test_a_new_part_is_not_taken_for_one_in_use() -> None:
         WantedInstance("3g.40gb", 1, 0, "gpus[0].mig[0]", A),
         WantedInstance("3g.40gb", 1, 0, "gpus[0].mig[1]", None),
     )
-    outcome = await PaperNode(gpu).carry_out(DesiredGpu(Layout(parts, "gpus[0].mig"), "gpus[0]"))
+    outcome = await PaperNode(gpu).execute(DesiredGpu(Layout(parts, "gpus[0].mig"), "gpus[0]"))
     assert set(results(outcome)) == {DONE}
     (instance,) = outcome.after.instances
     runs = {c.uuid: c.mps.runs if c.mps else None for c in instance.compute}
@@ -242,7 +242,7 @@ async def test_a_device_that_could_not_be_looked_at_is_not_guessed() -> None:
         return None if named else NodeagentError("nobody knows which")
 
     node = SilentOnce(H100, fails)
-    outcome = await node.carry_out(shared(H100, ("3g.40gb", 0, A)))
+    outcome = await node.execute(shared(H100, ("3g.40gb", 0, A)))
     assert results(outcome) == [DONE, FAILED, DONE]
     assert isinstance(outcome.steps[2].step, StartMps)
     assert outcome.steps[2].step.device == "MIG-new-1"
@@ -261,7 +261,7 @@ async def test_a_slow_daemon_keeps_no_other_waiting() -> None:
                 last_is_there.set()
 
     node = Slow(H100)
-    outcome = await node.carry_out(shared(H100, *[("1g.10gb", start, A) for start in range(3)]))
+    outcome = await node.execute(shared(H100, *[("1g.10gb", start, A) for start in range(3)]))
     assert set(results(outcome)) == {DONE}
     assert daemons_of(outcome.after) == [A, A, A]
     assert node.taken[-1] == outcome.steps[4].step
@@ -285,7 +285,7 @@ async def test_cancelled_while_daemons_start() -> None:
     node = Slow(H100)
     goal = DesiredNode({H100.uuid: shared(H100, ("3g.40gb", 0, A), ("3g.40gb", 4, B))})
     made = plan(goal, ObservedNode((H100,)))
-    running = asyncio.create_task(carry_out(made, node, parallel=1, on_progress=reports.append))
+    running = asyncio.create_task(execute(made, node, parallel=1, on_progress=reports.append))
     await begun.wait()
     running.cancel()
     await asyncio.sleep(0)
@@ -302,7 +302,7 @@ async def test_a_lost_gpu_ends_its_steps() -> None:
     """Nothing goes on alone on a GPU that is off the bus."""
     lost = GpuLost("off the bus", code=15, name="GpuIsLost", call="")
     node = PaperNode(H100, lambda step: lost if isinstance(step, SetComputeMode) else None)
-    outcome = await node.carry_out(shared(H100, ("3g.40gb", 0, A), ("3g.40gb", 4, B)))
+    outcome = await node.execute(shared(H100, ("3g.40gb", 0, A), ("3g.40gb", 4, B)))
     assert FAILED in results(outcome)
     assert Code.GPU_LOST in codes(outcome)
     assert outcome.turned_back
@@ -312,7 +312,7 @@ async def test_time_slice() -> None:
     """It is set, and a failure leaves the rest of the GPU as planned."""
     t4 = without_mig(card("t4"), time_slice=TimeSlice.DEFAULT, compute_mode=ComputeMode.PROHIBITED)
     desired = DesiredGpu(None, "gpus[0]", time_slice=TimeSlice.LONG)
-    outcome = await PaperNode(t4).carry_out(desired)
+    outcome = await PaperNode(t4).execute(desired)
     assert outcome.problems == ()
     assert (outcome.after.time_slice, outcome.after.compute_mode) == (
         TimeSlice.LONG,
@@ -320,7 +320,7 @@ async def test_time_slice() -> None:
     )
     refused = NodeagentError("nvidia-smi said no")
     node = PaperNode(t4, lambda step: refused if isinstance(step, SetTimeSlice) else None)
-    outcome = await node.carry_out(desired)
+    outcome = await node.execute(desired)
     assert results(outcome) == [FAILED, DONE]
     assert codes(outcome) == [Code.STEP_FAILED]
     assert "set the time slice to long" in outcome.problems[0].message
@@ -337,7 +337,7 @@ async def test_what_is_read_back_counts(mode: ComputeMode | None) -> None:
                 self.gpu = replace(self.gpu, compute_mode=mode)
 
     node = Forgetful(without_mig(card("t4")))
-    outcome = await node.carry_out(DesiredGpu(None, "gpus[0]", mps=A))
+    outcome = await node.execute(DesiredGpu(None, "gpus[0]", mps=A))
     if mode is None:  # not known is not wrong
         assert outcome.problems == ()
     else:

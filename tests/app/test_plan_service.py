@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from nodeagent.app.plan_service import PlanPart, SettingsFile, source_of
+from nodeagent.app.plan_service import PlanService, SettingsFile, source_of
 from nodeagent.errors import UsageError
 from nodeagent.settings import PlanSettings, load_settings
 from nodeagent.simulation import simulated
@@ -20,12 +20,12 @@ from tests.rig import Rig, plan_text, running
 @asynccontextmanager
 async def following(
     rig: Rig, settings: Path, *, then: Callable[[], object] = lambda: None
-) -> AsyncIterator[PlanPart]:
+) -> AsyncIterator[PlanService]:
     """The plan part of an agent with this settings file, offering to the rig's reconciler; `then`
     is what happens between its reading and its watch.
     """
     file = SettingsFile(settings, lambda: load_settings(settings, {}, {}))
-    part = PlanPart(
+    part = PlanService(
         file.load(), file, rig.control, rig.node_states, cluster=None, hearts=rig.hearts
     )
     then()

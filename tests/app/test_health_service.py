@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from nodeagent.app.health_service import HealthPart, HealthPlaces
+from nodeagent.app.health_service import HealthPaths, HealthService
 from nodeagent.errors import UsageError
-from nodeagent.execute.seen_node import LastObservation
+from nodeagent.execute.node_reader import LastObservation
 from nodeagent.health.findings import Moment, Severity
 from nodeagent.health.readings import (
     Answer,
@@ -67,8 +67,8 @@ class Rig:
         self.events = EventLog()
         self.observation = LastObservation()
         named = {"kernel_log": None, "state": folder / "health.json", **places}
-        self.part = HealthPart(
-            HealthPlaces(**named),
+        self.part = HealthService(
+            HealthPaths(**named),
             self.events,
             observation=self.observation,
             states=NodeStates(NodeState("node-a", "file")),

@@ -37,7 +37,7 @@ class Daemons(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Surveyed:
+class SurveyedDaemons:
     """Daemons as they were found by somebody who does not supervise them."""
 
     daemons: Mapping[str, MpsDaemon]
@@ -53,7 +53,7 @@ class LastObservation:
         self.node: ObservedNode | None = None
 
 
-class SeenNode:
+class NodeReader:
     """The whole node for those who only look. Usable inside `async with`, as the driver is.
 
     With `time_slices` every GPU's time slice is asked for, which takes a program's run for each;

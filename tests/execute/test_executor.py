@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from nodeagent.documents.reading import read_document
-from nodeagent.execute.executor import carry_out
+from nodeagent.execute.executor import execute
 from nodeagent.gpu.driver import Driver
 from nodeagent.plan.desired import DesiredNode
 from nodeagent.plan.observed import Access, MigMode
@@ -35,7 +35,7 @@ async def planned(driver: Driver, mig: str, policy: Policy | None = None) -> Nod
 
 async def apply(driver: Driver, mig: str, *, parallel: int = 8) -> NodeOutcome:
     """Plan and carry out."""
-    return await carry_out(await planned(driver, mig), driver, parallel=parallel)
+    return await execute(await planned(driver, mig), driver, parallel=parallel)
 
 
 def results(outcome: GpuOutcome) -> list[StepResult]:
@@ -55,7 +55,7 @@ async def test_every_step_is_done_timed_and_read_back() -> None:
         async with open_driver() as driver:
             told: list[StepReport] = []
             made = await planned(driver, "{3g.40gb: 2}")
-            outcome = (await carry_out(made, driver, parallel=1, on_progress=told.append)).gpus[0]
+            outcome = (await execute(made, driver, parallel=1, on_progress=told.append)).gpus[0]
             assert results(outcome) == [DONE] * 3
             assert tuple(told) == outcome.steps
             assert all(report.seconds >= 0.02 for report in outcome.steps[1:])
@@ -71,7 +71,7 @@ async def test_gpus_are_worked_on_side_by_side_up_to_a_limit() -> None:
             held = [node.inject(CREATE, gpu=index, hang=True) for index in range(4)]
             async with open_driver() as driver:
                 made = await planned(driver, "{3g.40gb: 2}")
-                working = asyncio.create_task(carry_out(made, driver, parallel=parallel))
+                working = asyncio.create_task(execute(made, driver, parallel=parallel))
                 async with asyncio.timeout(30):
                     while sum(not fault.times for fault in held) < parallel:
                         await asyncio.sleep(0.001)
@@ -136,7 +136,7 @@ async def test_a_user_who_came_after_planning_is_named_and_left_alone() -> None:
             made = await planned(driver, "{1g.10gb: 7}")
             used = made.gpus[0].before.instances[1].compute[0].uuid
             process = node.occupy(used, command="train")
-            outcome = (await carry_out(made, driver, parallel=1)).gpus[0]
+            outcome = (await execute(made, driver, parallel=1)).gpus[0]
             assert codes(outcome) == [Code.IN_USE]
             assert f"pid {process.pid}" in outcome.problems[0].message
             assert layout_words(outcome.after) == "3g.40gb at 0, 4"
@@ -152,7 +152,7 @@ async def test_a_user_of_the_fifth_costs_the_others_nothing() -> None:
             await apply(driver, "{1g.10gb: 7}")
             made = await planned(driver, "{7g.80gb: 1}")
             node.occupy(made.gpus[0].before.instances[5].compute[0].uuid, command="train")
-            outcome = (await carry_out(made, driver, parallel=1)).gpus[0]
+            outcome = (await execute(made, driver, parallel=1)).gpus[0]
             assert node.journal.total("nvml*Destroy") == 0
             assert codes(outcome) == [Code.IN_USE]
             assert "(train)" in outcome.problems[0].message
@@ -166,7 +166,7 @@ async def test_a_mode_that_waits_for_an_idle_gpu_is_set_once_it_is(board: str) -
         async with open_driver() as driver:
             made = await planned(driver, f"{{{profile}: 1}}")
             process = node.occupy(0)
-            outcome = (await carry_out(made, driver, parallel=1)).gpus[0]
+            outcome = (await execute(made, driver, parallel=1)).gpus[0]
             assert set(codes(outcome)) <= {Code.IN_USE, Code.RESET_REQUIRED}
             assert outcome.after.instances == ()
             assert [user.pid for user in outcome.after.usage.processes] == [process.pid]
@@ -189,7 +189,7 @@ async def test_an_error_in_passing_while_reading_back_is_read_again(error: str) 
                 if report.step is made.gpus[0].steps[-1]:
                     node.inject("nvmlGpuInstanceGetInfo", error=error, times=2)
 
-            outcome = await carry_out(made, driver, parallel=1, on_progress=after_the_last)
+            outcome = await execute(made, driver, parallel=1, on_progress=after_the_last)
             assert outcome.gpus[0].problems == ()
             assert layout_words(outcome.gpus[0].after) == "3g.40gb at 0, 4"
 
@@ -208,7 +208,7 @@ async def test_a_destruction_that_did_not_happen_is_not_called_applied() -> None
                 made_again = card.create_instance(19, (gone.placement.start, 1))
                 card.create_compute(made_again, 0)
 
-            outcome = (await carry_out(made, driver, parallel=1, on_progress=remake)).gpus[0]
+            outcome = (await execute(made, driver, parallel=1, on_progress=remake)).gpus[0]
             assert codes(outcome) == [Code.STEP_FAILED]
             assert len(outcome.after.instances) == 2
 
@@ -222,7 +222,7 @@ async def test_one_gpus_failure_hang_and_loss_leave_the_others_alone() -> None:
             hang = node.inject(CREATE, hang=True, gpu=1)
             node.lose(2)
             try:
-                outcome = await carry_out(made, driver, parallel=4)
+                outcome = await execute(made, driver, parallel=4)
             finally:
                 node.clear_faults(hang)
             failed, hung, lost, well = outcome.gpus
@@ -240,7 +240,7 @@ async def test_a_pending_mode_is_left_for_a_reset() -> None:
     with simulated("a100-40gb:1"):
         async with open_driver() as driver:
             made = await planned(driver, "{1g.5gb: 7}")
-            outcome = (await carry_out(made, driver, parallel=1)).gpus[0]
+            outcome = (await execute(made, driver, parallel=1)).gpus[0]
             assert outcome.after.mig
             assert (outcome.after.mig.current, outcome.after.mig.pending) == (False, True)
             assert not outcome.failed
@@ -260,7 +260,7 @@ async def test_what_others_change_meanwhile_is_not_called_applied() -> None:
                     node.reset(0)
 
             outcome = (
-                await carry_out(made, driver, parallel=1, on_progress=reset_after_the_last)
+                await execute(made, driver, parallel=1, on_progress=reset_after_the_last)
             ).gpus[0]
             assert results(outcome) == [DONE] * 3
             assert codes(outcome) == [Code.STEP_FAILED]
@@ -280,7 +280,7 @@ async def test_stop_leaves_the_rest_without_going_back() -> None:
                     stop.set()
 
             outcome = (
-                await carry_out(made, driver, parallel=1, on_progress=after_two, stop=stop)
+                await execute(made, driver, parallel=1, on_progress=after_two, stop=stop)
             ).gpus[0]
             assert results(outcome) == [DONE] * 3 + [SKIPPED] * 5
             assert outcome.problems == ()
@@ -294,7 +294,7 @@ async def test_cancelled_in_the_middle_of_a_step_it_finishes_the_step() -> None:
         async with open_driver() as driver:
             made = await planned(driver, "{1g.10gb: 7}")
             told: list[StepReport] = []
-            task = asyncio.create_task(carry_out(made, driver, parallel=1, on_progress=told.append))
+            task = asyncio.create_task(execute(made, driver, parallel=1, on_progress=told.append))
             async with asyncio.timeout(30):
                 while hang.times:
                     await asyncio.sleep(0.001)

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from nodeagent.documents.reading import read_document
-from nodeagent.execute.executor import carry_out
-from nodeagent.execute.node_controller import HealthWatch, WholeNode, compute_mode_check
-from nodeagent.execute.seen_node import LastObservation
+from nodeagent.execute.executor import execute
+from nodeagent.execute.node_controller import HealthWatch, NodeController, compute_mode_check
+from nodeagent.execute.node_reader import LastObservation
 from nodeagent.gpu.driver import Driver
 from nodeagent.gpu.original_settings import FILE_NAME, OriginalSettings
 from nodeagent.gpu.users import AllocationSource
@@ -37,7 +37,7 @@ from tests.rig import SMI
 class Agent:
     """One agent's parts as long as it lives, or those of one `apply`."""
 
-    node: WholeNode
+    node: NodeController
     fleet: Fleet
     memory: OriginalSettings
 
@@ -47,7 +47,7 @@ class Agent:
 
     async def reach(self, text: str, *, parallel: int = 1) -> NodeOutcome:
         """One round: observe, plan, carry out."""
-        return await carry_out(await self.planned(text), self.node, parallel=parallel)
+        return await execute(await self.planned(text), self.node, parallel=parallel)
 
     async def made(self, text: str) -> GpuOutcome:
         """A round that has to go well; the first GPU's outcome."""
@@ -119,7 +119,7 @@ class NodeRig(FleetRig):
             cdi_dir=self.cdi_dir,
             shm=lambda spec: shm_directory(spec, private=False),
         )
-        whole = WholeNode(
+        whole = NodeController(
             Driver(observe_deadline=30, step_deadline=30, nvidia_smi=SMI, allocations=allocations),
             fleet,
             memory,
