@@ -15,8 +15,7 @@ import structlog
 from nodeagent.app.cluster_service import ClusterService
 from nodeagent.app.metrics_service import MetricsService
 from nodeagent.app.mps_service import MpsService
-from nodeagent.app.own_files import OwnFiles, until_gone
-from nodeagent.app.paths import Paths
+from nodeagent.app.paths import OwnFiles, Paths, until_gone
 from nodeagent.errors import NodeagentError
 from nodeagent.plan.plan import NodePlan, Policy, Verdict
 from nodeagent.reconcile.active_plan import ActivePlan

@@ -21,9 +21,7 @@ from typing import Final
 
 import structlog
 
-from nodeagent.app.health_readings import ReadingsOf
-from nodeagent.app.kernel_errors import KernelErrors
-from nodeagent.app.own_changes import OwnChanges
+from nodeagent.app.health_sources import KernelErrors, OwnChanges, ReadingsOf
 from nodeagent.documents.xids import xid_table
 from nodeagent.errors import NodeagentError
 from nodeagent.execute.node_reader import LastObservation

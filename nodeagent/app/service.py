@@ -23,8 +23,7 @@ from nodeagent.app.health_service import HealthPaths, HealthService
 from nodeagent.app.logs import configure_logging
 from nodeagent.app.metrics_service import MetricsService, OwnersOf
 from nodeagent.app.mps_service import MpsService
-from nodeagent.app.own_files import OwnFiles
-from nodeagent.app.paths import Paths, Simulation
+from nodeagent.app.paths import OwnFiles, Paths, Simulation
 from nodeagent.app.plan_service import PlanService, SettingsFile, source_of
 from nodeagent.app.sd_notify import Notifier
 from nodeagent.backoff import Backoff

@@ -18,7 +18,6 @@ from typing import Protocol
 
 from nodeagent.errors import DriverError, GpuInUse, GpuLost
 from nodeagent.execute.made_devices import MadeDevices
-from nodeagent.execute.starts import Starts
 from nodeagent.execute.step_problems import (
     not_as_planned,
     not_restored,
@@ -123,6 +122,7 @@ class _Progress:
     plan: GpuPlan
     made: MadeDevices
     numbered: dict[int, StepReport] = field(default_factory=dict)
+    starting: list[asyncio.Task[None]] = field(default_factory=list)
     alone: list[Problem] = field(default_factory=list)
     failure: Problem | None = None
     pending: Problem | None = None
@@ -165,11 +165,11 @@ class _GpuRun:
     async def _take_all(self, plan: GpuPlan) -> _Progress:
         progress = _Progress(plan, MadeDevices(plan.before))
         number = 0
-        async with Starts() as starts:
+        async with asyncio.TaskGroup() as starts:  # of daemons, each to its end
             while number < len(progress.plan.steps):
                 step = progress.plan.steps[number]
-                if not isinstance(step, StartMps | SetComputeMode):
-                    await starts.ended()
+                if progress.starting and not isinstance(step, StartMps | SetComputeMode):
+                    await asyncio.wait(progress.starting)
                 if progress.failure or progress.pending:
                     why = "not begun: an earlier step did not succeed"
                     self._skip(progress, number, progress.plan.steps[number:], why)
@@ -190,7 +190,11 @@ class _GpuRun:
         return progress
 
     async def _share(
-        self, progress: _Progress, number: int, step: StartMps | SetComputeMode, starts: Starts
+        self,
+        progress: _Progress,
+        number: int,
+        step: StartMps | SetComputeMode,
+        starts: asyncio.TaskGroup,
     ) -> None:
         """Have a device shared; its daemon is started, but not waited for."""
         if not step.device:
@@ -202,7 +206,8 @@ class _GpuRun:
             self._skip(progress, number, [step], why)
         else:
             progress.made.provide(step)
-            starts.begin(self._take(progress, number, step))
+            start = starts.create_task(self._take(progress, number, step))
+            progress.starting.append(start)
 
     async def _take(
         self, progress: _Progress, number: int, step: Step, first_of: Sequence[Destruction] = ()

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from nodeagent.app.kernel_errors import KernelErrors
+from nodeagent.app.health_sources import KernelErrors
 from nodeagent.health.readings import XidEvent
 from nodeagent.plan.problems import Code, Problem
 

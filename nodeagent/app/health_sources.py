@@ -1,0 +1,266 @@
+"""What health is judged by: samples and NVML's events as readings, XIDs of the kernel log, and the
+agent's own MIG changes, whose events are no news.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+
+import structlog
+
+from nodeagent.errors import NodeagentError
+from nodeagent.gpu.event_listener import Binding, Event, gpu_event_of, xid_of
+from nodeagent.gpu.kernel import REMEDY, KernelLog
+from nodeagent.health.findings import Moment
+from nodeagent.health.kernel_log import Begun, read_lines
+from nodeagent.health.modes import owned_modes
+from nodeagent.health.readings import (
+    Answer,
+    GpuEvent,
+    GpuEventKind,
+    GpuReading,
+    NodeReading,
+    Silence,
+    XidEvent,
+)
+from nodeagent.health.state import GpuPast
+from nodeagent.health.xid_dedup import pci_address
+from nodeagent.plan.plan import NodePlan
+from nodeagent.plan.problems import Code, Problem
+from nodeagent.plan.steps import (
+    CreateComputeInstance,
+    CreateGpuInstance,
+    DestroyComputeInstance,
+    DestroyGpuInstance,
+    ResetGpu,
+    SetMigMode,
+    Step,
+)
+from nodeagent.telemetry.samples import SampleBatch
+
+_TAKEN_OFF = 1  # nvmlSystemEventTypeGpuDriverUnbind; 2 is the opposite
+
+
+class ReadingsOf:
+    """Remembers the GPUs that the kernel driver was taken off.
+
+    `planned` gives the plan in force as the node stands to it, None when there is none.
+    """
+
+    def __init__(self, planned: Callable[[], NodePlan | None]) -> None:
+        self._planned = planned
+        self._unbound: set[str] = set()  # UUIDs
+
+    def round(
+        self, found: SampleBatch, now: Moment, boot_id: str, on_the_bus: tuple[str, ...] | None
+    ) -> NodeReading:
+        """A round of the sampler. `on_the_bus` are the addresses of the GPUs on the PCI bus."""
+        return NodeReading(
+            now,
+            boot_id,
+            gpus=tuple(self._gpu(gpu, found.modes.get(gpu.uuid)) for gpu in found.gpus),
+            known=found.known,
+            listed_addresses=found.addresses,
+            pci_addresses=None if found.addresses is None else on_the_bus,
+            answer=found.answer,
+        )
+
+    def _gpu(self, gpu: GpuReading, numbers: Mapping[str, int] | None) -> GpuReading:
+        if gpu.uuid in self._unbound and gpu.answer is not None:
+            if gpu.answer.silence is None:  # it was bound again, and nobody told
+                self._unbound.discard(gpu.uuid)
+            else:
+                return replace(gpu, answer=replace(gpu.answer, silence=Silence.UNBOUND))
+        plan = self._planned()
+        mine = [p for p in plan.gpus if p.before.uuid == gpu.uuid] if plan else []
+        if numbers is None or not mine:
+            return gpu
+        return replace(gpu, modes=owned_modes(mine[0], mig=gpu.mig, numbers=numbers))
+
+    def events(
+        self,
+        events: Iterable[Event],
+        now: Moment,
+        boot_id: str,
+        gpus: Mapping[str, GpuPast],
+    ) -> NodeReading | None:
+        """What NVML told by itself; None where health does not care. `gpus` is what is known of
+        them by UUID.
+        """
+        xids: list[XidEvent] = []
+        others: list[GpuEvent] = []
+        bound: list[GpuReading] = []
+        for event in events:
+            if isinstance(event, Binding):
+                bound += self._bound(event, gpus)
+                continue
+            xid, other = xid_of(event), gpu_event_of(event)
+            xids += [xid] if xid else []
+            others += [other] if other and other.gpu else []
+        if not (xids or others or bound):
+            return None
+        return NodeReading(now, boot_id, tuple(bound), xids=tuple(xids), events=tuple(others))
+
+    def _bound(self, event: Binding, gpus: Mapping[str, GpuPast]) -> Iterable[GpuReading]:
+        for uuid, past in gpus.items():
+            if _number(past.pci_bus_id) != event.gpu:
+                continue
+            known = GpuReading(uuid, past.index, past.pci_bus_id)
+            if event.kind == _TAKEN_OFF:
+                self._unbound.add(uuid)
+                answer = Answer(Silence.UNBOUND, event.at, "the kernel driver was taken off it")
+            else:
+                self._unbound.discard(uuid)
+                answer = Answer()  # what it is like now, the next round tells
+            yield replace(known, answer=answer)
+
+
+def _number(address: str) -> int | None:
+    """The kernel driver's number for a GPU: its domain, bus and device (gpuGenerate32BitId in
+    NVIDIA's open kernel modules).
+    """
+    parts = pci_address(address)
+    if parts is None:
+        return None
+    domain, bus, device = parts
+    return (domain & 0xFFFF) << 16 | bus << 8 | device
+
+
+_ECHO = 5.0  # seconds after a step of ours in which NVML may still tell of what it changed
+
+_CHANGES_MIG = (
+    SetMigMode,
+    ResetGpu,
+    CreateGpuInstance,
+    CreateComputeInstance,
+    DestroyGpuInstance,
+    DestroyComputeInstance,
+)
+
+
+class OwnChanges:
+    """When which GPU was changed; `uptime` gives the seconds since boot."""
+
+    def __init__(self, uptime: Callable[[], float]) -> None:
+        self._uptime = uptime
+        self._at_work: dict[str, tuple[float, float]] = {}  # from when to when, by GPU
+
+    def begin(self, step: Step) -> None:
+        """The step is taken now."""
+        if isinstance(step, _CHANGES_MIG):
+            now = self._uptime()
+            began, ended = self._at_work.get(step.gpu, (now, 0.0))
+            goes_on = now <= ended + _ECHO  # what was told of the last step may still be to come
+            self._at_work[step.gpu] = (began if goes_on else now, float("inf"))
+
+    def end(self, step: Step) -> None:
+        """It was taken, or failed."""
+        if isinstance(step, _CHANGES_MIG):
+            began, _ = self._at_work.get(step.gpu, (self._uptime(), 0.0))
+            self._at_work[step.gpu] = (began, self._uptime())
+
+    def tell_of(self, event: GpuEvent) -> bool:
+        """Whether the event is what a change of ours did."""
+        if event.kind is not GpuEventKind.FOREIGN_MIG_CHANGE:
+            return False
+        began, ended = self._at_work.get(event.gpu, (float("inf"), 0.0))
+        return began <= event.at <= ended + _ECHO
+
+
+log = structlog.get_logger(__name__)
+
+_SAME = 60.0  # seconds in which the same trouble is told once
+_AGAIN = 30.0  # seconds until a log that could not be read is tried again
+_STAYS = 1.0  # seconds for which a log must be open to count as readable
+
+
+class KernelErrors:
+    """`deliver` gets the XIDs as they are read; `uptime` gives seconds since boot. `report` is
+    called when the log cannot be read, and with None when it can be again. A log that cannot be
+    read is tried `again` after so many seconds; one that is open for `stays` seconds can be read.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        *,
+        deliver: Callable[[tuple[XidEvent, ...]], None],
+        uptime: Callable[[], float],
+        report: Callable[[Problem | None], None],
+        again: float = _AGAIN,
+        stays: float = _STAYS,
+    ) -> None:
+        self._deliver = deliver
+        self._uptime = uptime
+        self._since = 0.0
+        self._told_lost: float | None = None  # when
+        self._begun: Begun | None = None
+        self._report = report
+        self._again, self._stays = again, stays
+        self._problem: Problem | None = None
+        self._ended = asyncio.Event()
+        self._log = KernelLog(
+            self._read,
+            lost=self._lost,
+            ended=self._end,
+            path=path,
+        )
+
+    async def run(self, *, since: float) -> None:
+        """Follow it until cancelled; what is from before `since` (uptime) does not count.
+
+        A log that cannot be read is tried again and again; records are known by their numbers.
+        """
+        self._since = since
+        try:
+            while True:
+                await self._follow()
+                await asyncio.sleep(self._again)
+        finally:
+            self._log.close()
+
+    async def _follow(self) -> None:
+        """Until it cannot be read any more."""
+        self._ended.clear()
+        try:
+            self._log.open()
+        except NodeagentError as error:
+            self._set(Problem(Code.READER, error.message, error.remedy))
+            return
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self._stays):
+                await self._ended.wait()
+        if not self._ended.is_set():
+            self._set(None)
+        await self._ended.wait()
+
+    def _end(self, why: str) -> None:
+        self._set(Problem(Code.READER, why, REMEDY))
+        self._ended.set()
+
+    def _set(self, problem: Problem | None) -> None:
+        if problem == self._problem:
+            return
+        self._problem = problem
+        if problem is None:
+            log.info("the kernel log can be read again")
+        else:
+            log.warning(problem.message, remedy=problem.remedy)
+        self._report(problem)
+
+    def _lost(self) -> None:
+        """In a flood this happens again and again; it is told once a minute."""
+        now = self._uptime()
+        if self._told_lost is None or now - self._told_lost >= _SAME:
+            self._told_lost = now
+            log.warning("records of the kernel log were overwritten unread")
+
+    def _read(self, lines: Sequence[str]) -> None:
+        xids, self._begun = read_lines(lines, self._uptime(), self._begun)
+        recent = tuple(xid for xid in xids if xid.at >= self._since)
+        if recent:
+            self._deliver(recent)
