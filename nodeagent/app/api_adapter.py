@@ -96,7 +96,7 @@ class ApiAdapter:
             await self._settled_within(_READY_ANYWAY)
             ready()
             # What is there now stays: to look through it for garbage every minute or so would take
-            # 50 ms, in which nobody is answered.
+            # 50 ms, in which no request is answered.
             gc.freeze()
             await self._metrics.listen(answers)
 

@@ -1,13 +1,12 @@
-"""Health as a part of the agent: readings and the kernel log in; findings, Events and fences out.
+"""Health in the agent: readings and the kernel log in; findings, Events and fences out.
 
-Everything that is known is one value, `state`. It is judged anew with each reading, written down
-when something a person would miss has changed, and read by every surface. What is unhealthy is
-fenced: the planner is told by what is observed, MPS daemons let in nobody new.
+Everything that is known is one value, `state`: evaluated with each reading, saved when something
+that would be missed has changed, and read by every surface. What is unhealthy is fenced: it is
+marked in what the planner observes, and MPS daemons accept no new clients there.
 
-The findings of an earlier life of the agent count from the start. They end as `docs/health.md`
-says; the one way by hand is the table of XIDs: findings of an XID that the table in force calls
-otherwise are over when the agent starts. Whatever is measured would come back at once, and a reset
-or a reboot is noticed by itself, so there is no other.
+Findings that an earlier agent saved count from the start. They end as `docs/health.md` says. By
+hand they are ended only through the table of XIDs: findings of an XID that the table in force
+names otherwise end when the agent starts.
 """
 
 from __future__ import annotations
@@ -56,7 +55,7 @@ from nodeagent.telemetry.samples import SampleBatch
 log = structlog.get_logger(__name__)
 
 _OLD = 600.0  # seconds: what the kernel log holds from before the first agent of this boot
-_SAME_XID = 60.0  # seconds in which an XID that is only counted is told once
+_SAME_XID = 60.0  # seconds in which an XID that is only counted is logged once
 _ADDRESSES = 15.0  # seconds that the kernel log waits for the GPUs' addresses, which it names
 _BUS = 30.0  # seconds between two looks at the PCI bus
 _HOLD = 300.0  # seconds without calls after an XID after which they may never return
@@ -110,13 +109,13 @@ class HealthService:
         self._rules = Rules()
         self.file = health_file(places.state)
         self._kept: object = None  # what was written down last, as far as it is missed
-        self._not_kept = ""  # why not, as it was told
+        self._not_kept = ""  # why not, as it was logged
         self._disk = asyncio.Lock()
         self._writing: asyncio.Task[None] | None = None
         self._news = asyncio.Event()
         self._addresses_known = asyncio.Event()
         self._log_from = 0.0  # uptime in seconds; what is older in the kernel log does not count
-        self._told_xids: dict[tuple[str, int], float] = {}
+        self._logged_xids: dict[tuple[str, int], float] = {}
         self._own_changes = OwnChanges(lambda: now().uptime)
 
     def subscribe(self, notify: Callable[[], None]) -> None:
@@ -138,7 +137,7 @@ class HealthService:
         self._kept = _missed(self.state)
         if self.state.gpus:
             self._addresses_known.set()
-        # Whoever would want to know of it is made only now, or looks at everything first anyway.
+        # Quietly: the subscribers look at everything first anyway.
         self._judge(self._reading(cleared=_renamed(self.state, table)), quietly=True)
 
     async def run(self) -> None:
@@ -163,17 +162,17 @@ class HealthService:
 
     # --- what comes in --------------------------------------------------------------------------
 
-    def took(self, found: SampleBatch) -> None:
+    def take_samples(self, found: SampleBatch) -> None:
         """The GPUs were sampled."""
         self.take(self._readings.round(found, self._now(), self._boot_id, self._on_the_bus))
 
-    def heard(self, events: tuple[Event, ...]) -> None:
-        """NVML told of something by itself."""
+    def take_events(self, events: tuple[Event, ...]) -> None:
+        """NVML reported events."""
         reading = self._readings.events(events, self._now(), self._boot_id, self.state.gpus)
         if reading is not None:
             self.take(reading)
 
-    def listener_is(self, answer: Answer) -> None:
+    def take_listener(self, answer: Answer) -> None:
         """Whether NVML's events arrive."""
         self.take(NodeReading(self._now(), self._boot_id, listener=answer))
 
@@ -214,7 +213,7 @@ class HealthService:
     # --- what the agent itself does ---------------------------------------------------------------
 
     def about_to_take(self, step: Step) -> None:
-        """A step is taken now; what NVML tells of it is no news."""
+        """A step is taken now; the events that NVML reports of it are no news."""
         self._own_changes.begin(step)
 
     def has_taken(self, step: Step, *, done: bool) -> None:
@@ -226,21 +225,21 @@ class HealthService:
     # --- what is made of it -----------------------------------------------------------------------
 
     def fenced(self, observed: ObservedNode) -> tuple[ObservedNode, Mapping[str, str]]:
-        """What was observed with what is sick told in it, and the devices that nobody new gets,
-        each with why.
+        """What was observed, with the unhealthy devices marked, and the devices that accept no new
+        clients, each with the reason.
         """
         fences = self.fences(observed)
         return fencing.as_fenced(observed, fences), fences.reasons
 
     def fences(self, observed: ObservedNode) -> Fences:
-        """What of these GPUs is too sick for anything new."""
+        """What of these GPUs is too unhealthy for anything new."""
         return fencing.fences(self.state.findings, observed)
 
     @property
     def held(self) -> frozenset[str]:
         """GPUs, by UUID, of which nothing should be asked now: calls may never return. They are
         asked again after a while, since only that shows that they were reset, or bound while
-        nobody listened.
+        no events arrived.
         """
         since = self._now().uptime - _HOLD
         recent = (f for f in self.state.findings if f.last.uptime >= since)
@@ -277,15 +276,15 @@ class HealthService:
         return {key: text for key, text in where.items() if text}
 
     def _is_news(self, event: XidEvent) -> bool:
-        """Whether an XID is told; a storm of one kind is counted, but told once a minute."""
+        """Whether an XID is logged; a storm of one kind is counted, but logged once a minute."""
         key, now = (event.gpu, event.xid), self._now().uptime
-        self._told_xids = {k: at for k, at in self._told_xids.items() if now - at < _SAME_XID}
-        if key in self._told_xids:
+        self._logged_xids = {k: at for k, at in self._logged_xids.items() if now - at < _SAME_XID}
+        if key in self._logged_xids:
             return False
-        self._told_xids[key] = now
+        self._logged_xids[key] = now
         return True
 
-    # --- who else tells -----------------------------------------------------------------------
+    # --- the kernel log and the PCI bus -------------------------------------------------------
 
     async def _follow_kernel_log(self) -> None:
         """Its lines name GPUs by their addresses, so these have to be known first."""

@@ -71,7 +71,7 @@ class ReadingsOf:
 
     def _gpu(self, gpu: GpuReading, numbers: Mapping[str, int] | None) -> GpuReading:
         if gpu.uuid in self._unbound and gpu.answer is not None:
-            if gpu.answer.silence is None:  # it was bound again, and nobody told
+            if gpu.answer.silence is None:  # it was bound again, unreported
                 self._unbound.discard(gpu.uuid)
             else:
                 return replace(gpu, answer=replace(gpu.answer, silence=Silence.UNBOUND))
@@ -88,7 +88,7 @@ class ReadingsOf:
         boot_id: str,
         gpus: Mapping[str, GpuPast],
     ) -> NodeReading | None:
-        """What NVML told by itself; None where health does not care. `gpus` is what is known of
+        """Events that NVML reported; None where health does not care. `gpus` is what is known of
         them by UUID.
         """
         xids: list[XidEvent] = []
@@ -115,7 +115,7 @@ class ReadingsOf:
                 answer = Answer(Silence.UNBOUND, event.at, "the kernel driver was taken off it")
             else:
                 self._unbound.discard(uuid)
-                answer = Answer()  # what it is like now, the next round tells
+                answer = Answer()  # what it is like now, the next samples show
             yield replace(known, answer=answer)
 
 
@@ -130,7 +130,7 @@ def _number(address: str) -> int | None:
     return (domain & 0xFFFF) << 16 | bus << 8 | device
 
 
-_ECHO = 5.0  # seconds after a step of ours in which NVML may still tell of what it changed
+_ECHO = 5.0  # seconds after a step of ours in which NVML may still report what it changed
 
 _CHANGES_MIG = (
     SetMigMode,
@@ -154,7 +154,7 @@ class OwnChanges:
         if isinstance(step, _CHANGES_MIG):
             now = self._uptime()
             began, ended = self._at_work.get(step.gpu, (now, 0.0))
-            goes_on = now <= ended + _ECHO  # what was told of the last step may still be to come
+            goes_on = now <= ended + _ECHO  # events of the last step may still be to come
             self._at_work[step.gpu] = (began if goes_on else now, float("inf"))
 
     def end(self, step: Step) -> None:
@@ -173,7 +173,7 @@ class OwnChanges:
 
 log = structlog.get_logger(__name__)
 
-_SAME = 60.0  # seconds in which the same trouble is told once
+_SAME = 60.0  # seconds in which the same trouble is logged once
 _AGAIN = 30.0  # seconds until a log that could not be read is tried again
 _STAYS = 1.0  # seconds for which a log must be open to count as readable
 
@@ -197,7 +197,7 @@ class KernelErrors:
         self._deliver = deliver
         self._uptime = uptime
         self._since = 0.0
-        self._told_lost: float | None = None  # when
+        self._lost_logged: float | None = None  # when
         self._begun: Begun | None = None
         self._report = report
         self._again, self._stays = again, stays
@@ -253,10 +253,10 @@ class KernelErrors:
         self._report(problem)
 
     def _lost(self) -> None:
-        """In a flood this happens again and again; it is told once a minute."""
+        """In a flood this happens again and again; it is logged once a minute."""
         now = self._uptime()
-        if self._told_lost is None or now - self._told_lost >= _SAME:
-            self._told_lost = now
+        if self._lost_logged is None or now - self._lost_logged >= _SAME:
+            self._lost_logged = now
             log.warning("records of the kernel log were overwritten unread")
 
     def _read(self, lines: Sequence[str]) -> None:

@@ -1,14 +1,14 @@
 """Metrics as a part of the agent: what was read becomes the text that is scraped.
 
-A scrape asks nobody anything: the text is there, and only the age of what each reader said is added
-to it. So a driver that hangs holds up no scrape.
+A scrape calls nothing: the text is there, and only the age of what each reader read is added to
+it. So a driver that hangs holds up no scrape.
 """
 
 from __future__ import annotations
 
 import asyncio
 import platform
-from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,9 +20,7 @@ from nodeagent.app.sampling_service import SamplingService
 from nodeagent.cluster.kubelet.processes import Owner
 from nodeagent.errors import NodeagentError
 from nodeagent.files.watch import changes
-from nodeagent.gpu.driver import Driver
 from nodeagent.gpu.event_listener import Event
-from nodeagent.health.readings import Answer
 from nodeagent.health.reporting import METRICS as HEALTH_METRICS
 from nodeagent.health.reporting import samples as health_samples
 from nodeagent.health.xids import default_table
@@ -51,30 +49,23 @@ log = structlog.get_logger(__name__)
 
 OwnersOf = Callable[[Collection[int]], Mapping[int, Owner]]
 
-_MOST_TOLD = 20  # lines of a file of counters that are named one by one
+_MOST_NAMED = 20  # lines of a file of counters that are named one by one
 
 
 class MetricsService:
-    """Reads the GPUs and says what was read, while `run` runs; can be scraped from the start.
+    """Renders what `sampling` reads, and has it read while `run` runs; can be scraped from the
+    start.
 
-    `current` gives the node's state as it is at this moment. `on_round` and `on_events` get what
-    was read, too, `on_listener` whether events arrive; `held` says of which GPUs nothing is to be
-    asked. `begin` comes back when the driver was asked for the first time, whatever came of it.
-    `owners` looks up whose processes are, by pid, and may block; None: nothing is known of them.
+    `current` gives the node's state as it is at this moment. `owners` looks up the pods of
+    processes by pid, and may block; None: pods of processes are not known.
     """
 
     def __init__(
         self,
         settings: Settings,
-        driver: Driver,
+        sampling: SamplingService,
         *,
         current: Callable[[], NodeState],
-        begin: Callable[[], Awaitable[object]],
-        on_round: Iterable[Callable[[SampleBatch], None]] = (),
-        on_events: Iterable[Callable[[tuple[Event, ...]], None]] = (),
-        on_listener: Callable[[Answer], None] = lambda _: None,
-        on_problems: Callable[[], None] = lambda: None,
-        held: Callable[[], frozenset[str]] = frozenset,
         owners: OwnersOf | None = None,
     ) -> None:
         self._settings = settings.metrics
@@ -93,24 +84,17 @@ class MetricsService:
             more=(self._health,),
         )
         self._event_values = EventValues(catalogue().fields, _xid_words)
-        self.sampling = SamplingService(
-            driver,
-            settings.sample,
-            on_round=(self._took, *on_round),
-            on_processes=self._processes,
-            on_events=(self._heard, *on_events),
-            on_listener=on_listener,
-            on_problems=on_problems,
-            held=held,
-            begin=begin,
-        )
+        self._sampling = sampling
+        sampling.on_samples.append(self._render)
+        sampling.on_processes.append(self._count_processes)
+        sampling.on_events.append(self._count_events)
         self._owners = owners
         self._looking_up: asyncio.Task[None] | None = None
 
     # --- for others -------------------------------------------------------------------------------
 
     def scrape(self, zipped: bool) -> bytes:
-        """The text, compressed by gzip if so wished. Calls nobody who could take long."""
+        """The text, compressed by gzip if so wished. Calls nothing that could take long."""
         return self._exporter.scrape(zipped, process_cost(), self.refusals.counts)
 
     def changed(self) -> None:
@@ -128,7 +112,7 @@ class MetricsService:
     def problems(self) -> tuple[Problem, ...]:
         """What is wrong with the file of counters, and with the listener of its own."""
         found = [problem for problem in (self._unread, self._listener_problem) if problem]
-        return (*found, *map(_problem_of_line, self._selection.findings[:_MOST_TOLD]))
+        return (*found, *map(_problem_of_line, self._selection.findings[:_MOST_NAMED]))
 
     async def listen(self, answers: Answers) -> None:
         """Serve the metrics on an address of their own, if there is one, until cancelled."""
@@ -167,7 +151,7 @@ class MetricsService:
             await self._select(path)
         self._read(self._selection)
         async with asyncio.TaskGroup() as parts:
-            parts.create_task(self.sampling.run(), name="sampling")
+            parts.create_task(self._sampling.run(), name="sampling")
             if path is not None:
                 parts.create_task(self._follow(path), name="file of counters")
 
@@ -191,7 +175,7 @@ class MetricsService:
             return
         self._unread = None
         if found != self._selection:
-            for finding in found.findings[:_MOST_TOLD]:
+            for finding in found.findings[:_MOST_NAMED]:
                 log.warning("a line of the file of counters does not count", why=str(finding))
             log.info("fields to export", metrics=len(found.metrics), labels=len(found.labels))
         self._selection = found
@@ -203,10 +187,10 @@ class MetricsService:
         for row in catalogue().fields:
             if row.id in ACTIVITY_FIELDS:
                 fields.setdefault(row.id, row)
-        self.sampling.select(_to_read(fields), selection.texts)
+        self._sampling.select(_to_read(fields), selection.texts)
 
-    def _took(self, found: SampleBatch) -> None:
-        sampler = self.sampling.sampler
+    def _render(self, found: SampleBatch) -> None:
+        sampler = self._sampling.sampler
         if sampler is None:
             return
         exporter = self._exporter
@@ -216,19 +200,19 @@ class MetricsService:
             exporter.drop(reader)
         latest = sampler.latest
         exporter.layouts_are(Layout(known.gpu, known.slices, known.at) for known in latest)
-        exporter.readers_are((*found.readers, self.sampling.listener))
+        exporter.readers_are((*found.readers, self._sampling.listener))
         exporter.took("events", self._event_values.sample(found.slices))
         exporter.renew()
 
-    def _heard(self, events: tuple[Event, ...]) -> None:
-        sampler = self.sampling.sampler
+    def _count_events(self, events: tuple[Event, ...]) -> None:
+        sampler = self._sampling.sampler
         if sampler is not None:
             # Those of lost GPUs too: that a GPU fell off the bus is an event of it.
             self._event_values.update(events, sampler.wholes, sampler.slices)
 
     # --- whose it is ------------------------------------------------------------------------------
 
-    def _processes(self, samples: tuple[ProcessSample, ...]) -> None:
+    def _count_processes(self, samples: tuple[ProcessSample, ...]) -> None:
         for sample in samples:
             self._exporter.processes_are(sample.gpu, sample.running)
         if self._owners is not None and self._looking_up is None:
@@ -239,7 +223,7 @@ class MetricsService:
         try:
             pids = self._exporter.unknown_pids()
             self._exporter.owners_are(await asyncio.to_thread(owners, pids))
-        except Exception:  # a fault of ours is told, and the next list may go well
+        except Exception:  # a fault of ours; the next list may go well
             log.exception("whose the processes are cannot be found out")
         finally:
             self._looking_up = None

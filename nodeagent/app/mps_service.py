@@ -1,4 +1,4 @@
-"""MPS as a part of the agent: its daemons, their clients, and what is told of both."""
+"""MPS in the agent: the daemons, their clients, and the events of both."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class MpsService:
     """The daemons of the node as long as `running` runs; they go on living after it.
 
     `nudge` wakes the reconciler with a reason; `health` knows what is unhealthy. With
-    `throwaway` the daemons end with the agent, since nobody could ever find them again.
+    `throwaway` the daemons end with the agent, since no command could find them again.
     """
 
     def __init__(
@@ -128,7 +128,7 @@ class MpsService:
             raise StillInUse(error.message, remedy=error.remedy) from error
 
     async def drain(self, device: str, *, seconds: float | None, force: bool) -> None:
-        """Let nobody in and wait for those inside; raises DrainTimedOut, naming who is left."""
+        """Accept no new clients and wait for the others; raises DrainTimedOut with those left."""
         left = await self._fleet.drain(device, seconds=seconds, force=force)
         if left:
             known = {client.pid: client for client in self._clients.get(device, ())}
@@ -181,7 +181,7 @@ class MpsService:
             self._stirred.clear()
             try:
                 seen = await self._watch.look(self._fleet.running())
-            except Exception:  # a fault of ours is told, and the next look may go well
+            except Exception:  # a fault of ours; the next look may go well
                 log.exception("MPS clients cannot be looked at")
                 continue
             if seen != self._clients:

@@ -26,7 +26,7 @@ from nodeagent.settings import Settings
 
 @dataclass(frozen=True, slots=True)
 class Simulation:
-    """The GPUs are simulated; whoever runs the agent has installed the simulator.
+    """The GPUs are simulated; the simulator is installed before the agent runs.
 
     `state` is the file that other commands share, `nvidia_smi` what stands in for the real one,
     `directory` where its MPS daemons live. `real_pids` gives those of its processes that are some

@@ -121,7 +121,7 @@ class PlanService:
         if self._file is None:
             await asyncio.Event().wait()
             raise AssertionError
-        # Told at once too: it may have changed since it was read, while a source gave way, say.
+        # Yields at once, too: the file may have changed since it was read.
         async for _ in changes(self._file.path):
             found = await self._read()
             if found is not None and found.plan != plan:

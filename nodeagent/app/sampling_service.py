@@ -1,15 +1,16 @@
-"""Sampling as a part of the agent: who reads the GPUs, when, and who hears of it.
+"""Samples the GPUs: what is read when, and who receives it.
 
 Rounds come every `sample.interval`, and soon after each step that changed something, so that what
-is told of instances is never much older than they are. Processes are listed more seldom, because a
+is known of instances is never much older than they are. Processes are listed more seldom, because a
 list takes the driver long. Nothing here holds up the reconciler: a GPU at work is passed over.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import replace
+from typing import TypeVar
 
 import structlog
 
@@ -28,6 +29,8 @@ from nodeagent.telemetry.samples import ProcessSample, SampleBatch
 
 log = structlog.get_logger(__name__)
 
+_Found = TypeVar("_Found")
+
 _CALM = 0.05  # seconds between a step and the round that looks at what came of it
 _FIRST = 0.1  # seconds between looks whether the driver was started
 _PASSING = 3  # samples of what is read seldom, for which a reader may fail
@@ -35,12 +38,12 @@ _PROCESSES = 5.0  # seconds at least between two lists of processes
 
 
 class SamplingService:
-    """Reads while `run` runs. The driver is entered by somebody else; `begin` comes back when that
-    was tried, and before nothing is read.
+    """Reads the GPUs while `run` runs. The reconciler opens the driver; nothing is read before
+    `begin` returns, which it does when that was tried.
 
-    Of `on_round`, `on_processes` and `on_events` each is called with what was read, `on_listener`
-    when events stop or begin to arrive, `on_problems` when `problems` are others. `held` are UUIDs
-    of GPUs of which nothing is to be asked.
+    Consumers append themselves to `on_samples`, `on_processes`, `on_events` (NVML's) and
+    `on_listener` (called when events stop or begin to arrive). `on_problems` is called when
+    `problems` changed. `held` are UUIDs of GPUs that are not to be called.
     """
 
     def __init__(
@@ -48,13 +51,9 @@ class SamplingService:
         driver: Driver,
         settings: SampleSettings,
         *,
-        on_round: Sequence[Callable[[SampleBatch], None]],
-        on_processes: Callable[[tuple[ProcessSample, ...]], None],
-        on_events: Sequence[Callable[[tuple[Event, ...]], None]] = (),
-        on_listener: Callable[[Answer], None] = lambda _: None,
+        begin: Callable[[], Awaitable[object]],
         on_problems: Callable[[], None] = lambda: None,
         held: Callable[[], frozenset[str]] = frozenset,
-        begin: Callable[[], Awaitable[object]],
     ) -> None:
         self._driver = driver
         self._held = held
@@ -66,21 +65,21 @@ class SamplingService:
             patience=min(settings.deadline, settings.interval, 0.5),
             deadline=settings.deadline,
         )
-        self._on_round = tuple(on_round)
-        self._on_processes = on_processes
-        self._on_events = tuple(on_events)
+        self.on_samples: list[Callable[[SampleBatch], None]] = []
+        self.on_processes: list[Callable[[tuple[ProcessSample, ...]], None]] = []
+        self.on_events: list[Callable[[tuple[Event, ...]], None]] = []
+        self.on_listener: list[Callable[[Answer], None]] = []
         self._wanted: tuple[tuple[Field, ...], tuple[TextField, ...]] = ((), ())
         self._sampler: Sampler | None = None
         self._process_readers: dict[int, ProcessReader] = {}
-        self._on_listener = on_listener
         self._events = EventListener(driver, Timing(deadline=settings.deadline))
-        self._deaf: str | None = None  # why events are not heard, as it was told last
-        self._problems: dict[str, tuple[str, ...]] = {}  # as they were told last
+        self._events_error: str | None = None  # why none arrive, as it was logged last
+        self._problems: dict[str, tuple[str, ...]] = {}  # as they were logged last
         self.problems: tuple[Problem, ...] = ()
         self._on_problems = on_problems
         self._patience = _PASSING * settings.slow_interval
         self._failing: dict[ReaderState, float] = {}  # since when
-        self._silent: set[str] = set()  # GPUs by UUID of which health says that nothing is read
+        self._silent: set[str] = set()  # UUIDs of GPUs that do not answer at all
         self._due = asyncio.Event()
 
     def select(self, fields: Iterable[Field], texts: Iterable[TextField]) -> None:
@@ -98,7 +97,7 @@ class SamplingService:
 
     @property
     def listener(self) -> ReaderState:
-        """How the wait for events fares; what it hears has no age."""
+        """The reader of events, which have no age."""
         return ReaderState("events", succeeded=self._events.failure is None)
 
     async def run(self) -> None:
@@ -109,8 +108,9 @@ class SamplingService:
             async with asyncio.TaskGroup() as parts:
                 parts.create_task(self._sample(), name="sample")
                 parts.create_task(self._follow_processes(), name="list processes")
-                if self._on_events:
-                    parts.create_task(self._events.run(self._heard, self._waited), name="events")
+                parts.create_task(
+                    self._events.run(self._publish_events, self._waited), name="events"
+                )
         finally:
             self._driver.taken.remove(self._step_taken)
             if self._sampler is not None:
@@ -137,7 +137,9 @@ class SamplingService:
             sampler = self._sampler
             if sampler is None:
                 sampler = self._sampler = self._make_sampler()
-            self._deliver(await sampler.round())
+            found = await sampler.round()
+            _notify(self.on_samples, found)
+            self._report(found)
             due = max(due + self._interval, loop.time())
             try:
                 async with asyncio.timeout_at(due):
@@ -151,29 +153,21 @@ class SamplingService:
         fields, texts = self._wanted
         return Sampler(self._driver, fields, texts, pace=self._pace, held=self._held)
 
-    def _deliver(self, found: SampleBatch) -> None:
-        for hear in self._on_round:
-            try:
-                hear(found)
-            except Exception:  # a fault of ours is told, and the next round may go well
-                log.exception("what was sampled cannot be used")
-        self._report(found)
-
     def _report(self, found: SampleBatch) -> None:
-        """Say what cannot be read, once; a slow reader is not in every round."""
+        """Log what cannot be read, once; a slow reader is not in every batch."""
         for uuid, why in found.problems.items():
             if why and self._problems.get(uuid) != why:
                 self._problems[uuid] = why
-                log.warning("a GPU tells less than it should", gpu=uuid, why=why)
+                log.warning("not all values of a GPU can be read", gpu=uuid, why=why)
         self._judge_readers(found)
         failure = self._events.failure
-        deaf = failure.message if failure is not None else None
-        if deaf != self._deaf:
-            self._deaf = deaf
-            if deaf is None:
-                log.info("what happens to the GPUs is heard again")
+        error = failure.message if failure is not None else None
+        if error != self._events_error:
+            self._events_error = error
+            if error is None:
+                log.info("NVML events arrive again")
             else:
-                log.warning("what happens to the GPUs is not heard", error=deaf)
+                log.warning("NVML events do not arrive", error=error)
 
     def _judge_readers(self, found: SampleBatch) -> None:
         """A reader that fails for long is a problem, unless its GPU does not answer at all."""
@@ -207,14 +201,10 @@ class SamplingService:
     def _waited(self) -> None:
         answer = self._events.answer
         if answer is not None:
-            self._on_listener(answer)
+            _notify(self.on_listener, answer)
 
-    def _heard(self, events: tuple[Event, ...]) -> None:
-        for hear in self._on_events:
-            try:
-                hear(events)
-            except Exception:  # as above
-                log.exception("what happened to the GPUs cannot be used")
+    def _publish_events(self, events: tuple[Event, ...]) -> None:
+        _notify(self.on_events, events)
 
     # --- processes --------------------------------------------------------------------------------
 
@@ -226,10 +216,7 @@ class SamplingService:
     async def list_processes(self) -> None:
         """List them now."""
         looks = await asyncio.gather(*map(self._processes_of, range(self._driver.pool.gpu_count)))
-        try:
-            self._on_processes(tuple(look for look in looks if look is not None))
-        except Exception:  # as above
-            log.exception("the processes on the GPUs cannot be used")
+        _notify(self.on_processes, tuple(look for look in looks if look is not None))
 
     def _is_held(self, index: int) -> bool:
         known = self._sampler.latest if self._sampler else ()
@@ -237,7 +224,7 @@ class SamplingService:
         return any(one.gpu.index == index and one.gpu.uuid in held for one in known)
 
     async def _processes_of(self, index: int) -> ProcessSample | None:
-        """None where they were not told, or not now."""
+        """None while they cannot be read."""
         if self._driver.pool.is_busy(index) or self._is_held(index):
             return None
         reader = self._process_readers.setdefault(index, ProcessReader())
@@ -246,4 +233,12 @@ class SamplingService:
                 index, reader.read, what="listing processes", deadline=self._pace.deadline
             )
         except DriverError:
-            return None  # the rounds tell how this GPU fares
+            return None  # the samples show how this GPU fares
+
+
+def _notify(consumers: Iterable[Callable[[_Found], None]], found: _Found) -> None:
+    for consume in consumers:
+        try:
+            consume(found)
+        except Exception:  # a fault of ours; the next reading may go well
+            log.exception("what was read of the GPUs cannot be used")

@@ -1,4 +1,4 @@
-"""Tells systemd how the service is: ready, alive, stopping, and one line of status.
+"""Notifies systemd of the service's state: ready, alive, stopping, and one line of status.
 
 The protocol is one datagram to the Unix socket in NOTIFY_SOCKET (sd_notify(3)). Without that
 variable nothing is sent. The variables are taken out of the environment, so that no child
@@ -19,7 +19,7 @@ _BEAT = 5.0  # seconds between signs of life to systemd, unless it wants them mo
 
 @dataclass(frozen=True, slots=True)
 class Notifier:
-    """`address` empty: nobody listens. `watchdog`: seconds within which systemd wants a sign of
+    """`address` empty: nothing is sent. `watchdog`: seconds within which systemd wants a sign of
     life, None when it wants none.
     """
 

@@ -25,6 +25,7 @@ from nodeagent.app.metrics_service import MetricsService, OwnersOf
 from nodeagent.app.mps_service import MpsService
 from nodeagent.app.paths import OwnFiles, Paths, Simulation
 from nodeagent.app.plan_service import PlanService, SettingsFile, source_of
+from nodeagent.app.sampling_service import SamplingService
 from nodeagent.app.sd_notify import Notifier
 from nodeagent.backoff import Backoff
 from nodeagent.cluster.client.presence import is_in_cluster
@@ -171,18 +172,19 @@ class Agent:
             if in_cluster
             else None
         )
-        self._metrics = MetricsService(
-            settings,
+        self._sampling = SamplingService(
             driver,
-            current=self._current,
+            settings.sample,
             begin=self._control.settled.wait,
-            on_round=(self._health.took,),
-            on_events=(self._health.heard,),
-            on_listener=self._health.listener_is,
             on_problems=lambda: self._control.nudge("a reader failed or reads again"),
             held=lambda: self._health.held,
-            owners=_owners_of(simulation),
         )
+        self._metrics = MetricsService(
+            settings, self._sampling, current=self._current, owners=_owners_of(simulation)
+        )
+        self._sampling.on_samples.append(self._health.take_samples)
+        self._sampling.on_events.append(self._health.take_events)
+        self._sampling.on_listener.append(self._health.take_listener)
         last_good = last_good_plan(places.kept(PLAN_NAME))
         self._own_files = OwnFiles(
             places,
@@ -278,7 +280,7 @@ class Agent:
 
     def _own_problems(self) -> tuple[Problem, ...]:
         """What is wrong with the agent's files, and what it cannot read."""
-        readers = (*self._health.problems, *self._metrics.sampling.problems)
+        readers = (*self._health.problems, *self._sampling.problems)
         return (*self._own_files.problems, *readers)
 
     def _health_changed(self) -> None:
@@ -326,7 +328,7 @@ class Agent:
         self._stopping.set()
         loop = asyncio.get_running_loop()
         for number in numbers:
-            # Whoever asks a second time does not want to wait.
+            # A second signal ends the process at once.
             loop.remove_signal_handler(number)
             signal.signal(number, signal.SIG_DFL)
 

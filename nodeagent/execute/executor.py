@@ -4,7 +4,7 @@ What holds here, whatever happens: the first step that fails ends that GPU's ste
 layout becomes the goal, reached by the same planner and therefore without touching anything in
 use. Only what shares a finished device (a daemon, a compute mode, a time slice) may fail alone:
 the layout is right then, and the other devices go on. The daemons of one GPU are started side by
-side, so that one which takes its time keeps nobody waiting. A step that has begun is always
+side, so that a slow one delays no other. A step that has begun is always
 finished, also when the caller is cancelled, because a driver call cannot be taken back half-way.
 Nothing is called done that was not read back. No GPU's failure, hang or loss reaches another GPU.
 """
@@ -88,11 +88,11 @@ async def execute(
 ) -> NodeOutcome:
     """Take the steps of `plan`, of at most `parallel` GPUs at once, and read back what came of it.
 
-    `on_progress` hears of every step as it ends, those of a way back too. Once `stop` is set no
-    further step is begun: the running ones finish, the rest is reported as skipped, and nothing
-    is restored, because whoever plans next goes on from what is there. Cancellation does the
-    same, except that then only `on_progress` has heard what was done. Never raises for a step's
-    failure: that is in the outcome.
+    `on_progress` receives every step as it ends, those that restore included. Once `stop` is set
+    no further step is begun: the running ones finish, the rest is reported as skipped, and nothing
+    is restored, because the next plan goes on from what is there. Cancellation does the same,
+    except that only `on_progress` receives what was done. Never raises for a step's failure: that
+    is in the outcome.
     """
     slots = asyncio.Semaphore(max(1, parallel))
     stop = stop or asyncio.Event()

@@ -1,7 +1,7 @@
 """Which of the MIG devices made by earlier steps a later step is for.
 
 The planner knows only their places. A device that was there before is never taken for a new one,
-so that nobody's device gets a daemon or a compute mode meant for another. One that is made where
+so that no device gets a daemon or a compute mode meant for another. One that is made where
 one was destroyed may have its UUID, and is new all the same.
 """
 

@@ -39,13 +39,13 @@ from nodeagent.plan.usage import as_used
 
 
 class HealthWatch(Protocol):
-    """Who knows what is sick, and wants to know what is done to the GPUs."""
+    """Knows what is unhealthy, and is notified of what is done to the GPUs."""
 
     def saw(self, observed: ObservedNode) -> None: ...
 
     def fenced(self, observed: ObservedNode) -> tuple[ObservedNode, Mapping[str, str]]:
-        """What was observed with what is sick told in it, and the devices that nobody new gets,
-        each with why.
+        """What was observed, with the unhealthy devices marked, and the devices that accept no new
+        clients, each with the reason.
         """
         ...
 
@@ -57,8 +57,7 @@ class HealthWatch(Protocol):
 class NodeController(NodeReader):
     """The whole node for the one who changes it. The fleet is the caller's, to enter and leave.
 
-    `health` says what is sick: the planner learns it from what is observed, and MPS daemons let in
-    nobody new there.
+    `health` marks what is unhealthy in what is observed; MPS daemons accept no new clients there.
     """
 
     def __init__(
@@ -155,7 +154,7 @@ class NodeController(NodeReader):
                 await self._driver.apply(step)
 
     async def publish(self) -> None:
-        """Give clients what they need of the daemons there are; what fails is told by
+        """Give clients what they need of the daemons there are; what fails is in
         `publishing_problems`, for the daemons do their work without it.
         """
         async with self._publishing:

@@ -1,6 +1,6 @@
 """The GPUs and the MPS daemons on them, observed as one node.
 
-The driver knows nothing of daemons. Here what it tells is joined with what is known of them, and
+The driver knows nothing of daemons. Here its readings are joined with what is known of them, and
 with what a device was like before it was given to MPS or to another time slice.
 """
 
@@ -27,18 +27,18 @@ from nodeagent.plan.observed import (
 )
 from nodeagent.plan.shares import TimeSlice
 
-_TIME_SLICE_IS_FRESH = 30.0  # seconds; only nvidia-smi tells it, and takes its time
+_TIME_SLICE_IS_FRESH = 30.0  # seconds; only nvidia-smi reports it, slowly
 
 
 class Daemons(Protocol):
-    """Who knows the daemons: the fleet, or a survey of what an earlier agent left."""
+    """The fleet, or a survey of the daemons that an earlier agent left."""
 
     def daemon_of(self, device: str) -> MpsDaemon | None: ...
 
 
 @dataclass(frozen=True, slots=True)
 class SurveyedDaemons:
-    """Daemons as they were found by somebody who does not supervise them."""
+    """Daemons as a survey found them, unsupervised."""
 
     daemons: Mapping[str, MpsDaemon]
 
@@ -154,7 +154,7 @@ class NodeReader:
         )
 
     def _users(self, usage: Usage, device: str) -> Usage:
-        """Without the daemon's own server: it goes with the daemon, and is nobody's work."""
+        """Without the daemon's own server: it ends with the daemon and does no work of its own."""
         daemon = self._daemons.daemon_of(device)
         if daemon is None:
             return usage

@@ -33,7 +33,7 @@ _SOMEBODY_ELSE = "look for another program that changes MIG instances on this no
 
 
 def sentence(error: BaseException) -> str:
-    """An error in one sentence; one that is no error of ours to tell is a fault of ours."""
+    """An error in one sentence; one that is not ours is a fault in the agent."""
     if isinstance(error, NodeagentError):
         return error.message
     return f"a fault in the agent itself: {type(error).__name__}: {error}"

@@ -1,1 +1,1 @@
-"""The loop: what counts, what is to be done, what was seen, what is told."""
+"""The reconciliation loop, the plan in force, retries, drift and the event log."""

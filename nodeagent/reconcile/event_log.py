@@ -29,7 +29,7 @@ class EventType(StrEnum):
     GPU_UNHEALTHY = "GpuUnhealthy"  # nothing new belongs there
     GPU_DEGRADED = "GpuDegraded"
     GPU_UNKNOWN = "GpuUnknown"
-    GPU_NOTICE = "GpuNotice"  # told, though the GPU is well
+    GPU_NOTICE = "GpuNotice"  # reported, though the GPU is healthy
     GPU_RECOVERED = "GpuRecovered"
     XID = "Xid"  # a driver error that calls for nothing
     DRIVER_UNAVAILABLE = "DriverUnavailable"
@@ -41,7 +41,7 @@ class EventType(StrEnum):
     MPS_FAILED = "MpsFailed"  # given up until a new plan or a request
     MPS_DRAINED = "MpsDrained"
     MPS_IN_USE = "MpsInUse"
-    OTHER_OWNER = "OtherOwner"  # somebody else splits the GPUs, too
+    OTHER_OWNER = "OtherOwner"  # another program partitions the GPUs, too
     UNCHECKED = "Unchecked"  # whether anybody does could not be asked
     CONTESTED = "Contested"  # another program overwrites what the agent writes on the Node
     EVICTED = "Evicted"
@@ -72,7 +72,7 @@ class Follower:
         for event in backlog:
             self._queue.put_nowait(event)
 
-    def tell(self, event: Event) -> None:
+    def deliver(self, event: Event) -> None:
         """Hand over an event; a reader who does not keep up is dropped instead of waited for."""
         if self.dropped:
             return
@@ -127,7 +127,7 @@ class EventLog:
         self._next_id += 1
         self._events.append(event)
         for follower in self._followers:
-            follower.tell(event)
+            follower.deliver(event)
         return event
 
     @contextmanager

@@ -145,7 +145,7 @@ class Reconciler:
             return self._failed(Problem(_code_of(error), error.message, error.remedy))
         except Abandoned:
             return 0.0
-        except Exception as error:  # a fault of ours is told, and tried again after a while
+        except Exception as error:  # a fault of ours; it is tried again after a while
             log.exception("reconciliation failed")
             fault = f"a fault in the agent itself: {type(error).__name__}: {error}"
             return self._failed(Problem(Code.STEP_FAILED, fault, "see the agent's log"))

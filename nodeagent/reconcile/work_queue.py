@@ -29,7 +29,7 @@ class WorkQueue:
         self._mend = mend
 
     def look(self, judgement: Judgement) -> tuple[Gpu, ...]:
-        """Take note of what is so now; the GPUs that somebody else changed since the last look."""
+        """Note what is so now; the GPUs that another program changed since the last look."""
         if judgement.accepted:
             self._retries.forget_all()
         if judgement.plan is None:
@@ -128,7 +128,7 @@ class Retries:
         self._failures.pop(uuid, None)
 
     def blocked(self, uuid: str) -> None:
-        """The GPU now waits for somebody; of the failure only what it left behind matters."""
+        """The GPU now waits for its users; of the failure only what it left behind matters."""
         failure = self._failures.pop(uuid, None)
         left = [p for p in failure.problems if p.code is Code.NOT_RESTORED] if failure else []
         if failure and left:
@@ -206,6 +206,6 @@ def only(judgement: Judgement, gpus: tuple[GpuPlan, ...]) -> NodePlan:
 
 
 def undisturbing(todo: NodePlan) -> NodePlan:
-    """The GPUs on which nobody has to be told of anything: they do not wait for the others."""
+    """The GPUs whose devices do not change: they wait for no preparation."""
     gpus = tuple(gpu for gpu in todo.gpus if not gpu.changes_devices)
     return replace(todo, gpus=gpus)

@@ -10,6 +10,7 @@ from pathlib import Path
 from prometheus_client.parser import text_string_to_metric_families
 
 from nodeagent.app.metrics_service import MetricsService
+from nodeagent.app.sampling_service import SamplingService
 from nodeagent.execute.executor import execute
 from nodeagent.gpu.driver import Driver
 from nodeagent.plan.desired import DesiredNode
@@ -40,13 +41,13 @@ class Watched:
         )
         self.rounds = 0
         self.state = NodeState("gpu-node-0", "file")
+        self.sampling = SamplingService(driver, settings.sample, begin=_at_once)
         self.part = MetricsService(
             settings,
-            driver,
+            self.sampling,
             current=current or (lambda: self.state),
-            begin=_at_once,
-            on_round=(self._count,),
         )
+        self.sampling.on_samples.append(self._count)
 
     def _count(self, _: object) -> None:
         self.rounds += 1

@@ -73,8 +73,8 @@ class World:
     async def look(self, *, after: float = 1.0) -> None:
         """The agent's next look, after so many seconds."""
         self.now += after
-        self.part.heard(await self.listener.listen())
-        self.part.took(await self.sampler.round())
+        self.part.take_events(await self.listener.listen())
+        self.part.take_samples(await self.sampler.round())
 
     async def observe(self) -> None:
         self.observation.node = await self.driver.observe()

@@ -182,7 +182,7 @@ async def test_pods_that_share_a_gpu_see_their_own_utilization(tmp_path: Path) -
         node.set_figures(0, {"utilization.gpu": 90})
         async with _shared(tmp_path, node, "compute") as (_, watched):
             node.set_figures(0, {"process.101.sm": 30, "process.102.sm": 15, "process.201.sm": 40})
-            await watched.part.sampling.list_processes()
+            await watched.sampling.list_processes()
             await watched.sampled(1)
             series = parsed(watched.text())
             assert told(series, "DCGM_FI_DEV_GPU_UTIL", pod="a") == [45]
