@@ -178,8 +178,6 @@ def _vanished(gpu: Gpu) -> Gpu:
 def _unknown(what: str) -> DriverError:
     return DriverError(
         f"the driver knows no {what}",
-        code=None,
         name="NotFound",
-        call="",
         remedy="`nodeagent profiles` lists the GPUs of this node",
     )

@@ -287,8 +287,6 @@ class Worker:
             return DeadlineExceeded(
                 f"{self.name}: {job.what} took more than {limit * LONGEST_JOB:g} s; "
                 f"the slowest driver call was {slowest or 'none'}",
-                code=None,
-                name="DeadlineExceeded",
                 call=slowest,
                 remedy="the driver answers, but slowly: look for NVRM lines in the kernel log "
                 "(dmesg) and at the node's load, or raise driver.observe_deadline",
@@ -329,8 +327,6 @@ def _work(jobs: SimpleQueue[_Job[object] | None], progress: Progress) -> None:
 def _late(message: str, call: str = "") -> DeadlineExceeded:
     return DeadlineExceeded(
         message,
-        code=None,
-        name="DeadlineExceeded",
         call=call,
         remedy="look for NVRM lines in the kernel log (dmesg); if it lasts, reboot the node",
     )
