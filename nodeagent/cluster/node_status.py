@@ -81,7 +81,7 @@ def _kind_of(kind: EventType) -> Literal["Normal", "Warning"] | None:
         ):
             return "Warning"
         case EventType.MPS_STARTED | EventType.MPS_READY:
-            # What should be so, for each of up to dozens of daemons; the status tells it.
+            # What should be so, for each of up to dozens of daemons; the status has them.
             return None
         case _:
             assert_never(kind)

@@ -23,7 +23,7 @@ from nodeagent.cluster.client.node_follower import FollowIntervals, NodeFollower
 from nodeagent.cluster.client.node_view import Interest, NodeView
 from nodeagent.cluster.client.node_writer import NodeWriter, Wanted, WriteIntervals
 from nodeagent.cluster.node_status import NodeStatus, node_event
-from nodeagent.cluster.plan_sources.node_source import Keys, NodeSource
+from nodeagent.cluster.plan_sources.node_source import NodeSource
 from nodeagent.plan.problems import Code, Problem
 from nodeagent.reconcile.event_log import EventLog, EventType
 from nodeagent.reconcile.plan_update import PlanUpdate
@@ -42,7 +42,7 @@ _NAME_IT: Final = "set node_name to one of: kubectl get nodes"
 
 
 class NodeObserver(Protocol):
-    """Somebody who wants to know what the Node is like; must not take long."""
+    """Gets each view of the Node; must not take long."""
 
     def saw(self, view: NodeView | None) -> None: ...
 
@@ -53,10 +53,10 @@ class NodeObserver(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class PublisherIntervals:
-    """Times in seconds. `patience`: work that takes shorter is not told of before its end, so that
-    a quick change is one write. `first_answer`: how long the API server is waited for at the start
-    before the plan of an earlier life counts. `farewell`: how long the keys of a source that is no
-    more are kept away, since what was written last may not be seen yet.
+    """Times in seconds. `patience`: shorter work is reported only at its end, so that a quick
+    change is one write. `first_answer`: how long the API server is awaited at the start
+    before the recorded plan counts. `farewell`: how long the keys of a replaced source are
+    removed, since what was written last may not be seen yet.
     """
 
     patience: float = 1.0
@@ -98,18 +98,18 @@ class NodePublisher:
         self._unfinished = unfinished
         self._intervals = intervals
         self._now = now
-        self._words = NodeStatus(labels=labels, now=now)
+        self._status = NodeStatus(labels=labels, now=now)
         self._source: NodeSource | None = None
-        self._leftover = Keys()
-        self._left_out: dict[str, int] = {}  # bytes of what was too large when it was last told
+        self._leftover = Wanted()
+        self._left_out: dict[str, int] = {}  # bytes of what was too large when it was last reported
         self._farewell_until = 0.0  # in the loop's time
         self._view: NodeView | None = None
-        self._answered = False  # the API server has told what the Node is like, or that it is none
+        self._answered = False  # with the Node, or that there is none
         self._since: datetime | None = None
         self._broken = False  # the Node cannot be followed
         self._state: NodeState | None = None
         self._offered: PlanUpdate | None = None
-        self._told: NodeState | None = None  # what is shown; the newest may still be held back
+        self._shown: NodeState | None = None  # what is shown; the newest may still be held back
         self._held_back: asyncio.TimerHandle | None = None
         self._events = EventPublisher(access, node, intervals=intervals.events, wall=now)
         self._writer = NodeWriter(
@@ -130,7 +130,7 @@ class NodePublisher:
             intervals=intervals.follow,
         )
 
-    # --- what others say to it ------------------------------------------------------------------
+    # --- for the other parts --------------------------------------------------------------------
 
     def use(self, source: NodeSource | None) -> None:
         """Let this source have its say on the Node, in place of another or of none."""
@@ -148,7 +148,7 @@ class NodePublisher:
     def publish(self, state: NodeState, offered: PlanUpdate | None) -> None:
         """The node is like this now; `offered` is what it was made from."""
         self._state, self._offered = state, offered
-        is_news = self._told is None or self._told.phase is not Phase.WORKING
+        is_news = self._shown is None or self._shown.phase is not Phase.WORKING
         if state.phase is not Phase.WORKING or not is_news:
             self._show()
             return
@@ -179,7 +179,7 @@ class NodePublisher:
 
     @property
     def problems(self) -> tuple[Problem, ...]:
-        """Keys that another program keeps overwriting."""
+        """Wanted that another program keeps overwriting."""
         keys = self._writer.contested
         return (_contested(self._node, keys),) if keys else ()
 
@@ -200,7 +200,7 @@ class NodePublisher:
             parts.create_task(self._follower.run(), name="follow the Node")
             parts.create_task(self._writer.run(), name="write the Node")
             parts.create_task(self._events.run(), name="publish Events")
-            parts.create_task(self._tell_events(), name="tell Events")
+            parts.create_task(self._publish_events(), name="feed Events")
             parts.create_task(self._wait_for_an_answer(), name="wait for the API server")
 
     async def _wait_for_an_answer(self) -> None:
@@ -208,16 +208,16 @@ class NodePublisher:
         if not self._answered and self._follower.fault is None:
             self._go_without("the API server has not answered yet")
 
-    async def _tell_events(self) -> NoReturn:
+    async def _publish_events(self) -> NoReturn:
         last = 0
         while True:
             # One who follows too slowly is dropped, and goes on with the oldest that is left.
-            with self._event_log.following(after=last) as told:
-                async for event in told:
+            with self._event_log.following(after=last) as found:
+                async for event in found:
                     last = event.id
                     wanted = node_event(event)
                     if wanted is not None:
-                        self._events.tell(wanted)
+                        self._events.publish(wanted)
             await asyncio.sleep(self._intervals.events.interval)
 
     # --- the Node -------------------------------------------------------------------------------
@@ -269,27 +269,27 @@ class NodePublisher:
         if self._held_back is not None:
             self._held_back.cancel()
             self._held_back = None
-        self._told = self._state
+        self._shown = self._state
         self._write()
 
     def _write(self) -> None:
         """Want what is to be there now; nothing is sent when it is there already."""
         if self._state is None or self._view is None:
             return
-        said = self._words.of(self._told, self._view)
-        answer = Keys()
+        status = self._status.of(self._shown, self._view)
+        answer = Wanted()
         if self._source is not None and not self._yields():
             answer = self._source.answer(self._view, self._for_source(self._state), self._offered)
         if asyncio.get_running_loop().time() >= self._farewell_until:
-            self._leftover = Keys(
+            self._leftover = Wanted(
                 _those_of(self._leftover.annotations, self._view.annotations),
                 _those_of(self._leftover.labels, self._view.labels),
             )
         left = self._leftover
         wanted = Wanted(
-            {**left.annotations, **said.annotations, **answer.annotations},
-            {**left.labels, **said.labels, **answer.labels},
-            said.conditions,
+            {**left.annotations, **status.annotations, **answer.annotations},
+            {**left.labels, **status.labels, **answer.labels},
+            status.conditions,
         )
         self._want(wanted)
 
@@ -314,7 +314,7 @@ class NodePublisher:
 
 
 def _those_of(keys: Mapping[str, str | None], there: Mapping[str, str]) -> Mapping[str, str | None]:
-    """The keys that are there still; once one has gone, it is nobody's business."""
+    """The keys that are there still; once one is gone, another program may write it."""
     return {key: None for key in keys if key in there}
 
 

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from nodeagent.cluster.client.node_view import NodeView
-from nodeagent.cluster.plan_sources.node_source import Keys, NodeSource, Offer
+from nodeagent.cluster.client.node_writer import Wanted
+from nodeagent.cluster.plan_sources.node_source import NodeSource, Offer
 from nodeagent.simulation import SimulatedNode, simulated
 from nodeagent.views.node_state import NodeState
 from tests.cluster.client.rig import running as in_background
@@ -36,7 +37,7 @@ class Home:
     ) -> None:
         self.gpus = gpus
         self.view: NodeView | None = view_of()
-        self.writes: list[Keys] = []
+        self.writes: list[Wanted] = []
         self.rig = Rig(folder, on_state=self._publish, **options)
         states = self.rig.node_states
         states.newest = replace(states.newest, source=name)
@@ -64,22 +65,22 @@ class Home:
         labels: Mapping[str, str | None] | None = None,
     ) -> None:
         """Somebody else writes to the Node."""
-        self.there(self._patched(Keys(annotations or {}, labels or {})))
+        self.there(self._patched(Wanted(annotations or {}, labels or {})))
 
     def _publish(self, state: NodeState) -> None:
         if self.view is None:
             return
         wanted = self.source.answer(self.view, state, self.rig.plan.offered)
-        written = Keys(
+        written = Wanted(
             {k: v for k, v in wanted.annotations.items() if self.annotations.get(k) != v},
             {k: v for k, v in wanted.labels.items() if self.labels.get(k) != v},
         )
-        if written != Keys():
+        if written != Wanted():
             self.writes.append(written)
             self.view = self._patched(written)
             self.source.saw(self.view)  # as the follower would tell
 
-    def _patched(self, keys: Keys) -> NodeView:
+    def _patched(self, keys: Wanted) -> NodeView:
         merged = {**self.annotations, **keys.annotations}, {**self.labels, **keys.labels}
         return view_of(*({k: v for k, v in part.items() if v is not None} for part in merged))
 

@@ -12,7 +12,7 @@ import pytest
 
 from nodeagent.cluster.client.access import ClusterAccess
 from nodeagent.cluster.client.node_view import NodeView
-from nodeagent.cluster.plan_sources.node_source import Keys
+from nodeagent.cluster.client.node_writer import Wanted
 from nodeagent.cluster.publisher import NodePublisher, PublisherIntervals
 from nodeagent.reconcile.event_log import EventLog, EventType
 from nodeagent.reconcile.plan_update import PlanUpdate
@@ -42,12 +42,12 @@ class Labelling:
     def saw(self, view: NodeView | None) -> None:
         self.seen.append(view)
 
-    def answer(self, view: NodeView, state: NodeState, offered: PlanUpdate | None) -> Keys:
+    def answer(self, view: NodeView, state: NodeState, offered: PlanUpdate | None) -> Wanted:
         said = {"nos.nebuly.com/said": self.annotation} if self.annotation else {}
-        return Keys(annotations=said, labels={self.label: state.phase.value})
+        return Wanted(annotations=said, labels={self.label: state.phase.value})
 
-    def withdrawal(self, view: NodeView) -> Keys:
-        return Keys(labels={self.label: None})
+    def withdrawal(self, view: NodeView) -> Wanted:
+        return Wanted(labels={self.label: None})
 
 
 class Onlooking:

@@ -60,7 +60,7 @@ JsonObject = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One request; `asked` says in a few words what is wanted.
+    """One request; `asked` describes it in a few words.
 
     `path` may hold `{name}`s, whose values in `names` are escaped. `longer` is how many seconds
     the whole answer may take beyond the time in which it must begin.
@@ -99,8 +99,8 @@ class _Untrusted(Exception):
 class Connection:
     """The way to one API server. Nothing is read or sent before the first request.
 
-    `answer_within` bounds how long an answer takes to begin and, unless the request says
-    otherwise, to end; `reread_every` is how old credentials may get. Both are seconds.
+    `answer_within` bounds how long an answer takes to begin and, unless the request sets
+    another time, to end; `reread_every` is how old credentials may get. Both are seconds.
     """
 
     def __init__(

@@ -1,7 +1,7 @@
-"""Tells Kubernetes Events about the Node: one for each cause, its repeats counted in that one.
+"""Publishes Kubernetes Events about the Node: one for each cause, with a count of its repeats.
 
 At best effort: Events are for people who look at the Node, nothing waits for them, and what cannot
-be told in time is dropped. However much is told, memory and requests are bounded.
+be published in time is dropped. Memory and requests are bounded.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _NAMESPACE = "default"
 
 @dataclass(frozen=True, slots=True)
 class NodeEvent:
-    """What is told; equal ones have the same cause. `reason` is one word in CamelCase."""
+    """An Event to publish; equal ones have the same cause. `reason` is one word in CamelCase."""
 
     kind: Literal["Normal", "Warning"]
     reason: str
@@ -48,8 +48,8 @@ class EventIntervals:
     interval: float = 6.0  # one request in so long, in the long run
     burst: int = 10
     known: int = 256  # causes whose repeats are counted in the Event that there is
-    waiting: int = 64  # causes that wait to be told
-    stale_after: float = 3600.0  # servers forget Events after an hour; older ones help nobody
+    waiting: int = 64  # causes that wait to be published
+    stale_after: float = 3600.0  # servers forget Events after an hour; older ones are useless
     retry: tuple[float, float] = (0.5, 30.0)  # at first, at most
 
 
@@ -58,7 +58,7 @@ class _Waiting:
     count: int
     first: datetime
     last: datetime
-    told_at: float  # by the clock
+    queued_at: float  # by the clock
 
 
 @dataclass(slots=True)
@@ -95,16 +95,16 @@ class EventPublisher:
         self._made = 0
         self._waiting: OrderedDict[NodeEvent, _Waiting] = OrderedDict()
         self._known: OrderedDict[NodeEvent, _Known] = OrderedDict()
-        self._told = asyncio.Event()
+        self._queued = asyncio.Event()
         self._dropped = 0
 
     @property
     def dropped(self) -> int:
-        """How many causes were never told: too many at once, too old, or refused."""
+        """How many causes were never published: too many at once, too old, or refused."""
         return self._dropped
 
-    def tell(self, event: NodeEvent) -> None:
-        """Have this told; the same as one that still waits is counted there."""
+    def publish(self, event: NodeEvent) -> None:
+        """Queue this; a repeat of one that still waits is counted there."""
         now = self._wall()
         waiting = self._waiting.get(event)
         if waiting is not None:
@@ -115,27 +115,27 @@ class EventPublisher:
         if len(self._waiting) > self._intervals.waiting:
             self._waiting.popitem(last=False)
             self._dropped += 1
-        self._told.set()
+        self._queued.set()
 
     async def run(self) -> NoReturn:
         """Publish until cancelled."""
         while True:
-            await self._told.wait()
+            await self._queued.wait()
             wait = self._allowance.next_at() - self._clock()
             if wait > 0:
                 await asyncio.sleep(wait)
             await self._publish_next()
             if not self._waiting:
-                self._told.clear()
+                self._queued.clear()
 
     async def _publish_next(self) -> None:
         event, waiting = self._waiting.popitem(last=False)
-        if self._clock() - waiting.told_at > self._intervals.stale_after:
+        if self._clock() - waiting.queued_at > self._intervals.stale_after:
             self._dropped += 1
             return
         self._allowance.take(self._clock())
         try:
-            await self._publish(event, waiting)
+            await self._send(event, waiting)
         except (NotAllowed, RequestRefused, ObjectMissing, WriteConflict):
             self._dropped += 1
         except ClusterFault as fault:
@@ -144,7 +144,7 @@ class EventPublisher:
         else:
             self._backoff.reset()
 
-    async def _publish(self, event: NodeEvent, waiting: _Waiting) -> None:
+    async def _send(self, event: NodeEvent, waiting: _Waiting) -> None:
         known = self._known.get(event)
         if known is not None:
             count = known.count + waiting.count
@@ -165,7 +165,7 @@ class EventPublisher:
             self._known.popitem(last=False)
 
     def _put_back(self, event: NodeEvent, waiting: _Waiting) -> None:
-        """As the oldest, together with what was told of it meanwhile."""
+        """As the oldest, together with its repeats meanwhile."""
         meanwhile = self._waiting.pop(event, None)
         if meanwhile is not None:
             waiting.count += meanwhile.count

@@ -16,7 +16,7 @@ from nodeagent.errors import NodeagentError
 from nodeagent.strict_json import parse_json
 
 _LONGEST_REASON = 500  # characters of a server's own words that are worth repeating
-_LONGEST_WAIT = 300.0  # seconds; whoever asks for more is asked again nevertheless
+_LONGEST_WAIT = 300.0  # seconds; a server that wants more is asked again nevertheless
 
 
 class ClusterFault(NodeagentError):
@@ -66,7 +66,7 @@ class ObjectMissing(ClusterFault):
 
 
 class WriteConflict(ClusterFault):
-    """Somebody else was faster, or what is to be made exists (409)."""
+    """Another writer was faster, or what is to be made exists (409)."""
 
 
 class VersionExpired(ClusterFault):
@@ -80,7 +80,7 @@ class RequestRefused(ClusterFault):
 def from_status(
     status: int, body: bytes | str, *, asked: str, headers: Mapping[str, str] | None = None
 ) -> ClusterFault:
-    """The fault that an answer with this HTTP status stands for; `asked` says what was wanted."""
+    """The fault that an answer with this HTTP status stands for; `asked` describes the request."""
     reason = _reason(status, body)
     message = f"the API server refused {asked}: {reason}"
     retry_after = _retry_after(headers)
@@ -109,8 +109,8 @@ def from_status(
 def from_error(error: Exception, *, asked: str, server: str, cut: bool = False) -> ClusterFault:
     """The fault that an exception of the connection stands for.
 
-    `cut` says that an answer had begun. The exception's own text is not repeated, because that
-    of some holds headers; what matters of it is its kind and the operating system's word.
+    `cut`: an answer had begun. The exception's own text is not repeated, because that of some holds
+    headers.
     """
     kind = ConnectionCut if cut else ClusterUnreachable
     return kind(
@@ -120,7 +120,7 @@ def from_error(error: Exception, *, asked: str, server: str, cut: bool = False) 
 
 
 def strange_answer(asked: str, what: str) -> ClusterUnreachable:
-    """For an answer that no API server gives; `what` says what is wrong with it."""
+    """For an answer that no API server gives; `what` is wrong with it."""
     return ClusterUnreachable(
         f"the answer to {asked} is not an API server's: {what}",
         remedy="is there a proxy in between?",
@@ -155,7 +155,7 @@ def _reason(status: int, body: bytes | str) -> str:
 
 
 def _budget(body: bytes | str) -> str:
-    """What the server says of the disruption budget that refuses; "" when it is none that does."""
+    """The server's message on the disruption budget that refuses; "" when none does."""
     details = _answer(body).get("details")
     causes = details.get("causes") if isinstance(details, dict) else None
     for cause in causes if isinstance(causes, list) else ():
@@ -173,7 +173,7 @@ def _answer(body: bytes | str) -> dict[str, object]:
 
 
 def _words(text: object) -> str:
-    """What a server says, so that it can be printed."""
+    """A server's message, so that it can be printed."""
     if not isinstance(text, str):
         return ""
     return "".join(c if c.isprintable() else " " for c in text)[:_LONGEST_REASON]

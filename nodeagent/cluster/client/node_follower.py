@@ -110,7 +110,7 @@ class NodeFollower:
     """Follows the Node `name` while `run` runs.
 
     `on_view` gets the view at first and whenever it is another one, and None when there is no such
-    Node; a Node that was made anew is told as None and then the new one. `on_fault` gets a fault
+    Node; a re-created Node is reported as None and then the new one. `on_fault` gets a fault
     when following breaks and when it breaks in another way, and None when it goes on. Both are
     called in the loop and must not take long. `jitter` gives numbers in [0, 1).
     """
@@ -136,7 +136,7 @@ class NodeFollower:
         self._clock = clock
         self._jitter = jitter
         self._backoff = Backoff(*intervals.retry, spread=1.0, jitter=jitter)
-        self._told = False
+        self._reported = False
         self._view: NodeView | None = None
         self._version: str | None = None  # what to watch from; None: list first
         self._list_due = 0.0
@@ -173,7 +173,7 @@ class NodeFollower:
 
     async def _list(self) -> str:
         listed = await self._access.list_node(self._name)
-        self._tell(view_of(listed.node, self._interest) if listed.node is not None else None)
+        self._report(view_of(listed.node, self._interest) if listed.node is not None else None)
         self._list_due = self._clock() + self._drawn(self._intervals.list_every)
         self._reached()
         return listed.version
@@ -192,28 +192,28 @@ class NodeFollower:
 
     async def _take_all(self, response: aiohttp.ClientResponse) -> None:
         """Take events until the watch ends; raises a fault also when the server is stuck."""
-        heard = asyncio.Event()
+        received = asyncio.Event()
         try:
             async with asyncio.TaskGroup() as parts:
-                probing = parts.create_task(self._probe(heard))
+                probing = parts.create_task(self._probe(received))
                 server, silence = self._access.server, self._intervals.silence
                 async for event in events(response, server=server, silence=silence):
-                    heard.set()
+                    received.set()
                     self._take(event)
                 probing.cancel()
         except* ClusterFault as group:
             raise group.exceptions[0] from group
 
-    async def _probe(self, heard: asyncio.Event) -> NoReturn:
+    async def _probe(self, received: asyncio.Event) -> NoReturn:
         """Probe a silent server.
 
         The connections of a stopped process stay up, so the kernel's keepalive detects nothing.
         """
         while True:
-            heard.clear()
+            received.clear()
             try:
                 async with asyncio.timeout(self._intervals.quiet):
-                    await heard.wait()
+                    await received.wait()
             except TimeoutError:
                 await self._access.probe(within=self._intervals.probe)
 
@@ -222,26 +222,26 @@ class NodeFollower:
             case Present(node):
                 view = view_of(node, self._interest)
                 if self._version is not None and not is_newer(view.resource_version, self._version):
-                    return  # told twice, or out of order
+                    return  # a repetition, or out of order
                 self._version = view.resource_version
-                self._tell(view)
+                self._report(view)
             case Removed(version):
                 if self._version is None or is_newer(version, self._version):
                     self._version = version
-                    self._tell(None)
+                    self._report(None)
             case Bookmark(version):
                 self._version = version
             case _:
                 assert_never(event)
 
-    def _tell(self, view: NodeView | None) -> None:
+    def _report(self, view: NodeView | None) -> None:
         before = self._view
-        if self._told and view == before:
+        if self._reported and view == before:
             self._view = view  # its version is newer
             return
         if before is not None and view is not None and before.uid != view.uid:
             self._on_view(None)
-        self._told, self._view = True, view
+        self._reported, self._view = True, view
         self._on_view(view)
 
     def _reached(self) -> None:
@@ -261,7 +261,7 @@ class NodeFollower:
     async def _rest(self, fault: ClusterFault) -> None:
         self._lasted()
         if not isinstance(fault, ConnectionCut):
-            self._version = None  # 410, or nobody knows what happened meanwhile
+            self._version = None  # 410, or what happened meanwhile is not known
         if self._unreachable_since is None:
             self._unreachable_since = self._clock()
         before, self._fault = self._fault, fault

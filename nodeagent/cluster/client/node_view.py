@@ -124,7 +124,7 @@ def _conditions(value: object, types: frozenset[str]) -> Mapping[str, NodeCondit
     for entry in map(object_in, value or ()):
         if entry.get("type") in types:
             found[text_in(entry["type"])] = NodeCondition(
-                # Another word is somebody's mistake; it differs from every wish, which is right.
+                # Another word is a mistake; it differs from every wanted one, which is right.
                 status=cast("ConditionStatus", text_in(entry["status"])),
                 reason=text_in(entry.get("reason", "")),
                 message=text_in(entry.get("message", "")),

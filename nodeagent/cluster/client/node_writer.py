@@ -25,8 +25,8 @@ _Keys = Mapping[str, str | None]
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What the agent wants of its Node. A value of None wants the key away; keys that are not
-    named, and conditions of other types, are nobody's business here.
+    """What the agent wants on its Node. None removes a key; keys that are not named, and conditions
+    of other types, stay as they are.
     """
 
     annotations: _Keys = field(default_factory=dict)
@@ -143,7 +143,7 @@ class WriteIntervals:
 class NodeWriter:
     """Keeps the Node `name` as wanted while `run` runs.
 
-    `want` says what is wanted, `saw` what is there (from a follower with the same `interest`).
+    `want` sets what is wanted, `saw` what is there (from a follower with the same `interest`).
     `on_fault` gets a fault when writing breaks or breaks in another way, and None when a write
     succeeds again. `on_contest` gets the keys that another program sets back again and again.
     `wall` gives the time of day in UTC, for conditions.
@@ -184,7 +184,7 @@ class NodeWriter:
         self._wanted = Wanted()
         self._view: NodeView | None = None
         self._not_before = float("-inf")
-        self._missing_until = float("-inf")  # no Node, as the server said; until another is seen
+        self._missing_until = float("-inf")  # no Node, by the server; until another is seen
         self._contest_until = float("-inf")
         self._undone = 0  # how often other programs undid the same keys lately
         self._undone_at = float("-inf")
@@ -197,7 +197,7 @@ class NodeWriter:
     def want(self, wanted: Wanted) -> TooLarge | None:
         """Want this from now on, in place of what was wanted before.
 
-        An annotation that is too large is returned, and the wish before it stays in force. Raises
+        An annotation that is too large is returned, and what was wanted before stays. Raises
         ValueError for a key or a condition that the `interest` leaves out of views.
         """
         self._check_interest(wanted)
@@ -205,7 +205,7 @@ class NodeWriter:
         if too_large is None and wanted != self._wanted:
             self._wanted = wanted
             self._written.clear()
-            self._contest_until = float("-inf")  # a new wish does not wait for an old quarrel
+            self._contest_until = float("-inf")  # a change does not wait for an old contest
             self._wake()
         return too_large
 
@@ -326,7 +326,7 @@ class NodeWriter:
             case RequestRefused() | NotAllowed():
                 self._refused[type(patch)] = (patch, now + self._intervals.refused_again)
             case ObjectMissing():
-                # The follower tells when there is one again, unless a proxy made that up.
+                # The follower reports when there is one again, unless a proxy made that up.
                 self._missing_until = now + self._intervals.refused_again
             case _:
                 # A conflict too: what is there by then may be seen by then.
@@ -340,7 +340,7 @@ class NodeWriter:
         self._refused.pop(type(patch), None)
         now = self._clock()
         if self._written.get(type(patch)) == patch:
-            # Somebody undoes what we write. We stay, and take our time.
+            # Another program undoes what we write: write again, with backoff.
             if now - self._contest_until > 2 * self._intervals.retry[1]:
                 self._after_contest.reset()
             self._contest_until = now + self._after_contest.next()

@@ -31,7 +31,7 @@ class Strategy(StrEnum):
 
 
 def strategy_of(labels: Mapping[str, str]) -> Strategy | None:
-    """As GPU feature discovery tells it, which does not for `none`; None: it tells nothing."""
+    """By GPU feature discovery's labels, which leave out `none`; None: not known."""
     strategy = labels.get(STRATEGY_LABEL, "")
     if strategy in set(Strategy):
         return Strategy(strategy)
@@ -175,7 +175,7 @@ _SHARED = ".shared"
 
 
 class SharedBy(StrEnum):
-    """How the plugin's replicas share a device; as its label says it."""
+    """How the plugin's replicas share a device; as in its label."""
 
     NOTHING = "none"
     TIME_SLICING = "time-slicing"

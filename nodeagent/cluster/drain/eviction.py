@@ -1,7 +1,7 @@
 """Which pods have to go so that a plan with `whenInUse: evict` can be carried out.
 
-Nobody is evicted in vain: while anything else is in the way as well (a process without a pod, a
-pod that comes back to this node at once, users who are not known), no pod of that GPU is. Of the
+No pod is evicted in vain: while anything else is in the way as well (a process without a pod, a
+pod that comes back to this node at once, unknown users), no pod of that GPU is evicted. Of the
 pods on it only those go without whose end the planner still finds the plan blocked.
 """
 
@@ -22,7 +22,7 @@ _Pod = tuple[str, str]
 
 @dataclass(frozen=True, slots=True)
 class Evictions:
-    """Whom to evict now, who is going already, and why elsewhere nobody is evicted.
+    """The pods to evict now, those that leave already, and why elsewhere none is evicted.
 
     `then` is what could be done once they are gone.
     """
@@ -34,13 +34,13 @@ class Evictions:
 
 
 def asks_for_eviction(plan: NodePlan, desired: DesiredNode) -> bool:
-    """Whether any GPU is blocked by somebody's use and its entry says `evict`."""
+    """Whether any GPU is blocked by its users and its entry says `evict`."""
     asked = ((gpu, desired.gpus.get(gpu.before.key)) for gpu in plan.gpus)
     return any(wanted is not None and _is_to_evict(gpu, wanted) for gpu, wanted in asked)
 
 
 def evictions(plan: NodePlan, desired: DesiredNode, policy: Policy, node: NodeFacts) -> Evictions:
-    """For all GPUs that are blocked by somebody's use and whose entry says `evict`."""
+    """For all GPUs that are blocked by its users and whose entry says `evict`."""
     wanted: dict[_Pod, EvictPod] = {}
     leaving: dict[str, None] = {}
     problems: list[Problem] = []

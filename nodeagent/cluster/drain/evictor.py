@@ -210,7 +210,7 @@ class Evictor:
             try:
                 await self._access.evict_pod(pod.namespace, pod.name, uid=there[str(pod)])
             except (ObjectMissing, WriteConflict):
-                continue  # it has gone, whoever has its name now
+                continue  # it has gone, whatever has its name now
             except ClusterFault as fault:
                 refused.append(_refusal(pod, fault))
                 continue

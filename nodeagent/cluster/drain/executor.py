@@ -90,7 +90,7 @@ class DrainExecutor:
         steps_of: Callable[[NodeFacts], Sequence[Step]],
         await_offer: Callable[[AwaitAllocatable], None],
     ) -> None:
-        """Do what `steps_of` says is left, up to where something has to be awaited.
+        """Do what is left by `steps_of`, up to where something has to be awaited.
 
         Raises `ClusterFault`; then some of it may be done, and the rest is still to do.
         """

@@ -46,9 +46,9 @@ log = structlog.get_logger(__name__)
 class OtherOwners:
     """Knows the node by its view and its pods.
 
-    The pods are listed at first, while something is to be done, and while somebody is in the way:
-    `within` seconds may that take, and it is done once in `unless_asked` seconds. Who does not
-    answer changes nothing: then what was heard last counts, else the node's labels.
+    The pods are listed at first, while work is due, and while another manager objects: within
+    `within` seconds, and once in `unless_asked` seconds. Without an answer the last list counts,
+    else the node's labels.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class OtherOwners:
         self._told: tuple[Problem, ...] = ()
         self._unsure = False
         self.source = source
-        self.refusing = False  # somebody was found when there was something to do
+        self.refusing = False  # another manager was found when there was work
 
     async def look(
         self, view: NodeView | None, *, working: bool, unfinished: bool
@@ -95,7 +95,7 @@ class OtherOwners:
         return owned_by_others(node, source=self.source, tolerated=self._tolerated)
 
     def may_have_paused(self, view: NodeView | None) -> bool:
-        """Whether somebody is here, tolerated or not, who pauses the same labels for his work."""
+        """Whether a manager is here, tolerated or not, that pauses the same labels for its work."""
         here = claims(facts_of(view, self._pods.known), source=self.source)
         return any(claim.owner is Owner.MIG_MANAGER for claim in here)
 
@@ -111,7 +111,7 @@ class OtherOwners:
     def _say(self, found: tuple[Problem, ...], *, working: bool) -> None:
         if found and found != self._told and not self.refusing:
             for problem in found:
-                log.warning("somebody else splits the GPUs", who=problem.message)
+                log.warning("another manager splits the GPUs", who=problem.message)
                 self._report_event(EventType.OTHER_OWNER, f"{problem.message} ({problem.remedy})")
         self._told = found
         fault = self._pods.fault
@@ -119,16 +119,16 @@ class OtherOwners:
             self._unsure = False
         elif working and not self._unsure:
             self._unsure = True
-            by = "by what was heard last" if self._pods.known is not None else "by its labels alone"
-            told = f"whether anybody else splits the GPUs is judged {by}: {fault.message}"
+            by = "by the last list" if self._pods.known is not None else "by its labels alone"
+            message = f"whether another manager splits the GPUs is judged {by}: {fault.message}"
             log.warning("the pods of the node are not known", error=fault.message)
-            self._report_event(EventType.UNCHECKED, told)
+            self._report_event(EventType.UNCHECKED, message)
 
 
 @dataclass(frozen=True, slots=True)
 class DrainIntervals:
-    """Times in seconds. `ask`: how long the loop waits to hear which pods are here, `asked`: how
-    old that may be; `retry`: between two attempts to put back, from short to long; `again`:
+    """Times in seconds. `ask`: how long the loop waits for the list of pods, `asked`: how old
+    that may be; `retry`: between two attempts to put back, from short to long; `again`:
     between two attempts at a change that could not be prepared.
     """
 
@@ -220,7 +220,7 @@ class ClusterHooks:
         self._view: NodeView | None = None
         self._desired: DesiredNode | None = None  # when the loop asked last
 
-    # --- what the loop asks ---------------------------------------------------------------------
+    # --- for the loop --------------------------------------------------------------------------
 
     async def objections(
         self, judgement: Judgement, todo: NodePlan, observed: ObservedNode
@@ -276,7 +276,7 @@ class ClusterHooks:
 
     @property
     def refuses(self) -> bool:
-        """Whether somebody else splits this node's GPUs, so that the agent does nothing."""
+        """Whether another manager splits this node's GPUs, so that the agent does nothing."""
         return self._owners.refusing
 
     @property
@@ -284,7 +284,7 @@ class ClusterHooks:
         """Whether something that was done around a change is not yet put back."""
         return self._restore.is_due
 
-    # --- what others say ------------------------------------------------------------------------
+    # --- events ----------------------------------------------------------------------------------
 
     def saw(self, view: NodeView | None) -> None:
         """The Node is like this now; None: the cluster has none."""
@@ -292,11 +292,11 @@ class ClusterHooks:
         if view is not None:
             self._outlook.saw(view.labels)
         if self._owners.refusing and not self._owners.objections(view):
-            self._wake("nobody else seems to split the GPUs any more")
+            self._wake("no other manager seems to split the GPUs any more")
         self._restore.saw(view)
 
     def reached(self) -> None:
-        """The API server answers again: what it could not be told waits no longer."""
+        """The API server answers again: what failed without it is tried at once."""
         self._attempts.server_answers()
 
     def follow(self, source: str) -> None:
@@ -345,7 +345,7 @@ class ClusterHooks:
 
 
 def rules_of(settings: KubernetesSettings) -> Rules:
-    """What is told to whom; raises UsageError."""
+    """The rules of a drain by the settings; raises UsageError."""
     try:
         plugin_pods = tuple(map(PodSelector.of, settings.plugin_pods))
     except ValueError as error:

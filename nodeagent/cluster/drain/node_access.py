@@ -60,7 +60,7 @@ def pod_fact(pod: object) -> PodFact:
 
 
 def has_ended(pod: object) -> bool:
-    """Whether it is over and, for all that is told, none of its containers still runs."""
+    """Whether it is over and none of its containers is reported as running."""
     try:
         status = object_in(object_in(pod).get("status"))
         running = any(
@@ -118,7 +118,7 @@ AnyName = TypeVar("AnyName", bound=Named)
 
 
 class NodePods:
-    """What was last heard of them, and the ways to hear more. Times in seconds."""
+    """The pods on this node, as of the last list. Times in seconds."""
 
     def __init__(self, access: ClusterAccess, node: str) -> None:
         self._access = access
@@ -145,7 +145,7 @@ class NodePods:
     async def refresh(self, *, within: float, unless_asked: float) -> bool:
         """Ask unless that was done in the last `unless_asked` seconds; whether it was asked.
 
-        Where there is no answer, what was known stays so, and `fault` says why.
+        Where there is no answer, what was known stays so, and `fault` is why.
         """
         if asyncio.get_running_loop().time() - self._asked_at < unless_asked:
             return False
@@ -186,7 +186,7 @@ class NodePods:
 
 
 def _silent(asked: str, within: float) -> ClusterUnreachable:
-    return ClusterUnreachable(f"the API server has not told {asked} within {within:g} s")
+    return ClusterUnreachable(f"the API server has not answered {asked} within {within:g} s")
 
 
 CONCERN: Final = Interest(

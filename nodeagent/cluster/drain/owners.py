@@ -1,7 +1,7 @@
-"""Others that split this node's GPUs. Two of them undo each other, so one found is a refusal.
+"""Detects other managers of this node's GPUs. Two undo each other, so one found is a refusal.
 
-Most of them destroy at their start what is not theirs. Each is told by the pods that do it. Where
-nobody could say which pods are here, a label that makes them come counts as much.
+Most of them destroy at their start what is not theirs. Each is recognised by its pods; where the
+pods are not known, by the label that selects this node for them.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Owner(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """Somebody who owns the node's GPUs, and by what that is seen."""
+    """Another manager of the node's GPUs, and the evidence."""
 
     owner: Owner
     evidence: str
@@ -37,7 +37,7 @@ class Claim:
 @dataclass(frozen=True, slots=True)
 class _Known:
     """`label` makes its pods come. `source` is the plan source of ours that serves the same label,
-    which then says nothing about who is here.
+    which then is no evidence.
     """
 
     name: str
@@ -58,7 +58,7 @@ _INSTASLICE_RESOURCES = ("mig.das.com/", "instaslice.redhat.com/mig-")
 def claims(node: NodeFacts, *, source: str = "") -> tuple[Claim, ...]:
     """Everyone who splits this node's GPUs beside the agent, each with what was seen first.
 
-    `source` is the agent's own plan source, as its setting says.
+    `source` is the agent's own plan source, as in its setting.
     """
     found = ((owner, _evidence(known, node, source)) for owner, known in _KNOWN.items())
     return tuple(Claim(owner, evidence) for owner, evidence in found if evidence)
@@ -85,7 +85,7 @@ def owned_by_others(
 
 def _evidence(known: _Known, node: NodeFacts, source: str) -> str:
     found = next(known.finds(node), "")
-    # Where pods are known, they decide: the label stays when somebody is switched off elsewhere.
+    # Where pods are known, they decide: the label stays when one is switched off elsewhere.
     if (
         found
         or node.pods is not None

@@ -2,7 +2,7 @@
 
 From its configuration file where that folder is known (the files that its config-manager chooses
 from by the node's label), else from the labels of GPU feature discovery. A change sends feature
-discovery away, and its labels with it: what they said last is remembered.
+discovery away, and its labels with it: their last values are remembered.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class NoSuchConfiguration(NodeagentError):
 class PluginConfiguration:
     """`strategy` None: the file leaves it to the plugin's own flags.
 
-    `sharing` None: how many devices there will be cannot be said from the file. NVIDIA's plugin
+    `sharing` None: the file does not determine how many devices there will be. NVIDIA's plugin
     ignores a resource's `rename` and `devices`, and others that read the same file do not.
     """
 
@@ -87,7 +87,7 @@ def read_configuration_file(folder: Path, name: str) -> PluginConfiguration:
 
 
 def read_configuration(text: bytes | str) -> PluginConfiguration:
-    """What the text says; raises DocumentError where it is no YAML, ValueError for wrong values."""
+    """Parse the text; raises DocumentError where it is no YAML, ValueError for wrong values."""
     document = _map(read_tree(text).value, "the document")
     strategy = _map(document.get("flags"), "flags").get("migStrategy")
     if strategy is not None and not (isinstance(strategy, str) and strategy in set(Strategy)):
@@ -168,23 +168,23 @@ class _Plugin:
 
 
 class PluginOutlook:
-    """`folder` holds the plugin's configuration files; None: nobody has said where they are."""
+    """`folder` holds the plugin's configuration files; None: it is not known where they are."""
 
     def __init__(self, folder: Path | None) -> None:
         self._folder = folder
-        self._told = _Plugin()  # by feature discovery, for the configuration `_told_for`
-        self._told_for = ""
-        self._told_at: str | None = None  # its own time stamp
+        self._labelled = _Plugin()  # by feature discovery, for the configuration `_labelled_for`
+        self._labelled_for = ""
+        self._labelled_at: str | None = None  # its own time stamp
         self._complaint = ""
 
     def saw(self, labels: Mapping[str, str]) -> None:
         """The Node has these labels now."""
         strategy, stamp = strategy_of(labels), labels.get(FEATURES_LABEL, "")
         name = labels.get(PLUGIN_CONFIG, "")
-        if strategy is None or (name != self._told_for and stamp == self._told_at):
+        if strategy is None or (name != self._labelled_for and stamp == self._labelled_at):
             return  # sent away, or it has not looked since the configuration is another
-        self._told = _Plugin(strategy, sharing_of(labels))
-        self._told_for, self._told_at = name, stamp
+        self._labelled = _Plugin(strategy, sharing_of(labels))
+        self._labelled_for, self._labelled_at = name, stamp
 
     async def objections(
         self,
@@ -226,31 +226,31 @@ class PluginOutlook:
         """Raises NodeagentError for a file that the plan asks for and that cannot be used."""
         self.saw(labels)
         name = labels.get(PLUGIN_CONFIG, "") if wanted is None else wanted
-        # What feature discovery says is of the configuration that was there when it said so.
-        told = self._told if name == self._told_for else _Plugin()
+        # The labels are of the configuration that was in force when they were written.
+        by_labels = self._labelled if name == self._labelled_for else _Plugin()
         if self._folder is None or not name:
-            return told
+            return by_labels
         try:
             found = await asyncio.to_thread(read_configuration_file, self._folder, name)
         except NodeagentError as error:
             if wanted is not None:
                 raise
             self._complain(error)
-            return told
+            return by_labels
         return _Plugin(found.strategy or await self._strategy_of_flags(name), found.sharing)
 
     async def _strategy_of_flags(self, name: str) -> Strategy | None:
-        """What the plugin's own flags say, as far as what was told does not come from a file."""
-        if self._told_for not in ("", name) and self._folder is not None:
+        """By the plugin's own flags, as far as the labels do not come from a file."""
+        if self._labelled_for not in ("", name) and self._folder is not None:
             try:
-                told_by = await asyncio.to_thread(
-                    read_configuration_file, self._folder, self._told_for
+                other = await asyncio.to_thread(
+                    read_configuration_file, self._folder, self._labelled_for
                 )
             except NodeagentError:
                 return None
-            if told_by.strategy is not None:
+            if other.strategy is not None:
                 return None
-        return self._told.strategy
+        return self._labelled.strategy
 
     def _complain(self, error: NodeagentError) -> None:
         if str(error) != self._complaint:

@@ -58,7 +58,7 @@ class AwaitedAllocatable:
         self._compare()
 
     def forget(self) -> None:
-        """The GPUs change again, or nobody waits any more."""
+        """The GPUs change again, or the wait is over."""
         if self._timer is not None:
             self._timer.cancel()
         self._timer, self._expected, self.problems = None, None, ()
@@ -71,7 +71,7 @@ class AwaitedAllocatable:
     def _time_is_over(self) -> None:
         self._timer = None
         self._compare()
-        if not self.problems:  # nobody knows what the node offers
+        if not self.problems:  # what the node offers is not known
             self._changed("the node's offer was waited for long enough")
 
     def _compare(self) -> None:
@@ -132,7 +132,7 @@ class Restore:
         self._view: NodeView | None = None
         self._seen: tuple[Judgement, ObservedNode] | None = None  # when the last round ended
         self._working = False  # from the beginning of work to the end of its round
-        self._touched = False  # what the Node says may be older than what was done to it
+        self._touched = False  # its view may be older than what was done to it
         self._changed = False  # devices may have changed, and the node's offer with them
         self._chosen = False  # the plugin's configuration was set since the last round
         self._to_await: Mapping[str, int] | None = None  # once all is put back
@@ -158,7 +158,7 @@ class Restore:
         """What the last round ended with."""
         return self._seen
 
-    # --- what others say ------------------------------------------------------------------------
+    # --- events ----------------------------------------------------------------------------------
 
     def work_begins(self, *, changes_devices: bool) -> None:
         """From now on nothing is put back, until `settle`."""
@@ -175,7 +175,7 @@ class Restore:
             yield
 
     def settle(self, judgement: Judgement, observed: ObservedNode) -> None:
-        """A round is over: nobody works now."""
+        """A round is over: no work is in progress."""
         self._working = self._chosen = False
         self._seen = (judgement, observed)
         self.follow_up()

@@ -1,6 +1,6 @@
-"""What was allocated at one moment: whose a device is by that, joined with what the driver sees.
+"""What was allocated at one moment, joined with what the driver reports. Pure.
 
-Pure. A pod holds its devices from before its first process until after its last, so an allocation
+A pod holds its devices from before its first process until after its last, so an allocation
 blocks like a process does.
 """
 
@@ -54,7 +54,7 @@ class AllocatedDevices:
 
     @classmethod
     def of(cls, allocations: Allocations) -> AllocatedDevices:
-        """What the kubelet told, made out."""
+        """What the kubelet reported, with its device ids parsed."""
         found = [
             Held(read_device_id(device), _user(holding.pod, holding.container))
             for holding in allocations.holdings
@@ -68,19 +68,19 @@ class AllocatedDevices:
 
     def users(self, device: MigDevice) -> Usage:
         """Who was given the MIG device, or may have been."""
-        return self._told([(h, _is_device(h.device, device)) for h in self.held], device.minor)
+        return self._usage([(h, _is_device(h.device, device)) for h in self.held], device.minor)
 
     def users_of_gpu(self, gpu: WholeGpu) -> Usage:
         """Who was given the GPU itself, or may have been."""
-        return self._told([(h, _is_gpu(h.device, gpu)) for h in self.held], gpu.minor)
+        return self._usage([(h, _is_gpu(h.device, gpu)) for h in self.held], gpu.minor)
 
-    def _told(self, judged: Sequence[tuple[Held, bool]], minor: int | None) -> Usage:
+    def _usage(self, judged: Sequence[tuple[Held, bool]], minor: int | None) -> Usage:
         users = tuple(sorted({held.user for held, hit in judged if hit}))
         for held in self.held:
             if isinstance(held.device, Anywhere):
                 return Usage(users, known=False, reason=_unclear(held.user, held.device))
         if minor is None and any(isinstance(h.device, ByFile | ByPlace) for h in self.held):
-            reason = "the driver does not tell which device file the GPU has"
+            reason = "the driver does not report which device file the GPU has"
             return Usage(users, known=False, reason=reason)
         return Usage(users)
 
@@ -88,7 +88,7 @@ class AllocatedDevices:
 def _unclear(user: User, device: Anywhere) -> str:
     return (
         f"pod {user.namespace}/{user.pod} was given the device {device.name!r}, "
-        "of which nobody knows which one it is"
+        "and which one that is is not known"
     )
 
 

@@ -14,7 +14,7 @@ from typing import Final
 
 @dataclass(frozen=True, slots=True, order=True)
 class PodName:
-    """A pod as the kubelet names it here; it does not tell the pod's uid."""
+    """A pod as the kubelet names it here; it does not report the pod's uid."""
 
     namespace: str
     name: str
@@ -47,7 +47,7 @@ class ClaimedDevice:
 
 @dataclass(frozen=True, slots=True)
 class Allocations:
-    """Everything that the kubelet says is allocated."""
+    """Everything that the kubelet has allocated."""
 
     holdings: tuple[Holding, ...]
     claimed: tuple[ClaimedDevice, ...]
@@ -57,7 +57,7 @@ class Allocations:
 
         Kubelets before 1.34 also list pods that have succeeded or failed, whose devices may
         already belong to another pod, and the answer does not say which they are. Only a source
-        that knows the pods' phases may name them here; a pod that nobody vouches for stays.
+        that knows the pods' phases may name them here; any other pod stays.
         """
         return Allocations(
             tuple(one for one in self.holdings if one.pod not in finished),
@@ -114,7 +114,7 @@ class ByPlace:
 
 @dataclass(frozen=True, slots=True)
 class Anywhere:
-    """Some device of this node; its name tells nothing."""
+    """Some device of this node; its name does not identify it."""
 
     name: str
 

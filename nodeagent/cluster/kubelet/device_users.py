@@ -1,4 +1,4 @@
-"""The kubelet as a source of users: asked who was given which device. No answer means in use."""
+"""Asks the kubelet which pods hold which devices. No answer means that all are in use."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from nodeagent.settings import KubeletSettings
 
 _BUSY_PAUSE = 0.05  # seconds; the kubelet serves 100 calls a second, to all that ask it
-_SUSPECTED_FOR = 300.0  # seconds for which a suspicion is looked into, unless it is raised again
+_SUSPECTED_FOR = 300.0  # seconds for which a suspicion is checked, unless it is raised again
 
 Finished = Callable[[frozenset[PodName]], Awaitable[frozenset[PodName]]]
 
@@ -51,12 +51,12 @@ def kubelet_users(
 
 
 class KubeletUsage:
-    """Asks the kubelet who was given what; belongs to one event loop.
+    """The kubelet as a source of users; belongs to one event loop.
 
-    `deadline` in seconds, for the kubelet and for `finished` each. `optional`: a node without the
-    socket's folder has no kubelet, and nobody there was given anything. `processes` tells whose a
-    process is. `finished` gives those of the pods that have finished (or are gone) by what the API
-    server says at the time of the call; it may raise a NodeagentError when it cannot tell.
+    `deadline` in seconds, for the kubelet and for `finished` each. `optional`: on a node without
+    the socket's folder nothing is allocated. `processes` finds the pod of a process. `finished`
+    asks the API server which of these pods have finished (or are gone); it may raise a
+    NodeagentError.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class KubeletUsage:
         self._shared: SharedLook[AllocationReading] = SharedLook(self._ask)
 
     def suspect(self, pods: Iterable[PodName]) -> None:
-        """These may have finished although the kubelet lists them: look into it for a while.
+        """These may have finished although the kubelet lists them: check for a while.
 
         Kubelets before 1.34 list finished pods with their devices. Without a suspicion the API
         server is asked nothing.
@@ -125,7 +125,7 @@ class KubeletUsage:
             return UnknownUsers(f"{self._socket.parent} cannot be looked at: {error.strerror}")
 
     async def _allocations(self) -> Allocations:
-        if self._client is None:  # gRPC is imported only where there is somebody to ask
+        if self._client is None:  # gRPC is imported only where there is a kubelet
             self._client = await asyncio.to_thread(_make_client, self._socket, self._deadline)
         from nodeagent.cluster.kubelet.pod_resources import KubeletBusy
 
@@ -140,7 +140,7 @@ class KubeletUsage:
             await asyncio.sleep(_BUSY_PAUSE)
 
     async def _finished_of(self, allocations: Allocations) -> frozenset[PodName]:
-        """Who of the suspects has finished; nobody, where it cannot be found out."""
+        """Which of the suspects have finished; none, where it cannot be found out."""
         now = asyncio.get_running_loop().time()
         holders = {one.pod for one in allocations.holdings}
         holders |= {one.pod for one in allocations.claimed}

@@ -109,11 +109,11 @@ class PodResourcesClient:
                 ) from error
 
     def _explained(self, error: grpc.aio.AioRpcError) -> KubeletError:
-        said = error.details() or error.code().name
+        details = error.details() or error.code().name
         match error.code():
             case grpc.StatusCode.UNAVAILABLE:
                 return KubeletUnavailable(
-                    f"nobody answers on the kubelet's socket {self._socket}: {said}",
+                    f"the kubelet's socket {self._socket} does not answer: {details}",
                     remedy="is the kubelet running? A restarted one makes its socket anew",
                 )
             case grpc.StatusCode.DEADLINE_EXCEEDED:
@@ -123,16 +123,16 @@ class PodResourcesClient:
                 )
             case grpc.StatusCode.RESOURCE_EXHAUSTED:
                 return KubeletBusy(
-                    f"the kubelet refused List: {said}",
+                    f"the kubelet refused List: {details}",
                     remedy="something on this node asks the kubelet very often",
                 )
             case grpc.StatusCode.UNIMPLEMENTED:
                 return KubeletTooOld(
-                    f"the kubelet does not know List: {said}",
+                    f"the kubelet does not know List: {details}",
                     remedy="pod-resources v1 needs Kubernetes 1.20",
                 )
             case _:
-                return KubeletError(f"the kubelet failed List: {error.code().name}: {said}")
+                return KubeletError(f"the kubelet failed List: {error.code().name}: {details}")
 
 
 def _look_at(socket: Path) -> None:

@@ -148,7 +148,7 @@ _SESSIONS: Final = "/user.slice/"
 
 @dataclass(frozen=True, slots=True, order=True)
 class Owner:
-    """Somebody who has processes on a device, or was given it; what is not known is empty.
+    """The owner of processes on a device, or of its allocation; what is not known is empty.
 
     A pod has `namespace`, `pod` and, where it is known, `container`. Outside a cluster one of the
     others is there: `container` (the first letters of its id), `unit` or `user` (a number).

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Final, NoReturn, assert_never
 
 from nodeagent.cluster.client.node_view import NodeView
-from nodeagent.cluster.plan_sources.node_source import NO_NODE, Keys, Offer
+from nodeagent.cluster.client.node_writer import Wanted
+from nodeagent.cluster.plan_sources.node_source import NO_NODE, Offer
 from nodeagent.reconcile.plan_file import PlanFile
 from nodeagent.reconcile.plan_update import NoPlan, PlanText, PlanUpdate, UnreadablePlan
 from nodeagent.text import shown
@@ -47,7 +48,7 @@ def offer(annotations: Mapping[str, str], file: PlanUpdate) -> PlanUpdate:
 class AnnotationSource:
     """Offers what `nodeagent.io/plan` and `plan-name` say; a name alone is one of `plan_file`.
 
-    The file is followed while `run` runs; before it was looked at, a name alone says nothing yet.
+    The file is followed while `run` runs; before it is read, a name alone means nothing yet.
     `look_every` (seconds) and `alive` are those of `PlanFile`.
     """
 
@@ -75,13 +76,13 @@ class AnnotationSource:
         self._view, self._seen = view, True
         self._ask()
 
-    def answer(self, view: NodeView, state: NodeState, offered: PlanUpdate | None) -> Keys:
-        """Nothing of its own: the status annotation tells what came of it."""
-        return Keys()
+    def answer(self, view: NodeView, state: NodeState, offered: PlanUpdate | None) -> Wanted:
+        """Nothing of its own: the status annotation reports the result."""
+        return Wanted()
 
-    def withdrawal(self, view: NodeView) -> Keys:
-        """Nothing: what was asked for is the asker's."""
-        return Keys()
+    def withdrawal(self, view: NodeView) -> Wanted:
+        """Nothing: the annotations are the user's."""
+        return Wanted()
 
     def _took(self, file: PlanUpdate) -> None:
         self._file = file
@@ -95,5 +96,5 @@ class AnnotationSource:
         elif self._file is not None:
             self._offer(offer(self._view.annotations, self._file))
         elif PLAN in self._view.annotations:
-            # A plan is written there, so what the file says does not matter.
+            # A plan is written there, so the file does not matter.
             self._offer(offer(self._view.annotations, NO_NODE))

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable
 from typing import NoReturn, Protocol
 
 from nodeagent.cluster.client.node_view import NodeView
+from nodeagent.cluster.client.node_writer import Wanted
 from nodeagent.reconcile.plan_update import DeferredPlan, NoPlan, PlanUpdate
 from nodeagent.views.node_state import NodeState
 
@@ -14,14 +14,6 @@ NO_NODE = NoPlan("the cluster has no Node of this name")
 
 Offer = Callable[[PlanUpdate | DeferredPlan], None]
 """Takes what a source has to say; the same twice is nothing new."""
-
-
-@dataclass(frozen=True, slots=True)
-class Keys:
-    """Keys of the Node to write; None takes a key away, and those not named stay as they are."""
-
-    annotations: Mapping[str, str | None] = field(default_factory=dict)
-    labels: Mapping[str, str | None] = field(default_factory=dict)
 
 
 class NodeSource(Protocol):
@@ -35,17 +27,17 @@ class NodeSource(Protocol):
         """The Node is like this now; None: there is no such Node. Offers what it asks for."""
         ...
 
-    def answer(self, view: NodeView, state: NodeState, offered: PlanUpdate | None) -> Keys:
+    def answer(self, view: NodeView, state: NodeState, offered: PlanUpdate | None) -> Wanted:
         """What is to be written on the Node; `offered` is what `state` was made from."""
         ...
 
-    def withdrawal(self, view: NodeView) -> Keys:
+    def withdrawal(self, view: NodeView) -> Wanted:
         """What is to be taken away when another source takes this one's place."""
         ...
 
 
-class Asked:
-    """Hands on what a source asks for, each thing once.
+class LastOffer:
+    """Hands on what a source offers, each thing once.
 
     `rounds` says how many rounds the loop has finished by now. One that is under way when
     something new is asked for is not counted by the loop, so only a state with more rounds was
@@ -58,8 +50,8 @@ class Asked:
         self._since = 0
         self.last: PlanUpdate | DeferredPlan | None = None
 
-    def ask(self, what: PlanUpdate | DeferredPlan) -> None:
-        """Ask for this from now on."""
+    def update(self, what: PlanUpdate | DeferredPlan) -> None:
+        """Offer this from now on."""
         if what != self.last:
             self.last = what
             self._since = self._rounds()

@@ -44,7 +44,7 @@ class Told:
 
     def tell(self, *events: NodeEvent) -> None:
         for event in events:
-            self.publisher.tell(event)
+            self.publisher.publish(event)
 
 
 def counts(server: ApiServer) -> dict[str, int]:

@@ -129,7 +129,7 @@ async def test_a_silent_server_is_not_waited_for(server: ApiServer, tmp_path: Pa
         server.faults.next(1, Answer(503), path="/api/v1/pods")
         server.delete_pod("here")
         assert [p.code for p in await it.round()] == [Code.OWNED]
-        assert "heard last" in it.told[-1][1]
+        assert "by the last list" in it.told[-1][1]
 
 
 async def test_nos_own_label_is_served_and_no_evidence(server: ApiServer, tmp_path: Path) -> None:

@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
+from nodeagent.cluster.client.node_writer import Wanted
 from nodeagent.cluster.plan_sources.annotation import PLAN, PLAN_NAME, AnnotationSource
-from nodeagent.cluster.plan_sources.node_source import Keys, NodeSource, Offer
+from nodeagent.cluster.plan_sources.node_source import NodeSource, Offer
 from nodeagent.plan.problems import Code
 from nodeagent.reconcile.plan_update import NoPlan, PlanText
 from nodeagent.views.node_state import Phase
@@ -137,4 +138,4 @@ async def test_before_the_file_was_looked_at(tmp_path: Path) -> None:
 def test_it_writes_nothing(tmp_path: Path) -> None:
     """What the Node was asked for is the asker's, also when another source takes over."""
     source = AnnotationSource(lambda _: None, tmp_path / "plan.yaml")
-    assert source.withdrawal(view_of({PLAN: SEVEN})) == Keys()
+    assert source.withdrawal(view_of({PLAN: SEVEN})) == Wanted()

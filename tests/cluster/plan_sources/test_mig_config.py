@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 
+from nodeagent.cluster.client.node_writer import Wanted
 from nodeagent.cluster.plan_sources.mig_config.source import SOURCE, STATE, MigConfigSource
 from nodeagent.cluster.plan_sources.mig_config.to_plan import CONFIG
-from nodeagent.cluster.plan_sources.node_source import Keys, NodeSource, Offer
+from nodeagent.cluster.plan_sources.node_source import NodeSource, Offer
 from nodeagent.simulation import simulated
 from nodeagent.views.node_state import Phase
 from tests.cluster.node_rig import Home, at_home, view_of
@@ -167,4 +168,4 @@ def test_withdrawal(tmp_path: Path) -> None:
     """When another source takes over, the state goes and the configuration stays."""
     source = MigConfigSource(lambda _: None, tmp_path / "none", rounds=lambda: 0)
     there = view_of(labels={CONFIG: "all-balanced", STATE: "success"})
-    assert source.withdrawal(there) == Keys(labels={STATE: None})
+    assert source.withdrawal(there) == Wanted(labels={STATE: None})

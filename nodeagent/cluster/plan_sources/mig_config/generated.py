@@ -48,7 +48,7 @@ def generate(observed: ObservedNode) -> Configurations:
     cards = {
         kind: Card.of(gpu)
         for kind, gpu in sorted(_one_of_each(observed).items())
-        if kind or not several  # what has no id cannot be told from the others
+        if kind or not several  # what has no id cannot be distinguished
     }
     for profile, by_count in _by_profile(cards).items():
         found[label_of(profile)] = tuple(

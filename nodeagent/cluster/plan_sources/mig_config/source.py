@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import Final, NoReturn, assert_never
 
 from nodeagent.cluster.client.node_view import NodeView
+from nodeagent.cluster.client.node_writer import Wanted
 from nodeagent.cluster.plan_sources.mig_config.to_plan import CONFIG, DeferredMigConfig
-from nodeagent.cluster.plan_sources.node_source import NO_NODE, Asked, Keys, Offer
+from nodeagent.cluster.plan_sources.node_source import NO_NODE, LastOffer, Offer
 from nodeagent.documents.reading import digest_of
 from nodeagent.plan.plan import Verdict
 from nodeagent.plan.problems import Code
@@ -28,7 +29,7 @@ STATE: Final = "nvidia.com/mig.config.state"
 
 
 class MigState(StrEnum):
-    """What the state label says.
+    """Values of the state label.
 
     mig-manager knows `rebooting` too, which is never written here: this agent reboots no node.
     """
@@ -38,7 +39,7 @@ class MigState(StrEnum):
     FAILED = "failed"
 
 
-# Waiting for somebody's work to end, or for the API server; a reset that is needed does not come
+# Waiting for a workload to end, or for the API server; a reset that is needed does not come
 # by waiting.
 _PASSES_BY_ITSELF = frozenset({Code.IN_USE, Code.MPS_CLIENT, Code.CLUSTER})
 
@@ -98,7 +99,7 @@ _NO_LABEL = NoPlan(f"the Node has no label {CONFIG}")
 
 
 class MigConfigSource:
-    """Asks for the configuration that the label names, and tells by the other how it went.
+    """Requests the configuration that one label names, and reports on it by the other.
 
     `plan_file` is the mounted mig-parted file, which may be missing; it is followed while `run`
     runs, and nothing is asked for before it was looked at, because it counts before what is
@@ -115,7 +116,7 @@ class MigConfigSource:
         look_every: float | None = None,
         alive: Callable[[], None] = lambda: None,
     ) -> None:
-        self._asked = Asked(offer, rounds)
+        self._last_offer = LastOffer(offer, rounds)
         self._watch = PlanFile(plan_file, self._took, look_every=look_every, alive=alive)
         self._file: PlanUpdate | None = None
         self._view: NodeView | None = None
@@ -131,31 +132,31 @@ class MigConfigSource:
     def saw(self, view: NodeView | None) -> None:
         """Ask for what the label of this Node names."""
         self._view, self._seen = view, True
-        self._ask()
+        self._update()
 
-    def answer(self, view: NodeView, state: NodeState, offered: PlanUpdate | None) -> Keys:
+    def answer(self, view: NodeView, state: NodeState, offered: PlanUpdate | None) -> Wanted:
         """The state label as it has to be."""
-        judged = self._asked.is_judged_in(state)
+        judged = self._last_offer.is_judged_in(state)
         if not judged or state.phase is not Phase.WORKING or not self._has_failed:
             found = state_of(view.labels, state, offered, judged=judged)
             # While what failed is tried again it has still failed, and a person is still needed.
             self._has_failed = judged and found is MigState.FAILED
             self._said = found
-        return Keys(labels={STATE: None if self._said is None else self._said.value})
+        return Wanted(labels={STATE: None if self._said is None else self._said.value})
 
-    def withdrawal(self, view: NodeView) -> Keys:
-        """The state, which nobody keeps true any more; the configuration is the asker's."""
-        return Keys(labels={STATE: None})
+    def withdrawal(self, view: NodeView) -> Wanted:
+        """The state, which is no longer kept true; the configuration stays."""
+        return Wanted(labels={STATE: None})
 
     def _took(self, file: PlanUpdate) -> None:
         self._file = file
-        self._ask()
+        self._update()
 
-    def _ask(self) -> None:
+    def _update(self) -> None:
         if self._seen:
             wanted = self._wanted()
             if wanted is not None:
-                self._asked.ask(wanted)
+                self._last_offer.update(wanted)
 
     def _wanted(self) -> PlanUpdate | DeferredMigConfig | None:
         """What is asked for now; None while that is not known."""

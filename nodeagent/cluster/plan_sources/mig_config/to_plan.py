@@ -33,7 +33,7 @@ def can_be_named(name: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class DeferredMigConfig:
-    """The configuration `name`, as the label says; `file_text` is the mounted mig-parted file, None
+    """The configuration `name`, as in the label; `file_text` is the mounted mig-parted file, None
     without one.
     """
 
@@ -80,7 +80,7 @@ def _is_for_this_node(file_text: bytes, name: str, observed: ObservedNode) -> bo
     try:
         document = read_document(file_text, configuration=name)
     except DocumentError:
-        return True  # a fault in the file is told as what it is
+        return True  # a fault in the file is reported as such
     # An index that the node does not have is such a fault too.
     problems: list[Problem] = []
     chosen = [select(entry, observed, problems) for entry in document.entries]
@@ -125,7 +125,7 @@ def _remedy(name: str, known: list[str], silent: tuple[Gpu, ...]) -> str:
     if silent:
         gpus = listed(f"GPU {gpu.index}" for gpu in silent)
         remedy += (
-            f"; the driver tells no profiles of {gpus} now, and some drivers do so only in MIG "
+            f"; the driver reports no profiles of {gpus} now, and some drivers do so only in MIG "
             "mode: all-enabled switches it on"
         )
     return remedy

@@ -76,10 +76,10 @@ def _meant(text: str, gpu: Gpu) -> str | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class DeviceRequest:
     """`count` devices of `profile`, as nos spells it, on the GPU with this NVML index.
 
-    `where` leads to the place that says so.
+    `where` is its path.
     """
 
     index: int
@@ -89,12 +89,12 @@ class Asked:
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
-    """What a carrier says. With anything `wrong` it must not be acted upon; `ignored` is what nos
-    passes over without a word, and so it is here, but with one.
+class Requests:
+    """What a carrier requests. With anything `wrong` it must not be acted upon. What is `ignored`
+    nos ignores in silence; here it is reported.
     """
 
-    asked: tuple[Asked, ...] = ()
+    devices: tuple[DeviceRequest, ...] = ()
     wrong: tuple[Problem, ...] = ()
     ignored: tuple[Problem, ...] = ()
 
@@ -122,7 +122,7 @@ class Mode(StrEnum):
 
 
 class Use(StrEnum):
-    """Whether devices are in somebody's hands."""
+    """Whether devices are in use."""
 
     FREE = "free"
     USED = "used"
@@ -155,12 +155,12 @@ def annotation_path(key: str) -> str:
 # --- asked for --------------------------------------------------------------------------------
 
 
-def read_spec(annotations: Mapping[str, str]) -> Reading:
+def read_spec(annotations: Mapping[str, str]) -> Requests:
     """All that the spec annotations ask for, in the order of their keys.
 
     Two keys for the same GPU and profile (`gpu-0-`, `gpu-00-`) both count, as for nos.
     """
-    asked: list[Asked] = []
+    asked: list[DeviceRequest] = []
     wrong: list[Problem] = []
     ignored: list[Problem] = []
     for key, value in _with_prefix(annotations, SPEC):
@@ -180,11 +180,11 @@ def read_spec(annotations: Mapping[str, str]) -> Reading:
             asked.append(found)
         else:
             ignored.append(_zero(key, found))
-    return Reading(tuple(asked), tuple(wrong), (*ignored, *_twice(asked)))
+    return Requests(tuple(asked), tuple(wrong), (*ignored, *_twice(asked)))
 
 
 def requested_profiles(annotations: Mapping[str, str]) -> Iterator[tuple[int, str]]:
-    """The GPUs and profiles that are asked for; without the faults, which cost time to tell."""
+    """The GPUs and profiles that are asked for; without the faults, which cost time to word."""
     for key, value in annotations.items():
         parts = key.split("-") if key.startswith(SPEC) else []
         if len(parts) == _SPEC_PARTS and (_integer(value) or 0) > 0:
@@ -193,7 +193,7 @@ def requested_profiles(annotations: Mapping[str, str]) -> Iterator[tuple[int, st
                 yield index, parts[3]
 
 
-def _spec(key: str, value: str) -> Asked | Problem:
+def _spec(key: str, value: str) -> DeviceRequest | Problem:
     """What one annotation asks for, or why nos does not see it."""
     parts = key.split("-")
     if len(parts) != _SPEC_PARTS:
@@ -205,7 +205,7 @@ def _spec(key: str, value: str) -> Asked | Problem:
     count = _integer(value)
     if count is None:
         return _unread(key, f"its value {shown(value)} is no whole number")
-    return Asked(index, parts[3], count, annotation_path(key))
+    return DeviceRequest(index, parts[3], count, annotation_path(key))
 
 
 def _unread(key: str, why: str) -> Problem:
@@ -217,7 +217,7 @@ def _unread(key: str, why: str) -> Problem:
     )
 
 
-def _zero(key: str, asked: Asked) -> Problem:
+def _zero(key: str, asked: DeviceRequest) -> Problem:
     return Problem(
         Code.INVALID_VALUE,
         f"the annotation {shown(key)} asks for 0 devices, which is as if it were not there; nos "
@@ -227,8 +227,8 @@ def _zero(key: str, asked: Asked) -> Problem:
     )
 
 
-def _twice(asked: list[Asked]) -> Iterator[Problem]:
-    first: dict[tuple[int, str], Asked] = {}
+def _twice(asked: list[DeviceRequest]) -> Iterator[Problem]:
+    first: dict[tuple[int, str], DeviceRequest] = {}
     for one in asked:
         other = first.setdefault((one.index, one.profile), one)
         if other is not one:

@@ -19,7 +19,7 @@ import structlog
 from nodeagent.backoff import Backoff
 from nodeagent.cluster.client.access import ClusterAccess
 from nodeagent.cluster.client.faults import ClusterFault, NotAllowed, RequestRefused
-from nodeagent.cluster.plan_sources.nos.grammar import Asked, Reading, share_size
+from nodeagent.cluster.plan_sources.nos.grammar import DeviceRequest, Requests, share_size
 from nodeagent.documents.bounded_yaml import Value, read_tree
 from nodeagent.documents.findings import path_text
 from nodeagent.documents.mps import MOST_CLIENTS
@@ -40,27 +40,27 @@ def configuration_key(labels: Mapping[str, str]) -> str | None:
     return labels.get(CONFIGURATION_LABEL) or None
 
 
-def read_configuration(text: str) -> Reading:
-    """The shares that a configuration asks for; of the rest of it nothing is said."""
+def read_configuration(text: str) -> Requests:
+    """The shares that a configuration asks for; the rest of it is ignored."""
     try:
         document = read_tree(text).value
     except DocumentError as error:
-        return Reading(wrong=tuple(error.problems))
+        return Requests(wrong=tuple(error.problems))
     sharing = document.get("sharing") if isinstance(document, dict) else None
     mps = sharing.get("mps") if isinstance(sharing, dict) else None
     resources = mps.get("resources") if isinstance(mps, dict) else None
     if resources is None:
-        return Reading()
+        return Requests()
     if not isinstance(resources, list):
-        return Reading(wrong=(_wrong(("resources",), resources, "a list"),))
+        return Requests(wrong=(_wrong(("resources",), resources, "a list"),))
     found = [f for number, one in enumerate(resources) for f in _resource(number, one)]
-    return Reading(
-        asked=tuple(f for f in found if isinstance(f, Asked) and f.count),
+    return Requests(
+        devices=tuple(f for f in found if isinstance(f, DeviceRequest) and f.count),
         wrong=tuple(f for f in found if isinstance(f, Problem)),
     )
 
 
-def _resource(number: int, resource: Value) -> Iterator[Asked | Problem]:
+def _resource(number: int, resource: Value) -> Iterator[DeviceRequest | Problem]:
     place = ("resources", number)
     if not isinstance(resource, dict):
         yield _wrong(place, resource, "a map")
@@ -71,7 +71,7 @@ def _resource(number: int, resource: Value) -> Iterator[Asked | Problem]:
     if size is None or renamed == profile:
         yield _wrong((*place, "rename"), renamed, "gpu-<N>gb, such as gpu-10gb")
     elif resource.get("memoryGB", size) != size:
-        yield _wrong((*place, "memoryGB"), resource["memoryGB"], f"{size}, as rename says")
+        yield _wrong((*place, "memoryGB"), resource["memoryGB"], f"{size}, as in rename")
     elif type(replicas) is not int or not 0 <= replicas <= MOST_CLIENTS:
         yield _wrong((*place, "replicas"), replicas, f"a number from 0 to {MOST_CLIENTS}")
     else:
@@ -80,7 +80,7 @@ def _resource(number: int, resource: Value) -> Iterator[Asked | Problem]:
 
 def _on_devices(
     place: tuple[str | int, ...], devices: Value, profile: str, replicas: int
-) -> Iterator[Asked | Problem]:
+) -> Iterator[DeviceRequest | Problem]:
     place = (*place, "devices")
     if not isinstance(devices, list):
         yield _wrong(place, devices, 'a list of GPU indices such as ["0"]')
@@ -88,7 +88,7 @@ def _on_devices(
     for number, device in enumerate(devices):
         text = str(device) if type(device) in (int, str) else ""
         if text.isascii() and text.isdecimal() and len(text) <= _LONGEST_INDEX:
-            yield Asked(int(text), profile, replicas, _path(place))
+            yield DeviceRequest(int(text), profile, replicas, _path(place))
         else:
             yield _wrong((*place, number), device, "the index of a GPU")
 
@@ -114,7 +114,7 @@ _PARTS = 2
 
 @dataclass(frozen=True, slots=True)
 class ReadIntervals:
-    """Times in seconds. Nobody tells when a key that was missing is there, so it is looked for
+    """Times in seconds. Nothing reports when a missing key is there, so it is looked for
     again, less and less often.
     """
 

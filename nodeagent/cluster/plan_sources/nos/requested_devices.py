@@ -14,7 +14,7 @@ from typing import Any
 
 from nodeagent.cluster.plan_sources.nos.grammar import (
     MODE_LABEL,
-    Asked,
+    DeviceRequest,
     Mode,
     mig_profile,
     share_size,
@@ -53,7 +53,7 @@ class GpuRequest:
 
 
 def requested_devices(
-    mode: Mode, asked: Iterable[Asked], observed: ObservedNode
+    mode: Mode, asked: Iterable[DeviceRequest], observed: ObservedNode
 ) -> tuple[dict[int, GpuRequest], list[Problem]]:
     """What each GPU is asked to be, by index, and all that is wrong with it."""
     known = {gpu.index: gpu for gpu in observed.gpus}
@@ -71,7 +71,7 @@ def requested_devices(
 
 
 def _take(
-    one: Asked, mode: Mode, gpu: Gpu | None, requests: dict[int, GpuRequest]
+    one: DeviceRequest, mode: Mode, gpu: Gpu | None, requests: dict[int, GpuRequest]
 ) -> Problem | None:
     """Add to what the GPU is asked to be, or say what is wrong with it."""
     size, name = share_size(one.profile), mig_profile(one.profile)
@@ -92,7 +92,7 @@ def _take(
     return None
 
 
-def _no_such_gpu(one: Asked, known: Mapping[int, Gpu]) -> Problem | None:
+def _no_such_gpu(one: DeviceRequest, known: Mapping[int, Gpu]) -> Problem | None:
     if one.index in known or (not known and one.index <= LARGEST_INDEX):
         return None
     have = f"it has {listed(map(str, known))}" if known else f"the largest is {LARGEST_INDEX}"
@@ -104,7 +104,7 @@ def _no_such_gpu(one: Asked, known: Mapping[int, Gpu]) -> Problem | None:
     )
 
 
-def _no_such_profile(one: Asked, name: ProfileName, gpu: Gpu | None) -> Problem | None:
+def _no_such_profile(one: DeviceRequest, name: ProfileName, gpu: Gpu | None) -> Problem | None:
     """Where the card's profiles are not known, it is found out when the plan is resolved."""
     if gpu is not None and gpu.access is Access.OK and gpu.mig is None:
         return Problem(
@@ -169,24 +169,24 @@ def emptied(
 
 
 MEMORY_LABEL = "nvidia.com/gpu.memory"  # MiB of each GPU, as feature discovery writes it
-USER = 1000  # whom nos' own daemon runs as, and whom it therefore tells its clients to run as
+USER = 1000  # nos' own daemon runs as this user, and so its clients have to
 
 _MIB_OF_A_GIGABYTE = 1000
 _LARGEST_LABEL = 12  # digits
 
 
 def card_memory(gpu: Gpu | None, labels: Mapping[str, str]) -> int:
-    """MiB: what the driver says, else what the node's label does; 0 when nobody says."""
-    told = gpu.memory // MIB if gpu else 0
+    """MiB, by the driver, else by the node's label; 0 when neither is known."""
+    by_driver = gpu.memory // MIB if gpu else 0
     label = labels.get(MEMORY_LABEL, "")
     is_number = label.isascii() and label.isdecimal() and len(label) <= _LARGEST_LABEL
-    return told or (int(label) if is_number else 0)
+    return by_driver or (int(label) if is_number else 0)
 
 
 def share_memory(size: int, card: int) -> str:
     """The memory of a share of `size` of nos' gigabytes on a card of `card` MiB, as a quantity."""
     if not card:
-        return f"{size}G"  # at least what the name says
+        return f"{size}G"  # at least as in its name
     gigabytes = -(-card // _MIB_OF_A_GIGABYTE)
     return f"{max(1, size * card // gigabytes)}Mi"
 

@@ -1,4 +1,4 @@
-"""nos' protocol as a plan source: its partitioner decides, and is told what is so."""
+"""nos' protocol as a plan source: its partitioner requests, and gets the state reported."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ import structlog
 
 from nodeagent.cluster.client.access import ClusterAccess
 from nodeagent.cluster.client.node_view import NodeView
-from nodeagent.cluster.plan_sources.node_source import NO_NODE, Asked, Keys, Offer
+from nodeagent.cluster.client.node_writer import Wanted
+from nodeagent.cluster.plan_sources.node_source import NO_NODE, LastOffer, Offer
 from nodeagent.cluster.plan_sources.nos.grammar import SPEC_PLAN, Mode, mode_of
 from nodeagent.cluster.plan_sources.nos.plugin_configuration import (
     CONFIGURATION_LABEL,
@@ -47,9 +48,9 @@ class NosSource:
         rounds: Callable[[], int],
         intervals: ReadIntervals = ReadIntervals(),  # noqa: B008 - a frozen value
     ) -> None:
-        self._asked = Asked(offer, rounds)
+        self._last_offer = LastOffer(offer, rounds)
         self._configuration = (
-            NosConfiguration(access, config_map, self._ask, intervals=intervals)
+            NosConfiguration(access, config_map, self._update, intervals=intervals)
             if config_map
             else None
         )
@@ -74,29 +75,29 @@ class NosSource:
         self._view, self._seen = view, True
         if self._configuration:
             self._configuration.want(_key(view))
-        self._ask()
+        self._update()
 
-    def answer(self, view: NodeView, state: NodeState, offered: PlanUpdate | None) -> Keys:
+    def answer(self, view: NodeView, state: NodeState, offered: PlanUpdate | None) -> Wanted:
         """What is free and in use, and the plan that this is the answer to."""
-        judged = self._asked.is_judged_in(state)
+        judged = self._last_offer.is_judged_in(state)
         if judged:
             self._look_for_remarks(state.observed)
         annotations = status_annotations(
             state, offered, annotations=view.annotations, labels=view.labels, judged=judged
         )
-        return Keys(annotations=annotations)
+        return Wanted(annotations=annotations)
 
-    def withdrawal(self, view: NodeView) -> Keys:
-        """The counts, which nobody keeps true any more."""
-        return Keys(annotations=withdrawn(view.annotations))
+    def withdrawal(self, view: NodeView) -> Wanted:
+        """The counts, which are no longer kept true."""
+        return Wanted(annotations=withdrawn(view.annotations))
 
     # --- what is asked for ----------------------------------------------------------------------
 
-    def _ask(self) -> None:
+    def _update(self) -> None:
         if self._seen:
             wanted = self._wanted()
             if wanted is not None:
-                self._asked.ask(wanted)
+                self._last_offer.update(wanted)
 
     def _wanted(self) -> PlanUpdate | DeferredNosPlan | None:
         """What is asked for now; None while the configuration is being read."""
@@ -114,10 +115,10 @@ class NosSource:
             return deferred_plan(view.annotations, view.labels, self._configuration.text)
         return self._configuration.trouble
 
-    # --- what nos says nothing about ------------------------------------------------------------
+    # --- what nos ignores in silence ------------------------------------------------------------
 
     def _look_for_remarks(self, observed: ObservedNode) -> None:
-        asked = self._asked.last
+        asked = self._last_offer.last
         if (
             isinstance(asked, DeferredNosPlan)
             and asked != self._remarked
@@ -127,7 +128,7 @@ class NosSource:
             self._to_remark.put_nowait((asked, observed))
 
     async def _remark(self) -> NoReturn:
-        """Tell what nos passes over, once; in a thread, because there may be much of it."""
+        """Log what nos ignores, once; found in a thread, because there may be much of it."""
         while True:
             asked, observed = await self._to_remark.get()
             found = await asyncio.to_thread(asked.remarks, observed)

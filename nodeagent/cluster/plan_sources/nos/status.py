@@ -66,7 +66,7 @@ def status_annotations(
 
 
 def withdrawn(annotations: Mapping[str, str]) -> Mapping[str, None]:
-    """What to take away when nobody keeps the counts true any more.
+    """What to remove when the counts are no longer kept true.
 
     The answer to the last plan stays: without it nos would wait for one, with the whole cluster.
     """
@@ -76,7 +76,7 @@ def withdrawn(annotations: Mapping[str, str]) -> Mapping[str, None]:
 def _answered(state: NodeState, offered: PlanUpdate | None, mode: Mode) -> bool:
     """Whether all has been done for this plan that is to be done for now, well or not.
 
-    A plan that was refused, or waits for somebody, is answered too, as it is when the driver is
+    A plan that was refused, or is blocked, is answered too, as it is when the driver is
     dead: unanswered, it would hold up the whole cluster.
     """
     if offered is None:
@@ -143,7 +143,7 @@ def _devices(gpu: Gpu, asked: Iterable[str], *, answers: bool) -> Iterator[Statu
 
 @dataclass(frozen=True, slots=True)
 class _Holder:
-    """Who has a share, as far as one can tell which: a container, or a process without one."""
+    """The holder of a share, with its share if known: a container, or a process without one."""
 
     identity: tuple[str, ...]
     share: str = ""
@@ -192,10 +192,10 @@ def _identity(who: ClientState | User) -> tuple[str, ...]:
 
 
 def _taken(holders: Iterable[_Holder], shares: list[Share]) -> Counter[str]:
-    """How many of each share are in somebody's hands.
+    """How many of each share are in use.
 
-    A slot counts once, however many processes are in it. Whoever has none of the slots holds a
-    share all the same: the one with a limit like theirs, else the largest that is free.
+    A slot counts once, however many processes are in it. A holder without a slot has a
+    share all the same: the one with a limit like its own, else the largest that is free.
     """
     holders = list(holders)
     names = {share.name for share in shares}

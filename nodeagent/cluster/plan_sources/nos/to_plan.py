@@ -16,7 +16,7 @@ from nodeagent.cluster.plan_sources.nos.grammar import (
     SPEC,
     SPEC_PLAN,
     Mode,
-    Reading,
+    Requests,
     mode_of,
     read_spec,
     share_size,
@@ -48,7 +48,7 @@ _MOST_NAMED = 3  # further places in a sentence about the first
 @dataclass(frozen=True, slots=True)
 class DeferredNosPlan:
     """What nos requests by these annotations and labels; `plugin_configuration` is the text that
-    `configuration_key` leads to, None without one: where it is given, it says what the shares are.
+    `configuration_key` leads to, None without one: where it is given, it defines the shares.
     """
 
     annotations: Mapping[str, str]
@@ -65,7 +65,7 @@ class DeferredNosPlan:
         reading = self._read(mode)
         if reading is None:
             return NoPlan(_nothing_asked(mode, self.labels))
-        requests, wrong = requested_devices(mode, reading.asked, observed)
+        requests, wrong = requested_devices(mode, reading.devices, observed)
         faults = (*reading.wrong, *wrong)
         if faults:
             return UnreadablePlan(_as_one(faults))
@@ -80,7 +80,7 @@ class DeferredNosPlan:
         reading = self._read(mode) if mode else None
         if mode is None or reading is None:
             return ()
-        requests, _ = requested_devices(mode, reading.asked, observed)
+        requests, _ = requested_devices(mode, reading.devices, observed)
         going = [request for request in emptied(mode, requests, observed) if request.has_devices]
         found = (*map(_is_emptied, going), *_unspeakable(mode, observed), *reading.ignored)
         if len(found) <= MOST_PROBLEMS:
@@ -89,23 +89,23 @@ class DeferredNosPlan:
         rest = Problem(Code.INVALID_VALUE, more, "mend these and look again")
         return (*found[:MOST_PROBLEMS], rest)
 
-    def _read(self, mode: Mode) -> Reading | None:
+    def _read(self, mode: Mode) -> Requests | None:
         """All that is requested in this mode; None when nos has requested nothing yet."""
         # Without an id the annotations are not to be acted upon.
         spec = read_spec(self.annotations) if self.annotations.get(SPEC_PLAN) else None
         if mode is Mode.MIG:
             return spec
         if self.plugin_configuration is None:
-            reading = spec or Reading()
+            reading = spec or Requests()
         else:
             reading = read_configuration(self.plugin_configuration)
             # On an MPS node with a configuration the annotations are left from another time.
             if mode is Mode.HYBRID and spec is not None:
-                instances = tuple(one for one in spec.asked if share_size(one.profile) is None)
-                reading = Reading(
-                    (*instances, *reading.asked), (*spec.wrong, *reading.wrong), spec.ignored
+                instances = tuple(one for one in spec.devices if share_size(one.profile) is None)
+                reading = Requests(
+                    (*instances, *reading.devices), (*spec.wrong, *reading.wrong), spec.ignored
                 )
-        return reading if reading.asked or reading.wrong else None
+        return reading if reading.devices or reading.wrong else None
 
 
 def deferred_plan(
@@ -165,7 +165,7 @@ def _is_emptied(request: GpuRequest) -> Problem:
 
 
 def _unspeakable(mode: Mode, observed: ObservedNode) -> Iterator[Problem]:
-    """The MIG devices that nos is not told of, because none of its keys can hold their names."""
+    """The MIG devices that cannot be reported to nos: its keys cannot hold their names."""
     if mode is Mode.MPS:
         return
     for gpu in observed.gpus:
@@ -174,7 +174,7 @@ def _unspeakable(mode: Mode, observed: ObservedNode) -> Iterator[Problem]:
             if spelled(profile) is None:
                 yield Problem(
                     Code.UNSUPPORTED,
-                    f"GPU {gpu.index} has a {profile}, which nos cannot be told of: its "
+                    f"GPU {gpu.index} has a {profile}, which cannot be reported to nos: its "
                     "annotations cannot hold the name. It takes the room for free",
                     "take a profile without - and , in its name",
                     gpu=gpu.uuid,

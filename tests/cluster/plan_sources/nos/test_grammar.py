@@ -25,7 +25,7 @@ STATUS = "nos.nebuly.com/status-gpu"
 
 def asked(annotations: dict[str, str]) -> list[tuple[int, str, int]]:
     """Index, profile and count of all that is asked."""
-    found = [(a.index, a.profile, a.count) for a in read_spec(annotations).asked]
+    found = [(a.index, a.profile, a.count) for a in read_spec(annotations).devices]
     assert sorted(requested_profiles(annotations)) == sorted(
         (index, name) for index, name, _ in found
     )
@@ -44,7 +44,7 @@ def test_spec() -> None:
     reading = read_spec(annotations)
     assert asked(annotations) == [(0, "1g.5gb", 3), (11, "3g.20gb", 1)]
     assert reading.wrong == reading.ignored == ()
-    assert reading.asked[0].where == f'metadata.annotations["{SPEC}-0-1g.5gb"]'
+    assert reading.devices[0].where == f'metadata.annotations["{SPEC}-0-1g.5gb"]'
 
 
 @pytest.mark.parametrize(
@@ -87,7 +87,7 @@ def test_strange_but_read(key: str, value: str, expected: tuple[int, str, int]) 
 def test_passed_over(key: str, value: str, why: str) -> None:
     """What nos ignores in silence is ignored, and said: which key, why, and what would be right."""
     reading = read_spec({key: value})
-    assert not reading.asked
+    assert not reading.devices
     assert not reading.wrong
     assert not list(requested_profiles({key: value}))
     (problem,) = reading.ignored
@@ -100,7 +100,7 @@ def test_negative() -> None:
     """A negative count, which nos takes for a number, is refused."""
     reading = read_spec({f"{SPEC}-0-1g.5gb": "-1"})
     (problem,) = reading.wrong
-    assert reading.asked == ()
+    assert reading.devices == ()
     assert problem.code is Code.INVALID_VALUE
     assert f"{SPEC}-0-1g.5gb" in problem.path
     assert "-1" in problem.message
@@ -110,7 +110,7 @@ def test_negative() -> None:
 def test_zero(zero: str) -> None:
     """A count of 0 is as if the key were not there, and that is said."""
     reading = read_spec({f"{SPEC}-0-1g.5gb": zero})
-    assert not reading.asked
+    assert not reading.devices
     assert not reading.wrong
     assert "as if it were not there" in reading.ignored[0].message
 

@@ -31,9 +31,9 @@ def test_shares() -> None:
     """Each resource is so many shares on each of its devices."""
     two = {**TEN, "rename": "gpu-5gb", "memoryGB": 5, "replicas": 3, "devices": ["1", 2]}
     reading = read_configuration(written(TEN, two))
-    found = [(a.index, a.profile, a.count) for a in reading.asked]
+    found = [(a.index, a.profile, a.count) for a in reading.devices]
     assert found == [(0, "10gb", 2), (1, "5gb", 3), (2, "5gb", 3)]
-    assert reading.asked[0].where == "sharing.mps.resources[0].devices"
+    assert reading.devices[0].where == "sharing.mps.resources[0].devices"
     assert reading.wrong == ()
 
 
@@ -52,7 +52,7 @@ def test_shares() -> None:
 def test_no_shares(text: str) -> None:
     """A configuration of another kind asks for no shares, and that is no fault of it."""
     reading = read_configuration(text)
-    assert not reading.asked
+    assert not reading.devices
     assert not reading.wrong
 
 
@@ -62,7 +62,7 @@ def test_no_shares(text: str) -> None:
         (written({**TEN, "rename": "shared"}), "resources[0].rename", "gpu-<N>gb"),
         (written({**TEN, "rename": "10gb"}), "resources[0].rename", "gpu-<N>gb"),
         (written({**TEN, "rename": None}), "resources[0].rename", "gpu-<N>gb"),
-        (written({**TEN, "memoryGB": 20}), "resources[0].memoryGB", "10, as rename says"),
+        (written({**TEN, "memoryGB": 20}), "resources[0].memoryGB", "10, as in rename"),
         (written({**TEN, "replicas": "2"}), "resources[0].replicas", "a number from 0"),
         (written({**TEN, "replicas": -1}), "resources[0].replicas", "a number from 0"),
         (written({**TEN, "replicas": True}), "resources[0].replicas", "a number from 0"),

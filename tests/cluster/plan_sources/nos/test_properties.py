@@ -129,7 +129,7 @@ def test_asked_done_and_told(data: st.DataObject) -> None:
     )
     assert written[STATUS_PLAN] == annotations[SPEC_PLAN]
     told = {(k.index, k.profile): v for k, v in _status(written)}
-    assert told == {(a.index, a.profile): a.count for a in read_spec(annotations).asked}
+    assert told == {(a.index, a.profile): a.count for a in read_spec(annotations).devices}
 
 
 @given(st.data())

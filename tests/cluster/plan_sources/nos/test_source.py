@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 from nodeagent.cluster.client.access import ClusterAccess
-from nodeagent.cluster.plan_sources.node_source import Keys, NodeSource, Offer
+from nodeagent.cluster.client.node_writer import Wanted
+from nodeagent.cluster.plan_sources.node_source import NodeSource, Offer
 from nodeagent.cluster.plan_sources.nos.grammar import STATUS_PLAN
 from nodeagent.cluster.plan_sources.nos.plugin_configuration import (
     CONFIGURATION_LABEL,
@@ -175,7 +176,7 @@ async def test_a_dead_driver_is_answered(access: ClusterAccess) -> None:
     source = NosSource(lambda _: None, access, None, rounds=lambda: 0)
     view = view_of(spec("7", **{"0-7g.80gb": "1"}), MIG)
     source.saw(view)
-    assert source.answer(view, NodeState("n", "nos"), None) == Keys()
+    assert source.answer(view, NodeState("n", "nos"), None) == Wanted()
     dead = NodeState("n", "nos", Phase.FAILED, driver_error="no driver")
     assert source.answer(view, dead, None).annotations == {STATUS_PLAN: "7"}
 
@@ -309,4 +310,4 @@ async def test_withdrawal(access: ClusterAccess) -> None:
     """The counts go; the plan stays answered, and what nos asked for is its own."""
     source = NosSource(lambda _: None, access, None, rounds=lambda: 0)
     there = {**spec(**{"0-7g.40gb": "1"}), f"{STATUS}-0-7g.40gb-free": "1", STATUS_PLAN: "1"}
-    assert source.withdrawal(view_of(there, MIG)) == Keys({f"{STATUS}-0-7g.40gb-free": None})
+    assert source.withdrawal(view_of(there, MIG)) == Wanted({f"{STATUS}-0-7g.40gb-free": None})
