@@ -1,7 +1,6 @@
 """What is read of the GPUs' health, each value absent (None) where it was not read or not told.
 
-A reading may hold anything from one value to all: what it leaves out stays as it was judged last.
-Which NVML call gives which value stands in `sources`.
+A reading may hold anything from one value to all: what it leaves out keeps its last evaluation.
 """
 
 from __future__ import annotations
