@@ -14,7 +14,7 @@ from typing import Any
 from bench.tables import show
 from nodeagent.files.state import StateFile
 from nodeagent.gpu.original_settings import OriginalSettings
-from nodeagent.health.store import health_file
+from nodeagent.health.state_file import health_file
 from nodeagent.mps.files.records import FOLDER, Record, read_records, write_record
 from nodeagent.reconcile.last_good_plan import last_good_plan
 

@@ -29,9 +29,8 @@ from nodeagent.gpu.event_listener import Event
 from nodeagent.gpu.kernel import gpu_addresses
 from nodeagent.health import fencing
 from nodeagent.health.evaluate import Judgement, Rules, judge
-from nodeagent.health.fencing import Fences
+from nodeagent.health.fencing import Fences, with_pods
 from nodeagent.health.findings import Moment
-from nodeagent.health.pods import with_pods
 from nodeagent.health.readings import (
     Answer,
     Cleared,
@@ -42,7 +41,7 @@ from nodeagent.health.readings import (
 )
 from nodeagent.health.reporting import HealthEvent, events
 from nodeagent.health.state import HealthState
-from nodeagent.health.store import health_file
+from nodeagent.health.state_file import health_file
 from nodeagent.health.xid_findings import cause_of_xid
 from nodeagent.health.xids import XidTable
 from nodeagent.plan.observed import Access, ObservedNode

@@ -16,7 +16,7 @@ from nodeagent.errors import NodeagentError
 from nodeagent.gpu.event_listener import Binding, Event, gpu_event_of, xid_of
 from nodeagent.gpu.kernel import REMEDY, KernelLog
 from nodeagent.health.findings import Moment
-from nodeagent.health.kernel_log import Begun, read_lines
+from nodeagent.health.kernel_log import Begun, pci_address, read_lines
 from nodeagent.health.modes import owned_modes
 from nodeagent.health.readings import (
     Answer,
@@ -28,7 +28,6 @@ from nodeagent.health.readings import (
     XidEvent,
 )
 from nodeagent.health.state import GpuPast
-from nodeagent.health.xid_dedup import pci_address
 from nodeagent.plan.plan import NodePlan
 from nodeagent.plan.problems import Code, Problem
 from nodeagent.plan.steps import (

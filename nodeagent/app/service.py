@@ -39,7 +39,7 @@ from nodeagent.gpu.driver import Driver
 from nodeagent.gpu.kernel import PCI_DEVICES as PCI_BUS
 from nodeagent.gpu.topology import Topology
 from nodeagent.gpu.workers import LONGEST_JOB
-from nodeagent.health.store import FILE_NAME as HEALTH_NAME
+from nodeagent.health.state_file import FILE_NAME as HEALTH_NAME
 from nodeagent.mps.setup import longest_step, places_of, simulated_places
 from nodeagent.plan.problems import Problem
 from nodeagent.reconcile.active_plan import ActivePlan

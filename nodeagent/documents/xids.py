@@ -7,8 +7,7 @@ from pathlib import Path
 from nodeagent.documents.bounded_yaml import LARGEST_TEXT, read_tree
 from nodeagent.errors import DocumentError, UsageError
 from nodeagent.files.regular import read_regular_file
-from nodeagent.health.xid_overrides import overridden
-from nodeagent.health.xids import XidTable, default_table
+from nodeagent.health.xids import XidTable, default_table, overridden
 
 
 def read_xid_table(text: str | bytes) -> XidTable:

@@ -14,35 +14,23 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
-from nodeagent.health import device_checks, heat_checks, link_checks, memory_checks, node_checks
-from nodeagent.health import xid_dedup as hearing
-from nodeagent.health import xid_findings as told
-from nodeagent.health.expiry import ending_of
+from nodeagent.health import xid_findings
+from nodeagent.health.checks import device, heat, link, memory
+from nodeagent.health.checks.heat import REASONS
+from nodeagent.health.checks.observation import GpuCheck, Look, Sign
 from nodeagent.health.finding_store import Ended, Ledger
-from nodeagent.health.findings import End, Finding, Moment, Place, in_order
-from nodeagent.health.history import remembered
+from nodeagent.health.findings import End, Finding, Moment, Place, Severity, in_order
 from nodeagent.health.limits import Limits
-from nodeagent.health.observations import GpuCheck, Look, Sign
 from nodeagent.health.readings import GpuReading, NodeReading, XidEvent
-from nodeagent.health.state import GpuPast, HealthState, Repair, XidCount
+from nodeagent.health.state import GpuPast, HealthState, Repair, Trail, XidCount
 from nodeagent.health.table import BY_CAUSE
 from nodeagent.health.xids import RECOVERY_CHANGED, XidTable, default_table
 
 GPU_CHECKS: tuple[GpuCheck, ...] = (
-    device_checks.access,
-    device_checks.recovery,
-    device_checks.modes,
-    device_checks.inforom,
-    memory_checks.ecc,
-    memory_checks.rows,
-    memory_checks.repairs,
-    memory_checks.pages,
-    heat_checks.throttling,
-    heat_checks.clocks,
-    heat_checks.temperature,
-    link_checks.pcie,
-    link_checks.nvlink,
-    link_checks.fabric,
+    *device.CHECKS,
+    *memory.CHECKS,
+    *heat.CHECKS,
+    *link.CHECKS,
 )
 
 _MOST_REPAIRS = 100
@@ -86,7 +74,7 @@ def judge(state: HealthState, reading: NodeReading, rules: Rules) -> Judgement:
     state = replace(state, boot_id=reading.boot_id, at=now, gpus=gpus, repairs=repairs)
     state, news = _listen(state, reading, now, rules, ledger)
     for event in reading.events:
-        ledger.tell(told.of_event(event, state.gpus.get(event.gpu, GpuPast()), now))
+        ledger.tell(xid_findings.of_event(event, state.gpus.get(event.gpu, GpuPast()), now))
     judged = _look(state, reading, rules, ledger)
     gpus = {
         uuid: replace(past, judged=past.judged | judged.get(uuid, frozenset()))
@@ -161,13 +149,13 @@ def _listen(
         if 0 <= given.sequence <= state.kernel_log_read:
             continue
         read = max(read, given.sequence)
-        event = hearing.named(given, gpus.items())
-        heard, is_news = hearing.hear(heard, event, rules.limits.same_event)
+        event = xid_findings.named(given, gpus.items())
+        heard, is_news = xid_findings.hear(heard, event, rules.limits.same_event)
         past = gpus.get(event.gpu, GpuPast())
         if event.gpu in gpus and event.xid == RECOVERY_CHANGED:
             gpus[event.gpu] = _announced(past, event)
         row = rules.xids.row(event.xid)
-        finding = told.of_xid(event, row, past, now)
+        finding = xid_findings.of_xid(event, row, past, now)
         if not is_news:
             if finding is not None:
                 ledger.refine(finding)
@@ -175,9 +163,9 @@ def _listen(
         news.append(event)
         key = (event.gpu, event.xid, event.instance)
         count = counts[key].count if key in counts else 0
-        counts[key] = XidCount(*key, count + 1, told.moment(event.at, now))
+        counts[key] = XidCount(*key, count + 1, xid_findings.moment(event.at, now))
         if finding is not None:
-            ledger.tell(told.escalated(finding, state.repairs, rules.limits))
+            ledger.tell(xid_findings.escalated(finding, state.repairs, rules.limits))
     state = replace(
         state, heard=heard, xids=tuple(counts.values()), kernel_log_read=read, gpus=gpus
     )
@@ -198,7 +186,7 @@ def _end_the_told(
     read = {gpu.uuid: gpu for gpu in reading.gpus}
     for finding in tuple(ledger.findings):
         past = gpus.get(finding.place.gpu, GpuPast())
-        better = told.corrected(finding, past, limits)
+        better = xid_findings.corrected(finding, past, limits)
         if finding.place.instance is not None and finding.place.placement is None:
             placement = past.placements.get(finding.place.instance)
             better = replace(better, place=replace(better.place, placement=placement))
@@ -230,15 +218,90 @@ def _look(
             measure(sign, Place(gpu.uuid, sign.instance, None, placement))
         if gpu.instances is not None:
             ledger.end_instances(gpu.uuid, frozenset(i.instance for i in gpu.instances))
-    for place, sign in node_checks.node_signs(state, reading, rules.limits):
+    for place, sign in device.node_signs(state, reading, rules.limits):
         measure(sign, place)
     for event in reading.events:
-        judged.setdefault(event.gpu, set()).add(BY_CAUSE[told.cause_of(event)].check.value)
+        judged.setdefault(event.gpu, set()).add(BY_CAUSE[xid_findings.cause_of(event)].check.value)
     for xid in reading.xids:
-        judged.setdefault(hearing.named(xid, state.gpus.items()).gpu, set()).add("xid")
+        judged.setdefault(xid_findings.named(xid, state.gpus.items()).gpu, set()).add("xid")
     return {uuid: frozenset(checks) for uuid, checks in judged.items()}
 
 
 def _signs(look: Look) -> Iterator[Sign]:
     for check in GPU_CHECKS:
         yield from check(look)
+
+
+# --- what one reading of a GPU adds to its past ---
+
+
+def remembered(past: GpuPast, gpu: GpuReading, uptime: float, limits: Limits) -> GpuPast:
+    """The past with this reading in it."""
+    trails = dict(past.trails)
+    for name, value, window in _counters(gpu, limits):
+        if value is not None:
+            trails[name] = trails.get(name, Trail()).grown(uptime, value, window)
+    if gpu.throttling.reasons is not None:
+        for name, bit in REASONS.items():
+            active = bool(gpu.throttling.reasons & bit)
+            trail = trails.get(name, Trail())
+            trails[name] = trail.with_time(uptime, active, limits.throttling_window)
+    up = frozenset() if gpu.mig else past.links_up
+    recovery = gpu.recovery_action
+    return replace(
+        past,
+        index=gpu.index,
+        pci_bus_id=gpu.pci_bus_id or past.pci_bus_id,
+        trails=trails,
+        energy=past.energy if gpu.power.energy is None else gpu.power.energy,
+        recovery=past.recovery if recovery is None else (recovery, uptime),
+        links_up=up | {link.link for link in gpu.nvlinks if link.up},
+        placements=past.placements
+        if gpu.instances is None
+        else {i.instance: i.placement for i in gpu.instances if i.placement is not None},
+    )
+
+
+def _counters(gpu: GpuReading, limits: Limits) -> Iterator[tuple[str, int | None, float]]:
+    """Every counter whose growth matters: name, value, window in seconds."""
+    read, window = gpu.throttling, limits.throttling_window
+    yield "power", read.power, window
+    yield "thermal", read.thermal, window
+    yield "softwareThermal", read.software_thermal, window
+    yield "hardwareThermal", read.hardware_thermal, window
+    yield "powerBrake", read.power_brake, window
+    yield "replays", gpu.pcie.replays, limits.replay_window
+    for nvlink in gpu.nvlinks:
+        errors = [count for count in (nvlink.replays, nvlink.recoveries) if count is not None]
+        total = sum(errors) if errors else None
+        yield f"link{nvlink.link}", total, limits.nvlink_window
+        yield f"crc{nvlink.link}", nvlink.crc_errors, limits.crc_window
+
+
+# --- what ends a finding that no reading ends ---
+
+
+def ending_of(finding: Finding, gpu: GpuReading | None, now: Moment, limits: Limits) -> End | None:
+    """Why the finding is over now, if it is. `gpu` is the new reading of its GPU, if any."""
+    ends = BY_CAUSE[finding.cause].ends
+    if End.GONE in ends:  # a reading ends it
+        return None
+    minor = finding.severity is Severity.HEALTHY
+    if (minor or End.INSTANCE_GONE in ends) and _instance_gone(finding, gpu):
+        return End.INSTANCE_GONE
+    if minor or (End.LAPSED in ends and finding.severity is not Severity.UNHEALTHY):
+        patience = limits.application_lapse if minor else limits.told_lapse
+        if now.uptime - finding.last.uptime >= patience:
+            return End.LAPSED
+    return None
+
+
+def _instance_gone(finding: Finding, gpu: GpuReading | None) -> bool:
+    """Its GPU instance is not there any more, or another one has its id."""
+    place = finding.place
+    if place.instance is None or gpu is None or gpu.instances is None:
+        return False
+    there = next((i for i in gpu.instances if i.instance == place.instance), None)
+    if there is None:
+        return True
+    return None not in (place.placement, there.placement) and place.placement != there.placement

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 
-from nodeagent.health import xid_findings as told
+from nodeagent.health.checks.observation import Sign
 from nodeagent.health.findings import Action, End, Finding, Key, Moment, Place, Severity
 from nodeagent.health.limits import Limits
-from nodeagent.health.observations import Sign
 from nodeagent.health.state import Hold
 from nodeagent.health.table import BY_CAUSE, Row
+from nodeagent.health.xid_findings import again
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +121,7 @@ class Ledger:
     def tell(self, finding: Finding) -> None:
         """An event: one more of a kind that is known, or the first."""
         there = self._findings.get(finding.key)
-        self._findings[finding.key] = finding if there is None else told.again(there, finding)
+        self._findings[finding.key] = finding if there is None else again(there, finding)
 
     def refine(self, finding: Finding) -> None:
         """The other source's word of what is known already: it may know more of it.
@@ -133,7 +133,7 @@ class Ledger:
             return
         place = max(there.place, finding.place, key=lambda p: (p.instance or -1, p.compute or -1))
         longer = max(there.evidence, finding.evidence, key=len)
-        worse = told.again(there, finding)
+        worse = again(there, finding)
         self._findings.pop(there.key)
         merged = replace(
             there,

@@ -23,7 +23,8 @@ from nodeagent.health.xids import OFF_THE_BUS, RECOVERY_CHANGED
 
 _RECORD = re.compile(r"\d+,(?P<sequence>\d+),(?P<micros>\d+),[^;]*;(?P<text>.*)", re.DOTALL)
 _DMESG = re.compile(r"(?:<\d+>)?\[\s*(?P<seconds>\d+\.\d+)\]\s?(?P<text>.*)", re.DOTALL)
-_ADDRESS = r"(?:PCI:)?(?P<pci>[0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2}(?:\.[0-9a-fA-F])?)"
+_HEX = "[0-9a-fA-F]"
+_ADDRESS = rf"(?:PCI:)?(?P<pci>{_HEX}{{4,8}}:{_HEX}{{2}}:{_HEX}{{2}}(?:\.{_HEX})?)"
 _XID = re.compile(
     rf"NVRM: Xid \({_ADDRESS}(?: GPU-I:(?P<instance>\d+))?(?: GPU-CI:(?P<compute>\d+))?\): "
     r"(?P<xid>\d{1,9}),? ?(?P<rest>.*)",
@@ -143,3 +144,12 @@ def _fallen(
         sequence=sequence,
     )
     return event, None
+
+
+def pci_address(text: str) -> tuple[int, int, int] | None:
+    """Domain, bus and device of `00000000:1A:00.0` and `0000:1a:00` alike; None for other texts."""
+    match = re.fullmatch(_ADDRESS, text)
+    if match is None:
+        return None
+    domain, bus, device = match["pci"].split(".")[0].split(":")
+    return (int(domain, 16), int(bus, 16), int(device, 16))

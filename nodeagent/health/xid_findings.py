@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import assert_never
 
-from nodeagent.health.device_checks import recovery_of
+from nodeagent.health.checks.device import recovery_of
 from nodeagent.health.findings import Action, Finding, Moment, Place, Severity, rank
+from nodeagent.health.kernel_log import pci_address
 from nodeagent.health.limits import Limits
 from nodeagent.health.readings import GpuEvent, GpuEventKind, XidEvent
-from nodeagent.health.state import GpuPast, Repair
+from nodeagent.health.state import GpuPast, Heard, Repair
 from nodeagent.health.table import BY_CAUSE
 from nodeagent.health.xids import OFF_THE_BUS, XidClass, XidRow, XidTable
 
@@ -181,3 +183,52 @@ def corrected(finding: Finding, past: GpuPast, limits: Limits) -> Finding:
     if finding.action is Action.INSPECT_HARDWARE:
         action = finding.action
     return replace(finding, severity=severity, action=action, evidence=evidence)
+
+
+# --- each XID once, though NVML and the kernel log both report it ---
+
+_MOST = 1000  # that are remembered; a storm of XIDs must not fill the state
+
+
+def named(event: XidEvent, gpus: Iterable[tuple[str, GpuPast]]) -> XidEvent:
+    """The event with the UUID of its GPU; without one if no GPU has this address."""
+    if event.gpu:
+        return event
+    address = pci_address(event.pci)
+    if address is None:
+        return event
+    found = (uuid for uuid, past in gpus if pci_address(past.pci_bus_id) == address)
+    return replace(event, gpu=next(found, ""))
+
+
+def hear(
+    heard: tuple[Heard, ...], event: XidEvent, window: float
+) -> tuple[tuple[Heard, ...], bool]:
+    """What was heard afterwards, and whether the event is news.
+
+    It is none when the other source told of it within `window` seconds: each word of the one takes
+    away one word of the other, so that three errors stay three. A GPU falls off the bus once,
+    however many lines say so.
+    """
+    recent = heard[-_MOST:]
+    if recent and recent[0].at < event.at - window:
+        recent = tuple(h for h in recent if h.at >= event.at - window)
+    for index, other in enumerate(recent):
+        told_twice = other.source is event.source and event.xid != OFF_THE_BUS
+        if told_twice or not _same(other, event, window):
+            continue
+        if event.xid == OFF_THE_BUS:
+            return recent, False
+        return (*recent[:index], *recent[index + 1 :]), False
+    entry = Heard(event.gpu, event.xid, event.source, event.at, event.instance, event.compute)
+    return (*recent, entry), True
+
+
+def _same(other: Heard, event: XidEvent, window: float) -> bool:
+    """The same number on the same GPU at about the same time, and no contradiction in the place."""
+    return (
+        (other.gpu, other.xid) == (event.gpu, event.xid)
+        and abs(other.at - event.at) <= window
+        and (None in (other.instance, event.instance) or other.instance == event.instance)
+        and (None in (other.compute, event.compute) or other.compute == event.compute)
+    )

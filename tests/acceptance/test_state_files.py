@@ -16,7 +16,7 @@ import pytest
 
 from nodeagent.files.state import StateFile, StateFormat, write_state
 from nodeagent.gpu.original_settings import OriginalSettings
-from nodeagent.health.store import health_file
+from nodeagent.health.state_file import health_file
 from nodeagent.reconcile.last_good_plan import last_good_plan
 from tests.acceptance.agent_home import Home
 

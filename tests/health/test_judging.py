@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nodeagent.health.findings import Action, End, Severity, rank, worst
+from nodeagent.health.kernel_log import pci_address
 from nodeagent.health.readings import (
     Answer,
     Ecc,
@@ -25,9 +26,8 @@ from nodeagent.health.readings import (
     Temperature,
     XidEvent,
 )
+from nodeagent.health.state import Trail
 from nodeagent.health.table import ROWS
-from nodeagent.health.trails import Trail
-from nodeagent.health.xid_dedup import pci_address
 from nodeagent.plan.observed import Placement
 from tests.health.rig import GPU, Node, gpu
 

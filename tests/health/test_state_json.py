@@ -6,10 +6,10 @@ import json
 
 import pytest
 
+from nodeagent.health.fencing import with_pods
 from nodeagent.health.findings import Pod
-from nodeagent.health.pods import with_pods
 from nodeagent.health.state import HealthState
-from nodeagent.health.state_json import state_json, state_of
+from nodeagent.health.state_file import state_json, state_of
 from nodeagent.plan.observed import (
     ComputeInstance,
     Gpu,

@@ -8,8 +8,7 @@ import pytest
 
 from nodeagent.documents.bounded_yaml import read_tree
 from nodeagent.errors import DocumentError
-from nodeagent.health.xid_overrides import overridden
-from nodeagent.health.xids import XidClass, XidTable, default_table
+from nodeagent.health.xids import XidClass, XidTable, default_table, overridden
 
 PAGE = (Path(__file__).parents[2] / "docs/health.md").read_text(encoding="utf-8")
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from nodeagent.health.checks.observation import GpuCheck, Look, Sign, known
 from nodeagent.health.findings import Severity
-from nodeagent.health.observations import Look, Sign, known
 
 
 def ecc(look: Look) -> Iterator[Sign]:
@@ -93,3 +93,6 @@ def pages(look: Look) -> Iterator[Sign]:
     yield Sign("retiredPagesMany", total >= hard, f"{evidence} (limit {hard})")
     yield Sign("retiredPagesDoubleBit", retired.double_bit >= soft, f"{evidence} (limit {soft})")
     yield Sign("retiredPagesPending", retired.pending, "page retirement pending")
+
+
+CHECKS: tuple[GpuCheck, ...] = (ecc, rows, repairs, pages)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from nodeagent.health.observations import Look, Sign
+from nodeagent.health.checks.observation import GpuCheck, Look, Sign
 
 # NVML's bits of why clocks are lower, and what is raised when they are set often.
 REASONS = {"hwSlowdown": 0x8, "hwThermalSlowdown": 0x40, "hwPowerBrake": 0x80}
@@ -77,3 +77,6 @@ def _margin(cause: str, look: Look, margin: int | None, degrees: int | None) -> 
     limit = look.limits.margin_clear if raised else look.limits.margin_raise
     at = f"{degrees} °C, " if degrees is not None else ""
     return Sign(cause, margin <= limit, f"{at}{margin} °C to the limit")
+
+
+CHECKS: tuple[GpuCheck, ...] = (throttling, clocks, temperature)

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict
-from typing import Any, TypeVar
+from pathlib import Path
+from typing import Any, Final, TypeVar
 
+from nodeagent.files.state import StateFile, StateFormat
 from nodeagent.health.findings import Action, Finding, Key, Moment, Place, Pod, Severity
 from nodeagent.health.readings import Source
-from nodeagent.health.state import GpuPast, HealthState, Heard, Hold, Repair, XidCount
+from nodeagent.health.state import GpuPast, HealthState, Heard, Hold, Repair, Trail, XidCount
 from nodeagent.health.table import BY_CAUSE
-from nodeagent.health.trails import Trail
 from nodeagent.plan.observed import Placement
+from nodeagent.strict_json import parse_json
 
 Json = dict[str, Any]
 T = TypeVar("T")
@@ -219,3 +222,32 @@ def _placements_of(value: Mapping[str, Any]) -> dict[int, Placement]:
 
 def _trail_of(samples: Iterable[Any]) -> Trail:
     return Trail(tuple((_seconds(at), _figure(count)) for at, count in samples))
+
+
+# --- the file ---
+
+FILE_NAME: Final = "health.json"
+_LARGEST = 16 * 1024 * 1024  # bytes; 8 GPUs with all their links take 60 KiB
+
+
+def health_file(path: Path | None) -> StateFile[HealthState]:
+    """The file; `path` None: nothing is kept."""
+    return StateFile(
+        path,
+        _FORMAT,
+        what="the state of health",
+        lost="findings that were reported once and counts of XIDs begin anew after a restart",
+        remedy="look with nvidia-smi -q and dmesg for errors that need a reset or a reboot",
+    )
+
+
+def _encoded(state: HealthState) -> bytes:
+    return json.dumps(state_json(state), separators=(",", ":"), allow_nan=False).encode()
+
+
+def _decoded(content: bytes, _: int) -> HealthState:
+    """The first release wrote the same content without a checksum."""
+    return state_of(parse_json(content))
+
+
+_FORMAT: Final[StateFormat[HealthState]] = StateFormat("health", 2, _LARGEST, _encoded, _decoded)

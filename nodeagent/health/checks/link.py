@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from nodeagent.health.observations import Look, Sign
+from nodeagent.health.checks.observation import GpuCheck, Look, Sign
 from nodeagent.health.readings import Fabric, NvLink
 
 _WHOLE_LINK = 16  # lanes, where the width is not told
@@ -103,3 +103,6 @@ def _fabric_faults(read: Fabric) -> list[str]:
     if read.summary in _SUMMARY:
         faults.append(f"summary {_SUMMARY[read.summary]}")
     return faults
+
+
+CHECKS: tuple[GpuCheck, ...] = (pcie, nvlink, fabric)

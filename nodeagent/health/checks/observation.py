@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from nodeagent.health.findings import Action, Severity
 from nodeagent.health.limits import Limits
 from nodeagent.health.readings import GpuReading
-from nodeagent.health.state import GpuPast
-from nodeagent.health.trails import Trail
+from nodeagent.health.state import GpuPast, Trail
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,1 @@
+"""The checks: each reads one GPU's reading and yields observations of its causes."""
