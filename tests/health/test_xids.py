@@ -14,7 +14,7 @@ PAGE = (Path(__file__).parents[2] / "docs/health.md").read_text(encoding="utf-8"
 
 _FINDINGS = {
     XidClass.APPLICATION: "`xidApplication`",
-    XidClass.INFORMATION: "none: counted and told",
+    XidClass.INFORMATION: "none: counted and reported",
     XidClass.GPU_RESET: "`xidReset`",
     XidClass.NODE_REBOOT: "`xidReboot`; 79 is `fallenOffBus`",
     XidClass.HARDWARE: "`xidHardware`",
