@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from enum import IntEnum
-from typing import assert_never
+from typing import TYPE_CHECKING, assert_never
 
-from nodeagent.plan.plan import GpuPlan, NodePlan, Verdict
-from nodeagent.plan.problems import Code, Problem
+if TYPE_CHECKING:  # every command has an exit code, but not each has a plan
+    from nodeagent.plan.plan import GpuPlan, NodePlan, Verdict
+    from nodeagent.plan.problems import Problem
 
 
 class ExitCode(IntEnum):
@@ -45,6 +46,9 @@ def of_gpu(plan: GpuPlan) -> ExitCode:
 
 
 def _of_verdict(verdict: Verdict, problems: Iterable[Problem]) -> ExitCode:
+    from nodeagent.plan.plan import Verdict
+    from nodeagent.plan.problems import Code
+
     match verdict:
         case Verdict.IN_SYNC | Verdict.APPLICABLE:
             return ExitCode.DONE

@@ -4,9 +4,8 @@
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import TYPE_CHECKING, Literal, TypeVar
 
-from nodeagent.plan.plan import Policy
 from nodeagent.settings.values import (
     Address,
     Command,
@@ -17,6 +16,9 @@ from nodeagent.settings.values import (
     Texts,
     WholeNumber,
 )
+
+if TYPE_CHECKING:  # commands that only ask the agent do without it
+    from nodeagent.plan.plan import Policy
 
 T = TypeVar("T")
 
@@ -400,8 +402,10 @@ class Settings(Group):
     log: LogSettings = LogSettings()
 
     @property
-    def policy(self) -> Policy:
+    def policy(self) -> "Policy":
         """What the planner may do."""
+        from nodeagent.plan.plan import Policy
+
         return Policy(
             reset_when_idle=self.reset == "whenIdle",
             exclusive_mps=self.mps.compute_mode == "exclusive",

@@ -6,8 +6,8 @@ from collections.abc import Iterable
 
 from nodeagent.plan.plan import GpuPlan, NodePlan, Verdict
 from nodeagent.plan.steps import SetComputeMode, SetTimeSlice, StartMps, Step
-from nodeagent.terminal.page import Line, Span, Tone, indent, line
-from nodeagent.terminal.wording import count, index_ranges, problem_lines
+from nodeagent.terminal.page import Line, Span, Tone, count, indent, index_ranges, line
+from nodeagent.terminal.wording import problem_lines
 from nodeagent.views.text import layout_words, step_words
 
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from nodeagent.simulation.catalogue import KnownBoard
-from nodeagent.terminal.page import Line, Span, Tone, indent, line
-from nodeagent.terminal.wording import count, dim, gibibytes
+from nodeagent.terminal.page import Line, Span, Tone, count, dim, gibibytes, indent, line
 
 _TONES = {
     "confirmed": Tone.GOOD,

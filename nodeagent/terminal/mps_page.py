@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from nodeagent.terminal.page import BLANK, Line, Span, Tone, indent, line, table
-from nodeagent.terminal.wording import dim, gibibytes
+from nodeagent.terminal.page import BLANK, Line, Span, Tone, dim, gibibytes, indent, line, table
 
 Json = Mapping[str, Any]
 

@@ -5,16 +5,9 @@ from __future__ import annotations
 from nodeagent.plan.plan import GpuOutcome, NodeOutcome, NodePlan, StepReport, StepResult, Verdict
 from nodeagent.plan.problems import Problem
 from nodeagent.terminal.gpu_cells import cells_now, slots_of
-from nodeagent.terminal.page import BLANK, Line, Span, Tone, indent, line
-from nodeagent.terminal.plan_page import drawing
-from nodeagent.terminal.wording import (
-    count,
-    dim,
-    gpu_title,
-    problem_lines,
-    step_sentence,
-    verdict_span,
-)
+from nodeagent.terminal.page import BLANK, Line, Span, Tone, count, dim, indent, line
+from nodeagent.terminal.slices import drawing
+from nodeagent.terminal.wording import gpu_title, problem_lines, step_sentence, verdict_span
 
 _RESULT_TONES = {
     StepResult.DONE: Tone.GOOD,

@@ -1,4 +1,4 @@
-"""Lines of text whose parts carry a meaning (a tone) in place of a colour."""
+"""Lines of text whose parts carry a meaning (a tone) in place of a colour; and plain words."""
 
 from __future__ import annotations
 
@@ -71,3 +71,29 @@ def _table_row(row: Sequence[Span], widths: Sequence[int], right: frozenset[int]
         text = cell.text.rjust(width) if column in right else cell.text.ljust(width)
         spans += [Span(text, cell.tone), Span("  ")]
     return tuple(spans[:-1])
+
+
+def count(number: int, noun: str) -> str:
+    """`1 step`, `2 steps`."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def gibibytes(size: int) -> str:
+    """Bytes as a person reads them: `39.5 GiB`."""
+    return f"{size / 2**30:.4g} GiB"
+
+
+def index_ranges(indices: Iterable[int]) -> str:
+    """`0-3, 6`."""
+    groups: list[list[int]] = []
+    for index in sorted(indices):
+        if groups and groups[-1][-1] == index - 1:
+            groups[-1].append(index)
+        else:
+            groups.append([index])
+    return ", ".join(str(g[0]) if len(g) == 1 else f"{g[0]}-{g[-1]}" for g in groups)
+
+
+def dim(text: str) -> Span:
+    """Text of lesser weight."""
+    return Span(text, Tone.DIM)

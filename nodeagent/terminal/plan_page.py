@@ -2,23 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from nodeagent.plan.observed import Gpu
 from nodeagent.plan.plan import GpuPlan, NodePlan, Verdict
 from nodeagent.terminal.gpu_cells import cells_after, cells_before, cells_now, slots_of
-from nodeagent.terminal.page import BLANK, Line, Tone, indent, line
-from nodeagent.terminal.slices import Cell, bar, ruler
-from nodeagent.terminal.wording import (
-    count,
-    dim,
-    gpu_title,
-    problem_lines,
-    step_sentence,
-    verdict_span,
-)
-
-_MARGIN = 8  # columns for the words "before" and "after"
+from nodeagent.terminal.page import BLANK, Line, Tone, count, dim, indent, line
+from nodeagent.terminal.slices import drawing
+from nodeagent.terminal.wording import gpu_title, problem_lines, step_sentence, verdict_span
 
 
 def plan_page(plan: NodePlan, width: int) -> tuple[Line, ...]:
@@ -59,17 +48,6 @@ def picture(plan: GpuPlan, width: int) -> tuple[Line, ...]:
     before = cells_before(plan.before, plan.steps)
     after = cells_after(plan.after, plan.before, plan.steps)
     return drawing([("before", before), ("after", after)], slots, width)
-
-
-def drawing(rows: Sequence[tuple[str, Sequence[Cell]]], slots: int, width: int) -> tuple[Line, ...]:
-    """Named bars below a ruler of memory slices."""
-    room = width - _MARGIN
-    lines = [(dim(" " * _MARGIN), *ruler(slots, room))]
-    for name, cells in rows:
-        for number, spans in enumerate(bar(cells, slots, room)):
-            title = name if number == 1 else ""
-            lines.append((dim(title.ljust(_MARGIN)), *spans))
-    return tuple(lines)
 
 
 def numbered_steps(plan: GpuPlan) -> tuple[Line, ...]:

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 
 from nodeagent.plan.observed import Gpu, GpuInstanceProfile, Placement
 from nodeagent.terminal.gpu_cells import mode_words
-from nodeagent.terminal.page import BLANK, Line, Span, Tone, indent, line, table
-from nodeagent.terminal.wording import dim, gibibytes, gpu_title
+from nodeagent.terminal.page import BLANK, Line, Span, Tone, dim, gibibytes, indent, line, table
+from nodeagent.terminal.wording import gpu_title
 
 _HEADER = ("PROFILE", "ID", "MEMORY", "SMs", "ENGINES", "MAX", "MORE NOW", "PLACEMENTS")
 _RIGHT = frozenset({1, 2, 3, 5, 6})

@@ -6,9 +6,10 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from nodeagent.terminal.page import Line, Span, Tone
+from nodeagent.terminal.page import Line, Span, Tone, dim
 
 _NARROWEST = 3
+_MARGIN = 8  # columns for the words "before" and "after"
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,3 +88,14 @@ def _label_row(row: Sequence[Cell], number: int, pitch: int) -> Line:
         text = cell.labels[number] if number < len(cell.labels) else ""
         spans += [Span(text.ljust(cell.size * pitch - 1), cell.tone), border]
     return tuple(spans)
+
+
+def drawing(rows: Sequence[tuple[str, Sequence[Cell]]], slots: int, width: int) -> tuple[Line, ...]:
+    """Named bars below a ruler of memory slices."""
+    room = width - _MARGIN
+    lines = [(dim(" " * _MARGIN), *ruler(slots, room))]
+    for name, cells in rows:
+        for number, spans in enumerate(bar(cells, slots, room)):
+            title = name if number == 1 else ""
+            lines.append((dim(title.ljust(_MARGIN)), *spans))
+    return tuple(lines)

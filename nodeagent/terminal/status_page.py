@@ -8,10 +8,18 @@ from dataclasses import replace
 from typing import Any
 
 from nodeagent.terminal.mps_page import daemon_lines, device_words
-from nodeagent.terminal.page import BLANK, Line, Span, Tone, indent, line
-from nodeagent.terminal.plan_page import drawing
-from nodeagent.terminal.slices import Cell
-from nodeagent.terminal.wording import dim, gibibytes, index_ranges
+from nodeagent.terminal.page import (
+    BLANK,
+    Line,
+    Span,
+    Tone,
+    dim,
+    gibibytes,
+    indent,
+    index_ranges,
+    line,
+)
+from nodeagent.terminal.slices import Cell, drawing
 
 Json = Mapping[str, Any]
 

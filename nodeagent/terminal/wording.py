@@ -9,7 +9,7 @@ from nodeagent.plan.observed import Gpu, GpuInstance
 from nodeagent.plan.plan import Verdict
 from nodeagent.plan.problems import Problem
 from nodeagent.plan.steps import CreateGpuInstance, Step
-from nodeagent.terminal.page import Line, Span, Tone, line
+from nodeagent.terminal.page import Line, Span, Tone, dim, index_ranges, line
 from nodeagent.views.text import step_words
 
 _VERDICT_TONES = {
@@ -36,27 +36,6 @@ def verdict_span(verdict: Verdict, *, partly: bool = False) -> Span:
     return Span(words + part, _VERDICT_TONES[verdict])
 
 
-def count(number: int, noun: str) -> str:
-    """`1 step`, `2 steps`."""
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
-
-
-def gibibytes(size: int) -> str:
-    """Bytes as a person reads them: `39.5 GiB`."""
-    return f"{size / 2**30:.4g} GiB"
-
-
-def index_ranges(indices: Iterable[int]) -> str:
-    """`0-3, 6`."""
-    groups: list[list[int]] = []
-    for index in sorted(indices):
-        if groups and groups[-1][-1] == index - 1:
-            groups[-1].append(index)
-        else:
-            groups.append([index])
-    return ", ".join(str(g[0]) if len(g) == 1 else f"{g[0]}-{g[-1]}" for g in groups)
-
-
 def gpu_title(gpus: Sequence[Gpu]) -> Line:
     """One GPU by index, name and UUID; several alike by their indices."""
     first = gpus[0]
@@ -65,11 +44,6 @@ def gpu_title(gpus: Sequence[Gpu]) -> Line:
         return line(Span(f"GPU {first.index}", Tone.TITLE), f"  {name}", dim(f"  {first.uuid}"))
     indices = index_ranges(gpu.index for gpu in gpus)
     return line(Span(f"GPUs {indices}", Tone.TITLE), f"  {len(gpus)} x {name}")
-
-
-def dim(text: str) -> Span:
-    """Text of lesser weight."""
-    return Span(text, Tone.DIM)
 
 
 def devices_in(instance: GpuInstance) -> str:

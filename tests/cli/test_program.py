@@ -147,6 +147,20 @@ def test_settings_in_the_environment_hold_for_one_shot_commands() -> None:
     assert not found.policy.reset_when_idle
 
 
+def test_status_does_not_import_the_planner() -> None:
+    """It shows what the agent answers."""
+    code = (
+        "import sys; from nodeagent.cli import main; main(['status', '--listen', '127.0.0.1:1']); "
+        "print(*sorted(sys.modules))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=30, check=True
+    )
+    loaded = set(done.stdout.split())
+    assert "nodeagent.cli.status" in loaded
+    assert not loaded & {"nodeagent.plan.plan", "nodeagent.plan.observed", "msgspec", "yaml"}
+
+
 @pytest.mark.parametrize("name", ["plan", "assert", "export", "apply"])
 def test_commands_do_not_import_what_they_do_not_need(name: str, program: Program) -> None:
     """The slow libraries stay out; how long a whole process takes is printed by `make bench`."""

@@ -19,8 +19,7 @@ from nodeagent.simulation.mps.clients import (
     ClientError,
     SimulatedClient,
 )
-from nodeagent.terminal.page import line
-from nodeagent.terminal.wording import gibibytes
+from nodeagent.terminal.page import gibibytes, line
 
 _FOR_EVER = float("inf")
 _LOOK = 0.5  # seconds between two looks at the time
