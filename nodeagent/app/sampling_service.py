@@ -103,7 +103,7 @@ class SamplingService:
     async def run(self) -> None:
         """Read until cancelled."""
         await self._begun()
-        self._driver.taken.append(self._step_taken)
+        self._driver.after_step.append(self._step_ended)
         try:
             async with asyncio.TaskGroup() as parts:
                 parts.create_task(self._sample(), name="sample")
@@ -112,7 +112,7 @@ class SamplingService:
                     self._events.run(self._publish_events, self._waited), name="events"
                 )
         finally:
-            self._driver.taken.remove(self._step_taken)
+            self._driver.after_step.remove(self._step_ended)
             if self._sampler is not None:
                 self._sampler.close()
 
@@ -126,7 +126,7 @@ class SamplingService:
         finally:
             tried.cancel()
 
-    def _step_taken(self, _: Step) -> None:
+    def _step_ended(self, _: Step) -> None:
         self._due.set()
 
     async def _sample(self) -> None:

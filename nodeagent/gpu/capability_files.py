@@ -64,7 +64,7 @@ class UsageProbe:
     proc_root: Path = Path("/proc")
 
     def read(self) -> CapabilityHolders:
-        """One look through all processes; some 10 µs a process and 2 µs an open file."""
+        """Look through all processes; some 10 µs a process and 2 µs an open file."""
         names = self._instances_by_capability()
         try:
             opened, unreadable = self._open_capabilities()
@@ -183,32 +183,32 @@ def _pid_namespace(proc: Path) -> str:
 Reading = TypeVar("Reading")
 
 
-class SharedLook(Generic[Reading]):
-    """Calls `look`, one call after the other. Belongs to one event loop.
+class SharedRead(Generic[Reading]):
+    """Calls `read`, one call after the other. Belongs to one event loop.
 
-    A look takes long on a busy machine, and eight GPUs may want one before each of their steps.
-    Whoever asks gets what a look found that was begun after it asked, and so do the others who
-    asked meanwhile. `look` must bound its own time, and raise nothing.
+    A reading takes long on a busy machine, and eight GPUs may want one before each of their steps.
+    A caller gets a reading that was begun after its call, shared with all who called meanwhile.
+    `read` must bound its own time, and raise nothing.
     """
 
-    def __init__(self, look: Callable[[], Awaitable[Reading]]) -> None:
-        self._look = look
-        self._looking = asyncio.Lock()
+    def __init__(self, read: Callable[[], Awaitable[Reading]]) -> None:
+        self._read = read
+        self._reading = asyncio.Lock()
         self._next: asyncio.Task[Reading] | None = None
         self._tasks: set[asyncio.Task[Reading]] = set()
 
     async def result(self) -> Reading:
-        """What a look found that was begun after this call."""
+        """A reading that was begun after this call."""
         if self._next is None:
-            self._next = asyncio.create_task(self._begin(), name="look for users")
+            self._next = asyncio.create_task(self._begin(), name="read users")
             self._tasks.add(self._next)
             self._next.add_done_callback(self._tasks.discard)
         return await asyncio.shield(self._next)
 
     async def _begin(self) -> Reading:
-        async with self._looking:
+        async with self._reading:
             self._next = None
-            return await self._look()
+            return await self._read()
 
     async def close(self) -> None:
         """End what was asked for, begun or not."""
@@ -226,7 +226,7 @@ class UsageReader:
         self._source = source
         self._deadline = deadline
         self._worker = Worker("the look for users")
-        self._shared = SharedLook(self._read)
+        self._shared = SharedRead(self._read)
 
     async def read(self) -> UsageReading:
         """Who uses what now; a failure is a reading in which nothing is known."""

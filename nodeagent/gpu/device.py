@@ -138,9 +138,9 @@ class GpuDevice:
     # --- MIG ------------------------------------------------------------------------------------
 
     def mode(self) -> MigMode | None:
-        """Read now; None where the card has no MIG.
+        """Read now; None where the GPU has no MIG.
 
-        A card that showed a mode before, or offers MIG profiles, has MIG whatever it answers now.
+        A GPU that showed a mode before, or offers MIG profiles, has MIG whatever it answers now.
         """
         try:
             mode = self.nvml.mig_mode(self.handle)
@@ -308,12 +308,12 @@ class GpuDevice:
 
 
 def _supported(ask: Callable[[], Value], otherwise: Value) -> Value:
-    """The answer, or `otherwise` where the driver or the card does not know such a thing."""
+    """The answer, or `otherwise` where the driver or the GPU does not know such a thing."""
     return _twice(ask, otherwise, is_unsupported)
 
 
 def _offered(ask: Callable[[], Value]) -> Value | None:
-    """A profile, or None where this card has none of the kind."""
+    """A profile, or None where this GPU has none of the kind."""
     return _twice(ask, None, _is_no)
 
 

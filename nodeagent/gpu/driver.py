@@ -85,7 +85,7 @@ class Driver:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.pool = GpuPool(deadline=observe_deadline, topology=topology)
-        self.taken: list[Callable[[Step], None]] = []
+        self.after_step: list[Callable[[Step], None]] = []
         """Called after each step that was begun, whatever came of it."""
         self._observe_deadline = observe_deadline
         self._deadline = step_deadline
@@ -184,8 +184,8 @@ class Driver:
     async def insist_on_idle(self, steps: Sequence[Destruction]) -> None:
         """Look for the users of all that these steps of one GPU destroy, before the first goes.
 
-        Raises GpuInUse when there are or may be any, and DriverError. Each step looks again where
-        this look has become old.
+        Raises GpuInUse when there are or may be any, and DriverError. Each step reads them
+        again where this reading has become old.
         """
         first = steps[0]
         if self.pool.find(first.gpu) is None:
@@ -207,7 +207,7 @@ class Driver:
         try:
             await self._apply(step)
         finally:
-            for notify in self.taken:
+            for notify in self.after_step:
                 notify(step)
 
     async def _apply(self, step: GpuStep) -> None:

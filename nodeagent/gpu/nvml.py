@@ -96,7 +96,7 @@ _LINK_ENDS: Final[dict[int, LinkEnd]] = {
 _NODE_WORDS = 16  # of 64 NUMA nodes each; Linux can have 1024
 _MIB = 1 << 20
 _NO_INSTANCE = 0xFFFFFFFF  # the id that NVML gives to processes outside any instance
-# More than any card has places: 8 memory slices, 12 on RTX PRO Blackwell.
+# More than any GPU has places: 8 memory slices, 12 on RTX PRO Blackwell.
 _MOST_PLACEMENTS = 64
 _GROWING = 3  # how often a list that grows between its two calls is asked for
 
@@ -283,7 +283,7 @@ class Nvml:
         )
 
     def gpu_instance_placements(self, device: Device, profile_id: int) -> tuple[Placement, ...]:
-        """Where instances of a profile can lie on the empty card."""
+        """Where instances of a profile can lie on the empty GPU."""
         places = (pynvml.c_nvmlGpuInstancePlacement_t * _MOST_PLACEMENTS)()
         count = c_uint(_MOST_PLACEMENTS)
         _call(

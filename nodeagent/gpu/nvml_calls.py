@@ -24,7 +24,7 @@ from nodeagent.gpu.nvml_errors import (
 )
 from nodeagent.metrics.conversion import Number
 
-# What a driver or a card does not have, or not for this user: it will not have it later either.
+# What a driver or a GPU does not have, or not for this user: it will not have it later either.
 ABSENT: Final = frozenset(
     {NOT_SUPPORTED, FUNCTION_NOT_FOUND, ARGUMENT_VERSION_MISMATCH, NO_PERMISSION}
 )

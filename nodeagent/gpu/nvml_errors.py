@@ -277,7 +277,7 @@ def about(subject: str, error: Error) -> Error:
 
 
 def is_unsupported(error: DriverError) -> bool:
-    """Whether the driver or the card simply does not have what was asked for."""
+    """Whether the driver or the GPU simply does not have what was asked for."""
     return error.code in {NOT_SUPPORTED, FUNCTION_NOT_FOUND}
 
 

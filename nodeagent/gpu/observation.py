@@ -5,7 +5,7 @@ The route, for a GPU with MIG on (what does not change is in `device` and read o
 1. The mode.
 2. GPU instances, profile by profile, those that were there last time first, and the placement of
    each. Instances cannot overlap, so a profile none of whose placements is free any more has no
-   further instance and is not asked for; a full card takes one list for each profile present.
+   further instance and is not asked for; a full GPU takes one list for each profile present.
 3. MIG devices by index, with their UUID and their ids, as far as these do not follow from it:
    there is one for each compute instance. The size is asked only where there is more than one
    slice to have. All indices are tried, so that a device in a GPU instance of no listed profile
@@ -174,7 +174,7 @@ def _find_devices(gpu: GpuDevice, found: list[_Instance]) -> None:
 
 
 def _is_full(gpu: GpuDevice, found: list[_Instance]) -> bool:
-    """Whether there is no room for a device that was not found yet, on the card and in any of its
+    """Whether there is no room for a device that was not found yet, on the GPU and in any of its
     instances. Where a single slice can hold several devices, there may be.
     """
     if any(i.slices_left > 0 or not gpu.holds_one(i.profile) for i in found):

@@ -15,8 +15,8 @@ from nodeagent.gpu.nvml import GpuInstanceHandle
 from nodeagent.plan.observed import Memory
 from nodeagent.plan.shares import ComputeMode
 
-# How long a look proves who is on a device and which ids it has: longer than destroying all
-# instances of a card takes, too short for much to happen. The driver itself refuses to destroy a
+# How long an observation proves who is on a device and which ids it has: longer than destroying all
+# instances of a GPU takes, too short for much to happen. The driver itself refuses to destroy a
 # compute instance with a process on it.
 FRESH: Final = 5.0
 # How long memory and compute mode may be kept where no daemon depends on them.
@@ -43,7 +43,7 @@ class Detail:
 
 @dataclass(frozen=True, slots=True)
 class Details:
-    """Which details a look reads: those not known, those too old, and those of `exact` devices.
+    """Which details an observation reads: those not known, those too old, those of `exact` devices.
 
     `everything`: all of them.
     """
@@ -58,7 +58,7 @@ class Details:
 
 
 class Recent:
-    """The last look's instances and devices by id and UUID, and who was proven idle since."""
+    """The instances and devices observed last, by id and UUID, and those proven idle since."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -70,25 +70,25 @@ class Recent:
         self._idle: frozenset[str] = frozenset()
         self._idle_at = 0.0
 
-    # --- the last look --------------------------------------------------------------------------
+    # --- the last observation -------------------------------------------------------------------
 
     def saw(
         self, handles: Mapping[int, GpuInstanceHandle], devices: Mapping[str, KnownDevice]
     ) -> None:
-        """Store the result of a complete look."""
+        """Store the result of a complete observation."""
         self._looked_at = self._clock()
         self._handles = dict(handles)
         self._devices = dict(devices)
         self._places |= devices
         self._details = {uuid: d for uuid, d in self._details.items() if uuid in devices}
-        self._idle = frozenset()  # a proof is for the steps before this look
+        self._idle = frozenset()  # a proof is for the steps before this observation
 
     def handle(self, instance: int) -> GpuInstanceHandle | None:
         """Of the GPU instance with that id; a new instance may have the id by now."""
         return self._handles.get(instance)
 
     def device(self, uuid: str) -> KnownDevice | None:
-        """As a look found it a moment ago; None when there was no such look."""
+        """As observed a moment ago; None when the last observation is older."""
         return self._devices.get(uuid) if self._clock() - self._looked_at < FRESH else None
 
     @property
@@ -122,7 +122,7 @@ class Recent:
         self._idle = frozenset(uuids)
 
     def is_proved_idle(self, uuid: str) -> bool:
-        """Whether a look a moment ago found it idle."""
+        """Whether it was found idle a moment ago."""
         return uuid in self._idle and self._clock() - self._idle_at < FRESH
 
     @property

@@ -175,7 +175,7 @@ class ProcessLists:
         except (GpuLost, DriverUnavailable):
             raise
         except DriverError as error:
-            # A card without graphics or MPS has no such list, and so no user of that kind.
+            # A GPU without graphics or MPS has no such list, and so no user of that kind.
             if must or not is_unsupported(error):
                 self.problem = self.problem or str(error)
             return []

@@ -248,7 +248,7 @@ class Exporter:
         if layout is None or layout.at < self._state_at:
             return gpu
         there = {_number(subject) for subject in layout.instances}
-        # Those without a compute instance are no devices, and no look finds them.
+        # Those without a compute instance are no devices, and no sample has them.
         left = tuple(i for i in gpu.instances if i.id in there or not i.compute)
         return gpu if len(left) == len(gpu.instances) else replace(gpu, instances=left)
 

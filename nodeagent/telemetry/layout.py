@@ -32,7 +32,7 @@ class Part:
 
 
 class Layout:
-    """The instances of one GPU. `mig` is the mode, None where the card has none."""
+    """The instances of one GPU. `mig` is the mode, None where the GPU has none."""
 
     def __init__(self) -> None:
         self.mig: bool | None = None
@@ -47,7 +47,7 @@ class Layout:
         samples: list[Any],
         gone: Collection[int] = (),
     ) -> None:
-        """Look which there are now; raises DriverError.
+        """Read which there are now; raises DriverError.
 
         An instance is the one that was there before if it lies at the same place and is not one
         of those that are `gone` for certain.

@@ -101,7 +101,7 @@ class NvmlReader:
     # --- field values -------------------------------------------------------------------------
 
     def read_fields(self, wanted: Iterable[FieldId]) -> None:
-        """Read them in one call, those that the card has."""
+        """Read them in one call, those that the GPU has."""
         refused = self._standing.refused
         left = [one for one in dict.fromkeys(wanted) if one not in refused]
         if not left or _FIELDS in refused:

@@ -120,7 +120,7 @@ class Sampler:
         self._node_news: NodeSample | DriverError | None = None
         self._node_at = 0.0
         self._node_good: float | None = None
-        driver.taken.append(self._step_taken)
+        driver.after_step.append(self._step_ended)
 
     async def run(self, deliver: Callable[[SampleBatch], None]) -> None:
         """A round each period until cancelled; a late one is not made up for."""
@@ -137,8 +137,8 @@ class Sampler:
 
     def close(self) -> None:
         """Wait for no GPU any more; calls that were begun end by themselves."""
-        if self._step_taken in self._driver.taken:
-            self._driver.taken.remove(self._step_taken)
+        if self._step_ended in self._driver.after_step:
+            self._driver.after_step.remove(self._step_ended)
         for task in (self._node_task, *(gpu.task for gpu in self._gpus)):
             if task is not None:
                 task.cancel()
@@ -149,7 +149,7 @@ class Sampler:
             if gpu.uuid == uuid:
                 gpu.note_change(instances)
 
-    def _step_taken(self, step: Step) -> None:
+    def _step_ended(self, step: Step) -> None:
         destroyed = (step.instance,) if isinstance(step, DestroyGpuInstance) else ()
         self.layout_changed(step.gpu, destroyed)
 

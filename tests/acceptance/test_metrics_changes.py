@@ -40,7 +40,7 @@ class Truth:
         self._node = node
         self._there: dict[tuple[str, int, int], _Life] = {}
         self.lives: list[_Life] = []
-        driver.taken.append(self._look)
+        driver.after_step.append(self._look)
 
     def _look(self, _: Step) -> None:
         now = time.monotonic()

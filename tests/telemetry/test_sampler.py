@@ -474,7 +474,7 @@ async def test_run_delivers_until_it_is_cancelled(known: Driver) -> None:
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    assert known.taken == []
+    assert known.after_step == []
     assert all(whole(sampled, POWER) for sampled in rounds)
 
 

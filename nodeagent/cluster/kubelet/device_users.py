@@ -11,7 +11,7 @@ from nodeagent.cluster.kubelet.allocated_devices import AllocatedDevices, Owners
 from nodeagent.cluster.kubelet.allocations import Allocations, PodName
 from nodeagent.cluster.kubelet.processes import ProcessPods
 from nodeagent.errors import NodeagentError
-from nodeagent.gpu.capability_files import SharedLook
+from nodeagent.gpu.capability_files import SharedRead
 from nodeagent.gpu.users import AllocationReading, UnknownUsers
 from nodeagent.plan.observed import Access, Gpu, User
 
@@ -75,7 +75,7 @@ class KubeletUsage:
         self._processes = processes
         self._client: PodResourcesClient | None = None
         self._suspects: dict[PodName, float] = {}  # until when, in the loop's time
-        self._shared: SharedLook[AllocationReading] = SharedLook(self._ask)
+        self._shared: SharedRead[AllocationReading] = SharedRead(self._ask)
 
     def suspect(self, pods: Iterable[PodName]) -> None:
         """These may have finished although the kubelet lists them: check for a while.

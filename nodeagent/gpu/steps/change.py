@@ -35,7 +35,7 @@ class Change:
     allocations: AllocationReading | None = None
 
     def require_time(self, what: str) -> None:
-        """Call before what cannot be taken back: an old look at the users proves nothing."""
+        """Call before what cannot be taken back: an old reading of the users proves nothing."""
         if time.monotonic() > self.until:
             raise DeadlineExceeded(
                 f"{what} was given up, because the driver had become too slow for the deadline"

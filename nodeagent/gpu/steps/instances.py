@@ -2,9 +2,9 @@
 
 What must never happen here: that an instance in use goes, or another one than the step means.
 Users are looked up before, in the GPU's own lists and from every other source; what cannot be
-found out counts as in use. One look serves all that goes in the next moment, so that a user of the
-last one costs the others nothing; the driver refuses for users that come later. A creation that
-fails half-way is undone. The result is read back with the rest of the GPU.
+found out counts as in use. One reading serves all that goes in the next moment, so that a
+user of the last one costs the others nothing; the driver refuses for users that come later. A
+creation that fails half-way is undone. The result is read back with the rest of the GPU.
 """
 
 from __future__ import annotations
@@ -215,7 +215,7 @@ def _find(change: Change, instance: GpuInstanceHandle, instance_id: int, uuid: s
 
 
 def _known(change: Change, uuid: str) -> KnownDevice:
-    """Which compute instance the device is: as a look found it a moment ago, else asked."""
+    """Which compute instance the device is: as observed a moment ago, else asked."""
     known = change.gpu.recent.device(uuid)
     if known is not None:
         return known
@@ -224,7 +224,7 @@ def _known(change: Change, uuid: str) -> KnownDevice:
 
 
 def _require_recently_idle(change: Change, uuids: Sequence[str]) -> None:
-    """Raise GpuInUse unless a look no older than a moment found the devices idle."""
+    """Raise GpuInUse unless the devices were found idle a moment ago or are so now."""
     recent = change.gpu.recent
     if not all(recent.is_proved_idle(uuid) for uuid in uuids):
         _look_for_users(change, uuids)
@@ -252,7 +252,7 @@ def _require_no_other_instance(
 ) -> None:
     """A compute instance may have been added since; then none is to go in vain.
 
-    An instance that is full needs no look for others.
+    An instance that is full can have no others.
     """
     gpu, nvml = change.gpu, change.gpu.nvml
     if profile.slices == 1:  # which may hold several, where the driver shares it
