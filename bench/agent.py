@@ -29,7 +29,7 @@ def run() -> None:
         "The agent on h100-80gb:8 with 56 instances",
         ["figure", "value"],
         [
-            ["process start to InSync as its API tells, median s", percentile(starts, 0.5)],
+            ["process start to InSync as its API reports, median s", percentile(starts, 0.5)],
             ["the same, slowest of 7, s", max(starts)],
             [f"resident memory after {IDLE:.0f} s idle, MiB", memory / 2**20],
             [f"CPU while idle over {IDLE:.0f} s, % of a core", cpu * 100],

@@ -68,5 +68,5 @@ async def _times(away: float) -> list[float]:
 
 async def _all_watch(api: ApiServer) -> None:
     async with asyncio.timeout(120):
-        while len(api.faults.watching) < FLEET:  # noqa: ASYNC110 - no event tells
+        while len(api.faults.watching) < FLEET:  # noqa: ASYNC110 - there is no event
             await asyncio.sleep(0.02)

@@ -32,7 +32,7 @@ LAYOUTS: tuple[Multiset, ...] = (
     (("3g.40gb", 2),),
 )
 EVERY = 10  # samples between two changes
-TOLD = 10  # how often memory is told
+REPORTS = 10  # how often memory is reported
 
 
 async def _grow(samples: int) -> list[tuple[int, int, int]]:
@@ -42,7 +42,7 @@ async def _grow(samples: int) -> list[tuple[int, int, int]]:
         async with Driver(observe_deadline=60, step_deadline=60) as driver:
             here = _Here(driver)
             for number in range(samples + 1):
-                if number % (samples // TOLD) == 0:
+                if number % (samples // REPORTS) == 0:
                     gc.collect()
                     found.append((number, resident(os.getpid()), here.changes))
                 if number % EVERY == 0:

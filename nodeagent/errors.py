@@ -45,7 +45,7 @@ class UnknownDevice(UsageError):
 
 
 class StillInUse(NodeagentError):
-    """Somebody uses what would have to go; the message names who."""
+    """What would have to go is in use; the message names its users."""
 
 
 class DrainTimedOut(StillInUse):

@@ -4,7 +4,7 @@
 
 SOURCE.json (schema `mig_hardware/1`) says for each GPU model which figures are known and from
 where. A board file is one model in the simulator's own terms. Every field keeps its provenance:
-`status` (confirmed, single-source, inferred), the sources, and a note. A figure that nobody has
+`status` (confirmed, single-source, inferred), the sources, and a note. A figure that no source has
 published is estimated by a rule that fits the models where it is known; it then carries the
 status `assumed` and the rule as its note.
 """

@@ -213,7 +213,7 @@ ROWS: tuple[tuple[str, tuple[Panel, ...]], ...] = (
                 *("container", "Value"),
                 unit="s",
                 width=24,
-                about="Devices that somebody has, and since when they have done nothing.",
+                about="Devices that are allocated, and since when they have done nothing.",
             ),
         ),
     ),
@@ -231,7 +231,7 @@ ROWS: tuple[tuple[str, tuple[Panel, ...]], ...] = (
                 f"nodeagent_mps_server_active{{{SLICE}}}",
                 f"{PART} {{{{mig_uuid}}}}",
                 values=YES_NO,
-                about="A gap: nobody has come yet, so the daemon has no server.",
+                about="A gap: no client has come yet, so the daemon has no server.",
             ),
             _one(
                 "Restarts in an hour",

@@ -290,7 +290,7 @@ def conversion_of(raw: Json) -> str | None:
 
 
 def level_of(raw: Json) -> str:
-    """The finest thing the agent tells the field of."""
+    """The finest thing the agent exports the field for."""
     mig = raw["mig"]
     if mig == "system":
         return "node"

@@ -80,17 +80,18 @@ Time is counted in the same way: `nodeagent_gpu_seconds_held_total` and its like
 `nodeagent_held_idle_seconds`, have `namespace` and `pod` for a pod, else one of `container`, `unit`
 and `user`. Time counts from the first look that found the process, which is at most 5 s late.
 
-What several pods share, by MPS or by time-slicing, is told of none of them, but for two fields:
+Metrics of a device that several pods share, by MPS or by time-slicing, carry no pod labels,
+except two fields:
 `DCGM_FI_DEV_FB_USED` and `DCGM_FI_DEV_GPU_UTIL` have a series for each pod, by its processes, and
 one without a pod for the rest. So the sum over all series is the GPU's. While MIG is on, the driver
-tells no process' share of the time.
+reports no process' share of the time.
 
 ## Where this differs from dcgm-exporter
 
 - A value that the driver does not give is absent, never 0.
-- A value of the whole GPU is told once. dcgm-exporter repeats it for each GPU instance, which makes
-  sums of power wrong.
-- A field that is told of GPU instances is not told of their GPU too.
+- A value of the whole GPU is exported once. dcgm-exporter repeats it for each GPU instance, which
+  makes sums of power wrong.
+- A field that is exported for GPU instances is not exported for their GPU too.
 - Utilization does not exist with MIG on. What GPM says of each instance stands in for it (Hopper
   and newer).
 - Counters do not go back when the driver is loaded again or an instance is made anew.
@@ -99,7 +100,7 @@ tells no process' share of the time.
   shipped file.
 - Its `DCGM_EXP_*`, which it makes out of several readings, are not exported: a line with one is
   named. `nodeagent_gpu_xid_total`, `nodeagent_gpu_health` and `DCGM_FI_DEV_CLOCKS_EVENT_REASONS`
-  tell the same without a window.
+  show the same without a window.
 
 `promtool check metrics` has nothing to say of the agent's own. Of DCGM's it dislikes the names:
 `modelName`, counters without `_total`.

@@ -48,7 +48,7 @@ class _Applied:
 
 
 def run(options: Options, output: Output) -> ExitCode:
-    """Apply the document; the exit code tells what is so in the end."""
+    """Apply the document; the exit code reports the final state."""
     settings = command_settings(options)
     document = read_or_report(options, output)
     result = event_loop.run(_apply(options, settings, document, output))
@@ -101,7 +101,7 @@ class _Rounds:
 
     @property
     def blocked(self) -> bool:
-        """Whether somebody's leaving may let more be done."""
+        """Whether the end of a user may let more be done."""
         return any(exit_codes.of_gpu(gpu) is ExitCode.BLOCKED for gpu in self.rest.gpus)
 
     async def take(self, observed: ObservedNode) -> None:
@@ -160,8 +160,8 @@ def _ended(outcome: NodeOutcome, rest: NodePlan, *, stopped: bool) -> _Applied:
     rest = replace(
         rest,
         gpus=tuple(
-            gpu if gpu.before.key in failed else told
-            for gpu, told in zip(rest.gpus, with_unready(rest).gpus, strict=True)
+            gpu if gpu.before.key in failed else planned
+            for gpu, planned in zip(rest.gpus, with_unready(rest).gpus, strict=True)
         ),
     )
     unready = {gpu.before.key: gpu.problems for gpu in rest.gpus if gpu.verdict is Verdict.IN_SYNC}
@@ -219,9 +219,9 @@ def _stopped_by_signals() -> Iterator[asyncio.Event]:
 
 
 def _exit_code(applied: _Applied) -> ExitCode:
-    if applied.rest.verdict is Verdict.APPLICABLE:  # a step failed, or it was told to stop
+    if applied.rest.verdict is Verdict.APPLICABLE:  # a step failed, or it was asked to stop
         return ExitCode.FAILED
-    # A daemon that did not start is no step that is left: whoever supervises it goes on trying.
+    # A daemon that did not start is no step that is left: its supervisor goes on trying.
     failed = {gpu.plan.before.key for gpu in applied.outcome.gpus if gpu.failed}
     unfinished = any(
         gpu.verdict is Verdict.APPLICABLE

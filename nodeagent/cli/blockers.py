@@ -8,14 +8,14 @@ from nodeagent.plan.plan import NodePlan, Verdict
 from nodeagent.processes import ProcessWatch
 from nodeagent.views.text import users
 
-# A process may also let go of a GPU without ending, which the kernel tells nobody.
+# A process may also let go of a GPU without ending, which the kernel does not report.
 _LOOK_AGAIN = 2.0  # seconds
 
 
 async def wait_for_blockers(plan: NodePlan, deadline: float, stop: asyncio.Event) -> bool:
     """Wait until one of them may be gone; False when `deadline` (loop time) or a stop came first.
 
-    A process' end is told by the kernel; everything else is looked at again every two seconds.
+    The kernel reports a process' end; everything else is looked at again every two seconds.
     """
     remaining = deadline - asyncio.get_running_loop().time()
     if remaining <= 0 or stop.is_set():

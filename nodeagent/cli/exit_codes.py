@@ -1,4 +1,4 @@
-"""What a command's end tells a script."""
+"""The exit codes of the commands."""
 
 from __future__ import annotations
 

@@ -114,9 +114,9 @@ def _state_file(given: Path | None) -> Iterator[Path]:
 
 @contextmanager
 def writing(options: Options, settings: Settings) -> Iterator[None]:
-    """Be the only one who changes this node; raises NodeagentError when somebody else does."""
+    """Be the only one who changes this node; raises NodeagentError when another program does."""
     if is_simulated(options) and options.state is None:
-        yield  # nobody else sees this node
+        yield  # no other program sees this node
         return
     file = lock_file(options, settings.run.dir)
     with writer_lock(file, _state_directory(options, settings)):

@@ -35,7 +35,7 @@ class Output:
 
     @property
     def closed(self) -> bool:
-        """Whether nobody reads any more."""
+        """Whether the reader is gone."""
         return self._stream is None
 
     @property
@@ -101,7 +101,7 @@ def complain(error: NodeagentError | str, remedy: str = "") -> None:
         message = error
     text = f"nodeagent: {_one_line(message)}\n" + (f"  {_one_line(remedy)}\n" if remedy else "")
     if sys.stderr is not None:
-        # Where nobody can be told, the exit code still says it.
+        # Where nothing can be printed, the exit code still says it.
         with contextlib.suppress(OSError, ValueError):
             sys.stderr.write(text)
             sys.stderr.flush()

@@ -42,7 +42,7 @@ async def planned(options: Options, settings: Settings, document: PlanDocument) 
 def with_unready(found: NodePlan) -> NodePlan:
     """The plan with the daemons that it has no step for, but that are not Ready.
 
-    An agent would see to them; whoever looks only once would take them for well.
+    An agent would see to them; a single look would take them for well.
     """
     return replace(found, gpus=tuple(map(_with_unready, found.gpus)))
 

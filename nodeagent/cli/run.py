@@ -86,7 +86,7 @@ def _absolute(path: Path | None) -> Path | None:
 
 
 def _say_where_to_look(options: Options, settings: Settings) -> None:
-    """For whoever started it by hand; a service's log says the same in its own way."""
+    """For the person who started it by hand; a service's log says the same in its own way."""
     simulated = f"simulated {options.simulate or options.state}" if is_simulated(options) else ""
     node = simulated or "the GPUs"
     lines = [f"nodeagent keeps {node} as {_carrier(settings)} says; Ctrl-C stops it."]

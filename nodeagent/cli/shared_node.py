@@ -102,7 +102,7 @@ async def changing(
             mps,
             places,
             check=compute_mode_check(observation, exclusive=mps.compute_mode == "exclusive"),
-            report=lambda _device, _report: None,  # the outcome of the steps tells
+            report=lambda _device, _report: None,  # the outcome of the steps has it
             changed=lambda: None,
         )
         memory = mps_setup.make_memory(places)

@@ -43,7 +43,7 @@ def share(text: str) -> float:
 
 
 def figure(text: str) -> int | float:
-    """What a sensor tells: whole where it is written so, since most of NVML's figures are."""
+    """What a sensor reports: whole where it is written so, since most of NVML's figures are."""
     try:
         return int(text)
     except ValueError:

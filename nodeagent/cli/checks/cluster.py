@@ -1,4 +1,4 @@
-"""Preflight: the cluster, as far as the agent's own account is told of it.
+"""Preflight: the cluster, as far as the agent's own account may see it.
 
 Nothing is changed: what is tried are patches that hold nothing and are dry runs besides.
 """
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from nodeagent.plan.desired import PlanDocument
     from nodeagent.settings import KubeletSettings, KubernetesSettings, PlanSettings
 
-_ANSWER = 5.0  # seconds for one answer of the API server; whoever checks is waiting
+_ANSWER = 5.0  # seconds for one answer of the API server, since a person waits
 _RIGHTS = "kubectl apply -f manifests/base/rights.yaml; docs/security.md has what each is for"
 _BASIC = "the role system:basic-user lets every account ask; is it still bound?"
 _ACCOUNT = "check kubernetes.kubeconfig, or the pod's service account"
@@ -152,7 +152,7 @@ def _needed(settings: KubernetesSettings) -> Iterator[tuple[Right, str, str]]:
 
     yield Right("watch", "nodes"), "changes of the Node are seen late", _RIGHTS
     for verb in ("create", "patch"):
-        yield Right(verb, "events", "default"), "Events about the Node are not told", _RIGHTS
+        yield Right(verb, "events", "default"), "Events about the Node are not published", _RIGHTS
     finished = "devices of pods that have ended may count as in use"
     yield Right("get", "pods"), finished, _RIGHTS
     if settings.clients == "deletePods":
@@ -201,7 +201,7 @@ async def _owners(
     try:
         pods = tuple(map(pod_fact, await access.list_pods(view.name)))
     except ClusterFault as fault:
-        yield warning(check, f"only labels can tell of them: {fault.message}", _remedy_of(fault))
+        yield warning(check, f"only labels can show them: {fault.message}", _remedy_of(fault))
     found = owned_by_others(facts_of(view, pods), source=source, tolerated=tolerated_in(settings))
     for problem in found:
         yield error(check, problem.message, problem.remedy)
@@ -212,7 +212,7 @@ async def _owners(
 def kubelet_finding(
     settings: KubeletSettings, *, in_cluster: bool, simulated: bool
 ) -> Finding | None:
-    """Whether the kubelet tells who holds devices; None where the agent would not ask it."""
+    """Whether the kubelet reports who holds devices; None where the agent would not ask it."""
     if settings.use == "never" or (settings.use == "auto" and simulated):
         return None
     if settings.use == "auto" and not in_cluster and not settings.socket.parent.exists():

@@ -48,7 +48,7 @@ def _gpu_finding(gpu: Gpu) -> Finding:
     if not gpu.profiles:
         return warning(
             check,
-            f"{name}: the driver does not tell its MIG profiles",
+            f"{name}: the driver does not list its MIG profiles",
             "switch MIG mode on first (mig: enabled), or run this as root",
         )
     return ok(check, f"{name} has MIG, {'on' if gpu.mig.current else 'off'}")
@@ -87,7 +87,7 @@ def reset_finding(
 def persistence_finding(observed: ObservedNode, nvidia_smi: Sequence[str]) -> Finding | None:
     """From Hopper on, MIG mode is lost when the driver unloads, which persistence mode prevents.
 
-    None where no GPU is concerned, or where nvidia-smi does not tell.
+    None where no GPU is concerned, or where nvidia-smi does not say.
     """
     concerned = {
         gpu.uuid: gpu.index for gpu in observed.gpus if gpu.mig and not gpu.mode_change_needs_reset

@@ -121,14 +121,14 @@ def file_offer(path: Path, configuration: str | None) -> PlanUpdate:
 
 
 def lock_finding(path: Path) -> Finding:
-    """Whether somebody holds the right to change this node's GPUs, such as a running agent."""
+    """Whether another program, such as an agent, holds the right to change this node's GPUs."""
     try:
         with path.open("rb") as file:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except FileNotFoundError:
-        return ok("writer", "nobody changes GPUs now")
+        return ok("writer", "no other program changes GPUs now")
     except BlockingIOError:
         return ok("writer", f"an agent or apply is running (it holds {path})")
     except OSError as failure:
         return warning("writer", f"{path} cannot be opened: {failure.strerror}", "run as root")
-    return ok("writer", "nobody changes GPUs now")
+    return ok("writer", "no other program changes GPUs now")

@@ -24,16 +24,14 @@ from nodeagent.processes import Hidden, commands, environment_of
 _CHECK = "mps"
 _MIB = 1024**2
 _PATIENCE = 5.0  # seconds for a daemon that is started for a look
-_LEAST_SHM = (
-    256 * _MIB
-)  # bytes; containers have 64 MiB unless told otherwise, which is used up fast
+_LEAST_SHM = 256 * _MIB  # bytes; containers have 64 MiB by default, which is used up fast
 _LONGEST_DEVICE = "MIG-00000000-0000-0000-0000-000000000000"
 _DAEMON_FLAGS = frozenset({"-d", "-f", "--daemon", "--foreground"})
 _PIPES = "CUDA_MPS_PIPE_DIRECTORY"
 
 
 def users_of(document: PlanDocument | None, default: str) -> frozenset[str]:
-    """Whom MPS runs as by the plan, as it says so; nobody where it has no MPS."""
+    """Whom MPS runs as by the plan, as it says so; empty where it has no MPS."""
     return frozenset(
         mps.user or default
         for entry in (document.entries if document else ())
@@ -47,7 +45,7 @@ def _of_instances(entry: PlanEntry) -> tuple[MpsEntry | None, ...]:
 
 
 def mps_findings(programs: Programs, run_dir: Path, *, users: frozenset[str]) -> Iterator[Finding]:
-    """All about MPS on the machine's own GPUs; one line where nobody wants it and it is not there.
+    """All about MPS on the machine's own GPUs; one line where it is neither planned nor installed.
 
     `users` are the plan's: what is missing is an error only where there are any.
     """
@@ -90,7 +88,7 @@ def program_findings(
 
 
 def _version_finding(programs: Programs, *, wanted: bool, any_user: bool) -> Finding:
-    """What a daemon that is started for a moment can do; told by what it does, not by its name."""
+    """What a daemon that is started for a moment can do, by what it does and not by its name."""
     from nodeagent.mps.launch.probing import probe
 
     check = "mps version"

@@ -103,14 +103,14 @@ def _accepted(
     client: SimulatedClient, until: float, waits: Callable[[], None]
 ) -> dict[str, float] | None:
     """What it may use; None when its time was over before a server took it."""
-    told = False
+    reported = False
     while time.monotonic() < until:
         try:
             return client.wait_until_accepted(_LOOK)
         except TimeoutError:
-            if not told:
+            if not reported:
                 waits()
-            told = True
+            reported = True
     return None
 
 

@@ -1,4 +1,4 @@
-"""What makes a simulated GPU look sick: XIDs that it reports, and figures that its sensors tell."""
+"""What makes a simulated GPU look sick: XIDs, and figures of its sensors."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from nodeagent.text import did_you_mean
 
 
 def raise_xid(options: Options, output: Output) -> None:
-    """Report an XID of a GPU or MIG device to whoever listens now."""
+    """Report an XID of a GPU or MIG device to the programs that listen now."""
     with simulated_node(options) as node:
         card, gpu_instance, compute_instance = node.find(device_on(options.device, node))
         node.raise_xid(card.index, options.xid, gi=gpu_instance, ci=compute_instance)
@@ -21,7 +21,7 @@ def raise_xid(options: Options, output: Output) -> None:
 
 
 def set_sensor(options: Options, output: Output) -> None:
-    """Let a sensor tell a figure, let it tell its own again, or list the sensors there are."""
+    """Let a sensor report a figure, let it follow the load again, or list the sensors there are."""
     if not options.device:
         names = [*sorted(NAMES), *NUMBERED]
         output.page(line(name) for name in names)
@@ -40,6 +40,6 @@ def set_sensor(options: Options, output: Output) -> None:
         )
     with simulated_node(options) as node:
         node.set_figure(device_on(options.device, node), options.sensor, options.figure)
-    what = "tells its own figure again" if options.clear else f"tells {options.figure:g}"
+    what = "follows the load again" if options.clear else f"reports {options.figure:g}"
     output.page([line(f"{options.sensor} of {options.device} {what}")])
     output.document({"device": options.device, "sensor": options.sensor, "figure": options.figure})

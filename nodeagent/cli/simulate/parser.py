@@ -16,7 +16,7 @@ SIMULATIONS = {
     "client": "run a simulated CUDA program under a simulated node's MPS",
     "mps": "let something go wrong with the simulated node's MPS daemons and servers",
     "xid": "let a simulated device report a driver error",
-    "sensor": "let a sensor of a simulated device tell a figure",
+    "sensor": "let a sensor of a simulated device report a figure",
     "fault": "make a driver function fail, hang or slow down, or a GPU fall off the bus",
     "reboot": "do to the simulated node what a reboot does",
 }
@@ -88,11 +88,9 @@ def _sensor(parser: argparse.ArgumentParser) -> None:
         "sensor", nargs="?", metavar="SENSOR", help="which one; without a device, all are listed"
     )
     parser.add_argument(
-        "figure", nargs="?", metavar="FIGURE", type=figure, help="what it tells, in NVML's units"
+        "figure", nargs="?", metavar="FIGURE", type=figure, help="what it reports, in NVML's units"
     )
-    parser.add_argument(
-        "--clear", action="store_true", help="let it tell again what follows from the load"
-    )
+    parser.add_argument("--clear", action="store_true", help="let it follow the load again")
 
 
 def _fault(parser: argparse.ArgumentParser) -> None:
