@@ -8,15 +8,14 @@ was refused because a GPU did not answer is accepted when the GPU is back.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 from typing import assert_never
 
 from nodeagent.documents.reading import digest_of, read_document
 from nodeagent.errors import DocumentError
 from nodeagent.plan.desired import DesiredNode, PlanDocument
-from nodeagent.plan.observed import Access, ObservedNode
+from nodeagent.plan.observed import ObservedNode
 from nodeagent.plan.plan import NodePlan, Policy, Verdict
 from nodeagent.plan.planner import plan
 from nodeagent.plan.problems import Problem
@@ -30,8 +29,7 @@ from nodeagent.reconcile.plan_update import (
     PlanUpdate,
     UnreadablePlan,
 )
-from nodeagent.views.mps_state import MpsOverview
-from nodeagent.views.node_state import NodeState, Phase, Refusal, phase_of
+from nodeagent.views.node_state import Refusal
 
 _NOTHING_DESIRED = DesiredNode({})
 
@@ -199,60 +197,3 @@ def _make(
 def _problems_of(made: NodePlan) -> tuple[Problem, ...]:
     of_gpus = (p for gpu in made.gpus if gpu.verdict in _NEVER for p in gpu.problems)
     return (*made.problems, *of_gpus)
-
-
-def described(
-    before: NodeState,
-    in_force: ActivePlan,
-    judgement: Judgement,
-    observed: ObservedNode,
-    *,
-    problems: Sequence[Problem],
-    mps: MpsOverview,
-    unfinished: bool,
-) -> NodeState:
-    """What is so after a look. `unfinished`: the round was halted, or is not over."""
-    plan, refused = judgement.plan, judgement.refusal
-    phase = phase_of(refused=refused is not None, plan=plan, problems=problems, mps=mps.daemons)
-    if phase is Phase.FAILED and unfinished and not problems:
-        phase = Phase.WORKING
-    text = in_force.text
-    return replace(
-        before,
-        phase=phase,
-        digest=in_force.digest,
-        configuration=text.configuration if text else None,
-        refusal=refused,
-        note=in_force.note,
-        observed=observed,
-        observed_at=datetime.now(UTC),
-        plan=plan,
-        problems=(
-            *(refused.problems if refused else ()),
-            *dict.fromkeys(problems),
-            *in_force.source_problems,
-        ),
-        driver_error=_silence(observed),
-        mps=mps.daemons,
-        rounds=before.rounds + (not unfinished),
-    )
-
-
-def described_without_look(
-    before: NodeState, in_force: ActivePlan, problems: Sequence[Problem]
-) -> NodeState:
-    """What is so while the hardware cannot be looked at; the first of the problems says why."""
-    return replace(
-        before,
-        phase=Phase.FAILED,
-        driver_error=problems[0].message,
-        problems=(*problems, *in_force.unread_problems, *in_force.source_problems),
-        note=in_force.note,
-    )
-
-
-def _silence(observed: ObservedNode) -> str:
-    """Why the driver does not answer at all; "" when it does, be it for one GPU."""
-    if any(gpu.access is not Access.UNKNOWN for gpu in observed.gpus):
-        return ""
-    return observed.gpus[0].access_reason if observed.gpus else ""

@@ -11,6 +11,7 @@ import asyncio
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from typing import Protocol
 
 import structlog
@@ -20,22 +21,17 @@ from nodeagent.errors import LIBRARY_MISSING, DriverError, NodeagentError
 from nodeagent.execute.executor import StepDriver, execute
 from nodeagent.files.state import StateFile
 from nodeagent.plan.observed import Access, ObservedNode
-from nodeagent.plan.plan import GpuPlan, NodeOutcome, Policy, StepReport
+from nodeagent.plan.plan import NodeOutcome, NodePlan, Policy, StepReport, Verdict
 from nodeagent.plan.problems import Code, Problem
 from nodeagent.processes import ProcessWatch
-from nodeagent.reconcile.active_plan import (
-    ActivePlan,
-    Judgement,
-    described,
-    described_without_look,
-)
+from nodeagent.reconcile.active_plan import ActivePlan, Judgement
 from nodeagent.reconcile.change_hooks import ChangeHooks, NoHooks, prepared
 from nodeagent.reconcile.event_reporter import EventReporter
 from nodeagent.reconcile.loop_control import Abandoned, Heartbeats, LoopControl, NodeStates
 from nodeagent.reconcile.plan_update import PlanText
-from nodeagent.reconcile.work_queue import WorkQueue, blocking_pids, only, undisturbing
+from nodeagent.reconcile.work_queue import WorkQueue, blocking_pids, undisturbing
 from nodeagent.views.mps_state import MpsOverview
-from nodeagent.views.node_state import NodeState, Phase
+from nodeagent.views.node_state import NodeState, Phase, phase_of
 
 log = structlog.get_logger(__name__)
 
@@ -159,9 +155,19 @@ class Reconciler:
         self._failures += 1
         pause = self._backoff.after(self._failures)
         self._reporter.driver_failed(problem)
-        own = self._own_problems()
         self._states.publish(
-            described_without_look(self._states.newest, self._plan, (problem, *own))
+            replace(
+                self._states.newest,
+                phase=Phase.FAILED,
+                driver_error=problem.message,
+                problems=(
+                    problem,
+                    *self._own_problems(),
+                    *self._plan.unread_problems,
+                    *self._plan.source_problems,
+                ),
+                note=self._plan.note,
+            )
         )
         return min(pause, self._rules.resync)
 
@@ -179,7 +185,7 @@ class Reconciler:
             objections = await self._objections(judgement, observed)
         finally:
             await keeping
-        if not objections and self._choose(judgement):
+        if not objections and self._choose(judgement).gpus:
             working = self._describe(judgement, observed, unfinished=True)
             self._states.publish(replace(working, phase=Phase.WORKING))
             judgement, observed, objections = await self._work(driver, judgement, observed)
@@ -195,7 +201,7 @@ class Reconciler:
     async def _objections(
         self, judgement: Judgement, observed: ObservedNode
     ) -> tuple[Problem, ...]:
-        todo = only(judgement, self._choose(judgement))
+        todo = self._choose(judgement)
         async with self._control.abandoned_at_stop():
             return await self._hooks.objections(judgement, todo, observed)
 
@@ -204,7 +210,7 @@ class Reconciler:
     ) -> tuple[Judgement, ObservedNode, tuple[Problem, ...]]:
         """Do what is to be done now; what is so afterwards, and why nothing was done if so."""
         began = asyncio.get_running_loop().time()
-        todo = only(judgement, self._choose(judgement))
+        todo = self._choose(judgement)
         # Shorter than the patience for everything else, so that waiting for pods is no hanging.
         unprepared = await prepared(
             self._hooks,
@@ -217,7 +223,7 @@ class Reconciler:
             return judgement, observed, unprepared
         if asyncio.get_running_loop().time() - began > _OLD:
             judgement, observed = await self._look(driver)
-        todo = only(judgement, self._choose(judgement))
+        todo = self._choose(judgement)
         outcome = await execute(
             undisturbing(todo) if unprepared else todo,
             driver,
@@ -249,10 +255,11 @@ class Reconciler:
             self._reporter.drifted(gpu, mended=self._rules.mend)
         return judgement, observed
 
-    def _choose(self, judgement: Judgement) -> tuple[GpuPlan, ...]:
-        if self._control.stopping:
-            return ()
-        return self._queue.choose(judgement, asyncio.get_running_loop().time())
+    def _choose(self, judgement: Judgement) -> NodePlan:
+        """The plan with only the GPUs to work on now."""
+        stopping, now = self._control.stopping, asyncio.get_running_loop().time()
+        gpus = () if stopping else self._queue.choose(judgement, now)
+        return replace(judgement.plan or NodePlan(Verdict.APPLICABLE), gpus=gpus)
 
     def _learn(self, outcome: NodeOutcome, judgement: Judgement) -> None:
         now = asyncio.get_running_loop().time()
@@ -260,9 +267,8 @@ class Reconciler:
         for gpu in outcome.gpus:
             after = plans.get(gpu.plan.before.uuid)
             self._reporter.worked(gpu, after)
-            if (
-                gpu.failed or not self._control.halt.is_set()
-            ):  # else it was left, which is no failure
+            # What was left because of the halt is no failure.
+            if gpu.failed or not self._control.halt.is_set():
                 self._queue.learn(gpu, after, judgement, now)
 
     def _step_ended(self, report: StepReport) -> None:
@@ -286,20 +292,35 @@ class Reconciler:
         *,
         unfinished: bool,
     ) -> NodeState:
-        plan = judgement.plan
+        """The state after a look. `unfinished`: the round was halted, or is not over."""
+        plan, refused, text = judgement.plan, judgement.refusal, self._plan.text
+        mps = self._mps()
         problems = [*objections, *(plan.problems if plan else ())]
         for gpu_plan in plan.gpus if plan else ():
             problems += self._queue.problems(gpu_plan)
-        mps = self._mps()
         problems += (*mps.problems, *self._hooks.problems, *self._own_problems())
-        return described(
-            self._states.newest,
-            self._plan,
-            judgement,
-            observed,
-            problems=problems,
-            mps=mps,
-            unfinished=unfinished,
+        phase = phase_of(refused=refused is not None, plan=plan, problems=problems, mps=mps.daemons)
+        if phase is Phase.FAILED and unfinished and not problems:
+            phase = Phase.WORKING
+        before = self._states.newest
+        return replace(
+            before,
+            phase=phase,
+            digest=self._plan.digest,
+            configuration=text.configuration if text else None,
+            refusal=refused,
+            note=self._plan.note,
+            observed=observed,
+            observed_at=datetime.now(UTC),
+            plan=plan,
+            problems=(
+                *(refused.problems if refused else ()),
+                *dict.fromkeys(problems),
+                *self._plan.source_problems,
+            ),
+            driver_error=_driver_error(observed),
+            mps=mps.daemons,
+            rounds=before.rounds + (not unfinished),
         )
 
     def _alive(self, pause: float) -> None:
@@ -337,6 +358,13 @@ class Reconciler:
             self._unkept = None
         except NodeagentError as error:  # a full disk, say: the next round tries again
             self._reporter.trouble(str(error))
+
+
+def _driver_error(observed: ObservedNode) -> str:
+    """Why the driver does not answer at all; "" when it does, be it for one GPU."""
+    if any(gpu.access is not Access.UNKNOWN for gpu in observed.gpus):
+        return ""
+    return observed.gpus[0].access_reason if observed.gpus else ""
 
 
 def _code_of(error: NodeagentError) -> Code:

@@ -200,11 +200,6 @@ def drift_problem(gpu: Gpu) -> Problem:
     )
 
 
-def only(judgement: Judgement, gpus: tuple[GpuPlan, ...]) -> NodePlan:
-    """The plan with only these of its GPUs."""
-    return replace(judgement.plan or NodePlan(Verdict.APPLICABLE), gpus=gpus)
-
-
 def undisturbing(todo: NodePlan) -> NodePlan:
     """The GPUs whose devices do not change: they wait for no preparation."""
     gpus = tuple(gpu for gpu in todo.gpus if not gpu.changes_devices)
