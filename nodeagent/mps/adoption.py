@@ -110,7 +110,7 @@ _ANSWER = 5.0  # seconds that a one-shot command waits for a daemon
 
 
 def found_process(spec: DaemonSpec, noted: Identity | None) -> DaemonProcess | None:
-    """The process that was noted, or that nobody came to note; None when there is none that is
+    """The process that was recorded, or was not recorded in time; None when there is none that is
     surely the daemon. Reads all of /proc where the record does not say which.
     """
     candidates = [noted] if noted is not None else []
@@ -214,7 +214,7 @@ def _without_process(record: Record) -> MpsDaemon:
 def usage_of(seen: Seen) -> Usage:
     """Who uses a device through its daemon."""
     if not seen.knows_clients:
-        return Usage(known=False, reason="its MPS server is busy and tells nothing of its clients")
+        return Usage(known=False, reason="its MPS server is busy and does not list its clients")
     if not seen.clients:
         return IDLE
     return Usage(tuple(User(pid, source="mps") for _, pid in seen.clients))

@@ -1,4 +1,4 @@
-"""All MPS daemons of a node: started, adopted, drained, stopped and told of."""
+"""All MPS daemons of a node: started, adopted, drained, stopped and reported."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ __all__ = ["Fleet", "InUse", "NotReady", "Timing", "survey"]
 class Fleet:
     """Usable inside `async with`, in one event loop. Daemons live on when it is left.
 
-    `check` tells what else must be so for Ready and is not, in words; `report` gets what people may
+    `check` gives what else keeps a daemon from Ready, in words; `report` gets what people may
     want to know, `changed` whenever something is different; `chance` gives numbers from 0 up to 1.
     """
 
@@ -74,7 +74,7 @@ class Fleet:
             watch=self._watch,
         )
         self._supervisors: dict[str, Supervisor] = {}
-        self._closed: Mapping[str, str] = {}  # devices to which nobody new comes, and why
+        self._closed: Mapping[str, str] = {}  # devices closed to new clients, and why
         self._locks: dict[str, asyncio.Lock] = {}
         self._stack = AsyncExitStack()
 
@@ -85,7 +85,7 @@ class Fleet:
             records = await asyncio.to_thread(lambda: list(read_records(self._context.run_dir)))
             for record in records:
                 await self._take_over(record)
-            await self.look()  # whoever asks next should hear who the clients are
+            await self.look()  # so that the clients are known from the start
         except BaseException:
             await self._stack.aclose()
             raise
@@ -176,7 +176,7 @@ class Fleet:
 
     async def stop(self, device: str) -> None:
         """End its daemon and take away all it had. Raises InUse, with all as it was, when it has
-        clients or nobody can tell; NodeagentError when it does not end.
+        clients or may have; NodeagentError when it does not end.
         """
         async with self._turn(device):
             supervisor = self._supervisors.get(device)
@@ -187,8 +187,8 @@ class Fleet:
     async def drain(
         self, device: str, *, seconds: float | None, force: bool = False
     ) -> tuple[int, ...]:
-        """Let no new client in and wait so long for those inside; then it is Down until somebody
-        wants it again. Returns the pids of who is left, with all as it was then; with `force` they
+        """Let no new client in and wait so long for those inside; then it is Down until it is
+        requested again. Returns the pids of who is left, with all as it was then; with `force` they
         are ended instead. Raises InUse, also with all as it was, where it was not drained and who
         is left is not known; and UnknownDevice.
         """
@@ -203,8 +203,8 @@ class Fleet:
             await restarted(self._known(device), self._context.timing, force=force)
 
     def close_to_clients(self, devices: Mapping[str, str]) -> None:
-        """Let nobody new in to these devices, each with why, and to all others again. Daemons and
-        those inside go on; a daemon that is started meanwhile is found by nobody either.
+        """Close these devices to new clients, each with why, and open all others. Daemons and their
+        clients go on; a daemon that is started meanwhile is closed too.
         """
         self._closed = dict(devices)
         for device, supervisor in self._supervisors.items():

@@ -39,7 +39,7 @@ def _usage(supervisor: Supervisor) -> Usage:
         return usage_of(seen)
     if supervisor.state.was_ready:
         return Usage(known=False, reason="its MPS daemon has not answered yet")
-    return IDLE  # it was started just now, and nobody was told of it
+    return IDLE  # it was started just now, and not published yet
 
 
 def _trouble(supervisor: Supervisor) -> str:

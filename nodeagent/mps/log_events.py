@@ -74,7 +74,7 @@ class BlockedClients:
 
     @property
     def is_unsure(self) -> bool:
-        """Whether somebody may be found to wait soon."""
+        """Whether a client may turn out to be blocked soon."""
         return bool(self._suspects)
 
     @property
@@ -83,14 +83,14 @@ class BlockedClients:
         return tuple(who for who in self._waiting.values() if _is_alive(who))
 
     def came(self, client: ClientCame, now: float) -> bool:
-        """Somebody connected; whether that is to be looked into."""
+        """A client connected; whether that has to be looked into."""
         if client.uid == self._uid or client.pid in self._suspects or client.pid <= 0:
             return False
         who = _who(client.pid, client.uid)
         if who is None or len(self._suspects) + len(self._waiting) >= MOST:
             return False
-        told = self._waiting.get(client.pid)
-        if told is not None and told.start_time == who.start_time:
+        known = self._waiting.get(client.pid)
+        if known is not None and known.start_time == who.start_time:
             return False  # it tries again
         self._suspects[client.pid] = _Suspect(now, who)
         return True
@@ -134,15 +134,15 @@ def _who(pid: int, uid: int) -> Waiting | None:
 
 
 SHOWN = 4  # lines of the log that a report shows
-EARLIER = 1 << 16  # bytes of an adopted daemon's log that may tell who waits since before
+EARLIER = 1 << 16  # bytes of an adopted daemon's log that may name who waits since before
 _QUIET = 0.03  # seconds that lines are collected before they are read
 _MOST_SERVERS = 4  # whose clients are remembered
-_SAME = 30.0  # seconds in which the same end of another server is not told again
+_SAME = 30.0  # seconds in which the same end of another server is not reported again
 # The log is its user's to write. Who floods it must neither hold up the loop nor fill the memory:
-# beyond these figures the daemon is asked, which tells what matters.
+# beyond these figures the daemon is asked, which shows what matters.
 _MOST_BEHIND = 1 << 20  # bytes
 _MOST_FACTS = 100  # heard in one go
-_MOST_TOLD = 16  # different ends within _SAME
+_MOST_REPORTED = 16  # different ends within _SAME
 _MOST_READY = 1024  # servers that are remembered
 
 
@@ -174,8 +174,8 @@ class LogEvents:
         self._reading: asyncio.TimerHandle | None = None
         self._ready: set[int] = set()  # servers that have taken clients
         self._culprit: int | None = None
-        self._faulted = False  # by the log's word, where the daemon does not tell
-        self._told: dict[str, float] = {}
+        self._faulted = False  # by the log, where the daemon does not say
+        self._reported: dict[str, float] = {}
         self._clients: dict[int, tuple[int, ...]] = {}  # of servers, as seen last
         self._end_watch: Callable[[], None] = lambda: None
         with suppress(LogRefused):
@@ -203,11 +203,11 @@ class LogEvents:
 
     @property
     def unsure_for(self) -> float | None:
-        """Seconds after which it is known whether somebody waits; None: nobody might."""
+        """Seconds after which it is known whether a client is blocked; None: none might be."""
         return SURE_AFTER + 0.05 if self._blocked and self._blocked.is_unsure else None
 
     def last_lines(self, *, until: str = "") -> tuple[str, ...]:
-        """Those of the log that tell something, up to the last that has `until`."""
+        """Those of the log worth showing, up to the last that has `until`."""
         return self._log.last_lines(SHOWN, until=until) if self._log is not None else ()
 
     # --- the log ----------------------------------------------------------------------------------
@@ -277,11 +277,11 @@ class LogEvents:
         self.trouble = f"its last server ({fact.pid}) ended: {words}" if words else ""
         self._faulted, self._culprit = False, None
         now = self._loop.time()
-        self._told = {told: when for told, when in self._told.items() if now - when < _SAME}
-        if words in self._told or len(self._told) >= _MOST_TOLD:
+        self._reported = {w: when for w, when in self._reported.items() if now - when < _SAME}
+        if words in self._reported or len(self._reported) >= _MOST_REPORTED:
             words = ""
         elif words:
-            self._told[words] = now
+            self._reported[words] = now
         self._ready.discard(fact.pid)
         self._clients.pop(fact.pid, None)
         # The daemon may have started the next one by now.
@@ -326,7 +326,7 @@ class LogEvents:
             yield ForeignUserWaiting(self._run, who.pid, who.uid, who.command)
 
     def _remember_clients(self, seen: Seen) -> None:
-        """Those of a server that has just gone too: the line that tells how may be read later."""
+        """Those of a server that has just gone too: the line that shows how may be read later."""
         for server in seen.servers:
             known = self._clients.pop(server.pid, ())
             self._clients[server.pid] = known if server.clients is None else server.clients
@@ -342,7 +342,7 @@ class LogEvents:
         return Server(server.pid, found.uid if found else None, status, culprit)
 
     def _status_of(self, server: SeenServer, state: State) -> ServerStatus:
-        """Where the daemon does not tell it."""
+        """Where the daemon does not give it."""
         if self._faulted:
             return ServerStatus.FAULT
         if server.clients is not None:

@@ -1,5 +1,5 @@
 """Attends one daemon's process: does what its life asks for, asks it now and then, and listens to
-its log. All that it learns it tells as events; what follows from these is not decided here.
+its log. It reports what it learns as events; what follows from them is not decided here.
 
 Conversations come one after the other, in the order in which they were asked for, so that a look
 never falls between limits that are set and their read-back.
@@ -169,7 +169,7 @@ class DaemonMonitor:
                     await self._wake.wait()
 
     async def _set_limits(self, action: SetLimits) -> None:
-        with suppress(ControlError):  # the read-back that comes next tells what is so
+        with suppress(ControlError):  # the read-back that comes next shows what is in force
             await set_limits(self._control, action.spec)
 
     async def _quit(self, action: Quit) -> None:
@@ -270,7 +270,7 @@ class DaemonMonitor:
         self._next_look = self._loop.time() + _AGAIN
         if self._drains and not await self._has_servers():
             self._proofs = _PROOFS
-            self._handle(ClientsGone(self.run))  # without a server nobody can be its client
+            self._handle(ClientsGone(self.run))  # without a server there can be no client
         else:
             self._handle(Silent(self.run, reason))
 

@@ -88,7 +88,7 @@ def age_of(process: Identity) -> float:
 def _program(pid: int) -> str | None:
     """Its name, also where an interpreter runs it; None for anything else.
 
-    A control program without a flag is no daemon but a front-end, which somebody may have left
+    A control program without a flag is no daemon but a front-end, which may have been left
     open, and which may outlive the daemon that it asked.
     """
     words = command_of(pid)

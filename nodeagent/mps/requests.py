@@ -1,4 +1,4 @@
-"""What people and plans want of one daemon, carried through to its end or to why not."""
+"""Requests of people and plans for one daemon: start, stop, drain, restart."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class NotReady(NodeagentError):
 
 
 class InUse(StillInUse):
-    """A daemon has clients, or nobody knows whether; the message names them."""
+    """A daemon has clients, or may have; the message names them."""
 
 
 async def started(supervisor: Supervisor, timing: Timing) -> None:
@@ -76,7 +76,7 @@ async def stopped(supervisor: Supervisor, context: SupervisorContext) -> None:
 
 
 async def end(supervisor: Supervisor, context: SupervisorContext) -> None:
-    """The same, whoever uses it; for a device that is no more."""
+    """End it whatever its clients; for a device that is gone."""
     supervisor.want(None)
     supervisor.handle(DrainRequested(0.0, force=True))
     await _gone(supervisor, context)
@@ -85,11 +85,11 @@ async def end(supervisor: Supervisor, context: SupervisorContext) -> None:
 
 async def drained(supervisor: Supervisor, *, seconds: float | None, force: bool) -> tuple[int, ...]:
     """Until it is Down, or the time is over; the pids of who is left. Raises InUse where it is not
-    Down and nobody can tell who is left.
+    Down and the clients left are not known.
     """
     supervisor.handle(DrainRequested(seconds, force=force))
     if supervisor.monitor is not None:
-        supervisor.monitor.look_soon()  # nobody waits for the next look when it has no client
+        supervisor.monitor.look_soon()  # without clients it need not wait for the next look
     patience = None if seconds is None or force else seconds + _SLACK
     try:
         async with asyncio.timeout(patience):
@@ -105,7 +105,7 @@ async def drained(supervisor: Supervisor, *, seconds: float | None, force: bool)
         await supervisor.condition.wait_for(lambda: supervisor.is_idle)
         return ()
     left = _pids(supervisor)
-    if not left:  # nobody may take that for drained
+    if not left:  # must not pass for drained
         raise _not_known(supervisor)
     return left
 
@@ -174,7 +174,7 @@ async def _proven_unused(supervisor: Supervisor, timing: Timing) -> None:
 def _not_known(supervisor: Supervisor) -> InUse:
     return InUse(
         f"whether the MPS daemon of {supervisor.device} has clients is not known: it does not "
-        "tell, and has a server",
+        "answer, and has a server",
         remedy="try again later, or restart it by force: "
         f"nodeagent mps restart {supervisor.device} --force",
     )

@@ -107,7 +107,7 @@ def make_fleet(
     report: Callable[[str, Report], None],
     changed: Callable[[], None],
 ) -> Fleet:
-    """The fleet, to be entered by whoever changes the node."""
+    """The fleet; the caller enters and leaves it."""
     return Fleet(
         run_dir=places.run_dir,
         programs=places.programs,

@@ -17,7 +17,7 @@ from nodeagent.plan.shares import (
 
 MEMORY_VARIABLE = "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"
 THREADS_VARIABLE = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"
-SLOT_VARIABLE = "NODEAGENT_MPS_SLOT"  # DEVICE/SLOT; not CUDA's, tells which slot a client was given
+SLOT_VARIABLE = "NODEAGENT_MPS_SLOT"  # DEVICE/SLOT; not CUDA's: the slot that a client was given
 LARGEST_LIMIT = 2**24 - 1  # MiB; 16 TiB, far above any device and far below any overflow
 
 
@@ -87,7 +87,7 @@ def client_environment(spec: DaemonSpec, slot: Slot) -> dict[str, str]:
     Only forms that no driver misreads: whole MiB of ordinal 0, which the daemon's one device is
     to each client. The device is made visible by its UUID, since an index would be counted once
     more among those that the daemon has. NVIDIA_VISIBLE_DEVICES is left out: it asks a container
-    runtime for the GPU itself, and would undo the `void` of whoever gives GPUs by other means.
+    runtime for the GPU itself, and would undo the `void` where GPUs are given by other means.
 
     Raises ValueError for limits that a driver would take for others, or for none.
     """

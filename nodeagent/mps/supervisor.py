@@ -75,7 +75,7 @@ class Supervisor:
         self._context = context
         self._loop = asyncio.get_running_loop()
         self._gate = SocketGate(pipe_directory)
-        self._gate_fault = ""  # why sockets could not be moved, as it was told
+        self._gate_fault = ""  # why sockets could not be moved, as reported
         self.control = context.control_client(self._gate.directory, log_directory)
         self._by_spec: dict[DaemonSpec, WantedMps] = {}
         self._process: DaemonProcess | None = None
@@ -120,7 +120,7 @@ class Supervisor:
         self.handle(NewPlan(spec))
 
     def stay_down(self, wanted: WantedMps) -> None:
-        """An earlier agent was asked to drain it, and nobody wanted it back since."""
+        """An earlier agent was asked to drain it, and it was not requested since."""
         self.wanted = wanted
         spec = self.spec_of(wanted)
         self._by_spec[spec] = wanted

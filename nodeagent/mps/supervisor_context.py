@@ -22,7 +22,7 @@ class Timing:
     """Seconds, and bytes of a log.
 
     `answer`: for a daemon to answer. `check`: between two questions to a daemon when nothing
-    happens, `check_served` while it has a server, somebody waits or it drains. `grace`: between
+    happens, `check_served` while it has a server, a blocked client or drains. `grace`: between
     the steps of ending an orphan. `start`: how long a caller waits for Ready.
     """
 
@@ -39,7 +39,7 @@ class Timing:
 
 @dataclass(frozen=True, slots=True)
 class SupervisorContext:
-    """`check` tells what else must be so for Ready and is not; `report` gets what people may want
+    """`check` gives what else keeps it from Ready, in words; `report` gets what people may want
     to know of a device, `changed` is called when something is different; `chance` gives numbers
     from 0 up to 1.
     """

@@ -13,7 +13,7 @@ from nodeagent.mps.files.log import (
     ServerReady,
     Stirred,
     facts,
-    telling,
+    worth_showing,
 )
 
 CONTROL = "[2026-09-01 12:00:00.000 Control  4711] "
@@ -94,4 +94,4 @@ def test_what_tells_a_person_something() -> None:
         f"{CONTROL}UI closed",
         "An instance of this daemon is already running",
     ]
-    assert list(telling(lines)) == [lines[0], lines[5], lines[6], lines[10]]
+    assert list(worth_showing(lines)) == [lines[0], lines[5], lines[6], lines[10]]

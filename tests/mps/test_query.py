@@ -45,7 +45,7 @@ SEEN = Seen((SERVER,), MemoryLimit(1, "G"), 33.3)
         ),
         (
             replace(SEEN, memory_limit=UnexpectedReply("what?")),
-            ("memory limit not told (what?)",),
+            ("memory limit not known (what?)",),
         ),
     ],
 )

@@ -196,7 +196,7 @@ async def test_a_daemon_that_does_not_tell_its_clients(
     rig.knobs.turn("server_busy")
     rig.settle()
     ending = await end(rig, target_of(bystander.pid), grace=0.1)
-    assert ending == Ending(False, "left alone: the daemon does not tell who its clients are")
+    assert ending == Ending(False, "left alone: the daemon does not say who its clients are")
     assert bystander.poll() is None
 
 

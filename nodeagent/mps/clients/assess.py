@@ -61,7 +61,7 @@ class OffenceKind(StrEnum):
     SLOT_TAKEN = "slotTaken"
 
 
-# What a client is ended for where the plan says so. The rest is not certain, or harms nobody.
+# What a client is ended for where the plan says so. The rest is not certain, or harmless.
 ENDED_FOR = frozenset(
     {
         OffenceKind.NO_SHARE,
@@ -170,7 +170,7 @@ class _Client:
                 f"nor are its limits beyond the daemon's own ({self.limits})",
             )
             return
-        if len(shares) == 1:  # whoever has less than the one share can be of no other
+        if len(shares) == 1:  # a client with less than the one share can have no other
             fits = [share for share in shares if self.limits.within(share)]
         elif sets_limits(self.facts.environment, self.device):
             fits = [share for share in shares if self.limits.equal(share)]
@@ -248,9 +248,8 @@ def _shown(text: str) -> str:
 def _judge_crowd(clients: Sequence[_Client], name: str, count: int) -> None:
     """Two in one slot, and more than the share is for.
 
-    Each slot is its first client's. Beyond the count are first those who are in a slot that
-    somebody has, then those who name none, then those who came last: so a program that forks
-    pushes out nobody but itself.
+    Each slot is its first client's. Beyond the count are first those in a taken slot,
+    then those without one, then the newest: so a program that forks pushes out only itself.
     """
     by_slot: dict[str, list[_Client]] = defaultdict(list)
     for client in sorted(clients, key=_age):

@@ -1,7 +1,7 @@
 """What a client may use, from what its environment says and what its daemon grants.
 
 Pure. A limit of the client's own counts only in the forms that CUDA documents, and wherever
-something can be read in two ways the looser one is taken: whoever is taken to be limited, is.
+something can be read in two ways the looser one is taken: a client that counts as limited, is.
 The daemon's own ceiling holds for everybody, whatever they say.
 """
 

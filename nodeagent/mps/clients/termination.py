@@ -112,7 +112,7 @@ async def _end_work(
     try:
         seen = await ask_everything(control, (), status=False)
         if not seen.knows_clients or any(client == 0 for _, client in seen.clients):
-            return "", "the daemon does not tell who its clients are"
+            return "", "the daemon does not say who its clients are"
         server = next((server for server, client in seen.clients if client == pid), None)
         if server is None:
             return "the daemon does not have it as a client", ""

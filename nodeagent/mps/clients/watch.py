@@ -39,8 +39,8 @@ from nodeagent.views.mps_state import ClientState
 TRY_AGAIN = 60.0  # seconds until a client that could not be ended is tried again
 
 _NO_PID = (
-    "the daemon cannot tell its pid, because it is in another pid namespace; so it can neither be "
-    "judged nor ended (in a pod, the agent needs hostPID: true)"
+    "the daemon does not know its pid, because it is in another pid namespace; so it can neither "
+    "be judged nor ended (in a pod, the agent needs hostPID: true)"
 )
 
 ClientKey = tuple[str, int, int]  # device, pid, start time
@@ -122,7 +122,7 @@ class RunningDaemon:
 
 
 class ClientWatch:
-    """Looks at clients when told to; to be closed, as with `async with`.
+    """Checks clients on `look`; to be closed, as with `async with`.
 
     `listed` gives the MPS processes of a device as the driver has them, bytes by pid (None: not
     known); where it raises a NodeagentError none is known, and none is ended. `report` gets a
@@ -189,7 +189,7 @@ class ClientWatch:
         named = dict.fromkeys(pid for _, pid in daemon.clients if pid > 0)
         try:
             memory = await self._listed(daemon.device)
-        except NodeagentError:  # who asks the driver for more tells of it
+        except NodeagentError:  # reported where more of the driver is read
             memory = {}
         ours = {pid for pid in (daemon.pid, *(server for server, _ in daemon.clients)) if pid}
         pids = {**named, **dict.fromkeys(pid for pid in memory if pid not in ours)}

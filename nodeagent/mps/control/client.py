@@ -2,7 +2,7 @@
 
 The daemon serves a single front-end and turns further ones away, sometimes with exit status 0 and
 nothing said. So there is one `ControlClient` for each daemon, with one queue: what many callers
-ask at the same time goes out as one batch, in order, each reply told from the next by the
+ask at the same time goes out as one batch, in order, each reply divided from the next by the
 daemon's complaint about a nonsense word in between. Exit status proves nothing and is not asked.
 """
 
@@ -41,11 +41,11 @@ class FrontEndFailed(ControlError):
     """The front-end program cannot be run, or is not let in, or broke off."""
 
 
-MOST_SAID = 1 << 20  # bytes; the longest replies to a batch have some thousand
+MOST_OUTPUT = 1 << 20  # bytes; the longest replies to a batch have some thousand
 _BLOCK = 1 << 16
 
 
-class TooMuchSaid(Exception):
+class TooMuchOutput(Exception):
     """The daemon's user may have put something else in its place, which never stops talking."""
 
 
@@ -82,15 +82,18 @@ def read_or_error(command: Command[Any], reply: Sequence[str]) -> Any:
 
 
 async def converse(process: Process, script: bytes) -> tuple[bytes, bytes]:
-    """Say it all, and hear both streams to their ends. Raises TooMuchSaid; the process runs on."""
+    """Write it all, read both streams to their ends. Raises TooMuchOutput; the process runs on."""
     stdin, stdout, stderr = process.stdin, process.stdout, process.stderr
     if stdin is None or stdout is None or stderr is None:
         raise ValueError("its streams are no pipes")
-    output, complaint = asyncio.create_task(_hear(stdout)), asyncio.create_task(_hear(stderr))
+    output, complaint = (
+        asyncio.create_task(_read_all(stdout)),
+        asyncio.create_task(_read_all(stderr)),
+    )
     saying = asyncio.create_task(_say(stdin, script))
     try:
         await asyncio.gather(output, complaint, saying)
-    finally:  # where one fails the others go on, and nobody else could read these streams
+    finally:  # where one fails the others go on, and nothing else could read these streams
         for task in (output, complaint, saying):
             task.cancel()
         await asyncio.gather(output, complaint, saying, return_exceptions=True)
@@ -100,7 +103,7 @@ async def converse(process: Process, script: bytes) -> tuple[bytes, bytes]:
 
 async def end(process: Process) -> None:
     """Kill it if it runs, and wait for that. Who waits for a process also waits for the ends of its
-    streams, which never come while nobody reads what is in them.
+    streams, which never come while they are not read.
     """
     if process.returncode is None:
         process.kill()
@@ -121,12 +124,12 @@ async def _say(stdin: asyncio.StreamWriter, script: bytes) -> None:
     stdin.close()
 
 
-async def _hear(stream: asyncio.StreamReader) -> bytes:
+async def _read_all(stream: asyncio.StreamReader) -> bytes:
     said = bytearray()
     while block := await stream.read(_BLOCK):
         said += block
-        if len(said) > MOST_SAID:
-            raise TooMuchSaid
+        if len(said) > MOST_OUTPUT:
+            raise TooMuchOutput
     return bytes(said)
 
 
@@ -218,14 +221,14 @@ class ControlClient:
         self._environment = {**self._environment, "CUDA_MPS_PIPE_DIRECTORY": pipe_directory}
 
     async def quit(self, seconds: int | None, *, deadline: float) -> None:
-        """Tell the daemon to end. Whether it does is known by its process alone; a daemon that is
+        """Ask the daemon to end. Whether it does is known by its process alone; a daemon that is
         gone already is fine.
         """
         with contextlib.suppress(DaemonDead):
             await self._say((quit_daemon(seconds),), deadline)
 
     async def aclose(self) -> None:
-        """End the talk; whoever waits is cancelled."""
+        """End the exchange; waiting callers are cancelled."""
         for request in (*self._batch, *self._waiting):
             request.replies.cancel()
         self._waiting.clear()
@@ -255,8 +258,8 @@ class ControlClient:
             raise
 
     async def _withdraw(self, request: _Request) -> None:
-        """The caller does not wait any more; when nobody else of the batch does either, the talk is
-        ended, and has been when this returns.
+        """The caller does not wait any more; when no other of the batch does either, the exchange
+        is ended, and has been when this returns.
         """
         request.replies.cancel()
         with contextlib.suppress(ValueError):
@@ -267,7 +270,7 @@ class ControlClient:
             await asyncio.wait([talk])
 
     async def _work(self) -> None:
-        """Until nobody waits."""
+        """Until no caller waits."""
         try:
             while self._waiting:
                 self._batch = self._next_batch()
@@ -295,7 +298,7 @@ class ControlClient:
             talk, self._talk = self._talk, None
             talk.cancel()  # in case it is this that is cancelled
         if talk.cancelled():
-            return  # nobody waits any more
+            return  # no caller waits any more
         error = talk.exception()
         replies = [] if error else talk.result()
         for request in batch:
@@ -333,7 +336,7 @@ class ControlClient:
             return DaemonBusy(
                 f"another front-end held the MPS daemon at {self._pipe_directory} for "
                 f"{deadline:g} s",
-                remedy="end the nvidia-cuda-mps-control that somebody left open",
+                remedy="end the nvidia-cuda-mps-control that was left open",
             )
         return DaemonSilent(
             f"the MPS daemon at {self._pipe_directory} said nothing within {deadline:g} s"
@@ -383,9 +386,9 @@ class ControlClient:
             ) from error
         try:
             output, complaint = await converse(process, script)
-        except TooMuchSaid:
+        except TooMuchOutput:
             raise FrontEndFailed(
-                f"the MPS daemon at {self._pipe_directory} said more than {MOST_SAID} bytes"
+                f"the MPS daemon at {self._pipe_directory} said more than {MOST_OUTPUT} bytes"
             ) from None
         finally:
             await end(process)

@@ -1,7 +1,7 @@
 """One question about everything: servers, clients and the limits in force; and how to set these.
 
 A server that is busy answers per-server questions with nothing, and an empty list of clients then
-means nothing at all. So the percentage of its threads, which any server that is not busy tells, is
+means nothing at all. So the percentage of its threads, which any server that is not busy gives, is
 asked before and after: only between two such answers are its clients known.
 """
 
@@ -40,8 +40,8 @@ Wrong = UnexpectedReply
 
 @dataclass(frozen=True, slots=True)
 class SeenServer:
-    """A server as its daemon tells it. `status` None: not told (535 has no such command, a busy one
-    says nothing). `clients` None: not known, as it is busy; then no limit of it is known either.
+    """A server as its daemon reports it. `status` None: not given (535 has no such command, a busy
+    server gives none). `clients` None: not known, as it is busy; then its limits are not either.
     """
 
     pid: int
@@ -129,11 +129,11 @@ def _server(pid: int, answers: list[Any], *, status: bool) -> SeenServer | None:
     if any(isinstance(answer, UnknownServer) for answer in answers):
         return None
     before, clients, memory, after, *more = answers
-    told = more[0] if status and isinstance(more[0], ServerStatus) else None
+    state = more[0] if status and isinstance(more[0], ServerStatus) else None
     is_known = isinstance(before, float) and isinstance(after, float)
     return SeenServer(
         pid,
-        told,
+        state,
         clients if is_known and isinstance(clients, tuple) else None,
         memory if is_known else None,
         after if is_known else None,
@@ -175,14 +175,14 @@ def _of(
     whose: str, memory: MemoryLimit | Wrong | None, threads: float | Wrong | None, spec: DaemonSpec
 ) -> Iterator[str]:
     if isinstance(memory, UnexpectedReply):
-        yield f"{whose}memory limit not told ({memory.message})"
+        yield f"{whose}memory limit not known ({memory.message})"
     elif spec.memory_limit is None:
         if memory is not None:
             yield f"{whose}memory limit is {memory}, wanted none"
     elif memory is None or not memory.agrees_with(spec.memory_limit):
         yield f"{whose}memory limit is {memory or 'not set'}, wanted {spec.memory_limit}M"
     if isinstance(threads, UnexpectedReply):
-        yield f"{whose}thread percentage not told ({threads.message})"
+        yield f"{whose}thread percentage not known ({threads.message})"
     elif threads is None or not threads_agree(threads, spec.thread_percentage):
         wanted = percentage_text(spec.thread_percentage)
         yield f"{whose}thread percentage is {threads}, wanted {wanted}"

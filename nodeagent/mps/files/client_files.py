@@ -124,7 +124,7 @@ def _mount(host: str, container: str, access: str) -> Json:
 
 
 def _annotations(spec: DaemonSpec, slot: Slot) -> Mapping[str, str]:
-    """For whoever chooses among slots; runtimes do not look at them."""
+    """For choosing among slots; runtimes ignore them."""
     share = slot.share
     found = {
         "nodeagent.io/device": spec.device,

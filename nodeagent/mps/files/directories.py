@@ -55,7 +55,7 @@ def _lift_and_remove(top: int) -> None:
 
 @contextmanager
 def _taken(path: Path | str, above: int | None = None) -> Iterator[int]:
-    """An open directory that from now on nobody else can change."""
+    """An open directory that from now on only this process' user can change."""
     descriptor = os.open(path, _DIRECTORY, dir_fd=above)
     try:
         if os.fstat(descriptor).st_uid != os.geteuid():

@@ -48,7 +48,7 @@ class ServerReady:
 
 @dataclass(frozen=True, slots=True)
 class ServerExited:
-    """A server is gone; death by a signal is told as status 0."""
+    """A server is gone; death by a signal is logged as status 0."""
 
     pid: int
     status: int
@@ -56,7 +56,7 @@ class ServerExited:
 
 @dataclass(frozen=True, slots=True)
 class Faulted:
-    """The server handles a fatal fault, of the client `culprit` where that is told."""
+    """The server handles a fatal fault, of the client `culprit` where that is named."""
 
     culprit: int | None
 
@@ -120,8 +120,8 @@ def _fact(line: str) -> Fact | None:
     return Stirred() if _STIRRING.match(text) else None
 
 
-def telling(lines: Iterable[str]) -> Iterator[str]:
-    """Those lines that tell a person something: without our own questions and their answers."""
+def worth_showing(lines: Iterable[str]) -> Iterator[str]:
+    """The lines worth showing: without our own commands and their replies."""
     asked = False
     for line in lines:
         prefix = _PREFIX.match(line)
@@ -141,7 +141,7 @@ _REST = 0.05  # seconds of rest after so many
 
 
 class LogWatch:
-    """Usable inside `async with`. Where the kernel gives no watch nothing is told, and logs are
+    """Usable inside `async with`. Where the kernel gives no watch nothing is called, and logs are
     read when daemons are asked.
     """
 
@@ -256,7 +256,7 @@ class DaemonLog:
     def new_lines(self) -> list[str]:
         """Those written since the last call, complete ones only; not more than one block."""
         size = os.fstat(self._descriptor).st_size
-        if size < self._offset:  # cut off, by us or somebody else
+        if size < self._offset:  # truncated, by us or another process
             self._offset, self._rest, self._skips = 0, b"", False
         block = os.pread(self._descriptor, _BLOCK, self._offset)
         self._offset += len(block)
@@ -270,21 +270,21 @@ class DaemonLog:
 
     @property
     def has_more(self) -> bool:
-        """Whether there is something that `new_lines` has not told."""
+        """Whether there is more than `new_lines` has returned."""
         return self.behind != 0
 
     @property
     def behind(self) -> int:
-        """How many bytes `new_lines` has not told; below 0 when it was cut off."""
+        """How many bytes `new_lines` has not returned; below 0 when it was truncated."""
         return os.fstat(self._descriptor).st_size - self._offset
 
     def skip(self) -> None:
-        """Never tell what there is up to now."""
+        """Skip all that was written up to now."""
         self._offset, self._rest = os.fstat(self._descriptor).st_size, b""
         self._skips = True
 
     def last_lines(self, count: int, *, until: str = "") -> tuple[str, ...]:
-        """The last lines that tell a person something, printable.
+        """The last lines worth showing, printable.
 
         With `until`, those up to the last line that has it: what was written since is of others.
         """
@@ -292,8 +292,8 @@ class DaemonLog:
         said = os.pread(self._descriptor, _LONGEST_LINE, max(size - _LONGEST_LINE, 0))
         lines = [line.strip() for line in said.decode(errors="replace").splitlines()]
         ends = [number for number, line in enumerate(lines, 1) if until and until in line]
-        told = list(telling(line for line in lines[: ends[-1] if ends else None] if line))
-        return tuple("".join(c for c in line if c.isprintable()) for line in told[-count:])
+        shown = list(worth_showing(line for line in lines[: ends[-1] if ends else None] if line))
+        return tuple("".join(c for c in line if c.isprintable()) for line in shown[-count:])
 
     def bound(self, size: int) -> bool:
         """Cut it off if it is larger than `size` bytes; whether it was. Its end is kept beside it,

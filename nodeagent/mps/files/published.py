@@ -1,7 +1,7 @@
 """Files that everybody may read and only root may change, put where they belong or refused.
 
 Nothing here follows a symlink: each directory is opened in the one above it, and each name is
-looked at, written and removed in the open directory. What somebody else put there is named and
+looked at, written and removed in the open directory. What another user put there is named and
 left as it is.
 """
 

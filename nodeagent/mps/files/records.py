@@ -35,7 +35,7 @@ class RecordUnusable(NodeagentError):
 @dataclass(frozen=True, slots=True)
 class Record:
     """One daemon. `process` None: it was to be started, and perhaps was. `runs`: what the process
-    was told to be, which may not be what is wanted now. `drained`: a person wanted it down.
+    was started as, which may not be what is wanted now. `drained`: a person wanted it down.
     `was_ready`: it was Ready as it is wanted, in this process or one before. `unrecorded`: what is
     `wanted` is only what was found, since the record then could not be used.
     """

@@ -176,7 +176,7 @@ def _in_new_thread(start: Callable[[], Identity]) -> Future[Identity]:
 
 
 def _take_back(starting: Future[Identity]) -> None:
-    """Nobody knows of this daemon, and it has no client yet."""
+    """This daemon is unknown to all, and has no client yet."""
     if starting.exception() is None:
         pid = starting.result().pid
         with suppress(OSError):
@@ -187,7 +187,7 @@ def _take_back(starting: Future[Identity]) -> None:
 async def _how_it_ended(pid: int) -> str:
     try:
         _, status = os.waitpid(pid, os.WNOHANG)  # noqa: ASYNC222  # does not wait
-    except ChildProcessError:  # somebody else in this process waits for all children
+    except ChildProcessError:  # other code in this process waits for all children
         return UNKNOWN_END
     return in_words(os.waitstatus_to_exitcode(status))
 

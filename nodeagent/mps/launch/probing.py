@@ -33,7 +33,7 @@ _PREFIX = "probe-"
 class Scratch:
     """Makes one in `parent`, and takes away what is there of makers that were killed.
 
-    Locks tell those apart from ones in use. Raises OSError; blocks for tens of milliseconds.
+    Locks distinguish those from ones in use. Raises OSError; blocks for tens of milliseconds.
     """
 
     def __init__(self, parent: Path) -> None:

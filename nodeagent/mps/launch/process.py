@@ -71,7 +71,7 @@ class DaemonProcess:
         return await asyncio.shield(self._ended)
 
     def kill(self) -> None:
-        """Kill it, if it is still there; `wait` tells when it is gone."""
+        """Kill it, if it is still there; `wait` returns when it is gone."""
         if not self._gone:
             with suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self._descriptor, signal.SIGKILL)

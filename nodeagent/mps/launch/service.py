@@ -39,7 +39,7 @@ _NO_HOST = (
 
 @dataclass(frozen=True, slots=True)
 class UnitState:
-    """What systemd says of a unit. `result` and `status` tell of its last main process."""
+    """What systemd says of a unit. `result` and `status` are of its last main process."""
 
     active: str  # active, activating, deactivating, failed or inactive
     main_pid: int  # 0: none
@@ -138,7 +138,7 @@ _END_KNOWN = 1.0  # seconds in which systemd, too, must have seen an end
 # Nothing that systemd would read as its own: no blank, quote, %, $ or backslash. How these are
 # escaped differs between its versions and its settings.
 _PLAIN = re.compile(r"[A-Za-z0-9_@+=.,:/~-]*")
-# What systemd gives every service, beside what it is told to.
+# What systemd gives every service of its own accord.
 _UNWANTED = (
     "HOME LOGNAME USER SHELL LANG INVOCATION_ID JOURNAL_STREAM SYSTEMD_EXEC_PID "
     "MEMORY_PRESSURE_WATCH MEMORY_PRESSURE_WRITE"
@@ -181,7 +181,7 @@ class ServiceLauncher:
                     os.close(log)
                 return await self._started(unit, spec)
         except TimeoutError:
-            # It may still come, and nobody would know of it.
+            # It may still come, unknown to the agent.
             await self._systemd.stop(unit)
             raise StartError(
                 f"systemd has not started {unit} within {self._deadline:g} s",
@@ -237,7 +237,7 @@ class ServiceLauncher:
             ) from error
 
     async def _reason(self, unit: str) -> str:
-        """Why systemd says that it failed, as far as a number tells."""
+        """Why systemd says that it failed, as far as a number shows."""
         state = await self._systemd.show(unit)
         await self._systemd.forget(unit)
         return f" ({_EXIT_STATUSES[state.status]})" if state.status in _EXIT_STATUSES else ""

@@ -108,7 +108,7 @@ async def _ended(
 
 
 def _reap(pid: int) -> None:
-    """Where orphans come to this process (as pid 1 of a container), nobody else does."""
+    """Where orphans become children of this process (as pid 1 of a container), only it can."""
     with suppress(ChildProcessError):
         os.waitpid(pid, os.WNOHANG)
 

@@ -201,11 +201,11 @@ def drain_requested(state: State, event: DrainRequested, now: float) -> Step:
 
 
 def drain_given_up(state: State, now: float, settings: MpsSettings) -> Step:
-    """A drain that a person asked for, and nobody any more; what a plan wants stays wanted."""
+    """A drain that a person requested and withdrew; what a plan wants stays wanted."""
     by_person = state.drain is not None and not state.drain.by_plan
     if state.phase is not Phase.DRAINING or state.ending is not Ending.NO or not by_person:
         return Step(state)
-    return resume(state, now, settings, why="not drained: nobody waits for it any more")
+    return resume(state, now, settings, why="not drained: the request was withdrawn")
 
 
 def adopt(state: State, event: Adopted, now: float, settings: MpsSettings) -> Step:
@@ -232,7 +232,7 @@ def answered(state: State, now: float, settings: MpsSettings) -> Step:
 
 
 def kept_out(state: State, event: KeptOut) -> Step:
-    """Told once for each reason; it is no reason to end anything."""
+    """Reported once for each reason; it is no reason to end anything."""
     state = replace(state, excused=True)
     if event.reason == state.kept_out:
         return Step(state)
@@ -252,7 +252,7 @@ def silent(state: State, event: Silent, now: float, settings: MpsSettings) -> St
     more = f" ({event.reason})" if event.reason else ""
     why = f"answered none of {state.silences} questions in a row{more}"
     if state.phase is Phase.DRAINING and not (state.drain and state.drain.force):
-        # Clients that work without it may go on: nobody needs its answers any more.
+        # Clients that work without it may go on: its answers are not needed any more.
         reports = (Report(Subject.SILENT, why),) if state.silences == settings.most_silences else ()
         return Step(state, reports)
     return kill(state, now, settings, Report(Subject.SILENT, f"{why}; it is replaced"))

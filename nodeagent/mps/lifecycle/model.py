@@ -1,4 +1,4 @@
-"""What the life of an MPS daemon is told in: states, events, actions, all of them values.
+"""States, events and actions of an MPS daemon, all of them values.
 
 Pure. `nodeagent.mps.lifecycle.machine` says what follows from what.
 """
@@ -221,7 +221,7 @@ class DrainRequested:
 
 @dataclass(frozen=True, slots=True)
 class DrainGivenUp:
-    """Whoever wanted it drained does not wait for that any more."""
+    """The request to drain it was withdrawn."""
 
 
 @dataclass(frozen=True, slots=True)
