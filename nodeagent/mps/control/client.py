@@ -10,15 +10,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from asyncio.subprocess import Process
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from nodeagent.errors import NodeagentError
 from nodeagent.mps.control.commands import Command, UnexpectedReply, quit_daemon
+from nodeagent.mps.programs import MOST_OUTPUT, TooMuchOutput, run_program
 
 
 class ControlError(NodeagentError):
@@ -39,14 +38,6 @@ class DaemonSilent(ControlError):
 
 class FrontEndFailed(ControlError):
     """The front-end program cannot be run, or is not let in, or broke off."""
-
-
-MOST_OUTPUT = 1 << 20  # bytes; the longest replies to a batch have some thousand
-_BLOCK = 1 << 16
-
-
-class TooMuchOutput(Exception):
-    """The daemon's user may have put something else in its place, which never stops talking."""
 
 
 def script_of(commands: Sequence[Command[Any]]) -> bytes:
@@ -80,67 +71,6 @@ def read_or_error(command: Command[Any], reply: Sequence[str]) -> Any:
     except UnexpectedReply as error:
         return error
 
-
-async def converse(process: Process, script: bytes) -> tuple[bytes, bytes]:
-    """Write it all, read both streams to their ends. Raises TooMuchOutput; the process runs on."""
-    stdin, stdout, stderr = process.stdin, process.stdout, process.stderr
-    if stdin is None or stdout is None or stderr is None:
-        raise ValueError("its streams are no pipes")
-    output, complaint = (
-        asyncio.create_task(_read_all(stdout)),
-        asyncio.create_task(_read_all(stderr)),
-    )
-    saying = asyncio.create_task(_say(stdin, script))
-    try:
-        await asyncio.gather(output, complaint, saying)
-    finally:  # where one fails the others go on, and nothing else could read these streams
-        for task in (output, complaint, saying):
-            task.cancel()
-        await asyncio.gather(output, complaint, saying, return_exceptions=True)
-    await process.wait()
-    return output.result(), complaint.result()
-
-
-async def end(process: Process) -> None:
-    """Kill it if it runs, and wait for that. Who waits for a process also waits for the ends of its
-    streams, which never come while they are not read.
-    """
-    if process.returncode is None:
-        process.kill()
-    streams = [stream for stream in (process.stdout, process.stderr) if stream is not None]
-    await asyncio.gather(*map(_discard, streams))
-    await process.wait()
-
-
-async def _discard(stream: asyncio.StreamReader) -> None:
-    while await stream.read(_BLOCK):
-        pass
-
-
-async def _say(stdin: asyncio.StreamWriter, script: bytes) -> None:
-    with suppress(BrokenPipeError, ConnectionResetError):  # it ends before it has heard all
-        stdin.write(script)
-        await stdin.drain()
-    stdin.close()
-
-
-async def _read_all(stream: asyncio.StreamReader) -> bytes:
-    said = bytearray()
-    while block := await stream.read(_BLOCK):
-        said += block
-        if len(said) > MOST_OUTPUT:
-            raise TooMuchOutput
-    return bytes(said)
-
-
-__all__ = [
-    "ControlClient",
-    "ControlError",
-    "DaemonBusy",
-    "DaemonDead",
-    "DaemonSilent",
-    "FrontEndFailed",
-]
 
 T = TypeVar("T")
 
@@ -370,29 +300,17 @@ class ControlClient:
     async def _run(self, script: bytes) -> tuple[str, str]:
         """The front-end's words on both streams; when this is left early, it is killed."""
         try:
-            process = await asyncio.create_subprocess_exec(
-                *self._program,
-                stdin=asyncio.subprocess.PIPE,
-                stdout=asyncio.subprocess.PIPE,
-                stderr=asyncio.subprocess.PIPE,
-                env=self._environment,
-                cwd="/",
-                start_new_session=True,
-            )
+            said = await run_program(self._program, self._environment, stdin=script)
+        except TooMuchOutput:
+            raise FrontEndFailed(
+                f"the MPS daemon at {self._pipe_directory} said more than {MOST_OUTPUT} bytes"
+            ) from None
         except OSError as error:
             raise FrontEndFailed(
                 f"{self._program[0]} cannot be run: {error.strerror}",
                 remedy="install it, or set the path of it",
             ) from error
-        try:
-            output, complaint = await converse(process, script)
-        except TooMuchOutput:
-            raise FrontEndFailed(
-                f"the MPS daemon at {self._pipe_directory} said more than {MOST_OUTPUT} bytes"
-            ) from None
-        finally:
-            await end(process)
-        return output.decode(errors="replace"), complaint.decode(errors="replace").strip()
+        return said.stdout, said.stderr.strip()
 
 
 def _again(error: BaseException) -> BaseException:

@@ -25,6 +25,7 @@ from nodeagent.mps.control.commands import Command
 from nodeagent.mps.files.directories import LONGEST_SOCKET_NAME, LONGEST_SOCKET_PATH
 from nodeagent.mps.launch.process import Programs
 from nodeagent.mps.processes import CONTROL, SERVER, identify, opened, processes_of
+from nodeagent.mps.programs import run_program
 from nodeagent.plan.problems import Code, Problem
 
 _PREFIX = "probe-"
@@ -278,26 +279,13 @@ class _Trials:
 
     async def _say(self, *words: str, folder: Path | None = None) -> str:
         """What the program prints for these words, on either stream, within the deadline."""
-        process = await asyncio.create_subprocess_exec(
-            *self._programs.control,
-            *words,
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.STDOUT,
-            env=self._environment(folder or self._folder),
-            cwd="/",
-            start_new_session=True,
-        )
+        command = [*self._programs.control, *words]
         try:
             async with asyncio.timeout(self._deadline):
-                said, _ = await process.communicate()
+                said = await run_program(command, self._environment(folder or self._folder))
         except TimeoutError:
             return ""
-        finally:
-            if process.returncode is None:
-                process.kill()
-                await process.wait()
-        return said.decode(errors="replace")
+        return said.stdout + said.stderr
 
     def _environment(self, folder: Path) -> dict[str, str]:
         environment = {

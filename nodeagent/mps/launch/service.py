@@ -7,7 +7,6 @@ its upgrade and its pod.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import re
 from contextlib import suppress
@@ -24,6 +23,7 @@ from nodeagent.mps.launch.command import (
 )
 from nodeagent.mps.launch.process import UNKNOWN_END, DaemonProcess, Programs, StartError, in_words
 from nodeagent.mps.processes import CONTROL, Identity, identify
+from nodeagent.mps.programs import Output, run_program
 from nodeagent.mps.shares import DaemonSpec
 
 _PROGRAMS = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -58,18 +58,18 @@ class SystemdClient:
 
     async def run(self, arguments: list[str]) -> None:
         """Have a service started. Raises StartError with the words of systemd-run."""
-        status, _, complaint = await self._call(["systemd-run", *arguments])
-        if status != 0:
+        done = await self._call(["systemd-run", *arguments])
+        if done.status != 0:
             raise StartError(
-                f"systemd-run: {_first_line(complaint) or f'status {status}'}",
+                f"systemd-run: {_first_line(done.stderr) or f'status {done.status}'}",
                 remedy="see systemctl status and journalctl of the unit",
             )
 
     async def show(self, unit: str) -> UnitState:
         """Raises StartError when systemd cannot be asked."""
         wanted = "LoadState,ActiveState,MainPID,Result,ExecMainCode,ExecMainStatus"
-        status, said, complaint = await self._call(["systemctl", "show", f"-p{wanted}", unit])
-        found = dict(line.split("=", 1) for line in said.splitlines() if "=" in line)
+        done = await self._call(["systemctl", "show", f"-p{wanted}", unit])
+        found = dict(line.split("=", 1) for line in done.stdout.splitlines() if "=" in line)
         try:
             return UnitState(
                 active=found["ActiveState"],
@@ -81,7 +81,8 @@ class SystemdClient:
             )
         except (KeyError, ValueError):
             raise StartError(
-                f"systemctl: {_first_line(complaint) or f'status {status}, {said[:200]!r}'}",
+                f"systemctl: "
+                f"{_first_line(done.stderr) or f'status {done.status}, {done.stdout[:200]!r}'}",
                 remedy=_NO_HOST if self._host else _NO_SYSTEMD,
             ) from None
 
@@ -93,37 +94,17 @@ class SystemdClient:
         """Without waiting for its end."""
         await self._call(["systemctl", "stop", "--no-block", unit])
 
-    async def _call(self, command: list[str]) -> tuple[int, str, str]:
-        """Exit status and both outputs; ended when this is left early. Raises StartError."""
+    async def _call(self, command: list[str]) -> Output:
+        """Raises StartError when it cannot be run."""
         if self._host:
             command = [*_TO_THE_HOST, *command]
         try:
-            process = await asyncio.create_subprocess_exec(
-                *command,
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=asyncio.subprocess.PIPE,
-                stderr=asyncio.subprocess.PIPE,
-                env=self._environment,
-                cwd="/",
-                start_new_session=True,
-            )
+            return await run_program(command, self._environment)
         except OSError as error:
             raise StartError(
                 f"{command[0]} cannot be run: {error.strerror}",
                 remedy=_NO_HOST if self._host else _NO_SYSTEMD,
             ) from error
-        try:
-            said, complaint = await process.communicate()
-        finally:
-            if process.returncode is None:
-                with contextlib.suppress(ProcessLookupError):
-                    process.kill()
-                await process.wait()
-        return (
-            int(process.returncode or 0),
-            said.decode(errors="replace"),
-            complaint.decode(errors="replace"),
-        )
 
 
 def _first_line(text: str) -> str:

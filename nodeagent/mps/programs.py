@@ -1,0 +1,95 @@
+"""Runs a short program and reads what it prints, however much that may be."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+from asyncio.subprocess import DEVNULL, PIPE, Process
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+
+MOST_OUTPUT = 1 << 20  # bytes of each stream; the longest replies to a batch have some thousand
+_BLOCK = 1 << 16
+
+
+class TooMuchOutput(OSError):
+    """A daemon's user may have put another program in its place, which never stops printing."""
+
+    def __init__(self) -> None:
+        super().__init__(errno.EMSGSIZE, f"it printed more than {MOST_OUTPUT} bytes")
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """What a program printed on both streams, and its exit status."""
+
+    stdout: str
+    stderr: str
+    status: int
+
+
+async def run_program(
+    command: Sequence[str], environment: Mapping[str, str], *, stdin: bytes | None = None
+) -> Output:
+    """Run it to its end with this environment alone. Raises OSError, also as TooMuchOutput. When
+    this is left early, the program is killed.
+    """
+    process = await asyncio.create_subprocess_exec(
+        *command,
+        stdin=DEVNULL if stdin is None else PIPE,
+        stdout=PIPE,
+        stderr=PIPE,
+        env=environment,
+        cwd="/",
+        start_new_session=True,
+    )
+    tasks = [
+        asyncio.create_task(_read_all(process.stdout)),
+        asyncio.create_task(_read_all(process.stderr)),
+        asyncio.create_task(_write(process.stdin, stdin or b"")),
+    ]
+    try:
+        output, complaint, _ = await asyncio.gather(*tasks)
+        await process.wait()
+    finally:  # where one fails the others go on, and nothing else could read these streams
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await _end(process)
+    return Output(
+        output.decode(errors="replace"),
+        complaint.decode(errors="replace"),
+        int(process.returncode or 0),
+    )
+
+
+async def _end(process: Process) -> None:
+    """Kill it if it runs, and wait for that: which also waits for the ends of its streams, which
+    never come while they are not read.
+    """
+    if process.returncode is None:
+        with suppress(ProcessLookupError):
+            process.kill()
+    for stream in (process.stdout, process.stderr):
+        while stream is not None and await stream.read(_BLOCK):
+            pass
+    await process.wait()
+
+
+async def _read_all(stream: asyncio.StreamReader | None) -> bytes:
+    read = bytearray()
+    while stream is not None and (block := await stream.read(_BLOCK)):
+        read += block
+        if len(read) > MOST_OUTPUT:
+            raise TooMuchOutput
+    return bytes(read)
+
+
+async def _write(stream: asyncio.StreamWriter | None, content: bytes) -> bytes:
+    if stream is not None:
+        with suppress(BrokenPipeError, ConnectionResetError):  # it ended before it read all
+            stream.write(content)
+            await stream.drain()
+        stream.close()
+    return b""
