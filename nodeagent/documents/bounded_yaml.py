@@ -1,4 +1,4 @@
-"""YAML and JSON from strangers: bounded in every direction, with the place of each value.
+"""YAML and JSON from untrusted sources: bounded in every direction, with the place of each value.
 
 Accepted is what JSON can say, in YAML's notation: maps with text keys, lists and scalars. No
 anchors and aliases (bombs), no tags, no second document, no key twice. Every refusal happens
@@ -110,7 +110,7 @@ class _Builder:
         self.finished = False
 
     def take(self, event: yaml.Event) -> None:
-        """Add what an event says; `finished` tells that reading on would be pointless."""
+        """Add an event; `finished` means that reading on would be pointless."""
         match event:
             case yaml.ScalarEvent():
                 self._scalar(event)

@@ -1,4 +1,4 @@
-"""A small vocabulary to say what a document may hold: once, for reading it and for its schema.
+"""Rules for what a document may hold: written once, for reading it and for its schema.
 
 A rule reads the value at a place into a typed result, noting every fault it meets, and knows the
 JSON Schema of what it accepts.
@@ -140,7 +140,7 @@ def word(*choices: str) -> Rule[str]:
 
 
 def text(pattern: str, accepted: str) -> Rule[str]:
-    """Text of some shape; `accepted` says the shape in words."""
+    """Text of some shape; `accepted` describes the shape."""
     shape = re.compile(pattern)
 
     def read(place: Place) -> str:
@@ -213,7 +213,7 @@ def form(
     *keys: Key, build: Callable[[Place, Given], T], constraints: JsonSchema | None = None
 ) -> Rule[T]:
     """A map with known keys. `build` makes the result of their values and checks what concerns
-    several of them; `constraints` say the same in JSON Schema, as far as it can.
+    several of them; `constraints` are the same in JSON Schema, as far as it can express them.
     """
     known = [key.name for key in keys]
 
@@ -296,11 +296,11 @@ def checked(rule: Rule[T], check: Callable[[Place, T], None]) -> Rule[T]:
 
 
 def read_with(rule: Rule[T], value: object, findings: Findings) -> T:
-    """What a whole document says; raises DocumentError with every fault."""
+    """The result of a whole document; raises DocumentError with every fault."""
     try:
         result = rule.read(Place(value, (), findings))
     except Refused:
         findings.raise_any()
-        raise  # not reached: whoever raises Refused has noted a fault
+        raise  # not reached: a fault is noted before Refused is raised
     findings.raise_any()
     return result

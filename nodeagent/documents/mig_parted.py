@@ -86,7 +86,7 @@ _FILTER_LIST = list_of(Rule(_filter, {}))
 
 
 def _filters(place: Place) -> tuple[PciFilter, ...]:
-    """No filter at all, in any of mig-parted's ways to say so, matches every GPU."""
+    """No filter at all, in any of mig-parted's spellings, matches every GPU."""
     if place.value in (None, "", []):
         return ()
     if isinstance(place.value, list):

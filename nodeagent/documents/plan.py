@@ -259,8 +259,8 @@ PLAN = form(
 def plan_schema() -> JsonSchema:
     """The plan's JSON Schema (draft 2020-12), from the very rules that read plans.
 
-    It says what a schema can: not the sums of counts, not the same device under two names, and
-    not whether a quantity is a whole number of bytes.
+    It holds what a schema can express: not the sums of counts, not the same device under two
+    names, and not whether a quantity is a whole number of bytes.
     """
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",

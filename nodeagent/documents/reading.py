@@ -17,7 +17,7 @@ _SMALLEST_PLAN = "a plan is a map with the keys version and gpus"
 
 
 def read_document(text: str | bytes, *, configuration: str | None = None) -> PlanDocument:
-    """Read a plan, or one configuration of a mig-parted file (told by its key `mig-configs`).
+    """Read a plan, or one configuration of a mig-parted file (recognised by its key `mig-configs`).
 
     `configuration` names the latter's; a file with only one needs no name. All of the text is
     checked, however little of it is used. Raises DocumentError with every fault found.
@@ -51,7 +51,7 @@ def digest_of(text: bytes) -> str:
 
 
 def _is_mig_parted(document: dict[str, Value]) -> bool:
-    """Told by its key, also where that is misspelt: then the fault is told as what it is."""
+    """Recognised by its key, also a misspelt one, so that the fault is reported as that."""
     if _MIG_PARTED_KEY in document:
         return True
     keys = [key.lower().replace("_", "-") for key in document]

@@ -36,7 +36,7 @@ ACCEPTED = "an index such as 0, a UUID (GPU-...) or a PCI address (0000:1a:00.0)
 def read_selector(value: object) -> DeviceSelector:
     """One item of `devices`, in canonical spelling, with its path still open.
 
-    Raises ValueError with a sentence that says what would be accepted.
+    Raises ValueError with a sentence that names what would be accepted.
     """
     if isinstance(value, int) and not isinstance(value, bool):
         if not 0 <= value <= LARGEST_INDEX:
@@ -112,7 +112,7 @@ PROFILE_PATTERN = (
     r"([+-][A-Za-z][A-Za-z0-9.]*(,[A-Za-z][A-Za-z0-9.]*)*)?$"
 )
 
-# Names of which the parser's own sentence says more exactly what is wrong.
+# Names for which the parser's own message is more exact.
 _LOOKS_LIKE_ONE = re.compile(r"[\w.,+-]{0,40}gb[\w.,+-]{0,40}")
 
 

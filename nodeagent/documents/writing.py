@@ -296,7 +296,7 @@ def _limits(share: Share) -> _Data:
 
 def _is_oversubscribed(shares: tuple[Share, ...], memory: int) -> bool:
     total = sum((s.count or 0) * (s.memory or 0) * MIB for s in shares)
-    # Rounded to what a percentage can say here, for binary fractions do not add up.
+    # Rounded to the precision of a percentage here, since binary fractions do not add up.
     threads = round(sum((s.count or 0) * (s.threads or 0) for s in shares), 2)
     return total > memory or threads > ALL_THREADS
 

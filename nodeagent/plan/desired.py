@@ -1,4 +1,4 @@
-"""What is asked for: first as the document says it, then resolved against the node's cards.
+"""What is requested: first as the document has it, then resolved against the node's cards.
 
 `PlanDocument` is what `nodeagent.documents` makes of a text (a plan, or one configuration of a
 mig-parted file). `DesiredNode` is what `nodeagent.plan.resolve` makes of that document for

@@ -2,7 +2,7 @@
 
 Devices of one profile and size are interchangeable but for where they lie and what their daemons
 are already. Of all ways to hand out what is wanted the cheapest is taken, found exactly; of equally
-cheap ones that which serves the first device with what the document says first.
+cheap ones the one that gives the first device what comes first in the document.
 """
 
 from __future__ import annotations

@@ -150,7 +150,7 @@ class StepResult(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class StepReport:
-    """One step, how it ended and how many seconds it took; `message` says why it failed."""
+    """One step, how it ended and how many seconds it took; `message` is the reason of a failure."""
 
     step: Step
     result: StepResult

@@ -37,7 +37,7 @@ class Share:
     """One kind of client: `count` of them (None: however many come), each with these limits.
 
     `memory` is in whole MiB and `threads` in percent, at most two decimals; None: no limit of
-    its own. `path` leads to where the plan says so.
+    its own. `path` leads to its place in the plan.
     """
 
     name: str
@@ -123,7 +123,7 @@ def percentage_text(percent: float) -> str:
 
 
 def written_bytes(amount: int) -> str:
-    """Bytes as a quantity that says exactly that, or as MiB cut down: `8Gi`, `81559Mi`."""
+    """Bytes as an exact quantity, or as MiB cut down: `8Gi`, `81559Mi`."""
     if amount % 1024**3 == 0:
         return f"{amount // 1024**3}Gi"
     return f"{amount // MIB}Mi" if amount >= MIB else f"{amount} bytes"
@@ -134,9 +134,9 @@ ANY_USER = "any"  # as `user`: a server that takes clients of every user, and so
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """`default_user` is whom MPS runs as where the plan does not say. `accounts` are those that
-    were looked up, by the text of `user` (`1000`, `1000:1000`, `alice`); a name that is not in it
-    is unknown to the host, a uid has its own number as group.
+    """`default_user` runs MPS where the plan names no user. `accounts` are those that were looked
+    up, by the text of `user` (`1000`, `1000:1000`, `alice`); a name that is not in it is unknown to
+    the host, a uid has its own number as group.
     """
 
     default_user: str = "1000"
