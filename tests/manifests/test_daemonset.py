@@ -113,23 +113,24 @@ def test_the_simulated_overlay_fits_the_program() -> None:
     assert "/tmp" in mounts
 
 
-@pytest.mark.parametrize(
-    ("component", "source"), [("source-file", "file"), ("source-mig-config", "mig-config")]
-)
-def test_a_component_names_the_source_and_its_file(component: str, source: str) -> None:
+def test_a_component_names_the_source_and_its_file() -> None:
     """Its patch sets the plan's source and mounts the file where the setting looks for it, and the
     file that it brings is one that the agent reads.
     """
-    (kustomization,) = written(f"components/{component}/kustomization.yaml")
-    pod, container = pod_of([yaml.safe_load(kustomization["patches"][0]["patch"])])
-    settings = load_settings(None, _environment(container), {})
-    assert settings.plan.source == source
-    (mount,) = container["volumeMounts"]
-    assert str(settings.plan.file.parent) == mount["mountPath"]
-    assert pod["volumes"][0]["configMap"]["name"] == kustomization["configMapGenerator"][0]["name"]
-    (file,) = kustomization["configMapGenerator"][0]["files"]
-    assert file == settings.plan.file.name
-    read_document((MANIFESTS / "components" / component / file).read_bytes())
+    cases: list[tuple[str, str]] = [("source-file", "file"), ("source-mig-config", "mig-config")]
+    for component, source in cases:
+        (kustomization,) = written(f"components/{component}/kustomization.yaml")
+        pod, container = pod_of([yaml.safe_load(kustomization["patches"][0]["patch"])])
+        settings = load_settings(None, _environment(container), {})
+        assert settings.plan.source == source
+        (mount,) = container["volumeMounts"]
+        assert str(settings.plan.file.parent) == mount["mountPath"]
+        assert (
+            pod["volumes"][0]["configMap"]["name"] == kustomization["configMapGenerator"][0]["name"]
+        )
+        (file,) = kustomization["configMapGenerator"][0]["files"]
+        assert file == settings.plan.file.name
+        read_document((MANIFESTS / "components" / component / file).read_bytes())
 
 
 # --- probes -------------------------------------------------------------------------------------

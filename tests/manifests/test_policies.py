@@ -125,23 +125,21 @@ def _of_managers(
     return policy("nodeagent-own-node").denials(_asked(change))
 
 
-@pytest.mark.parametrize(
-    "after",
-    [
+def test_what_a_write_does_to_managed_fields_is_let_through() -> None:
+    """The API server moves and joins managers by itself."""
+    cases: list[list[Any]] = [
         MANAGERS,
         [KUBELET, CONTROLLER, OURS],  # the agent took over what was written by hand
         [KUBELET, HAND, OURS, ANCIENT],  # one was joined to those of old
         [KUBELET, CONTROLLER, HAND],  # its own
-    ],
-)
-def test_what_a_write_does_to_managed_fields_is_let_through(after: list[Any]) -> None:
-    """The API server moves and joins managers by itself."""
-    assert _of_managers(after) == []
+    ]
+    for after in cases:
+        assert _of_managers(after) == []
 
 
-@pytest.mark.parametrize(
-    ("after", "whose"),
-    [
+def test_managed_fields_are_not_wiped() -> None:
+    """Not all of them, not one manager's, and not a part of one's."""
+    cases: list[tuple[list[Any] | None, str]] = [
         (None, "kubelet"),
         ([{}], "kubelet"),
         ([OURS], "kubelet"),
@@ -149,12 +147,10 @@ def test_what_a_write_does_to_managed_fields_is_let_through(after: list[Any]) ->
         ([KUBELET, {**CONTROLLER, "fieldsV1": {"f:spec": {"f:podCIDR": {}}}}], "kube-controller"),
         ([{**KUBELET, "fieldsV1": {"f:status": {}}}, CONTROLLER, HAND], "kubelet"),
         ([KUBELET, {**CONTROLLER, "fieldsV1": {}}, HAND], "kube-controller-manager"),
-    ],
-)
-def test_managed_fields_are_not_wiped(after: list[Any] | None, whose: str) -> None:
-    """Not all of them, not one manager's, and not a part of one's."""
-    (denied,) = _of_managers(after)
-    assert f"not an agent's to change: those of {whose}" in denied
+    ]
+    for after, whose in cases:
+        (denied,) = _of_managers(after)
+        assert f"not an agent's to change: those of {whose}" in denied
 
 
 ONE_CIDR: dict[str, Any] = {"f:podCIDRs": {".": {}, 'v:"10.0.0.0/24"': {}}}

@@ -5,16 +5,15 @@ from __future__ import annotations
 import json
 
 import aiohttp
-import pytest
 
 from nodeagent.cluster.client import faults
 
 STATUS = json.dumps({"kind": "Status", "message": "the server's\nown words", "code": 0})
 
 
-@pytest.mark.parametrize(
-    ("status", "kind"),
-    [
+def test_each_status_has_its_kind() -> None:
+    """The kind says what to do about it; the server's words and the number are in the message."""
+    cases: list[tuple[int, type[faults.ClusterFault]]] = [
         (400, faults.RequestRefused),
         (401, faults.NotAuthenticated),
         (403, faults.NotAllowed),
@@ -32,13 +31,11 @@ STATUS = json.dumps({"kind": "Status", "message": "the server's\nown words", "co
         (503, faults.ServerBusy),
         (504, faults.ClusterUnreachable),
         (799, faults.ClusterUnreachable),
-    ],
-)
-def test_each_status_has_its_kind(status: int, kind: type[faults.ClusterFault]) -> None:
-    """The kind says what to do about it; the server's words and the number are in the message."""
-    fault = faults.from_status(status, STATUS, asked="this")
-    assert type(fault) is kind
-    assert fault.message == f"the API server refused this: the server's own words ({status})"
+    ]
+    for status, kind in cases:
+        fault = faults.from_status(status, STATUS, asked="this")
+        assert type(fault) is kind
+        assert fault.message == f"the API server refused this: the server's own words ({status})"
 
 
 def test_a_foreign_page_is_not_repeated() -> None:
@@ -50,20 +47,18 @@ def test_a_foreign_page_is_not_repeated() -> None:
     assert len(long.message) < 600
 
 
-@pytest.mark.parametrize(
-    ("header", "seconds"),
-    [
+def test_retry_after_counts_in_seconds() -> None:
+    """It is kept within five minutes, and a date is passed over."""
+    cases: list[tuple[str, float | None]] = [
         ("7", 7.0),
         ("86400", 300.0),
         ("Wed, 21 Oct 2026 07:28:00 GMT", None),
         ("", None),
         ("²", None),
-    ],
-)
-def test_retry_after_counts_in_seconds(header: str, seconds: float | None) -> None:
-    """It is kept within five minutes, and a date is passed over."""
-    fault = faults.from_status(429, b"", asked="this", headers={"Retry-After": header})
-    assert fault.retry_after == seconds
+    ]
+    for header, seconds in cases:
+        fault = faults.from_status(429, b"", asked="this", headers={"Retry-After": header})
+        assert fault.retry_after == seconds
 
 
 def test_an_exceptions_own_text_is_not_repeated() -> None:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import pytest
-
 from nodeagent.cluster.drain.device_plugin import (
     NOT_SHARED,
     SHARING_LABEL,
@@ -32,21 +30,19 @@ def sliced(*resources: Replicated, rename: bool = False) -> PluginSharing:
     return PluginSharing(SharedBy.TIME_SLICING, resources, rename)
 
 
-@pytest.mark.parametrize(
-    ("sharing", "counts"),
-    [
+def test_what_is_expected() -> None:
+    """Replicas multiply, under another name where the file says so, and only what is shared."""
+    cases: list[tuple[PluginSharing, dict[str, int]]] = [
         (NOT_SHARED, {GPU: 2, ONE: 2, THREE: 1}),
         (sliced(Replicated(GPU, 4)), {GPU: 8, ONE: 2, THREE: 1}),
         (sliced(Replicated(GPU, 4), rename=True), {f"{GPU}.shared": 8, ONE: 2, THREE: 1}),
         (sliced(Replicated(ONE, 3), Replicated(GPU, 2)), {GPU: 4, ONE: 6, THREE: 1}),
         (sliced(Replicated("nvidia.com/mig-7g.80gb", 9)), {GPU: 2, ONE: 2, THREE: 1}),
         (PluginSharing(SharedBy.MPS, (Replicated(GPU, 10),)), {GPU: 20, ONE: 2, THREE: 1}),
-    ],
-)
-def test_what_is_expected(sharing: PluginSharing, counts: dict[str, int]) -> None:
-    """Replicas multiply, under another name where the file says so, and only what is shared."""
-    gpus = (SPLIT, OFF, OFF)
-    assert expected(Strategy.MIXED, gpus, sharing) == dict(sorted(counts.items()))
+    ]
+    for sharing, counts in cases:
+        gpus = (SPLIT, OFF, OFF)
+        assert expected(Strategy.MIXED, gpus, sharing) == dict(sorted(counts.items()))
 
 
 def test_nothing_is_expected_of_nothing() -> None:
@@ -54,46 +50,38 @@ def test_nothing_is_expected_of_nothing() -> None:
     assert expected(Strategy.MIXED, (), sliced(Replicated(GPU, 4))) == {}
 
 
-@pytest.mark.parametrize(
-    ("labels", "sharing"),
-    [
+def test_the_label_tells_only_whether() -> None:
+    """How many replicas of what a future layout has, no label can tell."""
+    cases: list[tuple[dict[str, str], PluginSharing | None]] = [
         ({}, NOT_SHARED),
         ({SHARING_LABEL: "none"}, NOT_SHARED),
         ({SHARING_LABEL: "mps"}, None),
         ({SHARING_LABEL: "time-slicing"}, None),
-    ],
-)
-def test_the_label_tells_only_whether(
-    labels: dict[str, str], sharing: PluginSharing | None
-) -> None:
-    """How many replicas of what a future layout has, no label can tell."""
-    assert sharing_of(labels) == sharing
+    ]
+    for labels, sharing in cases:
+        assert sharing_of(labels) == sharing
 
 
-@pytest.mark.parametrize(
-    ("strategy", "gpus", "sharing", "words"),
-    [
+def test_what_cannot_be_shared() -> None:
+    """MPS on MIG devices, which the plugin refuses."""
+    cases: list[tuple[Strategy, tuple[Gpu, ...], PluginSharing, list[str]]] = [
         (Strategy.MIXED, (SPLIT, OFF), PluginSharing(SharedBy.MPS, (Replicated(GPU, 4),)), []),
         (Strategy.MIXED, (SPLIT,), PluginSharing(SharedBy.MPS, (Replicated(ONE, 4),)), [ONE]),
         (Strategy.SINGLE, (SPLIT,), PluginSharing(SharedBy.MPS, (Replicated(GPU, 4),)), [GPU]),
         (Strategy.SINGLE, (OFF,), PluginSharing(SharedBy.MPS, (Replicated(GPU, 4),)), []),
         (Strategy.MIXED, (OFF,), PluginSharing(SharedBy.MPS, (Replicated(ONE, 4),)), []),
         (Strategy.MIXED, (SPLIT,), sliced(Replicated(ONE, 4)), []),
-    ],
-)
-def test_what_cannot_be_shared(
-    strategy: Strategy, gpus: tuple[Gpu, ...], sharing: PluginSharing, words: list[str]
-) -> None:
-    """MPS on MIG devices, which the plugin refuses."""
-    problems = not_shareable(strategy, gpus, sharing)
-    assert len(problems) == len(words)
-    for problem, part in zip(problems, words, strict=True):
-        assert part in problem.message
+    ]
+    for strategy, gpus, sharing, words in cases:
+        problems = not_shareable(strategy, gpus, sharing)
+        assert len(problems) == len(words)
+        for problem, part in zip(problems, words, strict=True):
+            assert part in problem.message
 
 
-@pytest.mark.parametrize(
-    ("allocatable", "words"),
-    [
+def test_a_mismatch_is_worded() -> None:
+    """What is there, what should be, and where to look; what others offer is not our business."""
+    cases: list[tuple[dict[str, str], list[str]]] = [
         ({ONE: "2", THREE: "1"}, []),
         ({ONE: "2", THREE: "1", GPU: "0", "cpu": "8"}, []),
         ({ONE: "2", THREE: "1", "nvidia.com/gpumem": "7", "nvidia.com/hostdev": "2"}, []),
@@ -105,12 +93,10 @@ def test_what_cannot_be_shared(
             [f"0 {ONE}", f"0 {THREE}", "1 nvidia.com/mig-7g.80gb where it should offer none"],
         ),
         ({ONE: "2k", THREE: "1"}, [f"offers 2k {ONE}"]),
-    ],
-)
-def test_a_mismatch_is_worded(allocatable: dict[str, str], words: list[str]) -> None:
-    """What is there, what should be, and where to look; what others offer is not our business."""
-    problems = mismatches({ONE: 2, THREE: 1}, allocatable)
-    assert len(problems) == len(words)
-    for problem, part in zip(problems, words, strict=True):
-        assert part in problem.message
-        assert problem.remedy
+    ]
+    for allocatable, words in cases:
+        problems = mismatches({ONE: 2, THREE: 1}, allocatable)
+        assert len(problems) == len(words)
+        for problem, part in zip(problems, words, strict=True):
+            assert part in problem.message
+            assert problem.remedy

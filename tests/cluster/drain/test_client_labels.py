@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
-
 from nodeagent.cluster.drain.plan import CLIENTS, PAUSED, leaving_pods, pausing, restoring
 
 PREFIX = "nvidia.com/gpu.deploy."
@@ -30,22 +28,20 @@ def test_the_labels_are_those_of_mig_manager() -> None:
     assert PAUSED == "paused-for-mig-change"
 
 
-@pytest.mark.parametrize(
-    ("value", "paused", "restored"),
-    [
+def test_each_value() -> None:
+    """Only what is true is paused, and only what we pause is put back."""
+    cases: list[tuple[str | None, dict[str, str], dict[str, str]]] = [
         ("true", {PLUGIN: PAUSED}, {}),
         ("false", {}, {}),
         (PAUSED, {}, {PLUGIN: "true"}),
         (UPGRADE, {}, {}),
         ("", {}, {}),
         (None, {}, {}),
-    ],
-)
-def test_each_value(value: str | None, paused: dict[str, str], restored: dict[str, str]) -> None:
-    """Only what is true is paused, and only what we pause is put back."""
-    labels = {} if value is None else {PLUGIN: value}
-    assert pausing(labels) == paused
-    assert restoring(labels) == restored
+    ]
+    for value, paused, restored in cases:
+        labels = {} if value is None else {PLUGIN: value}
+        assert pausing(labels) == paused
+        assert restoring(labels) == restored
 
 
 def test_pause_and_restore_leave_the_node_as_it_was() -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
-
 from nodeagent.cluster.drain.plan import CORDONED, cordoning, uncordoning
 from nodeagent.cluster.drain.steps import NodeFacts
 
@@ -22,12 +20,13 @@ def test_cordon_and_uncordon() -> None:
     assert (uncordon.unschedulable, uncordon.annotations) == (False, {CORDONED: None})
 
 
-@pytest.mark.parametrize("unschedulable", [True, False])
-def test_what_we_did_not_cordon_is_left_alone(unschedulable: bool) -> None:
+def test_what_we_did_not_cordon_is_left_alone() -> None:
     """An administrator's cordon is there before and afterwards."""
-    node = NodeFacts(unschedulable=unschedulable)
-    assert (cordoning(node) is None) == unschedulable
-    assert uncordoning(node) is None
+    cases: list[bool] = [True, False]
+    for unschedulable in cases:
+        node = NodeFacts(unschedulable=unschedulable)
+        assert (cordoning(node) is None) == unschedulable
+        assert uncordoning(node) is None
 
 
 def test_an_uncordon_in_between_is_kept() -> None:

@@ -81,14 +81,15 @@ def test_a_pod_that_has_ended_is_left_where_it_is() -> None:
     assert not found.problems
 
 
-@pytest.mark.parametrize("gone", [("e", "f", "g")])
-def test_their_end_is_enough(gone: tuple[str, ...]) -> None:
+def test_their_end_is_enough() -> None:
     """Once they have gone, the very same plan can be carried out."""
-    left = [pod if pod not in gone else "-" for pod in "abcdefg"]
-    gpu = used(with_instances(H100, SEVEN), *left)
-    asked = evict(("3g.40gb", 1), ("1g.10gb", 4))
-    made = plan(DesiredNode({gpu.key: asked}), ObservedNode((gpu,)))
-    assert made.verdict is Verdict.APPLICABLE
+    cases: list[tuple[str, ...]] = [("e", "f", "g")]
+    for gone in cases:
+        left = [pod if pod not in gone else "-" for pod in "abcdefg"]
+        gpu = used(with_instances(H100, SEVEN), *left)
+        asked = evict(("3g.40gb", 1), ("1g.10gb", 4))
+        made = plan(DesiredNode({gpu.key: asked}), ObservedNode((gpu,)))
+        assert made.verdict is Verdict.APPLICABLE
 
 
 @pytest.mark.parametrize(
@@ -124,19 +125,19 @@ def test_unknown_users_keep_the_pods() -> None:
     assert (found.wanted, len(found.problems)) == ((), 1)
 
 
-@pytest.mark.parametrize(
-    ("fact", "why"),
-    [
+def test_a_pod_that_comes_back_is_not_evicted() -> None:
+    """And then its neighbours are not either."""
+    cases: list[tuple[PodFact, str]] = [
         (PodFact("work", "a", controller="DaemonSet"), "its DaemonSet brings it back"),
         (PodFact("work", "a", mirror=True), "the kubelet runs it"),
-    ],
-)
-def test_a_pod_that_comes_back_is_not_evicted(fact: PodFact, why: str) -> None:
-    """And then its neighbours are not either."""
-    gpu = used(with_instances(H100, SEVEN[:2]), "a", "b")
-    found = chosen(gpu, evict(("7g.80gb", 1)), fact, PodFact("work", "b", controller="ReplicaSet"))
-    assert found.wanted == ()
-    assert f"work/a ({why})" in found.problems[0].message
+    ]
+    for fact, why in cases:
+        gpu = used(with_instances(H100, SEVEN[:2]), "a", "b")
+        found = chosen(
+            gpu, evict(("7g.80gb", 1)), fact, PodFact("work", "b", controller="ReplicaSet")
+        )
+        assert found.wanted == ()
+        assert f"work/a ({why})" in found.problems[0].message
 
 
 def test_a_pod_that_is_going_is_waited_for() -> None:

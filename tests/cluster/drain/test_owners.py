@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 
-import pytest
-
 from nodeagent.cluster.drain.owners import (
     HAMI_REGISTER,
     MIG_MANAGER_LABEL,
@@ -38,9 +36,9 @@ HAMI = pod(app__kubernetes__io___component="hami-device-plugin")
 HAMI_MIG = json.dumps([{"id": "GPU-0", "mode": "hami-core"}, {"id": "GPU-1", "mode": "mig"}])
 
 
-@pytest.mark.parametrize(
-    ("node", "owner"),
-    [
+def test_each_is_recognised_and_named() -> None:
+    """One of them is one refusal, which says by what it was seen and how it is switched off."""
+    cases: list[tuple[NodeFacts, Owner]] = [
         (NodeFacts(pods=(MIG_MANAGER,)), Owner.MIG_MANAGER),
         (NodeFacts(labels={MIG_MANAGER_LABEL: "true"}), Owner.MIG_MANAGER),
         (NodeFacts(pods=(MIG_AGENT,)), Owner.NOS),
@@ -56,21 +54,19 @@ HAMI_MIG = json.dumps([{"id": "GPU-0", "mode": "hami-core"}, {"id": "GPU-1", "mo
         (NodeFacts(pods=(pod(name="instaslice-daemonset"),)), Owner.INSTASLICE),
         (NodeFacts(pods=(pod(app="das-daemonset"),)), Owner.INSTASLICE),
         (NodeFacts(allocatable={"mig.das.com/1g.5gb": "7"}), Owner.INSTASLICE),
-    ],
-)
-def test_each_is_recognised_and_named(node: NodeFacts, owner: Owner) -> None:
-    """One of them is one refusal, which says by what it was seen and how it is switched off."""
-    [claim] = claims(node)
-    assert claim.owner is owner
-    [problem] = owned_by_others(node)
-    assert claim.evidence in problem.message
-    assert problem.remedy
-    assert owned_by_others(node, tolerated={owner}) == ()
+    ]
+    for node, owner in cases:
+        [claim] = claims(node)
+        assert claim.owner is owner
+        [problem] = owned_by_others(node)
+        assert claim.evidence in problem.message
+        assert problem.remedy
+        assert owned_by_others(node, tolerated={owner}) == ()
 
 
-@pytest.mark.parametrize(
-    "node",
-    [
+def test_what_only_looks_like_one() -> None:
+    """What has ended, what does not split, and what known pods belie stops nobody."""
+    cases: list[NodeFacts] = [
         NodeFacts(),
         NodeFacts(pods=()),
         NodeFacts(annotations={HAMI_REGISTER: "[" * 100_000}),
@@ -88,11 +84,9 @@ def test_each_is_recognised_and_named(node: NodeFacts, owner: Owner) -> None:
         NodeFacts(annotations={HAMI_REGISTER: "{}"}, pods=(HAMI,)),
         NodeFacts(annotations={HAMI_REGISTER: "GPU-0,7,40960,100,A100-mig,0,true:"}),
         NodeFacts(allocatable={"mig.das.com/1g.5gb": "0", "nvidia.com/mig-1g.5gb": "7"}),
-    ],
-)
-def test_what_only_looks_like_one(node: NodeFacts) -> None:
-    """What has ended, what does not split, and what known pods belie stops nobody."""
-    assert owned_by_others(node) == ()
+    ]
+    for node in cases:
+        assert owned_by_others(node) == ()
 
 
 def test_the_label_of_our_own_protocol_is_no_evidence() -> None:

@@ -42,9 +42,9 @@ async def server() -> AsyncIterator[ApiServer]:
         yield api
 
 
-@pytest.mark.parametrize(
-    ("text", "found"),
-    [
+def test_what_a_configuration_says() -> None:
+    """Strategy and sharing; how many, where plugins differ in what they make of it, is not said."""
+    cases: list[tuple[str, PluginConfiguration]] = [
         ("", PluginConfiguration()),
         ("version: v1", PluginConfiguration()),
         ("{sharing: {mps: {resources: []}}}", PluginConfiguration()),
@@ -75,16 +75,14 @@ async def server() -> AsyncIterator[ApiServer]:
             '{sharing: {mps: {resources: [{name: a/b, devices: ["0"], replicas: 3}]}}}',
             PluginConfiguration(None, None),
         ),
-    ],
-)
-def test_what_a_configuration_says(text: str, found: PluginConfiguration) -> None:
-    """Strategy and sharing; how many, where plugins differ in what they make of it, is not said."""
-    assert read_configuration(text) == found
+    ]
+    for text, found in cases:
+        assert read_configuration(text) == found
 
 
-@pytest.mark.parametrize(
-    ("text", "place"),
-    [
+def test_what_is_no_configuration() -> None:
+    """The place is named; what is no plain YAML is refused as in any other document."""
+    cases: list[tuple[str, str]] = [
         ("[]", "the document"),
         ("{flags: {migStrategy: some}}", "flags.migStrategy"),
         ("{flags: {migStrategy: [single]}}", "flags.migStrategy"),
@@ -101,13 +99,11 @@ def test_what_a_configuration_says(text: str, found: PluginConfiguration) -> Non
             "sharing.timeSlicing.renameByDefault",
         ),
         ("&a [*a]", ""),
-    ],
-)
-def test_what_is_no_configuration(text: str, place: str) -> None:
-    """The place is named; what is no plain YAML is refused as in any other document."""
-    with pytest.raises((DocumentError, ValueError)) as error:
-        read_configuration(text)
-    assert place in str(error.value)
+    ]
+    for text, place in cases:
+        with pytest.raises((DocumentError, ValueError)) as error:
+            read_configuration(text)
+        assert place in str(error.value)
 
 
 def test_which_files_are_read(tmp_path: Path) -> None:

@@ -54,34 +54,30 @@ def test_the_least_there_can_be() -> None:
     assert not has_ended(pod)
 
 
-@pytest.mark.parametrize(
-    "pod",
-    [
+def test_what_is_no_pod() -> None:
+    """A strange answer is a fault of the server, never a pod that holds nothing."""
+    cases: list[Any] = [
         None,
         [],
         {},
         {"metadata": {"namespace": "a", "name": 1, "uid": "1"}},
         {**LEAST, "spec": {"nodeSelector": ["x"]}},
         {**LEAST, "spec": {"containers": {}}},
-    ],
-)
-def test_what_is_no_pod(pod: Any) -> None:
-    """A strange answer is a fault of the server, never a pod that holds nothing."""
-    with pytest.raises(ClusterUnreachable):
-        pod_fact(pod)
+    ]
+    for pod in cases:
+        with pytest.raises(ClusterUnreachable):
+            pod_fact(pod)
 
 
-@pytest.mark.parametrize(
-    ("status", "over"),
-    [
+def test_when_a_pod_is_over() -> None:
+    """Its phase says so, and no container of it is told to run."""
+    cases: list[tuple[dict[str, Any], bool]] = [
         ({"phase": "Succeeded"}, True),
         ({"phase": "Failed", "containerStatuses": [{"state": {"terminated": {}}}]}, True),
         ({"phase": "Failed", "containerStatuses": [{"state": {"running": {}}}]}, False),
         ({"phase": "Failed", "initContainerStatuses": [{"state": {"running": {}}}]}, False),
         ({"phase": "Running"}, False),
         ({"phase": "Unknown"}, False),
-    ],
-)
-def test_when_a_pod_is_over(status: dict[str, Any], over: bool) -> None:
-    """Its phase says so, and no container of it is told to run."""
-    assert has_ended({**LEAST, "status": status}) == over
+    ]
+    for status, over in cases:
+        assert has_ended({**LEAST, "status": status}) == over

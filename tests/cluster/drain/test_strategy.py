@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import pytest
-
 from nodeagent.cluster.drain.device_plugin import (
     FEATURES_LABEL,
     STRATEGY_LABEL,
@@ -31,41 +29,35 @@ T4 = card("t4")
 LOST = replace(BALANCED, access=Access.LOST)
 
 
-@pytest.mark.parametrize(
-    ("labels", "strategy"),
-    [
+def test_the_strategy_is_read_from_the_labels() -> None:
+    """Without feature discovery's labels nothing is assumed."""
+    cases: list[tuple[dict[str, str], Strategy | None]] = [
         ({STRATEGY_LABEL: "mixed"}, Strategy.MIXED),
         ({STRATEGY_LABEL: "single", FEATURES_LABEL: "1"}, Strategy.SINGLE),
         ({FEATURES_LABEL: "1700000000"}, Strategy.NONE),
         ({STRATEGY_LABEL: "none"}, Strategy.NONE),
         ({}, None),
         ({STRATEGY_LABEL: "another", FEATURES_LABEL: "1"}, None),
-    ],
-)
-def test_the_strategy_is_read_from_the_labels(
-    labels: dict[str, str], strategy: Strategy | None
-) -> None:
-    """Without feature discovery's labels nothing is assumed."""
-    assert strategy_of(labels) is strategy
+    ]
+    for labels, strategy in cases:
+        assert strategy_of(labels) is strategy
 
 
-@pytest.mark.parametrize(
-    ("profile", "resource"),
-    [
+def test_resource_names() -> None:
+    """A resource's name has no plus; the plugin writes a dot."""
+    cases: list[tuple[str, str]] = [
         ("3g.40gb", "nvidia.com/mig-3g.40gb"),
         ("1g.10gb+me", "nvidia.com/mig-1g.10gb.me"),
         ("1g.24gb+me.all", "nvidia.com/mig-1g.24gb.me.all"),
         ("1g.24gb-me", "nvidia.com/mig-1g.24gb-me"),
-    ],
-)
-def test_resource_names(profile: str, resource: str) -> None:
-    """A resource's name has no plus; the plugin writes a dot."""
-    assert resource_of(profile) == resource
+    ]
+    for profile, resource in cases:
+        assert resource_of(profile) == resource
 
 
-@pytest.mark.parametrize(
-    ("strategy", "gpus", "counts"),
-    [
+def test_what_each_strategy_offers() -> None:
+    """Whole GPUs and MIG devices under the names that pods ask by."""
+    cases: list[tuple[Strategy, tuple[Gpu, ...], dict[str, int]]] = [
         (Strategy.NONE, (OFF, T4), {"nvidia.com/gpu": 2}),
         (Strategy.NONE, (BALANCED,), {"nvidia.com/gpu": 1}),
         (Strategy.SINGLE, (THREES, THREES), {"nvidia.com/gpu": 4}),
@@ -82,18 +74,14 @@ def test_resource_names(profile: str, resource: str) -> None:
         ),
         (Strategy.MIXED, (OFF, LOST), {"nvidia.com/gpu": 1}),
         (Strategy.MIXED, (), {}),
-    ],
-)
-def test_what_each_strategy_offers(
-    strategy: Strategy, gpus: tuple[Gpu, ...], counts: dict[str, int]
-) -> None:
-    """Whole GPUs and MIG devices under the names that pods ask by."""
-    assert offered(strategy, gpus) == counts
+    ]
+    for strategy, gpus, counts in cases:
+        assert offered(strategy, gpus) == counts
 
 
-@pytest.mark.parametrize(
-    ("strategy", "gpus", "words"),
-    [
+def test_what_a_strategy_cannot_serve() -> None:
+    """Each layout with which the plugin would offer nothing, or what nobody can use."""
+    cases: list[tuple[Strategy, tuple[Gpu, ...], list[str]]] = [
         (Strategy.NONE, (OFF, T4), []),
         (Strategy.NONE, (BALANCED, OFF), ["strategy is none"]),
         (Strategy.SINGLE, (THREES, THREES), []),
@@ -109,18 +97,14 @@ def test_what_each_strategy_offers(
         (Strategy.MIXED, (BALANCED, H100), ["without any device"]),
         (Strategy.MIXED, (PARTS,), ["3 × 1c.3g.40gb"]),
         (Strategy.MIXED, (H100, PARTS), ["without any device", "no name for a part"]),
-    ],
-)
-def test_what_a_strategy_cannot_serve(
-    strategy: Strategy, gpus: tuple[Gpu, ...], words: list[str]
-) -> None:
-    """Each layout with which the plugin would offer nothing, or what nobody can use."""
-    numbered = tuple(replace(gpu, index=n, uuid=f"GPU-{n}") for n, gpu in enumerate(gpus))
-    problems = cannot_serve(strategy, numbered)
-    assert len(problems) == len(words)
-    for problem, part in zip(problems, words, strict=True):
-        assert part in problem.message
-        assert problem.remedy
+    ]
+    for strategy, gpus, words in cases:
+        numbered = tuple(replace(gpu, index=n, uuid=f"GPU-{n}") for n, gpu in enumerate(gpus))
+        problems = cannot_serve(strategy, numbered)
+        assert len(problems) == len(words)
+        for problem, part in zip(problems, words, strict=True):
+            assert part in problem.message
+            assert problem.remedy
 
 
 def test_it_is_found_before_anything_is_touched() -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
-
 from nodeagent.cluster.kubelet.allocations import (
     Anywhere,
     ByFile,
@@ -19,9 +17,9 @@ ID = "1b2c3d4e-0000-5111-8222-333344445555"
 DRA = "gpu.nvidia.com"
 
 
-@pytest.mark.parametrize(
-    ("text", "meant"),
-    [
+def test_ids_of_device_plugins() -> None:
+    """Whatever a plugin puts behind a UUID is a replica of that device."""
+    cases: list[tuple[str, DeviceId]] = [
         (f"GPU-{ID}", ByUuid(f"gpu-{ID}")),
         (f"MIG-{ID}", ByUuid(f"mig-{ID}")),
         (f"MIG-{ID.upper()}", ByUuid(f"mig-{ID}")),
@@ -38,16 +36,14 @@ DRA = "gpu.nvidia.com"
         ("GPU-1::0", ByUuid("gpu-1")),
         (f"GPU-{ID}0", ByUuid(f"gpu-{ID}0")),
         ("0000:3b:00.0", ByUuid("0000:3b:00.0")),
-    ],
-)
-def test_ids_of_device_plugins(text: str, meant: DeviceId) -> None:
-    """Whatever a plugin puts behind a UUID is a replica of that device."""
-    assert read_device_id(text) == meant
+    ]
+    for text, meant in cases:
+        assert read_device_id(text) == meant
 
 
-@pytest.mark.parametrize(
-    ("driver", "device", "meant"),
-    [
+def test_devices_of_claims() -> None:
+    """A name that is not understood counts as its GPU, or as any; other drivers have no GPUs."""
+    cases: list[tuple[str, str, DeviceId | None]] = [
         (DRA, "gpu-0", ByFile(0)),
         (DRA, "gpu-12", ByFile(12)),
         (DRA, "gpu-1-mig-19-6-1", ByPlace(1, 6)),
@@ -60,8 +56,6 @@ def test_ids_of_device_plugins(text: str, meant: DeviceId) -> None:
         (DRA, "", Anywhere("")),
         ("compute-domain.nvidia.com", "channel-0", None),
         ("dra.example.com", "gpu-0", None),
-    ],
-)
-def test_devices_of_claims(driver: str, device: str, meant: DeviceId | None) -> None:
-    """A name that is not understood counts as its GPU, or as any; other drivers have no GPUs."""
-    assert read_claimed_device(driver, device) == meant
+    ]
+    for driver, device, meant in cases:
+        assert read_claimed_device(driver, device) == meant

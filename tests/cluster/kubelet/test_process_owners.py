@@ -17,9 +17,9 @@ GONE = 1 << 22  # the largest pid is one less
 UID = "1b2c3d4e-0000-4111-8222-333344445555"
 
 
-@pytest.mark.parametrize(
-    ("cgroup", "owner"),
-    [
+def test_outside_pods_it_is_a_container_a_unit_or_a_user() -> None:
+    """The most specific of them that the cgroup tells; a user's session is the user's."""
+    cases: list[tuple[str, Owner]] = [
         (f"0::/system.slice/docker-{ID}.scope\n", Owner(container=ID[:12])),
         (f"0::/docker/{ID}\n", Owner(container=ID[:12])),
         (f"0::/machine.slice/libpod-{ID}.scope/container\n", Owner(container=ID[:12])),
@@ -34,11 +34,9 @@ UID = "1b2c3d4e-0000-4111-8222-333344445555"
         ),
         ("0::/\n", Owner(user="1000")),
         ("", Owner(user="1000")),
-    ],
-)
-def test_outside_pods_it_is_a_container_a_unit_or_a_user(cgroup: str, owner: Owner) -> None:
-    """The most specific of them that the cgroup tells; a user's session is the user's."""
-    assert outside_pods(cgroup, 1000) == owner
+    ]
+    for cgroup, owner in cases:
+        assert outside_pods(cgroup, 1000) == owner
 
 
 def test_processes_are_looked_up_once(tmp_path: Path) -> None:

@@ -16,9 +16,9 @@ ID = "c0ffee" + "0" * 58
 TRAINER = PodName("team", "trainer-0")
 
 
-@pytest.mark.parametrize(
-    ("text", "group"),
-    [
+def test_cgroups() -> None:
+    """The pod's uid and the container's id are in the path, in the words of many."""
+    cases: list[tuple[str, PodCgroup | None]] = [
         # cgroup v2: systemd's slices with containerd, CRI-O and Docker, then cgroupfs
         (
             (
@@ -71,11 +71,9 @@ TRAINER = PodName("team", "trainer-0")
         (f"0::/system.slice/podman-{UID}.scope\n", None),
         ("0::/\n", None),
         ("", None),
-    ],
-)
-def test_cgroups(text: str, group: PodCgroup | None) -> None:
-    """The pod's uid and the container's id are in the path, in the words of many."""
-    assert pod_of_cgroup(text) == group
+    ]
+    for text, group in cases:
+        assert pod_of_cgroup(text) == group
 
 
 class Machine:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
-
 from nodeagent.cluster.plan_sources.annotation import PLAN, PLAN_NAME, offer
 from nodeagent.plan.problems import Code, Problem
 from nodeagent.reconcile.plan_update import NoPlan, PlanText, PlanUpdate, UnreadablePlan
@@ -13,26 +11,25 @@ MISSING = NoPlan("no /etc/x", Problem(Code.SOURCE_MISSING, "no /etc/x", "write i
 UNREADABLE = UnreadablePlan(Problem(Code.SYNTAX, "no"))
 
 
-@pytest.mark.parametrize("file", [FILE, MISSING, UNREADABLE])
-def test_a_plan(file: PlanUpdate) -> None:
+def test_a_plan() -> None:
     """The text as it is, with the name beside it where there is one; no file matters."""
-    assert offer({PLAN: "a"}, file) == PlanText(b"a")
-    assert offer({PLAN: "a", PLAN_NAME: "n"}, file) == PlanText(b"a", "n")
-    assert offer({PLAN: "a", PLAN_NAME: ""}, file) == PlanText(b"a")
+    cases: list[PlanUpdate] = [FILE, MISSING, UNREADABLE]
+    for file in cases:
+        assert offer({PLAN: "a"}, file) == PlanText(b"a")
+        assert offer({PLAN: "a", PLAN_NAME: "n"}, file) == PlanText(b"a", "n")
+        assert offer({PLAN: "a", PLAN_NAME: ""}, file) == PlanText(b"a")
 
 
-@pytest.mark.parametrize(
-    ("text", "encoded"),
-    [
+def test_any_text() -> None:
+    """Whatever an API server lets through is passed on, to be refused where texts are read."""
+    cases: list[tuple[str, bytes]] = [
         ("", b""),
         ("\x00\x1b[31m\r", b"\x00\x1b[31m\r"),
         ("\ud800", b"\xed\xa0\x80"),
         ("x" * 262_144, b"x" * 262_144),
-    ],
-)
-def test_any_text(text: str, encoded: bytes) -> None:
-    """Whatever an API server lets through is passed on, to be refused where texts are read."""
-    assert offer({PLAN: text}, MISSING) == PlanText(encoded)
+    ]
+    for text, encoded in cases:
+        assert offer({PLAN: text}, MISSING) == PlanText(encoded)
 
 
 def test_a_name_alone() -> None:
@@ -45,10 +42,11 @@ def test_a_name_alone() -> None:
     assert found.problem == Problem(Code.SOURCE_MISSING, found.reason, "write it")
 
 
-@pytest.mark.parametrize("annotations", [{}, {PLAN_NAME: ""}, {"example.com/plan": "x"}])
-def test_nothing(annotations: dict[str, str]) -> None:
+def test_nothing() -> None:
     """Without either of them nothing is asked for."""
-    for file in (FILE, MISSING):
-        nothing = offer(annotations, file)
-        assert isinstance(nothing, NoPlan)
-        assert nothing.problem is None
+    cases: list[dict[str, str]] = [{}, {PLAN_NAME: ""}, {"example.com/plan": "x"}]
+    for written in cases:
+        for file in (FILE, MISSING):
+            nothing = offer(written, file)
+            assert isinstance(nothing, NoPlan)
+            assert nothing.problem is None

@@ -62,10 +62,11 @@ def test_the_file_comes_first() -> None:
     assert named("all-1g.10gb") == PlanText(FILE, "all-1g.10gb")
 
 
-@pytest.mark.parametrize("text", [None, FILE])
-def test_what_the_file_does_not_have_is_generated(text: bytes | None) -> None:
+def test_what_the_file_does_not_have_is_generated() -> None:
     """Without a file, or without the name in it, the configuration is made for the cards."""
-    assert counts(named("all-3g.40gb", text)) == {"3g.40gb": 2}
+    cases: list[bytes | None] = [None, FILE]
+    for text in cases:
+        assert counts(named("all-3g.40gb", text)) == {"3g.40gb": 2}
 
 
 def test_what_the_file_has_for_other_cards_is_generated() -> None:
@@ -81,23 +82,21 @@ def test_an_offer_says_the_same_while_the_driver_learns_more() -> None:
     assert named("all-enabled", None, ObservedNode((bare,))) == named("all-enabled", None)
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
+def test_a_file_at_fault_is_offered_so_that_it_is_refused() -> None:
+    """A generated configuration never hides that the mounted file is broken or no such file."""
+    cases: list[bytes] = [
         b"version: v1\nmig-configs: {",
         b"version: v1\ngpus: []\n",
         b"",
         b"\xff\xfe",
         b"mig-configs: 7",
-    ],
-)
-def test_a_file_at_fault_is_offered_so_that_it_is_refused(text: bytes) -> None:
-    """A generated configuration never hides that the mounted file is broken or no such file."""
-    assert configuration_names(text) is None
-    offered = named("all-balanced", text)
-    assert offered == PlanText(text, "all-balanced")
-    with pytest.raises(DocumentError):
-        read_document(text, configuration="all-balanced")
+    ]
+    for text in cases:
+        assert configuration_names(text) is None
+        offered = named("all-balanced", text)
+        assert offered == PlanText(text, "all-balanced")
+        with pytest.raises(DocumentError):
+            read_document(text, configuration="all-balanced")
 
 
 def test_a_fault_in_the_chosen_configuration_is_not_hidden() -> None:
@@ -112,27 +111,23 @@ def test_an_index_that_is_not_there_is_a_fault_of_the_file() -> None:
     assert named("all-balanced", text) == PlanText(text, "all-balanced")
 
 
-@pytest.mark.parametrize(
-    ("name", "text", "near"),
-    [
+def test_an_unknown_name_is_refused_with_the_nearest() -> None:
+    """It says that nothing was touched, what was probably meant, and what there is."""
+    cases: list[tuple[str, bytes | None, str]] = [
         ("all-1g.10g", FILE, "did you mean all-1g.10gb"),
         ("ALL-BALANCED", None, "did you mean all-balanced"),
         ("mime", FILE, "did you mean mine?"),
         ("all-1g.5gb", None, "did you mean all-1g.20gb or all-1g.10gb"),
         ("qqqqqqqq", FILE, "known are mine, all-balanced"),
-    ],
-)
-def test_an_unknown_name_is_refused_with_the_nearest(
-    name: str, text: bytes | None, near: str
-) -> None:
-    """It says that nothing was touched, what was probably meant, and what there is."""
-    offered = named(name, text)
-    assert isinstance(offered, UnreadablePlan)
-    assert offered.problem.code is Code.UNKNOWN_CONFIGURATION
-    assert f'"{name}"' in offered.problem.message
-    assert "nothing was touched" in offered.problem.message
-    assert near in offered.problem.remedy
-    assert "all-disabled" in offered.problem.remedy
+    ]
+    for name, text, near in cases:
+        offered = named(name, text)
+        assert isinstance(offered, UnreadablePlan)
+        assert offered.problem.code is Code.UNKNOWN_CONFIGURATION
+        assert f'"{name}"' in offered.problem.message
+        assert "nothing was touched" in offered.problem.message
+        assert near in offered.problem.remedy
+        assert "all-disabled" in offered.problem.remedy
 
 
 def test_a_name_that_no_label_can_hold_is_not_recommended() -> None:

@@ -40,9 +40,9 @@ def blocked(*codes: Code) -> NodeState:
     return replace(IN_SYNC, phase=Phase.BLOCKED, plan=NodePlan(Verdict.BLOCKED), problems=problems)
 
 
-@pytest.mark.parametrize(
-    ("node", "state"),
-    [
+def test_the_state() -> None:
+    """Success only for what is so; failed only where a person is needed."""
+    cases: list[tuple[NodeState, MigState]] = [
         (IN_SYNC, MigState.SUCCESS),
         (replace(IN_SYNC, digest="sha256:another"), MigState.PENDING),
         (replace(IN_SYNC, configuration="another"), MigState.PENDING),
@@ -60,11 +60,9 @@ def blocked(*codes: Code) -> NodeState:
         (replace(IN_SYNC, phase=Phase.FAILED), MigState.FAILED),
         (replace(IN_SYNC, phase=Phase.REJECTED), MigState.FAILED),
         (replace(IN_SYNC, driver_error="no driver", rounds=0), MigState.FAILED),
-    ],
-)
-def test_the_state(node: NodeState, state: MigState) -> None:
-    """Success only for what is so; failed only where a person is needed."""
-    assert state_of(LABELS, node, TEXT, judged=True) is state
+    ]
+    for node, state in cases:
+        assert state_of(LABELS, node, TEXT, judged=True) is state
 
 
 @pytest.mark.parametrize("offered", [TEXT, UNKNOWN, NoPlan("not yet"), None])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -47,9 +46,9 @@ def test_spec() -> None:
     assert reading.devices[0].where == f'metadata.annotations["{SPEC}-0-1g.5gb"]'
 
 
-@pytest.mark.parametrize(
-    ("key", "value", "expected"),
-    [
+def test_strange_but_read() -> None:
+    """What nos accepts against all expectation is accepted."""
+    cases: list[tuple[str, str, tuple[int, str, int]]] = [
         (f"{SPEC}X-0-1g.5gb", "1", (0, "1g.5gb", 1)),  # nothing is asked of what follows `gpu`
         (f"{SPEC}-00-1g.5gb", "1", (0, "1g.5gb", 1)),
         (f"{SPEC}-0-1g.5gb", "+2", (0, "1g.5gb", 2)),
@@ -57,16 +56,14 @@ def test_spec() -> None:
         (f"{SPEC}-0-1g.5gb", "0" * 5000 + "1", (0, "1g.5gb", 1)),
         (f"{SPEC}-0-anything", "1", (0, "anything", 1)),
         (f"{SPEC}-0-1g.5gb", str(2**63 - 1), (0, "1g.5gb", 2**63 - 1)),
-    ],
-)
-def test_strange_but_read(key: str, value: str, expected: tuple[int, str, int]) -> None:
-    """What nos accepts against all expectation is accepted."""
-    assert asked({key: value}) == [expected]
+    ]
+    for key, value, expected in cases:
+        assert asked({key: value}) == [expected]
 
 
-@pytest.mark.parametrize(
-    ("key", "value", "why"),
-    [
+def test_passed_over() -> None:
+    """What nos ignores in silence is ignored, and said: which key, why, and what would be right."""
+    cases: list[tuple[str, str, str]] = [
         (f"{SPEC}-0-1g.10gb-me", "1", "its profile has a -"),
         (f"{SPEC}-0", "1", "parts of it are missing"),
         (SPEC, "1", "parts of it are missing"),
@@ -82,18 +79,16 @@ def test_strange_but_read(key: str, value: str, expected: tuple[int, str, int]) 
         (f"{SPEC}-0-1g.5gb", "two", "no whole number"),
         (f"{SPEC}-0-1g.5gb", str(2**63), "no whole number"),
         (f"{SPEC}-0-1g.5gb", "9" * 5000, "no whole number"),
-    ],
-)
-def test_passed_over(key: str, value: str, why: str) -> None:
-    """What nos ignores in silence is ignored, and said: which key, why, and what would be right."""
-    reading = read_spec({key: value})
-    assert not reading.devices
-    assert not reading.wrong
-    assert not list(requested_profiles({key: value}))
-    (problem,) = reading.ignored
-    assert why in problem.message
-    assert problem.path.startswith("metadata.annotations[")
-    assert "spec-gpu-<index>-<profile>" in problem.remedy
+    ]
+    for key, value, why in cases:
+        reading = read_spec({key: value})
+        assert not reading.devices
+        assert not reading.wrong
+        assert not list(requested_profiles({key: value}))
+        (problem,) = reading.ignored
+        assert why in problem.message
+        assert problem.path.startswith("metadata.annotations[")
+        assert "spec-gpu-<index>-<profile>" in problem.remedy
 
 
 def test_negative() -> None:
@@ -106,13 +101,14 @@ def test_negative() -> None:
     assert "-1" in problem.message
 
 
-@pytest.mark.parametrize("zero", ["0", "-0", "+0", "000"])
-def test_zero(zero: str) -> None:
+def test_zero() -> None:
     """A count of 0 is as if the key were not there, and that is said."""
-    reading = read_spec({f"{SPEC}-0-1g.5gb": zero})
-    assert not reading.devices
-    assert not reading.wrong
-    assert "as if it were not there" in reading.ignored[0].message
+    cases: list[str] = ["0", "-0", "+0", "000"]
+    for zero in cases:
+        reading = read_spec({f"{SPEC}-0-1g.5gb": zero})
+        assert not reading.devices
+        assert not reading.wrong
+        assert "as if it were not there" in reading.ignored[0].message
 
 
 def test_twice() -> None:
@@ -123,9 +119,9 @@ def test_twice() -> None:
     assert "both count" in problem.message
 
 
-@pytest.mark.parametrize(
-    ("key", "expected"),
-    [
+def test_status() -> None:
+    """Status keys are read as nos reads them, in any case of the last word."""
+    cases: list[tuple[str, StatusKey | None]] = [
         (f"{STATUS}-0-1g.5gb-free", StatusKey(0, "1g.5gb", Use.FREE)),
         (f"{STATUS}-0-10gb-used", StatusKey(0, "10gb", Use.USED)),
         (f"{STATUS}-1-10gb-USED", StatusKey(1, "10gb", Use.USED)),
@@ -136,11 +132,9 @@ def test_twice() -> None:
         (f"{STATUS}-0-1g.10gb-me-free", None),
         ("nos.nebuly.com/status-partitioning-plan", None),
         ("example.com/status-gpu-0-1g.5gb-free", None),
-    ],
-)
-def test_status(key: str, expected: StatusKey | None) -> None:
-    """Status keys are read as nos reads them, in any case of the last word."""
-    assert read_status(key) == expected
+    ]
+    for key, expected in cases:
+        assert read_status(key) == expected
 
 
 @given(
@@ -163,17 +157,15 @@ def test_status_keys() -> None:
     assert set(status_keys(dict.fromkeys([*keys, *others], "1"))) == set(keys)
 
 
-@pytest.mark.parametrize(
-    ("labels", "mode"),
-    [
+def test_mode() -> None:
+    """The label's three words, exactly."""
+    cases: list[tuple[dict[str, str], Mode | None]] = [
         ({MODE_LABEL: "mig"}, Mode.MIG),
         ({MODE_LABEL: "mps"}, Mode.MPS),
         ({MODE_LABEL: "hybrid"}, Mode.HYBRID),
         ({MODE_LABEL: "MIG"}, None),
         ({MODE_LABEL: ""}, None),
         ({}, None),
-    ],
-)
-def test_mode(labels: dict[str, str], mode: Mode | None) -> None:
-    """The label's three words, exactly."""
-    assert mode_of(labels) is mode
+    ]
+    for labels, mode in cases:
+        assert mode_of(labels) is mode

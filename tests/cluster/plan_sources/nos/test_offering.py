@@ -6,8 +6,6 @@ import json
 from dataclasses import replace
 from typing import Any
 
-import pytest
-
 from nodeagent.cluster.plan_sources.nos.grammar import MODE_LABEL, SPEC_PLAN
 from nodeagent.cluster.plan_sources.nos.requested_devices import MEMORY_LABEL
 from nodeagent.plan.observed import Access, ObservedNode
@@ -77,10 +75,11 @@ def test_same_text() -> None:
     assert offer(asked, MIG, TWO) == offer(turned, MIG, TWO) == offer(respelt, MIG, TWO)
 
 
-@pytest.mark.parametrize("plan", [None, ""])
-def test_no_plan_id(plan: str | None) -> None:
+def test_no_plan_id() -> None:
     """Spec annotations without an id are not acted upon; nothing would be destroyed by mistake."""
-    assert SPEC_PLAN in reason(offer(spec(plan, **{"0-1g.5gb": "2"}), MIG, TWO))
+    cases: list[str | None] = [None, ""]
+    for plan in cases:
+        assert SPEC_PLAN in reason(offer(spec(plan, **{"0-1g.5gb": "2"}), MIG, TWO))
 
 
 def test_spec_is_total() -> None:
@@ -124,9 +123,9 @@ def test_unreadable_keys_are_passed_over() -> None:
     assert len(remarks(asked, MIG, TWO)) == 2
 
 
-@pytest.mark.parametrize(
-    ("key", "count", "code", "found", "right"),
-    [
+def test_refused() -> None:
+    """What cannot be meant is refused whole; the problem names key, fault and what is right."""
+    cases: list[tuple[str, str, Code, str, str]] = [
         ("0-7g.40gb", "-1", Code.INVALID_VALUE, "asks for -1", "a number from 1 on"),
         ("0-7g40gb", "1", Code.UNKNOWN_PROFILE, '"7g40gb"', "a MIG profile such as 1g.10gb"),
         ("0-10gb", "1", Code.UNKNOWN_PROFILE, "is mig", "a MIG profile such as 1g.10gb"),
@@ -135,15 +134,13 @@ def test_unreadable_keys_are_passed_over() -> None:
         ("0-1g.5gb", "17", Code.DOES_NOT_FIT, "17 MIG devices", "at most 16"),
         ("0-1g.5gb", str(2**63 - 1), Code.DOES_NOT_FIT, "MIG devices", "at most 16"),
         ("2-1g.5gb", "1", Code.UNKNOWN_DEVICE, "names GPU 2", "it has 0, 1"),
-    ],
-)
-def test_refused(key: str, count: str, code: Code, found: str, right: str) -> None:
-    """What cannot be meant is refused whole; the problem names key, fault and what is right."""
-    what = problem(offer(spec(**{"1-7g.40gb": "1", key: count}), MIG, TWO))
-    assert what.code is code
-    assert f"spec-gpu-{key}" in what.path
-    assert found in what.message
-    assert right in what.remedy
+    ]
+    for key, count, code, found, right in cases:
+        what = problem(offer(spec(**{"1-7g.40gb": "1", key: count}), MIG, TWO))
+        assert what.code is code
+        assert f"spec-gpu-{key}" in what.path
+        assert found in what.message
+        assert right in what.remedy
 
 
 def test_card_without_mig() -> None:
@@ -212,32 +209,33 @@ def test_configuration_counts() -> None:
     )
 
 
-@pytest.mark.parametrize(
-    ("annotations", "configuration"),
-    [({}, None), ({}, "version: v1"), (spec(), None), (spec(None, **{"0-10gb": "1"}), None)],
-)
-def test_no_shares(annotations: dict[str, str], configuration: str | None) -> None:
+def test_no_shares() -> None:
     """Without a share there is no plan, so that a daemon that runs is not stopped."""
-    offered = offer(annotations, MPS, TWO, plugin_configuration=configuration)
-    assert "nos has no shares for this node yet" in reason(offered)
+    cases: list[tuple[dict[str, str], str | None]] = [
+        ({}, None),
+        ({}, "version: v1"),
+        (spec(), None),
+        (spec(None, **{"0-10gb": "1"}), None),
+    ]
+    for asked, configuration in cases:
+        offered = offer(asked, MPS, TWO, plugin_configuration=configuration)
+        assert "nos has no shares for this node yet" in reason(offered)
 
 
-@pytest.mark.parametrize(
-    ("key", "count", "found", "right"),
-    [
+def test_refused_shares() -> None:
+    """What is no share, or more than any GPU serves, is refused with its key."""
+    cases: list[tuple[str, str, str, str]] = [
         ("0-1g.5gb", "1", "is mps", "a share such as 10gb"),
         ("0-010gb", "1", "010gb", "a share such as 10gb"),
         ("0-0gb", "1", "0gb", "a share such as 10gb"),
         ("0-1gb", "129", "129 shares", "at most 128"),
         ("9-1gb", "1", "GPU 9", "it has 0, 1"),
-    ],
-)
-def test_refused_shares(key: str, count: str, found: str, right: str) -> None:
-    """What is no share, or more than any GPU serves, is refused with its key."""
-    what = problem(offer(spec(**{key: count}), MPS, TWO))
-    assert f"spec-gpu-{key}" in what.path
-    assert found in what.message
-    assert right in what.remedy
+    ]
+    for key, count, found, right in cases:
+        what = problem(offer(spec(**{key: count}), MPS, TWO))
+        assert f"spec-gpu-{key}" in what.path
+        assert found in what.message
+        assert right in what.remedy
 
 
 def test_refused_configuration() -> None:
@@ -282,15 +280,16 @@ def test_both_on_one_gpu() -> None:
     assert "spec-gpu-0-10gb" in what.path
 
 
-@pytest.mark.parametrize("value", [None, "", "mixed", "MIG", "mig ", "\x1b[31m"])
-def test_no_mode(value: str | None) -> None:
+def test_no_mode() -> None:
     """Without one of nos' words on the label the node is not nos', whatever else is there."""
-    labels = {} if value is None else {MODE_LABEL: value}
-    text = reason(offer(spec(**{"0-7g.40gb": "1"}), labels, TWO))
-    assert MODE_LABEL in text
-    assert text.isprintable()
-    assert ("did you mean mig?" in text) is (value in ("MIG", "mig "))
-    assert remarks(spec(**{"0-x-y": "1"}), labels, TWO) == ()
+    cases: list[str | None] = [None, "", "mixed", "MIG", "mig ", "\x1b[31m"]
+    for value in cases:
+        labels = {} if value is None else {MODE_LABEL: value}
+        text = reason(offer(spec(**{"0-7g.40gb": "1"}), labels, TWO))
+        assert MODE_LABEL in text
+        assert text.isprintable()
+        assert ("did you mean mig?" in text) is (value in ("MIG", "mig "))
+        assert remarks(spec(**{"0-x-y": "1"}), labels, TWO) == ()
 
 
 def test_too_large() -> None:

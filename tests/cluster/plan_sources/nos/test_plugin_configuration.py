@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 from typing import Any
 
-import pytest
-
 from nodeagent.cluster.plan_sources.nos.plugin_configuration import (
     CONFIGURATION_LABEL,
     configuration_key,
@@ -37,9 +35,9 @@ def test_shares() -> None:
     assert reading.wrong == ()
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
+def test_no_shares() -> None:
+    """A configuration of another kind asks for no shares, and that is no fault of it."""
+    cases: list[str] = [
         "version: v1\n",
         "sharing: {timeSlicing: {resources: [{name: nvidia.com/gpu, replicas: 4}]}}\n",
         "sharing: {mps: {}}\n",
@@ -47,18 +45,16 @@ def test_shares() -> None:
         "[]",
         "",
         written({**TEN, "replicas": 0}),
-    ],
-)
-def test_no_shares(text: str) -> None:
-    """A configuration of another kind asks for no shares, and that is no fault of it."""
-    reading = read_configuration(text)
-    assert not reading.devices
-    assert not reading.wrong
+    ]
+    for text in cases:
+        reading = read_configuration(text)
+        assert not reading.devices
+        assert not reading.wrong
 
 
-@pytest.mark.parametrize(
-    ("text", "path", "right"),
-    [
+def test_wrong() -> None:
+    """What cannot be meant is refused, with its place and what would be right there."""
+    cases: list[tuple[str, str, str]] = [
         (written({**TEN, "rename": "shared"}), "resources[0].rename", "gpu-<N>gb"),
         (written({**TEN, "rename": "10gb"}), "resources[0].rename", "gpu-<N>gb"),
         (written({**TEN, "rename": None}), "resources[0].rename", "gpu-<N>gb"),
@@ -71,19 +67,18 @@ def test_no_shares(text: str) -> None:
         (written({**TEN, "devices": ["99999"]}), "resources[0].devices[0]", "the index of a GPU"),
         (written("x"), "resources[0]", "a map"),
         ("sharing: {mps: {resources: x}}", "resources", "a list"),
-    ],
-)
-def test_wrong(text: str, path: str, right: str) -> None:
-    """What cannot be meant is refused, with its place and what would be right there."""
-    (problem,) = read_configuration(text).wrong
-    assert problem.path == f"sharing.mps.{path}"
-    assert right in problem.remedy
+    ]
+    for text, path, right in cases:
+        (problem,) = read_configuration(text).wrong
+        assert problem.path == f"sharing.mps.{path}"
+        assert right in problem.remedy
 
 
-@pytest.mark.parametrize("text", ["{", "a: &b 1\nc: *b\n", "\x00", "x" * (1 << 21)])
-def test_unreadable(text: str) -> None:
+def test_unreadable() -> None:
     """What is no YAML, or hostile, is refused like any document."""
-    assert read_configuration(text).wrong
+    cases: list[str] = ["{", "a: &b 1\nc: *b\n", "\x00", "x" * (1 << 21)]
+    for text in cases:
+        assert read_configuration(text).wrong
 
 
 def test_configuration_key() -> None:

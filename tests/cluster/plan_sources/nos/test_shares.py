@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -17,20 +16,18 @@ from nodeagent.plan.shares import MIB
 from tests.cluster.plan_sources.nos.nodes import gpu
 
 
-@pytest.mark.parametrize(
-    ("size", "card", "memory"),
-    [
+def test_share_memory() -> None:
+    """So many parts of the card as nos counts it; without knowing the card, what the name says."""
+    cases: list[tuple[int, int, str]] = [
         (10, 40960, "9990Mi"),  # A100: 41 of nos' gigabytes
         (41, 40960, "40960Mi"),
         (10, 81559, "9946Mi"),  # H100: 82
         (82, 81559, "81559Mi"),
         (4, 15360, "3840Mi"),  # T4: 16
         (10, 0, "10G"),
-    ],
-)
-def test_share_memory(size: int, card: int, memory: str) -> None:
-    """So many parts of the card as nos counts it; without knowing the card, what the name says."""
-    assert share_memory(size, card) == memory
+    ]
+    for size, card, memory in cases:
+        assert share_memory(size, card) == memory
 
 
 @given(
@@ -49,12 +46,13 @@ def test_what_nos_fits_in_fits(drawn: tuple[int, list[int]]) -> None:
     assert sum(read_quantity(share_memory(size, card)) for size in sizes) <= card * MIB
 
 
-@pytest.mark.parametrize("board", ["a30", "a100-40gb", "a100-80gb", "h100-80gb", "t4", "l40s"])
-def test_no_less_than_the_name_says(board: str) -> None:
+def test_no_less_than_the_name_says() -> None:
     """On these cards a share of N has at least N decimal gigabytes."""
-    card = card_memory(gpu(0, board), {})
-    for size in range(1, -(-card // 1000) + 1):
-        assert read_quantity(share_memory(size, card)) >= (size * 10**9) - MIB
+    cases: list[str] = ["a30", "a100-40gb", "a100-80gb", "h100-80gb", "t4", "l40s"]
+    for board in cases:
+        card = card_memory(gpu(0, board), {})
+        for size in range(1, -(-card // 1000) + 1):
+            assert read_quantity(share_memory(size, card)) >= (size * 10**9) - MIB
 
 
 def test_card_memory() -> None:

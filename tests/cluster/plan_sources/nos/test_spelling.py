@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
-
 from nodeagent.cluster.plan_sources.nos.grammar import (
     mig_profile,
     requested_names,
@@ -13,33 +11,39 @@ from nodeagent.cluster.plan_sources.nos.grammar import (
 from tests.plan.cards import card
 
 
-@pytest.mark.parametrize(
-    ("text", "name"),
-    [
+def test_mig_profile() -> None:
+    """The device plugin's dot in the place of a plus is undone."""
+    cases: list[tuple[str, str]] = [
         ("1g.5gb", "1g.5gb"),
         ("1g.10gb.me", "1g.10gb+me"),
         ("1g.10gb+me", "1g.10gb+me"),
         ("2g.48gb.me.all", "2g.48gb+me.all"),
         ("1c.3g.40gb", "1c.3g.40gb"),
         ("7g.79gb", "7g.79gb"),
-    ],
-)
-def test_mig_profile(text: str, name: str) -> None:
-    """The device plugin's dot in the place of a plus is undone."""
-    assert str(mig_profile(text)) == name
+    ]
+    for text, name in cases:
+        assert str(mig_profile(text)) == name
 
 
-@pytest.mark.parametrize(
-    "text", ["", "10gb", "x1g.5gb", "1g.5gbx", "0g.5gb", "1g.5gb.", "1g.5gb+", "9" * 5000 + "g.1gb"]
-)
-def test_no_mig_profile(text: str) -> None:
+def test_no_mig_profile() -> None:
     """nos' own test is not anchored and lets such names through; no card has them."""
-    assert mig_profile(text) is None
+    cases: list[str] = [
+        "",
+        "10gb",
+        "x1g.5gb",
+        "1g.5gbx",
+        "0g.5gb",
+        "1g.5gb.",
+        "1g.5gb+",
+        "9" * 5000 + "g.1gb",
+    ]
+    for text in cases:
+        assert mig_profile(text) is None
 
 
-@pytest.mark.parametrize(
-    ("text", "size"),
-    [
+def test_share_size() -> None:
+    """A share is its gigabytes, at least one, and nothing else."""
+    cases: list[tuple[str, int | None]] = [
         ("10gb", 10),
         ("1gb", 1),
         ("99999gb", 99999),
@@ -51,26 +55,22 @@ def test_no_mig_profile(text: str) -> None:
         ("100000gb", None),
         ("gb", None),
         ("", None),
-    ],
-)
-def test_share_size(text: str, size: int | None) -> None:
-    """A share is its gigabytes, at least one, and nothing else."""
-    assert share_size(text) == size
+    ]
+    for text, size in cases:
+        assert share_size(text) == size
 
 
-@pytest.mark.parametrize(
-    ("device", "text"),
-    [
+def test_spelled() -> None:
+    """What a key can hold is spelled for it; what it cannot, is not."""
+    cases: list[tuple[str, str | None]] = [
         ("3g.20gb", "3g.20gb"),
         ("1g.10gb+me", "1g.10gb.me"),
         ("1c.3g.40gb", "1c.3g.40gb"),
         ("2g.48gb-me", None),  # nos would split the key there
         ("1g.24gb+gfx,me", None),
-    ],
-)
-def test_spelled(device: str, text: str | None) -> None:
-    """What a key can hold is spelled for it; what it cannot, is not."""
-    assert spelled(device) == text
+    ]
+    for device, text in cases:
+        assert spelled(device) == text
 
 
 def test_asked_words() -> None:

@@ -173,11 +173,12 @@ def test_silent_driver() -> None:
     assert written(seen) == {"0-7g.40gb-used": "1"}
 
 
-@pytest.mark.parametrize("labels", [{}, {MODE_LABEL: "other"}])
-def test_not_a_node_of_nos(labels: dict[str, str]) -> None:
+def test_not_a_node_of_nos() -> None:
     """On a node that nos does not divide nothing is written, and nothing taken away."""
-    there = {f"{STATUS}-0-7g.40gb-free": "1", SPEC_PLAN: PLAN_ID}
-    assert written(state(TWO), there, labels) == {}
+    cases: list[dict[str, str]] = [{}, {MODE_LABEL: "other"}]
+    for labels in cases:
+        there = {f"{STATUS}-0-7g.40gb-free": "1", SPEC_PLAN: PLAN_ID}
+        assert written(state(TWO), there, labels) == {}
 
 
 # --- shares -----------------------------------------------------------------------------------
@@ -296,10 +297,11 @@ def test_not_answered_yet() -> None:
     assert acknowledged(state(TWO), NOTHING) is None
 
 
-@pytest.mark.parametrize("offered", [OFFERED, UnreadablePlan(REFUSAL.problems[0])])
-def test_another_plan_is_not_answered_by_this_state(offered: object) -> None:
+def test_another_plan_is_not_answered_by_this_state() -> None:
     """A state from before nos asked for this says nothing of it, be it done or refused."""
-    assert acknowledged(state(TWO, OFFERED), offered, judged=False) is None
+    cases: list[object] = [OFFERED, UnreadablePlan(REFUSAL.problems[0])]
+    for offered in cases:
+        assert acknowledged(state(TWO, OFFERED), offered, judged=False) is None
 
 
 def test_refused_is_answered() -> None:
