@@ -16,7 +16,7 @@ from nodeagent.cli.output import Output
 from nodeagent.cli.shared_node import simulated_directory
 from nodeagent.cluster.client.presence import is_in_cluster
 from nodeagent.documents.bounded_yaml import LARGEST_TEXT
-from nodeagent.files.regular import read_regular_file
+from nodeagent.files.state import read_regular_file
 from nodeagent.settings import DEFAULT_FILE, Settings, load_settings
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from nodeagent.documents.bounded_yaml import LARGEST_TEXT, read_tree
 from nodeagent.errors import DocumentError, UsageError
-from nodeagent.files.regular import read_regular_file
+from nodeagent.files.state import read_regular_file
 from nodeagent.health.xids import XidTable, default_table, overridden
 
 

@@ -29,7 +29,9 @@ def of_gpu(state: HealthState, gpu: str) -> tuple[Finding, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """What `GPUHealthy` says. The message has no figures, so that it changes with causes only."""
+    """A Node's. `reason` is one word in CamelCase, for programs; `message` is for people and has
+    no figures, so that it changes with causes only.
+    """
 
     status: Literal["True", "False", "Unknown"]
     reason: str

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from nodeagent.documents.bounded_yaml import LARGEST_TEXT
-from nodeagent.files.regular import read_regular_file
+from nodeagent.files.state import read_regular_file
 from nodeagent.files.watch import changes
 from nodeagent.plan.problems import Code, Problem
 from nodeagent.reconcile.plan_update import NoPlan, PlanText, PlanUpdate, UnreadablePlan

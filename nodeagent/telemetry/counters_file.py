@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from nodeagent.errors import NodeagentError
-from nodeagent.files.regular import read_regular_file
+from nodeagent.files.state import read_regular_file
 
 _LARGEST = 1 << 20
 

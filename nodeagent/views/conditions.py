@@ -7,10 +7,9 @@ that wait for a condition, or count its changes, rely on that.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Final, Literal
 
-from nodeagent.health.reporting import condition, of_gpu
+from nodeagent.health.reporting import Condition, condition, of_gpu
 from nodeagent.health.table import Check
 from nodeagent.plan.observed import Access, Gpu
 from nodeagent.views.devices import gpus_not_read, not_read_words
@@ -24,15 +23,6 @@ PARTITIONS_READY: Final = "GPUPartitionsReady"
 HEALTHY: Final = "GPUHealthy"
 
 _LONGEST_MESSAGE = 1024  # characters
-
-
-@dataclass(frozen=True, slots=True)
-class Condition:
-    """`reason` is one word in CamelCase, for programs; `message` is for people."""
-
-    status: Literal["True", "False", "Unknown"]
-    reason: str
-    message: str
 
 
 def conditions(state: NodeState) -> Mapping[str, Condition]:

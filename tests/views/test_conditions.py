@@ -10,13 +10,13 @@ import pytest
 from nodeagent.health.evaluate import Rules, judge
 from nodeagent.health.findings import Moment
 from nodeagent.health.readings import Answer, GpuReading, Memory, NodeReading, Silence
+from nodeagent.health.reporting import Condition
 from nodeagent.health.state import HealthState
 from nodeagent.plan.observed import Access, ObservedNode
 from nodeagent.plan.problems import Code, Problem
 from nodeagent.views.conditions import (
     HEALTHY,
     PARTITIONS_READY,
-    Condition,
     conditions,
 )
 from nodeagent.views.node_state import NodeState, Phase, Refusal

@@ -34,7 +34,7 @@ from nodeagent.cluster.drain.device_plugin import (
 from nodeagent.cluster.drain.plan import PLUGIN_CONFIG
 from nodeagent.documents.bounded_yaml import LARGEST_TEXT, Value, read_tree
 from nodeagent.errors import DocumentError, NodeagentError
-from nodeagent.files.regular import read_regular_file
+from nodeagent.files.state import read_regular_file
 from nodeagent.plan.observed import Gpu, ObservedNode
 from nodeagent.plan.plan import NodePlan, Verdict
 from nodeagent.plan.problems import Code, Problem
