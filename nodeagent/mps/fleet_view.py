@@ -13,8 +13,7 @@ def planners_view(supervisor: Supervisor) -> MpsDaemon | None:
     """As the planner sees it; None when the device is to have none."""
     if supervisor.wanted is None:
         return None
-    state, monitor = supervisor.state, supervisor.monitor
-    seen = monitor.seen if monitor else None
+    state, seen = supervisor.state, supervisor.seen
     return MpsDaemon(
         runs=supervisor.wanted,
         state=state.phase,
@@ -27,16 +26,14 @@ def planners_view(supervisor: Supervisor) -> MpsDaemon | None:
 
 def clients_of(supervisor: Supervisor) -> tuple[tuple[int, int], ...]:
     """(server pid, client pid) of those that are known."""
-    seen = supervisor.monitor.seen if supervisor.monitor else None
-    return seen.clients if seen else ()
+    return supervisor.seen.clients if supervisor.seen else ()
 
 
 def _usage(supervisor: Supervisor) -> Usage:
     if supervisor.state.phase not in WITH_PROCESS:
         return IDLE
-    seen = supervisor.monitor.seen if supervisor.monitor else None
-    if seen is not None:
-        return usage_of(seen)
+    if supervisor.seen is not None:
+        return usage_of(supervisor.seen)
     if supervisor.state.was_ready:
         return Usage(known=False, reason="its MPS daemon has not answered yet")
     return IDLE  # it was started just now, and not published yet

@@ -209,8 +209,7 @@ async def _cleared(supervisor: Supervisor, context: SupervisorContext) -> None:
 
 
 def _pids(supervisor: Supervisor) -> tuple[int, ...]:
-    seen = supervisor.monitor.seen if supervisor.monitor else None
-    return tuple(pid for _, pid in seen.clients) if seen else ()
+    return tuple(pid for _, pid in supervisor.seen.clients) if supervisor.seen else ()
 
 
 def _named(supervisor: Supervisor) -> str:

@@ -13,6 +13,7 @@ from datetime import UTC, datetime
 from typing import assert_never
 
 from nodeagent.mps.condition import Condition
+from nodeagent.mps.control.query import Seen
 from nodeagent.mps.files.records import Record, RecordKeeper, write_record
 from nodeagent.mps.files.sockets import SocketGate
 from nodeagent.mps.launch.process import DaemonProcess, StartError
@@ -95,6 +96,11 @@ class Supervisor:
         self._keeper = RecordKeeper(
             context.run_dir, lambda words: self._report(Report(Subject.START_FAILED, words))
         )
+
+    @property
+    def seen(self) -> Seen | None:
+        """The daemon's last answers; None where there are none."""
+        return self.monitor.seen if self.monitor else None
 
     # --- what is wanted -------------------------------------------------------------------------
 
