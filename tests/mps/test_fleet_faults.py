@@ -9,7 +9,7 @@ import signal
 import socket
 import subprocess
 from collections.abc import AsyncIterator, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -97,7 +97,8 @@ async def test_die_after(rig: FleetRig) -> None:
     """One that never lives long is given up, and started again when somebody asks."""
     prepared(rig, "die_after", 0.4)
     async with rig.fleet(quick(steady=STEADY)) as fleet:
-        await fleet.start(GPU, wanted())
+        with suppress(NotReady):  # on a busy machine it dies before it is Ready
+            await fleet.start(GPU, wanted())
         words = await rig.told(Subject.FAILED)
         assert "failed 3 times in a row" in words
         assert status(fleet).phase == "Failed"

@@ -32,8 +32,7 @@ FLOODS: dict[str, Callable[[int], str]] = {
 
 
 @pytest.mark.parametrize("kind", FLOODS)
-@pytest.mark.parametrize("count", [10_000, 100_000])
-async def test_a_flood(tmp_path: Path, kind: str, count: int) -> None:
+async def test_a_flood(tmp_path: Path, kind: str) -> None:
     """The loop is never held for long, few events come of it, and later lines are read."""
     log = tmp_path / "daemon.log"
     log.write_bytes(b"")
@@ -52,7 +51,7 @@ async def test_a_flood(tmp_path: Path, kind: str, count: int) -> None:
             adopted=False,
         )
         with log.open("a") as file:
-            file.write("".join(f"{FLOODS[kind](i)}\n" for i in range(count)))
+            file.write("".join(f"{FLOODS[kind](i)}\n" for i in range(100_000)))
         longest = await _longest_turn(lambda: listener._log is None or listener._log.behind <= 0)
         with log.open("a") as file:
             file.write("[x Control 1] Server 77 exited with status 0\n" * 2)
