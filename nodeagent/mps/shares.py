@@ -18,6 +18,7 @@ from nodeagent.plan.shares import (
 MEMORY_VARIABLE = "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"
 THREADS_VARIABLE = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"
 SLOT_VARIABLE = "NODEAGENT_MPS_SLOT"  # DEVICE/SLOT; not CUDA's: the slot that a client was given
+LOG_NAME = "daemon.log"  # what daemon and servers say; in the foreground they make no other
 LARGEST_LIMIT = 2**24 - 1  # MiB; 16 TiB, far above any device and far below any overflow
 
 

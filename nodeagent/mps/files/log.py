@@ -26,7 +26,7 @@ from typing import Self
 from asyncinotify import Inotify, Mask
 
 from nodeagent.errors import NodeagentError
-from nodeagent.mps.launch.process import LOG_NAME
+from nodeagent.mps.shares import LOG_NAME
 
 
 @dataclass(frozen=True, slots=True)

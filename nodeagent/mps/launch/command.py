@@ -8,11 +8,13 @@ import stat
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from nodeagent.mps.launch.probing import Probe
-from nodeagent.mps.launch.process import LOG_NAME, DaemonProcess, Programs, StartError
-from nodeagent.mps.shares import DaemonSpec
+from nodeagent.mps.launch.process import DaemonProcess, Programs, StartError
+from nodeagent.mps.shares import LOG_NAME, DaemonSpec
+
+if TYPE_CHECKING:
+    from nodeagent.mps.launch.probing import Probe
 
 OPEN_FILES = 16_384  # fewer, and servers fail to make shared memory for their clients
 # Below 0: when memory runs out, others go first. The end of a daemon or server would be the end of

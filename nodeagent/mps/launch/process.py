@@ -16,7 +16,6 @@ from nodeagent.errors import NodeagentError
 from nodeagent.mps.processes import CONTROL, Identity, identify
 from nodeagent.mps.shares import DaemonSpec
 
-LOG_NAME = "daemon.log"  # what daemon and servers say; in the foreground they make no other
 UNKNOWN_END = "its status is not known"
 
 
