@@ -12,9 +12,9 @@ import time
 from bench.processes import resident
 from nodeagent.execute.executor import execute
 from nodeagent.gpu.driver import Driver
-from nodeagent.metrics.agent_metrics import build_sample
+from nodeagent.metrics.agent_samples import build_sample
 from nodeagent.metrics.dcgm import Style
-from nodeagent.metrics.labels import HostLabel
+from nodeagent.metrics.exposition import HostLabel
 from nodeagent.metrics.selection import default_selection
 from nodeagent.plan.desired import DesiredNode
 from nodeagent.plan.observed import ObservedNode

@@ -9,8 +9,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import assert_never
 
+from nodeagent.metrics.agent_metrics import AGENT_METRICS
 from nodeagent.metrics.catalogue import Field, Level, WithMig, catalogue
-from nodeagent.metrics.own import OWN_METRICS
 from nodeagent.metrics.selection import default_selection
 from nodeagent.metrics.sources import (
     ALL_LINKS,
@@ -146,7 +146,7 @@ def page() -> str:
     default |= {label.field.id for label in default_selection().labels}
     own = "".join(
         f"| `{m.name}` | {m.type} | {', '.join(f'`{name}`' for name in m.labels)} | {m.help} |\n"
-        for m in OWN_METRICS
+        for m in AGENT_METRICS
     )
     texts = "".join(
         f"| `{t.name}` | {_renamed(t.name, t.renamed)} | {'yes' if t.id in default else ''} "

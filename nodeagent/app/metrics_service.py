@@ -24,11 +24,10 @@ from nodeagent.gpu.event_listener import Event
 from nodeagent.health.reporting import METRICS as HEALTH_METRICS
 from nodeagent.health.reporting import samples as health_samples
 from nodeagent.health.xids import default_table
-from nodeagent.metrics.agent_metrics import build_sample
+from nodeagent.metrics.agent_samples import build_sample
 from nodeagent.metrics.catalogue import Field, catalogue
 from nodeagent.metrics.dcgm import Names, Style
-from nodeagent.metrics.exposition import Family
-from nodeagent.metrics.labels import HostLabel
+from nodeagent.metrics.exposition import Family, HostLabel
 from nodeagent.metrics.selection import Selection, default_selection, read_selection
 from nodeagent.plan.plan import NodeOutcome
 from nodeagent.plan.problems import Code, Problem

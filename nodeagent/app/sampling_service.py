@@ -18,7 +18,7 @@ from nodeagent.errors import DriverError
 from nodeagent.gpu.driver import Driver
 from nodeagent.gpu.event_listener import Event, EventListener, Timing
 from nodeagent.health.readings import Answer
-from nodeagent.metrics.agent_metrics import ReaderState
+from nodeagent.metrics.agent_samples import ReaderState
 from nodeagent.metrics.catalogue import Field, TextField
 from nodeagent.plan.problems import Code, Problem
 from nodeagent.plan.steps import Step

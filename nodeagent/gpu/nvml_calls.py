@@ -22,7 +22,7 @@ from nodeagent.gpu.nvml_errors import (
     NOT_SUPPORTED,
     driver_error,
 )
-from nodeagent.metrics.conversion import Number
+from nodeagent.metrics.sources import Number
 
 # What a driver or a GPU does not have, or not for this user: it will not have it later either.
 ABSENT: Final = frozenset(

@@ -1,118 +1,258 @@
-"""What the agent says of itself in metrics: its steps and rounds, its readers, what it costs."""
+"""The agent's own metrics: a table of their names, types and labels.
+
+The functions that make samples of them stand in the modules of what they are about. Labels that
+are the GPU's or instance's have dcgm-exporter's names, so that both can be joined on them.
+"""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import StrEnum
 
-from nodeagent.metrics import own
-from nodeagent.metrics.downtime import out_of_use
-from nodeagent.metrics.exposition import Family
-from nodeagent.metrics.holding import Held, Holder
-from nodeagent.metrics.own import Durations, OwnSample, own_families
-from nodeagent.plan.plan import NodeOutcome, StepReport
-from nodeagent.views.plan_report import step_kind
+from nodeagent.metrics.exposition import Family, block
+from nodeagent.metrics.sources import Number
+
+_GPU = ("gpu", "UUID")
+_SLICE = (*_GPU, "GPU_I_PROFILE", "GPU_I_ID")
+_DEVICE = (*_SLICE, "compute_instance", "mig_uuid")
+_CLIENT = (*_DEVICE, "pid", "share", "container", "namespace", "pod")
+_HOLDER = ("container", "namespace", "pod", "unit", "user")
+
+
+class Type(StrEnum):
+    """Prometheus' types, as far as they are needed."""
+
+    GAUGE = "gauge"
+    COUNTER = "counter"
+    HISTOGRAM = "histogram"
+
+
+@dataclass(frozen=True, slots=True)
+class AgentMetric:
+    """A metric of the agent's own. A label with an empty value is left out of a series."""
+
+    name: str
+    type: Type
+    help: str
+    labels: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class AgentSample:
+    """A value of one series; `labels` in the order of the metric's."""
+
+    metric: AgentMetric
+    value: Number
+    labels: tuple[str, ...] = ()
+
+
+def _gauge(name: str, told: str, *labels: str) -> AgentMetric:
+    return AgentMetric(name, Type.GAUGE, told, labels)
+
+
+def _counter(name: str, told: str, *labels: str) -> AgentMetric:
+    return AgentMetric(name, Type.COUNTER, told, labels)
+
+
+# --- the plan -------------------------------------------------------------------------------------
+
+PLAN_APPLIED = _gauge(
+    "nodeagent_plan_applied",
+    "Whether the node is as the plan in force says (1) or not (0); absent without a plan",
+)
+PHASE = _gauge("nodeagent_phase", "The node's phase: 1 for the one it is in, 0 for others", "phase")
+STEPS = _counter("nodeagent_steps_total", "Steps that were taken to change GPUs", "kind", "result")
+RECONCILE_DURATION = AgentMetric(
+    "nodeagent_reconcile_duration_seconds",
+    Type.HISTOGRAM,
+    "How long a reconciliation took, from looking to looking again",
+)
+
+# --- MIG ------------------------------------------------------------------------------------------
+
+MIG_INSTANCES = _gauge(
+    "nodeagent_mig_instances", "GPU instances that there are", *_GPU, "GPU_I_PROFILE"
+)
+MIG_SLOTS_FREE = _gauge(
+    "nodeagent_mig_slots_free", "Memory slices of a GPU in MIG mode that no instance has", *_GPU
+)
+MIG_CREATABLE = _gauge(
+    "nodeagent_mig_creatable",
+    "How many more instances of a profile fit now, each profile taken alone",
+    *_GPU,
+    "GPU_I_PROFILE",
+)
+MIG_LARGEST_CREATABLE = _gauge(
+    "nodeagent_mig_largest_creatable_slots",
+    "Memory slices of the largest profile that still fits; 0 when none does",
+    *_GPU,
+)
+MIG_UNUSABLE = _gauge(
+    "nodeagent_mig_slots_unusable_ratio",
+    "Share of the free memory slices that no profile can use as the instances lie (0 to 1)",
+    *_GPU,
+)
+MIG_DEVICE_INFO = _gauge(
+    "nodeagent_mig_device_info",
+    "A MIG device: where it lies in memory slices, and which share of the GPU's slices it has",
+    *_DEVICE,
+    "device_profile",
+    "start",
+    "size",
+    "share",
+)
+
+MIG_OUT_OF_USE = _counter(
+    "nodeagent_mig_slot_out_of_use_seconds_total",
+    "Seconds for which changes kept a memory slice from being used, by its number",
+    *_GPU,
+    "slot",
+)
+
+# --- MPS ------------------------------------------------------------------------------------------
+
+MPS_DAEMON_UP = _gauge(
+    "nodeagent_mps_daemon_up",
+    "Whether a device's control daemon serves clients (1) or not",
+    *_DEVICE,
+)
+MPS_RESTARTS = _counter(
+    "nodeagent_mps_restarts_total",
+    "How often a device's control daemon was started again",
+    *_DEVICE,
+)
+MPS_SERVER_ACTIVE = _gauge(
+    "nodeagent_mps_server_active",
+    "Whether the server of a device's control daemon is ACTIVE (1) or not; absent without one",
+    *_DEVICE,
+)
+MPS_CLIENTS = _gauge("nodeagent_mps_clients", "Clients of a device's control daemon", *_DEVICE)
+MPS_INTRUDERS = _gauge(
+    "nodeagent_mps_intruders",
+    "Clients of a device's control daemon without a share, or with more than it allows",
+    *_DEVICE,
+)
+MPS_WAITING = _gauge(
+    "nodeagent_mps_waiting_clients",
+    "Clients of other users than the server's, which wait until its clients have gone",
+    *_DEVICE,
+)
+MPS_CLIENT_MEMORY = _gauge(
+    "nodeagent_mps_client_memory_bytes", "Device memory that an MPS client has", *_CLIENT
+)
+MPS_CLIENT_MEMORY_LIMIT = _gauge(
+    "nodeagent_mps_client_memory_limit_bytes", "The most device memory that it may have", *_CLIENT
+)
+MPS_CLIENT_THREADS = _gauge(
+    "nodeagent_mps_client_active_thread_percentage",
+    "The percentage of the device's threads that an MPS client may use",
+    *_CLIENT,
+)
+
+# --- who had it -----------------------------------------------------------------------------------
+
+GPU_SECONDS_HELD = _counter(
+    "nodeagent_gpu_seconds_held_total",
+    "Seconds for which GPUs were held, parts of a GPU as parts of a second",
+    *_HOLDER,
+)
+GPU_SECONDS_USED = _counter(
+    "nodeagent_gpu_seconds_used_total", "Those of them in which the GPU was active", *_HOLDER
+)
+SLICE_SECONDS_HELD = _counter(
+    "nodeagent_slice_seconds_held_total", "Seconds for which MIG memory slices were held", *_HOLDER
+)
+SLICE_SECONDS_USED = _counter(
+    "nodeagent_slice_seconds_used_total", "Those of them in which the slice was active", *_HOLDER
+)
+
+HELD_IDLE = _gauge(
+    "nodeagent_held_idle_seconds",
+    "For how long a device that is held has done nothing; absent where that is not known",
+    *(*_SLICE, *_HOLDER),
+)
+
+# --- the readers and the agent itself -------------------------------------------------------------
+
+SAMPLE_AGE = _gauge(
+    "nodeagent_sample_age_seconds", "How old the values of a reader are", "reader", *_GPU
+)
+READER_SUCCESS = _gauge(
+    "nodeagent_reader_success",
+    "Whether a reader's last attempt went well (1) or not",
+    "reader",
+    *_GPU,
+)
+READER_DURATION = _gauge(
+    "nodeagent_reader_duration_seconds", "How long a reader's last attempt took", "reader", *_GPU
+)
+CLUSTER_REACHABLE = _gauge(
+    "nodeagent_cluster_reachable",
+    "Whether the API server answers the agent (1) or not; absent outside a cluster",
+)
+COUNTERS_IGNORED = _gauge(
+    "nodeagent_counters_ignored", "Lines of the file of counters that could not be used"
+)
+HTTP_REFUSED = _counter(
+    "nodeagent_http_refused_total",
+    "Requests and connections that were refused, by the listener (api, metrics or socket) and why",
+    "listener",
+    "reason",
+)
+BUILD_INFO = _gauge("nodeagent_build_info", "The agent that runs", "version", "python")
+CPU_SECONDS = _counter("process_cpu_seconds_total", "Time the agent had on processors")
+RESIDENT_MEMORY = _gauge("process_resident_memory_bytes", "Memory the agent has")
+VIRTUAL_MEMORY = _gauge("process_virtual_memory_bytes", "Addresses the agent has mapped")
+OPEN_FILES = _gauge("process_open_fds", "Files the agent has open")
+MOST_FILES = _gauge("process_max_fds", "How many files the agent may have open")
+START_TIME = _gauge("process_start_time_seconds", "When the agent was started, in Unix time")
+
+# In the order above.
+AGENT_METRICS = tuple(entry for entry in vars().values() if isinstance(entry, AgentMetric))
+
+
+def agent_families(samples: Iterable[AgentSample]) -> list[Family]:
+    """One family for each metric that has samples, in the order of the table.
+
+    The first of two samples with equal labels counts.
+    """
+    series: dict[str, dict[str, Number]] = {}
+    for sample in samples:
+        named = zip(sample.metric.labels, sample.labels, strict=True)
+        labels = block((name, value) for name, value in named if value)
+        series.setdefault(sample.metric.name, {}).setdefault(labels, sample.value)
+    return [
+        Family(metric.name, metric.type, metric.help, found)
+        for metric in AGENT_METRICS
+        if (found := series.get(metric.name))
+    ]
 
 
 @dataclass(slots=True)
-class Work:
-    """What the agent has done since it was started."""
+class Durations:
+    """A histogram of seconds. `bounds` are the buckets' upper ends, the last one is infinite."""
 
-    _steps: Counter[tuple[str, str]] = field(default_factory=Counter)
-    _out_of_use: dict[tuple[str, str, str], float] = field(default_factory=dict)
-    _rounds: Durations = field(default_factory=lambda: Durations(own.RECONCILE_DURATION))
+    metric: AgentMetric
+    bounds: tuple[float, ...] = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
+    _counts: list[int] | None = None
+    _sum: float = 0.0
 
-    def done(self, outcome: NodeOutcome, seconds: float) -> None:
-        """A round took `seconds` and came to this, the way back included."""
-        self._rounds.add(seconds)
-        for gpu in outcome.gpus:
-            self._count(gpu.steps)
-            self._count(gpu.restored)
-            before = gpu.plan.before
-            for slot, lost in out_of_use(gpu).items():
-                key = (str(before.index), before.uuid, str(slot))
-                self._out_of_use[key] = self._out_of_use.get(key, 0.0) + lost
+    def add(self, seconds: float) -> None:
+        """One more has taken this long."""
+        counts = self._counts = self._counts or [0] * (len(self.bounds) + 1)
+        counts[next((n for n, b in enumerate(self.bounds) if seconds <= b), -1)] += 1
+        self._sum += seconds
 
-    def looked(self, seconds: float) -> None:
-        """A round found nothing to do."""
-        self._rounds.add(seconds)
-
-    def _count(self, reports: Iterable[StepReport]) -> None:
-        for report in reports:
-            self._steps[step_kind(report.step), report.result.value] += 1
-
-    def families(self) -> list[Family]:
-        """Steps by kind and result, rounds by duration, slices by what changes took of them."""
-        samples = [OwnSample(own.STEPS, n, key) for key, n in sorted(self._steps.items())]
-        lost = sorted(self._out_of_use.items())
-        samples += [OwnSample(own.MIG_OUT_OF_USE, seconds, key) for key, seconds in lost]
-        return [*own_families(samples), self._rounds.family()]
-
-
-@dataclass(frozen=True, slots=True)
-class ReaderState:
-    """A reader as it is now. `age` and `duration` in seconds, None before the first attempt that
-    went well, and before the first at all. `gpu` and `uuid` where it reads a single GPU.
-    """
-
-    name: str
-    succeeded: bool
-    age: float | None = None
-    duration: float | None = None
-    gpu: str = ""
-    uuid: str = ""
-
-
-def reader_samples(readers: Iterable[ReaderState]) -> Iterator[OwnSample]:
-    """How old each reader's values are, and whether it still gets any."""
-    for reader in readers:
-        labels = (reader.name, reader.gpu, reader.uuid)
-        if reader.age is not None:
-            yield OwnSample(own.SAMPLE_AGE, reader.age, labels)
-        yield OwnSample(own.READER_SUCCESS, int(reader.succeeded), labels)
-        if reader.duration is not None:
-            yield OwnSample(own.READER_DURATION, reader.duration, labels)
-
-
-@dataclass(frozen=True, slots=True)
-class ProcessCost:
-    """What the agent's process costs: seconds, bytes, counts; `started` in Unix time."""
-
-    cpu_seconds: float
-    resident: int
-    virtual: int
-    open_files: int
-    most_files: int
-    started: float
-
-
-def process_samples(cost: ProcessCost) -> Iterator[OwnSample]:
-    """Under the names that every Prometheus client uses."""
-    yield OwnSample(own.CPU_SECONDS, cost.cpu_seconds)
-    yield OwnSample(own.RESIDENT_MEMORY, cost.resident)
-    yield OwnSample(own.VIRTUAL_MEMORY, cost.virtual)
-    yield OwnSample(own.OPEN_FILES, cost.open_files)
-    yield OwnSample(own.MOST_FILES, cost.most_files)
-    yield OwnSample(own.START_TIME, cost.started)
-
-
-def build_sample(version: str, python: str) -> OwnSample:
-    """Which agent runs."""
-    return OwnSample(own.BUILD_INFO, 1, (version, python))
-
-
-def refusal_samples(counts: Mapping[tuple[str, str], int]) -> Iterator[OwnSample]:
-    """What was refused, by listener and reason."""
-    for key, count in sorted(counts.items()):
-        yield OwnSample(own.HTTP_REFUSED, count, key)
-
-
-def held_samples(held: Mapping[Holder, Held]) -> Iterator[OwnSample]:
-    """What each holder held and used."""
-    for holder, time in held.items():
-        labels = (holder.container, holder.namespace, holder.pod, holder.unit, holder.user)
-        yield OwnSample(own.GPU_SECONDS_HELD, time.gpu_seconds, labels)
-        yield OwnSample(own.GPU_SECONDS_USED, time.gpu_seconds_used, labels)
-        yield OwnSample(own.SLICE_SECONDS_HELD, time.slice_seconds, labels)
-        yield OwnSample(own.SLICE_SECONDS_USED, time.slice_seconds_used, labels)
+    def family(self) -> Family:
+        """As a histogram; without lines before the first."""
+        if self._counts is None:
+            return Family(self.metric.name, self.metric.type, self.metric.help, {})
+        lines, total = [], 0
+        for bound, count in zip((*self.bounds, "+Inf"), self._counts, strict=True):
+            total += count
+            lines.append(f'_bucket{{le="{bound}"}} {total}')
+        lines += [f"_sum {self._sum!r}", f"_count {total}"]
+        return Family(
+            self.metric.name, self.metric.type, self.metric.help, {}, suffixed=tuple(lines)
+        )

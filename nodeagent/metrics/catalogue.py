@@ -14,11 +14,11 @@ from importlib import resources
 from types import MappingProxyType
 from typing import Any
 
-from nodeagent.metrics.conversion import Conversion
 from nodeagent.metrics.sources import (
     EACH_LINK,
     Composed,
     Composition,
+    Conversion,
     DeviceCall,
     Event,
     FieldRate,

@@ -12,12 +12,10 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from nodeagent.metrics.catalogue import Field, Level
-from nodeagent.metrics.conversion import Number
-from nodeagent.metrics.exposition import Family, Form
-from nodeagent.metrics.labels import LabelBlocks
+from nodeagent.metrics.exposition import Family, Form, LabelBlocks
 from nodeagent.metrics.samples import Labels, SampleSet, Slice, Subject, Value, WholeGpu
 from nodeagent.metrics.selection import Selection, WantedLabel
-from nodeagent.metrics.sources import Event
+from nodeagent.metrics.sources import Event, Number
 
 
 class Names(StrEnum):

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
-from nodeagent.metrics import own
-from nodeagent.metrics.own import OwnSample
+from nodeagent.metrics import agent_metrics
+from nodeagent.metrics.agent_metrics import AgentSample
 from nodeagent.plan.layouts import creatable, free_slots
 from nodeagent.plan.observed import Access, ComputeInstance, Gpu, GpuInstance
 from nodeagent.views.mps_state import ClientState, DaemonState
@@ -15,7 +15,7 @@ from nodeagent.views.node_state import NodeState, Phase
 Labels = tuple[str, ...]
 
 
-def node_samples(state: NodeState) -> Iterator[OwnSample]:
+def node_samples(state: NodeState) -> Iterator[AgentSample]:
     """All of it. GPUs that do not answer are left out: what is known of them is old."""
     yield from _plan(state)
     for gpu in state.observed.gpus:
@@ -26,36 +26,38 @@ def node_samples(state: NodeState) -> Iterator[OwnSample]:
         yield from _daemon(daemon, devices.get(daemon.device) or _unseen(daemon.device))
 
 
-def _plan(state: NodeState) -> Iterator[OwnSample]:
+def _plan(state: NodeState) -> Iterator[AgentSample]:
     if state.digest:
-        yield OwnSample(own.PLAN_APPLIED, int(state.phase is Phase.IN_SYNC))
+        yield AgentSample(agent_metrics.PLAN_APPLIED, int(state.phase is Phase.IN_SYNC))
     for phase in Phase:
-        yield OwnSample(own.PHASE, int(phase is state.phase), (phase.value,))
+        yield AgentSample(agent_metrics.PHASE, int(phase is state.phase), (phase.value,))
 
 
 # --- MIG ------------------------------------------------------------------------------------------
 
 
-def _layout(gpu: Gpu) -> Iterator[OwnSample]:
+def _layout(gpu: Gpu) -> Iterator[AgentSample]:
     labels = _gpu(gpu)
     counts = Counter(instance.profile for instance in gpu.instances)
     for profile, count in sorted(counts.items()):
-        yield OwnSample(own.MIG_INSTANCES, count, (*labels, profile))
+        yield AgentSample(agent_metrics.MIG_INSTANCES, count, (*labels, profile))
     room = creatable(gpu)
     free = free_slots(gpu)
     for profile, count in room.items():
-        yield OwnSample(own.MIG_CREATABLE, count, (*labels, profile))
-    yield OwnSample(own.MIG_SLOTS_FREE, len(free), labels)
+        yield AgentSample(agent_metrics.MIG_CREATABLE, count, (*labels, profile))
+    yield AgentSample(agent_metrics.MIG_SLOTS_FREE, len(free), labels)
     usable = _usable(gpu, frozenset(free), frozenset(room))
     largest = max(map(len, usable), default=0)
-    yield OwnSample(own.MIG_LARGEST_CREATABLE, largest, labels)
+    yield AgentSample(agent_metrics.MIG_LARGEST_CREATABLE, largest, labels)
     if free:
         reached = len(frozenset[int]().union(*usable))
-        yield OwnSample(own.MIG_UNUSABLE, 1 - reached / len(free), labels)
+        yield AgentSample(agent_metrics.MIG_UNUSABLE, 1 - reached / len(free), labels)
     slots = _slots(gpu)
     for instance in gpu.instances:
         for device in instance.compute:
-            yield OwnSample(own.MIG_DEVICE_INFO, 1, _device_info(gpu, instance, device, slots))
+            yield AgentSample(
+                agent_metrics.MIG_DEVICE_INFO, 1, _device_info(gpu, instance, device, slots)
+            )
 
 
 def _usable(gpu: Gpu, free: frozenset[int], creatable: frozenset[str]) -> list[frozenset[int]]:
@@ -89,28 +91,30 @@ def _device_info(gpu: Gpu, instance: GpuInstance, device: ComputeInstance, slots
 # --- MPS ------------------------------------------------------------------------------------------
 
 
-def _daemon(daemon: DaemonState, labels: Labels) -> Iterator[OwnSample]:
-    yield OwnSample(own.MPS_DAEMON_UP, int(daemon.is_ready), labels)
-    yield OwnSample(own.MPS_RESTARTS, daemon.restarts, labels)
+def _daemon(daemon: DaemonState, labels: Labels) -> Iterator[AgentSample]:
+    yield AgentSample(agent_metrics.MPS_DAEMON_UP, int(daemon.is_ready), labels)
+    yield AgentSample(agent_metrics.MPS_RESTARTS, daemon.restarts, labels)
     if daemon.server is not None:
-        yield OwnSample(own.MPS_SERVER_ACTIVE, int(daemon.server.status == "ACTIVE"), labels)
-    yield OwnSample(own.MPS_CLIENTS, len(daemon.clients), labels)
+        yield AgentSample(
+            agent_metrics.MPS_SERVER_ACTIVE, int(daemon.server.status == "ACTIVE"), labels
+        )
+    yield AgentSample(agent_metrics.MPS_CLIENTS, len(daemon.clients), labels)
     intruders = sum(bool(client.findings) for client in daemon.clients)
-    yield OwnSample(own.MPS_INTRUDERS, intruders, labels)
-    yield OwnSample(own.MPS_WAITING, len(daemon.waiting), labels)
+    yield AgentSample(agent_metrics.MPS_INTRUDERS, intruders, labels)
+    yield AgentSample(agent_metrics.MPS_WAITING, len(daemon.waiting), labels)
     for client in daemon.clients:
         yield from _client(client, labels)
 
 
-def _client(client: ClientState, device: Labels) -> Iterator[OwnSample]:
+def _client(client: ClientState, device: Labels) -> Iterator[AgentSample]:
     whose = (client.container, client.namespace, client.pod)
     labels = (*device, str(client.pid), client.slot or client.share, *whose)
     if client.memory_used is not None:
-        yield OwnSample(own.MPS_CLIENT_MEMORY, client.memory_used, labels)
+        yield AgentSample(agent_metrics.MPS_CLIENT_MEMORY, client.memory_used, labels)
     if client.memory_limit is not None:
-        yield OwnSample(own.MPS_CLIENT_MEMORY_LIMIT, client.memory_limit, labels)
+        yield AgentSample(agent_metrics.MPS_CLIENT_MEMORY_LIMIT, client.memory_limit, labels)
     if client.threads is not None:
-        yield OwnSample(own.MPS_CLIENT_THREADS, client.threads, labels)
+        yield AgentSample(agent_metrics.MPS_CLIENT_THREADS, client.threads, labels)
 
 
 # --- labels ---------------------------------------------------------------------------------------

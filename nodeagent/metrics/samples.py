@@ -5,10 +5,12 @@ A value that the driver does not give is not here at all; it is never 0.
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from nodeagent.metrics.conversion import Number
+from nodeagent.metrics.catalogue import Field, Kind
+from nodeagent.metrics.sources import Number
 
 Labels = tuple[tuple[str, str], ...]
 
@@ -99,3 +101,149 @@ def by_field(values: Iterable[tuple[int, Subject, Number]]) -> dict[int, tuple[V
     for number, subject, value in values:
         together.setdefault(number, []).append((subject, value))
     return {number: tuple(of_field) for number, of_field in together.items()}
+
+
+# --- the newest values of each reader ---
+#
+# Readers run at different times, and an instance may go between two of them: values of one that is
+# gone are left out, so that a series ends with its instance.
+
+
+@dataclass(slots=True)
+class LatestReadings:
+    """What each reader said last. A reader that fails keeps what it said; its age is told."""
+
+    _by_reader: dict[str, SampleSet] = field(default_factory=dict)
+
+    def put(self, reader: str, sample: SampleSet) -> None:
+        """A reader's newest values take the place of its earlier ones."""
+        self._by_reader[reader] = sample
+
+    def drop(self, reader: str) -> None:
+        """What this reader said is worth nothing any more (its GPU is lost)."""
+        self._by_reader.pop(reader, None)
+
+    def sample(
+        self, slices: Mapping[str, tuple[Subject, ...]], wholes: Iterable[Subject] = ()
+    ) -> SampleSet:
+        """All values that are of something that exists; `slices` are the instances there are now.
+
+        Those of a field are in the order of the GPUs' indices, whichever GPU answered first.
+
+        Values of instances, and of GPUs that are among `wholes`, get the attributes (pod,
+        container) that these have, unless they have some of their own.
+        """
+        now = _Now(
+            {s.entity: s for subjects in slices.values() for s in subjects}
+            | {s.entity: s for s in wholes}
+        )
+        values: dict[int, tuple[Value, ...]] = {}
+        node_texts: dict[int, str] = {}
+        gpu_texts: dict[str, dict[int, str]] = {}
+        for said in self._by_reader.values():
+            for number, of_field in said.values.items():
+                values[number] = values.get(number, ()) + now.existing(of_field)
+            node_texts.update(said.node_texts)
+            for uuid, texts in said.gpu_texts.items():
+                gpu_texts.setdefault(uuid, {}).update(texts)
+        ordered = {number: tuple(sorted(found, key=_index)) for number, found in values.items()}
+        return SampleSet(ordered, node_texts, gpu_texts, slices)
+
+
+def _index(value: Value) -> int:
+    entity = value[0].entity
+    return -1 if isinstance(entity, Node) else entity.gpu.index
+
+
+class _Now:
+    """What there is. Looking up is by identity first: many values are of few subjects."""
+
+    def __init__(self, subjects: Mapping[Entity, Subject]) -> None:
+        self._subjects = subjects
+        self._met: dict[int, Subject | None] = {}
+
+    def existing(self, of_field: tuple[Value, ...]) -> tuple[Value, ...]:
+        """The values of what exists, each with the subject that it is now."""
+        met = self._met
+        kept: list[Value] = []
+        for subject, value in of_field:
+            key = id(subject)  # they are all kept by the samples meanwhile
+            current = met[key] if key in met else met.setdefault(key, self._find(subject))
+            if current is not None:
+                kept.append((current, value))
+        return tuple(kept)
+
+    def _find(self, subject: Subject) -> Subject | None:
+        current = self._subjects.get(subject.entity)
+        if current is None:
+            return None if isinstance(subject.entity, Slice) else subject
+        return subject if subject.attributes else current
+
+
+# --- counters that only grow, out of readings that do not ---
+#
+# The driver's counters begin anew when it is loaded again, when a GPU is reset, when an instance is
+# made at a place where one was before. A series that goes back would be read as a restart of all it
+# counts, and one that is merely lower than before is wrong in every sum. So what was lost is added.
+
+_Series = tuple[int, Entity, Labels]
+
+
+@dataclass(slots=True)
+class _Counted:
+    """`raw` is the last reading, `lost` what those before it had come to when they began anew."""
+
+    generation: int
+    raw: Number = 0
+    lost: Number = 0
+
+    def read(self, raw: Number, generation: int) -> Number:
+        if generation != self.generation or raw < self.raw:
+            self.lost += self.raw
+        self.generation, self.raw = generation, raw
+        return self.lost + raw
+
+
+class MonotonicCounters:
+    """What each series of a counter has come to.
+
+    A series that is not there (its instance is gone, its reader failed) is remembered where it
+    stopped, so that one with the same labels goes on from there; of those the newest `kept`.
+    """
+
+    def __init__(self, fields: Iterable[Field], *, kept: int = 4096) -> None:
+        self._counters = tuple(row.id for row in fields if row.kind is Kind.COUNTER)
+        self._kept = kept
+        self._running: dict[_Series, _Counted] = {}
+        self._stopped: OrderedDict[_Series, _Counted] = OrderedDict()
+
+    def steady(self, sample: SampleSet) -> SampleSet:
+        """The sample with its counters made monotonic. To be given each sample once, in order."""
+        values: dict[int, tuple[Value, ...]] = dict(sample.values)
+        seen: dict[_Series, _Counted] = {}
+        for number in self._counters:
+            if number in values:
+                values[number] = tuple(
+                    (subject, self._read(number, subject, raw, seen))
+                    for subject, raw in values[number]
+                )
+        for series, counted in self._running.items():
+            if series not in seen:
+                self._stopped[series] = counted
+        while len(self._stopped) > self._kept:
+            self._stopped.popitem(last=False)
+        self._running = seen
+        return replace(sample, values=values)
+
+    def _read(
+        self, number: int, subject: Subject, raw: Number, seen: dict[_Series, _Counted]
+    ) -> Number:
+        entity, generation = subject.entity, 0
+        if isinstance(entity, Slice) and entity.generation:
+            generation = entity.generation
+            entity = replace(entity, generation=0)  # no label tells it apart
+        series = (number, entity, subject.attributes)
+        counted = self._running.get(series) or self._stopped.pop(series, None)
+        counted = counted or _Counted(generation)
+        seen[series] = counted
+        return counted.read(raw, generation)

@@ -8,10 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from nodeagent.cluster.kubelet.processes import Owner
-from nodeagent.metrics import own
-from nodeagent.metrics.agent_metrics import held_samples
-from nodeagent.metrics.holding import HeldTime, Hold, Holder
-from nodeagent.metrics.own import OwnSample
+from nodeagent.metrics import agent_metrics
+from nodeagent.metrics.agent_metrics import AgentSample
+from nodeagent.metrics.agent_samples import HeldTime, Hold, Holder, held_samples
 from nodeagent.metrics.samples import SampleSet
 from nodeagent.plan.observed import Gpu, ObservedNode
 from nodeagent.telemetry.ownership import GPU_UTIL, Device, Use, device_of
@@ -65,7 +64,7 @@ class Holders:
         self._uses, self._observed, self._now = uses, observed, now
         self._known = frozenset(uses) & frozenset(active)
 
-    def samples(self) -> Iterator[OwnSample]:
+    def samples(self) -> Iterator[AgentSample]:
         """Time held and used, and for how long devices that are held have done nothing."""
         yield from held_samples(self._time.held)
         for gpu in self._observed.gpus:
@@ -74,7 +73,7 @@ class Holders:
                 labels = (instance.profile, str(instance.id))
                 yield from self._idle(gpu, (gpu.uuid, instance.id), labels)
 
-    def _idle(self, gpu: Gpu, device: Device, part: tuple[str, str]) -> Iterator[OwnSample]:
+    def _idle(self, gpu: Gpu, device: Device, part: tuple[str, str]) -> Iterator[AgentSample]:
         use = self._uses.get(device)
         if use is None or device not in self._known:
             return
@@ -82,7 +81,7 @@ class Holders:
             since = self._idle_since.get((device, _holder(owner)), self._now)
             whose = (owner.container, owner.namespace, owner.pod, owner.unit, owner.user)
             labels = (str(gpu.index), gpu.uuid, *part, *whose)
-            yield OwnSample(own.HELD_IDLE, self._now - since, labels)
+            yield AgentSample(agent_metrics.HELD_IDLE, self._now - since, labels)
 
 
 def _holder(owner: Owner) -> Holder:

@@ -12,8 +12,9 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from nodeagent.cluster.kubelet.processes import Owner
-from nodeagent.metrics import own
-from nodeagent.metrics.agent_metrics import (
+from nodeagent.metrics import agent_metrics
+from nodeagent.metrics.agent_metrics import AgentSample, agent_families
+from nodeagent.metrics.agent_samples import (
     ProcessCost,
     ReaderState,
     Work,
@@ -23,14 +24,18 @@ from nodeagent.metrics.agent_metrics import (
 )
 from nodeagent.metrics.catalogue import catalogue
 from nodeagent.metrics.dcgm import Style, families
-from nodeagent.metrics.exposition import Family, Page, render
-from nodeagent.metrics.labels import HostLabel, LabelBlocks, block
-from nodeagent.metrics.monotonic import MonotonicCounters
+from nodeagent.metrics.exposition import Family, HostLabel, LabelBlocks, Page, block, render
 from nodeagent.metrics.node_metrics import node_samples
-from nodeagent.metrics.own import OwnSample, own_families
-from nodeagent.metrics.samples import GpuIdentity, SampleSet, Slice, Subject, WholeGpu
+from nodeagent.metrics.samples import (
+    GpuIdentity,
+    LatestReadings,
+    MonotonicCounters,
+    SampleSet,
+    Slice,
+    Subject,
+    WholeGpu,
+)
 from nodeagent.metrics.selection import Selection
-from nodeagent.metrics.snapshot import LatestReadings
 from nodeagent.plan.observed import Gpu, ObservedNode
 from nodeagent.telemetry.accounting import Holders, activity
 from nodeagent.telemetry.ownership import Device, Use, by_owner, pids_without_pod, uses
@@ -62,7 +67,7 @@ class Exporter:
         *,
         host: HostLabel,
         style: Style,
-        build: OwnSample,
+        build: AgentSample,
         clock: Callable[[], float],
         current: Callable[[], NodeState],
         more: Sequence[Callable[[], Iterable[Family]]] = (),
@@ -188,17 +193,17 @@ class Exporter:
         samples += process_samples(cost) if cost else ()
         cluster = self._current().cluster
         if cluster is not None:
-            samples.append(OwnSample(own.CLUSTER_REACHABLE, int(cluster.reachable)))
-        added = render(own_families(samples))
+            samples.append(AgentSample(agent_metrics.CLUSTER_REACHABLE, int(cluster.reachable)))
+        added = render(agent_families(samples))
         return self._page.gzipped(added) if zipped else self._page.text(added)
 
     def _write(self, state: NodeState, who: Mapping[Device, Use], sample: SampleSet) -> Page:
         sample = by_owner(sample, who)
-        ignored = OwnSample(own.COUNTERS_IGNORED, len(self._selection.findings))
+        ignored = AgentSample(agent_metrics.COUNTERS_IGNORED, len(self._selection.findings))
         page = [
             *families(sample, self._selection, self._blocks, self._style),
             *self._of_node(state),
-            *own_families([*self._holders.samples(), ignored, self._build]),
+            *agent_families([*self._holders.samples(), ignored, self._build]),
             *self.work.families(),
         ]
         for more in self._more:
@@ -209,7 +214,7 @@ class Exporter:
         """What the node's state gives; as long as it is the same, this is too."""
         known = (state.observed, state.mps, state.phase, state.digest)
         if self._rendered_state is None or known != self._rendered_state:
-            self._of_state = own_families(node_samples(state))
+            self._of_state = agent_families(node_samples(state))
             self._rendered_state = known
         return self._of_state
 

@@ -14,11 +14,11 @@ from nodeagent.errors import DriverError
 from nodeagent.gpu.nvml import MOST_LINKS, Device, call
 from nodeagent.gpu.nvml_calls import FieldId, constant, member, number, port_counters
 from nodeagent.metrics.catalogue import Field, Reading, TextField, Tier
-from nodeagent.metrics.conversion import Conversion, Number, Raw, converted
 from nodeagent.metrics.samples import Subject
 from nodeagent.metrics.sources import (
     EACH_LINK,
     Composed,
+    Conversion,
     DeviceCall,
     Event,
     FieldRate,
@@ -26,11 +26,14 @@ from nodeagent.metrics.sources import (
     Gpm,
     GpmLink,
     LinkCall,
+    Number,
     PeerCall,
     PortCounter,
+    Raw,
     Source,
     SystemCall,
     Verdict,
+    converted,
 )
 from nodeagent.telemetry.nvml_reader import NvmlReader
 

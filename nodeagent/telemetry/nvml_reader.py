@@ -13,7 +13,7 @@ from nodeagent.errors import DriverError, DriverUnavailable, GpuLost
 from nodeagent.gpu.nvml import Device, call
 from nodeagent.gpu.nvml_calls import ABSENT, NO_DATA, FieldId, field_values, filled
 from nodeagent.gpu.nvml_errors import INVALID_ARGUMENT, NOT_FOUND, explain
-from nodeagent.metrics.conversion import Number
+from nodeagent.metrics.sources import Number
 
 Key = tuple[object, ...]
 

@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from nodeagent.cluster.kubelet.processes import Owner
-from nodeagent.metrics.conversion import Number
 from nodeagent.metrics.samples import Entity, SampleSet, Slice, Subject, Value, WholeGpu
+from nodeagent.metrics.sources import Number
 from nodeagent.plan.observed import Access, ComputeInstance, Gpu, ObservedNode, User
 from nodeagent.telemetry.samples import Process
 

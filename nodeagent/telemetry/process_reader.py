@@ -20,7 +20,7 @@ from nodeagent.gpu.nvml import Process as NvmlProcess
 from nodeagent.gpu.nvml import call
 from nodeagent.gpu.nvml_calls import ABSENT
 from nodeagent.gpu.nvml_errors import NOT_FOUND, is_unsupported
-from nodeagent.metrics.agent_metrics import ProcessCost
+from nodeagent.metrics.agent_samples import ProcessCost
 from nodeagent.telemetry.samples import Process, ProcessSample
 
 _UTILIZATION: Final = "nvmlDeviceGetProcessUtilization"

@@ -19,7 +19,7 @@ from nodeagent.errors import DeadlineExceeded, DriverError, GpuLost
 from nodeagent.gpu.driver import Driver
 from nodeagent.gpu.nvml_errors import silence_of
 from nodeagent.health.readings import Answer, GpuReading
-from nodeagent.metrics.agent_metrics import ReaderState
+from nodeagent.metrics.agent_samples import ReaderState
 from nodeagent.metrics.catalogue import Field, TextField, Tier
 from nodeagent.metrics.samples import SampleSet, Subject
 from nodeagent.plan.steps import DestroyGpuInstance, Step

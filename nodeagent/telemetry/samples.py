@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from nodeagent.health.readings import Answer, GpuReading
-from nodeagent.metrics.agent_metrics import ReaderState
+from nodeagent.metrics.agent_samples import ReaderState
 from nodeagent.metrics.catalogue import Tier
 from nodeagent.metrics.samples import GpuIdentity, SampleSet, Subject
 

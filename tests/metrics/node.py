@@ -6,10 +6,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from nodeagent.metrics.catalogue import Field, Level, WithMig
-from nodeagent.metrics.conversion import Number
 from nodeagent.metrics.dcgm import families
-from nodeagent.metrics.exposition import render
-from nodeagent.metrics.labels import HostLabel, LabelBlocks
+from nodeagent.metrics.exposition import HostLabel, LabelBlocks, render
 from nodeagent.metrics.samples import (
     GpuIdentity,
     Node,
@@ -21,6 +19,7 @@ from nodeagent.metrics.samples import (
     by_field,
 )
 from nodeagent.metrics.selection import default_selection
+from nodeagent.metrics.sources import Number
 
 DRIVER_VERSION = 1  # field id
 DRIVER = "575.57.08"

@@ -7,6 +7,16 @@ import re
 import pytest
 
 from nodeagent.metrics.agent_metrics import (
+    AGENT_METRICS,
+    RECONCILE_DURATION,
+    AgentSample,
+    Durations,
+    Type,
+    agent_families,
+)
+from nodeagent.metrics.agent_samples import (
+    Held,
+    Holder,
     ProcessCost,
     ReaderState,
     Work,
@@ -16,15 +26,6 @@ from nodeagent.metrics.agent_metrics import (
     reader_samples,
 )
 from nodeagent.metrics.exposition import render
-from nodeagent.metrics.holding import Held, Holder
-from nodeagent.metrics.own import (
-    OWN_METRICS,
-    RECONCILE_DURATION,
-    Durations,
-    OwnSample,
-    Type,
-    own_families,
-)
 from nodeagent.plan.plan import (
     GpuOutcome,
     GpuPlan,
@@ -53,16 +54,18 @@ PROMISED = {
 }
 
 
-def _series(*samples: OwnSample) -> list[str]:
-    return [line for line in render(own_families(samples)).decode().splitlines() if line[0] != "#"]
+def _series(*samples: AgentSample) -> list[str]:
+    return [
+        line for line in render(agent_families(samples)).decode().splitlines() if line[0] != "#"
+    ]
 
 
 def test_the_names_that_users_rely_on_are_there() -> None:
     """Every metric that is promised is in the table, once, in Prometheus' own manner."""
-    names = [metric.name for metric in OWN_METRICS]
+    names = [metric.name for metric in AGENT_METRICS]
     assert set(names) >= PROMISED
     assert len(set(names)) == len(names)
-    for metric in OWN_METRICS:
+    for metric in AGENT_METRICS:
         assert re.fullmatch(r"(nodeagent|process)_[a-z_]+", metric.name)
         assert metric.name.endswith("_total") == (metric.type is Type.COUNTER), metric.name
         assert metric.help

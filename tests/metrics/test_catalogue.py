@@ -8,10 +8,10 @@ from collections.abc import Iterator
 import pynvml
 
 from nodeagent.metrics.catalogue import Field, Kind, Level, Reading, Tier, WithMig, catalogue
-from nodeagent.metrics.conversion import Conversion
 from nodeagent.metrics.sources import (
     ALL_LINKS,
     EACH_LINK,
+    Conversion,
     DeviceCall,
     FieldRate,
     FieldValue,

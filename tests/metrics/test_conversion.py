@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from nodeagent.metrics.conversion import Conversion, Raw, converted
+from nodeagent.metrics.sources import Conversion, Raw, converted
 
 CASES: list[tuple[Conversion, Raw, float | None]] = [
     (Conversion.AS_IS, 1980, 1980),

@@ -6,8 +6,7 @@ import pytest
 
 from nodeagent.metrics.catalogue import catalogue
 from nodeagent.metrics.dcgm import Names, Style, families
-from nodeagent.metrics.exposition import render
-from nodeagent.metrics.labels import HostLabel, LabelBlocks
+from nodeagent.metrics.exposition import HostLabel, LabelBlocks, render
 from nodeagent.metrics.samples import GpuIdentity, NvLink, SampleSet, Slice, Subject, WholeGpu
 from nodeagent.metrics.selection import read_selection
 from tests.metrics.node import (

@@ -7,8 +7,7 @@ import math
 
 import pytest
 
-from nodeagent.metrics.exposition import Family, Form, Page, render
-from nodeagent.metrics.labels import block
+from nodeagent.metrics.exposition import Family, Form, Page, block, render
 
 
 def test_numbers_are_written_as_dcgm_does() -> None:

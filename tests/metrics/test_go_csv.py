@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from nodeagent.metrics.go_csv import Record, records
+from nodeagent.metrics.selection import Record, records
 
 
 @pytest.mark.parametrize(

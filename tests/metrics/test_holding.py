@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from nodeagent.metrics.holding import HeldTime, Hold, Holder
+from nodeagent.metrics.agent_samples import HeldTime, Hold, Holder
 
 A, B = Holder("team-a", "train-0"), Holder("team-b", "serve-1")
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from nodeagent.metrics.samples import SampleSet, Slice, Subject, WholeGpu
-from nodeagent.metrics.snapshot import LatestReadings
+from nodeagent.metrics.samples import LatestReadings, SampleSet, Slice, Subject, WholeGpu
 from tests.metrics.node import gpu, pod, slices
 
 USED, TEMPERATURE = 252, 150

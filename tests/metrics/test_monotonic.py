@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 
 from nodeagent.metrics.catalogue import catalogue
-from nodeagent.metrics.conversion import Number
-from nodeagent.metrics.monotonic import MonotonicCounters
-from nodeagent.metrics.samples import SampleSet, Slice, Subject, WholeGpu
+from nodeagent.metrics.samples import MonotonicCounters, SampleSet, Slice, Subject, WholeGpu
+from nodeagent.metrics.sources import Number
 from tests.metrics.node import gpu
 
 ENERGY, POWER, BANDWIDTH = 156, 155, 449

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
+from nodeagent.metrics.agent_metrics import agent_families
 from nodeagent.metrics.exposition import render
 from nodeagent.metrics.node_metrics import node_samples
-from nodeagent.metrics.own import own_families
 from nodeagent.plan.observed import Access, Gpu, ObservedNode
 from nodeagent.views.mps_state import ClientState, DaemonState, WaitingClient
 from nodeagent.views.node_state import NodeState, Phase
@@ -26,7 +26,7 @@ def _lines(
 ) -> dict[str, str]:
     """The series of a node by name and labels."""
     state = NodeState("n", "file", phase=phase, digest=digest, observed=ObservedNode(gpus), mps=mps)
-    text = render(own_families(node_samples(state))).decode()
+    text = render(agent_families(node_samples(state))).decode()
     written = (line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#"))
     return {line[0]: line[1] for line in written}
 

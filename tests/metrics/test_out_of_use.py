@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from nodeagent.metrics.downtime import out_of_use
+from nodeagent.metrics.agent_samples import out_of_use
 from nodeagent.plan.observed import Gpu, Placement
 from nodeagent.plan.plan import GpuOutcome, GpuPlan, StepReport, StepResult
 from nodeagent.plan.shares import Account, Share, Sharing, WantedMps

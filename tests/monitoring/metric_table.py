@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from nodeagent.health import reporting
-from nodeagent.metrics.own import OWN_METRICS, Type
+from nodeagent.metrics.agent_metrics import AGENT_METRICS, Type
 from nodeagent.metrics.selection import default_selection
 from tests.monitoring.promql import Asked
 from tests.monitoring.scraped import TARGET, labels_by_name
@@ -18,7 +18,7 @@ def metric_table() -> Mapping[str, frozenset[str]]:
     seen = labels_by_name()
     table = {name: seen[name] for name, *_ in reporting.METRICS}
     table |= {wanted.name: seen[wanted.name] for wanted in default_selection().metrics}
-    for metric in OWN_METRICS:
+    for metric in AGENT_METRICS:
         labels = frozenset((*metric.labels, *TARGET))
         if metric.type is Type.HISTOGRAM:
             table |= {metric.name + suffix: labels | {"le"} for suffix in _HISTOGRAM}

@@ -13,8 +13,11 @@ from dataclasses import dataclass
 
 from nodeagent.health import reporting
 from nodeagent.health.readings import Memory, RemappedRows
-from nodeagent.metrics import own
-from nodeagent.metrics.agent_metrics import (
+from nodeagent.metrics import agent_metrics
+from nodeagent.metrics.agent_metrics import AgentSample, agent_families
+from nodeagent.metrics.agent_samples import (
+    Held,
+    Holder,
     ProcessCost,
     ReaderState,
     Work,
@@ -24,11 +27,8 @@ from nodeagent.metrics.agent_metrics import (
     reader_samples,
 )
 from nodeagent.metrics.dcgm import families
-from nodeagent.metrics.exposition import Family, render
-from nodeagent.metrics.holding import Held, Holder
-from nodeagent.metrics.labels import HostLabel, LabelBlocks, block
+from nodeagent.metrics.exposition import Family, HostLabel, LabelBlocks, block, render
 from nodeagent.metrics.node_metrics import node_samples
-from nodeagent.metrics.own import OwnSample, own_families
 from nodeagent.metrics.selection import default_selection
 from nodeagent.plan.observed import ObservedNode
 from nodeagent.plan.plan import (
@@ -159,14 +159,14 @@ def _own(phase: Phase) -> str:
     idle = (*place, "main", "team-a", "job-0", "", "")
     samples = (
         *node_samples(state),
-        OwnSample(own.HELD_IDLE, 60.0, idle),
-        OwnSample(own.COUNTERS_IGNORED, 1.0),
+        AgentSample(agent_metrics.HELD_IDLE, 60.0, idle),
+        AgentSample(agent_metrics.COUNTERS_IGNORED, 1.0),
         *reader_samples(readers),
         *process_samples(ProcessCost(12.0, 60 << 20, 300 << 20, 30, 1024, 1e9)),
         *held_samples(held),
         build_sample("0.1.0", "3.11"),
     )
-    return render([*own_families(samples), *work.families()]).decode()
+    return render([*agent_families(samples), *work.families()]).decode()
 
 
 # --- health ---------------------------------------------------------------------------------------

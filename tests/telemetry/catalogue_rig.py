@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from nodeagent.gpu.driver import Driver
 from nodeagent.gpu.event_listener import EventListener, Timing
 from nodeagent.metrics.catalogue import catalogue
-from nodeagent.metrics.conversion import Number
 from nodeagent.metrics.samples import Node, NvLink, SampleSet, Slice, WholeGpu
+from nodeagent.metrics.sources import Number
 from nodeagent.simulation import SimulatedNode, Switches, simulated
 from nodeagent.telemetry.event_values import EventValues
 from nodeagent.telemetry.sampler import Sampler

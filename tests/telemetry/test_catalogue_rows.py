@@ -13,8 +13,7 @@ import pynvml
 import pytest
 
 from nodeagent.metrics.catalogue import Field, Level, catalogue
-from nodeagent.metrics.conversion import Number
-from nodeagent.metrics.sources import FieldValue, Gpm, GpmLink, LinkCall, PortCounter
+from nodeagent.metrics.sources import FieldValue, Gpm, GpmLink, LinkCall, Number, PortCounter
 from tests.telemetry.catalogue_rig import (
     BOARDS,
     LINKS,

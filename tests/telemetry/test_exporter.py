@@ -7,10 +7,9 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 
 from nodeagent.cluster.kubelet.processes import Owner
-from nodeagent.metrics.agent_metrics import ProcessCost, ReaderState, build_sample
+from nodeagent.metrics.agent_samples import ProcessCost, ReaderState, build_sample
 from nodeagent.metrics.dcgm import Style
-from nodeagent.metrics.exposition import Family, render
-from nodeagent.metrics.labels import HostLabel
+from nodeagent.metrics.exposition import Family, HostLabel, render
 from nodeagent.metrics.samples import SampleSet, Slice, Subject, Value, WholeGpu
 from nodeagent.metrics.selection import read_selection
 from nodeagent.plan.observed import ObservedNode

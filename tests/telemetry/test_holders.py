@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from nodeagent.metrics import own
-from nodeagent.metrics.own import OwnMetric
+from nodeagent.metrics import agent_metrics
+from nodeagent.metrics.agent_metrics import AgentMetric
 from nodeagent.metrics.samples import SampleSet, Slice, Subject, WholeGpu
 from nodeagent.plan.observed import ObservedNode
 from nodeagent.telemetry.accounting import Holders, activity
@@ -14,7 +14,7 @@ WHOLE = (GPU.uuid, None)
 TEAM_A, TEAM_B = (("", "team", name, "", "") for name in "ab")
 
 
-def _values(holders: Holders, metric: OwnMetric) -> dict[tuple[str, ...], float]:
+def _values(holders: Holders, metric: AgentMetric) -> dict[tuple[str, ...], float]:
     return {s.labels: s.value for s in holders.samples() if s.metric is metric}
 
 
@@ -30,15 +30,15 @@ def test_time_of_gpus_and_of_slices() -> None:
     shared = whole(user(0, "a"), user(0, "b"))
     _observe(holders, 0.0, shared, {WHOLE: 0.5})
     _observe(holders, 10.0, shared, {WHOLE: 0.5})
-    held = _values(holders, own.GPU_SECONDS_HELD)
+    held = _values(holders, agent_metrics.GPU_SECONDS_HELD)
     assert held == {TEAM_A: 5.0, TEAM_B: 5.0}
-    assert _values(holders, own.GPU_SECONDS_USED) == {TEAM_A: 2.5, TEAM_B: 2.5}
+    assert _values(holders, agent_metrics.GPU_SECONDS_USED) == {TEAM_A: 2.5, TEAM_B: 2.5}
     parts = divided({3: [user(0, "c")]})
     _observe(holders, 20.0, parts, {})
     _observe(holders, 30.0, parts, {(GPU.uuid, 3): 1.0})
-    assert _values(holders, own.SLICE_SECONDS_HELD)["", "team", "c", "", ""] == 10.0
-    assert _values(holders, own.SLICE_SECONDS_USED)["", "team", "c", "", ""] == 10.0
-    assert _values(holders, own.GPU_SECONDS_HELD)["", "team", "c", "", ""] == 10.0 / 8
+    assert _values(holders, agent_metrics.SLICE_SECONDS_HELD)["", "team", "c", "", ""] == 10.0
+    assert _values(holders, agent_metrics.SLICE_SECONDS_USED)["", "team", "c", "", ""] == 10.0
+    assert _values(holders, agent_metrics.GPU_SECONDS_HELD)["", "team", "c", "", ""] == 10.0 / 8
 
 
 def test_idle_counts_from_the_first_look_that_found_nothing_done() -> None:
@@ -53,9 +53,9 @@ def test_idle_counts_from_the_first_look_that_found_nothing_done() -> None:
         (40.0, 0.0, 10.0),
     ):
         _observe(holders, now, node, {part: active})
-        assert _values(holders, own.HELD_IDLE) == {series: expected}
+        assert _values(holders, agent_metrics.HELD_IDLE) == {series: expected}
     _observe(holders, 50.0, node, {})
-    assert _values(holders, own.HELD_IDLE) == {}
+    assert _values(holders, agent_metrics.HELD_IDLE) == {}
 
 
 def test_activity_is_gpms_where_it_is_there() -> None:

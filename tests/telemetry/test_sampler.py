@@ -12,10 +12,9 @@ import pytest
 from nodeagent.gpu.driver import Driver
 from nodeagent.health.readings import Silence
 from nodeagent.metrics.catalogue import Field, TextField, catalogue
-from nodeagent.metrics.conversion import Number
 from nodeagent.metrics.samples import Slice, WholeGpu
 from nodeagent.metrics.selection import default_selection
-from nodeagent.metrics.sources import DeviceCall
+from nodeagent.metrics.sources import DeviceCall, Number
 from nodeagent.simulation import SimulatedNode, Switches, simulated
 from nodeagent.telemetry.sampler import Intervals, Sampler
 from nodeagent.telemetry.samples import SampleBatch
