@@ -21,10 +21,8 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping
     from pathlib import Path
 
-    from nodeagent.simulation.boards import Overrides, parse_boards
-    from nodeagent.simulation.catalogue import KnownBoard
-    from nodeagent.simulation.codes import Code
-    from nodeagent.simulation.misuse import SimulatorMisuse
+    from nodeagent.simulation.boards import KnownBoard, Overrides, parse_boards
+    from nodeagent.simulation.codes import Code, SimulatorMisuse
     from nodeagent.simulation.node import SimulatedNode, open_node
     from nodeagent.simulation.switches import Switches
 
@@ -45,7 +43,7 @@ _HOMES = {
     "Code": "codes",
     "Overrides": "boards",
     "SimulatedNode": "node",
-    "SimulatorMisuse": "misuse",
+    "SimulatorMisuse": "codes",
     "Switches": "switches",
     "open_node": "node",
     "parse_boards": "boards",
@@ -65,16 +63,16 @@ def __getattr__(name: str) -> object:
 
 def known_boards() -> tuple[KnownBoard, ...]:
     """What there is to simulate and how well it is known, for people to read."""
-    from nodeagent.simulation import catalogue  # reads all board files
+    from nodeagent.simulation import boards  # reads all board files
 
-    return catalogue.known_boards()
+    return boards.known_boards()
 
 
 def read_overrides(path: Path) -> Overrides:
     """A user's own figures for boards, from a JSON file; raises UsageError."""
-    from nodeagent.simulation import overriding
+    from nodeagent.simulation import boards
 
-    return overriding.read_overrides(path)
+    return boards.read_overrides(path)
 
 
 @contextmanager

@@ -14,9 +14,8 @@ from typing import Any, Protocol
 
 import pynvml
 
-from nodeagent.simulation.codes import Code, Refused
+from nodeagent.simulation.codes import Code, Refused, SimulatorMisuse
 from nodeagent.simulation.handles import Handle, Handles, Kind
-from nodeagent.simulation.misuse import SimulatorMisuse
 
 _ByRef = type(ctypes.byref(ctypes.c_int()))
 _NUMBERS = (ctypes.c_uint, ctypes.c_int, ctypes.c_ulonglong, ctypes.c_longlong)

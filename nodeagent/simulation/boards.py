@@ -17,6 +17,8 @@ from nodeagent.errors import UsageError
 
 _DIRECTORY = Path(__file__).parent / "boards"
 _MOST_GPUS = 64
+_MIB = 1 << 20
+_STATUSES = ("assumed", "inferred", "single-source", "confirmed")  # weakest first
 
 # NVML's enumeration values of profiles, by what they do with the media engines.
 MEDIA_EXTENSIONS = frozenset({7, 8})  # +me
@@ -147,7 +149,6 @@ def load_board(name: str, overrides: Overrides | None = None) -> Board:
     changes = (overrides or {}).get(name)
     if changes is None:
         return _plain_board(name)
-    from nodeagent.simulation.overriding import merge  # rarely needed
 
     raw = merge(read_board(name), changes, name)
     try:
@@ -219,3 +220,115 @@ def nearest(name: str, known: tuple[str, ...]) -> str:
     longer = [one for one in known if name and one.startswith(name)]
     near = longer or difflib.get_close_matches(name, known, n=1, cutoff=0.5)
     return f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(known)}"
+
+
+# --- a user's own figures in place of a board file's --------------------------------------------
+
+
+def check_overrides(overrides: Overrides) -> None:
+    """Raises UsageError when something in it can never be used."""
+    for name in overrides:
+        if name not in board_names():
+            raise UsageError(f"there is no board {name!r}", remedy=nearest(name, board_names()))
+        load_board(name, overrides)
+
+
+def read_overrides(path: Path) -> Overrides:
+    """Overrides from a JSON file; raises UsageError."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read: {error.strerror}") from error
+    except ValueError as error:
+        raise UsageError(f"{path} is not JSON: {error}") from error
+    if not isinstance(content, dict) or not all(isinstance(v, dict) for v in content.values()):
+        raise UsageError(f"{path} must map boards to fields", remedy='{"b200": {"bar1_mib": 1}}')
+    check_overrides(content)
+    return content
+
+
+def merge(raw: dict[str, Any], changes: object, path: str) -> dict[str, Any]:
+    """A board file's content with other values; raises UsageError naming the path."""
+    if not isinstance(changes, Mapping):
+        raise UsageError(f"{path} cannot be {changes!r}", remedy="it maps fields to values")
+    merged = dict(raw)
+    fields = [name for name in raw if name not in {"board", "provenance", "sources"}]
+    for name, value in changes.items():
+        where = f"{path}.{name}"
+        if name not in fields:
+            raise UsageError(f"{where} does not exist", remedy=nearest(name, tuple(fields)))
+        if name in {"profiles", "compute"}:
+            merged[name] = _merge_rows(raw[name], value, where)
+            continue
+        if type(value) is not type(raw[name]):
+            raise UsageError(f"{where} cannot be {value!r}", remedy=f"now it is {raw[name]!r}")
+        merged[name] = value
+    return merged
+
+
+def _merge_rows(rows: list[dict[str, Any]], changes: object, path: str) -> list[dict[str, Any]]:
+    if not isinstance(changes, Mapping):
+        raise UsageError(f"{path} cannot be {changes!r}", remedy="it maps profiles to fields")
+    keys = {str(row.get("name", row["id"])): row for row in rows}
+    merged = dict(keys)
+    for key, fields in changes.items():
+        if key not in keys:
+            raise UsageError(f"{path}.{key} does not exist", remedy=nearest(key, tuple(keys)))
+        merged[key] = merge(keys[key], fields, f"{path}.{key}")
+    return list(merged.values())
+
+
+# --- what there is to simulate, and how well each figure of it is known -------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class KnownProfile:
+    """A profile as `simulate boards` shows it: how many fit, bytes of memory, the evidence."""
+
+    name: str
+    max_instances: int
+    memory: int
+    status: str
+
+
+@dataclass(frozen=True, slots=True)
+class KnownBoard:
+    """A board as `simulate boards` shows it. `memory` in bytes; `assumed` names the fields of
+    the card itself that there is no evidence for.
+    """
+
+    name: str
+    product: str
+    memory: int
+    profiles: tuple[KnownProfile, ...]
+    assumed: tuple[str, ...]
+
+
+def known_boards() -> tuple[KnownBoard, ...]:
+    """What there is to simulate and how well it is known, for people to read."""
+    return tuple(_describe(read_board(name)) for name in board_names())
+
+
+def _describe(raw: Mapping[str, Any]) -> KnownBoard:
+    return KnownBoard(
+        name=raw["board"],
+        product=raw["product"],
+        memory=raw["memory_mib"] * _MIB,
+        profiles=tuple(
+            KnownProfile(
+                name=p["name"],
+                max_instances=p["max_instances"],
+                memory=p["memory_mib"] * _MIB,
+                status=_weakest(p["provenance"]),
+            )
+            for p in raw["profiles"]
+        ),
+        assumed=tuple(
+            field for field, known in raw["provenance"].items() if known["status"] == "assumed"
+        ),
+    )
+
+
+def _weakest(provenance: Mapping[str, Mapping[str, Any]]) -> str:
+    found = {known["status"] for known in provenance.values()}
+    return next(status for status in _STATUSES if status in found)

@@ -68,3 +68,11 @@ class Refused(Exception):
     def __init__(self, code: Code) -> None:
         super().__init__(code.name)
         self.code = code
+
+
+class SimulatorMisuse(AssertionError):
+    """The caller passed what a real library would crash on, or silently misread.
+
+    A structure by value, a structure of another type, an int as a handle, an array that is too
+    small: C cannot notice, so no NVML code stands for it. It is a fault of the program under test.
+    """

@@ -12,7 +12,7 @@ from collections import OrderedDict
 from dataclasses import dataclass
 from enum import Enum
 
-from nodeagent.simulation.misuse import SimulatorMisuse
+from nodeagent.simulation.codes import SimulatorMisuse
 
 # Above 32 bits, so that a token that passed through a C int is recognised as cut off.
 _FIRST = 0x7E57_0A11_0000

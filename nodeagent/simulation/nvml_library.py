@@ -12,15 +12,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from nodeagent.simulation.arguments import HandleIn
-from nodeagent.simulation.codes import Code, Refused
-from nodeagent.simulation.event_sets import EventSets
+from nodeagent.simulation.codes import Code, Refused, SimulatorMisuse
 from nodeagent.simulation.faults import Fault
 from nodeagent.simulation.functions import FUNCTIONS
 from nodeagent.simulation.functions.registry import Function
-from nodeagent.simulation.gpm_samples import GpmSamples
 from nodeagent.simulation.handles import Handle, Handles, Kind
-from nodeagent.simulation.misuse import SimulatorMisuse
 from nodeagent.simulation.node import SimulatedNode
+from nodeagent.simulation.owned_objects import EventSet, GpmSample, OwnedObjects
 from nodeagent.simulation.views import Device, locate
 
 
@@ -40,9 +38,9 @@ class SimulatedLibrary:
         self.node = node
         self.privileged = privileged
         self.handles = Handles()
-        self.event_sets = EventSets()
-        self.system_event_sets = EventSets()
-        self.gpm_samples = GpmSamples()
+        self.event_sets = OwnedObjects(EventSet)
+        self.system_event_sets = OwnedObjects(EventSet)
+        self.gpm_samples = OwnedObjects(GpmSample)
         self.session = 0
         self.initialised = 0  # how often, as NVML counts
         self._latency = latency if isinstance(latency, Mapping) else {"*": latency}
@@ -98,7 +96,7 @@ class SimulatedLibrary:
             raise Refused(Code[self.node.switches.stale_handles])
         return found
 
-    def _objects(self, kind: Kind) -> EventSets | GpmSamples:
+    def _objects(self, kind: Kind) -> OwnedObjects[EventSet] | OwnedObjects[GpmSample]:
         """Where objects are that belong to no GPU."""
         match kind:
             case Kind.GPM_SAMPLE:

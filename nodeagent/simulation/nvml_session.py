@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
-from nodeagent.simulation.event_sets import EventSets
-from nodeagent.simulation.gpm_samples import GpmSamples
 from nodeagent.simulation.handles import Handle, Handles
 from nodeagent.simulation.node import SimulatedNode
+from nodeagent.simulation.owned_objects import EventSet, GpmSample, OwnedObjects
 from nodeagent.simulation.views import Device
 
 
@@ -16,9 +15,9 @@ class Session(Protocol):
 
     node: SimulatedNode
     handles: Handles
-    event_sets: EventSets
-    system_event_sets: EventSets
-    gpm_samples: GpmSamples
+    event_sets: OwnedObjects[EventSet]
+    system_event_sets: OwnedObjects[EventSet]
+    gpm_samples: OwnedObjects[GpmSample]
     session: int
 
     def open(self) -> None: ...

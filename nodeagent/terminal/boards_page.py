@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from nodeagent.simulation.catalogue import KnownBoard
+from nodeagent.simulation.boards import KnownBoard
 from nodeagent.terminal.page import Line, Span, Tone, count, dim, gibibytes, indent, line
 
 _TONES = {

@@ -14,10 +14,10 @@ import pynvml
 from nodeagent.simulation.arguments import HandleOut, Number, Out, pointer_to
 from nodeagent.simulation.card import MIG_CONFIG_CHANGE
 from nodeagent.simulation.codes import Code, Refused
-from nodeagent.simulation.event_sets import EventSet
 from nodeagent.simulation.functions.registry import EVENT_SET, GPU_ONLY, c_function
 from nodeagent.simulation.handles import Kind
 from nodeagent.simulation.nvml_session import Session
+from nodeagent.simulation.owned_objects import EventSet
 from nodeagent.simulation.views import Device
 
 _EVERY_CARD = (

@@ -19,9 +19,9 @@ from nodeagent.simulation.boards import GpuProfile
 from nodeagent.simulation.card import Card
 from nodeagent.simulation.codes import Code, Refused
 from nodeagent.simulation.functions.registry import GPM_SAMPLE, GPU, GPU_ONLY, c_function
-from nodeagent.simulation.gpm_samples import GpmSample
 from nodeagent.simulation.handles import Kind
 from nodeagent.simulation.nvml_session import Session
+from nodeagent.simulation.owned_objects import GpmSample
 from nodeagent.simulation.state import GpuInstance
 from nodeagent.simulation.views import Device
 

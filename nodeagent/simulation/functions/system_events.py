@@ -13,10 +13,10 @@ import pynvml
 
 from nodeagent.simulation.arguments import Out, pointer_to
 from nodeagent.simulation.codes import Code, Refused
-from nodeagent.simulation.event_sets import EventSet
 from nodeagent.simulation.functions.registry import c_function
 from nodeagent.simulation.handles import Kind
 from nodeagent.simulation.nvml_session import Session
+from nodeagent.simulation.owned_objects import EventSet
 
 _SYSTEM = -1  # in the place of a GPU
 

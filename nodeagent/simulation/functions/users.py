@@ -11,9 +11,8 @@ import pynvml
 
 from nodeagent.simulation.arguments import Array, Out
 from nodeagent.simulation.card import ids_of
-from nodeagent.simulation.codes import Code, Refused
+from nodeagent.simulation.codes import Code, Refused, SimulatorMisuse
 from nodeagent.simulation.functions.registry import DEVICE, c_function
-from nodeagent.simulation.misuse import SimulatorMisuse
 from nodeagent.simulation.nvml_session import Session
 from nodeagent.simulation.state import Process, ProcessKind
 from nodeagent.simulation.views import Device, MigDevice
