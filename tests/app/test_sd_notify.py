@@ -1,12 +1,10 @@
-"""What systemd hears, and what children do not inherit."""
+"""What systemd is sent, and what children do not inherit."""
 
 from __future__ import annotations
 
 import os
 import socket
 from pathlib import Path
-
-import pytest
 
 from nodeagent.app.sd_notify import Notifier
 
@@ -22,8 +20,8 @@ def test_says_how_the_service_is(tmp_path: Path) -> None:
         notifier.alive()
         notifier.status("two\nlines")
         notifier.stopping()
-        heard = [systemd.recv(100) for _ in range(4)]
-    assert heard == [b"READY=1", b"WATCHDOG=1", b"STATUS=two lines", b"STOPPING=1"]
+        received = [systemd.recv(100) for _ in range(4)]
+    assert received == [b"READY=1", b"WATCHDOG=1", b"STATUS=two lines", b"STOPPING=1"]
 
 
 def test_knows_abstract_addresses() -> None:
@@ -43,19 +41,16 @@ def test_takes_the_variables_away() -> None:
     assert environment == {"PATH": "/bin"}
 
 
-@pytest.mark.parametrize(
-    "environment",
-    [
+def test_no_watchdog_unless_meant_for_this_process() -> None:
+    """A missing, senseless or foreign watchdog is none."""
+    for environment in (
         {},
         {"NOTIFY_SOCKET": "/x", "WATCHDOG_USEC": "soon"},
         {"NOTIFY_SOCKET": "/x", "WATCHDOG_USEC": "0"},
         {"NOTIFY_SOCKET": "/x", "WATCHDOG_USEC": "10000000", "WATCHDOG_PID": "1"},
         {"WATCHDOG_USEC": "10000000"},
-    ],
-)
-def test_no_watchdog_unless_meant_for_this_process(environment: dict[str, str]) -> None:
-    """A missing, senseless or foreign watchdog is none."""
-    assert Notifier.take_from(environment).watchdog is None
+    ):
+        assert Notifier.take_from(dict(environment)).watchdog is None, environment
 
 
 def test_nobody_listening_is_no_failure(tmp_path: Path) -> None:

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import pytest
-
 from nodeagent.mps.lifecycle.model import Report, Subject
 from nodeagent.reconcile.event_log import EventType
 from nodeagent.reconcile.event_reporter import BAD, event_of
 
 
-@pytest.mark.parametrize("subject", Subject)
-def test_every_subject_has_an_event(subject: Subject) -> None:
-    """Nothing that a daemon's life tells is lost, and all of it is told as MPS."""
-    kind, message = event_of(Report(subject, "what happened"))
-    assert kind.value.startswith("Mps")
-    assert message == "what happened"
+def test_every_subject_has_an_event() -> None:
+    """Every report of a daemon's life becomes an event of MPS with its message."""
+    for subject in Subject:
+        kind, message = event_of(Report(subject, "what happened"))
+        assert kind.value.startswith("Mps"), subject
+        assert message == "what happened"
 
 
 def test_the_log_explains_an_end() -> None:
@@ -27,7 +25,7 @@ def test_the_log_explains_an_end() -> None:
 
 
 def test_what_is_bad() -> None:
-    """An end, a fault, a failure and a client in trouble are for somebody to look at."""
+    """An end, a fault, a failure and a client in trouble are for a person to look at."""
     kinds = {event_of(Report(subject, ""))[0] for subject in Subject}
     assert kinds >= BAD
     assert not BAD & {EventType.MPS_STARTED, EventType.MPS_READY, EventType.MPS_DRAINED}
