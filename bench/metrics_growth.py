@@ -60,7 +60,7 @@ class _Here:
         self._observed = ObservedNode()
         selection = default_selection()
         self._sampler = Sampler(
-            driver, selection.fields, selection.texts, pace=Intervals(0.001, 0.001, 60, 60)
+            driver, selection.fields, selection.texts, intervals=Intervals(0.001, 0.001, 60, 60)
         )
         self._exporter = Exporter(
             selection,

@@ -59,7 +59,7 @@ class SamplingService:
         self._held = held
         self._begin = begin
         self._interval = settings.interval
-        self._pace = Intervals(
+        self._intervals = Intervals(
             fast=settings.interval,
             slow=settings.slow_interval,
             patience=min(settings.deadline, settings.interval, 0.5),
@@ -151,7 +151,7 @@ class SamplingService:
 
     def _make_sampler(self) -> Sampler:
         fields, texts = self._wanted
-        return Sampler(self._driver, fields, texts, pace=self._pace, held=self._held)
+        return Sampler(self._driver, fields, texts, intervals=self._intervals, held=self._held)
 
     def _report(self, found: SampleBatch) -> None:
         """Log what cannot be read, once; a slow reader is not in every batch."""
@@ -230,7 +230,7 @@ class SamplingService:
         reader = self._process_readers.setdefault(index, ProcessReader())
         try:
             return await self._driver.pool.visit(
-                index, reader.read, what="listing processes", deadline=self._pace.deadline
+                index, reader.read, what="listing processes", deadline=self._intervals.deadline
             )
         except DriverError:
             return None  # the samples show how this GPU fares

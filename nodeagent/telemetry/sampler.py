@@ -87,10 +87,10 @@ class _GpuState:
 
 
 class Sampler:
-    """Belongs to one event loop and to a driver that was entered; `run` it, or ask for rounds.
+    """Samples the GPUs of an entered driver, a `round` at a time. Belongs to one event loop.
 
     `fields` and `texts` are those of the selection. `held` are UUIDs of GPUs that are not to be
-    asked. `uptime` gives seconds since boot, `clock` seconds of which only differences count.
+    read. `uptime` gives seconds since boot, `clock` seconds of which only differences count.
     """
 
     def __init__(
@@ -99,7 +99,7 @@ class Sampler:
         fields: Iterable[Field],
         texts: Iterable[TextField] = (),
         *,
-        pace: Intervals | None = None,
+        intervals: Intervals | None = None,
         health: bool = True,
         held: Callable[[], AbstractSet[str]] = frozenset,
         uptime: Callable[[], float] = lambda: time.clock_gettime(time.CLOCK_BOOTTIME),
@@ -109,7 +109,7 @@ class Sampler:
         self._held = held
         self._clock = clock
         self._plan = make_plan(fields, texts)
-        self._pace = pace or Intervals()
+        self._intervals = intervals or Intervals()
         self._health = health
         self._uptime = uptime
         self._gpus: list[_GpuState] = []
@@ -122,19 +122,6 @@ class Sampler:
         self._node_good: float | None = None
         driver.after_step.append(self._step_ended)
 
-    async def run(self, deliver: Callable[[SampleBatch], None]) -> None:
-        """A round each period until cancelled; a late one is not made up for."""
-        loop = asyncio.get_running_loop()
-        begin = loop.time()
-        try:
-            while True:
-                deliver(await self.round())
-                now = loop.time()
-                begin += self._pace.fast * max(1, -(-(now - begin) // self._pace.fast))
-                await asyncio.sleep(begin - now)
-        finally:
-            self.close()
-
     def close(self) -> None:
         """Wait for no GPU any more; calls that were begun end by themselves."""
         if self._step_ended in self._driver.after_step:
@@ -143,20 +130,16 @@ class Sampler:
             if task is not None:
                 task.cancel()
 
-    def layout_changed(self, uuid: str, instances: Iterable[int] = ()) -> None:
-        """Sample again which instances a GPU has; those with these ids are new or gone for sure."""
-        for gpu in self._gpus:
-            if gpu.uuid == uuid:
-                gpu.note_change(instances)
-
     def _step_ended(self, step: Step) -> None:
         destroyed = (step.instance,) if isinstance(step, DestroyGpuInstance) else ()
-        self.layout_changed(step.gpu, destroyed)
+        for gpu in self._gpus:
+            if gpu.uuid == step.gpu:
+                gpu.note_change(destroyed)
 
     # --- a round ------------------------------------------------------------------------------
 
     async def round(self) -> SampleBatch:
-        """Ask all that can be asked; a GPU's or the driver's failure is reported and not raised."""
+        """Read all that can be read; a GPU's or the driver's failure is reported and not raised."""
         now = self._clock()
         count = self._driver.pool.gpu_count
         self._vanished = tuple(gpu.index for gpu in self._gpus[count:])
@@ -171,14 +154,14 @@ class Sampler:
             )
         tasks = await self._begin(now)
         if tasks:
-            done, _ = await asyncio.wait(tasks, timeout=self._pace.patience)
+            done, _ = await asyncio.wait(tasks, timeout=self._intervals.patience)
             for task in done:
-                if not task.cancelled():  # by `close`, which is no reason to cancel who waits here
+                if not task.cancelled():  # by `close`, which is no reason to cancel the caller
                     task.result()  # it raises nothing but what should never be
         return self._batch()
 
     async def _begin(self, now: float) -> set[asyncio.Task[None]]:
-        """Begin to ask all that can be asked; what is under way, or was until just now."""
+        """Begin to read all that can be read; what is under way, or was until just now."""
         held, tasks = self._held(), set[asyncio.Task[None]]()
         for gpu in self._gpus[: self._driver.pool.gpu_count]:
             free = gpu.task is None and not self._driver.pool.is_busy(gpu.index)
@@ -187,7 +170,7 @@ class Sampler:
                 gpu.task = asyncio.create_task(self._visit(gpu, tiers))
                 tasks.add(gpu.task)
                 # Threads that want the interpreter at the same time cost twice as much.
-                await asyncio.wait({gpu.task}, timeout=self._pace.stagger)
+                await asyncio.wait({gpu.task}, timeout=self._intervals.stagger)
         if self._node_task is None and now >= self._node_at:
             self._node_task = asyncio.create_task(self._ask_node())
         under_way = (self._node_task, *(gpu.task for gpu in self._gpus))
@@ -200,7 +183,7 @@ class Sampler:
                 gpu.index,
                 lambda device: gpu.reader.read(device, self._driver.pool.session, tiers, changed),
                 what="sampling it",
-                deadline=self._pace.deadline,
+                deadline=self._intervals.deadline,
             )
             sample = await _checked(visit)
         except DriverError as error:
@@ -219,7 +202,7 @@ class Sampler:
             for tier in tiers:
                 gpu.readings[tier] = _Reading(not sample.problems, sample.at, sample.seconds)
             if Tier.SLOW in tiers:
-                gpu.slow_at = sample.at + self._pace.slow
+                gpu.slow_at = sample.at + self._intervals.slow
         finally:
             gpu.task = None
 
@@ -234,7 +217,7 @@ class Sampler:
         else:
             self._node_news = sample
             self._node_good = self._uptime()
-            self._node_at = sample.at + self._pace.slow
+            self._node_at = sample.at + self._intervals.slow
             self._node_reading = _Reading(not sample.problems, sample.at, sample.seconds)
         finally:
             self._node_task = None

@@ -58,7 +58,7 @@ class World:
             boot_id=lambda: "boot-1",
         )
         pace = Intervals(slow=0.0, patience=0.6, deadline=1.0)
-        self.sampler = Sampler(driver, (), pace=pace, uptime=lambda: self.now)
+        self.sampler = Sampler(driver, (), intervals=pace, uptime=lambda: self.now)
         timing = EventTiming(wait=0.0, deadline=1.0, pause=0.0)
         self.listener = EventListener(driver, timing, uptime=lambda: self.now)
 

@@ -63,7 +63,7 @@ def sampler_of(
     health: bool = False,
 ) -> Sampler:
     """A sampler with short deadlines."""
-    return Sampler(driver, fields, texts, pace=QUICK, health=health)
+    return Sampler(driver, fields, texts, intervals=QUICK, health=health)
 
 
 @pytest.fixture
@@ -89,7 +89,7 @@ async def test_only_what_is_wanted_is_asked(known: Driver, node: SimulatedNode) 
 async def test_what_a_card_does_not_have_is_asked_once(known: Driver, node: SimulatedNode) -> None:
     """It is absent, not 0, and no failure; after NVML was started anew it is asked again."""
     sampler = sampler_of(known, rows(191, 120))  # fan speed, auto boost
-    sampler._pace = Intervals(slow=0.0)
+    sampler._intervals = Intervals(slow=0.0)
     for _ in range(3):
         sampled = await sampler.round()
         assert not any(sample.values for sample in sampled.samples.values())
@@ -143,7 +143,7 @@ async def test_the_slow_tier_is_not_read_each_time(known: Driver, node: Simulate
     first, second = await sampler.round(), await sampler.round()
     assert set(first.samples) == {"fast/0", "slow/0", "fast/1", "slow/1", "node"}
     assert set(second.samples) == {"fast/0", "fast/1"}
-    sampler._pace = Intervals(slow=0.0)
+    sampler._intervals = Intervals(slow=0.0)
     for post in sampler._gpus:
         post.slow_at = 0.0
     third = await sampler.round()
@@ -197,7 +197,7 @@ async def test_values_of_instances(known: Driver, node: SimulatedNode) -> None:
 async def test_remapped_rows_are_absent_while_there_are_instances(known: Driver) -> None:
     """They come back with the last instance gone."""
     sampler = sampler_of(known, rows(REMAPPED))
-    sampler._pace = Intervals(slow=0.0)
+    sampler._intervals = Intervals(slow=0.0)
     assert whole(await sampler.round(), REMAPPED) == {0: 0, 1: 0}
     gpu = await laid_out(known, 0, at0="1g.10gb")
     assert whole(await sampler.round(), REMAPPED) == {1: 0}
@@ -380,7 +380,9 @@ def _age(sampled: SampleBatch, gpu: str) -> float:
 
 async def test_a_round_does_not_wait_for_a_slow_gpu(known: Driver, node: SimulatedNode) -> None:
     """It comes with the round in which it is ready."""
-    sampler = Sampler(known, rows(POWER), health=False, pace=Intervals(patience=0.3, deadline=60))
+    sampler = Sampler(
+        known, rows(POWER), health=False, intervals=Intervals(patience=0.3, deadline=60)
+    )
     await sampler.round()
     node.inject("nvmlDeviceGetPowerUsage", gpu=0, hang=True)
     sampled = await sampler.round()
@@ -457,24 +459,13 @@ async def test_the_driver_is_reloaded(known: Driver, node: SimulatedNode) -> Non
     assert whole(await sampler.round(), ACTIVE) == {0: 0.0, 1: 0.0}
 
 
-async def test_run_delivers_until_it_is_cancelled(known: Driver) -> None:
-    """A round each period; afterwards the driver's steps are not listened to any more."""
-    rounds: list[SampleBatch] = []
-    enough = asyncio.Event()
-
-    def deliver(sampled: SampleBatch) -> None:
-        rounds.append(sampled)
-        if len(rounds) == 3:
-            enough.set()
-
-    sampler = Sampler(known, rows(POWER), pace=Intervals(fast=0.01, patience=30))
-    task = asyncio.create_task(sampler.run(deliver))
-    await asyncio.wait_for(enough.wait(), 30)
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task
+async def test_a_closed_sampler_follows_no_steps(known: Driver) -> None:
+    """Else each selection of fields would leave one behind."""
+    sampler = sampler_of(known, rows(POWER))
+    assert whole(await sampler.round(), POWER)
+    assert len(known.after_step) == 1
+    sampler.close()
     assert known.after_step == []
-    assert all(whole(sampled, POWER) for sampled in rounds)
 
 
 # --- health ---------------------------------------------------------------------------------------
