@@ -70,9 +70,10 @@ class PublisherIntervals:
 class NodePublisher:
     """One Node of one cluster, while `run` runs.
 
-    `unreachable` is told why there is no Node to go by as long as there never was one; `labels`
-    whether facts for schedulers are written as labels too. `now` is the time of day in UTC; only
-    what is told holds it, all waiting goes by the loop's own clock.
+    `unreachable` gets the reason while there has never been a Node. With `yields` the source's
+    answer is not written; while `unfinished`, it is withheld that the plan is in sync. `labels`:
+    facts for schedulers are labels too. `now` is the time of day in UTC, used in what is published;
+    all waiting goes by the loop's own clock.
     """
 
     def __init__(
@@ -93,7 +94,7 @@ class NodePublisher:
         self._node = node
         self._event_log = events
         self._unreachable = unreachable
-        self._onlookers = observers
+        self._observers = observers
         self._yields = yields
         self._unfinished = unfinished
         self._intervals = intervals
@@ -130,10 +131,10 @@ class NodePublisher:
             intervals=intervals.follow,
         )
 
-    # --- for the other parts --------------------------------------------------------------------
+    # --- for the other parts ----------------------------------------------------------------------
 
     def use(self, source: NodeSource | None) -> None:
-        """Let this source have its say on the Node, in place of another or of none."""
+        """Follow and answer this source, in place of another or of none."""
         before, self._source = self._source, source
         if before is not None and self._view is not None:
             self._leftover = before.withdrawal(self._view)
@@ -192,7 +193,7 @@ class NodePublisher:
             async with asyncio.timeout(within):
                 await self._writer.settled()
 
-    # --- its life -------------------------------------------------------------------------------
+    # --- its life ---------------------------------------------------------------------------------
 
     async def run(self) -> None:
         """Follow and write until cancelled."""
@@ -220,7 +221,7 @@ class NodePublisher:
                         self._events.publish(wanted)
             await asyncio.sleep(self._intervals.events.interval)
 
-    # --- the Node -------------------------------------------------------------------------------
+    # --- the Node ---------------------------------------------------------------------------------
 
     def _saw(self, view: NodeView | None) -> None:
         if view is None:
@@ -230,7 +231,7 @@ class NodePublisher:
         self._answered = True
         self._view = view
         self._writer.saw(view)
-        for observer in self._onlookers:
+        for observer in self._observers:
             observer.saw(view)
         if self._source is not None:
             self._source.saw(view)
@@ -242,7 +243,7 @@ class NodePublisher:
         self._broken = fault is not None
         if fault is None:
             log.info("the API server answers again", server=self._access.server)
-            for observer in self._onlookers:
+            for observer in self._observers:
                 observer.reached()
             return
         log.warning("the Node cannot be followed", error=fault.message, remedy=fault.remedy)
@@ -263,7 +264,7 @@ class NodePublisher:
     def _go_without(self, why: str) -> None:
         self._unreachable(f"the Node {self._node} is not known: {why}")
 
-    # --- what is written ------------------------------------------------------------------------
+    # --- what is written --------------------------------------------------------------------------
 
     def _show(self) -> None:
         if self._held_back is not None:

@@ -63,7 +63,7 @@ class Onlooking:
         self.reached_again += 1
 
 
-class Citizenship:
+class PublishedNode:
     """A publisher with what it was told and what came of it."""
 
     def __init__(self, server: ApiServer, access: ClusterAccess, node: str = "n") -> None:
@@ -104,14 +104,14 @@ class Citizenship:
 
 
 @pytest.fixture
-async def member(server: ApiServer, access: ClusterAccess) -> AsyncIterator[Citizenship]:
+async def member(server: ApiServer, access: ClusterAccess) -> AsyncIterator[PublishedNode]:
     """A publisher that runs."""
-    made = Citizenship(server, access)
+    made = PublishedNode(server, access)
     async with running(made.publisher.run()):
         yield made
 
 
-async def test_a_quick_change_is_one_write(member: Citizenship) -> None:
+async def test_a_quick_change_is_one_write(member: PublishedNode) -> None:
     """Work that is over within the patience is not told of before its end."""
     member.publish(Phase.IN_SYNC)
     await member.until("InSync")
@@ -123,7 +123,7 @@ async def test_a_quick_change_is_one_write(member: Citizenship) -> None:
     assert member.writes() == before + 1
 
 
-async def test_work_that_lasts_is_told_of(member: Citizenship) -> None:
+async def test_work_that_lasts_is_published(member: PublishedNode) -> None:
     """After the patience the Node says Working, whatever else is published meanwhile."""
     member.publish(Phase.IN_SYNC)
     await member.until("InSync")
@@ -134,7 +134,7 @@ async def test_work_that_lasts_is_told_of(member: Citizenship) -> None:
     await member.until("InSync")
 
 
-async def test_the_same_twice_is_not_written(member: Citizenship) -> None:
+async def test_the_same_twice_is_not_written(member: PublishedNode) -> None:
     """A state that says what the Node says already causes no request."""
     member.publish(Phase.IN_SYNC)
     await member.until("InSync")
@@ -147,7 +147,7 @@ async def test_the_same_twice_is_not_written(member: Citizenship) -> None:
     assert len(member.server.requests) == before
 
 
-async def test_what_a_source_leaves_is_taken_away(member: Citizenship) -> None:
+async def test_what_a_source_leaves_is_taken_away(member: PublishedNode) -> None:
     """With another source the keys of the one before go, and are nobody's business afterwards."""
     first, second = Labelling("nvidia.com/first"), Labelling("nvidia.com/second")
     member.publisher.use(first)
@@ -172,7 +172,7 @@ async def test_what_a_source_leaves_is_taken_away(member: Citizenship) -> None:
     assert member.labels["nvidia.com/first"] == "another-programs"
 
 
-async def test_what_is_too_large_keeps_nothing_else_back(member: Citizenship) -> None:
+async def test_what_is_too_large_keeps_nothing_else_back(member: PublishedNode) -> None:
     """An answer that repeats what somebody wrote there may be of any size; the status is told."""
     member.publisher.use(Labelling("nvidia.com/first", "x" * (129 << 10)))
     member.publish(Phase.BLOCKED)
@@ -183,7 +183,7 @@ async def test_what_is_too_large_keeps_nothing_else_back(member: Citizenship) ->
 
 async def test_without_an_answer_it_says_so(server: ApiServer, access: ClusterAccess) -> None:
     """An API server that does not answer at the start is told of, so that the work can go on."""
-    lonely = Citizenship(server, access)
+    lonely = PublishedNode(server, access)
     async with contextlib.AsyncExitStack() as stack:
         async with server.refusing():
             await stack.enter_async_context(running(lonely.publisher.run()))
@@ -201,7 +201,7 @@ async def test_without_an_answer_it_says_so(server: ApiServer, access: ClusterAc
 
 async def test_a_name_that_no_node_has_is_told(server: ApiServer, access: ClusterAccess) -> None:
     """The server answers, and has no Node of this name: that is a problem with a remedy."""
-    nobody = Citizenship(server, access, node="m")
+    nobody = PublishedNode(server, access, node="m")
     async with running(nobody.publisher.run()), asyncio.timeout(SOON):
         while not nobody.publisher.state.problem:
             await asyncio.sleep(0.005)
@@ -211,7 +211,7 @@ async def test_a_name_that_no_node_has_is_told(server: ApiServer, access: Cluste
     assert "node_name" in state.remedy
 
 
-async def test_another_reason_does_not_change_since_when(member: Citizenship) -> None:
+async def test_another_reason_does_not_change_since_when(member: PublishedNode) -> None:
     """What cannot be followed first for one reason and then for another is unreachable since the
     first.
     """
@@ -231,7 +231,7 @@ async def test_another_reason_does_not_change_since_when(member: Citizenship) ->
         assert publisher.state.since != since
 
 
-async def test_the_end_of_an_outage_is_told(member: Citizenship) -> None:
+async def test_the_end_of_an_outage_is_reported(member: PublishedNode) -> None:
     """Once, to those who have put something off for it."""
     member.publish(Phase.IN_SYNC)
     await member.until("InSync")
@@ -246,7 +246,7 @@ async def test_the_end_of_an_outage_is_told(member: Citizenship) -> None:
     assert member.observer.reached_again == 1
 
 
-async def test_events_reach_the_node(member: Citizenship) -> None:
+async def test_events_reach_the_node(member: PublishedNode) -> None:
     """What happens is told as an Event, what happened before the start too, the same only once."""
     for _ in range(3):
         member.events.add(EventType.PLAN_REJECTED, "no such profile")
@@ -256,7 +256,7 @@ async def test_events_reach_the_node(member: Citizenship) -> None:
     assert [e["reason"] for e in member.server.events] == ["PlanRejected"]
 
 
-async def test_the_last_state_is_written_at_the_end(member: Citizenship) -> None:
+async def test_the_last_state_is_written_at_the_end(member: PublishedNode) -> None:
     """What is still held back, or not written yet, is written before the agent goes."""
     member.publish(Phase.IN_SYNC)
     await member.until("InSync")
@@ -269,7 +269,7 @@ async def test_the_end_does_not_wait_for_a_server_that_is_gone(
     server: ApiServer, access: ClusterAccess
 ) -> None:
     """Nobody to write to: the agent goes at once."""
-    lonely = Citizenship(server, access)
+    lonely = PublishedNode(server, access)
     async with server.refusing():
         lonely.publish(Phase.IN_SYNC)
         async with asyncio.timeout(1.0):

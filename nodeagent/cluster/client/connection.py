@@ -155,7 +155,7 @@ class Connection:
             raise await self._fault(request, response)
         return response
 
-    # --- sending --------------------------------------------------------------------------------
+    # --- sending ----------------------------------------------------------------------------------
 
     async def _sent_anew(
         self, session: _Session, request: Request, fault: ClusterFault
@@ -206,7 +206,7 @@ class Connection:
     def _error(self, request: Request, error: Exception, *, cut: bool = False) -> ClusterFault:
         return faults.from_error(error, asked=request.asked, server=self.server, cut=cut)
 
-    # --- who we are -----------------------------------------------------------------------------
+    # --- who we are -------------------------------------------------------------------------------
 
     async def _reread(self, before: _Session | None) -> _Session:
         """What is to be used instead of `before`; that itself where nothing is new.

@@ -36,11 +36,10 @@ class Wanted:
 
 @dataclass(frozen=True, slots=True)
 class TooLarge:
-    """An annotation that must not be sent; sizes are bytes, key and value together."""
+    """An annotation that must not be sent; `size` is bytes, key and value together."""
 
     key: str
     size: int
-    largest: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +116,7 @@ def oversized(wanted: Wanted, largest: int) -> TooLarge | None:
     for key, value in wanted.annotations.items():
         size = len(key.encode()) + len((value or "").encode())
         if size > largest:
-            return TooLarge(key, size, largest)
+            return TooLarge(key, size)
     return None
 
 

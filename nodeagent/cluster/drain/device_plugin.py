@@ -90,7 +90,7 @@ def _devices(gpu: Gpu) -> Iterator[tuple[GpuInstance, ComputeInstance]]:
             yield instance, device
 
 
-# --- in words -----------------------------------------------------------------------------------
+# --- in words -------------------------------------------------------------------------------------
 
 
 def _with_none(split: list[Gpu]) -> Problem:
@@ -247,7 +247,7 @@ def _mps_on_mig(one: Replicated) -> Problem:
     )
 
 
-# --- afterwards ---------------------------------------------------------------------------------
+# --- afterwards -----------------------------------------------------------------------------------
 
 
 def mismatches(wanted: Mapping[str, int], allocatable: Mapping[str, str]) -> tuple[Problem, ...]:

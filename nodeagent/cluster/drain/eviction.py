@@ -116,7 +116,7 @@ def _reason(gpu: Gpu, pod: _Pod) -> str:
     return f"it uses {where}, which has to change by the plan"
 
 
-# --- the GPU without some of its users ----------------------------------------------------------
+# --- the GPU without some of its users ------------------------------------------------------------
 
 
 def _of(device: Gpu | ComputeInstance) -> Iterator[User]:

@@ -147,7 +147,7 @@ class Evictor:
             self._leaving.clear()
             self._report((), cordon=False)
 
-    # --- one turn -------------------------------------------------------------------------------
+    # --- one turn ---------------------------------------------------------------------------------
 
     async def _turn(self, goal: _Goal) -> float:
         """Evict those that have to go; returns the seconds until the next turn."""

@@ -22,12 +22,13 @@ from nodeagent.cluster.drain.evictor import (
     KubeletSuspect,
 )
 from nodeagent.cluster.drain.executor import DrainExecutor, ExecutorIntervals, PreparationRetries
-from nodeagent.cluster.drain.node_access import AnyName, NodePods, OwnNode, facts_of
+from nodeagent.cluster.drain.node_access import NodePods, OwnNode, facts_of
 from nodeagent.cluster.drain.owners import Owner, claims, owned_by_others
 from nodeagent.cluster.drain.plan import Rules
 from nodeagent.cluster.drain.plugin_outlook import PluginOutlook
 from nodeagent.cluster.drain.restore import ReportEvent, Restore, configuration_of
 from nodeagent.cluster.drain.steps import ClientCare, EvictPod, PodSelector
+from nodeagent.cluster.kubelet.allocations import PodName
 from nodeagent.errors import UsageError
 from nodeagent.plan.desired import DesiredNode
 from nodeagent.plan.observed import ObservedNode
@@ -220,7 +221,7 @@ class ClusterHooks:
         self._view: NodeView | None = None
         self._desired: DesiredNode | None = None  # when the loop asked last
 
-    # --- for the loop --------------------------------------------------------------------------
+    # --- for the loop -----------------------------------------------------------------------------
 
     async def objections(
         self, judgement: Judgement, todo: NodePlan, observed: ObservedNode
@@ -284,7 +285,7 @@ class ClusterHooks:
         """Whether something that was done around a change is not yet put back."""
         return self._restore.is_due
 
-    # --- events ----------------------------------------------------------------------------------
+    # --- events -----------------------------------------------------------------------------------
 
     def saw(self, view: NodeView | None) -> None:
         """The Node is like this now; None: the cluster has none."""
@@ -303,11 +304,11 @@ class ClusterHooks:
         """The agent's plan source is another one now."""
         self._owners.source = source
 
-    async def finished(self, pods: Iterable[AnyName]) -> frozenset[AnyName]:
+    async def finished(self, pods: Iterable[PodName]) -> frozenset[PodName]:
         """Which of these pods, as the kubelet names them, have ended for sure; asks now."""
         return await self._pods.ended(pods, within=self._intervals.ask)
 
-    # --- its life -------------------------------------------------------------------------------
+    # --- its life ---------------------------------------------------------------------------------
 
     async def run(self) -> None:
         """Follow up what rounds leave, until cancelled."""
@@ -328,7 +329,7 @@ class ClusterHooks:
         self._evictor.needs_cordon = False
         await self._restore.leave(within=within)
 
-    # --- evictions ------------------------------------------------------------------------------
+    # --- evictions --------------------------------------------------------------------------------
 
     async def _object_to_evictions(self, plan: NodePlan) -> tuple[Problem, ...]:
         owned = self._owners.objections(self._view)

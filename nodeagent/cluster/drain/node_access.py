@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Final, Protocol, TypeVar
+from typing import Any, Final
 
 import structlog
 
@@ -33,6 +33,7 @@ from nodeagent.cluster.client.node_view import (
 )
 from nodeagent.cluster.drain.owners import HAMI_REGISTER, NOS_LABEL
 from nodeagent.cluster.drain.steps import NodeFacts, PatchNode, PodFact, Step
+from nodeagent.cluster.kubelet.allocations import PodName
 
 _MIRROR: Final = "kubernetes.io/config.mirror"
 _REQUIRED: Final = "requiredDuringSchedulingIgnoredDuringExecution"
@@ -105,18 +106,6 @@ log = structlog.get_logger(__name__)
 _AT_ONCE = 8  # questions about single pods
 
 
-class Named(Protocol):
-    """A pod by its name, such as the kubelet's."""
-
-    @property
-    def namespace(self) -> str: ...
-    @property
-    def name(self) -> str: ...
-
-
-AnyName = TypeVar("AnyName", bound=Named)
-
-
 class NodePods:
     """The pods on this node, as of the last list. Times in seconds."""
 
@@ -155,7 +144,7 @@ class NodePods:
             log.debug("the pods of the node cannot be listed", error=fault.message)
         return True
 
-    async def ended(self, pods: Iterable[AnyName], *, within: float) -> frozenset[AnyName]:
+    async def ended(self, pods: Iterable[PodName], *, within: float) -> frozenset[PodName]:
         """Which of them have ended for sure; what cannot be found out in time has not.
 
         Each is asked for by itself, because only that is answered from the newest there is: a
@@ -163,9 +152,9 @@ class NodePods:
         """
         asked = list(pods)
         at_once = asyncio.Semaphore(_AT_ONCE)
-        over: set[AnyName] = set()
+        over: set[PodName] = set()
 
-        async def ask(pod: AnyName) -> None:
+        async def ask(pod: PodName) -> None:
             async with at_once:
                 found = await self._access.pod(pod.namespace, pod.name)
             if found is not None and has_ended(found):

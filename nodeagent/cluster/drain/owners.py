@@ -80,7 +80,7 @@ def owned_by_others(
     )
 
 
-# --- by what each is seen -----------------------------------------------------------------------
+# --- by what each is seen -------------------------------------------------------------------------
 
 
 def _evidence(known: _Known, node: NodeFacts, source: str) -> str:

@@ -104,7 +104,7 @@ def _notify_clients(node: NodeFacts, rules: Rules) -> tuple[Step, ...]:
             assert_never(rules.care)
 
 
-# --- the cordon ---------------------------------------------------------------------------------
+# --- the cordon -----------------------------------------------------------------------------------
 # An annotation, set and removed together with the cordon, marks it as the agent's. A cordon without
 # it is left alone. A person who cordons a node that the agent has cordoned already cannot be told
 # apart from the agent; uncordoning ends both.
@@ -139,7 +139,7 @@ def uncordoning(node: NodeFacts) -> PatchNode | None:
     )
 
 
-# --- the GPU Operator's deploy labels -----------------------------------------------------------
+# --- the GPU Operator's deploy labels -------------------------------------------------------------
 # The values are mig-manager's. Which were paused is recorded in the labels alone, and only what is
 # `true` is paused. mig-manager also pauses what is absent, and so deploys afterwards what was never
 # requested; what is `false`, or paused by a driver upgrade, belongs to others.

@@ -158,7 +158,7 @@ class Restore:
         """What the last round ended with."""
         return self._seen
 
-    # --- events ----------------------------------------------------------------------------------
+    # --- events -----------------------------------------------------------------------------------
 
     def work_begins(self, *, changes_devices: bool) -> None:
         """From now on nothing is put back, until `settle`."""
@@ -190,7 +190,7 @@ class Restore:
         """Something may be left to do."""
         self._due.set()
 
-    # --- its life -------------------------------------------------------------------------------
+    # --- its life ---------------------------------------------------------------------------------
 
     async def run(self) -> NoReturn:
         """Put back whatever is due until cancelled."""
@@ -249,7 +249,7 @@ class Restore:
         if self._undone != before:
             self._wake("what is known of putting back has changed")
 
-    # --- what is left to do ---------------------------------------------------------------------
+    # --- what is left to do -----------------------------------------------------------------------
 
     def _left(self, node: NodeFacts) -> tuple[Step, ...]:
         awaited = self._to_await if self._to_await is not None else self._offer.expected
@@ -281,7 +281,7 @@ class Restore:
         is_done = plan is not None and plan.verdict is Verdict.IN_SYNC
         return configuration_of(self._seen[0]) if is_done else None
 
-    # --- what the node offers -------------------------------------------------------------------
+    # --- what the node offers ---------------------------------------------------------------------
 
     async def _expect(self) -> None:
         """Find out what the node should offer, if that may be something else than before."""

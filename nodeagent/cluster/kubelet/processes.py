@@ -79,11 +79,15 @@ class ProcessPods:
         """
         if not self._own_pids and self._is_foreign():
             return {}
-        found = {pid: group for pid in pids if (group := self._cgroup(pid)) is not None}
-        groups = [group for group in map(pod_of_cgroup, found.values()) if group]
+        texts = {pid: text for pid in pids if (text := self._cgroup(pid)) is not None}
+        found = {pid: pod_of_cgroup(text) for pid, text in texts.items()}
+        groups = [group for group in found.values() if group]
         names = self._names() if groups else {}
         containers = self._containers({g.container for g in groups}) if groups else {}
-        return {pid: self._pod(text, names, containers) for pid, text in found.items()}
+        return {
+            pid: None if group is None else self._pod(group, names, containers)
+            for pid, group in found.items()
+        }
 
     def _is_foreign(self) -> bool:
         try:
@@ -117,11 +121,8 @@ class ProcessPods:
         return found
 
     def _pod(
-        self, text: str, names: Mapping[str, PodName], containers: Mapping[str, str]
-    ) -> ProcessPod | None:
-        group = pod_of_cgroup(text)
-        if group is None:
-            return None
+        self, group: PodCgroup, names: Mapping[str, PodName], containers: Mapping[str, str]
+    ) -> ProcessPod:
         name = names.get(group.uid)
         if name is None:
             return ProcessPod(group.uid)

@@ -85,7 +85,7 @@ def without_profiles(observed: ObservedNode) -> tuple[Gpu, ...]:
     )
 
 
-# --- what fits --------------------------------------------------------------------------------
+# --- what fits ------------------------------------------------------------------------------------
 
 
 def _one_of_each(observed: ObservedNode) -> dict[int, Gpu]:
@@ -140,7 +140,7 @@ def _filters(kinds: list[int], *, several: bool) -> tuple[str, ...]:
     return tuple(f"0x{kind:08X}" for kind in sorted(kinds)) if several else ()
 
 
-# --- as text ----------------------------------------------------------------------------------
+# --- as text --------------------------------------------------------------------------------------
 
 
 def _lines(configurations: Configurations) -> Iterator[str]:

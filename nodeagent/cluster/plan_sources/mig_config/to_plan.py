@@ -87,7 +87,7 @@ def _is_for_this_node(file_text: bytes, name: str, observed: ObservedNode) -> bo
     return any(chosen) or bool(problems)
 
 
-# --- an unknown name ----------------------------------------------------------------------------
+# --- an unknown name ------------------------------------------------------------------------------
 
 
 def _unknown(

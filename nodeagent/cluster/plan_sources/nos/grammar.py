@@ -152,7 +152,7 @@ def annotation_path(key: str) -> str:
     return path_text(("metadata", "annotations", key))
 
 
-# --- asked for --------------------------------------------------------------------------------
+# --- asked for ------------------------------------------------------------------------------------
 
 
 def read_spec(annotations: Mapping[str, str]) -> Requests:
@@ -241,7 +241,7 @@ def _twice(asked: list[DeviceRequest]) -> Iterator[Problem]:
             )
 
 
-# --- what is so -------------------------------------------------------------------------------
+# --- what is so -----------------------------------------------------------------------------------
 
 
 def read_status(key: str) -> StatusKey | None:

@@ -150,7 +150,7 @@ def _of(request: GpuRequest, message: str, remedy: str) -> Problem:
     return Problem(Code.DOES_NOT_FIT, message, remedy, gpu=request.uuid, path=request.where)
 
 
-# --- GPUs that nos asks nothing of ------------------------------------------------------------
+# --- GPUs that nos asks nothing of ----------------------------------------------------------------
 
 
 def emptied(

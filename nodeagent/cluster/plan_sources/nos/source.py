@@ -91,7 +91,7 @@ class NosSource:
         """The counts, which are no longer kept true."""
         return Wanted(annotations=withdrawn(view.annotations))
 
-    # --- what is asked for ----------------------------------------------------------------------
+    # --- what is asked for ------------------------------------------------------------------------
 
     def _update(self) -> None:
         if self._seen:
@@ -115,7 +115,7 @@ class NosSource:
             return deferred_plan(view.annotations, view.labels, self._configuration.text)
         return self._configuration.trouble
 
-    # --- what nos ignores in silence ------------------------------------------------------------
+    # --- what nos ignores in silence --------------------------------------------------------------
 
     def _look_for_remarks(self, observed: ObservedNode) -> None:
         asked = self._last_offer.last

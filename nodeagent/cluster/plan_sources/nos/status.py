@@ -96,7 +96,7 @@ def _is_of(key: str, indices: Iterable[int]) -> bool:
     return found is not None and found.index in indices
 
 
-# --- counting ---------------------------------------------------------------------------------
+# --- counting -------------------------------------------------------------------------------------
 
 
 def _counted(
@@ -138,7 +138,7 @@ def _devices(gpu: Gpu, asked: Iterable[str], *, answers: bool) -> Iterator[Statu
                 yield StatusKey(gpu.index, profile, Use.USED if used else Use.FREE)
 
 
-# --- shares -----------------------------------------------------------------------------------
+# --- shares ---------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)

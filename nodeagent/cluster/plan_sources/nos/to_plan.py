@@ -181,7 +181,7 @@ def _unspeakable(mode: Mode, observed: ObservedNode) -> Iterator[Problem]:
                 )
 
 
-# --- the text ---------------------------------------------------------------------------------
+# --- the text -------------------------------------------------------------------------------------
 
 
 def _document(requests: Iterable[GpuRequest], labels: Mapping[str, str]) -> bytes:
