@@ -51,7 +51,7 @@ class NoSuchConfiguration(NodeagentError):
 
 @dataclass(frozen=True, slots=True)
 class PluginConfiguration:
-    """`strategy` None: the file leaves it to the plugin's own flags.
+    """`strategy` None: not known, such as where a file leaves it to the plugin's own flags.
 
     `sharing` None: the file does not determine how many devices there will be. NVIDIA's plugin
     ignores a resource's `rename` and `devices`, and others that read the same file do not.
@@ -59,6 +59,15 @@ class PluginConfiguration:
 
     strategy: Strategy | None = None
     sharing: PluginSharing | None = NOT_SHARED
+
+    def refuses(self, gpus: tuple[Gpu, ...]) -> tuple[Problem, ...]:
+        """Why it could not offer these GPUs."""
+        if self.strategy is None:
+            return ()
+        problems = cannot_serve(self.strategy, gpus)
+        if self.sharing is not None:
+            problems += not_shareable(self.strategy, gpus, self.sharing)
+        return problems
 
 
 def read_configuration_file(folder: Path, name: str) -> PluginConfiguration:
@@ -150,21 +159,7 @@ def _there(folder: Path) -> str:
 log = structlog.get_logger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class _Plugin:
-    """What is known of it; None for what is not."""
-
-    strategy: Strategy | None = None
-    sharing: PluginSharing | None = None
-
-    def refuses(self, gpus: tuple[Gpu, ...]) -> tuple[Problem, ...]:
-        """Why it could not offer these GPUs."""
-        if self.strategy is None:
-            return ()
-        problems = cannot_serve(self.strategy, gpus)
-        if self.sharing is not None:
-            problems += not_shareable(self.strategy, gpus, self.sharing)
-        return problems
+_UNKNOWN: Final = PluginConfiguration(None, None)
 
 
 class PluginOutlook:
@@ -172,7 +167,7 @@ class PluginOutlook:
 
     def __init__(self, folder: Path | None) -> None:
         self._folder = folder
-        self._labelled = _Plugin()  # by feature discovery, for the configuration `_labelled_for`
+        self._labelled = _UNKNOWN  # by feature discovery, for the configuration `_labelled_for`
         self._labelled_for = ""
         self._labelled_at: str | None = None  # its own time stamp
         self._complaint = ""
@@ -183,7 +178,7 @@ class PluginOutlook:
         name = labels.get(PLUGIN_CONFIG, "")
         if strategy is None or (name != self._labelled_for and stamp == self._labelled_at):
             return  # sent away, or it has not looked since the configuration is another
-        self._labelled = _Plugin(strategy, sharing_of(labels))
+        self._labelled = PluginConfiguration(strategy, sharing_of(labels))
         self._labelled_for, self._labelled_at = name, stamp
 
     async def objections(
@@ -222,12 +217,12 @@ class PluginOutlook:
             return None
         return expected(plugin.strategy, observed.gpus, plugin.sharing)
 
-    async def _plugin(self, labels: Mapping[str, str], wanted: str | None) -> _Plugin:
+    async def _plugin(self, labels: Mapping[str, str], wanted: str | None) -> PluginConfiguration:
         """Raises NodeagentError for a file that the plan asks for and that cannot be used."""
         self.saw(labels)
         name = labels.get(PLUGIN_CONFIG, "") if wanted is None else wanted
         # The labels are of the configuration that was in force when they were written.
-        by_labels = self._labelled if name == self._labelled_for else _Plugin()
+        by_labels = self._labelled if name == self._labelled_for else _UNKNOWN
         if self._folder is None or not name:
             return by_labels
         try:
@@ -237,7 +232,9 @@ class PluginOutlook:
                 raise
             self._complain(error)
             return by_labels
-        return _Plugin(found.strategy or await self._strategy_of_flags(name), found.sharing)
+        return PluginConfiguration(
+            found.strategy or await self._strategy_of_flags(name), found.sharing
+        )
 
     async def _strategy_of_flags(self, name: str) -> Strategy | None:
         """By the plugin's own flags, as far as the labels do not come from a file."""

@@ -88,7 +88,7 @@ class AllocatedDevices:
 def _unclear(user: User, device: Anywhere) -> str:
     return (
         f"pod {user.namespace}/{user.pod} was given the device {device.name!r}, "
-        "and which one that is is not known"
+        "and it is not known which one that is"
     )
 
 
