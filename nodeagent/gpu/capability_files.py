@@ -41,7 +41,7 @@ class CapabilityHolders:
     def users(self, device: MigDevice) -> Usage:
         problem = self.problem
         if device.minor is None and (self.holders or self.unmapped):
-            problem = "the driver does not tell which device file the GPU has"
+            problem = "the driver does not report which device file the GPU has"
         return Usage(self._holders_of(device), known=not problem, reason=problem)
 
     def _holders_of(self, device: MigDevice) -> tuple[User, ...]:
@@ -108,7 +108,7 @@ class UsageProbe:
         if unmapped:
             return (
                 f"{self.proc_root}/driver/nvidia-caps/mig-minors is not readable, so open "
-                "capability files cannot be told apart"
+                "capability files cannot be assigned to MIG devices"
             )
         if not has_capabilities:
             return ""  # without capability files no process can hold one

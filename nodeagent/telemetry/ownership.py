@@ -38,7 +38,7 @@ class Use:
         return self.owners[0] if len(self.owners) == 1 else None
 
 
-NOBODY = Use()
+UNUSED = Use()
 
 
 def uses(
@@ -159,7 +159,7 @@ def device_of(entity: Entity) -> Device | None:
 def _split(number: int, values: Iterable[Value], shared: Mapping[Device, Use]) -> Iterator[Value]:
     for subject, total in values:
         device = device_of(subject.entity)
-        use = shared.get(device, NOBODY) if device else NOBODY
+        use = shared.get(device, UNUSED) if device else UNUSED
         parts = _parts(number, use)
         if not parts or subject.attributes:
             yield subject, total
