@@ -22,7 +22,7 @@ from nodeagent.cli.output import Output
 from nodeagent.cluster.client.presence import is_in_cluster
 from nodeagent.errors import DriverError, UsageError
 from nodeagent.mps.accounts import accounts_for
-from nodeagent.mps.launch.process import Programs
+from nodeagent.mps.programs import Programs
 from nodeagent.plan.desired import PlanDocument
 from nodeagent.plan.observed import ObservedNode
 from nodeagent.plan.resolve import Rejection, resolve

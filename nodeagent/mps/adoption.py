@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import random
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -27,9 +26,10 @@ from nodeagent.mps.control.query import Seen, ask_everything, differences
 from nodeagent.mps.files.directories import Directories, directories_of
 from nodeagent.mps.files.records import Record, RecordUnusable, read_records
 from nodeagent.mps.files.sockets import DaemonSockets, SocketGate
-from nodeagent.mps.launch.process import DaemonProcess, NotTheDaemon, Programs, adopt
+from nodeagent.mps.launch.process import DaemonProcess, NotTheDaemon, adopt
 from nodeagent.mps.lifecycle.model import Phase
 from nodeagent.mps.processes import CONTROL, Identity, identify, processes_of
+from nodeagent.mps.programs import Programs
 from nodeagent.mps.shares import DaemonSpec, spec_for
 from nodeagent.plan.observed import IDLE, MpsDaemon, Usage, User
 from nodeagent.plan.shares import ALL_THREADS, Account, Share, Sharing, WantedMps
@@ -150,12 +150,10 @@ async def survey(run_dir: Path, *, programs: Programs, ask: bool) -> Mapping[str
 
     def control_client(pipe_directory: str, log_directory: str) -> ControlClient:
         return ControlClient(
-            programs.control,
+            programs,
             pipe_directory=pipe_directory,
             log_directory=log_directory,
-            path=programs.path,
             deadline=_ANSWER,
-            chance=random.SystemRandom().random,
         )
 
     found: dict[str, MpsDaemon] = {}

@@ -17,7 +17,6 @@ from nodeagent.mps.files.log import LogWatch
 from nodeagent.mps.files.records import Record, RecordUnusable, read_records
 from nodeagent.mps.fleet_view import clients_of, daemon_state, planners_view
 from nodeagent.mps.launch.command import Launcher
-from nodeagent.mps.launch.process import Programs
 from nodeagent.mps.launch.starter import end_orphans
 from nodeagent.mps.lifecycle.model import (
     DrainRequested,
@@ -27,6 +26,7 @@ from nodeagent.mps.lifecycle.model import (
     RetryRequested,
     Subject,
 )
+from nodeagent.mps.programs import Programs
 from nodeagent.mps.requests import InUse, NotReady, drained, end, restarted, started, stopped
 from nodeagent.mps.shares import DaemonSpec
 from nodeagent.mps.supervisor import Supervisor
@@ -43,7 +43,7 @@ class Fleet:
     """Usable inside `async with`, in one event loop. Daemons live on when it is left.
 
     `check` gives what else keeps a daemon from Ready, in words; `report` gets what people may
-    want to know, `changed` whenever something is different; `chance` gives numbers from 0 up to 1.
+    want to know, `changed` whenever something is different; `jitter` gives numbers from 0 up to 1.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class Fleet:
         check: Check,
         report: Callable[[str, Report], None],
         changed: Callable[[], None],
-        chance: Callable[[], float],
+        jitter: Callable[[], float],
     ) -> None:
         self._watch = LogWatch()
         self._context = SupervisorContext(
@@ -69,7 +69,7 @@ class Fleet:
             check=check,
             report=report,
             changed=changed,
-            chance=chance,
+            jitter=jitter,
             watch=self._watch,
         )
         self._supervisors: dict[str, Supervisor] = {}

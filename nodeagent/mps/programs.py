@@ -1,4 +1,4 @@
-"""Runs a short program and reads what it prints, however much that may be."""
+"""The programs of MPS, and how one that ends soon is run, however much it prints."""
 
 from __future__ import annotations
 
@@ -9,8 +9,26 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
+from nodeagent.mps.processes import CONTROL
+
 MOST_OUTPUT = 1 << 20  # bytes of each stream; the longest replies to a batch have some thousand
 _BLOCK = 1 << 16
+
+
+@dataclass(frozen=True, slots=True)
+class Programs:
+    """The programs of MPS.
+
+    `control` is the program with leading arguments, if any; `path` is its PATH, in which it looks
+    for the server (distributions put that into /usr/sbin); `library_path` says where libcuda is,
+    if not where the loader looks. `multi_user_flag` asks for a server of all users in the form
+    that the installed program understands ("": in none; `probing` finds out).
+    """
+
+    control: tuple[str, ...] = (CONTROL,)
+    path: str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+    library_path: str = ""
+    multi_user_flag: str = "-multiuser-server"
 
 
 class TooMuchOutput(OSError):

@@ -17,9 +17,9 @@ from nodeagent.mps.fleet import Fleet, Timing
 from nodeagent.mps.launch.child import ChildLauncher, can_put_shm
 from nodeagent.mps.launch.command import AnyUserLauncher, Launcher, shm_directory
 from nodeagent.mps.launch.probing import Probe, probe
-from nodeagent.mps.launch.process import Programs
 from nodeagent.mps.launch.service import ServiceLauncher
 from nodeagent.mps.lifecycle.model import Report
+from nodeagent.mps.programs import Programs
 from nodeagent.mps.supervisor_context import Check
 from nodeagent.plan.desired import PlanDocument
 from nodeagent.plan.shares import Host
@@ -117,7 +117,7 @@ def make_fleet(
         check=check,
         report=report,
         changed=changed,
-        chance=random.SystemRandom().random,
+        jitter=random.SystemRandom().random,
     )
 
 

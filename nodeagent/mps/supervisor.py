@@ -150,8 +150,8 @@ class Supervisor:
         """Something has happened; does or begins what follows."""
         before = self.state
         context = self._context
-        chance, now = context.chance(), self._loop.time()
-        self.state, actions = step(before, event, now, settings=context.settings, chance=chance)
+        jitter, now = context.jitter(), self._loop.time()
+        self.state, actions = step(before, event, now, settings=context.settings, jitter=jitter)
         if self.state.phase is not before.phase:
             self.since = datetime.now(UTC)
         if self.state.phase is Phase.READY:

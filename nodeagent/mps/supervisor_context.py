@@ -9,8 +9,8 @@ from pathlib import Path
 from nodeagent.mps.control.client import ControlClient
 from nodeagent.mps.files.log import LogWatch
 from nodeagent.mps.launch.command import Launcher
-from nodeagent.mps.launch.process import Programs
 from nodeagent.mps.lifecycle.model import Report
+from nodeagent.mps.programs import Programs
 from nodeagent.mps.shares import DaemonSpec
 from nodeagent.settings import MpsSettings
 
@@ -40,7 +40,7 @@ class Timing:
 @dataclass(frozen=True, slots=True)
 class SupervisorContext:
     """`check` gives what else keeps it from Ready, in words; `report` gets what people may want
-    to know of a device, `changed` is called when something is different; `chance` gives numbers
+    to know of a device, `changed` is called when something is different; `jitter` gives numbers
     from 0 up to 1.
     """
 
@@ -52,16 +52,15 @@ class SupervisorContext:
     check: Check
     report: Callable[[str, Report], None]
     changed: Callable[[], None]
-    chance: Callable[[], float]
+    jitter: Callable[[], float]
     watch: LogWatch
 
     def control_client(self, pipe_directory: str, log_directory: str) -> ControlClient:
         """The only way to the daemon there."""
         return ControlClient(
-            self.programs.control,
+            self.programs,
             pipe_directory=pipe_directory,
             log_directory=log_directory,
-            path=self.programs.path,
             deadline=self.timing.answer,
-            chance=self.chance,
+            jitter=self.jitter,
         )

@@ -15,7 +15,7 @@ from nodeagent.cli.checks import mps as mps_preflight
 from nodeagent.cli.checks.findings import Level
 from nodeagent.cli.checks.mps import RunningDaemon
 from nodeagent.documents.reading import read_document
-from nodeagent.mps.launch.process import Programs
+from nodeagent.mps.programs import Programs
 from nodeagent.plan.shares import Account
 from nodeagent.simulation.mps.installation import install
 from tests.processes.real import running

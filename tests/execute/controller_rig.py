@@ -111,7 +111,7 @@ class NodeRig(FleetRig):
             check=compute_mode_check(observation, exclusive=exclusive),
             report=lambda device, report: self.reports.append((device, report)),
             changed=self._changed,
-            chance=self.seed.random,
+            jitter=self.seed.random,
         )
         memory = OriginalSettings(self.memory_file)
         publisher = Publisher(

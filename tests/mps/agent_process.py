@@ -12,7 +12,7 @@ from pathlib import Path
 
 from nodeagent.mps.fleet import Fleet
 from nodeagent.mps.launch.child import ChildLauncher
-from nodeagent.mps.launch.process import Programs
+from nodeagent.mps.programs import Programs
 from tests.mps.fleet_rig import GPU, POLICY, TIMING, ready, status, wanted
 
 
@@ -32,7 +32,7 @@ async def main(run_dir: Path, control: str, path: str) -> None:
         check=check,
         report=lambda _device, _report: None,
         changed=lambda: None,
-        chance=random.Random(1).random,
+        jitter=random.Random(1).random,
     )
     async with fleet:
         if not fleet.statuses():

@@ -18,8 +18,9 @@ import pytest
 
 from nodeagent.mps.files.directories import make_directories
 from nodeagent.mps.launch.child import ChildLauncher
-from nodeagent.mps.launch.process import DaemonProcess, Programs
+from nodeagent.mps.launch.process import DaemonProcess
 from nodeagent.mps.processes import SERVER
+from nodeagent.mps.programs import Programs
 from nodeagent.mps.shares import DaemonSpec
 
 GPU = "GPU-0a1b2c3d-0000-1111-2222-333344445555"

@@ -23,9 +23,9 @@ from nodeagent.mps.files.directories import directories_of
 from nodeagent.mps.files.sockets import BACK
 from nodeagent.mps.fleet import Fleet, Timing
 from nodeagent.mps.launch.child import ChildLauncher
-from nodeagent.mps.launch.process import Programs
 from nodeagent.mps.lifecycle.model import Report, Subject
 from nodeagent.mps.processes import CONTROL, SERVER, Identity, identify
+from nodeagent.mps.programs import Programs
 from nodeagent.mps.shares import DaemonSpec
 from nodeagent.plan.shares import Account, Share, Sharing, WantedMps
 from nodeagent.settings import MpsSettings
@@ -135,7 +135,7 @@ class FleetRig:
             check=check,
             report=hear,
             changed=self._changed,
-            chance=self.seed.random,
+            jitter=self.seed.random,
         )
         async with made:
             yield made

@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 
 from nodeagent.mps.control.client import ControlClient
+from nodeagent.mps.programs import Programs
 
 _PROGRAM = """#!{python} -IS
 import os, sys, time
@@ -111,10 +112,9 @@ class FrontEnd:
     def client(self, *, deadline: float = 60.0) -> ControlClient:
         """Something to ask it with."""
         return ControlClient(
-            [str(self.program)],
+            Programs(control=(str(self.program),), path="/usr/bin:/usr/sbin"),
             pipe_directory="/run/x/pipe",
             log_directory="/run/x/log",
-            path="/usr/bin:/usr/sbin",
             deadline=deadline,
-            chance=random.Random(1).random,
+            jitter=random.Random(1).random,
         )

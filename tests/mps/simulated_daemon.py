@@ -10,6 +10,7 @@ from pathlib import Path
 
 from nodeagent.mps.clients.watch import RunningDaemon
 from nodeagent.mps.control.client import ControlClient
+from nodeagent.mps.programs import Programs as MpsPrograms
 from nodeagent.mps.shares import DaemonSpec
 from nodeagent.plan.shares import WantedMps
 from nodeagent.simulation.mps.installation import install
@@ -33,13 +34,13 @@ def installed_programs(version: str = "550") -> Iterator[Programs]:
 @asynccontextmanager
 async def asking(rig: Rig) -> AsyncIterator[ControlClient]:
     """The daemon's control client."""
+    front_end = str(rig.programs.folder / CONTROL)
+    programs = MpsPrograms(control=(front_end,), path=rig.environment["PATH"])
     control = ControlClient(
-        [str(rig.programs.folder / CONTROL)],
+        programs,
         pipe_directory=str(rig.pipes),
         log_directory=str(rig.logs),
-        path=rig.environment["PATH"],
         deadline=60.0,
-        chance=lambda: 0.5,
     )
     try:
         yield control

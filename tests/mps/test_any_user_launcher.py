@@ -12,8 +12,9 @@ import pytest
 from nodeagent.mps.launch.child import ChildLauncher
 from nodeagent.mps.launch.command import AnyUserLauncher
 from nodeagent.mps.launch.probing import Probe, probe
-from nodeagent.mps.launch.process import Programs, StartError
+from nodeagent.mps.launch.process import StartError
 from nodeagent.mps.processes import CONTROL
+from nodeagent.mps.programs import Programs
 from nodeagent.simulation.mps.installation import install
 from tests.mps.conftest import spec_for
 

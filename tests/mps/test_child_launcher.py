@@ -15,8 +15,9 @@ import pytest
 
 from nodeagent.mps.launch.child import ChildLauncher
 from nodeagent.mps.launch.command import shm_directory
-from nodeagent.mps.launch.process import Programs, StartError
+from nodeagent.mps.launch.process import StartError
 from nodeagent.mps.processes import CONTROL, processes_of
+from nodeagent.mps.programs import Programs
 from nodeagent.mps.shares import DaemonSpec
 from tests.mps.conftest import GPU, running, seen, spec_for
 

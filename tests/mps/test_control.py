@@ -30,6 +30,7 @@ from nodeagent.mps.control.commands import (
     set_default_threads,
     terminate_client,
 )
+from nodeagent.mps.programs import Programs
 from tests.mps.front_end import FrontEnd
 
 
@@ -205,12 +206,10 @@ async def test_not_let_in(front_end: FrontEnd) -> None:
 async def test_no_program() -> None:
     """The path is a setting, so it may be wrong."""
     client = ControlClient(
-        ["/nowhere/control"],
+        Programs(control=("/nowhere/control",)),
         pipe_directory="/p",
         log_directory="/l",
-        path="/usr/bin",
         deadline=1,
-        chance=lambda: 0.5,
     )
     with pytest.raises(FrontEndFailed, match="/nowhere/control cannot be run"):
         await client.ask(get_server_list())

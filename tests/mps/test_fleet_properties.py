@@ -107,7 +107,7 @@ def _writes(pid: int, log: Path) -> bool:
         return False
 
 
-async def walk(rig: Watched, moves: list[str], chance: random.Random) -> None:
+async def walk(rig: Watched, moves: list[str], jitter: random.Random) -> None:
     """Each move, with a moment between them; then all is cleared, and it becomes Ready."""
     again = True
     at = iter(moves)
@@ -117,7 +117,7 @@ async def walk(rig: Watched, moves: list[str], chance: random.Random) -> None:
         async with rig.fleet(POLICY_HERE, report=rig.hear) as fleet:
             await _start(rig, fleet)
             for move in at:
-                await asyncio.sleep(chance.choice([0.0, 0.02, 0.1, 0.25]))
+                await asyncio.sleep(jitter.choice([0.0, 0.02, 0.1, 0.25]))
                 if move == "agent":
                     again = True
                     break

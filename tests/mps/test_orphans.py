@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from nodeagent.mps.launch.child import ChildLauncher
-from nodeagent.mps.launch.process import Programs
 from nodeagent.mps.launch.starter import OrphansLeft, end_orphans
 from nodeagent.mps.processes import CONTROL, SERVER, identify, processes_of
+from nodeagent.mps.programs import Programs
 from nodeagent.mps.shares import DaemonSpec
 from tests.mps.conftest import StartServer
 

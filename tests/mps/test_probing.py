@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from nodeagent.mps.launch.probing import Probe, probe
-from nodeagent.mps.launch.process import Programs
 from nodeagent.mps.processes import CONTROL, SERVER
+from nodeagent.mps.programs import Programs
 from nodeagent.simulation.mps.installation import install
 from nodeagent.simulation.mps.knobs import Knobs
 from tests.simulation.mps.rig import CONTROL as REAL

@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 
 from nodeagent.mps.launch.child import ChildLauncher
-from nodeagent.mps.launch.process import NotTheDaemon, Programs, adopt
+from nodeagent.mps.launch.process import NotTheDaemon, adopt
 from nodeagent.mps.processes import CONTROL, identify
+from nodeagent.mps.programs import Programs
 from nodeagent.mps.shares import LOG_NAME, DaemonSpec
 from tests.mps.conftest import running, wait_for
 

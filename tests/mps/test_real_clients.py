@@ -27,8 +27,8 @@ from nodeagent.gpu.driver import Driver
 from nodeagent.mps.control.commands import terminate_client
 from nodeagent.mps.fleet import Fleet
 from nodeagent.mps.launch.child import ChildLauncher
-from nodeagent.mps.launch.process import Programs
 from nodeagent.mps.processes import CONTROL, SERVER
+from nodeagent.mps.programs import Programs
 from nodeagent.mps.setup import timing_of
 from nodeagent.mps.shares import DaemonSpec, client_environment
 from nodeagent.plan.shares import Account, ComputeMode, Share, Sharing, WantedMps
@@ -257,7 +257,7 @@ async def fleet_of(run_dir: Path) -> AsyncIterator[Fleet]:
         check=check,
         report=lambda _device, _report: None,
         changed=lambda: None,
-        chance=random.Random(1).random,
+        jitter=random.Random(1).random,
     )
     async with fleet:
         yield fleet

@@ -28,8 +28,9 @@ from nodeagent.mps.control.commands import (
     threads_agree,
 )
 from nodeagent.mps.launch.child import ChildLauncher
-from nodeagent.mps.launch.process import DaemonProcess, Programs
+from nodeagent.mps.launch.process import DaemonProcess
 from nodeagent.mps.processes import CONTROL, identify
+from nodeagent.mps.programs import Programs
 from nodeagent.mps.shares import DaemonSpec
 
 PROGRAM = shutil.which(CONTROL)
@@ -42,12 +43,11 @@ async def daemon(spec: DaemonSpec) -> AsyncIterator[tuple[DaemonProcess, Control
     program = str(PROGRAM)
     path = os.environ["PATH"]
     client = ControlClient(
-        [program],
+        Programs(control=(program,), path=path),
         pipe_directory=spec.pipe_directory,
         log_directory=spec.log_directory,
-        path=path,
         deadline=30.0,
-        chance=random.Random(1).random,
+        jitter=random.Random(1).random,
     )
     process = await ChildLauncher(Programs(control=(program,), path=path)).launch(spec)
     try:
@@ -94,12 +94,11 @@ async def test_beside_other_front_ends(spec: DaemonSpec) -> None:
     async with daemon(spec) as (_, client):
         others = [
             ControlClient(
-                [str(PROGRAM)],
+                Programs(control=(str(PROGRAM),), path=os.environ["PATH"]),
                 pipe_directory=spec.pipe_directory,
                 log_directory=spec.log_directory,
-                path=os.environ["PATH"],
                 deadline=30.0,
-                chance=random.Random(seed).random,
+                jitter=random.Random(seed).random,
             )
             for seed in range(8)
         ]

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from nodeagent.mps.launch.probing import Scratch
-from nodeagent.mps.launch.process import Programs
+from nodeagent.mps.programs import Programs
 
 _KILLED = """
 import os, sys

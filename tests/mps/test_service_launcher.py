@@ -12,9 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from nodeagent.mps.launch.process import DaemonProcess, Programs, StartError, adopt
+from nodeagent.mps.launch.process import DaemonProcess, StartError, adopt
 from nodeagent.mps.launch.service import ServiceLauncher, unit_of
 from nodeagent.mps.processes import CONTROL, identify, processes_of
+from nodeagent.mps.programs import Programs
 from nodeagent.mps.shares import DaemonSpec
 from tests.mps.conftest import GPU, seen, spec_for, wait_for
 from tests.mps.systemd_programs import SystemdPrograms

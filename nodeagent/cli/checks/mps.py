@@ -15,8 +15,8 @@ from nodeagent.cli import event_loop
 from nodeagent.cli.checks.findings import Finding, error, ok, warning
 from nodeagent.mps.files.directories import DEFAULT_DIRECTORIES, DirectoryRefused, directories_of
 from nodeagent.mps.launch.command import OPEN_FILES
-from nodeagent.mps.launch.process import Programs
 from nodeagent.mps.processes import CONTROL, SERVER
+from nodeagent.mps.programs import Programs
 from nodeagent.plan.desired import MigLayout, MpsEntry, PlanDocument, PlanEntry
 from nodeagent.plan.shares import ANY_USER, Account
 from nodeagent.processes import Hidden, commands, environment_of

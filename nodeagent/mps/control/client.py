@@ -13,11 +13,14 @@ import contextlib
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from random import SystemRandom
 from typing import Any, TypeVar
 
 from nodeagent.errors import NodeagentError
 from nodeagent.mps.control.commands import Command, UnexpectedReply, quit_daemon
-from nodeagent.mps.programs import MOST_OUTPUT, TooMuchOutput, run_program
+from nodeagent.mps.programs import MOST_OUTPUT, Programs, TooMuchOutput, run_program
+
+_random = SystemRandom().random
 
 
 class ControlError(NodeagentError):
@@ -96,31 +99,29 @@ class _Request:
 class ControlClient:
     """The only way to the daemon at one pipe directory.
 
-    `program` is the front-end with leading arguments, if any; `path` what it gets as PATH;
-    `deadline` the seconds for a batch; `chance` gives numbers from 0 up to 1. Nothing of this
-    process' own environment reaches the program.
+    `deadline` is for a batch, in seconds; `jitter` gives numbers from 0 up to 1. Nothing of this
+    process' own environment reaches the front-end.
     """
 
     def __init__(
         self,
-        program: Sequence[str],
+        programs: Programs,
         *,
         pipe_directory: str,
         log_directory: str,
-        path: str,
         deadline: float,
-        chance: Callable[[], float],
+        jitter: Callable[[], float] = _random,
     ) -> None:
-        self._program = tuple(program)
+        self._program = programs.control
         self._environment: Mapping[str, str] = {
             "CUDA_MPS_PIPE_DIRECTORY": pipe_directory,
             "CUDA_MPS_LOG_DIRECTORY": log_directory,
             "LC_ALL": "C",
-            "PATH": path,
+            "PATH": programs.path,
         }
         self._pipe_directory = pipe_directory
         self._deadline = deadline
-        self._chance = chance
+        self._jitter = jitter
         self._waiting: deque[_Request] = deque()
         self._batch: tuple[_Request, ...] = ()
         self._talk: asyncio.Task[list[list[str]]] | None = None
@@ -256,7 +257,7 @@ class ControlClient:
                     if replies is not None:
                         return replies
                     turned_away += 1
-                    await asyncio.sleep(pause * (0.5 + self._chance()))
+                    await asyncio.sleep(pause * (0.5 + self._jitter()))
                     pause = min(pause * 2, LONGEST_PAUSE)
         except TimeoutError:
             raise self._late(turned_away, deadline) from None

@@ -29,8 +29,9 @@ from nodeagent.mps.launch.command import (
     open_log,
     shm_directory,
 )
-from nodeagent.mps.launch.process import UNKNOWN_END, DaemonProcess, Programs, StartError, in_words
+from nodeagent.mps.launch.process import UNKNOWN_END, DaemonProcess, StartError, in_words
 from nodeagent.mps.processes import CONTROL, Identity, identify
+from nodeagent.mps.programs import Programs
 from nodeagent.mps.shares import DaemonSpec
 
 # <linux/sched.h> and <linux/mount.h>

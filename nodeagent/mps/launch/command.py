@@ -10,7 +10,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from nodeagent.mps.launch.process import DaemonProcess, Programs, StartError
+from nodeagent.mps.launch.process import DaemonProcess, StartError
+from nodeagent.mps.programs import Programs
 from nodeagent.mps.shares import LOG_NAME, DaemonSpec
 
 if TYPE_CHECKING:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import fcntl
 import os
-import random
 import re
 import shutil
 import signal
@@ -23,9 +22,8 @@ from pathlib import Path
 from nodeagent.mps.control.client import ControlClient, ControlError
 from nodeagent.mps.control.commands import Command
 from nodeagent.mps.files.directories import LONGEST_SOCKET_NAME, LONGEST_SOCKET_PATH
-from nodeagent.mps.launch.process import Programs
 from nodeagent.mps.processes import CONTROL, SERVER, identify, opened, processes_of
-from nodeagent.mps.programs import run_program
+from nodeagent.mps.programs import Programs, run_program
 from nodeagent.plan.problems import Code, Problem
 
 _PREFIX = "probe-"
@@ -240,12 +238,10 @@ class _Trials:
             said = await self._say(*words, folder=folder)
             return tuple(said.splitlines()) if process.returncode is None else None
         client = ControlClient(
-            self._programs.control,
+            self._programs,
             pipe_directory=str(folder / "pipe"),
             log_directory=str(folder / "log"),
-            path=self._programs.path,
             deadline=self._deadline,
-            chance=random.random,
         )
         try:
             return await client.ask(Command(question, lambda _, reply: tuple(reply)))

@@ -1,6 +1,6 @@
-"""One control daemon's process: found again after an earlier agent, waited for, ended.
+"""One control daemon's process: found again after an earlier agent, waited for, killed.
 
-How it is started: `launching`. It outlives this agent.
+It outlives this agent.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import os
 import signal
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from dataclasses import dataclass
 
 from nodeagent.errors import NodeagentError
 from nodeagent.mps.processes import CONTROL, Identity, identify
@@ -25,22 +24,6 @@ class StartError(NodeagentError):
 
 class NotTheDaemon(NodeagentError):
     """The process is not the daemon it was taken for, and is left alone."""
-
-
-@dataclass(frozen=True, slots=True)
-class Programs:
-    """How daemons are started.
-
-    `control` is the program with leading arguments, if any; `path` is its PATH, in which it looks
-    for the server (distributions put that into /usr/sbin); `library_path` says where libcuda is,
-    if not where the loader looks. `multi_user_flag` asks for a server of all users in the form
-    that the installed program understands ("": in none; `probing` finds out).
-    """
-
-    control: tuple[str, ...] = (CONTROL,)
-    path: str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-    library_path: str = ""
-    multi_user_flag: str = "-multiuser-server"
 
 
 class DaemonProcess:

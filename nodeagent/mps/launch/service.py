@@ -21,9 +21,9 @@ from nodeagent.mps.launch.command import (
     open_log,
     shm_directory,
 )
-from nodeagent.mps.launch.process import UNKNOWN_END, DaemonProcess, Programs, StartError, in_words
+from nodeagent.mps.launch.process import UNKNOWN_END, DaemonProcess, StartError, in_words
 from nodeagent.mps.processes import CONTROL, Identity, identify
-from nodeagent.mps.programs import Output, run_program
+from nodeagent.mps.programs import Output, Programs, run_program
 from nodeagent.mps.shares import DaemonSpec
 
 _PROGRAMS = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"

@@ -72,12 +72,12 @@ if TYPE_CHECKING:
     from nodeagent.settings import MpsSettings
 
 
-def step(state: State, event: Event, now: float, *, settings: MpsSettings, chance: float) -> Step:
-    """What follows. `now` is the event loop's time, `chance` a number from 0 up to 1."""
+def step(state: State, event: Event, now: float, *, settings: MpsSettings, jitter: float) -> Step:
+    """What follows. `now` is the event loop's time, `jitter` a number from 0 up to 1."""
     if isinstance(event, OfRun):
         if event.run != state.run or state.phase not in WITH_PROCESS:
             return Step(state)  # from a process that is no more
-        return _of_run(state, event, now, settings, chance)
+        return _of_run(state, event, now, settings, jitter)
     match event:
         case NewPlan():
             return new_plan(state, event.spec, now, settings)
@@ -96,7 +96,7 @@ def step(state: State, event: Event, now: float, *, settings: MpsSettings, chanc
     assert_never(event)
 
 
-def _of_run(state: State, event: OfRun, now: float, settings: MpsSettings, chance: float) -> Step:
+def _of_run(state: State, event: OfRun, now: float, settings: MpsSettings, jitter: float) -> Step:
     """An event from the process there is."""
     match event:
         case Started():
@@ -104,9 +104,9 @@ def _of_run(state: State, event: OfRun, now: float, settings: MpsSettings, chanc
             return Step(replace(state, pid=event.pid), (report,))
         case StartFailed():
             report = Report(Subject.START_FAILED, event.reason)
-            return ended_by_itself(state, report, now, settings, chance, quick=True)
+            return ended_by_itself(state, report, now, settings, jitter, quick=True)
         case Exited():
-            return exited(state, event, now, settings, chance)
+            return exited(state, event, now, settings, jitter)
         case Answered():
             return answered(state, now, settings)
         case Silent():
@@ -116,7 +116,7 @@ def _of_run(state: State, event: OfRun, now: float, settings: MpsSettings, chanc
         case Replaced():
             return replaced(state, event, now, settings)
         case LimitsReadBack():
-            return read_back(state, event, now, settings, chance)
+            return read_back(state, event, now, settings, jitter)
         case _:
             return _of_server(state, event, now, settings)
 
@@ -266,7 +266,7 @@ def replaced(state: State, event: Replaced, now: float, settings: MpsSettings) -
     return kill(state, now, settings, Report(Subject.REPLACED, why))
 
 
-def exited(state: State, event: Exited, now: float, settings: MpsSettings, chance: float) -> Step:
+def exited(state: State, event: Exited, now: float, settings: MpsSettings, jitter: float) -> Step:
     """Its end, wanted or not."""
     if state.ending is Ending.KILLING and state.phase is not Phase.DRAINING:
         words = f"the daemon was killed after {event.ran_for:.1f} s: {state.why}"
@@ -274,11 +274,11 @@ def exited(state: State, event: Exited, now: float, settings: MpsSettings, chanc
         words = f"the daemon ended after {event.ran_for:.1f} s: {event.status}"
     report = Report(Subject.EXITED, words, event.last_lines)
     quick = not state.was_ready or event.ran_for < settings.steady
-    return ended_by_itself(state, report, now, settings, chance, quick=quick)
+    return ended_by_itself(state, report, now, settings, jitter, quick=quick)
 
 
 def read_back(
-    state: State, event: LimitsReadBack, now: float, settings: MpsSettings, chance: float
+    state: State, event: LimitsReadBack, now: float, settings: MpsSettings, jitter: float
 ) -> Step:
     """What is in force was read; only that makes it Ready."""
     if event.reading != state.reading:
@@ -291,11 +291,11 @@ def read_back(
         return Step(state)
     if not event.differences:
         return ready(state, now, settings)
-    return _not_in_force(replace(state, attempts=state.attempts + 1), event, now, settings, chance)
+    return _not_in_force(replace(state, attempts=state.attempts + 1), event, now, settings, jitter)
 
 
 def _not_in_force(
-    state: State, event: LimitsReadBack, now: float, settings: MpsSettings, chance: float
+    state: State, event: LimitsReadBack, now: float, settings: MpsSettings, jitter: float
 ) -> Step:
     report = _differ(event)
     if not state.was_ready and state.attempts >= settings.most_attempts:
@@ -303,7 +303,7 @@ def _not_in_force(
     if not state.was_ready:
         return limit(state, now, settings, why=report.message)
     # It may have clients, so it is not ended; only tried less and less often.
-    delay = retry_delay(settings, state.attempts, chance)
+    delay = retry_delay(settings, state.attempts, jitter)
     state = replace(state, deadline=now + delay, why=report.message)
     return Step(state, (report, Schedule(delay)))
 

@@ -30,12 +30,12 @@ if TYPE_CHECKING:
     from nodeagent.settings import MpsSettings
 
 
-def retry_delay(settings: MpsSettings, failures: int, chance: float) -> float:
+def retry_delay(settings: MpsSettings, failures: int, jitter: float) -> float:
     """The wait after so many quick failures in a row, shortened by up to a quarter, so that many
     daemons do not act in step.
     """
     backoff = Backoff(
-        settings.first_delay, settings.longest_delay, spread=0.25, jitter=lambda: chance
+        settings.first_delay, settings.longest_delay, spread=0.25, jitter=lambda: jitter
     )
     return backoff.after(failures)
 
@@ -164,7 +164,7 @@ def kill(state: State, now: float, settings: MpsSettings, report: Report) -> Ste
 
 
 def ended_by_itself(
-    state: State, report: Report, now: float, settings: MpsSettings, chance: float, *, quick: bool
+    state: State, report: Report, now: float, settings: MpsSettings, jitter: float, *, quick: bool
 ) -> Step:
     """There is no process any more, unless this is the end that was wanted."""
     sweep = SweepOrphans(state.spec)
@@ -186,15 +186,15 @@ def ended_by_itself(
         again = start(replace(ended, restarts=state.restarts + 1), ended.wanted, now, settings)
         return Step(again.state, (report, sweep, *again.actions))
     if failures >= settings.most_failures:
-        return _failed(ended, report, now, settings, chance)
-    delay = retry_delay(settings, failures, chance)
+        return _failed(ended, report, now, settings, jitter)
+    delay = retry_delay(settings, failures, jitter)
     backoff = replace(ended, phase=Phase.BACKOFF, deadline=now + delay)
     return Step(backoff, (report, sweep, Schedule(delay)))
 
 
-def _failed(state: State, report: Report, now: float, settings: MpsSettings, chance: float) -> Step:
+def _failed(state: State, report: Report, now: float, settings: MpsSettings, jitter: float) -> Step:
     """Reported once; retried at the longest delay, since its cause may pass."""
-    delay = settings.longest_delay * (1 - chance / 4)
+    delay = settings.longest_delay * (1 - jitter / 4)
     words = (
         f"failed {state.failures} times in a row and is tried every {settings.longest_delay:g} s "
         f"only, the last time: {report.message}"

@@ -45,7 +45,7 @@ class Life:
 
     state: State = field(default_factory=State)
     now: float = 1000.0
-    chance: float = 0.0
+    jitter: float = 0.0
 
     def phase(self) -> Phase:
         """Where it is now."""
@@ -54,7 +54,7 @@ class Life:
     def tell(self, event: Event, *, after: float = 0.0) -> tuple[Action, ...]:
         """What is to be done when this happens so many seconds later."""
         self.now += after
-        self.state, actions = step(self.state, event, self.now, settings=POLICY, chance=self.chance)
+        self.state, actions = step(self.state, event, self.now, settings=POLICY, jitter=self.jitter)
         return actions
 
     def start(self, spec: DaemonSpec = SPEC) -> tuple[Action, ...]:

@@ -213,7 +213,7 @@ def test_a_program_that_cannot_be_run() -> None:
 
 def test_chance_shortens_the_wait() -> None:
     """By up to a quarter, never lengthens it."""
-    assert [retry_delay(POLICY, 2, chance) for chance in (0.0, 0.5, 1.0)] == [2.0, 1.75, 1.5]
+    assert [retry_delay(POLICY, 2, jitter) for jitter in (0.0, 0.5, 1.0)] == [2.0, 1.75, 1.5]
     assert retry_delay(POLICY, 10**6, 0.0) == 8.0
 
 

@@ -288,7 +288,7 @@ def live(draws: list[Draw]) -> tuple[Life, Observer]:
     for number, draw in enumerate(draws):
         event = event_of(draw, life.state)
         before = life.state
-        life.chance = (number % 10) / 10
+        life.jitter = (number % 10) / 10
         actions = life.tell(event, after=draw[3])
         observer.see(before, event, actions, life)
     return life, observer
@@ -297,13 +297,13 @@ def live(draws: list[Draw]) -> tuple[Life, Observer]:
 def test_no_long_walk_breaks_a_rule() -> None:
     """The same over long sequences, into corners that short ones do not reach."""
     for seed in range(1200):
-        chance = random.Random(seed)
+        jitter = random.Random(seed)
         draws = [
             (
-                chance.choice(KINDS),
-                chance.randrange(3),
-                chance.random() < 0.1,
-                chance.choice([0.0, 0.3, 1.0, 2.0, 5.0, 100.0]),
+                jitter.choice(KINDS),
+                jitter.randrange(3),
+                jitter.random() < 0.1,
+                jitter.choice([0.0, 0.3, 1.0, 2.0, 5.0, 100.0]),
             )
             for _ in range(80)
         ]
