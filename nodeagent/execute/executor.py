@@ -167,16 +167,17 @@ class _GpuRun:
         number = 0
         async with asyncio.TaskGroup() as starts:  # of daemons, each to its end
             while number < len(progress.plan.steps):
-                step = progress.plan.steps[number]
+                rest = progress.plan.steps[number:]
+                step = rest[0]
                 if progress.starting and not isinstance(step, StartMps | SetComputeMode):
                     await asyncio.wait(progress.starting)
                 if progress.failure or progress.pending:
                     why = "not begun: an earlier step did not succeed"
-                    self._skip(progress, number, progress.plan.steps[number:], why)
+                    self._skip(progress, number, rest, why)
                     break
                 if self.stop.is_set():
                     progress.left = True
-                    self._skip(progress, number, progress.plan.steps[number:], "left: told to stop")
+                    self._skip(progress, number, rest, "left: a stop was requested")
                     break
                 if isinstance(step, StartMps | SetComputeMode):
                     await self._share(progress, number, step, starts)

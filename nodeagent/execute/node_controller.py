@@ -7,7 +7,7 @@ the memory of what a device was before it was given to MPS or to another time sl
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from typing import Protocol
 
 from nodeagent.errors import GpuInUse, NodeagentError
@@ -84,7 +84,7 @@ class NodeController(NodeReader):
         """
         observed = await super().observe()
         if observed.gpus and all(gpu.access is Access.OK for gpu in observed.gpus):
-            present = {device for gpu in observed.gpus for device in devices_of(gpu)}
+            present = {device.uuid for gpu in observed.gpus for device in gpu.devices()}
             gone = {state.device for state in self._fleet.statuses()} - present
             if gone:
                 await self._fleet.keep_only(present)
@@ -256,11 +256,6 @@ def _not_stopped(step: StopMps, usage: Usage) -> GpuInUse:
 def in_use(error: NodeagentError) -> GpuInUse:
     """The same error as one that says of a GPU that it is in use."""
     return GpuInUse(error.message, code=None, name="InUse", call="", remedy=error.remedy)
-
-
-def devices_of(gpu: Gpu) -> Iterator[str]:
-    """UUIDs of everything on the GPU that can have a daemon: itself and its MIG devices."""
-    return (device.uuid for device in gpu.devices())
 
 
 def _modes_of(gpu: Gpu) -> Mapping[str, ComputeMode | None]:

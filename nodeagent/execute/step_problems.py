@@ -29,7 +29,7 @@ from nodeagent.plan.steps import (
 )
 from nodeagent.views.text import gpu_words, layout_words, step_words, user_words
 
-_SOMEBODY_ELSE = "look for another program that changes MIG instances on this node"
+_OTHER_PROGRAM = "look for another program that changes MIG instances on this node"
 
 
 def sentence(error: BaseException) -> str:
@@ -86,7 +86,7 @@ def not_as_planned(seen: Gpu, planned: Gpu | None = None, missing: Sequence[Step
         Code.STEP_FAILED,
         f"the driver reported every step as done, but {gpu_words(seen)} now has "
         f"{layout_words(seen)}{instead}",
-        _SOMEBODY_ELSE,
+        _OTHER_PROGRAM,
         seen.uuid,
     )
 

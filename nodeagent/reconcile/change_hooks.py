@@ -1,4 +1,4 @@
-"""What the loop asks of the world around the node, such as a cluster, before and after a change."""
+"""Hooks before and after a change of devices, such as a cluster's: object, prepare, settle."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from nodeagent.reconcile.active_plan import Judgement
 
 
 class ChangeHooks(Protocol):
-    """What is around the node. Nothing here raises: what goes wrong is told as problems."""
+    """What happens around a change. Nothing here raises: what goes wrong becomes problems."""
 
     async def objections(
         self, judgement: Judgement, todo: NodePlan, observed: ObservedNode
@@ -35,7 +35,7 @@ class ChangeHooks(Protocol):
 
     def settle(self, judgement: Judgement, observed: ObservedNode) -> None:
         """A round is over, however it went: put back what was prepared, follow up. Does not wait;
-        what it finds later it tells by `problems` and by waking the loop.
+        what it finds later is in `problems`, and wakes the loop.
         """
         ...
 
@@ -46,7 +46,7 @@ class ChangeHooks(Protocol):
 
 
 class NoHooks:
-    """Nothing is around the node."""
+    """Of a node without a cluster: nothing objects, nothing has to be prepared."""
 
     problems: tuple[Problem, ...] = ()
 

@@ -165,7 +165,7 @@ class EventReporter:
         then = "it is mended" if mended else "it is left so, as the setting says"
         self._report(
             EventType.DRIFT,
-            f"{gpu_words(gpu)} was changed by somebody else: now {layout_words(gpu)}; {then}",
+            f"{gpu_words(gpu)} was changed by another program: now {layout_words(gpu)}; {then}",
             gpu=gpu.uuid,
         )
 

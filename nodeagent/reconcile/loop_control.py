@@ -136,7 +136,7 @@ class Heartbeats:
         """A sentence for each loop that did not beat in time; empty while all is well."""
         now = self._clock()
         return tuple(
-            f"the {loop} has not been heard of for {now - due:.0f} s longer than it should take"
+            f"the {loop} has not reported for {now - due:.0f} s longer than it should take"
             for loop, due in self._due.items()
             if now > due
         )

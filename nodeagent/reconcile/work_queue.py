@@ -193,8 +193,8 @@ def drift_problem(gpu: Gpu) -> Problem:
     """The problem of a GPU that drifted and is to be left so."""
     return Problem(
         Code.DRIFT,
-        f"{gpu_words(gpu)} was as the plan says and was then changed by somebody else: it now has "
-        f"{layout_words(gpu)}",
+        f"{gpu_words(gpu)} was as the plan says and was then changed by another program: it now "
+        f"has {layout_words(gpu)}",
         remedy="run nodeagent apply, change the plan, or set `drift: mend`",
         gpu=gpu.uuid,
     )

@@ -268,7 +268,7 @@ async def test_what_others_change_meanwhile_is_not_called_applied() -> None:
 
 
 async def test_stop_leaves_the_rest_without_going_back() -> None:
-    """Once told to stop, the running step ends, the rest is skipped, nothing is restored."""
+    """Once a stop is requested, the running step ends, the rest is skipped, nothing is restored."""
     with simulated("h100-80gb:1") as node:
         node.inject(CREATE, delay=0.05, times=None)
         async with open_driver() as driver:

@@ -132,7 +132,7 @@ async def test_a_new_plan_ends_the_waiting(tmp_path: Path) -> None:
 
 
 async def test_the_end_of_the_agent_ends_the_waiting(tmp_path: Path) -> None:
-    """An agent that is told to stop does not wait for the hooks."""
+    """An agent that stops does not wait for the hooks."""
     around = Recorded()
     around.ready.clear()
     with simulated("h100-80gb:1"):
