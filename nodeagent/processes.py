@@ -26,6 +26,8 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     import psutil
 
+from nodeagent.backoff import Backoff
+
 LARGEST_COMMAND: Final = 1 << 14  # bytes of a command line that are read
 LARGEST_ENVIRONMENT: Final = 8 << 20  # bytes; what execve takes ends at 6 MiB, arguments included
 _MOST_PIDS: Final = 1 << 22  # the kernel's PID_MAX_LIMIT
@@ -171,9 +173,7 @@ class ProcessWatch:
         self, wake: Callable[[], None], *, fallback: float = 2.0, fallback_limit: float = 30.0
     ) -> None:
         self._wake = wake
-        self._fallback = fallback
-        self._fallback_limit = fallback_limit
-        self._delay = fallback
+        self._backoff = Backoff(fallback, fallback_limit)
         self._descriptors: dict[int, int] = {}  # pid -> pidfd
         self._unwatchable: frozenset[int] = frozenset()
         self._timer: asyncio.TimerHandle | None = None
@@ -186,7 +186,7 @@ class ProcessWatch:
             pid for pid in pids if pid not in self._descriptors and not self._follow(pid)
         )
         if unwatchable != self._unwatchable:
-            self._delay = self._fallback
+            self._backoff.reset()
         self._unwatchable = unwatchable
         self._look_again_later()
 
@@ -221,11 +221,12 @@ class ProcessWatch:
             self._timer.cancel()
             self._timer = None
         if self._unwatchable:
-            self._timer = asyncio.get_running_loop().call_later(self._delay, self._look_again)
+            delay = self._backoff.after(self._backoff.failures + 1)
+            self._timer = asyncio.get_running_loop().call_later(delay, self._look_again)
 
     def _look_again(self) -> None:
         self._timer = None
-        self._delay = min(self._delay * 2, self._fallback_limit)
+        self._backoff.next()
         self._wake()
 
 

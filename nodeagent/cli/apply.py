@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
+from nodeagent.backoff import Backoff
 from nodeagent.cli import event_loop, exit_codes
 from nodeagent.cli.blockers import wait_for_blockers
 from nodeagent.cli.command_settings import command_settings
@@ -94,7 +95,7 @@ class _Rounds:
         self._output = output
         self._stop = stop
         self._gpus: dict[str, GpuOutcome] = {}
-        self._refusals: dict[str, int] = {}
+        self._refusals: dict[str, Backoff] = {}
         self._retry_at: dict[str, float] = {}
         self.rest = NodePlan(Verdict.IN_SYNC)
         self.outcome = NodeOutcome(self.rest, ())
@@ -131,9 +132,8 @@ class _Rounds:
         key = gpu.plan.before.key
         self._retry_at.pop(key, None)
         if gpu.refused_in_use:
-            self._refusals[key] = self._refusals.get(key, -1) + 1
-            pause = _RETRY * 2.0 ** self._refusals[key]
-            self._retry_at[key] = asyncio.get_running_loop().time() + pause
+            backoff = self._refusals.setdefault(key, Backoff(_RETRY, math.inf))
+            self._retry_at[key] = asyncio.get_running_loop().time() + backoff.next()
 
     def _plan(self, observed: ObservedNode) -> NodePlan:
         return plan(self._desired, observed, self._settings.policy)
