@@ -5,18 +5,23 @@ from __future__ import annotations
 import re
 import sys
 import tempfile
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from tests.goldens.agent import SOON, Stage, stage
 from tests.goldens.rules import settled
-from tests.goldens.session import Session
+from tests.goldens.session import Session, alternatives
 
 HERE = Path(__file__).parent
 RECORDED = HERE / "recorded"
+STAYS = 2.5  # seconds for which an answer that is recorded has not changed
 
 
 @dataclass(frozen=True)
@@ -37,8 +42,8 @@ class Case:
     def comparable(self) -> bool:
         return self.python in {"", f"{sys.version_info.major}.{sys.version_info.minor}"}
 
-    def record(self) -> str:
-        """Run it, and give what is to be recorded."""
+    def record(self, recorded: str = "") -> str:
+        """Run it, and give what is to be recorded; an agent gets the time to do as recorded."""
         with tempfile.TemporaryDirectory(prefix="na-", dir="/tmp") as name:
             folder = Path(name)
             folder.chmod(0o755)  # daemons of other users have to pass
@@ -47,14 +52,47 @@ class Case:
             for file, text in self.files.items():
                 (folder / file).write_text(text, encoding="utf-8")
                 parts.append(f"$ cat {file}\n{text}\n")
-            session = Session(folder)
-            parts.extend(session.transcript(command) for command in self.commands)
+            with stage(folder, Session(folder)) as acting:
+                patience = Patience(recorded, skip=len(self.files))
+                for line in chain.from_iterable(map(alternatives, self.commands)):
+                    ask = partial(_asked, acting, line, folder)
+                    parts += [patience.answer(ask, again=acting.repeats(line))]
             return settled("".join(parts), folder).rstrip("\n") + "\n"
+
+
+class Patience:
+    """Waits for an agent's answers: to be as recorded, or where that is not known, to stay."""
+
+    def __init__(self, recorded: str, *, skip: int) -> None:
+        blocks = re.split(r"(?m)^(?=\$ )", recorded)
+        self._expected = iter(blocks[1 + skip :])
+        self._limit = SOON
+
+    def answer(self, ask: Callable[[], str], *, again: bool) -> str:
+        """The next one; after the first that does not come, others get no such time."""
+        expected = next(self._expected, "")
+        begun = time.monotonic()
+        same, last = begun, ask()
+        while again and last.strip() != expected.strip():
+            if time.monotonic() - begun > self._limit:
+                self._limit = 1.0
+                break
+            time.sleep(0.1)
+            now = ask()
+            if now != last:
+                same, last = time.monotonic(), now
+            elif not expected and time.monotonic() - same > STAYS:
+                break
+        return last
+
+
+def _asked(acting: Stage, line: str, folder: Path) -> str:
+    return settled(acting.do(line), folder)
 
 
 def cases() -> list[Case]:
     """All of them."""
-    return [*_boards(), *_states()]
+    return [*_boards(), *_scripts("states"), *_scripts("agents")]
 
 
 def _table(name: str) -> Any:
@@ -87,8 +125,8 @@ def _filled(command: str, words: dict[str, str]) -> str:
     return command
 
 
-def _states() -> Iterator[Case]:
-    for name, entry in _table("states").items():
+def _scripts(table: str) -> Iterator[Case]:
+    for name, entry in _table(table).items():
         commands = tuple(entry["run"].splitlines())
         files, python = entry.get("files", {}), entry.get("python", "")
-        yield Case(f"states/{name}", entry["about"], commands, files, python)
+        yield Case(f"{table}/{name}", entry["about"], commands, files, python)

@@ -9,6 +9,17 @@ from pathlib import Path
 RULES: tuple[tuple[str, str], ...] = (
     (r'("seconds": |\bseconds: )[\d.e-]+', r"\1<seconds>"),  # how long a step took
     (r"\(\d+\.\d\d s\)", "(<seconds> s)"),
+    (r"\b\d{4}-\d\d-\d\dT[\d:.]+Z", "<time>"),
+    (r"(?m)^(Date|ETag|Content-Length): .*", r"\1: <varies>"),
+    (r'("pid": |\b(?:pid|process):? )(?!47117)\d+', r"\1<pid>"),
+    (r"\b(STATE|Ready|Draining|Down) +(PID|-|\d+)(?= )", r"\1 <pid>"),
+    (r"127\.0\.0\.1:\d{5}\b", "127.0.0.1:<port>"),
+    # Of the metrics, what an agent's own run costs and how long things took.
+    (
+        r"(?m)^((?:process|nodeagent_(?:sample_age|(?:reconcile|reader)_duration))_\S*) .*",
+        r"\1 <varies>",
+    ),
+    (r'(python=")[\d.]+', r"\1<version>"),
     # Other programs of this machine, such as those that other tests start.
     (r"(?m)^\w+ +other owners .*\n(?: {9,}.*\n)?", "<other owners>\n"),
 )

@@ -14,15 +14,19 @@ from tests.goldens.session import Session
 CASES = cases()
 
 
+@pytest.mark.timeout(400)  # an agent's states one after the other, on a busy machine
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_as_recorded(case: Case) -> None:
     """No character differs; if one shall, `make goldens` records it and git shows it."""
     if not case.comparable:
         pytest.skip(f"recorded with Python {case.python}")
-    recorded = case.path.read_text(encoding="utf-8").splitlines()
-    found = case.record().splitlines()
+    recorded = case.path.read_text(encoding="utf-8")
+    found = case.record(recorded)
     name = str(case.path.relative_to(RECORDED))
-    difference = "\n".join(difflib.unified_diff(recorded, found, name, "now", lineterm=""))
+    lines = difflib.unified_diff(
+        recorded.splitlines(), found.splitlines(), name, "now", lineterm=""
+    )
+    difference = "\n".join(lines)
     assert not difference, f"\n{difference}\n\nif it shall be so: make goldens, and commit that"
 
 
