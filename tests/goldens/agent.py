@@ -188,7 +188,7 @@ class Stage:
             case ["cluster", "up"]:
                 self._cluster = self._stack.enter_context(cluster(self._folder))
                 out = ""
-            case ["nodeagent", "run", *arguments]:
+            case ["nodeagent", "run", *arguments, "&"]:
                 self._agent = Agent(self._folder, arguments)
                 self._stack.callback(self._agent.close)
                 out = ""

@@ -16,9 +16,12 @@ RULES: tuple[tuple[str, str], ...] = (
     (r"127\.0\.0\.1:\d{5}\b", "127.0.0.1:<port>"),
     # Of the metrics, what an agent's own run costs and how long things took.
     (
-        r"(?m)^((?:process|nodeagent_(?:sample_age|(?:reconcile|reader)_duration))_\S*) .*",
+        r"(?m)^((?:process|nodeagent_(?:sample_age|\w+_duration|gpu_xid_last))_\S*) .*",
         r"\1 <varies>",
     ),
+    # These checks need a minute of readings, and then they are there.
+    (r'(?m)^nodeagent_gpu_health\{check="(?:thermal|power|clocks)".*\n', ""),
+    (r"the last answer is \d+ s old", "the last answer is <seconds> s old"),
     (r'(python=")[\d.]+', r"\1<version>"),
     # Other programs of this machine, such as those that other tests start.
     (r"(?m)^\w+ +other owners .*\n(?: {9,}.*\n)?", "<other owners>\n"),
