@@ -75,7 +75,7 @@ class Patience:
         same, last = begun, ask()
         while again and last.strip() != expected.strip():
             if time.monotonic() - begun > self._limit:
-                self._limit = 1.0
+                self._limit = 5.0
                 break
             time.sleep(0.1)
             now = ask()
