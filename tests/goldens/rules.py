@@ -22,6 +22,8 @@ RULES: tuple[tuple[str, str], ...] = (
     # These checks need a minute of readings, and then they are there.
     (r'(?m)^nodeagent_gpu_health\{check="(?:thermal|power|clocks)".*\n', ""),
     (r"the last answer is \d+ s old", "the last answer is <seconds> s old"),
+    # Two readers look at a lost GPU, and either may be the first.
+    (r"\[nvml\w+: GpuIsLost", "[<call>: GpuIsLost"),
     (r'(python=")[\d.]+', r"\1<version>"),
     # Other programs of this machine, such as those that other tests start.
     (r"(?m)^\w+ +other owners .*\n(?: {9,}.*\n)?", "<other owners>\n"),
