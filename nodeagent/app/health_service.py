@@ -20,7 +20,7 @@ from typing import Final
 
 import structlog
 
-from nodeagent.app.health_sources import KernelErrors, OwnChanges, ReadingsOf
+from nodeagent.app.health_sources import HealthReadings, KernelErrors, OwnChanges
 from nodeagent.documents.xids import xid_table
 from nodeagent.errors import NodeagentError
 from nodeagent.execute.node_reader import LastObservation
@@ -99,7 +99,7 @@ class HealthService:
         self._paths = places
         self._events = events
         self._observation = observation
-        self._readings = ReadingsOf(lambda: states.newest.plan)
+        self._readings = HealthReadings(lambda: states.newest.plan)
         self._on_the_bus: tuple[str, ...] | None = None
         self._subscribers: list[Callable[[], None]] = []
         self._now = now
@@ -177,7 +177,7 @@ class HealthService:
 
     def take(self, reading: NodeReading) -> None:
         """Judge what was read, just now. Takes milliseconds."""
-        foreign = tuple(event for event in reading.events if not self._own_changes.tell_of(event))
+        foreign = tuple(event for event in reading.events if not self._own_changes.caused(event))
         self._judge(replace(reading, events=foreign))
 
     def saw(self, observed: ObservedNode) -> None:

@@ -44,7 +44,7 @@ from nodeagent.telemetry.samples import SampleBatch
 _TAKEN_OFF = 1  # nvmlSystemEventTypeGpuDriverUnbind; 2 is the opposite
 
 
-class ReadingsOf:
+class HealthReadings:
     """Remembers the GPUs that the kernel driver was taken off.
 
     `planned` gives the plan in force as the node stands to it, None when there is none.
@@ -162,8 +162,8 @@ class OwnChanges:
             began, _ = self._at_work.get(step.gpu, (self._uptime(), 0.0))
             self._at_work[step.gpu] = (began, self._uptime())
 
-    def tell_of(self, event: GpuEvent) -> bool:
-        """Whether the event is what a change of ours did."""
+    def caused(self, event: GpuEvent) -> bool:
+        """Whether the event reports a change of the agent."""
         if event.kind is not GpuEventKind.FOREIGN_MIG_CHANGE:
             return False
         began, ended = self._at_work.get(event.gpu, (float("inf"), 0.0))

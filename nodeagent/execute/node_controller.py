@@ -95,8 +95,8 @@ class NodeController(NodeReader):
         await self.publish()
         return self.seen or observed
 
-    async def _took(self, uuid: str, found: Gpu) -> Gpu:
-        gpu = await super()._took(uuid, found)
+    async def _record(self, uuid: str, found: Gpu) -> Gpu:
+        gpu = await super()._record(uuid, found)
         if self._health is None:
             return gpu
         return self._health.fenced(ObservedNode((gpu,)))[0].gpus[0]

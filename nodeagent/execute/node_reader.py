@@ -105,13 +105,13 @@ class NodeReader:
 
         `everything`: also compute modes that no daemon depends on yet.
         """
-        return await self._took(uuid, await self._driver.observe_gpu(uuid, everything=everything))
+        return await self._record(uuid, await self._driver.observe_gpu(uuid, everything=everything))
 
     async def read_back(self, uuid: str) -> Gpu:
         """As `observe_gpu`, without details that no step depends on."""
-        return await self._took(uuid, await self._driver.read_back(uuid))
+        return await self._record(uuid, await self._driver.read_back(uuid))
 
-    async def _took(self, uuid: str, found: Gpu) -> Gpu:
+    async def _record(self, uuid: str, found: Gpu) -> Gpu:
         gpu = await self._completed(found)
         if self.seen is not None:
             gpus = tuple(gpu if known.uuid == uuid else known for known in self.seen.gpus)
