@@ -10,13 +10,12 @@ from dataclasses import replace
 import structlog
 
 from nodeagent.app.health_service import HealthService
-from nodeagent.errors import DrainTimedOut, StillInUse
+from nodeagent.errors import DrainTimedOut
 from nodeagent.execute.node_controller import NodeController, compute_mode_check
 from nodeagent.execute.node_reader import LastObservation
 from nodeagent.gpu.driver import Driver
 from nodeagent.mps.clients.assess import Offence
 from nodeagent.mps.clients.watch import ClientWatch
-from nodeagent.mps.fleet import InUse
 from nodeagent.mps.lifecycle.model import Report
 from nodeagent.mps.setup import (
     MpsPlaces,
@@ -122,10 +121,7 @@ class MpsService:
 
     async def restart(self, device: str, *, force: bool) -> None:
         """Start a device's daemon anew; raises StillInUse and other NodeagentErrors."""
-        try:
-            await self._fleet.restart(device, force=force)
-        except InUse as error:
-            raise StillInUse(error.message, remedy=error.remedy) from error
+        await self._fleet.restart(device, force=force)
 
     async def drain(self, device: str, *, seconds: float | None, force: bool) -> None:
         """Accept no new clients and wait for the others; raises DrainTimedOut with those left."""

@@ -10,12 +10,12 @@ import asyncio
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from typing import Protocol
 
-from nodeagent.errors import GpuInUse, NodeagentError
+from nodeagent.errors import GpuInUse, NodeagentError, StillInUse
 from nodeagent.execute.node_reader import LastObservation, NodeReader
 from nodeagent.gpu.driver import Driver
 from nodeagent.gpu.original_settings import OriginalSettings
 from nodeagent.mps.files.publisher import Publisher
-from nodeagent.mps.fleet import Fleet, InUse
+from nodeagent.mps.fleet import Fleet
 from nodeagent.mps.shares import DaemonSpec
 from nodeagent.plan.observed import (
     Access,
@@ -171,7 +171,7 @@ class NodeController(NodeReader):
                 raise _not_stopped(step, device.usage)
         try:
             await self._fleet.stop(step.device)
-        except InUse as error:
+        except StillInUse as error:
             raise in_use(error) from error
         finally:
             await self.publish()

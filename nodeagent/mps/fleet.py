@@ -27,7 +27,7 @@ from nodeagent.mps.lifecycle.model import (
     Subject,
 )
 from nodeagent.mps.programs import Programs
-from nodeagent.mps.requests import InUse, NotReady, drained, end, restarted, started, stopped
+from nodeagent.mps.requests import NotReady, drained, end, restarted, started, stopped
 from nodeagent.mps.shares import DaemonSpec
 from nodeagent.mps.supervisor import Supervisor
 from nodeagent.mps.supervisor_context import Check, SupervisorContext, Timing
@@ -36,7 +36,7 @@ from nodeagent.plan.shares import WantedMps
 from nodeagent.settings import MpsSettings
 from nodeagent.views.mps_state import DaemonState
 
-__all__ = ["Fleet", "InUse", "NotReady", "Timing", "survey"]
+__all__ = ["Fleet", "NotReady", "Timing", "survey"]
 
 
 class Fleet:
@@ -169,7 +169,7 @@ class Fleet:
                 self._context.changed()  # its clients are judged anew, also where its limits stay
 
     async def stop(self, device: str) -> None:
-        """End its daemon and take away all it had. Raises InUse, with all as it was, when it has
+        """End its daemon and remove all it had. Raises StillInUse, with all as it was, when it has
         clients or may have; NodeagentError when it does not end.
         """
         async with self._turn(device):
@@ -182,16 +182,16 @@ class Fleet:
         self, device: str, *, seconds: float | None, force: bool = False
     ) -> tuple[int, ...]:
         """Let no new client in and wait so long for those inside; then it is Down until it is
-        requested again. Returns the pids of who is left, with all as it was then; with `force` they
-        are ended instead. Raises InUse, also with all as it was, where it was not drained and who
-        is left is not known; and UnknownDevice.
+        requested again. Returns the pids of the clients left, with all as it was then; with `force`
+        they are ended instead. Raises StillInUse, also with all as it was, where it was not drained
+        and the clients left are not known; and UnknownDevice.
         """
         async with self._lock(device):
             return await drained(self._known(device), seconds=seconds, force=force)
 
     async def restart(self, device: str, *, force: bool = False) -> None:
-        """Start it anew, also one that has failed or was drained. Raises InUse when it has clients,
-        who are ended with `force`; NotReady, and UnknownDevice.
+        """Start it anew, also one that has failed or was drained. Raises StillInUse when it has
+        clients, which are ended with `force`; NotReady, and UnknownDevice.
         """
         async with self._lock(device):
             await restarted(self._known(device), self._context.timing, force=force)

@@ -26,10 +26,6 @@ class NotReady(NodeagentError):
     """A daemon is not Ready; the message says why, with the last lines of its log."""
 
 
-class InUse(StillInUse):
-    """A daemon has clients, or may have; the message names them."""
-
-
 async def started(supervisor: Supervisor, timing: Timing) -> None:
     """Until it is Ready; raises NotReady."""
     state = supervisor.state
@@ -63,7 +59,7 @@ def _has_failed(supervisor: Supervisor) -> bool:
 
 
 async def stopped(supervisor: Supervisor, context: SupervisorContext) -> None:
-    """Until it is gone with all it had; raises InUse, with all as it was."""
+    """Until it is gone with all it had; raises StillInUse, with all as it was."""
     wanted = supervisor.wanted
     supervisor.want(None)
     try:
@@ -84,8 +80,8 @@ async def end(supervisor: Supervisor, context: SupervisorContext) -> None:
 
 
 async def drained(supervisor: Supervisor, *, seconds: float | None, force: bool) -> tuple[int, ...]:
-    """Until it is Down, or the time is over; the pids of who is left. Raises InUse where it is not
-    Down and the clients left are not known.
+    """Until it is Down, or the time is over; the pids of the clients left. Raises StillInUse where
+    it is not Down and those are not known.
     """
     supervisor.handle(DrainRequested(seconds, force=force))
     if supervisor.monitor is not None:
@@ -137,7 +133,7 @@ async def restarted(supervisor: Supervisor, timing: Timing, *, force: bool) -> N
 
 
 async def _proven_unused(supervisor: Supervisor, timing: Timing) -> None:
-    """Until its end has begun, because it has no client; raises InUse."""
+    """Until its end has begun, because it has no client; raises StillInUse."""
     run, monitor = supervisor.state.run, supervisor.monitor
     looks = monitor.looks if monitor else 0
     if monitor:
@@ -165,14 +161,14 @@ async def _proven_unused(supervisor: Supervisor, timing: Timing) -> None:
             return
         raise _not_known(supervisor) from None
     if not begun():
-        raise InUse(
+        raise StillInUse(
             f"the MPS daemon of {supervisor.device} has clients: {_named(supervisor)}",
             remedy="end them, or wait for them",
         )
 
 
-def _not_known(supervisor: Supervisor) -> InUse:
-    return InUse(
+def _not_known(supervisor: Supervisor) -> StillInUse:
+    return StillInUse(
         f"whether the MPS daemon of {supervisor.device} has clients is not known: it does not "
         "answer, and has a server",
         remedy="try again later, or restart it by force: "

@@ -15,7 +15,7 @@ import pytest
 from nodeagent.errors import StillInUse, UnknownDevice
 from nodeagent.mps.control.commands import get_default_memory_limit, get_default_threads
 from nodeagent.mps.files.directories import DirectoryRefused
-from nodeagent.mps.fleet import Fleet, InUse, NotReady, survey
+from nodeagent.mps.fleet import Fleet, NotReady, survey
 from nodeagent.mps.lifecycle.model import Subject
 from nodeagent.mps.processes import CONTROL
 from nodeagent.processes import ProcessIdentity, age, identify
@@ -160,7 +160,7 @@ async def test_stop_is_refused_while_somebody_is_there(
     rig: FleetRig, fleet: Fleet, client: SimulatedClient
 ) -> None:
     """They are named, while they are there; all is as it was, for new clients too."""
-    with pytest.raises(InUse, match=rf"has clients: pid {client.pid} \(") as caught:
+    with pytest.raises(StillInUse, match=rf"has clients: pid {client.pid} \(") as caught:
         await fleet.stop(GPU)
     assert isinstance(caught.value, StillInUse)
     await ready(fleet)
@@ -291,6 +291,7 @@ async def test_drain_that_is_not_done_in_time(
     rig: FleetRig, fleet: Fleet, client: SimulatedClient
 ) -> None:
     """Who is left is told, and new clients are let in again."""
+    await until(lambda: bool(status(fleet).clients))
     before = status(fleet).pid
     assert await fleet.drain(GPU, seconds=0.4) == (client.pid,)
     assert (await ready(fleet)).pid == before
@@ -372,7 +373,7 @@ async def test_restart(rig: FleetRig, fleet: Fleet) -> None:
 async def test_restart_of_one_in_use(rig: FleetRig, fleet: Fleet, client: SimulatedClient) -> None:
     """Refused by name, done by force."""
     before = status(fleet).pid
-    with pytest.raises(InUse, match=f"pid {client.pid}"):
+    with pytest.raises(StillInUse, match=f"pid {client.pid}"):
         await fleet.restart(GPU)
     assert (await ready(fleet)).pid == before
     client.allocate(1)
@@ -574,7 +575,7 @@ async def test_a_drain_that_cannot_keep_new_clients_out(rig: FleetRig, fleet: Fl
     """Then nobody is known to be the last: it is told why, once, and nothing is ended."""
     before = status(fleet).pid
     rig.back().write_text("in the way")
-    with pytest.raises(InUse, match="not known"):
+    with pytest.raises(StillInUse, match="not known"):
         await fleet.drain(GPU, seconds=1.0)
     assert (await ready(fleet)).pid == before
     words = [said for said in rig.said(Subject.STILL_IN_USE) if "sockets cannot be moved" in said]

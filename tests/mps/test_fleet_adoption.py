@@ -13,9 +13,10 @@ from pathlib import Path
 
 import pytest
 
+from nodeagent.errors import StillInUse
 from nodeagent.mps.clients.watch import RunningDaemon
 from nodeagent.mps.files.records import Record, read_records, write_record
-from nodeagent.mps.fleet import Fleet, InUse, survey
+from nodeagent.mps.fleet import Fleet, survey
 from nodeagent.mps.lifecycle.model import Subject
 from nodeagent.mps.processes import CONTROL, Identity
 from tests.mps.fleet_rig import (
@@ -220,7 +221,7 @@ async def test_a_record_that_cannot_be_used(rig: FleetRig, content: str) -> None
             assert daemon is not None
             assert [user.pid for user in daemon.clients.processes] == [client.pid]
             assert fleet.running() == ()  # which shares it has is not known
-            with pytest.raises(InUse, match=f"pid {client.pid}"):
+            with pytest.raises(StillInUse, match=f"pid {client.pid}"):
                 await fleet.stop(GPU)
             await fleet.start(GPU, wanted(2048))
             assert [one.clients for one in fleet.running()] == [daemon_clients(fleet)]

@@ -15,8 +15,9 @@ from pathlib import Path
 
 import pytest
 
+from nodeagent.errors import StillInUse
 from nodeagent.mps.control.commands import get_default_memory_limit, get_default_threads
-from nodeagent.mps.fleet import Fleet, InUse, NotReady
+from nodeagent.mps.fleet import Fleet, NotReady
 from nodeagent.mps.lifecycle.model import Subject
 from nodeagent.mps.processes import SERVER
 from nodeagent.simulation.mps.clients import SimulatedClient
@@ -433,9 +434,9 @@ async def test_server_busy(rig: FleetRig, fleet: Fleet) -> None:
         await until(lambda: bool(status(fleet).clients))
         rig.knobs().turn("server_busy")
         await until(lambda: _clients_unknown(fleet))
-        with pytest.raises(InUse, match=r"whether .* has clients is not known"):
+        with pytest.raises(StillInUse, match=r"whether .* has clients is not known"):
             await fleet.stop(GPU)
-        with pytest.raises(InUse, match="not known"):
+        with pytest.raises(StillInUse, match="not known"):
             await fleet.drain(GPU, seconds=0.3)
         rig.knobs().clear()
         await ready(fleet)
@@ -464,7 +465,7 @@ async def test_fault(rig: FleetRig, fleet: Fleet) -> None:
         assert f"had a fatal fault of client {client.pid}" in words
         assert status(fleet).phase == "Fault"
         assert {c.pid for c in status(fleet).clients} == {client.pid, victim.pid}
-        with pytest.raises(InUse, match=f"pid {victim.pid}"):
+        with pytest.raises(StillInUse, match=f"pid {victim.pid}"):
             await fleet.restart(GPU)
     await ready(fleet)
 

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from nodeagent.errors import StillInUse
 from nodeagent.mps.control.commands import (
     Command,
     check_silent,
@@ -23,7 +24,7 @@ from nodeagent.mps.control.commands import (
     get_default_threads,
     get_server_list,
 )
-from nodeagent.mps.fleet import Fleet, InUse
+from nodeagent.mps.fleet import Fleet
 from nodeagent.mps.lifecycle.model import Subject
 from nodeagent.mps.processes import CONTROL, SERVER
 from tests.mps.fleet_rig import GPU, US, FleetRig, ready, status, until, wanted
@@ -128,7 +129,7 @@ async def test_drained_through_the_back_door(rig: FleetRig) -> None:
         await until(lambda: rig.back().exists() and (rig.back() / "control").exists())
         assert not reachable(rig.pipes() / "control")
         assert len(await running.control.ask(get_server_list())) == 1
-        with pytest.raises(InUse, match="not known"):  # so it was not ended
+        with pytest.raises(StillInUse, match="not known"):  # so it was not ended
             await draining
         assert ((await ready(fleet)).pid, reachable(rig.pipes() / "control")) == (pid, True)
         assert rig.said(Subject.STILL_IN_USE)
@@ -142,7 +143,7 @@ async def test_stop_with_a_server_that_tells_nothing(rig: FleetRig) -> None:
         [running] = fleet.running()
         await running.control.ask(START_SERVER)
         await until(lambda: status(fleet).server is not None)
-        with pytest.raises(InUse, match="not known"):
+        with pytest.raises(StillInUse, match="not known"):
             await fleet.stop(GPU)
         await ready(fleet)
         assert await fleet.drain(GPU, seconds=0.1, force=True) == ()
