@@ -28,7 +28,7 @@ from nodeagent.gpu import kernel
 from nodeagent.gpu.event_listener import Event
 from nodeagent.gpu.kernel import gpu_addresses
 from nodeagent.health import fencing
-from nodeagent.health.evaluate import Judgement, Rules, judge
+from nodeagent.health.evaluate import Evaluation, Rules, evaluate
 from nodeagent.health.fencing import Fences, with_pods
 from nodeagent.health.findings import Moment
 from nodeagent.health.readings import (
@@ -137,7 +137,7 @@ class HealthService:
         if self.state.gpus:
             self._addresses_known.set()
         # Quietly: the subscribers look at everything first anyway.
-        self._judge(self._reading(cleared=_renamed(self.state, table)), quietly=True)
+        self._evaluate(self._reading(cleared=_renamed(self.state, table)), quietly=True)
 
     async def run(self) -> None:
         """Follow the kernel log and keep the state, until cancelled."""
@@ -178,7 +178,7 @@ class HealthService:
     def take(self, reading: NodeReading) -> None:
         """Judge what was read, just now. Takes milliseconds."""
         foreign = tuple(event for event in reading.events if not self._own_changes.caused(event))
-        self._judge(replace(reading, events=foreign))
+        self._evaluate(replace(reading, events=foreign))
 
     def saw(self, observed: ObservedNode) -> None:
         """The node was observed: which GPUs there are, where they are, and their instances."""
@@ -194,7 +194,7 @@ class HealthService:
             if gpu.access is Access.OK and gpu.uuid
         )
         if gpus:
-            self._judge(self._reading(gpus=gpus))
+            self._evaluate(self._reading(gpus=gpus))
             self._addresses_known.set()
 
     def _reading(
@@ -219,7 +219,7 @@ class HealthService:
         """It was taken, or failed. A reset ends what a reset mends."""
         self._own_changes.end(step)
         if isinstance(step, ResetGpu) and done:
-            self._judge(self._reading(resets=frozenset({step.gpu})))
+            self._evaluate(self._reading(resets=frozenset({step.gpu})))
 
     # --- what is made of it -----------------------------------------------------------------------
 
@@ -248,19 +248,19 @@ class HealthService:
         for notify in self._subscribers:
             notify()
 
-    def _judge(self, reading: NodeReading, *, quietly: bool = False) -> None:
-        judgement = judge(self.state, reading, self._rules)
-        first_read = _read_gpus(judgement.state) != _read_gpus(self.state)
-        self.state = with_pods(judgement.state, self._observation.node or _NOTHING_SEEN)
-        self._report(_with_state(judgement, self.state))
-        news = judgement.raised or judgement.changed or judgement.ended or first_read
+    def _evaluate(self, reading: NodeReading, *, quietly: bool = False) -> None:
+        evaluation = evaluate(self.state, reading, self._rules)
+        first_read = _read_gpus(evaluation.state) != _read_gpus(self.state)
+        self.state = with_pods(evaluation.state, self._observation.node or _NOTHING_SEEN)
+        self._report(_with_state(evaluation, self.state))
+        news = evaluation.raised or evaluation.changed or evaluation.ended or first_read
         if news and not quietly:
             self._changed()
         if _missed(self.state) != self._kept:
             self._news.set()
 
-    def _report(self, judgement: Judgement) -> None:
-        fresh = replace(judgement, xids=tuple(x for x in judgement.xids if self._is_news(x)))
+    def _report(self, evaluation: Evaluation) -> None:
+        fresh = replace(evaluation, xids=tuple(x for x in evaluation.xids if self._is_news(x)))
         for xid in fresh.xids:
             log.warning("XID", xid=xid.xid, **self._where(xid), source=xid.source.value)
         for event in events(fresh, self._rules.xids):
@@ -294,7 +294,7 @@ class HealthService:
                 await self._addresses_known.wait()
         errors = KernelErrors(
             self._paths.kernel_log,
-            deliver=lambda xids: self._judge(self._reading(xids=xids)),
+            deliver=lambda xids: self._evaluate(self._reading(xids=xids)),
             uptime=lambda: self._now().uptime,
             report=self._kernel_log_is,
         )
@@ -333,7 +333,7 @@ class HealthService:
 
 def _read_gpus(state: HealthState) -> frozenset[str]:
     """The GPUs of which a check has read anything; the others are not called healthy."""
-    return frozenset(uuid for uuid, past in state.gpus.items() if past.judged)
+    return frozenset(uuid for uuid, past in state.gpus.items() if past.checked)
 
 
 def _missed(state: HealthState) -> object:
@@ -342,14 +342,14 @@ def _missed(state: HealthState) -> object:
     return (state.boot_id, findings, state.xids, state.repairs, state.kernel_log_read)
 
 
-def _with_state(judgement: Judgement, state: HealthState) -> Judgement:
-    """The judgement whose findings know their pods."""
+def _with_state(evaluation: Evaluation, state: HealthState) -> Evaluation:
+    """The evaluation whose findings know their pods."""
     known = {finding.key: finding for finding in state.findings}
     return replace(
-        judgement,
+        evaluation,
         state=state,
-        raised=tuple(known.get(f.key, f) for f in judgement.raised),
-        changed=tuple(known.get(f.key, f) for f in judgement.changed),
+        raised=tuple(known.get(f.key, f) for f in evaluation.raised),
+        changed=tuple(known.get(f.key, f) for f in evaluation.changed),
     )
 
 

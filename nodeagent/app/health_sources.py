@@ -27,7 +27,7 @@ from nodeagent.health.readings import (
     Silence,
     XidEvent,
 )
-from nodeagent.health.state import GpuPast
+from nodeagent.health.state import GpuHistory
 from nodeagent.plan.plan import NodePlan
 from nodeagent.plan.problems import Code, Problem
 from nodeagent.plan.steps import (
@@ -85,7 +85,7 @@ class HealthReadings:
         events: Iterable[Event],
         now: Moment,
         boot_id: str,
-        gpus: Mapping[str, GpuPast],
+        gpus: Mapping[str, GpuHistory],
     ) -> NodeReading | None:
         """Events that NVML reported; None where health does not care. `gpus` is what is known of
         them by UUID.
@@ -104,7 +104,7 @@ class HealthReadings:
             return None
         return NodeReading(now, boot_id, tuple(bound), xids=tuple(xids), events=tuple(others))
 
-    def _bound(self, event: Binding, gpus: Mapping[str, GpuPast]) -> Iterable[GpuReading]:
+    def _bound(self, event: Binding, gpus: Mapping[str, GpuHistory]) -> Iterable[GpuReading]:
         for uuid, past in gpus.items():
             if _number(past.pci_bus_id) != event.gpu:
                 continue

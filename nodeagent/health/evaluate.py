@@ -2,9 +2,10 @@
 
 Rules, in this order:
 
-1. A reboot (another boot id) ends everything. A reset of a GPU (told by the agent, or its energy
+1. A reboot (another boot id) ends everything. A reset of a GPU (by the agent, or its energy
    counter went back) ends what a reset mends, unless the same reading still shows it.
-2. What is told once (XIDs, events) is counted once, whoever tells it, and lasts until it is mended.
+2. An event (an XID or another) is counted once, though two sources report it, and lasts until it is
+   repaired.
 3. What is measured is raised and ended by readings; a value that was not read changes nothing.
 4. The driver's own recovery action outranks the table of XIDs.
 """
@@ -17,12 +18,12 @@ from dataclasses import dataclass, field, replace
 from nodeagent.health import xid_findings
 from nodeagent.health.checks import device, heat, link, memory
 from nodeagent.health.checks.heat import REASONS
-from nodeagent.health.checks.observation import GpuCheck, Look, Sign
-from nodeagent.health.finding_store import Ended, Ledger
+from nodeagent.health.checks.observation import GpuCheck, GpuView, Observation
+from nodeagent.health.finding_store import Ended, FindingStore
 from nodeagent.health.findings import End, Finding, Moment, Place, Severity, in_order
 from nodeagent.health.limits import Limits
 from nodeagent.health.readings import GpuReading, NodeReading, XidEvent
-from nodeagent.health.state import GpuPast, HealthState, Repair, Trail, XidCount
+from nodeagent.health.state import GpuHistory, HealthState, Repair, Trail, XidCount
 from nodeagent.health.table import BY_CAUSE
 from nodeagent.health.xids import RECOVERY_CHANGED, XidTable, default_table
 
@@ -45,7 +46,7 @@ class Rules:
 
 
 @dataclass(frozen=True, slots=True)
-class Judgement:
+class Evaluation:
     """The state afterwards, and what is new in it: findings raised, worse or better, and ended.
 
     `xids` are those that were news, with the UUID of their GPU.
@@ -58,33 +59,33 @@ class Judgement:
     xids: tuple[XidEvent, ...] = ()
 
 
-def judge(state: HealthState, reading: NodeReading, rules: Rules) -> Judgement:
+def evaluate(state: HealthState, reading: NodeReading, rules: Rules) -> Evaluation:
     """What `reading` makes of `state`."""
     now = _not_back(reading.at, state, reading.boot_id)
-    ledger = Ledger(state.findings, state.holds, now, rules.limits)
+    store = FindingStore(state.findings, state.holds, now, rules.limits)
     if state.boot_id not in ("", reading.boot_id):
-        ledger.end_all(End.REBOOT)
-        state = replace(state, gpus={}, heard=(), kernel_log_read=-1)
+        store.end_all(End.REBOOT)
+        state = replace(state, gpus={}, recent_xids=(), kernel_log_read=-1)
     resets = reading.resets | _turned_back(state.gpus, reading.gpus)
     for uuid in resets:
-        ledger.end_reset(uuid)
-    gpus = _remembered(state.gpus, reading, now, resets, rules.limits)
-    repairs = _repairs(state.repairs, ledger, now, rules.limits)
+        store.end_reset(uuid)
+    gpus = _histories(state.gpus, reading, now, resets, rules.limits)
+    repairs = _repairs(state.repairs, store, now, rules.limits)
 
     state = replace(state, boot_id=reading.boot_id, at=now, gpus=gpus, repairs=repairs)
-    state, news = _listen(state, reading, now, rules, ledger)
+    state, news = _record_xids(state, reading, now, rules, store)
     for event in reading.events:
-        ledger.tell(xid_findings.of_event(event, state.gpus.get(event.gpu, GpuPast()), now))
-    judged = _look(state, reading, rules, ledger)
+        store.record(xid_findings.of_event(event, state.gpus.get(event.gpu, GpuHistory()), now))
+    checked = _measure(state, reading, rules, store)
     gpus = {
-        uuid: replace(past, judged=past.judged | judged.get(uuid, frozenset()))
+        uuid: replace(past, checked=past.checked | checked.get(uuid, frozenset()))
         for uuid, past in state.gpus.items()
     }
-    _end_the_told(ledger, gpus, reading, rules.limits)
+    _end_events(store, gpus, reading, rules.limits)
     for cleared in reading.cleared:
-        ledger.clear(cleared.gpu, cleared.check, cleared.code)
-    state = replace(state, gpus=gpus, findings=in_order(ledger.findings), holds=ledger.holds)
-    return Judgement(state, ledger.raised, ledger.changed, tuple(ledger.ended), news)
+        store.clear(cleared.gpu, cleared.check, cleared.code)
+    state = replace(state, gpus=gpus, findings=in_order(store.findings), holds=store.holds)
+    return Evaluation(state, store.raised, store.changed, tuple(store.ended), news)
 
 
 def _not_back(at: Moment, state: HealthState, boot_id: str) -> Moment:
@@ -94,7 +95,7 @@ def _not_back(at: Moment, state: HealthState, boot_id: str) -> Moment:
     return replace(at, uptime=state.at.uptime)
 
 
-def _turned_back(known: Mapping[str, GpuPast], gpus: tuple[GpuReading, ...]) -> frozenset[str]:
+def _turned_back(known: Mapping[str, GpuHistory], gpus: tuple[GpuReading, ...]) -> frozenset[str]:
     """GPUs whose energy counter is lower than it was: reset, or their driver was loaded anew."""
     return frozenset(
         gpu.uuid
@@ -105,43 +106,45 @@ def _turned_back(known: Mapping[str, GpuPast], gpus: tuple[GpuReading, ...]) -> 
     )
 
 
-def _remembered(
-    known: Mapping[str, GpuPast],
+def _histories(
+    known: Mapping[str, GpuHistory],
     reading: NodeReading,
     now: Moment,
     resets: frozenset[str],
     limits: Limits,
-) -> dict[str, GpuPast]:
-    pasts = dict(known)
-    for uuid in resets & pasts.keys():
-        past = pasts[uuid]
-        pasts[uuid] = replace(past, trails={}, energy=None, recovery=None, links_up=frozenset())
+) -> dict[str, GpuHistory]:
+    histories = dict(known)
+    for uuid in resets & histories.keys():
+        past = histories[uuid]
+        histories[uuid] = replace(past, trails={}, energy=None, recovery=None, links_up=frozenset())
     for gpu in reading.gpus:
-        pasts[gpu.uuid] = remembered(pasts.get(gpu.uuid, GpuPast()), gpu, now.uptime, limits)
-    return pasts
+        histories[gpu.uuid] = extended(
+            histories.get(gpu.uuid, GpuHistory()), gpu, now.uptime, limits
+        )
+    return histories
 
 
 def _repairs(
-    before: tuple[Repair, ...], ledger: Ledger, now: Moment, limits: Limits
+    before: tuple[Repair, ...], store: FindingStore, now: Moment, limits: Limits
 ) -> tuple[Repair, ...]:
     """Those of the last days, and those that just ended an XID."""
     new = [
         Repair(e.finding.place.gpu, e.finding.code, now.wall)
-        for e in ledger.ended
+        for e in store.ended
         if e.mended and e.finding.check == "xid"
     ]
     young = [r for r in before if r.wall >= now.wall - limits.repairs_memory]
     return (*young, *new)[-_MOST_REPAIRS:]
 
 
-# --- what is told ---------------------------------------------------------------------------------
+# --- events ---------------------------------------------------------------------------------------
 
 
-def _listen(
-    state: HealthState, reading: NodeReading, now: Moment, rules: Rules, ledger: Ledger
+def _record_xids(
+    state: HealthState, reading: NodeReading, now: Moment, rules: Rules, store: FindingStore
 ) -> tuple[HealthState, tuple[XidEvent, ...]]:
     """Count each XID once, and make findings of them."""
-    heard, read = state.heard, state.kernel_log_read
+    recent, read = state.recent_xids, state.kernel_log_read
     counts = {(c.gpu, c.xid, c.instance): c for c in state.xids}
     gpus = dict(state.gpus)
     news = []
@@ -149,93 +152,97 @@ def _listen(
         if 0 <= given.sequence <= state.kernel_log_read:
             continue
         read = max(read, given.sequence)
-        event = xid_findings.named(given, gpus.items())
-        heard, is_news = xid_findings.hear(heard, event, rules.limits.same_event)
-        past = gpus.get(event.gpu, GpuPast())
+        event = xid_findings.with_uuid(given, gpus.items())
+        recent, is_news = xid_findings.deduplicated(recent, event, rules.limits.same_event)
+        past = gpus.get(event.gpu, GpuHistory())
         if event.gpu in gpus and event.xid == RECOVERY_CHANGED:
             gpus[event.gpu] = _announced(past, event)
         row = rules.xids.row(event.xid)
         finding = xid_findings.of_xid(event, row, past, now)
         if not is_news:
             if finding is not None:
-                ledger.refine(finding)
+                store.refine(finding)
             continue
         news.append(event)
         key = (event.gpu, event.xid, event.instance)
         count = counts[key].count if key in counts else 0
         counts[key] = XidCount(*key, count + 1, xid_findings.moment(event.at, now))
         if finding is not None:
-            ledger.tell(xid_findings.escalated(finding, state.repairs, rules.limits))
+            store.record(xid_findings.escalated(finding, state.repairs, rules.limits))
     state = replace(
-        state, heard=heard, xids=tuple(counts.values()), kernel_log_read=read, gpus=gpus
+        state, recent_xids=recent, xids=tuple(counts.values()), kernel_log_read=read, gpus=gpus
     )
     return state, tuple(news)
 
 
-def _announced(past: GpuPast, event: XidEvent) -> GpuPast:
+def _announced(past: GpuHistory, event: XidEvent) -> GpuHistory:
     """With the recovery action that the kernel log tells, unless it was asked since."""
     if event.recovery is None or (past.recovery is not None and past.recovery[1] >= event.at):
         return past
     return replace(past, recovery=(event.recovery, event.at))
 
 
-def _end_the_told(
-    ledger: Ledger, gpus: Mapping[str, GpuPast], reading: NodeReading, limits: Limits
+def _end_events(
+    store: FindingStore, gpus: Mapping[str, GpuHistory], reading: NodeReading, limits: Limits
 ) -> None:
     """Correct by the driver's word, and end, what no reading ends."""
     read = {gpu.uuid: gpu for gpu in reading.gpus}
-    for finding in tuple(ledger.findings):
-        past = gpus.get(finding.place.gpu, GpuPast())
+    for finding in tuple(store.findings):
+        past = gpus.get(finding.place.gpu, GpuHistory())
         better = xid_findings.corrected(finding, past, limits)
         if finding.place.instance is not None and finding.place.placement is None:
             placement = past.placements.get(finding.place.instance)
             better = replace(better, place=replace(better.place, placement=placement))
-        ledger.replace(better)
-        end = ending_of(better, read.get(better.place.gpu), ledger.now, limits)
+        store.replace(better)
+        end = end_of(better, read.get(better.place.gpu), store.now, limits)
         if end is not None:
-            ledger.end(better.key, end)
+            store.end(better.key, end)
 
 
 # --- what is measured -----------------------------------------------------------------------------
 
 
-def _look(
-    state: HealthState, reading: NodeReading, rules: Rules, ledger: Ledger
+def _measure(
+    state: HealthState, reading: NodeReading, rules: Rules, store: FindingStore
 ) -> dict[str, frozenset[str]]:
     """Run every check; by GPU, the checks for which anything was read."""
-    judged: dict[str, set[str]] = {}
+    checked: dict[str, set[str]] = {}
 
-    def measure(sign: Sign, place: Place) -> None:
-        ledger.measure(sign, place)
-        if sign.present is not None:
-            judged.setdefault(place.gpu, set()).add(BY_CAUSE[sign.cause].check.value)
+    def measure(observation: Observation, place: Place) -> None:
+        store.measure(observation, place)
+        if observation.present is not None:
+            checked.setdefault(place.gpu, set()).add(BY_CAUSE[observation.cause].check.value)
 
     for gpu in reading.gpus:
         past = state.gpus[gpu.uuid]
-        look = Look(gpu, past, rules.limits, ledger.now.uptime, ledger.raised_on(gpu.uuid))
-        for sign in _signs(look):
-            placement = past.placements.get(sign.instance) if sign.instance is not None else None
-            measure(sign, Place(gpu.uuid, sign.instance, None, placement))
+        view = GpuView(gpu, past, rules.limits, store.now.uptime, store.raised_on(gpu.uuid))
+        for observation in _observations(view):
+            placement = (
+                past.placements.get(observation.instance)
+                if observation.instance is not None
+                else None
+            )
+            measure(observation, Place(gpu.uuid, observation.instance, None, placement))
         if gpu.instances is not None:
-            ledger.end_instances(gpu.uuid, frozenset(i.instance for i in gpu.instances))
-    for place, sign in device.node_signs(state, reading, rules.limits):
-        measure(sign, place)
+            store.end_instances(gpu.uuid, frozenset(i.instance for i in gpu.instances))
+    for place, observation in device.node_observations(state, reading, rules.limits):
+        measure(observation, place)
     for event in reading.events:
-        judged.setdefault(event.gpu, set()).add(BY_CAUSE[xid_findings.cause_of(event)].check.value)
+        checked.setdefault(event.gpu, set()).add(BY_CAUSE[xid_findings.cause_of(event)].check.value)
     for xid in reading.xids:
-        judged.setdefault(xid_findings.named(xid, state.gpus.items()).gpu, set()).add("xid")
-    return {uuid: frozenset(checks) for uuid, checks in judged.items()}
+        checked.setdefault(xid_findings.with_uuid(xid, state.gpus.items()).gpu, set()).add("xid")
+    return {uuid: frozenset(checks) for uuid, checks in checked.items()}
 
 
-def _signs(look: Look) -> Iterator[Sign]:
+def _observations(view: GpuView) -> Iterator[Observation]:
     for check in GPU_CHECKS:
-        yield from check(look)
+        yield from check(view)
 
 
 # --- what one reading of a GPU adds to its past ---
 
 
-def remembered(past: GpuPast, gpu: GpuReading, uptime: float, limits: Limits) -> GpuPast:
+def extended(past: GpuHistory, gpu: GpuReading, uptime: float, limits: Limits) -> GpuHistory:
     """The past with this reading in it."""
     trails = dict(past.trails)
     for name, value, window in _counters(gpu, limits):
@@ -281,7 +288,7 @@ def _counters(gpu: GpuReading, limits: Limits) -> Iterator[tuple[str, int | None
 # --- what ends a finding that no reading ends ---
 
 
-def ending_of(finding: Finding, gpu: GpuReading | None, now: Moment, limits: Limits) -> End | None:
+def end_of(finding: Finding, gpu: GpuReading | None, now: Moment, limits: Limits) -> End | None:
     """Why the finding is over now, if it is. `gpu` is the new reading of its GPU, if any."""
     ends = BY_CAUSE[finding.cause].ends
     if End.GONE in ends:  # a reading ends it
@@ -290,7 +297,7 @@ def ending_of(finding: Finding, gpu: GpuReading | None, now: Moment, limits: Lim
     if (minor or End.INSTANCE_GONE in ends) and _instance_gone(finding, gpu):
         return End.INSTANCE_GONE
     if minor or (End.LAPSED in ends and finding.severity is not Severity.UNHEALTHY):
-        patience = limits.application_lapse if minor else limits.told_lapse
+        patience = limits.application_lapse if minor else limits.event_lapse
         if now.uptime - finding.last.uptime >= patience:
             return End.LAPSED
     return None

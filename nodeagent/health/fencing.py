@@ -114,7 +114,7 @@ def _devices(instances: Iterable[GpuInstance]) -> list[str]:
 
 
 def as_fenced(observed: ObservedNode, fenced: Fences) -> ObservedNode:
-    """The node with what is fenced told to the planner."""
+    """The node with its fences as the planner's health limits."""
     gpus = tuple(replace(gpu, health_limits=_health_limits(gpu, fenced)) for gpu in observed.gpus)
     return replace(observed, gpus=gpus)
 
@@ -124,10 +124,10 @@ def _health_limits(gpu: Gpu, fenced: Fences) -> HealthLimits:
     if not mine:
         return HEALTHY
     whole = gpu.uuid in fenced.gpus
-    # Of a GPU that is sick as a whole, what makes it that is told.
-    told = next(f for f in mine if f.placement is None or not whole).finding
+    # Of a GPU that is unhealthy as a whole, the finding that makes it so.
+    why = next(f for f in mine if f.placement is None or not whole).finding
     slices = 0 if whole else fenced.slices(gpu.uuid)
-    return HealthLimits(slices, whole, f"it {words(told)}", advice(told.cause, told.action))
+    return HealthLimits(slices, whole, f"it {words(why)}", advice(why.cause, why.action))
 
 
 def words(finding: Finding) -> str:
@@ -152,9 +152,9 @@ def held_calls(findings: Iterable[Finding]) -> frozenset[str]:
 def with_pods(state: HealthState, observed: ObservedNode) -> HealthState:
     """The state with the pods that use now what each finding hit.
 
-    A finding of a known process hits that process' pod and no other. Pods are never taken away: who
-    was hit and is gone since is still told until the finding ends. Best called right after `judge`,
-    while the users are those of the moment.
+    A finding of a known process hits that process' pod and no other. Pods are never taken away:
+    one that was hit and is gone since stays in the finding until it ends. Best called right after
+    `evaluate`, while the users are those of the moment.
     """
     joined = tuple(_joined(finding, observed) for finding in state.findings)
     return replace(state, findings=joined)

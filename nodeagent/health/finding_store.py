@@ -1,11 +1,11 @@
-"""The findings while they are judged anew: what is raised, what changes, what ends and why."""
+"""The findings during an evaluation: what is raised, what changes, what ends and why."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 
-from nodeagent.health.checks.observation import Sign
+from nodeagent.health.checks.observation import Observation
 from nodeagent.health.findings import Action, End, Finding, Key, Moment, Place, Severity
 from nodeagent.health.limits import Limits
 from nodeagent.health.state import Hold
@@ -31,7 +31,7 @@ class Ended:
         )
 
 
-class Ledger:
+class FindingStore:
     """Findings by key at the moment `now`."""
 
     def __init__(
@@ -116,15 +116,15 @@ class Ledger:
             if over(finding):
                 self.end(key, end)
 
-    # --- what was told ------------------------------------------------------------------------
+    # --- events -------------------------------------------------------------------------------
 
-    def tell(self, finding: Finding) -> None:
+    def record(self, finding: Finding) -> None:
         """An event: one more of a kind that is known, or the first."""
         there = self._findings.get(finding.key)
         self._findings[finding.key] = finding if there is None else again(there, finding)
 
     def refine(self, finding: Finding) -> None:
-        """The other source's word of what is known already: it may know more of it.
+        """The other source's report of a known event: it may know more of it.
 
         One source may name a place that the other does not; then the narrower place counts.
         """
@@ -151,14 +151,18 @@ class Ledger:
 
     # --- what was measured --------------------------------------------------------------------
 
-    def measure(self, sign: Sign, place: Place) -> None:
-        """Raise, keep or end what `sign` says of `place`, as slowly as its damping asks."""
-        if sign.present is None:
+    def measure(self, observation: Observation, place: Place) -> None:
+        """Raise, keep or end what `observation` says of `place`, as slowly as its damping asks."""
+        if observation.present is None:
             return
-        key = (sign.cause, sign.code, place.ids)
-        after_raise, after_end = self._damping.get(sign.cause, (0.0, 0.0))
-        lasted = self._lasted(key, present=sign.present) if sign.cause in self._damping else 0.0
-        if not sign.present:
+        key = (observation.cause, observation.code, place.ids)
+        after_raise, after_end = self._damping.get(observation.cause, (0.0, 0.0))
+        lasted = (
+            self._lasted(key, present=observation.present)
+            if observation.cause in self._damping
+            else 0.0
+        )
+        if not observation.present:
             if lasted >= after_end and key in self._findings:
                 self.ended.append(Ended(self._findings.pop(key), End.GONE))
             return
@@ -168,28 +172,28 @@ class Ledger:
             self._findings[key] = mended.finding
         there = self._findings.get(key)
         if there is not None or lasted >= after_raise:
-            self._findings[key] = self._measured(sign, place, there)
+            self._findings[key] = self._measured(observation, place, there)
 
     def _lasted(self, key: Key, *, present: bool) -> float:
-        """For how many seconds the sign has said the same."""
+        """For how many seconds the observation has said the same."""
         hold = self.holds.get(key)
         if hold is None or hold.present is not present:
             hold = Hold(present, self.now.uptime)
         self.holds[key] = hold
         return self.now.uptime - hold.since
 
-    def _measured(self, sign: Sign, place: Place, there: Finding | None) -> Finding:
-        row: Row = BY_CAUSE[sign.cause]
+    def _measured(self, observation: Observation, place: Place, there: Finding | None) -> Finding:
+        row: Row = BY_CAUSE[observation.cause]
         return Finding(
             check=row.check.value,
-            cause=sign.cause,
-            severity=sign.severity or row.severity,
-            action=sign.action or row.action,
-            evidence=sign.evidence,
+            cause=observation.cause,
+            severity=observation.severity or row.severity,
+            action=observation.action or row.action,
+            evidence=observation.evidence,
             place=place,
             since=there.since if there else self.now,
             last=self.now,
-            code=sign.code,
+            code=observation.code,
             pods=there.pods if there else (),
         )
 
@@ -206,7 +210,7 @@ def _same_event(there: Finding, other: Finding) -> bool:
 
 
 def _damping(limits: Limits) -> dict[str, tuple[float, float]]:
-    """Seconds a sign must last to raise its cause, and be gone to end it; at once where none."""
+    """Seconds an observation must last to raise its cause, and be gone to end it; none: at once."""
     answers = (0.0, limits.answer_hold)
     return {
         "gpuLost": answers,

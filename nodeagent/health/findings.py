@@ -10,7 +10,7 @@ from nodeagent.plan.observed import Placement
 
 
 class Severity(StrEnum):
-    """How bad it is. A finding that is `healthy` is told, but the device is well."""
+    """How bad it is. A finding that is `healthy` is reported, but the device is well."""
 
     HEALTHY = "healthy"
     DEGRADED = "degraded"  # works, but not as it should

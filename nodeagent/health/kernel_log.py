@@ -8,7 +8,7 @@ Forms that the driver writes (open-gpu-kernel-modules, kernel_rc.c):
     NVRM: Xid (PCI:0018:01:00): 149, NETIR_LINK_EVT Fatal XC0 i0 Link 08 (0x004505c6 0x0 ...)
     NVRM: Xid (PCI:0000:3b:00): 154, GPU recovery action changed from 0x0 (None) to 0x1 (...)
 
-A GPU that fell off the bus is told of without a number, too, on one line or on several. Lines may
+A GPU that fell off the bus is also reported without a number, on one line or on several. Lines may
 be records of /dev/kmsg (`3,339,5140900,-;NVRM: ...`) or of dmesg (`[    5.140900] NVRM: ...`).
 """
 
@@ -127,7 +127,7 @@ def _nvlink(text: str) -> tuple[bool | None, int | None]:
 def _fallen(
     text: str, at: float, sequence: int, begun: Begun | None
 ) -> tuple[XidEvent | None, Begun | None]:
-    """A GPU that fell off the bus, told without a number; and a message that goes on."""
+    """A GPU that fell off the bus, reported without a number; and a message that goes on."""
     named = _OFF_THE_BUS.search(text)
     if named is not None:
         begun = Begun(named["pci"].lower(), at)

@@ -52,13 +52,13 @@ class Limits:
     answer_hold: float = 10.0  # seconds for which a GPU must answer until it is believed
     hang_reboot: float = 600.0  # seconds without an answer after which a reboot is advised
     listener_hold: float = 10.0  # seconds the wait for events may fail until that is reported
-    drift_hold: float = 30.0  # seconds a mode may differ before it is told
+    drift_hold: float = 30.0  # seconds a mode may differ before it is reported
     missing_hold: float = 30.0  # seconds a GPU may be missing, as while it is being reset
 
-    # what was told once; own choices
+    # events; own choices
     application_lapse: float = 600.0  # seconds after which an application's XID is forgotten
-    told_lapse: float = 3600.0  # seconds, for what has no defined action
-    same_event: float = 5.0  # seconds between two sources' word of the same XID
-    recovery_settle: float = 10.0  # seconds until the recovery action speaks of an XID too
+    event_lapse: float = 3600.0  # seconds, for what has no defined action
+    same_event: float = 5.0  # seconds between two sources' reports of the same XID
+    recovery_settle: float = 10.0  # seconds until the recovery action covers an XID too
     repairs_before_inspection: int = 2  # resets or reboots for the same XID (gpud)
     repairs_memory: float = 7 * 86400.0  # seconds a repair is remembered

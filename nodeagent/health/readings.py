@@ -1,4 +1,4 @@
-"""What is read of the GPUs' health, each value absent (None) where it was not read or not told.
+"""The readings of the GPUs' health; a value that was not read or is not available is None.
 
 A reading may hold anything from one value to all: what it leaves out keeps its last evaluation.
 """
@@ -210,7 +210,7 @@ class GpuReading:
 
 
 class Source(StrEnum):
-    """Who told of an event."""
+    """What reported an event."""
 
     NVML = "nvml"
     KERNEL_LOG = "kernelLog"

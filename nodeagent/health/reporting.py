@@ -6,11 +6,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from nodeagent.health.evaluate import Judgement
+from nodeagent.health.evaluate import Evaluation
 from nodeagent.health.fencing import words
 from nodeagent.health.finding_store import Ended
 from nodeagent.health.findings import Action, End, Finding, Severity, in_order, rank, worst
-from nodeagent.health.state import GpuPast, HealthState
+from nodeagent.health.state import GpuHistory, HealthState
 from nodeagent.health.table import BY_CAUSE, ROWS, advice
 from nodeagent.health.xid_findings import xid_evidence
 from nodeagent.health.xids import XidTable
@@ -56,12 +56,12 @@ def condition(state: HealthState) -> Condition:
             return Condition("False", _reason(worst_ones), _message(state.gpus, worst_ones))
 
 
-# What takes a GPU away from everybody, the surest sign of it first.
+# What takes a GPU away from everybody, the most certain first.
 GONE = ("fallenOffBus", "gpuMissing", "gpuLost", "gpuUnavailable")
 _ACTIONS = (Action.REBOOT, Action.RESET_GPU)  # these concern others, too
 
 
-def by_urgency(findings: Iterable[Finding], gpus: Mapping[str, GpuPast]) -> tuple[Finding, ...]:
+def by_urgency(findings: Iterable[Finding], gpus: Mapping[str, GpuHistory]) -> tuple[Finding, ...]:
     """The worst first: GPUs that are gone, then what needs a reboot, a reset, anything else."""
 
     def order(finding: Finding) -> tuple[int, int, int, int]:
@@ -85,19 +85,19 @@ def _reason(findings: list[Finding]) -> str:
     return cause[0].upper() + cause[1:]
 
 
-def _message(gpus: Mapping[str, GpuPast], findings: list[Finding]) -> str:
+def _message(gpus: Mapping[str, GpuHistory], findings: list[Finding]) -> str:
     shown = list(dict.fromkeys(f"{sentence(f, gpus)} ({f.action.value})" for f in findings))
     more = len(shown) - _MOST_IN_MESSAGE
     text = "; ".join(shown[:_MOST_IN_MESSAGE]) + (f"; and {more} more" if more > 0 else "")
     return text[:_LONGEST_MESSAGE]
 
 
-def sentence(finding: Finding, gpus: Mapping[str, GpuPast]) -> str:
+def sentence(finding: Finding, gpus: Mapping[str, GpuHistory]) -> str:
     """`GPU 0 has uncorrected memory errors in slices 4-7`."""
     return _statement(finding, gpus, words(finding))
 
 
-def _statement(finding: Finding, gpus: Mapping[str, GpuPast], predicate: str) -> str:
+def _statement(finding: Finding, gpus: Mapping[str, GpuHistory], predicate: str) -> str:
     place = finding.place
     if not place.gpu:
         return f"{BY_CAUSE[finding.cause].subject} {predicate}"
@@ -124,19 +124,19 @@ class HealthEvent:
     pods: tuple[str, ...] = ()  # namespace/name of whom it hit
 
 
-def events(judgement: Judgement, xids: XidTable) -> tuple[HealthEvent, ...]:
-    """What a judgement has to tell: findings begun, changed and ended, XIDs without a finding."""
-    gpus = judgement.state.gpus
-    told = [_begun(f, gpus) for f in (*judgement.raised, *judgement.changed)]
-    told += [_ended(e, gpus) for e in judgement.ended]
-    with_finding = {(f.place.gpu, f.code) for f in judgement.state.findings if f.check == "xid"}
-    with_finding |= {(e.finding.place.gpu, e.finding.code) for e in judgement.ended}
-    for event in judgement.xids:
+def events(evaluation: Evaluation, xids: XidTable) -> tuple[HealthEvent, ...]:
+    """The events of an evaluation: findings begun, changed and ended, XIDs without a finding."""
+    gpus = evaluation.state.gpus
+    found = [_begun(f, gpus) for f in (*evaluation.raised, *evaluation.changed)]
+    found += [_ended(e, gpus) for e in evaluation.ended]
+    with_finding = {(f.place.gpu, f.code) for f in evaluation.state.findings if f.check == "xid"}
+    with_finding |= {(e.finding.place.gpu, e.finding.code) for e in evaluation.ended}
+    for event in evaluation.xids:
         if (event.gpu, event.xid) not in with_finding:
             index = f"GPU {gpus[event.gpu].index}" if event.gpu in gpus else "node"
             evidence = xid_evidence(event, xids.row(event.xid))
-            told.append(HealthEvent(False, "Xid", f"{index}: {evidence}", event.gpu))
-    return tuple(told)
+            found.append(HealthEvent(False, "Xid", f"{index}: {evidence}", event.gpu))
+    return tuple(found)
 
 
 _REASONS = {
@@ -147,7 +147,7 @@ _REASONS = {
 }
 
 
-def _begun(finding: Finding, gpus: Mapping[str, GpuPast]) -> HealthEvent:
+def _begun(finding: Finding, gpus: Mapping[str, GpuHistory]) -> HealthEvent:
     # The evidence names the XID.
     said = _statement(finding, gpus, BY_CAUSE[finding.cause].words)
     helps = advice(finding.cause, finding.action)
@@ -160,7 +160,7 @@ def _begun(finding: Finding, gpus: Mapping[str, GpuPast]) -> HealthEvent:
     )
 
 
-def _ended(ended: Ended, gpus: Mapping[str, GpuPast]) -> HealthEvent:
+def _ended(ended: Ended, gpus: Mapping[str, GpuHistory]) -> HealthEvent:
     what = sentence(ended.finding, gpus)
     verb = "forgotten" if ended.end is End.LAPSED else "over"
     return HealthEvent(False, "GpuRecovered", f"{what}: {verb}, {ended.end.value}", _gpu(ended))
@@ -194,14 +194,14 @@ def samples(state: HealthState) -> tuple[Sample, ...]:
     return (*_health(state), *_findings(state), *_xids(state))
 
 
-def _labels(gpus: Mapping[str, GpuPast], gpu: str) -> tuple[tuple[str, str], ...]:
+def _labels(gpus: Mapping[str, GpuHistory], gpu: str) -> tuple[tuple[str, str], ...]:
     index = str(gpus[gpu].index) if gpu in gpus else ""
     return (("gpu", index), ("UUID", gpu))
 
 
 def _health(state: HealthState) -> Iterable[Sample]:
     status: dict[tuple[str, str], list[Severity]] = {
-        (uuid, check): [] for uuid, past in state.gpus.items() for check in past.judged
+        (uuid, check): [] for uuid, past in state.gpus.items() for check in past.checked
     }
     for finding in state.findings:
         status.setdefault((finding.place.gpu, finding.check), []).append(finding.severity)

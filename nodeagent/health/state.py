@@ -65,18 +65,18 @@ class Trail:
 
 @dataclass(frozen=True, slots=True)
 class Hold:
-    """Since when (uptime, seconds) a sign has been there, or not been there, without a break."""
+    """Since when (uptime, seconds) an observation has been there, or not, without a break."""
 
     present: bool
     since: float
 
 
 @dataclass(frozen=True, slots=True)
-class GpuPast:
+class GpuHistory:
     """One GPU's past in this boot.
 
     `recovery` is the driver's last word on what the GPU needs, as (code, uptime). `links_up` are
-    the NVLinks that were up once. `judged` are the checks for which anything was ever read.
+    the NVLinks that were up once. `checked` are the checks for which anything was ever read.
     """
 
     index: int = 0
@@ -85,13 +85,13 @@ class GpuPast:
     energy: int | None = None
     recovery: tuple[int, float] | None = None
     links_up: frozenset[int] = frozenset()
-    judged: frozenset[str] = frozenset()
+    checked: frozenset[str] = frozenset()
     placements: Mapping[int, Placement] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
-class Heard:
-    """An XID that one source told, until the other source's word of it came or never will."""
+class RecentXid:
+    """An XID that one source reported, until the other source's report came or never will."""
 
     gpu: str
     xid: int
@@ -125,16 +125,16 @@ class Repair:
 class HealthState:
     """Everything. `boot_id` is empty, and `at` None, before the first reading.
 
-    `kernel_log_read` is the number of the last record of the kernel log that was heard in this
+    `kernel_log_read` is the number of the last record of the kernel log that was read in this
     boot; a reader that starts again begins after it.
     """
 
     boot_id: str = ""
     at: Moment | None = None
     findings: tuple[Finding, ...] = ()
-    gpus: Mapping[str, GpuPast] = field(default_factory=dict)
+    gpus: Mapping[str, GpuHistory] = field(default_factory=dict)
     holds: Mapping[Key, Hold] = field(default_factory=dict)
-    heard: tuple[Heard, ...] = ()
+    recent_xids: tuple[RecentXid, ...] = ()
     xids: tuple[XidCount, ...] = ()
     repairs: tuple[Repair, ...] = ()
     kernel_log_read: int = -1

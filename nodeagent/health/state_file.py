@@ -11,7 +11,7 @@ from typing import Any, Final, TypeVar
 from nodeagent.files.state import StateFile, StateFormat
 from nodeagent.health.findings import Action, Finding, Key, Moment, Place, Pod, Severity
 from nodeagent.health.readings import Source
-from nodeagent.health.state import GpuPast, HealthState, Heard, Hold, Repair, Trail, XidCount
+from nodeagent.health.state import GpuHistory, HealthState, Hold, RecentXid, Repair, Trail, XidCount
 from nodeagent.health.table import BY_CAUSE
 from nodeagent.plan.observed import Placement
 from nodeagent.strict_json import parse_json
@@ -35,7 +35,7 @@ def state_json(state: HealthState) -> Json:
             {"key": _key(key), "present": hold.present, "since": hold.since}
             for key, hold in state.holds.items()
         ],
-        "heard": [asdict(h) for h in state.heard],
+        "heard": [asdict(h) for h in state.recent_xids],
         "xids": [{**asdict(c), "last": _moment(c.last)} for c in state.xids],
         "repairs": [asdict(r) for r in state.repairs],
         "kernelLogRead": state.kernel_log_read,
@@ -58,8 +58,8 @@ def state_of(data: Any) -> HealthState:
         holds={
             _key_of(h["key"]): Hold(bool(h["present"]), _seconds(h["since"])) for h in data["holds"]
         },
-        heard=tuple(
-            Heard(
+        recent_xids=tuple(
+            RecentXid(
                 gpu=_text(h["gpu"]),
                 xid=_whole(h["xid"]),
                 source=Source(h["source"]),
@@ -190,7 +190,7 @@ def _finding_of(value: Any) -> Finding:
     )
 
 
-def _past(past: GpuPast) -> Json:
+def _past(past: GpuHistory) -> Json:
     return {
         "index": past.index,
         "pciBusId": past.pci_bus_id,
@@ -198,20 +198,20 @@ def _past(past: GpuPast) -> Json:
         "energy": past.energy,
         "recovery": _maybe(past.recovery, list),
         "linksUp": sorted(past.links_up),
-        "judged": sorted(past.judged),
+        "judged": sorted(past.checked),
         "placements": {str(i): _placement(p) for i, p in past.placements.items()},
     }
 
 
-def _past_of(value: Any) -> GpuPast:
-    return GpuPast(
+def _past_of(value: Any) -> GpuHistory:
+    return GpuHistory(
         index=_whole(value["index"]),
         pci_bus_id=_text(value["pciBusId"]),
         trails={_text(name): _trail_of(samples) for name, samples in value["trails"].items()},
         energy=_maybe(value["energy"], _whole),
         recovery=_maybe(value["recovery"], lambda pair: (_whole(pair[0]), _seconds(pair[1]))),
         links_up=frozenset(map(_whole, value["linksUp"])),
-        judged=frozenset(map(_text, value["judged"])),
+        checked=frozenset(map(_text, value["judged"])),
         placements=_placements_of(value["placements"]),
     )
 

@@ -1,4 +1,4 @@
-"""What is told once and lasts until it is repaired: XIDs and NVML's other events as findings."""
+"""XIDs and NVML's other events as findings, which last until they are repaired."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from nodeagent.health.findings import Action, Finding, Moment, Place, Severity, 
 from nodeagent.health.kernel_log import pci_address
 from nodeagent.health.limits import Limits
 from nodeagent.health.readings import GpuEvent, GpuEventKind, XidEvent
-from nodeagent.health.state import GpuPast, Heard, Repair
+from nodeagent.health.state import GpuHistory, RecentXid, Repair
 from nodeagent.health.table import BY_CAUSE
 from nodeagent.health.xids import OFF_THE_BUS, XidClass, XidRow, XidTable
 
@@ -76,7 +76,7 @@ def _cause_of_row(row: XidRow) -> str | None:
     return "fallenOffBus" if row.xid == OFF_THE_BUS and cause == "xidReboot" else cause
 
 
-def of_xid(event: XidEvent, row: XidRow, past: GpuPast, now: Moment) -> Finding | None:
+def of_xid(event: XidEvent, row: XidRow, past: GpuHistory, now: Moment) -> Finding | None:
     """The finding that an XID makes; None for those that are only counted."""
     cause = _cause_of_row(row)
     if cause is None:
@@ -108,7 +108,7 @@ def xid_evidence(event: XidEvent, row: XidRow) -> str:
     return text
 
 
-def of_event(event: GpuEvent, past: GpuPast, now: Moment) -> Finding:
+def of_event(event: GpuEvent, past: GpuHistory, now: Moment) -> Finding:
     """The finding that another event of NVML makes."""
     return _finding(cause_of(event), _place(event, past), event.kind.value, moment(event.at, now))
 
@@ -118,7 +118,7 @@ def cause_of(event: GpuEvent) -> str:
     return _BY_EVENT[event.kind]
 
 
-def _place(event: XidEvent | GpuEvent, past: GpuPast) -> Place:
+def _place(event: XidEvent | GpuEvent, past: GpuHistory) -> Place:
     if event.instance is None:
         return Place(event.gpu)
     return Place(event.gpu, event.instance, event.compute, past.placements.get(event.instance))
@@ -164,7 +164,7 @@ def escalated(finding: Finding, repairs: tuple[Repair, ...], limits: Limits) -> 
     return replace(finding, action=Action.INSPECT_HARDWARE, evidence=evidence)
 
 
-def corrected(finding: Finding, past: GpuPast, limits: Limits) -> Finding:
+def corrected(finding: Finding, past: GpuHistory, limits: Limits) -> Finding:
     """The driver's own word outranks the table, once it was asked after the event."""
     if finding.cause not in _DRIVER_KNOWS or past.recovery is None:
         return finding
@@ -190,7 +190,7 @@ def corrected(finding: Finding, past: GpuPast, limits: Limits) -> Finding:
 _MOST = 1000  # that are remembered; a storm of XIDs must not fill the state
 
 
-def named(event: XidEvent, gpus: Iterable[tuple[str, GpuPast]]) -> XidEvent:
+def with_uuid(event: XidEvent, gpus: Iterable[tuple[str, GpuHistory]]) -> XidEvent:
     """The event with the UUID of its GPU; without one if no GPU has this address."""
     if event.gpu:
         return event
@@ -201,30 +201,30 @@ def named(event: XidEvent, gpus: Iterable[tuple[str, GpuPast]]) -> XidEvent:
     return replace(event, gpu=next(found, ""))
 
 
-def hear(
-    heard: tuple[Heard, ...], event: XidEvent, window: float
-) -> tuple[tuple[Heard, ...], bool]:
-    """What was heard afterwards, and whether the event is news.
+def deduplicated(
+    reported: tuple[RecentXid, ...], event: XidEvent, window: float
+) -> tuple[tuple[RecentXid, ...], bool]:
+    """The XIDs to remember, and whether the event is news.
 
-    It is none when the other source told of it within `window` seconds: each word of the one takes
-    away one word of the other, so that three errors stay three. A GPU falls off the bus once,
+    It is none when the other source reported it within `window` seconds: each report of the one
+    takes away one of the other, so that three errors stay three. A GPU falls off the bus once,
     however many lines say so.
     """
-    recent = heard[-_MOST:]
+    recent = reported[-_MOST:]
     if recent and recent[0].at < event.at - window:
         recent = tuple(h for h in recent if h.at >= event.at - window)
     for index, other in enumerate(recent):
-        told_twice = other.source is event.source and event.xid != OFF_THE_BUS
-        if told_twice or not _same(other, event, window):
+        same_source = other.source is event.source and event.xid != OFF_THE_BUS
+        if same_source or not _same(other, event, window):
             continue
         if event.xid == OFF_THE_BUS:
             return recent, False
         return (*recent[:index], *recent[index + 1 :]), False
-    entry = Heard(event.gpu, event.xid, event.source, event.at, event.instance, event.compute)
+    entry = RecentXid(event.gpu, event.xid, event.source, event.at, event.instance, event.compute)
     return (*recent, entry), True
 
 
-def _same(other: Heard, event: XidEvent, window: float) -> bool:
+def _same(other: RecentXid, event: XidEvent, window: float) -> bool:
     """The same number on the same GPU at about the same time, and no contradiction in the place."""
     return (
         (other.gpu, other.xid) == (event.gpu, event.xid)

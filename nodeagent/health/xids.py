@@ -27,12 +27,12 @@ class XidClass(StrEnum):
     """What is done about an XID."""
 
     APPLICATION = "application"  # restart the application; the device stays healthy
-    INFORMATION = "information"  # counted and told, no finding
+    INFORMATION = "information"  # counted and reported, no finding
     GPU_RESET = "gpuReset"
     NODE_REBOOT = "nodeReboot"
     HARDWARE = "hardware"  # cabling and power, then inspection
     SOFTWARE = "software"  # another driver or firmware
-    SUPPORT = "support"  # no action is defined: told, and inspected when it comes back
+    SUPPORT = "support"  # no action is defined: reported, and inspected when it comes back
     NVLINK5 = "nvlink5"  # the kernel log's severity decides
     RECOVERY_ACTION = "recoveryAction"  # says that the driver's recovery action changed
     UNCLASSIFIED = "unclassified"  # the catalog has no action yet

@@ -38,7 +38,7 @@ def gpus_not_read(observed: ObservedNode, health: HealthState | None) -> tuple[G
     """The GPUs that answer and of which no check has read anything yet; none without checks."""
     if health is None or health.at is None:
         return ()
-    judged = {uuid for uuid, past in health.gpus.items() if past.judged}
+    judged = {uuid for uuid, past in health.gpus.items() if past.checked}
     return tuple(g for g in observed.gpus if g.access is Access.OK and g.uuid not in judged)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from nodeagent.health.evaluate import Judgement, Rules, judge
+from nodeagent.health.evaluate import Evaluation, Rules, evaluate
 from nodeagent.health.findings import Finding, Moment
 from nodeagent.health.readings import GpuEvent, GpuReading, NodeReading, Source, XidEvent
 from nodeagent.health.state import HealthState
@@ -35,28 +35,28 @@ class Node:
     now: float = START
     boot: str = "boot-1"
     rules: Rules = RULES
-    last: Judgement | None = None
+    last: Evaluation | None = None
 
-    def read(self, *gpus: GpuReading, after: float = 1.0, **values: Any) -> Judgement:
+    def read(self, *gpus: GpuReading, after: float = 1.0, **values: Any) -> Evaluation:
         """One reading, `after` so many seconds."""
         self.now += after
         reading = NodeReading(moment(self.now), self.boot, gpus=gpus, **values)
-        self.last = judge(self.state, reading, self.rules)
+        self.last = evaluate(self.state, reading, self.rules)
         self.state = self.last.state
         return self.last
 
     def xid(
         self, number: int, *, source: Source = Source.NVML, after: float = 1.0, **values: Any
-    ) -> Judgement:
+    ) -> Evaluation:
         """An XID of the GPU, just now."""
         where = {"gpu": GPU} if source is Source.NVML else {"pci": "0000:1a:00"}
         event = XidEvent(number, self.now + after, source, **{**where, **values})
         return self.read(gpu(), after=after, xids=(event,))
 
-    def event(self, kind: Any, **values: Any) -> Judgement:
+    def event(self, kind: Any, **values: Any) -> Evaluation:
         return self.read(gpu(), events=(GpuEvent(kind, GPU, self.now + 1, **values),))
 
-    def reboot(self) -> Judgement:
+    def reboot(self) -> Evaluation:
         """The node comes up again, and nothing is known of it yet."""
         self.boot += "+"
         self.now = 0.0

@@ -268,9 +268,9 @@ def test_ended_by_a_reading(cause: str) -> None:
     before = node.read
 
     def read(*args: Any, **values: Any) -> Any:
-        judgement = before(*args, **values)
-        ends.extend((e.finding.cause, e.end) for e in judgement.ended)
-        return judgement
+        evaluation = before(*args, **values)
+        ends.extend((e.finding.cause, e.end) for e in evaluation.ended)
+        return evaluation
 
     node.read = read  # type: ignore[method-assign]  # to see the ends of every reading
     MEASURED[cause][1](node)
@@ -282,8 +282,8 @@ def test_ended_by_a_reading(cause: str) -> None:
 def test_an_empty_reading_ends_nothing(cause: str) -> None:
     """A value that was not read keeps its finding."""
     node = _raised(cause)
-    judgement = node.read(gpu())
-    assert judgement.ended == ()
+    evaluation = node.read(gpu())
+    assert evaluation.ended == ()
     assert node.causes() == {cause}
 
 
@@ -291,8 +291,8 @@ def test_an_empty_reading_ends_nothing(cause: str) -> None:
 def test_a_reboot_ends_everything(cause: str) -> None:
     """After a reboot only new readings count."""
     node = _raised(cause)
-    judgement = node.reboot()
-    assert [(e.finding.cause, e.end) for e in judgement.ended] == [(cause, End.REBOOT)]
+    evaluation = node.reboot()
+    assert [(e.finding.cause, e.end) for e in evaluation.ended] == [(cause, End.REBOOT)]
     assert node.causes() == set()
 
 
@@ -321,8 +321,8 @@ def test_anybody_may_clear_it(cause: str) -> None:
     """An administrator's word ends every finding."""
     node = _raised(cause)
     finding = node.one(cause)
-    judgement = node.read(cleared=(Cleared(finding.place.gpu, finding.check),))
-    assert [e.end for e in judgement.ended] == [End.CLEARED]
+    evaluation = node.read(cleared=(Cleared(finding.place.gpu, finding.check),))
+    assert [e.end for e in evaluation.ended] == [End.CLEARED]
     assert node.causes() == set()
 
 

@@ -63,8 +63,8 @@ def test_an_xid_of_both_sources_counts_once(first: Source) -> None:
     }
     second = LOG if first is Source.NVML else Source.NVML
     node.xid(31, source=first, **tellings[first])
-    judgement = node.xid(31, source=second, **tellings[second])
-    assert judgement.xids == ()
+    evaluation = node.xid(31, source=second, **tellings[second])
+    assert evaluation.xids == ()
     assert _counts(node) == {31: 1}
     finding = node.one("xidApplication")
     assert (finding.count, finding.pid, finding.place.instance) == (1, 4711, 2)
@@ -200,8 +200,8 @@ def test_a_reset_that_did_not_help_is_no_end() -> None:
     sick = gpu(ecc=Ecc(volatile=EccErrors(0, 1)))
     node.read(sick)
     since = node.one("eccUncorrected").since
-    judgement = node.read(sick, resets=frozenset({GPU}))
-    assert (judgement.raised, judgement.ended) == ((), ())
+    evaluation = node.read(sick, resets=frozenset({GPU}))
+    assert (evaluation.raised, evaluation.ended) == ((), ())
     assert node.one("eccUncorrected").since == since
 
 
@@ -239,9 +239,9 @@ def test_a_support_case_that_comes_back() -> None:
     node.read(gpu())
     node.xid(123)
     assert node.one("xidSupport").action is Action.NONE
-    judgement = node.xid(123, after=60.0)
+    evaluation = node.xid(123, after=60.0)
     assert node.one("xidSupport").action is Action.INSPECT_HARDWARE
-    assert [f.cause for f in judgement.changed] == ["xidSupport"]
+    assert [f.cause for f in evaluation.changed] == ["xidSupport"]
 
 
 # --- the driver's word ----------------------------------------------------------------------------
@@ -281,8 +281,8 @@ def test_a_silent_driver_does_not_correct() -> None:
 def test_the_kernel_log_tells_the_recovery_action() -> None:
     """XID 154 announces it where the driver has no field for it."""
     node = _known()
-    judgement = node.xid(154, source=LOG, recovery=2)
-    assert [e.xid for e in judgement.xids] == [154]
+    evaluation = node.xid(154, source=LOG, recovery=2)
+    assert [e.xid for e in evaluation.xids] == [154]
     assert node.one("recoveryAction").action is Action.REBOOT
 
 
@@ -375,9 +375,9 @@ def test_a_fatal_nvlink_error() -> None:
 def test_a_known_nuisance_is_only_counted() -> None:
     """An XID of the class information makes no finding."""
     node = Node()
-    judgement = node.xid(43)
+    evaluation = node.xid(43)
     assert _counts(node) == {43: 1}
-    assert [e.xid for e in judgement.xids] == [43]
+    assert [e.xid for e in evaluation.xids] == [43]
     assert node.causes() == set()
 
 
@@ -428,8 +428,8 @@ def test_no_finding_flaps(degrees: list[int], step: int) -> None:
     turns = []
     for value in degrees:
         read = gpu(temperature=Temperature(gpu=value, slowdown=90))
-        judgement = node.read(read, after=float(step))
-        turns += [node.now for _ in (*judgement.raised, *judgement.ended)]
+        evaluation = node.read(read, after=float(step))
+        turns += [node.now for _ in (*evaluation.raised, *evaluation.ended)]
     gaps = [later - earlier for earlier, later in pairwise(turns)]
     assert all(gap >= 30.0 for gap in gaps)
 
@@ -442,13 +442,13 @@ def test_rates_do_not_flap(shares: list[float]) -> None:
     count, last = 0.0, 0.0
     for share in shares:
         count += share * 40
-        judgement = node.read(gpu(pcie=Pcie(replays=int(count), generation_max=5, width=16)),
+        evaluation = node.read(gpu(pcie=Pcie(replays=int(count), generation_max=5, width=16)),
                               after=30.0)  # fmt: skip
         rate = (node.state.gpus[GPU].trails["replays"].rate(600.0) or 0.0) * 60 / 16
-        if judgement.raised:
+        if evaluation.raised:
             assert rate >= 1.92
             last = rate
-        if judgement.ended:
+        if evaluation.ended:
             assert rate < 1.92 * 0.5 < last
 
 

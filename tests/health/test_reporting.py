@@ -187,14 +187,14 @@ def test_every_finding_is_told_everywhere(cause: str) -> None:
     node = Node()
     node.read(gpu(), known=frozenset({GPU}))
     told: list[HealthEvent] = []
-    judge = node.read
+    read = node.read
 
-    def read(*args: Any, **values: Any) -> Any:
-        judgement = judge(*args, **values)
-        told.extend(events(judgement, default_table()))
-        return judgement
+    def reporting(*args: Any, **values: Any) -> Any:
+        evaluation = read(*args, **values)
+        told.extend(events(evaluation, default_table()))
+        return evaluation
 
-    node.read = read  # type: ignore[method-assign]  # to see the events of every reading
+    node.read = reporting  # type: ignore[method-assign]  # to see the events of every reading
     RAISING[cause](node)
     finding = node.one(cause)
     assert [e.message for e in told] == [told[0].message]

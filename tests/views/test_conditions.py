@@ -7,7 +7,7 @@ from datetime import timedelta
 
 import pytest
 
-from nodeagent.health.evaluate import Rules, judge
+from nodeagent.health.evaluate import Rules, evaluate
 from nodeagent.health.findings import Moment
 from nodeagent.health.readings import Answer, GpuReading, Memory, NodeReading, Silence
 from nodeagent.health.reporting import Condition
@@ -195,7 +195,7 @@ def test_the_only_gpu_is_missing() -> None:
         reading = NodeReading(
             Moment(at, 1e9), "boot", listed_addresses=(), pci_addresses=("0000:1a:00.0",)
         )
-        state = judge(state, reading, Rules()).state
+        state = evaluate(state, reading, Rules()).state
     none = replace(IN_SYNC, observed=ObservedNode())
     condition = healthy(replace(none, health=state))
     assert (condition.status, condition.reason) == ("False", "GpuMissing")
@@ -203,7 +203,7 @@ def test_the_only_gpu_is_missing() -> None:
 
 def _judged(*gpus: GpuReading) -> HealthState:
     reading = NodeReading(Moment(10.0, 1e9), "boot", gpus=gpus)
-    return judge(HealthState(), reading, Rules()).state
+    return evaluate(HealthState(), reading, Rules()).state
 
 
 # --- messages -------------------------------------------------------------------------------------

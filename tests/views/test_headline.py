@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from datetime import UTC, datetime
 
-from nodeagent.health.evaluate import Rules, judge
+from nodeagent.health.evaluate import Rules, evaluate
 from nodeagent.health.findings import Moment
 from nodeagent.health.readings import (
     Answer,
@@ -41,7 +41,7 @@ def health(*gpus: GpuReading, xid: int = 0, answer: Answer | None = None) -> Hea
     both = (GpuReading(FIRST, 0), GpuReading(SECOND, 1))
     xids = (XidEvent(xid, 9.0, Source.NVML, gpu=FIRST),) if xid else ()
     reading = NodeReading(Moment(10.0, 1e9), "boot", gpus=gpus or both, answer=answer, xids=xids)
-    return judge(HealthState(), reading, Rules()).state
+    return evaluate(HealthState(), reading, Rules()).state
 
 
 LOST = replace(OBSERVED.gpus[1], access=Access.LOST, access_reason="GPU_IS_LOST")

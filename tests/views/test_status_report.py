@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from nodeagent.health import readings
-from nodeagent.health.evaluate import Rules, judge
+from nodeagent.health.evaluate import Rules, evaluate
 from nodeagent.health.findings import Moment
 from nodeagent.health.readings import Answer, GpuReading, NodeReading, Silence
 from nodeagent.health.state import HealthState
@@ -213,7 +213,7 @@ def test_what_the_checks_found() -> None:
     )
     answer = Answer(Silence.FAILS, reason="no answer")
     reading = NodeReading(Moment(5.0, 1e9), "boot", gpus=gpus, answer=answer)
-    health = judge(HealthState(), reading, Rules()).state
+    health = evaluate(HealthState(), reading, Rules()).state
     report = status_json(replace(there, health=health))
     assert report
     assert report["health"]["status"] == "unknown"
@@ -222,7 +222,7 @@ def test_what_the_checks_found() -> None:
     assert one == {"status": "unhealthy", "findings": [_UNREPAIRABLE]}
     assert [f["cause"] for f in other["findings"]] == ["gpuLost", "memoryUnrepairable"]
     lost = GpuReading(second, 1, answer=Answer(Silence.LOST, reason="gone"))
-    later = judge(health, NodeReading(Moment(6.0, 1e9), "boot", gpus=(lost,)), Rules()).state
+    later = evaluate(health, NodeReading(Moment(6.0, 1e9), "boot", gpus=(lost,)), Rules()).state
     found = status_json(replace(there, health=later))
     assert found
     causes = [f["cause"] for f in found["gpus"][1]["health"]["findings"]]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from nodeagent.health.checks.observation import GpuCheck, Look, Sign, known
+from nodeagent.health.checks.observation import GpuCheck, GpuView, Observation, known
 from nodeagent.health.findings import Action, Place, Severity
 from nodeagent.health.kernel_log import pci_address
 from nodeagent.health.limits import Limits
@@ -33,35 +33,39 @@ _RECOVERIES = {
 }
 
 
-def access(look: Look) -> Iterator[Sign]:
+def access(view: GpuView) -> Iterator[Observation]:
     """One cause at a time: why the driver gives no answer."""
-    answer = look.gpu.answer
+    answer = view.gpu.answer
     if answer is None:
         return
     there = _BY_SILENCE[answer.silence] if answer.silence else None
     for cause in dict.fromkeys(_BY_SILENCE.values()):
-        yield silent(cause, answer, look.uptime, look.limits.hang_reboot, cause == there)
+        yield silent(cause, answer, view.uptime, view.limits.hang_reboot, cause == there)
 
 
-def silent(cause: str, answer: Answer, uptime: float, patience: float, present: bool) -> Sign:
+def silent(
+    cause: str, answer: Answer, uptime: float, patience: float, present: bool
+) -> Observation:
     """No answer; one that hangs for longer than `patience` seconds needs a reboot."""
     age = None if answer.last is None else max(uptime - answer.last, 0.0)
     evidence = answer.reason or "the driver does not answer"
     if age is not None:
         evidence += f"; the last answer is {age:.0f} s old"
     if answer.silence is Silence.HANGS and age is not None and age >= patience:
-        return Sign(cause, present, evidence, severity=Severity.UNHEALTHY, action=Action.REBOOT)
-    return Sign(cause, present, evidence)
+        return Observation(
+            cause, present, evidence, severity=Severity.UNHEALTHY, action=Action.REBOOT
+        )
+    return Observation(cause, present, evidence)
 
 
-def recovery(look: Look) -> Iterator[Sign]:
+def recovery(view: GpuView) -> Iterator[Observation]:
     """What the driver itself asks for."""
-    code = look.past.recovery[0] if look.past.recovery else None
+    code = view.past.recovery[0] if view.past.recovery else None
     if code is None:
-        yield Sign("recoveryAction", None)
+        yield Observation("recoveryAction", None)
         return
     words, severity, action = recovery_of(code)
-    yield Sign(
+    yield Observation(
         "recoveryAction",
         code != 0,
         f"the driver asks for {words} (action {code})",
@@ -76,18 +80,18 @@ def recovery_of(code: int) -> tuple[str, Severity, Action]:
     return _RECOVERIES.get(code, unknown)
 
 
-def modes(look: Look) -> Iterator[Sign]:
-    """Modes that the agent owns and somebody else changed."""
-    if not look.gpu.modes:
+def modes(view: GpuView) -> Iterator[Observation]:
+    """Modes that the agent owns and another program changed."""
+    if not view.gpu.modes:
         return
-    drifted = [m for m in look.gpu.modes if m.found != m.wanted]
+    drifted = [m for m in view.gpu.modes if m.found != m.wanted]
     evidence = "; ".join(f"{m.name} is {m.found}, wanted {m.wanted}" for m in drifted)
-    yield Sign("modeDrift", bool(drifted), evidence)
+    yield Observation("modeDrift", bool(drifted), evidence)
 
 
-def inforom(look: Look) -> Iterator[Sign]:
+def inforom(view: GpuView) -> Iterator[Observation]:
     """The card's own memory of its configuration."""
-    yield known(look.gpu.inforom_corrupt, "inforomCorrupt", "its checksum is wrong")
+    yield known(view.gpu.inforom_corrupt, "inforomCorrupt", "its checksum is wrong")
 
 
 CHECKS: tuple[GpuCheck, ...] = (access, recovery, modes, inforom)
@@ -99,41 +103,43 @@ _HANGS = "driverHangs"
 _NODE_BY_SILENCE = {Silence.NO_LIBRARY: "driverMissing", Silence.NOT_LOADED: "driverNotLoaded"}
 
 
-def node_signs(
+def node_observations(
     state: HealthState, reading: NodeReading, limits: Limits
-) -> Iterator[tuple[Place, Sign]]:
-    """The signs of the node and of GPUs that are gone."""
+) -> Iterator[tuple[Place, Observation]]:
+    """The observations of the node and of GPUs that are gone."""
     yield from _missing(state, reading)
     answer = reading.answer
     if answer is not None:
         there = _NODE_BY_SILENCE.get(answer.silence, _HANGS) if answer.silence else None
         for cause in (_HANGS, *_NODE_BY_SILENCE.values()):
-            sign = silent(cause, answer, reading.at.uptime, limits.hang_reboot, cause == there)
-            yield Place(), sign
+            observation = silent(
+                cause, answer, reading.at.uptime, limits.hang_reboot, cause == there
+            )
+            yield Place(), observation
     if reading.listener is not None:
-        yield Place(), _deafness(reading.listener, reading.at.uptime, limits)
+        yield Place(), _events_unheard(reading.listener, reading.at.uptime, limits)
 
 
-def _deafness(listener: Answer, uptime: float, limits: Limits) -> Sign:
+def _events_unheard(listener: Answer, uptime: float, limits: Limits) -> Observation:
     """A wait that hangs counts at once; failures count after `listener_hold`."""
     passing = listener.silence is not None and listener.silence is not Silence.HANGS
     if passing and listener.last is not None and uptime - listener.last < limits.listener_hold:
-        return Sign("eventsUnheard", None)
+        return Observation("eventsUnheard", None)
     evidence = listener.reason or "the wait for events does not return"
-    return Sign("eventsUnheard", listener.silence is not None, evidence)
+    return Observation("eventsUnheard", listener.silence is not None, evidence)
 
 
-def _missing(state: HealthState, reading: NodeReading) -> Iterator[tuple[Place, Sign]]:
+def _missing(state: HealthState, reading: NodeReading) -> Iterator[tuple[Place, Observation]]:
     """GPUs that NVML listed in this boot and lists no more, and those it never listed."""
     if reading.known is not None:
         for uuid, past in state.gpus.items():
             where = f" at {past.pci_bus_id}" if past.pci_bus_id else ""
             evidence = f"GPU {past.index}{where} is not listed any more"
-            yield Place(uuid), Sign("gpuMissing", uuid not in reading.known, evidence)
+            yield Place(uuid), Observation("gpuMissing", uuid not in reading.known, evidence)
     if reading.pci_addresses is not None and reading.listed_addresses is not None:
         listed = {pci_address(text) for text in reading.listed_addresses}
-        # A GPU that was listed once is told of by its UUID.
+        # A GPU that was listed once is reported by its UUID.
         listed |= {pci_address(past.pci_bus_id) for past in state.gpus.values()}
         missing = [text for text in reading.pci_addresses if pci_address(text) not in listed]
         evidence = f"on the PCI bus, but not listed by NVML: {', '.join(missing)}"
-        yield Place(), Sign("gpuMissing", bool(missing), evidence)
+        yield Place(), Observation("gpuMissing", bool(missing), evidence)

@@ -4,70 +4,72 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from nodeagent.health.checks.observation import GpuCheck, Look, Sign
+from nodeagent.health.checks.observation import GpuCheck, GpuView, Observation
 from nodeagent.health.readings import Fabric, NvLink
 
-_WHOLE_LINK = 16  # lanes, where the width is not told
+_WHOLE_LINK = 16  # lanes, where the width is not known
 
 
-def pcie(look: Look) -> Iterator[Sign]:
+def pcie(view: GpuView) -> Iterator[Observation]:
     """Replays a minute and lane, and a link below what it can do."""
-    read, limits = look.gpu.pcie, look.limits
+    read, limits = view.gpu.pcie, view.limits
     generation = read.generation_max or read.generation
-    rate = look.trail("replays").rate(limits.replay_window)
+    rate = view.trail("replays").rate(limits.replay_window)
     raise_at = limits.replays_raise.get(generation or 0)
     if rate is not None and raise_at is not None:
         a_minute = rate * 60 / (read.width or read.width_max or _WHOLE_LINK)
         band = (raise_at, raise_at * limits.replays_clear)
-        yield Sign(
+        yield Observation(
             "pcieReplays",
-            look.above("pcieReplays", a_minute, band),
+            view.above("pcieReplays", a_minute, band),
             f"{a_minute:.2f} replays a minute and lane (limit {raise_at} for generation "
             f"{generation})",
         )
-    yield Sign("pcieLink", _narrow(look), f"{_link(look)} under load")
+    yield Observation("pcieLink", _narrow(view), f"{_link(view)} under load")
 
 
-def _narrow(look: Look) -> bool | None:
-    read = look.gpu.pcie
+def _narrow(view: GpuView) -> bool | None:
+    read = view.gpu.pcie
     if not read.under_load:  # idle links sleep: neither good nor bad
         return None
-    pairs = ((read.generation, read.generation_max), (read.width, read.width_max))
-    told = [(now, most) for now, most in pairs if now is not None and most is not None]
-    return any(now < most for now, most in told) if told else None
+    widths = ((read.generation, read.generation_max), (read.width, read.width_max))
+    pairs = [(now, most) for now, most in widths if now is not None and most is not None]
+    return any(now < most for now, most in pairs) if pairs else None
 
 
-def _link(look: Look) -> str:
-    read = look.gpu.pcie
+def _link(view: GpuView) -> str:
+    read = view.gpu.pcie
     return (
         f"generation {read.generation} of {read.generation_max}, "
         f"{read.width} of {read.width_max} lanes"
     )
 
 
-def nvlink(look: Look) -> Iterator[Sign]:
+def nvlink(view: GpuView) -> Iterator[Observation]:
     """Links that went down, and their errors. In MIG mode there is no traffic to suffer."""
-    for link in look.gpu.nvlinks:
+    for link in view.gpu.nvlinks:
         if link.up is not None:
-            down = not link.up and link.link in look.past.links_up and look.gpu.mig is not True
-            yield Sign("nvlinkDown", down, f"link {link.link} is down, was up", code=link.link)
-        yield from _link_errors(look, link)
+            down = not link.up and link.link in view.past.links_up and view.gpu.mig is not True
+            yield Observation(
+                "nvlinkDown", down, f"link {link.link} is down, was up", code=link.link
+            )
+        yield from _link_errors(view, link)
 
 
-def _link_errors(look: Look, link: NvLink) -> Iterator[Sign]:
-    limits = look.limits
-    growth = look.trail(f"link{link.link}").growth
-    yield Sign(
+def _link_errors(view: GpuView, link: NvLink) -> Iterator[Observation]:
+    limits = view.limits
+    growth = view.trail(f"link{link.link}").growth
+    yield Observation(
         "nvlinkErrors",
         None if growth is None else growth >= 1,
         f"link {link.link}: {growth or 0:.0f} replays and recoveries in "
         f"{limits.nvlink_window:.0f} s",
         code=link.link,
     )
-    rate = look.trail(f"crc{link.link}").rate(limits.crc_window)
-    yield Sign(
+    rate = view.trail(f"crc{link.link}").rate(limits.crc_window)
+    yield Observation(
         "nvlinkCrc",
-        look.above("nvlinkCrc", rate, (limits.crc_raise, limits.crc_clear), link.link),
+        view.above("nvlinkCrc", rate, (limits.crc_raise, limits.crc_clear), link.link),
         f"link {link.link}: {rate or 0:.0f} CRC errors a second",
         code=link.link,
     )
@@ -75,24 +77,24 @@ def _link_errors(look: Look, link: NvLink) -> Iterator[Sign]:
 
 _NOT_SUPPORTED, _NOT_STARTED, _COMPLETED = 0, 1, 3
 
-# Two bits each: 1 true, 2 false, 0 not told.
+# Two bits each: 1 true, 2 false, 0 not known.
 _MASK = {"bandwidth": 0, "route recovery": 2, "unhealthy route": 4, "access timeout": 6}
 _CONFIGURATION_SHIFT, _CONFIGURATION_MASK, _CONFIGURATION_GOOD = 8, 0xF, (0, 1)
 _SUMMARY = {2: "unhealthy", 3: "limited capacity"}
 
 
-def fabric(look: Look) -> Iterator[Sign]:
+def fabric(view: GpuView) -> Iterator[Observation]:
     """Whether a GPU behind NVSwitches has joined, and what the fabric says of it."""
-    read = look.gpu.fabric
+    read = view.gpu.fabric
     if read is None or read.state == _NOT_SUPPORTED:
         return
     waits = read.state != _COMPLETED
     word = "not started" if read.state == _NOT_STARTED else "in progress"
-    yield Sign("fabricNotReady", waits, f"registration {word} (state {read.state})")
+    yield Observation("fabricNotReady", waits, f"registration {word} (state {read.state})")
     failed = not waits and read.status != 0
-    yield Sign("fabricFailed", failed, f"registration ended with NVML code {read.status}")
+    yield Observation("fabricFailed", failed, f"registration ended with NVML code {read.status}")
     faults = _fabric_faults(read)
-    yield Sign("fabricDegraded", bool(faults), ", ".join(faults))
+    yield Observation("fabricDegraded", bool(faults), ", ".join(faults))
 
 
 def _fabric_faults(read: Fabric) -> list[str]:

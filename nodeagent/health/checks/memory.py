@@ -4,23 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from nodeagent.health.checks.observation import GpuCheck, Look, Sign, known
+from nodeagent.health.checks.observation import GpuCheck, GpuView, Observation, known
 from nodeagent.health.findings import Severity
 
 
-def ecc(look: Look) -> Iterator[Sign]:
+def ecc(view: GpuView) -> Iterator[Observation]:
     """Uncorrected errors belong to the GPU instances that count them, the rest to the GPU.
 
     What is left in MIG mode degrades the GPU only: it lies somewhere, and not everywhere. A GPU for
     which the driver asks no recovery has contained them: it is degraded until a reset.
     """
-    read = look.gpu.ecc
-    severity = Severity.DEGRADED if look.no_recovery else None
+    read = view.gpu.ecc
+    severity = Severity.DEGRADED if view.no_recovery else None
     of_instances = 0
-    for instance in look.gpu.instances or ():
+    for instance in view.gpu.instances or ():
         count = instance.uncorrected
         of_instances += count or 0
-        yield Sign(
+        yield Observation(
             "eccUncorrected",
             None if count is None else count > 0,
             f"{count} uncorrected errors in the GPU instance since the last reset",
@@ -28,12 +28,12 @@ def ecc(look: Look) -> Iterator[Sign]:
             severity=severity,
         )
     total, where = read.volatile.uncorrected, ""
-    if look.gpu.mig:
+    if view.gpu.mig:
         # The count of an instance goes with it, and its errors stay in the GPU's.
         severity, where = Severity.DEGRADED, ", some of them in instances that are gone"
-        if look.gpu.instances is None:
+        if view.gpu.instances is None:
             total = None  # whose errors they are is not known this time
-    yield Sign(
+    yield Observation(
         "eccUncorrected",
         None if total is None else total > of_instances,
         f"{total} uncorrected errors since the last reset{where}",
@@ -42,7 +42,7 @@ def ecc(look: Look) -> Iterator[Sign]:
     differs = None
     if read.mode is not None and read.pending_mode is not None:
         differs = read.mode != read.pending_mode
-    yield Sign(
+    yield Observation(
         "eccModePending",
         differs,
         f"ECC is {_on(read.mode)} and will be {_on(read.pending_mode)} after a reset",
@@ -56,43 +56,47 @@ def _on(mode: bool | None) -> str:
     return "on" if mode else "off"
 
 
-def rows(look: Look) -> Iterator[Sign]:
+def rows(view: GpuView) -> Iterator[Observation]:
     """Remapped rows, and how many spare ones are left."""
-    remapped, histogram = look.gpu.memory.rows, look.gpu.memory.histogram
+    remapped, histogram = view.gpu.memory.rows, view.gpu.memory.histogram
     if remapped is not None:
         counts = f"{remapped.uncorrectable} for uncorrectable, {remapped.correctable} for others"
-        yield Sign("rowRemapPending", remapped.pending, f"remapping pending; so far {counts}")
-        yield Sign("rowRemapFailed", remapped.failed, f"remapping failed; so far {counts}")
-        limit = look.limits.remapped_uncorrectable
+        yield Observation(
+            "rowRemapPending", remapped.pending, f"remapping pending; so far {counts}"
+        )
+        yield Observation("rowRemapFailed", remapped.failed, f"remapping failed; so far {counts}")
+        limit = view.limits.remapped_uncorrectable
         many = remapped.uncorrectable >= limit
-        yield Sign("rowRemapMany", many, f"remapped rows: {counts} (limit {limit})")
+        yield Observation("rowRemapMany", many, f"remapped rows: {counts} (limit {limit})")
     if histogram is not None:
         evidence = f"{histogram.none} memory banks have no spare row left, {histogram.low} few"
-        yield Sign("rowRemapSpent", histogram.none > 0, evidence)
+        yield Observation("rowRemapSpent", histogram.none > 0, evidence)
 
 
-def repairs(look: Look) -> Iterator[Sign]:
+def repairs(view: GpuView) -> Iterator[Observation]:
     """What waits for a reset, or cannot be repaired any more."""
-    memory = look.gpu.memory
+    memory = view.gpu.memory
     yield known(memory.bank_remap_pending, "bankRemapPending", "bank remapping is pending")
     yield known(memory.unrepairable, "memoryUnrepairable", "the driver says so")
     flags = {"channel": memory.channel_repair, "TPC": memory.tpc_repair}
-    told = [flag for flag in flags.values() if flag is not None]
+    answers = [flag for flag in flags.values() if flag is not None]
     what = " and ".join(name for name, flag in flags.items() if flag)
-    yield Sign("repairPending", any(told) if told else None, f"{what} repair pending")
+    yield Observation("repairPending", any(answers) if answers else None, f"{what} repair pending")
 
 
-def pages(look: Look) -> Iterator[Sign]:
+def pages(view: GpuView) -> Iterator[Observation]:
     """Retired pages, on cards before Ampere."""
-    retired = look.gpu.memory.pages
+    retired = view.gpu.memory.pages
     if retired is None:
         return
     total = retired.single_bit + retired.double_bit
-    hard, soft = look.limits.retired_pages, look.limits.retired_double_bit
+    hard, soft = view.limits.retired_pages, view.limits.retired_double_bit
     evidence = f"{total} pages retired, {retired.double_bit} of them by double-bit errors"
-    yield Sign("retiredPagesMany", total >= hard, f"{evidence} (limit {hard})")
-    yield Sign("retiredPagesDoubleBit", retired.double_bit >= soft, f"{evidence} (limit {soft})")
-    yield Sign("retiredPagesPending", retired.pending, "page retirement pending")
+    yield Observation("retiredPagesMany", total >= hard, f"{evidence} (limit {hard})")
+    yield Observation(
+        "retiredPagesDoubleBit", retired.double_bit >= soft, f"{evidence} (limit {soft})"
+    )
+    yield Observation("retiredPagesPending", retired.pending, "page retirement pending")
 
 
 CHECKS: tuple[GpuCheck, ...] = (ecc, rows, repairs, pages)

@@ -1,4 +1,4 @@
-"""What one look says about one cause, before any damping."""
+"""What one reading shows of one cause, before any damping."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from nodeagent.health.findings import Action, Severity
 from nodeagent.health.limits import Limits
 from nodeagent.health.readings import GpuReading
-from nodeagent.health.state import GpuPast, Trail
+from nodeagent.health.state import GpuHistory, Trail
 
 
 @dataclass(frozen=True, slots=True)
-class Sign:
+class Observation:
     """`present` None: not known this time, so that nothing changes.
 
     `severity` and `action` are those of the cause's row unless given.
@@ -28,7 +28,7 @@ class Sign:
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class GpuView:
     """What a check of one GPU sees: the reading, the past with this reading's trails, the limits.
 
     `raised` holds the causes (with their codes) that are raised just now; a band's lower limit
@@ -36,7 +36,7 @@ class Look:
     """
 
     gpu: GpuReading
-    past: GpuPast
+    past: GpuHistory
     limits: Limits
     uptime: float
     raised: frozenset[tuple[str, int]] = frozenset()
@@ -59,9 +59,9 @@ class Look:
         return self.past.recovery is not None and self.past.recovery[0] == 0
 
 
-GpuCheck = Callable[[Look], Iterator[Sign]]
+GpuCheck = Callable[[GpuView], Iterator[Observation]]
 
 
-def known(value: bool | None, cause: str, evidence: str) -> Sign:
+def known(value: bool | None, cause: str, evidence: str) -> Observation:
     """A flag that the driver tells."""
-    return Sign(cause, value, evidence)
+    return Observation(cause, value, evidence)
