@@ -89,7 +89,7 @@ def evaluate(state: HealthState, reading: NodeReading, rules: Rules) -> Evaluati
 
 
 def _not_back(at: Moment, state: HealthState, boot_id: str) -> Moment:
-    """Uptime never goes back within one boot, whoever delivers late."""
+    """Uptime never goes back within one boot, even for a late reading."""
     if state.at is None or state.boot_id != boot_id or at.uptime >= state.at.uptime:
         return at
     return replace(at, uptime=state.at.uptime)
@@ -176,7 +176,7 @@ def _record_xids(
 
 
 def _announced(past: GpuHistory, event: XidEvent) -> GpuHistory:
-    """With the recovery action that the kernel log tells, unless it was asked since."""
+    """With the recovery action that the kernel log reports, unless it was asked since."""
     if event.recovery is None or (past.recovery is not None and past.recovery[1] >= event.at):
         return past
     return replace(past, recovery=(event.recovery, event.at))

@@ -2,7 +2,7 @@
 
 A fence takes nothing away: what runs, runs on, and the plan's devices stay. It says three things.
 
-- **The planner** must not create on fenced slices. `as_fenced` tells it which these are: it keeps
+- **The planner** must not create on fenced slices. `as_fenced` marks them: it keeps
   sick devices that the plan wants and puts nothing else on their slices.
 - **MPS daemons** of fenced devices stop taking clients (`devices`, by UUID).
 - **Driver calls** to some GPUs should wait, since they may never return (`held_calls`).
@@ -98,7 +98,7 @@ def _fence(finding: Finding, gpu: Gpu) -> Fence:
     sick = place.placement
     if sick is None:
         sick = next((i.placement for i in gpu.instances if i.id == place.instance), None)
-    if sick is None:  # nobody knows where it lay: the whole GPU is under suspicion
+    if sick is None:  # it is not known where it lay: the whole GPU is under suspicion
         return Fence(gpu.uuid, None, frozenset({gpu.uuid, *_devices(gpu.instances)}), finding)
     there = tuple(i for i in gpu.instances if i.placement.mask & sick.mask)
     exact = next((i for i in there if i.id == place.instance and i.placement == sick), None)

@@ -21,7 +21,7 @@ def owned_modes(
     plan: GpuPlan, *, mig: bool | None, numbers: Mapping[str, int]
 ) -> tuple[ModeReading, ...]:
     """Of one GPU: `mig` is whether MIG is on, `numbers` NVML's for other modes by name. A mode that
-    the plan says nothing of is nobody's, and left out.
+    the plan does not name is left out.
     """
     if plan.verdict not in (Verdict.IN_SYNC, Verdict.APPLICABLE):
         return ()

@@ -39,7 +39,7 @@ class Trail:
     def with_time(self, at: float, active: bool, window: float) -> Trail:
         """The same for a state that is sampled: the counter grows by the seconds it was active.
 
-        A gap counts as two parts of the window at most: nobody looked in the rest of it.
+        A gap counts as two parts of the window at most: nothing was read in the rest of it.
         """
         if not self.samples:
             return self.grown(at, 0.0, window)

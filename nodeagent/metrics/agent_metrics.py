@@ -47,12 +47,12 @@ class AgentSample:
     labels: tuple[str, ...] = ()
 
 
-def _gauge(name: str, told: str, *labels: str) -> AgentMetric:
-    return AgentMetric(name, Type.GAUGE, told, labels)
+def _gauge(name: str, meaning: str, *labels: str) -> AgentMetric:
+    return AgentMetric(name, Type.GAUGE, meaning, labels)
 
 
-def _counter(name: str, told: str, *labels: str) -> AgentMetric:
-    return AgentMetric(name, Type.COUNTER, told, labels)
+def _counter(name: str, meaning: str, *labels: str) -> AgentMetric:
+    return AgentMetric(name, Type.COUNTER, meaning, labels)
 
 
 # --- the plan -------------------------------------------------------------------------------------

@@ -46,7 +46,7 @@ class Kind(StrEnum):
 
 
 class Level(StrEnum):
-    """The finest thing that a field is told of."""
+    """The finest thing that a field has values of."""
 
     NODE = "node"
     GPU = "gpu"
@@ -59,7 +59,7 @@ class WithMig(StrEnum):
 
     STAYS = "stays"
     GONE = "gone"
-    UNPROVEN = "unproven"  # nobody has said; ask, and leave it out when it is refused
+    UNPROVEN = "unproven"  # not documented; ask, and leave it out when it is refused
 
 
 class Tier(StrEnum):
@@ -68,7 +68,7 @@ class Tier(StrEnum):
     FAST = "fast"
     SLOW = "slow"
     ONCE = "once"  # does not change while the driver is loaded
-    EVENT = "event"  # told, not read
+    EVENT = "event"  # reported, not read
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +86,7 @@ class Field:
     `id` is DCGM's number; families are written in its order. `renamed` is the name since DCGM 4.6,
     `earlier` that of dcgm-exporter 1 where it had one. `kind` is what the value really is,
     `printed_kind` what dcgm-exporter's own file calls it. `real`: written with six decimals, else
-    as a whole number. `whole` tells how to read it of a GPU, link or node, `part` of a GPU
+    as a whole number. `whole` is how to read it of a GPU, link or node, `part` of a GPU
     instance (None: not there). `min_architecture` is the oldest that answers, empty: any.
     """
 

@@ -1,7 +1,7 @@
 """A sample as dcgm-exporter would print it: the selected fields as families.
 
-Where MIG is on, a field that is told of the GPU's instances is not told of the whole GPU too: sums
-over all series would count it twice. A field that only the whole GPU has is told once.
+Where MIG is on, a field that is exported for the GPU's instances is not for the whole GPU too: sums
+over all series would count it twice. A field that only the whole GPU has is exported once.
 dcgm-exporter repeats it for each instance, which makes sums of power wrong; it can be asked for.
 """
 
@@ -65,7 +65,7 @@ def families(
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """Where a subject's values are told. `part_of` and `divided` are UUIDs of GPUs: whose instance
+    """Where a subject's values go. `part_of` and `divided` are UUIDs of GPUs: whose instance
     it is, or which GPU with instances it is; empty where it is not.
     """
 
@@ -75,7 +75,7 @@ class _Place:
 
 
 class _Places:
-    """The values of fields, each where it is to be told. Looking up is by identity first."""
+    """The values of fields, each in its series. Looking up is by identity first."""
 
     def __init__(self, sample: SampleSet, blocks: LabelBlocks, style: Style) -> None:
         self._slices = sample.slices
@@ -86,15 +86,17 @@ class _Places:
     def series(self, row: Field, values: tuple[Value, ...]) -> dict[str, Number]:
         """A field's series by their labels; of two with equal ones the first counts."""
         met = self._met
-        told = [
+        placed = [
             (met.get(id(subject)) or self._place(subject), subject, value)
             for subject, value in values
         ]
-        # What hit the GPU hit no instance: both are told.
-        in_parts = set() if isinstance(row.whole.source, Event) else {p.part_of for p, _, _ in told}
+        # What hit the GPU hit no instance: both are exported.
+        in_parts = (
+            set() if isinstance(row.whole.source, Event) else {p.part_of for p, _, _ in placed}
+        )
         in_parts.discard("")
         series: dict[str, Number] = {}
-        for place, subject, value in told:
+        for place, subject, value in placed:
             if not place.divided:
                 series.setdefault(place.block, value)
             elif place.divided in in_parts:
@@ -120,7 +122,7 @@ class _Places:
 
 
 def _of_part(part: Subject, whole: Subject) -> Subject:
-    """An instance that is told a value of its GPU, with what is said of that value alone."""
+    """An instance with a value of its GPU, and the attributes of that value alone."""
     if not whole.attributes:
         return part
     return Subject(part.entity, tuple(dict((*part.attributes, *whole.attributes)).items()))

@@ -53,8 +53,8 @@ def render(families: Iterable[Family]) -> bytes:
     for family in families:
         lines = _lines(family)
         if lines:
-            told = family.help.translate(_HELP_ESCAPES)
-            written.append(f"# HELP {family.name} {told}\n# TYPE {family.name} {family.type}\n")
+            meaning = family.help.translate(_HELP_ESCAPES)
+            written.append(f"# HELP {family.name} {meaning}\n# TYPE {family.name} {family.type}\n")
             written += lines
     # Half of a surrogate pair, which JSON and names of files can have, must not cost all the rest.
     return "".join(written).encode(errors="replace")
@@ -90,7 +90,7 @@ _WRITTEN = {Form.WHOLE: _whole, Form.DECIMALS: _decimals, Form.EXACT: repr}
 class Page:
     """A text that was written once, to which each scrape may add a few lines.
 
-    Compressing is done once too, when somebody first asks for it; what is added is compressed
+    Compressing is done once too, when it is first asked for; what is added is compressed
     alone and follows in the same gzip member.
     """
 

@@ -17,7 +17,7 @@ Labels = tuple[tuple[str, str], ...]
 
 @dataclass(frozen=True, slots=True)
 class GpuIdentity:
-    """What tells a GPU from others in labels. `minor` is the N of /dev/nvidiaN."""
+    """What identifies a GPU in labels. `minor` is the N of /dev/nvidiaN."""
 
     index: int
     uuid: str
@@ -111,7 +111,7 @@ def by_field(values: Iterable[tuple[int, Subject, Number]]) -> dict[int, tuple[V
 
 @dataclass(slots=True)
 class LatestReadings:
-    """What each reader said last. A reader that fails keeps what it said; its age is told."""
+    """Each reader's last sample. A reader that fails keeps it; its age is exported."""
 
     _by_reader: dict[str, SampleSet] = field(default_factory=dict)
 

@@ -89,7 +89,7 @@ class Selection:
 
 @lru_cache(maxsize=1)
 def default_selection() -> Selection:
-    """What is exported when nobody says otherwise."""
+    """What is exported without a file of counters."""
     return read_selection(default_text())
 
 

@@ -51,7 +51,7 @@ class DeviceCall:
 
     @property
     def call(self) -> tuple[str, ...]:
-        """What tells this call from others of the same handle."""
+        """What identifies this call among those of the same handle."""
         return (self.function, *self.arguments)
 
 

@@ -63,5 +63,5 @@ GpuCheck = Callable[[GpuView], Iterator[Observation]]
 
 
 def known(value: bool | None, cause: str, evidence: str) -> Observation:
-    """A flag that the driver tells."""
+    """A flag that the driver reports."""
     return Observation(cause, value, evidence)
