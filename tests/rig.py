@@ -101,7 +101,7 @@ class Rig:
     def layout(self, index: int = 0) -> str:
         return layout_words(self.gpu(index))
 
-    def told(self, *kinds: EventType) -> list[EventType]:
+    def reported(self, *kinds: EventType) -> list[EventType]:
         """The kinds of events in their order, or only these of them."""
         return [e.type for e in self.events.events if not kinds or e.type in kinds]
 

@@ -108,7 +108,7 @@ def parsed(text: str) -> dict[Series, float]:
     return found
 
 
-def told(series: dict[Series, float], name: str, **labels: str) -> list[float]:
+def reported(series: dict[Series, float], name: str, **labels: str) -> list[float]:
     """The values of a metric's series with at least these labels."""
     wanted = set(labels.items())
     return [value for (n, have), value in series.items() if n == name and wanted <= have]

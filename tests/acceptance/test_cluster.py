@@ -182,5 +182,5 @@ async def test_by_hand(tmp_path: Path) -> None:
 def instances(url: str) -> list[Any]:
     """All instances that the Node's status tells of."""
     with urllib.request.urlopen(url, timeout=10) as answer:
-        told = json.load(answer)["metadata"].get("annotations", {}).get(STATUS, "{}")
-    return [i for gpu in json.loads(told).get("gpus", ()) for i in gpu["instances"]]
+        reported = json.load(answer)["metadata"].get("annotations", {}).get(STATUS, "{}")
+    return [i for gpu in json.loads(reported).get("gpus", ()) for i in gpu["instances"]]

@@ -36,8 +36,8 @@ def written(api: ApiServer, since: float = 0.0) -> list[Request]:
 
 def rejections(api: ApiServer) -> list[tuple[str, int]]:
     """The message and the count of each Event about a refused plan."""
-    told = [event for event in api.events if event["reason"] == "PlanRejected"]
-    return [(event["message"], event["count"]) for event in told]
+    reported = [event for event in api.events if event["reason"] == "PlanRejected"]
+    return [(event["message"], event["count"]) for event in reported]
 
 
 def devices(member: Member) -> set[str]:

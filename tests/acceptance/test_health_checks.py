@@ -100,9 +100,9 @@ class World:
         )
         report = status_json(state)
         assert report is not None
-        told = [f for g in report["gpus"] for f in g["health"]["findings"]]
-        told += report["health"]["findings"]
-        in_status = any(f["cause"] == cause for f in told)
+        reported = [f for g in report["gpus"] for f in g["health"]["findings"]]
+        reported += report["health"]["findings"]
+        in_status = any(f["cause"] == cause for f in reported)
         figures = {
             (name, dict(labels).get("cause")) for name, labels, _ in samples(self.part.state)
         }
@@ -329,9 +329,9 @@ async def test_raised_told_and_ended(case: Case, tmp_path: Path) -> None:
         for _ in range(2 * case.looks + 1):
             await w.look(after=case.pause)
         assert not w.is_told(case.cause)
-        told = [event.type.value for event in w.events.events]
+        reported = [event.type.value for event in w.events.events]
         assert (
-            told[0]
+            reported[0]
             == {
                 Severity.HEALTHY: "GpuNotice",
                 Severity.DEGRADED: "GpuDegraded",
@@ -339,7 +339,7 @@ async def test_raised_told_and_ended(case: Case, tmp_path: Path) -> None:
                 Severity.UNHEALTHY: "GpuUnhealthy",
             }[row.severity]
         )
-        assert told[-1] == "GpuRecovered"
+        assert reported[-1] == "GpuRecovered"
 
 
 # --- those that need more than a sensor -----------------------------------------------------------

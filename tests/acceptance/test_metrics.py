@@ -15,7 +15,7 @@ from nodeagent.cluster.kubelet.device_users import KubeletUsage
 from nodeagent.cluster.kubelet.processes import ProcessPods
 from nodeagent.gpu.driver import Driver
 from nodeagent.simulation import SimulatedNode, simulated
-from tests.acceptance.metrics_rig import Watched, divide, parsed, running, told
+from tests.acceptance.metrics_rig import Watched, divide, parsed, reported, running
 from tests.monitoring.promtool import with_promtool
 from tests.rig import open_driver
 from tests.simulated_cluster.kubelet import Kubelet
@@ -112,8 +112,8 @@ async def test_figures_of_the_driver_are_read_back_in_dcgms_units() -> None:
         ("DCGM_FI_DEV_FB_USED", {"UUID": second}, [used // MIB]),
         ("nodeagent_mig_instances", {"UUID": first, "GPU_I_PROFILE": "1g.10gb"}, [7]),
     ):
-        assert told(series, name, **labels) == expected, name
-    assert told(series, "DCGM_FI_DEV_FB_USED", UUID=first, GPU_I_ID=number)[0] >= 1000
+        assert reported(series, name, **labels) == expected, name
+    assert reported(series, "DCGM_FI_DEV_FB_USED", UUID=first, GPU_I_ID=number)[0] >= 1000
 
 
 # --- two on one GPU -------------------------------------------------------------------------------
@@ -159,21 +159,23 @@ async def test_pods_that_share_a_gpu_see_their_own_memory(tmp_path: Path, kind: 
         async with _shared(tmp_path, node, kind) as (driver, watched):
             series = parsed(watched.text())
             used = node.card(0).memory()[1] // MIB
-            assert told(series, "DCGM_FI_DEV_FB_USED", namespace="team", pod="a") == [1200]
-            assert told(series, "DCGM_FI_DEV_FB_USED", namespace="team", pod="b") == [3000]
-            assert sum(told(series, "DCGM_FI_DEV_FB_USED")) == used
-            assert len(told(series, "DCGM_FI_DEV_FB_USED")) == 3
+            assert reported(series, "DCGM_FI_DEV_FB_USED", namespace="team", pod="a") == [1200]
+            assert reported(series, "DCGM_FI_DEV_FB_USED", namespace="team", pod="b") == [3000]
+            assert sum(reported(series, "DCGM_FI_DEV_FB_USED")) == used
+            assert len(reported(series, "DCGM_FI_DEV_FB_USED")) == 3
             # What cannot be told apart is told once, and of neither of them.
-            assert len(told(series, "DCGM_FI_DEV_POWER_USAGE")) == 1
-            assert not told(series, "DCGM_FI_DEV_POWER_USAGE", pod="a")
-            held = told(series, "nodeagent_gpu_seconds_held_total", pod="a")
-            assert held == pytest.approx(told(series, "nodeagent_gpu_seconds_held_total", pod="b"))
+            assert len(reported(series, "DCGM_FI_DEV_POWER_USAGE")) == 1
+            assert not reported(series, "DCGM_FI_DEV_POWER_USAGE", pod="a")
+            held = reported(series, "nodeagent_gpu_seconds_held_total", pod="a")
+            assert held == pytest.approx(
+                reported(series, "nodeagent_gpu_seconds_held_total", pod="b")
+            )
             node.release(pid=201)
             watched.observed(await driver.observe())
             await watched.sampled(1)
             series = parsed(watched.text())
-            assert told(series, "DCGM_FI_DEV_FB_USED", pod="b") == []
-            assert sum(told(series, "DCGM_FI_DEV_FB_USED")) == node.card(0).memory()[1] // MIB
+            assert reported(series, "DCGM_FI_DEV_FB_USED", pod="b") == []
+            assert sum(reported(series, "DCGM_FI_DEV_FB_USED")) == node.card(0).memory()[1] // MIB
 
 
 async def test_pods_that_share_a_gpu_see_their_own_utilization(tmp_path: Path) -> None:
@@ -185,9 +187,9 @@ async def test_pods_that_share_a_gpu_see_their_own_utilization(tmp_path: Path) -
             await watched.sampling.list_processes()
             await watched.sampled(1)
             series = parsed(watched.text())
-            assert told(series, "DCGM_FI_DEV_GPU_UTIL", pod="a") == [45]
-            assert told(series, "DCGM_FI_DEV_GPU_UTIL", pod="b") == [40]
-            assert sum(told(series, "DCGM_FI_DEV_GPU_UTIL")) == 90
+            assert reported(series, "DCGM_FI_DEV_GPU_UTIL", pod="a") == [45]
+            assert reported(series, "DCGM_FI_DEV_GPU_UTIL", pod="b") == [40]
+            assert sum(reported(series, "DCGM_FI_DEV_GPU_UTIL")) == 90
 
 
 async def _write_kept() -> None:

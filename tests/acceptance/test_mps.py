@@ -136,7 +136,7 @@ def test_a_client_of_another_user_is_named(home: Home) -> None:
             [waiting] = home.until(named)
             assert (waiting["pid"], waiting["user"]) == (foreign.pid, 1001)
             status = home.ask("status")
-            [told] = [p for p in status["problems"] if str(foreign.pid) in p["message"]]
-            assert "1001" in told["message"]
-            assert str(USER) in told["remedy"]
+            [reported] = [p for p in status["problems"] if str(foreign.pid) in p["message"]]
+            assert "1001" in reported["message"]
+            assert str(USER) in reported["remedy"]
         home.until(lambda: not named())

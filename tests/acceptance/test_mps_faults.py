@@ -95,15 +95,15 @@ class Bench:
     def check_told(self, outcomes: tuple[GpuOutcome, ...], where: str) -> None:
         """The outcome says what is so."""
         daemons = {one.pid for one in self.rig.processes(CONTROL) if is_daemon(one)}
-        told: set[int | None] = set()
+        reported: set[int | None] = set()
         for outcome in outcomes:
             if outcome.failed:
                 assert outcome.problems, f"{where}: failed, and nothing told"
             if outcome.after.access is not Access.OK:
                 continue
-            told |= self._check_gpu(outcome, where)
+            reported |= self._check_gpu(outcome, where)
         if all(outcome.after.access is Access.OK for outcome in outcomes):
-            assert daemons == told - {None}, f"{where}: a daemon that nobody tells of"
+            assert daemons == reported - {None}, f"{where}: a daemon that nobody tells of"
 
     def _check_gpu(self, outcome: GpuOutcome, where: str) -> set[int | None]:
         card, gpu = self.node.card(outcome.after.index), outcome.after

@@ -108,9 +108,9 @@ FAULTS: tuple[tuple[str, str], ...] = (
 
 def test_what_is_wrong_is_said(tmp_path: Path) -> None:
     """Each fault names the file and says what would be right; no value of a secret is repeated."""
-    for text, told in FAULTS:
+    for text, reported in FAULTS:
         message = _refused(tmp_path, text)
-        assert told in message, text
+        assert reported in message, text
         assert "web.yaml" in message, text
         assert "secret" not in message, text
 

@@ -96,7 +96,7 @@ class Rig:
     def causes(self) -> list[str]:
         return [finding.cause for finding in self.part.state.findings]
 
-    def told(self) -> list[tuple[str, str]]:
+    def reported(self) -> list[tuple[str, str]]:
         return [(event.type.value, event.message) for event in self.events.events]
 
     @asynccontextmanager
@@ -140,7 +140,7 @@ async def test_a_finding_is_told_with_whom_it_hit(tmp_path: Path) -> None:
     rig.take(resets=frozenset({GPU}))
     assert rig.causes() == []
     assert rig.changes == 2
-    assert rig.told()[-1] == (
+    assert rig.reported()[-1] == (
         "GpuRecovered",
         f"{said} (XID 95) in slices 4-7: over, the GPU was reset",
     )
@@ -157,7 +157,7 @@ async def test_what_is_measured_comes_and_goes(tmp_path: Path) -> None:
     assert rig.changes == 1
     rig.take(gpu(ecc=Ecc(volatile=EccErrors(0, 0))))
     assert (rig.causes(), rig.changes) == ([], 2)
-    assert [kind for kind, _ in rig.told()] == ["GpuUnhealthy", "GpuRecovered"]
+    assert [kind for kind, _ in rig.reported()] == ["GpuUnhealthy", "GpuRecovered"]
 
 
 async def test_a_storm_of_xids_is_counted_and_told_once_a_minute(tmp_path: Path) -> None:
@@ -168,10 +168,10 @@ async def test_a_storm_of_xids_is_counted_and_told_once_a_minute(tmp_path: Path)
     for _ in range(50):
         rig.xid(43)
     assert rig.part.state.xids[0].count == 50
-    assert [kind for kind, _ in rig.told()] == ["Xid"]
+    assert [kind for kind, _ in rig.reported()] == ["Xid"]
     rig.uptime += 60.0
     rig.xid(43)
-    assert [kind for kind, _ in rig.told()] == ["Xid", "Xid"]
+    assert [kind for kind, _ in rig.reported()] == ["Xid", "Xid"]
 
 
 # --- what the agent itself does -------------------------------------------------------------------
@@ -264,7 +264,7 @@ async def test_findings_outlive_the_agent(tmp_path: Path) -> None:
     await after.part.load()
     assert after.causes() == ["xidReset"]
     assert after.part.fences(NODE).slices(GPU) == 0xF0
-    assert (after.told(), after.changes) == ([], 0)
+    assert (after.reported(), after.changes) == ([], 0)
     after.uptime += 100.0
     after.xid(95, instance=2)
     assert after.part.state.xids[0].count == 2
@@ -279,7 +279,7 @@ async def test_a_reboot_ends_them_before_anything_is_planned(tmp_path: Path) -> 
     after = Rig(tmp_path, boot="boot-2")
     await after.part.load()
     assert after.causes() == []
-    assert [kind for kind, _ in after.told()] == ["GpuRecovered"]
+    assert [kind for kind, _ in after.reported()] == ["GpuRecovered"]
 
 
 async def test_a_damaged_file_is_told_and_not_used(
@@ -334,7 +334,7 @@ async def test_ones_own_classes_count_and_clear(tmp_path: Path) -> None:
     after = Rig(tmp_path, xids=table)
     await after.part.load()
     assert [finding.code for finding in after.part.state.findings] == [62]
-    assert "cleared by hand" in after.told()[0][1]
+    assert "cleared by hand" in after.reported()[0][1]
     after.xid(95)
     assert [finding.code for finding in after.part.state.findings] == [62]
 

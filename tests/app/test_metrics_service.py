@@ -12,7 +12,7 @@ from nodeagent.plan.problems import Code as ProblemCode
 from nodeagent.settings import load_settings
 from nodeagent.simulation import simulated
 from nodeagent.simulation.codes import Code
-from tests.acceptance.metrics_rig import SOON, Watched, parsed, running, told
+from tests.acceptance.metrics_rig import SOON, Watched, parsed, reported, running
 from tests.rig import open_driver
 
 
@@ -110,13 +110,13 @@ async def test_a_driver_that_hangs_holds_up_no_scrape() -> None:
                 began = time.monotonic()
                 series = [parsed(watched.text()) for _ in range(60)][-1]
                 assert time.monotonic() - began < 60  # each that waits for its deadline adds 1 s
-                assert len(told(series, "DCGM_FI_DEV_GPU_TEMP", UUID=first)) == 1
+                assert len(reported(series, "DCGM_FI_DEV_GPU_TEMP", UUID=first)) == 1
                 ages = [
-                    told(series, "nodeagent_sample_age_seconds", reader="fast", UUID=uuid)[0]
+                    reported(series, "nodeagent_sample_age_seconds", reader="fast", UUID=uuid)[0]
                     for uuid in (first, second)
                 ]
                 assert ages[0] > ages[1]
-                assert told(series, "nodeagent_reader_success", UUID=second) == [1, 1]
+                assert reported(series, "nodeagent_reader_success", UUID=second) == [1, 1]
                 node.clear_faults()
 
 
@@ -133,8 +133,8 @@ async def test_a_lost_gpu_is_told_of_no_more() -> None:
                     watched, f'DCGM_FI_DEV_GPU_TEMP{{gpu="0",UUID="{first}"', gone=True
                 )
                 series = parsed(watched.text())
-                assert told(series, "DCGM_FI_DEV_GPU_TEMP", UUID=second)
-                assert set(told(series, "nodeagent_reader_success", UUID=first)) == {0}
+                assert reported(series, "DCGM_FI_DEV_GPU_TEMP", UUID=second)
+                assert set(reported(series, "nodeagent_reader_success", UUID=first)) == {0}
 
 
 async def test_a_field_that_one_gpu_refuses_is_missing_there_only() -> None:
@@ -148,9 +148,9 @@ async def test_a_field_that_one_gpu_refuses_is_missing_there_only() -> None:
             async with running(watched):
                 await watched.sampled(2)
                 series = parsed(watched.text())
-    assert not told(series, "DCGM_FI_DEV_POWER_USAGE", UUID=first)
-    assert told(series, "DCGM_FI_DEV_GPU_TEMP", UUID=first)
-    assert told(series, "DCGM_FI_DEV_POWER_USAGE", UUID=second)
+    assert not reported(series, "DCGM_FI_DEV_POWER_USAGE", UUID=first)
+    assert reported(series, "DCGM_FI_DEV_GPU_TEMP", UUID=first)
+    assert reported(series, "DCGM_FI_DEV_POWER_USAGE", UUID=second)
 
 
 async def test_an_xid_is_told_with_its_name() -> None:
@@ -161,7 +161,7 @@ async def test_an_xid_is_told_with_its_name() -> None:
             watched = Watched(driver)
             async with running(watched):
                 async with asyncio.timeout(SOON):
-                    while not (found := told(parsed(watched.text()), "DCGM_FI_DEV_XID_ERRORS")):
+                    while not (found := reported(parsed(watched.text()), "DCGM_FI_DEV_XID_ERRORS")):
                         node.xid(0, 79)  # nobody hears it before the first wait for events
                         await asyncio.sleep(0.05)
                 assert found == [79]

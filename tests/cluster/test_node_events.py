@@ -36,7 +36,7 @@ WARNINGS = {
 UNINTERESTING = {EventType.MPS_STARTED, EventType.MPS_READY}
 
 
-def told(kind: EventType, message: str) -> NodeEvent | None:
+def reported(kind: EventType, message: str) -> NodeEvent | None:
     """What becomes of an event."""
     return node_event(Event(1, datetime.now(UTC), kind, message, "GPU-0"))
 
@@ -44,7 +44,7 @@ def told(kind: EventType, message: str) -> NodeEvent | None:
 @pytest.mark.parametrize("kind", EventType)
 def test_every_event(kind: EventType) -> None:
     """Warnings are what a person should look at; the reason is the event's own name."""
-    event = told(kind, "so it is")
+    event = reported(kind, "so it is")
     if kind in UNINTERESTING:
         assert event is None
         return
@@ -59,20 +59,20 @@ def test_a_daemon_that_ends_again_and_again_is_one_cause() -> None:
         kind, message = event_of(
             Report(Subject.EXITED, f"pid {pid} ended by itself", (f"[12:00:{pid}] no device",))
         )
-        causes.add(told(kind, f"GPU 0: {message}"))
+        causes.add(reported(kind, f"GPU 0: {message}"))
     assert causes == {NodeEvent("Warning", "MpsEnded", "GPU 0: the process ended by itself")}
 
 
 def test_who_blocks_is_named() -> None:
     """There the pid is the news."""
     message = "GPU 0 is in use by pid 4711 (python)"
-    assert told(EventType.BLOCKED, message) == NodeEvent("Warning", "Blocked", message)
+    assert reported(EventType.BLOCKED, message) == NodeEvent("Warning", "Blocked", message)
 
 
 def test_the_same_fault_in_another_plan_is_one_cause() -> None:
     """The digest of a refused plan differs with every space, what is wrong with it does not."""
     causes = {
-        told(EventType.PLAN_REJECTED, f"plan sha256:{digit * 64} is refused: gpus: no list")
+        reported(EventType.PLAN_REJECTED, f"plan sha256:{digit * 64} is refused: gpus: no list")
         for digit in "ab"
     }
     assert causes == {NodeEvent("Warning", "PlanRejected", "the plan is refused: gpus: no list")}

@@ -194,9 +194,9 @@ async def test_without_an_answer_it_says_so(server: ApiServer, access: ClusterAc
         while not lonely.publisher.state.reachable:
             await asyncio.sleep(0.005)
         assert lonely.publisher.state.registered
-        told = len(lonely.without)
+        reported = len(lonely.without)
         await asyncio.sleep(2 * PACE.first_answer)
-        assert len(lonely.without) == told
+        assert len(lonely.without) == reported
 
 
 async def test_a_name_that_no_node_has_is_told(server: ApiServer, access: ClusterAccess) -> None:

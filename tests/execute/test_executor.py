@@ -53,11 +53,11 @@ async def test_every_step_is_done_timed_and_read_back() -> None:
     with simulated("h100-80gb:1") as node:
         node.inject(CREATE, delay=0.02, times=None)
         async with open_driver() as driver:
-            told: list[StepReport] = []
+            reported: list[StepReport] = []
             made = await planned(driver, "{3g.40gb: 2}")
-            outcome = (await execute(made, driver, parallel=1, on_progress=told.append)).gpus[0]
+            outcome = (await execute(made, driver, parallel=1, on_progress=reported.append)).gpus[0]
             assert results(outcome) == [DONE] * 3
-            assert tuple(told) == outcome.steps
+            assert tuple(reported) == outcome.steps
             assert all(report.seconds >= 0.02 for report in outcome.steps[1:])
             assert layout_words(outcome.after) == "3g.40gb at 0, 4"
             assert all(i.compute[0].uuid for i in outcome.after.instances)
@@ -293,8 +293,10 @@ async def test_cancelled_in_the_middle_of_a_step_it_finishes_the_step() -> None:
         hang = node.inject(CREATE, hang=True)
         async with open_driver() as driver:
             made = await planned(driver, "{1g.10gb: 7}")
-            told: list[StepReport] = []
-            task = asyncio.create_task(execute(made, driver, parallel=1, on_progress=told.append))
+            reported: list[StepReport] = []
+            task = asyncio.create_task(
+                execute(made, driver, parallel=1, on_progress=reported.append)
+            )
             async with asyncio.timeout(30):
                 while hang.times:
                     await asyncio.sleep(0.001)
@@ -304,7 +306,7 @@ async def test_cancelled_in_the_middle_of_a_step_it_finishes_the_step() -> None:
             node.clear_faults()
             with pytest.raises(asyncio.CancelledError):
                 await task
-            assert [report.result for report in told] == [DONE, DONE]
+            assert [report.result for report in reported] == [DONE, DONE]
             seen = await driver.observe_gpu(made.gpus[0].before.uuid)
             assert len(seen.instances) == 1
             assert len(seen.instances[0].compute) == 1

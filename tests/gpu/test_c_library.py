@@ -172,9 +172,9 @@ def test_plan_and_apply_make_the_layout(python: Python, whole: Path, tmp_path: P
     applied = python(whole, *words)
     assert applied.returncode == 0, applied.stderr
     assert "read back" in applied.stdout
-    told = _answer(python(whole, *words, "-o", "json"))  # from MIG off again: a new process
-    assert told["verdictAfter"] == "inSync"
-    (gpu,) = told["gpus"]
+    reported = _answer(python(whole, *words, "-o", "json"))  # from MIG off again: a new process
+    assert reported["verdictAfter"] == "inSync"
+    (gpu,) = reported["gpus"]
     assert sorted(i["profile"] for i in gpu["after"]) == [
         "1g.10gb",
         "1g.10gb",

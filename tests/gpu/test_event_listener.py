@@ -73,9 +73,9 @@ async def test_a_changed_layout(listener: EventListener, driver: Driver) -> None
     assert set(kinds(heard)) == {MIG_CHANGE}
     event = heard[0]
     assert isinstance(event, NvmlEvent)
-    told = gpu_event_of(event)
-    assert told is not None
-    assert told.kind is GpuEventKind.FOREIGN_MIG_CHANGE
+    reported = gpu_event_of(event)
+    assert reported is not None
+    assert reported.kind is GpuEventKind.FOREIGN_MIG_CHANGE
 
 
 @pytest.mark.parametrize("kind", [k for k in GpuEventKind if k.name != "FOREIGN_MIG_CHANGE"])
@@ -86,9 +86,9 @@ async def test_other_events_of_health(
     node.report(0, getattr(pynvml, kind.value))
     (event,) = await listener.listen()
     assert isinstance(event, NvmlEvent)
-    told = gpu_event_of(event)
-    assert told is not None
-    assert told.kind is kind
+    reported = gpu_event_of(event)
+    assert reported is not None
+    assert reported.kind is kind
     assert xid_of(event) is None
 
 
@@ -194,15 +194,15 @@ async def test_values_of_events(
     gpu = await laid_out(driver, 0, at0="1g.10gb")
     instance = gpu.instances[0].id
     sampler = Sampler(driver, (), health=False)
-    told = await sampler.round()
+    reported = await sampler.round()
     values = EventValues(catalogue().fields, lambda xid: f"words of {xid}")
     node.raise_xid(0, 31)
     node.raise_xid(0, 43, gi=instance, ci=0)
     node.raise_xid(0, 45, gi=instance, ci=0)
-    values.update(await listener.listen(), sampler.wholes, told.slices)
+    values.update(await listener.listen(), sampler.wholes, reported.slices)
     found = {
         type(subject.entity): (dict(subject.attributes), value)
-        for subject, value in values.sample(told.slices).values[230]
+        for subject, value in values.sample(reported.slices).values[230]
     }
     assert found == {
         WholeGpu: ({"err_code": "31", "err_msg": "words of 31"}, 31),

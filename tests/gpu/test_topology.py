@@ -82,15 +82,17 @@ async def test_an_old_driver_tells_less(function: str, peer: str) -> None:
     assert gpu.numa_node == 0
 
 
-@pytest.mark.parametrize(("told", "node"), [("1\n", 1), ("-1\n", None), ("?", None), (None, None)])
+@pytest.mark.parametrize(
+    ("reported", "node"), [("1\n", 1), ("-1\n", None), ("?", None), (None, None)]
+)
 async def test_the_kernel_tells_the_numa_node_where_the_driver_does_not(
-    tmp_path: Path, told: str | None, node: int | None
+    tmp_path: Path, reported: str | None, node: int | None
 ) -> None:
     """-1 is its way to say that it does not know."""
     device = tmp_path / "bus/pci/devices/0000:1a:00.0"
     device.mkdir(parents=True)
-    if told is not None:
-        (device / "numa_node").write_text(told)
+    if reported is not None:
+        (device / "numa_node").write_text(reported)
     switches = Switches(missing_functions=(NUMA,))
     (gpu,) = await gpus_of("t4", sysfs=tmp_path, switches=switches)
     assert gpu.numa_node == node

@@ -306,12 +306,12 @@ def test_a_hanging_driver_needs_a_reboot_in_the_end(age: float, severity: str) -
 
 def test_a_gpu_that_answers_now_and_then() -> None:
     """It is told once, and its end once, when it has answered for a while."""
-    node, told = Node(), []
+    node, reported = Node(), []
     for second in range(60):
         node.read(gpu(answer=Answer(Silence.FAILS if second % 2 and second < 40 else None)))
         assert node.last is not None
-        told += [f.cause for f in node.last.raised] + [e.end.name for e in node.last.ended]
-    assert told == ["gpuUnknown", "GONE"]
+        reported += [f.cause for f in node.last.raised] + [e.end.name for e in node.last.ended]
+    assert reported == ["gpuUnknown", "GONE"]
 
 
 def test_what_was_found_stays_while_the_driver_hangs() -> None:
@@ -471,11 +471,11 @@ def test_counters_only_grow(events: list[tuple[int, Source, float, int | None]])
         assert all(counts[key] >= value for key, value in before.items())
         before = counts
     for number in {e[0] for e in events}:
-        told = [sum(1 for e in events if e[:2] == (number, s)) for s in Source]
+        reported = [sum(1 for e in events if e[:2] == (number, s)) for s in Source]
         counted = sum(count for (xid, _), count in before.items() if xid == number)
-        assert counted <= sum(told)
+        assert counted <= sum(reported)
         if number != 79:
-            assert counted >= max(told)
+            assert counted >= max(reported)
 
 
 @given(_EVENTS, st.lists(st.sampled_from(GpuEventKind), max_size=5))

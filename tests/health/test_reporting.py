@@ -125,8 +125,8 @@ def test_the_condition(readings: tuple[dict[str, Any], ...], expected: tuple[str
     node.read(gpu())
     for values in readings:
         node.read(gpu(**values))
-    told = condition(node.state)
-    assert (told.status, told.reason, told.message) == expected
+    reported = condition(node.state)
+    assert (reported.status, reported.reason, reported.message) == expected
 
 
 def test_the_condition_before_the_first_reading() -> None:
@@ -186,18 +186,18 @@ def test_every_finding_is_told_everywhere(cause: str) -> None:
     """Each cause is seen in JSON, in an event and in the metrics, and gone with the reboot."""
     node = Node()
     node.read(gpu(), known=frozenset({GPU}))
-    told: list[HealthEvent] = []
+    reported: list[HealthEvent] = []
     read = node.read
 
     def reporting(*args: Any, **values: Any) -> Any:
         evaluation = read(*args, **values)
-        told.extend(events(evaluation, default_table()))
+        reported.extend(events(evaluation, default_table()))
         return evaluation
 
     node.read = reporting  # type: ignore[method-assign]  # to see the events of every reading
     RAISING[cause](node)
     finding = node.one(cause)
-    assert [e.message for e in told] == [told[0].message]
+    assert [e.message for e in reported] == [reported[0].message]
     report = health_json(of_gpu(node.state, finding.place.gpu))
     assert [f["cause"] for f in report["findings"]] == [cause]
     figures = {
@@ -219,14 +219,14 @@ def test_the_metrics() -> None:
     node.xid(43)
     node.read(gpu(temperature=Temperature(gpu=50, slowdown=90)))
     gpu_labels = (("gpu", "0"), ("UUID", GPU))
-    told = samples(node.state)
-    health = [s for s in told if s[0] == "nodeagent_gpu_health"]
+    reported = samples(node.state)
+    health = [s for s in reported if s[0] == "nodeagent_gpu_health"]
     assert {s[1][0][1]: s[2] for s in health} == {"xid": 0.0, "ecc": 1.0, "temperature": 1.0}
     assert health[0][1] == (("check", "xid"), *gpu_labels)
-    counts = [(s[1], s[2]) for s in told if s[0] == "nodeagent_gpu_xid_total"]
+    counts = [(s[1], s[2]) for s in reported if s[0] == "nodeagent_gpu_xid_total"]
     assert counts == [
         ((("xid", "43"), *gpu_labels, ("GPU_I_ID", "")), 1.0),
         ((("xid", "95"), *gpu_labels, ("GPU_I_ID", "2")), 1.0),
     ]
-    assert {s[0] for s in told} == {name for name, _, _ in METRICS}
-    assert len({s[:2] for s in told}) == len(told)
+    assert {s[0] for s in reported} == {name for name, _, _ in METRICS}
+    assert len({s[:2] for s in reported}) == len(reported)

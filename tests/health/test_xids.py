@@ -129,10 +129,10 @@ def test_every_fault_is_named_with_its_line() -> None:
             "  - {xid: 7, class: [a], name: 7}\n"
             "  - 13\n"
         )
-    told = {(p.path, p.remedy) for p in caught.value.problems}
-    assert ("xid", "did you mean xids?") in told
-    assert ("xids[0].klass", "did you mean class?") in told
-    assert ("xids[0].class", "did you mean gpuReset?") in told
+    reported = {(p.path, p.remedy) for p in caught.value.problems}
+    assert ("xid", "did you mean xids?") in reported
+    assert ("xids[0].klass", "did you mean class?") in reported
+    assert ("xids[0].class", "did you mean gpuReset?") in reported
     assert {p.path for p in caught.value.problems} >= {
         "xids[1].xid",
         "xids[2].xid",

@@ -181,9 +181,9 @@ def test_counters_are_read_and_events_told() -> None:
     for row in ROWS:
         if isinstance(row.whole.source, FieldRate):
             assert row.kind is Kind.GAUGE, row.name
-    told = {row.name for row in ROWS if row.tier is Tier.EVENT}
-    assert "DCGM_FI_DEV_XID_ERRORS" in told
-    assert len(told) == 7
+    reported = {row.name for row in ROWS if row.tier is Tier.EVENT}
+    assert "DCGM_FI_DEV_XID_ERRORS" in reported
+    assert len(reported) == 7
 
 
 def test_the_page_is_up_to_date() -> None:

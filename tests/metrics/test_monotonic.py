@@ -30,7 +30,7 @@ def _run(
 
 
 @pytest.mark.parametrize(
-    ("readings", "told"),
+    ("readings", "reported"),
     [
         ([5, 5, 9], [5, 5, 9]),
         ([100, 130, 10, 20], [100, 130, 140, 150]),  # the driver was loaded again
@@ -40,10 +40,10 @@ def _run(
     ],
 )
 def test_a_counter_never_goes_back(
-    readings: list[Number | None], told: list[Number | None]
+    readings: list[Number | None], reported: list[Number | None]
 ) -> None:
     """What was lost when a counter began anew is added; where nothing was lost, nothing is."""
-    assert _run(MonotonicCounters(catalogue().fields), readings) == told
+    assert _run(MonotonicCounters(catalogue().fields), readings) == reported
 
 
 def test_an_instance_made_anew_goes_on_where_the_labels_were() -> None:

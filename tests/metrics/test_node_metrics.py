@@ -32,17 +32,17 @@ def _lines(
 
 
 @pytest.mark.parametrize(
-    ("digest", "phase", "told"),
+    ("digest", "phase", "reported"),
     [
         ("sha256:0", Phase.IN_SYNC, "1"),
         ("sha256:0", Phase.BLOCKED, "0"),
         ("", Phase.IN_SYNC, None),
     ],
 )
-def test_whether_the_plan_is_applied(digest: str, phase: Phase, told: str | None) -> None:
+def test_whether_the_plan_is_applied(digest: str, phase: Phase, reported: str | None) -> None:
     """1 when the node is as planned, 0 while it is not, nothing without a plan."""
     lines = _lines(digest=digest, phase=phase)
-    assert lines.get("nodeagent_plan_applied") == told
+    assert lines.get("nodeagent_plan_applied") == reported
     assert [name for name, value in lines.items() if value == "1" and "phase" in name] == [
         f'nodeagent_phase{{phase="{phase}"}}'
     ]

@@ -57,7 +57,7 @@ def test_names_are_written_as_the_file_has_them() -> None:
 
 
 @pytest.mark.parametrize(
-    ("line", "told"),
+    ("line", "reported"),
     [
         ("DCGM_FI_DEV_GPU_TMEP,gauge,x", "did you mean DCGM_FI_DEV_GPU_TEMP"),
         ("NOTHING,gauge,x", "no field 'NOTHING'"),
@@ -72,12 +72,12 @@ def test_names_are_written_as_the_file_has_them() -> None:
         ("DCGM_FI_DEV_GPU_TEMP,gauge,again", "DCGM_FI_DEV_GPU_TEMP is there a second time"),
     ],
 )
-def test_a_bad_line_is_named_and_the_rest_goes_on(line: str, told: str) -> None:
+def test_a_bad_line_is_named_and_the_rest_goes_on(line: str, reported: str) -> None:
     """The finding has the line and what would be right; the good line still counts."""
     selection = read_selection(f"DCGM_FI_DEV_GPU_TEMP,gauge,x\n\n{line}\n")
     (finding,) = selection.findings
     assert finding.line == 3
-    assert told in str(finding)
+    assert reported in str(finding)
     assert [m.name for m in selection.metrics] == ["DCGM_FI_DEV_GPU_TEMP"]
 
 

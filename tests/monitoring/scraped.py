@@ -179,8 +179,8 @@ def _health() -> str:
     node.xid(31, instance=7, compute=0)
     node.xid(79)
     return "".join(
-        render([Family(name, kind, told, series)]).decode()
-        for name, kind, told in reporting.METRICS
+        render([Family(name, kind, reported, series)]).decode()
+        for name, kind, reported in reporting.METRICS
         if (series := _health_series(node, name))
     )
 

@@ -45,11 +45,11 @@ def test_a_rule_is_well_made(rule: dict[str, Any]) -> None:
     assert set(rule["annotations"]) == {"summary", "description"}
     found = asked(rule["expr"])
     assert unknown(found) == set()
-    told = " ".join(rule["annotations"].values())
-    assert set(re.findall(r"\$labels\.(\w+)", told)) <= result_labels(found)
-    for template in re.findall(r"{{(.*?)}}", told):
+    reported = " ".join(rule["annotations"].values())
+    assert set(re.findall(r"\$labels\.(\w+)", reported)) <= result_labels(found)
+    for template in re.findall(r"{{(.*?)}}", reported):
         assert TEMPLATE.fullmatch(template), template
-    assert told.count("{{ with ") == told.count("{{ end }}") >= told.count("{{ . }}")
+    assert reported.count("{{ with ") == reported.count("{{ end }}") >= reported.count("{{ . }}")
 
 
 def test_names_are_unique() -> None:
@@ -74,13 +74,13 @@ def test_the_page_lists_the_alerts() -> None:
     units = {"m": "min", "h": "h"}
     page = (Path(__file__).parents[2] / "docs/monitoring.md").read_text(encoding="utf-8")
     listed = dict(re.findall(r"^\| `(Nodeagent\w+)` \| ([^|]+) \|", page, re.MULTILINE))
-    told = {
+    reported = {
         rule["alert"]: f"{rule['for'][:-1]} {units[rule['for'][-1]]}"
         if "for" in rule
         else "at once"
         for rule in ALERTS
     }
-    assert listed == told
+    assert listed == reported
 
 
 @with_promtool

@@ -147,7 +147,7 @@ class FleetRig:
         """What was reported of it."""
         return [r.message for d, r in self.reports if (d, r.subject) == (device, subject)]
 
-    async def told(self, subject: Subject, device: str = GPU, within: float = 60.0) -> str:
+    async def reported(self, subject: Subject, device: str = GPU, within: float = 60.0) -> str:
         """What is reported of it, once it is."""
         await until(lambda: bool(self.said(subject, device)), within)
         return self.said(subject, device)[-1]

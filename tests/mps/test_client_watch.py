@@ -67,7 +67,7 @@ class Watch(ClientWatch):
     """
 
     def __init__(self, *, grace: float = 5.0) -> None:
-        self.told: list[tuple[str, Offence]] = []
+        self.reported: list[tuple[str, Offence]] = []
         self.used: dict[int, int] = {}
         self.asked: list[str] = []
         self.driver_fails = False
@@ -76,7 +76,7 @@ class Watch(ClientWatch):
         self.hidden: set[int] = set()
         super().__init__(
             listed=self._memory_of,
-            report=lambda device, offence: self.told.append((device, offence)),
+            report=lambda device, offence: self.reported.append((device, offence)),
             deadline=60.0,
             grace=grace,
         )
@@ -95,7 +95,7 @@ class Watch(ClientWatch):
 
     def kinds(self) -> list[tuple[int, str]]:
         """Pid and kind of each report."""
-        return [(offence.client.pid, offence.kind.value) for _, offence in self.told]
+        return [(offence.client.pid, offence.kind.value) for _, offence in self.reported]
 
 
 async def look(watch: Watch, daemon: RunningDaemon) -> tuple[ClientState, ...]:
@@ -154,7 +154,7 @@ async def test_each_env_file(rig: Rig, start_client: Start, tmp_path: Path) -> N
         assert state.command
     large = next(state for state in states if state.share == "large")
     assert (large.memory_limit, large.threads, large.memory_used) == (40 * GIB, 40.0, 3 * GIB)
-    assert watch.told == []
+    assert watch.reported == []
     assert watch.asked == [GPU]
 
 
@@ -228,7 +228,7 @@ async def test_an_offence_is_told_once(rig: Rig, start_client: Start) -> None:
         second = start_client()
         await look(watch, running(rig, plan, control))
         assert watch.kinds() == [(first.pid, "noShare"), (second.pid, "noShare")]
-        [(device, offence), *_] = watch.told
+        [(device, offence), *_] = watch.reported
         assert (device, offence.client, offence.outcome) == (GPU, state, "")
         await watch.settle()
     assert not gone(first.pid)
@@ -282,7 +282,7 @@ async def test_whom_nothing_is_known_of(rig: Rig) -> None:
     assert nobody.pid == 0
     assert "another pid namespace" in nobody.findings[0]
     assert ended == ClientState(2**22 - 1)
-    assert watch.told == []
+    assert watch.reported == []
 
 
 async def test_several_daemons(rig: Rig, start_client: Start) -> None:
@@ -316,7 +316,7 @@ async def test_over_the_count_and_ended(rig: Rig, start_client: Start) -> None:
     assert all(state.findings == () for state in states)
     assert rig.server() == server
     clients[0].allocate(GIB)
-    _, (_, first), (_, last) = watch.told
+    _, (_, first), (_, last) = watch.reported
     assert (first.kind, first.outcome) == ("count", "")
     assert (last.kind, last.client.pid) == ("count", clients[2].pid)
     assert last.outcome == "the daemon ended its work, and it ended by itself"
@@ -344,7 +344,7 @@ async def test_no_share_and_ended(
         await watch.settle()
     assert client.process.wait(30) == 1
     assert not gone(good.pid)
-    assert {offence.client.pid for _, offence in watch.told} == {client.pid}
+    assert {offence.client.pid for _, offence in watch.reported} == {client.pid}
 
 
 async def test_too_much_memory_and_ended(rig: Rig, start_client: Start) -> None:
@@ -360,7 +360,7 @@ async def test_too_much_memory_and_ended(rig: Rig, start_client: Start) -> None:
         await look(watch, running(rig, TERMINATE, control))
         await watch.settle()
     assert gone(client.pid)
-    assert [offence.outcome != "" for _, offence in watch.told] == [False, True]
+    assert [offence.outcome != "" for _, offence in watch.reported] == [False, True]
 
 
 async def test_whom_only_the_daemon_names(rig: Rig, start_client: Start) -> None:
@@ -373,7 +373,7 @@ async def test_whom_only_the_daemon_names(rig: Rig, start_client: Start) -> None
         await watch.settle()
     assert not gone(client.pid)
     assert watch.kinds() == [(client.pid, "noShare"), (client.pid, "noShare")]
-    assert watch.told[-1][1].outcome == (
+    assert watch.reported[-1][1].outcome == (
         "left alone: the driver does not have it as an MPS process of the device"
     )
 
@@ -388,7 +388,7 @@ async def test_whom_only_the_driver_lists(rig: Rig, start_client: Start) -> None
         await look(watch, daemon)
         await watch.settle()
     assert hidden.process.wait(30) == 1
-    assert watch.told[-1][1].outcome == "the daemon ended its work, and it ended by itself"
+    assert watch.reported[-1][1].outcome == "the daemon ended its work, and it ended by itself"
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs several users")
@@ -401,7 +401,7 @@ async def test_whom_the_driver_lists_of_another_user(rig: Rig, start_client: Sta
         await look(watch, running(rig, plan, control))
         await watch.settle()
     assert not gone(client.pid)
-    assert watch.told[-1][1].outcome == (
+    assert watch.reported[-1][1].outcome == (
         "left alone: it runs as user 0, not as the plan's user 1000"
     )
 
@@ -415,7 +415,7 @@ async def test_without_the_drivers_word(rig: Rig, start_client: Start) -> None:
         await look(watch, running(rig, TERMINATE, control))
         await watch.settle()
     assert not gone(client.pid)
-    assert "is not known (the driver does not answer)" in watch.told[-1][1].outcome
+    assert "is not known (the driver does not answer)" in watch.reported[-1][1].outcome
 
 
 async def test_who_cannot_be_ended(rig: Rig, start_client: Start) -> None:
@@ -429,7 +429,7 @@ async def test_who_cannot_be_ended(rig: Rig, start_client: Start) -> None:
             await look(watch, running(rig, TERMINATE, control))
             await watch.settle()
     assert not gone(client.pid)
-    first, second = (offence.outcome for _, offence in watch.told)
+    first, second = (offence.outcome for _, offence in watch.reported)
     assert first == ""
     assert second == "left alone: the daemon could not end its work, CUDA error 999"
     assert rig.log().count("terminate_client") == 1
@@ -472,7 +472,7 @@ async def test_a_share_for_all(rig: Rig, start_client: Start) -> None:
         states = await look(watch, running(rig, plan, control))
         await watch.settle()
     assert {(s.share, s.memory_limit, s.threads) for s in states} == {("clients", 10 * GIB, 25.0)}
-    assert watch.told == []
+    assert watch.reported == []
     assert not any(gone(client.pid) for client in clients)
 
 

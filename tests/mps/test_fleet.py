@@ -477,7 +477,7 @@ async def test_a_client_of_another_user(
 ) -> None:
     """A real one that hangs in its first call is named while it hangs."""
     with rig.client(uid=1234) as stranger:
-        words = await rig.told(Subject.FOREIGN_USER_WAITING)
+        words = await rig.reported(Subject.FOREIGN_USER_WAITING)
         assert f"pid {stranger.pid}" in words
         assert f"of user {US} holds the device; run it as user {US}" in words
         assert [(w.pid, w.uid) for w in status(fleet).waiting] == [(stranger.pid, 1234)]
@@ -519,7 +519,7 @@ async def test_one_that_failed_is_tried_on(rig: FleetRig) -> None:
     async with rig.fleet(quick(longest_delay=0.1)) as fleet:
         with pytest.raises(NotReady, match="Cannot do it today"):
             await fleet.start(GPU, wanted())
-        assert "is tried every 0.1 s only" in await rig.told(Subject.FAILED)
+        assert "is tried every 0.1 s only" in await rig.reported(Subject.FAILED)
         rig.knobs().clear()
         await ready(fleet)
         assert len(rig.said(Subject.FAILED)) == 1
@@ -539,7 +539,7 @@ async def test_a_front_end_that_somebody_left_open(rig: FleetRig) -> None:
         try:
             pid = status(fleet).pid
             assert pid is not None
-            await rig.told(Subject.SILENT)  # it holds the only connection
+            await rig.reported(Subject.SILENT)  # it holds the only connection
             os.kill(pid, 9)
             await until(lambda: status(fleet).pid not in {None, pid})
             assert (await ready(fleet)).pid != pid
@@ -567,7 +567,7 @@ async def test_clients_may_have_a_daemon_that_comes_back(rig: FleetRig) -> None:
     os.waitpid(pid, 0)
     rig.knobs().turn("start_error", "no")
     async with rig.fleet() as fleet:
-        await rig.told(Subject.FAILED)
+        await rig.reported(Subject.FAILED)
         assert [daemon.wanted for daemon in fleet.running()] == [wanted()]
 
 

@@ -214,7 +214,7 @@ async def test_a_record_that_cannot_be_used(rig: FleetRig, content: str) -> None
         asked = (await survey(rig.run_dir, programs=rig.programs, ask=True))[GPU]
         assert (asked.pid, [user.pid for user in asked.clients.processes]) == (pid, [client.pid])
         async with rig.fleet() as fleet:
-            words = await rig.told(Subject.RECORD_UNUSABLE)
+            words = await rig.reported(Subject.RECORD_UNUSABLE)
             assert f"the daemon there (pid {pid}) is taken over" in words
             assert "the file is now" in words
             daemon = fleet.daemon_of(GPU)
@@ -262,7 +262,7 @@ async def test_a_record_that_cannot_be_used_beside_a_dead_daemon(rig: FleetRig) 
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
         async with rig.fleet() as fleet:
-            assert "no daemon runs there" in await rig.told(Subject.RECORD_UNUSABLE)
+            assert "no daemon runs there" in await rig.reported(Subject.RECORD_UNUSABLE)
             assert gone(orphan)
             assert fleet.statuses() == ()
             await fleet.start(GPU, wanted())
@@ -282,7 +282,7 @@ async def test_who_only_looks_like_the_daemon(rig: FleetRig) -> None:
     )
     try:
         async with rig.fleet() as fleet:
-            assert f"(pid {pid})" in await rig.told(Subject.RECORD_UNUSABLE)
+            assert f"(pid {pid})" in await rig.reported(Subject.RECORD_UNUSABLE)
             assert (await ready(fleet)).pid == pid
         assert like.returncode is None
     finally:
@@ -327,7 +327,7 @@ async def test_who_waits_is_known_to_the_next_agent(rig: FleetRig) -> None:
             assert await asyncio.to_thread(stranger.wait_until_connected)
             await until(lambda: f"NEW CLIENT {stranger.pid}" in rig.log().read_text())
             async with rig.fleet():
-                assert f"pid {stranger.pid}" in await rig.told(Subject.FOREIGN_USER_WAITING)
+                assert f"pid {stranger.pid}" in await rig.reported(Subject.FOREIGN_USER_WAITING)
 
 
 async def test_an_agent_that_leaves_while_it_starts_one(rig: FleetRig) -> None:

@@ -88,7 +88,7 @@ async def test_die(rig: FleetRig, fleet: Fleet) -> None:
         [orphan] = rig.servers()
         await until(lambda: bool(status(fleet).clients))
         rig.knobs().turn("die")
-        assert "signal 9 (SIGKILL)" in await rig.told(Subject.EXITED)
+        assert "signal 9 (SIGKILL)" in await rig.reported(Subject.EXITED)
         await ready(fleet)
         assert gone(orphan)
     assert (await limits(fleet), status(fleet).restarts) == (("4G", 50.0), 1)
@@ -100,7 +100,7 @@ async def test_die_after(rig: FleetRig) -> None:
     async with rig.fleet(quick(steady=STEADY)) as fleet:
         with suppress(NotReady):  # on a busy machine it dies before it is Ready
             await fleet.start(GPU, wanted())
-        words = await rig.told(Subject.FAILED)
+        words = await rig.reported(Subject.FAILED)
         assert "failed 3 times in a row" in words
         assert status(fleet).phase == "Failed"
         assert status(fleet).last_lines
@@ -113,7 +113,9 @@ async def test_hang(rig: FleetRig, fleet: Fleet) -> None:
     """Found by its silence, and replaced."""
     before = status(fleet).pid
     rig.knobs().turn("hang")
-    assert "answered none of 2 questions in a row; it is replaced" in await rig.told(Subject.SILENT)
+    assert "answered none of 2 questions in a row; it is replaced" in await rig.reported(
+        Subject.SILENT
+    )
     rig.knobs().clear()
     assert (await ready(fleet)).pid != before
 
@@ -145,7 +147,7 @@ async def test_stopped_by_a_signal(rig: FleetRig, fleet: Fleet) -> None:
     before = status(fleet).pid
     assert before is not None
     os.kill(before, signal.SIGSTOP)
-    await rig.told(Subject.SILENT)
+    await rig.reported(Subject.SILENT)
     assert (await ready(fleet)).pid != before
     assert gone(before)
 
@@ -156,7 +158,7 @@ async def test_deaf(rig: FleetRig, fleet: Fleet) -> None:
     rig.knobs().turn("deaf")
     await asyncio.sleep(0.15)
     rig.knobs().turn("hang")
-    await rig.told(Subject.SILENT)
+    await rig.reported(Subject.SILENT)
     rig.knobs().clear()
     assert (await ready(fleet)).pid != before
 
@@ -166,7 +168,7 @@ async def test_busy(rig: FleetRig, fleet: Fleet, how: str) -> None:
     """Somebody's open front-end is told once, with what to do, and ends no daemon."""
     before = status(fleet).pid
     rig.knobs().turn("busy", how)
-    words = await rig.told(Subject.SILENT)
+    words = await rig.reported(Subject.SILENT)
     assert "another front-end held the MPS daemon" in words
     assert "end the nvidia-cuda-mps-control that was left open" in words
     await asyncio.sleep(2 * (IMPATIENT.answer + IMPATIENT.check_served))
@@ -182,7 +184,7 @@ async def test_busy_from_the_start(rig: FleetRig) -> None:
     prepared(rig, "busy", "error")
     async with rig.fleet(quick(start_deadline=2.0)) as fleet:
         starting = asyncio.create_task(fleet.start(GPU, wanted()))
-        await rig.told(Subject.SILENT)
+        await rig.reported(Subject.SILENT)
         await asyncio.sleep(2.0)
         assert "another front-end held" in status(fleet).why
         rig.knobs().clear()
@@ -197,7 +199,7 @@ async def test_start_error(rig: FleetRig) -> None:
         with pytest.raises(NotReady, match="Cannot do it today") as caught:
             await fleet.start(GPU, wanted())
         assert "Backoff" in str(caught.value)
-        assert "status 1" in await rig.told(Subject.FAILED)
+        assert "status 1" in await rig.reported(Subject.FAILED)
         assert "Cannot do it today" in rig.lines(Subject.FAILED)
         assert "Cannot do it today" in " ".join(status(fleet).last_lines)
 
@@ -208,7 +210,7 @@ async def test_slow_start(rig: FleetRig) -> None:
     async with rig.fleet(quick(start_deadline=0.4)) as fleet:
         with pytest.raises(NotReady, match=r"Backoff|Failed"):
             await fleet.start(GPU, wanted())
-        assert "did not answer within 0.4 s of its start" in await rig.told(Subject.SILENT)
+        assert "did not answer within 0.4 s of its start" in await rig.reported(Subject.SILENT)
     async with rig.fleet() as fleet:
         await ready(fleet)
 
@@ -217,7 +219,7 @@ async def test_forget_limits(rig: FleetRig, fleet: Fleet) -> None:
     """Drift is told with both values, and mended without another process."""
     before = status(fleet).pid
     rig.knobs().turn("forget_limits")
-    words = await rig.told(Subject.LIMITS_DIFFER)
+    words = await rig.reported(Subject.LIMITS_DIFFER)
     assert "memory limit is not set, wanted 4096M" in words
     assert "thread percentage is 100.0, wanted 50" in words
     assert (await ready(fleet)).pid == before
@@ -230,8 +232,8 @@ async def test_ignore_settings(rig: FleetRig) -> None:
     async with rig.fleet() as fleet:
         with pytest.raises(NotReady, match=r"thread percentage is 100\.0, wanted 50"):
             await fleet.start(GPU, wanted())
-        assert "wanted 4096M" in await rig.told(Subject.LIMITS_DIFFER)
-        await rig.told(Subject.FAILED)
+        assert "wanted 4096M" in await rig.reported(Subject.LIMITS_DIFFER)
+        await rig.reported(Subject.FAILED)
         assert rig.said(Subject.READY) == []
 
 
@@ -241,7 +243,7 @@ async def test_lose_pipes(rig: FleetRig, fleet: Fleet) -> None:
     rig.knobs().turn("lose_pipes")
     if IS_ROOT:  # its user cannot remove them any more
         shutil.rmtree(rig.pipes())
-    assert "its process lives, but no MPS daemon answers at" in await rig.told(Subject.SILENT)
+    assert "its process lives, but no MPS daemon answers at" in await rig.reported(Subject.SILENT)
     assert (await ready(fleet)).pid != before
     with served(rig):
         pass
@@ -265,7 +267,7 @@ async def test_a_link_in_place_of_its_socket(rig: FleetRig, fleet: Fleet) -> Non
     for name in ("control", "control_privileged"):
         (rig.pipes() / name).unlink()
         (rig.pipes() / name).symlink_to(rig.pipes(OTHER_GPU) / name)
-    words = await rig.told(Subject.REPLACED)
+    words = await rig.reported(Subject.REPLACED)
     assert words == (
         f"{rig.pipes()}/control_privileged is no socket, in place of the one that the daemon made; "
         "a fresh daemon takes its place"
@@ -285,7 +287,7 @@ async def test_another_process_in_its_place(rig: FleetRig, fleet: Fleet) -> None
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
         listener.bind(str(rig.pipes() / "control"))
         listener.listen()
-        words = await rig.told(Subject.REPLACED)
+        words = await rig.reported(Subject.REPLACED)
     assert words == (
         f"process {os.getpid()} of user {os.geteuid()} listens at {rig.pipes()}/control in place "
         f"of the daemon (pid {first} of user {US}); a fresh daemon takes its place"
@@ -313,7 +315,7 @@ async def test_lose_logs(rig: FleetRig, fleet: Fleet) -> None:
     await until(lambda: not rig.log().exists())
     before = status(fleet).pid
     with served(rig), rig.client(uid=1234) as stranger:
-        assert f"pid {stranger.pid}" in await rig.told(Subject.FOREIGN_USER_WAITING)
+        assert f"pid {stranger.pid}" in await rig.reported(Subject.FOREIGN_USER_WAITING)
         rig.reports.clear()
         assert (status(fleet).pid, status(fleet).is_ready) == (before, True)
 
@@ -327,7 +329,7 @@ async def test_stray_client(rig: FleetRig, fleet: Fleet) -> None:
     try:
         with served(rig) as client:
             rig.knobs().turn("stray_client", {"pid": stranger.pid, "uid": 1234})
-            words = await rig.told(Subject.FOREIGN_USER_WAITING)
+            words = await rig.reported(Subject.FOREIGN_USER_WAITING)
             [server] = rig.servers()
             assert words == (
                 f"pid {stranger.pid} (sleep) of user 1234 waits and will not be served: server "
@@ -358,7 +360,7 @@ async def test_server_slow(rig: FleetRig, fleet: Fleet) -> None:
     """Initializing too long is a fault until it is over."""
     rig.knobs().turn("server_slow", 4.0)
     with rig.client() as client:
-        words = await rig.told(Subject.SERVER_SLOW)
+        words = await rig.reported(Subject.SERVER_SLOW)
         assert "has been initializing for 1 s" in words
         assert status(fleet).phase == "Fault"
         await ready(fleet)
@@ -376,7 +378,7 @@ async def test_a_server_that_fails(
     """Told although it was gone before anybody could ask, once for all its tries, and why."""
     rig.knobs().turn(knob, value)
     with rig.client():
-        assert words in await rig.told(Subject.SERVER_EXITED)
+        assert words in await rig.reported(Subject.SERVER_EXITED)
         assert line in rig.lines(Subject.SERVER_EXITED)
         await asyncio.sleep(0.7)
         assert len(rig.said(Subject.SERVER_EXITED)) == 1
@@ -399,7 +401,7 @@ async def test_server_uid(rig: FleetRig) -> None:
     async with rig.fleet() as fleet:
         await fleet.start(GPU, wanted(uid=0))
         with served(rig, uid=0):
-            words = await rig.told(Subject.WRONG_SERVER_USER)
+            words = await rig.reported(Subject.WRONG_SERVER_USER)
             assert "runs as user 1234, the plan wants 0" in words
 
 
@@ -412,7 +414,7 @@ async def test_server_deaf(rig: FleetRig, fleet: Fleet) -> None:
         pid = status(fleet).pid
         assert pid is not None
         os.kill(pid, signal.SIGKILL)
-        await rig.told(Subject.EXITED)
+        await rig.reported(Subject.EXITED)
         await ready(fleet)
         assert gone(orphan)
 
@@ -423,7 +425,7 @@ async def test_server_die(rig: FleetRig, fleet: Fleet) -> None:
         await until(lambda: bool(status(fleet).clients))
         os.kill(client.pid, signal.SIGSTOP)  # else it may be gone as fast as its server
         rig.knobs().turn("server_die")
-        words = await rig.told(Subject.SERVER_EXITED)
+        words = await rig.reported(Subject.SERVER_EXITED)
         assert f"its clients have lost it: pid {client.pid}" in words
         os.kill(client.pid, signal.SIGCONT)
 
@@ -461,7 +463,7 @@ async def test_fault(rig: FleetRig, fleet: Fleet) -> None:
     with served(rig) as client, served(rig) as victim:
         await until(lambda: len(status(fleet).clients) == 2)
         client.fault()
-        words = await rig.told(Subject.SERVER_FAULT)
+        words = await rig.reported(Subject.SERVER_FAULT)
         assert f"had a fatal fault of client {client.pid}" in words
         assert status(fleet).phase == "Fault"
         assert {c.pid for c in status(fleet).clients} == {client.pid, victim.pid}
@@ -475,7 +477,7 @@ async def test_fault_held(rig: FleetRig, fleet: Fleet) -> None:
     with served(rig):
         await until(lambda: bool(status(fleet).clients))
     rig.knobs().turn("fault", "hold")
-    assert "had a fatal fault and takes no client" in await rig.told(Subject.SERVER_FAULT)
+    assert "had a fatal fault and takes no client" in await rig.reported(Subject.SERVER_FAULT)
     rig.knobs().clear("fault")
     await ready(fleet)
 

@@ -328,8 +328,8 @@ async def _limits(small: CudaClient, large: CudaClient, notes: Notes) -> None:
     within = await asyncio.to_thread(small.ask, f"allocate {WITHIN}")
     above = await asyncio.to_thread(small.ask, f"allocate {BETWEEN}")
     larger = await asyncio.to_thread(large.ask, f"allocate {BETWEEN}")
-    told = {"small": small.ask("memory"), "large": large.ask("memory")}
-    notes.keep(within=within, above=above, larger=larger, memory=told)
+    reported = {"small": small.ask("memory"), "large": large.ask("memory")}
+    notes.keep(within=within, above=above, larger=larger, memory=reported)
     assert within["code"] == SUCCESS, within
     assert above["code"] == OUT_OF_MEMORY, above
     assert above["name"] == "CUDA_ERROR_OUT_OF_MEMORY"

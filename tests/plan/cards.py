@@ -33,7 +33,7 @@ Place = tuple[str, int]
 
 
 @cache
-def card(board: str, *, told: bool = False) -> Gpu:
+def card(board: str, *, reported: bool = False) -> Gpu:
     """An empty GPU of that board with MIG on; `told`: the driver told compute profiles already."""
     data = json.loads(files("nodeagent.simulation").joinpath(f"boards/{board}.json").read_text())
     major, minor = (int(part) for part in data["compute_capability"].split("."))
@@ -48,13 +48,13 @@ def card(board: str, *, told: bool = False) -> Gpu:
         compute_capability=(major, minor),
         mig=MigMode(current=True, pending=True) if capable else None,
         mode_change_needs_reset=bool(data["mode_change_needs_reset"]) if capable else False,
-        profiles=tuple(_profile(p, told=told) for p in data["profiles"]),
+        profiles=tuple(_profile(p, reported=reported) for p in data["profiles"]),
     )
 
 
-def _profile(data: dict[str, object], *, told: bool) -> GpuInstanceProfile:
+def _profile(data: dict[str, object], *, reported: bool) -> GpuInstanceProfile:
     row: dict[str, object] = data
-    compute = row["compute"] if told else []
+    compute = row["compute"] if reported else []
     assert isinstance(compute, list)
     places = row["placements"]
     assert isinstance(places, list)

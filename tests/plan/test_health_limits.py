@@ -136,7 +136,7 @@ def test_a_sick_device_may_go() -> None:
 
 def test_no_new_device_in_a_sick_gpu_instance() -> None:
     """A GPU instance with a sick slice gets no compute instance, but may lose one."""
-    gpu = divided(card("h100-80gb", told=True), "3g.40gb", 4, 1, 1)
+    gpu = divided(card("h100-80gb", reported=True), "3g.40gb", 4, 1, 1)
     more = devices(gpu, *[("3g.40gb", 1, 4)] * 3)
     assert [type(s) for s in plan_gpu(more, gpu).steps] == [CreateComputeInstance]
     refused = plan_gpu(more, sick(gpu, 0x20))
@@ -220,7 +220,7 @@ def test_divided_layouts_put_nothing_new_on_sick_slices(data: st.DataObject) -> 
     """Whatever is divided how, and whatever is asked: every creation keeps off, and what it took
     from the GPU it would have had to take from a well one, too, or the plan is refused.
     """
-    gpu = card(data.draw(st.sampled_from(["h100-80gb", "a30"])), told=data.draw(st.booleans()))
+    gpu = card(data.draw(st.sampled_from(["h100-80gb", "a30"])), reported=data.draw(st.booleans()))
     slots = Card.of(gpu).slots
     gpu = divided(gpu, "1g.6gb" if slots == 4 else "3g.40gb", 0, 1)
     if slots == 8:

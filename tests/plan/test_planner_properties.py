@@ -33,7 +33,7 @@ def gpus(draw: st.DrawFn) -> Gpu:
     """A GPU in any layout, with any of its devices in use or of unknown use, some half-made."""
     board = draw(st.sampled_from(BOARDS))
     ways = [way for ways in layouts(board).values() for way in ways]
-    gpu = card(board, told=draw(st.booleans()))
+    gpu = card(board, reported=draw(st.booleans()))
     if draw(st.booleans()):
         gpu = with_instances(gpu, sorted(draw(st.sampled_from(ways))))
     instances = []

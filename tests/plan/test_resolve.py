@@ -203,8 +203,8 @@ def test_gpus_that_cannot_tell_their_uuid() -> None:
     node = ObservedNode(tuple(mute))
     answer = resolve(document, node)
     assert isinstance(answer, DesiredNode)
-    told = plan(answer, node)
-    assert [(g.before.index, g.problems[0].path) for g in told.gpus] == [
+    reported = plan(answer, node)
+    assert [(g.before.index, g.problems[0].path) for g in reported.gpus] == [
         (0, "gpus[0]"),
         (2, "gpus[1]"),
     ]

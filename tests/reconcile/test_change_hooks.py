@@ -78,7 +78,7 @@ async def test_nothing_is_changed_against_an_objection(tmp_path: Path) -> None:
             await rig.round()
             assert rig.layout() == "MIG off"
             assert OBJECTION in rig.state.problems
-            assert rig.told(EventType.BLOCKED) == [EventType.BLOCKED]
+            assert rig.reported(EventType.BLOCKED) == [EventType.BLOCKED]
             assert "prepare" not in around.asked
             around.objecting = ()
             rig.control.nudge("nobody objects")

@@ -61,7 +61,7 @@ async def test_makes_the_node_what_the_plan_says(tmp_path: Path) -> None:
             assert [s.phase for s in rig.states] == [Phase.WORKING, Phase.IN_SYNC]
             assert rig.state.digest.startswith("sha256:")
             applied = EventType.APPLIED
-            assert rig.told() == [EventType.PLAN_ACCEPTED, applied, applied]
+            assert rig.reported() == [EventType.PLAN_ACCEPTED, applied, applied]
             assert not_ready(rig.state) == ()
 
 
@@ -99,7 +99,7 @@ async def test_only_the_newest_plan_counts(tmp_path: Path) -> None:
             rig.offer("{7g.80gb: 1}")
             await rig.until(lambda: rig.state.phase is Phase.IN_SYNC)
             assert rig.layout() == "7g.80gb at 0"
-            assert EventType.FAILED not in rig.told()
+            assert EventType.FAILED not in rig.reported()
 
 
 # --- rejected -------------------------------------------------------------------------------------
@@ -139,7 +139,7 @@ async def test_a_rejected_plan_leaves_the_last_good_one_in_force(
             assert rig.state.phase is Phase.REJECTED
             rig.offer("{1g.10gb: 2, 3g.40gb: 1}")
             await rig.settle(Phase.IN_SYNC)
-            assert rig.told(EventType.PLAN_REJECTED) == [EventType.PLAN_REJECTED]
+            assert rig.reported(EventType.PLAN_REJECTED) == [EventType.PLAN_REJECTED]
 
 
 async def test_rejected_with_nothing_in_force_touches_nothing(tmp_path: Path) -> None:
@@ -213,7 +213,7 @@ async def test_blocked_until_the_user_ends(tmp_path: Path) -> None:
             user.kill()
             await rig.settle(Phase.IN_SYNC)
             assert rig.layout() == "7g.80gb at 0"
-            assert rig.told(EventType.BLOCKED) == [EventType.BLOCKED]
+            assert rig.reported(EventType.BLOCKED) == [EventType.BLOCKED]
 
 
 async def test_one_blocked_gpu_does_not_stop_the_others(tmp_path: Path) -> None:
@@ -279,7 +279,7 @@ async def test_drift_is_mended(tmp_path: Path) -> None:
             await rig.round()
             assert rig.state.phase is Phase.IN_SYNC
             assert rig.layout() == layout
-            assert rig.told(EventType.DRIFT) == [EventType.DRIFT]
+            assert rig.reported(EventType.DRIFT) == [EventType.DRIFT]
 
 
 async def test_drift_is_only_reported_when_the_setting_says_so(tmp_path: Path) -> None:
@@ -294,7 +294,7 @@ async def test_drift_is_only_reported_when_the_setting_says_so(tmp_path: Path) -
                 assert rig.state.phase is Phase.FAILED
                 assert rig.codes == {Code.DRIFT}
                 assert len(rig.gpu().instances) == 6
-            assert rig.told(EventType.DRIFT) == [EventType.DRIFT]
+            assert rig.reported(EventType.DRIFT) == [EventType.DRIFT]
             rig.offer("{3g.40gb: 2}")
             await rig.settle(Phase.IN_SYNC)
 
@@ -306,7 +306,7 @@ async def test_the_resync_timer_finds_drift(tmp_path: Path) -> None:
             rig.offer("{1g.10gb: 7}")
             await rig.settle(Phase.IN_SYNC)
             await do(destruction(rig.gpu()))
-            await rig.until(lambda: EventType.DRIFT in rig.told())
+            await rig.until(lambda: EventType.DRIFT in rig.reported())
             await rig.until(lambda: rig.state.phase is Phase.IN_SYNC)
 
 
@@ -328,7 +328,7 @@ async def test_a_failed_gpu_is_restored_and_tried_again(tmp_path: Path) -> None:
             await rig.settle(Phase.IN_SYNC)
             assert len(rig.gpu().instances) == 7
             kinds = (EventType.FAILED, EventType.RESTORED, EventType.APPLIED)
-            assert rig.told(*kinds)[1:] == list(kinds)
+            assert rig.reported(*kinds)[1:] == list(kinds)
 
 
 async def test_what_the_driver_itself_calls_in_use_is_blocked(tmp_path: Path) -> None:
@@ -344,7 +344,7 @@ async def test_what_the_driver_itself_calls_in_use_is_blocked(tmp_path: Path) ->
             assert rig.codes == {Code.IN_USE}
             await rig.settle(Phase.IN_SYNC)
             kinds = (EventType.BLOCKED, EventType.RESTORED, EventType.APPLIED)
-            assert rig.told(*kinds, EventType.FAILED)[1:] == list(kinds)
+            assert rig.reported(*kinds, EventType.FAILED)[1:] == list(kinds)
 
 
 async def test_the_same_failure_is_not_repeated_at_every_wake_up(tmp_path: Path) -> None:
@@ -360,7 +360,7 @@ async def test_the_same_failure_is_not_repeated_at_every_wake_up(tmp_path: Path)
                 await rig.round()
                 assert rig.state.phase is Phase.FAILED
             assert rig.layout() == "3g.40gb at 0, 4"
-            assert len(rig.told(EventType.FAILED)) == 1
+            assert len(rig.reported(EventType.FAILED)) == 1
             rig.offer(plan_text("{1g.10gb: 7}") + b"# again, please\n")
             await rig.settle(Phase.IN_SYNC)
 
@@ -381,7 +381,7 @@ async def test_a_lost_gpu_is_told_and_left_alone(tmp_path: Path) -> None:
             await rig.settle(Phase.IN_SYNC)
             assert rig.layout(1) == "3g.40gb at 0, 4"
             lost, back = EventType.GPU_LOST, EventType.GPU_RETURNED
-            assert rig.told(lost, back) == [lost, back]
+            assert rig.reported(lost, back) == [lost, back]
 
 
 async def test_a_hanging_gpu_does_not_stop_the_others(tmp_path: Path) -> None:
@@ -412,10 +412,10 @@ async def test_waits_for_a_driver_that_is_not_there(tmp_path: Path) -> None:
             assert "driver" in rig.state.sentence.casefold()
             assert len(not_ready(rig.state)) == 2
             await asyncio.sleep(0.3)
-            assert rig.told() == [EventType.DRIVER_UNAVAILABLE]
+            assert rig.reported() == [EventType.DRIVER_UNAVAILABLE]
             node.load_driver()
             await rig.settle(Phase.IN_SYNC)
-            assert EventType.DRIVER_RETURNED in rig.told()
+            assert EventType.DRIVER_RETURNED in rig.reported()
             assert not_ready(rig.state) == ()
 
 
@@ -443,10 +443,10 @@ async def test_a_driver_that_only_starts_has_not_returned(tmp_path: Path) -> Non
         async with running(Rig(tmp_path, retry=0.02)) as rig:
             rig.offer("{1g.10gb: 7}")
             await rig.until(lambda: node.journal.total("nvmlInitWithFlags") > 4)
-            assert rig.told() == [EventType.DRIVER_UNAVAILABLE]
+            assert rig.reported() == [EventType.DRIVER_UNAVAILABLE]
             node.clear_faults(failing)
             await rig.settle(Phase.IN_SYNC)
-            assert rig.told().count(EventType.DRIVER_RETURNED) == 1
+            assert rig.reported().count(EventType.DRIVER_RETURNED) == 1
 
 
 async def test_a_plan_that_could_not_be_kept_is_kept_later(tmp_path: Path) -> None:
@@ -481,7 +481,7 @@ async def test_a_look_that_hangs_does_not_keep_it_from_stopping(
             assert driver_threads()
             began = asyncio.get_running_loop().time()
         assert asyncio.get_running_loop().time() - began < 30
-        assert rig.told() == []
+        assert rig.reported() == []
         node.clear_faults()
         await rig.until(lambda: not driver_threads())
 
@@ -505,7 +505,7 @@ async def test_stops_between_two_steps(tmp_path: Path) -> None:
             node.clear_faults()
         assert len(rig.gpu().instances) == 3
         assert rig.state.phase is Phase.WORKING
-        assert EventType.FAILED not in rig.told()
+        assert EventType.FAILED not in rig.reported()
         kept = [i.compute[0].uuid for i in rig.gpu().instances]
         async with running(Rig(tmp_path)) as rig:
             rig.offer("{1g.10gb: 7}")

@@ -64,13 +64,13 @@ async def tell_statuses(api: ApiServer, node: str) -> NoReturn:
     """Print every new status annotation in short."""
     changes: asyncio.Queue[Any] = asyncio.Queue()
     api.store.watching.add(changes)
-    told = None
+    reported = None
     while True:
         change = await changes.get()
         found = change.after or {}
         status = status_of(found) if found.get("metadata", {}).get("name") == node else None
-        if status is not None and status != told:
-            told = status
+        if status is not None and status != reported:
+            reported = status
             print(f"status  {'; '.join([status['phase'], *_problems(status)])}", flush=True)
 
 

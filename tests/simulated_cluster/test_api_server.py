@@ -313,8 +313,8 @@ async def test_bookmarks_never_run_ahead(api: ApiServer, core: Api) -> None:
         api.faults.strike(Slow(1.1))  # beyond the watch's end
         await asyncio.sleep(0.02)
         api.annotate("gpu-0", **{KEY: "a"})
-        told = [await first, *[event async for event in events]]
-    assert {one["type"] for one in told} == {"BOOKMARK"}
+        reported = [await first, *[event async for event in events]]
+    assert {one["type"] for one in reported} == {"BOOKMARK"}
     missed = await watched(core, "gpu-0", version=watching.resource_version, until=1)
     assert [one["type"] for one in missed] == ["MODIFIED"]
 

@@ -24,14 +24,14 @@ def test_a_file_of_overrides_reaches_nvml(tmp_path: Path) -> None:
 def test_overrides_are_part_of_the_state(tmp_path: Path) -> None:
     """Whoever opens the node later sees the same card; new overrides replace the old."""
     state = tmp_path / "node.json"
-    for overrides, told in (
+    for overrides, reported in (
         ({"t4": {"product": "one"}}, "one"),
         (None, "one"),
         ({"t4": {"product": "two"}}, "two"),
         (None, "two"),
     ):
         with calls.node_with("t4", state=state, overrides=overrides):
-            assert pynvml.nvmlDeviceGetName(calls.gpu()) == told
+            assert pynvml.nvmlDeviceGetName(calls.gpu()) == reported
 
 
 @pytest.mark.parametrize(

@@ -75,10 +75,10 @@ class Sampled:
                     case _:
                         continue
 
-    def take_round(self, told: SampleBatch) -> None:
-        for sample in told.samples.values():
+    def take_round(self, reported: SampleBatch) -> None:
+        for sample in reported.samples.values():
             self.take(sample)
-        for problems in told.problems.values():
+        for problems in reported.problems.values():
             self.problems += problems
 
 
@@ -187,7 +187,7 @@ async def sample_events(sampled: Sampled) -> None:
         async with Driver(observe_deadline=20, step_deadline=20) as driver:
             await driver.observe()
             sampler = Sampler(driver, ())
-            told = await sampler.round()
+            reported = await sampler.round()
             listener = EventListener(driver, timing=Timing(wait=0.01))
             await listener.listen()
             node.raise_xid(0, 13, gi=instance, ci=0)
@@ -195,5 +195,5 @@ async def sample_events(sampled: Sampled) -> None:
             node.bind(0, bound=False)
             heard = await listener.listen()
             values = EventValues(catalogue().fields, str)
-            values.update(heard, sampler.wholes, told.slices)
-            sampled.take(values.sample(told.slices))
+            values.update(heard, sampler.wholes, reported.slices)
+            sampled.take(values.sample(reported.slices))

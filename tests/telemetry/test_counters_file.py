@@ -21,6 +21,6 @@ def test_what_is_no_such_file_is_refused(tmp_path: Path) -> None:
     """Missing, too large, or a pipe that would never end."""
     (tmp_path / "large").write_bytes(b"#" * ((1 << 20) + 1))
     os.mkfifo(tmp_path / "pipe")
-    for name, told in {"none": "No such file", "large": "1 MiB", "pipe": "regular"}.items():
-        with pytest.raises(NodeagentError, match=told):
+    for name, reported in {"none": "No such file", "large": "1 MiB", "pipe": "regular"}.items():
+        with pytest.raises(NodeagentError, match=reported):
             counters_text(tmp_path / name)

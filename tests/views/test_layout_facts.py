@@ -18,7 +18,7 @@ from tests.views.example_node import DAEMON, FIRST, OBSERVED, SECOND
 LABEL = re.compile(r"nodeagent\.io/[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")
 
 
-def told(observed: ObservedNode, *daemons: DaemonState) -> list[dict[str, Any]]:
+def reported(observed: ObservedNode, *daemons: DaemonState) -> list[dict[str, Any]]:
     """The GPUs of the annotation."""
     report = json.loads(layout(observed, daemons))
     assert report["version"] == "v1"
@@ -28,7 +28,7 @@ def told(observed: ObservedNode, *daemons: DaemonState) -> list[dict[str, Any]]:
 
 def test_a_divided_gpu_and_a_shared_one() -> None:
     """Slots, what could be made, what is there and how much of it is taken."""
-    assert told(OBSERVED, DAEMON) == [
+    assert reported(OBSERVED, DAEMON) == [
         {
             "uuid": FIRST,
             "index": 0,
@@ -50,14 +50,14 @@ def test_a_divided_gpu_and_a_shared_one() -> None:
 def test_a_gpu_that_does_not_answer_offers_nothing() -> None:
     """Its last known layout is of no use to a scheduler."""
     silent = replace(OBSERVED.gpus[0], access=Access.UNKNOWN)
-    assert told(ObservedNode((silent,))) == [{"uuid": FIRST, "index": 0, "access": "unknown"}]
+    assert reported(ObservedNode((silent,))) == [{"uuid": FIRST, "index": 0, "access": "unknown"}]
     assert layout_labels(ObservedNode((silent,))) == {}
 
 
 def test_cards_without_mig_and_nodes_without_gpus() -> None:
     """Neither has slots."""
-    assert told(ObservedNode((Gpu(0, "GPU-t4"),))) == [{"uuid": "GPU-t4", "index": 0}]
-    assert told(ObservedNode()) == []
+    assert reported(ObservedNode((Gpu(0, "GPU-t4"),))) == [{"uuid": "GPU-t4", "index": 0}]
+    assert reported(ObservedNode()) == []
     assert layout_labels(ObservedNode()) == {}
     assert layout_labels(ObservedNode((Gpu(0, "GPU-t4"),))) == {}
 
@@ -65,7 +65,7 @@ def test_cards_without_mig_and_nodes_without_gpus() -> None:
 def test_half_made_instances_take_room_but_are_none() -> None:
     """They are no devices anybody could have."""
     half = GpuInstance(1, 19, "1g.10gb", Placement(0, 1))
-    (gpu,) = told(ObservedNode((replace(card("h100-80gb"), instances=(half,)),)))
+    (gpu,) = reported(ObservedNode((replace(card("h100-80gb"), instances=(half,)),)))
     assert gpu["instances"] == {}
     assert gpu["slots"]["free"] == [1, 2, 3, 4, 5, 6, 7]
 
@@ -80,9 +80,9 @@ def test_shares_of_instances_are_added_up() -> None:
         DaemonState("MIG-0", "Ready", wanted, clients=clients),
         DaemonState("MIG-1", "Ready", wanted),
     ]
-    (report,) = told(ObservedNode((gpu,)), *daemons)
+    (report,) = reported(ObservedNode((gpu,)), *daemons)
     assert report["mps"] == {"any": {"used": 1}, "small": {"total": 4, "used": 1}}
-    (report,) = told(ObservedNode((gpu,)), replace(daemons[0], phase="Backoff"))
+    (report,) = reported(ObservedNode((gpu,)), replace(daemons[0], phase="Backoff"))
     assert "mps" not in report
 
 

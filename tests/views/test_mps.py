@@ -122,8 +122,8 @@ def test_a_daemon_whose_device_is_gone_is_found_by_its_uuid() -> None:
 def test_daemons_are_told_in_the_order_of_their_devices() -> None:
     """By GPU and slice, not by UUID; what is there no more comes last."""
     lost = replace(READY, device="A-gone")
-    told = mps_json((lost, FAILED, READY), NODE)
-    assert [d["device"] for d in told] == ["GPU-0", FAILED.device, "A-gone"]
+    answered = mps_json((lost, FAILED, READY), NODE)
+    assert [d["device"] for d in answered] == ["GPU-0", FAILED.device, "A-gone"]
 
 
 def test_trouble_is_told() -> None:

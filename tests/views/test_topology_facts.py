@@ -12,9 +12,9 @@ from tests.views.example_node import FIRST, OBSERVED
 
 def test_what_is_known_is_told() -> None:
     """With version, sizes in bytes, and links by peer."""
-    told = json.loads(topology(OBSERVED))
-    assert told["version"] == "v1"
-    assert told["gpus"][0] == {
+    reported = json.loads(topology(OBSERVED))
+    assert reported["version"] == "v1"
+    assert reported["gpus"][0] == {
         "uuid": FIRST,
         "index": 0,
         "pciBusId": "00000000:1A:00.0",
@@ -46,5 +46,5 @@ def test_it_is_bounded() -> None:
     many = tuple(replace(OBSERVED.gpus[0], nvlink=NvLinks(36, 16, peers)) for _ in range(64))
     text = topology(ObservedNode(many))
     assert len(text.encode()) <= LARGEST
-    told = json.loads(text)
-    assert len(told["gpus"]) + told["more"]["gpus"] == 64
+    reported = json.loads(text)
+    assert len(reported["gpus"]) + reported["more"]["gpus"] == 64

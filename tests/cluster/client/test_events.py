@@ -65,9 +65,9 @@ async def test_an_event_is_as_kubectl_describe_wants_it(
     server: ApiServer, access: ClusterAccess
 ) -> None:
     """In namespace default, about the Node by name and with the name as its uid."""
-    told = Told(access)
-    async with running(told.publisher.run()):
-        told.tell(BLOCKED)
+    reported = Told(access)
+    async with running(reported.publisher.run()):
+        reported.tell(BLOCKED)
         await until(lambda: server.events)
     [event] = server.events
     assert event["metadata"]["namespace"] == "default"
@@ -89,11 +89,11 @@ async def test_a_repeat_is_counted_in_the_event_that_there_is(
     server: ApiServer, access: ClusterAccess
 ) -> None:
     """One Event for each cause, with its count and its last time."""
-    told = Told(access)
-    async with running(told.publisher.run()):
+    reported = Told(access)
+    async with running(reported.publisher.run()):
         for number in range(3):
-            told.now = NOON + timedelta(minutes=number)
-            told.tell(APPLIED, BLOCKED)
+            reported.now = NOON + timedelta(minutes=number)
+            reported.tell(APPLIED, BLOCKED)
             expected = {"PlanApplied": number + 1, "PlanBlocked": number + 1}
             await counted(server, expected)
     assert len(server.events) == 2
@@ -108,10 +108,10 @@ async def counted(server: ApiServer, expected: dict[str, int]) -> None:
 
 async def test_many_repeats_are_few_requests(server: ApiServer, access: ClusterAccess) -> None:
     """What repeats while it waits for its turn is one request, and no repeat is lost."""
-    told = Told(access, EventIntervals(interval=0.2, burst=2))
-    async with running(told.publisher.run()):
+    reported = Told(access, EventIntervals(interval=0.2, burst=2))
+    async with running(reported.publisher.run()):
         for _ in range(500):
-            told.tell(BLOCKED)
+            reported.tell(BLOCKED)
             await asyncio.sleep(0)
         await counted(server, {"PlanBlocked": 500})
     assert len(server.requests) <= 4
@@ -119,25 +119,25 @@ async def test_many_repeats_are_few_requests(server: ApiServer, access: ClusterA
 
 async def test_a_flood_of_causes_is_bounded(server: ApiServer, access: ClusterAccess) -> None:
     """Requests stay within the rate, the oldest that wait give way, and that is counted."""
-    told = Told(access, EventIntervals(interval=0.1, burst=3, waiting=5))
+    reported = Told(access, EventIntervals(interval=0.1, burst=3, waiting=5))
     clock = asyncio.get_running_loop().time
     began = clock()
-    async with running(told.publisher.run()):
+    async with running(reported.publisher.run()):
         for number in range(1000):
-            told.tell(NodeEvent("Warning", "Flood", str(number)))
+            reported.tell(NodeEvent("Warning", "Flood", str(number)))
         await asyncio.sleep(0.35)
         assert 1 <= len(server.requests) <= 3 + (clock() - began) / 0.1 + 1
         await until(lambda: len(server.events) == 5)
     assert {event["message"] for event in server.events} == {str(n) for n in range(995, 1000)}
-    assert told.publisher.dropped == 995
+    assert reported.publisher.dropped == 995
 
 
 async def test_what_is_remembered_is_bounded(server: ApiServer, access: ClusterAccess) -> None:
     """A cause that was forgotten gets a new Event; nothing else changes."""
-    told = Told(access, EventIntervals(interval=0.001, burst=10, known=1))
-    async with running(told.publisher.run()):
+    reported = Told(access, EventIntervals(interval=0.001, burst=10, known=1))
+    async with running(reported.publisher.run()):
         for number, event in enumerate((APPLIED, BLOCKED, BLOCKED, APPLIED), start=1):
-            told.tell(event)
+            reported.tell(event)
             await requested(server, number)
         await until(lambda: len(server.events) == 3)
     assert [request.method for request in server.requests] == ["POST", "POST", "PATCH", "POST"]
@@ -152,12 +152,12 @@ async def test_an_event_that_the_server_forgot_is_made_anew(
     server: ApiServer, access: ClusterAccess
 ) -> None:
     """Servers drop Events after an hour; the repeat is news then."""
-    told = Told(access)
-    async with running(told.publisher.run()):
-        told.tell(APPLIED)
+    reported = Told(access)
+    async with running(reported.publisher.run()):
+        reported.tell(APPLIED)
         await until(lambda: server.events)
         server.drop_events()
-        told.tell(APPLIED)
+        reported.tell(APPLIED)
         await counted(server, {"PlanApplied": 1})
 
 
@@ -169,15 +169,15 @@ async def test_what_fails_is_told_later(
 ) -> None:
     """After two failures it arrives once, with the repeats of the meantime."""
     server.faults.next(2, fault, verb="POST")
-    told = Told(access)
-    async with running(told.publisher.run()):
-        told.tell(BLOCKED)
+    reported = Told(access)
+    async with running(reported.publisher.run()):
+        reported.tell(BLOCKED)
         await until(lambda: server.faults.struck)
-        told.tell(BLOCKED)
+        reported.tell(BLOCKED)
         await counted(server, {"PlanBlocked": 2})
         await asyncio.sleep(0.1)
     assert 3 <= len(server.requests) <= 4  # the repeat may go in a request of its own
-    assert told.publisher.dropped == 0
+    assert reported.publisher.dropped == 0
 
 
 @pytest.mark.parametrize("code", [400, 403, 404, 409, 422])
@@ -186,33 +186,33 @@ async def test_what_is_refused_is_dropped(
 ) -> None:
     """One request, no repetition, and the next Event goes its way."""
     server.faults.next(1, Answer(code), verb="POST")
-    told = Told(access)
-    async with running(told.publisher.run()):
-        told.tell(BLOCKED, APPLIED)
+    reported = Told(access)
+    async with running(reported.publisher.run()):
+        reported.tell(BLOCKED, APPLIED)
         await counted(server, {"PlanApplied": 1})
     assert len(server.requests) == 2
-    assert told.publisher.dropped == 1
+    assert reported.publisher.dropped == 1
 
 
 async def test_what_is_too_old_is_dropped(server: ApiServer, access: ClusterAccess) -> None:
     """After an outage of a day nobody wants to read yesterday's Events."""
-    told = Told(access)
+    reported = Told(access)
     await server.stop()
-    async with running(told.publisher.run()):
-        told.tell(BLOCKED)
-        await until(lambda: told.draws)  # it failed, and waits to be told again
-        told.ahead = 86400.0
-        told.tell(APPLIED)
+    async with running(reported.publisher.run()):
+        reported.tell(BLOCKED)
+        await until(lambda: reported.draws)  # it failed, and waits to be told again
+        reported.ahead = 86400.0
+        reported.tell(APPLIED)
         await server.start()
         await counted(server, {"PlanApplied": 1})
-    assert told.publisher.dropped == 1
+    assert reported.publisher.dropped == 1
 
 
 async def test_a_long_message_is_shortened(server: ApiServer, access: ClusterAccess) -> None:
     """The API takes 1,024 characters; the end of a longer one is shown to be missing."""
-    told = Told(access)
-    async with running(told.publisher.run()):
-        told.tell(NodeEvent("Warning", "PlanRejected", "x" * 5000))
+    reported = Told(access)
+    async with running(reported.publisher.run()):
+        reported.tell(NodeEvent("Warning", "PlanRejected", "x" * 5000))
         await until(lambda: server.events)
     message = server.events[0]["message"]
     assert len(message) == 1024

@@ -43,7 +43,7 @@ def plan(server: ApiServer, text: str) -> None:
     server.annotate("n", **{PLAN: text})
 
 
-async def told(seen: Follower, text: str) -> None:
+async def reported(seen: Follower, text: str) -> None:
     """The plan arrives."""
     await until(lambda: seen.plan == text)
 
@@ -211,7 +211,7 @@ async def test_events_that_come_late_are_passed_over(tmp_path: Path) -> None:
     ):
         seen = Follower(access)
         async with running(seen.follower.run()):
-            await told(seen, "eleven")
+            await reported(seen, "eleven")
     assert [view and view.annotations[PLAN] for view in seen.views] == [None, "ten", "eleven"]
 
 
@@ -347,9 +347,9 @@ async def test_requests_that_fail_are_repeated_after_a_wait(
         await asyncio.sleep(0.1)
         await follows(server, seen, "three")
     assert len(asked(server)) <= 8, asked(server)
-    told = [type(fault) for fault in seen.faults if fault is not None]
-    assert told
-    assert all(issubclass(each, kind) for each in told)
+    reported = [type(fault) for fault in seen.faults if fault is not None]
+    assert reported
+    assert all(issubclass(each, kind) for each in reported)
     assert seen.faults[-1] is None
 
 
@@ -487,7 +487,7 @@ async def test_a_restart_loses_nothing(server: ApiServer, access: ClusterAccess)
             await server.stop()
             plan(server, f"meanwhile {number}")
             await server.restart()
-            await told(seen, f"meanwhile {number}")
+            await reported(seen, f"meanwhile {number}")
         await follows(server, seen, "last")
     # A watch, a list, and a watch at most for each time.
     assert len(asked(server)) <= 2 + 3 * 3, asked(server)

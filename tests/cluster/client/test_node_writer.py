@@ -349,8 +349,8 @@ async def test_a_write_that_fails_is_made_again(
         await settled(server, writer, "last")
         assert writer.fault is None
     assert len(writes(server)) == 3
-    told, end = made.faults
-    assert type(told) is kind
+    reported, end = made.faults
+    assert type(reported) is kind
     assert end is None
 
 

@@ -76,7 +76,7 @@ class Agent:
 
     around: ClusterHooks
     woken: list[str] = field(default_factory=list)
-    told: list[tuple[EventType, str]] = field(default_factory=list)
+    reported: list[tuple[EventType, str]] = field(default_factory=list)
     suspected: list[PodName] = field(default_factory=list)
 
     async def round(
@@ -111,7 +111,7 @@ async def agent(
     given = {"pods_deadline": 0.15, "allocatable_deadline": 0.15, **settings}
     async with ClusterAccess(kubeconfig(folder, server.url), answer_within=2.0) as access:
         woken: list[str] = []
-        told: list[tuple[EventType, str]] = []
+        reported: list[tuple[EventType, str]] = []
         suspected: list[PodName] = []
         around = ClusterHooks(
             access,
@@ -120,7 +120,7 @@ async def agent(
             source=source,
             policy=Policy(),
             wake=woken.append,
-            report=lambda kind, message: told.append((kind, message)),
+            report=lambda kind, message: reported.append((kind, message)),
             kubelet_suspect=suspected.extend,
             intervals=intervals,
         )
@@ -130,7 +130,7 @@ async def agent(
         async with running(follower.run(), around.run()):
             if server.port:
                 await until(lambda: server.faults.watching)
-            yield Agent(around, woken, told, suspected)
+            yield Agent(around, woken, reported, suspected)
 
 
 def labels(server: ApiServer, *names: str) -> dict[str, str]:

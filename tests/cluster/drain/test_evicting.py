@@ -96,7 +96,7 @@ async def test_pods_in_the_way_are_evicted_behind_a_cordon(
         settle(it, AFTER)
         await until(lambda: not cordoned(server))
         assert evicted(server) == ["a", "b"]
-        assert [kind for kind, _ in it.told] == [EventType.EVICTED] * 2
+        assert [kind for kind, _ in it.reported] == [EventType.EVICTED] * 2
         assert not [request for request in asked(server) if request.startswith("DELETE")]
 
 

@@ -184,7 +184,7 @@ async def test_what_the_node_does_not_offer_is_told_until_it_does(
         before = len(asked(server))
         await until(lambda: it.codes() == ["NotOffered", "NotOffered"])
         assert THREE in it.around.problems[0].message
-        assert [kind for kind, _ in it.told] == [EventType.NOT_OFFERED] * 2
+        assert [kind for kind, _ in it.reported] == [EventType.NOT_OFFERED] * 2
         offer(server, **{"mig-3g.40gb": "2"})
         await until(lambda: not it.around.problems)
         assert asked(server)[before:] == []
@@ -279,7 +279,7 @@ async def test_without_an_api_server(server: ApiServer, tmp_path: Path) -> None:
     async with agent(server, tmp_path) as it:
         await server.stop()
         assert await it.round() == ()
-        assert [kind for kind, _ in it.told] == [EventType.UNCHECKED]
+        assert [kind for kind, _ in it.reported] == [EventType.UNCHECKED]
         await server.start()
 
 

@@ -96,7 +96,7 @@ async def test_a_label_that_goes_is_reason_to_look(server: ApiServer, tmp_path: 
         [problem, _] = await it.round()
         assert problem.code is Code.OWNED
         assert label in problem.message
-        assert EventType.UNCHECKED in [kind for kind, _ in it.told]
+        assert EventType.UNCHECKED in [kind for kind, _ in it.reported]
         server.patch_node(
             NODE,
             {
@@ -115,8 +115,8 @@ async def test_a_node_as_planned_is_told_of_it_once(server: ApiServer, tmp_path:
     async with agent(server, tmp_path) as it:
         for _ in range(3):
             assert await it.round(AFTER, AFTER) == ()
-        assert [kind for kind, _ in it.told] == [EventType.OTHER_OWNER]
-        assert "mig-manager" in it.told[0][1]
+        assert [kind for kind, _ in it.reported] == [EventType.OTHER_OWNER]
+        assert "mig-manager" in it.reported[0][1]
         assert it.around.problems == ()
         assert asked(server).count("GET /api/v1/pods") == 1
 
@@ -129,7 +129,7 @@ async def test_a_silent_server_is_not_waited_for(server: ApiServer, tmp_path: Pa
         server.faults.next(1, Answer(503), path="/api/v1/pods")
         server.delete_pod("here")
         assert [p.code for p in await it.round()] == [Code.OWNED]
-        assert "by the last list" in it.told[-1][1]
+        assert "by the last list" in it.reported[-1][1]
 
 
 async def test_nos_own_label_is_served_and_no_evidence(server: ApiServer, tmp_path: Path) -> None:

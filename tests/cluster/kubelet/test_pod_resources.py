@@ -88,10 +88,10 @@ async def test_finished_pods_leave_only_when_somebody_vouches(kubelet: Kubelet) 
     kubelet.allocate("finished", ["MIG-a"], resource=MIG)
     kubelet.allocate("successor", ["MIG-a"], resource=MIG)
     kubelet.claim("finished", "gpu-0", name="whole")
-    told = await client_of(kubelet).allocations()
-    assert [one.pod.name for one in told.holdings] == ["finished", "successor"]
-    assert told.without([]) == told
-    left = told.without({PodName("default", "finished"), PodName("default", "unheard-of")})
+    reported = await client_of(kubelet).allocations()
+    assert [one.pod.name for one in reported.holdings] == ["finished", "successor"]
+    assert reported.without([]) == reported
+    left = reported.without({PodName("default", "finished"), PodName("default", "unheard-of")})
     assert [one.pod.name for one in left.holdings] == ["successor"]
     assert left.claimed == ()
 

@@ -80,7 +80,7 @@ class Source:
     """A source of users that tells the same for every device."""
 
     def __init__(self) -> None:
-        self.told: Callable[[MigDevice], Usage] = lambda _: Usage()
+        self.reported: Callable[[MigDevice], Usage] = lambda _: Usage()
         self.looks = 0
 
     def read(self) -> UsageReading:
@@ -88,7 +88,7 @@ class Source:
         return self
 
     def users(self, device: MigDevice) -> Usage:
-        return self.told(device)
+        return self.reported(device)
 
 
 @pytest.mark.parametrize(
@@ -106,11 +106,11 @@ async def test_users_of_other_sources_are_asked_right_before(usage: Usage) -> No
             gpu = await laid_out(driver, 0, at0="3g.40gb", at4="3g.40gb")
             asked: list[MigDevice] = []
 
-            def told(device: MigDevice) -> Usage:
+            def reported(device: MigDevice) -> Usage:
                 asked.append(device)
                 return usage
 
-            source.told = told
+            source.reported = reported
             looks = source.looks
             for step in (
                 destroy(gpu, gpu.instances[0]),
@@ -136,7 +136,7 @@ async def test_who_holds_a_half_made_instance_is_found() -> None:
             await driver.apply(create(gpu, "3g.40gb", 0, ()))
             gpu = await driver.observe_gpu(gpu.uuid)
             held: Instance = (0, gpu.instances[0].id, None)
-            source.told = CapabilityHolders({held: (User(4711),)}).users
+            source.reported = CapabilityHolders({held: (User(4711),)}).users
             with pytest.raises(GpuInUse, match="pid 4711"):
                 await driver.apply(destroy(gpu, gpu.instances[0]))
 
@@ -292,7 +292,7 @@ async def test_other_sources_are_asked_before_each_destruction(reason: str) -> N
             await driver.insist_on_idle([first, second])
             await driver.apply(first)
             users = () if reason else (User(4711, "python", "capability"),)
-            source.told = lambda _: Usage(users, known=not reason, reason=reason)
+            source.reported = lambda _: Usage(users, known=not reason, reason=reason)
             node.journal.clear()
             with pytest.raises(GpuInUse, match=reason or "pid 4711"):
                 await driver.apply(second)

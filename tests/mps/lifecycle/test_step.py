@@ -296,8 +296,8 @@ def test_a_killed_one_is_remembered_for_what_it_did() -> None:
 
 def test_kept_out_is_told_once_and_ends_nothing(ready: Life) -> None:
     """For as long as it lasts; again after an answer, and when the reason is another."""
-    told = [subjects(ready.tell(KeptOut(1, reason))) for reason in ("a", "a", "b")]
-    assert told == [[Subject.SILENT], [], [Subject.SILENT]]
+    reported = [subjects(ready.tell(KeptOut(1, reason))) for reason in ("a", "a", "b")]
+    assert reported == [[Subject.SILENT], [], [Subject.SILENT]]
     assert (ready.phase(), ready.state.silences) == (Phase.READY, 0)
     ready.tell(Answered(1))
     assert subjects(ready.tell(KeptOut(1, "b"))) == [Subject.SILENT]

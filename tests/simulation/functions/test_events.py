@@ -102,13 +102,13 @@ def test_what_can_be_registered() -> None:
             pynvml.nvmlDeviceRegisterEvents(device, XID, events)
 
 
-@pytest.mark.parametrize("told", [True, False])
-def test_supported_types(told: bool) -> None:
+@pytest.mark.parametrize("reported", [True, False])
+def test_supported_types(reported: bool) -> None:
     """XIDs always; whether MIG changes are among them differs, which the switch decides."""
-    with calls.node_with(switches=Switches(supported_events_tell_mig=told)):
+    with calls.node_with(switches=Switches(supported_events_tell_mig=reported)):
         types = pynvml.nvmlDeviceGetSupportedEventTypes(calls.gpu())
         assert types & XID
-        assert bool(types & MIG_CHANGE) is told
+        assert bool(types & MIG_CHANGE) is reported
 
 
 def test_a_freed_set_is_stale() -> None:

@@ -128,8 +128,8 @@ def test_attributes_are_those_of_both_instances() -> None:
     with calls.node_with("h100-80gb"):
         instance = calls.create(calls.gpu(), "3g")
         pynvml.nvmlGpuInstanceCreateComputeInstance(instance, 1)
-        told = pynvml.nvmlDeviceGetAttributes_v2(calls.mig_devices(calls.gpu())[0])
-        values = [getattr(told, name) for name, _ in type(told)._fields_]
+        reported = pynvml.nvmlDeviceGetAttributes_v2(calls.mig_devices(calls.gpu())[0])
+        values = [getattr(reported, name) for name, _ in type(reported)._fields_]
         assert values == [32, 3, 3, 0, 3, 0, 3, 2, 40448]
         with pytest.raises(pynvml.NVMLError_NotSupported):
             pynvml.nvmlDeviceGetAttributes_v2(calls.gpu())

@@ -31,8 +31,8 @@ def test_each_kind_has_its_list(kind: str) -> None:
         for name, ask in LISTS.items():
             found = ask(calls.gpu())
             assert [p.pid for p in found] == ([process.pid] if name == kind else [])
-        told = LISTS[kind](calls.gpu())[0]
-        assert (told.usedGpuMemory, told.gpuInstanceId, told.computeInstanceId) == (
+        reported = LISTS[kind](calls.gpu())[0]
+        assert (reported.usedGpuMemory, reported.gpuInstanceId, reported.computeInstanceId) == (
             1 << 30,
             NONE,
             NONE,
@@ -51,10 +51,10 @@ def test_processes_of_mig_devices() -> None:
     with calls.node_with() as node:
         devices = [calls.create_device(calls.gpu(), "2g", start) for start in (0, 2)]
         pids = [node.occupy(pynvml.nvmlDeviceGetUUID(device)).pid for device in devices]
-        told = [
+        reported = [
             (p.pid, p.gpuInstanceId, p.computeInstanceId) for p in LISTS["compute"](calls.gpu())
         ]
-        assert told == [(pids[0], 3, 0), (pids[1], 4, 0)]
+        assert reported == [(pids[0], 3, 0), (pids[1], 4, 0)]
         assert [p.pid for p in LISTS["compute"](devices[1])] == [pids[1]]
 
 

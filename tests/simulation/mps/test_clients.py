@@ -179,8 +179,8 @@ def test_a_server_that_fails_is_tried_six_times(rig: Rig, clients: Clients) -> N
     rig.knobs.turn("no_gpu")
     assert _refused(clients.start()) == CONNECTION_FAILED
     assert rig.log().count("exited with status 1") == 6
-    told = "Driver initialization failed with: no CUDA-capable device is detected"
-    assert rig.log("server").count(told) == 6
+    reported = "Driver initialization failed with: no CUDA-capable device is detected"
+    assert rig.log("server").count(reported) == 6
 
 
 def test_a_fault_closes_the_server_until_all_have_gone(rig: Rig, clients: Clients) -> None:

@@ -64,8 +64,8 @@ def test_two_on_one_pipe_directory_cannot_be(compared: Programs, flag: str) -> N
     """The lock tells; the first one goes on."""
     with Rig(compared) as rig:
         rig.start()
-        told = "An instance of this daemon is already running\n"
-        assert rig.run(flag) == Answer(told, "", 1)
+        reported = "An instance of this daemon is already running\n"
+        assert rig.run(flag) == Answer(reported, "", 1)
         assert rig.ask("get_default_client_priority") == "0\n"
 
 
@@ -94,16 +94,16 @@ def test_a_pipe_directory_that_cannot_be_made(compared: Programs) -> None:
     """Only one level is; the reason is printed on standard output."""
     with Rig(compared) as rig:
         rig.environment["CUDA_MPS_PIPE_DIRECTORY"] = missing = str(rig.folder / "a/b")
-        told = f"Cannot access CUDA_MPS_PIPE_DIRECTORY={missing}\n"
-        assert rig.run("-d") == Answer(told, "", 1)
+        reported = f"Cannot access CUDA_MPS_PIPE_DIRECTORY={missing}\n"
+        assert rig.run("-d") == Answer(reported, "", 1)
 
 
 def test_a_log_directory_that_cannot_be_made(compared: Programs) -> None:
     """It starts all the same, with a warning."""
     with Rig(compared) as rig:
         rig.environment["CUDA_MPS_LOG_DIRECTORY"] = missing = str(rig.folder / "a/b")
-        told = f"Warning: Failed writing log files to directory [{missing}]. No logs will be "
-        assert rig.run("-d") == Answer(f"{told}available.\n", "", 0)
+        reported = f"Warning: Failed writing log files to directory [{missing}]. No logs will be "
+        assert rig.run("-d") == Answer(f"{reported}available.\n", "", 0)
         assert rig.ask("get_default_client_priority") == "0\n"
 
 
@@ -263,13 +263,13 @@ def test_one_front_end_at_a_time(compared: Programs) -> None:
         with rig.holding_front_end():
             answers = [rig.run(stdin="get_default_client_priority") for _ in range(10)]
         assert all(answer.stdout == "" for answer in answers)
-        told = {(answer.stderr, answer.status) for answer in answers}
-        assert told <= {
+        reported = {(answer.stderr, answer.status) for answer in answers}
+        assert reported <= {
             ("Cannot send command to MPS control daemon process\n", 1),
             ("", 0),
             ("", 1),
         }
-        assert ("Cannot send command to MPS control daemon process\n", 1) in told
+        assert ("Cannot send command to MPS control daemon process\n", 1) in reported
         until(lambda: rig.run(stdin="get_default_client_priority").stdout == "0\n")
 
 

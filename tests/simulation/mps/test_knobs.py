@@ -124,11 +124,11 @@ def test_busy(rig: Rig, how: str, answer: Answer) -> None:
     until(lambda: rig.run(stdin="get_default_client_priority").stdout == "0\n")
 
 
-@pytest.mark.parametrize(("text", "told"), [("Cannot do it", "Cannot do it\n"), ("", "")])
-def test_start_error(rig: Rig, text: str, told: str) -> None:
+@pytest.mark.parametrize(("text", "reported"), [("Cannot do it", "Cannot do it\n"), ("", "")])
+def test_start_error(rig: Rig, text: str, reported: str) -> None:
     """With a word or without."""
     rig.knobs.turn("start_error", text)
-    assert rig.run("-d") == Answer(told, "", 1)
+    assert rig.run("-d") == Answer(reported, "", 1)
     rig.knobs.clear()
     rig.start()
 

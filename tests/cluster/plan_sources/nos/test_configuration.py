@@ -31,7 +31,7 @@ class Reader:
 
     server: ApiServer
     configuration: NosConfiguration
-    told: list[str | Trouble | None] = field(default_factory=list)
+    reported: list[str | Trouble | None] = field(default_factory=list)
 
     def put(self, **texts: str) -> None:
         """Write the ConfigMap."""
@@ -49,7 +49,7 @@ async def reader(server: ApiServer, access: ClusterAccess) -> AsyncIterator[Read
     """With short times."""
 
     def changed() -> None:
-        made.told.append(made.configuration.text or made.configuration.trouble)
+        made.reported.append(made.configuration.text or made.configuration.trouble)
 
     made = Reader(
         server, NosConfiguration(access, PLACE, changed, intervals=QUICK, jitter=lambda: 0.01)
@@ -63,11 +63,11 @@ async def test_a_key_is_read_once(reader: Reader) -> None:
     reader.put(node_1_a="one", node_10_a="ten", node_1_b="two")
     reader.configuration.want(None)
     reader.configuration.want("node-1-a")
-    await until(lambda: reader.told == ["one"])
+    await until(lambda: reader.reported == ["one"])
     reader.configuration.want("node-1-a")
     reader.configuration.want("node-1-b")
     assert reader.configuration.text is None  # what was under another key is not it
-    await until(lambda: reader.told == ["one", "two"])
+    await until(lambda: reader.reported == ["one", "two"])
     reader.configuration.want(None)
     assert reader.configuration.text is None
     assert reader.asked == 2
@@ -78,7 +78,7 @@ async def test_a_key_that_flips(reader: Reader) -> None:
     reader.put(a="one", b="two")
     for key in ["a", "b"] * 50:
         reader.configuration.want(key)
-    await until(lambda: reader.told == ["two"])
+    await until(lambda: reader.reported == ["two"])
     assert reader.asked == 1
 
 
@@ -91,12 +91,12 @@ async def test_what_is_missing_is_looked_for_again(
         reader.put(**there)
     reader.configuration.want("node-a-1")
     await until(lambda: reader.asked >= 3)
-    (trouble,) = reader.told
+    (trouble,) = reader.reported
     assert isinstance(trouble, UnreadablePlan)
     assert '"node-a-1"' in trouble.problem.message
     assert PLACE in trouble.problem.message
     reader.put(node_a_1="text")
-    await until(lambda: reader.told[1:] == ["text"])
+    await until(lambda: reader.reported[1:] == ["text"])
     assert reader.configuration.trouble is None
 
 
@@ -105,8 +105,8 @@ async def test_forbidden(reader: Reader) -> None:
     reader.server.faults.next(1, Answer(403), path=PATH)
     reader.put(a="text")
     reader.configuration.want("a")
-    await until(lambda: len(reader.told) == 2)
-    trouble, text = reader.told
+    await until(lambda: len(reader.reported) == 2)
+    trouble, text = reader.reported
     assert isinstance(trouble, UnreadablePlan)
     assert "cannot be read" in trouble.problem.message
     assert trouble.problem.remedy
@@ -119,8 +119,8 @@ async def test_what_passes(reader: Reader, fault: Answer | Html | Reset) -> None
     reader.server.faults.next(2, fault, path=PATH)
     reader.put(a="text")
     reader.configuration.want("a")
-    await until(lambda: "text" in reader.told)
-    first, *_ = reader.told
+    await until(lambda: "text" in reader.reported)
+    first, *_ = reader.reported
     assert isinstance(first, NoPlan)
     assert PLACE in first.reason
     assert reader.asked == 3
@@ -128,15 +128,15 @@ async def test_what_passes(reader: Reader, fault: Answer | Html | Reset) -> None
 
 async def test_another_key_does_not_wait(server: ApiServer, access: ClusterAccess) -> None:
     """A key that is there is read at once, however long the missing one would be waited for."""
-    told: list[str | None] = []
+    reported: list[str | None] = []
     patient = ReadIntervals(interval=0.0, retry=(3600.0, 3600.0))
-    found = NosConfiguration(access, PLACE, lambda: told.append(found.text), intervals=patient)
+    found = NosConfiguration(access, PLACE, lambda: reported.append(found.text), intervals=patient)
     server.put_config_map(*WHERE, {"b": "text"})
     async with running(found.run()):
         found.want("a")
-        await until(lambda: told == [None])
+        await until(lambda: reported == [None])
         found.want("b")
-        await until(lambda: told == [None, "text"])
+        await until(lambda: reported == [None, "text"])
 
 
 @pytest.mark.parametrize("place", ["name", "/name", "namespace/", "a/b/c"])

@@ -89,15 +89,15 @@ def test_total(
     with its place and what would be right, in words that fit a terminal.
     """
     offered = offer(annotations, labels, observed, plugin_configuration=text)
-    told = list(remarks(annotations, labels, observed, plugin_configuration=text))
+    reported = list(remarks(annotations, labels, observed, plugin_configuration=text))
     match offered:
         case PlanText(text=plan_text):
             read_document(plan_text)
             again = dict(reversed(annotations.items()))
             assert offer(again, labels, observed, plugin_configuration=text) == offered
         case UnreadablePlan(problem=problem):
-            told.append(problem)
-    for problem in told:
+            reported.append(problem)
+    for problem in reported:
         assert problem.message.isprintable()
         assert problem.path.isprintable()
     status_annotations(state(observed, offered), offered, annotations=annotations, labels=labels)
@@ -128,8 +128,8 @@ def test_asked_done_and_told(data: st.DataObject) -> None:
         state(node(done), offered), offered, annotations=annotations, labels=MIG
     )
     assert written[STATUS_PLAN] == annotations[SPEC_PLAN]
-    told = {(k.index, k.profile): v for k, v in _status(written)}
-    assert told == {(a.index, a.profile): a.count for a in read_spec(annotations).devices}
+    reported = {(k.index, k.profile): v for k, v in _status(written)}
+    assert reported == {(a.index, a.profile): a.count for a in read_spec(annotations).devices}
 
 
 @given(st.data())
