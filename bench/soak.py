@@ -90,6 +90,7 @@ def _agent(every: float, *, changing: bool) -> Iterator[subprocess.Popen[str]]:
             "SAMPLE_INTERVAL": "10ms",
             "SAMPLE_SLOW_INTERVAL": "50ms",
             "RESYNC_INTERVAL": "100ms",
+            "LOG_LEVEL": "error",
             "MPS_CHECK_INTERVAL": "200ms",
         }
         process = subprocess.Popen(
@@ -99,7 +100,6 @@ def _agent(every: float, *, changing: bool) -> Iterator[subprocess.Popen[str]]:
             ],
             env=os.environ | {f"NODEAGENT_{key}": value for key, value in settings.items()},
             stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
             text=True,
         )
         over = threading.Event()

@@ -49,7 +49,7 @@ def test_the_guards_catch_each_kind_of_leak(
     """Leaks and outward connections fail with a message that names them; orderly tests pass."""
     monkeypatch.setenv("NODEAGENT_PLAN_FILE", "/somewhere")
     monkeypatch.setenv("COLUMNS", "160")
-    pytester.makeconftest(CONFTEST.replace("GRACE = 30.0", "GRACE = 0.1"))
+    pytester.makeconftest(CONFTEST.replace("GRACE = 60.0", "GRACE = 0.1"))
     pytester.makepyfile(CASES)
     result = pytester.runpytest_subprocess("--asyncio-mode=auto", "-p", "no:cacheprovider", "-v")
     result.assert_outcomes(passed=6, failed=1, errors=4)

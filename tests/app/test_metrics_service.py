@@ -146,6 +146,7 @@ async def test_a_field_that_one_gpu_refuses_is_missing_there_only() -> None:
             first, second = (gpu.uuid for gpu in (await driver.observe()).gpus)
             watched = Watched(driver)
             async with running(watched):
+                await _until_told(watched, f'DCGM_FI_DEV_POWER_USAGE{{gpu="1",UUID="{second}"')
                 await watched.sampled(2)
                 series = parsed(watched.text())
     assert not reported(series, "DCGM_FI_DEV_POWER_USAGE", UUID=first)

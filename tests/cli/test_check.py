@@ -158,12 +158,12 @@ def test_directories(tmp_path: Path) -> None:
 def test_a_running_writer_is_seen_and_not_disturbed(tmp_path: Path) -> None:
     """The check gives the lock back at once."""
     path = tmp_path / "writer.lock"
-    assert "nobody" in host_preflight.lock_finding(path).message
+    assert "no other program" in host_preflight.lock_finding(path).message
     with path.open("wb") as held:
         fcntl.flock(held, fcntl.LOCK_EX)
         assert "is running" in host_preflight.lock_finding(path).message
     for _ in range(2):
-        assert "nobody" in host_preflight.lock_finding(path).message
+        assert "no other program" in host_preflight.lock_finding(path).message
 
 
 def _node(*, needs_reset: bool) -> ObservedNode:

@@ -98,7 +98,7 @@ def test_sizes() -> None:
     ids=["keys", "devices", "profiles", "configurations"],
 )
 def test_full_of_faults(document: dict[str, Any]) -> None:
-    """Thousands of faults cost no more than a few: less than 0.1 s, and a short answer."""
+    """Thousands of faults cost no more than a few: less than 0.3 s, and a short answer."""
     text = json.dumps(document)
 
     def seconds() -> float:
@@ -106,7 +106,7 @@ def test_full_of_faults(document: dict[str, Any]) -> None:
         assert len(problems_of(text)) == MOST_PROBLEMS + 1
         return time.process_time() - begin
 
-    assert min(seconds() for _ in range(3)) < 0.1
+    assert min(seconds() for _ in range(3)) < 0.3
 
 
 def test_what_is_imported() -> None:
