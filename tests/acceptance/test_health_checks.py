@@ -39,10 +39,14 @@ from tests.gpu.steps_of import laid_out
 EPOCH = 1_700_000_000.0
 
 
+PATIENT = Intervals(slow=0.0, patience=30.0, deadline=30.0)  # a slow machine is no hanging driver
+HANGING = Intervals(slow=0.0, patience=0.6, deadline=1.0)  # for a driver that does hang
+
+
 class World:
     """A node, and its health as an agent has it."""
 
-    def __init__(self, node: SimulatedNode, driver: Driver, folder: Path) -> None:
+    def __init__(self, node: SimulatedNode, driver: Driver, folder: Path, pace: Intervals) -> None:
         self.node = node
         self.driver = driver
         self.now = 1000.0
@@ -57,7 +61,6 @@ class World:
             now=lambda: Moment(self.now, EPOCH + self.now),
             boot_id=lambda: "boot-1",
         )
-        pace = Intervals(slow=0.0, patience=0.6, deadline=1.0)
         self.sampler = Sampler(driver, (), intervals=pace, uptime=lambda: self.now)
         timing = EventTiming(wait=0.0, deadline=1.0, pause=0.0)
         self.listener = EventListener(driver, timing, uptime=lambda: self.now)
@@ -122,11 +125,11 @@ class World:
 
 
 @asynccontextmanager
-async def world(boards: str, folder: Path) -> AsyncIterator[World]:
+async def world(boards: str, folder: Path, pace: Intervals = PATIENT) -> AsyncIterator[World]:
     """A node that was looked at once, and is well."""
     with simulated(boards) as node:
         async with Driver(observe_deadline=30, step_deadline=30) as driver:
-            made = World(node, driver, folder)
+            made = World(node, driver, folder, pace)
             await made.part.load()
             await made.observe()
             await made.look()
@@ -349,7 +352,7 @@ async def test_a_call_that_hangs(tmp_path: Path) -> None:
     """It is told within its deadline, the other GPU goes on, and after ten minutes it is unhealthy;
     over when it answers.
     """
-    async with world("h100-80gb:2", tmp_path) as w:
+    async with world("h100-80gb:2", tmp_path, HANGING) as w:
         began = asyncio.get_running_loop().time()
         w.node.inject("nvmlDeviceGetPowerUsage", gpu=0, hang=True, times=None)
         await w.look()
@@ -433,7 +436,7 @@ async def test_an_inforom_that_is_corrupt(tmp_path: Path) -> None:
     with simulated("h100-80gb:1") as node:
         node.set_figure(0, "inforom.corrupt", 1)
         async with Driver(observe_deadline=30, step_deadline=30) as driver:
-            w = World(node, driver, tmp_path)
+            w = World(node, driver, tmp_path, PATIENT)
             await w.part.load()
             await w.observe()
             await w.look()

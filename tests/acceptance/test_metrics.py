@@ -15,7 +15,7 @@ from nodeagent.cluster.kubelet.device_users import KubeletUsage
 from nodeagent.cluster.kubelet.processes import ProcessPods
 from nodeagent.gpu.driver import Driver
 from nodeagent.simulation import SimulatedNode, simulated
-from tests.acceptance.metrics_rig import Watched, divide, parsed, reported, running
+from tests.acceptance.metrics_rig import SOON, Watched, divide, parsed, reported, running
 from tests.monitoring.promtool import with_promtool
 from tests.rig import open_driver
 from tests.simulated_cluster.kubelet import Kubelet
@@ -185,7 +185,9 @@ async def test_pods_that_share_a_gpu_see_their_own_utilization(tmp_path: Path) -
         async with _shared(tmp_path, node, "compute") as (_, watched):
             node.set_figures(0, {"process.101.sm": 30, "process.102.sm": 15, "process.201.sm": 40})
             await watched.sampling.list_processes()
-            await watched.sampled(1)
+            async with asyncio.timeout(SOON):  # a round that had begun before may come first
+                while not reported(parsed(watched.text()), "DCGM_FI_DEV_GPU_UTIL", pod="a"):
+                    await watched.sampled(1)
             series = parsed(watched.text())
             assert reported(series, "DCGM_FI_DEV_GPU_UTIL", pod="a") == [45]
             assert reported(series, "DCGM_FI_DEV_GPU_UTIL", pod="b") == [40]

@@ -22,7 +22,7 @@ from nodeagent.metrics.catalogue import catalogue
 from nodeagent.metrics.samples import Slice, WholeGpu
 from nodeagent.simulation import SimulatedNode
 from nodeagent.telemetry.event_values import EventValues
-from nodeagent.telemetry.sampler import Sampler
+from nodeagent.telemetry.sampler import Intervals, Sampler
 from tests.gpu.steps_of import destroy, laid_out
 
 SHORT = Timing(wait=0.01, deadline=0.5, pause=0.01)
@@ -193,7 +193,7 @@ async def test_values_of_events(
     """The last XID of a GPU and of an instance, with its number and words as labels."""
     gpu = await laid_out(driver, 0, at0="1g.10gb")
     instance = gpu.instances[0].id
-    sampler = Sampler(driver, (), health=False)
+    sampler = Sampler(driver, (), health=False, intervals=Intervals(patience=30.0))
     reported = await sampler.round()
     values = EventValues(catalogue().fields, lambda xid: f"words of {xid}")
     node.raise_xid(0, 31)

@@ -121,7 +121,9 @@ async def serve(options: argparse.Namespace) -> int:
         kubelet = await stack.enter_async_context(Kubelet(folder / "pod-resources"))
         api.add_node(options.node)
         config = folder / "kubeconfig"
-        config.write_text(kubeconfig(api.url), encoding="utf-8")
+        whole = config.with_name("kubeconfig.new")  # who waits for the file finds all of it
+        whole.write_text(kubeconfig(api.url), encoding="utf-8")
+        whole.rename(config)
         say(api, kubelet, options.node, config)
         if options.agent:
             print("the agent's own picture:")

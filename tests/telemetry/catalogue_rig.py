@@ -15,13 +15,14 @@ from nodeagent.metrics.samples import Node, NvLink, SampleSet, Slice, WholeGpu
 from nodeagent.metrics.sources import Number
 from nodeagent.simulation import SimulatedNode, Switches, simulated
 from nodeagent.telemetry.event_values import EventValues
-from nodeagent.telemetry.sampler import Sampler
+from nodeagent.telemetry.sampler import Intervals, Sampler
 from nodeagent.telemetry.samples import SampleBatch
 
 MIB = 1 << 20
 ALL = 0xFFFFFFFF
 LINKS = 18
 SECONDS = 2.0  # between the two rounds
+PATIENT = Intervals(patience=30.0, deadline=30.0)  # each round has all GPUs, however slow they are
 
 # 7g with as many engines as there are fields for.
 ENGINES = {"7g.80gb": {"decoders": 8, "jpeg": 8, "ofa": 2, "encoders": 4}}
@@ -171,7 +172,7 @@ async def _two_rounds(node: SimulatedNode, sampled: Sampled) -> None:
     async with Driver(observe_deadline=20, step_deadline=20) as driver:
         await driver.observe()
         rows, texts = catalogue().fields, catalogue().texts
-        sampler = Sampler(driver, rows, texts, clock=lambda: now[0])
+        sampler = Sampler(driver, rows, texts, intervals=PATIENT, clock=lambda: now[0])
         sampled.take_round(await sampler.round())
         if not node.cards[0].state.mig:
             grow(node)
@@ -186,7 +187,7 @@ async def sample_events(sampled: Sampled) -> None:
         instance = node.cards[0].state.instances[0].id
         async with Driver(observe_deadline=20, step_deadline=20) as driver:
             await driver.observe()
-            sampler = Sampler(driver, ())
+            sampler = Sampler(driver, (), intervals=PATIENT)
             reported = await sampler.round()
             listener = EventListener(driver, timing=Timing(wait=0.01))
             await listener.listen()
