@@ -12,8 +12,7 @@ from typing import Final, Literal
 from nodeagent.health.reporting import Condition, condition, of_gpu
 from nodeagent.health.table import Check
 from nodeagent.plan.observed import Access, Gpu
-from nodeagent.views.devices import gpus_not_read, not_read_words
-from nodeagent.views.headline import headline
+from nodeagent.views.headline import gpus_not_read, headline, not_read_words
 from nodeagent.views.node_state import NodeState, Phase
 from nodeagent.views.shapes import HeadlineSeverity
 from nodeagent.views.status_annotation import has_looked

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from nodeagent.plan.layouts import creatable, free_slots
 from nodeagent.plan.observed import Access, Gpu, ObservedNode
 from nodeagent.plan.usage import as_used
-from nodeagent.views.devices import places
 from nodeagent.views.mps_state import DaemonState
 from nodeagent.views.shapes import as_json
 from nodeagent.views.status_report import nvlink_shape, slots
@@ -36,12 +35,11 @@ _LONGEST_NAME = 63  # characters of a label's name, behind the prefix
 
 def layout(observed: ObservedNode, daemons: Sequence[DaemonState] = ()) -> str:
     """Every GPU with its MIG mode, slots, instances, what could be made, and MPS shares."""
-    by_gpu: dict[str, list[DaemonState]] = {}
-    for place in places(observed):
-        by_gpu.setdefault(place.gpu.uuid, []).extend(
-            daemon for daemon in daemons if daemon.device == place.device
-        )
-    entries = (_gpu(as_used(gpu), by_gpu.get(gpu.uuid, [])) for gpu in observed.gpus)
+    return _text(_gpu(as_used(gpu), daemons) for gpu in observed.gpus)
+
+
+def _text(entries: Iterable[Json]) -> str:
+    """The annotation: the first of the GPUs, as many as fit."""
     gpus, left_out, _ = that_fit(entries, LARGEST - _AROUND)
     more = {"more": {"gpus": left_out}} if left_out else {}
     return compact_json({"version": VERSION, "gpus": gpus, **more})
@@ -96,7 +94,8 @@ def _gpu(gpu: Gpu, daemons: Sequence[DaemonState]) -> Json:
     if _is_divided(gpu):
         report["creatable"] = creatable(gpu)
         report["instances"] = _instances(gpu)
-    shares = _shares(daemons)
+    there = {device.uuid for device in gpu.devices()}
+    shares = _shares(daemon for daemon in daemons if daemon.device in there)
     if shares:
         report["mps"] = shares
     return report
@@ -117,7 +116,7 @@ def _instances(gpu: Gpu) -> Json:
     return {name: {"total": total[name], "used": used[name]} for name in sorted(total)}
 
 
-def _shares(daemons: Sequence[DaemonState]) -> Json:
+def _shares(daemons: Iterable[DaemonState]) -> Json:
     """By share how many clients there can be, on all devices of the GPU whose daemon is ready, and
     how many there are; a share for any number of clients has no total.
     """
@@ -144,9 +143,7 @@ def topology(observed: ObservedNode) -> str:
 
     Nothing in it changes while the agent splits GPUs.
     """
-    gpus, left_out, _ = that_fit(map(_place, observed.gpus), LARGEST - _AROUND)
-    more = {"more": {"gpus": left_out}} if left_out else {}
-    return compact_json({"version": VERSION, "gpus": gpus, **more})
+    return _text(map(_place, observed.gpus))
 
 
 def _place(gpu: Gpu) -> Json:

@@ -6,11 +6,10 @@ from collections.abc import Iterable, Iterator
 
 from nodeagent.plan.observed import Gpu, ObservedNode
 from nodeagent.plan.problems import Code, Problem
-from nodeagent.views.devices import device_words, places
+from nodeagent.views.devices import device_words, gpu_of, located, place_words
 from nodeagent.views.mps_state import ClientState, DaemonState, WaitingClient
 
 _ON_ITS_WAY = frozenset({"Starting", "Limiting", "Backoff"})
-_USELESS = frozenset({"Failed", "Fault"})
 
 
 def on_its_way(daemons: Iterable[DaemonState]) -> bool:
@@ -20,9 +19,10 @@ def on_its_way(daemons: Iterable[DaemonState]) -> bool:
 
 def not_ready_reasons(daemons: Iterable[DaemonState], observed: ObservedNode) -> tuple[str, ...]:
     """Each wanted daemon that is not Ready, in a sentence."""
+    where = located(observed)
     return tuple(
-        f"the MPS daemon of {device_words(daemon.device, observed)} ({daemon.device}) is "
-        f"{daemon.phase}{f': {daemon.why}' if daemon.why else ''}"
+        f"the MPS daemon of {device_words(daemon.device, where)} ({daemon.device}) is "
+        f"{daemon.phase}{_because(daemon.why)}"
         for daemon in daemons
         if daemon.wanted is not None and not daemon.is_ready
     )
@@ -30,18 +30,16 @@ def not_ready_reasons(daemons: Iterable[DaemonState], observed: ObservedNode) ->
 
 def unready_daemons(gpu: Gpu) -> tuple[Problem, ...]:
     """Each daemon on the GPU that is not Ready, for those who look only once and not again."""
-    seen = ObservedNode((gpu,))
-    daemons = {gpu.uuid: gpu.mps, **{c.uuid: c.mps for i in gpu.instances for c in i.compute}}
     return tuple(
         Problem(
             Code.MPS,
-            f"the MPS daemon of {device_words(device, seen)} is {daemon.state}"
-            f"{f': {daemon.why}' if daemon.why else ''}",
-            _remedy(device, daemon.state),
+            f"the MPS daemon of {place_words(gpu, device)} is {device.mps.state}"
+            f"{_because(device.mps.why)}",
+            _remedy(device.uuid, device.mps.state),
             gpu=gpu.uuid,
         )
-        for device, daemon in daemons.items()
-        if daemon is not None and daemon.state != "Ready"
+        for device in gpu.devices()
+        if device.mps is not None and device.mps.state != "Ready"
     )
 
 
@@ -61,65 +59,49 @@ def mps_problems(daemons: Iterable[DaemonState], observed: ObservedNode) -> tupl
 
     A daemon that is being started again mends itself, and is only shown.
     """
-    gpus = {place.device: place.gpu.uuid for place in places(observed)}
+    where = located(observed)
     return tuple(
-        problem
+        Problem(code, message, remedy, gpu=gpu_of(daemon.device, where))
         for daemon in daemons
-        for problem in _problems_of(
-            daemon, device_words(daemon.device, observed), gpus.get(daemon.device, "")
-        )
+        for code, message, remedy in _problems_of(daemon, device_words(daemon.device, where))
     )
 
 
-def _problems_of(daemon: DaemonState, where: str, gpu: str) -> Iterator[Problem]:
-    if daemon.phase in _USELESS:
-        yield _daemon_problem(daemon, where, gpu)
+def _problems_of(daemon: DaemonState, where: str) -> Iterator[tuple[Code, str, str]]:
+    """Each with its message and remedy."""
+    clients = ", ".join(map(client_words, daemon.clients))
+    if daemon.phase == "Fault":
+        message = f"the MPS daemon of {where} is of no use to new clients{_because(daemon.why)}"
+        remedy = f"end its clients ({clients})" if clients else "wait; it is started anew"
+        yield Code.MPS, message, remedy
+    elif daemon.phase == "Failed":
+        message = f"the MPS daemon of {where} does not stay up{_because(daemon.why)}"
+        said = f"; the last it said: {daemon.last_lines[-1]}" if daemon.last_lines else ""
+        yield Code.MPS, message + said, _remedy(daemon.device, "Failed")
     for waiting in daemon.waiting:
-        yield _waiting_problem(daemon, waiting, where, gpu)
+        yield Code.MPS_CLIENT, *_waiting(daemon, waiting, where, clients)
+    terminates = daemon.wanted is not None and daemon.wanted.sharing.enforce == "terminate"
+    remedy = "" if terminates else "give it the environment of a free share, or end it"
     for client in daemon.clients:
         for finding in client.findings:
-            yield Problem(
-                Code.MPS_CLIENT,
-                f"MPS client {client_words(client)} on {where}: {finding}",
-                "" if _terminates(daemon) else "give it the environment of a free share, or end it",
-                gpu=gpu,
-            )
+            message = f"MPS client {client_words(client)} on {where}: {finding}"
+            yield Code.MPS_CLIENT, message, remedy
 
 
-def _daemon_problem(daemon: DaemonState, where: str, gpu: str) -> Problem:
-    why = f": {daemon.why}" if daemon.why else ""
-    if daemon.phase == "Fault":
-        clients = ", ".join(map(client_words, daemon.clients))
-        return Problem(
-            Code.MPS,
-            f"the MPS daemon of {where} is of no use to new clients{why}",
-            f"end its clients ({clients})" if clients else "wait; it is started anew",
-            gpu=gpu,
-        )
-    said = f"; the last it said: {daemon.last_lines[-1]}" if daemon.last_lines else ""
-    return Problem(
-        Code.MPS,
-        f"the MPS daemon of {where} does not stay up{why}{said}",
-        f"mend the cause; to try at once: nodeagent mps restart {daemon.device}",
-        gpu=gpu,
-    )
-
-
-def _waiting_problem(daemon: DaemonState, waiting: WaitingClient, where: str, gpu: str) -> Problem:
+def _waiting(
+    daemon: DaemonState, waiting: WaitingClient, where: str, clients: str
+) -> tuple[str, str]:
     command = f" ({waiting.command})" if waiting.command else ""
     server = daemon.server
     holder = f"; server {server.pid} serves user {server.uid}" if server else ""
-    holders = [client_words(client) for client in daemon.clients]
-    used = f", now {', '.join(holders)}" if holders else ""
+    used = f", now {clients}" if clients else ""
     planned = daemon.wanted.account.uid if daemon.wanted else None
     run_as = f"run it as user {planned}" if planned is not None else "end it"
-    return Problem(
-        Code.MPS_CLIENT,
+    message = (
         f"pid {waiting.pid}{command} of user {waiting.uid} waits for MPS on {where} and may wait "
-        f"for ever{holder}{used}",
-        f"{run_as}, or set mps.user in the plan to {waiting.uid}, or to any",
-        gpu=gpu,
+        f"for ever{holder}{used}"
     )
+    return message, f"{run_as}, or set mps.user in the plan to {waiting.uid}, or to any"
 
 
 def client_words(client: ClientState) -> str:
@@ -129,5 +111,5 @@ def client_words(client: ClientState) -> str:
     return f"{client.pid}{command}{pod}"
 
 
-def _terminates(daemon: DaemonState) -> bool:
-    return daemon.wanted is not None and daemon.wanted.sharing.enforce == "terminate"
+def _because(why: str) -> str:
+    return f": {why}" if why else ""

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import Literal
 
-from nodeagent.plan.observed import ObservedNode
+from nodeagent.plan.observed import Device, Gpu, ObservedNode
 from nodeagent.plan.shares import MIB, Account, Share, Sharing
 from nodeagent.views import shapes
-from nodeagent.views.devices import Place, device_words, devices_named, places
+from nodeagent.views.devices import device_words, devices_named, located
 from nodeagent.views.mps_state import ClientState, DaemonState
 from nodeagent.views.shapes import Json, as_json
 from nodeagent.views.text import time_json
@@ -21,15 +21,10 @@ def daemon_shapes(
     """Each daemon with its server and clients; with `observed` also where its device is, in the
     order of the devices.
     """
-    where = {place.device: place for place in places(observed)} if observed else {}
-    found = [(where.get(daemon.device), daemon) for daemon in daemons]
-    return [_daemon(daemon, place) for place, daemon in sorted(found, key=_by_place)]
-
-
-def _by_place(found: tuple[Place | None, DaemonState]) -> tuple[bool, int, int]:
-    """Those whose device is gone come last."""
-    place = found[0]
-    return (True, 0, 0) if place is None else (False, place.gpu.index, place.start)
+    where = located(observed) if observed else {}
+    order = {device: number for number, device in enumerate(where)}  # what is gone comes last
+    ordered = sorted(daemons, key=lambda daemon: order.get(daemon.device, len(order)))
+    return [_daemon(daemon, where.get(daemon.device)) for daemon in ordered]
 
 
 def mps_answer(
@@ -62,13 +57,13 @@ def mps_answer(
 
 def done_json(daemon: DaemonState, done: str, observed: ObservedNode) -> Json:
     """The answer to a request that was carried out; `done` is `restarted` or `drained`."""
-    where = device_words(daemon.device, observed)
-    place = next((p for p in places(observed) if p.device == daemon.device), None)
+    where = located(observed)
+    name = device_words(daemon.device, where)
     answer = shapes.MpsDone(
         device=daemon.device,
         done=done,
-        message=f"the MPS daemon of {where} was {done}; it is {daemon.phase} now",
-        daemon=_daemon(daemon, place),
+        message=f"the MPS daemon of {name} was {done}; it is {daemon.phase} now",
+        daemon=_daemon(daemon, where.get(daemon.device)),
     )
     return as_json(answer)
 
@@ -83,15 +78,15 @@ def share_shapes(sharing: Sharing) -> dict[str, shapes.MpsShare]:
     return {share.name: _share(share) for share in sharing.shares}
 
 
-def _daemon(daemon: DaemonState, place: Place | None) -> shapes.MpsDaemon:
+def _daemon(daemon: DaemonState, place: tuple[Gpu, Device] | None) -> shapes.MpsDaemon:
     wanted, server = daemon.wanted, daemon.server
-    part = place if place and place.profile else None  # of a GPU
+    lies = place[1].placement if place else None  # on its GPU
     return shapes.MpsDaemon(
         device=daemon.device,
-        gpu=place.gpu.index if place else None,
-        profile=part.profile if part else "",
-        start=part.start if part else None,
-        size=part.size if part else None,
+        gpu=place[0].index if place else None,
+        profile=place[1].profile if place else "",
+        start=lies.start if lies else None,
+        size=lies.size if lies else None,
         state=daemon.phase,
         why=daemon.why,
         trouble=daemon.trouble,

@@ -14,7 +14,7 @@ from nodeagent.plan.observed import Access, Gpu, GpuInstance
 from nodeagent.plan.problems import Problem
 from nodeagent.plan.usage import as_used
 from nodeagent.strict_json import parse_json
-from nodeagent.views.devices import places
+from nodeagent.views.devices import located
 from nodeagent.views.headline import headline
 from nodeagent.views.mps_state import DaemonState
 from nodeagent.views.node_state import NodeState, Phase, Refusal
@@ -182,7 +182,7 @@ def _instances(instance: GpuInstance, *, unknown: bool) -> list[Json]:
 
 def _in_order(state: NodeState) -> list[DaemonState]:
     """As their devices lie; those whose device is gone come last."""
-    order = {place.device: number for number, place in enumerate(places(state.observed))}
+    order = {device: number for number, device in enumerate(located(state.observed))}
     return sorted(state.mps, key=lambda d: (order.get(d.device, len(order)), d.device))
 
 

@@ -15,7 +15,7 @@ from nodeagent.health.table import BY_CAUSE, Check, advice
 from nodeagent.plan.layouts import creatable, free_slots
 from nodeagent.plan.observed import Access, ComputeInstance, Gpu, GpuInstance, Usage, User
 from nodeagent.views import shapes
-from nodeagent.views.devices import places
+from nodeagent.views.devices import gpu_of, located
 from nodeagent.views.headline import headline
 from nodeagent.views.mps_report import daemon_shapes
 from nodeagent.views.mps_state import DaemonState
@@ -53,10 +53,8 @@ def status_json(state: NodeState, *, gpu: str | None = None) -> Json | None:
 
 def _daemons(state: NodeState, gpu: str | None) -> tuple[DaemonState, ...]:
     """All daemons, or those of one GPU and of the MIG devices on it."""
-    if gpu is None:
-        return state.mps
-    there = {place.device for place in places(state.observed) if place.gpu.uuid == gpu}
-    return tuple(daemon for daemon in state.mps if daemon.device in there)
+    where = located(state.observed)
+    return tuple(d for d in state.mps if gpu is None or gpu_of(d.device, where) == gpu)
 
 
 def _refused(refusal: Refusal) -> shapes.Refused:
