@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import assert_never
+from collections.abc import Iterable, Mapping
 
 from msgspec import structs
 
@@ -46,7 +45,7 @@ def outcome_json(outcome: NodeOutcome, *, digest: str, source: str) -> Json:
     """The plan with the result of every step; `after` is what was read back."""
     came = {gpu.plan.before.key: gpu for gpu in outcome.gpus}
     planned = outcome.plan
-    gpus = [_with_outcome(_gpu_plan(gpu), came.get(gpu.before.key)) for gpu in planned.gpus]
+    gpus = [_gpu_plan(gpu, came.get(gpu.before.key)) for gpu in planned.gpus]
     problems = (
         *planned.problems,
         *(problem for gpu in planned.gpus for problem in gpu.problems),
@@ -91,38 +90,23 @@ def mode_shape(gpu: Gpu) -> shapes.ModeState | None:
     return shapes.ModeState(current=MODE_WORD[gpu.mig.current], pending=MODE_WORD[gpu.mig.pending])
 
 
-def _gpu_plan(plan: GpuPlan) -> shapes.GpuPlan:
-    before, after = plan.before, plan.after
+def _gpu_plan(plan: GpuPlan, came: GpuOutcome | None = None) -> shapes.GpuPlan:
+    before, after = plan.before, came.after if came else plan.after
+    mode = mode_shape(after) or mode_shape(plan.after)  # where it was not read back, as planned
     return shapes.GpuPlan(
         index=before.index,
         uuid=before.uuid,
         name=before.name,
         verdict=plan.verdict,
-        mig=shapes.ModeChange(before=mode_shape(before), after=mode_shape(after))
-        if before.mig
-        else None,
+        mig=shapes.ModeChange(before=mode_shape(before), after=mode) if before.mig else None,
         before=_places(before),
         after=_places(after),
-        steps=[_step(step) for step in plan.steps],
+        steps=[_result(r) for r in came.steps] if came else [_step(s) for s in plan.steps],
+        restored=[_result(r) for r in came.restored] or None if came else None,
     )
 
 
-def _with_outcome(planned: shapes.GpuPlan, came: GpuOutcome | None) -> shapes.GpuPlan:
-    if came is None:
-        return planned
-    mode = planned.mig
-    if came.after.mig is not None and mode:
-        mode = structs.replace(mode, after=mode_shape(came.after))
-    return structs.replace(
-        planned,
-        mig=mode,
-        after=_places(came.after),
-        steps=[_report(report) for report in came.steps],
-        restored=[_report(report) for report in came.restored] or None,
-    )
-
-
-def _report(report: StepReport) -> shapes.Step:
+def _result(report: StepReport) -> shapes.Step:
     return structs.replace(
         _step(report.step),
         result=report.result,
@@ -156,60 +140,59 @@ def _places_of(instance: GpuInstance) -> list[shapes.Place]:
     ]
 
 
+_KINDS: Mapping[type[Step], str] = {
+    SetMigMode: "setMigMode",
+    ResetGpu: "resetGpu",
+    DestroyGpuInstance: "destroyInstance",
+    DestroyComputeInstance: "destroyInstance",
+    CreateGpuInstance: "createInstance",
+    CreateComputeInstance: "createInstance",
+    StopMps: "stopMps",
+    StartMps: "startMps",
+    SetComputeMode: "setComputeMode",
+    SetTimeSlice: "setTimeSlice",
+}
+
+
 def step_kind(step: Step) -> str:
     """The `kind` of a step."""
-    return _step(step).kind
+    return _KINDS[type(step)]
 
 
 def _step(step: Step) -> shapes.Step:
     """One step. `scope` says whether a GPU instance or only a compute instance is meant."""
-    body: Json
+    more: Json = {}
     match step:
-        case SetMigMode(enabled=enabled):
-            body = {"kind": "setMigMode", "mode": MODE_WORD[enabled]}
-        case ResetGpu():
-            body = {"kind": "resetGpu"}
+        case SetMigMode():
+            more = {"mode": MODE_WORD[step.enabled]}
         case DestroyGpuInstance(devices=devices):
-            body = {"kind": "destroyInstance", "scope": "gpuInstance", "gi": step.instance}
-            body["uuid"] = devices[0] if devices else ""
-            body["uuids"] = list(devices) if len(devices) > 1 else None
+            more = {"scope": "gpuInstance", "gi": step.instance}
+            more["uuid"] = devices[0] if devices else ""
+            more["uuids"] = list(devices) if len(devices) > 1 else None
         case DestroyComputeInstance():
-            body = {"kind": "destroyInstance", "scope": "computeInstance", "gi": step.instance}
-            body |= {"ci": step.compute, "uuid": step.device}
-        case CreateGpuInstance(compute=compute):
-            body = {"kind": "createInstance", "scope": "gpuInstance", "compute": list(compute)}
+            more = {"scope": "computeInstance", "gi": step.instance, "ci": step.compute}
+            more["uuid"] = step.device
+        case CreateGpuInstance():
+            more = {"scope": "gpuInstance", "compute": list(step.compute)}
         case CreateComputeInstance():
-            body = {"kind": "createInstance", "scope": "computeInstance", "gi": step.instance}
-        case StopMps() | StartMps() | SetComputeMode() | SetTimeSlice():
-            body = _sharing_step(step)
-        case _:
-            assert_never(step)
-    return shapes.Step(**body, **_place(step), reason=step.reason)
-
-
-def _sharing_step(step: StopMps | StartMps | SetComputeMode | SetTimeSlice) -> Json:
-    match step:
-        case StopMps():
-            return {"kind": "stopMps"}
-        case StartMps(wanted=wanted, runs=runs):
-            body = {"kind": "startMps", "user": user_id(wanted.account), "runs": runs}
-            return {**body, "shares": share_shapes(wanted.sharing)}
-        case SetComputeMode(mode=mode):
-            return {"kind": "setComputeMode", "mode": mode.value}
-        case SetTimeSlice(time_slice=time_slice):
-            return {"kind": "setTimeSlice", "time_slice": time_slice}
-        case _:
-            assert_never(step)
+            more = {"scope": "computeInstance", "gi": step.instance}
+        case StartMps(wanted=wanted):
+            more = {"user": user_id(wanted.account), "runs": step.runs}
+            more["shares"] = share_shapes(wanted.sharing)
+        case SetComputeMode():
+            more = {"mode": step.mode.value}
+        case SetTimeSlice():
+            more = {"time_slice": step.time_slice}
+    return shapes.Step(kind=step_kind(step), reason=step.reason, **_place(step), **more)
 
 
 def _place(step: Step) -> Json:
     """Where the step acts; a MIG device that is not made yet has its place only."""
+    if isinstance(step, SetMigMode | ResetGpu | SetTimeSlice):
+        return {}
     body: Json = {}
-    match step:
-        case SetMigMode() | ResetGpu() | SetTimeSlice():
-            return body
-        case StopMps() | StartMps() | SetComputeMode():
-            body["device"] = step.device
+    if isinstance(step, StopMps | StartMps | SetComputeMode):
+        body["device"] = step.device
     if step.placement is not None:
         place = step.placement
         body |= {"profile": step.profile, "start": place.start, "size": place.size}

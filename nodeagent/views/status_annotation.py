@@ -18,6 +18,7 @@ from nodeagent.views.devices import located
 from nodeagent.views.headline import headline
 from nodeagent.views.mps_state import DaemonState
 from nodeagent.views.node_state import NodeState, Phase, Refusal
+from nodeagent.views.plan_report import problem_shape
 from nodeagent.views.shapes import as_json
 from nodeagent.views.text import MODE_WORD, compact_json, json_size, shortened, that_fit, time_json
 
@@ -30,7 +31,8 @@ _TIME = 64  # bytes kept for observedAt and its key
 _MORE = 64  # bytes kept for the numbers of what was left out
 _PROBLEMS = 6 << 10  # bytes
 _MOST_PROBLEMS = 20
-_MESSAGE, _REMEDY, _PATH, _NAME = 320, 200, 160, 100  # characters
+_MESSAGE, _NAME = 320, 100  # characters
+_MOST = {"code": _NAME, "gpu": _NAME, "path": 160, "message": _MESSAGE, "remedy": 200}
 _AHEAD = 60.0  # seconds that another clock may be ahead of this one
 
 
@@ -110,13 +112,9 @@ def _moment_of(there: str | None, content: Json, now: datetime) -> datetime | No
 
 
 def _rejected(refusal: Refusal) -> Json:
-    first = refusal.problems[0] if refusal.problems else None
-    report = {
-        "digest": refusal.digest,
-        "path": shortened(first.path, most=_PATH) if first else "",
-        "message": shortened(first.message, most=_MESSAGE) if first else "",
-    }
-    return {key: value for key, value in report.items() if value}
+    first = _problem(refusal.problems[0]) if refusal.problems else {}
+    digest = {"digest": refusal.digest} if refusal.digest else {}
+    return digest | {key: first[key] for key in ("path", "message") if key in first}
 
 
 def _lists(state: NodeState, room: int) -> Json:
@@ -134,14 +132,8 @@ def _lists(state: NodeState, room: int) -> Json:
 
 
 def _problem(problem: Problem) -> Json:
-    report = {
-        "code": problem.code.value,
-        "gpu": shortened(problem.gpu, most=_NAME),
-        "path": shortened(problem.path, most=_PATH),
-        "message": shortened(problem.message, most=_MESSAGE),
-        "remedy": shortened(problem.remedy, most=_REMEDY),
-    }
-    return {key: value for key, value in report.items() if value}
+    found = as_json(problem_shape(problem))
+    return {key: shortened(text, most=_MOST[key]) for key, text in found.items()}
 
 
 def _gpu(gpu: Gpu) -> Json:
