@@ -5,10 +5,10 @@ from __future__ import annotations
 import gzip
 import hashlib
 import json
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from nodeagent.reconcile.event_log import EventLog
 from nodeagent.reconcile.preview import Preview
@@ -16,33 +16,46 @@ from nodeagent.reconcile.preview import Preview
 Json = dict[str, Any]
 
 
-@dataclass(frozen=True, slots=True)
-class Answers:
-    """Every function answers from memory and at once, except `preview`, which computes.
-
-    `status` takes a GPU's UUID or None for all, and gives None for a GPU that is not there.
-    `preview` gives None as long as the node was never observed. `not_alive` and `not_ready` give
-    the reasons, each a sentence; none when all is well.
-
-    `mps` takes a device in any spelling or None for all, and gives None for one that is not there.
-    `restart_mps` takes a device's UUID and whether its clients may be lost, `drain_mps` between
-    them how many seconds to wait for the clients (None: however long it takes). They come back
-    when it is done, and raise UnknownDevice, StillInUse, DrainTimedOut, or another NodeagentError
-    when it failed. A drain that is cancelled is given up.
-
-    `scrape` gives the metrics' text, compressed by gzip on demand.
+class Answers(Protocol):
+    """Every method answers from memory and at once, except `preview`, which computes in a thread,
+    and what changes MPS, which comes back when it is done.
     """
 
-    status: Callable[[str | None], Rendered | None]
-    plan: Callable[[], Json]
-    preview: Callable[[bytes, str | None], Preview | None]
-    not_alive: Callable[[], tuple[str, ...]]
-    not_ready: Callable[[], tuple[str, ...]]
-    events: EventLog
-    mps: Callable[[str | None], Json | None]
-    restart_mps: Callable[[str, bool], Awaitable[Json]]
-    drain_mps: Callable[[str, float | None, bool], Awaitable[Json]]
-    scrape: Callable[[bool], bytes]
+    @property
+    def events(self) -> EventLog: ...
+
+    def status(self, gpu: str | None) -> Rendered | None:
+        """Of one GPU by its UUID or of all; None for a GPU that is not there."""
+
+    def plan(self) -> Json: ...
+
+    def preview(self, text: bytes, configuration: str | None) -> Preview | None:
+        """None as long as the node was never observed."""
+
+    def not_alive(self) -> tuple[str, ...]:
+        """The reasons, each a sentence; none when all is well. `not_ready` likewise."""
+
+    def not_ready(self) -> tuple[str, ...]: ...
+
+    def scrape(self, zipped: bool) -> bytes:
+        """The metrics' text, compressed by gzip on demand."""
+
+    def mps(self, device: str | None) -> Json | None:
+        """Of a device in any spelling or of all; None for one that is not there."""
+
+    def restart_mps(self, device: str, force: bool) -> Coroutine[Any, Any, Json]:
+        """Restart the daemon of a device (a UUID); `force`: its clients may be lost.
+
+        Raises UnknownDevice, StillInUse, or another NodeagentError when it failed.
+        """
+
+    def drain_mps(
+        self, device: str, seconds: float | None, force: bool
+    ) -> Coroutine[Any, Any, Json]:
+        """Wait so long for the clients (None: however long it takes), then end the daemon.
+
+        Raises DrainTimedOut, too. A drain that is cancelled is given up.
+        """
 
 
 State = TypeVar("State")
@@ -78,7 +91,7 @@ class RenderedStatus(Generic[State]):
     def __init__(
         self,
         current: Callable[[], State],
-        report: Callable[[State, str | None], dict[str, Any] | None],
+        report: Callable[[State, str | None], Json | None],
         clock: Callable[[], float],
     ) -> None:
         self._current = current

@@ -17,6 +17,7 @@ from aiohttp.typedefs import Handler, Middleware
 
 from nodeagent.api.connection import refused
 from nodeagent.api.limits import Reason
+from nodeagent.errors import DrainTimedOut, NodeagentError, StillInUse, UnknownDevice
 
 # The Server header would reveal the versions of Python and aiohttp, also in answers that aiohttp
 # makes by itself to what is no HTTP; there is no other place to say that it must not.
@@ -113,6 +114,21 @@ async def errors_as_json(request: web.Request, handler: Handler) -> web.StreamRe
         return web.json_response(
             {"error": error.text or error.reason}, status=error.status, headers=headers
         )
+    except NodeagentError as error:
+        remedy = {"remedy": error.remedy} if error.remedy else {}
+        return web.json_response({"error": error.message, **remedy}, status=_status(error))
+
+
+def _status(error: NodeagentError) -> int:
+    match error:
+        case UnknownDevice():
+            return 404
+        case DrainTimedOut():
+            return 504
+        case StillInUse():
+            return 409
+        case _:
+            return 500
 
 
 async def set_headers(_: web.Request, response: web.StreamResponse) -> None:

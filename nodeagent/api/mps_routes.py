@@ -5,15 +5,14 @@ from __future__ import annotations
 import asyncio
 import json
 import math
-from collections.abc import Awaitable, Coroutine
-from dataclasses import dataclass
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 from aiohttp import web
 
 from nodeagent.api.answers import Answers, Json
 from nodeagent.api.guard import only_over_unix_socket
-from nodeagent.errors import DrainTimedOut, NodeagentError, StillInUse, UnknownDevice
+from nodeagent.errors import UnknownDevice
 
 _LONGEST_NAME = 100  # characters of a device's
 
@@ -26,15 +25,6 @@ def mps_routes(answers: Answers) -> list[web.RouteDef]:
         web.post("/v1/mps/restart", only_over_unix_socket(routes.restart)),
         web.post("/v1/mps/drain", only_over_unix_socket(routes.drain)),
     ]
-
-
-@dataclass(frozen=True, slots=True)
-class _MpsRequest:
-    """The body of a request."""
-
-    device: str
-    timeout: float | None = None
-    force: bool = False
 
 
 class _MpsRoutes:
@@ -52,22 +42,19 @@ class _MpsRoutes:
         return web.json_response(report)
 
     async def restart(self, request: web.Request) -> web.Response:
-        asked = _read(await request.read(), ("device", "force"))
-        return await _answered(self._to_the_end(self._restart(asked)))
+        given = _read(await request.read(), "device", "force")
+        device = self._one_daemon(given["device"])
+        force = bool(given.get("force"))
+        return web.json_response(await self._to_the_end(self._answers.restart_mps(device, force)))
 
     async def drain(self, request: web.Request) -> web.Response:
         """A client that disconnects gives the drain up: else the device would take no clients
         without a visible reason.
         """
-        asked = _read(await request.read(), ("device", "timeout", "force"))
-        return await _answered(self._drain(asked))
-
-    async def _restart(self, asked: _MpsRequest) -> Json:
-        return await self._answers.restart_mps(self._one_daemon(asked.device), asked.force)
-
-    async def _drain(self, asked: _MpsRequest) -> Json:
-        device = self._one_daemon(asked.device)
-        return await self._answers.drain_mps(device, asked.timeout, asked.force)
+        given = _read(await request.read(), "device", "timeout", "force")
+        device = self._one_daemon(given["device"])
+        seconds, force = given.get("timeout"), bool(given.get("force"))
+        return web.json_response(await self._answers.drain_mps(device, seconds, force))
 
     async def _to_the_end(self, doing: Coroutine[Any, Any, Json]) -> Json:
         """Finish what was begun although the client disconnects."""
@@ -82,7 +69,7 @@ class _MpsRoutes:
             doing.exception()  # the client may be gone; the agent reports it elsewhere
 
     def _one_daemon(self, device: str) -> str:
-        """The UUID of the device meant; raises NodeagentError unless it has exactly one daemon."""
+        """The UUID of the device meant; raises UnknownDevice unless it has exactly one daemon."""
         report = self._answers.mps(device)
         if report is None:
             raise UnknownDevice(
@@ -106,75 +93,41 @@ class _MpsRoutes:
 # --- requests -------------------------------------------------------------------------------------
 
 
-def _read(body: bytes, accepted: tuple[str, ...]) -> _MpsRequest:
-    """The body of a request. An unknown key could change the meaning: it is refused."""
+def _is_name(value: Any) -> bool:
+    return isinstance(value, str) and value.isprintable() and 0 < len(value) <= _LONGEST_NAME
+
+
+def _is_timeout(value: Any) -> bool:
+    return value is None or (type(value) in (int, float) and 0 <= value < math.inf)
+
+
+_FIELDS: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "device": (_is_name, "an index, a UUID or GPU:SLICE, written as text"),
+    "timeout": (_is_timeout, "seconds, a number from 0, or null"),
+    "force": (lambda value: value is None or isinstance(value, bool), "true or false"),
+}
+
+
+def _read(body: bytes, *accepted: str) -> Json:
+    """The body of a request, checked. An unknown key could change the meaning: it is refused."""
     try:
         given = json.loads(body)
     except (ValueError, RecursionError):
         given = None
     if not isinstance(given, dict):
         raise web.HTTPBadRequest(text='expected a JSON object such as {"device": "0"}')
-    unknown = sorted(str(key) for key in given.keys() - set(accepted))
+    unknown = sorted(given.keys() - set(accepted))
     if unknown:
         raise web.HTTPBadRequest(
             text=f"found the key {_shown(unknown[0])}; accepted: {', '.join(accepted)}"
         )
-    return _MpsRequest(
-        _device(given.get("device")), _timeout(given.get("timeout")), _force(given.get("force"))
-    )
-
-
-def _device(value: Any) -> str:
-    if not isinstance(value, str) or not value.isprintable() or not 0 < len(value) <= _LONGEST_NAME:
-        raise web.HTTPBadRequest(
-            text="device: expected an index, a UUID or GPU:SLICE, written as text"
-        )
-    return value
-
-
-def _timeout(value: Any) -> float | None:
-    if value is None:
-        return None
-    number = type(value) in (int, float) and math.isfinite(value) and value >= 0
-    if not number:
-        raise web.HTTPBadRequest(text="timeout: expected seconds, a number from 0, or null")
-    return float(value)
-
-
-def _force(value: Any) -> bool:
-    if value is not None and not isinstance(value, bool):
-        raise web.HTTPBadRequest(text="force: expected true or false")
-    return bool(value)
+    for name in accepted:
+        is_right, expected = _FIELDS[name]
+        if not is_right(given.get(name)):
+            raise web.HTTPBadRequest(text=f"{name}: expected {expected}")
+    return given
 
 
 def _shown(text: str | None) -> str:
     """Text from outside, bounded and in quotes."""
     return repr((text or "")[:_LONGEST_NAME])
-
-
-# --- answers --------------------------------------------------------------------------------------
-
-
-async def _answered(doing: Awaitable[Json]) -> web.Response:
-    """What came of it, also where that is a refusal."""
-    try:
-        return web.json_response(await doing)
-    except NodeagentError as error:
-        return _refusal(error)
-
-
-def _refusal(error: NodeagentError) -> web.Response:
-    body = {"error": error.message, **({"remedy": error.remedy} if error.remedy else {})}
-    return web.json_response(body, status=_status(error))
-
-
-def _status(error: NodeagentError) -> int:
-    match error:
-        case UnknownDevice():
-            return 404
-        case DrainTimedOut():
-            return 504
-        case StillInUse():
-            return 409
-        case _:
-            return 500

@@ -7,11 +7,13 @@ import gc
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
+from importlib import import_module
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import structlog
 
+from nodeagent.api.answers import Rendered, RenderedStatus
 from nodeagent.app.cluster_service import ClusterService
 from nodeagent.app.metrics_service import MetricsService
 from nodeagent.app.mps_service import MpsService
@@ -28,9 +30,6 @@ from nodeagent.views.mps_state import DaemonState
 from nodeagent.views.node_state import NodeState, not_ready
 from nodeagent.views.plan_report import plan_json
 from nodeagent.views.status_report import status_json
-
-if TYPE_CHECKING:
-    from nodeagent.api.answers import Answers
 
 Json = dict[str, Any]
 
@@ -69,13 +68,18 @@ class ApiAdapter:
         self._control = control
         self._current = current
         self._active_plan = active_plan
-        self._mps = mps
+        self._mps_service = mps
         self._metrics = metrics
         self._cluster = cluster
         self._own_files = own_files
         self._policy = policy
-        self._events = events
+        self.events = events
         self._hearts = hearts
+        self._rendered = RenderedStatus(
+            self._state,
+            lambda state, gpu: status_json(state, gpu=gpu),
+            asyncio.get_running_loop().time,
+        )
 
     async def run(self, ready: Callable[[], None]) -> None:
         """Serve until cancelled; calls `ready` when the first reconciliation is over, too, or the
@@ -83,12 +87,12 @@ class ApiAdapter:
         """
         await self._settled_within(_API_WAITS)
         # aiohttp takes long to import; in a thread, so that the reconciler goes on meanwhile.
-        api = await asyncio.to_thread(_import_api)
-        address, answers = self._address, self._answers()
-        listening = api.listen(answers, address.host, address.port, self._metrics.refusals)
+        api = await asyncio.to_thread(import_module, "nodeagent.api.listening")
+        address = self._address
+        listening = api.listen(self, address.host, address.port, self._metrics.refusals)
         async with listening as port, asyncio.TaskGroup() as group:
             listens = asyncio.Event()
-            group.create_task(self._serve_socket(api, answers, listens), name="socket")
+            group.create_task(self._serve_socket(api, listens), name="socket")
             await listens.wait()
             name = address.host or "127.0.0.1"
             shown = f"[{name}]" if ":" in name else name
@@ -98,16 +102,14 @@ class ApiAdapter:
             # What is there now stays: to look through it for garbage every minute or so would take
             # 50 ms, in which no request is answered.
             gc.freeze()
-            await self._metrics.listen(answers)
+            await self._metrics.listen(self)
 
-    async def _serve_socket(
-        self, api: ModuleType, answers: Answers, listens: asyncio.Event
-    ) -> None:
+    async def _serve_socket(self, api: ModuleType, listens: asyncio.Event) -> None:
         """Serve the Unix socket, and a new one when it was deleted; sets `listens` at first."""
         path = await asyncio.to_thread(self._paths.socket, api.SOCKET_NAME)
         while path:
             try:
-                async with api.listen_on_socket(answers, path, self._metrics.refusals):
+                async with api.listen_on_socket(self, path, self._metrics.refusals):
                     listens.set()
                     await until_gone(path)
                     self._own_files.lost(path)
@@ -124,31 +126,18 @@ class ApiAdapter:
 
     # --- answers --------------------------------------------------------------------------------
 
-    def _answers(self) -> Answers:
-        from nodeagent.api.answers import Answers, Rendered, RenderedStatus
+    def status(self, gpu: str | None) -> Rendered | None:
+        self._control.look_if_older_than(_FRESH)
+        return self._rendered.page(gpu)
 
-        rendered = RenderedStatus(
-            self._state,
-            lambda state, gpu: status_json(state, gpu=gpu),
-            asyncio.get_running_loop().time,
-        )
+    def not_alive(self) -> tuple[str, ...]:
+        return self._hearts.overdue()
 
-        def status(gpu: str | None) -> Rendered | None:
-            self._control.look_if_older_than(_FRESH)
-            return rendered.page(gpu)
+    def not_ready(self) -> tuple[str, ...]:
+        return not_ready(self._state())
 
-        return Answers(
-            status=status,
-            plan=self._plan,
-            preview=self._preview,
-            not_alive=self._hearts.overdue,
-            not_ready=lambda: not_ready(self._state()),
-            events=self._events,
-            mps=self._mps_report,
-            restart_mps=self._restart_mps,
-            drain_mps=self._drain_mps,
-            scrape=self._metrics.scrape,
-        )
+    def scrape(self, zipped: bool) -> bytes:
+        return self._metrics.scrape(zipped)
 
     def _state(self) -> NodeState:
         """With the problems of metrics and the cluster, too."""
@@ -160,20 +149,20 @@ class ApiAdapter:
             cluster=self._cluster.state if self._cluster else None,
         )
 
-    def _plan(self) -> Json:
+    def plan(self) -> Json:
         state = self._current()
         plan = state.plan or NodePlan(Verdict.IN_SYNC)
         return plan_json(plan, digest=state.digest, source=state.source)
 
-    def _preview(self, text: bytes, configuration: str | None) -> Preview | None:
-        state = self._current()
+    def preview(self, text: bytes, configuration: str | None) -> Preview | None:
+        state, host_for = self._current(), self._mps_service.host_for
         if state.observed_at is None:
             return None
-        return preview(text, configuration, state.observed, self._policy, self._mps.host_for)
+        return preview(text, configuration, state.observed, self._policy, host_for)
 
     # --- MPS ------------------------------------------------------------------------------------
 
-    def _mps_report(self, device: str | None) -> Json | None:
+    def mps(self, device: str | None) -> Json | None:
         state = self._state()
         return mps_answer(
             state.mps,
@@ -183,21 +172,15 @@ class ApiAdapter:
             device=device,
         )
 
-    async def _restart_mps(self, device: str, force: bool) -> Json:
-        await self._mps.restart(device, force=force)
+    async def restart_mps(self, device: str, force: bool) -> Json:
+        await self._mps_service.restart(device, force=force)
         return self._done_with(device, "restarted")
 
-    async def _drain_mps(self, device: str, seconds: float | None, force: bool) -> Json:
-        await self._mps.drain(device, seconds=seconds, force=force)
+    async def drain_mps(self, device: str, seconds: float | None, force: bool) -> Json:
+        await self._mps_service.drain(device, seconds=seconds, force=force)
         return self._done_with(device, "drained")
 
     def _done_with(self, device: str, done: str) -> Json:
         state = self._state()
         daemon = next((d for d in state.mps if d.device == device), DaemonState(device, "Down"))
         return done_json(daemon, done, state.observed)
-
-
-def _import_api() -> ModuleType:
-    from nodeagent.api import listening
-
-    return listening

@@ -13,7 +13,7 @@ from typing import Any
 import jsonschema
 from aiohttp import ClientSession
 
-from nodeagent.api.answers import Answers, Rendered, RenderedStatus
+from nodeagent.api.answers import Rendered, RenderedStatus
 from nodeagent.api.limits import TCP_LIMITS, Limits, Refusals
 from nodeagent.api.listening import listen, listen_on_socket
 from nodeagent.api.openapi import DESCRIPTION
@@ -33,8 +33,59 @@ SCRAPED = b"# HELP a An example\n# TYPE a gauge\n" + b"".join(
 )  # 1.4 MB, as a full node has
 
 
+class Agent:
+    """In the place of the agent: answers for one node, notes what is to be done with MPS."""
+
+    def __init__(
+        self,
+        node: ObservedNode | None = None,
+        daemons: tuple[DaemonState, ...] = (),
+        doing: Doing | None = None,
+        previewing: Callable[[bytes, str | None], Preview | None] | None = None,
+    ) -> None:
+        self.events = EventLog()
+        self.reasons: list[str] = []
+        self._node = node
+        self._state = NodeState("node-a", "file", observed=node or ObservedNode(), mps=daemons)
+        self._doing = doing or Doing()
+        self._previewing = previewing
+        self._rendered = RenderedStatus(
+            lambda: self._state, lambda state, gpu: status_json(state, gpu=gpu), time.monotonic
+        )
+
+    def status(self, gpu: str | None) -> Rendered | None:
+        return self._rendered.page(gpu)
+
+    def plan(self) -> dict[str, Any]:
+        return {"verdict": "inSync", "digest": "", "source": "", "gpus": [], "problems": []}
+
+    def preview(self, text: bytes, configuration: str | None) -> Preview | None:
+        if self._previewing:
+            return self._previewing(text, configuration)
+        return preview(text, configuration, self._node, Policy()) if self._node else None
+
+    def not_alive(self) -> tuple[str, ...]:
+        return tuple(self.reasons)
+
+    def not_ready(self) -> tuple[str, ...]:
+        return tuple(self.reasons)
+
+    def scrape(self, zipped: bool) -> bytes:
+        return gzip.compress(SCRAPED) if zipped else SCRAPED
+
+    def mps(self, device: str | None) -> dict[str, Any] | None:
+        state = self._state
+        return mps_answer(state.mps, node="node-a", observed=state.observed, device=device)
+
+    async def restart_mps(self, device: str, force: bool) -> dict[str, Any]:
+        return await self._doing.done(device, "restarted", "restart", force)
+
+    async def drain_mps(self, device: str, seconds: float | None, force: bool) -> dict[str, Any]:
+        return await self._doing.done(device, "drained", "drain", seconds, force)
+
+
 class Doing:
-    """In the place of the agent: notes what it is asked to do, and answers or raises."""
+    """Notes what is to be done, and answers or raises."""
 
     def __init__(self, answer: Exception | None = None) -> None:
         self.asked: list[tuple[Any, ...]] = []
@@ -42,15 +93,8 @@ class Doing:
         self.go_on.set()
         self._answer = answer
 
-    async def restart(self, device: str, force: bool) -> dict[str, Any]:
-        self.asked.append(("restart", device, force))
-        return await self._done(device, "restarted")
-
-    async def drain(self, device: str, timeout: float | None, force: bool) -> dict[str, Any]:  # noqa: ASYNC109  the agent's own signature
-        self.asked.append(("drain", device, timeout, force))
-        return await self._done(device, "drained")
-
-    async def _done(self, device: str, done: str) -> dict[str, Any]:
+    async def done(self, device: str, done: str, what: str, *how: object) -> dict[str, Any]:
+        self.asked.append((what, device, *how))
         try:
             await self.go_on.wait()
         except asyncio.CancelledError:
@@ -65,13 +109,11 @@ class Doing:
 class Api:
     """A listening API and a client for it."""
 
-    def __init__(
-        self, answers: Answers, events: EventLog, reasons: list[str], refusals: Refusals
-    ) -> None:
-        self.answers = answers
-        self.refusals = refusals
-        self.events = events
-        self.reasons = reasons
+    def __init__(self, agent: Agent) -> None:
+        self.answers = agent
+        self.refusals = Refusals()
+        self.events = agent.events
+        self.reasons = agent.reasons
         self.session: ClientSession
         self.base = ""
 
@@ -100,27 +142,7 @@ async def api(
 ) -> AsyncIterator[Api]:
     """Serve what a node that was just observed answers."""
     node = await observe() if observed else None
-    state = NodeState("node-a", "file", observed=node or ObservedNode(), mps=daemons)
-    doing = doing or Doing()
-    events, reasons = EventLog(), list[str]()
-    answers = Answers(
-        status=RenderedStatus(
-            lambda: state, lambda state, gpu: status_json(state, gpu=gpu), time.monotonic
-        ).page,
-        plan=lambda: {"verdict": "inSync", "digest": "", "source": "", "gpus": [], "problems": []},
-        preview=previewing
-        or (lambda text, name: preview(text, name, node, Policy()) if node else None),
-        not_alive=lambda: tuple(reasons),
-        not_ready=lambda: tuple(reasons),
-        events=events,
-        mps=lambda device: mps_answer(
-            daemons, node="node-a", observed=state.observed, device=device
-        ),
-        restart_mps=doing.restart,
-        drain_mps=doing.drain,
-        scrape=lambda zipped: gzip.compress(SCRAPED) if zipped else SCRAPED,
-    )
-    served = Api(answers, events, reasons, Refusals())
+    served = Api(answers := Agent(node, daemons, doing, previewing))
     async with AsyncExitStack() as stack:
         port = await stack.enter_async_context(listen(answers, host, 0, served.refusals, limits))
         if unix_socket:
@@ -128,23 +150,6 @@ async def api(
         served.session = await stack.enter_async_context(ClientSession())
         served.base = f"http://{host}:{port}"
         yield served
-
-
-def answers_of_nothing() -> Answers:
-    """Of an agent that is well and has only metrics."""
-    doing = Doing()
-    return Answers(
-        status=lambda _: Rendered(b"{}"),
-        plan=dict,
-        preview=lambda _text, _name: None,
-        not_alive=tuple,
-        not_ready=tuple,
-        events=EventLog(),
-        mps=lambda _: None,
-        restart_mps=doing.restart,
-        drain_mps=doing.drain,
-        scrape=lambda zipped: gzip.compress(SCRAPED) if zipped else SCRAPED,
-    )
 
 
 def assert_described(path: str, status: int, body: Any, method: str = "get") -> None:

@@ -17,7 +17,7 @@ from aiohttp import ClientConnectionError, ClientSession, encode_basic_auth
 
 from nodeagent.api.limits import TCP_LIMITS, Limits, Refusals
 from nodeagent.api.metrics_listener import ListenerProblem, MetricsListener
-from tests.api.serving import SCRAPED, answers_of_nothing
+from tests.api.serving import SCRAPED, Agent
 from tests.cluster.client.test_access import certificate
 
 PASSWORD = bcrypt.hashpw(b"secret", bcrypt.gensalt(4)).decode()
@@ -30,7 +30,7 @@ class Served:
         self.refusals = Refusals()
         self.reported: list[ListenerProblem] = []
         self.listener = MetricsListener(
-            answers_of_nothing(),
+            Agent(),
             host="127.0.0.1",
             port=0,
             web_config=web_config,
