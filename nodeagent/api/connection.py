@@ -9,7 +9,6 @@ import ssl
 import struct
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any, cast
 
 from aiohttp import web
@@ -22,30 +21,18 @@ _LINGER = 1.0  # seconds for a client to read why its connection ends
 _BACKLOG = 128
 
 
-@dataclass(frozen=True, slots=True)
 class Listener:
     """What the connections of one listener have in common. `name` is its label in metrics."""
 
-    name: str
-    limits: Limits
-    refusals: Refusals
-    slots: ConnectionSlots
+    def __init__(self, name: str, limits: Limits, refusals: Refusals) -> None:
+        self.limits = limits
+        self.slots = ConnectionSlots(limits.connections, limits.connections_of_peer)
+        self._name = name
+        self._refusals = refusals
 
-    @classmethod
-    def of(cls, name: str, limits: Limits, refusals: Refusals) -> Listener:
-        """A listener that has no connections yet."""
-        slots = ConnectionSlots(limits.connections, limits.connections_of_peer)
-        return cls(name, limits, refusals, slots)
-
-    def enter(self, transport: asyncio.Transport) -> Slot | None:
-        """A slot for a new connection; without one the connection is ended."""
-        peer = peer_of(transport.get_extra_info("peername"))
-        slot, lost = self.slots.enter(peer, transport.abort)
-        if slot is None or lost is not None:
-            self.refusals.add(self.name, Reason.CONNECTIONS, peer=peer)
-        if slot is None:
-            transport.abort()
-        return slot
+    def refused(self, reason: Reason, peer: str, error: str = "") -> None:
+        """Count that a client was refused."""
+        self._refusals.add(self._name, reason, peer=peer, error=error)
 
 
 class Connection(web.RequestHandler):
@@ -54,7 +41,9 @@ class Connection(web.RequestHandler):
     Over a Unix socket only root and the agent's own user are served, whatever the file's mode.
     """
 
-    def __init__(self, server: Any, listener: Listener, slot: Slot | None = None) -> None:
+    def __init__(
+        self, server: Any, listener: Listener, transport: asyncio.Transport, slot: Slot
+    ) -> None:
         super().__init__(
             server,
             loop=asyncio.get_running_loop(),
@@ -66,8 +55,8 @@ class Connection(web.RequestHandler):
             auto_decompress=False,
         )
         self._listener = listener
+        self._own = transport
         self._slot = slot
-        self._own: asyncio.Transport | None = None
         self._deadline: asyncio.TimerHandle | None = None
         self._barred = False
         self._begun = False  # whether a request has begun to arrive since the last one
@@ -75,13 +64,7 @@ class Connection(web.RequestHandler):
     # --- asyncio's protocol -----------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._own = own = cast("asyncio.Transport", transport)
-        if self._slot is None:
-            self._slot = self._listener.enter(own)
-        if self._slot is None:
-            self.force_close()
-            return
-        if not _may_use(own):
+        if not _may_use(self._own):
             self.force_close()
             self.refused(Reason.PEER)
             self._barred = True
@@ -92,70 +75,61 @@ class Connection(web.RequestHandler):
 
     def data_received(self, data: bytes) -> None:
         if self._barred:  # answered only now, so that the client is not still sending
-            self._say(403, "this socket is for root and the agent's own user")
+            self._reply(403, "this socket is for root and the agent's own user")
             return
-        if self._slot is not None and self._slot.waiting and not self._begun:
+        if self._slot.waiting and not self._begun:
             self._begun = True
             self._within(self._listener.limits.request)
         super().data_received(data)
 
     def connection_lost(self, exc: BaseException | None) -> None:
-        if self._deadline:
-            self._deadline.cancel()
-        if self._slot is not None:
-            self._listener.slots.leave(self._slot)
+        self.stop_deadline()
+        self._listener.slots.leave(self._slot)
         super().connection_lost(exc)
 
     # --- deadlines of the client ------------------------------------------------------------------
 
-    def is_held(self) -> None:
-        """The agent delays its answer on purpose; the connection still makes way for others."""
+    def stop_deadline(self) -> None:
+        """Such as while the agent delays its answer; the connection still makes way for others."""
         if self._deadline:
             self._deadline.cancel()
             self._deadline = None
 
-    def reads_body(self) -> None:
-        """Restart the deadline for the request if `is_held` ended it."""
+    def restart_deadline(self) -> None:
+        """For the rest of the request, if `stop_deadline` ended it."""
         if self._deadline is None:
             self._within(self._listener.limits.request)
 
     def whole(self) -> None:
         """The whole request has arrived: from now on the client waits for the agent."""
-        if self._deadline:
-            self._deadline.cancel()
-            self._deadline = None
-        if self._slot is not None:
-            self._slot.waiting = False
+        self.stop_deadline()
+        self._slot.waiting = False
 
     def _wait(self) -> None:
         """The agent waits for the client: to take an answer, and for a request to begin."""
         self._begun = False
-        if self._slot is not None:
-            self._listener.slots.waits(self._slot)
+        self._listener.slots.waits(self._slot)
         self._within(self._listener.limits.idle)
 
     def _within(self, seconds: float) -> None:
-        if self._deadline:
-            self._deadline.cancel()
+        self.stop_deadline()
         self._deadline = self._loop.call_later(seconds, self._late)
 
     def _late(self) -> None:
         self._deadline = None
-        if self._own is None or self._own.is_closing():
+        if self._own.is_closing():
             return
         if self._begun:
             self.refused(Reason.SLOW)
-            self._say(408, "the request did not arrive in time")
+            self._reply(408, "the request did not arrive in time")
         elif self._own.get_write_buffer_size():
             self.refused(Reason.SLOW)
             self._own.abort()
         else:
             self._own.close()
 
-    def _say(self, status: int, error: str) -> None:
+    def _reply(self, status: int, error: str) -> None:
         """Answer in the place of aiohttp, and end the connection."""
-        if self._own is None:
-            return
         body = web.json_response({"error": error}, status=status)
         text = body.body if isinstance(body.body, bytes) else b""
         head = f"HTTP/1.1 {status} {body.reason}\r\nContent-Type: application/json\r\n"
@@ -191,18 +165,20 @@ class Connection(web.RequestHandler):
 
     def refused(self, reason: Reason, error: str = "") -> None:
         """Count that this client was refused."""
-        peer = self._slot.peer if self._slot is not None else ""
-        self._listener.refusals.add(self._listener.name, reason, peer=peer, error=error)
+        self._listener.refused(reason, self._slot.peer, error)
 
 
-class Handshake(asyncio.Protocol):
-    """A connection until TLS is agreed on; it has its slot from the first moment.
+class Entrance(asyncio.Protocol):
+    """A connection until it is served: it gets its slot, and with a `context` agrees on TLS.
 
     asyncio's own servers count no connection before that, and give it a minute.
     """
 
     def __init__(
-        self, make: Callable[[Slot], Connection], listener: Listener, context: ssl.SSLContext
+        self,
+        make: Callable[[asyncio.Transport, Slot], Connection],
+        listener: Listener,
+        context: ssl.SSLContext | None,
     ) -> None:
         self._make = make
         self._listener = listener
@@ -212,43 +188,50 @@ class Handshake(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         own = cast("asyncio.Transport", transport)
-        slot = self._listener.enter(own)
-        if slot is not None:
+        peer = peer_of(own.get_extra_info("peername"))
+        slot, lost = self._listener.slots.enter(peer, own.abort)
+        if slot is None or lost is not None:
+            self._listener.refused(Reason.CONNECTIONS, peer)
+        if slot is None:
+            own.abort()
+        elif self._context is None:
+            self._serve(own, slot)
+        else:
             own.pause_reading()
-            self._task = asyncio.create_task(self._secure(own, slot), name="TLS handshake")
+            securing = self._secure(own, slot, self._context)
+            self._task = asyncio.create_task(securing, name="TLS handshake")
 
     def data_received(self, data: bytes) -> None:
         self._early.append(data)
 
-    async def _secure(self, own: asyncio.Transport, slot: Slot) -> None:
+    async def _secure(self, own: asyncio.Transport, slot: Slot, context: ssl.SSLContext) -> None:
         secured: asyncio.Transport | None = None
         try:
             secured = await asyncio.get_running_loop().start_tls(
                 own,
                 self,
-                self._context,
+                context,
                 server_side=True,
                 ssl_handshake_timeout=self._listener.limits.handshake,
                 ssl_shutdown_timeout=_LINGER,
             )
         except OSError as error:
             if slot in self._listener.slots:  # else it was ended for another
-                name = type(error).__name__
-                self._listener.refusals.add(
-                    self._listener.name, Reason.HANDSHAKE, peer=slot.peer, error=name
-                )
+                self._listener.refused(Reason.HANDSHAKE, slot.peer, type(error).__name__)
         finally:
             # Closed during the handshake: a newer configuration, perhaps with passwords, is served
             if secured is None or secured.is_closing() or self._listener.slots.closed:
                 self._listener.slots.leave(slot)
                 (secured or own).abort()
                 secured = None
-        if secured is None:
-            return
-        slot.end = secured.abort
-        connection = self._make(slot)
-        secured.set_protocol(connection)
-        connection.connection_made(secured)
+        if secured is not None:
+            self._serve(secured, slot)
+
+    def _serve(self, transport: asyncio.Transport, slot: Slot) -> None:
+        slot.end = transport.abort
+        connection = self._make(transport, slot)
+        transport.set_protocol(connection)
+        connection.connection_made(transport)
         for data in self._early:
             connection.data_received(data)
 
@@ -272,15 +255,15 @@ class Serving:
             await self._runner.setup()
         server, listener = self._runner.server, self._listener
 
-        def secure(context: ssl.SSLContext) -> asyncio.Protocol:
-            return Handshake(lambda slot: Connection(server, listener, slot), listener, context)
+        def enter() -> asyncio.Protocol:
+            return Entrance(
+                lambda transport, slot: Connection(server, listener, transport, slot),
+                listener,
+                context,
+            )
 
         self._servers.append(
-            await asyncio.get_running_loop().create_server(
-                lambda: secure(context) if context else Connection(server, listener),
-                backlog=_BACKLOG,
-                **where,
-            )
+            await asyncio.get_running_loop().create_server(enter, backlog=_BACKLOG, **where)
         )
 
     @property
@@ -303,7 +286,7 @@ async def whole_requests(request: web.Request, handler: Any) -> web.StreamRespon
     connection = request.protocol if isinstance(request.protocol, Connection) else None
     if request.can_read_body:
         if connection:
-            connection.reads_body()
+            connection.restart_deadline()
         await request.read()
     if connection:
         connection.whole()

@@ -29,7 +29,7 @@ async def listen(
     Raises NodeagentError when the address cannot be had.
     """
     app = create_app(answers, listen_host=host, limits=limits)
-    serving = Serving(app, Listener.of("api", limits, refusals))
+    serving = Serving(app, Listener("api", limits, refusals))
     try:
         try:
             await serving.start(host=host or None, port=port)
@@ -52,7 +52,7 @@ async def listen_on_socket(
     Raises NodeagentError when it cannot be made.
     """
     app = create_app(answers, listen_host="", limits=limits)
-    serving = Serving(app, Listener.of("socket", limits, refusals))
+    serving = Serving(app, Listener("socket", limits, refusals))
     listener, made = _private_socket(path)
     try:
         await serving.start(sock=listener)

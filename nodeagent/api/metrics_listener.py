@@ -133,7 +133,7 @@ class MetricsListener:
         check: PasswordCheck | None,
     ) -> None:
         serving = Serving(
-            self._app(config, check), Listener.of("metrics", self._limits, self._refusals)
+            self._app(config, check), Listener("metrics", self._limits, self._refusals)
         )
         await serving.start(sock=listener.dup(), context=context)
         earlier, self._serving = self._serving, serving
@@ -180,7 +180,7 @@ def _passwords(check: PasswordCheck) -> Middleware:
         header = request.headers.get("Authorization", "")
         peer = request.transport.get_extra_info("peername") if request.transport else None
         if isinstance(request.protocol, Connection):
-            request.protocol.is_held()
+            request.protocol.stop_deadline()
         try:
             right = await check.accepts(header, peer_of(peer))
         except TooManyAsk:
