@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import replace
 
@@ -28,6 +28,7 @@ from nodeagent.plan.observed import ObservedNode, User
 from nodeagent.reconcile.event_log import EventLog, EventType
 from nodeagent.reconcile.event_reporter import BAD, event_of
 from nodeagent.settings import MpsSettings
+from nodeagent.views.devices import gpu_of, located
 from nodeagent.views.mps_problems import client_words, mps_problems
 from nodeagent.views.mps_state import ClientState, DaemonState, MpsOverview
 
@@ -107,15 +108,17 @@ class MpsService:
     def overview(self) -> MpsOverview:
         """The daemons with their clients, and what is wrong."""
         observed = self.node.seen or ObservedNode()
-        pods = {user.pid: user for user in _users(observed) if user.pid and user.pod}
+        devices = (device for gpu in observed.gpus for device in gpu.devices())
+        users = (user for device in devices for user in device.usage.processes)
+        pods = {user.pid: user for user in users if user.pid and user.pod}
         daemons = tuple(self._with_clients(daemon, pods) for daemon in self._fleet.statuses())
         problems = mps_problems(daemons, observed)
         return MpsOverview(daemons, (*problems, *self.node.publishing_problems))
 
     def _with_clients(self, daemon: DaemonState, pods: Mapping[int, User]) -> DaemonState:
         known = {client.pid: client for client in self._clients.get(daemon.device, ())}
-        clients = [known.get(client.pid, client) for client in daemon.clients]
-        return replace(daemon, clients=tuple(_of_pod(c, pods.get(c.pid)) for c in clients))
+        clients = (known.get(client.pid, client) for client in daemon.clients)
+        return replace(daemon, clients=tuple(_with_pod(c, pods.get(c.pid)) for c in clients))
 
     # --- what people want -----------------------------------------------------------------------
 
@@ -148,18 +151,10 @@ class MpsService:
         self._publish(EventType.MPS_CLIENT, device, str(offence))
 
     def _publish(self, kind: EventType, device: str, message: str, **more: object) -> None:
-        gpu = self._gpu_of(device)
+        gpu = gpu_of(device, located(self.node.seen)) if self.node.seen else ""
         self._events.add(kind, f"{device}: {message}", gpu=gpu)
         write = log.warning if kind in BAD else log.info
         write(message, event_type=kind.value, device=device, **more)
-
-    def _gpu_of(self, device: str) -> str:
-        for gpu in self.node.seen.gpus if self.node.seen else ():
-            if device == gpu.uuid or any(
-                device == compute.uuid for i in gpu.instances for compute in i.compute
-            ):
-                return gpu.uuid
-        return ""
 
     def _changed(self) -> None:
         self._stirred.set()
@@ -185,15 +180,7 @@ class MpsService:
                 self._nudge("MPS clients changed")
 
 
-def _users(node: ObservedNode) -> Iterator[User]:
-    for gpu in node.gpus:
-        yield from gpu.usage.processes
-        for instance in gpu.instances:
-            for device in instance.compute:
-                yield from device.usage.processes
-
-
-def _of_pod(client: ClientState, user: User | None) -> ClientState:
+def _with_pod(client: ClientState, user: User | None) -> ClientState:
     """The client with the pod that the driver's picture has for its process."""
     if user is None:
         return client

@@ -72,6 +72,10 @@ def run(
 
     With `settings_file` a change of the plan's source there acts at once.
     """
+
+    async def agent() -> None:
+        await Agent(settings, settings_file, simulation, notifier, lock).run()
+
     notifier = Notifier.take_from(os.environ)
     configure_logging(form=settings.log.format, level=settings.log.level)
     places = Paths(settings, simulation)
@@ -80,22 +84,12 @@ def run(
     try:
         if lock:
             lock.take()
-        asyncio.run(_run(settings, settings_file, simulation, notifier, lock))
+        asyncio.run(agent())
     except BaseExceptionGroup as group:
         raise _first_of(group) from None
     finally:
         if lock:
             lock.release()
-
-
-async def _run(
-    settings: Settings,
-    settings_file: SettingsFile | None,
-    simulation: Simulation | None,
-    notifier: Notifier,
-    lock: WriterLock | None,
-) -> None:
-    await Agent(settings, settings_file, simulation, notifier, lock).run()
 
 
 def _first_of(group: BaseExceptionGroup[BaseException]) -> BaseException:
