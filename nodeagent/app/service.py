@@ -112,11 +112,7 @@ class Agent:
         notifier: Notifier,
         lock: WriterLock | None,
     ) -> None:
-        in_cluster = is_in_cluster(
-            use=settings.kubernetes.use,
-            kubeconfig=settings.kubernetes.kubeconfig,
-            environment=os.environ,
-        )
+        in_cluster = is_in_cluster(settings.kubernetes)
         source = source_of(settings.plan, in_cluster=in_cluster)
         places = Paths(settings, simulation)
         policy = settings.policy

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Mapping, Sequence
 
 from nodeagent.app.plan_service import source_of
@@ -15,6 +14,7 @@ from nodeagent.cli.checks import metrics as metrics_preflight
 from nodeagent.cli.checks import mps as mps_preflight
 from nodeagent.cli.checks.cluster import ClusterFindings, asked_of_the_node
 from nodeagent.cli.checks.findings import Finding, Level, error, ok
+from nodeagent.cli.command_settings import command_settings
 from nodeagent.cli.exit_codes import ExitCode
 from nodeagent.cli.node import is_simulated, lock_file, observed_node
 from nodeagent.cli.options import Options
@@ -28,7 +28,7 @@ from nodeagent.plan.observed import ObservedNode
 from nodeagent.plan.resolve import Rejection, resolve
 from nodeagent.plan.shares import Account, Host
 from nodeagent.processes import commands
-from nodeagent.settings import Settings, load_settings
+from nodeagent.settings import Settings
 from nodeagent.simulation.mps.installation import directory_beside
 from nodeagent.terminal.check_page import check_page
 
@@ -56,7 +56,7 @@ def run(options: Options, output: Output) -> ExitCode:
 
 def _look(options: Options) -> Iterator[Finding]:
     try:
-        settings = _settings(options)
+        settings = command_settings(options)
     except UsageError as wrong:
         yield error("settings", wrong.message, wrong.remedy)
         return
@@ -71,11 +71,7 @@ def _look(options: Options) -> Iterator[Finding]:
     yield from health_preflight.health_findings(settings.health, simulated=is_simulated(options))
     yield from metrics_preflight.metrics_findings(settings.metrics)
     yield host_preflight.lock_finding(lock_file(options, settings.run.dir))
-    in_cluster = is_in_cluster(
-        use=settings.kubernetes.use,
-        kubeconfig=settings.kubernetes.kubeconfig,
-        environment=os.environ,
-    )
+    in_cluster = is_in_cluster(settings.kubernetes)
     try:
         source = source_of(settings.plan, in_cluster=in_cluster)
     except UsageError as wrong:
@@ -146,18 +142,6 @@ def _of_the_cards(
     ):
         if finding is not None:
             yield finding
-
-
-def _settings(options: Options) -> Settings:
-    flags = {
-        "plan.file": options.plan,
-        "run.dir": options.run_dir,
-        "state.dir": options.state_dir,
-        "node_name": options.node_name,
-        "plan.source": options.source,
-        "kubernetes.kubeconfig": options.kubeconfig,
-    }
-    return load_settings(options.settings, os.environ, flags)
 
 
 def _observe(options: Options, settings: Settings) -> ObservedNode | DriverError:

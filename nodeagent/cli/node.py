@@ -47,11 +47,7 @@ def _kubelet(settings: Settings, *, simulated: bool) -> KubeletUsage | None:
     from nodeagent.cluster.client.presence import is_in_cluster
     from nodeagent.cluster.kubelet.device_users import kubelet_users
 
-    in_cluster = is_in_cluster(
-        use=settings.kubernetes.use,
-        kubeconfig=settings.kubernetes.kubeconfig,
-        environment=os.environ,
-    )
+    in_cluster = is_in_cluster(settings.kubernetes)
     return kubelet_users(settings.kubelet, in_cluster=in_cluster, simulated=simulated)
 
 

@@ -3,36 +3,189 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 from nodeagent import __version__
-from nodeagent.cli.mps_parser import MPS_COMMANDS, add_mps_options
 from nodeagent.cli.options import Options
 from nodeagent.cli.simulate.parser import SIMULATIONS, add_simulation_options
 from nodeagent.cli.values import positive, seconds
 from nodeagent.errors import UsageError
-
-COMMANDS = {
-    "run": "the agent: keep the node as the plan says",
-    "plan": "show the steps that would be taken, and why; touches nothing",
-    "apply": "take the steps once, without an agent",
-    "assert": "is the node as the document says?",
-    "export": "write the node as it is, as a document",
-    "profiles": "what each GPU offers and how many more fit now",
-    "status": "the running agent's picture of the node",
-    "mps": "the MPS daemons of the running agent: show, restart, drain them",
-    "check": "preflight: what would keep the agent from working, with a remedy for each",
-    "schema": "JSON Schema of the plan or of the settings",
-    "simulate": "boards that can be simulated; processes, MPS clients, faults, reboots of a node",
-}
 
 _EPILOG = (
     "exit codes: 0 done, matches, or nothing to do; 1 does not match, cannot be satisfied on this "
     "card, or failed; 2 bad usage or bad document; 3 blocked by something in use. When GPUs end "
     "differently, 2 comes before 1, and 1 before 3."
 )
+
+
+class Option(NamedTuple):
+    """An option or argument: its spellings, and what argparse takes beside them."""
+
+    names: tuple[str, ...]
+    details: Mapping[str, Any]
+
+
+class Command(NamedTuple):
+    """A command: what it does in a line, and what it takes beside the options of every command."""
+
+    summary: str
+    options: tuple[Option, ...] = ()
+
+
+def _option(*names: str, **details: Any) -> Option:
+    return Option(names, details)
+
+
+def _path(name: str, meaning: str, *, metavar: str = "FILE") -> Option:
+    return _option(name, metavar=metavar, type=Path, help=meaning)
+
+
+def _choice(name: str, choices: Sequence[str], meaning: str, **details: Any) -> Option:
+    return _option(name, choices=choices, help=meaning, **details)
+
+
+def _flag(name: str, meaning: str) -> Option:
+    return _option(name, action="store_true", help=meaning)
+
+
+def _seconds(name: str, meaning: str, default: float | None = None) -> Option:
+    return _option(name, metavar="SECONDS", type=seconds, default=default, help=meaning)
+
+
+def _configuration(default: str) -> Option:
+    meaning = f"which configuration of an nvidia-mig-parted file (default: {default})"
+    return _option("-c", "--configuration", "--selected-config", metavar="NAME", help=meaning)
+
+
+_FILE = _option(
+    "-f",
+    "--file",
+    "--config-file",
+    metavar="FILE",
+    help="the plan, or a file of nvidia-mig-parted; - reads standard input "
+    "(default: $MIG_PARTED_CONFIG_FILE)",
+)
+_DOCUMENT = (_FILE, _configuration("$MIG_PARTED_SELECTED_CONFIG, else the only one"))
+_RESET = _choice(
+    "--reset",
+    ("never", "whenIdle"),
+    "whether a GPU proven idle may be reset, where a mode change needs it (default: never)",
+)
+_PARALLEL = _option(
+    "--parallel",
+    metavar="N",
+    type=positive,
+    help="how many GPUs are changed side by side (default: 8)",
+)
+_SETTINGS = _path("--settings", "the agent's settings")
+_PLAN = _path("--plan", "the plan file to follow")
+_PLAN_NAME = _configuration("the only one")
+_LISTEN = _option("--listen", metavar="ADDRESS", help="the API's address (default: 127.0.0.1:9470)")
+_RUN_DIR = _path(
+    "--run-dir", "where sockets and the lock lie (default: /run/nodeagent)", metavar="DIR"
+)
+_STATE_DIR = _path(
+    "--state-dir",
+    "where what must survive a restart lie (default: /var/lib/nodeagent)",
+    metavar="DIR",
+)
+_DIRECTORIES = (_RUN_DIR, _STATE_DIR)
+_CLUSTER = (
+    _choice(
+        "--source",
+        ("auto", "file", "annotation", "nos", "mig-config"),
+        "where the plan comes from (auto: the Node's annotation in a cluster, else the file)",
+    ),
+    _path("--kubeconfig", "the cluster that the node belongs to"),
+    _option("--node-name", metavar="NAME", help="how this node is called"),
+)
+_RECONCILING = (
+    _choice(
+        "--drift",
+        ("mend", "report"),
+        "what to do about changes that others made (default: mend)",
+    ),
+    _RESET,
+    _PARALLEL,
+    _seconds("--resync", "how often to look again when nothing wakes the agent (default: 60)"),
+)
+_WAIT = _seconds("--wait", "wait so long for those who use what must go (default: 0)", 0.0)
+_FORMAT = _choice(
+    "--format",
+    ("plan", "mig-parted"),
+    "which kind of document (default: plan)",
+    dest="export_format",
+    default="plan",
+)
+_SUBJECT = _choice(
+    "subject", ("plan", "settings"), "of what (default: plan)", nargs="?", default="plan"
+)
+
+COMMANDS = {
+    "run": Command(
+        "the agent: keep the node as the plan says",
+        (_SETTINGS, _PLAN, _PLAN_NAME, *_CLUSTER, _LISTEN, *_DIRECTORIES, *_RECONCILING),
+    ),
+    "plan": Command(
+        "show the steps that would be taken, and why; touches nothing",
+        (*_DOCUMENT, _RESET, _SETTINGS, *_DIRECTORIES),
+    ),
+    "apply": Command(
+        "take the steps once, without an agent",
+        (*_DOCUMENT, _RESET, _PARALLEL, _WAIT, _SETTINGS, *_DIRECTORIES),
+    ),
+    "assert": Command("is the node as the document says?", (*_DOCUMENT, _SETTINGS, *_DIRECTORIES)),
+    "export": Command(
+        "write the node as it is, as a document", (_FORMAT, _SETTINGS, *_DIRECTORIES)
+    ),
+    "profiles": Command("what each GPU offers and how many more fit now", (_SETTINGS,)),
+    "status": Command(
+        "the running agent's picture of the node",
+        (_flag("--watch", "follow the changes"), _SETTINGS, _LISTEN, _RUN_DIR),
+    ),
+    "mps": Command("the MPS daemons of the running agent: show, restart, drain them"),
+    "check": Command(
+        "preflight: what would keep the agent from working, with a remedy for each",
+        (_SETTINGS, _PLAN, *_CLUSTER, *_DIRECTORIES),
+    ),
+    "schema": Command("JSON Schema of the plan or of the settings", (_SUBJECT,)),
+    "simulate": Command(
+        "boards that can be simulated; processes, MPS clients, faults, reboots of a node"
+    ),
+}
+
+_DEVICE_SPELLINGS = "a GPU by index or UUID, or a MIG device by UUID or by GPU:SLICE (0:4)"
+_DEVICE = _option("device", metavar="DEVICE", help=_DEVICE_SPELLINGS)
+_ANY_DEVICE = _option(
+    "device", nargs="?", default="", metavar="DEVICE", help=f"{_DEVICE_SPELLINGS} (default: all)"
+)
+_LOSS = "even if clients lose their work"
+
+MPS_COMMANDS = {
+    "status": Command(
+        "the daemons: state, user, restarts, shares", (_ANY_DEVICE, _SETTINGS, _LISTEN, _RUN_DIR)
+    ),
+    "clients": Command(
+        "who uses a device through MPS, with limits and use",
+        (_ANY_DEVICE, _SETTINGS, _LISTEN, _RUN_DIR),
+    ),
+    "restart": Command(
+        "end a device's daemon and start it anew",
+        (_DEVICE, _flag("--force", _LOSS), _SETTINGS, _RUN_DIR),
+    ),
+    "drain": Command(
+        "let no new clients in, wait for those that are there, then end the daemon",
+        (
+            _DEVICE,
+            _seconds("--timeout", "wait so long for the clients (default: however long it takes)"),
+            _flag("--force", f"at the end of the time, {_LOSS}"),
+            _SETTINGS,
+            _RUN_DIR,
+        ),
+    ),
+}
 
 
 class Parser(argparse.ArgumentParser):
@@ -69,261 +222,61 @@ def build_parser() -> Parser:
     parser.add_argument("--version", action="version", version=f"nodeagent {__version__}")
     _add_global_options(parser, top=True)
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    for name, summary in COMMANDS.items():
-        command = commands.add_parser(
-            name, help=summary, description=_sentence(summary), epilog=_EPILOG, allow_abbrev=False
-        )
-        _add_global_options(command, top=False)
-        _ADD_OPTIONS[name](command)
+    for name, command in COMMANDS.items():
+        _add_command(commands, name, command.summary, command.options, epilog=_EPILOG)
+    mps = commands.choices["mps"].add_subparsers(dest="mps", metavar="WHAT")
+    for name, command in MPS_COMMANDS.items():
+        _add_command(mps, name, command.summary, command.options)
+    simulations = commands.choices["simulate"].add_subparsers(dest="simulation", metavar="WHAT")
+    for name, summary in SIMULATIONS.items():
+        add_simulation_options(name, _add_command(simulations, name, summary))
     return parser
 
 
-def _sentence(summary: str) -> str:
-    return summary[0].upper() + summary[1:] + ("" if summary.endswith("?") else ".")
+def _add_command(
+    commands: argparse._SubParsersAction[Parser],
+    name: str,
+    summary: str,
+    options: Iterable[Option] = (),
+    *,
+    epilog: str | None = None,
+) -> Parser:
+    sentence = summary[0].upper() + summary[1:] + ("" if summary.endswith("?") else ".")
+    parser = commands.add_parser(
+        name, help=summary, description=sentence, epilog=epilog, allow_abbrev=False
+    )
+    _add_global_options(parser, top=False)
+    for names, details in options:
+        parser.add_argument(*names, **details)
+    return parser
 
 
-def _add_global_options(parser: argparse.ArgumentParser, *, top: bool) -> None:
-    """Accepted before and after the command; only the topmost parser knows the defaults, so that
-    what was said before a command is not forgotten after it.
-    """
-
-    def default(value: object) -> object:
-        return value if top else argparse.SUPPRESS
-
-    group = parser.add_argument_group("options of every command")
-    group.add_argument(
+_GLOBAL_OPTIONS = (
+    _option(
         "--simulate",
         metavar="BOARDS",
-        default=default(None),
         help="simulated GPUs in place of the driver, such as h100-80gb:8 or a100-40gb:2,t4:1",
-    )
-    group.add_argument(
-        "--state",
-        metavar="FILE",
-        type=Path,
-        default=default(None),
-        help="keep the simulated node in FILE, between commands and beside a running agent",
-    )
-    group.add_argument(
+    ),
+    _path(
+        "--state", "keep the simulated node in FILE, between commands and beside a running agent"
+    ),
+    _option(
         "-o",
         "--output",
         choices=("text", "json", "yaml"),
-        default=default("text"),
+        default="text",
         help="format of the answer (default: text)",
-    )
-    group.add_argument(
-        "--no-color", action="store_true", default=default(value=False), help="no colours"
-    )
+    ),
+    _flag("--no-color", "no colours"),
+)
 
 
-def _add_document_options(parser: argparse.ArgumentParser) -> None:
-    _add_file_option(parser)
-    _add_configuration_option(parser, "$MIG_PARTED_SELECTED_CONFIG, else the only one")
-
-
-def _add_file_option(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "-f",
-        "--file",
-        "--config-file",
-        metavar="FILE",
-        help="the plan, or a file of nvidia-mig-parted; - reads standard input "
-        "(default: $MIG_PARTED_CONFIG_FILE)",
-    )
-
-
-def _add_configuration_option(parser: argparse.ArgumentParser, default: str) -> None:
-    parser.add_argument(
-        "-c",
-        "--configuration",
-        "--selected-config",
-        metavar="NAME",
-        help=f"which configuration of an nvidia-mig-parted file (default: {default})",
-    )
-
-
-def _add_reset_option(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--reset",
-        choices=("never", "whenIdle"),
-        help="whether a GPU proven idle may be reset, where a mode change needs it "
-        "(default: never)",
-    )
-
-
-def _add_parallel_option(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--parallel",
-        metavar="N",
-        type=positive,
-        help="how many GPUs are changed side by side (default: 8)",
-    )
-
-
-def _plan(parser: argparse.ArgumentParser) -> None:
-    _add_document_options(parser)
-    _add_reset_option(parser)
-    _add_agent_options(parser)
-
-
-def _apply(parser: argparse.ArgumentParser) -> None:
-    _add_document_options(parser)
-    _add_reset_option(parser)
-    _add_parallel_option(parser)
-    parser.add_argument(
-        "--wait",
-        metavar="SECONDS",
-        type=seconds,
-        default=0.0,
-        help="wait so long for those who use what must go (default: 0)",
-    )
-    _add_agent_options(parser)
-
-
-def _assert(parser: argparse.ArgumentParser) -> None:
-    _add_document_options(parser)
-    _add_agent_options(parser)
-
-
-def _export(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--format",
-        dest="export_format",
-        choices=("plan", "mig-parted"),
-        default="plan",
-        help="which kind of document (default: plan)",
-    )
-    _add_agent_options(parser)
-
-
-def _profiles(parser: argparse.ArgumentParser) -> None:
-    _add_settings_option(parser)
-
-
-def _status(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--watch", action="store_true", help="follow the changes")
-    _add_settings_option(parser)
-    _add_listen_option(parser)
-    _add_directory_options(parser, "run")
-
-
-def _mps(parser: argparse.ArgumentParser) -> None:
-    kinds = parser.add_subparsers(dest="mps", metavar="WHAT")
-    for name, summary in MPS_COMMANDS.items():
-        kind = kinds.add_parser(
-            name, help=summary, description=_sentence(summary), allow_abbrev=False
+def _add_global_options(parser: Parser, *, top: bool) -> None:
+    """Accepted before and after the command; only the topmost parser knows the defaults, so that
+    what was said before a command is not forgotten after it.
+    """
+    group = parser.add_argument_group("options of every command")
+    for names, details in _GLOBAL_OPTIONS:
+        group.add_argument(
+            *names, **(details if top else {**details, "default": argparse.SUPPRESS})
         )
-        _add_global_options(kind, top=False)
-        add_mps_options(name, kind)
-        _add_settings_option(kind)
-        if name in ("status", "clients"):
-            _add_listen_option(kind)
-        _add_directory_options(kind, "run")
-
-
-def _check(parser: argparse.ArgumentParser) -> None:
-    _add_settings_option(parser)
-    _add_plan_option(parser)
-    _add_cluster_options(parser)
-    _add_directory_options(parser, "run", "state")
-
-
-def _schema(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "subject",
-        nargs="?",
-        choices=("plan", "settings"),
-        default="plan",
-        help="of what (default: plan)",
-    )
-
-
-def _run(parser: argparse.ArgumentParser) -> None:
-    _add_settings_option(parser)
-    _add_plan_option(parser)
-    _add_configuration_option(parser, "the only one")
-    _add_cluster_options(parser)
-    _add_listen_option(parser)
-    _add_directory_options(parser, "run", "state")
-    parser.add_argument(
-        "--drift",
-        choices=("mend", "report"),
-        help="what to do about changes that others made (default: mend)",
-    )
-    _add_reset_option(parser)
-    _add_parallel_option(parser)
-    parser.add_argument(
-        "--resync",
-        metavar="SECONDS",
-        type=seconds,
-        help="how often to look again when nothing wakes the agent (default: 60)",
-    )
-
-
-def _simulate(parser: argparse.ArgumentParser) -> None:
-    kinds = parser.add_subparsers(dest="simulation", metavar="WHAT")
-    for name, summary in SIMULATIONS.items():
-        kind = kinds.add_parser(
-            name, help=summary, description=_sentence(summary), allow_abbrev=False
-        )
-        _add_global_options(kind, top=False)
-        add_simulation_options(name, kind)
-
-
-def _add_settings_option(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--settings", metavar="FILE", type=Path, help="the agent's settings")
-
-
-def _add_agent_options(parser: argparse.ArgumentParser) -> None:
-    """Where an agent on this node has its things, for commands that look for them."""
-    _add_settings_option(parser)
-    _add_directory_options(parser, "run", "state")
-
-
-def _add_plan_option(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--plan", metavar="FILE", type=Path, help="the plan file to follow")
-
-
-def _add_cluster_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--source",
-        choices=("auto", "file", "annotation", "nos", "mig-config"),
-        help="where the plan comes from (auto: the Node's annotation in a cluster, else the file)",
-    )
-    parser.add_argument(
-        "--kubeconfig", metavar="FILE", type=Path, help="the cluster that the node belongs to"
-    )
-    parser.add_argument("--node-name", metavar="NAME", help="how this node is called")
-
-
-def _add_listen_option(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--listen", metavar="ADDRESS", help="the API's address (default: 127.0.0.1:9470)"
-    )
-
-
-def _add_directory_options(parser: argparse.ArgumentParser, *names: str) -> None:
-    defaults = {"run": "/run/nodeagent", "state": "/var/lib/nodeagent"}
-    meanings = {"run": "sockets and the lock", "state": "what must survive a restart"}
-    for name in names:
-        parser.add_argument(
-            f"--{name}-dir",
-            metavar="DIR",
-            type=Path,
-            help=f"where {meanings[name]} lie (default: {defaults[name]})",
-        )
-
-
-_ADD_OPTIONS: dict[str, Callable[[argparse.ArgumentParser], None]] = {
-    "run": _run,
-    "plan": _plan,
-    "apply": _apply,
-    "assert": _assert,
-    "export": _export,
-    "profiles": _profiles,
-    "status": _status,
-    "mps": _mps,
-    "check": _check,
-    "schema": _schema,
-    "simulate": _simulate,
-}

@@ -9,6 +9,7 @@ from pathlib import Path
 from nodeagent.app import service
 from nodeagent.app.paths import Simulation
 from nodeagent.app.plan_service import SettingsFile, source_of
+from nodeagent.cli.command_settings import flags_of
 from nodeagent.cli.exit_codes import ExitCode
 from nodeagent.cli.node import SIMULATED_SMI, is_simulated, simulation
 from nodeagent.cli.options import Options
@@ -65,24 +66,9 @@ def _is_shared(options: Options, settings: Settings) -> bool:
 
 
 def _flags(options: Options) -> dict[str, object]:
-    return {
-        "node_name": options.node_name,
-        "api.listen": options.listen,
-        "run.dir": _absolute(options.run_dir),
-        "state.dir": _absolute(options.state_dir),
-        "kubernetes.kubeconfig": _absolute(options.kubeconfig),
-        "plan.source": options.source,
-        "plan.file": _absolute(options.plan),
-        "plan.name": options.configuration,
-        "drift": options.drift,
-        "reset": options.reset,
-        "gpu.parallel": options.parallel,
-        "resync.interval": options.resync,
-    }
-
-
-def _absolute(path: Path | None) -> Path | None:
-    return None if path is None else path.absolute()
+    """With absolute paths, because the settings are read again later."""
+    flags = {**flags_of(options), "plan.name": options.configuration}
+    return {k: v.absolute() if isinstance(v, Path) else v for k, v in flags.items()}
 
 
 def _say_where_to_look(options: Options, settings: Settings) -> None:
@@ -103,11 +89,7 @@ def _say_where_to_look(options: Options, settings: Settings) -> None:
 
 def _carrier(settings: Settings) -> str:
     """What holds the plan, for people."""
-    in_cluster = is_in_cluster(
-        use=settings.kubernetes.use,
-        kubeconfig=settings.kubernetes.kubeconfig,
-        environment=os.environ,
-    )
+    in_cluster = is_in_cluster(settings.kubernetes)
     source = source_of(settings.plan, in_cluster=in_cluster)
     if source == "file":
         return str(settings.plan.file)

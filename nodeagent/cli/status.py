@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import json
-import os
 import time
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from nodeagent.cli.agent_client import AgentAddress, AgentUnreachable, get
+from nodeagent.cli.command_settings import command_settings
 from nodeagent.cli.exit_codes import ExitCode
 from nodeagent.cli.options import Options
 from nodeagent.cli.output import Output
-from nodeagent.settings import load_settings
 from nodeagent.terminal.page import Line, Span, Tone, line
 from nodeagent.terminal.status_page import status_page
 
@@ -35,14 +34,9 @@ def run(options: Options, output: Output) -> ExitCode:
 
 def agent_address(options: Options) -> AgentAddress:
     """Where the settings say that the agent listens; only there when --listen says it."""
-    given = getattr(options, "listen", None)
-    flags = {
-        "api.listen": given,
-        "run.dir": str(options.run_dir) if options.run_dir else None,
-    }
-    settings = load_settings(options.settings, os.environ, flags)
+    settings = command_settings(options)
     listen = settings.api.listen
-    socket = None if given else settings.run.dir / SOCKET
+    socket = None if getattr(options, "listen", None) else settings.run.dir / SOCKET
     return AgentAddress(socket, listen.host or "127.0.0.1", listen.port)
 
 

@@ -5,41 +5,27 @@ from __future__ import annotations
 import argparse
 import math
 
+_UNITS = {"": 1, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "K": 10**3, "M": 10**6, "G": 10**9}
+
 
 def positive(text: str) -> int:
     """A whole number of at least 1."""
-    if not text.isascii() or not text.isdigit() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
-    return int(text)
+    return _whole(text, 1, "a whole number of at least 1")
 
 
 def index(text: str) -> int:
     """The index of a GPU, from 0."""
-    if not text.isascii() or not text.isdigit():
-        raise argparse.ArgumentTypeError(f"{text!r} is not the index of a GPU")
-    return int(text)
+    return _whole(text, 0, "the index of a GPU")
 
 
 def seconds(text: str) -> float:
     """Seconds, possibly with a fraction; none at all is allowed."""
-    try:
-        value = float(text)
-    except ValueError:
-        value = -1.0
-    if not 0 <= value < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds")
-    return value
+    return _number(text, 0, math.inf, "a number of seconds")
 
 
 def share(text: str) -> float:
     """A share of a whole, from 0 to 1."""
-    try:
-        value = float(text)
-    except ValueError:
-        value = -1.0
-    if not 0 <= value <= 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a share from 0 to 1")
-    return value
+    return _number(text, 0, 1, "a share from 0 to 1")
 
 
 def figure(text: str) -> int | float:
@@ -47,17 +33,7 @@ def figure(text: str) -> int | float:
     try:
         return int(text)
     except ValueError:
-        pass
-    try:
-        value = float(text)
-    except ValueError:
-        value = float("nan")
-    if not math.isfinite(value):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number")
-    return value
-
-
-_UNITS = {"": 1, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "K": 10**3, "M": 10**6, "G": 10**9}
+        return _number(text, -math.inf, math.inf, "a number")
 
 
 def size(text: str) -> int:
@@ -65,5 +41,25 @@ def size(text: str) -> int:
     number = text.rstrip("KMGi")
     unit = text[len(number) :]
     if not number.isascii() or not number.isdigit() or unit not in _UNITS:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a size such as 512Mi or 2Gi")
+        raise _refusal(text, "a size such as 512Mi or 2Gi")
     return int(number) * _UNITS[unit]
+
+
+def _whole(text: str, least: int, kind: str) -> int:
+    if not text.isascii() or not text.isdigit() or int(text) < least:
+        raise _refusal(text, kind)
+    return int(text)
+
+
+def _number(text: str, least: float, most: float, kind: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not math.isfinite(value) or not least <= value <= most:
+        raise _refusal(text, kind)
+    return value
+
+
+def _refusal(text: str, kind: str) -> argparse.ArgumentTypeError:
+    return argparse.ArgumentTypeError(f"{text!r} is not {kind}")

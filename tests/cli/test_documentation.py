@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from nodeagent.cli.mps_parser import MPS_COMMANDS
-from nodeagent.cli.parser import COMMANDS, build_parser
+from nodeagent.cli.parser import COMMANDS, MPS_COMMANDS, build_parser
 from nodeagent.cli.simulate.parser import SIMULATIONS
 
 PAGE = (Path(__file__).parents[2] / "docs/commands.md").read_text(encoding="utf-8")
