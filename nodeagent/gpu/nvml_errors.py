@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from importlib import resources
-from typing import Final, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from nodeagent.errors import (
     LIBRARY_MISSING,
@@ -22,7 +22,9 @@ from nodeagent.errors import (
     GpuInUse,
     GpuLost,
 )
-from nodeagent.health.readings import Silence
+
+if TYPE_CHECKING:
+    from nodeagent.health.readings import Silence
 
 UNINITIALIZED: Final = 1
 INVALID_ARGUMENT: Final = 2
@@ -133,11 +135,11 @@ def _class_of(code: int) -> type[DriverError]:
 
 def silence_of(error: DriverError) -> Silence:
     """Why there is no answer, as health calls it."""
+    from nodeagent.health.readings import Silence  # commands do without health
+
     if isinstance(error, DeadlineExceeded):
         return Silence.HANGS
     if isinstance(error, GpuLost):
         return Silence.RESET_REQUIRED if error.code == RESET_REQUIRED else Silence.LOST
-    return _BY_NAME.get(error.name, Silence.FAILS)
-
-
-_BY_NAME = {LIBRARY_MISSING: Silence.NO_LIBRARY, NOT_LOADED: Silence.NOT_LOADED}
+    by_name = {LIBRARY_MISSING: Silence.NO_LIBRARY, NOT_LOADED: Silence.NOT_LOADED}
+    return by_name.get(error.name, Silence.FAILS)
