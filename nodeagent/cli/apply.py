@@ -8,6 +8,7 @@ import signal
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from nodeagent.backoff import Backoff
 from nodeagent.cli import event_loop, exit_codes
@@ -18,7 +19,7 @@ from nodeagent.cli.node import writing
 from nodeagent.cli.options import Options
 from nodeagent.cli.output import Output
 from nodeagent.cli.plan import SOURCE, read_or_report, rejection, report, with_unready
-from nodeagent.cli.shared_node import Node, changing
+from nodeagent.cli.shared_node import changing
 from nodeagent.execute.executor import execute
 from nodeagent.plan.desired import DesiredNode, PlanDocument
 from nodeagent.plan.observed import ObservedNode
@@ -35,6 +36,9 @@ from nodeagent.plan.planner import plan
 from nodeagent.plan.resolve import Rejection, resolve
 from nodeagent.settings import Settings
 from nodeagent.terminal.outcome_page import outcome_page, step_line
+
+if TYPE_CHECKING:
+    from nodeagent.cli.shared_node import ChangeableNode
 
 _RETRY = 2.0  # seconds after a first refusal by the driver; it doubles with each further one
 
@@ -83,7 +87,7 @@ class _Rounds:
 
     def __init__(
         self,
-        node: Node,
+        node: ChangeableNode,
         settings: Settings,
         desired: DesiredNode,
         output: Output,

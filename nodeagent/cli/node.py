@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager, nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -24,9 +25,25 @@ if TYPE_CHECKING:
 SIMULATED_SMI = (sys.executable, "-m", "nodeagent.simulation.nvidia_smi")
 
 
+@dataclass(frozen=True, slots=True)
+class SimulatedGpus:
+    """A simulated node in place of the driver's GPUs. `state`: the file in which other processes
+    find it, `directory`: where its MPS daemons have their things.
+    """
+
+    node: SimulatedNode
+    state: Path | None
+    directory: Path
+
+
 def is_simulated(options: Options) -> bool:
     """Whether the command line asks for simulated GPUs."""
     return options.simulate is not None or options.state is not None
+
+
+def is_throwaway(options: Options) -> bool:
+    """Whether nobody can find the node after this command."""
+    return is_simulated(options) and options.state is None
 
 
 def make_driver(options: Options, settings: Settings) -> Driver:
@@ -51,32 +68,22 @@ def _kubelet(settings: Settings, *, simulated: bool) -> KubeletUsage | None:
     return kubelet_users(settings.kubelet, in_cluster=in_cluster, simulated=simulated)
 
 
-@asynccontextmanager
-async def opened(options: Options, settings: Settings) -> AsyncIterator[Driver]:
-    """The driver, real or simulated; raises DriverUnavailable or UsageError."""
+async def observed_node(options: Options, settings: Settings) -> ObservedNode:
+    """The GPUs as they are now; raises DriverUnavailable or UsageError."""
     with simulation(options, shared=settings.reset != "never"):
         async with make_driver(options, settings) as driver:
-            yield driver
-
-
-async def observed_node(options: Options, settings: Settings) -> ObservedNode:
-    """The node as it is now."""
-    async with opened(options, settings) as driver:
-        return await driver.observe()
+            return await driver.observe()
 
 
 @contextmanager
-def simulation(
-    options: Options, *, shared: bool
-) -> Iterator[tuple[Path | None, SimulatedNode | None]]:
-    """Simulated GPUs in place of the driver's, where they are asked for; gives their state file and
-    the node, None where there is none.
+def simulation(options: Options, *, shared: bool) -> Iterator[SimulatedGpus | None]:
+    """Simulated GPUs in place of the driver's; None where none are asked for.
 
     `shared`: the stand-in for nvidia-smi, a process of its own, has to see the same node; without
     a state file given, one is made and thrown away.
     """
     if not is_simulated(options):
-        yield None, None
+        yield None
         return
     if options.simulate is None and options.state is not None and not options.state.exists():
         raise UsageError(
@@ -85,47 +92,57 @@ def simulation(
         )
     from nodeagent.simulation import simulated
 
-    with (
-        _state_file(options.state) if shared else nullcontext(options.state) as state,
-        simulated(options.simulate, state=state) as node,
-    ):
-        yield state, node
+    with _directory(options.state) as directory:
+        state = options.state
+        if shared:
+            state = (state or directory / "node.json").absolute()
+        with (
+            _known_to_nvidia_smi(state) if state and shared else nullcontext(),
+            simulated(options.simulate, state=state) as node,
+        ):
+            yield SimulatedGpus(node, state, directory)
 
 
 @contextmanager
-def _state_file(given: Path | None) -> Iterator[Path]:
-    """The file in which the node lies, known to the stand-in for nvidia-smi."""
+def _directory(state: Path | None) -> Iterator[Path]:
+    """Beside the state file, or, where there is none, thrown away in the end."""
+    if state is not None:
+        from nodeagent.simulation.mps.installation import directory_beside
+
+        yield directory_beside(state)
+        return
     import tempfile
 
+    with tempfile.TemporaryDirectory(prefix="na-") as name:
+        directory = Path(name)
+        directory.chmod(0o755)  # daemons and clients of other users have to pass
+        yield directory
+
+
+@contextmanager
+def _known_to_nvidia_smi(state: Path) -> Iterator[None]:
     from nodeagent.simulation.nvidia_smi import STATE_VARIABLE
 
-    with tempfile.TemporaryDirectory(prefix="nodeagent-") as directory:
-        state = given.absolute() if given else Path(directory) / "node.json"
-        os.environ[STATE_VARIABLE] = str(state)
-        try:
-            yield state
-        finally:
-            del os.environ[STATE_VARIABLE]
+    os.environ[STATE_VARIABLE] = str(state)
+    try:
+        yield
+    finally:
+        del os.environ[STATE_VARIABLE]
 
 
 @contextmanager
 def writing(options: Options, settings: Settings) -> Iterator[None]:
     """Be the only one who changes this node; raises NodeagentError when another program does."""
-    if is_simulated(options) and options.state is None:
+    if is_throwaway(options):
         yield  # no other program sees this node
         return
-    file = lock_file(options, settings.run.dir)
-    with writer_lock(file, _state_directory(options, settings)):
+    directory = settings.state.dir
+    if options.state is not None:
+        from nodeagent.simulation.mps.installation import directory_beside
+
+        directory = directory_beside(options.state)
+    with writer_lock(lock_file(options, settings.run.dir), directory):
         yield
-
-
-def _state_directory(options: Options, settings: Settings) -> Path:
-    """Where the state is, the other part of the lock."""
-    if options.state is None:
-        return settings.state.dir
-    from nodeagent.simulation.mps.installation import directory_beside
-
-    return directory_beside(options.state)
 
 
 def lock_file(options: Options, run_dir: Path) -> Path:

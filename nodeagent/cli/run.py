@@ -11,10 +11,9 @@ from nodeagent.app.paths import Simulation
 from nodeagent.app.plan_service import SettingsFile, source_of
 from nodeagent.cli.command_settings import flags_of
 from nodeagent.cli.exit_codes import ExitCode
-from nodeagent.cli.node import SIMULATED_SMI, is_simulated, simulation
+from nodeagent.cli.node import SIMULATED_SMI, SimulatedGpus, is_simulated, is_throwaway, simulation
 from nodeagent.cli.options import Options
 from nodeagent.cli.output import Output
-from nodeagent.cli.shared_node import simulated_directory
 from nodeagent.cluster.client.presence import is_in_cluster
 from nodeagent.documents.bounded_yaml import LARGEST_TEXT
 from nodeagent.files.state import read_regular_file
@@ -28,28 +27,25 @@ def run(options: Options, _: Output) -> ExitCode:
         lambda: load_settings(options.settings, os.environ, _flags(options)),
     )
     settings = settings_file.load()
-    if not is_simulated(options):
-        if sys.stderr is not None and sys.stderr.isatty():
+    with simulation(options, shared=_is_shared(options, settings)) as simulated:
+        if simulated or (sys.stderr is not None and sys.stderr.isatty()):
             _say_where_to_look(options, settings)
-        service.run(settings, settings_file=settings_file)
-        return ExitCode.DONE
-    with (
-        simulation(options, shared=_is_shared(options, settings)) as (state, node),
-        simulated_directory(options.state) as directory,
-    ):
-        _say_where_to_look(options, settings)
         service.run(
             settings,
             settings_file=settings_file,
-            simulation=Simulation(
-                state,
-                SIMULATED_SMI,
-                directory,
-                node.real_pids if node else frozenset,
-                throwaway=options.state is None,
-            ),
+            simulation=None if simulated is None else _for_the_agent(simulated, options),
         )
     return ExitCode.DONE
+
+
+def _for_the_agent(simulated: SimulatedGpus, options: Options) -> Simulation:
+    return Simulation(
+        simulated.state,
+        SIMULATED_SMI,
+        simulated.directory,
+        simulated.node.real_pids,
+        throwaway=is_throwaway(options),
+    )
 
 
 def _is_shared(options: Options, settings: Settings) -> bool:

@@ -8,60 +8,43 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass, replace
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, TypeAlias
 
-from nodeagent.cli.node import is_simulated, make_driver, simulation
+from nodeagent.cli.node import is_throwaway, make_driver, simulation
 from nodeagent.cli.options import Options
 from nodeagent.gpu.driver import Driver
-from nodeagent.plan.desired import MigLayout, PlanDocument
-from nodeagent.plan.observed import Gpu, ObservedNode
+from nodeagent.plan.desired import MigLayout, PlanDocument, PlanEntry
 from nodeagent.plan.shares import Host
-from nodeagent.plan.steps import Destruction, Step
 from nodeagent.settings import Settings
 
 if TYPE_CHECKING:
+    from nodeagent.execute.node_controller import NodeController
+    from nodeagent.execute.node_reader import NodeReader
     from nodeagent.mps.setup import MpsPlaces
+
+    ReadableNode: TypeAlias = Driver | NodeReader
+    ChangeableNode: TypeAlias = Driver | NodeController
 
 _MEMORY = "earlier-modes.json"  # what devices were before they were changed
 _RECORDS = "mps"  # the folder below run.dir in which daemons have theirs
 _PART = re.compile(r"\d+c\.", re.ASCII)  # of a compute instance that is not all of its GPU instance
 
 
-class SeenNode(Protocol):
-    """What commands need of a node that they only look at."""
-
-    async def observe(self) -> ObservedNode: ...
-
-
-class Node(SeenNode, Protocol):
-    """What commands need of a node that they change."""
-
-    async def observe_gpu(self, uuid: str) -> Gpu: ...
-
-    async def read_back(self, uuid: str) -> Gpu: ...
-
-    async def insist_on_idle(self, steps: Sequence[Destruction]) -> None: ...
-
-    async def apply(self, step: Step) -> None: ...
-
-
 @asynccontextmanager
 async def looking_at(
-    options: Options,
-    settings: Settings,
-    document: PlanDocument | None,
-) -> AsyncIterator[tuple[SeenNode, Host]]:
+    options: Options, settings: Settings, document: PlanDocument | None
+) -> AsyncIterator[tuple[ReadableNode, Host]]:
     """The node, real or simulated, and what of the host bears on the document.
 
     Time slices are asked for where the document has some, else of GPUs on which they were changed.
     Raises DriverUnavailable, UsageError, and NodeagentError for what an agent left damaged.
     """
-    async with _parts(options, settings, document) as (driver, parts):
-        if parts is None:
+    async with _opened(options, settings, document) as (driver, sharing):
+        if sharing is None:
             async with driver:
                 yield driver, Host()
             return
@@ -69,26 +52,26 @@ async def looking_at(
         from nodeagent.mps import setup as mps_setup
         from nodeagent.mps.fleet import survey
 
-        found = await survey(parts.places.run_dir, programs=parts.places.programs, ask=True)
-        memory = mps_setup.make_memory(parts.places, read_only=True)
+        found = await survey(sharing.places.run_dir, programs=sharing.places.programs, ask=True)
+        memory = mps_setup.make_memory(sharing.places, read_only=True)
         daemons = node_reader.SurveyedDaemons(found)
         async with node_reader.NodeReader(
-            driver, daemons, memory, node_reader.LastObservation(), time_slices=parts.time_slices
+            driver, daemons, memory, node_reader.LastObservation(), time_slices=sharing.time_slices
         ) as node:
-            yield node, parts.host
+            yield node, sharing.host
 
 
 @asynccontextmanager
 async def changing(
     options: Options, settings: Settings, document: PlanDocument
-) -> AsyncIterator[tuple[Node, Host]]:
+) -> AsyncIterator[tuple[ChangeableNode, Host]]:
     """As `looking_at`, to change it.
 
     MPS daemons that are started go on without a supervisor, until an agent takes them over. Those
     that are there are given the time to be Ready, also where an earlier command was cut short.
     """
-    async with _parts(options, settings, document) as (driver, parts):
-        if parts is None:
+    async with _opened(options, settings, document) as (driver, sharing):
+        if sharing is None:
             async with driver:
                 yield driver, Host()
             return
@@ -97,7 +80,7 @@ async def changing(
         from nodeagent.mps import setup as mps_setup
 
         observation = LastObservation()
-        mps, places = parts.settings.mps, parts.places
+        mps, places = settings.mps, sharing.places
         fleet = mps_setup.make_fleet(
             mps,
             places,
@@ -108,124 +91,92 @@ async def changing(
         memory = mps_setup.make_memory(places)
         publisher = mps_setup.make_publisher(mps, places)
         whole = NodeController(
-            driver,
-            fleet,
-            memory,
-            publisher,
-            observation,
-            time_slices=parts.time_slices,
+            driver, fleet, memory, publisher, observation, time_slices=sharing.time_slices
         )
         async with fleet, whole:
             fleet.retry()
             await fleet.settled()
             try:
-                yield whole, parts.host
+                yield whole, sharing.host
             finally:
-                if parts.throwaway:
+                if is_throwaway(options):
                     await fleet.keep_only(())
 
 
 @dataclass(frozen=True, slots=True)
-class _Parts:
-    """What MPS and time slices take. `throwaway`: nobody can find the node again afterwards."""
+class _Sharing:
+    """What MPS and time slices take. `time_slices`: the document has some."""
 
-    settings: Settings
     places: MpsPlaces
     host: Host
-    throwaway: bool
-    time_slices: bool = False
+    time_slices: bool
 
 
 @asynccontextmanager
-async def _parts(
-    options: Options,
-    settings: Settings,
-    document: PlanDocument | None,
-) -> AsyncIterator[tuple[Driver, _Parts | None]]:
+async def _opened(
+    options: Options, settings: Settings, document: PlanDocument | None
+) -> AsyncIterator[tuple[Driver, _Sharing | None]]:
     """The driver, to be entered; and what else it takes, None where nothing is concerned."""
-    time_slices = document is not None and _has_time_slices(document)
+    entries = document.entries if document else ()
+    time_slices = any(entry.time_slice for entry in entries)
     # The stand-in for nvidia-smi, a process of its own, resets GPUs and sets time slices.
     shared = settings.reset != "never" or time_slices or options.state is not None
-    with simulation(options, shared=shared) as (state, _):
+    with simulation(options, shared=shared) as simulated:
         driver = make_driver(options, settings)
-        with _directory(options, state) as directory:
-            concerned = document is not None and _asks_for_sharing(document)
-            run_dirs = [settings.run.dir, *([directory / "run"] if directory else [])]
-            memory = (directory or settings.state.dir) / _MEMORY
-            if concerned or memory.exists() or any(map(_has_records, run_dirs)):
-                parts = await asyncio.to_thread(_make_parts, options, settings, directory, document)
-                yield driver, replace(parts, time_slices=time_slices)
-            else:
-                if document is not None:  # without MPS, only parts of GPU instances need details
-                    driver.read_details(wanted=_divides(document))
-                yield driver, None
+        directory = simulated.directory if simulated else None
+        if any(map(_asks_for_sharing, entries)) or _was_shared(settings, directory):
+            sharing = await asyncio.to_thread(
+                _make_sharing, settings, directory, document, time_slices=time_slices
+            )
+            yield driver, sharing
+        else:
+            if document is not None:  # without MPS, only parts of GPU instances need details
+                driver.read_details(wanted=any(map(_divides, entries)))
+            yield driver, None
 
 
-def _make_parts(
-    options: Options, settings: Settings, directory: Path | None, document: PlanDocument | None
-) -> _Parts:
+def _make_sharing(
+    settings: Settings,
+    directory: Path | None,
+    document: PlanDocument | None,
+    *,
+    time_slices: bool,
+) -> _Sharing:
+    """Looks up the users that the document names, which may block. `directory` is where a
+    simulated node's daemons have their things.
+    """
     from nodeagent.mps import setup as mps_setup
 
-    return _Parts(
-        settings,
+    return _Sharing(
         mps_setup.simulated_places(settings, directory)
         if directory
         else mps_setup.places_of(settings),
         mps_setup.host_for(settings.mps)(document) if document else Host(),
-        throwaway=is_simulated(options) and options.state is None,
+        time_slices,
     )
 
 
-def _asks_for_sharing(document: PlanDocument) -> bool:
-    return any(
-        entry.mps
-        or entry.time_slice
-        or (isinstance(entry.mig, MigLayout) and any(i.mps for i in entry.mig.instances))
-        for entry in document.entries
-    )
+def _asks_for_sharing(entry: PlanEntry) -> bool:
+    on_instances = isinstance(entry.mig, MigLayout) and any(i.mps for i in entry.mig.instances)
+    return bool(entry.mps or entry.time_slice or on_instances)
 
 
-def _divides(document: PlanDocument) -> bool:
+def _divides(entry: PlanEntry) -> bool:
     """Whether it asks for parts of GPU instances, such as 1c.3g.40gb."""
-    return any(
-        isinstance(entry.mig, MigLayout)
-        and any(_PART.match(i.profile) for i in entry.mig.instances)
-        for entry in document.entries
+    return isinstance(entry.mig, MigLayout) and any(
+        _PART.match(i.profile) for i in entry.mig.instances
     )
 
 
-def _has_time_slices(document: PlanDocument) -> bool:
-    return any(entry.time_slice for entry in document.entries)
+def _was_shared(settings: Settings, directory: Path | None) -> bool:
+    """Whether an agent or an earlier command left daemons or changed devices here."""
+    run_dirs = [settings.run.dir, *([directory / "run"] if directory else [])]
+    memory = (directory or settings.state.dir) / _MEMORY
+    return memory.exists() or any(_has_files(run_dir / _RECORDS) for run_dir in run_dirs)
 
 
-def _has_records(run_dir: Path) -> bool:
+def _has_files(folder: Path) -> bool:
     try:
-        return any(True for _ in (run_dir / _RECORDS).iterdir())
+        return any(True for _ in folder.iterdir())
     except OSError:
         return False
-
-
-@contextmanager
-def _directory(options: Options, state: Path | None) -> Iterator[Path | None]:
-    """Where a simulated node's daemons have their things; None for the machine's own GPUs."""
-    if not is_simulated(options):
-        yield None
-        return
-    with simulated_directory(state) as directory:
-        yield directory
-
-
-@contextmanager
-def simulated_directory(state: Path | None) -> Iterator[Path]:
-    """Beside the state file, or, where there is none, thrown away in the end."""
-    if state is not None:
-        from nodeagent.simulation.mps.installation import directory_beside
-
-        yield directory_beside(state)
-        return
-    import tempfile
-
-    with tempfile.TemporaryDirectory(prefix="na-") as name:
-        directory = Path(name)
-        directory.chmod(0o755)  # daemons and clients of other users have to pass
-        yield directory
