@@ -43,11 +43,11 @@ def agent_address(options: Options) -> AgentAddress:
 def _watch(address: AgentAddress, output: Output) -> None:
     """Every new picture; one JSON document a line where a program reads."""
     if output.is_text and output.painted:
-        from nodeagent.terminal.colour import Screen
+        from nodeagent.terminal.colour import screen
 
-        with Screen() as screen:
+        with screen() as show:
             for _, page in _changes(address, output):
-                screen.show(page)
+                show(page)
     for status, page in _changes(address, output):
         if output.is_text:
             output.page((*page, ()))

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from types import TracebackType
-from typing import Self
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 
 from rich.console import Console
 from rich.live import Live
@@ -34,27 +33,11 @@ def painted(lines: Iterable[Line]) -> str:
     return capture.get()
 
 
-class Screen:
-    """The whole terminal showing one page after the other; restored at the end."""
-
-    def __init__(self) -> None:
-        self._live = Live(screen=True, auto_refresh=False, vertical_overflow="crop")
-
-    def __enter__(self) -> Self:
-        self._live.__enter__()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._live.__exit__(kind, error, trace)
-
-    def show(self, lines: Iterable[Line]) -> None:
-        """Replace what is shown."""
-        self._live.update(_text(lines), refresh=True)
+@contextmanager
+def screen() -> Iterator[Callable[[Iterable[Line]], None]]:
+    """The whole terminal for one page after the other, by a call each; restored at the end."""
+    with Live(screen=True, auto_refresh=False, vertical_overflow="crop") as live:
+        yield lambda lines: live.update(_text(lines), refresh=True)
 
 
 def _text(lines: Iterable[Line]) -> Text:

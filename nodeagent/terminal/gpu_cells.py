@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from typing import TypeAlias
 
-from nodeagent.plan.observed import Access, Gpu, GpuInstance, Placement
+from nodeagent.plan.observed import Access, Gpu, GpuInstance
 from nodeagent.plan.steps import (
     CreateComputeInstance,
     DestroyComputeInstance,
@@ -15,6 +16,15 @@ from nodeagent.terminal.page import Tone
 from nodeagent.terminal.slices import Cell
 from nodeagent.terminal.wording import devices_in
 
+_Fate: TypeAlias = tuple[str, Tone]
+
+_NONE: _Fate = ("", Tone.PLAIN)
+_STAYS: _Fate = ("stays", Tone.STAYS)
+_GOES: _Fate = ("goes", Tone.GOES)
+_CHANGES: _Fate = ("changes", Tone.NEW)
+_CHANGED: _Fate = ("changed", Tone.NEW)
+_NEW: _Fate = ("new", Tone.NEW)
+
 
 def slots_of(gpu: Gpu) -> int:
     """How many memory slices the card has, from what its profiles can cover."""
@@ -23,51 +33,42 @@ def slots_of(gpu: Gpu) -> int:
     return max((p.start + p.size for p in placements), default=1)
 
 
+def cells_now(gpu: Gpu) -> tuple[Cell, ...]:
+    """The GPU as it is, with nothing said about the future."""
+    return _cells(gpu, lambda _: _NONE)
+
+
 def cells_before(gpu: Gpu, steps: Iterable[Step]) -> tuple[Cell, ...]:
     """The GPU as it is; the instances that `steps` destroy or change are marked."""
     fates = _fates(steps)
-    cells = [_cell(i, *fates.get(i.id, ("stays", Tone.STAYS))) for i in gpu.instances]
-    return tuple(cells) or _without_instances(gpu)
+    return _cells(gpu, lambda instance: fates.get(instance.id, _STAYS))
 
 
 def cells_after(gpu: Gpu, before: Gpu, steps: Iterable[Step]) -> tuple[Cell, ...]:
     """The GPU as it would be; what was not there before is marked new."""
-    steps = tuple(steps)
-    gone = {s.instance for s in steps if isinstance(s, DestroyGpuInstance)}
     fates = _fates(steps)
-    kept = {(i.placement, i.profile): i for i in before.instances if i.id not in gone}
-    cells = [_after_cell(i, kept, fates) for i in gpu.instances]
-    return tuple(cells) or _without_instances(gpu)
+    kept = {
+        (i.placement, i.profile): _CHANGED if i.id in fates else _STAYS
+        for i in before.instances
+        if fates.get(i.id) is not _GOES
+    }
+    return _cells(gpu, lambda instance: kept.get((instance.placement, instance.profile), _NEW))
 
 
-def cells_now(gpu: Gpu) -> tuple[Cell, ...]:
-    """The GPU as it is, with nothing said about the future."""
-    cells = [_cell(i, "", Tone.PLAIN) for i in gpu.instances]
-    return tuple(cells) or _without_instances(gpu)
-
-
-def _after_cell(
-    instance: GpuInstance,
-    kept: dict[tuple[Placement, str], GpuInstance],
-    fates: dict[int, tuple[str, Tone]],
-) -> Cell:
-    earlier = kept.get((instance.placement, instance.profile))
-    if earlier is None:
-        return _cell(instance, "new", Tone.NEW)
-    if earlier.id in fates:
-        return _cell(instance, "changed", Tone.NEW)
-    return _cell(instance, "stays", Tone.STAYS)
-
-
-def _fates(steps: Iterable[Step]) -> dict[int, tuple[str, Tone]]:
-    """By GPU instance id; a destroyed instance counts as going, whatever else it meets."""
-    fates: dict[int, tuple[str, Tone]] = {}
+def _fates(steps: Iterable[Step]) -> dict[int, _Fate]:
+    """By GPU instance id; a destroyed instance counts as going, whatever else happens to it."""
+    fates: dict[int, _Fate] = {}
     for step in steps:
         if isinstance(step, DestroyGpuInstance):
-            fates[step.instance] = ("goes", Tone.GOES)
+            fates[step.instance] = _GOES
         elif isinstance(step, DestroyComputeInstance | CreateComputeInstance):
-            fates.setdefault(step.instance, ("changes", Tone.NEW))
+            fates.setdefault(step.instance, _CHANGES)
     return fates
+
+
+def _cells(gpu: Gpu, fate_of: Callable[[GpuInstance], _Fate]) -> tuple[Cell, ...]:
+    cells = tuple(_cell(instance, *fate_of(instance)) for instance in gpu.instances)
+    return cells or (Cell(0, slots_of(gpu), (mode_words(gpu),), Tone.DIM),)
 
 
 def _cell(instance: GpuInstance, fate: str, tone: Tone) -> Cell:
@@ -78,20 +79,13 @@ def _cell(instance: GpuInstance, fate: str, tone: Tone) -> Cell:
     return Cell(place.start, place.size, labels, Tone.IN_USE if in_use else tone)
 
 
-def _without_instances(gpu: Gpu) -> tuple[Cell, ...]:
-    return (Cell(0, slots_of(gpu), (mode_words(gpu),), Tone.DIM),)
-
-
 def mode_words(gpu: Gpu) -> str:
     """Why there is no instance to draw."""
     if gpu.access is not Access.OK:
         return f"{gpu.access}: {gpu.access_reason}" if gpu.access_reason else str(gpu.access)
     if gpu.mig is None:
         return "no MIG on this card"
-    if gpu.mig.current != gpu.mig.pending:
-        return f"MIG {_on(gpu.mig.current)}, {_on(gpu.mig.pending)} after a reset"
+    now, then = ("on" if on else "off" for on in (gpu.mig.current, gpu.mig.pending))
+    if now != then:
+        return f"MIG {now}, {then} after a reset"
     return "MIG on, no instances" if gpu.mig.current else "MIG off"
-
-
-def _on(enabled: bool) -> str:
-    return "on" if enabled else "off"

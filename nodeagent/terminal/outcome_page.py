@@ -5,7 +5,7 @@ from __future__ import annotations
 from nodeagent.plan.plan import GpuOutcome, NodeOutcome, NodePlan, StepReport, StepResult, Verdict
 from nodeagent.plan.problems import Problem
 from nodeagent.terminal.gpu_cells import cells_now, slots_of
-from nodeagent.terminal.page import BLANK, Line, Span, Tone, count, dim, indent, line
+from nodeagent.terminal.page import BLANK, Line, Span, Tone, count, dim, gpu_blocks, indent, line
 from nodeagent.terminal.slices import drawing
 from nodeagent.terminal.wording import gpu_title, problem_lines, step_sentence, verdict_span
 
@@ -33,26 +33,16 @@ def outcome_page(
     `rest` is the plan for what was read back.
     """
     remaining = {gpu.before.key: (gpu.verdict, gpu.problems) for gpu in rest.gpus}
-    groups: dict[tuple[str, tuple[Line, ...]], list[GpuOutcome]] = {}
+    bodies = []
     for gpu in outcome.gpus:
         verdict, problems = remaining[gpu.plan.before.key]
         if gpu.steps or problems or verdict is not Verdict.IN_SYNC:
-            body = _gpu_body(gpu, verdict, problems, width)
-            groups.setdefault((gpu.after.name, body), []).append(gpu)
-    lines: list[Line] = []
-    for (_, body), gpus in groups.items():
-        lines += [BLANK, gpu_title([gpu.after for gpu in gpus]), *indent(body, 2)]
-    lines += [BLANK] if lines else []
+            bodies.append((gpu_title(gpu.after), _gpu_body(gpu, verdict, problems, width)))
     return (
-        *lines,
+        *([BLANK, *gpu_blocks(bodies)] if bodies else []),
         *problem_lines(rest.problems, Tone.BAD),
         _last_word(outcome, rest, stopped=stopped),
     )
-
-
-def _distinct(outcome: GpuOutcome, remaining: tuple[Problem, ...]) -> tuple[Problem, ...]:
-    """A failure that was reported explains why a step is left; nothing is said twice."""
-    return tuple(dict.fromkeys((*outcome.problems, *remaining)))
 
 
 def _gpu_body(
@@ -62,10 +52,12 @@ def _gpu_body(
     restored = [step_line(after.index, report) for report in outcome.restored]
     drawn = after.mig is not None or after.instances
     well = verdict is Verdict.IN_SYNC and not outcome.failed and not left
+    # A failure that was reported explains why a step is left; nothing is said twice.
+    problems = () if well else dict.fromkeys((*outcome.problems, *left))
     return (
         *(drawing([("now", cells_now(after))], slots_of(after), width - 2) if drawn else ()),
         *([line("to restore the earlier layout:"), *indent(restored, 2)] if restored else []),
-        *problem_lines(() if well else _distinct(outcome, left), Tone.WARNING),
+        *problem_lines(problems, Tone.WARNING),
     )
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import NamedTuple
 
 
 class Tone(StrEnum):
@@ -73,9 +75,48 @@ def _table_row(row: Sequence[Span], widths: Sequence[int], right: frozenset[int]
     return tuple(spans[:-1])
 
 
+def remark(
+    message: str, remedy: str = "", *, path: str = "", tone: Tone = Tone.WARNING
+) -> tuple[Line, ...]:
+    """What is wrong, after the place in the document it comes from; the remedy below."""
+    found = line(Span(f"! {path}: {message}" if path else f"! {message}", tone))
+    return (found, line(f"  {remedy}")) if remedy else (found,)
+
+
+class GpuTitle(NamedTuple):
+    """What a GPU is called, and what else identifies it."""
+
+    number: int
+    name: str
+    ids: str
+
+
+def gpu_blocks(bodies: Iterable[tuple[GpuTitle, tuple[Line, ...]]]) -> list[Line]:
+    """Each GPU's lines below its title; GPUs of one model with exactly the same lines together."""
+    groups: dict[tuple[str, tuple[Line, ...]], list[GpuTitle]] = {}
+    for title, body in bodies:
+        groups.setdefault((title.name, body), []).append(title)
+    lines: list[Line] = []
+    for (name, body), gpus in groups.items():
+        first, *others = gpus
+        if others:
+            where = f"GPUs {index_ranges(gpu.number for gpu in gpus)}"
+            lines.append(line(Span(where, Tone.TITLE), f"  {len(gpus)} x {name}"))
+        else:
+            where, ids = f"GPU {first.number}", dim(f"  {first.ids}")
+            lines.append(line(Span(where, Tone.TITLE), f"  {name}", ids))
+        lines += [*indent(body, 2), BLANK]
+    return lines
+
+
 def count(number: int, noun: str) -> str:
     """`1 step`, `2 steps`."""
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def counted(names: Iterable[str]) -> str:
+    """`3g.40gb 2 x 1g.10gb`: each name once."""
+    return " ".join(name if n == 1 else f"{n} x {name}" for name, n in Counter(names).items())
 
 
 def gibibytes(size: int) -> str:

@@ -2,30 +2,17 @@
 
 from __future__ import annotations
 
-from nodeagent.plan.observed import Gpu
 from nodeagent.plan.plan import GpuPlan, NodePlan, Verdict
 from nodeagent.terminal.gpu_cells import cells_after, cells_before, cells_now, slots_of
-from nodeagent.terminal.page import BLANK, Line, Tone, count, dim, indent, line
+from nodeagent.terminal.page import Line, Tone, count, dim, gpu_blocks, line
 from nodeagent.terminal.slices import drawing
 from nodeagent.terminal.wording import gpu_title, problem_lines, step_sentence, verdict_span
 
 
 def plan_page(plan: NodePlan, width: int) -> tuple[Line, ...]:
     """The whole page, at most `width` columns where words allow it."""
-    lines: list[Line] = []
-    for gpus, body in _alike(plan, width):
-        lines += [gpu_title(gpus), *indent(body, 2), BLANK]
-    lines += problem_lines(plan.problems, Tone.BAD)
-    return (*lines, summary(plan))
-
-
-def _alike(plan: NodePlan, width: int) -> list[tuple[list[Gpu], tuple[Line, ...]]]:
-    """GPUs of one model for which exactly the same would be shown, together."""
-    groups: dict[tuple[str, tuple[Line, ...]], list[Gpu]] = {}
-    for gpu in plan.gpus:
-        alike = (gpu.before.name, _gpu_body(gpu, width - 2))
-        groups.setdefault(alike, []).append(gpu.before)
-    return [(gpus, body) for (_, body), gpus in groups.items()]
+    bodies = [(gpu_title(gpu.before), _gpu_body(gpu, width - 2)) for gpu in plan.gpus]
+    return (*gpu_blocks(bodies), *problem_lines(plan.problems, Tone.BAD), summary(plan))
 
 
 def _gpu_body(plan: GpuPlan, width: int) -> tuple[Line, ...]:

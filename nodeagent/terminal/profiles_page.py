@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from nodeagent.plan.observed import Gpu, GpuInstanceProfile, Placement
+from nodeagent.plan.observed import Engines, Gpu, GpuInstanceProfile, Placement
 from nodeagent.terminal.gpu_cells import mode_words
-from nodeagent.terminal.page import BLANK, Line, Span, Tone, dim, gibibytes, indent, line, table
+from nodeagent.terminal.page import Line, Span, Tone, dim, gibibytes, gpu_blocks, line, table
 from nodeagent.terminal.wording import gpu_title
 
 _HEADER = ("PROFILE", "ID", "MEMORY", "SMs", "ENGINES", "MAX", "MORE NOW", "PLACEMENTS")
@@ -15,13 +15,8 @@ _RIGHT = frozenset({1, 2, 3, 5, 6})
 
 def profiles_page(offers: Sequence[tuple[Gpu, Mapping[str, int]]]) -> tuple[Line, ...]:
     """`offers`: each GPU with how many more of each profile can be created now."""
-    groups: dict[tuple[str, tuple[Line, ...]], list[Gpu]] = {}
-    for gpu, creatable in offers:
-        groups.setdefault((gpu.name, _body(gpu, creatable)), []).append(gpu)
-    lines: list[Line] = []
-    for (_, body), gpus in groups.items():
-        lines += [gpu_title(gpus), *indent(body, 2), BLANK]
-    return tuple(lines[:-1]) or (line("This node has no GPU."),)
+    blocks = gpu_blocks((gpu_title(gpu), _body(gpu, creatable)) for gpu, creatable in offers)
+    return tuple(blocks[:-1]) or (line("This node has no GPU."),)
 
 
 def _body(gpu: Gpu, creatable: Mapping[str, int]) -> tuple[Line, ...]:
@@ -39,16 +34,15 @@ def _row(profile: GpuInstanceProfile, more: int) -> list[str | Span]:
         str(profile.id),
         gibibytes(profile.memory),
         str(profile.multiprocessors),
-        engine_words(profile),
+        _engine_words(profile.engines),
         str(profile.max_count),
         Span(str(more), Tone.GOOD if more else Tone.DIM),
-        placement_words(profile.placements),
+        _placement_words(profile.placements),
     ]
 
 
-def engine_words(profile: GpuInstanceProfile) -> str:
-    """`2 copy, 1 decoder`; `none` for a profile without engines."""
-    engines = profile.engines
+def _engine_words(engines: Engines) -> str:
+    """`2 copy 1 dec`; `none` for a profile without engines."""
     counts = {
         "copy": engines.copy,
         "dec": engines.decoder,
@@ -59,7 +53,7 @@ def engine_words(profile: GpuInstanceProfile) -> str:
     return " ".join(f"{n} {name}" for name, n in counts.items() if n) or "none"
 
 
-def placement_words(placements: Sequence[Placement]) -> str:
+def _placement_words(placements: Sequence[Placement]) -> str:
     """`{0,2,4}:2`: where instances may begin, and how many memory slices they take."""
     by_size: dict[int, list[int]] = {}
     for place in placements:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from nodeagent.terminal.page import Line, Span, Tone, dim
 
@@ -12,8 +12,7 @@ _NARROWEST = 3
 _MARGIN = 8  # columns for the words "before" and "after"
 
 
-@dataclass(frozen=True, slots=True)
-class Cell:
+class Cell(NamedTuple):
     """Something on the memory slices `start` to `start + size`; one label a row."""
 
     start: int
@@ -22,23 +21,30 @@ class Cell:
     tone: Tone = Tone.PLAIN
 
 
+def drawing(rows: Sequence[tuple[str, Sequence[Cell]]], slots: int, width: int) -> tuple[Line, ...]:
+    """Named bars below a ruler of memory slices."""
+    room = width - _MARGIN
+    lines = [(dim(" " * _MARGIN), *ruler(slots, room))]
+    for name, cells in rows:
+        for number, spans in enumerate(bar(cells, slots, room)):
+            title = name if number == 1 else ""
+            lines.append((dim(title.ljust(_MARGIN)), *spans))
+    return tuple(lines)
+
+
 def ruler(slots: int, width: int) -> Line:
     """The numbers of the slices, over where their boxes begin."""
     pitch = _pitch(slots, width)
-    return (Span("".join(str(slot).ljust(pitch) for slot in range(slots)), Tone.DIM),)
+    return (dim("".join(str(slot).ljust(pitch) for slot in range(slots))),)
 
 
 def bar(cells: Iterable[Cell], slots: int, width: int) -> tuple[Line, ...]:
     """The boxes side by side, `width` columns wide at most, gaps as empty boxes."""
     pitch = _pitch(slots, width)
-    row = [_folded(cell, pitch) for cell in _without_gaps(sorted(cells, key=_start), slots)]
+    row = [_folded(cell, pitch) for cell in _without_gaps(cells, slots)]
     height = max(len(cell.labels) for cell in row)
-    middle = tuple(_label_row(row, number, pitch) for number in range(height))
+    middle = (_label_row(row, number, pitch) for number in range(height))
     return (_edge(row, pitch, "┌┬┐"), *middle, _edge(row, pitch, "└┴┘"))
-
-
-def _start(cell: Cell) -> int:
-    return cell.start
 
 
 def _pitch(slots: int, width: int) -> int:
@@ -46,20 +52,19 @@ def _pitch(slots: int, width: int) -> int:
     return max(_NARROWEST, (width - 1) // max(slots, 1))
 
 
-def _without_gaps(cells: Sequence[Cell], slots: int) -> Iterable[Cell]:
+def _without_gaps(cells: Iterable[Cell], slots: int) -> Iterable[Cell]:
     position = 0
-    for cell in cells:
+    for cell in (*sorted(cells, key=lambda cell: cell.start), Cell(slots, 0, ())):
         if cell.start > position:
             yield Cell(position, cell.start - position, ())
-        yield cell
+        if cell.size:
+            yield cell
         position = cell.start + cell.size
-    if position < slots:
-        yield Cell(position, slots - position, ())
 
 
 def _folded(cell: Cell, pitch: int) -> Cell:
     room = cell.size * pitch - 1
-    return replace(cell, labels=tuple(row for label in cell.labels for row in fold(label, room)))
+    return cell._replace(labels=tuple(row for label in cell.labels for row in fold(label, room)))
 
 
 def fold(label: str, room: int) -> tuple[str, ...]:
@@ -78,24 +83,12 @@ def _cut(text: str, room: int) -> str:
 
 def _edge(row: Sequence[Cell], pitch: int, corners: str) -> Line:
     boxes = corners[1].join("─" * (cell.size * pitch - 1) for cell in row)
-    return (Span(corners[0] + boxes + corners[2], Tone.DIM),)
+    return (dim(corners[0] + boxes + corners[2]),)
 
 
 def _label_row(row: Sequence[Cell], number: int, pitch: int) -> Line:
-    border = Span("│", Tone.DIM)
-    spans = [border]
+    spans = [dim("│")]
     for cell in row:
         text = cell.labels[number] if number < len(cell.labels) else ""
-        spans += [Span(text.ljust(cell.size * pitch - 1), cell.tone), border]
+        spans += [Span(text.ljust(cell.size * pitch - 1), cell.tone), dim("│")]
     return tuple(spans)
-
-
-def drawing(rows: Sequence[tuple[str, Sequence[Cell]]], slots: int, width: int) -> tuple[Line, ...]:
-    """Named bars below a ruler of memory slices."""
-    room = width - _MARGIN
-    lines = [(dim(" " * _MARGIN), *ruler(slots, room))]
-    for name, cells in rows:
-        for number, spans in enumerate(bar(cells, slots, room)):
-            title = name if number == 1 else ""
-            lines.append((dim(title.ljust(_MARGIN)), *spans))
-    return tuple(lines)

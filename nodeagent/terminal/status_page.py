@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from nodeagent.terminal.mps_page import daemon_lines, device_words
+from nodeagent.terminal.mps_page import daemon_lines, device_words, pod_words, process_words
 from nodeagent.terminal.page import (
     BLANK,
+    GpuTitle,
     Line,
     Span,
     Tone,
+    counted,
     dim,
     gibibytes,
-    indent,
-    index_ranges,
+    gpu_blocks,
     line,
+    remark,
 )
 from nodeagent.terminal.slices import Cell, drawing
 
@@ -43,17 +43,25 @@ _DIGEST_SHOWN = 19  # columns: "sha256:" and twelve digits
 
 def status_page(status: Json, width: int) -> tuple[Line, ...]:
     """The whole page; keys that are absent are not known and left out."""
-    lines = [*_headline(status.get("headline") or {}), *_title(status), BLANK]
-    groups: dict[tuple[str, tuple[Line, ...]], list[Json]] = {}
+    gpus: Sequence[Json] = status.get("gpus", ())
     daemons: Sequence[Json] = status.get("mps", ())
-    for gpu in status.get("gpus", ()):
-        body = (*_gpu_body(gpu, width - 2), *_mps_lines(gpu, daemons))
-        groups.setdefault((str(gpu.get("name", "")), body), []).append(gpu)
-    for (_, body), gpus in groups.items():
-        lines += [_gpu_title(gpus), *indent(body, 2), BLANK]
-    lines += _mps_elsewhere(status.get("gpus", ()), daemons)
-    problems = _problem_lines(status.get("problems", ()))
+    lines = [
+        *_headline(status.get("headline") or {}),
+        *_title(status),
+        BLANK,
+        *gpu_blocks(
+            (_gpu_title(gpu), (*_gpu_body(gpu, width - 2), *_mps_lines(gpu, daemons)))
+            for gpu in gpus
+        ),
+        *_mps_elsewhere(gpus, daemons),
+    ]
+    problems = [row for problem in status.get("problems", ()) for row in _problem(problem)]
     return (*lines, *problems) if problems else tuple(lines[:-1])
+
+
+def _problem(problem: Json) -> tuple[Line, ...]:
+    message, remedy = str(problem.get("message", "")), str(problem.get("remedy", ""))
+    return remark(message, remedy, path=str(problem.get("path", "")))
 
 
 def _headline(headline: Json) -> tuple[Line, ...]:
@@ -100,28 +108,20 @@ def _cluster_lines(status: Json) -> tuple[Line, ...]:
     words = f"reachable{since}"
     if not reachable:
         words = f"not {words}" if problem else "not reached yet"
-    lines = [line(dim(f"cluster {server}  "), dim(words) if reachable else Span(words, Tone.BAD))]
-    if problem:
-        lines += [line(Span(f"! {problem.get('message', '')}", Tone.WARNING))]
-        lines += [line(f"  {problem['remedy']}")] if problem.get("remedy") else []
-    return tuple(lines)
+    seen = dim(words) if reachable else Span(words, Tone.BAD)
+    return (line(dim(f"cluster {server}  "), seen), *(_problem(problem) if problem else ()))
 
 
-def _gpu_title(gpus: Sequence[Json]) -> Line:
-    first = gpus[0]
-    name = first.get("name", "")
-    if len(gpus) > 1:
-        indices = index_ranges(int(gpu["index"]) for gpu in gpus)
-        return line(Span(f"GPUs {indices}", Tone.TITLE), f"  {len(gpus)} x {name}")
-    place = "  ".join(str(first[key]) for key in ("uuid", "pciBusId") if first.get(key))
-    return line(Span(f"GPU {first.get('index', '?')}", Tone.TITLE), f"  {name}", dim(f"  {place}"))
+def _gpu_title(gpu: Json) -> GpuTitle:
+    ids = "  ".join(str(gpu[key]) for key in ("uuid", "pciBusId") if gpu.get(key))
+    return GpuTitle(int(gpu["index"]), str(gpu.get("name", "")), ids)
 
 
 def _gpu_body(gpu: Json, width: int) -> tuple[Line, ...]:
     instances: Sequence[Json] = gpu.get("instances", ())
     slots = int(gpu.get("slots") or 0)
     if "free" not in gpu:  # it does not answer: what is known of it is from before
-        cells = [replace(cell, labels=cell.labels[:1], tone=Tone.DIM) for cell in _cells(instances)]
+        cells = [c._replace(labels=c.labels[:1], tone=Tone.DIM) for c in _cells(instances)]
         return (*(drawing([("was", cells)], slots, width) if cells else ()), *_health(gpu))
     cells = _cells(instances) or [Cell(0, slots, (_mode_words(gpu),), Tone.DIM)]
     picture = drawing([("now", cells)], slots, width) if slots else ()
@@ -143,8 +143,7 @@ def _cells(instances: Sequence[Json]) -> list[Cell]:
 
 
 def _cell(place: tuple[int, int], devices: Sequence[Json]) -> Cell:
-    counts = Counter(str(device.get("profile", "?")) for device in devices)
-    name = " ".join(profile if n == 1 else f"{n} x {profile}" for profile, n in counts.items())
+    name = counted(str(device.get("profile", "?")) for device in devices)
     half_made = not any(device.get("uuid") for device in devices)
     in_use = any(device.get("inUse") for device in devices)
     state = "half made" if half_made else "in use" if in_use else "idle"
@@ -161,33 +160,29 @@ def _mode_words(gpu: Json) -> str:
     return f"MIG {mig.get('current')}{', no instances' if empty else ''}"
 
 
-def _user_lines(gpu: Json) -> tuple[Line, ...]:
-    rows = [_users(f"{i.get('profile')} at {i.get('start')}", i) for i in gpu.get("instances", ())]
-    rows.append(_users("GPU", gpu))
-    return tuple(row for group in rows for row in group)
+def _user_lines(gpu: Json) -> Iterator[Line]:
+    for instance in gpu.get("instances", ()):
+        yield from _users(_device_name(instance), instance)
+    yield from _users("GPU", gpu)
 
 
-def _users(what: str, holder: Json) -> list[Line]:
+def _users(what: str, holder: Json) -> Iterator[Line]:
     memory = holder.get("memory") or {}
     used = f", {gibibytes(int(memory['used']))} used" if memory.get("used") else ""
-    lines = [
-        line(Span(f"{what}: ", Tone.IN_USE), _user_words(user), dim(used))
-        for user in holder.get("users", ())
-    ]
+    device = Span(f"{what}: ", Tone.IN_USE)
+    for user in holder.get("users", ()):
+        yield line(device, _user_words(user), dim(used))
     if holder.get("usersUnknown"):
-        lines.append(
-            line(Span(f"{what}: ", Tone.IN_USE), f"unknown users ({holder['usersUnknown']})")
-        )
-    return lines
+        yield line(device, f"unknown users ({holder['usersUnknown']})")
 
 
 def _user_words(user: Json) -> str:
-    pid = user.get("pid")
-    command = f" ({user['command']})" if user.get("command") else ""
-    pod = user.get("pod") or {}
-    where = f" of pod {pod.get('namespace', '')}/{pod['name']}" if pod.get("name") else ""
+    pod = f" of pod {pod_words(user)}" if pod_words(user) else ""
+    if user.get("pid"):
+        return f"pid {process_words(user)}{pod}"
     unknown = "allocated" if user.get("source") == "kubelet" else "a process of unknown pid"
-    return (f"pid {pid}" if pid else unknown) + command + where
+    command = f" ({user['command']})" if user.get("command") else ""
+    return f"{unknown}{command}{pod}"
 
 
 def _mps_lines(gpu: Json, daemons: Sequence[Json]) -> tuple[Line, ...]:
@@ -208,10 +203,12 @@ def _mps_elsewhere(gpus: Sequence[Json], daemons: Sequence[Json]) -> tuple[Line,
 def _device_names(gpu: Json) -> dict[str, str]:
     """What each device of the GPU is called below it, by UUID."""
     names = {str(gpu["uuid"]): "the GPU"} if gpu.get("uuid") else {}
-    for instance in gpu.get("instances", ()):
-        if instance.get("uuid"):
-            names[str(instance["uuid"])] = f"{instance.get('profile')} at {instance.get('start')}"
-    return names
+    devices = (i for i in gpu.get("instances", ()) if i.get("uuid"))
+    return names | {str(device["uuid"]): _device_name(device) for device in devices}
+
+
+def _device_name(device: Json) -> str:
+    return f"{device.get('profile')} at {device.get('start')}"
 
 
 def _mode_lines(gpu: Json) -> tuple[Line, ...]:
@@ -250,13 +247,3 @@ def _slices(finding: Json) -> str:
         return ""
     first, size = finding["start"], finding.get("size", 1)
     return f" in slice {first}" if size == 1 else f" in slices {first}-{first + size - 1}"
-
-
-def _problem_lines(problems: Sequence[Json]) -> tuple[Line, ...]:
-    lines: list[Line] = []
-    for problem in problems:
-        place = f"{problem['path']}: " if problem.get("path") else ""
-        lines.append(line(Span(f"! {place}{problem.get('message', '')}", Tone.WARNING)))
-        if problem.get("remedy"):
-            lines.append(line(f"  {problem['remedy']}"))
-    return tuple(lines)
