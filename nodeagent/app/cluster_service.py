@@ -120,22 +120,17 @@ class ClusterService:
         from nodeagent.cluster.plan_sources.mig_config.source import MigConfigSource
         from nodeagent.cluster.plan_sources.nos.source import NosSource
 
-        match name:
-            case "annotation":
-                return AnnotationSource(self._offer, plan.file, look_every=look_every, alive=alive)
-            case "nos":
-                config_map = self._settings.kubernetes.nos_config_map
-                return NosSource(self._offer, self._access, config_map, rounds=self._rounds)
-            case "mig-config":
-                return MigConfigSource(
-                    self._offer,
-                    plan.file,
-                    rounds=self._rounds,
-                    look_every=look_every,
-                    alive=alive,
-                )
-            case _:
-                raise AssertionError(name)
+        if name == "nos":
+            config_map = self._settings.kubernetes.nos_config_map
+            return NosSource(self._offer, self._access, config_map, rounds=self._rounds)
+        with_file = {"annotation": AnnotationSource, "mig-config": MigConfigSource}
+        return with_file[name](
+            self._offer,
+            rounds=self._rounds,
+            plan_file=plan.file,
+            look_every=look_every,
+            alive=alive,
+        )
 
     async def flush(self) -> None:
         """The agent stops: have the newest state written while `run` still runs."""

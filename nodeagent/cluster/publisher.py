@@ -143,7 +143,7 @@ class NodePublisher:
             # At its end too: who writes such a key an hour later is another program.
             loop.call_at(self._farewell_until, self._write)
         if source is not None and self._answered:
-            source.saw(self._view)
+            source.observe(self._view)
         self._write()
 
     def publish(self, state: NodeState, offered: PlanUpdate | None) -> None:
@@ -234,7 +234,7 @@ class NodePublisher:
         for observer in self._observers:
             observer.saw(view)
         if self._source is not None:
-            self._source.saw(view)
+            self._source.observe(view)
         self._write()
 
     def _following_broke(self, fault: ClusterFault | None) -> None:

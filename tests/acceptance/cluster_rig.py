@@ -79,7 +79,11 @@ class Member:
             intervals=intervals,
             now=lambda: datetime.now(UTC) + timedelta(seconds=self.jumped),
         )
-        self.source = AnnotationSource(self.rig.control.offer, folder / "plan.yaml")
+        self.source = AnnotationSource(
+            self.rig.control.offer,
+            rounds=lambda: self.rig.state.rounds,
+            plan_file=folder / "plan.yaml",
+        )
         self.publisher.use(self.source)
 
     def _wake(self, reason: str) -> None:

@@ -56,7 +56,7 @@ class Home:
     def there(self, view: NodeView | None) -> None:
         """The Node is this one from now on."""
         self.view = view
-        self.source.saw(view)
+        self.source.observe(view)
         self._publish(self.rig.state)
 
     def patch(
@@ -78,7 +78,7 @@ class Home:
         if written != Wanted():
             self.writes.append(written)
             self.view = self._patched(written)
-            self.source.saw(self.view)  # as the follower would tell
+            self.source.observe(self.view)  # as the follower would tell
 
     def _patched(self, keys: Wanted) -> NodeView:
         merged = {**self.annotations, **keys.annotations}, {**self.labels, **keys.labels}

@@ -6,13 +6,13 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime
-from typing import NoReturn
 
 import pytest
 
 from nodeagent.cluster.client.access import ClusterAccess
 from nodeagent.cluster.client.node_view import NodeView
 from nodeagent.cluster.client.node_writer import Wanted
+from nodeagent.cluster.plan_sources.node_source import NodeSource
 from nodeagent.cluster.publisher import NodePublisher, PublisherIntervals
 from nodeagent.reconcile.event_log import EventLog, EventType
 from nodeagent.reconcile.plan_update import PlanUpdate
@@ -27,19 +27,16 @@ PACE = PublisherIntervals(
 )
 
 
-class Labelling:
+class Labelling(NodeSource):
     """A source that keeps one label on the Node."""
 
     def __init__(self, label: str, annotation: str = "") -> None:
+        super().__init__(lambda _: None, rounds=lambda: 0)
         self.label = label
         self.annotation = annotation
         self.seen: list[NodeView | None] = []
 
-    async def run(self) -> NoReturn:
-        await asyncio.Event().wait()
-        raise AssertionError
-
-    def saw(self, view: NodeView | None) -> None:
+    def observe(self, view: NodeView | None) -> None:
         self.seen.append(view)
 
     def answer(self, view: NodeView, state: NodeState, offered: PlanUpdate | None) -> Wanted:

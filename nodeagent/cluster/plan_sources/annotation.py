@@ -4,18 +4,14 @@ file, or both. A text is passed on as it is; the document reader checks it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
-from typing import Final, NoReturn, assert_never
+from typing import Final, assert_never
 
 from nodeagent.cluster.client.node_view import NodeView
-from nodeagent.cluster.client.node_writer import Wanted
-from nodeagent.cluster.plan_sources.node_source import NO_NODE, Offer
-from nodeagent.reconcile.plan_file import PlanFile
+from nodeagent.cluster.plan_sources.node_source import NO_NODE, NodeSource
 from nodeagent.reconcile.plan_update import NoPlan, PlanText, PlanUpdate, UnreadablePlan
 from nodeagent.text import shown
-from nodeagent.views.node_state import NodeState
 
 PLAN: Final = "nodeagent.io/plan"
 PLAN_NAME: Final = "nodeagent.io/plan-name"
@@ -45,56 +41,13 @@ def offer(annotations: Mapping[str, str], file: PlanUpdate) -> PlanUpdate:
             assert_never(file)
 
 
-class AnnotationSource:
-    """Offers what `nodeagent.io/plan` and `plan-name` say; a name alone is one of `plan_file`.
+class AnnotationSource(NodeSource):
+    """Offers what `nodeagent.io/plan` and `plan-name` say; a name alone is one of the plan file.
 
-    The file is followed while `run` runs; before it is read, a name alone means nothing yet.
-    `look_every` (seconds) and `alive` are those of `PlanFile`.
+    Before the file is read, a name alone means nothing yet. The status annotation is the answer.
     """
 
-    def __init__(
-        self,
-        offer: Offer,
-        plan_file: Path,
-        *,
-        look_every: float | None = None,
-        alive: Callable[[], None] = lambda: None,
-    ) -> None:
-        self._offer = offer
-        self._watch = PlanFile(plan_file, self._took, look_every=look_every, alive=alive)
-        self._file: PlanUpdate | None = None
-        self._view: NodeView | None = None
-        self._seen = False
-
-    async def run(self) -> NoReturn:
-        """Follow the plan file until cancelled."""
-        while True:
-            await self._watch.run()
-
-    def saw(self, view: NodeView | None) -> None:
-        """Offer what this Node asks for."""
-        self._view, self._seen = view, True
-        self._ask()
-
-    def answer(self, view: NodeView, state: NodeState, offered: PlanUpdate | None) -> Wanted:
-        """Nothing of its own: the status annotation reports the result."""
-        return Wanted()
-
-    def withdrawal(self, view: NodeView) -> Wanted:
-        """Nothing: the annotations are the user's."""
-        return Wanted()
-
-    def _took(self, file: PlanUpdate) -> None:
-        self._file = file
-        self._ask()
-
-    def _ask(self) -> None:
-        if not self._seen:
-            return
-        if self._view is None:
-            self._offer(NO_NODE)
-        elif self._file is not None:
-            self._offer(offer(self._view.annotations, self._file))
-        elif PLAN in self._view.annotations:
-            # A plan is written there, so the file does not matter.
-            self._offer(offer(self._view.annotations, NO_NODE))
+    def requested(self, view: NodeView) -> PlanUpdate | None:
+        if self.file is None and PLAN not in view.annotations:
+            return None
+        return offer(view.annotations, self.file or NO_NODE)

@@ -1,62 +1,95 @@
-"""What a plan source that lives on the Node has to do, and what they share."""
+"""A plan source that lives on the Node: what all of them share."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NoReturn, Protocol
+from pathlib import Path
+from typing import NoReturn
 
 from nodeagent.cluster.client.node_view import NodeView
 from nodeagent.cluster.client.node_writer import Wanted
+from nodeagent.reconcile.plan_file import PlanFile
 from nodeagent.reconcile.plan_update import DeferredPlan, NoPlan, PlanUpdate
 from nodeagent.views.node_state import NodeState
 
 NO_NODE = NoPlan("the cluster has no Node of this name")
 
-Offer = Callable[[PlanUpdate | DeferredPlan], None]
-"""Takes what a source has to say; the same twice is nothing new."""
+Requested = PlanUpdate | DeferredPlan
+Offer = Callable[[Requested], None]
+"""Takes what a source offers."""
 
 
-class NodeSource(Protocol):
-    """A plan source that lives on the Node. `saw` and `answer` must not take long."""
+class NodeSource:
+    """Offers what the Node asks for, each thing once, and answers on the Node.
+
+    A source implements `requested`, and `answer` and `withdrawal` if it writes to the Node; none of
+    them may take long. `rounds` is how many rounds the loop has finished by now. `plan_file` is
+    followed while `run` runs; `look_every` (seconds) and `alive` are those of `PlanFile`.
+    """
+
+    def __init__(
+        self,
+        offer: Offer,
+        *,
+        rounds: Callable[[], int],
+        plan_file: Path | None = None,
+        look_every: float | None = None,
+        alive: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._offer = offer
+        self._rounds = rounds
+        self._watch = (
+            PlanFile(plan_file, self._take_file, look_every=look_every, alive=alive)
+            if plan_file
+            else None
+        )
+        self._view: NodeView | None = None
+        self._is_observed = False  # the Node, or that there is none
+        self._rounds_before = 0  # when the last offer was made
+        self.file: PlanUpdate | None = None  # None: not read yet
+        self.last_offer: Requested | None = None
 
     async def run(self) -> NoReturn:
-        """Follow what it needs beside the Node (files, ConfigMaps) until cancelled."""
-        ...
+        """Follow what the source needs beside the Node until cancelled."""
+        while self._watch is not None:
+            await self._watch.run()
+        raise AssertionError("a source without a file has its own")
 
-    def saw(self, view: NodeView | None) -> None:
-        """The Node is like this now; None: there is no such Node. Offers what it asks for."""
-        ...
+    def observe(self, view: NodeView | None) -> None:
+        """The Node is like this now; None: there is no such Node."""
+        self._view, self._is_observed = view, True
+        self.update()
+
+    def requested(self, view: NodeView) -> Requested | None:
+        """What the Node asks for; None while that is not known."""
+        raise NotImplementedError
 
     def answer(self, view: NodeView, state: NodeState, offered: PlanUpdate | None) -> Wanted:
         """What is to be written on the Node; `offered` is what `state` was made from."""
-        ...
+        return Wanted()
 
     def withdrawal(self, view: NodeView) -> Wanted:
         """What is to be taken away when another source takes this one's place."""
-        ...
+        return Wanted()
 
-
-class LastOffer:
-    """Hands on what a source offers, each thing once.
-
-    `rounds` says how many rounds the loop has finished by now. One that is under way when
-    something new is asked for is not counted by the loop, so only a state with more rounds was
-    made from what was asked.
-    """
-
-    def __init__(self, offer: Offer, rounds: Callable[[], int]) -> None:
-        self._offer = offer
-        self._rounds = rounds
-        self._since = 0
-        self.last: PlanUpdate | DeferredPlan | None = None
-
-    def update(self, what: PlanUpdate | DeferredPlan) -> None:
-        """Offer this from now on."""
-        if what != self.last:
-            self.last = what
-            self._since = self._rounds()
-            self._offer(what)
+    def update(self) -> None:
+        """Offer what is asked for now, if it is another thing."""
+        if not self._is_observed:
+            return
+        found = NO_NODE if self._view is None else self.requested(self._view)
+        if found is not None and found != self.last_offer:
+            self.last_offer = found
+            self._rounds_before = self._rounds()
+            self._offer(found)
 
     def is_judged_in(self, state: NodeState) -> bool:
-        """Whether this state was made from what was asked for last."""
-        return self.last is not None and state.rounds > self._since
+        """Whether this state was made from the last offer.
+
+        A round that is under way when something new is asked for is not counted by the loop, so
+        only a state with more rounds was.
+        """
+        return self.last_offer is not None and state.rounds > self._rounds_before
+
+    def _take_file(self, file: PlanUpdate) -> None:
+        self.file = file
+        self.update()

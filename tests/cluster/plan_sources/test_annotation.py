@@ -34,8 +34,8 @@ SEVEN = plan_text("{1g.10gb: 7}").decode()
 async def annotated(folder: Path, **options: Any) -> AsyncIterator[Home]:
     """A node led by its annotations, with the plan file in `folder`."""
 
-    def make(offer: Offer, _: Callable[[], int]) -> NodeSource:
-        return AnnotationSource(offer, folder / "plan.yaml")
+    def make(offer: Offer, rounds: Callable[[], int]) -> NodeSource:
+        return AnnotationSource(offer, rounds=rounds, plan_file=folder / "plan.yaml")
 
     async with at_home(folder, make, name="annotation", **options) as home:
         yield home
@@ -121,12 +121,12 @@ async def test_no_plan_any_more(tmp_path: Path) -> None:
 async def test_before_the_file_was_looked_at(tmp_path: Path) -> None:
     """A plan does not wait for the file; a name alone does."""
     offers: list[object] = []
-    source = AnnotationSource(offers.append, tmp_path / "plan.yaml")
-    source.saw(view_of({PLAN_NAME: "mine"}))
+    source = AnnotationSource(offers.append, rounds=lambda: 0, plan_file=tmp_path / "plan.yaml")
+    source.observe(view_of({PLAN_NAME: "mine"}))
     assert offers == []
-    source.saw(view_of({PLAN: "x", PLAN_NAME: "mine"}))
+    source.observe(view_of({PLAN: "x", PLAN_NAME: "mine"}))
     assert offers == [PlanText(b"x", "mine")]
-    source.saw(view_of({PLAN_NAME: "mine"}))
+    source.observe(view_of({PLAN_NAME: "mine"}))
     following = asyncio.create_task(source.run())
     async with asyncio.timeout(30):
         while len(offers) < 2:
@@ -135,7 +135,7 @@ async def test_before_the_file_was_looked_at(tmp_path: Path) -> None:
     assert isinstance(offers[1], NoPlan)
 
 
-def test_it_writes_nothing(tmp_path: Path) -> None:
+def test_it_writes_nothing() -> None:
     """What the Node was asked for is the asker's, also when another source takes over."""
-    source = AnnotationSource(lambda _: None, tmp_path / "plan.yaml")
+    source = AnnotationSource(lambda _: None, rounds=lambda: 0)
     assert source.withdrawal(view_of({PLAN: SEVEN})) == Wanted()

@@ -34,7 +34,7 @@ async def labelled(folder: Path, **options: Any) -> AsyncIterator[Home]:
     """A node led by its label, with the mounted file in `folder`."""
 
     def make(offer: Offer, rounds: Callable[[], int]) -> NodeSource:
-        return MigConfigSource(offer, folder / "mig-parted.yaml", rounds=rounds)
+        return MigConfigSource(offer, rounds=rounds, plan_file=folder / "mig-parted.yaml")
 
     async with at_home(folder, make, name=SOURCE, **options) as home:
         yield home
@@ -140,15 +140,15 @@ async def test_the_label_goes(tmp_path: Path) -> None:
 async def test_nothing_is_asked_for_before_the_file_was_looked_at(tmp_path: Path) -> None:
     """What is generated under a name of the file's might be something else."""
     offers: list[object] = []
-    source = MigConfigSource(offers.append, tmp_path / "none.yaml", rounds=lambda: 0)
-    source.saw(view_of(labels={CONFIG: "all-balanced"}))
+    source = MigConfigSource(offers.append, rounds=lambda: 0, plan_file=tmp_path / "none.yaml")
+    source.observe(view_of(labels={CONFIG: "all-balanced"}))
     assert offers == []
     following = asyncio.create_task(source.run())
     async with asyncio.timeout(30):
         while not offers:
             await asyncio.sleep(0.002)
     following.cancel()
-    source.saw(None)
+    source.observe(None)
     assert len(offers) == 2
 
 
@@ -164,8 +164,8 @@ async def test_other_labels_are_no_change(tmp_path: Path, other: dict[str, str])
         assert home.rig.state.rounds == rounds
 
 
-def test_withdrawal(tmp_path: Path) -> None:
+def test_withdrawal() -> None:
     """When another source takes over, the state goes and the configuration stays."""
-    source = MigConfigSource(lambda _: None, tmp_path / "none", rounds=lambda: 0)
+    source = MigConfigSource(lambda _: None, rounds=lambda: 0)
     there = view_of(labels={CONFIG: "all-balanced", STATE: "success"})
     assert source.withdrawal(there) == Wanted(labels={STATE: None})

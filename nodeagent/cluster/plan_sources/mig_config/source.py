@@ -8,19 +8,17 @@ the cause is gone, and an old `success` found at the start counts for nothing.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from enum import StrEnum
-from pathlib import Path
-from typing import Final, NoReturn, assert_never
+from typing import Final, assert_never
 
 from nodeagent.cluster.client.node_view import NodeView
 from nodeagent.cluster.client.node_writer import Wanted
 from nodeagent.cluster.plan_sources.mig_config.to_plan import CONFIG, DeferredMigConfig
-from nodeagent.cluster.plan_sources.node_source import NO_NODE, LastOffer, Offer
+from nodeagent.cluster.plan_sources.node_source import NodeSource
 from nodeagent.documents.reading import digest_of
 from nodeagent.plan.plan import Verdict
 from nodeagent.plan.problems import Code
-from nodeagent.reconcile.plan_file import PlanFile
 from nodeagent.reconcile.plan_update import NoPlan, PlanText, PlanUpdate, UnreadablePlan
 from nodeagent.views.node_state import NodeState, Phase
 
@@ -98,81 +96,39 @@ def _of_phase(node: NodeState) -> MigState:
 _NO_LABEL = NoPlan(f"the Node has no label {CONFIG}")
 
 
-class MigConfigSource:
+class MigConfigSource(NodeSource):
     """Requests the configuration that one label names, and reports on it by the other.
 
-    `plan_file` is the mounted mig-parted file, which may be missing; it is followed while `run`
-    runs, and nothing is asked for before it was looked at, because it counts before what is
-    generated. `rounds` says how many rounds the loop has finished. `look_every` (seconds) and
-    `alive` are those of `PlanFile`.
+    The plan file is the mounted mig-parted file, which may be missing; nothing is asked for before
+    it was read, because it counts before what is generated.
     """
 
-    def __init__(
-        self,
-        offer: Offer,
-        plan_file: Path,
-        *,
-        rounds: Callable[[], int],
-        look_every: float | None = None,
-        alive: Callable[[], None] = lambda: None,
-    ) -> None:
-        self._last_offer = LastOffer(offer, rounds)
-        self._watch = PlanFile(plan_file, self._took, look_every=look_every, alive=alive)
-        self._file: PlanUpdate | None = None
-        self._view: NodeView | None = None
-        self._seen = False
-        self._said: MigState | None = None
-        self._has_failed = False
+    _state: MigState | None = None  # as in the label
+    _has_failed = False
 
-    async def run(self) -> NoReturn:
-        """Follow the mounted file until cancelled."""
-        while True:
-            await self._watch.run()
-
-    def saw(self, view: NodeView | None) -> None:
-        """Ask for what the label of this Node names."""
-        self._view, self._seen = view, True
-        self._update()
-
-    def answer(self, view: NodeView, state: NodeState, offered: PlanUpdate | None) -> Wanted:
-        """The state label as it has to be."""
-        judged = self._last_offer.is_judged_in(state)
-        if not judged or state.phase is not Phase.WORKING or not self._has_failed:
-            found = state_of(view.labels, state, offered, judged=judged)
-            # While what failed is tried again it has still failed, and a person is still needed.
-            self._has_failed = judged and found is MigState.FAILED
-            self._said = found
-        return Wanted(labels={STATE: None if self._said is None else self._said.value})
-
-    def withdrawal(self, view: NodeView) -> Wanted:
-        """The state, which is no longer kept true; the configuration stays."""
-        return Wanted(labels={STATE: None})
-
-    def _took(self, file: PlanUpdate) -> None:
-        self._file = file
-        self._update()
-
-    def _update(self) -> None:
-        if self._seen:
-            wanted = self._wanted()
-            if wanted is not None:
-                self._last_offer.update(wanted)
-
-    def _wanted(self) -> PlanUpdate | DeferredMigConfig | None:
-        """What is asked for now; None while that is not known."""
-        if self._view is None:
-            return NO_NODE
-        name = self._view.labels.get(CONFIG)
+    def requested(self, view: NodeView) -> PlanUpdate | DeferredMigConfig | None:
+        name = view.labels.get(CONFIG)
         if not name:
             return _NO_LABEL
-        match self._file:
-            case None:
-                return None
+        match self.file:
+            case None | UnreadablePlan():
+                return self.file
             case PlanText(text):
                 return DeferredMigConfig(name, text)
             case NoPlan():
                 return DeferredMigConfig(name, None)
-            case UnreadablePlan():
-                return self._file
             case _:
-                assert_never(self._file)
+                assert_never(self.file)
+
+    def answer(self, view: NodeView, state: NodeState, offered: PlanUpdate | None) -> Wanted:
+        """The state label as it has to be."""
+        judged = self.is_judged_in(state)
+        if not judged or state.phase is not Phase.WORKING or not self._has_failed:
+            self._state = state_of(view.labels, state, offered, judged=judged)
+            # While what failed is tried again it has still failed, and a person is still needed.
+            self._has_failed = judged and self._state is MigState.FAILED
+        return Wanted(labels={STATE: self._state and self._state.value})
+
+    def withdrawal(self, view: NodeView) -> Wanted:
+        """The state, which is no longer kept true; the configuration stays."""
+        return Wanted(labels={STATE: None})

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import random
-import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import NoReturn
 
@@ -25,7 +25,6 @@ from nodeagent.documents.findings import path_text
 from nodeagent.documents.mps import MOST_CLIENTS
 from nodeagent.errors import DocumentError, UsageError
 from nodeagent.plan.problems import Code, Problem
-from nodeagent.rate_limit import Allowance
 from nodeagent.reconcile.plan_update import NoPlan, UnreadablePlan
 from nodeagent.text import shown
 
@@ -33,11 +32,6 @@ CONFIGURATION_LABEL = "nvidia.com/device-plugin.config"
 
 _RENAMED = "gpu-"
 _LONGEST_INDEX = 4
-
-
-def configuration_key(labels: Mapping[str, str]) -> str | None:
-    """The key of the ConfigMap under which this node's configuration is; None without one."""
-    return labels.get(CONFIGURATION_LABEL) or None
 
 
 def read_configuration(text: str) -> Requests:
@@ -123,9 +117,10 @@ class ReadIntervals:
 
 
 class NosConfiguration:
-    """One key of one ConfigMap; `changed` is called when there is another text or trouble.
+    """One key of one ConfigMap; `changed` is called when `found` is another.
 
-    `place` is NAMESPACE/NAME; anything else raises UsageError.
+    `place` is NAMESPACE/NAME; anything else raises UsageError. `found` is the text under the key
+    that is wanted, or why it is not known; None while it is being read.
     """
 
     def __init__(
@@ -135,7 +130,6 @@ class NosConfiguration:
         changed: Callable[[], None],
         *,
         intervals: ReadIntervals = ReadIntervals(),
-        clock: Callable[[], float] = time.monotonic,
         jitter: Callable[[], float] = random.random,
     ) -> None:
         parts = place.split("/")
@@ -146,75 +140,52 @@ class NosConfiguration:
             )
         self._access = access
         self._namespace, self._name = parts
-        self._told = changed
-        self._clock = clock
-        self._allowance = Allowance(interval=intervals.interval)
+        self._changed = changed
+        self._interval = intervals.interval
         self._backoff = Backoff(*intervals.retry, spread=1.0, jitter=jitter)
-        self._wanted = asyncio.Event()
+        self._another_key = asyncio.Event()
         self._key: str | None = None
-        self._text: str | None = None
-        self._trouble: Trouble | None = None
-
-    @property
-    def text(self) -> str | None:
-        """What is under the key that is wanted; None while that is not known."""
-        return self._text
-
-    @property
-    def trouble(self) -> Trouble | None:
-        """Why it is not known; None also while it is being read."""
-        return self._trouble
+        self.found: str | Trouble | None = None
 
     def want(self, key: str | None) -> None:
         """Read this key from now on; None: no key at all."""
         if key != self._key:
-            self._key, self._text, self._trouble = key, None, None
+            self._key, self.found = key, None
             self._backoff.reset()
-            self._wanted.set()
+            self._another_key.set()
 
     async def run(self) -> NoReturn:
         """Read whatever key is wanted, until cancelled."""
         while True:
-            self._wanted.clear()
-            if self._key is None or self._text is not None:
-                await self._wanted.wait()
-                continue
-            early = self._allowance.next_at() - self._clock()
-            if early > 0:
-                await asyncio.sleep(early)  # the key may be another by then
-                continue
-            self._allowance.take(self._clock())
-            await self._read(self._key)
+            self._another_key.clear()
+            pause = None
+            if self._key is not None:
+                pause = await self._read(self._key)
+                await asyncio.sleep(self._interval)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(pause):
+                    await self._another_key.wait()
 
-    async def _read(self, key: str) -> None:
+    async def _read(self, key: str) -> float | None:
+        """Read the key; returns the seconds until the next attempt, None once it is known."""
         patience = 0.0
-        text: str | None = None
-        trouble: Trouble | None = None
+        found: str | Trouble | None
         try:
             texts = await self._access.config_map(self._namespace, self._name)
         except ClusterFault as fault:
-            trouble, patience = self._not_read(key, fault), fault.retry_after or 0.0
+            found, patience = self._not_read(key, fault), fault.retry_after or 0.0
         else:
-            text = (texts or {}).get(key)
-            if text is None:
-                trouble = self._not_there(key, is_map=texts is not None)
+            found = (texts or {}).get(key)
+            if found is None:
+                found = self._not_there(key, is_map=texts is not None)
         if key != self._key:
-            return
-        if text != self._text or trouble != self._trouble:
-            if trouble is not None:
+            return None
+        if found != self.found:
+            if not isinstance(found, str):
                 log.warning("nos' configuration of the device plugin is not known", key=key)
-            self._text, self._trouble = text, trouble
-            self._told()
-        if trouble is not None:
-            await self._pause(self._backoff.next(patience))
-
-    async def _pause(self, seconds: float) -> None:
-        """Wait so long, or until another key is wanted."""
-        try:
-            async with asyncio.timeout(seconds):
-                await self._wanted.wait()
-        except TimeoutError:
-            return
+            self.found = found
+            self._changed()
+        return None if isinstance(found, str) else self._backoff.next(patience)
 
     def _not_read(self, key: str, fault: ClusterFault) -> Trouble:
         """What a person has to mend is a refusal; the rest passes."""
@@ -223,7 +194,7 @@ class NosConfiguration:
             f"which cannot be read: {fault.message}"
         )
         if isinstance(fault, NotAllowed | RequestRefused):
-            remedy = fault.remedy or _GRANT
+            remedy = fault.remedy or "let the agent's service account get this ConfigMap"
             return UnreadablePlan(Problem(Code.UNKNOWN_CONFIGURATION, what, remedy, path=_AT_LABEL))
         return NoPlan(what)
 
@@ -241,4 +212,3 @@ class NosConfiguration:
 
 
 _AT_LABEL = f'metadata.labels["{CONFIGURATION_LABEL}"]'
-_GRANT = "let the agent's service account get this ConfigMap"

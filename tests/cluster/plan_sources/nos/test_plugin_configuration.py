@@ -5,11 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from nodeagent.cluster.plan_sources.nos.plugin_configuration import (
-    CONFIGURATION_LABEL,
-    configuration_key,
-    read_configuration,
-)
+from nodeagent.cluster.plan_sources.nos.plugin_configuration import read_configuration
 
 TEN: dict[str, Any] = {
     "name": "nvidia.com/gpu",
@@ -79,10 +75,3 @@ def test_unreadable() -> None:
     cases: list[str] = ["{", "a: &b 1\nc: *b\n", "\x00", "x" * (1 << 21)]
     for text in cases:
         assert read_configuration(text).wrong
-
-
-def test_configuration_key() -> None:
-    """The label names the key; an empty one names none."""
-    assert configuration_key({CONFIGURATION_LABEL: "node-a-1714000000"}) == "node-a-1714000000"
-    assert configuration_key({CONFIGURATION_LABEL: ""}) is None
-    assert configuration_key({}) is None

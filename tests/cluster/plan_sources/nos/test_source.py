@@ -70,7 +70,7 @@ async def test_exchange(mode: str, server: ApiServer, access: ClusterAccess) -> 
                 key = labels[CONFIGURATION_LABEL]
                 server.put_config_map(*WHERE, {key: step["configuration"]})
             view, known = view_of(annotations, labels), len(offers)
-            source.saw(view)
+            source.observe(view)
             if "configuration" in step:
                 await until(partial(_more, offers, known))
             if len(offers) > known:
@@ -175,7 +175,7 @@ async def test_a_dead_driver_is_answered(access: ClusterAccess) -> None:
     """Also one that never lived, when nobody knows what the spec means for the node."""
     source = NosSource(lambda _: None, access, None, rounds=lambda: 0)
     view = view_of(spec("7", **{"0-7g.80gb": "1"}), MIG)
-    source.saw(view)
+    source.observe(view)
     assert source.answer(view, NodeState("n", "nos"), None) == Wanted()
     dead = NodeState("n", "nos", Phase.FAILED, driver_error="no driver")
     assert source.answer(view, dead, None).annotations == {STATUS_PLAN: "7"}
@@ -234,7 +234,7 @@ async def test_remarks(access: ClusterAccess) -> None:
     source = NosSource(lambda _: None, access, None, rounds=lambda: 0)
     observed = node(gpu(0), divided(gpu(1), ("7g.40gb", 0, False)))
     view = view_of(spec(**{"0-7g.40gb": "1", "1-1g.10gb-me": "1"}), MIG)
-    source.saw(view)
+    source.observe(view)
     async with running(source.run()):
         for _ in range(3):
             source.answer(view, state(observed), None)
@@ -244,7 +244,7 @@ async def test_remarks(access: ClusterAccess) -> None:
         assert "every free MIG device there goes" in emptied.message
         assert "its profile has a -" in ignored.message
         clean = view_of(spec(**{"0-7g.40gb": "1", "1-7g.40gb": "1"}), MIG)
-        source.saw(clean)
+        source.observe(clean)
         source.answer(clean, state(observed), None)
         await until(lambda: source.remarks == ())
 
@@ -258,7 +258,7 @@ async def test_nothing_is_asked_for_while_the_configuration_is_read(
     """Until it is known what the new key says, the plan of the old one stays in force."""
     offers: list[Any] = []
     source = NosSource(offers.append, access, PLACE, rounds=lambda: 0)
-    source.saw(view_of(spec(**{"0-7g.40gb": "1"}), {**MPS, CONFIGURATION_LABEL: "a"}))
+    source.observe(view_of(spec(**{"0-7g.40gb": "1"}), {**MPS, CONFIGURATION_LABEL: "a"}))
     assert offers == []
     async with running(source.run()):
         await until(lambda: offers)
@@ -267,16 +267,16 @@ async def test_nothing_is_asked_for_while_the_configuration_is_read(
     assert len([r for r in server.requests if "configmaps" in r.path]) == 1
 
 
-@pytest.mark.parametrize("labels", [MIG, {}, MPS])
+@pytest.mark.parametrize("labels", [MIG, {}, MPS, {**MPS, CONFIGURATION_LABEL: ""}])
 async def test_no_key_no_request(
     server: ApiServer, access: ClusterAccess, labels: dict[str, str]
 ) -> None:
     """On a MIG node, on one that is not nos', and without the label there is nothing to read."""
     offers: list[Any] = []
     source = NosSource(offers.append, access, PLACE, rounds=lambda: 0)
-    key = {} if labels == MPS else {CONFIGURATION_LABEL: "shared-4"}
+    key = {} if labels.items() >= MPS.items() else {CONFIGURATION_LABEL: "shared-4"}
     async with running(source.run()):
-        source.saw(view_of(labels={**labels, **key}))
+        source.observe(view_of(labels={**labels, **key}))
         await asyncio.sleep(0.02)
     assert isinstance(meant(offers[0], TWO), NoPlan)
     assert server.requests == []
@@ -287,9 +287,9 @@ async def test_a_key_without_a_config_map(access: ClusterAccess) -> None:
     offers: list[Any] = []
     source = NosSource(offers.append, access, None, rounds=lambda: 0)
     labels = {**MPS, CONFIGURATION_LABEL: "node-a-1"}
-    source.saw(view_of(labels=labels))
+    source.observe(view_of(labels=labels))
     assert "kubernetes.nos_config_map" in offers[0].reason
-    source.saw(view_of(spec(**{"0-10gb": "2"}), labels))
+    source.observe(view_of(spec(**{"0-10gb": "2"}), labels))
     assert isinstance(meant(offers[1], TWO), PlanText)
 
 
@@ -302,7 +302,7 @@ async def test_no_node(access: ClusterAccess) -> None:
     source = NosSource(offers.append, access, None, rounds=lambda: 0)
     view = view_of(spec(**{"0-7g.40gb": "1"}), MIG)
     for one in (view, None, None, view):
-        source.saw(one)
+        source.observe(one)
     assert [type(one) for one in offers] == [DeferredNosPlan, NoPlan, DeferredNosPlan]
 
 
