@@ -21,7 +21,7 @@ from nodeagent.settings import PlanSettings, Settings
 from nodeagent.views.node_state import ClusterState, NodeState
 
 if TYPE_CHECKING:
-    from nodeagent.cluster.kubelet.device_users import KubeletUsage
+    from nodeagent.cluster.kubelet.device_users import FinishedAmong
     from nodeagent.cluster.plan_sources.node_source import NodeSource
 
 log = structlog.get_logger(__name__)
@@ -33,7 +33,7 @@ _LEAVING = 2.0  # seconds for putting back at the end what was done around a cha
 class ClusterService:
     """The Node followed and written, and the cluster around a change, while `run` runs.
 
-    `source` is the plan source in force. `kubelet` reports what is allocated; None without one.
+    `source` is the plan source in force.
     """
 
     def __init__(
@@ -45,7 +45,6 @@ class ClusterService:
         control: LoopControl,
         states: NodeStates,
         source: str,
-        kubelet: KubeletUsage | None,
     ) -> None:
         from nodeagent.cluster.client.access import ClusterAccess
         from nodeagent.cluster.client.credentials import credentials_of
@@ -62,32 +61,31 @@ class ClusterService:
         self._hooks = ClusterHooks(
             self._access,
             settings.node_name,
-            settings=settings.kubernetes,
+            settings=cluster,
             source=source,
             policy=policy,
             wake=control.nudge,
+            restored=self._write_again,
             report=self._report,
-            kubelet_suspect=kubelet.suspect if kubelet else None,
         )
-        if kubelet:
-            kubelet.finished = self._hooks.finished
         self._publisher = NodePublisher(
             self._access,
             settings.node_name,
+            self._hooks,
             events=events,
             unreachable=self._unreachable,
-            observers=(self._hooks,),
-            yields=lambda: self._hooks.refuses,
-            unfinished=lambda: self._hooks.is_unfinished,
-            labels=settings.kubernetes.layout_labels,
+            labels=cluster.layout_labels,
         )
-
-        self._hooks.put_back = self._publisher.refresh
 
     @property
     def hooks(self) -> ChangeHooks:
         """What the reconciler asks around a change."""
         return self._hooks
+
+    @property
+    def finished_pods(self) -> FinishedAmong:
+        """Finds the pods that have ended among those that the kubelet lists."""
+        return self._hooks.finished_pods.among
 
     @property
     def state(self) -> ClusterState:
@@ -104,9 +102,9 @@ class ClusterService:
         self._publisher.publish(state, offered)
 
     def use(self, name: str, source: NodeSource | None) -> None:
-        """Let this source have its say on the Node; None for one that is not there."""
+        """Take the plan from this source on the Node; None for one that is not there."""
         self._follows_node = source is not None
-        self._hooks.follow(name)
+        self._hooks.use_source(name)
         self._publisher.use(source)
 
     def source(
@@ -144,7 +142,10 @@ class ClusterService:
                     parts.create_task(self._publisher.run(), name="publisher")
                     parts.create_task(self._hooks.run(), name="hooks")
             finally:
-                await self._hooks.leave(within=_LEAVING)
+                await self._hooks.shut_down(within=_LEAVING)
+
+    def _write_again(self) -> None:
+        self._publisher.refresh()
 
     def _rounds(self) -> int:
         return self._states.newest.rounds

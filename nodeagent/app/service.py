@@ -126,9 +126,24 @@ class Agent:
         self._states = NodeStates(NodeState(settings.node_name, source))
         self._hearts = Heartbeats(asyncio.get_running_loop().time)
         observation = LastObservation()
-        # From the hardware up: the driver, health, MPS, the cluster, metrics.
+        # The cluster, then from the hardware up: the driver, health, MPS, metrics.
+        self._cluster = (
+            ClusterService(
+                settings,
+                policy,
+                self._events,
+                control=self._control,
+                states=self._states,
+                source=source,
+            )
+            if in_cluster
+            else None
+        )
         kubelet = kubelet_users(
-            settings.kubelet, in_cluster=in_cluster, simulated=simulation is not None
+            settings.kubelet,
+            in_cluster=in_cluster,
+            simulated=simulation is not None,
+            finished=self._cluster.finished_pods if self._cluster else None,
         )
         # One for life: a driver that hangs is not called again and again in new threads.
         driver = _make_driver(settings, simulation, kubelet)
@@ -149,19 +164,6 @@ class Agent:
             throwaway=simulation is not None and simulation.throwaway,
         )
         self._active_plan = ActivePlan(self._control, self._mps.host_for)
-        self._cluster = (
-            ClusterService(
-                settings,
-                policy,
-                self._events,
-                control=self._control,
-                states=self._states,
-                source=source,
-                kubelet=kubelet,
-            )
-            if in_cluster
-            else None
-        )
         self._sampling = SamplingService(
             driver,
             settings.sample,

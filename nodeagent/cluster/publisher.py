@@ -20,7 +20,7 @@ from nodeagent.cluster.client.access import ClusterAccess
 from nodeagent.cluster.client.events import EventIntervals, EventPublisher
 from nodeagent.cluster.client.faults import ClusterFault
 from nodeagent.cluster.client.node_follower import FollowIntervals, NodeFollower
-from nodeagent.cluster.client.node_view import Interest, NodeView
+from nodeagent.cluster.client.node_view import OWN_NODE, NodeView
 from nodeagent.cluster.client.node_writer import NodeWriter, Wanted, WriteIntervals
 from nodeagent.cluster.node_status import NodeStatus, node_event
 from nodeagent.cluster.plan_sources.node_source import NodeSource
@@ -31,24 +31,21 @@ from nodeagent.views.node_state import ClusterState, NodeState, Phase
 
 log = structlog.get_logger(__name__)
 
-INTEREST: Final = Interest(
-    annotations=("nodeagent.io/", "nos.nebuly.com/", "hami.io/node-nvidia-register"),
-    labels=("nodeagent.io/", "nos.nebuly.com/", "nvidia.com/"),
-    allocatable=("nvidia.com/", "mig.das.com/", "instaslice.redhat.com/"),
-    conditions=frozenset({"GPUPartitionsReady", "GPUHealthy"}),
-)
-
 _NAME_IT: Final = "set node_name to one of: kubectl get nodes"
 
 
-class NodeObserver(Protocol):
-    """Gets each view of the Node; must not take long."""
+class NodeHooks(Protocol):
+    """Of the hooks around a change, what bears on publishing; `ClusterHooks` describes it."""
 
-    def saw(self, view: NodeView | None) -> None: ...
+    @property
+    def refuses(self) -> bool: ...
 
-    def reached(self) -> None:
-        """The API server answers again."""
-        ...
+    @property
+    def is_unfinished(self) -> bool: ...
+
+    def observe(self, view: NodeView | None) -> None: ...
+
+    def server_answers(self) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,33 +67,28 @@ class PublisherIntervals:
 class NodePublisher:
     """One Node of one cluster, while `run` runs.
 
-    `unreachable` gets the reason while there has never been a Node. With `yields` the source's
-    answer is not written; while `unfinished`, it is withheld that the plan is in sync. `labels`:
-    facts for schedulers are labels too. `now` is the time of day in UTC, used in what is published;
-    all waiting goes by the loop's own clock.
+    `unreachable` gets the reason while there has never been a Node. `labels`: facts for schedulers
+    are labels too. `now` is the time of day in UTC, used in what is published; all waiting goes by
+    the loop's own clock.
     """
 
     def __init__(
         self,
         access: ClusterAccess,
         node: str,
+        hooks: NodeHooks,
         *,
         events: EventLog,
         unreachable: Callable[[str], None],
-        observers: tuple[NodeObserver, ...] = (),
-        yields: Callable[[], bool] = lambda: False,
-        unfinished: Callable[[], bool] = lambda: False,
         labels: bool = False,
         intervals: PublisherIntervals = PublisherIntervals(),
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
         self._access = access
         self._node = node
+        self._hooks = hooks
         self._event_log = events
         self._unreachable = unreachable
-        self._observers = observers
-        self._yields = yields
-        self._unfinished = unfinished
         self._intervals = intervals
         self._now = now
         self._status = NodeStatus(labels=labels, now=now)
@@ -116,18 +108,18 @@ class NodePublisher:
         self._writer = NodeWriter(
             access,
             node,
-            interest=INTEREST,
-            on_fault=self._writing_broke,
-            on_contest=self._is_contested,
+            interest=OWN_NODE,
+            on_fault=self._writing_changed,
+            on_contest=self._contested,
             intervals=intervals.write,
             wall=now,
         )
         self._follower = NodeFollower(
             access,
             node,
-            on_view=self._saw,
-            on_fault=self._following_broke,
-            interest=INTEREST,
+            on_view=self._observe,
+            on_fault=self._following_changed,
+            interest=OWN_NODE,
             intervals=intervals.follow,
         )
 
@@ -159,7 +151,7 @@ class NodePublisher:
         self._write()  # the source's answer does not wait
 
     def refresh(self) -> None:
-        """Write again: `unfinished`, and with it the answer to the source, may have changed."""
+        """Write again: what the hooks say, and with it the answer to the source, has changed."""
         self._write()
 
     @property
@@ -171,7 +163,7 @@ class NodePublisher:
             problem, remedy = f"the cluster has no Node {self._node}", _NAME_IT
         return ClusterState(
             server=self._access.server,
-            reachable=self._follower.unreachable_since is None,
+            reachable=self._follower.is_reachable,
             since=self._since,
             registered=self._view is not None,
             problem=problem,
@@ -182,11 +174,11 @@ class NodePublisher:
     def problems(self) -> tuple[Problem, ...]:
         """Wanted that another program keeps overwriting."""
         keys = self._writer.contested
-        return (_contested(self._node, keys),) if keys else ()
+        return (_contest(self._node, keys),) if keys else ()
 
     async def flush(self, *, within: float) -> None:
         """The agent stops: show the newest state, and wait so many seconds for its writing."""
-        if self._follower.unreachable_since is not None:
+        if not self._follower.is_reachable:
             return
         self._show()
         with suppress(TimeoutError):
@@ -223,41 +215,39 @@ class NodePublisher:
 
     # --- the Node ---------------------------------------------------------------------------------
 
-    def _saw(self, view: NodeView | None) -> None:
+    def _observe(self, view: NodeView | None) -> None:
         if view is None:
             log.warning("the cluster has no Node of this name", node=self._node, remedy=_NAME_IT)
         elif self._view is None:
             log.info("the Node is followed", node=self._node, server=self._access.server)
         self._answered = True
         self._view = view
-        self._writer.saw(view)
-        for observer in self._observers:
-            observer.saw(view)
+        self._writer.observe(view)
+        self._hooks.observe(view)
         if self._source is not None:
             self._source.observe(view)
         self._write()
 
-    def _following_broke(self, fault: ClusterFault | None) -> None:
+    def _following_changed(self, fault: ClusterFault | None) -> None:
         if fault is None or not self._broken:
             self._since = self._now()
         self._broken = fault is not None
         if fault is None:
             log.info("the API server answers again", server=self._access.server)
-            for observer in self._observers:
-                observer.reached()
+            self._hooks.server_answers()
             return
         log.warning("the Node cannot be followed", error=fault.message, remedy=fault.remedy)
         if not self._answered:
             self._go_without(fault.message)
 
-    def _writing_broke(self, fault: ClusterFault | None) -> None:
+    def _writing_changed(self, fault: ClusterFault | None) -> None:
         if fault is None:
             log.info("the Node can be written again")
         else:
             log.warning("the Node cannot be written", error=fault.message, remedy=fault.remedy)
 
-    def _is_contested(self, keys: tuple[str, ...]) -> None:
-        problem = _contested(self._node, keys)
+    def _contested(self, keys: tuple[str, ...]) -> None:
+        problem = _contest(self._node, keys)
         log.error(problem.message, remedy=problem.remedy)
         self._event_log.add(EventType.CONTESTED, f"{problem.message}; {problem.remedy}")
 
@@ -279,7 +269,7 @@ class NodePublisher:
             return
         status = self._status.of(self._shown, self._view)
         answer = Wanted()
-        if self._source is not None and not self._yields():
+        if self._source is not None and not self._hooks.refuses:
             answer = self._source.answer(self._view, self._for_source(self._state), self._offered)
         if asyncio.get_running_loop().time() >= self._farewell_until:
             self._leftover = Wanted(
@@ -298,7 +288,7 @@ class NodePublisher:
         """Publishes success last, as mig-manager does: the GPU Operator's validator, for one, then
         expects the paused clients to be back.
         """
-        if state.phase is Phase.IN_SYNC and self._unfinished():
+        if state.phase is Phase.IN_SYNC and self._hooks.is_unfinished:
             return replace(state, phase=Phase.WORKING)
         return state
 
@@ -319,7 +309,7 @@ def _those_of(keys: Mapping[str, str | None], there: Mapping[str, str]) -> Mappi
     return {key: None for key in keys if key in there}
 
 
-def _contested(node: str, keys: tuple[str, ...]) -> Problem:
+def _contest(node: str, keys: tuple[str, ...]) -> Problem:
     return Problem(
         Code.CONTESTED,
         f"another program overwrites {', '.join(keys)} of Node {node} again and again",

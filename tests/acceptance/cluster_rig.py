@@ -14,10 +14,12 @@ from typing import Any
 from nodeagent.cluster.client.access import ClusterAccess
 from nodeagent.cluster.client.credentials import Kubeconfig
 from nodeagent.cluster.client.events import EventIntervals
-from nodeagent.cluster.drain.hooks import ClusterHooks, DrainIntervals
+from nodeagent.cluster.drain.hooks import ClusterHooks
+from nodeagent.cluster.drain.intervals import DrainIntervals
 from nodeagent.cluster.plan_sources.annotation import AnnotationSource
 from nodeagent.cluster.publisher import NodePublisher, PublisherIntervals
 from nodeagent.plan.plan import Policy
+from nodeagent.reconcile.event_log import EventType
 from nodeagent.reconcile.plan_update import NoPlan
 from nodeagent.settings import KubernetesSettings
 from nodeagent.views.node_state import NodeState
@@ -38,7 +40,7 @@ PACE = PublisherIntervals(
     write=replace(QUICK_WRITES, interval=0.05),
     events=EventIntervals(interval=0.05, retry=(0.02, 0.16)),
 )
-AROUND = DrainIntervals(ask=0.3, asked=0.5, retry=(0.1, 1.0))
+AROUND = DrainIntervals(round_answer=0.3, list_age=0.5, restore=(0.1, 1.0))
 
 
 class Member:
@@ -67,15 +69,17 @@ class Member:
             source="annotation",
             policy=Policy(),
             wake=self._wake,
+            restored=self._write_again,
+            report=self._report,
             intervals=AROUND,
         )
         self.rig = rig.Rig(folder, on_state=self._told, hooks=self.hooks)
         self.publisher = NodePublisher(
             self.access,
             name,
+            self.hooks,
             events=self.rig.events,
             unreachable=lambda why: self.rig.control.offer(NoPlan(why)),
-            observers=(self.hooks,),
             intervals=intervals,
             now=lambda: datetime.now(UTC) + timedelta(seconds=self.jumped),
         )
@@ -88,6 +92,12 @@ class Member:
 
     def _wake(self, reason: str) -> None:
         self.rig.control.nudge(reason)
+
+    def _write_again(self) -> None:
+        self.publisher.refresh()
+
+    def _report(self, kind: EventType, message: str) -> None:
+        pass
 
     def _told(self, state: NodeState) -> None:
         self.publisher.publish(state, self.rig.plan.offered)

@@ -23,7 +23,7 @@ def view_of(
     annotations: Mapping[str, str] | None = None, labels: Mapping[str, str] | None = None
 ) -> NodeView:
     """A Node with these."""
-    return NodeView("n", "1", "1", annotations or {}, labels or {}, False, {}, {})
+    return NodeView("n", "1", "1", annotations or {}, labels or {})
 
 
 class Home:

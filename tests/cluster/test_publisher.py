@@ -47,17 +47,19 @@ class Labelling(NodeSource):
         return Wanted(labels={self.label: None})
 
 
-class Onlooking:
+class Hooks:
     """Counts how often the server answered again."""
 
-    def __init__(self) -> None:
-        self.reached_again = 0
+    refuses = is_unfinished = False
 
-    def saw(self, view: NodeView | None) -> None:
+    def __init__(self) -> None:
+        self.outages = 0
+
+    def observe(self, view: NodeView | None) -> None:
         pass
 
-    def reached(self) -> None:
-        self.reached_again += 1
+    def server_answers(self) -> None:
+        self.outages += 1
 
 
 class PublishedNode:
@@ -67,13 +69,13 @@ class PublishedNode:
         self.server = server
         self.events = EventLog()
         self.without: list[str] = []
-        self.observer = Onlooking()
+        self.hooks = Hooks()
         self.publisher = NodePublisher(
             access,
             node,
+            self.hooks,
             events=self.events,
             unreachable=self.without.append,
-            observers=(self.observer,),
             intervals=PACE,
         )
 
@@ -236,11 +238,11 @@ async def test_the_end_of_an_outage_is_reported(member: PublishedNode) -> None:
     async with asyncio.timeout(SOON):
         while member.publisher.state.reachable:
             await asyncio.sleep(0.005)
-        assert member.observer.reached_again == 0
+        assert member.hooks.outages == 0
         await member.server.start()
-        while not member.observer.reached_again:
+        while not member.hooks.outages:
             await asyncio.sleep(0.005)
-    assert member.observer.reached_again == 1
+    assert member.hooks.outages == 1
 
 
 async def test_events_reach_the_node(member: PublishedNode) -> None:

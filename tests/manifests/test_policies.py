@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from nodeagent.cluster.drain.plan import CLIENTS
+from nodeagent.cluster.drain.changes import CLIENTS
 from tests.manifests.admission import AGENT, AdmissionPolicy, Asked
 from tests.manifests.node_changes import ALLOWED, DENIED, NODE, PAUSED, Change, annotated
 from tests.manifests.rendering import one, written

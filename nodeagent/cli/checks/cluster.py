@@ -74,12 +74,11 @@ async def _node(access: ClusterAccess, name: str) -> tuple[tuple[Finding, ...], 
         CredentialsUnusable,
         NotAllowed,
     )
-    from nodeagent.cluster.client.node_view import view_of
-    from nodeagent.cluster.publisher import INTEREST
+    from nodeagent.cluster.client.node_view import OWN_NODE, view_of
 
     try:
         listed = await access.list_node(name)
-        view = view_of(listed.node, INTEREST) if listed.node is not None else None
+        view = view_of(listed.node, OWN_NODE) if listed.node is not None else None
     except CredentialsUnusable as fault:
         return (error("credentials", fault.message, fault.remedy or _ACCOUNT),), None
     except NotAllowed as fault:
@@ -194,15 +193,15 @@ async def _owners(
     """Who else splits the node's GPUs, by its pods."""
     from nodeagent.cluster.client.faults import ClusterFault
     from nodeagent.cluster.drain.hooks import tolerated_in
-    from nodeagent.cluster.drain.node_access import facts_of, pod_fact
+    from nodeagent.cluster.drain.node import pod_of
     from nodeagent.cluster.drain.owners import owned_by_others
 
     check, pods = "other managers", None
     try:
-        pods = tuple(map(pod_fact, await access.list_pods(view.name)))
+        pods = tuple(map(pod_of, await access.list_pods(view.name)))
     except ClusterFault as fault:
         yield warning(check, f"only labels can show them: {fault.message}", _remedy_of(fault))
-    found = owned_by_others(facts_of(view, pods), source=source, tolerated=tolerated_in(settings))
+    found = owned_by_others(view, pods, source=source, tolerated=tolerated_in(settings))
     for problem in found:
         yield error(check, problem.message, problem.remedy)
     if not found:
@@ -225,7 +224,8 @@ def kubelet_finding(
     except KubeletError as failure:
         message = f"{failure.message}; so every device counts as in use"
         return error("kubelet", message, failure.remedy or "look at the kubelet's log")
-    return ok("kubelet", f"answers; {len(held.holdings)} holdings of devices are known to it")
+    holdings = {(one.pod, one.container, one.resource) for one in held if one.resource}
+    return ok("kubelet", f"answers; {len(holdings)} holdings of devices are known to it")
 
 
 def asked_of_the_node(

@@ -141,21 +141,8 @@ class NodeFollower:
         self._version: str | None = None  # what to watch from; None: list first
         self._list_due = 0.0
         self._well_since: float | None = None  # since when the watch in hand has gone well
-        self._fault: ClusterFault | None = None
-        self._unreachable_since: float | None = clock()
-
-    @property
-    def unreachable_since(self) -> float | None:
-        """Since when (by `clock`) the Node cannot be followed; None while it is.
-
-        Before the first answer it is the time at which this object was made.
-        """
-        return self._unreachable_since
-
-    @property
-    def fault(self) -> ClusterFault | None:
-        """Why the Node cannot be followed now."""
-        return self._fault
+        self.fault: ClusterFault | None = None  # why the Node cannot be followed now
+        self.is_reachable = False  # not before the first answer
 
     async def run(self) -> NoReturn:
         """Follow until cancelled."""
@@ -165,7 +152,7 @@ class NodeFollower:
                     self._version = await self._list()
                 ended_early = await self._watch(self._version)
             except ClusterFault as fault:
-                await self._rest(fault)
+                await self._back_off(fault)
             else:
                 if ended_early:
                     # A proxy that hangs up at once must not be asked in a circle.
@@ -175,7 +162,7 @@ class NodeFollower:
         listed = await self._access.list_node(self._name)
         self._report(view_of(listed.node, self._interest) if listed.node is not None else None)
         self._list_due = self._clock() + self._drawn(self._intervals.list_every)
-        self._reached()
+        self._answered()
         return listed.version
 
     async def _watch(self, version: str) -> bool:
@@ -185,7 +172,7 @@ class NodeFollower:
         opened = self._access.watch_node(self._name, version=version, seconds=seconds)
         async with opened as response:
             self._well_since = self._clock()
-            self._reached()
+            self._answered()
             await self._take_all(response)
         # One that was asked for less than a minute has not ended early when it ends in time.
         return self._lasted() < min(self._intervals.healthy_after, seconds - 1.0)
@@ -244,10 +231,10 @@ class NodeFollower:
         self._reported, self._view = True, view
         self._on_view(view)
 
-    def _reached(self) -> None:
-        self._unreachable_since = None
-        if self._fault is not None:
-            self._fault = None
+    def _answered(self) -> None:
+        self.is_reachable = True
+        if self.fault is not None:
+            self.fault = None
             self._on_fault(None)
 
     def _lasted(self) -> float:
@@ -258,13 +245,12 @@ class NodeFollower:
             self._backoff.reset()
         return lasted
 
-    async def _rest(self, fault: ClusterFault) -> None:
+    async def _back_off(self, fault: ClusterFault) -> None:
         self._lasted()
         if not isinstance(fault, ConnectionCut):
             self._version = None  # 410, or what happened meanwhile is not known
-        if self._unreachable_since is None:
-            self._unreachable_since = self._clock()
-        before, self._fault = self._fault, fault
+        self.is_reachable = False
+        before, self.fault = self.fault, fault
         if type(before) is not type(fault):
             self._on_fault(fault)
         await asyncio.sleep(self._backoff.next(fault.retry_after or 0.0))

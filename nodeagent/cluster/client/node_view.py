@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, cast
+from typing import Any, Final, Literal, cast
 
-from nodeagent.cluster.client.faults import ClusterUnreachable, strange_answer
+from nodeagent.cluster.client.faults import strange_answer
 
 
 def parts_of(whole: object) -> tuple[Mapping[str, Any], Mapping[str, Any], Mapping[str, Any]]:
@@ -57,6 +57,15 @@ class Interest:
     conditions: frozenset[str] = frozenset()
 
 
+OWN_NODE: Final = Interest(
+    annotations=("nodeagent.io/", "nos.nebuly.com/", "hami.io/node-nvidia-register"),
+    labels=("nodeagent.io/", "nos.nebuly.com/", "nvidia.com/"),
+    allocatable=("nvidia.com/", "mig.das.com/", "instaslice.redhat.com/"),
+    conditions=frozenset({"GPUPartitionsReady", "GPUHealthy"}),
+)
+"""What the agent reads of its own Node."""
+
+
 @dataclass(frozen=True, slots=True)
 class NodeCondition:
     """One of a Node's conditions; `since` is when its status changed last, as the server wrote."""
@@ -69,16 +78,19 @@ class NodeCondition:
 
 @dataclass(frozen=True, slots=True)
 class NodeView:
-    """What matters of a Node; two views are equal when it is the same, at whatever version."""
+    """What matters of a Node; two views are equal when it is the same, at whatever version.
 
-    name: str
-    uid: str
-    resource_version: str = field(compare=False)
-    annotations: Mapping[str, str]
-    labels: Mapping[str, str]
-    unschedulable: bool
-    allocatable: Mapping[str, str]  # quantities as the server writes them
-    conditions: Mapping[str, NodeCondition]  # by type
+    Without arguments: a Node of which nothing is known.
+    """
+
+    name: str = ""
+    uid: str = ""
+    resource_version: str = field(default="", compare=False)
+    annotations: Mapping[str, str] = field(default_factory=dict)
+    labels: Mapping[str, str] = field(default_factory=dict)
+    unschedulable: bool = False
+    allocatable: Mapping[str, str] = field(default_factory=dict)  # quantities as the server writes
+    conditions: Mapping[str, NodeCondition] = field(default_factory=dict)  # by type
 
 
 def view_of(node: object, interest: Interest) -> NodeView:
@@ -96,7 +108,7 @@ def view_of(node: object, interest: Interest) -> NodeView:
             conditions=_conditions(status.get("conditions"), interest.conditions),
         )
     except (KeyError, TypeError) as error:
-        raise _no_node() from error
+        raise strange_answer("a question about the Node", "it is no Node") from error
 
 
 def is_newer(version: str, than: str) -> bool:
@@ -107,10 +119,6 @@ def is_newer(version: str, than: str) -> bool:
     if version.isdecimal() and than.isdecimal():
         return int(version) > int(than)
     return True
-
-
-def _no_node() -> ClusterUnreachable:
-    return strange_answer("a question about the Node", "it is no Node")
 
 
 def _chosen(value: object, prefixes: tuple[str, ...]) -> Mapping[str, str]:

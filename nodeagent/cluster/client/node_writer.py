@@ -142,7 +142,7 @@ class WriteIntervals:
 class NodeWriter:
     """Keeps the Node `name` as wanted while `run` runs.
 
-    `want` sets what is wanted, `saw` what is there (from a follower with the same `interest`).
+    `want` sets what is wanted, `observe` what is there (from a follower with the same `interest`).
     `on_fault` gets a fault when writing breaks or breaks in another way, and None when a write
     succeeds again. `on_contest` gets the keys that another program sets back again and again.
     `wall` gives the time of day in UTC, for conditions.
@@ -208,7 +208,7 @@ class NodeWriter:
             self._wake()
         return too_large
 
-    def saw(self, view: NodeView | None) -> None:
+    def observe(self, view: NodeView | None) -> None:
         """The Node is like this; None: there is none. Older news than our own are passed over."""
         known = self._view
         if view is not None and known is not None and view.uid == known.uid:
@@ -351,9 +351,9 @@ class NodeWriter:
         if self._fault is not None:
             self._fault = None
             self._on_fault(None)
-        self._saw_answer(view)
+        self._observe_answer(view)
 
-    def _saw_answer(self, view: NodeView) -> None:
+    def _observe_answer(self, view: NodeView) -> None:
         """A follower may have been faster, and know more by now."""
         known = self._view
         if known is None or known.uid != view.uid:

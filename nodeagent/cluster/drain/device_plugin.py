@@ -55,7 +55,7 @@ def offered(strategy: Strategy, gpus: Iterable[Gpu]) -> dict[str, int]:
     for gpu in gpus:
         if gpu.access is Access.LOST:
             continue
-        if strategy is Strategy.NONE or not _in_mig_mode(gpu):
+        if strategy is Strategy.NONE or not gpu.in_mig_mode:
             counts[GPU_RESOURCE] += 1
             continue
         for _, device in _devices(gpu):
@@ -67,7 +67,7 @@ def offered(strategy: Strategy, gpus: Iterable[Gpu]) -> dict[str, int]:
 def cannot_serve(strategy: Strategy, gpus: Iterable[Gpu]) -> tuple[Problem, ...]:
     """Why the plugin could not offer these GPUs; empty when it can."""
     present = [gpu for gpu in gpus if gpu.access is not Access.LOST]
-    split = [gpu for gpu in present if _in_mig_mode(gpu)]
+    split = [gpu for gpu in present if gpu.in_mig_mode]
     if not split:
         return ()
     if strategy is Strategy.NONE:
@@ -78,10 +78,6 @@ def cannot_serve(strategy: Strategy, gpus: Iterable[Gpu]) -> tuple[Problem, ...]
     else:
         problems += _parts(split)
     return tuple(problems)
-
-
-def _in_mig_mode(gpu: Gpu) -> bool:
-    return gpu.mig is not None and gpu.mig.current
 
 
 def _devices(gpu: Gpu) -> Iterator[tuple[GpuInstance, ComputeInstance]]:
@@ -116,7 +112,7 @@ def _empty(strategy: Strategy, split: list[Gpu]) -> Iterator[Problem]:
 
 
 def _not_uniform(present: list[Gpu], split: list[Gpu]) -> Iterator[Problem]:
-    whole = [gpu for gpu in present if not _in_mig_mode(gpu)]
+    whole = [gpu for gpu in present if not gpu.in_mig_mode]
     if whole:
         yield Problem(
             Code.UNSUPPORTED,
@@ -229,7 +225,7 @@ def not_shareable(
         return ()
     gpus = tuple(gpus)
     counts = offered(strategy, gpus)
-    all_mig = strategy is Strategy.SINGLE and any(_in_mig_mode(gpu) for gpu in gpus)
+    all_mig = strategy is Strategy.SINGLE and any(gpu.in_mig_mode for gpu in gpus)
     return tuple(
         _mps_on_mig(one)
         for one in sharing.resources

@@ -1,4 +1,4 @@
-"""Which pods have to go so that a plan with `whenInUse: evict` can be carried out.
+"""Which pods have to go so that a plan with `whenInUse: evict` can be carried out. Pure.
 
 No pod is evicted in vain: while anything else is in the way as well (a process without a pod, a
 pod that comes back to this node at once, unknown users), no pod of that GPU is evicted. Of the
@@ -7,93 +7,98 @@ pods on it only those go without whose end the planner still finds the plan bloc
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import TypeVar
 
-from nodeagent.cluster.drain.steps import EvictPod, NodeFacts, PodFact
+from nodeagent.cluster.drain.pods import Pod
+from nodeagent.cluster.kubelet.allocations import PodName
 from nodeagent.plan.desired import DesiredGpu, DesiredNode, WhenInUse
-from nodeagent.plan.observed import ComputeInstance, Gpu, MpsDaemon, Usage, User
+from nodeagent.plan.observed import ComputeInstance, Device, Gpu, Usage, User
 from nodeagent.plan.plan import GpuPlan, NodePlan, Policy, Verdict
 from nodeagent.plan.planner import plan_gpu
 from nodeagent.plan.problems import Code, Problem
 
-_Pod = tuple[str, str]
-
 
 @dataclass(frozen=True, slots=True)
 class Evictions:
-    """The pods to evict now, those that leave already, and why elsewhere none is evicted.
-
-    `then` is what could be done once they are gone.
+    """The pods to evict now with the reason of each, those that leave already, and why elsewhere
+    none is evicted. `then` is what could be done once they are gone.
     """
 
-    wanted: tuple[EvictPod, ...] = ()
-    leaving: tuple[str, ...] = ()
+    wanted: Mapping[PodName, str] = field(default_factory=dict)
+    leaving: frozenset[PodName] = frozenset()
     problems: tuple[Problem, ...] = ()
     then: tuple[GpuPlan, ...] = ()
 
 
 def asks_for_eviction(plan: NodePlan, desired: DesiredNode) -> bool:
     """Whether any GPU is blocked by its users and its entry says `evict`."""
-    asked = ((gpu, desired.gpus.get(gpu.before.key)) for gpu in plan.gpus)
-    return any(wanted is not None and _is_to_evict(gpu, wanted) for gpu, wanted in asked)
+    return any(_to_evict(plan, desired))
 
 
-def evictions(plan: NodePlan, desired: DesiredNode, policy: Policy, node: NodeFacts) -> Evictions:
-    """For all GPUs that are blocked by its users and whose entry says `evict`."""
-    wanted: dict[_Pod, EvictPod] = {}
-    leaving: dict[str, None] = {}
+def evictions(
+    plan: NodePlan, desired: DesiredNode, policy: Policy, pods: Iterable[Pod]
+) -> Evictions:
+    """For all GPUs that are blocked by their users and whose entry says `evict`."""
+    known = {pod.key: pod for pod in pods}
+    wanted: dict[PodName, str] = {}
+    leaving: set[PodName] = set()
     problems: list[Problem] = []
     then: list[GpuPlan] = []
-    for gpu_plan in plan.gpus:
-        asked = desired.gpus.get(gpu_plan.before.key)
-        if asked is None or not _is_to_evict(gpu_plan, asked):
-            continue
-        chosen = _for_gpu(gpu_plan.before, asked, policy, node)
+    for gpu, desired_gpu in _to_evict(plan, desired):
+        chosen = _for_gpu(gpu, desired_gpu, policy, known)
         if isinstance(chosen, Problem):
             problems.append(chosen)
             continue
-        then.append(plan_gpu(asked, _without(gpu_plan.before, chosen), policy))
-        for pod in chosen:
-            fact = node.pod(*pod)
-            if fact is not None and fact.finished:
+        then.append(plan_gpu(desired_gpu, _without(gpu, chosen), policy))
+        for name in chosen:
+            pod = known.get(name)
+            if pod is not None and pod.finished:
                 continue  # only listed still: to evict it would delete what is left to read of it
-            if fact is not None and fact.leaving:
-                leaving[str(fact)] = None
+            if pod is not None and pod.leaving:
+                leaving.add(name)
             else:
-                wanted.setdefault(pod, EvictPod(*pod, _reason(gpu_plan.before, pod)))
-    return Evictions(tuple(wanted.values()), tuple(leaving), tuple(problems), tuple(then))
+                wanted.setdefault(name, _reason(gpu, name))
+    return Evictions(wanted, frozenset(leaving), tuple(problems), tuple(then))
 
 
-def _is_to_evict(plan: GpuPlan, asked: DesiredGpu) -> bool:
-    in_use = any(problem.code is Code.IN_USE for problem in plan.problems)
-    return plan.verdict is Verdict.BLOCKED and in_use and asked.when_in_use is WhenInUse.EVICT
+def _to_evict(plan: NodePlan, desired: DesiredNode) -> Iterator[tuple[Gpu, DesiredGpu]]:
+    for gpu_plan in plan.gpus:
+        wanted = desired.gpus.get(gpu_plan.before.key)
+        if wanted is None or wanted.when_in_use is not WhenInUse.EVICT:
+            continue
+        in_use = any(problem.code is Code.IN_USE for problem in gpu_plan.problems)
+        if in_use and gpu_plan.verdict is Verdict.BLOCKED:
+            yield gpu_plan.before, wanted
 
 
-def _for_gpu(gpu: Gpu, asked: DesiredGpu, policy: Policy, node: NodeFacts) -> list[_Pod] | Problem:
-    pods = sorted({(u.namespace, u.pod) for u in _users(gpu) if u.pod})
-    going = {pod for pod in pods if _can_go(node.pod(*pod))}
-    rest = plan_gpu(asked, _without(gpu, going), policy)
+def _for_gpu(
+    gpu: Gpu, wanted: DesiredGpu, policy: Policy, known: Mapping[PodName, Pod]
+) -> list[PodName] | Problem:
+    users = (user for device in gpu.devices() for user in _users(device))
+    pods = sorted({pod for user in users if (pod := pod_of_user(user))})
+    going = {pod for pod in pods if _can_go(known.get(pod))}
+    rest = plan_gpu(wanted, _without(gpu, going), policy)
     if rest.verdict is Verdict.BLOCKED:
-        return _in_vain(gpu, rest, [node.pod(*pod) for pod in pods if pod not in going])
+        return _in_vain(gpu, rest, [known[pod] for pod in pods if pod not in going])
     for pod in pods:
         fewer = going - {pod}
-        if plan_gpu(asked, _without(gpu, fewer), policy).verdict is not Verdict.BLOCKED:
+        if plan_gpu(wanted, _without(gpu, fewer), policy).verdict is not Verdict.BLOCKED:
             going = fewer
-    return [pod for pod in pods if pod in going]
+    return sorted(going)
 
 
-def _can_go(pod: PodFact | None) -> bool:
+def _can_go(pod: Pod | None) -> bool:
     """A pod that is not known here is tried: the API server will say."""
     return pod is None or not (pod.mirror or pod.controller == "DaemonSet")
 
 
-def _in_vain(gpu: Gpu, rest: GpuPlan, staying: Iterable[PodFact | None]) -> Problem:
+def _in_vain(gpu: Gpu, rest: GpuPlan, staying: Iterable[Pod]) -> Problem:
     why = "; ".join(problem.message for problem in rest.problems)
     names = [
         f"{pod} ({'the kubelet runs it' if pod.mirror else 'its DaemonSet brings it back'})"
         for pod in staying
-        if pod is not None
     ]
     also = f"; no eviction helps against {', '.join(names)}" if names else ""
     return Problem(
@@ -105,56 +110,47 @@ def _in_vain(gpu: Gpu, rest: GpuPlan, staying: Iterable[PodFact | None]) -> Prob
     )
 
 
-def _reason(gpu: Gpu, pod: _Pod) -> str:
+def _reason(gpu: Gpu, pod: PodName) -> str:
     devices = [
         f"{device.profile} at slice {instance.placement.start}"
         for instance in gpu.instances
         for device in instance.compute
-        if any((u.namespace, u.pod) == pod for u in _of(device))
+        if any(pod_of_user(user) == pod for user in _users(device))
     ]
     where = f"{', '.join(devices)} of GPU {gpu.index}" if devices else f"GPU {gpu.index}"
     return f"it uses {where}, which has to change by the plan"
 
 
-# --- the GPU without some of its users ------------------------------------------------------------
+# --- the users of a GPU ---------------------------------------------------------------------------
 
 
-def _of(device: Gpu | ComputeInstance) -> Iterator[User]:
+def pod_of_user(user: User) -> PodName | None:
+    """The pod of a process or of an allocation; None for one outside any pod."""
+    return PodName(user.namespace, user.pod) if user.pod else None
+
+
+def _users(device: Gpu | ComputeInstance | Device) -> Iterator[User]:
     yield from device.usage.processes
     if device.mps is not None:
         yield from device.mps.clients.processes
 
 
-def _users(gpu: Gpu) -> Iterator[User]:
-    yield from _of(gpu)
-    for instance in gpu.instances:
-        for device in instance.compute:
-            yield from _of(device)
-
-
-def _without(gpu: Gpu, pods: Collection[_Pod]) -> Gpu:
-    return replace(
-        gpu,
-        usage=_usage(gpu.usage, pods),
-        mps=_daemon(gpu.mps, pods),
-        instances=tuple(
-            replace(
-                instance,
-                compute=tuple(
-                    replace(c, usage=_usage(c.usage, pods), mps=_daemon(c.mps, pods))
-                    for c in instance.compute
-                ),
-            )
-            for instance in gpu.instances
-        ),
+def _without(gpu: Gpu, pods: Collection[PodName]) -> Gpu:
+    instances = tuple(
+        replace(instance, compute=tuple(_device_without(c, pods) for c in instance.compute))
+        for instance in gpu.instances
     )
+    return replace(_device_without(gpu, pods), instances=instances)
 
 
-def _usage(usage: Usage, pods: Collection[_Pod]) -> Usage:
-    return replace(
-        usage, processes=tuple(u for u in usage.processes if (u.namespace, u.pod) not in pods)
-    )
+_Place = TypeVar("_Place", Gpu, ComputeInstance)
 
 
-def _daemon(daemon: MpsDaemon | None, pods: Collection[_Pod]) -> MpsDaemon | None:
-    return daemon and replace(daemon, clients=_usage(daemon.clients, pods))
+def _device_without(device: _Place, pods: Collection[PodName]) -> _Place:
+    mps = device.mps and replace(device.mps, clients=_usage(device.mps.clients, pods))
+    return replace(device, usage=_usage(device.usage, pods), mps=mps)
+
+
+def _usage(usage: Usage, pods: Collection[PodName]) -> Usage:
+    left = tuple(user for user in usage.processes if pod_of_user(user) not in pods)
+    return replace(usage, processes=left)

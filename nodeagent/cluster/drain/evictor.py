@@ -3,22 +3,19 @@
 By the Eviction API, which keeps to disruption budgets; what it refuses is reported and requested
 again after a while. Nothing is killed or deleted. While pods leave, the node stays cordoned if that
 is wanted; once all that could be done is refused, it does not.
-
-Also detects pods that block a GPU only because kubelets before 1.34 go on listing what a finished
-pod was given; the API server is asked for those only while such a pod is all that is in the way.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import replace
 from typing import NoReturn
 
 import structlog
 
 from nodeagent.backoff import Backoff
-from nodeagent.cluster.client.access import ClusterAccess
 from nodeagent.cluster.client.faults import (
     ClusterFault,
     DisruptionRefused,
@@ -26,289 +23,192 @@ from nodeagent.cluster.client.faults import (
     ObjectMissing,
     WriteConflict,
 )
+from nodeagent.cluster.drain.changes import Rules, cordoning
 from nodeagent.cluster.drain.eviction import Evictions, asks_for_eviction, evictions
-from nodeagent.cluster.drain.node_access import NodePods, OwnNode
-from nodeagent.cluster.drain.plan import Rules, make_room
-from nodeagent.cluster.drain.steps import EvictPod, NodeFacts, PodFact
+from nodeagent.cluster.drain.intervals import DrainIntervals
+from nodeagent.cluster.drain.node import DrainedNode
+from nodeagent.cluster.drain.other_managers import OtherManagers, ReportEvent
+from nodeagent.cluster.drain.plugin_outlook import PluginOutlook
+from nodeagent.cluster.drain.restore import Restore
 from nodeagent.cluster.kubelet.allocations import PodName
-from nodeagent.plan.desired import DesiredNode
-from nodeagent.plan.observed import User
-from nodeagent.plan.plan import GpuPlan, NodePlan, Policy, Verdict
+from nodeagent.plan.observed import ObservedNode
+from nodeagent.plan.plan import NodePlan, Policy
 from nodeagent.plan.problems import Code, Problem
 from nodeagent.reconcile.active_plan import Judgement
-from nodeagent.views.text import users
+from nodeagent.reconcile.event_log import EventType
 
 log = structlog.get_logger(__name__)
 
-Objecting = Callable[[NodePlan], Awaitable[tuple[Problem, ...]]]
-
-
-@dataclass(frozen=True, slots=True)
-class EvictionIntervals:
-    """Times in seconds. Pods that leave are looked at after `first`, then after a tenth of the time
-    they take; what was refused, or did not help, is tried again after `again`, which doubles. No
-    wait is longer than `longest`. `answer`: how long the API server may take.
-    """
-
-    first: float = 0.5
-    again: float = 5.0
-    longest: float = 60.0
-    answer: float = 10.0
-
-
-@dataclass(frozen=True, slots=True)
-class _Goal:
-    """The desired state, and the plan that leads there from the GPUs as they are."""
-
-    desired: DesiredNode
-    plan: NodePlan
-
 
 class Evictor:
-    """Evicts what the last `look` asks for while `run` runs.
+    """Evicts what the last observation asks for while `run` runs.
 
-    `objecting` is asked before a pod is evicted for a plan. `wake` is called when the GPUs should
-    be observed again, `evicted` after each eviction, `uncordon` when no cordon is needed any more.
+    Not while another manager objects, nor for a layout that the device plugin could not serve.
+    `wake` is called when the GPUs should be observed again.
     """
 
     def __init__(
         self,
-        access: ClusterAccess,
-        node: OwnNode,
-        pods: NodePods,
+        node: DrainedNode,
+        managers: OtherManagers,
+        outlook: PluginOutlook,
+        restore: Restore,
         *,
         rules: Rules,
         policy: Policy,
-        intervals: EvictionIntervals,
-        objecting: Objecting,
+        intervals: DrainIntervals,
         wake: Callable[[str], None],
-        evicted: Callable[[EvictPod], None],
-        uncordon: Callable[[], None],
+        report: ReportEvent,
     ) -> None:
-        self._access = access
         self._node = node
-        self._pods = pods
+        self._managers = managers
+        self._outlook = outlook
+        self._restore = restore
         self._rules = rules
         self._policy = policy
         self._intervals = intervals
-        self._objecting = objecting
         self._wake = wake
-        self._evicted = evicted
-        self._uncordon = uncordon
-        self._goal: _Goal | None = None
-        self._news = asyncio.Event()  # another desired state than before
-        self._leaving: dict[str, str] = {}  # uids of pods that leave, by name
-        self._meant: dict[str, str] = {}  # uids by name, as first seen since the look
+        self._report_event = report
+        self._goal: tuple[Judgement, NodePlan, ObservedNode] | None = None
+        self._another_goal = asyncio.Event()  # another desired state than before
+        self._leaving: dict[PodName, str] = {}  # with the uid of each
+        self._blocking: dict[PodName, str] = {}  # uids as first listed since the observation
         self._leaving_since = 0.0
-        self._backoff = Backoff(intervals.again, intervals.longest)
+        self._backoff = Backoff(*intervals.evict)
         self._next_attempt = 0.0
         self._refused: tuple[Problem, ...] = ()
         self.problems: tuple[Problem, ...] = ()
-        self.needs_cordon = False
 
-    def look(self, judgement: Judgement) -> None:
+    def observe(self, judgement: Judgement, observed: ObservedNode) -> None:
         """The GPUs are like this now, and nothing speaks against what is planned for them."""
-        plan = judgement.plan
         before, self._goal = self._goal, None
-        self._meant.clear()
+        self._blocking.clear()
+        plan = judgement.plan
         if plan is not None and asks_for_eviction(plan, judgement.desired):
-            self._goal = _Goal(judgement.desired, plan)
-        if _desired(before) != _desired(self._goal):
-            self._news.set()
+            self._goal = (judgement, plan, observed)
+        if (before and before[0].desired) != (self._goal and judgement.desired):
+            self._another_goal.set()
 
     def forget(self) -> None:
         """No pod is to be evicted now."""
         if self._goal is not None:
             self._goal = None
-            self._news.set()
+            self._another_goal.set()
 
     async def run(self) -> NoReturn:
         """Evict and wait until cancelled."""
         while True:
-            self._news.clear()
-            if self._goal is None:
-                self._begin_anew()
-                await self._news.wait()
-                self._begin_anew()
-                continue
-            pause = await self._turn(self._goal)
-            try:
-                # Looks that bring nothing new do not make it shorter: they may be many.
+            self._another_goal.clear()
+            pause = await self._attempt(*self._goal) if self._goal else None
+            if pause is None:
+                self._start_over()
+            with suppress(TimeoutError):
+                # Observations of the same goal do not make it shorter: they may be many.
                 async with asyncio.timeout(pause):
-                    await self._news.wait()
-            except TimeoutError:
-                continue
-            self._begin_anew()
+                    await self._another_goal.wait()
+                    self._start_over()
 
-    def _begin_anew(self) -> None:
+    def _start_over(self) -> None:
         self._backoff.reset()
         self._next_attempt, self._refused = 0.0, ()
         if self._goal is None:
             self._leaving.clear()
             self._report((), cordon=False)
 
-    # --- one turn ---------------------------------------------------------------------------------
+    # --- one attempt ------------------------------------------------------------------------------
 
-    async def _turn(self, goal: _Goal) -> float:
-        """Evict those that have to go; returns the seconds until the next turn."""
+    async def _attempt(self, judgement: Judgement, plan: NodePlan, observed: ObservedNode) -> float:
+        """Evict those that have to go; returns the seconds until the next attempt."""
         try:
-            pods = await self._pods.list_now(within=self._intervals.answer)
-            found = evictions(goal.plan, goal.desired, self._policy, NodeFacts(pods=pods))
-            return await self._work_off(goal, found, pods)
+            pods = await self._node.list_pods(within=self._intervals.answer)
+            found = evictions(plan, judgement.desired, self._policy, pods)
+            here = {pod.key: pod.uid for pod in pods}
+            were_leaving = bool(self._leaving)
+            self._leaving |= {pod: here[pod] for pod in found.leaving}
+            self._leaving = {p: uid for p, uid in self._leaving.items() if here.get(p) == uid}
+            wanted = [pod for pod in found.wanted if self._is_blocking(pod, here)]
+            if wanted and asyncio.get_running_loop().time() >= self._next_attempt:
+                objections = await self._objections(judgement, plan, observed, found)
+                if objections:
+                    self._report(objections, cordon=False)
+                    return self._backoff.next()
+                await self._evict({pod: found.wanted[pod] for pod in wanted}, here)
+            elif not wanted:
+                self._refused = ()
+            problems = (*found.problems, *self._refused)
+            self._report(problems, cordon=bool(self._leaving) or were_leaving)
+            return self._until_next(found, were_leaving=were_leaving)
         except ClusterFault as fault:
-            self._report((_not_asked(fault),), cordon=self.needs_cordon)
+            message = f"no pod is evicted, since the API server cannot be asked: {fault.message}"
+            problem = Problem(Code.CLUSTER, message, fault.remedy or "it is tried again")
+            self._report((problem,), cordon=self._restore.holds_cordon)
             return self._backoff.next()
 
-    async def _work_off(self, goal: _Goal, found: Evictions, pods: tuple[PodFact, ...]) -> float:
-        there = {str(pod): pod.uid for pod in pods}
-        were_leaving = bool(self._leaving)
-        self._leaving |= {name: there[name] for name in found.leaving}
-        self._leaving = {n: uid for n, uid in self._leaving.items() if there.get(n) == uid}
-        wanted = [p for p in found.wanted if self._is_meant(p, there)]
-        if wanted and asyncio.get_running_loop().time() >= self._next_attempt:
-            after = {gpu.before.key: gpu for gpu in found.then}
-            gpus = tuple(after.get(gpu.before.key, gpu) for gpu in goal.plan.gpus)
-            objections = await self._objecting(replace(goal.plan, gpus=gpus))
-            if objections:
-                self._report(objections, cordon=False)
-                return self._backoff.next()
-            await self._evict(wanted, there)
-        elif not wanted:
-            self._refused = ()
-        self._report((*found.problems, *self._refused), cordon=bool(self._leaving) or were_leaving)
-        return self._until_next(found, were_leaving=were_leaving)
+    async def _objections(
+        self, judgement: Judgement, plan: NodePlan, observed: ObservedNode, found: Evictions
+    ) -> tuple[Problem, ...]:
+        """What speaks against the plan that could be executed once the pods are gone."""
+        after = {gpu.before.key: gpu for gpu in found.then}
+        todo = replace(plan, gpus=tuple(after.get(gpu.before.key, gpu) for gpu in plan.gpus))
+        return self._managers.objections() or await self._outlook.objections(
+            judgement, todo, observed, self._node.known.labels
+        )
 
-    def _is_meant(self, pod: EvictPod, there: dict[str, str]) -> bool:
+    def _is_blocking(self, pod: PodName, here: Mapping[PodName, str]) -> bool:
         """Whether it is here and not evicted yet. One that came under its name since the GPUs were
         observed (a StatefulSet's, say) may have been given nothing.
         """
-        uid = there.get(str(pod))
-        if uid is None or self._meant.setdefault(str(pod), uid) != uid:
+        uid = here.get(pod)
+        if uid is None or self._blocking.setdefault(pod, uid) != uid:
             return False
-        return str(pod) not in self._leaving
+        return pod not in self._leaving
 
     def _until_next(self, found: Evictions, *, were_leaving: bool) -> float:
         now = asyncio.get_running_loop().time()
         if self._leaving:
             if not were_leaving:
                 self._leaving_since = now
-            took = now - self._leaving_since
-            return min(max(self._intervals.first, took / 10), self._intervals.longest)
+            look = max(self._intervals.first_look, (now - self._leaving_since) / 10)
+            return min(look, self._intervals.evict[1])
         if were_leaving or (found.wanted and not self._refused):
-            # What is asked for was seen before they had gone.
+            # The GPUs were observed before the pods had gone.
             self._wake("pods that were in the way have gone")
         return self._backoff.next()
 
-    async def _evict(self, wanted: Sequence[EvictPod], there: dict[str, str]) -> None:
-        self.needs_cordon = True  # from now on `Restore` keeps it
+    async def _evict(self, wanted: Mapping[PodName, str], here: Mapping[PodName, str]) -> None:
+        self._restore.hold_cordon(True)
         await self._node.patch_all(
-            lambda node: make_room(Evictions(tuple(wanted)), node, self._rules),
-            within=self._intervals.answer,
+            lambda node: cordoning(node, self._rules), within=self._intervals.answer
         )
         refused = []
-        for pod in wanted:
+        for pod, reason in wanted.items():
             try:
-                await self._access.evict_pod(pod.namespace, pod.name, uid=there[str(pod)])
+                await self._node.access.evict_pod(pod.namespace, pod.name, uid=here[pod])
             except (ObjectMissing, WriteConflict):
                 continue  # it has gone, whatever has its name now
             except ClusterFault as fault:
-                refused.append(_refusal(pod, fault))
+                refused.append(_refusal(reason, fault))
                 continue
-            self._leaving[str(pod)] = there[str(pod)]
-            log.info("a pod is evicted", pod=str(pod), reason=pod.reason)
-            self._evicted(pod)
+            self._leaving[pod] = here[pod]
+            log.info("a pod is evicted", pod=str(pod), reason=reason)
+            self._report_event(EventType.EVICTED, f"pod {pod} is evicted: {reason}")
         self._refused = tuple(refused)
         if refused:
             pause = self._backoff.after(self._backoff.failures + 1)
             self._next_attempt = asyncio.get_running_loop().time() + pause
 
     def _report(self, problems: tuple[Problem, ...], *, cordon: bool) -> None:
-        is_news, ends = problems != self.problems, self.needs_cordon and not cordon
-        self.problems, self.needs_cordon = problems, cordon
-        if ends:
-            self._uncordon()
-        if is_news:
+        changed, self.problems = problems != self.problems, problems
+        self._restore.hold_cordon(cordon)
+        if changed:
             self._wake("what is known of evictions has changed")
 
 
-def _desired(goal: _Goal | None) -> object:
-    return goal and goal.desired
-
-
-def _refusal(pod: EvictPod, fault: ClusterFault) -> Problem:
+def _refusal(reason: str, fault: ClusterFault) -> Problem:
     if isinstance(fault, DisruptionRefused):
         remedy = "let the budget allow it, or end the pod; its eviction is asked for again"
     elif isinstance(fault, NotAllowed):
         remedy = fault.remedy
     else:
         remedy = "it is tried again"
-    return Problem(Code.IN_USE, f"{pod.reason}, but {fault.message}", remedy)
-
-
-def _not_asked(fault: ClusterFault) -> Problem:
-    return Problem(
-        Code.CLUSTER,
-        f"no pod is evicted, since the API server cannot be asked: {fault.message}",
-        fault.remedy or "it is tried again",
-    )
-
-
-KubeletSuspect = Callable[[Iterable[PodName]], None]
-"""Takes pods that have ended although the kubelet lists them."""
-
-
-class FinishedPods:
-    """Checks while `run` runs what `look` was given last."""
-
-    def __init__(
-        self,
-        pods: NodePods,
-        *,
-        suspect: KubeletSuspect | None,
-        wake: Callable[[str], None],
-        intervals: EvictionIntervals,
-    ) -> None:
-        self._pods = pods
-        self._suspect = suspect
-        self._wake = wake
-        self._answer = intervals.answer
-        self._backoff = Backoff(intervals.again, intervals.longest)
-        self._listed: frozenset[PodName] = frozenset()
-        self._due = asyncio.Event()
-
-    def look(self, judgement: Judgement) -> None:
-        """The GPUs are like this now."""
-        if self._suspect is None:
-            return
-        before, self._listed = self._listed, _listed_only(judgement)
-        if before != self._listed:
-            self._backoff.reset()
-        if self._listed:
-            self._due.set()
-
-    async def run(self) -> NoReturn:
-        """Ask until cancelled; each look asks once at most."""
-        while True:
-            await self._due.wait()
-            self._due.clear()
-            over = await self._pods.ended(self._listed, within=self._answer)
-            if over and self._suspect is not None:
-                self._suspect(over)
-                self._wake("pods have ended that the kubelet still lists")
-            await asyncio.sleep(self._backoff.next())
-
-
-def _listed_only(judgement: Judgement) -> frozenset[PodName]:
-    """Pods on blocked GPUs of which only the kubelet knows."""
-    blocked = [gpu for gpu in (judgement.plan.gpus if judgement.plan else ()) if _in_use(gpu)]
-    everyone = [user for gpu in blocked for user in users(gpu.before) if user.pod]
-    running = {_pod_of(user) for user in everyone if user.pid}
-    return frozenset(_pod_of(user) for user in everyone) - running
-
-
-def _in_use(gpu: GpuPlan) -> bool:
-    return gpu.verdict is Verdict.BLOCKED and any(p.code is Code.IN_USE for p in gpu.problems)
-
-
-def _pod_of(user: User) -> PodName:
-    return PodName(user.namespace, user.pod)
+    return Problem(Code.IN_USE, f"{reason}, but {fault.message}", remedy)

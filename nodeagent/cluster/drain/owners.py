@@ -9,11 +9,16 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-from nodeagent.cluster.drain.steps import NodeFacts, PodFact
+from nodeagent.cluster.drain.pods import Pod
 from nodeagent.plan.problems import Code, Problem
 from nodeagent.strict_json import parse_json
+
+if TYPE_CHECKING:  # the client of the API server is not pure
+    from nodeagent.cluster.client.node_view import NodeView
+
+Pods = tuple[Pod, ...] | None
 
 
 class Owner(StrEnum):
@@ -27,21 +32,13 @@ class Owner(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Claim:
-    """Another manager of the node's GPUs, and the evidence."""
-
-    owner: Owner
-    evidence: str
-
-
-@dataclass(frozen=True, slots=True)
 class _Known:
     """`label` makes its pods come. `source` is the plan source of ours that serves the same label,
     which then is no evidence.
     """
 
     name: str
-    finds: Callable[[NodeFacts], Iterator[str]]
+    finds: Callable[[NodeView, Pods], Iterator[str]]
     remedy: str
     label: tuple[str, str] | None = None
     source: str = ""
@@ -55,40 +52,41 @@ _INSTASLICE_PODS = ("instaslice-daemonset", "das-daemonset")
 _INSTASLICE_RESOURCES = ("mig.das.com/", "instaslice.redhat.com/mig-")
 
 
-def claims(node: NodeFacts, *, source: str = "") -> tuple[Claim, ...]:
-    """Everyone who splits this node's GPUs beside the agent, each with what was seen first.
+def claims(node: NodeView, pods: Pods, *, source: str = "") -> dict[Owner, str]:
+    """The other managers of this node's GPUs, each with the first evidence of it.
 
-    `source` is the agent's own plan source, as in its setting.
+    `pods` None: it is not known which pods are on the node. `source` is the agent's own plan
+    source, as in its setting.
     """
-    found = ((owner, _evidence(known, node, source)) for owner, known in _KNOWN.items())
-    return tuple(Claim(owner, evidence) for owner, evidence in found if evidence)
+    found = {owner: _evidence(known, node, pods, source) for owner, known in _KNOWN.items()}
+    return {owner: evidence for owner, evidence in found.items() if evidence}
 
 
 def owned_by_others(
-    node: NodeFacts, *, source: str = "", tolerated: Collection[Owner] = ()
+    node: NodeView, pods: Pods, *, source: str = "", tolerated: Collection[Owner] = ()
 ) -> tuple[Problem, ...]:
     """A problem for each of them that is not `tolerated`; the agent refuses to act while any is."""
     return tuple(
         Problem(
             Code.OWNED,
-            f"{_KNOWN[claim.owner].name} splits this node's GPUs too: {claim.evidence}. Nothing is "
+            f"{_KNOWN[owner].name} splits this node's GPUs too: {evidence}. Nothing is "
             "done, since two would undo each other's work",
-            _KNOWN[claim.owner].remedy,
+            _KNOWN[owner].remedy,
         )
-        for claim in claims(node, source=source)
-        if claim.owner not in tolerated
+        for owner, evidence in claims(node, pods, source=source).items()
+        if owner not in tolerated
     )
 
 
 # --- by what each is seen -------------------------------------------------------------------------
 
 
-def _evidence(known: _Known, node: NodeFacts, source: str) -> str:
-    found = next(known.finds(node), "")
+def _evidence(known: _Known, node: NodeView, pods: Pods, source: str) -> str:
+    found = next(known.finds(node, pods), "")
     # Where pods are known, they decide: the label stays when one is switched off elsewhere.
     if (
         found
-        or node.pods is not None
+        or pods is not None
         or known.label is None
         or (known.source and known.source == source)
     ):
@@ -97,22 +95,22 @@ def _evidence(known: _Known, node: NodeFacts, source: str) -> str:
     return f"the node has the label {key}={value}" if node.labels.get(key) == value else ""
 
 
-def _running(node: NodeFacts) -> Iterable[PodFact]:
-    return (pod for pod in node.pods or () if not pod.finished)
+def _running(pods: Pods) -> Iterable[Pod]:
+    return (pod for pod in pods or () if not pod.finished)
 
 
-def _pods_with(node: NodeFacts, key: str, *values: str) -> Iterator[str]:
-    for pod in _running(node):
+def _pods_with(pods: Pods, key: str, *values: str) -> Iterator[str]:
+    for pod in _running(pods):
         if pod.labels.get(key) in values:
             yield f"its pod {pod} is here ({key}={pod.labels[key]})"
 
 
-def _mig_manager(node: NodeFacts) -> Iterator[str]:
-    yield from _pods_with(node, "app", "nvidia-mig-manager")
+def _mig_manager(_: NodeView, pods: Pods) -> Iterator[str]:
+    yield from _pods_with(pods, "app", "nvidia-mig-manager")
 
 
-def _nos(node: NodeFacts) -> Iterator[str]:
-    for pod in _running(node):
+def _nos(node: NodeView, pods: Pods) -> Iterator[str]:
+    for pod in _running(pods):
         # The name alone is a common word; its DaemonSet goes where this node label is.
         if pod.labels.get("app.kubernetes.io/name", "").endswith("mig-agent") and (
             NOS_LABEL in pod.selects or NOS_LABEL in node.labels
@@ -120,25 +118,25 @@ def _nos(node: NodeFacts) -> Iterator[str]:
             yield f"its mig-agent's pod {pod} is here"
 
 
-def _dra(node: NodeFacts) -> Iterator[str]:
-    for pod in _running(node):
+def _dra(_: NodeView, pods: Pods) -> Iterator[str]:
+    for pod in _running(pods):
         plugin = any(pod.labels.get(key) == "kubelet-plugin" for key in _DRA_COMPONENTS)
         if plugin and _gate(pod, "DynamicMIG"):
             yield f"its pod {pod} is here with DynamicMIG switched on"
 
 
-def _gate(pod: PodFact, name: str) -> bool:
+def _gate(pod: Pod, name: str) -> bool:
     gates = pod.environment.get("FEATURE_GATES", "").split(",")
     return any(gate.strip().lower() == f"{name}=true".lower() for gate in gates)
 
 
-def _hami(node: NodeFacts) -> Iterator[str]:
+def _hami(node: NodeView, pods: Pods) -> Iterator[str]:
     """Without MIG it divides memory by a library and leaves the layout alone."""
     here = any(
         pod.labels.get("app.kubernetes.io/component") == "hami-device-plugin"
-        for pod in _running(node)
+        for pod in _running(pods)
     )
-    if (here or node.pods is None) and _is_hami_mig(node.annotations.get(HAMI_REGISTER, "")):
+    if (here or pods is None) and _is_hami_mig(node.annotations.get(HAMI_REGISTER, "")):
         yield f"the annotation {HAMI_REGISTER} has GPUs in its mode mig"
 
 
@@ -152,9 +150,9 @@ def _is_hami_mig(register: str) -> bool:
     return any(isinstance(device, dict) and device.get("mode") == "mig" for device in devices)
 
 
-def _instaslice(node: NodeFacts) -> Iterator[str]:
+def _instaslice(node: NodeView, pods: Pods) -> Iterator[str]:
     for key in ("name", "app", "app.kubernetes.io/name"):
-        yield from _pods_with(node, key, *_INSTASLICE_PODS)
+        yield from _pods_with(pods, key, *_INSTASLICE_PODS)
     for resource, amount in node.allocatable.items():
         if resource.startswith(_INSTASLICE_RESOURCES) and amount != "0":
             yield f"the node offers {resource}"

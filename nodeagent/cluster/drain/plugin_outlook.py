@@ -17,6 +17,7 @@ from typing import Final
 
 import structlog
 
+from nodeagent.cluster.drain.changes import PLUGIN_CONFIG
 from nodeagent.cluster.drain.device_plugin import (
     FEATURES_LABEL,
     NOT_SHARED,
@@ -31,13 +32,13 @@ from nodeagent.cluster.drain.device_plugin import (
     sharing_of,
     strategy_of,
 )
-from nodeagent.cluster.drain.plan import PLUGIN_CONFIG
 from nodeagent.documents.bounded_yaml import LARGEST_TEXT, Value, read_tree
 from nodeagent.errors import DocumentError, NodeagentError
 from nodeagent.files.state import read_regular_file
 from nodeagent.plan.observed import Gpu, ObservedNode
 from nodeagent.plan.plan import NodePlan, Verdict
 from nodeagent.plan.problems import Code, Problem
+from nodeagent.reconcile.active_plan import Judgement
 from nodeagent.text import shown
 
 _NAME: Final = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?", re.ASCII)
@@ -156,10 +157,16 @@ def _there(folder: Path) -> str:
     return f"there are: {', '.join(names[:20])}" if names else "the folder is empty"
 
 
+# --- the outlook ----------------------------------------------------------------------------------
+
 log = structlog.get_logger(__name__)
 
-
 _UNKNOWN: Final = PluginConfiguration(None, None)
+
+
+def configuration_of(judgement: Judgement) -> str | None:
+    """The plugin's configuration that the plan asks for; None where it does not."""
+    return judgement.document.device_plugin_config if judgement.document else None
 
 
 class PluginOutlook:
@@ -172,7 +179,7 @@ class PluginOutlook:
         self._labelled_at: str | None = None  # its own time stamp
         self._complaint = ""
 
-    def saw(self, labels: Mapping[str, str]) -> None:
+    def observe(self, labels: Mapping[str, str]) -> None:
         """The Node has these labels now."""
         strategy, stamp = strategy_of(labels), labels.get(FEATURES_LABEL, "")
         name = labels.get(PLUGIN_CONFIG, "")
@@ -183,25 +190,20 @@ class PluginOutlook:
 
     async def objections(
         self,
-        plan: NodePlan,
+        judgement: Judgement,
         todo: NodePlan,
         observed: ObservedNode,
         labels: Mapping[str, str],
-        *,
-        wanted: str | None,
     ) -> tuple[Problem, ...]:
-        """Why the plugin could not serve the node once `todo` is done.
-
-        `wanted` is the configuration that the plan asks for, None where it does not.
-        """
+        """Why the plugin could not serve the node once `todo` is done, a part of the plan."""
         try:
-            plugin = await self._plugin(labels, wanted)
+            plugin = await self._plugin(labels, configuration_of(judgement))
         except NoSuchConfiguration as error:
             return (_cannot_configure(Code.UNKNOWN_CONFIGURATION, error),)
         except NodeagentError as error:
             return (_cannot_configure(Code.INVALID_VALUE, error),)
         problems = plugin.refuses(gpus_after(todo, observed))
-        if problems and plugin.refuses(observed.gpus) and _is_a_part(todo, plan):
+        if problems and plugin.refuses(observed.gpus) and _leaves_work(judgement, todo):
             return ()  # the node cannot be served now either, and this is on the way
         return problems
 
@@ -219,7 +221,7 @@ class PluginOutlook:
 
     async def _plugin(self, labels: Mapping[str, str], wanted: str | None) -> PluginConfiguration:
         """Raises NodeagentError for a file that the plan asks for and that cannot be used."""
-        self.saw(labels)
+        self.observe(labels)
         name = labels.get(PLUGIN_CONFIG, "") if wanted is None else wanted
         # The labels are of the configuration that was in force when they were written.
         by_labels = self._labelled if name == self._labelled_for else _UNKNOWN
@@ -259,9 +261,8 @@ def _cannot_configure(code: Code, error: NodeagentError) -> Problem:
     return Problem(code, error.message, error.remedy, path="devicePluginConfig")
 
 
-def _is_a_part(todo: NodePlan, plan: NodePlan) -> bool:
+def _leaves_work(judgement: Judgement, todo: NodePlan) -> bool:
     """Whether GPUs are left that are not as planned once `todo` is done."""
     now = {gpu.before.key for gpu in todo.gpus}
-    return any(
-        gpu.verdict is not Verdict.IN_SYNC and gpu.before.key not in now for gpu in plan.gpus
-    )
+    planned = judgement.plan.gpus if judgement.plan else ()
+    return any(gpu.verdict is not Verdict.IN_SYNC and gpu.before.key not in now for gpu in planned)

@@ -7,32 +7,45 @@ nothing is left to do.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
 from typing import NoReturn
 
 import structlog
 
 from nodeagent.backoff import Backoff
-from nodeagent.cluster.client.faults import ClusterFault
+from nodeagent.cluster.client.faults import ClusterFault, ObjectMissing, WriteConflict
 from nodeagent.cluster.client.node_view import NodeView
+from nodeagent.cluster.drain.changes import (
+    PLUGIN_CONFIG,
+    NodeChange,
+    Rules,
+    restorations,
+    restoring,
+    uncordoning,
+)
 from nodeagent.cluster.drain.device_plugin import mismatches
-from nodeagent.cluster.drain.executor import DrainExecutor
-from nodeagent.cluster.drain.node_access import facts_of
-from nodeagent.cluster.drain.plan import PLUGIN_CONFIG, Rules, conclude, restoring
-from nodeagent.cluster.drain.plugin_outlook import PluginOutlook
-from nodeagent.cluster.drain.steps import AwaitAllocatable, NodeFacts, Step
+from nodeagent.cluster.drain.intervals import DrainIntervals
+from nodeagent.cluster.drain.node import DrainedNode
+from nodeagent.cluster.drain.other_managers import OtherManagers, ReportEvent
+from nodeagent.cluster.drain.plugin_outlook import PluginOutlook, configuration_of
+from nodeagent.cluster.drain.pods import PodSelector
 from nodeagent.plan.observed import ObservedNode
 from nodeagent.plan.plan import Verdict
 from nodeagent.plan.problems import Code, Problem
 from nodeagent.reconcile.active_plan import Judgement
 from nodeagent.reconcile.event_log import EventType
 
+log = structlog.get_logger(__name__)
+
+_MOST_CONFLICTS = 10
+
 
 class AwaitedAllocatable:
-    """Nothing is asked for. `changed` is called when the wait is over or the problems are others.
+    """Compares what the node offers with what it should; requests nothing.
 
-    For `deadline` seconds a difference is no problem; then it is one until it is gone.
+    For `deadline` seconds a difference is no problem; then it is one until it is gone. `changed` is
+    called when the wait is over or the problems are others.
     """
 
     def __init__(self, *, deadline: float, changed: Callable[[str], None]) -> None:
@@ -63,7 +76,7 @@ class AwaitedAllocatable:
             self._timer.cancel()
         self._timer, self._expected, self.problems = None, None, ()
 
-    def saw(self, allocatable: Mapping[str, str] | None) -> None:
+    def observe(self, allocatable: Mapping[str, str] | None) -> None:
         """The node offers this now."""
         self._allocatable = allocatable
         self._compare()
@@ -86,82 +99,64 @@ class AwaitedAllocatable:
             self._changed("the node does not offer what it should")
 
 
-log = structlog.get_logger(__name__)
-
-ReportEvent = Callable[[EventType, str], None]
-
-
-def configuration_of(judgement: Judgement) -> str | None:
-    """The plugin's configuration that the plan asks for; None where it does not."""
-    return judgement.document.device_plugin_config if judgement.document else None
-
-
 class Restore:
     """Puts back while `run` runs, once a round has ended.
 
-    `wake` is called when the problems are others, `done` when all is put back. `retry` are the
-    seconds between two attempts, at first and at most; `deadline` is how long the node may take to
-    offer what it should. A cordon stays while evictions need it, paused labels while another
-    manager may have paused them.
+    `deadline` is how many seconds the node may take to offer what it should. `wake` is called when
+    the problems are others, `restored` when all is put back. A cordon stays while `hold_cordon`
+    says so, paused labels while another manager may have paused them.
     """
 
     def __init__(
         self,
-        executor: DrainExecutor,
+        node: DrainedNode,
         outlook: PluginOutlook,
+        managers: OtherManagers,
         *,
         rules: Rules,
-        needs_cordon: Callable[[], bool],
-        may_have_paused: Callable[[NodeView | None], bool],
         deadline: float,
-        retry: tuple[float, float],
+        intervals: DrainIntervals,
         wake: Callable[[str], None],
-        done: Callable[[], None],
+        restored: Callable[[], None],
         report: ReportEvent,
     ) -> None:
-        self._executor = executor
+        self._node = node
         self._outlook = outlook
+        self._managers = managers
         self._rules = rules
-        self._needs_cordon = needs_cordon
-        self._may_have_paused = may_have_paused
-        self._retry = retry
+        self._intervals = intervals
         self._wake = wake
-        self._done = done
+        self._on_restored = restored
         self._report = report
         self._offer = AwaitedAllocatable(deadline=deadline, changed=self._offer_changed)
-        self._view: NodeView | None = None
-        self._seen: tuple[Judgement, ObservedNode] | None = None  # when the last round ended
+        self._last_round: tuple[Judgement, ObservedNode] | None = None
         self._working = False  # from the beginning of work to the end of its round
-        self._touched = False  # its view may be older than what was done to it
+        self._touched = False  # the view may be older than what was done to the Node
         self._changed = False  # devices may have changed, and the node's offer with them
-        self._chosen = False  # the plugin's configuration was set since the last round
+        self._configured = False  # the plugin's configuration was set since the last round
         self._to_await: Mapping[str, int] | None = None  # once all is put back
-        self._undone: tuple[Problem, ...] = ()
+        self._failure: tuple[Problem, ...] = ()
         self._lock = asyncio.Lock()
         self._due = asyncio.Event()
+        self.holds_cordon = False
 
     @property
     def problems(self) -> tuple[Problem, ...]:
         """Why something is not put back, and what the node offers wrongly."""
-        return (*self._undone, *self._offer.problems)
+        return (*self._failure, *self._offer.problems)
 
     @property
     def is_due(self) -> bool:
         """Whether something that was done around a change, by an earlier agent too, is not yet put
         back.
         """
-        paused = restoring(facts_of(self._view).labels)
-        return self._touched or (bool(paused) and not self._may_have_paused(self._view))
-
-    @property
-    def seen(self) -> tuple[Judgement, ObservedNode] | None:
-        """What the last round ended with."""
-        return self._seen
+        paused = restoring(self._node.known.labels)
+        return self._touched or (bool(paused) and not self._managers.may_have_paused())
 
     # --- events -----------------------------------------------------------------------------------
 
-    def work_begins(self, *, changes_devices: bool) -> None:
-        """From now on nothing is put back, until `settle`."""
+    def begin_work(self, *, changes_devices: bool) -> None:
+        """From now on nothing is put back, until `end_round`."""
         self._working = True
         if changes_devices:
             self._changed, self._to_await = True, None
@@ -174,49 +169,50 @@ class Restore:
             self._touched = True
             yield
 
-    def settle(self, judgement: Judgement, observed: ObservedNode) -> None:
+    def end_round(self, judgement: Judgement, observed: ObservedNode) -> None:
         """A round is over: no work is in progress."""
-        self._working = self._chosen = False
-        self._seen = (judgement, observed)
-        self.follow_up()
-
-    def saw(self, view: NodeView | None) -> None:
-        """The Node is like this now."""
-        self._view = view
-        self._offer.saw(view.allocatable if view is not None else None)
-        self.follow_up()
-
-    def follow_up(self) -> None:
-        """Something may be left to do."""
+        self._working = self._configured = False
+        self._last_round = (judgement, observed)
         self._due.set()
+
+    def observe(self, view: NodeView | None) -> None:
+        """The Node is like this now."""
+        self._offer.observe(view.allocatable if view is not None else None)
+        self._due.set()
+
+    def hold_cordon(self, needed: bool) -> None:
+        """Whether evictions need the cordon still."""
+        ends, self.holds_cordon = self.holds_cordon and not needed, needed
+        if ends:
+            self._due.set()
 
     # --- its life ---------------------------------------------------------------------------------
 
     async def run(self) -> NoReturn:
         """Put back whatever is due until cancelled."""
-        backoff = Backoff(*self._retry)
+        backoff = Backoff(*self._intervals.restore)
         try:
             while True:
                 await self._due.wait()
                 self._due.clear()
-                if self._working or self._seen is None:
-                    continue  # `settle` comes
+                if self._working or self._last_round is None:
+                    continue  # the end of the round comes
                 try:
                     await self._put_back()
                 except ClusterFault as fault:
-                    self._failed(fault)
+                    self._record(fault)
                     await asyncio.sleep(backoff.next())
                     self._due.set()
                 else:
                     backoff.reset()
-                    self._failed(None)
+                    self._record(None)
         finally:
             self._offer.forget()
 
-    async def leave(self, *, within: float) -> None:
+    async def shut_down(self, *, within: float) -> None:
         """Put back at once what can be in so many seconds; nothing is awaited any more."""
-        self._working = self._changed = False
-        self._seen = self._to_await = None
+        self._working = self._changed = self.holds_cordon = False
+        self._last_round = self._to_await = None
         self._offer.forget()
         try:
             async with asyncio.timeout(within):
@@ -230,75 +226,105 @@ class Restore:
             if self._working:
                 return
             await self._expect()
-            if self._touched or not self._is_as_left():
-                await self._executor.conclude(self._left, self._await_offer)
+            if self._touched or not self._is_restored():
+                await self._restore()
                 self._touched = False
-                self._chosen = True
-                self._done()
+                self._configured = True
+                self._on_restored()
 
-    def _failed(self, fault: ClusterFault | None) -> None:
-        before, self._undone = self._undone, ()
+    def _record(self, fault: ClusterFault | None) -> None:
+        before, self._failure = self._failure, ()
         if fault is not None:
-            self._undone = (
-                Problem(
-                    Code.CLUSTER,
-                    f"what was done around a change is not put back: {fault.message}",
-                    fault.remedy or "it is tried again",
-                ),
-            )
-        if self._undone != before:
+            message = f"what was done around a change is not put back: {fault.message}"
+            problem = Problem(Code.CLUSTER, message, fault.remedy or "it is tried again")
+            self._failure = (problem,)
+        if self._failure != before:
             self._wake("what is known of putting back has changed")
 
     # --- what is left to do -----------------------------------------------------------------------
 
-    def _left(self, node: NodeFacts) -> tuple[Step, ...]:
-        awaited = self._to_await if self._to_await is not None else self._offer.expected
-        return conclude(
+    async def _restore(self) -> None:
+        """Do what is left, up to where an offer has to be awaited.
+
+        Raises `ClusterFault`; then some of it may be done, and the rest is still to do.
+        """
+        deleted: set[str] = set()  # once is enough: what comes in their place stays
+        for _ in range(_MOST_CONFLICTS):
+            view = await self._node.read()
+            try:
+                for change in self._changes(view):
+                    await self._delete(change.delete, deleted)
+                    view = await self._node.patch(view, change)
+                if not self._awaits_offer() and (uncordon := self._uncordoning(view)):
+                    await self._node.patch(view, uncordon)
+            except WriteConflict:
+                continue
+            return
+        raise WriteConflict("the Node changes faster than it can be written")
+
+    def _is_restored(self) -> bool:
+        """Whether the Node, as it was seen last, needs nothing done by now."""
+        view = self._node.known
+        return not self._changes(view) and (self._awaits_offer() or not self._uncordoning(view))
+
+    def _changes(self, node: NodeView) -> tuple[NodeChange, ...]:
+        return restorations(
             node,
             self._rules,
-            expected=awaited,
             plugin_config=self._configuration_due(),
-            stays_cordoned=self._needs_cordon(),
-            stay_paused=not self._touched and self._may_have_paused(self._view),
+            stay_paused=not self._touched and self._managers.may_have_paused(),
         )
 
-    def _is_as_left(self) -> bool:
-        """Whether the Node, as it was seen last, needs nothing done by now."""
-        steps = self._left(facts_of(self._view))
-        if steps and isinstance(steps[0], AwaitAllocatable):
-            self._await_offer(steps[0])  # what comes behind it waits, too
-            return True
-        return not steps
+    def _uncordoning(self, node: NodeView) -> NodeChange | None:
+        return None if self.holds_cordon else uncordoning(node)
+
+    async def _delete(self, selectors: Iterable[PodSelector], deleted: set[str]) -> None:
+        for selector in selectors:
+            if str(selector) in deleted:
+                continue
+            for pod in await self._node.list_pods(within=self._intervals.answer):
+                if pod.leaving or not selector.matches(pod):
+                    continue
+                try:
+                    await self._node.access.delete_pod(pod.namespace, pod.name, uid=pod.uid)
+                except (ObjectMissing, WriteConflict):
+                    log.debug("a pod has gone by itself", pod=str(pod))
+                else:
+                    log.info("a pod of the device plugin is deleted", pod=str(pod))
+            deleted.add(str(selector))
 
     def _configuration_due(self) -> str | None:
         """The plugin's configuration goes with the layout that it was written for.
 
         Set once after a round: who else sets it is no partner for a race.
         """
-        if self._seen is None or self._chosen:
+        if self._last_round is None or self._configured:
             return None
-        plan = self._seen[0].plan
-        is_done = plan is not None and plan.verdict is Verdict.IN_SYNC
-        return configuration_of(self._seen[0]) if is_done else None
+        judgement, _ = self._last_round
+        is_done = judgement.plan is not None and judgement.plan.verdict is Verdict.IN_SYNC
+        return configuration_of(judgement) if is_done else None
 
     # --- what the node offers ---------------------------------------------------------------------
 
     async def _expect(self) -> None:
         """Find out what the node should offer, if that may be something else than before."""
-        if self._seen is None:
+        if self._last_round is None:
             return
-        labels, due = facts_of(self._view).labels, self._configuration_due()
+        labels, due = self._node.known.labels, self._configuration_due()
         if not self._changed and (due is None or labels.get(PLUGIN_CONFIG) == due):
             return
         self._changed = False
-        self._to_await = await self._outlook.expected(self._seen[1], labels, wanted=due)
+        self._to_await = await self._outlook.expected(self._last_round[1], labels, wanted=due)
 
-    def _await_offer(self, step: AwaitAllocatable) -> None:
-        self._to_await = None
-        self._offer.begin(step.expected)
+    def _awaits_offer(self) -> bool:
+        """Whether an offer is awaited now; what was expected begins to be."""
+        if self._to_await is not None:
+            expected, self._to_await = self._to_await, None
+            self._offer.begin(expected)
+        return self._offer.expected is not None
 
     def _offer_changed(self, reason: str) -> None:
         for problem in self._offer.problems:
             self._report(EventType.NOT_OFFERED, problem.message)
-        self.follow_up()
+        self._due.set()
         self._wake(reason)

@@ -6,21 +6,18 @@ blocks like a process does.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import assert_never
 
 from nodeagent.cluster.kubelet.allocations import (
-    Allocations,
     Anywhere,
     ByFile,
     ByInstance,
     ByPlace,
     ByUuid,
     DeviceId,
-    PodName,
-    read_claimed_device,
-    read_device_id,
+    Holding,
 )
 from nodeagent.cluster.kubelet.processes import ProcessPod
 from nodeagent.gpu.users import (
@@ -33,67 +30,41 @@ from nodeagent.gpu.users import (
 )
 from nodeagent.plan.observed import ComputeInstance, Gpu, GpuInstance, Usage, User
 
-_SOURCE = "kubelet"
-
 Owners = Mapping[int, ProcessPod | None]  # by pid; None for a process outside any pod
-
-
-@dataclass(frozen=True, slots=True)
-class Held:
-    """A device, and the container that it was given to."""
-
-    device: DeviceId
-    user: User
 
 
 @dataclass(frozen=True, slots=True)
 class AllocatedDevices:
     """Everything that was allocated at one moment."""
 
-    held: tuple[Held, ...] = ()
-
-    @classmethod
-    def of(cls, allocations: Allocations) -> AllocatedDevices:
-        """What the kubelet reported, with its device ids parsed."""
-        found = [
-            Held(read_device_id(device), _user(holding.pod, holding.container))
-            for holding in allocations.holdings
-            for device in holding.device_ids
-        ]
-        for claimed in allocations.claimed:
-            device = read_claimed_device(claimed.driver, claimed.device)
-            if device is not None:
-                found.append(Held(device, _user(claimed.pod, claimed.container)))
-        return cls(tuple(dict.fromkeys(found)))  # replicas of a device are one use of it
+    holdings: tuple[Holding, ...] = ()
 
     def users(self, device: MigDevice) -> Usage:
         """Who was given the MIG device, or may have been."""
-        return self._usage([(h, _is_device(h.device, device)) for h in self.held], device.minor)
+        return self._usage(device.minor, lambda held: _is_device(held, device))
 
     def users_of_gpu(self, gpu: WholeGpu) -> Usage:
         """Who was given the GPU itself, or may have been."""
-        return self._usage([(h, _is_gpu(h.device, gpu)) for h in self.held], gpu.minor)
+        return self._usage(gpu.minor, lambda held: _is_gpu(held, gpu))
 
-    def _usage(self, judged: Sequence[tuple[Held, bool]], minor: int | None) -> Usage:
-        users = tuple(sorted({held.user for held, hit in judged if hit}))
-        for held in self.held:
-            if isinstance(held.device, Anywhere):
-                return Usage(users, known=False, reason=_unclear(held.user, held.device))
-        if minor is None and any(isinstance(h.device, ByFile | ByPlace) for h in self.held):
+    def _usage(self, minor: int | None, is_held: Callable[[DeviceId], bool]) -> Usage:
+        users = tuple(sorted({_user(one) for one in self.holdings if is_held(one.device)}))
+        for one in self.holdings:
+            if isinstance(one.device, Anywhere):
+                reason = (
+                    f"pod {one.pod} was given the device {one.device.name!r}, "
+                    "and it is not known which one that is"
+                )
+                return Usage(users, known=False, reason=reason)
+        if minor is None and any(isinstance(one.device, ByFile | ByPlace) for one in self.holdings):
             reason = "the driver does not report which device file the GPU has"
             return Usage(users, known=False, reason=reason)
         return Usage(users)
 
 
-def _unclear(user: User, device: Anywhere) -> str:
-    return (
-        f"pod {user.namespace}/{user.pod} was given the device {device.name!r}, "
-        "and it is not known which one that is"
-    )
-
-
-def _user(pod: PodName, container: str) -> User:
-    return User(0, source=_SOURCE, namespace=pod.namespace, pod=pod.name, container=container)
+def _user(one: Holding) -> User:
+    pod = one.pod
+    return User(0, source="kubelet", namespace=pod.namespace, pod=pod.name, container=one.container)
 
 
 def _is_device(held: DeviceId, device: MigDevice) -> bool:

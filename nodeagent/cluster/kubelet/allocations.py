@@ -7,7 +7,6 @@ identifies a device, never the resource's name.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Final
 
@@ -21,48 +20,6 @@ class PodName:
 
     def __str__(self) -> str:
         return f"{self.namespace}/{self.name}"
-
-
-@dataclass(frozen=True, slots=True)
-class Holding:
-    """The devices of one resource that one container holds, running or about to start."""
-
-    pod: PodName
-    container: str
-    resource: str
-    device_ids: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class ClaimedDevice:
-    """A device that a container holds through a resource claim (DRA)."""
-
-    pod: PodName
-    container: str
-    claim: PodName  # a claim has a namespace and a name, as a pod has
-    driver: str
-    pool: str
-    device: str
-
-
-@dataclass(frozen=True, slots=True)
-class Allocations:
-    """Everything that the kubelet has allocated."""
-
-    holdings: tuple[Holding, ...]
-    claimed: tuple[ClaimedDevice, ...]
-
-    def without(self, finished: Collection[PodName]) -> Allocations:
-        """The allocations, less those of pods that are known to have finished.
-
-        Kubelets before 1.34 also list pods that have succeeded or failed, whose devices may
-        already belong to another pod, and the answer does not say which they are. Only a source
-        that knows the pods' phases may name them here; any other pod stays.
-        """
-        return Allocations(
-            tuple(one for one in self.holdings if one.pod not in finished),
-            tuple(one for one in self.claimed if one.pod not in finished),
-        )
 
 
 _UUID: Final = r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}"
@@ -120,6 +77,19 @@ class Anywhere:
 
 
 DeviceId = ByUuid | ByInstance | ByFile | ByPlace | Anywhere
+
+
+@dataclass(frozen=True, slots=True)
+class Holding:
+    """A device that a container holds, running or about to start.
+
+    `resource` is the device plugin's; empty for a device of a resource claim (DRA).
+    """
+
+    pod: PodName
+    container: str
+    device: DeviceId
+    resource: str = ""
 
 
 def read_device_id(text: str) -> DeviceId:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nodeagent.cluster.kubelet.allocated_devices import AllocatedDevices, Owners, with_allocations
-from nodeagent.cluster.kubelet.allocations import Allocations, PodName
+from nodeagent.cluster.kubelet.allocations import Holding, PodName
 from nodeagent.cluster.kubelet.processes import ProcessPods
 from nodeagent.errors import NodeagentError
 from nodeagent.gpu.capability_files import SharedRead
@@ -20,13 +20,17 @@ if TYPE_CHECKING:
     from nodeagent.settings import KubeletSettings
 
 _BUSY_PAUSE = 0.05  # seconds; the kubelet serves 100 calls a second, to all that ask it
-_SUSPECTED_FOR = 300.0  # seconds for which a suspicion is checked, unless it is raised again
 
-Finished = Callable[[frozenset[PodName]], Awaitable[frozenset[PodName]]]
+FinishedAmong = Callable[[Collection[PodName], float], Awaitable[Collection[PodName]]]
+"""Which of these pods are known to have ended, found out within so many seconds. Raises nothing."""
 
 
 def kubelet_users(
-    settings: KubeletSettings, *, in_cluster: bool, simulated: bool
+    settings: KubeletSettings,
+    *,
+    in_cluster: bool,
+    simulated: bool,
+    finished: FinishedAmong | None = None,
 ) -> KubeletUsage | None:
     """The kubelet as a source of users; None where it is not to be asked at all.
 
@@ -47,6 +51,7 @@ def kubelet_users(
         deadline=settings.deadline,
         optional=not must,
         processes=None if simulated else ProcessPods(),
+        finished=finished,
     )
 
 
@@ -54,9 +59,7 @@ class KubeletUsage:
     """The kubelet as a source of users; belongs to one event loop.
 
     `deadline` in seconds, for the kubelet and for `finished` each. `optional`: on a node without
-    the socket's folder nothing is allocated. `processes` finds the pod of a process. `finished`
-    asks the API server which of these pods have finished (or are gone); it may raise a
-    NodeagentError.
+    the socket's folder nothing is allocated. `processes` finds the pod of a process.
     """
 
     def __init__(
@@ -66,25 +69,15 @@ class KubeletUsage:
         deadline: float,
         optional: bool = False,
         processes: ProcessPods | None = None,
-        finished: Finished | None = None,
+        finished: FinishedAmong | None = None,
     ) -> None:
-        self.finished = finished
+        self._finished = finished
         self._socket = socket
         self._deadline = deadline
         self._optional = optional
         self._processes = processes
         self._client: PodResourcesClient | None = None
-        self._suspects: dict[PodName, float] = {}  # until when, in the loop's time
         self._shared: SharedRead[AllocationReading] = SharedRead(self._ask)
-
-    def suspect(self, pods: Iterable[PodName]) -> None:
-        """These may have finished although the kubelet lists them: check for a while.
-
-        Kubelets before 1.34 list finished pods with their devices. Without a suspicion the API
-        server is asked nothing.
-        """
-        until = asyncio.get_running_loop().time() + _SUSPECTED_FOR
-        self._suspects |= dict.fromkeys(pods, until)
 
     async def ask(self) -> AllocationReading:
         """What is allocated now; a failure is a reading in which nothing is known."""
@@ -114,17 +107,18 @@ class KubeletUsage:
             if self._optional and not await asyncio.to_thread(self._socket.parent.is_dir):
                 return AllocatedDevices()
             allocations = await self._allocations()
+            pods = {one.pod for one in allocations}
             # In this order. Had the API server been asked first, a pod that had finished by then
             # could be replaced by another of its name before the kubelet is asked, and the
             # devices of the new one would count as free.
-            gone = await self._finished_of(allocations)
-            return AllocatedDevices.of(allocations.without(gone))
+            gone = await self._finished(pods, self._deadline) if self._finished else ()
+            return AllocatedDevices(tuple(one for one in allocations if one.pod not in gone))
         except NodeagentError as error:
             return UnknownUsers(error.message)
         except OSError as error:
             return UnknownUsers(f"{self._socket.parent} cannot be looked at: {error.strerror}")
 
-    async def _allocations(self) -> Allocations:
+    async def _allocations(self) -> tuple[Holding, ...]:
         if self._client is None:  # gRPC is imported only where there is a kubelet
             self._client = await asyncio.to_thread(_make_client, self._socket, self._deadline)
         from nodeagent.cluster.kubelet.pod_resources import KubeletBusy
@@ -138,26 +132,6 @@ class KubeletUsage:
                 if loop.time() + _BUSY_PAUSE > until:
                     raise
             await asyncio.sleep(_BUSY_PAUSE)
-
-    async def _finished_of(self, allocations: Allocations) -> frozenset[PodName]:
-        """Which of the suspects have finished; none, where it cannot be found out."""
-        now = asyncio.get_running_loop().time()
-        holders = {one.pod for one in allocations.holdings}
-        holders |= {one.pod for one in allocations.claimed}
-        self._suspects = {
-            pod: until for pod, until in self._suspects.items() if until > now and pod in holders
-        }
-        suspects = frozenset(self._suspects)
-        if self.finished is None or not suspects:
-            return frozenset()
-        try:
-            async with asyncio.timeout(self._deadline):
-                gone = await self.finished(suspects) & suspects
-        except (NodeagentError, TimeoutError):
-            return frozenset()
-        for pod in suspects - gone:
-            self._suspects.pop(pod, None)
-        return gone
 
 
 def _make_client(socket: Path, deadline: float) -> PodResourcesClient:

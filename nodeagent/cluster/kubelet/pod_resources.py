@@ -11,8 +11,7 @@ from __future__ import annotations
 import asyncio
 import os
 import stat
-from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 from urllib.parse import quote
@@ -22,14 +21,12 @@ import grpc.aio
 from google.protobuf.message import DecodeError
 
 from nodeagent.cluster.kubelet.allocations import (
-    Allocations,
-    ClaimedDevice,
     Holding,
     PodName,
+    read_claimed_device,
+    read_device_id,
 )
 from nodeagent.cluster.kubelet.generated.podresources_pb2 import (
-    ContainerDevices,
-    ContainerResources,
     ListPodResourcesRequest,
     ListPodResourcesResponse,
     PodResources,
@@ -52,20 +49,8 @@ class KubeletError(NodeagentError):
     """The kubelet did not say what is allocated, so everything counts as in use."""
 
 
-class KubeletUnavailable(KubeletError):
-    """The kubelet's socket does not answer; it may be restarting. Worth another try."""
-
-
-class KubeletTooSlow(KubeletError):
-    """The kubelet took the call and did not answer in time. Worth another try."""
-
-
 class KubeletBusy(KubeletError):
     """The kubelet has had too many calls in this second (all its clients' together)."""
-
-
-class KubeletTooOld(KubeletError):
-    """The kubelet does not know the call at all; asking again is useless."""
 
 
 class PodResourcesClient:
@@ -81,16 +66,18 @@ class PodResourcesClient:
         # How long gRPC keeps a connection that never became one; 20 s by default.
         self._options = [*OPTIONS, ("grpc.min_reconnect_backoff_ms", int(deadline * 1000))]
 
-    async def allocations(self) -> Allocations:
-        """What containers hold. Also those of a checkpoint, after a restart of the kubelet."""
+    async def allocations(self) -> tuple[Holding, ...]:
+        """What containers hold. Also those of a checkpoint, after a restart of the kubelet.
+
+        Kubelets before 1.34 also list pods that have succeeded or failed, whose devices may
+        already belong to another pod, and the answer does not say which they are.
+        """
         answer = await self._list()
-        return Allocations(
-            tuple(one for pod in answer.pod_resources for one in _holdings(pod)),
-            tuple(one for pod in answer.pod_resources for one in _claimed(pod)),
-        )
+        found = (holding for pod in answer.pod_resources for holding in _holdings(pod))
+        return tuple(dict.fromkeys(found))  # replicas of a device are one use of it
 
     async def _list(self) -> ListPodResourcesResponse:
-        await asyncio.to_thread(_look_at, self._socket)
+        await asyncio.to_thread(_check_socket, self._socket)
         address = "unix:" + quote(str(self._socket.absolute()))
         async with grpc.aio.insecure_channel(address, options=self._options) as channel:
             call: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(
@@ -102,22 +89,22 @@ class PodResourcesClient:
                 answer = await call(request, timeout=self._deadline)
                 return ListPodResourcesResponse.FromString(answer)
             except grpc.aio.AioRpcError as error:
-                raise self._explained(error) from error
+                raise self._error(error) from error
             except DecodeError as error:
                 raise KubeletError(
                     f"the kubelet's answer to List is unreadable: {error}"
                 ) from error
 
-    def _explained(self, error: grpc.aio.AioRpcError) -> KubeletError:
+    def _error(self, error: grpc.aio.AioRpcError) -> KubeletError:
         details = error.details() or error.code().name
         match error.code():
             case grpc.StatusCode.UNAVAILABLE:
-                return KubeletUnavailable(
+                return KubeletError(
                     f"the kubelet's socket {self._socket} does not answer: {details}",
                     remedy="is the kubelet running? A restarted one makes its socket anew",
                 )
             case grpc.StatusCode.DEADLINE_EXCEEDED:
-                return KubeletTooSlow(
+                return KubeletError(
                     f"the kubelet did not answer List within {self._deadline:g} s",
                     remedy="look at the kubelet's log and at the node's load",
                 )
@@ -127,7 +114,7 @@ class PodResourcesClient:
                     remedy="something on this node asks the kubelet very often",
                 )
             case grpc.StatusCode.UNIMPLEMENTED:
-                return KubeletTooOld(
+                return KubeletError(
                     f"the kubelet does not know List: {details}",
                     remedy="pod-resources v1 needs Kubernetes 1.20",
                 )
@@ -135,7 +122,7 @@ class PodResourcesClient:
                 return KubeletError(f"the kubelet failed List: {error.code().name}: {details}")
 
 
-def _look_at(socket: Path) -> None:
+def _check_socket(socket: Path) -> None:
     """Explain in plain words what gRPC would report in its own."""
     if len(os.fsencode(socket.absolute())) > LONGEST_PATH:
         raise KubeletError(
@@ -149,7 +136,7 @@ def _look_at(socket: Path) -> None:
             f"no right to look at the kubelet's socket {socket}", remedy="its folder is root's"
         ) from error
     except OSError as error:
-        raise KubeletUnavailable(
+        raise KubeletError(
             f"the kubelet's socket {socket} is not there: {error.strerror}",
             remedy="is the kubelet running, and its pod-resources folder (not the file) mounted?",
         ) from error
@@ -159,37 +146,15 @@ def _look_at(socket: Path) -> None:
         )
 
 
-def _by_resource(entries: Iterable[ContainerDevices]) -> Iterable[tuple[str, tuple[str, ...]]]:
-    """Join the kubelet's entries, one for each device, into one for each resource."""
-    ids: defaultdict[str, dict[str, None]] = defaultdict(dict)  # a dict keeps the order
-    for entry in entries:
-        ids[entry.resource_name].update(dict.fromkeys(entry.device_ids))
-    return ((resource, tuple(devices)) for resource, devices in ids.items())
-
-
-def _containers(pod: PodResources) -> Iterable[tuple[PodName, ContainerResources]]:
-    return ((PodName(pod.namespace, pod.name), container) for container in pod.containers)
-
-
-def _holdings(pod: PodResources) -> Iterable[Holding]:
-    return (
-        Holding(name, container.name, *one)
-        for name, container in _containers(pod)
-        for one in _by_resource(container.devices)
-    )
-
-
-def _claimed(pod: PodResources) -> Iterable[ClaimedDevice]:
-    return (
-        ClaimedDevice(
-            name,
-            container.name,
-            PodName(claim.claim_namespace, claim.claim_name),
-            device.driver_name,
-            device.pool_name,
-            device.device_name,
-        )
-        for name, container in _containers(pod)
-        for claim in container.dynamic_resources
-        for device in claim.claim_resources
-    )
+def _holdings(pod: PodResources) -> Iterator[Holding]:
+    """The kubelet has one entry for each device."""
+    name = PodName(pod.namespace, pod.name)
+    for container in pod.containers:
+        for entry in container.devices:
+            for device in map(read_device_id, entry.device_ids):
+                yield Holding(name, container.name, device, entry.resource_name)
+        for claim in container.dynamic_resources:
+            for claimed in claim.claim_resources:
+                found = read_claimed_device(claimed.driver_name, claimed.device_name)
+                if found is not None:
+                    yield Holding(name, container.name, found)

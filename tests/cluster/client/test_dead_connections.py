@@ -117,7 +117,7 @@ async def test_a_server_that_is_stopped_is_unreachable(tmp_path: Path) -> None:
                 assert fault is not None
                 assert "liveness probe: no answer in time" in fault.message
                 await until(lambda: seen.faults[-1] is None)
-                assert seen.follower.unreachable_since is None
+                assert seen.follower.is_reachable
 
 
 async def test_any_answer_is_a_sign_of_life(server: ApiServer, tmp_path: Path) -> None:

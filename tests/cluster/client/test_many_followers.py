@@ -46,7 +46,7 @@ async def test_an_answer_is_written_at_once(server: ApiServer, access: ClusterAc
     seen = Follower(access)
 
     def answer() -> None:
-        writer.saw(seen.views[-1])
+        writer.observe(seen.views[-1])
         writer.want(Wanted({STATUS: f"done {seen.plan}"}))
 
     seen._on_view = lambda _: answer()

@@ -62,7 +62,7 @@ class Written:
             jitter=lambda: 0.5,
             wall=lambda: self.now,
         )
-        self.seen = Follower(access, on_view=self.writer.saw)
+        self.seen = Follower(access, on_view=self.writer.observe)
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[NodeWriter]:
@@ -311,7 +311,7 @@ async def test_news_older_than_the_own_write_is_passed_over(
         assert old is not None
         writer.want(wanted("new"))
         await settled(server, writer, "new")
-        writer.saw(old)
+        writer.observe(old)
         await asyncio.sleep(0.2)
         assert len(writes(server)) == 1
 

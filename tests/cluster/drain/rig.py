@@ -13,11 +13,9 @@ from typing import Any
 
 from nodeagent.cluster.client.access import ClusterAccess
 from nodeagent.cluster.client.node_follower import NodeFollower
-from nodeagent.cluster.client.node_view import Interest
-from nodeagent.cluster.drain.evictor import EvictionIntervals
-from nodeagent.cluster.drain.executor import ExecutorIntervals
-from nodeagent.cluster.drain.hooks import ClusterHooks, DrainIntervals
-from nodeagent.cluster.kubelet.allocations import PodName
+from nodeagent.cluster.client.node_view import OWN_NODE
+from nodeagent.cluster.drain.hooks import ClusterHooks
+from nodeagent.cluster.drain.intervals import DrainIntervals
 from nodeagent.plan.desired import DesiredGpu, DesiredNode, PlanDocument
 from nodeagent.plan.observed import Gpu, ObservedNode
 from nodeagent.plan.plan import NodePlan, Policy, Verdict
@@ -35,16 +33,16 @@ DEPLOY = "nvidia.com/gpu.deploy."
 PLUGIN = {"app": "nvidia-device-plugin-daemonset"}
 MIXED = {"nvidia.com/mig.strategy": "mixed", "nvidia.com/gfd.timestamp": "1"}
 THREE = "nvidia.com/mig-3g.40gb"
-INTEREST = Interest(
-    annotations=("nodeagent.io/", "hami.io/"), labels=("nvidia.com/", "nos.nebuly.com/")
-)
 PACE = DrainIntervals(
-    ask=2.0,
-    asked=0.0,
-    retry=(0.02, 0.1),
-    again=(0.1, 0.4),
-    executor=ExecutorIntervals(notify=1.0, look=(0.01, 0.05), answer=2.0),
-    eviction=EvictionIntervals(first=0.01, again=0.1, longest=0.4, answer=2.0),
+    round_answer=2.0,
+    list_age=0.0,
+    answer=2.0,
+    notify=1.0,
+    prepare=(0.1, 0.4),
+    restore=(0.02, 0.1),
+    evict=(0.1, 0.4),
+    leaving_pods=(0.01, 0.05),
+    first_look=0.01,
 )
 
 EMPTY = card("h100-80gb")
@@ -77,7 +75,6 @@ class Agent:
     around: ClusterHooks
     woken: list[str] = field(default_factory=list)
     reported: list[tuple[EventType, str]] = field(default_factory=list)
-    suspected: list[PodName] = field(default_factory=list)
 
     async def round(
         self, before: Gpu = BEFORE, after: Gpu = AFTER, *, config: str | None = None
@@ -112,7 +109,6 @@ async def agent(
     async with ClusterAccess(kubeconfig(folder, server.url), answer_within=2.0) as access:
         woken: list[str] = []
         reported: list[tuple[EventType, str]] = []
-        suspected: list[PodName] = []
         around = ClusterHooks(
             access,
             NODE,
@@ -120,17 +116,17 @@ async def agent(
             source=source,
             policy=Policy(),
             wake=woken.append,
+            restored=lambda: None,
             report=lambda kind, message: reported.append((kind, message)),
-            kubelet_suspect=suspected.extend,
             intervals=intervals,
         )
         follower = NodeFollower(
-            access, NODE, on_view=around.saw, interest=INTEREST, intervals=QUICK
+            access, NODE, on_view=around.observe, interest=OWN_NODE, intervals=QUICK
         )
         async with running(follower.run(), around.run()):
             if server.port:
                 await until(lambda: server.faults.watching)
-            yield Agent(around, woken, reported, suspected)
+            yield Agent(around, woken, reported)
 
 
 def labels(server: ApiServer, *names: str) -> dict[str, str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from nodeagent.cluster.drain.plan import CLIENTS, PAUSED, leaving_pods, pausing, restoring
+from nodeagent.cluster.drain.changes import CLIENTS, PAUSED, leaving_pods, pausing, restoring
 
 PREFIX = "nvidia.com/gpu.deploy."
 PLUGIN = f"{PREFIX}device-plugin"

@@ -9,12 +9,14 @@ from pathlib import Path
 
 import pytest
 
+from nodeagent.cluster.client.access import ClusterAccess
+from nodeagent.cluster.drain.node import DrainedNode
 from nodeagent.cluster.kubelet.allocations import PodName
 from nodeagent.plan.desired import WhenInUse
 from nodeagent.plan.observed import Gpu, Usage, User
 from nodeagent.plan.problems import Code
 from nodeagent.reconcile.event_log import EventType
-from tests.cluster.client.rig import until
+from tests.cluster.client.rig import kubeconfig, until
 from tests.cluster.drain.rig import (
     AFTER,
     EMPTY,
@@ -182,14 +184,29 @@ async def test_a_pod_of_the_same_name_is_another(server: ApiServer, tmp_path: Pa
         await until(lambda: evicted(server) == ["a", "a"])
 
 
-async def test_finished_pods_are_made_known(server: ApiServer, tmp_path: Path) -> None:
-    """Of those that only the kubelet lists, the ones that have ended; not who still runs."""
+async def test_pods_that_the_kubelet_alone_lists(server: ApiServer, tmp_path: Path) -> None:
+    """Those that have ended are found, asked for anew each time; not who still runs."""
+    a, b = PodName("work", "a"), PodName("work", "b")
     server.patch_pod("a", {"status": {"phase": "Succeeded"}}, namespace="work")
     async with agent(server, tmp_path) as it:
-        it.around.settle(*judged([held("a", "b", kubelet=True)]))
-        await until(lambda: it.suspected)
-        assert set(it.suspected) == {PodName("work", "a")}
+        pods = it.around.finished_pods
         before = len(asked(server))
+        assert await pods.among({a, b}, 2.0) == frozenset()
+        assert asked(server)[before:] == [], "nobody is suspected"
+        it.around.settle(*judged([held("a", "b", kubelet=True)]))
+        await until(lambda: it.woken)
+        assert await pods.among({b}, 2.0) == frozenset()
+        it.around.settle(*judged([held("a", "b", kubelet=True)]))
+        await until(lambda: len(it.woken) == 2)
+        before = len(asked(server))
+        assert await pods.among({a, b}, 2.0) == {a}
+        assert await pods.among({a, b}, 2.0) == {a}
+        assert asked(server)[before:] == ["GET /api/v1/namespaces/work/pods/a"] * 2
+        server.pods.gone("a", "work")
+        server.add_pod("a", namespace="work", node=NODE)
+        assert await pods.among({a, b}, 2.0) == frozenset(), "it is a new one"
+        before = len(asked(server))
+        assert await pods.among({a, b}, 2.0) == frozenset()
         settle(it, AFTER)
         await asyncio.sleep(0.15)
         assert asked(server)[before:] == []
@@ -201,10 +218,11 @@ async def test_who_has_ended_is_asked_of_the_newest(server: ApiServer, tmp_path:
     server.patch_pod("a", {"status": {"phase": "Failed"}}, namespace="work")
     running = {"phase": "Failed", "containerStatuses": [{"state": {"running": {}}}]}
     server.patch_pod("b", {"status": running}, namespace="work")
-    async with agent(server, tmp_path) as it:
-        assert await it.around.finished(frozenset({a, b, c})) == {a}
+    async with ClusterAccess(kubeconfig(tmp_path, server.url)) as access:
+        node = DrainedNode(access, NODE)
+        assert await node.ended_pods([a, b, c], within=2.0) == {a}
         server.faults.next(1, Answer(500), path="*/pods/a")
-        assert await it.around.finished(frozenset({a, b})) == frozenset()
+        assert await node.ended_pods([a, b], within=2.0) == frozenset()
 
 
 async def test_a_long_goodbye_costs_few_requests(server: ApiServer, tmp_path: Path) -> None:

@@ -7,7 +7,8 @@ from dataclasses import replace
 import pytest
 
 from nodeagent.cluster.drain.eviction import Evictions, asks_for_eviction, evictions
-from nodeagent.cluster.drain.steps import EvictPod, NodeFacts, PodFact
+from nodeagent.cluster.drain.pods import Pod
+from nodeagent.cluster.kubelet.allocations import PodName
 from nodeagent.plan.desired import DesiredGpu, DesiredNode, MigDisabled, WhenInUse
 from nodeagent.plan.observed import Gpu, MpsDaemon, ObservedNode, Usage, User
 from nodeagent.plan.plan import Policy, Verdict
@@ -36,12 +37,12 @@ def used(gpu: Gpu, *pods: str) -> Gpu:
     return replace(gpu, instances=tuple(instances))
 
 
-def chosen(gpu: Gpu, asked: DesiredGpu, *pods: PodFact) -> Evictions:
+def chosen(gpu: Gpu, asked: DesiredGpu, *pods: Pod) -> Evictions:
     """What is wanted for one GPU."""
     desired = DesiredNode({gpu.key: asked})
     policy = Policy(reset_when_idle=True)
     made = plan(desired, ObservedNode((gpu,)), policy)
-    return evictions(made, desired, policy, NodeFacts(pods=pods))
+    return evictions(made, desired, policy, pods)
 
 
 def evict(*counts: tuple[str, int]) -> DesiredGpu:
@@ -51,7 +52,7 @@ def evict(*counts: tuple[str, int]) -> DesiredGpu:
 
 def names(found: Evictions) -> list[str]:
     """The evicted pods."""
-    return [step.name for step in found.wanted]
+    return [pod.name for pod in found.wanted]
 
 
 SEVEN_USED = used(with_instances(H100, SEVEN), "a", "b", "c", "d", "e", "f", "g")
@@ -62,8 +63,8 @@ def test_only_those_in_the_way_go() -> None:
     found = chosen(SEVEN_USED, evict(("3g.40gb", 1), ("1g.10gb", 4)))
     assert names(found) == ["e", "f", "g"]
     assert not found.problems
-    assert found.wanted[0] == EvictPod(
-        "work", "e", "it uses 1g.10gb at slice 4 of GPU 0, which has to change by the plan"
+    assert found.wanted[PodName("work", "e")] == (
+        "it uses 1g.10gb at slice 4 of GPU 0, which has to change by the plan"
     )
 
 
@@ -75,8 +76,8 @@ def test_all_go_when_the_mode_changes() -> None:
 def test_a_pod_that_has_ended_is_left_where_it_is() -> None:
     """The kubelet will give its device back; an eviction would take its log and its result away."""
     gpu = used(with_instances(H100, SEVEN[:2]), "a", "b")
-    ended = PodFact("work", "a", phase="Succeeded")
-    found = chosen(gpu, OFF, ended, PodFact("work", "b"))
+    ended = Pod("work", "a", phase="Succeeded")
+    found = chosen(gpu, OFF, ended, Pod("work", "b"))
     assert names(found) == ["b"]
     assert not found.problems
 
@@ -110,7 +111,7 @@ def test_a_process_without_a_pod_keeps_the_pods() -> None:
     """Evictor the others would be in vain, and the problem names who really is in the way."""
     gpu = used(with_instances(H100, SEVEN[:2]), "a", "")
     found = chosen(gpu, evict(("7g.80gb", 1)))
-    assert found.wanted == ()
+    assert not found.wanted
     [problem] = found.problems
     assert "pid 101" in problem.message
     assert problem.gpu == gpu.uuid
@@ -122,37 +123,35 @@ def test_unknown_users_keep_the_pods() -> None:
     device = replace(gpu.instances[1].compute[0], usage=NOT_KNOWN)
     gpu = replace(gpu, instances=(gpu.instances[0], replace(gpu.instances[1], compute=(device,))))
     found = chosen(gpu, evict(("7g.80gb", 1)))
-    assert (found.wanted, len(found.problems)) == ((), 1)
+    assert (found.wanted, len(found.problems)) == ({}, 1)
 
 
 def test_a_pod_that_comes_back_is_not_evicted() -> None:
     """And then its neighbours are not either."""
-    cases: list[tuple[PodFact, str]] = [
-        (PodFact("work", "a", controller="DaemonSet"), "its DaemonSet brings it back"),
-        (PodFact("work", "a", mirror=True), "the kubelet runs it"),
+    cases: list[tuple[Pod, str]] = [
+        (Pod("work", "a", controller="DaemonSet"), "its DaemonSet brings it back"),
+        (Pod("work", "a", mirror=True), "the kubelet runs it"),
     ]
     for fact, why in cases:
         gpu = used(with_instances(H100, SEVEN[:2]), "a", "b")
-        found = chosen(
-            gpu, evict(("7g.80gb", 1)), fact, PodFact("work", "b", controller="ReplicaSet")
-        )
-        assert found.wanted == ()
+        found = chosen(gpu, evict(("7g.80gb", 1)), fact, Pod("work", "b", controller="ReplicaSet"))
+        assert not found.wanted
         assert f"work/a ({why})" in found.problems[0].message
 
 
 def test_a_pod_that_is_going_is_waited_for() -> None:
     """It is not evicted a second time."""
     gpu = used(with_instances(H100, SEVEN[:2]), "a", "b")
-    found = chosen(gpu, evict(("7g.80gb", 1)), PodFact("work", "a", leaving=True))
-    assert (names(found), found.leaving) == (["b"], ("work/a",))
+    found = chosen(gpu, evict(("7g.80gb", 1)), Pod("work", "a", leaving=True))
+    assert (names(found), found.leaving) == (["b"], frozenset({PodName("work", "a")}))
 
 
 def test_a_pod_is_evicted_once_whatever_it_holds() -> None:
     """Several processes on several devices are one pod."""
     gpu = used(with_instances(H100, SEVEN[:3]), "a", "a", "b")
-    [first, second] = chosen(gpu, evict(("7g.80gb", 1))).wanted
-    assert (first.name, second.name) == ("a", "b")
-    assert "1g.10gb at slice 0, 1g.10gb at slice 1" in first.reason
+    found = chosen(gpu, evict(("7g.80gb", 1)))
+    assert names(found) == ["a", "b"]
+    assert "1g.10gb at slice 0, 1g.10gb at slice 1" in found.wanted[PodName("work", "a")]
 
 
 def test_clients_of_mps_go_with_their_daemon() -> None:
@@ -171,7 +170,7 @@ def test_each_gpu_by_itself() -> None:
     asked = evict(("7g.80gb", 1))
     desired = DesiredNode({free.key: asked, busy.key: asked})
     made = plan(desired, ObservedNode((free, busy)))
-    found = evictions(made, desired, Policy(), NodeFacts())
+    found = evictions(made, desired, Policy(), ())
     assert names(found) == ["a"]
     assert [problem.gpu for problem in found.problems] == ["GPU-1"]
 

@@ -93,11 +93,14 @@ async def test_labels_are_paused_and_put_back(server: ApiServer, tmp_path: Path)
 
 async def test_pods_that_do_not_go_put_the_change_off(server: ApiServer, tmp_path: Path) -> None:
     """The problem names the pod, the labels are put back, and it is tried again after a while."""
-    slow = replace(PACE, again=(2.0, 4.0))
+    slow = replace(PACE, prepare=(2.0, 4.0))
     async with agent(server, tmp_path, clients="pauseLabels", intervals=slow) as it:
         [problem] = await it.round()
         assert problem.code is Code.IN_USE
-        assert "gpu/plugin" in problem.message
+        assert problem.message == (
+            "the pods gpu/plugin (app=nvidia-device-plugin-daemonset) have not gone within "
+            "0.15 s, so the GPUs were not changed"
+        )
         await until(lambda: labels(server)["device-plugin"] == "true")
         before = len(asked(server))
         assert [p.code for p in await it.round()] == [Code.IN_USE]
@@ -109,7 +112,7 @@ async def test_pods_that_do_not_go_put_the_change_off(server: ApiServer, tmp_pat
 
 async def test_another_configuration_is_not_put_off(server: ApiServer, tmp_path: Path) -> None:
     """It may be of the same text, whose digest then is the same; it is tried at once."""
-    slow = replace(PACE, again=(60.0, 600.0))
+    slow = replace(PACE, prepare=(60.0, 600.0))
     async with agent(server, tmp_path, clients="pauseLabels", intervals=slow) as it:
         assert await it.round()
         await until(lambda: labels(server)["device-plugin"] == "true")
@@ -152,7 +155,7 @@ async def test_a_stop_in_the_middle_puts_back_at_once(server: ApiServer, tmp_pat
         it.around.settle(*judged([AFTER], config="shared"))
         judgement, _ = judged([BEFORE])
         assert await it.around.prepare(todo_of(judgement)) == ()
-        await it.around.leave(within=5)
+        await it.around.shut_down(within=5)
         assert not unschedulable(server)
         assert labels(server)["device-plugin"] == "true"
 
@@ -287,13 +290,13 @@ async def test_after_an_outage_nobody_waits_out_the_pause(
     server: ApiServer, tmp_path: Path
 ) -> None:
     """What was put off for the API server's silence is tried as soon as that has an end."""
-    slow = replace(PACE, again=(60.0, 600.0))
+    slow = replace(PACE, prepare=(60.0, 600.0))
     async with agent(server, tmp_path, clients="pauseLabels", intervals=slow) as it:
         await server.stop()
         [problem] = await it.round()
         await server.start()
         assert await it.round() == (problem,)
-        it.around.reached()
+        it.around.server_answers()
         assert "what could not be prepared is tried again" in it.woken
         [tried] = await it.round()
         assert (problem.code, tried.code) == (Code.CLUSTER, Code.IN_USE)  # the plugin's pod stays

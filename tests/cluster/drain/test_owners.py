@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 
+from nodeagent.cluster.client.node_view import NodeView
 from nodeagent.cluster.drain.owners import (
     HAMI_REGISTER,
     MIG_MANAGER_LABEL,
@@ -12,13 +14,15 @@ from nodeagent.cluster.drain.owners import (
     claims,
     owned_by_others,
 )
-from nodeagent.cluster.drain.steps import NodeFacts, PodFact
+from nodeagent.cluster.drain.pods import Pod
+
+Known = tuple[NodeView, tuple[Pod, ...] | None]
 
 
-def pod(phase: str = "Running", gates: str = "", selects: str = "", **labels: str) -> PodFact:
+def pod(phase: str = "Running", gates: str = "", selects: str = "", **labels: str) -> Pod:
     """A pod with these labels, dots and slashes written as double and triple underscores."""
     spelled = {k.replace("___", "/").replace("__", "."): v for k, v in labels.items()}
-    return PodFact(
+    return Pod(
         "ns",
         "one-x7",
         {key.replace("_", "-"): value for key, value in spelled.items()},
@@ -36,68 +40,75 @@ HAMI = pod(app__kubernetes__io___component="hami-device-plugin")
 HAMI_MIG = json.dumps([{"id": "GPU-0", "mode": "hami-core"}, {"id": "GPU-1", "mode": "mig"}])
 
 
+def here(*pods: Pod, **node: Mapping[str, str]) -> Known:
+    """A node of which it is known which pods are on it."""
+    return NodeView(**node), pods  # type: ignore[arg-type]  # labels, annotations, allocatable
+
+
+def unlisted(**node: Mapping[str, str]) -> Known:
+    """A node whose pods are not known."""
+    return NodeView(**node), None  # type: ignore[arg-type]
+
+
 def test_each_is_recognised_and_named() -> None:
     """One of them is one refusal, which says by what it was seen and how it is switched off."""
-    cases: list[tuple[NodeFacts, Owner]] = [
-        (NodeFacts(pods=(MIG_MANAGER,)), Owner.MIG_MANAGER),
-        (NodeFacts(labels={MIG_MANAGER_LABEL: "true"}), Owner.MIG_MANAGER),
-        (NodeFacts(pods=(MIG_AGENT,)), Owner.NOS),
-        (NodeFacts(labels={NOS_LABEL: "mig"}), Owner.NOS),
-        (NodeFacts(pods=(pod(gates="MPSSupport=false,DynamicMIG=true,", **DRA),)), Owner.DRA),
-        (NodeFacts(pods=(pod(gates="DynamicMIG=True", **NEW_DRA),)), Owner.DRA),
-        (NodeFacts(annotations={HAMI_REGISTER: HAMI_MIG}, pods=(HAMI,)), Owner.HAMI),
-        (NodeFacts(annotations={HAMI_REGISTER: HAMI_MIG}), Owner.HAMI),
-        (
-            NodeFacts(annotations={HAMI_REGISTER: "GPU-0,7,40960,100,A100,0,true,0,mig:"}),
-            Owner.HAMI,
-        ),
-        (NodeFacts(pods=(pod(name="instaslice-daemonset"),)), Owner.INSTASLICE),
-        (NodeFacts(pods=(pod(app="das-daemonset"),)), Owner.INSTASLICE),
-        (NodeFacts(allocatable={"mig.das.com/1g.5gb": "7"}), Owner.INSTASLICE),
+    cases: list[tuple[Known, Owner]] = [
+        (here(MIG_MANAGER), Owner.MIG_MANAGER),
+        (unlisted(labels={MIG_MANAGER_LABEL: "true"}), Owner.MIG_MANAGER),
+        (here(MIG_AGENT), Owner.NOS),
+        (unlisted(labels={NOS_LABEL: "mig"}), Owner.NOS),
+        (here(pod(gates="MPSSupport=false,DynamicMIG=true,", **DRA)), Owner.DRA),
+        (here(pod(gates="DynamicMIG=True", **NEW_DRA)), Owner.DRA),
+        (here(HAMI, annotations={HAMI_REGISTER: HAMI_MIG}), Owner.HAMI),
+        (unlisted(annotations={HAMI_REGISTER: HAMI_MIG}), Owner.HAMI),
+        (unlisted(annotations={HAMI_REGISTER: "GPU-0,7,40960,100,A100,0,true,0,mig:"}), Owner.HAMI),
+        (here(pod(name="instaslice-daemonset")), Owner.INSTASLICE),
+        (here(pod(app="das-daemonset")), Owner.INSTASLICE),
+        (unlisted(allocatable={"mig.das.com/1g.5gb": "7"}), Owner.INSTASLICE),
     ]
-    for node, owner in cases:
-        [claim] = claims(node)
-        assert claim.owner is owner
-        [problem] = owned_by_others(node)
-        assert claim.evidence in problem.message
+    for (node, pods), owner in cases:
+        [(found, evidence)] = claims(node, pods).items()
+        assert found is owner
+        [problem] = owned_by_others(node, pods)
+        assert evidence in problem.message
         assert problem.remedy
-        assert owned_by_others(node, tolerated={owner}) == ()
+        assert owned_by_others(node, pods, tolerated={owner}) == ()
 
 
 def test_what_only_looks_like_one() -> None:
     """What has ended, what does not split, and what known pods belie stops nobody."""
-    cases: list[NodeFacts] = [
-        NodeFacts(),
-        NodeFacts(pods=()),
-        NodeFacts(annotations={HAMI_REGISTER: "[" * 100_000}),
-        NodeFacts(labels={MIG_MANAGER_LABEL: "true", NOS_LABEL: "mig"}, pods=()),
-        NodeFacts(labels={MIG_MANAGER_LABEL: "false", NOS_LABEL: "mps"}),
-        NodeFacts(pods=(pod(phase="Succeeded", app="nvidia-mig-manager"),)),
-        NodeFacts(pods=(pod(app__kubernetes__io___name="mig-agent"),)),
-        NodeFacts(pods=(pod(app__kubernetes__io___name="gpu-agent", selects=NOS_LABEL),)),
-        NodeFacts(pods=(pod(**DRA),)),
-        NodeFacts(pods=(pod(gates="DynamicMIG=false", **DRA),)),
-        NodeFacts(pods=(pod(gates="NotDynamicMIG=true", **DRA),)),
-        NodeFacts(pods=(pod(gates="DynamicMIG=true", app="another"),)),
-        NodeFacts(annotations={HAMI_REGISTER: HAMI_MIG}, pods=()),
-        NodeFacts(annotations={HAMI_REGISTER: '[{"mode": "hami-core"}]'}, pods=(HAMI,)),
-        NodeFacts(annotations={HAMI_REGISTER: "{}"}, pods=(HAMI,)),
-        NodeFacts(annotations={HAMI_REGISTER: "GPU-0,7,40960,100,A100-mig,0,true:"}),
-        NodeFacts(allocatable={"mig.das.com/1g.5gb": "0", "nvidia.com/mig-1g.5gb": "7"}),
+    cases: list[Known] = [
+        unlisted(),
+        here(),
+        unlisted(annotations={HAMI_REGISTER: "[" * 100_000}),
+        here(labels={MIG_MANAGER_LABEL: "true", NOS_LABEL: "mig"}),
+        unlisted(labels={MIG_MANAGER_LABEL: "false", NOS_LABEL: "mps"}),
+        here(pod(phase="Succeeded", app="nvidia-mig-manager")),
+        here(pod(app__kubernetes__io___name="mig-agent")),
+        here(pod(app__kubernetes__io___name="gpu-agent", selects=NOS_LABEL)),
+        here(pod(**DRA)),
+        here(pod(gates="DynamicMIG=false", **DRA)),
+        here(pod(gates="NotDynamicMIG=true", **DRA)),
+        here(pod(gates="DynamicMIG=true", app="another")),
+        here(annotations={HAMI_REGISTER: HAMI_MIG}),
+        here(HAMI, annotations={HAMI_REGISTER: '[{"mode": "hami-core"}]'}),
+        here(HAMI, annotations={HAMI_REGISTER: "{}"}),
+        unlisted(annotations={HAMI_REGISTER: "GPU-0,7,40960,100,A100-mig,0,true:"}),
+        unlisted(allocatable={"mig.das.com/1g.5gb": "0", "nvidia.com/mig-1g.5gb": "7"}),
     ]
-    for node in cases:
-        assert owned_by_others(node) == ()
+    for node, pods in cases:
+        assert owned_by_others(node, pods) == ()
 
 
 def test_the_label_of_our_own_protocol_is_no_evidence() -> None:
     """A node that serves nos has its label; its mig-agent's pod still counts."""
-    node = NodeFacts(labels={NOS_LABEL: "mig"})
-    assert claims(node, source="nos") == ()
-    assert claims(NodeFacts(labels=node.labels, pods=(MIG_AGENT,)), source="nos")
+    node = NodeView(labels={NOS_LABEL: "mig"})
+    assert claims(node, None, source="nos") == {}
+    assert claims(node, (MIG_AGENT,), source="nos")
 
 
 def test_several_are_all_named() -> None:
     """Who switches one off is told of the next at once."""
-    node = NodeFacts(pods=(MIG_AGENT, MIG_MANAGER))
-    assert {claim.owner for claim in claims(node)} == {Owner.MIG_MANAGER, Owner.NOS}
-    assert len(owned_by_others(node, tolerated={Owner.NOS})) == 1
+    node, pods = here(MIG_AGENT, MIG_MANAGER)
+    assert claims(node, pods).keys() == {Owner.MIG_MANAGER, Owner.NOS}
+    assert len(owned_by_others(node, pods, tolerated={Owner.NOS})) == 1

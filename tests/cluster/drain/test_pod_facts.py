@@ -1,4 +1,4 @@
-"""What is read from a pod, and what is no pod."""
+"""What is read from a pod, what is no pod, and which pods a selector means."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from nodeagent.cluster.client.faults import ClusterUnreachable
-from nodeagent.cluster.drain.node_access import has_ended, pod_fact
-from nodeagent.cluster.drain.steps import PodFact
+from nodeagent.cluster.drain.node import has_ended, pod_of
+from nodeagent.cluster.drain.pods import Pod, PodSelector
 
 LEAST = {"metadata": {"namespace": "a", "name": "b", "uid": "1"}}
 
@@ -33,7 +33,7 @@ def test_a_whole_pod() -> None:
         "initContainers": [{"name": "i"}],
         "containers": [{"name": "c", "env": env}],
     }
-    assert pod_fact({"metadata": metadata, "spec": spec, "status": {"phase": "Failed"}}) == PodFact(
+    assert pod_of({"metadata": metadata, "spec": spec, "status": {"phase": "Failed"}}) == Pod(
         "a",
         "b",
         {"app": "x"},
@@ -50,7 +50,7 @@ def test_a_whole_pod() -> None:
 def test_the_least_there_can_be() -> None:
     """What is absent or null is nothing, and a pod without a phase has not ended."""
     pod = {**LEAST, "spec": {"containers": None}, "status": None}
-    assert pod_fact(pod) == PodFact("a", "b", phase="", uid="1")
+    assert pod_of(pod) == Pod("a", "b", phase="", uid="1")
     assert not has_ended(pod)
 
 
@@ -66,7 +66,7 @@ def test_what_is_no_pod() -> None:
     ]
     for pod in cases:
         with pytest.raises(ClusterUnreachable):
-            pod_fact(pod)
+            pod_of(pod)
 
 
 def test_when_a_pod_is_over() -> None:
@@ -81,3 +81,36 @@ def test_when_a_pod_is_over() -> None:
     ]
     for status, over in cases:
         assert has_ended({**LEAST, "status": status}) == over
+
+
+# --- selectors ------------------------------------------------------------------------------------
+
+CLIENT = "nvidia.com/gpu.deploy.client"
+
+
+def test_what_matches() -> None:
+    """All labels; an empty selector means nobody, never everybody."""
+    cases: list[tuple[PodSelector, Pod, bool]] = [
+        (PodSelector({"app": "x"}), Pod("a", "p", {"app": "x", "more": "y"}), True),
+        (PodSelector({"app": "x"}), Pod("a", "p", {"app": "y"}), False),
+        (PodSelector({"app": "x", "b": "c"}), Pod("a", "p", {"app": "x"}), False),
+        (PodSelector(), Pod("a", "p", {"app": "x"}), False),
+        (
+            PodSelector(selects=CLIENT),
+            Pod("a", "p", controller="DaemonSet", selects=frozenset({CLIENT})),
+            True,
+        ),
+        (PodSelector(selects=CLIENT), Pod("a", "p", selects=frozenset({CLIENT})), False),
+        (PodSelector(selects=CLIENT), Pod("a", "p", controller="DaemonSet"), False),
+    ]
+    for selector, pod, matches in cases:
+        assert selector.matches(pod) is matches
+
+
+def test_a_selector_as_it_is_written() -> None:
+    """Labels with commas between; anything else is refused, and never taken for all pods."""
+    assert PodSelector.of("app=x") == PodSelector({"app": "x"})
+    assert PodSelector.of("app=x, b/c=") == PodSelector({"app": "x", "b/c": ""})
+    for wrong in ("", "app", "=x", "app=x,"):
+        with pytest.raises(ValueError, match="labels"):
+            PodSelector.of(wrong)

@@ -5,7 +5,12 @@ from __future__ import annotations
 import pytest
 
 from nodeagent.cluster.kubelet.allocated_devices import AllocatedDevices, Owners, with_allocations
-from nodeagent.cluster.kubelet.allocations import Allocations, ClaimedDevice, Holding, PodName
+from nodeagent.cluster.kubelet.allocations import (
+    Holding,
+    PodName,
+    read_claimed_device,
+    read_device_id,
+)
 from nodeagent.cluster.kubelet.processes import ProcessPod
 from nodeagent.gpu.users import MigDevice, WholeGpu
 from nodeagent.plan.observed import ComputeInstance, Gpu, GpuInstance, Placement, Usage, User
@@ -20,13 +25,14 @@ WHOLE = WholeGpu(GPU, 3, (Placement(0, 1), Placement(4, 2)))
 
 def held(*ids: str, pod: PodName = POD, container: str = "main") -> AllocatedDevices:
     """A reading with one container that holds these, under a resource of any name."""
-    return AllocatedDevices.of(Allocations((Holding(pod, container, "x.io/y", ids),), ()))
+    found = (Holding(pod, container, read_device_id(device), "x.io/y") for device in ids)
+    return AllocatedDevices(tuple(found))
 
 
 def claimed(device: str, driver: str = "gpu.nvidia.com") -> AllocatedDevices:
     """A reading with one container that holds a device by a claim."""
-    claim = ClaimedDevice(POD, "main", PodName("team", "a-gpu"), driver, "node-0", device)
-    return AllocatedDevices.of(Allocations((), (claim,)))
+    found = read_claimed_device(driver, device)
+    return AllocatedDevices((Holding(POD, "main", found),) if found else ())
 
 
 @pytest.mark.parametrize(
@@ -133,7 +139,7 @@ def test_a_process_of_which_nothing_is_known_is_the_only_holders() -> None:
 def test_of_two_holders_nobody_knows_which() -> None:
     """With time slicing or MPS a device is several pods'."""
     both = AllocatedDevices(
-        held(f"{MIG}::0").held + held(f"{MIG}::1", pod=PodName("team", "other")).held
+        held(f"{MIG}::0").holdings + held(f"{MIG}::1", pod=PodName("team", "other")).holdings
     )
     assert joined(both, {}, 7)[0] == User(7, "python")
     assert len(joined(both, {}, 7)) == 3

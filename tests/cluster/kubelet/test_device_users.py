@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Collection, Iterator
 from pathlib import Path
 from typing import Literal
 
@@ -14,7 +13,7 @@ from nodeagent.cluster.kubelet.allocated_devices import AllocatedDevices
 from nodeagent.cluster.kubelet.allocations import PodName
 from nodeagent.cluster.kubelet.device_users import KubeletUsage, kubelet_users
 from nodeagent.cluster.kubelet.processes import ProcessPods
-from nodeagent.errors import GpuInUse, NodeagentError
+from nodeagent.errors import GpuInUse
 from nodeagent.gpu.driver import Driver
 from nodeagent.gpu.users import UnknownUsers
 from nodeagent.plan.observed import Gpu, User
@@ -225,67 +224,32 @@ async def test_a_process_is_shown_with_its_pod_in_place_of_the_allocation(
 # --- pods that have finished ----------------------------------------------------------------------
 
 
-@dataclass
-class ApiServer:
-    """Knows which pods have finished, and keeps what it was asked."""
-
-    finished: frozenset[PodName] = frozenset()
-    failure: NodeagentError | None = None
-
-    def __post_init__(self) -> None:
-        self.asked: list[frozenset[PodName]] = []
-
-    async def __call__(self, pods: frozenset[PodName]) -> frozenset[PodName]:
-        self.asked.append(pods)
-        if self.failure:
-            raise self.failure
-        return self.finished
-
-
 async def test_a_finished_pod_that_is_still_listed_is_not_in_the_way(
-    driver: Driver, kubelet: Kubelet, usage: KubeletUsage
+    node: SimulatedNode, kubelet: Kubelet
 ) -> None:
-    """Once it is suspected, and the API server is asked only from then on."""
-    gpu = await laid_out(driver, 0, at0="3g.40gb")
-    kubelet.allocate("trainer", [device_of(gpu)])
-    server = usage.finished = ApiServer(frozenset({TRAINER}))
-    assert users_of(await driver.observe_gpu(gpu.uuid)) == (ALLOCATED,)
-    assert server.asked == []
-    usage.suspect([TRAINER, PodName("default", "stranger")])
-    assert users_of(await driver.observe_gpu(gpu.uuid)) == ()
-    await driver.apply(destroy(gpu, gpu.instances[0]))
-    assert server.asked == [frozenset({TRAINER})] * 2
-    kubelet.finish("trainer")
-    await driver.observe()
-    await driver.observe()
-    assert len(server.asked) == 2
+    """Its devices are free while the API server says so, which is asked after the kubelet."""
+    asked: list[set[PodName]] = []
+    gone: set[PodName] = set()
 
+    async def finished(pods: Collection[PodName], within: float) -> set[PodName]:
+        assert within == 30
+        assert kubelet.calls
+        asked.append(set(pods))
+        return gone
 
-async def test_a_pod_that_runs_is_suspected_no_more(kubelet: Kubelet, usage: KubeletUsage) -> None:
-    """It was taken for another that had its name; nobody asks for it a second time."""
-    kubelet.allocate("trainer", ["nvidia0"])
-    server = usage.finished = ApiServer()
-    usage.suspect([TRAINER])
-    held = await usage.ask()
-    assert await usage.ask() == held != AllocatedDevices()
-    assert len(server.asked) == 1
-
-
-async def test_without_the_api_servers_word_a_suspect_stays(
-    kubelet: Kubelet, usage: KubeletUsage
-) -> None:
-    """It is asked again with the next look; and what it says of others does not count."""
-    kubelet.allocate("trainer", ["nvidia0"])
-    kubelet.allocate("worker", ["nvidia1"])
-    usage.suspect([TRAINER])
-    server = usage.finished = ApiServer(failure=NodeagentError("the API server is away"))
-    held = await usage.ask()
-    assert isinstance(held, AllocatedDevices)
-    assert len(held.held) == 2
-    server.failure, server.finished = None, frozenset({TRAINER, PodName("default", "worker")})
-    held = await usage.ask()
-    assert isinstance(held, AllocatedDevices)
-    assert [one.user.pod for one in held.held] == ["worker"]
+    usage = KubeletUsage(kubelet.socket, deadline=30, finished=finished)
+    async with Driver(observe_deadline=30, step_deadline=30, allocations=usage) as driver:
+        gpu = await laid_out(driver, 0, at0="3g.40gb")
+        kubelet.allocate("trainer", [device_of(gpu)])
+        kubelet.allocate("worker", ["nvidia1"])
+        assert users_of(await driver.observe_gpu(gpu.uuid)) == (ALLOCATED,)
+        assert asked[-1] == {TRAINER, PodName("default", "worker")}
+        gone.add(TRAINER)
+        assert users_of(await driver.observe_gpu(gpu.uuid)) == ()
+        left = await usage.ask()
+        assert isinstance(left, AllocatedDevices)
+        assert [one.pod.name for one in left.holdings] == ["worker"]
+        await driver.apply(destroy(gpu, gpu.instances[0]))
 
 
 # --- whether the kubelet is asked -----------------------------------------------------------------

@@ -1,0 +1,173 @@
+"""Changes of the Node around a change of the GPUs: before it, after it, and after a crash. Pure.
+
+Each function is called with the Node as it is then and returns what is left to do. So repeating a
+change is harmless, and what a crash left is put back by the next agent: what was changed is
+recorded on the Node alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import TYPE_CHECKING, Final, assert_never
+
+from nodeagent.cluster.drain.pods import PodSelector
+
+if TYPE_CHECKING:  # the client of the API server is not pure
+    from nodeagent.cluster.client.node_view import NodeView
+
+CORDONED: Final = "nodeagent.io/cordoned"
+RESTART_DUE: Final = "nodeagent.io/device-plugin-restart-due"
+PLUGIN_CONFIG: Final = "nvidia.com/device-plugin.config"
+
+
+class ClientCare(StrEnum):
+    """How the cluster's other GPU clients are notified of a change.
+
+    The labels move the GPU Operator's operands off the node and back, as mig-manager does. Deleting
+    the device plugin's pod afterwards makes it enumerate again where there is no operator.
+    """
+
+    PAUSE_LABELS = "pauseLabels"
+    DELETE_PODS = "deletePods"
+    NOTHING = "nothing"
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """The settings of a drain. `plugin_pods` are deleted with ClientCare.DELETE_PODS."""
+
+    care: ClientCare
+    cordon: bool
+    plugin_pods: tuple[PodSelector, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class NodeChange:
+    """One merge patch of the Node; None removes a key. `unschedulable` None leaves it as it is.
+
+    What belongs together is in one patch, so that no crash can come between. The pods in `delete`
+    are deleted before it; their controller makes new ones.
+    """
+
+    reason: str
+    labels: Mapping[str, str | None] = field(default_factory=dict)
+    annotations: Mapping[str, str | None] = field(default_factory=dict)
+    unschedulable: bool | None = None
+    delete: tuple[PodSelector, ...] = ()
+
+
+def preparations(node: NodeView, rules: Rules) -> tuple[NodeChange, ...]:
+    """Before devices change: the cordon, then what notifies the other GPU clients."""
+    match rules.care:
+        case ClientCare.PAUSE_LABELS:
+            labels = pausing(node.labels)
+            notify = NodeChange("what holds the GPUs is to go", labels) if labels else None
+        case ClientCare.DELETE_PODS if RESTART_DUE not in node.annotations:
+            reason = "the device plugin has to look again afterwards, also after a crash"
+            notify = NodeChange(reason, annotations={RESTART_DUE: "true"})
+        case ClientCare.DELETE_PODS | ClientCare.NOTHING:
+            notify = None
+        case _:
+            assert_never(rules.care)
+    return (*cordoning(node, rules), notify) if notify else cordoning(node, rules)
+
+
+def restorations(
+    node: NodeView, rules: Rules, *, plugin_config: str | None = None, stay_paused: bool = False
+) -> tuple[NodeChange, ...]:
+    """After the change, however it ended, and at the agent's start; `uncordoning` comes later.
+
+    It goes by the Node and not by the settings, so that it also puts back what another setting had
+    changed before. `plugin_config` is the plan's devicePluginConfig; None leaves the label alone.
+    `stay_paused`: another manager may be at work, and have paused the clients itself.
+    """
+    changes: list[NodeChange] = []
+    labels = {} if stay_paused else restoring(node.labels)
+    reason = "the GPUs are changed" if labels else "the plan asks for this configuration"
+    if plugin_config is not None and node.labels.get(PLUGIN_CONFIG) != plugin_config:
+        labels[PLUGIN_CONFIG] = plugin_config
+    if labels:
+        changes.append(NodeChange(reason, labels))
+    if RESTART_DUE in node.annotations:
+        # Until the annotation is gone a crash leaves it, and the pods are deleted once more.
+        reason = "the device plugin looks again"
+        done: dict[str, str | None] = {RESTART_DUE: None}
+        changes.append(NodeChange(reason, annotations=done, delete=rules.plugin_pods))
+    return tuple(changes)
+
+
+# --- the cordon -----------------------------------------------------------------------------------
+# An annotation, set and removed together with the cordon, marks it as the agent's. A cordon without
+# it is left alone. A person who cordons a node that the agent has cordoned already cannot be told
+# apart from the agent; uncordoning ends both.
+
+
+def cordoning(node: NodeView, rules: Rules) -> tuple[NodeChange, ...]:
+    """Nothing when no cordon is wanted, and when the node has one already, whoever set it."""
+    if not rules.cordon or node.unschedulable:
+        return ()
+    reason = "nothing new is to come here while the GPUs change"
+    return (NodeChange(reason, annotations={CORDONED: "true"}, unschedulable=True),)
+
+
+def uncordoning(node: NodeView) -> NodeChange | None:
+    """None when the agent did not cordon it. An uncordon in between by another is kept, and only
+    the annotation goes then.
+    """
+    if CORDONED not in node.annotations:
+        return None
+    return NodeChange(
+        "the GPUs are changed" if node.unschedulable else "it was uncordoned meanwhile",
+        annotations={CORDONED: None},
+        unschedulable=False if node.unschedulable else None,
+    )
+
+
+# --- the GPU Operator's deploy labels -------------------------------------------------------------
+# The values are mig-manager's. Which were paused is recorded in the labels alone, and only what is
+# `true` is paused. mig-manager also pauses what is absent, and so deploys afterwards what was never
+# requested; what is `false`, or paused by a driver upgrade, belongs to others.
+
+TRUE: Final = "true"
+PAUSED: Final = "paused-for-mig-change"
+_PREFIX = "nvidia.com/gpu.deploy."
+
+
+def _apps(*names: str) -> tuple[PodSelector, ...]:
+    return tuple(PodSelector({"app": name}) for name in names)
+
+
+CLIENTS: Final[Mapping[str, tuple[PodSelector, ...]]] = {
+    # The MPS daemon's pod holds the GPUs as long as it is there, and hangs on the same label.
+    f"{_PREFIX}device-plugin": _apps(
+        "nvidia-device-plugin-daemonset", "nvidia-device-plugin-mps-control-daemon"
+    ),
+    f"{_PREFIX}gpu-feature-discovery": _apps("gpu-feature-discovery"),
+    f"{_PREFIX}dcgm-exporter": _apps("nvidia-dcgm-exporter"),
+    f"{_PREFIX}dcgm": _apps("nvidia-dcgm"),
+    f"{_PREFIX}nvsm": (),  # its pods have no label of their own that could be awaited
+    f"{_PREFIX}client": (PodSelector(selects=f"{_PREFIX}client"),),  # those of third parties
+}
+"""The deploy labels, and the pods that go when one is not `true`."""
+
+
+def pausing(labels: Mapping[str, str]) -> dict[str, str | None]:
+    """The labels to change before; empty when none is `true`."""
+    return {label: PAUSED for label in CLIENTS if labels.get(label) == TRUE}
+
+
+def restoring(labels: Mapping[str, str]) -> dict[str, str | None]:
+    """The labels to change afterwards; empty when none is paused."""
+    return {label: TRUE for label in CLIENTS if labels.get(label) == PAUSED}
+
+
+def leaving_pods(labels: Mapping[str, str]) -> tuple[PodSelector, ...]:
+    """The pods that go when what is `true` is paused, or that go since it is paused already."""
+    return tuple(
+        selector
+        for label, pods in CLIENTS.items()
+        if labels.get(label) in (TRUE, PAUSED)
+        for selector in pods
+    )

@@ -1,0 +1,81 @@
+"""Pods that have ended although the kubelet still lists what they were given.
+
+Kubelets before 1.34 do so. The API server is asked only while such a pod is all that blocks a GPU,
+and then, with each answer of the kubelet, for as long as it goes on listing the pod.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Collection
+from typing import NoReturn
+
+from nodeagent.backoff import Backoff
+from nodeagent.cluster.drain.eviction import pod_of_user
+from nodeagent.cluster.drain.intervals import DrainIntervals
+from nodeagent.cluster.drain.node import DrainedNode
+from nodeagent.cluster.kubelet.allocations import PodName
+from nodeagent.plan.plan import GpuPlan, Verdict
+from nodeagent.plan.problems import Code
+from nodeagent.reconcile.active_plan import Judgement
+from nodeagent.views.text import users
+
+_SUSPECTED_FOR = 300.0  # seconds for which a suspicion is checked, unless it is raised again
+
+
+class FinishedPods:
+    """Checks the pods of the last observation while `run` runs; some that ended `wake` the loop."""
+
+    def __init__(
+        self, node: DrainedNode, *, intervals: DrainIntervals, wake: Callable[[str], None]
+    ) -> None:
+        self._node = node
+        self._within = intervals.answer
+        self._wake = wake
+        self._backoff = Backoff(*intervals.evict)
+        self._blocking: frozenset[PodName] = frozenset()
+        self._due = asyncio.Event()
+        self._suspects: dict[PodName, float] = {}  # until when, in the loop's time
+
+    def observe(self, judgement: Judgement) -> None:
+        """The GPUs are like this now."""
+        before, self._blocking = self._blocking, _known_to_the_kubelet_alone(judgement)
+        if before != self._blocking:
+            self._backoff.reset()
+        if self._blocking:
+            self._due.set()
+
+    async def run(self) -> NoReturn:
+        """Check until cancelled; each observation is reason for one check at most."""
+        while True:
+            await self._due.wait()
+            self._due.clear()
+            ended = await self._node.ended_pods(self._blocking, within=self._within)
+            if ended:
+                until = asyncio.get_running_loop().time() + _SUSPECTED_FOR
+                self._suspects |= dict.fromkeys(ended, until)
+                self._wake("pods have ended that the kubelet still lists")
+            await asyncio.sleep(self._backoff.next())
+
+    async def among(self, listed: Collection[PodName], within: float) -> frozenset[PodName]:
+        """Which of the pods that the kubelet has listed have ended for sure, by an answer of now.
+
+        Only suspects are asked for. One that has not ended is a new pod of the same name.
+        """
+        now = asyncio.get_running_loop().time()
+        suspects = {p: t for p, t in self._suspects.items() if t > now and p in listed}
+        ended = await self._node.ended_pods(suspects, within=within) if suspects else frozenset()
+        self._suspects = {pod: until for pod, until in suspects.items() if pod in ended}
+        return ended
+
+
+def _known_to_the_kubelet_alone(judgement: Judgement) -> frozenset[PodName]:
+    """Pods on blocked GPUs without a process that is known."""
+    blocked = [gpu for gpu in (judgement.plan.gpus if judgement.plan else ()) if _in_use(gpu)]
+    found = [(pod_of_user(user), user.pid) for gpu in blocked for user in users(gpu.before)]
+    running = {pod for pod, pid in found if pid}
+    return frozenset(pod for pod, _ in found if pod and pod not in running)
+
+
+def _in_use(gpu: GpuPlan) -> bool:
+    return gpu.verdict is Verdict.BLOCKED and any(p.code is Code.IN_USE for p in gpu.problems)

@@ -1,0 +1,234 @@
+"""The agent's Node and the pods on it, read and written when a change of the GPUs needs it.
+
+A patch is bound to the version that it was computed for, so it never undoes what another program
+wrote in between.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from typing import Any, Final
+
+import structlog
+
+from nodeagent.backoff import Backoff
+from nodeagent.cluster.client.access import ClusterAccess
+from nodeagent.cluster.client.faults import (
+    ClusterFault,
+    ClusterUnreachable,
+    ObjectMissing,
+    ServerBusy,
+    WriteConflict,
+    strange_answer,
+)
+from nodeagent.cluster.client.node_view import (
+    OWN_NODE,
+    NodeView,
+    object_in,
+    objects_in,
+    parts_of,
+    text_in,
+    view_of,
+)
+from nodeagent.cluster.drain.changes import NodeChange
+from nodeagent.cluster.drain.pods import Pod
+from nodeagent.cluster.kubelet.allocations import PodName
+
+log = structlog.get_logger(__name__)
+
+_AT_ONCE = 8  # requests for single pods
+
+
+class DrainedNode:
+    """The Node `name`, as it was followed and listed last. Times in seconds.
+
+    `view` is None before the Node was seen, and while there is none; `pods` is None before they
+    were listed, and `pods_fault` is why the last list failed.
+    """
+
+    def __init__(self, access: ClusterAccess, name: str) -> None:
+        self.access = access
+        self.name = name
+        self.view: NodeView | None = None
+        self.pods: tuple[Pod, ...] | None = None
+        self.pods_fault: ClusterFault | None = None
+        self._listed_at = float("-inf")
+
+    @property
+    def known(self) -> NodeView:
+        """The view, an empty one where there is none."""
+        return self.view or NodeView()
+
+    # --- the Node ---------------------------------------------------------------------------------
+
+    async def read(self) -> NodeView:
+        """The Node as it is now; raises `ClusterFault`."""
+        listed = await self.access.list_node(self.name)
+        if listed.node is None:
+            raise ObjectMissing(f"the cluster has no Node {self.name}")
+        return view_of(listed.node, OWN_NODE)
+
+    async def patch(self, view: NodeView, change: NodeChange) -> NodeView:
+        """Send one patch; raises `WriteConflict` if the Node is another than `view` by now."""
+        metadata: dict[str, Any] = {"resourceVersion": view.resource_version}
+        if change.labels:
+            metadata["labels"] = dict(change.labels)
+        if change.annotations:
+            metadata["annotations"] = dict(change.annotations)
+        body: dict[str, Any] = {"metadata": metadata}
+        if change.unschedulable is not None:
+            body["spec"] = {"unschedulable": change.unschedulable or None}
+        patched = view_of(await self.access.patch_node(self.name, body), OWN_NODE)
+        log.info(
+            "the Node is changed",
+            reason=change.reason,
+            labels=dict(change.labels),
+            annotations=dict(change.annotations),
+            unschedulable=change.unschedulable,
+        )
+        return patched
+
+    async def patch_all(
+        self, changes_of: Callable[[NodeView], Iterable[NodeChange]], *, within: float
+    ) -> NodeView:
+        """Send the patches for the Node as it is; returns it as it is then.
+
+        Raises `ClusterFault`; what may pass by itself is tried again for `within` seconds.
+        """
+        loop = asyncio.get_running_loop()
+        until, backoff = loop.time() + within, Backoff(0.1, 2.0)
+        while True:
+            try:
+                view = await self.read()
+                for change in changes_of(view):
+                    view = await self.patch(view, change)
+                return view
+            except (ClusterUnreachable, ServerBusy, WriteConflict) as fault:
+                pause = backoff.next()
+                if loop.time() + pause > until:
+                    raise
+                log.debug("the Node cannot be changed yet", error=fault.message)
+            await asyncio.sleep(pause)
+
+    # --- its pods ---------------------------------------------------------------------------------
+
+    async def list_pods(self, *, within: float) -> tuple[Pod, ...]:
+        """All pods on the node now; raises `ClusterFault`."""
+        self._listed_at = asyncio.get_running_loop().time()
+        try:
+            async with asyncio.timeout(within):
+                listed = await self.access.list_pods(self.name)
+            self.pods, self.pods_fault = tuple(map(pod_of, listed)), None
+        except TimeoutError as error:
+            self.pods_fault = ClusterUnreachable(
+                f"the API server has not answered the pods on {self.name} within {within:g} s"
+            )
+            raise self.pods_fault from error
+        except ClusterFault as fault:
+            self.pods_fault = fault
+            raise
+        return self.pods
+
+    async def refresh_pods(self, *, within: float, unless_newer: float) -> bool:
+        """List the pods unless that was tried in the last `unless_newer` seconds; whether it was.
+
+        Without an answer the last list stays, and `pods_fault` is why.
+        """
+        if asyncio.get_running_loop().time() - self._listed_at < unless_newer:
+            return False
+        try:
+            await self.list_pods(within=within)
+        except ClusterFault as fault:
+            log.debug("the pods of the node cannot be listed", error=fault.message)
+        return True
+
+    async def ended_pods(self, pods: Collection[PodName], *, within: float) -> frozenset[PodName]:
+        """Which of them have ended for sure; what cannot be found out in time has not.
+
+        Each is asked for by itself, because only that is answered from the newest there is: a
+        new pod may have the name of one that has ended.
+        """
+        at_once = asyncio.Semaphore(_AT_ONCE)
+
+        async def ended(pod: PodName) -> bool:
+            try:
+                async with at_once:
+                    found = await self.access.pod(pod.namespace, pod.name)
+                return found is not None and has_ended(found)
+            except ClusterFault as fault:
+                log.debug("it is not known whether a pod has ended", error=fault.message)
+                return False
+
+        try:
+            async with asyncio.timeout(within):
+                found = await asyncio.gather(*map(ended, pods))
+        except TimeoutError:
+            log.debug("it is not known which pods have ended", error="no answer in time")
+            return frozenset()
+        return frozenset(pod for pod, over in zip(pods, found, strict=True) if over)
+
+
+# --- a pod in JSON --------------------------------------------------------------------------------
+
+_MIRROR: Final = "kubernetes.io/config.mirror"
+_REQUIRED: Final = "requiredDuringSchedulingIgnoredDuringExecution"
+_KINDS: Final = ("initContainer", "container", "ephemeralContainer")
+
+
+def pod_of(pod: object) -> Pod:
+    """The pod that this JSON describes; raises `ClusterUnreachable` for what is no pod."""
+    try:
+        metadata, spec, status = parts_of(pod)
+        owners = objects_in(metadata.get("ownerReferences"))
+        return Pod(
+            namespace=text_in(metadata["namespace"]),
+            name=text_in(metadata["name"]),
+            uid=text_in(metadata["uid"]),
+            labels={k: text_in(v) for k, v in object_in(metadata.get("labels")).items()},
+            phase=text_in(status.get("phase", "")),
+            leaving=metadata.get("deletionTimestamp") is not None,
+            controller=next(
+                (text_in(o["kind"]) for o in owners if o.get("controller") is True), ""
+            ),
+            mirror=_MIRROR in object_in(metadata.get("annotations")),
+            selects=frozenset(_selected(spec)),
+            environment=dict(_environment(spec)),
+        )
+    except (KeyError, TypeError) as error:
+        raise _no_pod() from error
+
+
+def has_ended(pod: object) -> bool:
+    """Whether it is over and none of its containers is reported as running."""
+    try:
+        _, _, status = parts_of(pod)
+        running = any(
+            "running" in object_in(container.get("state"))
+            for kind in _KINDS
+            for container in objects_in(status.get(f"{kind}Statuses"))
+        )
+    except TypeError as error:
+        raise _no_pod() from error
+    return status.get("phase") in ("Succeeded", "Failed") and not running
+
+
+def _no_pod() -> ClusterUnreachable:
+    return strange_answer("a question about pods", "it is no pod")
+
+
+def _selected(spec: Mapping[str, Any]) -> Iterator[str]:
+    """The labels that a node must have, or have in some way, for the pod to be on it."""
+    yield from object_in(spec.get("nodeSelector"))
+    affinity = object_in(object_in(spec.get("affinity")).get("nodeAffinity"))
+    for term in objects_in(object_in(affinity.get(_REQUIRED)).get("nodeSelectorTerms")):
+        for expression in objects_in(term.get("matchExpressions")):
+            yield text_in(expression["key"])
+
+
+def _environment(spec: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    for kind in _KINDS:
+        for container in objects_in(spec.get(f"{kind}s")):
+            for variable in objects_in(container.get("env")):
+                if isinstance(variable.get("value"), str):
+                    yield text_in(variable["name"]), variable["value"]

@@ -1,0 +1,149 @@
+"""Prepares the node for a change: notifies the cluster's other GPU clients, and waits for their
+pods to go.
+
+What is still to do is read from the Node each time, so it does not matter where an earlier attempt,
+or an earlier agent, has ended.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+
+import structlog
+
+from nodeagent.backoff import Backoff
+from nodeagent.cluster.client.faults import ClusterFault
+from nodeagent.cluster.drain.changes import ClientCare, Rules, leaving_pods, preparations
+from nodeagent.cluster.drain.intervals import DrainIntervals
+from nodeagent.cluster.drain.node import DrainedNode
+from nodeagent.cluster.drain.pods import Pod, PodSelector
+from nodeagent.plan.desired import DesiredNode
+from nodeagent.plan.problems import Code, Problem
+
+log = structlog.get_logger(__name__)
+
+
+class Preparation:
+    """Of one node; `pods_deadline` is how many seconds pods get to go.
+
+    A failed attempt is repeated with backoff and not with each look at the GPUs, since it may send
+    pods away and bring them back; `wake` requests the round that repeats it.
+    """
+
+    def __init__(
+        self,
+        node: DrainedNode,
+        *,
+        rules: Rules,
+        pods_deadline: float,
+        intervals: DrainIntervals,
+        wake: Callable[[str], None],
+    ) -> None:
+        self._node = node
+        self._rules = rules
+        self._pods_deadline = pods_deadline
+        self._intervals = intervals
+        self._wake = wake
+        self._backoff = Backoff(*intervals.prepare)
+        self._desired: DesiredNode | None = None  # what the attempts so far were for
+        self._failure: tuple[Problem, ...] = ()
+        self._timer: asyncio.TimerHandle | None = None
+
+    @property
+    def is_needed(self) -> bool:
+        """Whether the settings ask for anything before a change of devices."""
+        return self._rules.cordon or self._rules.care is not ClientCare.NOTHING
+
+    def deferred(self, desired: DesiredNode | None) -> tuple[Problem, ...]:
+        """Why this is not tried yet; empty when it may be. Another desired state always may, and
+        that of the same text is another configuration's.
+        """
+        if desired != self._desired:
+            self._backoff.reset()
+            self.forget()
+        return self._failure
+
+    async def prepare(self, desired: DesiredNode | None) -> tuple[Problem, ...]:
+        """Do what has to be done before a change; problems mean that it could not be."""
+        problems = await self._attempt()
+        self.forget()
+        self._desired = desired
+        if problems:
+            self._failure = problems
+            loop = asyncio.get_running_loop()
+            self._timer = loop.call_later(self._backoff.next(), self._retry)
+        else:
+            self._backoff.reset()
+        return problems
+
+    def forget(self) -> None:
+        """The next attempt may be at once, and no round is requested for it."""
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer, self._failure = None, ()
+
+    def server_answers(self) -> None:
+        """What failed because the API server did not answer is tried at once."""
+        if any(problem.code is Code.CLUSTER for problem in self._failure):
+            self._backoff.reset()
+            self._retry()
+
+    def _retry(self) -> None:
+        self.forget()
+        self._wake("what could not be prepared is tried again")
+
+    async def _attempt(self) -> tuple[Problem, ...]:
+        try:
+            node = await self._node.patch_all(
+                lambda node: preparations(node, self._rules), within=self._intervals.notify
+            )
+        except ClusterFault as fault:
+            message = (
+                "the GPUs are not changed, since their other users in the cluster cannot be "
+                f"notified before: {fault.message}"
+            )
+            return (Problem(Code.CLUSTER, message, fault.remedy or "it is tried again"),)
+        if self._rules.care is not ClientCare.PAUSE_LABELS:
+            return ()
+        return await self._pods_gone(leaving_pods(node.labels))
+
+    async def _pods_gone(self, selectors: Sequence[PodSelector]) -> tuple[Problem, ...]:
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + self._pods_deadline
+        backoff = Backoff(*self._intervals.leaving_pods)
+        while selectors:
+            pods = await self._list(within=max(deadline - loop.time(), 1.0))
+            found = (_still_there(selector, pods, self._pods_deadline) for selector in selectors)
+            problems = tuple(problem for problem in found if problem)
+            if not problems:
+                break
+            if loop.time() >= deadline:
+                if self._node.pods_fault is not None:
+                    log.warning("pods cannot be listed", error=self._node.pods_fault.message)
+                return problems
+            await asyncio.sleep(min(backoff.next(), max(0.0, deadline - loop.time())))
+        return ()
+
+    async def _list(self, *, within: float) -> tuple[Pod, ...] | None:
+        try:
+            return await self._node.list_pods(within=min(self._intervals.answer, within))
+        except ClusterFault:
+            return None
+
+
+def _still_there(
+    selector: PodSelector, pods: tuple[Pod, ...] | None, seconds: float
+) -> Problem | None:
+    """Unfinished pods that still match; `pods` None: it is not known which are here."""
+    if pods is None:
+        who = f"whether the pods {selector} have gone is not known"
+    elif left := [pod for pod in pods if not pod.finished and selector.matches(pod)]:
+        who = f"the pods {', '.join(map(str, left))} ({selector}) have not gone"
+    else:
+        return None
+    return Problem(
+        Code.IN_USE,
+        f"{who} within {seconds:g} s, so the GPUs were not changed",
+        "see why with kubectl describe pod; it is tried again",
+    )
