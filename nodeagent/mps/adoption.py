@@ -54,11 +54,9 @@ async def unrecorded(
         return None
     control = control_client(SocketGate(made.pipe).directory, made.log)
     try:
-        seen = await ask_everything(control, (), status=False)
+        seen = await ask_everything(control, status=False)
     except NodeagentError:  # its supervisor meets the same error and acts on it
         seen = None
-    finally:
-        await control.aclose()
     wanted = WantedMps(Sharing((_share(seen),), "report"), _account(process))
     return Record(device, wanted, runs=wanted, process=process, unrecorded=True)
 
@@ -191,12 +189,10 @@ async def _surveyed(
         return MpsDaemon(record.wanted, Phase.LIMITING, "was not asked", pid, (), unknown)
     control = control_client(gate.directory, runs.log_directory)
     try:
-        seen = await ask_everything(control, ())
+        seen = await ask_everything(control)
     except NodeagentError as error:
         unknown = Usage(known=False, reason=error.message)
         return MpsDaemon(record.wanted, Phase.FAULT, error.message, pid, (), unknown)
-    finally:
-        await control.aclose()
     wrong = differences(seen, wanted)
     phase = Phase.LIMITING if wrong else Phase.READY
     servers = tuple(server.pid for server in seen.servers)

@@ -174,7 +174,6 @@ class Supervisor:
         await self._stop_monitor()
         if self._process is not None:
             self._process.close()
-        await self.control.aclose()
         self.condition.close()
 
     def _stir(self) -> None:
@@ -236,7 +235,7 @@ class Supervisor:
             if words != self._gate_fault:
                 self._report(Report(Subject.STILL_IN_USE, words))
             self._gate_fault = words
-        self.control.turn_to(self._gate.directory)
+        self.control.pipe_directory = self._gate.directory
 
     # --- starting -------------------------------------------------------------------------------
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from nodeagent.mps.clients.watch import RunningDaemon
@@ -31,21 +31,16 @@ def installed_programs(version: str = "550") -> Iterator[Programs]:
         shutil.rmtree(folder)
 
 
-@asynccontextmanager
-async def asking(rig: Rig) -> AsyncIterator[ControlClient]:
+def asking(rig: Rig) -> ControlClient:
     """The daemon's control client."""
     front_end = str(rig.programs.folder / CONTROL)
     programs = MpsPrograms(control=(front_end,), path=rig.environment["PATH"])
-    control = ControlClient(
+    return ControlClient(
         programs,
         pipe_directory=str(rig.pipes),
         log_directory=str(rig.logs),
         deadline=60.0,
     )
-    try:
-        yield control
-    finally:
-        await control.aclose()
 
 
 def start(rig: Rig, plan: WantedMps) -> DaemonSpec:

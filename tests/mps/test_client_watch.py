@@ -140,7 +140,8 @@ async def test_each_env_file(rig: Rig, start_client: Start, tmp_path: Path) -> N
     assert sorted(files) == ["large-0", "small-0", "small-1"]
     uid = 1000 if os.geteuid() == 0 else os.geteuid()
     clients = {name: start_client(uid, **values) for name, values in files.items()}
-    async with asking(rig) as control, Watch() as watch:
+    control = asking(rig)
+    async with Watch() as watch:
         watch.used = {clients["large-0"].pid: 3 * GIB}
         states = await look(watch, running(rig, plan, control))
     assert {state.slot for state in states} == set(files)
@@ -206,7 +207,8 @@ async def test_in_a_container(rig: Rig, tmp_path: Path) -> None:
         python=container,
     ) as client:
         client.wait_until_accepted()
-        async with asking(rig) as control, Watch() as watch:
+        control = asking(rig)
+        async with Watch() as watch:
             [state] = await look(watch, running(rig, plan, control))
         assert state.pid == client.pid
     assert (state.uid, state.slot, state.findings) == (1000, "small-1", ())
@@ -219,7 +221,8 @@ async def test_an_offence_is_told_once(rig: Rig, start_client: Start) -> None:
     plan = wanted()
     start(rig, plan)
     first = start_client()
-    async with asking(rig) as control, Watch() as watch:
+    control = asking(rig)
+    async with Watch() as watch:
         for _ in range(2):
             await look(watch, running(rig, plan, control))
         [state] = await look(watch, running(rig, plan, control))
@@ -240,7 +243,8 @@ async def test_an_offence_that_comes_back(rig: Rig, start_client: Start) -> None
     plan = wanted()
     start(rig, plan)
     client = start_client(**slot("small-0"))
-    async with asking(rig) as control, Watch() as watch:
+    control = asking(rig)
+    async with Watch() as watch:
         for used in (9, 1, 9, 9):
             watch.used = {client.pid: used * GIB}
             await look(watch, running(rig, plan, control))
@@ -252,7 +256,8 @@ async def test_over_the_count(rig: Rig, start_client: Start) -> None:
     plan = wanted()
     start(rig, plan)
     clients = [start_client(**slot(name)) for name in ("small-0", "small-1", "small-1")]
-    async with asking(rig) as control, Watch() as watch:
+    control = asking(rig)
+    async with Watch() as watch:
         states = await look(watch, running(rig, plan, control))
         await watch.settle()
     assert watch.kinds() == [(clients[2].pid, "slotTaken"), (clients[2].pid, "count")]
@@ -265,7 +270,8 @@ async def test_a_driver_that_does_not_answer(rig: Rig, start_client: Start) -> N
     plan = wanted()
     start(rig, plan)
     start_client(**slot("small-0"))
-    async with asking(rig) as control, Watch() as watch:
+    control = asking(rig)
+    async with Watch() as watch:
         watch.driver_fails = True
         [state] = await look(watch, running(rig, plan, control))
     assert (state.slot, state.memory_used, state.memory_limit) == ("small-0", None, 8 * GIB)
@@ -275,7 +281,8 @@ async def test_whom_nothing_is_known_of(rig: Rig) -> None:
     """A client in another pid namespace, and one that has just ended: both are shown."""
     plan = TERMINATE
     spec = start(rig, plan)
-    async with asking(rig) as control, Watch() as watch:
+    control = asking(rig)
+    async with Watch() as watch:
         daemon = RunningDaemon(GPU, spec, plan, control, None, ((5, 0), (5, 2**22 - 1)))
         nobody, ended = await look(watch, daemon)
         await watch.settle()
@@ -290,7 +297,8 @@ async def test_several_daemons(rig: Rig, start_client: Start) -> None:
     plan = wanted()
     spec = start(rig, plan)
     client = start_client(**slot("small-0"))
-    async with asking(rig) as control, Watch() as watch:
+    control = asking(rig)
+    async with Watch() as watch:
         empty = RunningDaemon(MIG, spec, plan, control, None, ())
         found = await watch.look([running(rig, plan, control), empty])
         assert await watch.look([]) == {}
@@ -307,7 +315,8 @@ async def test_over_the_count_and_ended(rig: Rig, start_client: Start) -> None:
     start(rig, TERMINATE)
     clients = [start_client(**slot(name)) for name in ("small-0", "small-1", "small-0")]
     server = rig.server()
-    async with asking(rig) as control, Watch() as watch:
+    control = asking(rig)
+    async with Watch() as watch:
         await look(watch, running(rig, TERMINATE, control))
         await watch.settle()
         states = await look(watch, running(rig, TERMINATE, control))
@@ -339,7 +348,8 @@ async def test_no_share_and_ended(
     """Without one, without its limits, or with a forged one; at the first look."""
     start(rig, TERMINATE)
     client, good = start_client(**environment), start_client(**slot("large-0"))
-    async with asking(rig) as control, Watch() as watch:
+    control = asking(rig)
+    async with Watch() as watch:
         await look(watch, running(rig, TERMINATE, control))
         await watch.settle()
     assert client.process.wait(30) == 1
@@ -351,7 +361,8 @@ async def test_too_much_memory_and_ended(rig: Rig, start_client: Start) -> None:
     """Not at once, since it may be giving it back; when it lasts, it is."""
     start(rig, TERMINATE)
     client = start_client(**slot("small-0"))
-    async with asking(rig) as control, Watch(grace=0.5) as watch:
+    control = asking(rig)
+    async with Watch(grace=0.5) as watch:
         watch.used = {client.pid: 9 * GIB}
         await look(watch, running(rig, TERMINATE, control))
         await watch.settle()
@@ -367,7 +378,8 @@ async def test_whom_only_the_daemon_names(rig: Rig, start_client: Start) -> None
     """Is reported and lives on: a daemon that runs for a tenant may name any process."""
     start(rig, TERMINATE)
     client = start_client()
-    async with asking(rig) as control, Watch() as watch:
+    control = asking(rig)
+    async with Watch() as watch:
         watch.unlisted = {client.pid}
         await look(watch, running(rig, TERMINATE, control))
         await watch.settle()
@@ -382,7 +394,8 @@ async def test_whom_only_the_driver_lists(rig: Rig, start_client: Start) -> None
     """Is ended too, where it is the plan's user's: a tenant's daemon may hide a client."""
     start(rig, TERMINATE)
     hidden = start_client()
-    async with asking(rig) as control, Watch() as watch:
+    control = asking(rig)
+    async with Watch() as watch:
         watch.hidden = {hidden.pid}
         daemon = replace(running(rig, TERMINATE, control), clients=())
         await look(watch, daemon)
@@ -397,7 +410,8 @@ async def test_whom_the_driver_lists_of_another_user(rig: Rig, start_client: Sta
     plan = wanted(enforce="terminate")
     start(rig, plan)
     client = start_client()
-    async with asking(rig) as control, Watch() as watch:
+    control = asking(rig)
+    async with Watch() as watch:
         await look(watch, running(rig, plan, control))
         await watch.settle()
     assert not gone(client.pid)
@@ -410,7 +424,8 @@ async def test_without_the_drivers_word(rig: Rig, start_client: Start) -> None:
     """No client is ended."""
     start(rig, TERMINATE)
     client = start_client()
-    async with asking(rig) as control, Watch() as watch:
+    control = asking(rig)
+    async with Watch() as watch:
         watch.driver_fails = True
         await look(watch, running(rig, TERMINATE, control))
         await watch.settle()
@@ -424,7 +439,8 @@ async def test_who_cannot_be_ended(rig: Rig, start_client: Start) -> None:
     client = start_client()
     rig.knobs.turn("terminate_code", 999)
     rig.settle()
-    async with asking(rig) as control, Watch() as watch:
+    control = asking(rig)
+    async with Watch() as watch:
         for _ in range(3):
             await look(watch, running(rig, TERMINATE, control))
             await watch.settle()
@@ -454,7 +470,8 @@ async def test_whose_environment_is_not_known(rig: Rig) -> None:
         assert client.stdout
         assert b"connected" in client.stdout.readline()
         assert b"limit" in client.stdout.readline()  # it was accepted
-        async with asking(rig) as control, Watch() as watch:
+        control = asking(rig)
+        async with Watch() as watch:
             [state] = await look(watch, running(rig, TERMINATE, control))
             await watch.settle()
         assert watch.kinds() == [(client.pid, "unreadable")]
@@ -468,7 +485,8 @@ async def test_a_share_for_all(rig: Rig, start_client: Start) -> None:
     plan = wanted(Share("clients", None, 10240, 25.0), enforce="terminate", uid=os.geteuid())
     start(rig, plan)
     clients = [start_client() for _ in range(4)]
-    async with asking(rig) as control, Watch() as watch:
+    control = asking(rig)
+    async with Watch() as watch:
         states = await look(watch, running(rig, plan, control))
         await watch.settle()
     assert {(s.share, s.memory_limit, s.threads) for s in states} == {("clients", 10 * GIB, 25.0)}
@@ -482,7 +500,8 @@ async def test_closing_ends_nothing(rig: Rig, start_client: Start) -> None:
     client = start_client()
     rig.knobs.turn("terminate_code", -1)
     rig.settle()
-    async with asking(rig) as control, Watch() as watch:
+    control = asking(rig)
+    async with Watch() as watch:
         await look(watch, running(rig, TERMINATE, control))
         await asyncio.sleep(0.3)
     assert not gone(client.pid)

@@ -62,7 +62,6 @@ async def daemon(spec: DaemonSpec) -> AsyncIterator[tuple[DaemonProcess, Control
     finally:
         process.kill()
         await process.wait()
-        await client.aclose()
 
 
 async def test_limits_are_set_and_read_back(spec: DaemonSpec) -> None:

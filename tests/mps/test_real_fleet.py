@@ -19,7 +19,6 @@ import pytest
 from nodeagent.errors import StillInUse
 from nodeagent.mps.control.commands import (
     Command,
-    check_silent,
     get_default_memory_limit,
     get_default_threads,
     get_server_list,
@@ -50,7 +49,7 @@ def rig(tmp_path: Path) -> Iterator[FleetRig]:
         yield made
 
 
-START_SERVER = Command(f"start_server -uid {US}", check_silent)
+START_SERVER = Command(f"start_server -uid {US}", tuple)
 
 
 def reachable(path: Path) -> bool:

@@ -68,8 +68,7 @@ async def end(
     async def mps_processes() -> Collection[int]:
         return [target.process.pid] if listed is None else listed
 
-    async with asking(rig) as control:
-        return await end_client(control, target, mps_processes, deadline=deadline, grace=grace)
+    return await end_client(asking(rig), target, mps_processes, deadline=deadline, grace=grace)
 
 
 async def test_by_the_daemon(rig: Rig, client: SimulatedClient) -> None:
@@ -256,8 +255,7 @@ async def test_one_that_ends_while_the_driver_is_asked(rig: Rig, *, listed: bool
             os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
             return [child.pid] if listed else []
 
-        async with asking(rig) as control:
-            ending = await end_client(control, target, mps_processes, deadline=60.0, grace=5.0)
+        ending = await end_client(asking(rig), target, mps_processes, deadline=60.0, grace=5.0)
         assert ending == Ending(True, "it had ended already")
         assert f"{child.pid}" in rig.ask(f"get_client_list {rig.server()}")
         assert "terminate_client" not in rig.log()

@@ -110,7 +110,7 @@ async def _end_work(
 ) -> tuple[str, str]:
     """Take it off the device: how that was done, and why it was not."""
     try:
-        seen = await ask_everything(control, (), status=False)
+        seen = await ask_everything(control, status=False)
         if not seen.knows_clients or any(client == 0 for _, client in seen.clients):
             return "", "the daemon does not say who its clients are"
         server = next((server for server, client in seen.clients if client == pid), None)

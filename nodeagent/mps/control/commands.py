@@ -74,94 +74,62 @@ def threads_agree(printed: float, wanted: float) -> bool:
 
 
 # --- reading --------------------------------------------------------------------------------------
+# Each raises ValueError for what is no answer.
 
 
-def unexpected(line: str, reply: Reply) -> UnexpectedReply:
-    """The error for a reply that is no answer."""
-    said = " / ".join(reply)[:200] or "nothing"
-    return UnexpectedReply(f"the MPS daemon answered {said!r} to {line!r}")
-
-
-def check_refusal(line: str, reply: Reply) -> None:
-    """Raise what the daemon refuses in words."""
-    said = " / ".join(text.strip() for text in reply)[:200]
-    for words, refusal in _REFUSALS.items():
-        if re.search(words, said):
-            raise refusal(f"the MPS daemon answered {said!r} to {line!r}")
-
-
-_REFUSALS = {
-    r"^Unknown command": UnknownCommand,
-    r"^Server [0-9]+ not found": UnknownServer,
-    r"^Insufficient privileges|^Not enough privilege": NotPermitted,
-}
-
-
-def check_silent(line: str, reply: Reply) -> None:
-    """Raise unless nothing was said."""
-    check_refusal(line, reply)
+def _nothing(reply: Reply) -> None:
     if reply:
-        raise unexpected(line, reply)
+        raise ValueError
 
 
-def pids(line: str, reply: Reply, *, least: int) -> tuple[int, ...]:
-    """One a line, none below `least`. What can be no pid gets no further, because questions are
-    made of them, and neither do more than there can be.
+def _anything(_: Reply) -> None:
+    """What the reply says means nothing."""
+
+
+def _one(pattern: str, reply: Reply) -> re.Match[str]:
+    match = re.fullmatch(pattern, reply[0].strip()) if len(reply) == 1 else None
+    if match is None:
+        raise ValueError
+    return match
+
+
+def _pids(reply: Reply, least: int = 1) -> tuple[int, ...]:
+    """One a line. What can be no pid gets no further, because questions are made of them, and
+    neither do more than there can be.
     """
-    check_refusal(line, reply)
     if len(reply) > _MOST or not all(re.fullmatch(r"\s*[0-9]{1,10}\s*", text) for text in reply):
-        raise unexpected(line, reply)
-    found = tuple(int(text) for text in reply)
+        raise ValueError
+    found = tuple(map(int, reply))
     if not all(least <= pid <= LARGEST_PID for pid in found):
-        raise unexpected(line, reply)
+        raise ValueError
     return found
 
 
-def percentage_of(line: str, reply: Reply) -> float:
-    """One percentage."""
-    check_refusal(line, reply)
-    if len(reply) != 1 or not re.fullmatch(r"\s*[0-9]{1,3}(\.[0-9]{1,6})?\s*", reply[0]):
-        raise unexpected(line, reply)
-    return float(reply[0])
+def _client_pids(reply: Reply) -> tuple[int, ...]:
+    return _pids(reply, least=0)
 
 
-def memory_limit(line: str, reply: Reply) -> MemoryLimit | None:
-    """One memory limit; None when nothing was said."""
-    check_refusal(line, reply)
+def _percentage(reply: Reply) -> float:
+    return float(_one(r"[0-9]{1,3}(\.[0-9]{1,6})?", reply)[0])
+
+
+def _percentage_unless_busy(reply: Reply) -> float | None:
+    return _percentage(reply) if reply else None
+
+
+def _memory_limit(reply: Reply) -> MemoryLimit | None:
     if not reply:
         return None
-    match = re.fullmatch(r"\s*([0-9]{1,12})([KMG])B?\s*", reply[0])
-    if len(reply) != 1 or match is None:
-        raise unexpected(line, reply)
+    match = _one(r"([0-9]{1,12})([KMG])B?", reply)
     return MemoryLimit(int(match[1]), match[2])
 
 
-def _busy_or_percentage(line: str, reply: Reply) -> float | None:
-    return percentage_of(line, reply) if reply else None
+def _server_status(reply: Reply) -> ServerStatus | None:
+    return ServerStatus(_one(r"[A-Z]+", reply)[0]) if reply else None
 
 
-def _server_status(line: str, reply: Reply) -> ServerStatus | None:
-    check_refusal(line, reply)
-    if not reply:
-        return None
-    if reply[0].strip() in set(ServerStatus) and len(reply) == 1:
-        return ServerStatus(reply[0].strip())
-    raise unexpected(line, reply)
-
-
-def _server_pids(line: str, reply: Reply) -> tuple[int, ...]:
-    return pids(line, reply, least=1)
-
-
-def _client_pids(line: str, reply: Reply) -> tuple[int, ...]:
-    return pids(line, reply, least=0)
-
-
-def _cuda_code(line: str, reply: Reply) -> int:
-    check_refusal(line, reply)
-    if len(reply) == 1 and re.fullmatch(r"[0-9]{1,9}", reply[0].strip()):
-        return int(reply[0])
-    raise unexpected(line, reply)
+def _cuda_code(reply: Reply) -> int:
+    return int(_one(r"[0-9]{1,9}", reply)[0])
 
 
 # --- commands -------------------------------------------------------------------------------------
@@ -172,17 +140,32 @@ class Command(Generic[T_co]):
     """One line for the daemon, and how its reply is read; `ends` where the daemon ends by it."""
 
     line: str
-    parse: Callable[[str, Reply], T_co]
+    parse: Callable[[Reply], T_co]
     ends: bool = False
 
     def read(self, reply: Reply) -> T_co:
-        """The reply's value; raises UnexpectedReply."""
-        return self.parse(self.line, reply)
+        """The reply's value; raises UnexpectedReply, also for what the daemon refuses in words."""
+        said = " / ".join(text.strip() for text in reply)[:200]
+        message = f"the MPS daemon answered {said or 'nothing'!r} to {self.line!r}"
+        for words, refusal in _REFUSALS.items():
+            if re.match(words, said):
+                raise refusal(message)
+        try:
+            return self.parse(reply)
+        except ValueError:
+            raise UnexpectedReply(message) from None
+
+
+_REFUSALS = {
+    "Unknown command": UnknownCommand,
+    "Server [0-9]+ not found": UnknownServer,
+    "Insufficient privileges|Not enough privilege": NotPermitted,
+}
 
 
 def get_server_list() -> Command[tuple[int, ...]]:
     """The pids of the daemon's servers."""
-    return Command("get_server_list", _server_pids)
+    return Command("get_server_list", _pids)
 
 
 def get_server_status(server: int) -> Command[ServerStatus | None]:
@@ -199,47 +182,47 @@ def set_default_threads(percentage: float) -> Command[float]:
     """The percentage of threads for later servers; the reply is what is in force."""
     check_percentage(percentage)
     text = percentage_text(percentage)
-    return Command(f"set_default_active_thread_percentage {text}", percentage_of)
+    return Command(f"set_default_active_thread_percentage {text}", _percentage)
 
 
 def get_default_threads() -> Command[float]:
     """The percentage of threads for later servers."""
-    return Command("get_default_active_thread_percentage", percentage_of)
+    return Command("get_default_active_thread_percentage", _percentage)
 
 
 def set_threads(server: int, percentage: float) -> Command[float | None]:
     """The percentage of threads for later clients of a server; None: it is busy."""
     check_percentage(percentage)
     text = percentage_text(percentage)
-    return Command(f"set_active_thread_percentage {_pid(server)} {text}", _busy_or_percentage)
+    return Command(f"set_active_thread_percentage {_pid(server)} {text}", _percentage_unless_busy)
 
 
 def get_threads(server: int) -> Command[float | None]:
     """The percentage of threads for later clients of a server; None: it is busy."""
-    return Command(f"get_active_thread_percentage {_pid(server)}", _busy_or_percentage)
+    return Command(f"get_active_thread_percentage {_pid(server)}", _percentage_unless_busy)
 
 
 def set_default_memory_limit(mebibytes: int) -> Command[None]:
     """The MiB for each client of later servers. No reply, right or wrong."""
     check_memory(mebibytes)
-    return Command(f"set_default_device_pinned_mem_limit {DEVICE} {mebibytes}M", check_silent)
+    return Command(f"set_default_device_pinned_mem_limit {DEVICE} {mebibytes}M", _nothing)
 
 
 def get_default_memory_limit() -> Command[MemoryLimit | None]:
     """The limit of each client of later servers; None: no limit."""
-    return Command(f"get_default_device_pinned_mem_limit {DEVICE}", memory_limit)
+    return Command(f"get_default_device_pinned_mem_limit {DEVICE}", _memory_limit)
 
 
 def set_memory_limit(server: int, mebibytes: int) -> Command[None]:
     """The MiB for each later client of a server."""
     check_memory(mebibytes)
     line = f"set_device_pinned_mem_limit {_pid(server)} {DEVICE} {mebibytes}M"
-    return Command(line, check_silent)
+    return Command(line, _nothing)
 
 
 def get_memory_limit(server: int) -> Command[MemoryLimit | None]:
     """The limit of each later client of a server; None: no limit, or it is busy."""
-    return Command(f"get_device_pinned_mem_limit {_pid(server)} {DEVICE}", memory_limit)
+    return Command(f"get_device_pinned_mem_limit {_pid(server)} {DEVICE}", _memory_limit)
 
 
 def terminate_client(server: int, client: int) -> Command[int]:
@@ -255,9 +238,9 @@ def quit_daemon(seconds: int | None) -> Command[None]:
     Its reply, if any, means nothing: only the end of the process does.
     """
     if seconds is None:
-        return Command("quit", check_refusal, ends=True)
+        return Command("quit", _anything, ends=True)
     check_number("seconds", seconds, 0, 86_400)
-    return Command(f"quit -t {seconds}", check_refusal, ends=True)
+    return Command(f"quit -t {seconds}", _anything, ends=True)
 
 
 def _pid(pid: int) -> int:

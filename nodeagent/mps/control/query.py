@@ -7,7 +7,7 @@ asked before and after: only between two such answers are its clients known.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -72,68 +72,53 @@ class Seen:
 
 
 async def ask_everything(
-    control: ControlClient, servers: Collection[int], *, status: bool = True
+    control: ControlClient, servers: Collection[int] = (), *, status: bool = True
 ) -> Seen:
     """One conversation, and another if there are other servers than the caller knew.
 
     `status`: whether to ask for the status of servers. Raises ControlError, and UnexpectedReply if
     not even the list of servers could be read.
     """
-    known = tuple(servers)
-    questions: list[Command[Any]] = [
-        get_server_list(),
-        get_default_memory_limit(),
-        get_default_threads(),
-    ]
-    about = [_about(server, status=status) for server in known]
-    listed, memory, threads, *rest = await control.ask_each(
-        *questions, *(command for commands in about for command in commands)
+    defaults = get_server_list(), get_default_memory_limit(), get_default_threads()
+    listed, memory, threads, *answers = await control.ask_each(
+        *defaults, *_questions(servers, status=status)
     )
     if isinstance(listed, UnexpectedReply):
         raise listed
-    found = dict(zip(known, _parted(rest, about), strict=True))
-    new = [server for server in listed if server not in found]
+    new = [server for server in listed if server not in servers]
     if new:
-        about = [_about(server, status=status) for server in new]
-        more = await control.ask_each(*(command for commands in about for command in commands))
-        found |= zip(new, _parted(list(more), about), strict=True)
-    seen = [_server(pid, found[pid], status=status) for pid in listed]
-    unknown = any(isinstance(a, UnknownCommand) for answers in found.values() for a in answers)
+        answers += await control.ask_each(*_questions(new, status=status))
+    width = 5 if status else 4
+    parts = [answers[start : start + width] for start in range(0, len(answers), width)]
+    found = dict(zip((*servers, *new), parts, strict=True))
+    seen = [_server(pid, found[pid]) for pid in listed]
     return Seen(
         tuple(server for server in seen if server is not None),
         memory,
         threads,
-        tells_status=status and not unknown,
+        tells_status=status and not any(isinstance(a, UnknownCommand) for a in answers),
     )
 
 
-def _about(server: int, *, status: bool) -> list[Command[Any]]:
-    questions: list[Command[Any]] = [
-        get_threads(server),
-        get_client_list(server),
-        get_memory_limit(server),
-        get_threads(server),
-    ]
-    return [*questions, get_server_status(server)] if status else questions
+def _questions(servers: Iterable[int], *, status: bool) -> Iterator[Command[Any]]:
+    for server in servers:
+        yield get_threads(server)
+        yield get_client_list(server)
+        yield get_memory_limit(server)
+        yield get_threads(server)
+        if status:
+            yield get_server_status(server)
 
 
-def _parted(answers: list[Any], about: list[list[Command[Any]]]) -> Iterator[list[Any]]:
-    start = 0
-    for commands in about:
-        yield answers[start : start + len(commands)]
-        start += len(commands)
-
-
-def _server(pid: int, answers: list[Any], *, status: bool) -> SeenServer | None:
+def _server(pid: int, answers: Sequence[Any]) -> SeenServer | None:
     """None when it went between two answers."""
     if any(isinstance(answer, UnknownServer) for answer in answers):
         return None
-    before, clients, memory, after, *more = answers
-    state = more[0] if status and isinstance(more[0], ServerStatus) else None
+    before, clients, memory, after, *status = answers
     is_known = isinstance(before, float) and isinstance(after, float)
     return SeenServer(
         pid,
-        state,
+        next((s for s in status if isinstance(s, ServerStatus)), None),
         clients if is_known and isinstance(clients, tuple) else None,
         memory if is_known else None,
         after if is_known else None,

@@ -243,10 +243,8 @@ class _Trials:
             log_directory=str(folder / "log"),
             deadline=self._deadline,
         )
-        try:
-            return await client.ask(Command(question, lambda _, reply: tuple(reply)))
-        finally:
-            await client.aclose()
+        [reply] = await client.converse((Command(question, tuple),))
+        return tuple(reply)
 
     @asynccontextmanager
     async def _daemon(
