@@ -15,13 +15,14 @@ What holds whatever happens:
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, assert_never
+from typing import TYPE_CHECKING, NamedTuple, assert_never
 
 from nodeagent.mps.lifecycle.model import (
     WITH_PROCESS,
     Action,
     Adopted,
     Answered,
+    AnswerEvent,
     ClientsGone,
     DeadlinePassed,
     Drain,
@@ -40,7 +41,7 @@ from nodeagent.mps.lifecycle.model import (
     Replaced,
     Report,
     RetryRequested,
-    Schedule,
+    RunEvent,
     Server,
     ServerGone,
     ServerSeen,
@@ -52,19 +53,12 @@ from nodeagent.mps.lifecycle.model import (
     Subject,
 )
 from nodeagent.mps.lifecycle.transitions import (
-    Step,
-    ask_to_end,
+    Transition,
     deadline_passed,
-    ended_by_itself,
+    foreign_user,
     fresh,
-    initializing,
-    kill,
-    limit,
-    ready,
-    resume,
+    report_wrong_user,
     retry_delay,
-    server_fault,
-    start,
 )
 from nodeagent.mps.shares import DaemonSpec
 
@@ -72,322 +66,287 @@ if TYPE_CHECKING:
     from nodeagent.settings import MpsSettings
 
 
+class Step(NamedTuple):
+    """What an event leads to; the actions are to be done in order."""
+
+    state: State
+    actions: tuple[Action, ...] = ()
+
+
 def step(state: State, event: Event, now: float, *, settings: MpsSettings, jitter: float) -> Step:
     """What follows. `now` is the event loop's time, `jitter` a number from 0 up to 1."""
-    if isinstance(event, OfRun):
-        if event.run != state.run or state.phase not in WITH_PROCESS:
-            return Step(state)  # from a process that is no more
-        return _of_run(state, event, now, settings, jitter)
+    life = Transition(state, now, settings, jitter)
     match event:
+        case OfRun():
+            if event.run == state.run and state.phase in WITH_PROCESS:
+                _of_run(life, event)  # else from a process that is no more
         case NewPlan():
-            return new_plan(state, event.spec, now, settings)
+            _new_plan(life, event.spec)
         case DrainRequested():
-            return drain_requested(state, event, now)
+            _drain_requested(life, event)
         case DrainGivenUp():
-            return drain_given_up(state, now, settings)
+            _drain_given_up(life)
         case RetryRequested():
-            if state.phase in WITH_PROCESS or state.wanted is None:
-                return Step(state)
-            return start(replace(state, failures=0), state.wanted, now, settings)
+            if state.phase not in WITH_PROCESS and state.wanted is not None:
+                life.state = replace(state, failures=0)
+                life.start(state.wanted)
         case Adopted():
-            return adopt(state, event, now, settings)
+            _adopted(life, event)
         case DeadlinePassed():
-            return deadline_passed(state, now, settings)
-    assert_never(event)
+            deadline_passed(life)
+        case _ as never:
+            assert_never(never)
+    return Step(life.state, tuple(life.actions))
 
 
-def _of_run(state: State, event: OfRun, now: float, settings: MpsSettings, jitter: float) -> Step:
+def _of_run(life: Transition, event: RunEvent) -> None:
     """An event from the process there is."""
+    state = life.state
     match event:
-        case Started():
-            report = Report(Subject.STARTED, f"the daemon was started as pid {event.pid}")
-            return Step(replace(state, pid=event.pid), (report,))
+        case Started(pid=pid):
+            life.state = replace(state, pid=pid)
+            life.report(Subject.STARTED, f"the daemon was started as pid {pid}")
         case StartFailed():
-            report = Report(Subject.START_FAILED, event.reason)
-            return ended_by_itself(state, report, now, settings, jitter, quick=True)
+            life.ended(Report(Subject.START_FAILED, event.reason), quick=True)
         case Exited():
-            return exited(state, event, now, settings, jitter)
+            _exited(life, event)
         case Answered():
-            return answered(state, now, settings)
+            life.state = replace(state, silences=0, answered=True, kept_out="", excused=False)
+            if state.phase is Phase.STARTING:
+                life.limit("limits are not proven yet")
         case Silent():
-            return silent(state, event, now, settings)
+            _silent(life, event)
         case KeptOut():
-            return kept_out(state, event)
+            _kept_out(life, event.reason)
         case Replaced():
-            return replaced(state, event, now, settings)
-        case LimitsReadBack():
-            return read_back(state, event, now, settings, jitter)
+            if state.ending is Ending.NO:  # else it ends anyway, with a deadline of its own
+                why = f"{event.reason}; a fresh daemon takes its place"
+                life.kill(Subject.REPLACED, why)
         case _:
-            return _of_server(state, event, now, settings)
+            _of_answer(life, event)
 
 
-def _of_server(state: State, event: OfRun, now: float, settings: MpsSettings) -> Step:
-    """An event from the server or the clients of the process there is."""
+def _of_answer(life: Transition, event: AnswerEvent) -> None:
     match event:
+        case LimitsReadBack():
+            _read_back(life, event)
         case ServerSeen():
-            return server_seen(state, event.server, now, settings)
+            _server_seen(life, event.server)
         case ServerGone():
-            return server_gone(state, event, now, settings)
+            _server_gone(life, event)
         case ForeignUserWaiting():
-            return Step(state, (foreign_user(state, event),))
-        case ClientsGone() if state.phase is Phase.DRAINING and state.ending is Ending.NO:
-            return ask_to_end(state, now, settings)
-        case _:
-            return Step(state)
+            life.report(Subject.FOREIGN_USER_WAITING, foreign_user(life.state, event))
+        case ClientsGone():
+            if life.state.phase is Phase.DRAINING and life.state.ending is Ending.NO:
+                life.ask_to_end()
+        case _ as never:
+            assert_never(never)
 
 
-def new_plan(state: State, spec: DaemonSpec | None, now: float, settings: MpsSettings) -> Step:
+# --- what is wanted -------------------------------------------------------------------------------
+
+
+def _new_plan(life: Transition, spec: DaemonSpec | None) -> None:
     """What is wanted now; what fits it is left alone."""
-    same = spec == state.wanted
-    state = replace(state, wanted=spec)
-    if state.phase in WITH_PROCESS:
-        return _new_plan_for_process(state, spec, now, settings)
-    if spec is None:
-        return Step(replace(state, phase=Phase.DOWN, deadline=None, failures=0, why=""))
-    if state.phase is Phase.BACKOFF and same:
-        return Step(state)  # nothing is different for it, so it waits on
-    return start(replace(state, failures=0), spec, now, settings)
+    before = life.state
+    life.state = replace(before, wanted=spec)
+    if before.phase in WITH_PROCESS:
+        _new_plan_for_process(life, spec)
+    elif spec is None:
+        life.state = replace(life.state, phase=Phase.DOWN, deadline=None, failures=0, why="")
+    elif before.phase is not Phase.BACKOFF or spec != before.wanted:
+        # In Backoff the same plan changes nothing, so it waits on.
+        life.state = replace(life.state, failures=0)
+        life.start(spec)
 
 
-def _new_plan_for_process(
-    state: State, spec: DaemonSpec | None, now: float, settings: MpsSettings
-) -> Step:
+def _new_plan_for_process(life: Transition, spec: DaemonSpec | None) -> None:
+    state = life.state
     must_end = spec is None or state.spec.needs_restart_for(spec)
     if state.phase is Phase.DRAINING or state.ending is not Ending.NO:
-        return _new_plan_while_ending(state, spec, now, settings, must_end=must_end)
-    if spec is None or must_end:
+        _new_plan_while_ending(life, spec, must_end=must_end)
+    elif spec is None or must_end:
         drain = Drain(by_plan=True, then_start=spec is not None)
-        return Step(
-            replace(state, phase=Phase.DRAINING, drain=drain, deadline=None, why="a new plan")
+        life.state = replace(
+            state, phase=Phase.DRAINING, drain=drain, deadline=None, why="a new plan"
         )
-    if spec == state.running:
-        return Step(state)
-    state = replace(state, running=spec, attempts=0)
-    if state.phase in {Phase.LIMITING, Phase.READY}:
-        return limit(state, now, settings, why="a new plan has other limits")
-    return Step(state)  # its way to Ready leads through the new limits anyway
+    elif spec != state.running:
+        life.state = replace(state, running=spec, attempts=0)
+        if state.phase in {Phase.LIMITING, Phase.READY}:
+            life.limit("a new plan has other limits")
+        # Else its way to Ready leads through the new limits anyway.
 
 
-def _new_plan_while_ending(
-    state: State, spec: DaemonSpec | None, now: float, settings: MpsSettings, *, must_end: bool
-) -> Step:
+def _new_plan_while_ending(life: Transition, spec: DaemonSpec | None, *, must_end: bool) -> None:
+    state = life.state
     drain = state.drain or Drain()
     if must_end:
         drain = replace(drain, by_plan=True, then_start=spec is not None)
-        return Step(replace(state, phase=Phase.DRAINING, drain=drain))
-    if state.phase is not Phase.DRAINING or not drain.by_plan:
-        return Step(state)  # it hangs and comes back by itself, or a person drains it
-    if state.ending is Ending.NO:
-        return resume(state, now, settings, why="wanted again")
-    return Step(replace(state, drain=replace(drain, then_start=True)))
+        life.state = replace(state, phase=Phase.DRAINING, drain=drain)
+    elif state.phase is not Phase.DRAINING or not drain.by_plan:
+        return  # it hangs and comes back by itself, or a person drains it
+    elif state.ending is Ending.NO:
+        life.resume("wanted again")
+    else:
+        life.state = replace(state, drain=replace(drain, then_start=True))
 
 
-def drain_requested(state: State, event: DrainRequested, now: float) -> Step:
-    """Someone wants it drained, or its end is already near."""
+def _drain_requested(life: Transition, event: DrainRequested) -> None:
+    state = life.state
     if state.phase in {Phase.BACKOFF, Phase.FAILED} and not event.then_start:
-        down = replace(state, phase=Phase.DOWN, deadline=None, failures=0)
-        return Step(replace(down, why="drained on request"))
+        life.state = replace(
+            state, phase=Phase.DOWN, deadline=None, failures=0, why="drained on request"
+        )
     if state.phase not in WITH_PROCESS:
-        return Step(state)
+        return
     by_plan = state.drain is not None and state.drain.by_plan
     then_start = state.drain.then_start if by_plan and state.drain else event.then_start
     drain = Drain(force=event.force, then_start=then_start, by_plan=by_plan)
-    state = replace(state, phase=Phase.DRAINING, drain=drain, why="drained on request")
+    life.state = replace(state, phase=Phase.DRAINING, drain=drain, why="drained on request")
     if state.ending is not Ending.NO:
-        return Step(state)  # its end is near anyway, with a deadline of its own
+        return  # its end is near anyway, with a deadline of its own
     if event.seconds is None:
-        return Step(replace(state, deadline=None))
-    return Step(replace(state, deadline=now + event.seconds), (Schedule(event.seconds),))
+        life.state = replace(life.state, deadline=None)
+    else:
+        life.wait(event.seconds)
 
 
-def drain_given_up(state: State, now: float, settings: MpsSettings) -> Step:
+def _drain_given_up(life: Transition) -> None:
     """A drain that a person requested and withdrew; what a plan wants stays wanted."""
+    state = life.state
     by_person = state.drain is not None and not state.drain.by_plan
-    if state.phase is not Phase.DRAINING or state.ending is not Ending.NO or not by_person:
-        return Step(state)
-    return resume(state, now, settings, why="not drained: the request was withdrawn")
+    if state.phase is Phase.DRAINING and state.ending is Ending.NO and by_person:
+        life.resume("not drained: the request was withdrawn")
 
 
-def adopt(state: State, event: Adopted, now: float, settings: MpsSettings) -> Step:
+def _adopted(life: Transition, event: Adopted) -> None:
     """Take over what an earlier agent left running; its limits are proven again."""
-    if state.phase is not Phase.DOWN:
-        return Step(state)
-    adopted = replace(
-        fresh(state, event.spec),
+    if life.state.phase is not Phase.DOWN:
+        return
+    life.state = replace(
+        fresh(life.state, event.spec),
         wanted=event.spec,
         pid=event.pid,
         was_ready=True,  # so it may have clients
-        deadline=now + settings.start_deadline,
         why="an earlier agent's; has not answered yet",
     )
-    return Step(adopted, (Schedule(settings.start_deadline),))
+    life.wait(life.settings.start_deadline)
 
 
-def answered(state: State, now: float, settings: MpsSettings) -> Step:
-    """It is alive; the first time, its limits are next."""
-    state = replace(state, silences=0, answered=True, kept_out="", excused=False)
-    if state.phase is Phase.STARTING:
-        return limit(state, now, settings, why="limits are not proven yet")
-    return Step(state)
+# --- answers --------------------------------------------------------------------------------------
 
 
-def kept_out(state: State, event: KeptOut) -> Step:
+def _kept_out(life: Transition, reason: str) -> None:
     """Reported once for each reason; it is no reason to end anything."""
-    state = replace(state, excused=True)
-    if event.reason == state.kept_out:
-        return Step(state)
-    state = replace(state, kept_out=event.reason)
-    if state.phase in {Phase.STARTING, Phase.LIMITING}:
-        state = replace(state, why=event.reason)
-    return Step(state, (Report(Subject.SILENT, event.reason),))
+    before = life.state
+    life.state = replace(before, excused=True, kept_out=reason)
+    if reason != before.kept_out:
+        if before.phase in {Phase.STARTING, Phase.LIMITING}:
+            life.state = replace(life.state, why=reason)
+        life.report(Subject.SILENT, reason)
 
 
-def silent(state: State, event: Silent, now: float, settings: MpsSettings) -> Step:
+def _silent(life: Transition, event: Silent) -> None:
     """A question unanswered; so many in a row, and it hangs."""
+    state, most = life.state, life.settings.most_silences
     if state.phase is Phase.STARTING or state.ending is not Ending.NO:
-        return Step(state)  # these have a deadline
-    state = replace(state, silences=state.silences + 1)
-    if state.silences < settings.most_silences:
-        return Step(state)
+        return  # these have a deadline
+    silences = state.silences + 1
+    life.state = replace(state, silences=silences)
     more = f" ({event.reason})" if event.reason else ""
-    why = f"answered none of {state.silences} questions in a row{more}"
+    why = f"answered none of {silences} questions in a row{more}"
     if state.phase is Phase.DRAINING and not (state.drain and state.drain.force):
         # Clients that work without it may go on: its answers are not needed any more.
-        reports = (Report(Subject.SILENT, why),) if state.silences == settings.most_silences else ()
-        return Step(state, reports)
-    return kill(state, now, settings, Report(Subject.SILENT, f"{why}; it is replaced"))
+        if silences == most:
+            life.report(Subject.SILENT, why)
+    elif silences >= most:
+        life.kill(Subject.SILENT, f"{why}; it is replaced")
 
 
-def replaced(state: State, event: Replaced, now: float, settings: MpsSettings) -> Step:
-    """Another process answers at its sockets, so no answer counts."""
+def _read_back(life: Transition, event: LimitsReadBack) -> None:
+    """What is in force was read; only that makes it Ready."""
+    state = life.state
+    if event.reading != state.reading:
+        return  # they were set once more meanwhile
+    differ = "not as wanted: " + "; ".join(event.differences)
+    if state.phase is Phase.READY and event.differences:
+        life.report(Subject.LIMITS_DIFFER, differ)
+        life.limit(differ)
+    elif state.phase is Phase.LIMITING and event.differences:
+        _not_in_force(life, differ)
+    elif state.phase is Phase.LIMITING:
+        life.ready()
+
+
+def _not_in_force(life: Transition, differ: str) -> None:
+    attempts = life.state.attempts + 1
+    life.state = replace(life.state, attempts=attempts, why=differ)
+    if life.state.was_ready:
+        # It may have clients, so it is not ended; only tried less and less often.
+        life.report(Subject.LIMITS_DIFFER, differ)
+        life.wait(retry_delay(life.settings, attempts, life.jitter))
+    elif attempts >= life.settings.most_attempts:
+        life.kill(Subject.LIMITS_DIFFER, differ)
+    else:
+        life.limit(differ, attempts=attempts)
+
+
+# --- servers and clients --------------------------------------------------------------------------
+
+
+def _server_seen(life: Transition, server: Server) -> None:
+    """The daemon says of its server what it did not say before."""
+    state, before = life.state, life.state.server
+    if server == before:
+        return
+    new = before is None or before.pid != server.pid
+    named = server.culprit is not None and (before is None or before.culprit != server.culprit)
+    life.state = replace(state, server=server)
+    if new:
+        report_wrong_user(life, server)
     if state.ending is not Ending.NO:
-        return Step(state)  # it ends anyway, with a deadline of its own
-    why = f"{event.reason}; a fresh daemon takes its place"
-    return kill(state, now, settings, Report(Subject.REPLACED, why))
+        return
+    match state.phase, server.status:
+        case Phase.FAULT, _ if named:
+            life.server_fault(server)
+        case Phase.READY | Phase.LIMITING, ServerStatus.FAULT:
+            life.server_fault(server)
+        case Phase.FAULT, ServerStatus.ACTIVE:
+            life.limit("its server was faulted")
+        case Phase.READY, status:
+            # What a server has are the defaults of the moment it started.
+            if new:
+                life.actions.append(ReadBack(state.run, state.spec, state.reading))
+            if status is ServerStatus.INITIALIZING:
+                life.wait(life.settings.initialize_deadline)
+            else:
+                life.state = replace(life.state, deadline=None)
 
 
-def exited(state: State, event: Exited, now: float, settings: MpsSettings, jitter: float) -> Step:
+def _server_gone(life: Transition, event: ServerGone) -> None:
+    """A server that is gone takes its fault with it."""
+    state = life.state
+    if event.status:
+        words = f"server {event.pid} ended: {event.status}"
+        life.report(Subject.SERVER_EXITED, words, event.last_lines)
+    if state.server is None or state.server.pid != event.pid:
+        return
+    life.state = replace(state, server=None)
+    if state.phase is Phase.READY:
+        life.state = replace(life.state, deadline=None)
+    if state.phase is Phase.FAULT and state.ending is Ending.NO:
+        life.limit("its server was faulted")
+
+
+# --- its end --------------------------------------------------------------------------------------
+
+
+def _exited(life: Transition, event: Exited) -> None:
     """Its end, wanted or not."""
+    state = life.state
     if state.ending is Ending.KILLING and state.phase is not Phase.DRAINING:
         words = f"the daemon was killed after {event.ran_for:.1f} s: {state.why}"
     else:
         words = f"the daemon ended after {event.ran_for:.1f} s: {event.status}"
-    report = Report(Subject.EXITED, words, event.last_lines)
-    quick = not state.was_ready or event.ran_for < settings.steady
-    return ended_by_itself(state, report, now, settings, jitter, quick=quick)
-
-
-def read_back(
-    state: State, event: LimitsReadBack, now: float, settings: MpsSettings, jitter: float
-) -> Step:
-    """What is in force was read; only that makes it Ready."""
-    if event.reading != state.reading:
-        return Step(state)  # they were set once more meanwhile
-    if state.phase is Phase.READY and event.differences:
-        report = _differ(event)
-        limiting = limit(replace(state, attempts=0), now, settings, why=report.message)
-        return Step(limiting.state, (report, *limiting.actions))
-    if state.phase is not Phase.LIMITING:
-        return Step(state)
-    if not event.differences:
-        return ready(state, now, settings)
-    return _not_in_force(replace(state, attempts=state.attempts + 1), event, now, settings, jitter)
-
-
-def _not_in_force(
-    state: State, event: LimitsReadBack, now: float, settings: MpsSettings, jitter: float
-) -> Step:
-    report = _differ(event)
-    if not state.was_ready and state.attempts >= settings.most_attempts:
-        return kill(state, now, settings, report)
-    if not state.was_ready:
-        return limit(state, now, settings, why=report.message)
-    # It may have clients, so it is not ended; only tried less and less often.
-    delay = retry_delay(settings, state.attempts, jitter)
-    state = replace(state, deadline=now + delay, why=report.message)
-    return Step(state, (report, Schedule(delay)))
-
-
-def _differ(event: LimitsReadBack) -> Report:
-    return Report(Subject.LIMITS_DIFFER, "not as wanted: " + "; ".join(event.differences))
-
-
-def server_seen(state: State, server: Server, now: float, settings: MpsSettings) -> Step:
-    """The daemon says of its server what it did not say before."""
-    if server == state.server:
-        return Step(state)
-    before = state.server
-    new = before is None or before.pid != server.pid
-    named = server.culprit is not None and (before is None or before.culprit != server.culprit)
-    reports = _wrong_user(state, server) if new else ()
-    state = replace(state, server=server)
-    if named and state.phase is Phase.FAULT and state.ending is Ending.NO:
-        fault = server_fault(state, server)
-        return Step(fault.state, (*reports, *fault.actions))
-    after = _server_changed(state, server, now, settings, new=new)
-    return Step(after.state, (*reports, *after.actions))
-
-
-def _server_changed(
-    state: State, server: Server, now: float, settings: MpsSettings, *, new: bool
-) -> Step:
-    if state.ending is not Ending.NO:
-        return Step(state)
-    match state.phase, server.status:
-        case Phase.READY | Phase.LIMITING, ServerStatus.FAULT:
-            return server_fault(state, server)
-        case Phase.FAULT, ServerStatus.ACTIVE:
-            return limit(replace(state, attempts=0), now, settings, why="its server was faulted")
-        case Phase.READY, status:
-            # What a server has are the defaults of the moment it started.
-            read = (ReadBack(state.run, state.spec, state.reading),) if new else ()
-            if status is ServerStatus.INITIALIZING:
-                waiting = initializing(state, now, settings)
-                return Step(waiting.state, (*read, *waiting.actions))
-            return Step(replace(state, deadline=None), read)
-        case _:
-            return Step(state)
-
-
-def server_gone(state: State, event: ServerGone, now: float, settings: MpsSettings) -> Step:
-    """A server that is gone takes its fault with it."""
-    reports: tuple[Action, ...] = ()
-    if event.status:
-        words = f"server {event.pid} ended: {event.status}"
-        reports = (Report(Subject.SERVER_EXITED, words, event.last_lines),)
-    if state.server is None or state.server.pid != event.pid:
-        return Step(state, reports)
-    state = replace(state, server=None)
-    if state.phase is Phase.READY:
-        state = replace(state, deadline=None)
-    if state.phase is Phase.FAULT and state.ending is Ending.NO:
-        limiting = limit(replace(state, attempts=0), now, settings, why="its server was faulted")
-        return Step(limiting.state, (*reports, *limiting.actions))
-    return Step(state, reports)
-
-
-def _wrong_user(state: State, server: Server) -> tuple[Report, ...]:
-    spec = state.spec
-    if server.uid is None or spec.multi_user or server.uid == spec.uid:
-        return ()
-    words = (
-        f"server {server.pid} runs as user {server.uid}, the plan wants {spec.uid}, whose "
-        "clients wait until it has gone"
-    )
-    return (Report(Subject.WRONG_SERVER_USER, words),)
-
-
-def foreign_user(state: State, event: ForeignUserWaiting) -> Report:
-    """Say who waits, for whom, and what to do."""
-    who = f"pid {event.pid} ({event.command})" if event.command else f"pid {event.pid}"
-    server = state.server
-    if server is None:
-        holder = f"the plan wants user {state.spec.uid}"
-    else:
-        user = "" if server.uid is None else f" of user {server.uid}"
-        holder = f"server {server.pid}{user} holds the device"
-    return Report(
-        Subject.FOREIGN_USER_WAITING,
-        f"{who} of user {event.uid} waits and will not be served: {holder}; run it as user "
-        f"{state.spec.uid}, or change the plan's user",
-    )
+    quick = not state.was_ready or event.ran_for < life.settings.steady
+    life.ended(Report(Subject.EXITED, words, event.last_lines), quick=quick)

@@ -249,26 +249,10 @@ class DeadlinePassed:
     """The time that was asked for with `Schedule` has come."""
 
 
-Event = (
-    Started
-    | StartFailed
-    | Exited
-    | Answered
-    | Silent
-    | KeptOut
-    | Replaced
-    | LimitsReadBack
-    | ServerSeen
-    | ServerGone
-    | ForeignUserWaiting
-    | ClientsGone
-    | DrainRequested
-    | DrainGivenUp
-    | NewPlan
-    | RetryRequested
-    | Adopted
-    | DeadlinePassed
-)
+AnswerEvent = LimitsReadBack | ServerSeen | ServerGone | ForeignUserWaiting | ClientsGone
+RunEvent = Started | StartFailed | Exited | Answered | Silent | KeptOut | Replaced | AnswerEvent
+Request = NewPlan | DrainRequested | DrainGivenUp | RetryRequested
+Event = RunEvent | Request | Adopted | DeadlinePassed
 
 
 # --- actions, to be done in order -----------------------------------------------------------------

@@ -1,15 +1,16 @@
-"""Transitions between phases, those that several events lead to and those of deadlines. Pure."""
+"""The transitions of a daemon's life that several events lead to, and those of deadlines. Pure."""
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import TYPE_CHECKING, NamedTuple, assert_never
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, assert_never
 
 from nodeagent.backoff import Backoff
 from nodeagent.mps.lifecycle.model import (
     Action,
     Drain,
     Ending,
+    ForeignUserWaiting,
     Kill,
     Phase,
     Quit,
@@ -40,13 +41,6 @@ def retry_delay(settings: MpsSettings, failures: int, jitter: float) -> float:
     return backoff.after(failures)
 
 
-class Step(NamedTuple):
-    """What an event leads to; the actions are to be done in order."""
-
-    state: State
-    actions: tuple[Action, ...] = ()
-
-
 def fresh(state: State, spec: DaemonSpec) -> State:
     """The state at the start of another process."""
     return State(
@@ -56,247 +50,266 @@ def fresh(state: State, spec: DaemonSpec) -> State:
         run=state.run + 1,
         restarts=state.restarts,
         failures=state.failures,
+        why="has not answered yet",
     )
 
 
-def start(state: State, spec: DaemonSpec, now: float, settings: MpsSettings) -> Step:
-    """Sweep what a dead daemon left, and start another."""
-    started = replace(
-        fresh(state, spec), deadline=now + settings.start_deadline, why="has not answered yet"
+@dataclass(slots=True)
+class Transition:
+    """What one event at `now` leads to: the state, and the actions, which are done in order."""
+
+    state: State
+    now: float
+    settings: MpsSettings
+    jitter: float
+    actions: list[Action] = field(default_factory=list)
+
+    def report(self, subject: Subject, message: str, lines: tuple[str, ...] = ()) -> None:
+        self.actions.append(Report(subject, message, lines))
+
+    def wait(self, seconds: float) -> None:
+        """Set the deadline."""
+        self.state = replace(self.state, deadline=self.now + seconds)
+        self.actions.append(Schedule(seconds))
+
+    # --- to Ready -------------------------------------------------------------------------------
+
+    def start(self, spec: DaemonSpec) -> None:
+        """Sweep what a dead daemon left, and start another."""
+        self.state = fresh(self.state, spec)
+        self.actions += (SweepOrphans(spec), Spawn(self.state.run, spec))
+        self.wait(self.settings.start_deadline)
+
+    def limit(self, why: str, *, attempts: int = 0) -> None:
+        """Set the limits and read them back."""
+        before = self.state
+        self.state = replace(
+            before,
+            phase=Phase.LIMITING,
+            drain=None,
+            attempts=attempts,
+            reading=before.reading + 1,
+            why=why,
+        )
+        self.actions += (
+            SetLimits(before.run, before.spec),
+            ReadBack(before.run, before.spec, self.state.reading),
+        )
+        self.wait(self.settings.limit_deadline)
+
+    def resume(self, why: str) -> None:
+        """It is not to end after all: back on the way to Ready, from where it was, perhaps with
+        other limits than before.
+        """
+        self.state = replace(self.state, running=self.state.wanted or self.state.running)
+        if self.state.answered:
+            self.limit(why)
+        else:
+            self.state = replace(self.state, phase=Phase.STARTING, drain=None, why=why)
+            self.wait(self.settings.start_deadline)
+
+    def ready(self) -> None:
+        """Ready, as far as its server is."""
+        self.state = replace(
+            self.state, phase=Phase.READY, attempts=0, was_ready=True, deadline=None, why=""
+        )
+        server = self.state.server
+        if server and server.status is ServerStatus.FAULT:
+            self.server_fault(server)
+            return
+        self.report(Subject.READY, "the daemon answers and its limits were read back")
+        if server and server.status is ServerStatus.INITIALIZING:
+            self.wait(self.settings.initialize_deadline)
+
+    # --- of no use ------------------------------------------------------------------------------
+
+    def fault(self, subject: Subject, why: str) -> None:
+        """The daemon is well, but its server takes no client."""
+        self.state = replace(self.state, phase=Phase.FAULT, deadline=None, why=why)
+        self.report(subject, why)
+
+    def server_fault(self, server: Server) -> None:
+        by = f" of client {server.culprit}" if server.culprit is not None else ""
+        self.fault(
+            Subject.SERVER_FAULT,
+            f"server {server.pid} had a fatal fault{by} and takes no client until all that it has "
+            "are gone",
+        )
+
+    # --- to its end -----------------------------------------------------------------------------
+
+    def ask_to_end(self) -> None:
+        """Ask it to end; what becomes of that is known by its exit."""
+        self.state = replace(self.state, ending=Ending.QUITTING)
+        self.actions.append(Quit(self.state.run, self.settings.quit_deadline))
+        self.wait(self.settings.quit_deadline)
+
+    def kill(self, subject: Subject, why: str) -> None:
+        """It is killed; only its exit ends this, since there must never be two."""
+        phase = Phase.DRAINING if self.state.phase is Phase.DRAINING else Phase.FAULT
+        self.state = replace(self.state, phase=phase, ending=Ending.KILLING, why=why)
+        self.report(subject, why)
+        self.actions.append(Kill(self.state.run))
+        self.wait(self.settings.kill_deadline)
+
+    def ended(self, report: Report, *, quick: bool) -> None:
+        """There is no process any more, unless this is the end that was wanted."""
+        before = self.state
+        if before.phase is Phase.DRAINING:
+            self._drained(before, report)
+            return
+        sweep = SweepOrphans(before.spec)
+        self.actions.append(report)
+        self.state = replace(
+            before,
+            pid=None,
+            failures=before.failures + 1 if quick else 0,
+            ending=Ending.NO,
+            drain=None,
+            server=None,
+            deadline=None,
+            why=report.message,
+        )
+        if not quick and before.wanted is not None:
+            # It ran steadily, so the next one is expected to.
+            self.actions.append(sweep)
+            self.start_again(before.wanted)
+        elif self.state.failures >= self.settings.most_failures:
+            self._failed(report, sweep)
+        else:
+            self.state = replace(self.state, phase=Phase.BACKOFF)
+            self.actions.append(sweep)
+            self.wait(retry_delay(self.settings, self.state.failures, self.jitter))
+
+    def start_again(self, spec: DaemonSpec) -> None:
+        """As `start`, by its own accord."""
+        self.state = replace(self.state, restarts=self.state.restarts + 1)
+        self.start(spec)
+
+    def _failed(self, report: Report, sweep: SweepOrphans) -> None:
+        """Reported once; retried at the longest delay, since its cause may pass."""
+        longest = self.settings.longest_delay
+        why = (
+            f"failed {self.state.failures} times in a row and is tried every {longest:g} s only, "
+            f"the last time: {report.message}"
+        )
+        self.state = replace(self.state, phase=Phase.FAILED, why=why)
+        if self.state.failures == self.settings.most_failures:
+            self.report(Subject.FAILED, why, report.lines)
+        self.actions.append(sweep)
+        self.wait(longest * (1 - self.jitter / 4))
+
+    def _drained(self, before: State, report: Report) -> None:
+        if before.ending is not Ending.QUITTING:
+            self.actions.append(report)
+        self.report(Subject.DRAINED, "the daemon is drained and has ended")
+        self.actions.append(SweepOrphans(before.spec))
+        self.state = State(
+            wanted=before.wanted,
+            run=before.run,
+            restarts=before.restarts,
+            why="drained on request" if before.wanted is not None else "",
+        )
+        if before.drain and before.drain.then_start and before.wanted is not None:
+            self.start(before.wanted)
+
+
+# --- users ----------------------------------------------------------------------------------------
+
+
+def report_wrong_user(life: Transition, server: Server) -> None:
+    """A server of another user than the plan's keeps its clients from being served."""
+    spec = life.state.spec
+    if server.uid is None or spec.multi_user or server.uid == spec.uid:
+        return
+    life.report(
+        Subject.WRONG_SERVER_USER,
+        f"server {server.pid} runs as user {server.uid}, the plan wants {spec.uid}, whose "
+        "clients wait until it has gone",
     )
-    return Step(
-        started,
-        (SweepOrphans(spec), Spawn(started.run, spec), Schedule(settings.start_deadline)),
-    )
 
 
-def limit(state: State, now: float, settings: MpsSettings, *, why: str) -> Step:
-    """Set the limits and read them back."""
-    limiting = replace(
-        state,
-        phase=Phase.LIMITING,
-        drain=None,
-        reading=state.reading + 1,
-        deadline=now + settings.limit_deadline,
-        why=why,
-    )
-    return Step(
-        limiting,
-        (
-            SetLimits(state.run, state.spec),
-            ReadBack(state.run, state.spec, limiting.reading),
-            Schedule(settings.limit_deadline),
-        ),
-    )
-
-
-def resume(state: State, now: float, settings: MpsSettings, *, why: str) -> Step:
-    """It is not to end after all: back on the way to Ready, from where it was, perhaps with other
-    limits than before.
-    """
-    state = replace(state, running=state.wanted or state.running)
-    if state.answered:
-        return limit(replace(state, attempts=0), now, settings, why=why)
-    seconds = settings.start_deadline
-    return Step(
-        replace(state, phase=Phase.STARTING, drain=None, deadline=now + seconds, why=why),
-        (Schedule(seconds),),
-    )
-
-
-def ready(state: State, now: float, settings: MpsSettings) -> Step:
-    """Ready, as far as its server is."""
+def foreign_user(state: State, event: ForeignUserWaiting) -> str:
+    """Who waits, for whom, and what to do."""
+    who = f"pid {event.pid} ({event.command})" if event.command else f"pid {event.pid}"
     server = state.server
-    state = replace(
-        state,
-        phase=Phase.READY,
-        attempts=0,
-        was_ready=True,
-        deadline=None,
-        why="",
-    )
-    report = Report(Subject.READY, "the daemon answers and its limits were read back")
-    if server and server.status is ServerStatus.FAULT:
-        return server_fault(state, server)
-    if server and server.status is ServerStatus.INITIALIZING:
-        waiting = initializing(state, now, settings)
-        return Step(waiting.state, (report, *waiting.actions))
-    return Step(state, (report,))
-
-
-def initializing(state: State, now: float, settings: MpsSettings) -> Step:
-    """Give a server its time to become active."""
-    seconds = settings.initialize_deadline
-    return Step(replace(state, deadline=now + seconds), (Schedule(seconds),))
-
-
-def server_fault(state: State, server: Server) -> Step:
-    """The daemon is well, but its server takes no client."""
-    by = f" of client {server.culprit}" if server.culprit is not None else ""
-    why = (
-        f"server {server.pid} had a fatal fault{by} and takes no client until all that it has are "
-        "gone"
-    )
-    state = replace(state, phase=Phase.FAULT, deadline=None, why=why)
-    return Step(state, (Report(Subject.SERVER_FAULT, why),))
-
-
-def ask_to_end(state: State, now: float, settings: MpsSettings) -> Step:
-    """Ask it to end; what becomes of that is known by its exit."""
-    seconds = settings.quit_deadline
-    return Step(
-        replace(state, ending=Ending.QUITTING, deadline=now + seconds),
-        (Quit(state.run, seconds), Schedule(seconds)),
+    if server is None:
+        holder = f"the plan wants user {state.spec.uid}"
+    else:
+        user = "" if server.uid is None else f" of user {server.uid}"
+        holder = f"server {server.pid}{user} holds the device"
+    return (
+        f"{who} of user {event.uid} waits and will not be served: {holder}; run it as user "
+        f"{state.spec.uid}, or change the plan's user"
     )
 
 
-def kill(state: State, now: float, settings: MpsSettings, report: Report) -> Step:
-    """It is killed; only its exit ends this, since there must never be two."""
-    phase = state.phase if state.phase is Phase.DRAINING else Phase.FAULT
-    killed = replace(
-        state,
-        phase=phase,
-        ending=Ending.KILLING,
-        deadline=now + settings.kill_deadline,
-        why=report.message,
-    )
-    return Step(killed, (report, Kill(state.run), Schedule(settings.kill_deadline)))
+# --- deadlines ------------------------------------------------------------------------------------
 
 
-def ended_by_itself(
-    state: State, report: Report, now: float, settings: MpsSettings, jitter: float, *, quick: bool
-) -> Step:
-    """There is no process any more, unless this is the end that was wanted."""
-    sweep = SweepOrphans(state.spec)
-    if state.phase is Phase.DRAINING:
-        return _drained(state, report, now, settings)
-    failures = state.failures + 1 if quick else 0
-    ended = replace(
-        state,
-        pid=None,
-        failures=failures,
-        ending=Ending.NO,
-        drain=None,
-        server=None,
-        deadline=None,
-        why=report.message,
-    )
-    if not failures and ended.wanted is not None:
-        # It ran steadily, so the next one is expected to.
-        again = start(replace(ended, restarts=state.restarts + 1), ended.wanted, now, settings)
-        return Step(again.state, (report, sweep, *again.actions))
-    if failures >= settings.most_failures:
-        return _failed(ended, report, now, settings, jitter)
-    delay = retry_delay(settings, failures, jitter)
-    backoff = replace(ended, phase=Phase.BACKOFF, deadline=now + delay)
-    return Step(backoff, (report, sweep, Schedule(delay)))
-
-
-def _failed(state: State, report: Report, now: float, settings: MpsSettings, jitter: float) -> Step:
-    """Reported once; retried at the longest delay, since its cause may pass."""
-    delay = settings.longest_delay * (1 - jitter / 4)
-    words = (
-        f"failed {state.failures} times in a row and is tried every {settings.longest_delay:g} s "
-        f"only, the last time: {report.message}"
-    )
-    failed = replace(state, phase=Phase.FAILED, deadline=now + delay, why=words)
-    first = state.failures == settings.most_failures
-    reports = (report, Report(Subject.FAILED, words, report.lines)) if first else (report,)
-    return Step(failed, (*reports, SweepOrphans(state.spec), Schedule(delay)))
-
-
-def _drained(state: State, report: Report, now: float, settings: MpsSettings) -> Step:
-    reports = () if state.ending is Ending.QUITTING else (report,)
-    said = Report(Subject.DRAINED, "the daemon is drained and has ended")
-    down = State(
-        wanted=state.wanted, run=state.run, restarts=state.restarts, why="drained on request"
-    )
-    if state.drain and state.drain.then_start and state.wanted is not None:
-        started = start(down, state.wanted, now, settings)
-        sweeps = (SweepOrphans(state.spec),)
-        return Step(started.state, (*reports, said, *sweeps, *started.actions))
-    if state.wanted is None:
-        down = replace(down, why="")
-    return Step(down, (*reports, said, SweepOrphans(state.spec)))
-
-
-def deadline_passed(state: State, now: float, settings: MpsSettings) -> Step:
+def deadline_passed(life: Transition) -> None:
     """What the deadline was for is known by the phase."""
+    state = life.state
     if state.deadline is None:
-        return Step(state)
-    if now < state.deadline:
-        return Step(state, (Schedule(state.deadline - now),))
-    if state.ending is not Ending.NO:
-        return _still_there(state, now, settings)
-    if state.excused and state.phase in {Phase.STARTING, Phase.LIMITING}:
-        return _once_more(state, now, settings)
-    return _by_phase(state, now, settings)
+        return
+    if life.now < state.deadline:
+        life.actions.append(Schedule(state.deadline - life.now))
+    elif state.ending is not Ending.NO:
+        _still_there(life)
+    else:
+        _by_phase(life)
 
 
-def _by_phase(state: State, now: float, settings: MpsSettings) -> Step:
+def _by_phase(life: Transition) -> None:
+    state, settings = life.state, life.settings
     match state.phase:
+        case Phase.BACKOFF | Phase.FAILED if state.wanted is not None:
+            life.start_again(state.wanted)
         case Phase.BACKOFF | Phase.FAILED:
-            return _start_again(state, now, settings)
+            life.state = replace(state, phase=Phase.DOWN, deadline=None)
+        case Phase.STARTING if state.excused:
+            # It could not be asked, which is not its fault: it may even have clients.
+            life.state = replace(state, excused=False)
+            life.wait(settings.start_deadline)
         case Phase.STARTING:
             why = f"did not answer within {settings.start_deadline:g} s of its start"
-            return kill(state, now, settings, Report(Subject.SILENT, why))
+            life.kill(Subject.SILENT, why)
+        case Phase.LIMITING if state.excused or state.was_ready:
+            life.state = replace(state, excused=False)
+            life.limit(state.why, attempts=state.attempts)
         case Phase.LIMITING:
-            return _limits_late(state, now, settings)
+            why = f"its limits were not in force within {settings.limit_deadline:g} s"
+            life.kill(Subject.LIMITS_DIFFER, why)
         case Phase.READY:
-            return _server_slow(state, settings)
+            pid = state.server.pid if state.server else 0
+            seconds = settings.initialize_deadline
+            why = f"server {pid} has been initializing for {seconds:g} s"
+            life.fault(Subject.SERVER_SLOW, why)
         case Phase.DRAINING:
-            return _drain_is_over(state, now, settings)
+            _drain_is_over(life)
         case Phase.DOWN | Phase.FAULT:
-            return Step(replace(state, deadline=None))
-    assert_never(state.phase)
+            life.state = replace(state, deadline=None)
+        case _ as never:
+            assert_never(never)
 
 
-def _start_again(state: State, now: float, settings: MpsSettings) -> Step:
-    if state.wanted is None:
-        return Step(replace(state, phase=Phase.DOWN, deadline=None))
-    return start(replace(state, restarts=state.restarts + 1), state.wanted, now, settings)
-
-
-def _once_more(state: State, now: float, settings: MpsSettings) -> Step:
-    """It could not be asked, which is not its fault: it may even have clients."""
-    starting = state.phase is Phase.STARTING
-    seconds = settings.start_deadline if starting else settings.limit_deadline
-    state = replace(state, deadline=now + seconds, excused=False)
-    if starting:
-        return Step(state, (Schedule(seconds),))
-    return limit(state, now, settings, why=state.why)
-
-
-def _limits_late(state: State, now: float, settings: MpsSettings) -> Step:
-    if state.was_ready:
-        return limit(state, now, settings, why=state.why)
-    why = f"its limits were not in force within {settings.limit_deadline:g} s"
-    return kill(state, now, settings, Report(Subject.LIMITS_DIFFER, why))
-
-
-def _still_there(state: State, now: float, settings: MpsSettings) -> Step:
+def _still_there(life: Transition) -> None:
+    state = life.state
     if state.ending is Ending.QUITTING:
-        why = f"did not end within {settings.quit_deadline:g} s of being asked to"
-        return kill(state, now, settings, Report(Subject.SILENT, why))
-    who = f"pid {state.pid}" if state.pid is not None else "the daemon"
-    why = f"{who} was killed but does not end; it probably waits for the driver"
-    return kill(state, now, settings, Report(Subject.CANNOT_BE_ENDED, why))
+        why = f"did not end within {life.settings.quit_deadline:g} s of being asked to"
+        life.kill(Subject.SILENT, why)
+    else:
+        who = f"pid {state.pid}" if state.pid is not None else "the daemon"
+        why = f"{who} was killed but does not end; it probably waits for the driver"
+        life.kill(Subject.CANNOT_BE_ENDED, why)
 
 
-def _server_slow(state: State, settings: MpsSettings) -> Step:
-    pid = state.server.pid if state.server else 0
-    why = f"server {pid} has been initializing for {settings.initialize_deadline:g} s"
-    state = replace(state, phase=Phase.FAULT, deadline=None, why=why)
-    return Step(state, (Report(Subject.SERVER_SLOW, why),))
-
-
-def _drain_is_over(state: State, now: float, settings: MpsSettings) -> Step:
-    drain = state.drain or Drain()
+def _drain_is_over(life: Transition) -> None:
+    drain = life.state.drain or Drain()
     if drain.force:
-        return ask_to_end(state, now, settings)
-    report = Report(Subject.STILL_IN_USE, "clients are left when the time to drain is over")
-    state = replace(state, deadline=None)
-    if drain.by_plan:
-        return Step(state, (report,))  # the plan goes on waiting
-    resumed = resume(state, now, settings, why="not drained: it is in use")
-    return Step(resumed.state, (report, *resumed.actions))
+        life.ask_to_end()
+        return
+    life.report(Subject.STILL_IN_USE, "clients are left when the time to drain is over")
+    life.state = replace(life.state, deadline=None)
+    if not drain.by_plan:  # else the plan goes on waiting
+        life.resume("not drained: it is in use")
