@@ -25,7 +25,7 @@ from nodeagent.mps.control.commands import MemoryLimit
 from nodeagent.mps.control.query import Seen, ask_everything, differences
 from nodeagent.mps.files.directories import Directories, directories_of
 from nodeagent.mps.files.records import Record, RecordUnusable, read_records
-from nodeagent.mps.files.sockets import DaemonSockets, SocketGate
+from nodeagent.mps.files.sockets import DaemonSockets
 from nodeagent.mps.launch.process import DaemonProcess, NotTheDaemon, adopt
 from nodeagent.mps.lifecycle.model import Phase
 from nodeagent.mps.processes import CONTROL, Identity, identify, processes_of
@@ -52,7 +52,7 @@ async def unrecorded(
     process = await asyncio.to_thread(_process, made)
     if process is None:
         return None
-    control = control_client(SocketGate(made.pipe).directory, made.log)
+    control = control_client(DaemonSockets(made.pipe).directory, made.log)
     try:
         seen = await ask_everything(control, status=False)
     except NodeagentError:  # its supervisor meets the same error and acts on it
@@ -74,7 +74,7 @@ def _process(made: Directories) -> Identity | None:
     """
     users = {0, _owner(made)}
     found = [process for process in processes_of(made.pipe, CONTROL) if process.uid in users]
-    own = [one for one in found if DaemonSockets(SocketGate(made.pipe), one).proven()]
+    own = [one for one in found if DaemonSockets(made.pipe).prove(one)]
     return own[0] if len(own) == 1 else None
 
 
@@ -177,8 +177,8 @@ async def _surveyed(
     process = found_process(runs, record.process)
     if process is None:
         return _without_process(record)
-    gate = SocketGate(runs.pipe_directory)
-    impostor = DaemonSockets(gate, process.identity).impostor()
+    sockets = DaemonSockets(runs.pipe_directory)
+    impostor = sockets.impostor(process.identity)
     pid = process.pid
     process.close()
     if impostor:
@@ -187,7 +187,7 @@ async def _surveyed(
     if not ask:
         unknown = Usage(known=False, reason="its daemon was not asked")
         return MpsDaemon(record.wanted, Phase.LIMITING, "was not asked", pid, (), unknown)
-    control = control_client(gate.directory, runs.log_directory)
+    control = control_client(sockets.directory, runs.log_directory)
     try:
         seen = await ask_everything(control)
     except NodeagentError as error:

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Collection, Mapping
+from collections.abc import AsyncIterator, Collection, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
-from pathlib import Path
 from typing import Self
 
 from nodeagent.errors import NodeagentError, UnknownDevice
 from nodeagent.files.state import set_aside
 from nodeagent.mps.adoption import found_process, left_by, specs_of, survey, unrecorded
 from nodeagent.mps.clients.watch import RunningDaemon
+from nodeagent.mps.context import MpsContext
 from nodeagent.mps.files.directories import make_directories
-from nodeagent.mps.files.log import LogWatch
 from nodeagent.mps.files.records import Record, RecordUnusable, read_records
-from nodeagent.mps.fleet_view import clients_of, daemon_state, planners_view
-from nodeagent.mps.launch.command import Launcher
+from nodeagent.mps.fleet_view import daemon_state, planners_view
 from nodeagent.mps.launch.starter import end_orphans
 from nodeagent.mps.lifecycle.model import (
     DrainRequested,
@@ -26,59 +24,28 @@ from nodeagent.mps.lifecycle.model import (
     RetryRequested,
     Subject,
 )
-from nodeagent.mps.programs import Programs
 from nodeagent.mps.requests import NotReady, drained, end, restarted, started, stopped
 from nodeagent.mps.shares import DaemonSpec
 from nodeagent.mps.supervisor import Supervisor
-from nodeagent.mps.supervisor_context import Check, SupervisorContext, Timing
 from nodeagent.plan.observed import MpsDaemon
 from nodeagent.plan.shares import WantedMps
-from nodeagent.settings import MpsSettings
 from nodeagent.views.mps_state import DaemonState
 
-__all__ = ["Fleet", "NotReady", "Timing", "survey"]
+__all__ = ["Fleet", "NotReady", "survey"]
 
 
 class Fleet:
-    """Usable inside `async with`, in one event loop. Daemons live on when it is left.
+    """Usable inside `async with`, in one event loop. Daemons live on when it is left."""
 
-    `check` gives what else keeps a daemon from Ready, in words; `report` gets what people may
-    want to know, `changed` whenever something is different; `jitter` gives numbers from 0 up to 1.
-    """
-
-    def __init__(
-        self,
-        *,
-        run_dir: Path,
-        programs: Programs,
-        launcher: Launcher,
-        settings: MpsSettings,
-        timing: Timing,
-        check: Check,
-        report: Callable[[str, Report], None],
-        changed: Callable[[], None],
-        jitter: Callable[[], float],
-    ) -> None:
-        self._watch = LogWatch()
-        self._context = SupervisorContext(
-            run_dir=run_dir,
-            programs=programs,
-            launcher=launcher,
-            settings=settings,
-            timing=timing,
-            check=check,
-            report=report,
-            changed=changed,
-            jitter=jitter,
-            watch=self._watch,
-        )
+    def __init__(self, context: MpsContext) -> None:
+        self._context = context
         self._supervisors: dict[str, Supervisor] = {}
         self._closed: Mapping[str, str] = {}  # devices closed to new clients, and why
         self._locks: dict[str, asyncio.Lock] = {}
         self._stack = AsyncExitStack()
 
     async def __aenter__(self) -> Self:
-        await self._stack.enter_async_context(self._watch)
+        await self._stack.enter_async_context(self._context.watch)
         self._stack.push_async_callback(self._look_away)
         try:
             records = await asyncio.to_thread(lambda: list(read_records(self._context.run_dir)))
@@ -126,7 +93,7 @@ class Fleet:
         record = await unrecorded(context.run_dir, unusable.device, context.control_client)
         if record is None:
             left = await asyncio.to_thread(left_by, context.run_dir, unusable.device)
-            await end_orphans(left, grace=context.timing.grace)
+            await end_orphans(left, grace=context.settings.grace)
         try:
             aside = f"the file is now {await asyncio.to_thread(set_aside, unusable.path)}"
         except OSError as error:
@@ -164,7 +131,7 @@ class Fleet:
             supervisor = self._supervisors.get(device) or await self._new(device, wanted)
             before = supervisor.wanted
             supervisor.want(wanted)
-            await started(supervisor, self._context.timing)
+            await started(supervisor)
             if supervisor.wanted != before:
                 self._context.changed()  # its clients are judged anew, also where its limits stay
 
@@ -175,7 +142,7 @@ class Fleet:
         async with self._turn(device):
             supervisor = self._supervisors.get(device)
             if supervisor is not None:
-                await stopped(supervisor, self._context)
+                await stopped(supervisor)
                 await self._forget(supervisor)
 
     async def drain(
@@ -194,7 +161,7 @@ class Fleet:
         clients, which are ended with `force`; NotReady, and UnknownDevice.
         """
         async with self._lock(device):
-            await restarted(self._known(device), self._context.timing, force=force)
+            await restarted(self._known(device), force=force)
 
     def close_to_clients(self, devices: Mapping[str, str]) -> None:
         """Close these devices to new clients, each with why, and open all others. Daemons and their
@@ -219,7 +186,7 @@ class Fleet:
         supervisor.handle(DrainRequested(0.0, force=True))  # also ends a drain that has its turn
         try:
             async with self._turn(supervisor.device):
-                await end(supervisor, self._context)
+                await end(supervisor)
                 await self._forget(supervisor)
         except NodeagentError as error:
             words = Report(Subject.CANNOT_BE_ENDED, str(error))
@@ -250,7 +217,7 @@ class Fleet:
         """
         lock = self._lock(device)
         try:
-            async with asyncio.timeout(self._context.timing.answer):
+            async with asyncio.timeout(self._context.settings.answer_deadline):
                 await lock.acquire()
         except TimeoutError:
             raise NotReady(
@@ -272,7 +239,7 @@ class Fleet:
         looking = [asyncio.create_task(_look(s)) for s in self._supervisors.values()]
         if looking:
             try:
-                await asyncio.wait(looking, timeout=self._context.timing.answer + 1.0)
+                await asyncio.wait(looking, timeout=self._context.settings.answer_deadline + 1.0)
             finally:
                 for task in looking:
                     task.cancel()
@@ -281,7 +248,7 @@ class Fleet:
     async def settled(self) -> None:
         """Until none is on its way to Ready, there or not; for as long as for one start."""
         with suppress(TimeoutError):
-            async with asyncio.timeout(self._context.timing.start):
+            async with asyncio.timeout(self._context.start_patience):
                 await asyncio.gather(*map(_settled, self._supervisors.values()))
 
     def statuses(self) -> tuple[DaemonState, ...]:
@@ -291,7 +258,7 @@ class Fleet:
     def running(self) -> tuple[RunningDaemon, ...]:
         """Those that clients can have, by device."""
         return tuple(
-            RunningDaemon(device, s.state.wanted, s.wanted, s.control, s.state.pid, clients_of(s))
+            RunningDaemon(device, s.state.wanted, s.wanted, s.control, s.state.pid, s.clients)
             for device, s in sorted(self._supervisors.items())
             if s.wanted is not None
             and s.state.wanted is not None

@@ -6,7 +6,7 @@ from nodeagent.mps.adoption import usage_of
 from nodeagent.mps.lifecycle.model import WITH_PROCESS, Phase
 from nodeagent.mps.supervisor import Supervisor
 from nodeagent.plan.observed import IDLE, MpsDaemon, Usage
-from nodeagent.views.mps_state import ClientState, DaemonState, ServerState, WaitingClient
+from nodeagent.views.mps_state import ClientState, DaemonState, ServerState
 
 
 def planners_view(supervisor: Supervisor) -> MpsDaemon | None:
@@ -24,11 +24,6 @@ def planners_view(supervisor: Supervisor) -> MpsDaemon | None:
     )
 
 
-def clients_of(supervisor: Supervisor) -> tuple[tuple[int, int], ...]:
-    """(server pid, client pid) of those that are known."""
-    return supervisor.seen.clients if supervisor.seen else ()
-
-
 def _usage(supervisor: Supervisor) -> Usage:
     if supervisor.state.phase not in WITH_PROCESS:
         return IDLE
@@ -39,19 +34,12 @@ def _usage(supervisor: Supervisor) -> Usage:
     return IDLE  # it was started just now, and not published yet
 
 
-def _trouble(supervisor: Supervisor) -> str:
-    if supervisor.closed:
-        return f"takes no new clients: {supervisor.closed}"
-    monitor = supervisor.monitor
-    return supervisor.state.kept_out or (monitor.log.trouble if monitor else "")
-
-
 def daemon_state(supervisor: Supervisor) -> DaemonState:
     """As people see it."""
-    state, monitor = supervisor.state, supervisor.monitor
+    state, log = supervisor.state, supervisor.monitor.log if supervisor.monitor else None
     server = state.server
     useless = state.phase in {Phase.FAILED, Phase.BACKOFF}
-    waiting = monitor.log.waiting if monitor else ()
+    closed = f"takes no new clients: {supervisor.closed}" if supervisor.closed else ""
     return DaemonState(
         device=supervisor.device,
         phase=state.phase,
@@ -62,8 +50,8 @@ def daemon_state(supervisor: Supervisor) -> DaemonState:
         pipe_directory=supervisor.pipe_directory,
         since=supervisor.since,
         server=ServerState(server.pid, server.uid, server.status) if server else None,
-        clients=tuple(ClientState(pid) for _, pid in clients_of(supervisor)),
-        waiting=tuple(WaitingClient(who.pid, who.uid, who.command) for who in waiting),
+        clients=tuple(ClientState(pid) for _, pid in supervisor.clients),
+        waiting=log.blocked.waiting if log else (),
         last_lines=supervisor.last_lines if useless else (),
-        trouble=_trouble(supervisor),
+        trouble=closed or state.kept_out or (log.trouble if log else ""),
     )

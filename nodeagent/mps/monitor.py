@@ -13,7 +13,9 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 
+from nodeagent.backoff import Backoff
 from nodeagent.errors import NodeagentError
+from nodeagent.mps.context import MpsContext
 from nodeagent.mps.control.client import (
     ControlClient,
     ControlError,
@@ -23,27 +25,32 @@ from nodeagent.mps.control.client import (
 )
 from nodeagent.mps.control.commands import UnexpectedReply, terminate_client
 from nodeagent.mps.control.query import Seen, ask_everything, differences, set_limits
-from nodeagent.mps.files.sockets import DaemonSockets, SocketGate
+from nodeagent.mps.files.directories import seal_pipe_directory
+from nodeagent.mps.files.sockets import DaemonSockets
+from nodeagent.mps.launch.process import DaemonProcess
 from nodeagent.mps.launch.starter import internal_fault
 from nodeagent.mps.lifecycle.model import (
     Answered,
     ClientsGone,
     Ending,
     Event,
+    Exited,
     KeptOut,
     LimitsReadBack,
     Phase,
     Quit,
     ReadBack,
     Replaced,
+    Report,
+    ServerStatus,
     SetLimits,
     Silent,
     State,
+    Subject,
 )
 from nodeagent.mps.log_events import LogEvents
-from nodeagent.mps.processes import SERVER, Identity, processes_of
+from nodeagent.mps.processes import SERVER, age_of, processes_of
 from nodeagent.mps.shares import DaemonSpec
-from nodeagent.mps.supervisor_context import SupervisorContext
 
 CALM = 0.2  # seconds between two looks, however much stirs
 _FIRST_PAUSE = 0.005  # seconds between looks for the socket of a daemon that starts
@@ -51,66 +58,64 @@ _LONGEST_PAUSE = 0.1
 _AGAIN = 0.2  # seconds before a daemon that did not answer is asked again
 _KEPT_OUT = 1.0  # seconds before one that could not be asked is tried again, if it is new
 _PROOFS = 2  # looks without any client, before it is believed that there are none
+_QUIET = 0.03  # seconds that lines of the log are collected before they are read
+
+Job = SetLimits | ReadBack | Quit
 
 
 class DaemonMonitor:
-    """Watches the process number `run`. `handle` takes events, after which `state` gives the state
-    that follows from them. `looked` is called after each look, with whether the answer was another
-    than before; `keep_gate` keeps new clients out where they are to be kept out.
+    """Watches `process`, which is of the run in `state`. `handle` takes events; whoever handles
+    them keeps `state` up to date. `looked` is called after each look, with whether the answer was
+    another than before.
     """
 
     def __init__(
         self,
-        run: int,
-        process: Identity,
+        process: DaemonProcess,
         control: ControlClient,
-        gate: SocketGate,
-        context: SupervisorContext,
+        sockets: DaemonSockets,
+        context: MpsContext,
+        state: State,
         *,
         handle: Callable[[Event], None],
-        state: Callable[[], State],
         looked: Callable[[bool], None],
-        keep_gate: Callable[[], None],
         adopted: bool,
     ) -> None:
-        self.run = run
+        self.process = process
+        self.run = state.run
+        self.state = state
         self.seen: Seen | None = None  # the last answers
-        self.looks = 0  # that have ended, well or not
         self.seen_hidden = False  # whether new clients were kept out when it was asked
+        self.looks = 0  # that have ended, well or not
+        self.closed = False  # whether new clients are kept out although it does not drain
         self._control = control
-        self._gate = gate
-        self._sockets = DaemonSockets(gate, process)
-        self._timing = context.timing
-        self._check = context.check
+        self._sockets = sockets
+        self._context = context
         self._handle = handle
-        self._state = state
         self._looked = looked
-        self._keep_gate = keep_gate
         self._loop = asyncio.get_running_loop()
-        self._jobs: deque[SetLimits | ReadBack | Quit] = deque()
+        self._began = self._loop.time()
+        self._jobs: deque[Job] = deque()
         self._wake = asyncio.Event()
-        self._next_look = self._loop.time()
+        self._next_look = self._began
         self._last_look = -math.inf
-        self._pause = _FIRST_PAUSE
+        self._gate_fault = ""  # why its sockets cannot be moved, as reported
+        self._pauses = Backoff(_FIRST_PAUSE, _LONGEST_PAUSE)
         self._proofs = 0
         self._tells_status = True
-        self.log = LogEvents(
-            run,
-            state().spec,
-            process.pid,
-            watch=context.watch,
-            log_size=context.timing.log_size,
-            handle=handle,
-            state=state,
-            stirred=self.look_soon,
-            adopted=adopted,
-        )
-        self._task = asyncio.create_task(self._work(), name=f"monitor mps run {run}")
+        log_size = context.settings.log_size << 20
+        self.log = LogEvents(self.run, state.spec, process.pid, log_size=log_size, adopted=adopted)
+        self._reading: asyncio.TimerHandle | None = None
+        self._end_watch = context.watch.watch(self.log.path, self._log_grown)
+        if self.log.has_more:  # it was written to before it was watched
+            self._log_grown()
+        self._task = asyncio.create_task(self._work(), name=f"monitor mps run {self.run}")
 
-    def do(self, action: SetLimits | ReadBack | Quit) -> None:
+    def do(self, action: Job) -> None:
         """In its turn."""
-        self._jobs.append(action)
-        self._wake.set()
+        if action.run == self.run:
+            self._jobs.append(action)
+            self._wake.set()
 
     def look_soon(self, seconds: float = 0.0) -> None:
         """Ask it after so long, or when a bit of calm has passed since it was asked last."""
@@ -119,11 +124,55 @@ class DaemonMonitor:
             self._next_look = when
             self._wake.set()
 
+    async def until_ended(self) -> Exited:
+        """Until the process ends, which is then watched no more."""
+        status = await self.process.wait()
+        last_lines = self.log.last_lines()
+        await self.aclose()
+        ran_for = age_of(self.process.identity) or self._loop.time() - self._began
+        return Exited(self.run, status, ran_for, last_lines)
+
     async def aclose(self) -> None:
-        """No more talk, and no more listening."""
+        """Look away. The process lives on."""
+        if self._reading is not None:
+            self._reading.cancel()
+        self._end_watch()
         self.log.close()
         self._task.cancel()
         await asyncio.wait([self._task])
+        self.process.close()
+
+    def keep_gate(self) -> None:
+        """New clients find the daemon, unless it drains or is closed to them. Where its sockets are
+        is what counts, so this also mends what an earlier agent left.
+        """
+        try:
+            self._sockets.keep(hidden=self.closed or self.state.phase is Phase.DRAINING)
+        except OSError as error:
+            words = f"its sockets cannot be moved: {error.strerror or error}"
+            if words != self._gate_fault:
+                report = Report(Subject.STILL_IN_USE, words)
+                self._context.report(self.state.spec.device, report)
+            self._gate_fault = words
+        self._control.pipe_directory = self._sockets.directory
+
+    # --- the log --------------------------------------------------------------------------------
+
+    def _log_grown(self) -> None:
+        if self._reading is None:
+            self._reading = self._loop.call_later(_QUIET, self._read_log)
+
+    def _read_log(self) -> None:
+        if self._reading is not None:
+            self._reading.cancel()
+            self._reading = None
+        stirred, events = self.log.read(self.state.ending)
+        for event in events:
+            self._handle(event)
+        if stirred:
+            self.look_soon()
+        if self.log.has_more:
+            self._log_grown()
 
     # --- one thing after the other --------------------------------------------------------------
 
@@ -132,31 +181,11 @@ class DaemonMonitor:
             await self._due()
             job = self._jobs.popleft() if self._jobs else None
             try:
-                await self._do(job)
+                if not await self._is_replaced():
+                    await self._do(job)
             except Exception as error:  # noqa: BLE001  # a fault of ours must not end the attending
                 self._handle(KeptOut(self.run, internal_fault(error)))
                 self._next_look = self._loop.time() + _KEPT_OUT
-
-    async def _do(self, job: SetLimits | ReadBack | Quit | None) -> None:
-        if await self._is_replaced():
-            return
-        match job:
-            case SetLimits():
-                await self._set_limits(job)
-            case Quit():
-                await self._quit(job)
-            case ReadBack() | None:
-                await self._look()
-
-    async def _is_replaced(self) -> bool:
-        """Whether another process is in the daemon's place, which is then neither asked nor
-        believed.
-        """
-        impostor = await asyncio.to_thread(self._sockets.impostor)
-        if impostor:
-            self._next_look = self._loop.time() + _KEPT_OUT
-            self._handle(Replaced(self.run, impostor))
-        return bool(impostor)
 
     async def _due(self) -> None:
         while not self._jobs:
@@ -168,9 +197,25 @@ class DaemonMonitor:
                 async with asyncio.timeout(None if left == math.inf else left):
                     await self._wake.wait()
 
-    async def _set_limits(self, action: SetLimits) -> None:
-        with suppress(ControlError):  # the read-back that comes next shows what is in force
-            await set_limits(self._control, action.spec)
+    async def _do(self, job: Job | None) -> None:
+        match job:
+            case SetLimits():
+                with suppress(ControlError):  # the read-back that comes next shows what is in force
+                    await set_limits(self._control, job.spec)
+            case Quit():
+                await self._quit(job)
+            case ReadBack() | None:
+                await self._look()
+
+    async def _is_replaced(self) -> bool:
+        """Whether another process is in the daemon's place, which is then neither asked nor
+        believed.
+        """
+        impostor = await asyncio.to_thread(self._sockets.impostor, self.process.identity)
+        if impostor:
+            self._next_look = self._loop.time() + _KEPT_OUT
+            self._handle(Replaced(self.run, impostor))
+        return bool(impostor)
 
     async def _quit(self, action: Quit) -> None:
         """Those who are still there, by force, are taken off the device first."""
@@ -191,15 +236,14 @@ class DaemonMonitor:
     # --- looking ----------------------------------------------------------------------------------
 
     async def _look(self) -> None:
-        state = self._state()
-        if state.ending is not Ending.NO:
-            self._next_look = math.inf  # its end is all that is waited for
-            return
-        if not state.answered and not self._gate.listens:
-            self._not_yet()
-            return
-        self._keep_gate()  # a socket may have come since it was to be out of the way
+        state = self.state
         self._next_look = math.inf
+        if state.ending is not Ending.NO:
+            return  # its end is all that is waited for
+        if not state.answered and not self._sockets.listens:
+            self._next_look = self._loop.time() + self._pauses.next()
+            return
+        self.keep_gate()  # a socket may have come since it was to be out of the way
         before = self.seen
         try:
             await self._ask(state)
@@ -207,43 +251,41 @@ class DaemonMonitor:
             if state.answered:
                 await self._silent(f"its process lives, but {error.message}")
             else:
-                self._not_yet()
+                self._next_look = self._loop.time() + self._pauses.next()
         except DaemonSilent:
             await self._silent("")
         except (ControlError, UnexpectedReply) as error:
             remedy = f": {error.remedy}" if isinstance(error, DaemonBusy) else ""
             self._handle(KeptOut(self.run, f"{error.message}{remedy}"))
-            patience = self._timing.until_next_look(served=True)
-            self._next_look = self._loop.time() + (patience if state.was_ready else _KEPT_OUT)
+            patience = self._interval(served=True) if state.was_ready else _KEPT_OUT
+            self._next_look = self._loop.time() + patience
         finally:
             self._last_look = self._loop.time()
             self.looks += 1
             self._looked(self.seen != before)
 
-    def _not_yet(self) -> None:
-        self._next_look = self._loop.time() + self._pause
-        self._pause = min(self._pause * 1.5, _LONGEST_PAUSE)
-
     async def _ask(self, state: State) -> None:
-        reading, spec, hidden = state.reading, state.spec, self._gate.hidden
+        hidden = self._sockets.hidden
         known = [server.pid for server in self.seen.servers] if self.seen else []
         seen = await ask_everything(self._control, known, status=self._tells_status)
-        wrong = (*differences(seen, spec), *await self._checked(spec))
+        wrong = (*differences(seen, state.spec), *await self._checked(state.spec))
         await self._seal()
         if await self._is_replaced():
             return  # these answers may have come from the impostor
         self._tells_status = seen.tells_status
         self.seen, self.seen_hidden = seen, hidden
         self._handle(Answered(self.run))
-        for event in self.log.judge(seen, self._state()):
+        if any(server.status is ServerStatus.FAULT for server in seen.servers):
+            self._read_log()  # the line that names the cause is in it, perhaps not read yet
+        for event in self.log.judge(seen, self.state):
             self._handle(event)
-        self._handle(LimitsReadBack(self.run, reading, wrong))
+        self._handle(LimitsReadBack(self.run, state.reading, wrong))
         self._judge_drain(seen, hidden=hidden)
         self._plan_next(seen)
 
     async def _seal(self) -> None:
         try:
-            await asyncio.to_thread(self._sockets.seal)
+            await asyncio.to_thread(seal_pipe_directory, self.state.spec.pipe_directory)
         except FileNotFoundError:
             pass  # the directory is gone, which the next look will report
         except OSError as error:
@@ -252,14 +294,18 @@ class DaemonMonitor:
 
     async def _checked(self, spec: DaemonSpec) -> tuple[str, ...]:
         try:
-            return await self._check(spec)
+            return await self._context.check(spec)
         except NodeagentError as error:
             return (f"whether the device is as it has to be is not known ({error.message})",)
 
+    def _interval(self, *, served: bool) -> float:
+        interval = self._context.settings.check_interval
+        return min(interval, self._context.served_interval) if served else interval
+
     def _plan_next(self, seen: Seen) -> None:
-        draining = self._state().phase is Phase.DRAINING
-        served = bool(seen.servers) or draining or self.log.has_waiting
-        wait = self._timing.until_next_look(served=served)
+        draining = self.state.phase is Phase.DRAINING
+        waiting = bool(self.log.blocked.waiting)
+        wait = self._interval(served=bool(seen.servers) or draining or waiting)
         if self.log.unsure_for is not None:
             wait = min(wait, self.log.unsure_for)
         if 0 < self._proofs < _PROOFS:
@@ -278,7 +324,7 @@ class DaemonMonitor:
         """Any user can name a process as a server, and must not hold up the daemon's end. Servers
         of root's daemon may be of any user.
         """
-        spec = self._state().spec
+        spec = self.state.spec
         found = await asyncio.to_thread(processes_of, spec.pipe_directory, SERVER)
         any_user = spec.multi_user or spec.uid == 0
         return any(any_user or server.uid == spec.uid for server in found)
@@ -287,8 +333,7 @@ class DaemonMonitor:
 
     @property
     def _drains(self) -> bool:
-        state = self._state()
-        return state.phase is Phase.DRAINING and state.ending is Ending.NO
+        return self.state.phase is Phase.DRAINING and self.state.ending is Ending.NO
 
     def _judge_drain(self, seen: Seen, *, hidden: bool) -> None:
         """No client is left when none was found twice since new ones are kept out."""

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 
 from nodeagent.errors import NodeagentError, StillInUse
 from nodeagent.mps.files.directories import remove_directories
 from nodeagent.mps.lifecycle.model import (
+    WITH_PROCESS,
     DrainGivenUp,
     DrainRequested,
     Ending,
@@ -14,10 +16,8 @@ from nodeagent.mps.lifecycle.model import (
     RetryRequested,
 )
 from nodeagent.mps.supervisor import Supervisor
-from nodeagent.mps.supervisor_context import SupervisorContext, Timing
 from nodeagent.processes import name_of
 
-_NO_PROCESS = frozenset({Phase.DOWN, Phase.BACKOFF, Phase.FAILED})
 _KILLS = 3  # repeated kills, after which its end is not waited for any longer
 _SLACK = 1.0  # seconds
 
@@ -26,18 +26,18 @@ class NotReady(NodeagentError):
     """A daemon is not Ready; the message says why, with the last lines of its log."""
 
 
-async def started(supervisor: Supervisor, timing: Timing) -> None:
+async def started(supervisor: Supervisor) -> None:
     """Until it is Ready; raises NotReady."""
-    state = supervisor.state
-    if state.phase not in {Phase.BACKOFF, Phase.FAILED}:
-        try:
-            async with asyncio.timeout(timing.start):
-                await supervisor.condition.wait_for(
-                    lambda: _is_ready(supervisor) or _has_failed(supervisor)
-                )
-        except TimeoutError:
-            pass
-    if _is_ready(supervisor):
+
+    def is_ready() -> bool:
+        state = supervisor.state
+        return state.phase is Phase.READY and state.running == state.wanted
+
+    if not _has_failed(supervisor):
+        with suppress(TimeoutError):
+            async with asyncio.timeout(supervisor.context.start_patience):
+                await supervisor.condition.wait_for(lambda: is_ready() or _has_failed(supervisor))
+    if is_ready():
         return
     state = supervisor.state
     said = f"; its log ends: {' / '.join(supervisor.last_lines)}" if supervisor.last_lines else ""
@@ -49,34 +49,23 @@ async def started(supervisor: Supervisor, timing: Timing) -> None:
     )
 
 
-def _is_ready(supervisor: Supervisor) -> bool:
-    state = supervisor.state
-    return state.phase is Phase.READY and state.running == state.wanted
-
-
-def _has_failed(supervisor: Supervisor) -> bool:
-    return supervisor.state.phase in {Phase.BACKOFF, Phase.FAILED}
-
-
-async def stopped(supervisor: Supervisor, context: SupervisorContext) -> None:
+async def stopped(supervisor: Supervisor) -> None:
     """Until it is gone with all it had; raises StillInUse, with all as it was."""
     wanted = supervisor.wanted
     supervisor.want(None)
     try:
-        await _proven_unused(supervisor, context.timing)
+        await _proven_unused(supervisor)
     except BaseException:
         supervisor.want(wanted)
         raise
-    await _gone(supervisor, context)
-    await _cleared(supervisor, context)
+    await _cleared(supervisor)
 
 
-async def end(supervisor: Supervisor, context: SupervisorContext) -> None:
+async def end(supervisor: Supervisor) -> None:
     """End it whatever its clients; for a device that is gone."""
     supervisor.want(None)
     supervisor.handle(DrainRequested(0.0, force=True))
-    await _gone(supervisor, context)
-    await _cleared(supervisor, context)
+    await _cleared(supervisor)
 
 
 async def drained(supervisor: Supervisor, *, seconds: float | None, force: bool) -> tuple[int, ...]:
@@ -97,42 +86,42 @@ async def drained(supervisor: Supervisor, *, seconds: float | None, force: bool)
     except asyncio.CancelledError:
         supervisor.handle(DrainGivenUp())
         raise
-    if supervisor.state.phase in _NO_PROCESS:
+    if supervisor.state.phase not in WITH_PROCESS:
         await supervisor.condition.wait_for(lambda: supervisor.is_idle)
         return ()
-    left = _pids(supervisor)
+    left = tuple(pid for _, pid in supervisor.clients)
     if not left:  # must not pass for drained
         raise _not_known(supervisor)
     return left
 
 
-async def restarted(supervisor: Supervisor, timing: Timing, *, force: bool) -> None:
+async def restarted(supervisor: Supervisor, *, force: bool) -> None:
     """Until there is another process, and it is Ready."""
     run = supervisor.state.run
-    if supervisor.state.phase in _NO_PROCESS:
+    if supervisor.state.phase not in WITH_PROCESS:
         supervisor.handle(RetryRequested())
-    elif force:
-        supervisor.handle(DrainRequested(0.0, force=True, then_start=True))
-        await supervisor.condition.wait_for(
-            lambda: supervisor.state.run != run or _has_failed(supervisor)
-        )
     else:
-        supervisor.handle(DrainRequested(None, then_start=True))
-        try:
-            await _proven_unused(supervisor, timing)
-        except BaseException:
-            supervisor.handle(DrainGivenUp())
-            raise
+        supervisor.handle(DrainRequested(0.0 if force else None, force=force, then_start=True))
+        if not force:
+            try:
+                await _proven_unused(supervisor)
+            except BaseException:
+                supervisor.handle(DrainGivenUp())
+                raise
         await supervisor.condition.wait_for(
             lambda: supervisor.state.run != run or _has_failed(supervisor)
         )
-    await started(supervisor, timing)
+    await started(supervisor)
+
+
+def _has_failed(supervisor: Supervisor) -> bool:
+    return supervisor.state.phase in {Phase.BACKOFF, Phase.FAILED}
 
 
 # --- in use or not ----------------------------------------------------------------------------
 
 
-async def _proven_unused(supervisor: Supervisor, timing: Timing) -> None:
+async def _proven_unused(supervisor: Supervisor) -> None:
     """Until its end has begun, because it has no client; raises StillInUse."""
     run, monitor = supervisor.state.run, supervisor.monitor
     looks = monitor.looks if monitor else 0
@@ -141,11 +130,8 @@ async def _proven_unused(supervisor: Supervisor, timing: Timing) -> None:
 
     def begun() -> bool:
         state = supervisor.state
-        return (
-            supervisor.state.ending is not Ending.NO
-            or state.run != run
-            or state.phase in _NO_PROCESS
-        )
+        ends = state.ending is not Ending.NO or state.phase not in WITH_PROCESS
+        return ends or state.run != run
 
     def used() -> bool:
         now = supervisor.monitor
@@ -154,15 +140,16 @@ async def _proven_unused(supervisor: Supervisor, timing: Timing) -> None:
         return now is not monitor or now.looks > looks
 
     try:
-        async with asyncio.timeout(2 * timing.answer):
+        async with asyncio.timeout(2 * supervisor.context.settings.answer_deadline):
             await supervisor.condition.wait_for(lambda: begun() or used())
     except TimeoutError:
         if begun():
             return
         raise _not_known(supervisor) from None
     if not begun():
+        clients = ", ".join(_with_command(pid) for _, pid in supervisor.clients)
         raise StillInUse(
-            f"the MPS daemon of {supervisor.device} has clients: {_named(supervisor)}",
+            f"the MPS daemon of {supervisor.device} has clients: {clients}",
             remedy="end them, or wait for them",
         )
 
@@ -176,40 +163,26 @@ def _not_known(supervisor: Supervisor) -> StillInUse:
     )
 
 
-async def _gone(supervisor: Supervisor, context: SupervisorContext) -> None:
-    settings = context.settings
-    patience = settings.quit_deadline + _KILLS * settings.kill_deadline + context.timing.answer
-
-    def is_gone() -> bool:
-        return supervisor.state.phase in _NO_PROCESS and supervisor.is_idle
-
+async def _cleared(supervisor: Supervisor) -> None:
+    """Until it has ended and nothing is left of it; raises NodeagentError for what is."""
+    settings = supervisor.context.settings
+    patience = settings.quit_deadline + _KILLS * settings.kill_deadline + settings.answer_deadline
     try:
         async with asyncio.timeout(patience):
-            await supervisor.condition.wait_for(is_gone)
+            await supervisor.condition.wait_for(
+                lambda: supervisor.state.phase not in WITH_PROCESS and supervisor.is_idle
+            )
     except TimeoutError:
         raise NodeagentError(
             f"the MPS daemon of {supervisor.device} (pid {supervisor.state.pid}) does not end: "
             f"{supervisor.state.why}",
             remedy="see the kernel's log, else reboot the node",
         ) from None
-
-
-async def _cleared(supervisor: Supervisor, context: SupervisorContext) -> None:
-    """Nothing is left of it; raises NodeagentError for what could not be taken away."""
-    spec = supervisor.spec_of(supervisor.wanted) if supervisor.wanted else None
-    if spec is not None:
-        await supervisor.starter.sweep(spec)
-    if supervisor.starter.left_over:
-        raise NodeagentError(supervisor.starter.left_over)
-    await asyncio.to_thread(remove_directories, context.run_dir, supervisor.device)
-
-
-def _pids(supervisor: Supervisor) -> tuple[int, ...]:
-    return tuple(pid for _, pid in supervisor.seen.clients) if supervisor.seen else ()
-
-
-def _named(supervisor: Supervisor) -> str:
-    return ", ".join(map(_with_command, _pids(supervisor)))
+    if supervisor.wanted is not None:
+        await supervisor.sweep(supervisor.spec_of(supervisor.wanted))
+    if supervisor.left_over:
+        raise NodeagentError(supervisor.left_over)
+    await asyncio.to_thread(remove_directories, supervisor.context.run_dir, supervisor.device)
 
 
 def _with_command(pid: int) -> str:

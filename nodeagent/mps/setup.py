@@ -11,21 +11,20 @@ from pathlib import Path
 from nodeagent.gpu.original_settings import FILE_NAME as MEMORY_NAME
 from nodeagent.gpu.original_settings import OriginalSettings
 from nodeagent.mps.accounts import accounts_for
+from nodeagent.mps.context import START_PATIENCE, Check, MpsContext
 from nodeagent.mps.files.directories import DirectoryRefused, directories_of
 from nodeagent.mps.files.publisher import Publisher
-from nodeagent.mps.fleet import Fleet, Timing
+from nodeagent.mps.fleet import Fleet
 from nodeagent.mps.launch.child import ChildLauncher, can_put_shm
 from nodeagent.mps.launch.command import AnyUserLauncher, Launcher, shm_directory
 from nodeagent.mps.launch.probing import Probe, probe
 from nodeagent.mps.launch.service import ServiceLauncher
 from nodeagent.mps.lifecycle.model import Report
 from nodeagent.mps.programs import Programs
-from nodeagent.mps.supervisor_context import Check
 from nodeagent.plan.desired import PlanDocument
 from nodeagent.plan.shares import Host
 from nodeagent.settings import MpsSettings, Settings
 
-_MIB = 1024**2
 _SYSTEMD_RUNS = Path("/run/systemd/system")  # as sd_booted(3) says
 _IN_A_POD = "KUBERNETES_SERVICE_HOST"
 _LONGEST_DEVICE = "MIG-00000000-0000-0000-0000-000000000000"
@@ -109,15 +108,16 @@ def make_fleet(
 ) -> Fleet:
     """The fleet; the caller enters and leaves it."""
     return Fleet(
-        run_dir=places.run_dir,
-        programs=places.programs,
-        launcher=_launcher(settings, places),
-        settings=settings,
-        timing=timing_of(settings),
-        check=check,
-        report=report,
-        changed=changed,
-        jitter=random.SystemRandom().random,
+        MpsContext(
+            run_dir=places.run_dir,
+            programs=places.programs,
+            launcher=_launcher(settings, places),
+            settings=settings,
+            check=check,
+            report=report,
+            changed=changed,
+            jitter=random.SystemRandom().random,
+        )
     )
 
 
@@ -145,23 +145,13 @@ def host_for(settings: MpsSettings) -> Callable[[PlanDocument], Host]:
     return look_up
 
 
-def timing_of(settings: MpsSettings) -> Timing:
-    """When daemons are asked, and how long they may take to answer."""
-    return Timing(
-        answer=settings.answer_deadline,
-        check=settings.check_interval,
-        grace=settings.grace,
-        log_size=settings.log_size * _MIB,
-    )
-
-
 def longest_step(settings: MpsSettings) -> float:
     """Seconds that the start or the end of a daemon may take when nothing goes well; rather more
     than less, since an agent that takes longer is replaced as one that is stuck.
     """
-    timing = timing_of(settings)
-    ending = settings.quit_deadline + 4 * (settings.kill_deadline + timing.answer + timing.grace)
-    return max(timing.start + timing.answer, ending)
+    answer = settings.answer_deadline
+    ending = settings.quit_deadline + 4 * (settings.kill_deadline + answer + settings.grace)
+    return max(START_PATIENCE + answer, ending)
 
 
 def has_private_shm(settings: MpsSettings, *, simulated: bool) -> bool:

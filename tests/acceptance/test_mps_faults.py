@@ -30,7 +30,7 @@ from nodeagent.simulation import Code, SimulatedNode, open_node, simulated
 from nodeagent.simulation.mps.clients import SimulatedClient
 from nodeagent.views.plan_report import outcome_json
 from tests.execute.controller_rig import Agent, NodeRig, document, mig_devices
-from tests.mps.fleet_rig import IMPATIENT, US, quick, status, until
+from tests.mps.fleet_rig import US, quick, status, until
 
 GIB = 1 << 30
 EXCLUSIVE, DEFAULT = 3, 0
@@ -144,7 +144,8 @@ def problems(outcome: Any) -> list[Any]:
 async def bench(**settings: Any) -> Any:
     """Everything of it ends with the test."""
     with NodeRig() as rig, simulated("h100-80gb:2", state=rig.state) as node:
-        async with rig.agent(**{"timing": IMPATIENT, **settings}) as agent:
+        rig.impatient = True
+        async with rig.agent(**settings) as agent:
             made = Bench(rig, node, agent)
             try:
                 await made.start()

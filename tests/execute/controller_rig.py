@@ -17,7 +17,7 @@ from nodeagent.gpu.original_settings import FILE_NAME, OriginalSettings
 from nodeagent.gpu.users import AllocationSource
 from nodeagent.mps.accounts import accounts_for
 from nodeagent.mps.files.publisher import Publisher
-from nodeagent.mps.fleet import Fleet, Timing
+from nodeagent.mps.fleet import Fleet
 from nodeagent.mps.launch.child import ChildLauncher
 from nodeagent.mps.launch.command import Launcher, shm_directory
 from nodeagent.plan.desired import DesiredNode
@@ -29,7 +29,7 @@ from nodeagent.plan.shares import Host
 from nodeagent.settings import MpsSettings
 from nodeagent.simulation import SimulatedNode
 from nodeagent.simulation.mps.clients import SimulatedClient
-from tests.mps.fleet_rig import POLICY, TIMING, US, FleetRig
+from tests.mps.fleet_rig import POLICY, US, FleetRig
 from tests.rig import SMI
 
 
@@ -95,7 +95,6 @@ class NodeRig(FleetRig):
         exclusive: bool = True,
         time_slices: bool = False,
         policy: MpsSettings = POLICY,
-        timing: Timing = TIMING,
         launcher: Callable[..., Launcher] = ChildLauncher,
         allocations: AllocationSource | None = None,
         health: HealthWatch | None = None,
@@ -103,15 +102,12 @@ class NodeRig(FleetRig):
         """One agent's life; its daemons outlive it."""
         observation = LastObservation()
         fleet = Fleet(
-            run_dir=self.run_dir,
-            programs=self.programs,
-            launcher=launcher(self.programs),
-            settings=policy,
-            timing=timing,
-            check=compute_mode_check(observation, exclusive=exclusive),
-            report=lambda device, report: self.reports.append((device, report)),
-            changed=self._changed,
-            jitter=self.seed.random,
+            self.context(
+                policy,
+                launcher(self.programs),
+                check=compute_mode_check(observation, exclusive=exclusive),
+                report=lambda device, report: self.reports.append((device, report)),
+            )
         )
         memory = OriginalSettings(self.memory_file)
         publisher = Publisher(

@@ -10,10 +10,11 @@ import random
 import sys
 from pathlib import Path
 
+from nodeagent.mps.context import MpsContext
 from nodeagent.mps.fleet import Fleet
 from nodeagent.mps.launch.child import ChildLauncher
 from nodeagent.mps.programs import Programs
-from tests.mps.fleet_rig import GPU, POLICY, TIMING, ready, status, wanted
+from tests.mps.fleet_rig import GPU, POLICY, SERVED, ready, status, wanted
 
 
 async def main(run_dir: Path, control: str, path: str) -> None:
@@ -23,18 +24,18 @@ async def main(run_dir: Path, control: str, path: str) -> None:
     async def check(_: object) -> tuple[str, ...]:
         return ()
 
-    fleet = Fleet(
+    context = MpsContext(
         run_dir=run_dir,
         programs=programs,
         launcher=ChildLauncher(programs),
         settings=POLICY,
-        timing=TIMING,
         check=check,
         report=lambda _device, _report: None,
         changed=lambda: None,
         jitter=random.Random(1).random,
+        served_interval=SERVED,
     )
-    async with fleet:
+    async with Fleet(context) as fleet:
         if not fleet.statuses():
             await fleet.start(GPU, wanted())
         await ready(fleet)

@@ -19,10 +19,12 @@ from typing import Self
 
 import psutil
 
+from nodeagent.mps.context import Check, MpsContext
 from nodeagent.mps.files.directories import directories_of
 from nodeagent.mps.files.sockets import BACK
-from nodeagent.mps.fleet import Fleet, Timing
+from nodeagent.mps.fleet import Fleet
 from nodeagent.mps.launch.child import ChildLauncher
+from nodeagent.mps.launch.command import Launcher
 from nodeagent.mps.lifecycle.model import Report, Subject
 from nodeagent.mps.processes import CONTROL, SERVER, Identity, identify
 from nodeagent.mps.programs import Programs
@@ -51,10 +53,13 @@ POLICY = MpsSettings(
     most_failures=3,
     most_silences=2,
     most_attempts=2,
+    answer_deadline=15.0,  # for daemons that are well: a busy machine makes none of them silent
+    check_interval=0.5,
+    grace=0.5,
+    log_size=1,
 )
-# For daemons that are well: a busy machine makes none of them silent.
-TIMING = Timing(answer=15.0, check=0.5, grace=0.5, log_size=1 << 20, check_served=0.3)
-IMPATIENT = replace(TIMING, answer=1.0, start=6.0)  # for those that are not
+SERVED = 0.3  # seconds between two questions to a daemon with a server
+IMPATIENT = 1.0  # seconds for an answer of a daemon that is not well
 
 
 def wanted(
@@ -90,7 +95,7 @@ class FleetRig:
         self.changes = 0
         self.differences: tuple[str, ...] = ()
         self.seed = random.Random(1)
-        self.timing = TIMING
+        self.impatient = False  # with daemons that do not answer
 
     def __enter__(self) -> Self:
         return self
@@ -114,7 +119,8 @@ class FleetRig:
     async def fleet(
         self,
         policy: MpsSettings = POLICY,
-        timing: Timing | None = None,
+        *,
+        served: float = SERVED,
         report: Callable[[str, Report], None] = lambda _device, _report: None,
     ) -> AsyncIterator[Fleet]:
         """One agent's life; `report` hears what is also noted in `reports`."""
@@ -126,19 +132,36 @@ class FleetRig:
         async def check(_: DaemonSpec) -> tuple[str, ...]:
             return self.differences
 
-        made = Fleet(
+        launcher = ChildLauncher(self.programs)
+        async with Fleet(
+            self.context(policy, launcher, check=check, report=hear, served=served)
+        ) as made:
+            yield made
+
+    def context(
+        self,
+        policy: MpsSettings,
+        launcher: Launcher,
+        *,
+        check: Check,
+        report: Callable[[str, Report], None],
+        served: float = SERVED,
+    ) -> MpsContext:
+        """What a fleet needs."""
+        if self.impatient:
+            policy = replace(policy, answer_deadline=IMPATIENT)
+        return MpsContext(
             run_dir=self.run_dir,
             programs=self.programs,
-            launcher=ChildLauncher(self.programs),
+            launcher=launcher,
             settings=policy,
-            timing=timing or self.timing,
             check=check,
-            report=hear,
+            report=report,
             changed=self._changed,
             jitter=self.seed.random,
+            served_interval=served,
+            start_patience=6.0 if self.impatient else 60.0,
         )
-        async with made:
-            yield made
 
     def _changed(self) -> None:
         self.changes += 1

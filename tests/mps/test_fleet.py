@@ -7,7 +7,6 @@ import os
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -22,10 +21,8 @@ from nodeagent.processes import ProcessIdentity, age, identify
 from nodeagent.simulation.mps.clients import ClientError, SimulatedClient
 from tests.mps.fleet_rig import (
     GPU,
-    IMPATIENT,
     IS_ROOT,
     OTHER_GPU,
-    TIMING,
     US,
     FleetRig,
     quick,
@@ -177,7 +174,8 @@ async def test_stop_of_what_there_is_not(rig: FleetRig, fleet: Fleet) -> None:
 
 async def test_stop_of_one_that_hangs(rig: FleetRig) -> None:
     """Without a server it has no clients, whatever it does not say."""
-    async with rig.fleet(timing=IMPATIENT) as fleet:
+    rig.impatient = True
+    async with rig.fleet() as fleet:
         await fleet.start(GPU, wanted())
         rig.knobs().turn("hang")
         await asyncio.sleep(0.15)
@@ -198,7 +196,7 @@ async def test_stop_of_one_that_failed(rig: FleetRig) -> None:
 
 async def test_other_shares_are_a_change_though_the_daemon_has_nothing_to_do(rig: FleetRig) -> None:
     """Its clients have to be judged by them, and nobody waits for the next look."""
-    async with rig.fleet(timing=replace(TIMING, check=60.0, check_served=60.0)) as fleet:
+    async with rig.fleet(quick(check_interval=60.0), served=60.0) as fleet:
         await fleet.start(GPU, wanted(count=1))
         await asyncio.sleep(1.0)  # so that nothing is still to be looked at
         before = rig.changes
@@ -277,7 +275,7 @@ async def test_drain(rig: FleetRig, fleet: Fleet, client: SimulatedClient) -> No
 
 async def test_an_idle_daemon_is_drained_at_once(rig: FleetRig) -> None:
     """It is asked for its clients then, and not when it would have been asked next."""
-    async with rig.fleet(timing=replace(TIMING, check=60.0, check_served=60.0)) as fleet:
+    async with rig.fleet(quick(check_interval=60.0), served=60.0) as fleet:
         await fleet.start(GPU, wanted())
         with rig.client() as client:
             client.wait_until_accepted()
@@ -327,7 +325,7 @@ async def test_a_plan_does_not_wait_for_a_drain_without_end(rig: FleetRig) -> No
     """It is told who has the daemon, so that plans for other devices go on; a device that is no
     more ends the drain.
     """
-    async with rig.fleet(timing=replace(TIMING, answer=1.0)) as fleet:
+    async with rig.fleet(quick(answer_deadline=1.0)) as fleet:
         await fleet.start(GPU, wanted())
         with rig.client() as client:
             client.wait_until_accepted()
@@ -446,26 +444,35 @@ async def test_a_survey_touches_nothing(rig: FleetRig) -> None:
     assert (lost.state, lost.pid) == ("Backoff", None)
 
 
+async def test_a_record_that_cannot_be_written(rig: FleetRig, fleet: Fleet) -> None:
+    """Is reported; the daemon does its work without it."""
+    record = rig.pipes().with_name("record.json")
+    record.unlink()
+    record.mkdir()
+    await fleet.start(GPU, wanted(2048))
+    assert "its record for the next agent cannot be written" in rig.said(Subject.START_FAILED)[0]
+
+
 async def test_questions_of_our_own_wake_nothing(rig: FleetRig) -> None:
     """Each leaves lines in the log; if these led to another question, there would be no end."""
-    timing = replace(TIMING, check=0.8)
-    async with rig.fleet(timing=timing) as fleet:
+    async with rig.fleet(quick(check_interval=0.8)) as fleet:
         await fleet.start(GPU, wanted())
         await asyncio.sleep(0.3)
         began, before = time.monotonic(), rig.log().read_text().count("NEW UI")
         await until(lambda: rig.log().read_text().count("NEW UI") >= before + 2)
         asked = rig.log().read_text().count("NEW UI") - before
-        assert asked <= (time.monotonic() - began) / timing.check + 1
+        assert asked <= (time.monotonic() - began) / 0.8 + 1
 
 
 async def test_the_log_is_bounded(rig: FleetRig) -> None:
     """Cut off in place, its end kept beside it, and listened to on."""
-    timing = replace(TIMING, log_size=4000, check=0.1)
-    async with rig.fleet(timing=timing) as fleet:
+    async with rig.fleet() as fleet:
         await fleet.start(GPU, wanted())
+        with rig.log().open("a") as log:
+            log.write("more than it may have\n" * 60_000)
         await until(lambda: (rig.log().with_name("daemon.log.1")).exists())
-        await until(lambda: 0 < rig.log().stat().st_size <= 6000)
-        assert rig.log().with_name("daemon.log.1").stat().st_size <= 4000
+        await until(lambda: 0 < rig.log().stat().st_size < 1 << 20)
+        assert rig.log().with_name("daemon.log.1").stat().st_size <= 1 << 20
         with rig.client() as client:
             client.wait_until_accepted()
             await until(lambda: bool(status(fleet).clients))
@@ -527,7 +534,8 @@ async def test_one_that_failed_is_tried_on(rig: FleetRig) -> None:
 
 async def test_a_front_end_that_somebody_left_open(rig: FleetRig) -> None:
     """It has the daemon's name and pipe directory, but is none: a dead daemon comes back."""
-    async with rig.fleet(timing=IMPATIENT) as fleet:
+    rig.impatient = True
+    async with rig.fleet() as fleet:
         await fleet.start(GPU, wanted())
         front_end = await asyncio.create_subprocess_exec(
             rig.programs.control[0],

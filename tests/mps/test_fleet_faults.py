@@ -27,6 +27,7 @@ from tests.mps.fleet_rig import (
     IMPATIENT,
     IS_ROOT,
     OTHER_GPU,
+    SERVED,
     US,
     FleetRig,
     quick,
@@ -45,7 +46,7 @@ STEADY = 60.0
 def rig() -> Iterator[FleetRig]:
     """Folders and knobs of their own, the programs shared."""
     with FleetRig() as made:
-        made.timing = IMPATIENT
+        made.impatient = True
         yield made
 
 
@@ -171,7 +172,7 @@ async def test_busy(rig: FleetRig, fleet: Fleet, how: str) -> None:
     words = await rig.reported(Subject.SILENT)
     assert "another front-end held the MPS daemon" in words
     assert "end the nvidia-cuda-mps-control that was left open" in words
-    await asyncio.sleep(2 * (IMPATIENT.answer + IMPATIENT.check_served))
+    await asyncio.sleep(2 * (IMPATIENT + SERVED))
     assert len(rig.said(Subject.SILENT)) == 1
     assert status(fleet).trouble == words
     rig.knobs().clear()

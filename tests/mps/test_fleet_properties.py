@@ -21,7 +21,6 @@ from nodeagent.mps.lifecycle.model import Report, Subject
 from nodeagent.mps.processes import CONTROL
 from tests.mps.fleet_rig import (
     GPU,
-    IMPATIENT,
     POLICY,
     FleetRig,
     quick,
@@ -53,7 +52,7 @@ class Watched(FleetRig):
 
     def __init__(self) -> None:
         super().__init__()
-        self.timing = IMPATIENT
+        self.impatient = True
         self.wrong: list[str] = []
         self.ended = -1.0
         self.by_request = True

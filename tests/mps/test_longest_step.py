@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from nodeagent.mps.setup import longest_step, timing_of
+from nodeagent.mps.context import START_PATIENCE
+from nodeagent.mps.setup import longest_step
 from nodeagent.settings import MpsSettings
 
 
@@ -13,4 +14,4 @@ def test_no_patience_is_cut_short(patient: str) -> None:
     """Whoever gives daemons more time to end has the agent wait for that, and not replaced."""
     settings = MpsSettings(**{patient: 1000.0})  # type: ignore[arg-type]  # all of these are durations
     assert longest_step(settings) > 1000.0
-    assert longest_step(MpsSettings()) >= timing_of(MpsSettings()).start
+    assert longest_step(MpsSettings()) >= START_PATIENCE

@@ -24,12 +24,12 @@ from typing import Any
 import pytest
 
 from nodeagent.gpu.driver import Driver
+from nodeagent.mps.context import MpsContext
 from nodeagent.mps.control.commands import terminate_client
 from nodeagent.mps.fleet import Fleet
 from nodeagent.mps.launch.child import ChildLauncher
 from nodeagent.mps.processes import CONTROL, SERVER
 from nodeagent.mps.programs import Programs
-from nodeagent.mps.setup import timing_of
 from nodeagent.mps.shares import DaemonSpec, client_environment
 from nodeagent.plan.shares import Account, ComputeMode, Share, Sharing, WantedMps
 from nodeagent.settings import MpsSettings
@@ -247,19 +247,17 @@ async def fleet_of(run_dir: Path) -> AsyncIterator[Fleet]:
     async def check(_: DaemonSpec) -> tuple[str, ...]:
         return ()
 
-    settings = MpsSettings()
-    fleet = Fleet(
+    context = MpsContext(
         run_dir=run_dir,
         programs=programs,
         launcher=ChildLauncher(programs),
-        settings=settings,
-        timing=timing_of(settings),
+        settings=MpsSettings(),
         check=check,
         report=lambda _device, _report: None,
         changed=lambda: None,
         jitter=random.Random(1).random,
     )
-    async with fleet:
+    async with Fleet(context) as fleet:
         yield fleet
 
 

@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from nodeagent.files.state import StateFormat, write_state
 from nodeagent.mps.files.records import (
     Record,
-    RecordKeeper,
     RecordUnusable,
     read_records,
     write_record,
@@ -166,23 +165,3 @@ def test_a_record_that_is_not_the_agents(tmp_path: Path) -> None:
         write_record(tmp_path, ONE)
         os.chown(place / "record.json", 1000, 1000)
         assert "it belongs to uid 1000" in unusable(tmp_path)
-
-
-def test_the_keeper_writes_what_is_different(tmp_path: Path) -> None:
-    """And says once when it cannot."""
-    said: list[str] = []
-    keeper = RecordKeeper(tmp_path, said.append)
-    keeper.keep(ONE)  # no folder yet
-    assert said == []
-    place = folder(tmp_path)
-    keeper.keep(ONE)
-    before = (place / "record.json").stat().st_ino
-    keeper.keep(ONE)
-    assert (place / "record.json").stat().st_ino == before
-    (place / "record.json").unlink()
-    (place / "record.json").mkdir()
-    other = Record(ONE.device, ONE.wanted, drained=True)
-    keeper.keep(other)
-    keeper.keep(other)
-    assert len(said) == 1
-    assert "cannot be written" in said[0]

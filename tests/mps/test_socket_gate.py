@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from nodeagent.mps.files.sockets import SocketGate
+from nodeagent.mps.files.sockets import DaemonSockets
 
 NAMES = ("control", "control_privileged")
 
@@ -39,7 +39,7 @@ def reachable(path: Path) -> bool:
 
 def test_there_and_back(pipe: Path, listening: socket.socket) -> None:
     """Who knows the other door gets in, nobody else; the other door is the agent's alone."""
-    door = SocketGate(str(pipe))
+    door = DaemonSockets(str(pipe))
     assert (door.hidden, door.listens, door.directory) == (False, True, str(pipe))
     for _ in range(2):
         door.keep(hidden=True)
@@ -56,7 +56,7 @@ def test_there_and_back(pipe: Path, listening: socket.socket) -> None:
 def test_half_of_it(pipe: Path, listening: socket.socket, moved: str) -> None:
     """A crash between two renames is mended in either direction."""
     for hidden in (False, True):
-        door = SocketGate(str(pipe))
+        door = DaemonSockets(str(pipe))
         door.keep(hidden=False)
         (pipe.with_name("back")).mkdir(exist_ok=True)
         (pipe / moved).rename(pipe.with_name("back") / moved)
@@ -66,7 +66,7 @@ def test_half_of_it(pipe: Path, listening: socket.socket, moved: str) -> None:
 
 def test_a_later_daemon_keeps_its_sockets(pipe: Path, listening: socket.socket) -> None:
     """Those of the one before are dropped."""
-    door = SocketGate(str(pipe))
+    door = DaemonSockets(str(pipe))
     door.hide()
     for name in NAMES:
         (pipe / name).write_text("new")
@@ -77,7 +77,7 @@ def test_a_later_daemon_keeps_its_sockets(pipe: Path, listening: socket.socket) 
 
 def test_without_a_place_to_go_back_to(pipe: Path, listening: socket.socket) -> None:
     """The pipe directory was removed meanwhile; and a dead daemon's sockets go, all of them."""
-    door = SocketGate(str(pipe))
+    door = DaemonSockets(str(pipe))
     door.hide()
     pipe.rmdir()
     door.show()
@@ -93,6 +93,6 @@ def test_without_a_place_to_go_back_to(pipe: Path, listening: socket.socket) -> 
 def test_something_else_in_place_of_a_socket(pipe: Path, place: str) -> None:
     """The pipe directory is its user's, who cannot keep the next daemon from having its sockets."""
     (pipe.with_name(place) / "control" / "below").mkdir(parents=True)
-    door = SocketGate(str(pipe))
+    door = DaemonSockets(str(pipe))
     door.clear()
     assert not door.listens

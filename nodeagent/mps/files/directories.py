@@ -140,16 +140,18 @@ def make_directories(run_dir: Path, device: str, *, uid: int, gid: int) -> Direc
     return found
 
 
-def seal_pipe_directory(pipe: Path) -> None:
+def seal_pipe_directory(pipe: str) -> None:
     """Let only root add or remove files there, until `make_directories` gives it back to its user.
     Does nothing where this process is not root. Raises OSError.
     """
     if os.geteuid() != 0:
         return
-    descriptor = os.open(pipe, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    descriptor = os.open(pipe, _DIRECTORY)
     try:
-        os.fchown(descriptor, 0, 0)
-        os.fchmod(descriptor, _MODES["pipe"])
+        found = os.fstat(descriptor)
+        if (found.st_uid, found.st_gid, stat.S_IMODE(found.st_mode)) != (0, 0, _MODES["pipe"]):
+            os.fchown(descriptor, 0, 0)
+            os.fchmod(descriptor, _MODES["pipe"])
     finally:
         os.close(descriptor)
 
@@ -215,7 +217,7 @@ def _top(run_dir: Path, device: str) -> str:
 def _opened_run_dir(run_dir: Path) -> Iterator[int]:
     try:
         make_open_directory(run_dir)
-        descriptor = os.open(run_dir, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        descriptor = os.open(run_dir, _DIRECTORY)
     except OSError as error:
         raise _cannot("used", run_dir, error) from error
     try:
@@ -243,8 +245,7 @@ def _made(above: int, path: Path, mode: int, uid: int, gid: int | None) -> Itera
     except OSError as error:
         raise _cannot("made", path, error) from error
     try:
-        flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-        descriptor = os.open(path.name, flags, dir_fd=above)
+        descriptor = os.open(path.name, _DIRECTORY, dir_fd=above)
     except OSError as error:
         raise _cannot("used", path, error) from error
     try:

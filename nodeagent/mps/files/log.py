@@ -168,7 +168,7 @@ class LogWatch:
         file at a time.
         """
         inotify = self._inotify
-        if inotify is None:
+        if inotify is None or not path:
             return lambda: None
         try:
             watch = inotify.add_watch(path, Mask.MODIFY)

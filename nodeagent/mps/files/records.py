@@ -8,7 +8,7 @@ process, never a process without a record.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -48,31 +48,6 @@ class Record:
     was_ready: bool = False
     restarts: int = 0
     unrecorded: bool = False
-
-
-class RecordKeeper:
-    """Keeps one daemon's record as it has to be; `failed` gets once what could not be
-    written.
-    """
-
-    def __init__(self, run_dir: Path, failed: Callable[[str], None]) -> None:
-        self._run_dir = run_dir
-        self._failed = failed
-        self._kept: Record | None = None
-
-    def keep(self, record: Record) -> None:
-        """Write it, if it is different."""
-        if record == self._kept:
-            return
-        try:
-            write_record(self._run_dir, record)
-        except FileNotFoundError:
-            return  # the directory is made when the daemon is started, and it is written then
-        except OSError as error:
-            self._failed(
-                f"its record for the next agent cannot be written: {error.strerror or error}"
-            )
-        self._kept = record
 
 
 def write_record(run_dir: Path, record: Record) -> None:

@@ -23,19 +23,24 @@ import struct
 from contextlib import suppress
 from pathlib import Path
 
-from nodeagent.mps.files.directories import remove_tree, seal_pipe_directory
+from nodeagent.mps.files.directories import remove_tree
 from nodeagent.mps.processes import Identity
 
 BACK = "back"  # no longer than `pipe`, whose sockets' paths were checked to be short enough
 SOCKETS = ("control_privileged", "control")
 
+_CREDENTIALS = struct.Struct("3i")  # pid, uid, gid: struct ucred of unix(7)
 
-class SocketGate:
+Mark = tuple[int, int, int]  # device, inode and change time, which differ for any other file
+
+
+class DaemonSockets:
     """Of the daemon with this pipe directory. Errors of the file system come as OSError."""
 
     def __init__(self, pipe_directory: str) -> None:
         self.front = Path(pipe_directory)
         self._back = self.front.with_name(BACK)
+        self._proven: dict[str, tuple[Identity, Mark]] = {}  # at which a process was found
 
     @property
     def hidden(self) -> bool:
@@ -87,57 +92,38 @@ class SocketGate:
                 except IsADirectoryError:
                     remove_tree(directory / name)
 
+    # --- whose they are -------------------------------------------------------------------------
 
-_CREDENTIALS = struct.Struct("3i")  # pid, uid, gid: struct ucred of unix(7)
-
-Mark = tuple[int, int, int]  # device, inode and change time, which differ for any other file
-
-
-class DaemonSockets:
-    """The sockets of the daemon `process`. All methods block on the file system."""
-
-    def __init__(self, gate: SocketGate, process: Identity) -> None:
-        self._gate = gate
-        self._process = process
-        self._proven: dict[str, Mark] = {}  # sockets at which this very process was found
-        self._sealed = False
-
-    def seal(self) -> None:
-        """Make the pipe directory root's; left as it is where this process is not root. Raises
-        OSError.
-        """
-        if not self._sealed:
-            seal_pipe_directory(self._gate.front)
-            self._sealed = True
-
-    def impostor(self) -> str:
-        """What replaced the daemon's sockets, in words. "" where all are its own, or where nothing
-        listens, which a request to the daemon will show.
+    def impostor(self, daemon: Identity) -> str:
+        """What replaced the sockets of this daemon, in words. "" where all are its own, or where
+        nothing listens, which a request to the daemon will show. Blocks on the file system.
         """
         for name in SOCKETS:
-            path = Path(self._gate.directory) / name
+            path = Path(self.directory) / name
             with suppress(FileNotFoundError):
                 found = path.lstat()
                 if not stat.S_ISSOCK(found.st_mode):
                     return f"{path} is no socket, in place of the one that the daemon made"
-                mark = found.st_dev, found.st_ino, found.st_ctime_ns
-                if self._proven.get(name) == mark:
+                proof = daemon, (found.st_dev, found.st_ino, found.st_ctime_ns)
+                if self._proven.get(name) == proof:
                     continue
                 listening = _listening(path)
                 if listening is None:
                     continue
-                if listening != (self._process.pid, self._process.uid):
+                if listening != (daemon.pid, daemon.uid):
                     pid, uid = listening
                     return (
                         f"process {pid} of user {uid} listens at {path} in place of the daemon "
-                        f"(pid {self._process.pid} of user {self._process.uid})"
+                        f"(pid {daemon.pid} of user {daemon.uid})"
                     )
-                self._proven[name] = mark
+                self._proven[name] = proof
         return ""
 
-    def proven(self) -> bool:
-        """Whether it listens at one of its sockets at least, and no other process at any."""
-        return not self.impostor() and bool(self._proven)
+    def prove(self, daemon: Identity) -> bool:
+        """Whether this daemon listens at one of the sockets at least, and no other process at any.
+        Blocks on the file system.
+        """
+        return not self.impostor(daemon) and any(one == daemon for one, _ in self._proven.values())
 
 
 def _listening(path: Path) -> tuple[int, int] | None:

@@ -22,7 +22,7 @@ from nodeagent.mps.files.directories import (
     make_directories,
     remove_directories,
 )
-from nodeagent.mps.files.sockets import SocketGate
+from nodeagent.mps.files.sockets import DaemonSockets
 from nodeagent.mps.launch.command import Launcher
 from nodeagent.mps.launch.process import DaemonProcess, StartError
 from nodeagent.mps.processes import CONTROL, SERVER, Identity, ended, identify, opened, processes_of
@@ -113,51 +113,40 @@ def _reap(pid: int) -> None:
         os.waitpid(pid, os.WNOHANG)
 
 
-class DaemonStarter:
-    """Starts the daemons of one device, and clears away what dead ones left."""
+async def clear_left_over(spec: DaemonSpec, sockets: DaemonSockets, *, grace: float) -> str:
+    """End what a dead daemon left, and take its sockets away; what could not be, in words."""
+    try:
+        await end_orphans(spec, grace=grace)
+        await asyncio.to_thread(sockets.clear)
+    except OrphansLeft as error:
+        return str(error)
+    except OSError as error:
+        return f"{error.filename} cannot be removed: {error.strerror}"
+    except Exception as error:  # noqa: BLE001  # not knowing what is left, none may be started
+        return internal_fault(error)
+    return ""
 
-    def __init__(
-        self, device: str, gate: SocketGate, *, run_dir: Path, launcher: Launcher, grace: float
-    ) -> None:
-        self.left_over = ""  # why no other daemon may be started
-        self._device = device
-        self._gate = gate
-        self._run_dir = run_dir
-        self._launcher = launcher
-        self._grace = grace
 
-    async def sweep(self, spec: DaemonSpec) -> None:
-        """End what a dead daemon left; `left_over` says what could not be."""
-        try:
-            await end_orphans(spec, grace=self._grace)
-            await asyncio.to_thread(self._gate.clear)
-            self.left_over = ""
-        except OrphansLeft as error:
-            self.left_over = str(error)
-        except OSError as error:
-            self.left_over = f"{error.filename} cannot be removed: {error.strerror}"
-        except Exception as error:  # noqa: BLE001  # not knowing what is left, none may be started
-            self.left_over = internal_fault(error)
+async def start_daemon(
+    spec: DaemonSpec, run_dir: Path, launcher: Launcher, record: Callable[[], None]
+) -> DaemonProcess:
+    """Make its directories, call `record`, which may raise OSError, and launch it. Raises
+    StartError.
+    """
+    try:
+        await asyncio.to_thread(_make_directories, run_dir, spec)
+        record()
+        return await launcher.launch(spec)
+    except (NodeagentError, OSError) as error:
+        raise StartError(str(error)) from error
+    except Exception as error:  # else its life would wait for this for ever
+        raise StartError(internal_fault(error)) from error
 
-    async def start(self, spec: DaemonSpec, record: Callable[[DaemonSpec], None]) -> DaemonProcess:
-        """Make its directories, call `record`, which may raise OSError, and launch it. Raises
-        StartError.
-        """
-        if self.left_over:
-            raise StartError(self.left_over)
-        try:
-            await asyncio.to_thread(self._make_directories, spec)
-            record(spec)
-            return await self._launcher.launch(spec)
-        except (NodeagentError, OSError) as error:
-            raise StartError(str(error)) from error
-        except Exception as error:  # else its life would wait for this for ever
-            raise StartError(internal_fault(error)) from error
 
-    def _make_directories(self, spec: DaemonSpec) -> None:
-        if had_by_another(directories_of(self._run_dir, self._device), spec.uid):
-            remove_directories(self._run_dir, self._device)
-        make_directories(self._run_dir, self._device, uid=spec.uid, gid=spec.gid)
+def _make_directories(run_dir: Path, spec: DaemonSpec) -> None:
+    if had_by_another(directories_of(run_dir, spec.device), spec.uid):
+        remove_directories(run_dir, spec.device)
+    make_directories(run_dir, spec.device, uid=spec.uid, gid=spec.gid)
 
 
 def internal_fault(error: Exception) -> str:

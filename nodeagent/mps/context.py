@@ -1,0 +1,50 @@
+"""What all daemons of a node have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from nodeagent.mps.control.client import ControlClient
+from nodeagent.mps.files.log import LogWatch
+from nodeagent.mps.launch.command import Launcher
+from nodeagent.mps.lifecycle.model import Report
+from nodeagent.mps.programs import Programs
+from nodeagent.mps.shares import DaemonSpec
+from nodeagent.settings import MpsSettings
+
+START_PATIENCE = 60.0  # seconds that a caller waits for a daemon to be Ready
+
+Check = Callable[[DaemonSpec], Awaitable[tuple[str, ...]]]
+
+
+@dataclass(frozen=True, slots=True)
+class MpsContext:
+    """`check` gives what else keeps a daemon from Ready, in words; `report` gets what people may
+    want to know of a device, `changed` is called when something is different; `jitter` gives
+    numbers from 0 up to 1. Seconds: `served_interval` between two questions to a daemon that has a
+    server or a blocked client or drains, `start_patience` for a caller who waits for Ready.
+    """
+
+    run_dir: Path
+    programs: Programs
+    launcher: Launcher
+    settings: MpsSettings
+    check: Check
+    report: Callable[[str, Report], None]
+    changed: Callable[[], None]
+    jitter: Callable[[], float]
+    served_interval: float = 5.0
+    start_patience: float = START_PATIENCE
+    watch: LogWatch = field(default_factory=LogWatch)
+
+    def control_client(self, pipe_directory: str, log_directory: str) -> ControlClient:
+        """The only way to the daemon there."""
+        return ControlClient(
+            self.programs,
+            pipe_directory=pipe_directory,
+            log_directory=log_directory,
+            deadline=self.settings.answer_deadline,
+            jitter=self.jitter,
+        )
