@@ -8,16 +8,13 @@ stricter one.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
 from nodeagent.plan.desired import WantedInstance
-from nodeagent.plan.observed import (
-    ComputeInstance,
-    GpuInstanceProfile,
-    Placement,
-)
+from nodeagent.plan.observed import ComputeInstance, GpuInstanceProfile, Placement
 
 ANYWHERE = -1  # as `Division.start`
 
@@ -45,9 +42,10 @@ def sizes_offered(profile: GpuInstanceProfile) -> tuple[int, ...]:
 
 @lru_cache(maxsize=4096)
 def compute_fits(
-    profile: GpuInstanceProfile, sizes: tuple[int, ...], kept: tuple[Placement, ...], aligned: bool
+    profile: GpuInstanceProfile, sizes: tuple[int, ...], occupied: int, aligned: bool
 ) -> bool:
-    """Whether compute instances of `sizes`, created largest first, fit beside the `kept` ones.
+    """Whether compute instances of `sizes`, created largest first, fit beside the `occupied`
+    compute slots (bits).
 
     `aligned`: compute slots are handed out as an aligned binary tree (Hopper and later), else by
     first fit (Ampere); from NVIDIA's open kernel modules. Used as long as the driver does not
@@ -55,19 +53,8 @@ def compute_fits(
     """
     if not sizes:
         return True
-    occupied = 0
-    for place in kept:
-        occupied |= place.mask
-    return _fits(profile, sizes, occupied, aligned)
-
-
-def _fits(
-    profile: GpuInstanceProfile, sizes: tuple[int, ...], occupied: int, aligned: bool
-) -> bool:
-    if not sizes:
-        return True
     return any(
-        _fits(profile, sizes[1:], occupied | place.mask, aligned)
+        compute_fits(profile, sizes[1:], occupied | place.mask, aligned)
         for place in _compute_placements(profile, sizes[0], aligned)
         if not place.mask & occupied
     )
@@ -75,69 +62,52 @@ def _fits(
 
 def _compute_placements(
     profile: GpuInstanceProfile, slices: int, aligned: bool
-) -> tuple[Placement, ...]:
+) -> Sequence[Placement]:
     known = {place for c in profile.compute if c.slices == slices for place in c.placements}
     if known:
-        return tuple(sorted(known))
+        return sorted(known)
     if not aligned:
-        return tuple(Placement(s, slices) for s in range(profile.slices - slices + 1))
+        return [Placement(s, slices) for s in range(profile.slices - slices + 1)]
     size = 1 << (slices - 1).bit_length()
     room = 1 << (profile.slices - 1).bit_length()
     starts = range(0, room - size + 1, size)
     # A slot beyond the GPU instance's own slices exists in the tree, but not on the chip.
-    return tuple(Placement(s, size) for s in starts if s + slices <= profile.slices)
+    return [Placement(s, size) for s in starts if s + slices <= profile.slices]
 
 
 def divisions(
     profile: GpuInstanceProfile, wanted: Sequence[WantedInstance], *, aligned: bool
-) -> Iterator[tuple[Division, ...]]:
+) -> list[tuple[Division, ...]]:
     """Every way to gather `wanted` devices of one profile into GPU instances."""
+
+    def gather(
+        items: Sequence[tuple[int, int]], gathered: tuple[Division, ...]
+    ) -> Iterator[tuple[Division, ...]]:
+        if not items:
+            yield tuple(sorted(gathered))
+            return
+        (negative, start), *rest = items
+        for index, division in enumerate(gathered):
+            joined = _joined(profile, division, -negative, start, aligned)
+            if joined and division not in gathered[:index]:
+                yield from gather(rest, (*gathered[:index], joined, *gathered[index + 1 :]))
+        if len(gathered) < len(profile.placements):
+            yield from gather(rest, (*gathered, Division(profile.name, start, (-negative,))))
+
     items = sorted((-w.slices, ANYWHERE if w.start is None else w.start) for w in wanted)
-    seen: set[tuple[Division, ...]] = set()
-    for bins in _gather(profile, items, [], aligned, len(profile.placements)):
-        division = tuple(sorted(bins))
-        if division not in seen:
-            seen.add(division)
-            yield division
+    return list(dict.fromkeys(gather(items, ())))
 
 
-def _gather(
-    profile: GpuInstanceProfile,
-    items: Sequence[tuple[int, int]],
-    bins: list[Division],
-    aligned: bool,
-    most: int,
-) -> Iterator[list[Division]]:
-    if not items:
-        yield bins
-        return
-    (negative, start), rest = items[0], items[1:]
-    slices = -negative
-    for index, bin_ in enumerate(bins):
-        if bin_ in bins[:index] or not _joins(profile, bin_, slices, start, aligned):
-            continue
-        joined = Division(
-            bin_.profile,
-            max(bin_.start, start),
-            tuple(sorted((*bin_.compute, slices), reverse=True)),
-        )
-        yield from _gather(
-            profile, rest, [*bins[:index], joined, *bins[index + 1 :]], aligned, most
-        )
-    if len(bins) < most:
-        alone = Division(profile.name, start, (slices,))
-        yield from _gather(profile, rest, [*bins, alone], aligned, most)
-
-
-def _joins(
+def _joined(
     profile: GpuInstanceProfile, division: Division, slices: int, start: int, aligned: bool
-) -> bool:
-    if sum(division.compute) + slices > profile.slices:
-        return False
+) -> Division | None:
+    """The division with one more compute instance, if that can be."""
     if ANYWHERE not in (division.start, start) and division.start != start:
-        return False
+        return None
     sizes = tuple(sorted((*division.compute, slices), reverse=True))
-    return compute_fits(profile, sizes, (), aligned)
+    if sum(sizes) > profile.slices or not compute_fits(profile, sizes, 0, aligned):
+        return None
+    return Division(profile.name, max(division.start, start), sizes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,6 +118,12 @@ class Redivision:
     destroyed: tuple[ComputeInstance, ...]
     added: tuple[int, ...]
 
+    @property
+    def cost(self) -> tuple[int, int, int]:
+        """Devices in use that go, devices that go, MPS daemons that end."""
+        in_use = sum(1 for device in self.destroyed if device.usage.in_use)
+        return in_use, len(self.destroyed), sum(1 for device in self.destroyed if device.mps)
+
 
 def redivide(
     profile: GpuInstanceProfile,
@@ -156,38 +132,23 @@ def redivide(
     *,
     aligned: bool,
 ) -> Redivision:
-    """The way that takes away the fewest in use, then the fewest, of the present ones; of those
-    the one that ends the fewest MPS daemons.
-    """
+    """The way of the least cost from the `present` compute instances to the `wanted` sizes."""
     if sorted(c.slices for c in present) == sorted(wanted):
         return Redivision(kept=present, destroyed=(), added=())
-    best: Redivision | None = None
-    for bits in range(1 << len(present)):
-        kept = tuple(c for i, c in enumerate(present) if bits >> i & 1)
-        added = _missing(kept, wanted)
-        if added is None or not _fits_beside(profile, added, kept, aligned):
-            continue
-        gone = tuple(c for i, c in enumerate(present) if not bits >> i & 1)
-        candidate = Redivision(kept=kept, destroyed=gone, added=added)
-        if best is None or _cost(candidate) < _cost(best):
-            best = candidate
+
+    def ways() -> Iterator[Redivision]:
+        for bits in range(1 << len(present)):
+            kept = tuple(c for i, c in enumerate(present) if bits >> i & 1)
+            added = Counter(wanted)
+            added.subtract(c.slices for c in kept)
+            sizes = tuple(sorted(added.elements(), reverse=True))
+            if min(added.values()) >= 0 and _fits_beside(profile, sizes, kept, aligned):
+                gone = tuple(c for i, c in enumerate(present) if not bits >> i & 1)
+                yield Redivision(kept, gone, sizes)
+
     # Nothing kept always fits: `wanted` was checked against an empty GPU instance.
-    return best or Redivision(kept=(), destroyed=present, added=wanted)
-
-
-def _cost(redivision: Redivision) -> tuple[int, int, int]:
-    gone = redivision.destroyed
-    in_use = sum(1 for device in gone if device.usage.in_use)
-    return in_use, len(gone), sum(1 for device in gone if device.mps)
-
-
-def _missing(kept: tuple[ComputeInstance, ...], wanted: tuple[int, ...]) -> tuple[int, ...] | None:
-    missing = list(wanted)
-    for instance in kept:
-        if instance.slices not in missing:
-            return None
-        missing.remove(instance.slices)
-    return tuple(sorted(missing, reverse=True))
+    nothing_kept = Redivision(kept=(), destroyed=present, added=wanted)
+    return min(ways(), key=lambda way: way.cost, default=nothing_kept)
 
 
 def _fits_beside(
@@ -196,7 +157,9 @@ def _fits_beside(
     kept: tuple[ComputeInstance, ...],
     aligned: bool,
 ) -> bool:
-    places = tuple(c.placement for c in kept if c.placement is not None)
-    if len(places) < len(kept):  # where they lie is not known: only the sum can be judged
-        return sum(added) + sum(c.slices for c in kept) <= profile.slices
-    return compute_fits(profile, added, places, aligned)
+    occupied = 0
+    for device in kept:
+        if device.placement is None:  # where it lies is not known: only the sum can be judged
+            return sum(added) + sum(c.slices for c in kept) <= profile.slices
+        occupied |= device.placement.mask
+    return compute_fits(profile, added, occupied, aligned)

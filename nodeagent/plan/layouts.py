@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from nodeagent.plan.names import ProfileName
-from nodeagent.plan.observed import Engines, Gpu, GpuInstanceProfile
+from nodeagent.plan.observed import Gpu, GpuInstanceProfile
 
 # Copy engines are shared when they run short; media engines are not.
 _MEDIA_ENGINES = ("decoder", "encoder", "jpeg", "ofa")
@@ -21,7 +21,9 @@ _MEDIA_ENGINES = ("decoder", "encoder", "jpeg", "ofa")
 
 @dataclass(frozen=True, slots=True)
 class CardProfile:
-    """One profile as the search needs it: `masks` by start, `engines` as a vector."""
+    """One profile as the search needs it: `masks` by start, `engines` as a vector, and how many of
+    it there can be.
+    """
 
     profile: GpuInstanceProfile
     masks: Mapping[int, int]
@@ -85,59 +87,36 @@ class Card:
 
 @lru_cache(maxsize=64)
 def _card(profiles: tuple[GpuInstanceProfile, ...], aligned: bool) -> Card:
-    ordered = sorted(profiles, key=size_order)
-    table = {
-        p.name: CardProfile(
-            profile=p,
-            masks={place.start: place.mask for place in sorted(p.placements)},
-            engines=_vector(p.engines),
-            limit=_limit(p),
-        )
-        for p in ordered
-    }
-    slots = max((mask.bit_length() for p in table.values() for mask in p.masks.values()), default=0)
-    return Card(table, _card_engines(table.values()), slots, aligned)
-
-
-def size_order(profile: GpuInstanceProfile) -> tuple[int, int, int, str]:
-    """Sorts the largest profile first, in an order that is always the same."""
-    return (-profile.slices, -profile.memory, -profile.multiprocessors, profile.name)
-
-
-def _vector(engines: Engines) -> tuple[int, ...]:
-    return tuple(getattr(engines, kind) for kind in _MEDIA_ENGINES)
-
-
-def _limit(profile: GpuInstanceProfile) -> int:
-    """How many of a profile there can be.
-
-    For plain profiles the placements alone decide; the driver's own count is wrong on some cards
-    (on A30, according to NVIDIA's mig-parted). It is needed where engines limit the number (+me).
-    """
-    if ProfileName.parse(profile.name).attributes:
-        return min(profile.max_count, len(profile.placements))
-    return len(profile.placements)
-
-
-def _card_engines(profiles: Iterable[CardProfile]) -> tuple[int, ...]:
-    """How many media engines of each kind the card surely has.
-
-    The driver does not report it. One instance of any profile is possible, and so are as many of a
-    plain profile as there are places; what these take, the card has.
-    """
+    table: dict[str, CardProfile] = {}
+    # The driver does not report a card's engines. One instance of any profile is possible, and so
+    # are as many of a plain profile as there are places; what these take, the card surely has.
     have = [0] * len(_MEDIA_ENGINES)
-    for p in profiles:
-        plain = not ProfileName.parse(p.name).attributes
-        times = len(p.masks) if plain else 1
-        have = [max(a, times * b) for a, b in zip(have, p.engines, strict=True)]
-    return tuple(have)
+    for profile in sorted(profiles, key=_size_order):
+        masks = {place.start: place.mask for place in sorted(profile.placements)}
+        engines = tuple(getattr(profile.engines, kind) for kind in _MEDIA_ENGINES)
+        plain = not ProfileName.parse(profile.name).attributes
+        # For plain profiles the placements alone decide; the driver's own count is wrong on some
+        # cards (on A30, according to NVIDIA's mig-parted). Engines limit the others (+me).
+        limit = len(profile.placements)
+        if not plain:
+            limit = min(profile.max_count, limit)
+        table[profile.name] = CardProfile(profile, masks, engines, limit)
+        times = len(masks) if plain else 1
+        have = [max(a, times * b) for a, b in zip(have, engines, strict=True)]
+    slots = max((mask.bit_length() for p in table.values() for mask in p.masks.values()), default=0)
+    return Card(table, tuple(have), slots, aligned)
+
+
+def _size_order(profile: GpuInstanceProfile) -> tuple[int, int, int, str]:
+    """The largest profile first, in an order that is always the same."""
+    return (-profile.slices, -profile.memory, -profile.multiprocessors, profile.name)
 
 
 def free_slots(gpu: Gpu) -> tuple[int, ...]:
     """The memory slices where something new could lie: no GPU instance occupies them, and they are
     not unhealthy (none while MIG is off).
     """
-    if gpu.mig is None or not gpu.mig.current or gpu.health_limits.whole:
+    if not gpu.in_mig_mode or gpu.health_limits.whole:
         return ()
     occupied = _occupied(gpu)
     return tuple(slot for slot in range(Card.of(gpu).slots) if not occupied >> slot & 1)
@@ -145,7 +124,7 @@ def free_slots(gpu: Gpu) -> tuple[int, ...]:
 
 def creatable(gpu: Gpu) -> dict[str, int]:
     """How many more of each profile fit now, each taken alone; profiles with no room left out."""
-    if gpu.mig is None or not gpu.mig.current or gpu.health_limits.whole:
+    if not gpu.in_mig_mode or gpu.health_limits.whole:
         return {}
     card = Card.of(gpu)
     spare = card.spare(i.profile for i in gpu.instances if i.profile in card.profiles)

@@ -8,13 +8,17 @@ reads the result and plans the rest again where it differs.
 
 from __future__ import annotations
 
-from nodeagent.plan import refusals
-from nodeagent.plan.desired import WantedInstance
-from nodeagent.plan.layouts import Card
+from collections.abc import Iterator, Sequence
+from typing import assert_never
+
+from nodeagent.plan.desired import DesiredMig, Layout, MigDisabled, MigEnabled, WantedInstance
+from nodeagent.plan.layouts import Card, free_slots
 from nodeagent.plan.names import device_name
 from nodeagent.plan.observed import ComputeInstance, Gpu, GpuInstance
-from nodeagent.plan.plan import GpuPlan, Policy, Verdict
-from nodeagent.plan.search import Placed, Target, best_layout
+from nodeagent.plan.plan import Policy
+from nodeagent.plan.problems import Code, PlanRefused, Problem
+from nodeagent.plan.refusals import counted, does_not_fit, not_mig_capable, unhealthy_slices
+from nodeagent.plan.search import Target, best_layout
 from nodeagent.plan.steps import (
     CreateComputeInstance,
     CreateGpuInstance,
@@ -26,51 +30,192 @@ from nodeagent.plan.steps import (
     after,
 )
 
+_Steps = tuple[Step, ...]
+
+
+def mig_steps(desired: DesiredMig | None, gpu: Gpu, policy: Policy) -> _Steps:
+    """The steps to the mode and the layout; raises PlanRefused."""
+    on = gpu.mig is not None and gpu.mig.current and gpu.mig.pending
+    match desired:
+        case None:
+            return ()
+        case MigDisabled(path=path):
+            return _disable(gpu, path, policy)
+        case MigEnabled(path=path):
+            return () if on else _enable(gpu, path, policy)
+        case Layout(instances=wanted, path=path):
+            mode = () if on else _enable(gpu, path, policy)
+            then = after(gpu, mode)
+            return (*mode, *_lay_out(then, wanted, path)) if then.in_mig_mode else mode
+        case _:
+            assert_never(desired)
+
+
+# --- the mode ---------------------------------------------------------------------------------
+
+
+def _enable(gpu: Gpu, path: str, policy: Policy) -> _Steps:
+    if gpu.mig is None:
+        raise PlanRefused(not_mig_capable(gpu, path))
+    if gpu.mig.current:
+        why = "switching MIG off was pending, which would undo the plan"
+        return (SetMigMode(gpu.uuid, True, why),)
+    _require_idle(gpu, path, "on")
+    on = SetMigMode(gpu.uuid, True, f"{path} asks for MIG")
+    if not gpu.mode_change_needs_reset:
+        return (on,)
+    steps: _Steps = () if gpu.mig.pending else (on,)
+    if policy.reset_when_idle and not gpu.passthrough:
+        return (*steps, _reset(gpu))
+    if not steps:
+        raise PlanRefused(reset_required(gpu, path, policy, enable=True))
+    return steps
+
+
+def _disable(gpu: Gpu, path: str, policy: Policy) -> _Steps:
+    """All instances go, then the mode."""
+    if gpu.mig is None or not (gpu.mig.current or gpu.mig.pending):
+        return ()
+    if not gpu.mig.current:  # switching on was pending; taking that back needs no reset
+        return (SetMigMode(gpu.uuid, False, "switching MIG on was pending"),)
+    if gpu.mode_change_needs_reset and gpu.passthrough:
+        raise PlanRefused(_mode_cannot_return(gpu, path))
+    _require_idle(gpu, path, "off")
+    resets = gpu.mode_change_needs_reset and policy.reset_when_idle
+    # Without the reset the instances would be gone for nothing.
+    if gpu.mode_change_needs_reset and not resets and (gpu.instances or not gpu.mig.pending):
+        raise PlanRefused(reset_required(gpu, path, policy, enable=False))
+    off = SetMigMode(gpu.uuid, False, f"{path} says that MIG is disabled")
+    return (
+        *(_destroy(gpu, i, "MIG is to be switched off") for i in _in_slice_order(gpu.instances)),
+        *((off,) if gpu.mig.pending else ()),
+        *((_reset(gpu),) if resets else ()),
+    )
+
+
+def _reset(gpu: Gpu) -> ResetGpu:
+    return ResetGpu(gpu.uuid, "this card's MIG mode changes at a GPU reset")
+
+
+def _require_idle(gpu: Gpu, path: str, word: str) -> None:
+    """A mode change needs the whole GPU idle."""
+    if gpu.idle:
+        return
+    users = [str(gpu.usage)] if gpu.usage.in_use else []
+    if gpu.usage.known:
+        users += [
+            f"{c.usage} on {c.profile} at slice {i.placement.start}"
+            for i in gpu.instances
+            for c in i.compute
+            if c.usage.in_use
+        ]
+    who = "; ".join(users)
+    message = f"MIG mode of {gpu.title} cannot be switched {word} while it is in use: {who}"
+    raise PlanRefused(_in_use(gpu, message, path))
+
+
+def _in_use(gpu: Gpu, message: str, path: str) -> Problem:
+    remedy = "end what uses it, or wait for its end"
+    return Problem(Code.IN_USE, message, remedy, gpu.uuid, path)
+
+
+def reset_required(gpu: Gpu, path: str, policy: Policy, *, enable: bool) -> Problem:
+    """The mode is set or to be set, and becomes current only at a reset.
+
+    Where the plan does not set it (instances would be destroyed for nothing), the remedy does.
+    """
+    unset = not enable and bool(gpu.instances) and gpu.mig is not None and gpu.mig.pending
+    first = f"run `nvidia-smi -i {gpu.pci_bus_id} -mig 0`, then " if unset else "run "
+    reset = f"{first}`nvidia-smi --gpu-reset -i {gpu.pci_bus_id}`"
+    if gpu.passthrough:
+        remedy = "reboot the virtual machine: the GPU cannot be reset from inside it"
+    elif policy.reset_when_idle:
+        remedy = f"{reset}, or reboot"
+    else:
+        remedy = (
+            f"while the GPU is idle, {reset} or reboot; or allow it with the setting "
+            "`reset: whenIdle`"
+        )
+    message = f"MIG mode of {gpu.title} goes {'on' if enable else 'off'} only at a GPU reset"
+    return Problem(Code.RESET_REQUIRED, message, remedy, gpu.uuid, path)
+
+
+def _mode_cannot_return(gpu: Gpu, path: str) -> Problem:
+    message = (
+        f"MIG mode of {gpu.title} is not switched off: in this virtual machine the GPU cannot be "
+        "reset, so it could not be switched on again"
+    )
+    remedy = "switch it off from the hypervisor's side, or leave the GPU out of the plan"
+    return Problem(Code.MODE_CANNOT_RETURN, message, remedy, gpu.uuid, path)
+
+
 # --- the layout -------------------------------------------------------------------------------
 
 
-def lay_out(gpu: Gpu, wanted: tuple[WantedInstance, ...], path: str) -> GpuPlan:
+def _lay_out(gpu: Gpu, wanted: Sequence[WantedInstance], path: str) -> _Steps:
     """The steps to exactly these devices, on a GPU with MIG on."""
     card = Card.of(gpu)
-    unknown = tuple(w for w in wanted if w.profile not in card.profiles)
+    unknown = next((w for w in wanted if w.profile not in card.profiles), None)
     if unknown:
-        return GpuPlan.refused(gpu, Verdict.UNSATISFIABLE, refusals.not_offered(gpu, unknown))
+        raise PlanRefused(_not_offered(gpu, unknown))
     # A process of which no instance is known may be on any of them; so may one that the driver
     # does not list, although the devices' own lists are empty.
     everything = gpu.usage.in_use
-    target = best_layout(
-        card, wanted, gpu.instances, all_in_use=everything, unhealthy=gpu.health_limits.slices
-    )
-    if target is None and gpu.health_limits.slices and best_layout(card, wanted, ()) is not None:
-        return GpuPlan.refused(gpu, Verdict.BLOCKED, refusals.unhealthy_slices(gpu, path))
+    unhealthy = gpu.health_limits.slices
+    target = best_layout(card, wanted, gpu.instances, all_in_use=everything, unhealthy=unhealthy)
+    if target is None and unhealthy and best_layout(card, wanted, ()) is not None:
+        raise PlanRefused(unhealthy_slices(gpu, path))
     if target is None:
-        return GpuPlan.refused(gpu, Verdict.UNSATISFIABLE, refusals.does_not_fit(gpu, wanted, path))
-    blockers = _taken_in_use(target, everything=everything)
-    if blockers:
-        return GpuPlan.refused(
-            gpu, Verdict.BLOCKED, *refusals.in_the_way(gpu, wanted, target, blockers, path)
-        )
+        raise PlanRefused(does_not_fit(gpu, wanted, path))
+    _require_unused(gpu, wanted, target, path)
     steps = (*_destructions(gpu, target), *_creations(gpu, card, target))
     if everything and any(isinstance(s, CreateGpuInstance) for s in steps):
         # The driver refuses new GPU instances while a client from before holds the GPU.
-        return GpuPlan.refused(gpu, Verdict.BLOCKED, refusals.gpu_held(gpu, path))
-    return GpuPlan.applicable(gpu, steps)
+        message = f"no GPU instance can be created on {gpu.title} while it is held outside any: "
+        remedy = "end what holds it, or wait for its end"
+        raise PlanRefused(Problem(Code.IN_USE, f"{message}{gpu.usage}", remedy, gpu.uuid, path))
+    return steps
 
 
-def _taken_in_use(target: Target, *, everything: bool) -> tuple[refusals.Blocker, ...]:
-    """What the target would take away although it is in use."""
-    lost = [(i, c) for i in target.gone for c in i.compute]
-    lost += [(p.existing, c) for p in target.placed if p.existing for c in p.change.destroyed]
-    return tuple(refusals.Blocker(i, c) for i, c in lost if everything or c.usage.in_use)
+def _not_offered(gpu: Gpu, wanted: WantedInstance) -> Problem:
+    """The layout names a profile that the card does not list (any more)."""
+    message = f"{gpu.title} has no profile {wanted.profile}"
+    remedy = f"it offers: {', '.join(p.name for p in gpu.profiles) or 'none'}"
+    return Problem(Code.UNKNOWN_PROFILE, message, remedy, gpu.uuid, wanted.path)
 
 
-def in_slice_order(instances: tuple[GpuInstance, ...]) -> list[GpuInstance]:
-    """As they lie on the card."""
+def _require_unused(gpu: Gpu, wanted: Sequence[WantedInstance], target: Target, path: str) -> None:
+    """One problem for each device in use that the target would take away."""
+    lost = [*((i, c) for i in target.gone for c in i.compute), *target.divided]
+    missing = [p.division.profile for p in target.placed if p.existing is None]
+    purpose = f"to make room for {counted(missing)}" if missing else "since the plan has no such"
+    path = next((w.path for w in wanted if w.profile in missing), "") or path
+    slots = ", ".join(map(str, free_slots(gpu))) or "none"
+    problems = [
+        _in_use(
+            gpu,
+            f"{device.profile} at slice {instance.placement.start} of {gpu.title} would have to "
+            f"go {purpose} (free memory slices: {slots}), but is in use by {_users(gpu, device)}",
+            path,
+        )
+        for instance, device in lost
+        if gpu.usage.in_use or device.usage.in_use
+    ]
+    if problems:
+        raise PlanRefused(*problems)
+
+
+def _users(gpu: Gpu, device: ComputeInstance) -> str:
+    if device.usage.in_use:
+        return str(device.usage)
+    return f"{gpu.usage}, of which it is not known which instance they use"
+
+
+def _in_slice_order(instances: Sequence[GpuInstance]) -> list[GpuInstance]:
     return sorted(instances, key=lambda i: (i.placement, i.id))
 
 
-def destroy(gpu: Gpu, instance: GpuInstance, reason: str) -> DestroyGpuInstance:
-    """The step that takes a GPU instance away with all that is in it."""
+def _destroy(gpu: Gpu, instance: GpuInstance, reason: str) -> DestroyGpuInstance:
     return DestroyGpuInstance(
         gpu=gpu.uuid,
         instance=instance.id,
@@ -81,20 +226,12 @@ def destroy(gpu: Gpu, instance: GpuInstance, reason: str) -> DestroyGpuInstance:
     )
 
 
-def _destructions(gpu: Gpu, target: Target) -> list[Step]:
+def _destructions(gpu: Gpu, target: Target) -> Iterator[Step]:
     wanted = {p.division.profile for p in target.placed}
-    steps: list[Step] = [destroy(gpu, i, _why_gone(i, wanted)) for i in in_slice_order(target.gone)]
-    for placed in target.placed:
-        if placed.existing is not None:
-            steps += _reductions(gpu, placed.existing, placed.change.destroyed)
-    return steps
-
-
-def _reductions(
-    gpu: Gpu, instance: GpuInstance, gone: tuple[ComputeInstance, ...]
-) -> list[DestroyComputeInstance]:
-    return [
-        DestroyComputeInstance(
+    for instance in _in_slice_order(target.gone):
+        yield _destroy(gpu, instance, _why_gone(instance, wanted))
+    for instance, device in target.divided:
+        yield DestroyComputeInstance(
             gpu=gpu.uuid,
             instance=instance.id,
             compute=device.id,
@@ -103,8 +240,6 @@ def _reductions(
             device=device.uuid,
             reason="the plan divides its GPU instance differently",
         )
-        for device in gone
-    ]
 
 
 def _why_gone(instance: GpuInstance, wanted: set[str]) -> str:
@@ -116,113 +251,28 @@ def _why_gone(instance: GpuInstance, wanted: set[str]) -> str:
 
 
 def _creations(gpu: Gpu, card: Card, target: Target) -> list[Step]:
+    """New GPU instances, the largest first, then compute instances in those that are there."""
     order = {name: n for n, name in enumerate(card.profiles)}
-    placed = sorted(target.placed, key=lambda p: (order[p.division.profile], p.start))
-    steps: list[Step] = [_create(gpu, card, p) for p in placed if p.existing is None]
-    for p in placed:
-        if p.existing is not None:
-            steps += _additions(gpu, card, p.existing, p.change.added)
-    return steps
-
-
-def _create(gpu: Gpu, card: Card, placed: Placed) -> CreateGpuInstance:
-    profile = card.profiles[placed.division.profile].profile
-    placement = next(x for x in profile.placements if x.start == placed.start)
-    fixed = placed.division.start >= 0
-    return CreateGpuInstance(
-        gpu=gpu.uuid,
-        profile_id=profile.id,
-        profile=profile.name,
-        placement=placement,
-        compute=placed.division.compute,
-        reason="the plan asks for it here" if fixed else "missing; this place leaves most room",
-    )
-
-
-def _additions(
-    gpu: Gpu, card: Card, instance: GpuInstance, added: tuple[int, ...]
-) -> list[CreateComputeInstance]:
-    whole = card.profiles[instance.profile].profile.slices
-    reason = (
-        "missing in a GPU instance that is there"
-        if instance.compute
-        else "completes a half-made GPU instance"
-    )
-    return [
-        CreateComputeInstance(
-            gpu=gpu.uuid,
-            instance=instance.id,
-            profile=device_name(instance.profile, whole, slices),
-            slices=slices,
-            placement=instance.placement,
-            reason=reason,
-        )
-        for slices in added
-    ]
-
-
-# --- the mode ---------------------------------------------------------------------------------
-
-
-def enable(
-    gpu: Gpu, wanted: tuple[WantedInstance, ...] | None, path: str, policy: Policy
-) -> GpuPlan:
-    """Mode on, then the layout (`wanted` None: whatever is there may stay)."""
-    if gpu.mig is None:
-        return GpuPlan.refused(gpu, Verdict.UNSATISFIABLE, refusals.not_mig_capable(gpu, path))
-    if gpu.mig.current:
-        on = SetMigMode(gpu.uuid, True, "switching MIG off was pending, which would undo the plan")
-        return _then_lay_out(gpu, (on,), wanted, path)
-    if not gpu.idle:
-        return GpuPlan.refused(gpu, Verdict.BLOCKED, refusals.mode_in_use(gpu, path, enable=True))
-    steps: tuple[Step, ...] = ()
-    # A pending mode that needs no reset is set again.
-    if not (gpu.mig.pending and gpu.mode_change_needs_reset):
-        steps = (SetMigMode(gpu.uuid, True, f"{path} asks for MIG"),)
-    if gpu.mode_change_needs_reset:
-        if gpu.passthrough or not policy.reset_when_idle:
-            needed = refusals.reset_required(gpu, path, policy, enable=True)
-            if not steps:
-                return GpuPlan.refused(gpu, Verdict.BLOCKED, needed)
-            return GpuPlan.applicable(gpu, steps, needed)
-        steps = (*steps, ResetGpu(gpu.uuid, "this card's MIG mode changes at a GPU reset"))
-    return _then_lay_out(gpu, steps, wanted, path)
-
-
-def _then_lay_out(
-    gpu: Gpu, steps: tuple[Step, ...], wanted: tuple[WantedInstance, ...] | None, path: str
-) -> GpuPlan:
-    """`steps` switch the mode; the layout is planned for what they lead to."""
-    if wanted is None:
-        return GpuPlan.applicable(gpu, steps)
-    rest = lay_out(after(gpu, steps), wanted, path)
-    if rest.verdict in (Verdict.BLOCKED, Verdict.UNSATISFIABLE):
-        return GpuPlan.refused(gpu, rest.verdict, *rest.problems)
-    return GpuPlan.applicable(gpu, (*steps, *rest.steps))
-
-
-def disable(gpu: Gpu, path: str, policy: Policy) -> GpuPlan:
-    """All instances go, then the mode; only on a GPU that is proven idle."""
-    if gpu.mig is None or not (gpu.mig.current or gpu.mig.pending):
-        return GpuPlan.in_sync(gpu)
-    if not gpu.mig.current:  # switching on was pending; taking that back needs no reset
-        off = SetMigMode(gpu.uuid, False, "switching MIG on was pending")
-        return GpuPlan.applicable(gpu, (off,))
-    if gpu.mode_change_needs_reset and gpu.passthrough:
-        return GpuPlan.refused(gpu, Verdict.UNSATISFIABLE, refusals.mode_cannot_return(gpu, path))
-    if not gpu.idle:
-        return GpuPlan.refused(gpu, Verdict.BLOCKED, refusals.mode_in_use(gpu, path, enable=False))
-    steps: list[Step] = [
-        destroy(gpu, i, "MIG is to be switched off") for i in in_slice_order(gpu.instances)
-    ]
-    if gpu.mig.pending:
-        steps.append(SetMigMode(gpu.uuid, False, f"{path} says that MIG is disabled"))
-    if gpu.mode_change_needs_reset:
-        if not policy.reset_when_idle:
-            needed = refusals.reset_required(gpu, path, policy, enable=False)
-            # Without the reset the instances would be gone for nothing.
-            if gpu.instances or not gpu.mig.pending:
-                return GpuPlan.refused(gpu, Verdict.BLOCKED, needed)
-            return GpuPlan.applicable(gpu, tuple(steps), needed)
-        steps.append(ResetGpu(gpu.uuid, "this card's MIG mode changes at a GPU reset"))
-    return GpuPlan.applicable(gpu, tuple(steps))
+    instances: list[Step] = []
+    compute: list[Step] = []
+    for placed in sorted(target.placed, key=lambda p: (order[p.division.profile], p.start)):
+        profile = card.profiles[placed.division.profile].profile
+        there = placed.existing
+        if there is None:
+            fixed = placed.division.start >= 0
+            why = "the plan asks for it here" if fixed else "missing; this place leaves most room"
+            placement = next(x for x in profile.placements if x.start == placed.start)
+            sizes = placed.division.compute
+            instances.append(
+                CreateGpuInstance(gpu.uuid, profile.id, profile.name, placement, sizes, why)
+            )
+            continue
+        why = "missing in a GPU instance that is there"
+        if not there.compute:
+            why = "completes a half-made GPU instance"
+        for slices in placed.change.added:
+            name = device_name(profile.name, profile.slices, slices)
+            compute.append(
+                CreateComputeInstance(gpu.uuid, there.id, name, slices, there.placement, why)
+            )
+    return [*instances, *compute]

@@ -7,56 +7,19 @@ whether it has any, is never stopped; the plan is refused then.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
-from nodeagent.plan import refusals
 from nodeagent.plan.desired import DesiredGpu, Layout, MigDisabled, WantedInstance
 from nodeagent.plan.mps_assignment import Seat, assign, cost_of
 from nodeagent.plan.observed import Device, Gpu
-from nodeagent.plan.plan import GpuPlan, Policy, Verdict
-from nodeagent.plan.problems import Problem
+from nodeagent.plan.plan import Policy
+from nodeagent.plan.problems import Code, PlanRefused, Problem
 from nodeagent.plan.shares import ComputeMode, WantedMps
-from nodeagent.plan.steps import SetComputeMode, SetTimeSlice, StartMps, Step, StopMps, after
+from nodeagent.plan.steps import SetComputeMode, SetTimeSlice, StartMps, Step, StopMps
 from nodeagent.plan.usage import outside_mps
 
 _BLOCKED = 1_000_000  # as a cost: more than any assignment that is possible
-
-
-def concerns(desired: DesiredGpu, gpu: Gpu) -> bool:
-    """Whether there is anything about sharing, wanted or found."""
-    if desired.mps or desired.mps_by_device or desired.time_slice or gpu.earlier_time_slice:
-        return True
-    if any(device.mps or device.earlier_mode for device in gpu.devices()):
-        return True
-    return isinstance(desired.mig, Layout) and any(w.mps for w in desired.mig.instances)
-
-
-def add_sharing(gpu: Gpu, mig: GpuPlan, desired: DesiredGpu, policy: Policy) -> GpuPlan:
-    """The steps of `mig`, a plan for `gpu` as it is really used, with those for sharing around."""
-    used = mig.before
-    if mig.verdict not in {Verdict.IN_SYNC, Verdict.APPLICABLE}:
-        return replace(mig, before=gpu, after=gpu)
-    end = after(used, mig.steps)
-    targets = _targets(end, desired, policy)
-    problems = (*_served(used, targets, desired), *_held(used, targets, desired, policy))
-    if problems:
-        return GpuPlan.refused(gpu, Verdict.BLOCKED, *problems, *mig.problems)
-    steps = (
-        *(
-            StopMps(gpu.uuid, device.uuid, why, device.profile, device.placement)
-            for device, why, _ in _ending(used, targets)
-        ),
-        *_restorations(used, targets, desired),
-        *mig.steps,
-        *_time_slice(end, desired),
-        *(_own_mode_back(end, desired) if used.in_mig_mode else ()),
-        *(step for target in targets for step in _starts(gpu, target, policy)),
-    )
-    return GpuPlan.applicable(gpu, steps, *mig.problems)
-
-
-# --- what each device is to have --------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,8 +47,33 @@ class _Target:
         return comes and policy.exclusive_mps and outside_mps(self.device.usage).in_use
 
 
+def with_sharing(
+    gpu: Gpu, mig: Sequence[Step], end: Gpu, desired: DesiredGpu, policy: Policy
+) -> tuple[Step, ...]:
+    """The steps `mig`, which lead from `gpu` to `end`, with those for sharing around them.
+
+    The clients of daemons are users of `gpu`'s devices. Raises PlanRefused.
+    """
+    targets = _targets(end, desired, policy)
+    stops = list(_stops(gpu, targets, desired))
+    held = (_held(gpu, target, desired) for target in targets if target.is_held(policy))
+    problems = (*(problem for _, problem in stops if problem), *held)
+    if problems:
+        raise PlanRefused(*problems)
+    return (
+        *(step for step, _ in stops),
+        *_restorations(gpu, targets, desired),
+        *mig,
+        *_time_slice(end, desired),
+        *(_own_mode_back(end, desired) if gpu.in_mig_mode else ()),
+        *(step for target in targets for step in _starts(gpu, target, policy)),
+    )
+
+
+# --- what each device is to have --------------------------------------------------------------
+
+
 def _targets(end: Gpu, desired: DesiredGpu, policy: Policy) -> list[_Target]:
-    """What every device of `end`, the GPU after its MIG steps, is to have."""
     whole, *devices = end.devices()
     if not end.in_mig_mode:
         return [_Target(whole, desired.mps)]
@@ -100,17 +88,17 @@ def _targets(end: Gpu, desired: DesiredGpu, policy: Policy) -> list[_Target]:
 
 
 def _assigned(
-    devices: list[Device], wanted: tuple[WantedInstance, ...], policy: Policy
+    devices: Sequence[Device], wanted: Sequence[WantedInstance], policy: Policy
 ) -> list[WantedMps | None]:
     """To devices that are alike, so that nothing in use is in the way if that can be."""
+    if not any(w.mps for w in wanted):
+        return [None] * len(devices)
 
     def cost(number: int, mps: WantedMps | None) -> int:
         target = _Target(devices[number], mps)
         served = bool(target.stops) and target.device.usage.in_use
         return cost_of(target.device.runs, mps) + _BLOCKED * (served or target.is_held(policy))
 
-    if not any(w.mps for w in wanted):
-        return [None] * len(devices)
     seats = [
         Seat(device.instance.profile, device.slices, device.instance.placement.start)
         for device in devices
@@ -119,38 +107,49 @@ def _assigned(
     return assign(seats, wanted, cost)[1]
 
 
-# --- what is in the way -----------------------------------------------------------------------
+# --- daemons that go, and what is in the way --------------------------------------------------
 
 
-def _ending(gpu: Gpu, targets: list[_Target]) -> Iterator[tuple[Device, str, WantedMps | None]]:
-    """The daemons that must go, why, and what is to come instead."""
+def _stops(
+    gpu: Gpu, targets: Sequence[_Target], desired: DesiredGpu
+) -> Iterator[tuple[StopMps, Problem | None]]:
+    """The end of each daemon that must go, with what forbids it."""
     at_the_end = {target.device.uuid: target for target in targets}
     for device in gpu.devices():
         target = at_the_end.get(device.uuid)
+        path = desired.path
         if device.mps is None:
             continue
         if target is None or target.device.mps is None:
-            goes = "its device goes" if device.profile else "the GPU's MIG mode changes"
-            yield device, goes, None
+            why = "its device goes" if device.profile else "the GPU's MIG mode changes"
         elif target.stops:
-            yield device, target.stops, target.wanted
+            why = target.stops
+            path = (target.wanted.path if target.wanted else "") or path
+        else:
+            continue
+        step = StopMps(gpu.uuid, device.uuid, why, device.profile, device.placement)
+        yield step, _served(gpu, device, why, path) if device.usage.in_use else None
 
 
-def _served(gpu: Gpu, targets: list[_Target], desired: DesiredGpu) -> Iterator[Problem]:
-    for device, why, instead in _ending(gpu, targets):
-        if device.usage.in_use:
-            path = (instead.path if instead else "") or desired.path
-            yield refusals.daemon_in_use(gpu, _name(gpu, device), device.usage, why=why, path=path)
+def _served(gpu: Gpu, device: Device, why: str, path: str) -> Problem:
+    message = (
+        f"the MPS daemon of {_name(gpu, device)} would have to be stopped ({why}), but the device "
+        f"is in use by {device.usage}"
+    )
+    return Problem(Code.IN_USE, message, "end what uses it, or wait for its end", gpu.uuid, path)
 
 
-def _held(
-    gpu: Gpu, targets: list[_Target], desired: DesiredGpu, policy: Policy
-) -> Iterator[Problem]:
-    for target in targets:
-        if target.wanted and target.is_held(policy):
-            users = outside_mps(target.device.usage)
-            path = target.wanted.path or desired.path
-            yield refusals.held_outside_mps(gpu, _name(gpu, target.device), users, path)
+def _held(gpu: Gpu, target: _Target, desired: DesiredGpu) -> Problem:
+    path = (target.wanted.path if target.wanted else "") or desired.path
+    message = (
+        f"{_name(gpu, target.device)} cannot be given to MPS alone (compute mode "
+        f"EXCLUSIVE_PROCESS) while it is in use outside MPS by {outside_mps(target.device.usage)}"
+    )
+    remedy = (
+        "end what uses it, wait for its end, or leave compute modes alone (setting "
+        "mps.computeMode: leave)"
+    )
+    return Problem(Code.IN_USE, message, remedy, gpu.uuid, path)
 
 
 def _name(gpu: Gpu, device: Device) -> str:
@@ -162,7 +161,7 @@ def _name(gpu: Gpu, device: Device) -> str:
 # --- steps ------------------------------------------------------------------------------------
 
 
-def _restorations(gpu: Gpu, targets: list[_Target], desired: DesiredGpu) -> Iterator[Step]:
+def _restorations(gpu: Gpu, targets: Sequence[_Target], desired: DesiredGpu) -> Iterator[Step]:
     """What was changed for a way of sharing that is over, before MIG changes make it impossible."""
     if not gpu.in_mig_mode:
         before = gpu.earlier_time_slice

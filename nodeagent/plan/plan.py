@@ -7,29 +7,22 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import assert_never
 
 from nodeagent.plan.desired import DesiredGpu
 from nodeagent.plan.observed import Gpu
 from nodeagent.plan.problems import Code, Problem
 from nodeagent.plan.steps import (
-    CreateComputeInstance,
-    CreateGpuInstance,
-    DestroyComputeInstance,
-    DestroyGpuInstance,
-    ResetGpu,
     SetComputeMode,
     SetMigMode,
     SetTimeSlice,
     StartMps,
     Step,
     StopMps,
-    after,
 )
 
 
 class Verdict(StrEnum):
-    """Values are those of the JSON output."""
+    """From best to worst. Values are those of the JSON output."""
 
     IN_SYNC = "inSync"
     APPLICABLE = "applicable"
@@ -38,19 +31,13 @@ class Verdict(StrEnum):
     INVALID = "invalid"
 
 
-# From worst to best: the node's verdict is the worst of its GPUs'.
-_SEVERITY = (
-    Verdict.INVALID,
-    Verdict.UNSATISFIABLE,
-    Verdict.BLOCKED,
-    Verdict.APPLICABLE,
-    Verdict.IN_SYNC,
-)
-
-
 def worst(verdicts: Collection[Verdict]) -> Verdict:
-    """The verdict of several GPUs together; in sync when there are none."""
-    return next((v for v in _SEVERITY if v in verdicts), Verdict.IN_SYNC)
+    """The node's verdict: the worst of its GPUs'; in sync when there are none."""
+    return max(verdicts, key=list(Verdict).index, default=Verdict.IN_SYNC)
+
+
+# Steps that leave the devices as they are.
+_SHARING = (SetComputeMode, SetTimeSlice, StartMps, StopMps)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,34 +77,14 @@ class GpuPlan:
         """Nothing is done, and why."""
         return cls(before=gpu, verdict=verdict, steps=(), after=gpu, problems=problems)
 
-    @classmethod
-    def applicable(cls, gpu: Gpu, steps: tuple[Step, ...], *warnings: Problem) -> GpuPlan:
-        """Steps to take; none of them means that nothing is to do."""
-        if not steps:
-            return cls.in_sync(gpu)
-        return cls(gpu, Verdict.APPLICABLE, steps, after(gpu, steps), warnings)
-
     @property
     def changes_devices(self) -> bool:
         """Whether the devices that a device plugin can offer differ after the plan."""
-        return any(self._changes_devices(step) for step in self.steps)
-
-    def _changes_devices(self, step: Step) -> bool:
-        match step:
-            case SetMigMode():
-                return not self.before.mode_change_needs_reset  # else it only waits for a reset
-            case (
-                ResetGpu()
-                | DestroyGpuInstance()
-                | DestroyComputeInstance()
-                | CreateGpuInstance()
-                | CreateComputeInstance()
-            ):
-                return True
-            case SetComputeMode() | SetTimeSlice() | StartMps() | StopMps():
-                return False
-            case _:
-                assert_never(step)
+        waits = self.before.mode_change_needs_reset  # then a mode that is set changes nothing yet
+        return any(
+            not isinstance(step, _SHARING) and not (waits and isinstance(step, SetMigMode))
+            for step in self.steps
+        )
 
 
 @dataclass(frozen=True, slots=True)

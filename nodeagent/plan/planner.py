@@ -15,27 +15,32 @@ For every cut of the steps, planning again from what is then observed leads to t
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import assert_never
 
-from nodeagent.plan import refusals
 from nodeagent.plan.desired import (
     DesiredGpu,
     DesiredNode,
     Layout,
     MigDisabled,
-    MigEnabled,
     WantedInstance,
     WhenInUse,
 )
-from nodeagent.plan.mig import disable, enable, lay_out
-from nodeagent.plan.mps import add_sharing, concerns
+from nodeagent.plan.mig import mig_steps, reset_required
+from nodeagent.plan.mps import with_sharing
 from nodeagent.plan.observed import Access, Gpu, ObservedNode
 from nodeagent.plan.plan import GpuPlan, NodePlan, Policy, Verdict, worst
-from nodeagent.plan.steps import ResetGpu, SetMigMode
+from nodeagent.plan.problems import Code, PlanRefused, Problem
+from nodeagent.plan.refusals import unhealthy, unhealthy_slices
+from nodeagent.plan.steps import ResetGpu, SetMigMode, Step, after
 from nodeagent.plan.usage import as_used
 
 _DEFAULT_POLICY = Policy()
+
+# What no waiting changes; any other refusal is one of the moment.
+_UNSATISFIABLE = frozenset(
+    {Code.NOT_MIG_CAPABLE, Code.MODE_CANNOT_RETURN, Code.UNKNOWN_PROFILE, Code.DOES_NOT_FIT}
+)
 
 
 def plan(
@@ -47,45 +52,57 @@ def plan(
         for gpu in observed.gpus
         if gpu.key in desired.gpus
     )
-    gone = tuple(
-        refusals.vanished(key, wanted)
-        for key, wanted in desired.gpus.items()
-        if all(gpu.key != key for gpu in observed.gpus)
-    )
+    here = {gpu.key for gpu in observed.gpus}
+    gone = tuple(_vanished(key, desired.gpus[key]) for key in desired.gpus if key not in here)
     verdicts = {g.verdict for g in gpus} | ({Verdict.BLOCKED} if gone else set())
     return NodePlan(verdict=worst(verdicts), gpus=gpus, problems=gone, digest=desired.digest)
 
 
 def plan_gpu(desired: DesiredGpu, gpu: Gpu, policy: Policy = _DEFAULT_POLICY) -> GpuPlan:
     """The steps for one GPU."""
-    result = replace(_spared(_plan_gpu(desired, gpu, policy), desired.path), goal=desired)
-    if result.verdict is Verdict.BLOCKED and desired.when_in_use is WhenInUse.EVICT:
-        return replace(result, problems=tuple(map(refusals.without_eviction, result.problems)))
-    return result
+    try:
+        steps, warnings = _steps(desired, gpu, policy)
+    except PlanRefused as refused:
+        problems = refused.problems
+        if any(problem.code in _UNSATISFIABLE for problem in problems):
+            return GpuPlan(gpu, Verdict.UNSATISFIABLE, (), gpu, problems, desired)
+        if desired.when_in_use is WhenInUse.EVICT:
+            problems = tuple(map(_without_eviction, problems))
+        return GpuPlan(gpu, Verdict.BLOCKED, (), gpu, problems, desired)
+    if not steps:
+        return GpuPlan(gpu, Verdict.IN_SYNC, (), gpu, (), desired)
+    return GpuPlan(gpu, Verdict.APPLICABLE, steps, after(gpu, steps), warnings, desired)
 
 
-def _plan_gpu(desired: DesiredGpu, gpu: Gpu, policy: Policy) -> GpuPlan:
+def _steps(
+    desired: DesiredGpu, gpu: Gpu, policy: Policy
+) -> tuple[tuple[Step, ...], tuple[Problem, ...]]:
+    """The steps, and warnings of what will still be missing after them."""
     if gpu.access is not Access.OK:
-        return GpuPlan.refused(gpu, Verdict.BLOCKED, refusals.inaccessible(gpu, desired))
-    if not concerns(desired, gpu):
-        return _plan_mig(desired, gpu, policy)
-    return add_sharing(gpu, _plan_mig(desired, as_used(gpu), policy), desired, policy)
+        raise PlanRefused(_inaccessible(gpu, desired.path))
+    used = as_used(gpu)
+    changes = mig_steps(desired.mig, used, policy)
+    end = after(used, changes)
+    warnings: tuple[Problem, ...] = ()
+    if changes and desired.mig and end.mig and end.mig.current != end.mig.pending:
+        warnings = (reset_required(gpu, desired.mig.path, policy, enable=end.mig.pending),)
+    try:
+        steps = with_sharing(used, changes, end, desired, policy)
+    except PlanRefused as refused:
+        raise PlanRefused(*refused.problems, *warnings) from refused
+    if steps:
+        _require_health(gpu, steps, desired.path)
+    return steps, warnings
 
 
-def _plan_mig(desired: DesiredGpu, gpu: Gpu, policy: Policy) -> GpuPlan:
-    match desired.mig:
-        case None:
-            return GpuPlan.in_sync(gpu)
-        case MigDisabled(path=path):
-            return disable(gpu, path, policy)
-        case MigEnabled(path=path):
-            return GpuPlan.in_sync(gpu) if _mode_on(gpu) else enable(gpu, None, path, policy)
-        case Layout(instances=wanted, path=path):
-            if _mode_on(gpu):
-                return lay_out(gpu, wanted, path)
-            return enable(gpu, wanted, path, policy)
-        case _:
-            assert_never(desired.mig)
+def _require_health(gpu: Gpu, steps: Sequence[Step], path: str) -> None:
+    """Raise PlanRefused where the steps would work on unhealthy parts."""
+    if gpu.health_limits.whole:
+        raise PlanRefused(unhealthy(gpu, f"nothing is changed on {gpu.title}", path))
+    # MIG mode off would hand out unhealthy slices too, unless a reset mends them.
+    off = any(isinstance(step, SetMigMode) and not step.enabled for step in steps)
+    if gpu.health_limits.slices and off and not any(isinstance(s, ResetGpu) for s in steps):
+        raise PlanRefused(unhealthy_slices(gpu, path))
 
 
 def layout_of(gpu: Gpu) -> DesiredGpu:
@@ -116,23 +133,24 @@ def _takes_turns(gpu: Gpu) -> bool:
     return gpu.earlier_time_slice is not None or (gpu.mps is None and gpu.earlier_mode is not None)
 
 
-def _mode_on(gpu: Gpu) -> bool:
-    return gpu.mig is not None and gpu.mig.current and gpu.mig.pending
+# --- refusals ---------------------------------------------------------------------------------
 
 
-def _spared(result: GpuPlan, path: str) -> GpuPlan:
-    """The plan for a GPU, or its refusal where it would work on unhealthy parts."""
-    gpu = result.before
-    if result.verdict is not Verdict.APPLICABLE:
-        return result
-    if gpu.health_limits.whole:
-        return GpuPlan.refused(gpu, Verdict.BLOCKED, refusals.unhealthy_gpu(gpu, path))
-    if gpu.health_limits.slices and _hands_out_all(result):
-        return GpuPlan.refused(gpu, Verdict.BLOCKED, refusals.unhealthy_slices(gpu, path))
-    return result
+def _vanished(key: str, wanted: DesiredGpu) -> Problem:
+    message = f"the GPU {key} that {wanted.path} names is gone"
+    remedy = "check dmesg and nvidia-smi; a reboot may bring it back"
+    return Problem(Code.GPU_LOST, message, remedy, key, wanted.path)
 
 
-def _hands_out_all(result: GpuPlan) -> bool:
-    """Whether MIG goes off, which would hand out unhealthy slices too; a reset mends them first."""
-    off = any(isinstance(step, SetMigMode) and not step.enabled for step in result.steps)
-    return off and not any(isinstance(step, ResetGpu) for step in result.steps)
+def _inaccessible(gpu: Gpu, path: str) -> Problem:
+    code = Code.GPU_LOST if gpu.access is Access.LOST else Code.GPU_UNKNOWN
+    message = f"{gpu.title} does not answer: {gpu.access_reason or 'no reason is known'}"
+    return Problem(code, message, "nothing is done to it until it answers again", gpu.uuid, path)
+
+
+def _without_eviction(problem: Problem) -> Problem:
+    """The entry has `whenInUse: evict`, which takes a cluster; elsewhere it waits."""
+    if problem.code is not Code.IN_USE:
+        return problem
+    remedy = f"in a cluster the agent has its pods evicted; else {problem.remedy}"
+    return replace(problem, remedy=remedy)

@@ -57,3 +57,11 @@ class Problem:
     remedy: str = ""
     gpu: str = ""
     path: str = ""
+
+
+class PlanRefused(Exception):
+    """What is desired cannot be, or not now; `problems` say why."""
+
+    def __init__(self, *problems: Problem) -> None:
+        super().__init__(*(problem.message for problem in problems))
+        self.problems = problems

@@ -18,13 +18,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
-from itertools import product
+from itertools import chain, product
 
 from nodeagent.plan.compute_instances import ANYWHERE, Division, Redivision, divisions, redivide
 from nodeagent.plan.desired import WantedInstance
 from nodeagent.plan.layouts import Card
 from nodeagent.plan.mps_assignment import STOP, Seat, assign, cost_of
-from nodeagent.plan.observed import GpuInstance
+from nodeagent.plan.observed import ComputeInstance, GpuInstance
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,15 +43,23 @@ class Placed:
     stays: tuple[int, int, int]
 
 
+_Layout = tuple[Placed, ...]
+
+
 @dataclass(frozen=True, slots=True)
 class Target:
     """The layout aimed for. `gone` are the GPU instances that have no place in it."""
 
-    placed: tuple[Placed, ...]
+    placed: _Layout
     gone: tuple[GpuInstance, ...]
 
-
-_Layout = tuple[Placed, ...]
+    @property
+    def divided(self) -> Iterator[tuple[GpuInstance, ComputeInstance]]:
+        """The compute instances that go from GPU instances that stay."""
+        for placed in self.placed:
+            if placed.existing is not None:
+                for device in placed.change.destroyed:
+                    yield placed.existing, device
 
 
 def best_layout(
@@ -89,9 +97,7 @@ def best_layout(
             found.append(Placed(division, start, mask, there, change, stays))
         return found
 
-    @cache
-    def room(occupied: int, spare: tuple[int, ...]) -> tuple[int, ...]:
-        return card.room(occupied, spare)
+    room = cache(card.room)
 
     def score(way: tuple[_Layout, tuple[int, ...]]) -> tuple[int, tuple[int, ...]]:
         """For MPS and for the room beside; among layouts that keep as much."""
@@ -115,16 +121,13 @@ def best_layout(
 
 
 def _all_divisions(card: Card, wanted: Sequence[WantedInstance]) -> Iterator[tuple[Division, ...]]:
-    by_profile: dict[str, list[WantedInstance]] = {}
-    for instance in wanted:
-        by_profile.setdefault(instance.profile, []).append(instance)
+    by_profile = {name: [w for w in wanted if w.profile == name] for name in card.profiles}
     ways = [
-        tuple(divisions(card.profiles[name].profile, by_profile[name], aligned=card.aligned))
-        for name in card.profiles
-        if name in by_profile
+        divisions(card.profiles[name].profile, instances, aligned=card.aligned)
+        for name, instances in by_profile.items()
+        if instances
     ]
-    for parts in product(*ways):
-        yield tuple(d for part in parts for d in part)
+    return (tuple(chain(*parts)) for parts in product(*ways))
 
 
 def _side_by_side(choices: Sequence[tuple[Division, list[Placed]]]) -> Iterator[_Layout]:

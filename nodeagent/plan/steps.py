@@ -157,7 +157,7 @@ Step = GpuStep | StopMps | StartMps
 # For the picture after a plan, and for tests that cut plans short. The hardware is always read back
 # instead of believing this.
 
-_Change = Callable[[tuple[ComputeInstance, ...]], tuple[ComputeInstance, ...]]
+_Compute = tuple[ComputeInstance, ...]
 _Shared = TypeVar("_Shared", Gpu, ComputeInstance)
 
 
@@ -170,10 +170,14 @@ def after(gpu: Gpu, steps: Iterable[Step]) -> Gpu:
 
 def _after(gpu: Gpu, step: Step) -> Gpu:
     match step:
+        case SetMigMode(enabled=enabled) if gpu.mode_change_needs_reset:
+            return replace(gpu, mig=MigMode(gpu.in_mig_mode, enabled))
         case SetMigMode(enabled=enabled):
-            return _after_mode(gpu, enabled=enabled)
+            instances = gpu.instances if enabled else ()
+            changed = gpu if enabled is gpu.in_mig_mode else _bare(gpu, mig=enabled)
+            return replace(changed, mig=MigMode(enabled, enabled), instances=instances)
         case ResetGpu():
-            pending = gpu.mig.pending if gpu.mig else False
+            pending = gpu.mig is not None and gpu.mig.pending
             return replace(_bare(gpu, mig=pending), mig=MigMode(pending, pending), instances=())
         case DestroyGpuInstance(instance=gone):
             return replace(gpu, instances=tuple(i for i in gpu.instances if i.id != gone))
@@ -181,30 +185,17 @@ def _after(gpu: Gpu, step: Step) -> Gpu:
             return _edit(gpu, instance, lambda present: tuple(c for c in present if c.id != gone))
         case CreateGpuInstance():
             return replace(gpu, instances=(*gpu.instances, _created(gpu, step)))
-        case CreateComputeInstance(instance=instance, profile=profile, slices=slices):
-            return _edit(
-                gpu,
-                instance,
-                lambda present: (*present, _new_device(_free_id(present), profile, slices)),
-            )
+        case CreateComputeInstance(instance=instance):
+            return _edit(gpu, instance, lambda present: _added(present, step))
         case StopMps() | StartMps() | SetComputeMode():
             return _after_sharing(gpu, step)
         case SetTimeSlice(time_slice=time_slice):
-            return _after_time_slice(gpu, time_slice)
+            before = gpu.earlier_time_slice or gpu.time_slice
+            # An interval that was not known is taken for the driver's own.
+            earlier = None if before is time_slice else before or TimeSlice.DEFAULT
+            return replace(gpu, time_slice=time_slice, earlier_time_slice=earlier)
         case _:
             assert_never(step)
-
-
-# --- MIG --------------------------------------------------------------------------------------
-
-
-def _after_mode(gpu: Gpu, *, enabled: bool) -> Gpu:
-    current = gpu.mig.current if gpu.mig else False
-    if gpu.mode_change_needs_reset:
-        return replace(gpu, mig=MigMode(current, enabled))
-    changed = _bare(gpu, mig=enabled) if enabled != current else gpu
-    instances = gpu.instances if enabled else ()
-    return replace(changed, mig=MigMode(enabled, enabled), instances=instances)
 
 
 def _bare(gpu: Gpu, *, mig: bool) -> Gpu:
@@ -220,56 +211,46 @@ def _created(gpu: Gpu, step: CreateGpuInstance) -> GpuInstance:
         _new_device(i, device_name(step.profile, whole, slices), slices)
         for i, slices in enumerate(step.compute)
     )
-    return GpuInstance(
-        -1 - step.placement.start, step.profile_id, step.profile, step.placement, compute
-    )
+    number = -1 - step.placement.start
+    return GpuInstance(number, step.profile_id, step.profile, step.placement, compute)
+
+
+def _added(present: _Compute, step: CreateComputeInstance) -> _Compute:
+    taken = {c.id for c in present}
+    free = next(i for i in range(len(taken) + 1) if i not in taken)
+    return (*present, _new_device(free, step.profile, step.slices))
 
 
 def _new_device(number: int, profile: str, slices: int) -> ComputeInstance:
     return ComputeInstance(number, profile, slices, "", compute_mode=ComputeMode.DEFAULT)
 
 
-def _edit(gpu: Gpu, instance: int, change: _Change) -> Gpu:
-    return replace(
-        gpu,
-        instances=tuple(
-            replace(i, compute=change(i.compute)) if i.id == instance else i for i in gpu.instances
-        ),
+def _edit(gpu: Gpu, instance: int, change: Callable[[_Compute], _Compute]) -> Gpu:
+    edited = tuple(
+        replace(i, compute=change(i.compute)) if i.id == instance else i for i in gpu.instances
     )
-
-
-def _free_id(present: tuple[ComputeInstance, ...]) -> int:
-    taken = {c.id for c in present}
-    return next(i for i in range(len(taken) + 1) if i not in taken)
-
-
-# --- sharing ----------------------------------------------------------------------------------
+    return replace(gpu, instances=edited)
 
 
 def _after_sharing(gpu: Gpu, step: StopMps | StartMps | SetComputeMode) -> Gpu:
     if step.device == gpu.uuid:
         return _shared(gpu, step)
-    meant = _meant(gpu, step)
-    if meant is None:
-        return gpu
-    gi, ci = meant
-    return _edit(
-        gpu, gi, lambda present: tuple(_shared(c, step) if c.id == ci else c for c in present)
+    meant = next((c for i in gpu.instances for c in i.compute if _is_meant(step, i, c)), None)
+    instances = tuple(
+        replace(i, compute=tuple(_shared(c, step) if c is meant else c for c in i.compute))
+        for i in gpu.instances
     )
+    return replace(gpu, instances=instances)
 
 
-def _meant(gpu: Gpu, step: StopMps | StartMps | SetComputeMode) -> tuple[int, int] | None:
-    """The ids of the device: by its UUID, else the first new one of its kind without a daemon."""
-    for instance in gpu.instances:
-        for device in instance.compute:
-            if step.device:
-                found = device.uuid == step.device
-            else:
-                kind = (instance.placement, device.profile) == (step.placement, step.profile)
-                found = kind and not device.uuid and device.mps is None
-            if found:
-                return instance.id, device.id
-    return None
+def _is_meant(
+    step: StopMps | StartMps | SetComputeMode, instance: GpuInstance, device: ComputeInstance
+) -> bool:
+    """The device of that UUID; without one a new one of its kind that has no daemon."""
+    if step.device:
+        return device.uuid == step.device
+    kind = (instance.placement, device.profile) == (step.placement, step.profile)
+    return kind and not device.uuid and device.mps is None
 
 
 def _shared(device: _Shared, step: StopMps | StartMps | SetComputeMode) -> _Shared:
@@ -287,10 +268,3 @@ def _shared(device: _Shared, step: StopMps | StartMps | SetComputeMode) -> _Shar
             return replace(device, compute_mode=mode, earlier_mode=earlier)
         case _:
             assert_never(step)
-
-
-def _after_time_slice(gpu: Gpu, time_slice: TimeSlice) -> Gpu:
-    before = gpu.earlier_time_slice or gpu.time_slice
-    # Of an interval that was not known it is taken for granted that it was the driver's own.
-    earlier = TimeSlice.DEFAULT if before is None else None if before is time_slice else before
-    return replace(gpu, time_slice=time_slice, earlier_time_slice=earlier)
