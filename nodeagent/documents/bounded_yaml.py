@@ -12,7 +12,9 @@ An unquoted word means what it does in YAML 1.1, without its surprises. Booleans
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import NoReturn
 
 import yaml
 
@@ -45,17 +47,18 @@ class Tree:
 
 def read_tree(text: str | bytes) -> Tree:
     """Read one YAML or JSON document; raises DocumentError with all faults of its form."""
-    builder = _Builder()
+    reader = _Reader(yaml.parse(_decoded(text), Loader=yaml.CSafeLoader))
+    value: Value = None
     try:
-        for event in yaml.parse(_decoded(text), Loader=yaml.CSafeLoader):
-            builder.take(event)
-            if builder.finished:
-                break
+        value = reader.document()
+    except _Stop:
+        pass
     except yaml.MarkedYAMLError as error:
-        builder.add_syntax_error(error)
+        reader.add_syntax_error(error)
     except yaml.YAMLError as error:
         raise refuse(f"this is neither YAML nor JSON: {error}") from error
-    return builder.tree()
+    reader.findings.raise_any()
+    return Tree(value, reader.marks, reader.key_marks)
 
 
 def _decoded(text: str | bytes) -> str:
@@ -83,173 +86,136 @@ def _decoded(text: str | bytes) -> str:
     return text
 
 
-class _Frame:
-    """An open map or list; `key` is the map's key that waits for its value."""
-
-    __slots__ = ("container", "key", "key_mark", "lines", "path")
-
-    def __init__(self, container: list[Value] | dict[str, Value], path: DocumentPath) -> None:
-        self.container = container
-        self.path = path
-        self.key: str | None = None
-        self.key_mark: Mark = (1, 1)
-        self.lines: dict[str, int] = {}
+class _Stop(Exception):
+    """Reading on would be pointless."""
 
 
-class _Builder:
-    """Makes a tree of parser events, with a stack of its own: depth costs no recursion."""
+class _Reader:
+    """Makes values of parser events. It descends no deeper than DEEPEST, so recursion is safe."""
 
-    def __init__(self) -> None:
-        self._marks: dict[DocumentPath, Mark] = {}
-        self._key_marks: dict[DocumentPath, Mark] = {}
-        self._findings = Findings(self._marks, self._key_marks)
-        self._open: list[_Frame] = []
-        self._root: Value = None
+    def __init__(self, events: Iterator[yaml.Event]) -> None:
+        self._events = events
         self._nodes = 0
-        self._documents = 0
-        self.finished = False
+        self.marks: dict[DocumentPath, Mark] = {}
+        self.key_marks: dict[DocumentPath, Mark] = {}
+        self.findings = Findings(self.marks, self.key_marks)
 
-    def take(self, event: yaml.Event) -> None:
-        """Add an event; `finished` means that reading on would be pointless."""
-        match event:
-            case yaml.ScalarEvent():
-                self._scalar(event)
-            case yaml.MappingStartEvent():
-                self._start({}, event)
-            case yaml.SequenceStartEvent():
-                self._start([], event)
-            case yaml.MappingEndEvent() | yaml.SequenceEndEvent():
-                self._open.pop()
-            case yaml.AliasEvent():
-                self._fault(event, f"the alias *{event.anchor} is not allowed", _NO_ALIASES)
-                self._store(None, event)
-            case yaml.DocumentStartEvent():
-                self._documents += 1
-                if self._documents > 1:
-                    self._stop(event, "a second document begins here", "keep one document a file")
-        self.finished = self.finished or self._findings.full
+    def document(self) -> Value:
+        """The value of the only document."""
+        value: Value = None
+        documents = 0
+        for event in self._events:
+            if isinstance(event, yaml.DocumentStartEvent):
+                documents += 1
+                if documents > 1:
+                    self._stop(
+                        event, (), "a second document begins here", "keep one document a file"
+                    )
+                value = self._value(next(self._events), (), 1)
+        return value
 
     def add_syntax_error(self, error: yaml.MarkedYAMLError) -> None:
         mark = error.problem_mark or error.context_mark
         where = (mark.line + 1, mark.column + 1) if mark else (1, 1)
         context = f" ({error.context})" if error.context else ""
-        self._findings.add(
-            Code.SYNTAX, (), f"this is neither YAML nor JSON: {error.problem}{context}", mark=where
-        )
-
-    def tree(self) -> Tree:
-        """The tree; raises DocumentError when there were faults."""
-        self._findings.raise_any()
-        return Tree(self._root, self._marks, self._key_marks)
+        message = f"this is neither YAML nor JSON: {error.problem}{context}"
+        self.findings.add(Code.SYNTAX, (), message, mark=where)
 
     # --- nodes --------------------------------------------------------------------------------
 
-    def _scalar(self, event: yaml.ScalarEvent) -> None:
-        self._check(event)
-        control = _CONTROL.search(event.value)  # from an escape such as "\x1b"
-        if control:
-            self._fault(event, f"the text holds the control character U+{ord(control[0]):04X}")
-        if event.style or event.tag:  # quoted, a block, or refused already
-            self._store(event.value, event)
-            return
-        try:
-            value = plain_scalar(event.value)
-        except ValueError as error:
-            self._fault(event, f"found {shown(event.value)}: {error}")
-            value = None if self._wants_value else event.value
-        self._store(value, event)
+    def _value(self, event: yaml.Event, path: DocumentPath, depth: int) -> Value:
+        self.marks[path] = _mark(event)
+        match event:
+            case yaml.MappingStartEvent():
+                self._check(event, path)
+                if depth > DEEPEST:
+                    self._stop(event, path, _TOO_DEEP)
+                return self._map(path, depth)
+            case yaml.SequenceStartEvent():
+                self._check(event, path)
+                if depth > DEEPEST:
+                    self._stop(event, (*path, 0), _TOO_DEEP)
+                items: list[Value] = []
+                while not isinstance(event := next(self._events), yaml.SequenceEndEvent):
+                    items.append(self._value(event, (*path, len(items)), depth + 1))
+                return items
+        return self._scalar(event, path, None)
 
-    def _start(self, container: list[Value] | dict[str, Value], event: yaml.NodeEvent) -> None:
-        self._check(event)
-        if not self._wants_value:
-            self._stop(event, "a map or list is no key", "every key must be text")
-            return
-        path = self._path()
-        self._store(container, event)
-        self._open.append(_Frame(container, path))
-        if len(self._open) > DEEPEST:
-            self._stop(event, f"the document is nested more than {DEEPEST} deep")
+    def _map(self, path: DocumentPath, depth: int) -> dict[str, Value]:
+        found: dict[str, Value] = {}
+        lines: dict[str, int] = {}
+        while not isinstance(event := next(self._events), yaml.MappingEndEvent):
+            key = self._key(event, path, lines)
+            below = (*path, key)
+            self.key_marks[below] = _mark(event)
+            found[key] = self._value(next(self._events), below, depth + 1)
+        return found
 
-    def _check(self, event: yaml.NodeEvent) -> None:
-        """What every node must keep to, whatever it is."""
-        self._nodes += 1
-        if self._nodes > MOST_NODES:
-            self._stop(event, f"the document has more than {MOST_NODES:,} values")
-        if event.anchor:
-            self._fault(event, f"the anchor &{event.anchor} is not allowed", _NO_ALIASES)
-        tag = getattr(event, "tag", None)
-        if tag:
-            self._fault(event, f"the tag {shown(tag)} is not allowed", "leave it out")
-
-    # --- where they go ------------------------------------------------------------------------
-
-    @property
-    def _wants_value(self) -> bool:
-        """Whether the next node is a value (else it is a map's key)."""
-        if not self._open:
-            return True
-        frame = self._open[-1]
-        return isinstance(frame.container, list) or frame.key is not None
-
-    def _path(self) -> DocumentPath:
-        """The path of the value that comes next."""
-        if not self._open:
-            return ()
-        frame = self._open[-1]
-        if isinstance(frame.container, list):
-            return (*frame.path, len(frame.container))
-        return (*frame.path, frame.key or "")
-
-    def _store(self, value: Value, event: yaml.NodeEvent) -> None:
-        if not self._wants_value:
-            self._key(value, event)
-            return
-        path = self._path()
-        self._marks[path] = _mark(event)
-        if not self._open:
-            self._root = value
-            return
-        frame = self._open[-1]
-        if isinstance(frame.container, list):
-            frame.container.append(value)
-        elif frame.key is not None:
-            frame.container[frame.key] = value
-            self._key_marks[path] = frame.key_mark
-            frame.key = None
-
-    def _key(self, value: Value, event: yaml.NodeEvent) -> None:
-        frame = self._open[-1]
-        mark = _mark(event)
-        if not isinstance(value, str):
-            written = event.value if isinstance(event, yaml.ScalarEvent) else ""
+    def _key(self, event: yaml.Event, path: DocumentPath, lines: dict[str, int]) -> str:
+        if isinstance(event, yaml.CollectionStartEvent):
+            self._check(event, path)
+            self._stop(event, path, "a map or list is no key", "every key must be text")
+        written = event.value if isinstance(event, yaml.ScalarEvent) else ""
+        key = self._scalar(event, path, written)
+        if not isinstance(key, str):
             self._fault(
                 event,
+                path,
                 f"a key must be text, but YAML reads the bare word {shown(written)} as "
-                f"{_kind(value)}",
+                f"{_kind(key)}",
                 f'write it in quotes: "{written}"' if written else "give it a name",
             )
-            value = written
-        elif value in frame.lines:
-            self._fault(
-                event,
-                f"the key {shown(value)} is there twice, first in line {frame.lines[value]}",
-                "keep one of the two",
-            )
-        frame.lines.setdefault(value, mark[0])
-        frame.key = value
-        frame.key_mark = mark
+        elif key in lines:
+            message = f"the key {shown(key)} is there twice, first in line {lines[key]}"
+            self._fault(event, path, message, "keep one of the two")
+        lines.setdefault(written, _mark(event)[0])
+        return written
+
+    def _scalar(self, event: yaml.Event, path: DocumentPath, otherwise: str | None) -> Scalar:
+        """The scalar's value; `otherwise` where it has none."""
+        if not isinstance(event, yaml.ScalarEvent):
+            anchor = getattr(event, "anchor", "")
+            self._fault(event, path, f"the alias *{anchor} is not allowed", _NO_ALIASES)
+            return None
+        self._check(event, path)
+        control = _CONTROL.search(event.value)  # from an escape such as "\x1b"
+        if control:
+            message = f"the text holds the control character U+{ord(control[0]):04X}"
+            self._fault(event, path, message)
+        if event.style or event.tag:  # quoted, a block, or refused already
+            return event.value
+        try:
+            return plain_scalar(event.value)
+        except ValueError as error:
+            self._fault(event, path, f"found {shown(event.value)}: {error}")
+            return otherwise
 
     # --- faults -------------------------------------------------------------------------------
 
-    def _fault(self, event: yaml.Event, message: str, remedy: str = "") -> None:
-        path = self._open[-1].path if self._open and not self._wants_value else self._path()
-        self._findings.add(Code.SYNTAX, path, message, remedy=remedy, mark=_mark(event))
+    def _check(self, event: yaml.NodeEvent, path: DocumentPath) -> None:
+        """What every node must keep to, whatever it is."""
+        self._nodes += 1
+        if self._nodes > MOST_NODES:
+            self._stop(event, path, f"the document has more than {MOST_NODES:,} values")
+        if event.anchor:
+            self._fault(event, path, f"the anchor &{event.anchor} is not allowed", _NO_ALIASES)
+        tag = getattr(event, "tag", None)
+        if tag:
+            self._fault(event, path, f"the tag {shown(tag)} is not allowed", "leave it out")
 
-    def _stop(self, event: yaml.Event, message: str, remedy: str = "") -> None:
-        self._fault(event, message, remedy)
-        self.finished = True
+    def _fault(self, event: yaml.Event, path: DocumentPath, message: str, remedy: str = "") -> None:
+        self.findings.add(Code.SYNTAX, path, message, remedy=remedy, mark=_mark(event))
+        if self.findings.full:
+            raise _Stop
+
+    def _stop(
+        self, event: yaml.Event, path: DocumentPath, message: str, remedy: str = ""
+    ) -> NoReturn:
+        self._fault(event, path, message, remedy)
+        raise _Stop
 
 
+_TOO_DEEP = f"the document is nested more than {DEEPEST} deep"
 _NO_ALIASES = "anchors and aliases are refused; write the value out"
 
 
