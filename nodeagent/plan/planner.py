@@ -83,9 +83,7 @@ def _steps(
     used = as_used(gpu)
     changes = mig_steps(desired.mig, used, policy)
     end = after(used, changes)
-    warnings: tuple[Problem, ...] = ()
-    if changes and desired.mig and end.mig and end.mig.current != end.mig.pending:
-        warnings = (reset_required(gpu, desired.mig.path, policy, enable=end.mig.pending),)
+    warnings = _waiting_for_reset(desired, end, policy)
     try:
         steps = with_sharing(used, changes, end, desired, policy)
     except PlanRefused as refused:
@@ -93,6 +91,15 @@ def _steps(
     if steps:
         _require_health(gpu, steps, desired.path)
     return steps, warnings
+
+
+def _waiting_for_reset(desired: DesiredGpu, end: Gpu, policy: Policy) -> tuple[Problem, ...]:
+    """A warning of a mode that is set and not current at the end."""
+    if not (desired.mig and end.mig and end.mode_change_needs_reset):
+        return ()
+    if end.mig.current == end.mig.pending:
+        return ()
+    return (reset_required(end, desired.mig.path, policy, enable=end.mig.pending),)
 
 
 def _require_health(gpu: Gpu, steps: Sequence[Step], path: str) -> None:
