@@ -24,11 +24,11 @@ from nodeagent.documents.grammar import (
     word,
 )
 from nodeagent.documents.terms import (
+    DEVICE,
     MOST_INSTANCES,
     check_profile,
     check_total,
     read_pci_filter,
-    read_selector,
 )
 from nodeagent.errors import DocumentError
 from nodeagent.plan.desired import (
@@ -97,11 +97,7 @@ def _filters(place: Place) -> tuple[PciFilter, ...]:
 def _index(place: Place) -> DeviceSelector:
     if type(place.value) is not int:
         raise place.unexpected("the index of a GPU")
-    try:
-        selector = read_selector(place.value)
-    except ValueError as error:
-        raise place.refuse(f"found {shown(place.value)}: {error}") from error
-    return DeviceSelector(selector.text, place.path_below(), index=selector.index)
+    return DEVICE.read(place)
 
 
 def _counts(place: Place) -> dict[str, int] | None:
@@ -145,8 +141,10 @@ def _devices(found: str | list[DeviceSelector]) -> tuple[DeviceSelector, ...] | 
     """An index that is there twice selects its GPU once, as in mig-parted."""
     if isinstance(found, str):
         return None
-    by_index = {selector.index: selector for selector in reversed(found)}
-    return tuple(selector for selector in found if by_index[selector.index] is selector)
+    first: dict[int | str, DeviceSelector] = {}
+    for selector in found:
+        first.setdefault(selector.device, selector)
+    return tuple(first.values())
 
 
 def _layout(place: Place, given: Given) -> MigLayout:

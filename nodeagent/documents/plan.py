@@ -34,7 +34,6 @@ from nodeagent.documents.terms import (
     check_profile,
     check_total,
     hint_devices,
-    identity,
 )
 from nodeagent.plan.desired import (
     DeviceSelector,
@@ -143,9 +142,9 @@ _MIG = by_kind(
 
 
 def _each_once(place: Place, devices: list[DeviceSelector]) -> None:
-    seen: dict[int | str | None, DeviceSelector] = {}
+    seen: dict[int | str, DeviceSelector] = {}
     for position, device in enumerate(devices):
-        first = seen.setdefault(identity(device), device)
+        first = seen.setdefault(device.device, device)
         if first is not device:
             raise place.refuse(
                 f"found {_named(device)}, the same GPU as {_named(first)} before it",
@@ -157,7 +156,7 @@ def _each_once(place: Place, devices: list[DeviceSelector]) -> None:
 
 def _named(device: DeviceSelector) -> str:
     """As it was written: an index without quotes."""
-    return device.text if device.index is not None else shown(device.text)
+    return device.text if isinstance(device.device, int) else shown(device.text)
 
 
 _DEVICES = by_kind(

@@ -5,7 +5,6 @@ instances there may be.
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 
 from nodeagent.documents.grammar import Place, Rule
 from nodeagent.plan.desired import DeviceSelector, PciFilter
@@ -33,33 +32,21 @@ JSON_SCHEMA_PATTERN = (
 ACCEPTED = "an index such as 0, a UUID (GPU-...) or a PCI address (0000:1a:00.0)"
 
 
-def read_selector(value: object) -> DeviceSelector:
-    """One item of `devices`, in canonical spelling, with its path still open.
+def canonical_device(value: object) -> int | str:
+    """An item of `devices` in canonical spelling.
 
     Raises ValueError with a sentence that names what would be accepted.
     """
     if isinstance(value, int) and not isinstance(value, bool):
         if not 0 <= value <= LARGEST_INDEX:
             raise ValueError(f"an index is a number from 0 to {LARGEST_INDEX}")
-        return DeviceSelector(text=str(value), path="", index=value)
-    if isinstance(value, str):
-        return _read_name(value)
-    raise ValueError(f"expected {ACCEPTED}")
-
-
-def _read_name(value: str) -> DeviceSelector:
-    uuid = _UUID.fullmatch(value)
-    if uuid:
-        return DeviceSelector(text=value, path="", uuid=f"GPU-{uuid[1].lower()}")
-    address = _PCI_ADDRESS.fullmatch(value)
-    if address:
-        return DeviceSelector(text=value, path="", pci_bus_id=_canonical_address(address))
-    raise ValueError(_why_not(value))
-
-
-def identity(selector: DeviceSelector) -> int | str | None:
-    """What two spellings of the same selector have in common."""
-    return selector.uuid or selector.pci_bus_id or selector.index
+        return value
+    text = value if isinstance(value, str) else ""
+    if uuid := _UUID.fullmatch(text):
+        return f"GPU-{uuid[1].lower()}"
+    if address := _PCI_ADDRESS.fullmatch(text):
+        return _canonical_address(address)
+    raise ValueError(_why_not(text))
 
 
 def _canonical_address(match: re.Match[str]) -> str:
@@ -165,17 +152,16 @@ def _likely_profile(text: str) -> str | None:
     return name
 
 
-def read_device(place: Place) -> DeviceSelector:
-    """One item of `devices`."""
+def _device(place: Place) -> DeviceSelector:
     try:
-        selector = read_selector(place.value)
+        device = canonical_device(place.value)
     except ValueError as error:
         raise place.refuse(f"found {shown(place.value)}: {error}") from error
-    return replace(selector, path=place.path_below())
+    return DeviceSelector(str(place.value), place.path_below(), device)
 
 
 DEVICE = Rule(
-    read_device,
+    _device,
     {
         "anyOf": [
             {"type": "integer", "minimum": 0, "maximum": LARGEST_INDEX},
@@ -192,9 +178,10 @@ def hint_devices(value: object) -> str:
     if isinstance(value, str) and value.strip().lower() == "all":
         return "write all"
     try:
-        return f"write [{read_selector(value).text}]"
+        canonical_device(value)
     except ValueError:
         return ""
+    return f"write [{value}]"
 
 
 def check_total(place: Place, count: int) -> None:

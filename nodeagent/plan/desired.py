@@ -93,13 +93,13 @@ class PciFilter:
 
 @dataclass(frozen=True, slots=True)
 class DeviceSelector:
-    """One item of `devices`: an index, a UUID or a PCI address, as `text` was written."""
+    """One item of `devices`, written as `text`: `device` is an index, a UUID (`GPU-...`) or a PCI
+    address, in canonical spelling.
+    """
 
     text: str
     path: str
-    index: int | None = None
-    uuid: str | None = None
-    pci_bus_id: str | None = None
+    device: int | str
 
 
 @dataclass(frozen=True, slots=True)

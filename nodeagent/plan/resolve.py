@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import assert_never
 
-from nodeagent.plan import refusals
 from nodeagent.plan.compute_instances import sizes_offered
 from nodeagent.plan.desired import (
     DesiredGpu,
@@ -34,7 +33,8 @@ from nodeagent.plan.names import ProfileName, device_name, find, nearest_profile
 from nodeagent.plan.observed import Access, Gpu, GpuInstanceProfile, ObservedNode
 from nodeagent.plan.plan import Verdict
 from nodeagent.plan.problems import Code, Problem
-from nodeagent.plan.resolve_mps import mps_by_device, time_slice_of, wanted_mps
+from nodeagent.plan.refusals import does_not_fit, not_mig_capable
+from nodeagent.plan.resolve_mps import OnGpu, mps_by_device, time_slice_of, wanted_mps
 from nodeagent.plan.search import best_layout
 from nodeagent.plan.shares import Host
 
@@ -72,12 +72,13 @@ def resolve(
     chosen: dict[str, DesiredGpu] = {}
     matched = False
     for entry in document.entries:
-        gpus = select(entry, observed, problems)
-        matched = matched or bool(gpus)
-        for gpu in gpus:
-            wanted = _desired(entry, gpu, host, problems)
-            if wanted is not None:
-                chosen[gpu.key] = wanted
+        for gpu in select(entry, observed, problems):
+            matched = True
+            on = OnGpu(gpu, host)
+            desired = _desired(on, entry)
+            problems += on.problems
+            if not on.problems:
+                chosen[gpu.key] = desired
     if document.entries and not matched and not problems:
         problems.append(_matches_nothing(document, observed))
     for gpu in observed.gpus:
@@ -88,187 +89,126 @@ def resolve(
     return DesiredNode(gpus=chosen, digest=document.digest)
 
 
+def _impossible(desired: DesiredGpu, gpu: Gpu) -> list[Problem]:
+    match desired.mig:
+        case Layout(instances=wanted, path=path) if best_layout(Card.of(gpu), wanted, ()) is None:
+            return [does_not_fit(gpu, wanted, path)]
+    return []
+
+
 def _matches_nothing(document: PlanDocument, observed: ObservedNode) -> Problem:
     names = ", ".join(dict.fromkeys(gpu.name for gpu in observed.gpus)) or "no GPU at all"
+    code, what = Code.UNKNOWN_DEVICE, "no GPU of this node"
     if any(entry.devices is None and entry.mig is not None for entry in document.entries):
         code, what = Code.NOT_MIG_CAPABLE, "no MIG-capable GPU of this node"
-    else:
-        code, what = Code.UNKNOWN_DEVICE, "no GPU of this node"
-    return Problem(
-        code,
-        f"the document matches {what}",
-        f"the node has {names}; look at devices, model or device-filter",
-        path=document.entries[0].devices_path,
-    )
+    remedy = f"the node has {names}; look at devices, model or device-filter"
+    path = document.entries[0].devices_path
+    return Problem(code, f"the document matches {what}", remedy, path=path)
 
 
 # --- what each should be ----------------------------------------------------------------------
 
 
-def _desired(entry: PlanEntry, gpu: Gpu, host: Host, problems: list[Problem]) -> DesiredGpu | None:
-    if gpu.access is not Access.OK:  # the planner reports it; nothing can be checked
-        return DesiredGpu(mig=None, path=entry.path, when_in_use=entry.when_in_use)
-    faults = len(problems)
-    desired = DesiredGpu(
-        mig=_desired_mig(entry, gpu, host, problems),
-        path=entry.path,
-        when_in_use=entry.when_in_use,
-        time_slice=time_slice_of(entry, gpu, problems),
-    )
-    if entry.mps is not None and not isinstance(entry.mig, MigLayout):
-        desired = _with_mps(desired, entry.mps, gpu, host, problems)
-    return None if len(problems) > faults else desired
+def _desired(on: OnGpu, entry: PlanEntry) -> DesiredGpu:
+    desired = DesiredGpu(mig=None, path=entry.path, when_in_use=entry.when_in_use)
+    if on.gpu.access is not Access.OK:  # the planner reports it; nothing can be checked
+        return desired
+    mig = _desired_mig(on, entry)
+    desired = replace(desired, mig=mig, time_slice=time_slice_of(on, entry))
+    if entry.mps is None or isinstance(entry.mig, MigLayout):
+        return desired
+    if isinstance(mig, MigDisabled) or (mig is None and not on.gpu.in_mig_mode):
+        return replace(desired, mps=wanted_mps(on, entry.mps, memory=on.gpu.memory))
+    return replace(desired, mps_by_device=mps_by_device(on, entry.mps))
 
 
-def _with_mps(
-    desired: DesiredGpu, mps: MpsEntry, gpu: Gpu, host: Host, problems: list[Problem]
-) -> DesiredGpu:
-    """For the GPU, or where its instances are left as they are, for each of these."""
-    in_mig_mode = gpu.mig is not None and gpu.mig.current
-    if isinstance(desired.mig, MigDisabled) or (desired.mig is None and not in_mig_mode):
-        return replace(desired, mps=wanted_mps(mps, gpu, host, problems, memory=gpu.memory))
-    return replace(desired, mps_by_device=mps_by_device(mps, gpu, host, problems))
-
-
-def _desired_mig(
-    entry: PlanEntry, gpu: Gpu, host: Host, problems: list[Problem]
-) -> DesiredMig | None:
+def _desired_mig(on: OnGpu, entry: PlanEntry) -> DesiredMig | None:
     match entry.mig:
         case None:
             return None
         case MigDisabled() as disabled:
             return disabled
         case MigEnabled() as enabled:
-            if gpu.mig is None:
-                problems.append(refusals.not_mig_capable(gpu, enabled.path))
+            if on.gpu.mig is None:
+                on.problems.append(not_mig_capable(on.gpu, enabled.path))
             return enabled
         case MigLayout(instances=instances, path=path):
-            if gpu.mig is None:
-                problems.append(refusals.not_mig_capable(gpu, path))
+            if on.gpu.mig is None:
+                on.problems.append(not_mig_capable(on.gpu, path))
                 return None
-            if not any(profile.placements for profile in gpu.profiles):
-                problems.append(_profiles_unknown(gpu, path))
+            if not any(profile.placements for profile in on.gpu.profiles):
+                _refuse_without_profiles(on, path)
                 return None
-            wanted = [w for i in instances for w in _wanted(i, entry.mps, gpu, host, problems)]
+            wanted = [w for i in instances for w in _wanted(on, i, i.mps or entry.mps)]
             return Layout(tuple(wanted), path)
         case _:
             assert_never(entry.mig)
 
 
-def _profiles_unknown(gpu: Gpu, path: str) -> Problem:
-    return Problem(
-        Code.UNSUPPORTED,
-        f"the driver does not report the profiles of GPU {gpu.index} and where they can lie"
-        + (" while its MIG mode is off" if gpu.mig and not gpu.mig.current else ""),
-        "apply a plan with mig: enabled for it first"
-        if gpu.mig and not gpu.mig.current
-        else "a newer driver is needed, or more privilege (run as root)",
-        gpu=gpu.uuid,
-        path=path,
-    )
+def _refuse_without_profiles(on: OnGpu, path: str) -> None:
+    index = on.gpu.index
+    message = f"the driver does not report the profiles of GPU {index} and where they can lie"
+    remedy = "a newer driver is needed, or more privilege (run as root)"
+    if not on.gpu.in_mig_mode:
+        message += " while its MIG mode is off"
+        remedy = "apply a plan with mig: enabled for it first"
+    on.refuse(Code.UNSUPPORTED, message, remedy, path)
 
 
-def _wanted(
-    entry: InstanceEntry,
-    mps_for_all: MpsEntry | None,
-    gpu: Gpu,
-    host: Host,
-    problems: list[Problem],
-) -> list[WantedInstance]:
+def _wanted(on: OnGpu, entry: InstanceEntry, mps: MpsEntry | None) -> list[WantedInstance]:
     name = ProfileName.parse(entry.profile)
-    found = find(name, gpu.profiles)
+    found = find(name, on.gpu.profiles)
     if len(found) != 1:
-        problems.append(_unknown_profile(entry, gpu, found))
+        _refuse_profile(on, entry, found)
         return []
-    profile = found[0]
+    [profile] = found
     # `find` compares whole GPU instances, so a full-size request takes the card's own size.
     slices = profile.slices if name.compute == name.slices else name.compute
-    problem = (
-        _no_place(entry, profile, gpu)
-        or _bad_size(entry, slices, profile, gpu)
-        or _bad_start(entry, profile, gpu)
-    )
-    if problem is not None:
-        problems.append(problem)
+    if not _is_offered(on, entry, profile, slices):
         return []
-    mps_entry = entry.mps or mps_for_all
-    mps = None
-    if mps_entry is not None:
-        mps = wanted_mps(
-            mps_entry,
-            gpu,
-            host,
-            problems,
-            device=device_name(profile.name, profile.slices, slices),
-            slices=slices,
-            memory=profile.memory,
-        )
-    wanted = WantedInstance(profile.name, slices, entry.start, entry.path, mps)
-    return [wanted] * entry.count
+    device = device_name(profile.name, profile.slices, slices)
+    wanted = None
+    if mps is not None:
+        wanted = wanted_mps(on, mps, memory=profile.memory, device=device, slices=slices)
+    return [WantedInstance(profile.name, slices, entry.start, entry.path, wanted)] * entry.count
 
 
-def _unknown_profile(
-    entry: InstanceEntry, gpu: Gpu, found: tuple[GpuInstanceProfile, ...]
-) -> Problem:
-    names = [p.name for p in gpu.profiles]
+def _refuse_profile(on: OnGpu, entry: InstanceEntry, found: Sequence[GpuInstanceProfile]) -> None:
+    names = [p.name for p in on.gpu.profiles]
     if found:
         message = f"{entry.profile} may mean {' or '.join(p.name for p in found)}"
         remedy = "write the one that is meant"
     else:
-        message = f"{gpu.title} has no profile {entry.profile}"
+        message = f"{on.gpu.title} has no profile {entry.profile}"
         near = nearest_profile(entry.profile, names)
         hint = f"did you mean {near}? " if near else ""
         remedy = f"{hint}it offers {', '.join(names)}"
-    return Problem(Code.UNKNOWN_PROFILE, message, remedy, gpu=gpu.uuid, path=entry.path)
+    on.refuse(Code.UNKNOWN_PROFILE, message, remedy, entry.path)
 
 
-def _no_place(entry: InstanceEntry, profile: GpuInstanceProfile, gpu: Gpu) -> Problem | None:
-    if profile.placements:
-        return None
-    return Problem(
-        Code.UNSUPPORTED,
-        f"the driver does not report where a {profile.name} can lie on GPU {gpu.index}",
-        "take another profile, or a newer driver",
-        gpu=gpu.uuid,
-        path=entry.path,
-    )
-
-
-def _bad_size(
-    entry: InstanceEntry, slices: int, profile: GpuInstanceProfile, gpu: Gpu
-) -> Problem | None:
-    sizes = sizes_offered(profile)
-    if slices in sizes:
-        return None
-    parts = [device_name(profile.name, profile.slices, c) for c in sizes]
-    return Problem(
-        Code.UNKNOWN_PROFILE,
-        f"a {profile.name} cannot be divided into parts of {slices} compute slices",
-        f"it can be {', '.join(parts)}",
-        gpu=gpu.uuid,
-        path=entry.path,
-    )
-
-
-def _bad_start(entry: InstanceEntry, profile: GpuInstanceProfile, gpu: Gpu) -> Problem | None:
+def _is_offered(on: OnGpu, entry: InstanceEntry, profile: GpuInstanceProfile, slices: int) -> bool:
+    """Whether the card can divide and place the profile so; notes why not."""
     starts = sorted(p.start for p in profile.placements)
-    if entry.start is None or entry.start in starts:
-        return None
-    return Problem(
-        Code.DOES_NOT_FIT,
-        f"a {profile.name} cannot start at memory slice {entry.start} of GPU {gpu.index}",
-        f"it can start at {', '.join(map(str, starts))}",
-        gpu=gpu.uuid,
-        path=entry.path,
-    )
-
-
-def _impossible(desired: DesiredGpu, gpu: Gpu) -> list[Problem]:
-    match desired.mig:
-        case Layout(instances=wanted, path=path) if gpu.access is Access.OK:
-            if best_layout(Card.of(gpu), wanted, ()) is None:
-                return [refusals.does_not_fit(gpu, wanted, path)]
-    return []
+    sizes = sizes_offered(profile)
+    if not starts:
+        code = Code.UNSUPPORTED
+        message = f"the driver does not report where a {profile.name} can lie on GPU {on.gpu.index}"
+        remedy = "take another profile, or a newer driver"
+    elif slices not in sizes:
+        code = Code.UNKNOWN_PROFILE
+        message = f"a {profile.name} cannot be divided into parts of {slices} compute slices"
+        parts = [device_name(profile.name, profile.slices, size) for size in sizes]
+        remedy = f"it can be {', '.join(parts)}"
+    elif entry.start is not None and entry.start not in starts:
+        code = Code.DOES_NOT_FIT
+        message = (
+            f"a {profile.name} cannot start at memory slice {entry.start} of GPU {on.gpu.index}"
+        )
+        remedy = f"it can start at {', '.join(map(str, starts))}"
+    else:
+        return True
+    on.refuse(code, message, remedy, entry.path)
+    return False
 
 
 # --- which GPUs -------------------------------------------------------------------------------
@@ -276,27 +216,19 @@ def _impossible(desired: DesiredGpu, gpu: Gpu) -> list[Problem]:
 
 def select(entry: PlanEntry, observed: ObservedNode, problems: list[Problem]) -> list[Gpu]:
     """The GPUs that an entry names, in index order; faults are added to `problems`."""
-    if entry.devices is None:
-        gpus = [gpu for gpu in observed.gpus if not _skipped_by_all(entry, gpu)]
-    else:
+    if entry.devices is not None:
         gpus = _named(entry.devices, observed, problems)
+    else:  # for MIG: all GPUs that have it, as far as that is known
+        mig = isinstance(entry.mig, MigEnabled | MigLayout)
+        gpus = [g for g in observed.gpus if not mig or g.mig or g.access is not Access.OK]
     return [gpu for gpu in gpus if _passes(entry, gpu)]
 
 
-def _skipped_by_all(entry: PlanEntry, gpu: Gpu) -> bool:
-    """`all` in an entry that wants MIG means all GPUs that have it, as far as that is known."""
-    wants_mig = isinstance(entry.mig, MigEnabled | MigLayout)
-    return wants_mig and gpu.mig is None and gpu.access is Access.OK
-
-
 def _passes(entry: PlanEntry, gpu: Gpu) -> bool:
-    if entry.model is not None and not fnmatch.fnmatchcase(
-        gpu.name.casefold(), entry.model.casefold()
-    ):
+    model = entry.model
+    if model is not None and not fnmatch.fnmatchcase(gpu.name.casefold(), model.casefold()):
         return False
-    if not entry.pci_filters:
-        return True
-    return any(
+    return not entry.pci_filters or any(
         f.device == gpu.pci_device_id and f.subsystem in (None, gpu.pci_subsystem_id)
         for f in entry.pci_filters
     )
@@ -311,30 +243,22 @@ def _named(
         if gpu is None:
             problems.append(_unknown_device(selector, observed))
         elif gpu in found:
-            problems.append(
-                Problem(
-                    Code.DUPLICATE_DEVICE,
-                    f"{selector.text} is GPU {gpu.index}, which this entry names already",
-                    "name each GPU once",
-                    gpu=gpu.uuid,
-                    path=selector.path,
-                )
-            )
+            message = f"{selector.text} is GPU {gpu.index}, which this entry names already"
+            remedy = "name each GPU once"
+            code = Code.DUPLICATE_DEVICE
+            problems.append(Problem(code, message, remedy, gpu.uuid, selector.path))
         else:
             found.append(gpu)
     return sorted(found, key=lambda gpu: gpu.index)
 
 
 def _means(selector: DeviceSelector, gpu: Gpu) -> bool:
-    if selector.index is not None:
-        return gpu.index == selector.index
-    if selector.uuid is not None:
-        return gpu.uuid.casefold() == selector.uuid.casefold()
-    return (
-        selector.pci_bus_id is not None
-        and bool(gpu.pci_bus_id)
-        and _pci_address(selector.pci_bus_id) == _pci_address(gpu.pci_bus_id)
-    )
+    device = selector.device
+    if isinstance(device, int):
+        return gpu.index == device
+    if device.startswith("GPU-"):
+        return gpu.uuid.casefold() == device.casefold()
+    return bool(gpu.pci_bus_id) and _pci_address(device) == _pci_address(gpu.pci_bus_id)
 
 
 def _pci_address(text: str) -> tuple[int, ...] | None:
@@ -346,16 +270,13 @@ def _pci_address(text: str) -> tuple[int, ...] | None:
 
 
 def _unknown_device(selector: DeviceSelector, observed: ObservedNode) -> Problem:
-    if selector.index is not None:
-        count = len(observed.gpus)
-        have = f"indices 0 to {count - 1}" if count > 1 else "index 0" if count else "no GPU at all"
-    elif selector.uuid is not None:
-        have = ", ".join(g.uuid for g in observed.gpus) or "no GPU at all"
+    device, gpus = selector.device, observed.gpus
+    if isinstance(device, int):
+        have = f"indices 0 to {len(gpus) - 1}" if len(gpus) > 1 else "index 0" if gpus else ""
+    elif device.startswith("GPU-"):
+        have = ", ".join(g.uuid for g in gpus)
     else:
-        have = ", ".join(g.pci_bus_id for g in observed.gpus) or "no GPU at all"
-    return Problem(
-        Code.UNKNOWN_DEVICE,
-        f"this node has no GPU {selector.text}",
-        f"it has {have}",
-        path=selector.path,
-    )
+        have = ", ".join(g.pci_bus_id for g in gpus)
+    message = f"this node has no GPU {selector.text}"
+    remedy = f"it has {have or 'no GPU at all'}"
+    return Problem(Code.UNKNOWN_DEVICE, message, remedy, path=selector.path)

@@ -7,7 +7,8 @@ written but cannot be expressed is refused with the nearest value below.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from fractions import Fraction
 
 from nodeagent.plan.desired import MigEnabled, MigLayout, MpsEntry, PlanEntry, ShareEntry
@@ -38,27 +39,93 @@ _CONTEXTS_BEFORE_VOLTA = 16
 _IDS = re.compile(r"([0-9]{1,10})(?::([0-9]{1,10}))?")
 
 
-def share_out(entry: MpsEntry, *, device: str, memory: int) -> Sharing | tuple[Problem, ...]:
-    """What each client of `device` (a UUID) with `memory` bytes may have, or what is wrong."""
-    if memory <= 0:
-        return (
-            Problem(
-                Code.GPU_UNKNOWN,
-                "the device's memory is not known, so no share of it can be given",
-                "see whether the driver answers for this device",
-                gpu=device,
-                path=entry.path,
-            ),
+@dataclass(frozen=True, slots=True)
+class OnGpu:
+    """A GPU for which an entry is resolved, and the problems found so far."""
+
+    gpu: Gpu
+    host: Host
+    problems: list[Problem] = field(default_factory=list)
+
+    def problem(self, code: Code, message: str, remedy: str, path: str) -> Problem:
+        return Problem(code, message, remedy, self.gpu.uuid, path)
+
+    def refuse(self, code: Code, message: str, remedy: str, path: str) -> None:
+        self.problems.append(self.problem(code, message, remedy, path))
+
+
+def wanted_mps(
+    on: OnGpu, entry: MpsEntry, *, memory: int, device: str = "", slices: int = 0
+) -> WantedMps | None:
+    """For the GPU as a whole, or for a MIG `device` (its name) with so many compute slices; what
+    has problems is not to be used.
+    """
+    account = _account(on, entry)
+    sharing = share_out(on, entry, memory)
+    if sharing is not None:
+        name = f"a {device} of GPU {on.gpu.index}" if device else f"GPU {on.gpu.index}"
+        _check_capability(on, entry, sharing, name, slices)
+    return WantedMps(sharing, account, entry.path) if sharing and account else None
+
+
+def mps_by_device(on: OnGpu, entry: MpsEntry) -> Mapping[str, WantedMps]:
+    """For every MIG device there is, by UUID."""
+    found: dict[str, WantedMps] = {}
+    for instance in on.gpu.instances:
+        profile = on.gpu.profile(instance.profile)
+        for c in instance.compute:
+            memory = profile.memory if profile else c.memory.total if c.memory else 0
+            wanted = wanted_mps(on, entry, memory=memory, device=c.profile, slices=c.slices)
+            if wanted is not None:
+                found[c.uuid] = wanted
+    return found
+
+
+def _check_capability(
+    on: OnGpu, entry: MpsEntry, sharing: Sharing, device: str, slices: int
+) -> None:
+    """What the device cannot do, whatever the limits add up to."""
+    gpu = on.gpu
+    key = "replicas" if entry.replicas is not None else "shares" if entry.shares else "clients"
+    path = f"{entry.path}.{key}"
+    before_volta = (0, 0) < gpu.compute_capability < VOLTA
+    limited = any(s.memory is not None or s.threads is not None for s in sharing.shares)
+    if limited and before_volta:
+        message = (
+            f"{gpu.title} cannot hold clients of MPS to limits: that takes compute capability "
+            f"{VOLTA[0]}.{VOLTA[1]}, and it has "
+            f"{gpu.compute_capability[0]}.{gpu.compute_capability[1]}"
         )
+        remedy = "write clients: {}, which limits no client, or use timeSlice"
+        on.refuse(Code.UNSUPPORTED, message, remedy, path)
+    most = _CONTEXTS_BEFORE_VOLTA if before_volta else _CONTEXTS
+    if slices:  # the driver lowers it in proportion to the compute instance (NVIDIA's MPS guide)
+        whole = max((p.slices for p in gpu.profiles), default=slices)
+        most = max(1, most * slices // whole)
+    count = len(sharing.slots)
+    if count > most:
+        message = f"found {count} clients in all, but {device} serves at most {most} at once"
+        on.refuse(Code.DOES_NOT_FIT, message, f"write at most {most}", path)
+
+
+# --- shares -----------------------------------------------------------------------------------
+
+
+def share_out(on: OnGpu, entry: MpsEntry, memory: int) -> Sharing | None:
+    """What each client of a device with `memory` bytes may have."""
+    if memory <= 0:
+        message = "the device's memory is not known, so no share of it can be given"
+        remedy = "see whether the driver answers for this device"
+        on.refuse(Code.GPU_UNKNOWN, message, remedy, entry.path)
+        return None
     if entry.replicas is not None:
-        return _replicas(entry, entry.replicas, device=device, memory=memory)
+        return _replicas(on, entry, entry.replicas, memory)
     written = entry.shares or ((entry.clients,) if entry.clients is not None else ())
-    problems = [p for share in written for p in _share_problems(share, device, memory)]
+    problems = [p for share in written for p in _share_problems(on, share, memory)]
     if not problems and not entry.oversubscribe:
-        problems = list(_sum_problems(entry, device, memory))
-    if problems:
-        return tuple(problems)
-    return Sharing(tuple(_share(share) for share in written), entry.enforce)
+        problems = list(_sum_problems(on, entry, memory))
+    on.problems.extend(problems)
+    return None if problems else Sharing(tuple(map(_share, written)), entry.enforce)
 
 
 def _share(written: ShareEntry) -> Share:
@@ -71,97 +138,65 @@ def _share(written: ShareEntry) -> Share:
     )
 
 
-def _replicas(
-    entry: MpsEntry, count: int, *, device: str, memory: int
-) -> Sharing | tuple[Problem, ...]:
+def _replicas(on: OnGpu, entry: MpsEntry, count: int, memory: int) -> Sharing | None:
     path = f"{entry.path}.replicas"
-    each = memory // MIB // count
-    hundredths = 10_000 // count
     most = min(memory // MIB, int(ALL_THREADS / LEAST_THREADS))
     if count > most:
-        return (
-            Problem(
-                Code.DOES_NOT_FIT,
-                f"found {count}: of {written_bytes(memory)} and all threads, that many shares "
-                "would be too small to be limits",
-                f"write at most {most}",
-                gpu=device,
-                path=path,
-            ),
+        message = (
+            f"found {count}: of {written_bytes(memory)} and all threads, that many shares would be "
+            "too small to be limits"
         )
-    return Sharing((Share(REPLICA, count, each, hundredths / 100, path),), entry.enforce)
+        on.refuse(Code.DOES_NOT_FIT, message, f"write at most {most}", path)
+        return None
+    threads = 10_000 // count / 100
+    return Sharing((Share(REPLICA, count, memory // MIB // count, threads, path),), entry.enforce)
 
 
-def _share_problems(share: ShareEntry, device: str, memory: int) -> Iterable[Problem]:
+def _share_problems(on: OnGpu, share: ShareEntry, memory: int) -> Iterator[Problem]:
     """What is wrong with one share, whatever the others are."""
-    if share.memory is not None:
-        path = f"{share.path}.memory"
-        if share.memory < MIB:
-            yield Problem(
-                Code.INVALID_VALUE,
-                f"found {share.memory} bytes, but the daemon's smallest limit is 1 MiB",
-                "write at least 1Mi",
-                gpu=device,
-                path=path,
-            )
-        if share.memory > memory:
-            yield Problem(
-                Code.DOES_NOT_FIT,
-                f"found {written_bytes(share.memory)}, but the device has {written_bytes(memory)}",
-                f"write at most {memory // MIB}Mi",
-                gpu=device,
-                path=path,
-            )
-    if share.threads is not None:
-        yield from _thread_problems(share.threads, f"{share.path}.threads", device)
-
-
-def _thread_problems(threads: float, path: str, device: str) -> Iterable[Problem]:
+    path = f"{share.path}.memory"
+    if share.memory is not None and share.memory < MIB:
+        message = f"found {share.memory} bytes, but the daemon's smallest limit is 1 MiB"
+        yield on.problem(Code.INVALID_VALUE, message, "write at least 1Mi", path)
+    if share.memory is not None and share.memory > memory:
+        found, there = written_bytes(share.memory), written_bytes(memory)
+        message = f"found {found}, but the device has {there}"
+        yield on.problem(Code.DOES_NOT_FIT, message, f"write at most {memory // MIB}Mi", path)
+    threads, path = share.threads, f"{share.path}.threads"
+    if threads is None:
+        return
     if not LEAST_THREADS <= threads <= ALL_THREADS:  # also what is no number
-        yield Problem(
-            Code.INVALID_VALUE,
-            f"found {threads:g} percent of the threads",
-            f"write a number from {LEAST_THREADS:g} to {ALL_THREADS:g}",
-            gpu=device,
-            path=path,
-        )
+        message = f"found {threads:g} percent of the threads"
+        remedy = f"write a number from {LEAST_THREADS:g} to {ALL_THREADS:g}"
+        yield on.problem(Code.INVALID_VALUE, message, remedy, path)
     elif (_exact(threads) * 100).denominator != 1:
-        below = int(_exact(threads) * 100) / 100
-        yield Problem(
-            Code.INVALID_VALUE,
-            f"found {threads!r}: a percentage has at most two decimals here, and nothing is "
-            "rounded",
-            f"write {percentage_text(below)}",
-            gpu=device,
-            path=path,
+        below = percentage_text(int(_exact(threads) * 100) / 100)
+        message = (
+            f"found {threads!r}: a percentage has at most two decimals here, and nothing is rounded"
         )
+        yield on.problem(Code.INVALID_VALUE, message, f"write {below}", path)
 
 
-def _sum_problems(entry: MpsEntry, device: str, memory: int) -> Iterable[Problem]:
+def _sum_problems(on: OnGpu, entry: MpsEntry, memory: int) -> Iterator[Problem]:
     """Whether all stated limits together are more than there is."""
     path = f"{entry.path}.shares"
+    remedy = "make them smaller or fewer, or set oversubscribe: true"
     total = sum(share.count * (share.memory or 0) for share in entry.shares)
     if total > memory:
         parts = _added((s.count, written_bytes(s.memory)) for s in entry.shares if s.memory)
-        yield Problem(
-            Code.DOES_NOT_FIT,
-            f"the shares add up to {written_bytes(total)} of memory ({parts}), but the device "
-            f"has {written_bytes(memory)}",
-            "make them smaller or fewer, or set oversubscribe: true",
-            gpu=device,
-            path=path,
+        message = (
+            f"the shares add up to {written_bytes(total)} of memory ({parts}), but the device has "
+            f"{written_bytes(memory)}"
         )
+        yield on.problem(Code.DOES_NOT_FIT, message, remedy, path)
     stated = [(share.count, share.threads) for share in entry.shares if share.threads]
     threads = sum(count * _exact(each) for count, each in stated)
     if threads > ALL_THREADS:
         parts = _added((count, f"{percentage_text(each)}%") for count, each in stated)
-        yield Problem(
-            Code.DOES_NOT_FIT,
-            f"the shares add up to {percentage_text(float(threads))}% of the threads ({parts})",
-            "make them smaller or fewer, or set oversubscribe: true",
-            gpu=device,
-            path=path,
+        message = (
+            f"the shares add up to {percentage_text(float(threads))}% of the threads ({parts})"
         )
+        yield on.problem(Code.DOES_NOT_FIT, message, remedy, path)
 
 
 def _added(parts: Iterable[tuple[int, str]]) -> str:
@@ -173,157 +208,54 @@ def _exact(percent: float) -> Fraction:
     return Fraction(repr(percent))
 
 
-# --- devices ----------------------------------------------------------------------------------
+# --- accounts and time slices -----------------------------------------------------------------
 
 
-def mps_by_device(
-    entry: MpsEntry, gpu: Gpu, host: Host, problems: list[Problem]
-) -> Mapping[str, WantedMps]:
-    """For every MIG device there is, by UUID."""
-    found: dict[str, WantedMps] = {}
-    for instance in gpu.instances:
-        profile = gpu.profile(instance.profile)
-        for device in instance.compute:
-            total = device.memory.total if device.memory else 0
-            memory = profile.memory if profile else total
-            name, slices = device.profile, device.slices
-            wanted = wanted_mps(
-                entry, gpu, host, problems, device=name, slices=slices, memory=memory
-            )
-            if wanted is not None:
-                found[device.uuid] = wanted
-    return found
-
-
-def wanted_mps(
-    entry: MpsEntry,
-    gpu: Gpu,
-    host: Host,
-    problems: list[Problem],
-    *,
-    memory: int,
-    device: str = "",
-    slices: int = 0,
-) -> WantedMps | None:
-    """For the GPU as a whole, or for a MIG `device` (its name) with so many compute slices."""
-    faults = len(problems)
-    account = _account(entry, host, problems)
-    sharing = share_out(entry, device=gpu.uuid, memory=memory)
-    if isinstance(sharing, Sharing):
-        name = f"a {device} of GPU {gpu.index}" if device else f"GPU {gpu.index}"
-        problems += _beyond(entry, gpu, sharing, name, _most_clients(gpu, slices))
-    else:
-        problems += sharing
-    if account is None or not isinstance(sharing, Sharing) or len(problems) > faults:
-        return None
-    return WantedMps(sharing, account, entry.path)
-
-
-def _most_clients(gpu: Gpu, slices: int) -> int:
-    """The driver lowers the number in proportion to the compute instance (NVIDIA's MPS guide)."""
-    contexts = _CONTEXTS_BEFORE_VOLTA if _before_volta(gpu) else _CONTEXTS
-    whole = max((p.slices for p in gpu.profiles), default=slices)
-    return max(1, contexts * slices // whole) if slices else contexts
-
-
-def _before_volta(gpu: Gpu) -> bool:
-    return (0, 0) < gpu.compute_capability < VOLTA
-
-
-def _beyond(
-    entry: MpsEntry, gpu: Gpu, sharing: Sharing, device: str, most: int
-) -> Iterable[Problem]:
-    """What the device cannot do, whatever the limits add up to."""
-    key = "replicas" if entry.replicas is not None else "shares" if entry.shares else "clients"
-    path = f"{entry.path}.{key}"
-    limited = any(s.memory is not None or s.threads is not None for s in sharing.shares)
-    if limited and _before_volta(gpu):
-        yield Problem(
-            Code.UNSUPPORTED,
-            f"{gpu.title} cannot hold clients of MPS to limits: that takes "
-            f"compute capability {VOLTA[0]}.{VOLTA[1]}, and it has "
-            f"{gpu.compute_capability[0]}.{gpu.compute_capability[1]}",
-            "write clients: {}, which limits no client, or use timeSlice",
-            gpu=gpu.uuid,
-            path=path,
-        )
-    count = len(sharing.slots)
-    if count > most:
-        yield Problem(
-            Code.DOES_NOT_FIT,
-            f"found {count} clients in all, but {device} serves at most {most} at once",
-            f"write at most {most}",
-            gpu=gpu.uuid,
-            path=path,
-        )
-
-
-# --- accounts ---------------------------------------------------------------------------------
-
-
-def _account(entry: MpsEntry, host: Host, problems: list[Problem]) -> Account | None:
-    text = entry.user if entry.user is not None else host.default_user
-    account = _account_of(text, host)
+def _account(on: OnGpu, entry: MpsEntry) -> Account | None:
+    """Whom MPS runs as; a problem of it is none of a single GPU."""
+    text = on.host.default_user if entry.user is None else entry.user
+    account = _account_of(text, on.host)
+    path = entry.path if entry.user is None else f"{entry.path}.user"
     if account is None:
-        path = entry.path if entry.user is None else f"{entry.path}.user"
         where = "the setting mps.user says" if entry.user is None else "found"
-        problems.append(
-            Problem(
-                Code.INVALID_VALUE,
-                f"{where} {text!r}, and this host knows no such user",
-                "write a uid such as 1000, a uid:gid, or any",
-                path=path,
-            )
-        )
+        message = f"{where} {text!r}, and this host knows no such user"
+        remedy = "write a uid such as 1000, a uid:gid, or any"
     elif entry.user is None and account.uid == 0:
-        problems.append(
-            Problem(
-                Code.INVALID_VALUE,
-                f"MPS would run as root, because the setting mps.user says {text!r}",
-                "if that is meant, say it in the plan: user: "
-                f"{ANY_USER if account.any_user else 0}",
-                path=entry.path,
-            )
-        )
-        return None
-    return account
+        message = f"MPS would run as root, because the setting mps.user says {text!r}"
+        user = ANY_USER if account.any_user else 0
+        remedy = f"if that is meant, say it in the plan: user: {user}"
+    else:
+        return account
+    on.problems.append(Problem(Code.INVALID_VALUE, message, remedy, path=path))
+    return None
 
 
 def _account_of(text: str, host: Host) -> Account | None:
     if text == ANY_USER:
         return Account(0, 0, any_user=True)
-    known = host.accounts.get(text)
-    if known is not None:
-        return known
     ids = _IDS.fullmatch(text)
-    if ids is None:
-        return None
-    uid = int(ids[1])
-    return Account(uid, int(ids[2]) if ids[2] else uid)
+    if text in host.accounts or ids is None:
+        return host.accounts.get(text)
+    return Account(int(ids[1]), int(ids[2] or ids[1]))
 
 
-# --- time slices ------------------------------------------------------------------------------
-
-
-def time_slice_of(entry: PlanEntry, gpu: Gpu, problems: list[Problem]) -> TimeSlice | None:
+def time_slice_of(on: OnGpu, entry: PlanEntry) -> TimeSlice | None:
     """The interval; there is one for each GPU, so the parts of a GPU have none of their own."""
     if entry.time_slice is None:
         return None
-    path = f"{entry.path}.timeSlice"
-    found, remedy = "", ""
     if entry.mps is not None:
-        found = "found mps and timeSlice; a device is shared in one way or the other"
+        message = "found mps and timeSlice; a device is shared in one way or the other"
         remedy = "drop one of them"
     elif isinstance(entry.mig, MigLayout | MigEnabled):
-        found = "found timeSlice beside mig: the interval is one of a whole GPU outside MIG mode"
+        message = "found timeSlice beside mig: the interval is one of a whole GPU outside MIG mode"
         remedy = "drop timeSlice, or write mig: disabled"
-    elif entry.mig is None and gpu.mig is not None and gpu.mig.current:
-        found = (
-            f"GPU {gpu.index} is in MIG mode, and the interval is one of a whole GPU outside MIG "
-            "mode"
+    elif entry.mig is None and on.gpu.in_mig_mode:
+        message = (
+            f"GPU {on.gpu.index} is in MIG mode, and the interval is one of a whole GPU outside "
+            "MIG mode"
         )
         remedy = "write mig: disabled beside timeSlice, or leave this GPU out"
-    if found:
-        problems.append(Problem(Code.INVALID_VALUE, found, remedy, gpu=gpu.uuid, path=path))
-        return None
-    return TimeSlice(entry.time_slice)
+    else:
+        return TimeSlice(entry.time_slice)
+    on.refuse(Code.INVALID_VALUE, message, remedy, f"{entry.path}.timeSlice")
+    return None

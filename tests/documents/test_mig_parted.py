@@ -104,8 +104,8 @@ mig-configs:
         PlanEntry(
             path=f"{path}[0]",
             devices=(
-                DeviceSelector("0", f"{path}[0].devices[0]", index=0),
-                DeviceSelector("2", f"{path}[0].devices[1]", index=2),
+                DeviceSelector("0", f"{path}[0].devices[0]", 0),
+                DeviceSelector("2", f"{path}[0].devices[1]", 2),
             ),
             devices_path=f"{path}[0].devices",
             pci_filters=(PciFilter(0x20B010DE), PciFilter(0x233010DE, 0x134F10DE)),
@@ -138,7 +138,7 @@ def test_devices() -> None:
     """No index selects nothing (and not all); one that is there twice selects its GPU once."""
     assert entries("{devices: [], mig-enabled: false}")[0].devices == ()
     [entry] = entries("{devices: [1, 0, 1], mig-enabled: false}")
-    assert [device.index for device in entry.devices or ()] == [1, 0]
+    assert [device.device for device in entry.devices or ()] == [1, 0]
 
 
 def test_counts() -> None:

@@ -47,8 +47,8 @@ def test_short_form() -> None:
     assert entry(devices=[0, 1], model="*H100*", mig={"3g.40gb": 1, "1g.10gb": 4}) == PlanEntry(
         path="gpus[0]",
         devices=(
-            DeviceSelector("0", "gpus[0].devices[0]", index=0),
-            DeviceSelector("1", "gpus[0].devices[1]", index=1),
+            DeviceSelector("0", "gpus[0].devices[0]", 0),
+            DeviceSelector("1", "gpus[0].devices[1]", 1),
         ),
         devices_path="gpus[0].devices",
         model="*H100*",

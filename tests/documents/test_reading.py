@@ -228,7 +228,7 @@ def written(entry: PlanEntry) -> dict[str, Any]:
             mig = [(i.profile, i.count, i.start) for i in instances]
         case _:
             mig = None
-    devices = "all" if entry.devices is None else [device.index for device in entry.devices]
+    devices = "all" if entry.devices is None else [device.device for device in entry.devices]
     return {
         "devices": devices,
         "mig": mig,

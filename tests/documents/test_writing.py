@@ -373,20 +373,19 @@ def test_round_trip(found: list[tuple[MigMode | None, list[GpuInstance]]]) -> No
     """Read back, both documents ask for just what is there; the plan with the places."""
     gpus = [gpu(n, *(i if mode == ON else []), mig=mode) for n, (mode, i) in enumerate(found)]
     observed = node(*gpus)
-    placed: dict[int, Counter[tuple[str, int | None]] | None] = {}
+    placed: dict[int | str, Counter[tuple[str, int | None]] | None] = {}
     for entry in read_document(plan_document(observed)).entries:
         for device in entry.devices or ():
-            assert device.index is not None
-            placed[device.index] = None
+            placed[device.device] = None
             if isinstance(entry.mig, MigLayout):
-                placed[device.index] = Counter()
+                layout: Counter[tuple[str, int | None]] = Counter()
                 for item in entry.mig.instances:
-                    placed[device.index] += Counter({(item.profile, item.start): item.count})  # type: ignore[operator]  # not None: set just above
-    counted: dict[int, dict[str, int] | None] = {}
+                    layout[item.profile, item.start] += item.count
+                placed[device.device] = layout
+    counted: dict[int | str, dict[str, int] | None] = {}
     for entry in read_document(mig_parted_document(observed)).entries:
-        indices = range(len(gpus)) if entry.devices is None else [d.index for d in entry.devices]
-        for index in indices:
-            assert index is not None
+        chosen = range(len(gpus)) if entry.devices is None else [d.device for d in entry.devices]
+        for index in chosen:
             counted[index] = None
             if isinstance(entry.mig, MigLayout):
                 counted[index] = {item.profile: item.count for item in entry.mig.instances}

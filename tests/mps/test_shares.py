@@ -15,11 +15,13 @@ from nodeagent.errors import DocumentError
 from nodeagent.mps.control.commands import set_default_memory_limit
 from nodeagent.mps.shares import MEMORY_VARIABLE, DaemonSpec, client_environment, spec_for
 from nodeagent.plan.desired import MpsEntry, ShareEntry
+from nodeagent.plan.observed import Gpu
 from nodeagent.plan.problems import Code, Problem
-from nodeagent.plan.resolve_mps import share_out
+from nodeagent.plan.resolve_mps import OnGpu, share_out
 from nodeagent.plan.shares import (
     MIB,
     Account,
+    Host,
     Share,
     Sharing,
     Slot,
@@ -43,17 +45,18 @@ def kind(
 
 def sharing(entry: MpsEntry, memory: int = H100) -> Sharing:
     """What the entry means on a device of so many bytes."""
-    found = share_out(entry, device=GPU, memory=memory)
-    assert isinstance(found, Sharing), found
+    on = OnGpu(Gpu(0, GPU), Host())
+    found = share_out(on, entry, memory)
+    assert found is not None, on.problems
     return found
 
 
 def problems(entry: MpsEntry, memory: int = H100) -> tuple[Problem, ...]:
     """What is wrong with the entry."""
-    found = share_out(entry, device=GPU, memory=memory)
-    assert isinstance(found, tuple)
-    assert all(p.gpu == GPU and p.remedy for p in found)
-    return found
+    on = OnGpu(Gpu(0, GPU), Host())
+    assert share_out(on, entry, memory) is None
+    assert all(p.gpu == GPU and p.remedy for p in on.problems)
+    return tuple(on.problems)
 
 
 def spec(**changes: object) -> DaemonSpec:
@@ -229,11 +232,11 @@ def test_from_the_document_to_what_is_said(written: object, mebibytes: int | Non
         assert mebibytes is None
         return
     assert entry is not None
-    found = share_out(entry, device=GPU, memory=H100)
+    found = share_out(OnGpu(Gpu(0, GPU), Host()), entry, H100)
     if mebibytes is None:
-        assert not isinstance(found, Sharing)
+        assert found is None
         return
-    assert isinstance(found, Sharing)
+    assert found is not None
     wanted = WantedMps(found, Account(1000, 1000))
     daemon = spec_for(wanted, GPU, pipe_directory="/run/x/pipe", log_directory="/run/x/log")
     assert daemon.memory_limit is not None

@@ -38,11 +38,7 @@ NODE = ObservedNode(
 def selector(text: str) -> DeviceSelector:
     """A selector as the document reader makes it."""
     path = "gpus[0].devices[0]"
-    if text.isdigit():
-        return DeviceSelector(text, path, index=int(text))
-    if text.startswith("GPU-"):
-        return DeviceSelector(text, path, uuid=text)
-    return DeviceSelector(text, path, pci_bus_id=text)
+    return DeviceSelector(text, path, int(text) if text.isdigit() else text)
 
 
 def entry(mig: MigEntry | None, *names: str, **more: object) -> PlanEntry:
