@@ -58,7 +58,7 @@ async def _change(*, warm: bool) -> tuple[float, Counter[str]]:
             if warm:
                 return await _timed(driver, node)
         async with driver:
-            driver.read_details(wanted=False)  # as `nodeagent apply` does
+            driver.details = None  # as `nodeagent apply` does
             return await _timed(driver, node)
 
 

@@ -21,7 +21,6 @@ from nodeagent.mps.setup import (
     MpsPlaces,
     host_for,
     make_fleet,
-    make_memory,
     make_publisher,
 )
 from nodeagent.plan.observed import ObservedNode, User
@@ -70,12 +69,9 @@ class MpsService:
             report=self._report,
             changed=self._changed,
         )
-        memory = make_memory(places)
-        self.memory_file = memory.file
         self.node = NodeController(
             driver,
             self._fleet,
-            memory,
             make_publisher(settings, places),
             observation,
             health=health,

@@ -37,6 +37,7 @@ from nodeagent.files.watch import changes
 from nodeagent.gpu.capability_files import UsageProbe
 from nodeagent.gpu.driver import Driver
 from nodeagent.gpu.kernel import PCI_DEVICES as PCI_BUS
+from nodeagent.gpu.original_settings import OriginalSettings
 from nodeagent.gpu.topology import Topology
 from nodeagent.gpu.workers import LONGEST_JOB
 from nodeagent.health.state_file import FILE_NAME as HEALTH_NAME
@@ -146,7 +147,11 @@ class Agent:
             finished=self._cluster.finished_pods if self._cluster else None,
         )
         # One for life: a driver that hangs is not called again and again in new threads.
-        driver = _make_driver(settings, simulation, kubelet)
+        mps_places = (
+            simulated_places(settings, simulation.directory) if simulation else places_of(settings)
+        )
+        original = OriginalSettings(mps_places.memory)
+        driver = _make_driver(settings, simulation, kubelet, original)
         self._health = HealthService(
             _health_places(settings, simulation, places),
             self._events,
@@ -155,7 +160,7 @@ class Agent:
         )
         self._mps = MpsService(
             settings.mps,
-            simulated_places(settings, simulation.directory) if simulation else places_of(settings),
+            mps_places,
             driver,
             self._events,
             self._control.nudge,
@@ -181,7 +186,7 @@ class Agent:
         self._own_files = OwnFiles(
             places,
             lock,
-            (self._health.file, last_good, self._mps.memory_file),
+            (self._health.file, last_good, original.file),
             changed=lambda: self._control.nudge("the agent's own files changed"),
             repaired=self._mps.node.publish,
         )
@@ -326,7 +331,10 @@ class Agent:
 
 
 def _make_driver(
-    settings: Settings, simulation: Simulation | None, kubelet: KubeletUsage | None
+    settings: Settings,
+    simulation: Simulation | None,
+    kubelet: KubeletUsage | None,
+    original: OriginalSettings,
 ) -> Driver:
     return Driver(
         observe_deadline=settings.driver.observe_deadline,
@@ -334,6 +342,7 @@ def _make_driver(
         usage=None if simulation else UsageProbe(),
         allocations=kubelet,
         topology=Topology(),
+        original=original,
         nvidia_smi=simulation.nvidia_smi if simulation else settings.nvidia_smi,
     )
 

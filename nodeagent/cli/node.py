@@ -15,6 +15,7 @@ from nodeagent.errors import UsageError
 from nodeagent.execute.writer_lock import FILE_NAME, writer_lock
 from nodeagent.gpu.capability_files import UsageProbe
 from nodeagent.gpu.driver import Driver
+from nodeagent.gpu.original_settings import OriginalSettings
 from nodeagent.plan.observed import ObservedNode
 from nodeagent.settings import Settings
 
@@ -46,7 +47,13 @@ def is_throwaway(options: Options) -> bool:
     return is_simulated(options) and options.state is None
 
 
-def make_driver(options: Options, settings: Settings) -> Driver:
+def make_driver(
+    options: Options,
+    settings: Settings,
+    *,
+    original: OriginalSettings | None = None,
+    time_slices: bool = False,
+) -> Driver:
     """The driver, real or simulated, to be entered."""
     simulated = is_simulated(options)
     return Driver(
@@ -55,6 +62,8 @@ def make_driver(options: Options, settings: Settings) -> Driver:
         usage=None if simulated else UsageProbe(),
         allocations=_kubelet(settings, simulated=simulated),
         nvidia_smi=SIMULATED_SMI if simulated else settings.nvidia_smi,
+        original=original,
+        time_slices=time_slices,
     )
 
 

@@ -17,6 +17,9 @@ from typing import TYPE_CHECKING, TypeAlias
 from nodeagent.cli.node import is_throwaway, make_driver, simulation
 from nodeagent.cli.options import Options
 from nodeagent.gpu.driver import Driver
+from nodeagent.gpu.original_settings import FILE_NAME as MEMORY_NAME
+from nodeagent.gpu.original_settings import OriginalSettings
+from nodeagent.gpu.recent import Details
 from nodeagent.plan.desired import MigLayout, PlanDocument, PlanEntry
 from nodeagent.plan.shares import Host
 from nodeagent.settings import Settings
@@ -29,7 +32,6 @@ if TYPE_CHECKING:
     ReadableNode: TypeAlias = Driver | NodeReader
     ChangeableNode: TypeAlias = Driver | NodeController
 
-_MEMORY = "earlier-modes.json"  # what devices were before they were changed
 _RECORDS = "mps"  # the folder below run.dir in which daemons have theirs
 _PART = re.compile(r"\d+c\.", re.ASCII)  # of a compute instance that is not all of its GPU instance
 
@@ -43,21 +45,17 @@ async def looking_at(
     Time slices are asked for where the document has some, else of GPUs on which they were changed.
     Raises DriverUnavailable, UsageError, and NodeagentError for what an agent left damaged.
     """
-    async with _opened(options, settings, document) as (driver, sharing):
+    async with _opened(options, settings, document, read_only=True) as (driver, sharing):
         if sharing is None:
             async with driver:
                 yield driver, Host()
             return
         from nodeagent.execute import node_reader
-        from nodeagent.mps import setup as mps_setup
         from nodeagent.mps.fleet import survey
 
         found = await survey(sharing.places.run_dir, programs=sharing.places.programs, ask=True)
-        memory = mps_setup.make_memory(sharing.places, read_only=True)
         daemons = node_reader.SurveyedDaemons(found)
-        async with node_reader.NodeReader(
-            driver, daemons, memory, node_reader.LastObservation(), time_slices=sharing.time_slices
-        ) as node:
+        async with node_reader.NodeReader(driver, daemons, node_reader.LastObservation()) as node:
             yield node, sharing.host
 
 
@@ -88,11 +86,8 @@ async def changing(
             report=lambda _device, _report: None,  # the outcome of the steps has it
             changed=lambda: None,
         )
-        memory = mps_setup.make_memory(places)
         publisher = mps_setup.make_publisher(mps, places)
-        whole = NodeController(
-            driver, fleet, memory, publisher, observation, time_slices=sharing.time_slices
-        )
+        whole = NodeController(driver, fleet, publisher, observation)
         async with fleet, whole:
             fleet.retry()
             await fleet.settled()
@@ -105,16 +100,16 @@ async def changing(
 
 @dataclass(frozen=True, slots=True)
 class _Sharing:
-    """What MPS and time slices take. `time_slices`: the document has some."""
+    """What MPS and time slices take."""
 
     places: MpsPlaces
     host: Host
-    time_slices: bool
+    original: OriginalSettings
 
 
 @asynccontextmanager
 async def _opened(
-    options: Options, settings: Settings, document: PlanDocument | None
+    options: Options, settings: Settings, document: PlanDocument | None, *, read_only: bool = False
 ) -> AsyncIterator[tuple[Driver, _Sharing | None]]:
     """The driver, to be entered; and what else it takes, None where nothing is concerned."""
     entries = document.entries if document else ()
@@ -122,16 +117,18 @@ async def _opened(
     # The stand-in for nvidia-smi, a process of its own, resets GPUs and sets time slices.
     shared = settings.reset != "never" or time_slices or options.state is not None
     with simulation(options, shared=shared) as simulated:
-        driver = make_driver(options, settings)
         directory = simulated.directory if simulated else None
         if any(map(_asks_for_sharing, entries)) or _was_shared(settings, directory):
             sharing = await asyncio.to_thread(
-                _make_sharing, settings, directory, document, time_slices=time_slices
+                _make_sharing, settings, directory, document, read_only=read_only
             )
+            original = sharing.original
+            driver = make_driver(options, settings, original=original, time_slices=time_slices)
             yield driver, sharing
         else:
+            driver = make_driver(options, settings)
             if document is not None:  # without MPS, only parts of GPU instances need details
-                driver.read_details(wanted=any(map(_divides, entries)))
+                driver.details = Details() if any(map(_divides, entries)) else None
             yield driver, None
 
 
@@ -140,19 +137,22 @@ def _make_sharing(
     directory: Path | None,
     document: PlanDocument | None,
     *,
-    time_slices: bool,
+    read_only: bool,
 ) -> _Sharing:
     """Looks up the users that the document names, which may block. `directory` is where a
     simulated node's daemons have their things.
     """
     from nodeagent.mps import setup as mps_setup
 
-    return _Sharing(
+    places = (
         mps_setup.simulated_places(settings, directory)
         if directory
-        else mps_setup.places_of(settings),
+        else mps_setup.places_of(settings)
+    )
+    return _Sharing(
+        places,
         mps_setup.host_for(settings.mps)(document) if document else Host(),
-        time_slices,
+        OriginalSettings(places.memory, read_only=read_only),
     )
 
 
@@ -171,7 +171,7 @@ def _divides(entry: PlanEntry) -> bool:
 def _was_shared(settings: Settings, directory: Path | None) -> bool:
     """Whether an agent or an earlier command left daemons or changed devices here."""
     run_dirs = [settings.run.dir, *([directory / "run"] if directory else [])]
-    memory = (directory or settings.state.dir) / _MEMORY
+    memory = (directory or settings.state.dir) / MEMORY_NAME
     return memory.exists() or any(_has_files(run_dir / _RECORDS) for run_dir in run_dirs)
 
 

@@ -9,15 +9,15 @@ from __future__ import annotations
 import asyncio
 import os
 import re
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final, Generic, TypeVar
+from typing import Final, Generic, Protocol, TypeVar
 
 from nodeagent.errors import DriverError
-from nodeagent.gpu.users import MigDevice, UnknownUsers, UsageReading, UsageSource
+from nodeagent.gpu.users import MigDevice, UnknownUsers, UsageReading, WholeGpu, with_users
 from nodeagent.gpu.workers import Worker
-from nodeagent.plan.observed import Usage, User
+from nodeagent.plan.observed import Access, Gpu, Usage, User
 from nodeagent.processes import name_of
 
 _CAPABILITY: Final = re.compile(r"/nvidia-caps/nvidia-cap([0-9]+)$")
@@ -43,6 +43,10 @@ class CapabilityHolders:
         if device.minor is None and (self.holders or self.unmapped):
             problem = "the driver does not report which device file the GPU has"
         return Usage(self._holders_of(device), known=not problem, reason=problem)
+
+    def users_of_gpu(self, _: WholeGpu) -> Usage:
+        """Nobody: only instances have such files."""
+        return Usage()
 
     def _holders_of(self, device: MigDevice) -> tuple[User, ...]:
         found: dict[int, User] = {}
@@ -219,23 +223,36 @@ class SharedRead(Generic[Reading]):
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-class UsageReader:
-    """Reads a source in a thread of its own."""
+class Readable(Protocol):
+    """What can be read in a thread: `UsageProbe`. Raises nothing, but may block."""
 
-    def __init__(self, source: UsageSource, *, deadline: float) -> None:
-        self._source = source
+    def read(self) -> UsageReading: ...
+
+
+class CapabilityUsers:
+    """A probe as a source of users, read in a thread of its own."""
+
+    def __init__(self, probe: Readable, *, deadline: float) -> None:
+        self._probe = probe
         self._deadline = deadline
         self._worker = Worker("the look for users")
         self._shared = SharedRead(self._read)
 
-    async def read(self) -> UsageReading:
+    async def ask(self) -> UsageReading:
         """Who uses what now; a failure is a reading in which nothing is known."""
         return await self._shared.result()
+
+    async def joined(self, gpus: Sequence[Gpu]) -> list[Gpu]:
+        """As `UsageSource`; without MIG devices nothing is looked for."""
+        if not any(gpu.access is Access.OK and gpu.instances for gpu in gpus):
+            return list(gpus)
+        reading = await self.ask()
+        return [with_users(gpu, [reading]) if gpu.access is Access.OK else gpu for gpu in gpus]
 
     async def _read(self) -> UsageReading:
         try:
             return await self._worker.call(
-                self._source.read, what="looking for users", deadline=self._deadline
+                self._probe.read, what="looking for users", deadline=self._deadline
             )
         except DriverError as error:
             return UnknownUsers(error.message)

@@ -1,7 +1,7 @@
 """What does not change about a GPU: identity, MIG capability, and the profiles it offers.
 
 It is read once and kept until NVML is started anew or the handle turns out to be another GPU's.
-Everything here runs in the GPU's worker thread.
+All methods are called in the GPU's worker thread.
 """
 
 from __future__ import annotations
@@ -9,21 +9,22 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import pynvml
 
 from nodeagent.errors import DriverError
+from nodeagent.gpu import nvml
 from nodeagent.gpu.nvml import (
     COMPUTE_INSTANCE_KINDS,
     GPU_INSTANCE_KINDS,
     PASSTHROUGH,
     Device,
     GpuInstanceHandle,
-    Nvml,
 )
 from nodeagent.gpu.nvml_errors import INVALID_ARGUMENT, NOT_FOUND, is_unsupported
 from nodeagent.gpu.recent import Recent
+from nodeagent.gpu.workers import Worker
 from nodeagent.plan.names import ProfileName
 from nodeagent.plan.observed import (
     ComputeInstanceProfile,
@@ -57,11 +58,13 @@ Other = TypeVar("Other")
 
 
 class GpuDevice:
-    """One GPU by NVML's index: its handle, and what need not be read twice."""
+    """One GPU by NVML's index: its handle, the thread that makes its calls, and what need not be
+    read twice.
+    """
 
-    def __init__(self, index: int, nvml: Nvml) -> None:
+    def __init__(self, index: int) -> None:
         self.index = index
-        self.nvml = nvml
+        self.worker = Worker(f"GPU {index}")
         self.uuid = ""  # stays until another is read
         self.forget()
 
@@ -86,8 +89,8 @@ class GpuDevice:
     def handle(self) -> Device:
         """The device handle, acquired again when it was given up."""
         if self._handle is None:
-            handle = self.nvml.device_by_index(self.index)
-            uuid = self.nvml.uuid(handle)
+            handle = nvml.device_by_index(self.index)
+            uuid = nvml.uuid(handle)
             if uuid != self.uuid:
                 self.forget()
                 self.uuid = uuid
@@ -105,11 +108,8 @@ class GpuDevice:
         """What does not change; values that the driver lacks have the defaults of `Gpu`."""
         handle = self.handle
         if self._identity is None:
-            nvml = self.nvml
-            bus_id, device_id, subsystem_id = _supported(
-                lambda: nvml.pci_address(handle), ("", 0, 0)
-            )
-            virtualization = _supported(lambda: nvml.virtualization_mode(handle), 0)
+            bus_id, device_id, subsystem_id = supported(lambda: _pci_address(handle), ("", 0, 0))
+            virtualization = _read(handle, "nvmlDeviceGetVirtualizationMode", 0)
             self._identity = Gpu(
                 index=self.index,
                 uuid=self.uuid,
@@ -117,9 +117,9 @@ class GpuDevice:
                 pci_bus_id=bus_id,
                 pci_device_id=device_id,
                 pci_subsystem_id=subsystem_id,
-                minor=_supported(lambda: nvml.minor_number(handle), None),
-                memory=_supported(lambda: nvml.memory(handle).total, 0),
-                compute_capability=_supported(lambda: nvml.compute_capability(handle), (0, 0)),
+                minor=_read(handle, "nvmlDeviceGetMinorNumber", None),
+                memory=supported(lambda: nvml.memory(handle).total, 0),
+                compute_capability=_read(handle, "nvmlDeviceGetCudaComputeCapability", (0, 0)),
                 passthrough=virtualization == PASSTHROUGH,
             )
         return self._identity
@@ -143,7 +143,7 @@ class GpuDevice:
         A GPU that showed a mode before, or offers MIG profiles, has MIG whatever it answers now.
         """
         try:
-            mode = self.nvml.mig_mode(self.handle)
+            mode = nvml.mig_mode(self.handle)
         except DriverError as error:
             if not is_unsupported(error) or self._has_mig:
                 raise
@@ -156,8 +156,8 @@ class GpuDevice:
     def mode_change_needs_reset(self) -> bool:
         if self._mode_change_needs_reset is None:
             by_generation = self.identity().compute_capability >= _RESETLESS_SINCE
-            self._mode_change_needs_reset = not _supported(
-                lambda: self.nvml.changes_mode_without_reset(self.handle), by_generation
+            self._mode_change_needs_reset = not supported(
+                lambda: nvml.changes_mode_without_reset(self.handle), by_generation
             )
         return self._mode_change_needs_reset
 
@@ -168,7 +168,7 @@ class GpuDevice:
     def max_mig_devices(self) -> int:
         """How many MIG devices there can be; asked with MIG on, since it is 0 with MIG off."""
         if not self._max_mig_devices:
-            most = _supported(lambda: self.nvml.max_mig_devices(self.handle), 0)
+            most = _read(self.handle, "nvmlDeviceGetMaxMigDeviceCount", 0)
             self._max_mig_devices = most or len(self._slots())
         return self._max_mig_devices
 
@@ -176,7 +176,7 @@ class GpuDevice:
         """The handles of MIG devices by index; gaps in the numbering are skipped."""
         for index in range(self.max_mig_devices()):
             try:
-                yield self.nvml.mig_device(self.handle, index)
+                yield nvml.mig_device(self.handle, index)
             except DriverError as error:
                 if is_unsupported(error):
                     return
@@ -214,7 +214,7 @@ class GpuDevice:
             self._ask_for(range(GPU_INSTANCE_KINDS))
             self._none_offered_with = None if self._profiles else mode.current
             if not self._profiles:
-                self.nvml.uuid(self.handle)  # raises where it was the handle that failed
+                nvml.uuid(self.handle)  # raises where it was the handle that failed
         elif confirm and self._profiles and self._denied_once:
             kinds, self._denied_once = self._denied_once, frozenset()
             self._ask_for(sorted(kinds))
@@ -230,16 +230,14 @@ class GpuDevice:
     def _read_profile(self, kind: int) -> GpuInstanceProfile | None:
         handle = self.handle
         try:
-            profile = self.nvml.gpu_instance_profile(handle, kind)
+            profile = nvml.gpu_instance_profile(handle, kind)
         except DriverError as error:
             if not _is_no(error):
                 raise
             return None
         name = profile_name(profile, self.identity().memory)
         no_places: tuple[Placement, ...] = ()
-        places = _supported(
-            lambda: self.nvml.gpu_instance_placements(handle, profile.id), no_places
-        )
+        places = supported(lambda: nvml.gpu_instance_placements(handle, profile.id), no_places)
         return replace(profile, name=name, placements=places)
 
     def room_for(self, profile: GpuInstanceProfile) -> int:
@@ -292,22 +290,32 @@ class GpuDevice:
         answers = [self._read_compute_profile(instance, kind, places=places) for kind in kinds]
         found = [compute for compute in answers if compute]
         if not found:
-            self.nvml.gpu_instance_info(instance)  # raises where it was the handle that failed
+            nvml.gpu_instance_info(instance)  # raises where it was the handle that failed
         return found
 
     def _read_compute_profile(
         self, instance: GpuInstanceHandle, kind: int, *, places: bool
     ) -> ComputeInstanceProfile | None:
-        profile = _offered(lambda: self.nvml.compute_profile(instance, kind))
+        profile = _offered(lambda: nvml.compute_profile(instance, kind))
         if profile is None or not places:
             return profile
         return replace(
             profile,
-            placements=_supported(lambda: self.nvml.compute_placements(instance, profile.id), ()),
+            placements=supported(lambda: nvml.compute_placements(instance, profile.id), ()),
         )
 
 
-def _supported(ask: Callable[[], Value], otherwise: Value) -> Value:
+def _read(device: Device, function: str, otherwise: Other) -> Any:
+    return supported(lambda: nvml.call(function, device), otherwise)
+
+
+def _pci_address(device: Device) -> tuple[str, int, int]:
+    """Bus id, device id and subsystem id; ids are 32 bits, device high and vendor low."""
+    info = nvml.call("nvmlDeviceGetPciInfo", device)
+    return nvml.text(info.busId), int(info.pciDeviceId), int(info.pciSubSystemId)
+
+
+def supported(ask: Callable[[], Value], otherwise: Value) -> Value:
     """The answer, or `otherwise` where the driver or the GPU does not know such a thing."""
     return _twice(ask, otherwise, is_unsupported)
 

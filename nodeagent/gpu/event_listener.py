@@ -19,8 +19,9 @@ from typing import Any, Final
 import pynvml
 
 from nodeagent.errors import DeadlineExceeded, DriverError, DriverUnavailable
+from nodeagent.gpu import nvml
 from nodeagent.gpu.driver import Driver
-from nodeagent.gpu.nvml import Nvml, call
+from nodeagent.gpu.nvml import call
 from nodeagent.gpu.nvml_calls import ABSENT, constant
 from nodeagent.gpu.nvml_errors import silence_of
 from nodeagent.gpu.workers import Worker
@@ -132,10 +133,10 @@ class EventListener:
             self.driver.pool.lend(self._worker)
             self._lent = True
         try:
-            await self.driver.pool.use(
-                self._worker,
+            await self.driver.pool.ask(
                 self._listen,
                 what="waiting for events",
+                worker=self._worker,
                 deadline=self.timing.wait + self.timing.deadline,
             )
             self.failure, self.last = None, self.uptime()
@@ -161,13 +162,13 @@ class EventListener:
 
     # --- in the thread ------------------------------------------------------------------------
 
-    def _listen(self, nvml: Nvml) -> None:
+    def _listen(self) -> None:
         of = (self.driver.pool.session, self.driver.pool.gpu_count)
         if self._sets is None or of != self._of or self._broken:
             if self._sets is not None and of[0] == self._of[0]:
                 _free(self._sets)
             self._sets = None
-            self._sets, self._of = _make_sets(nvml, of[1]), of
+            self._sets, self._of = _make_sets(of[1]), of
             self._broken = False
         wait = round(self.timing.wait * 1000)
         for number in range(_MOST):
@@ -221,7 +222,7 @@ def _free(sets: _Sets) -> None:
             )
 
 
-def _make_sets(nvml: Nvml, gpus: int) -> _Sets:
+def _make_sets(gpus: int) -> _Sets:
     events = call("nvmlEventSetCreate")
     found: dict[int, str] = {}
     for index in range(gpus):

@@ -159,8 +159,6 @@ async def set_time_slice(
 
     Raises DriverError with what the program said.
     """
-    if await read_time_slice(nvidia_smi, gpu, deadline=deadline) is time_slice:
-        return
     arguments = ["compute-policy", "-i", gpu, f"--set-timeslice={_NUMBERS[time_slice]}"]
     ended = await run_nvidia_smi(nvidia_smi, arguments, deadline=deadline)
     if ended.status != 0:

@@ -25,10 +25,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from nodeagent.errors import DriverError, DriverUnavailable, GpuLost
-from nodeagent.gpu.device import GpuDevice
-from nodeagent.gpu.nvml import Device, GpuInstanceHandle, InstanceInfo, Nvml
+from nodeagent.gpu import nvml
+from nodeagent.gpu.device import GpuDevice, supported
+from nodeagent.gpu.nvml import Device, GpuInstanceHandle, InstanceInfo
 from nodeagent.gpu.nvml_errors import INVALID_ARGUMENT, NOT_FOUND, is_unsupported
 from nodeagent.gpu.recent import Details, KnownDevice
 from nodeagent.gpu.users import ProcessLists
@@ -109,8 +111,8 @@ def _undivided(gpu: GpuDevice, mode: MigMode | None) -> Gpu:
     return replace(
         gpu.picture,
         mig=mode,
-        usage=ProcessLists(gpu.nvml, gpu.handle).on_all(),
-        compute_mode=read_compute_mode(gpu.nvml, gpu.handle),
+        usage=ProcessLists(gpu.handle).on_all(),
+        compute_mode=read_compute_mode(gpu.handle),
     )
 
 
@@ -144,19 +146,16 @@ def _read_instances(
 def _find_instances(gpu: GpuDevice) -> list[_Instance]:
     found: list[_Instance] = []
     occupied = 0
-    for profile in _likely_first(gpu):
+    likely_first = sorted(gpu.profiles, key=lambda p: p.id not in gpu.present_profiles)
+    for profile in likely_first:
         if profile.placements and all(place.mask & occupied for place in profile.placements):
             continue
-        for handle in gpu.nvml.gpu_instances(gpu.handle, profile.id, gpu.room_for(profile)):
-            info = gpu.nvml.gpu_instance_info(handle)
+        for handle in nvml.gpu_instances(gpu.handle, profile.id, gpu.room_for(profile)):
+            info = nvml.gpu_instance_info(handle)
             found.append(_Instance(handle, info, profile))
             occupied |= info.placement.mask
     gpu.present_profiles = frozenset(instance.profile.id for instance in found)
     return sorted(found, key=lambda i: (i.info.placement, i.info.id))
-
-
-def _likely_first(gpu: GpuDevice) -> list[GpuInstanceProfile]:
-    return sorted(gpu.profiles, key=lambda profile: profile.id not in gpu.present_profiles)
 
 
 # --- compute instances ----------------------------------------------------------------------------
@@ -188,9 +187,8 @@ def _is_full(gpu: GpuDevice, found: list[_Instance]) -> bool:
 
 
 def _add_device(gpu: GpuDevice, by_id: Mapping[int, _Instance], handle: Device) -> None:
-    nvml = gpu.nvml
     uuid = nvml.uuid(handle)
-    known = gpu.recent.ever(uuid)
+    known = gpu.recent.ever.get(uuid)
     instance = by_id.get(known.gpu_instance if known else nvml.gpu_instance_id(handle))
     if instance is None:
         raise _ChangedMeanwhile
@@ -205,7 +203,7 @@ def _add_device(gpu: GpuDevice, by_id: Mapping[int, _Instance], handle: Device) 
 
 
 def _remember(gpu: GpuDevice, found: list[_Instance]) -> None:
-    gpu.recent.saw(
+    gpu.recent.observed(
         {instance.info.id: instance.handle for instance in found},
         {
             device.uuid: KnownDevice(instance.info.id, device.compute_id, device.slices)
@@ -224,19 +222,19 @@ def _size_of(
     if profile.slices == 1:
         return 1, _only_placement(gpu, profile)
     try:
-        slices = gpu.nvml.compute_slices(handle)
+        slices = nvml.compute_slices(handle)
     except DriverError as error:
         if not is_unsupported(error):
             raise
         slices = 0
     if slices == profile.slices:
         return slices, _only_placement(gpu, profile)
-    info = gpu.nvml.compute_instance_info(
-        gpu.nvml.compute_instance_by_id(instance.handle, compute_id)
-    )
+    info = nvml.compute_instance_info(nvml.compute_instance_by_id(instance.handle, compute_id))
     if not slices:
-        gpu.learn_compute(profile, instance.handle)
-        slices = _slices_of(gpu, profile, info.profile_id)
+        offered = gpu.learn_compute(profile, instance.handle)
+        slices = next((c.slices for c in offered if c.id == info.profile_id), 0)
+        if not slices:
+            raise _ChangedMeanwhile
     return slices, info.placement
 
 
@@ -251,16 +249,8 @@ def _only_placement(gpu: GpuDevice, profile: GpuInstanceProfile) -> Placement | 
     return places.pop() if len(places) == 1 else None
 
 
-def _slices_of(gpu: GpuDevice, profile: GpuInstanceProfile, compute_profile: int) -> int:
-    for compute in gpu.compute_profiles(profile.id):
-        if compute.id == compute_profile:
-            return compute.slices
-    raise _ChangedMeanwhile
-
-
 def _without_mig_device(gpu: GpuDevice, instance: _Instance) -> list[_MigDevice]:
     """Compute instances that the driver shows no MIG device of; as a rule there are none."""
-    nvml = gpu.nvml
     shown = {device.compute_id for device in instance.devices}
     hidden = []
     for compute in gpu.learn_compute(instance.profile, instance.handle):
@@ -279,7 +269,7 @@ def _without_mig_device(gpu: GpuDevice, instance: _Instance) -> list[_MigDevice]
 def _describe(
     gpu: GpuDevice, found: list[_Instance], details: Details | None
 ) -> tuple[tuple[GpuInstance, ...], Usage]:
-    lists = ProcessLists(gpu.nvml, gpu.handle)
+    lists = ProcessLists(gpu.handle)
     described = tuple(
         GpuInstance(
             id=instance.info.id,
@@ -299,14 +289,14 @@ def _describe_devices(
 ) -> Iterator[ComputeInstance]:
     _read_details(gpu, instance, details)
     for device in sorted(instance.devices, key=lambda device: device.compute_id):
-        detail = gpu.recent.detail(device.uuid)
+        detail = gpu.recent.details.get(device.uuid)
         yield ComputeInstance(
             id=device.compute_id,
             profile=device_name(instance.profile.name, instance.profile.slices, device.slices),
             slices=device.slices,
             uuid=device.uuid,
             placement=device.placement,
-            usage=_usage(gpu, instance, device, lists),
+            usage=_usage(instance, device, lists),
             memory=detail.memory if detail else None,
             compute_mode=detail.compute_mode if detail else None,
         )
@@ -316,23 +306,14 @@ def _read_details(gpu: GpuDevice, instance: _Instance, details: Details | None) 
     """Compute instances share the memory of their GPU instance, so one is asked."""
     memory: Memory | None = None
     for device in instance.devices:
-        known = gpu.recent.detail(device.uuid)
+        known = gpu.recent.details.get(device.uuid)
         if details is None or device.handle is None or not details.is_due(device.uuid, known):
             continue
-        memory = memory or _memory(gpu, device.handle)
-        gpu.recent.keep(device.uuid, memory, read_compute_mode(gpu.nvml, device.handle))
+        memory = memory or supported(partial(nvml.memory, device.handle), None)
+        gpu.recent.keep(device.uuid, memory, read_compute_mode(device.handle))
 
 
-def _memory(gpu: GpuDevice, device: Device) -> Memory | None:
-    try:
-        return gpu.nvml.memory(device)
-    except DriverError as error:
-        if not is_unsupported(error):
-            raise
-    return None
-
-
-def read_compute_mode(nvml: Nvml, device: Device) -> ComputeMode | None:
+def read_compute_mode(device: Device) -> ComputeMode | None:
     """None where the device has none or the driver does not report it.
 
     Raises only when the GPU as a whole, or the driver, is gone.
@@ -345,7 +326,7 @@ def read_compute_mode(nvml: Nvml, device: Device) -> ComputeMode | None:
         return None
 
 
-def _usage(gpu: GpuDevice, instance: _Instance, device: _MigDevice, lists: ProcessLists) -> Usage:
+def _usage(instance: _Instance, device: _MigDevice, lists: ProcessLists) -> Usage:
     if not lists.problem or device.handle is None:
         return lists.on_instance(instance.info.id, device.compute_id)
-    return ProcessLists(gpu.nvml, device.handle).on_all()
+    return ProcessLists(device.handle).on_all()

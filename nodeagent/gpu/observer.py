@@ -6,163 +6,276 @@ NVML is shut down and started again when it stopped answering for every GPU.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
+from types import TracebackType
+from typing import Self, TypeVar
 
 from nodeagent.errors import DeadlineExceeded, DriverError, GpuLost
-from nodeagent.gpu.capability_files import UsageReader
-from nodeagent.gpu.nvml_errors import about
+from nodeagent.gpu import nvml
+from nodeagent.gpu.device import GpuDevice
+from nodeagent.gpu.nvidia_smi import read_time_slice
+from nodeagent.gpu.nvml_errors import about, unavailable
 from nodeagent.gpu.observation import read_gpu
-from nodeagent.gpu.pool import GpuHandle, GpuPool
+from nodeagent.gpu.original_settings import OriginalSettings
+from nodeagent.gpu.pool import GpuPool
 from nodeagent.gpu.recent import Details
 from nodeagent.gpu.steps.change import mig_device
 from nodeagent.gpu.topology import Topology
-from nodeagent.gpu.users import AllocationSource, with_users
+from nodeagent.gpu.users import UsageSource
 from nodeagent.plan.observed import Access, Gpu, ObservedNode
+from nodeagent.plan.shares import TimeSlice
+
+_LEAVING = 1.0  # seconds to wait at the end for a driver that hangs
+_TIME_SLICE_IS_FRESH = 30.0  # seconds; only nvidia-smi reports it, slowly
+
+Result = TypeVar("Result")
 
 
-class GpuObserver:
-    """Knows each GPU as it was observed last. `deadline` in seconds, for reading one GPU.
+class Observer:
+    """Knows each GPU as it was observed last; usable inside `async with`, as `Driver` describes.
 
-    `details` is what to read of MIG devices besides layout and users; None: nothing.
+    `deadline` in seconds, for reading one GPU (and for starting NVML). `sources` know users that
+    NVML does not see. With `time_slices` every GPU's time slice is asked for, which takes a
+    program's run for each; else only those of GPUs on which the agent changed it.
     """
 
     def __init__(
         self,
-        pool: GpuPool,
         *,
         deadline: float,
-        reader: UsageReader | None,
-        allocations: AllocationSource | None,
+        sources: Sequence[UsageSource],
+        nvidia_smi: Sequence[str],
         topology: Topology | None,
+        original: OriginalSettings | None,
+        time_slices: bool,
     ) -> None:
+        self.pool = GpuPool(deadline=deadline)
         self.details: Details | None = Details()
-        self._pool = pool
-        self._deadline = deadline
-        self._reader = reader
-        self._allocations = allocations
+        """What to read of MIG devices besides layout and users; None: nothing."""
+        self.original = original or OriginalSettings(None)
+        self._observe_deadline = deadline
+        self._sources = tuple(sources)
+        self._nvidia_smi = tuple(nvidia_smi)
         self._topology = topology
+        if topology:
+            self.pool.lend(topology.worker)
         self._last: dict[str, Gpu] = {}
+        self._all_time_slices = time_slices
+        self._time_slices: dict[str, tuple[float, TimeSlice | None]] = {}
+
+    async def __aenter__(self) -> Self:
+        try:
+            await self.pool.start()
+        except DriverError as error:
+            await self._leave()
+            raise unavailable(error) from error
+        except asyncio.CancelledError:
+            await self._leave()
+            raise
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self._leave()
+
+    async def _leave(self) -> None:
+        with suppress(DriverError):
+            await self.pool.shut_down(patience=_LEAVING)
+        for source in self._sources:
+            await source.close()
+        self.pool.close()
+
+    # --- all GPUs, or one -----------------------------------------------------------------------
 
     async def observe(self) -> ObservedNode:
-        """All GPUs; raises DriverError when the driver fails before it ever listed one."""
+        """Every GPU as it is now, side by side.
+
+        Never raises for one GPU's failure: that GPU has access Unknown or Lost. Raises
+        DriverError when the driver as a whole fails before it ever listed a GPU.
+        """
         gpus, failure = await self._observe_all()
         if failure or (gpus and not any(answers(gpu) for gpu in gpus)):
             try:
-                if await self._pool.restart():
+                if await self.pool.restart():
                     gpus, failure = await self._observe_all()
             except DriverError as error:
                 failure = failure or error
         if failure and not gpus:
             raise failure
-        slow = ((gpu.device.index, gpu.worker.pace) for gpu in self._pool.present)
+        slow = ((gpu.index, gpu.worker.pace) for gpu in self.pool.present)
         return ObservedNode(
-            tuple(map(self._with_topology, gpus)),
-            self._pool.driver_version,
+            tuple([await self._completed(gpu) for gpu in gpus]),
+            self.pool.driver_version,
             tuple((index, pace) for index, pace in slow if pace),
         )
 
-    async def observe_gpu(self, uuid: str, details: Details | None) -> Gpu:
-        """One of them; raises DriverError when the driver knows no such GPU."""
-        async with self._pool.lock.shared():
-            handle = self._pool.find(uuid)
-            if handle is not None:
-                gpu = await self.read(handle, details)
-                if gpu.uuid == uuid:
-                    return self._with_topology(gpu)
-        found = (await self.observe()).gpu(uuid)
-        if found is None:
-            raise _unknown(f"GPU {uuid}")
-        return found
+    async def observe_gpu(self, uuid: str) -> Gpu:
+        """One GPU as it is now; raises DriverError when the driver knows no such GPU.
 
-    async def mps_memory(self, uuid: str) -> Mapping[int, int | None]:
-        """Bytes by pid of the MPS clients of a GPU or MIG device; raises DriverError."""
-        async with self._pool.lock.shared():
-            gpu = self._handle_of(uuid)
-            device, nvml = gpu.device, gpu.device.nvml
+        Memory and compute mode of MIG devices may be half a minute old if no daemon needs them.
+        """
+        return await self._observe_gpu(uuid, self.details)
 
-            def read() -> Mapping[int, int | None]:
-                whole = uuid == device.identity().uuid
-                found = nvml.mps_processes(device.handle if whole else mig_device(device, uuid))
-                return {process.pid: process.memory for process in found}
+    async def read_back(self, uuid: str) -> Gpu:
+        """As `observe_gpu`, without memory and compute modes that are not known already."""
+        return await self._observe_gpu(uuid, None)
 
-            try:
-                return await gpu.worker.call(
-                    read, what="asking for MPS clients", deadline=self._deadline
-                )
-            except DeadlineExceeded:
-                raise
-            except DriverError as error:
-                device.give_up_handle()
-                raise about(gpu.worker.name, error) from error
+    async def _observe_gpu(self, uuid: str, details: Details | None) -> Gpu:
+        async with self.pool.lock.shared():
+            device = self.pool.find(uuid)
+            found = await self._read(device, details) if device else None
+        if found is None or found.uuid != uuid:
+            return self._known_one((await self.observe()).gpu(uuid), f"GPU {uuid}")
+        return await self._completed(found)
 
-    def known(self, gpu: GpuHandle) -> Gpu:
-        """The GPU as it was observed last; without a UUID when it never gave it."""
-        return self._last.get(gpu.device.uuid, gpu.device.picture)
-
-    async def read(self, gpu: GpuHandle, details: Details | None = None) -> Gpu:
-        """A GPU with its users, while the lock is held; never raises for its failure."""
-        return (await self._with_users([await self.read_without_users(gpu, details)]))[0]
-
-    async def read_without_users(
-        self, gpu: GpuHandle, details: Details | None = None, *, confirm: bool = False
-    ) -> Gpu:
-        """A GPU as NVML reports it, while the lock is held; never raises for its failure."""
-        try:
-            found = await gpu.worker.call(
-                lambda: read_gpu(gpu.device, details, confirm=confirm),
-                what="observing it",
-                deadline=self._deadline,
-            )
-        except DeadlineExceeded as error:
-            return self._unreachable(gpu, error)
-        except DriverError as error:
-            gpu.device.give_up_handle()
-            return self._unreachable(gpu, error)
-        self._last[found.uuid] = found
-        return found
+    def known(self, gpu: GpuDevice) -> Gpu:
+        """The GPU as it was observed last; without UUID and address while it never gave them."""
+        return self._last.get(gpu.uuid, gpu.picture)
 
     async def _observe_all(self) -> tuple[list[Gpu], DriverError | None]:
         """All GPUs, and why the driver as a whole does not answer, if it does not."""
-        async with self._pool.lock.shared():
+        async with self.pool.lock.shared():
             try:
-                await self._pool.enumerate()
+                await self.pool.enumerate()
             except DriverError as error:
-                return [self._unreachable(gpu, error) for gpu in self._pool.present], error
+                return [self._unreachable(gpu, error) for gpu in self.pool.present], error
             reads = (
-                self.read_without_users(gpu, self.details, confirm=True)
-                for gpu in self._pool.present
+                self._read_without_users(gpu, self.details, confirm=True)
+                for gpu in self.pool.present
             )
             gpus = await self._with_users(await asyncio.gather(*reads))
             if self._topology:
-                await self._topology.read(gpus)
+                await self._topology.read(gpus, self.pool.session)
         seen = {gpu.uuid for gpu in gpus}
         vanished = [_vanished(gpu) for uuid, gpu in self._last.items() if uuid not in seen]
         return [*gpus, *vanished], None
 
-    def _unreachable(self, gpu: GpuHandle, error: DriverError) -> Gpu:
+    async def _read(self, gpu: GpuDevice, details: Details | None = None) -> Gpu:
+        """A GPU with its users, while the lock is held; never raises for its failure."""
+        return (await self._with_users([await self._read_without_users(gpu, details)]))[0]
+
+    async def _read_without_users(
+        self, gpu: GpuDevice, details: Details | None = None, *, confirm: bool = False
+    ) -> Gpu:
+        """A GPU as NVML reports it, while the lock is held; never raises for its failure."""
+        try:
+            found = await gpu.worker.call(
+                lambda: read_gpu(gpu, details, confirm=confirm),
+                what="observing it",
+                deadline=self._observe_deadline,
+            )
+        except DeadlineExceeded as error:
+            return self._unreachable(gpu, error)
+        except DriverError as error:
+            gpu.give_up_handle()
+            return self._unreachable(gpu, error)
+        self._last[found.uuid] = found
+        return found
+
+    def _unreachable(self, gpu: GpuDevice, error: DriverError) -> Gpu:
         access = Access.LOST if isinstance(error, GpuLost) else Access.UNKNOWN
-        known = self.known(gpu)
-        return replace(known, index=gpu.device.index, access=access, access_reason=str(error))
+        return replace(self.known(gpu), index=gpu.index, access=access, access_reason=str(error))
 
     async def _with_users(self, gpus: Sequence[Gpu]) -> list[Gpu]:
         """The GPUs with the users that only other sources know."""
         found = list(gpus)
-        if self._reader and any(answers(gpu) and gpu.instances for gpu in gpus):
-            reading = await self._reader.read()
-            found = [with_users(gpu, [reading]) if answers(gpu) else gpu for gpu in gpus]
-        return await self._allocations.joined(found) if self._allocations else found
+        for source in self._sources:
+            found = await source.joined(found)
+        return found
 
-    def _with_topology(self, gpu: Gpu) -> Gpu:
-        return self._topology.described(gpu) if self._topology else gpu
+    # --- what NVML does not report with the rest ------------------------------------------------
 
-    def _handle_of(self, uuid: str) -> GpuHandle:
-        """The GPU that is the device or, when it was last observed, had it as a MIG device."""
-        for gpu in self._pool:
-            instances = self.known(gpu).instances
-            if gpu.device.uuid == uuid or any(c.uuid == uuid for i in instances for c in i.compute):
-                return gpu
-        raise _unknown(f"device {uuid}")
+    async def _completed(self, gpu: Gpu) -> Gpu:
+        """The GPU with its place in the machine, its time slice, and its original settings."""
+        if self._topology:
+            gpu = self._topology.described(gpu)
+        if not gpu.uuid:
+            return gpu
+        return self.original.described(replace(gpu, time_slice=await self._fresh_time_slice(gpu)))
+
+    async def _fresh_time_slice(self, gpu: Gpu) -> TimeSlice | None:
+        """None also where it does not matter or cannot be found out, which a plan copes with."""
+        concerned = (
+            self._all_time_slices
+            or gpu.uuid in self._time_slices
+            or self.original.time_slice(gpu.uuid) is not None
+        )
+        if not concerned or not answers(gpu) or gpu.in_mig_mode:
+            return None
+        now = asyncio.get_running_loop().time()
+        read_at, known = self._time_slices.get(gpu.uuid, (-_TIME_SLICE_IS_FRESH, None))
+        if known is not None and now - read_at < _TIME_SLICE_IS_FRESH:
+            return known
+        with suppress(DriverError):
+            known = await self.time_slice(gpu.uuid)
+            self._time_slices[gpu.uuid] = (now, known)
+            return known
+        return None
+
+    async def time_slice(self, uuid: str) -> TimeSlice | None:
+        """The time slice of a GPU; None when the output of nvidia-smi is not understood.
+
+        It runs that program, so it is asked for only where it matters. Raises DriverError when
+        the program cannot be run, fails or is late.
+        """
+        async with self.pool.lock.shared():  # a reset waits until no nvidia-smi has the GPU open
+            return await read_time_slice(self._nvidia_smi, uuid, deadline=self._observe_deadline)
+
+    async def mps_memory(self, uuid: str) -> Mapping[int, int | None]:
+        """Bytes by pid that MPS clients have on a GPU or MIG device.
+
+        None for a client whose use the driver does not report. Raises DriverError when there is
+        no such device, or the driver does not list its clients.
+        """
+
+        def read() -> Mapping[int, int | None]:
+            whole = uuid == gpu.identity().uuid
+            found = nvml.processes(gpu.handle if whole else mig_device(uuid), "mps")
+            return {process.pid: process.memory for process in found}
+
+        async with self.pool.lock.shared():
+            of_device = (
+                gpu
+                for gpu in self.pool
+                if uuid == gpu.uuid or any(d.uuid == uuid for d in self.known(gpu).devices())
+            )
+            gpu = self._known_one(next(of_device, None), f"device {uuid}")
+            return await self._call(
+                gpu, read, what="asking for MPS clients", deadline=self._observe_deadline
+            )
+
+    async def _call(
+        self,
+        gpu: GpuDevice,
+        function: Callable[[], Result],
+        *,
+        what: str,
+        deadline: float,
+        changing: bool = False,
+    ) -> Result:
+        """A call in the GPU's thread; a DriverError says which GPU it is about."""
+        try:
+            return await gpu.worker.call(function, what=what, deadline=deadline, changing=changing)
+        except DeadlineExceeded:
+            raise
+        except DriverError as error:
+            gpu.give_up_handle()  # it may be what was wrong, and costs little to get again
+            raise about(gpu.worker.name, error) from error
+
+    def _known_one(self, found: Result | None, what: str) -> Result:
+        if found is None:
+            raise DriverError(
+                f"the driver knows no {what}",
+                name="NotFound",
+                remedy="`nodeagent profiles` lists the GPUs of this node",
+            )
+        return found
 
 
 def answers(gpu: Gpu) -> bool:
@@ -173,11 +286,3 @@ def answers(gpu: Gpu) -> bool:
 def _vanished(gpu: Gpu) -> Gpu:
     reason = "the driver does not list it any more; look for it with lspci, and reboot the node"
     return replace(gpu, access=Access.LOST, access_reason=reason)
-
-
-def _unknown(what: str) -> DriverError:
-    return DriverError(
-        f"the driver knows no {what}",
-        name="NotFound",
-        remedy="`nodeagent profiles` lists the GPUs of this node",
-    )

@@ -11,26 +11,23 @@ import json
 import threading
 from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
 from nodeagent.errors import NodeagentError
 from nodeagent.files.state import StateFile, StateFormat
-from nodeagent.plan.observed import Access, Gpu
+from nodeagent.plan.observed import Access, ComputeInstance, Gpu
 from nodeagent.plan.shares import ComputeMode, TimeSlice
 from nodeagent.strict_json import parse_json
 
 FILE_NAME: Final = "earlier-modes.json"
 _LARGEST = 1024 * 1024  # bytes; 16 GPUs with 7 MIG devices each take 10 KiB
 
-
-@dataclass(frozen=True, slots=True)
-class Earlier:
-    """What one device was before; None for what was not changed."""
-
-    mode: ComputeMode | None = None
-    time_slice: TimeSlice | None = None
+Value = ComputeMode | TimeSlice
+Kind = type[ComputeMode] | type[TimeSlice]
+Values = Mapping[tuple[str, Kind], Value]
+_NAMES: Final[dict[str, Kind]] = {"computeMode": ComputeMode, "timeSlice": TimeSlice}
 
 
 class OriginalSettings:
@@ -51,53 +48,52 @@ class OriginalSettings:
             "nvidia-smi compute-policy",
         )
         self._lock = threading.Lock()
-        self._devices: Mapping[str, Earlier] = (
-            self.file.read() if read_only else self.file.load()
-        ) or {}
-        # Devices that are about to be changed: that they still are as before says nothing.
-        self._modes_to_come: set[str] = set()
-        self._time_slices_to_come: set[str] = set()
+        self._values: Values = (self.file.read() if read_only else self.file.load()) or {}
+        # What is about to be changed: that it still is as before says nothing.
+        self._changing: set[tuple[str, Kind]] = set()
 
-    def earlier_mode(self, device: str) -> ComputeMode | None:
+    def mode(self, device: str) -> ComputeMode | None:
         """Its compute mode before the agent's first change; None when it was not changed."""
-        return self._devices.get(device, Earlier()).mode
+        value = self._values.get((device, ComputeMode))
+        return value if isinstance(value, ComputeMode) else None
 
-    def earlier_time_slice(self, gpu: str) -> TimeSlice | None:
-        """As `earlier_mode`."""
-        return self._devices.get(gpu, Earlier()).time_slice
+    def time_slice(self, gpu: str) -> TimeSlice | None:
+        """As `mode`."""
+        value = self._values.get((gpu, TimeSlice))
+        return value if isinstance(value, TimeSlice) else None
 
-    def remember_mode(self, device: str, mode: ComputeMode) -> None:
-        """Call before the change. A mode that is stored already stays, for that is the original.
+    def described(self, gpu: Gpu) -> Gpu:
+        """The GPU with what it and its MIG devices were before."""
+        if not self._values:
+            return gpu
+
+        def device_with(device: ComputeInstance) -> ComputeInstance:
+            return replace(device, earlier_mode=self.mode(device.uuid))
+
+        return replace(
+            gpu,
+            earlier_mode=self.mode(gpu.uuid),
+            earlier_time_slice=self.time_slice(gpu.uuid),
+            instances=tuple(
+                replace(i, compute=tuple(map(device_with, i.compute))) for i in gpu.instances
+            ),
+        )
+
+    def remember(self, device: str, value: Value) -> None:
+        """Call before the change. What is stored already stays, for that is the original.
 
         Raises NodeagentError when it cannot be written; then the change must not be made.
         """
+        key = (device, type(value))
         with self._lock:
-            self._modes_to_come.add(device)
-            if self.earlier_mode(device) is None:
-                self._store(device, mode=mode)
+            self._changing.add(key)
+            self._save({key: value, **self._values})
 
-    def remember_time_slice(self, gpu: str, time_slice: TimeSlice) -> None:
-        """As `remember_mode`."""
-        with self._lock:
-            self._time_slices_to_come.add(gpu)
-            if self.earlier_time_slice(gpu) is None:
-                self._store(gpu, time_slice=time_slice)
-
-    def forget_mode(self, device: str) -> None:
+    def forget(self, device: str, kind: Kind) -> None:
         """Call when it is as before, or gone with the device; raises NodeagentError."""
         with self._lock:
-            self._modes_to_come.discard(device)
-            self._store(device, mode=None)
-
-    def forget_time_slice(self, gpu: str) -> None:
-        """As `forget_mode`."""
-        with self._lock:
-            self._time_slices_to_come.discard(gpu)
-            self._store(gpu, time_slice=None)
-
-    def _store(self, device: str, **values: ComputeMode | TimeSlice | None) -> None:
-        known = self._devices.get(device, Earlier())
-        self._save({**self._devices, device: replace(known, **values)})  # type: ignore[arg-type]  # the callers name the fields
+            self._changing.discard((device, kind))
+            self._drop({(device, kind)})
 
     # --- keeping it short -----------------------------------------------------------------------
 
@@ -108,7 +104,7 @@ class OriginalSettings:
         cannot be written now is forgotten the next time.
         """
         with self._lock, suppress(NodeagentError):
-            self._save({uuid: e for uuid, e in self._devices.items() if uuid in present})
+            self._drop({key for key in self._values if key[0] not in present})
 
     def settle(self, gpus: Iterable[Gpu]) -> None:
         """Forget what is as it was and is not in use for MPS: it was restored by hand, or a crash
@@ -118,65 +114,56 @@ class OriginalSettings:
         observed yet stays.
         """
         with self._lock, suppress(NodeagentError):
-            devices = dict(self._devices)
-            for gpu in gpus:
-                if gpu.access is Access.OK:
-                    self._settle(devices, gpu)
-            self._save(devices)
+            self._drop(
+                {
+                    key
+                    for gpu in gpus
+                    if gpu.access is Access.OK
+                    for key, value, shared in _settings_of(gpu)
+                    if self._is_settled(key, value, shared=shared)
+                }
+            )
 
-    def _settle(self, devices: dict[str, Earlier], gpu: Gpu) -> None:
-        found = [(gpu.uuid, gpu.compute_mode, gpu.mps)]
-        found += [(d.uuid, d.compute_mode, d.mps) for i in gpu.instances for d in i.compute]
-        for uuid, mode, mps in found:
-            earlier = devices.get(uuid)
-            if earlier is None or mode is None:
-                continue
-            if mode is not earlier.mode:
-                self._modes_to_come.discard(uuid)
-            elif mps is None and uuid not in self._modes_to_come:
-                devices[uuid] = replace(earlier, mode=None)
-        earlier = devices.get(gpu.uuid)
-        if earlier is None or gpu.time_slice is None:
-            return
-        if gpu.time_slice is not earlier.time_slice:
-            self._time_slices_to_come.discard(gpu.uuid)
-        elif gpu.uuid not in self._time_slices_to_come:
-            devices[gpu.uuid] = replace(earlier, time_slice=None)
+    def _is_settled(self, key: tuple[str, Kind], value: Value | None, *, shared: bool) -> bool:
+        if value is None or key not in self._values:
+            return False
+        if value is not self._values[key]:
+            self._changing.discard(key)  # the change was observed
+            return False
+        return not shared and key not in self._changing
 
-    # --- the file -------------------------------------------------------------------------------
+    def _drop(self, keys: Collection[tuple[str, Kind]]) -> None:
+        self._save({key: value for key, value in self._values.items() if key not in keys})
 
-    def _save(self, devices: Mapping[str, Earlier]) -> None:
-        kept = {uuid: earlier for uuid, earlier in devices.items() if earlier != Earlier()}
-        if kept != self._devices:
-            self.file.save(kept)
-            self._devices = kept
+    def _save(self, values: Values) -> None:
+        if values != self._values:
+            self.file.save(values)
+            self._values = values
 
 
-def _encoded(devices: Mapping[str, Earlier]) -> bytes:
+def _settings_of(gpu: Gpu) -> Iterable[tuple[tuple[str, Kind], Value | None, bool]]:
+    """Each setting as it is now, and whether MPS needs it so."""
+    for device in gpu.devices():
+        yield (device.uuid, ComputeMode), device.compute_mode, device.mps is not None
+    yield (gpu.uuid, TimeSlice), gpu.time_slice, False
+
+
+def _encoded(values: Values) -> bytes:
     content: dict[str, dict[str, str]] = {}
-    for uuid, earlier in devices.items():
-        fields = content[uuid] = {}
-        if earlier.mode is not None:
-            fields["computeMode"] = earlier.mode.value
-        if earlier.time_slice is not None:
-            fields["timeSlice"] = earlier.time_slice.value
+    for name, kind in _NAMES.items():
+        for (device, found), value in values.items():
+            if found is kind:
+                content.setdefault(device, {})[name] = value.value
     return f"{json.dumps(content, indent=1)}\n".encode()
 
 
-def _decoded(content: bytes, _: int) -> Mapping[str, Earlier]:
+def _decoded(content: bytes, _: int) -> Values:
     """The first release wrote the same content without a checksum."""
-    devices = {}
-    for uuid, fields in parse_json(content).items():
-        if unknown := fields.keys() - {"computeMode", "timeSlice"}:
-            raise ValueError(f"unknown key {min(unknown)!r}")
-        mode, time_slice = fields.get("computeMode"), fields.get("timeSlice")
-        devices[uuid] = Earlier(
-            None if mode is None else ComputeMode(mode),
-            None if time_slice is None else TimeSlice(time_slice),
-        )
-    return devices
+    return {
+        (device, _NAMES[name]): _NAMES[name](value)
+        for device, fields in parse_json(content).items()
+        for name, value in fields.items()
+    }
 
 
-_FORMAT: Final[StateFormat[Mapping[str, Earlier]]] = StateFormat(
-    "earlier-modes", 2, _LARGEST, _encoded, _decoded
-)
+_FORMAT: Final[StateFormat[Values]] = StateFormat("earlier-modes", 2, _LARGEST, _encoded, _decoded)

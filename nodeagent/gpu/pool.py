@@ -10,14 +10,12 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from typing import TypeVar
 
 from nodeagent.errors import DeadlineExceeded, DriverError, DriverUnavailable
+from nodeagent.gpu import nvml
 from nodeagent.gpu.device import GpuDevice
-from nodeagent.gpu.nvml import Nvml
 from nodeagent.gpu.nvml_errors import unavailable
-from nodeagent.gpu.topology import Topology
 from nodeagent.gpu.workers import Worker
 
 Result = TypeVar("Result")
@@ -58,44 +56,34 @@ class ReadWriteLock:
                 self._open.set()
 
 
-@dataclass(frozen=True, slots=True)
-class GpuHandle:
-    """A GPU and the thread that makes its calls."""
-
-    device: GpuDevice
-    worker: Worker
-
-
 class GpuPool:
-    """A handle for each GPU seen so far, and a thread for calls that concern no single GPU.
+    """A device for each GPU seen so far, and a thread for calls that concern no single GPU.
 
     `deadline` in seconds, for each of the latter.
     """
 
-    def __init__(self, *, deadline: float, topology: Topology | None) -> None:
-        self.nvml = Nvml()
+    def __init__(self, *, deadline: float) -> None:
         self.lock = ReadWriteLock()
         self.driver_version = ""
         self.session = 0
         """How often NVML was started; handles and samples of an earlier session are invalid."""
         self._deadline = deadline
-        self._topology = topology
         self._worker = Worker("the driver")
-        self._gpus: list[GpuHandle] = []
+        self._gpus: list[GpuDevice] = []
         self._lent: list[Worker] = []
         self._count = 0
         self._started = False
         self._refused: DriverUnavailable | None = None  # why NVML could not be started
 
-    def __iter__(self) -> Iterator[GpuHandle]:
+    def __iter__(self) -> Iterator[GpuDevice]:
         return iter(self._gpus)
 
-    def __getitem__(self, index: int) -> GpuHandle:
+    def __getitem__(self, index: int) -> GpuDevice:
         """By the driver's number; also a GPU that the driver does not list any more."""
         return self._gpus[index]
 
     @property
-    def present(self) -> Sequence[GpuHandle]:
+    def present(self) -> Sequence[GpuDevice]:
         """The GPUs that the driver listed when they were counted last."""
         return self._gpus[: self._count]
 
@@ -103,8 +91,8 @@ class GpuPool:
     def gpu_count(self) -> int:
         return self._count
 
-    def find(self, uuid: str) -> GpuHandle | None:
-        return next((gpu for gpu in self._gpus if gpu.device.uuid == uuid), None)
+    def find(self, uuid: str) -> GpuDevice | None:
+        return next((gpu for gpu in self._gpus if gpu.uuid == uuid), None)
 
     # --- NVML as a whole ------------------------------------------------------------------------
 
@@ -117,26 +105,25 @@ class GpuPool:
             raise
         self._refused = None
         for gpu in self._gpus:
-            gpu.device.forget()
-        if self._topology:
-            self._topology.expect_anew()
+            gpu.forget()
 
     async def _initialise(self) -> None:
         until = time.monotonic() + self._deadline
 
         def initialise() -> None:
-            self.nvml.initialise()
+            nvml.initialise()
             if time.monotonic() > until:  # the caller has given up and would not shut it down
-                self.nvml.shutdown()
+                nvml.shutdown()
 
         if not self._started:
             await self._call(initialise, what="starting NVML")
             self._started = True
             self.session += 1
         try:
-            self.driver_version = await self._call(
-                self.nvml.driver_version, what="asking its version"
+            version = await self._call(
+                lambda: nvml.call("nvmlSystemGetDriverVersion"), what="asking its version"
             )
+            self.driver_version = str(version)
         except (DriverUnavailable, DeadlineExceeded):
             raise
         except DriverError:
@@ -160,30 +147,26 @@ class GpuPool:
         All handles are invalid afterwards.
         """
         patience = self._deadline if patience is None else min(patience, self._deadline)
-        workers = (self._worker, *self._workers)
-        settled = await asyncio.gather(*(worker.settled(patience) for worker in workers))
+        settled = await asyncio.gather(*(worker.settled(patience) for worker in self._workers))
         if self._started and all(settled):
             self._started = False
-            await self._worker.call(
-                self.nvml.shutdown, what="shutting NVML down", deadline=patience
-            )
+            await self._worker.call(nvml.shutdown, what="shutting NVML down", deadline=patience)
         return not self._started
 
     def close(self) -> None:
         """The threads end with the calls that they are in."""
-        for worker in (self._worker, *self._workers):
+        for worker in self._workers:
             worker.close()
 
     @property
     def _workers(self) -> list[Worker]:
-        topology = [self._topology.worker] if self._topology else []
-        return [*(gpu.worker for gpu in self._gpus), *topology, *self._lent]
+        return [self._worker, *(gpu.worker for gpu in self._gpus), *self._lent]
 
     async def enumerate(self) -> None:
         """Count the GPUs; raises DriverError."""
-        self._count = await self._call(self.nvml.device_count, what="counting GPUs")
+        self._count = await self._call(nvml.device_count, what="counting GPUs")
         for index in range(len(self._gpus), self._count):
-            self._gpus.append(GpuHandle(GpuDevice(index, self.nvml), Worker(f"GPU {index}")))
+            self._gpus.append(GpuDevice(index))
 
     # --- calls between the steps, for sampling ----------------------------------------------------
 
@@ -201,30 +184,29 @@ class GpuPool:
         """
         async with self.lock.shared():
             gpu = self._gpus[index]
-            return await gpu.worker.call(lambda: function(gpu.device), what=what, deadline=deadline)
-
-    async def ask(self, function: Callable[[Nvml], Result], *, what: str) -> Result:
-        """Run `function`, which concerns no single GPU; raises DriverError."""
-        async with self.lock.shared():
-            self._require_nvml()
-            return await self._call(lambda: function(self.nvml), what=what)
+            return await gpu.worker.call(lambda: function(gpu), what=what, deadline=deadline)
 
     def lend(self, worker: Worker) -> None:
         """NVML is shut down only while this worker is in no call; `close` closes it too."""
         self._lent.append(worker)
 
-    async def use(
-        self, worker: Worker, function: Callable[[Nvml], Result], *, what: str, deadline: float
+    async def ask(
+        self,
+        function: Callable[[], Result],
+        *,
+        what: str,
+        worker: Worker | None = None,
+        deadline: float | None = None,
     ) -> Result:
-        """Run `function` in a lent worker, while NVML stays initialised."""
+        """Run `function`, which concerns no single GPU, while NVML stays initialised; raises
+        DriverError. In the pool's own thread, or in that of a lent worker.
+        """
         async with self.lock.shared():
-            self._require_nvml()
-            return await worker.call(lambda: function(self.nvml), what=what, deadline=deadline)
-
-    def _require_nvml(self) -> None:
-        """Raise the error that kept NVML from starting: calls would only return "uninitialized"."""
-        if self._refused is not None and not self._started:
-            raise unavailable(self._refused)
+            if self._refused is not None and not self._started:  # why, and not "uninitialized"
+                raise unavailable(self._refused)
+            return await (worker or self._worker).call(
+                function, what=what, deadline=deadline or self._deadline
+            )
 
     async def _call(self, function: Callable[[], Result], *, what: str) -> Result:
         return await self._worker.call(function, what=what, deadline=self._deadline)

@@ -7,8 +7,8 @@ anew. Everything here is for the GPU's worker thread alone; times are monotonic 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from nodeagent.gpu.nvml import GpuInstanceHandle
@@ -43,103 +43,73 @@ class Detail:
 
 @dataclass(frozen=True, slots=True)
 class Details:
-    """Which details an observation reads: those not known, those too old, those of `exact` devices.
-
-    `everything`: all of them.
+    """Which details an observation reads: those not known, those too old, those of `exact` devices
+    (UUIDs).
     """
 
     exact: frozenset[str] = frozenset()
-    everything: bool = False
 
     def is_due(self, uuid: str, known: Detail | None) -> bool:
-        if known is None or self.everything or uuid in self.exact:
+        if known is None or uuid in self.exact:
             return True
         return time.monotonic() - known.read_at > _DETAILS_KEPT
 
 
+@dataclass(slots=True)
 class Recent:
-    """The instances and devices observed last, by id and UUID, and those proven idle since."""
+    """The instances and devices observed last, by id and UUID, and those proven idle since.
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
-        self._looked_at = 0.0
-        self._handles: dict[int, GpuInstanceHandle] = {}
-        self._devices: dict[str, KnownDevice] = {}
-        self._details: dict[str, Detail] = {}
-        self._places: dict[str, KnownDevice] = {}
-        self._idle: frozenset[str] = frozenset()
-        self._idle_at = 0.0
+    `handles` are of GPU instances; a new instance may have the id by now. `devices` are those of
+    the last observation, `ever` those of all: a device's UUID follows from the GPU instance's id
+    (or is new with every creation), so that id holds; the compute instance's may not. `idle` was
+    proven idle at one time, and is there still.
+    """
 
-    # --- the last observation -------------------------------------------------------------------
+    clock: Callable[[], float] = time.monotonic
+    handles: dict[int, GpuInstanceHandle] = field(default_factory=dict)
+    devices: dict[str, KnownDevice] = field(default_factory=dict)
+    ever: dict[str, KnownDevice] = field(default_factory=dict)
+    details: dict[str, Detail] = field(default_factory=dict)
+    idle: frozenset[str] = frozenset()
+    _observed_at: float = 0.0
+    _idle_at: float = 0.0
 
-    def saw(
-        self, handles: Mapping[int, GpuInstanceHandle], devices: Mapping[str, KnownDevice]
+    def observed(
+        self, handles: dict[int, GpuInstanceHandle], devices: dict[str, KnownDevice]
     ) -> None:
         """Store the result of a complete observation."""
-        self._looked_at = self._clock()
-        self._handles = dict(handles)
-        self._devices = dict(devices)
-        self._places |= devices
-        self._details = {uuid: d for uuid, d in self._details.items() if uuid in devices}
-        self._idle = frozenset()  # a proof is for the steps before this observation
-
-    def handle(self, instance: int) -> GpuInstanceHandle | None:
-        """Of the GPU instance with that id; a new instance may have the id by now."""
-        return self._handles.get(instance)
+        self._observed_at = self.clock()
+        self.handles = handles
+        self.devices = devices
+        self.ever |= devices
+        self.details = {uuid: d for uuid, d in self.details.items() if uuid in devices}
+        self.idle = frozenset()  # a proof is for the steps before this observation
 
     def device(self, uuid: str) -> KnownDevice | None:
         """As observed a moment ago; None when the last observation is older."""
-        return self._devices.get(uuid) if self._clock() - self._looked_at < FRESH else None
+        return self.devices.get(uuid) if self.clock() - self._observed_at < FRESH else None
 
-    @property
-    def devices(self) -> Collection[KnownDevice]:
-        return self._devices.values()
-
-    def ever(self, uuid: str) -> KnownDevice | None:
-        """The ids with which the device was last seen. Its UUID follows from the GPU instance's id
-        (or is new with every creation), so that id holds; the compute instance's may not.
-        """
-        return self._places.get(uuid)
-
-    def gone(self, uuids: Iterable[str]) -> None:
-        """Forget destroyed devices: their ids may be given to new ones."""
-        for uuid in uuids:
-            self._devices.pop(uuid, None)
-            self._details.pop(uuid, None)
-            self._idle -= {uuid}
+    def gone(self, uuid: str) -> None:
+        """Forget a destroyed device: its ids may be given to a new one."""
+        self.devices.pop(uuid, None)
+        self.details.pop(uuid, None)
+        self.idle -= {uuid}
 
     def stale(self) -> None:
         """Forget handles and ids, which may have become invalid."""
-        self._handles = {}
-        self._devices = {}
-        self._places = {}
-        self._idle = frozenset()
-
-    # --- users ----------------------------------------------------------------------------------
+        self.handles, self.devices, self.ever, self.idle = {}, {}, {}, frozenset()
 
     def proved_idle(self, uuids: Iterable[str]) -> None:
-        self._idle_at = self._clock()
-        self._idle = frozenset(uuids)
+        self._idle_at = self.clock()
+        self.idle = frozenset(uuids)
 
     def is_proved_idle(self, uuid: str) -> bool:
         """Whether it was found idle a moment ago."""
-        return uuid in self._idle and self._clock() - self._idle_at < FRESH
+        return uuid in self.idle and self.clock() - self._idle_at < FRESH
 
-    @property
-    def idle(self) -> frozenset[str]:
-        """What was proven idle at one time, and is there still."""
-        return self._idle
-
-    # --- details --------------------------------------------------------------------------------
-
-    def detail(self, uuid: str) -> Detail | None:
-        return self._details.get(uuid)
-
-    def keep(self, uuid: str, memory: Memory | None, mode: ComputeMode | None) -> Detail:
-        self._details[uuid] = Detail(memory, mode, self._clock())
-        return self._details[uuid]
+    def keep(self, uuid: str, memory: Memory | None, mode: ComputeMode | None) -> None:
+        self.details[uuid] = Detail(memory, mode, self.clock())
 
     def set_mode(self, uuid: str, mode: ComputeMode) -> None:
-        known = self._details.get(uuid)
-        if known is not None:
-            self._details[uuid] = replace(known, compute_mode=mode)
+        if known := self.details.get(uuid):
+            self.details[uuid] = replace(known, compute_mode=mode)

@@ -11,11 +11,15 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
+from typing import Final
+
+import pynvml
 
 from nodeagent.errors import DriverError
-from nodeagent.gpu.nvml import MOST_LINKS, Device, LinkEnd, Nvml
+from nodeagent.gpu import nvml
+from nodeagent.gpu.nvml import MOST_LINKS, Device, call
 from nodeagent.gpu.nvml_errors import FUNCTION_NOT_FOUND, INVALID_ARGUMENT, is_unsupported
 from nodeagent.gpu.workers import Worker
 from nodeagent.plan.observed import Access, Gpu, NvLinks
@@ -24,12 +28,9 @@ NVSWITCH = "nvswitch"
 OTHER = "other"
 
 _ATTEMPTS = 3
+_NODE_WORDS: Final = 16  # of 64 NUMA nodes each; Linux can have 1024
 
-
-@dataclass(frozen=True, slots=True)
-class _Place:
-    numa_node: int | None = None
-    nvlink: NvLinks | None = None
+_Place = tuple[int | None, NvLinks | None]  # NUMA node and links
 
 
 class Topology:
@@ -43,18 +44,20 @@ class Topology:
         self.worker = Worker("the topology")
         self._patience = patience
         self._sysfs = sysfs
-        self._nvml = Nvml()
         self._known: dict[str, _Place] = {}
         self._read_in_mode: dict[str, bool | None] = {}
         self._attempts: Counter[str] = Counter()
+        self._session = 0
 
-    def expect_anew(self) -> None:
-        """NVML was started again: read it once more. What is known stays until that is done."""
-        self._read_in_mode.clear()
-        self._attempts.clear()
+    async def read(self, gpus: Sequence[Gpu], session: int) -> None:
+        """Read what has to be read; never raises for a failure. NVML has to stay as it is.
 
-    async def read(self, gpus: Sequence[Gpu]) -> None:
-        """Read what has to be read; never raises for a failure. NVML has to stay as it is."""
+        After NVML was started again all is read once more; what is known stays until then.
+        """
+        if session != self._session:
+            self._session = session
+            self._read_in_mode.clear()
+            self._attempts.clear()
         due = [gpu for gpu in gpus if self._is_due(gpu)]
         if due and not self.worker.stuck:
             uuids = {gpu.pci_bus_id.upper(): gpu.uuid for gpu in gpus if gpu.pci_bus_id}
@@ -67,10 +70,8 @@ class Topology:
 
     def described(self, gpu: Gpu) -> Gpu:
         """The GPU with what is known of its place."""
-        place = self._known.get(gpu.uuid)
-        if place is None:
-            return gpu
-        return replace(gpu, numa_node=place.numa_node, nvlink=place.nvlink)
+        numa_node, nvlink = self._known.get(gpu.uuid, (gpu.numa_node, gpu.nvlink))
+        return replace(gpu, numa_node=numa_node, nvlink=nvlink)
 
     def _is_due(self, gpu: Gpu) -> bool:
         return (
@@ -94,17 +95,14 @@ class Topology:
                 self._attempts[gpu.uuid] = 0
 
     def _read_one(self, gpu: Gpu, uuids: Mapping[str, str]) -> _Place:
-        handle = self._nvml.device_by_index(gpu.index)
-        if self._nvml.uuid(handle) != gpu.uuid:
-            return _Place()  # renumbered meanwhile, so NVML is started again soon
-        return _Place(
-            numa_node=self._numa_node(handle, gpu.pci_bus_id),
-            nvlink=_nvlinks(self._nvml, handle, uuids),
-        )
+        handle = nvml.device_by_index(gpu.index)
+        if nvml.uuid(handle) != gpu.uuid:
+            return None, None  # renumbered meanwhile, so NVML is started again soon
+        return self._numa_node(handle, gpu.pci_bus_id), _nvlinks(handle, uuids)
 
     def _numa_node(self, handle: Device, bus_id: str) -> int | None:
         try:
-            nearest = self._nvml.nearest_memory(handle)
+            nearest = _nearest_memory(handle)
         except DriverError as error:
             if not is_unsupported(error):
                 raise
@@ -114,6 +112,22 @@ class Topology:
 
 def _mode(gpu: Gpu) -> bool | None:
     return gpu.mig.current if gpu.mig else None
+
+
+def _nearest_memory(device: Device) -> tuple[int, ...]:
+    """The NUMA nodes of the host whose memory is nearest, as in `nvidia-smi topo -m`.
+
+    nvmlDeviceGetNumaNodeId is something else: the node that a GPU's own memory is, on machines
+    where that is one.
+    """
+    scope = pynvml.NVML_AFFINITY_SCOPE_NODE
+    words = call("nvmlDeviceGetMemoryAffinity", device, _NODE_WORDS, scope)
+    return tuple(
+        64 * number + bit
+        for number, word in enumerate(words)
+        for bit in range(64)
+        if word >> bit & 1
+    )
 
 
 def _kernels_numa_node(sysfs: Path, bus_id: str) -> int | None:
@@ -128,13 +142,13 @@ def _kernels_numa_node(sysfs: Path, bus_id: str) -> int | None:
     return node if node >= 0 else None
 
 
-def _nvlinks(nvml: Nvml, handle: Device, uuids: Mapping[str, str]) -> NvLinks | None:
+def _nvlinks(handle: Device, uuids: Mapping[str, str]) -> NvLinks | None:
     """All links of a GPU. Cards with some of their kind's links have gaps in the numbering."""
     total = 0
     peers: Counter[str] = Counter()
     for link in range(MOST_LINKS):
         try:
-            up = nvml.nvlink_is_up(handle, link)
+            up = call("nvmlDeviceGetNvLinkState", handle, link)
         except DriverError as error:
             if error.code in {INVALID_ARGUMENT, FUNCTION_NOT_FOUND}:  # no such link; no links
                 break
@@ -143,18 +157,20 @@ def _nvlinks(nvml: Nvml, handle: Device, uuids: Mapping[str, str]) -> NvLinks | 
             continue
         total += 1
         if up:
-            peers[_peer(nvml, handle, link, uuids)] += 1
+            peers[_peer(handle, link, uuids)] += 1
     return NvLinks(total, peers.total(), tuple(sorted(peers.items()))) if total else None
 
 
-def _peer(nvml: Nvml, handle: Device, link: int, uuids: Mapping[str, str]) -> str:
+def _peer(handle: Device, link: int, uuids: Mapping[str, str]) -> str:
+    """What an active link leads to."""
     try:
-        end = nvml.nvlink_end(handle, link)
-        if end is LinkEnd.GPU:
-            bus_id = nvml.nvlink_remote_bus_id(handle, link)
+        kind = call("nvmlDeviceGetNvLinkRemoteDeviceType", handle, link)
+        if kind == pynvml.NVML_NVLINK_DEVICE_TYPE_GPU:
+            info = call("nvmlDeviceGetNvLinkRemotePciInfo", handle, link)
+            bus_id = nvml.text(info.busId)
             return uuids.get(bus_id.upper(), bus_id)
     except DriverError as error:
         if not is_unsupported(error):
             raise
         return OTHER
-    return NVSWITCH if end is LinkEnd.SWITCH else OTHER
+    return NVSWITCH if kind == pynvml.NVML_NVLINK_DEVICE_TYPE_SWITCH else OTHER

@@ -6,12 +6,15 @@ Other sources are open capability files (`capability_files`) and devices allocat
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import reduce
 from pathlib import PurePosixPath
 from typing import Protocol
 
 from nodeagent.errors import DriverError, DriverUnavailable, GpuLost
-from nodeagent.gpu.nvml import Device, Nvml, Process
+from nodeagent.gpu import nvml
+from nodeagent.gpu.nvml import PROCESS_KINDS, Device, Process
 from nodeagent.gpu.nvml_errors import is_unsupported
 from nodeagent.plan.observed import ComputeInstance, Gpu, GpuInstance, Placement, Usage, User
 from nodeagent.processes import name_of
@@ -50,38 +53,22 @@ class UsageReading(Protocol):
 
     def users(self, device: MigDevice) -> Usage: ...
 
+    def users_of_gpu(self, gpu: WholeGpu) -> Usage:
+        """Who has the GPU itself, whether it is in MIG mode by now or not."""
+        ...
+
 
 class UsageSource(Protocol):
-    """Something besides NVML that knows who holds MIG devices."""
+    """Something besides NVML that knows users of devices. No method raises: what cannot be found
+    out is said in the reading.
+    """
 
-    def read(self) -> UsageReading:
-        """May block, so it is called in a worker thread.
-
-        Raises nothing: what it cannot find out it says in the reading.
-        """
-        ...
-
-
-class AllocationReading(UsageReading, Protocol):
-    """What was allocated at one moment: MIG devices, and GPUs as a whole."""
-
-    def users_of_gpu(self, gpu: WholeGpu) -> Usage:
-        """Who was given the GPU itself, whether it is in MIG mode by now or not."""
-        ...
-
-
-class AllocationSource(Protocol):
-    """Something outside this process that allocates devices: the kubelet."""
-
-    async def ask(self) -> AllocationReading:
-        """What is allocated at a moment after the call. Raises nothing, as above."""
+    async def ask(self) -> UsageReading:
+        """What is so at a moment after the call."""
         ...
 
     async def joined(self, gpus: Sequence[Gpu]) -> list[Gpu]:
-        """The GPUs with all that it knows of their users, who those are included.
-
-        GPUs that do not answer come back as they are. Raises nothing.
-        """
+        """The GPUs with all that it knows of their users; those that do not answer as they are."""
         ...
 
     async def close(self) -> None:
@@ -108,23 +95,29 @@ def merged(first: Usage, second: Usage) -> Usage:
     more = tuple(user for user in second.processes if user.pid not in known)
     reasons = dict.fromkeys(reason for reason in (first.reason, second.reason) if reason)
     return Usage(
-        first.processes + more, known=first.known and second.known, reason="; ".join(reasons)
+        tuple(dict.fromkeys((*first.processes, *more))),
+        known=first.known and second.known,
+        reason="; ".join(reasons),
     )
 
 
 def with_users(gpu: Gpu, readings: Iterable[UsageReading]) -> Gpu:
     """The GPU with the users of its MIG devices that `readings` know, added to NVML's."""
-    for reading in readings:
-        gpu = replace(gpu, instances=tuple(_instance_with(gpu, i, reading) for i in gpu.instances))
-    return gpu
 
+    def device_with(instance: GpuInstance, compute: ComputeInstance) -> ComputeInstance:
+        device = mig_device_of(gpu, instance, compute)
+        return replace(
+            compute, usage=reduce(merged, (r.users(device) for r in readings), compute.usage)
+        )
 
-def _instance_with(gpu: Gpu, instance: GpuInstance, reading: UsageReading) -> GpuInstance:
-    def device_with(compute: ComputeInstance) -> ComputeInstance:
-        users = reading.users(mig_device_of(gpu, instance, compute))
-        return replace(compute, usage=merged(compute.usage, users))
-
-    return replace(instance, compute=tuple(map(device_with, instance.compute)))
+    readings = tuple(readings)
+    return replace(
+        gpu,
+        instances=tuple(
+            replace(i, compute=tuple(device_with(i, compute) for compute in i.compute))
+            for i in gpu.instances
+        ),
+    )
 
 
 def mig_device_of(gpu: Gpu, instance: GpuInstance, compute: ComputeInstance) -> MigDevice:
@@ -140,85 +133,60 @@ def whole_gpu(gpu: Gpu) -> WholeGpu:
 # --- NVML's process lists -------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class _Seen:
-    """A process of one of the lists; `source` as in `User`."""
-
-    process: Process
-    source: str
-
-
 class ProcessLists:
     """The lists of one device, read at one moment.
 
     `problem` says why they are not complete; then no device may be taken for idle by them.
     """
 
-    def __init__(self, nvml: Nvml, device: Device) -> None:
+    def __init__(self, device: Device) -> None:
         self.problem = ""
-        self._nvml = nvml
-        seen = self._read(nvml.compute_processes, device, "process", must=True)
-        seen += self._read(nvml.graphics_processes, device, "process", must=False)
-        seen += self._read(nvml.mps_processes, device, "mps", must=False)
-        self._seen = seen
-
-    def _read(
-        self,
-        ask: Callable[[Device], Iterable[Process]],
-        device: Device,
-        source: str,
-        *,
-        must: bool,
-    ) -> list[_Seen]:
-        try:
-            return [_Seen(process, source) for process in ask(device)]
-        except (GpuLost, DriverUnavailable):
-            raise
-        except DriverError as error:
-            # A GPU without graphics or MPS has no such list, and so no user of that kind.
-            if must or not is_unsupported(error):
-                self.problem = self.problem or str(error)
-            return []
+        self._listed: list[tuple[Process, str]] = []  # with the `source` of a `User`
+        # MPS clients are in the compute list too; the MPS list comes last and knows better.
+        for kind in PROCESS_KINDS:
+            source = "mps" if kind == "mps" else "process"
+            try:
+                self._listed += [(process, source) for process in nvml.processes(device, kind)]
+            except (GpuLost, DriverUnavailable):
+                raise
+            except DriverError as error:
+                # A GPU without graphics or MPS has no such list, and so no user of that kind.
+                if kind == "compute" or not is_unsupported(error):
+                    self.problem = self.problem or str(error)
 
     def on_all(self) -> Usage:
         """All processes on the device."""
-        return self._usage(self._seen)
+        return self._usage(lambda _: True)
 
     def on_instance(self, instance: int, compute: int) -> Usage:
         """Those on one compute instance, and those of whom only the GPU instance is known."""
         return self._usage(
-            s
-            for s in self._seen
-            if s.process.gpu_instance == instance and s.process.compute_instance in {compute, None}
+            lambda p: p.gpu_instance == instance and p.compute_instance in {compute, None}
         )
 
     def on_no_instance_of(self, known: Iterable[tuple[int, int]]) -> Usage:
         """Those who are not on one of the `known` (GPU instance id, compute instance id)."""
-        pairs = set(known)
-        instances = {instance for instance, _ in pairs}
-        return self._usage(
-            s
-            for s in self._seen
-            if (s.process.gpu_instance, s.process.compute_instance) not in pairs
-            and not (s.process.compute_instance is None and s.process.gpu_instance in instances)
-        )
+        pairs: set[tuple[int | None, int | None]] = set(known)
+        pairs |= {(instance, None) for instance, _ in pairs}
+        return self._usage(lambda p: (p.gpu_instance, p.compute_instance) not in pairs)
 
-    def _usage(self, seen: Iterable[_Seen]) -> Usage:
-        # MPS clients are in the compute list too; the MPS list comes last and knows better.
-        users = {s.process.pid: self._user(s) for s in seen}
+    def _usage(self, counts: Callable[[Process], bool]) -> Usage:
+        users = {
+            process.pid: User(process.pid, _name_of(process.pid), source, process.memory)
+            for process, source in self._listed
+            if counts(process)
+        }
         return Usage(
             tuple(users[pid] for pid in sorted(users)),
             known=not self.problem,
             reason=self.problem,
         )
 
-    def _user(self, seen: _Seen) -> User:
-        pid = seen.process.pid
-        return User(pid, name_of(pid) or self._name(pid), seen.source, seen.process.memory)
 
-    def _name(self, pid: int) -> str:
-        """The driver may know processes that are not in our /proc."""
-        try:
-            return PurePosixPath(self._nvml.process_name(pid)).name
-        except DriverError:
-            return ""
+def _name_of(pid: int) -> str:
+    """The driver may know processes that are not in our /proc."""
+    if name := name_of(pid):
+        return name
+    with suppress(DriverError):
+        return PurePosixPath(str(nvml.call("nvmlSystemGetProcessName", pid))).name
+    return ""

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from nodeagent.gpu.original_settings import FILE_NAME as MEMORY_NAME
-from nodeagent.gpu.original_settings import OriginalSettings
 from nodeagent.mps.accounts import accounts_for
 from nodeagent.mps.context import START_PATIENCE, Check, MpsContext
 from nodeagent.mps.files.directories import DirectoryRefused, directories_of
@@ -129,11 +128,6 @@ def make_publisher(settings: MpsSettings, places: MpsPlaces) -> Publisher:
         cdi_dir=places.cdi_dir,
         shm=lambda spec: shm_directory(spec, private=private),
     )
-
-
-def make_memory(places: MpsPlaces, *, read_only: bool = False) -> OriginalSettings:
-    """The original settings of devices; a damaged file is its `problem`."""
-    return OriginalSettings(places.memory, read_only=read_only)
 
 
 def host_for(settings: MpsSettings) -> Callable[[PlanDocument], Host]:

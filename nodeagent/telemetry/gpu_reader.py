@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from nodeagent.errors import DriverError
+from nodeagent.gpu import nvml
 from nodeagent.gpu.device import GpuDevice
 from nodeagent.gpu.nvml import MOST_LINKS, Device
 from nodeagent.gpu.nvml_errors import INVALID_ARGUMENT, NOT_FOUND
@@ -190,7 +191,7 @@ class GpuReader:
             health = read_health(reader, reading, slow=slow)
             modes = read_modes(reader) if slow else None
         if reader.doubted:
-            gpu.nvml.uuid(gpu.handle)  # raises where it is the handle that is wrong
+            nvml.uuid(gpu.handle)  # raises where it is the handle that is wrong
             reader.resolve_doubts()
         found.problems += reader.problems.values()
         return health, modes
@@ -238,7 +239,7 @@ class GpuReader:
                 if self._health:
                     found.instances.append(read_instance(reader, part.info))
             if reader.doubted:
-                _require_same_part(gpu, number, part)
+                _require_same_part(number, part)
                 reader.resolve_doubts()
             found.problems += reader.problems.values()
         return found
@@ -256,10 +257,10 @@ class GpuReader:
         return list(read_rows(rows, target))
 
 
-def _require_same_part(gpu: GpuDevice, number: int, part: Part) -> None:
+def _require_same_part(number: int, part: Part) -> None:
     """Raises _VanishedPart where the handle is not that of the instance any more."""
     try:
-        now = gpu.nvml.gpu_instance_id(part.device)
+        now = nvml.gpu_instance_id(part.device)
     except DriverError as error:
         if error.code not in _STALE:
             raise
@@ -271,11 +272,11 @@ def _require_same_part(gpu: GpuDevice, number: int, part: Part) -> None:
 def _others(gpu: GpuDevice) -> list[tuple[int, Device]]:
     """The other GPUs that answer, by index."""
     found: list[tuple[int, Device]] = []
-    for index in range(gpu.nvml.device_count()):
+    for index in range(nvml.device_count()):
         if index == gpu.index:
             continue
         try:
-            found.append((index, gpu.nvml.device_by_index(index)))
+            found.append((index, nvml.device_by_index(index)))
         except DriverError:
             continue  # a lost GPU has no peers
     return found

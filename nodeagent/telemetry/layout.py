@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from nodeagent.errors import DriverError
+from nodeagent.gpu import nvml
 from nodeagent.gpu.device import GpuDevice
 from nodeagent.gpu.nvml import Device, InstanceInfo
 from nodeagent.gpu.nvml_errors import INVALID_ARGUMENT, NOT_FOUND
@@ -97,7 +98,6 @@ def _found(gpu: GpuDevice, mode: MigMode) -> dict[int, tuple[Device, InstanceInf
 
 
 def _read(gpu: GpuDevice) -> dict[int, tuple[Device, InstanceInfo]]:
-    nvml = gpu.nvml
     found: dict[int, tuple[Device, InstanceInfo]] = {}
     for device in gpu.mig_devices():
         number = nvml.gpu_instance_id(device)
@@ -112,5 +112,5 @@ def _profile_name(gpu: GpuDevice, device: Device, info: InstanceInfo) -> str:
     profile = gpu.profile(info.profile_id)
     if profile is not None:
         return profile.name
-    name = gpu.nvml.name(device).rpartition("MIG ")[2].split()[0]
+    name = nvml.name(device).rpartition("MIG ")[2].split()[0]
     return name.rpartition("c.")[2]

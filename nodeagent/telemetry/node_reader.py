@@ -6,7 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 from nodeagent.errors import DriverError, DriverUnavailable
-from nodeagent.gpu.nvml import Nvml, call
+from nodeagent.gpu import nvml
+from nodeagent.gpu.nvml import call
 from nodeagent.gpu.nvml_calls import ABSENT, member, number
 from nodeagent.metrics.samples import Node, SampleSet, Subject, by_field
 from nodeagent.metrics.sources import Source, SystemCall
@@ -24,7 +25,7 @@ class NodeReader:
         self._clock = clock
         self._refused: set[str] = set()
 
-    def read(self, nvml: Nvml) -> NodeSample:
+    def read(self) -> NodeSample:
         """Raises DriverError when the driver does not even count its GPUs."""
         began = self._clock()
         count = nvml.device_count()

@@ -7,7 +7,6 @@ own thread.
 from __future__ import annotations
 
 import resource
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Final
@@ -15,9 +14,10 @@ from typing import Final
 import psutil
 
 from nodeagent.errors import DriverError, DriverUnavailable, GpuLost
+from nodeagent.gpu import nvml
 from nodeagent.gpu.device import GpuDevice
+from nodeagent.gpu.nvml import PROCESS_KINDS, call
 from nodeagent.gpu.nvml import Process as NvmlProcess
-from nodeagent.gpu.nvml import call
 from nodeagent.gpu.nvml_calls import ABSENT
 from nodeagent.gpu.nvml_errors import NOT_FOUND, is_unsupported
 from nodeagent.metrics.agent_samples import ProcessCost
@@ -35,24 +35,20 @@ class ProcessReader:
 
     def read(self, gpu: GpuDevice) -> ProcessSample:
         """Raises DriverError when the GPU does not even list its compute processes."""
-        nvml, device = gpu.nvml, gpu.handle
+        device = gpu.handle
         found: dict[tuple[int | None, int], NvmlProcess] = {}
-        for name, ask, must in (
-            ("compute", nvml.compute_processes, True),
-            ("graphics", nvml.graphics_processes, False),
-            ("mps", nvml.mps_processes, False),
-        ):
-            if name in self._refused:
+        for kind in PROCESS_KINDS:
+            if kind in self._refused:
                 continue
             try:
-                processes: Iterable[NvmlProcess] = ask(device)
+                processes = nvml.processes(device, kind)
             except (GpuLost, DriverUnavailable):
                 raise
             except DriverError as error:
-                if must:
+                if kind == "compute":
                     raise
                 if is_unsupported(error):
-                    self._refused.add(name)
+                    self._refused.add(kind)
                 continue
             for process in processes:
                 key = (process.gpu_instance, process.pid)

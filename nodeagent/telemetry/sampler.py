@@ -316,7 +316,7 @@ class Sampler:
         """
         if gpu.last is not None:
             return gpu.last.gpu.uuid, gpu.last.gpu.pci_bus_id
-        known = self._driver.known(gpu.index)
+        known = self._driver.known(self._driver.pool[gpu.index])
         return known.uuid, known.pci_bus_id
 
     def _answer(self, node: NodeSample | DriverError | None) -> Answer | None:

@@ -17,7 +17,6 @@ import pytest
 from nodeagent.cli import main, shared_node
 from nodeagent.cli.command_settings import command_settings
 from nodeagent.cli.parser import parse
-from nodeagent.gpu import original_settings as remembered
 from nodeagent.mps.files import records
 
 if TYPE_CHECKING:
@@ -134,8 +133,8 @@ def test_a_fault_of_ours_is_one_line(
 
 
 def test_what_agents_leave_is_looked_for_where_they_leave_it() -> None:
-    """The names that save importing their homes are those of their homes."""
-    assert (shared_node._MEMORY, shared_node._RECORDS) == (remembered.FILE_NAME, records.FOLDER)
+    """The name that saves importing its home is that of its home."""
+    assert shared_node._RECORDS == records.FOLDER
 
 
 def test_settings_in_the_environment_hold_for_one_shot_commands() -> None:

@@ -14,7 +14,7 @@ from nodeagent.execute.node_controller import HealthWatch, NodeController, compu
 from nodeagent.execute.node_reader import LastObservation
 from nodeagent.gpu.driver import Driver
 from nodeagent.gpu.original_settings import FILE_NAME, OriginalSettings
-from nodeagent.gpu.users import AllocationSource
+from nodeagent.gpu.users import UsageSource
 from nodeagent.mps.accounts import accounts_for
 from nodeagent.mps.files.publisher import Publisher
 from nodeagent.mps.fleet import Fleet
@@ -96,7 +96,7 @@ class NodeRig(FleetRig):
         time_slices: bool = False,
         policy: MpsSettings = POLICY,
         launcher: Callable[..., Launcher] = ChildLauncher,
-        allocations: AllocationSource | None = None,
+        allocations: UsageSource | None = None,
         health: HealthWatch | None = None,
     ) -> AsyncIterator[Agent]:
         """One agent's life; its daemons outlive it."""
@@ -115,15 +115,15 @@ class NodeRig(FleetRig):
             cdi_dir=self.cdi_dir,
             shm=lambda spec: shm_directory(spec, private=False),
         )
-        whole = NodeController(
-            Driver(observe_deadline=30, step_deadline=30, nvidia_smi=SMI, allocations=allocations),
-            fleet,
-            memory,
-            publisher,
-            observation,
+        driver = Driver(
+            observe_deadline=30,
+            step_deadline=30,
+            nvidia_smi=SMI,
+            allocations=allocations,
+            original=memory,
             time_slices=time_slices,
-            health=health,
         )
+        whole = NodeController(driver, fleet, publisher, observation, health=health)
         async with fleet, whole:
             yield Agent(whole, fleet, memory)
 

@@ -126,8 +126,8 @@ async def test_daemons_of_devices_that_vanished_end(
     assert not (rig.run_dir / "mps" / gone.uuid).exists()
     assert gone.uuid not in rig.announced()
     assert stays.uuid in rig.announced()
-    assert agent.memory.earlier_mode(gone.uuid) is None
-    assert agent.memory.earlier_mode(stays.uuid) is ComputeMode.DEFAULT
+    assert agent.memory.mode(gone.uuid) is None
+    assert agent.memory.mode(stays.uuid) is ComputeMode.DEFAULT
 
 
 async def test_a_gpu_that_does_not_answer_keeps_its_daemons(
@@ -237,7 +237,7 @@ async def test_a_compute_mode_is_as_before_in_the_end(
     assert "prohibited" in rig.memory_file.read_text()
     await agent.made(document("{devices: [0], mig: disabled}"))
     assert modes(node) == [PROHIBITED]
-    assert agent.memory.earlier_mode(device) is None
+    assert agent.memory.mode(device) is None
     assert device not in rig.memory_file.read_text()
 
 
@@ -247,9 +247,9 @@ async def test_a_mode_goes_with_its_device(node: SimulatedNode, agent: Agent) ->
     """
     await agent.made(TWO)
     uuids = {device.uuid for device in mig_devices(await agent.gpu())}
-    assert all(agent.memory.earlier_mode(uuid) for uuid in uuids)
+    assert all(agent.memory.mode(uuid) for uuid in uuids)
     await agent.made(document("{devices: [0], mig: {7g.80gb: 1}}"))
-    assert not any(agent.memory.earlier_mode(uuid) for uuid in uuids)
+    assert not any(agent.memory.mode(uuid) for uuid in uuids)
     await agent.made(document("{devices: [0], mig: {3g.40gb: 2}}"))
     assert not any(d.earlier_mode for d in mig_devices(await agent.gpu()))
     assert modes(node)[1:] == [DEFAULT] * 2
@@ -262,13 +262,13 @@ async def test_a_crash_between_note_and_change(
     what was changed it restores.
     """
     device = (await agent.gpu()).uuid
-    agent.memory.remember_mode(device, ComputeMode.DEFAULT)
+    agent.memory.remember(device, ComputeMode.DEFAULT)
     async with rig.agent() as after_the_crash:
         gpu = await after_the_crash.gpu()
-        assert after_the_crash.memory.earlier_mode(device) is None
+        assert after_the_crash.memory.mode(device) is None
         assert (await after_the_crash.planned(NOTHING)).verdict is Verdict.IN_SYNC
-    agent.memory.forget_mode(device)
-    agent.memory.remember_mode(device, ComputeMode.DEFAULT)
+    agent.memory.forget(device, ComputeMode)
+    agent.memory.remember(device, ComputeMode.DEFAULT)
     node.card(0).state.compute_mode = EXCLUSIVE
     node.changed(0)
     async with rig.agent() as after_the_change:
@@ -294,7 +294,7 @@ async def test_a_mode_that_is_not_known_is_not_changed(
     node.inject("nvmlDeviceGet*", error="UNKNOWN", times=1)
     with pytest.raises(NodeagentError, match="could not be restored"):
         await agent.node.apply(step)
-    assert agent.memory.earlier_mode(gpu.uuid) is None
+    assert agent.memory.mode(gpu.uuid) is None
     assert not rig.memory_file.exists()
     assert modes(node) == [PROHIBITED]
 
@@ -330,10 +330,10 @@ async def test_a_time_slice_is_as_before_in_the_end(
         await agent.made(document("{devices: [0], mig: disabled}"))
         gpu = await agent.gpu()
         assert (gpu.time_slice, gpu.earlier_time_slice) == (TimeSlice.DEFAULT, None)
-        agent.memory.remember_time_slice(gpu.uuid, TimeSlice.DEFAULT)
+        agent.memory.remember(gpu.uuid, TimeSlice.DEFAULT)
     async with rig.agent() as agent:
         await agent.node.observe()
-        assert agent.memory.earlier_time_slice(gpu.uuid) is None
+        assert agent.memory.time_slice(gpu.uuid) is None
 
 
 async def test_a_time_slice_that_is_not_told_is_not_changed(
@@ -344,7 +344,7 @@ async def test_a_time_slice_that_is_not_told_is_not_changed(
     gpu = await agent.gpu()
     with pytest.raises(DriverError):
         await agent.node.apply(SetTimeSlice(gpu.uuid, TimeSlice.LONG, "a test's"))
-    assert agent.memory.earlier_time_slice(gpu.uuid) is None
+    assert agent.memory.time_slice(gpu.uuid) is None
     assert node.card(0).state.time_slice == 0
 
 

@@ -13,7 +13,7 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
-from nodeagent.gpu.capability_files import CapabilityHolders, UsageProbe, UsageReader
+from nodeagent.gpu.capability_files import CapabilityHolders, CapabilityUsers, UsageProbe
 from nodeagent.gpu.users import MigDevice, UsageReading, merged, with_users
 from nodeagent.plan.observed import (
     ComputeInstance,
@@ -294,8 +294,8 @@ class Source:
 async def test_many_who_ask_at_once_cost_one_look() -> None:
     """Eight GPUs observed side by side need not search all processes eight times."""
     source = Source()
-    reader = UsageReader(source, deadline=30)
-    await asyncio.gather(*(reader.read() for _ in range(8)))
+    reader = CapabilityUsers(source, deadline=30)
+    await asyncio.gather(*(reader.ask() for _ in range(8)))
     assert len(source.begun) == 1
     await reader.close()
 
@@ -303,11 +303,11 @@ async def test_many_who_ask_at_once_cost_one_look() -> None:
 async def test_nobody_gets_a_look_that_began_before_it_asked() -> None:
     """A process may have come in between, so who asks later gets the next one."""
     source = Source(0.05)
-    reader = UsageReader(source, deadline=30)
-    first = asyncio.create_task(reader.read())
+    reader = CapabilityUsers(source, deadline=30)
+    first = asyncio.create_task(reader.ask())
     await asyncio.sleep(0.02)
     asked = time.monotonic()
-    await asyncio.gather(*(reader.read() for _ in range(3)))
+    await asyncio.gather(*(reader.ask() for _ in range(3)))
     assert len(source.begun) == 2
     assert source.begun[1] > asked
     await first
@@ -323,19 +323,19 @@ async def test_a_look_that_hangs_is_a_reading_in_which_nothing_is_known() -> Non
             held.wait()
             return CapabilityHolders()
 
-    reader = UsageReader(Hanging(), deadline=0.05)
-    usage = (await reader.read()).users(ANY_DEVICE)
+    reader = CapabilityUsers(Hanging(), deadline=0.05)
+    usage = (await reader.ask()).users(ANY_DEVICE)
     assert not usage.known
     assert "did not return" in usage.reason
-    assert not (await reader.read()).users(ANY_DEVICE).known
+    assert not (await reader.ask()).users(ANY_DEVICE).known
     held.set()
     await reader.close()
 
 
 async def test_cancelling_one_who_asks_leaves_the_others_their_answer() -> None:
     """The look is shared, its cancellation is not."""
-    reader = UsageReader(Source(), deadline=30)
-    one, other = asyncio.create_task(reader.read()), asyncio.create_task(reader.read())
+    reader = CapabilityUsers(Source(), deadline=30)
+    one, other = asyncio.create_task(reader.ask()), asyncio.create_task(reader.ask())
     await asyncio.sleep(0.005)
     one.cancel()
     assert (await other).users(ANY_DEVICE).known

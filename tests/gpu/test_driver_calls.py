@@ -99,7 +99,7 @@ async def test_a_fresh_process_recuts_a_gpu_with_few_calls() -> None:
             await recut(driver, BEFORE)
         node.journal.clear()
         async with open_driver() as driver:
-            driver.read_details(wanted=False)
+            driver.details = None
             await recut(driver, AFTER)
         found = calls(node)
         assert {name: found[name] for name in CHANGES} == CHANGES

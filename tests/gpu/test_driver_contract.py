@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from nodeagent.errors import DriverError
+from nodeagent.errors import DriverError, NodeagentError
 from nodeagent.gpu.capability_files import UsageProbe
 from nodeagent.gpu.driver import Driver
 from nodeagent.gpu.nvml_errors import is_unsupported
@@ -366,7 +366,7 @@ async def test_each_mig_device_has_a_compute_mode_that_goes_with_it(
     seen = await driver.observe_gpu(gpu.uuid)
     modes = [device.compute_mode for device in seen.instances[0].compute]
     assert modes == [ComputeMode.EXCLUSIVE_PROCESS, ComputeMode.DEFAULT]
-    with pytest.raises(DriverError):
+    with pytest.raises(NodeagentError):
         await driver.apply(compute_mode(seen, ComputeMode.EXCLUSIVE_PROCESS))
     await driver.apply(destroy(seen, seen.instances[0]))
     await driver.apply(create(gpu, profile.name, start))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,7 +13,8 @@ import pytest
 
 import nodeagent.gpu
 from nodeagent.errors import DriverError, DriverUnavailable, GpuLost
-from nodeagent.gpu.nvml import GPU_INSTANCE_KINDS, Nvml
+from nodeagent.gpu import nvml
+from nodeagent.gpu.nvml import GPU_INSTANCE_KINDS
 from nodeagent.plan.observed import Placement
 from nodeagent.simulation import Switches, simulated
 from nodeagent.simulation.node import open_node
@@ -59,12 +61,18 @@ PARAMETERS = {
     "nvmlDeviceGetNvLinkRemotePciInfo": ["device", "link"],
     "nvmlDeviceGetNvLinkState": ["device", "link"],
     "nvmlDeviceGetPciInfo": ["handle"],
+    "nvmlDeviceGetSupportedEventTypes": ["handle"],
     "nvmlDeviceGetUUID": ["handle"],
     "nvmlDeviceGetVirtualizationMode": ["handle"],
+    "nvmlDeviceReadPRMCounters_v1": ["handle", "c_info"],
+    "nvmlDeviceRegisterEvents": ["handle", "eventTypes", "eventSet"],
     "nvmlDeviceSetComputeMode": ["handle", "mode"],
     "nvmlDeviceSetMigMode": ["device", "mode"],
     "nvmlComputeInstanceDestroy": ["computeInstance"],
     "nvmlComputeInstanceGetInfo": ["computeInstance"],
+    "nvmlEventSetCreate": [],
+    "nvmlEventSetFree": ["eventSet"],
+    "nvmlEventSetWait": ["eventSet", "timeoutms"],
     "nvmlGpuInstanceCreateComputeInstance": ["gpuInstance", "profileId"],
     "nvmlGpuInstanceDestroy": ["gpuInstance"],
     "nvmlGpuInstanceGetComputeInstanceById": ["gpuInstance", "computeInstanceId"],
@@ -89,8 +97,18 @@ PARAMETERS = {
     "nvmlGpuInstanceGetInfo": ["gpuInstance"],
     "nvmlInit": [],
     "nvmlShutdown": [],
+    "nvmlSystemEventSetCreate": ["version"],
+    "nvmlSystemEventSetFree": ["version", "setHandle"],
+    "nvmlSystemEventSetWait": [
+        "version",
+        "setHandle",
+        "timeoutMs",
+        "eventData",
+        "eventDataSize",
+    ],
     "nvmlSystemGetDriverVersion": [],
     "nvmlSystemGetProcessName": ["pid"],
+    "nvmlSystemRegisterEvents": ["version", "eventTypes", "setHandle"],
 }
 
 # Where the name of the C function is another than the wrapper's.
@@ -110,32 +128,35 @@ C_NAMES = {
         "nvmlGpuInstanceGetComputeInstanceProfileInfoV",
     ],
     "nvmlComputeInstanceGetInfo": ["nvmlComputeInstanceGetInfo_v2"],
+    "nvmlEventSetWait": ["nvmlEventSetWait_v2"],
     "nvmlDeviceGetAttributes": ["nvmlDeviceGetAttributes_v2"],
     "nvmlDeviceGetNvLinkRemotePciInfo": ["nvmlDeviceGetNvLinkRemotePciInfo_v2"],
 }
 
 
 def names_used() -> set[str]:
-    """Every `pynvml.X` in the package."""
-    return {
+    """Every `pynvml.X` in the package, and every function that is called by its name."""
+    nodes = [n for f in PACKAGE.rglob("*.py") for n in ast.walk(ast.parse(f.read_text()))]
+    used = {
         node.attr
-        for file in PACKAGE.rglob("*.py")
-        for node in ast.walk(ast.parse(file.read_text()))
+        for node in nodes
         if isinstance(node, ast.Attribute)
         and isinstance(node.value, ast.Name)
         and node.value.id == "pynvml"
     }
+    texts = {n.value for n in nodes if isinstance(n, ast.Constant) and isinstance(n.value, str)}
+    called = {text for text in texts if re.fullmatch("nvml[A-Z][A-Za-z]+(_v[0-9])?", text)}
+    return used | called - {name for names in C_NAMES.values() for name in names}
 
 
 @pytest.fixture
-def nvml() -> Iterator[Nvml]:
+def two_gpus() -> Iterator[None]:
     """Two simulated H100, MIG on."""
     with simulated("h100-80gb:2"):
-        nvml = Nvml()
         nvml.initialise()
         for index in range(2):
             nvml.set_mig_mode(nvml.device_by_index(index), True)
-        yield nvml
+        yield
         nvml.shutdown()
 
 
@@ -167,7 +188,7 @@ def test_only_two_modules_call_pynvml() -> None:
     assert calling == {"nvml.py", "event_listener.py"}
 
 
-def test_created_instances_lie_where_they_were_asked_for(nvml: Nvml) -> None:
+def test_created_instances_lie_where_they_were_asked_for(two_gpus: None) -> None:
     """Placements go in by reference; the simulator fails the test where C would crash."""
     gpu = nvml.device_by_index(0)
     places = nvml.gpu_instance_placements(gpu, ONE_G)
@@ -187,7 +208,7 @@ def test_created_instances_lie_where_they_were_asked_for(nvml: Nvml) -> None:
     assert nvml.gpu_instances(gpu, ONE_G, 7) == ()
 
 
-def test_errors_come_out_translated(nvml: Nvml) -> None:
+def test_errors_come_out_translated(two_gpus: None) -> None:
     """Nothing above this module meets NVMLError."""
     with pytest.raises(DriverError, match="the driver has nothing of that id") as caught:
         nvml.gpu_instance_by_id(nvml.device_by_index(0), 5)
@@ -199,7 +220,6 @@ def test_errors_come_out_translated(nvml: Nvml) -> None:
 def test_a_lost_gpu_is_a_kind_of_its_own() -> None:
     """For every call that concerns it."""
     with simulated("h100-80gb:1") as node:
-        nvml = Nvml()
         nvml.initialise()
         gpu = nvml.device_by_index(0)
         node.lose(0)
@@ -214,7 +234,7 @@ def test_a_missing_library_is_told_as_such(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(pynvml, "_nvmlGetFunctionPointer_cache", {})
     monkeypatch.setattr(pynvml, "CDLL", _no_library)
     with pytest.raises(DriverUnavailable, match=r"libnvidia-ml\.so\.1 was not found"):
-        Nvml().initialise()
+        nvml.initialise()
 
 
 def _no_library(name: str) -> None:
@@ -224,7 +244,6 @@ def _no_library(name: str) -> None:
 def test_a_function_that_the_driver_lacks_is_told_as_such() -> None:
     """Every time, and without a call into the library; nothing is remembered that may pass."""
     with simulated("t4:1", switches=Switches(missing_functions=("nvmlDeviceGetMigMode",))) as node:
-        nvml = Nvml()
         nvml.initialise()
         gpu = nvml.device_by_index(0)
         for _ in range(2):
@@ -246,7 +265,6 @@ OLD = (
 def test_older_drivers_are_asked_by_the_older_functions() -> None:
     """They tell the same, but for the profile's name."""
     with simulated("h100-80gb:1", switches=Switches(missing_functions=OLD)) as node:
-        nvml = Nvml()
         nvml.initialise()
         gpu = nvml.device_by_index(0)
         nvml.set_mig_mode(gpu, True)
@@ -256,11 +274,11 @@ def test_older_drivers_are_asked_by_the_older_functions() -> None:
         instance = nvml.create_gpu_instance(gpu, ONE_G, Placement(0, 1))
         assert nvml.compute_profile(instance, 0).slices == 1
         node.occupy(0)
-        assert len(nvml.compute_processes(gpu)) == 1
+        assert len(nvml.processes(gpu, "compute")) == 1
         nvml.shutdown()
 
 
-def test_profile_kinds_that_a_card_lacks_are_refused_and_not_invented(nvml: Nvml) -> None:
+def test_profile_kinds_that_a_card_lacks_are_refused_and_not_invented(two_gpus: None) -> None:
     """The kinds are NVML's enumeration, and the ids are others."""
     gpu = nvml.device_by_index(0)
     ids = {0: 19, 1: 14, 2: 9, 3: 5, 4: 0, 7: 20, 9: 15}

@@ -38,16 +38,16 @@ def written(path: Path) -> object:
 def test_the_next_process_knows_it(path: Path) -> None:
     """Of GPUs and MIG devices, mode and time slice; only root may read the file."""
     remembered = OriginalSettings(path)
-    remembered.remember_mode(GPU, DEFAULT)
-    remembered.remember_time_slice(GPU, TimeSlice.SHORT)
-    remembered.remember_mode(MIG, ComputeMode.PROHIBITED)
+    remembered.remember(GPU, DEFAULT)
+    remembered.remember(GPU, TimeSlice.SHORT)
+    remembered.remember(MIG, ComputeMode.PROHIBITED)
     for one in (remembered, OriginalSettings(path)):
         assert one.file.problem is None
-        assert one.earlier_mode(GPU) is DEFAULT
-        assert one.earlier_time_slice(GPU) is TimeSlice.SHORT
-        assert one.earlier_mode(MIG) is ComputeMode.PROHIBITED
-        assert one.earlier_time_slice(MIG) is None
-        assert one.earlier_mode("GPU-other") is None
+        assert one.mode(GPU) is DEFAULT
+        assert one.time_slice(GPU) is TimeSlice.SHORT
+        assert one.mode(MIG) is ComputeMode.PROHIBITED
+        assert one.time_slice(MIG) is None
+        assert one.mode("GPU-other") is None
     assert written(path) == {
         GPU: {"computeMode": "default", "timeSlice": "short"},
         MIG: {"computeMode": "prohibited"},
@@ -58,43 +58,43 @@ def test_the_next_process_knows_it(path: Path) -> None:
 def test_the_first_is_the_true_one(path: Path) -> None:
     """A second change does not make the first one's result the earlier state."""
     remembered = OriginalSettings(path)
-    remembered.remember_mode(GPU, DEFAULT)
-    remembered.remember_mode(GPU, EXCLUSIVE)
-    remembered.remember_time_slice(GPU, TimeSlice.DEFAULT)
-    remembered.remember_time_slice(GPU, TimeSlice.LONG)
-    assert OriginalSettings(path).earlier_mode(GPU) is DEFAULT
-    assert OriginalSettings(path).earlier_time_slice(GPU) is TimeSlice.DEFAULT
+    remembered.remember(GPU, DEFAULT)
+    remembered.remember(GPU, EXCLUSIVE)
+    remembered.remember(GPU, TimeSlice.DEFAULT)
+    remembered.remember(GPU, TimeSlice.LONG)
+    assert OriginalSettings(path).mode(GPU) is DEFAULT
+    assert OriginalSettings(path).time_slice(GPU) is TimeSlice.DEFAULT
 
 
 def test_what_is_forgotten_is_gone(path: Path) -> None:
     """One does not take the other along; then it may be remembered anew."""
     remembered = OriginalSettings(path)
-    remembered.remember_mode(GPU, DEFAULT)
-    remembered.remember_time_slice(GPU, TimeSlice.LONG)
-    remembered.forget_mode(GPU)
-    assert OriginalSettings(path).earlier_mode(GPU) is None
-    assert OriginalSettings(path).earlier_time_slice(GPU) is TimeSlice.LONG
-    remembered.forget_time_slice(GPU)
+    remembered.remember(GPU, DEFAULT)
+    remembered.remember(GPU, TimeSlice.LONG)
+    remembered.forget(GPU, ComputeMode)
+    assert OriginalSettings(path).mode(GPU) is None
+    assert OriginalSettings(path).time_slice(GPU) is TimeSlice.LONG
+    remembered.forget(GPU, TimeSlice)
     assert written(path) == {}
-    remembered.remember_mode(GPU, EXCLUSIVE)
-    assert OriginalSettings(path).earlier_mode(GPU) is EXCLUSIVE
+    remembered.remember(GPU, EXCLUSIVE)
+    assert OriginalSettings(path).mode(GPU) is EXCLUSIVE
 
 
 def test_devices_that_went_are_pruned(path: Path) -> None:
     """A MIG device that is made anew has the same UUID, but a mode of its own."""
     remembered = OriginalSettings(path)
-    remembered.remember_mode(GPU, DEFAULT)
-    remembered.remember_mode(MIG, EXCLUSIVE)
+    remembered.remember(GPU, DEFAULT)
+    remembered.remember(MIG, EXCLUSIVE)
     remembered.prune({GPU})
-    assert OriginalSettings(path).earlier_mode(GPU) is DEFAULT
-    assert OriginalSettings(path).earlier_mode(MIG) is None
+    assert OriginalSettings(path).mode(GPU) is DEFAULT
+    assert OriginalSettings(path).mode(MIG) is None
 
 
 def test_nothing_is_written_where_nothing_changes(path: Path) -> None:
     """It is called with every look at the node."""
     remembered = OriginalSettings(path)
     remembered.prune(())
-    remembered.forget_mode(GPU)
+    remembered.forget(GPU, ComputeMode)
     remembered.settle([Gpu(0, GPU, compute_mode=DEFAULT)])
     assert not path.parent.exists()
 
@@ -102,15 +102,15 @@ def test_nothing_is_written_where_nothing_changes(path: Path) -> None:
 def test_without_a_file_it_is_kept_in_memory() -> None:
     """For nodes that end with the program."""
     remembered = OriginalSettings(None)
-    remembered.remember_mode(GPU, DEFAULT)
-    assert remembered.earlier_mode(GPU) is DEFAULT
+    remembered.remember(GPU, DEFAULT)
+    assert remembered.mode(GPU) is DEFAULT
 
 
 def test_threads_do_not_lose_each_others_words(path: Path) -> None:
     """GPUs are changed side by side."""
     remembered = OriginalSettings(path)
     names = [f"GPU-{number}" for number in range(16)]
-    threads = [threading.Thread(target=remembered.remember_mode, args=(n, DEFAULT)) for n in names]
+    threads = [threading.Thread(target=remembered.remember, args=(n, DEFAULT)) for n in names]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -144,10 +144,10 @@ def test_a_damaged_file_is_set_aside(path: Path, content: bytes) -> None:
         assert remembered.file.problem is not None
         assert "is not understood" in remembered.file.problem.message
         assert "nvidia-smi" in remembered.file.problem.remedy
-        assert remembered.earlier_mode("GPU-1") is None
-    remembered.remember_mode(GPU, DEFAULT)
+        assert remembered.mode("GPU-1") is None
+    remembered.remember(GPU, DEFAULT)
     again = OriginalSettings(path)
-    assert again.earlier_mode(GPU) is DEFAULT
+    assert again.mode(GPU) is DEFAULT
     assert again.file.problem is not None  # what was lost is lost still
     assert path.with_name(f"{FILE_NAME}.unusable-1").read_bytes() == content
 
@@ -159,8 +159,8 @@ def test_of_the_first_release(path: Path) -> None:
     remembered = OriginalSettings(path)
     assert remembered.file.problem is None
     gpu = "GPU-d7bebf44-ff5a-5584-9b92-0abca16ca105"
-    assert remembered.earlier_time_slice(gpu) is TimeSlice.DEFAULT
-    assert remembered.earlier_mode("MIG-da7d426f-3534-586a-aadf-347105ff806f") is DEFAULT
+    assert remembered.time_slice(gpu) is TimeSlice.DEFAULT
+    assert remembered.mode("MIG-da7d426f-3534-586a-aadf-347105ff806f") is DEFAULT
 
 
 def test_what_cannot_be_written_is_not_remembered(tmp_path: Path) -> None:
@@ -173,8 +173,8 @@ def test_what_cannot_be_written_is_not_remembered(tmp_path: Path) -> None:
     remembered = OriginalSettings(other)
     (tmp_path / "other").write_text("no folder")
     with pytest.raises(NodeagentError, match=r"cannot be kept in .*are not restored"):
-        remembered.remember_mode(GPU, DEFAULT)
-    assert remembered.earlier_mode(GPU) is None
+        remembered.remember(GPU, DEFAULT)
+    assert remembered.mode(GPU) is None
 
 
 # --- what is so again -----------------------------------------------------------------------------
@@ -197,36 +197,36 @@ def gpu(mode: ComputeMode | None, time_slice: TimeSlice | None = None) -> Gpu:
 )
 def test_a_mode_that_is_as_before_is_forgotten(path: Path, seen: Gpu, kept: bool) -> None:
     """Unless MPS is there, for which it is about to be changed, or the GPU does not answer."""
-    OriginalSettings(path).remember_mode(GPU, DEFAULT)
+    OriginalSettings(path).remember(GPU, DEFAULT)
     OriginalSettings(path).settle([seen])
-    assert (OriginalSettings(path).earlier_mode(GPU) is DEFAULT) is kept
+    assert (OriginalSettings(path).mode(GPU) is DEFAULT) is kept
 
 
 def test_a_time_slice_that_is_as_before_is_forgotten(path: Path) -> None:
     """Not while it is another, or is not known."""
-    OriginalSettings(path).remember_time_slice(GPU, TimeSlice.DEFAULT)
+    OriginalSettings(path).remember(GPU, TimeSlice.DEFAULT)
     remembered = OriginalSettings(path)
     for seen in (None, TimeSlice.LONG):
         remembered.settle([gpu(None, seen)])
-        assert remembered.earlier_time_slice(GPU) is TimeSlice.DEFAULT
+        assert remembered.time_slice(GPU) is TimeSlice.DEFAULT
     remembered.settle([gpu(None, TimeSlice.DEFAULT)])
-    assert OriginalSettings(path).earlier_time_slice(GPU) is None
+    assert OriginalSettings(path).time_slice(GPU) is None
 
 
 def test_a_change_that_is_about_to_come_is_not_settled(path: Path) -> None:
     """Somebody else may look at the node between the memory and the change."""
     remembered = OriginalSettings(path)
     before = gpu(DEFAULT, TimeSlice.DEFAULT)
-    remembered.remember_mode(GPU, DEFAULT)
-    remembered.remember_time_slice(GPU, TimeSlice.DEFAULT)
+    remembered.remember(GPU, DEFAULT)
+    remembered.remember(GPU, TimeSlice.DEFAULT)
     remembered.settle([before])
-    assert (remembered.earlier_mode(GPU), remembered.earlier_time_slice(GPU)) == (
+    assert (remembered.mode(GPU), remembered.time_slice(GPU)) == (
         DEFAULT,
         TimeSlice.DEFAULT,
     )
     remembered.settle([gpu(EXCLUSIVE, TimeSlice.LONG)])
     remembered.settle([before])
-    assert (remembered.earlier_mode(GPU), remembered.earlier_time_slice(GPU)) == (None, None)
+    assert (remembered.mode(GPU), remembered.time_slice(GPU)) == (None, None)
 
 
 # --- with a driver --------------------------------------------------------------------------------
@@ -236,24 +236,27 @@ def test_a_change_that_is_about_to_come_is_not_settled(path: Path) -> None:
 async def test_a_crash_at_any_point_leaves_what_is_needed(path: Path, crash: str) -> None:
     """The next process restores what there was, and only once."""
     with simulated("h100-80gb:1") as node:
-        async with Driver(observe_deadline=30, step_deadline=30) as driver:
+        first = Driver(observe_deadline=30, step_deadline=30, original=OriginalSettings(path))
+        async with first as driver:
             before = await laid_out(driver, 0, at0="1g.10gb")
             device = before.instances[0].compute[0]
-            first = OriginalSettings(path)
-            first.remember_mode(device.uuid, DEFAULT)
-            if crash != "before the change":
+            if crash == "before the change":
+                driver.original.remember(device.uuid, DEFAULT)
+            else:
                 await driver.apply(compute_mode(before, EXCLUSIVE, device))
             if crash == "after it":
-                await driver.apply(compute_mode(before, DEFAULT, device))
-            after = OriginalSettings(path)
-            after.settle((await driver.observe()).gpus)
-            earlier = after.earlier_mode(device.uuid)
+                node.cards[0].state.instances[0].compute[0].compute_mode = 0
+        second = Driver(observe_deadline=30, step_deadline=30, original=OriginalSettings(path))
+        async with second as driver:
+            found = (await driver.observe()).gpus
+            assert found[0].instances[0].compute[0].earlier_mode is DEFAULT
+            driver.original.settle(found)
+            earlier = driver.original.mode(device.uuid)
             assert earlier is (DEFAULT if crash == "before the way back" else None)
             if earlier is not None:
                 await driver.apply(compute_mode(before, earlier, device))
-                after.forget_mode(device.uuid)
             assert _mode(node) == 0
-            assert OriginalSettings(path).earlier_mode(device.uuid) is None
+            assert OriginalSettings(path).mode(device.uuid) is None
 
 
 def _mode(node: SimulatedNode) -> int:

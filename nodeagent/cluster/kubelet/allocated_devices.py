@@ -21,8 +21,8 @@ from nodeagent.cluster.kubelet.allocations import (
 )
 from nodeagent.cluster.kubelet.processes import ProcessPod
 from nodeagent.gpu.users import (
-    AllocationReading,
     MigDevice,
+    UsageReading,
     WholeGpu,
     merged,
     mig_device_of,
@@ -109,7 +109,7 @@ def _is_gpu(held: DeviceId, gpu: WholeGpu) -> bool:
 # --- joined with what the driver sees -------------------------------------------------------------
 
 
-def with_allocations(gpu: Gpu, reading: AllocationReading, owners: Owners) -> Gpu:
+def with_allocations(gpu: Gpu, reading: UsageReading, owners: Owners) -> Gpu:
     """The GPU with whom it and its devices were given to, and its processes' pods named."""
 
     def device_with(instance: GpuInstance, device: ComputeInstance) -> ComputeInstance:

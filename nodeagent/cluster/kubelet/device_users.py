@@ -12,7 +12,7 @@ from nodeagent.cluster.kubelet.allocations import Holding, PodName
 from nodeagent.cluster.kubelet.processes import ProcessPods
 from nodeagent.errors import NodeagentError
 from nodeagent.gpu.capability_files import SharedRead
-from nodeagent.gpu.users import AllocationReading, UnknownUsers
+from nodeagent.gpu.users import UnknownUsers, UsageReading
 from nodeagent.plan.observed import Access, Gpu, User
 
 if TYPE_CHECKING:
@@ -77,9 +77,9 @@ class KubeletUsage:
         self._optional = optional
         self._processes = processes
         self._client: PodResourcesClient | None = None
-        self._shared: SharedRead[AllocationReading] = SharedRead(self._ask)
+        self._shared: SharedRead[UsageReading] = SharedRead(self._ask)
 
-    async def ask(self) -> AllocationReading:
+    async def ask(self) -> UsageReading:
         """What is allocated now; a failure is a reading in which nothing is known."""
         return await self._shared.result()
 
@@ -102,7 +102,7 @@ class KubeletUsage:
 
     # --- the kubelet ------------------------------------------------------------------------------
 
-    async def _ask(self) -> AllocationReading:
+    async def _ask(self) -> UsageReading:
         try:
             if self._optional and not await asyncio.to_thread(self._socket.parent.is_dir):
                 return AllocatedDevices()

@@ -7,11 +7,19 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from nodeagent.errors import DeadlineExceeded, DriverError, DriverUnavailable, GpuInUse, GpuLost
+from nodeagent.errors import (
+    DeadlineExceeded,
+    DriverError,
+    DriverUnavailable,
+    GpuInUse,
+    GpuLost,
+    NodeagentError,
+)
+from nodeagent.gpu import nvml
 from nodeagent.gpu.device import GpuDevice
 from nodeagent.gpu.nvml import Device, GpuInstanceHandle, InstanceInfo
 from nodeagent.gpu.nvml_errors import INVALID_ARGUMENT, NOT_FOUND
-from nodeagent.gpu.users import AllocationReading, UsageReading
+from nodeagent.gpu.users import UsageReading
 from nodeagent.plan.names import ProfileName
 from nodeagent.plan.observed import GpuInstanceProfile, Placement
 
@@ -25,14 +33,12 @@ Answer = TypeVar("Answer")
 class Change:
     """A step about to be applied: to which GPU, and until when, in monotonic seconds.
 
-    `readings` are of the sources besides NVML that know users of MIG devices; `allocations` is
-    None outside Kubernetes.
+    `readings` are of the sources besides NVML that know users.
     """
 
     gpu: GpuDevice
     until: float
     readings: Sequence[UsageReading] = ()
-    allocations: AllocationReading | None = None
 
     def require_time(self, what: str) -> None:
         """Call before what cannot be taken back: an old reading of the users proves nothing."""
@@ -89,24 +95,24 @@ def find_instance(
 
 def _instance(gpu: GpuDevice, instance: int) -> tuple[GpuInstanceHandle, InstanceInfo]:
     """By the handle of the last observation, if it still is the instance's."""
-    handle = gpu.recent.handle(instance)
+    handle = gpu.recent.handles.get(instance)
     if handle is not None:
         try:
-            info = gpu.nvml.gpu_instance_info(handle)
+            info = nvml.gpu_instance_info(handle)
         except DriverError as error:
             if error.code not in {NOT_FOUND, INVALID_ARGUMENT}:
                 raise
         else:
             if info.id == instance:
                 return handle, info
-    handle = gpu.nvml.gpu_instance_by_id(gpu.handle, instance)
-    return handle, gpu.nvml.gpu_instance_info(handle)
+    handle = nvml.gpu_instance_by_id(gpu.handle, instance)
+    return handle, nvml.gpu_instance_info(handle)
 
 
-def mig_device(gpu: GpuDevice, uuid: str) -> Device:
+def mig_device(uuid: str) -> Device:
     """The MIG device of that UUID, which must still be there."""
     try:
-        return gpu.nvml.device_by_uuid(uuid)
+        return nvml.device_by_uuid(uuid)
     except DriverError as error:
         if error.code in {NOT_FOUND, INVALID_ARGUMENT}:
             raise not_as_planned(f"there is no MIG device {uuid} any more") from error
@@ -119,6 +125,14 @@ def not_as_planned(found: str) -> DriverError:
         found,
         name="NotAsPlanned",
         remedy="observe again; something else may be changing this GPU too",
+    )
+
+
+def cannot_restore(what: str, device: str) -> NodeagentError:
+    """A setting is not changed, because its original could not be restored."""
+    return NodeagentError(
+        f"the {what} of {device} is not known, so it is not changed: it could not be restored",
+        remedy="see what nvidia-smi says of it",
     )
 
 

@@ -13,12 +13,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from nodeagent.errors import DriverError, GpuInUse
+from nodeagent.gpu import nvml
 from nodeagent.gpu.nvml import ComputeInstanceHandle, GpuInstanceHandle
 from nodeagent.gpu.nvml_errors import about
 from nodeagent.gpu.recent import KnownDevice
 from nodeagent.gpu.steps.change import Change, find_instance, in_use, mig_device, not_as_planned
 from nodeagent.gpu.users import MigDevice, ProcessLists, WholeGpu, merged
-from nodeagent.plan.observed import ComputeInstanceProfile, GpuInstanceProfile, Placement, Usage
+from nodeagent.plan.observed import ComputeInstanceProfile, GpuInstanceProfile, Usage
 from nodeagent.plan.steps import (
     CreateComputeInstance,
     CreateGpuInstance,
@@ -54,7 +55,7 @@ def create_gpu_instance(change: Change, step: CreateGpuInstance) -> None:
     if profile is None or profile.name != step.profile:
         raise not_as_planned(f"the GPU has no profile {step.profile} with id {step.profile_id}")
     change.require_time(f"creating {step.profile} at {step.placement}")
-    instance = gpu.nvml.create_gpu_instance(gpu.handle, step.profile_id, step.placement)
+    instance = nvml.create_gpu_instance(gpu.handle, step.profile_id, step.placement)
     try:
         for slices in step.compute:
             _create_compute(change, instance, profile, slices)
@@ -75,7 +76,7 @@ def _create_compute(
     """Create one compute instance. One with all slices of its GPU instance is read back with the
     whole GPU. A part, of which there are several kinds, is checked here and destroyed if wrong.
     """
-    gpu, nvml = change.gpu, change.gpu.nvml
+    gpu = change.gpu
     if slices == profile.slices:
         wanted = compute_profile_for(profile, gpu.learn_whole(profile, instance), slices)
         nvml.create_compute_instance(instance, wanted.id)
@@ -116,7 +117,6 @@ def _taken_back(
     change: Change, instance: GpuInstanceHandle, profile: GpuInstanceProfile, error: DriverError
 ) -> DriverError:
     """Remove a GPU instance made just now, with all in it; the error to raise then."""
-    nvml = change.gpu.nvml
     room = change.gpu.room_for(profile)
     try:
         for compute in change.gpu.compute_profiles(profile.id):
@@ -148,13 +148,14 @@ def destroy_gpu_instance(change: Change, step: DestroyGpuInstance) -> None:
     gpu = change.gpu
     instance, profile = find_instance(gpu, step.instance, step.profile, step.placement)
     doomed = [_find(change, instance, step.instance, uuid) for uuid in step.devices]
-    _require_recently_idle(change, step.devices)
+    if not all(map(gpu.recent.is_proved_idle, step.devices)):
+        _look_for_users(change, step.devices)
     _require_no_other_instance(change, instance, profile, doomed)
     _require_no_other_user(change, step, [(compute.id, compute.uuid) for compute in doomed])
     for compute in doomed:
         change.require_time(f"destroying {name}")
-        gpu.nvml.destroy_compute_instance(compute.handle)
-        gpu.recent.gone([compute.uuid])
+        nvml.destroy_compute_instance(compute.handle)
+        gpu.recent.gone(compute.uuid)
     change.require_time(f"destroying {name}")
     destroy_emptied(change, instance)
 
@@ -172,22 +173,23 @@ def destroy_compute_instance(change: Change, step: DestroyComputeInstance) -> No
         raise not_as_planned(
             f"{step.device} is not compute instance {step.compute} any more but {doomed.id}"
         )
-    _require_recently_idle(change, [step.device])
+    if not gpu.recent.is_proved_idle(step.device):
+        _look_for_users(change, [step.device])
     _require_no_other_user(change, step, [(doomed.id, doomed.uuid)])
     change.require_time(f"destroying {name}")
-    gpu.nvml.destroy_compute_instance(doomed.handle)
-    gpu.recent.gone([doomed.uuid])
+    nvml.destroy_compute_instance(doomed.handle)
+    gpu.recent.gone(doomed.uuid)
 
 
 def destroy_emptied(change: Change, instance: GpuInstanceHandle) -> None:
     """Destroy a GPU instance whose compute instances have just gone."""
     for pause in _PAUSES:
         try:
-            return change.gpu.nvml.destroy_gpu_instance(instance)
+            return nvml.destroy_gpu_instance(instance)
         except GpuInUse:
             if not change.sleep(pause):
                 raise
-    return change.gpu.nvml.destroy_gpu_instance(instance)
+    return nvml.destroy_gpu_instance(instance)
 
 
 def _devices(step: Destruction) -> tuple[str, ...]:
@@ -210,7 +212,7 @@ def _find(change: Change, instance: GpuInstanceHandle, instance_id: int, uuid: s
     known = _known(change, uuid)
     if known.gpu_instance != instance_id:
         raise not_as_planned(f"{uuid} is not in GPU instance {instance_id} any more")
-    handle = change.gpu.nvml.compute_instance_by_id(instance, known.compute_instance)
+    handle = nvml.compute_instance_by_id(instance, known.compute_instance)
     return _Doomed(known.compute_instance, uuid, handle)
 
 
@@ -219,26 +221,24 @@ def _known(change: Change, uuid: str) -> KnownDevice:
     known = change.gpu.recent.device(uuid)
     if known is not None:
         return known
-    nvml, device = change.gpu.nvml, mig_device(change.gpu, uuid)
+    device = mig_device(uuid)
     return KnownDevice(nvml.gpu_instance_id(device), nvml.compute_instance_id(device), slices=0)
 
 
-def _require_recently_idle(change: Change, uuids: Sequence[str]) -> None:
-    """Raise GpuInUse unless the devices were found idle a moment ago or are so now."""
-    recent = change.gpu.recent
-    if not all(recent.is_proved_idle(uuid) for uuid in uuids):
-        _look_for_users(change, uuids)
-
-
 def _look_for_users(change: Change, uuids: Sequence[str]) -> None:
-    """Includes devices that were proven idle with these before and are still to be destroyed."""
+    """Raise GpuInUse unless the devices are idle now, and those that were proven idle with these
+    before and are still to be destroyed.
+    """
     gpu = change.gpu
     meant = {uuid: _known(change, uuid) for uuid in dict.fromkeys((*uuids, *gpu.recent.idle))}
-    lists = ProcessLists(gpu.nvml, gpu.handle)
+    lists = ProcessLists(gpu.handle)
     for uuid, known in meant.items():
         usage = lists.on_instance(known.gpu_instance, known.compute_instance)
         require_idle(usage, uuid)
-    pairs = {(d.gpu_instance, d.compute_instance) for d in (*meant.values(), *gpu.recent.devices)}
+    pairs = {
+        (d.gpu_instance, d.compute_instance)
+        for d in (*meant.values(), *gpu.recent.devices.values())
+    }
     # A process on the GPU and on none of its devices may be on any of them.
     require_idle(lists.on_no_instance_of(pairs), ", ".join(meant))
     gpu.recent.proved_idle(meant)
@@ -254,7 +254,7 @@ def _require_no_other_instance(
 
     An instance that is full can have no others.
     """
-    gpu, nvml = change.gpu, change.gpu.nvml
+    gpu = change.gpu
     if profile.slices == 1:  # which may hold several, where the driver shares it
         whole = gpu.learn_whole(profile, instance)
         if len(doomed) >= max((compute.max_count for compute in whole), default=2):
@@ -278,41 +278,23 @@ def _require_no_other_instance(
 
 
 def _require_no_other_user(
-    change: Change, step: Destruction, doomed: Iterable[tuple[int, str]]
+    change: Change, step: Destruction, doomed: Iterable[tuple[int | None, str]]
 ) -> None:
     """Raise GpuInUse for users that NVML does not see, and for devices allocated to a pod.
 
     `doomed` are ids and UUIDs of compute instances.
     """
-    compute = step.compute if isinstance(step, DestroyComputeInstance) else None
-    name = f"{step.profile} at {step.placement}"
-    require_idle(_known_elsewhere(change, step.instance, compute), name)
-    require_idle(_allocated(change, step.instance, step.placement, doomed), name)
-
-
-def _known_elsewhere(change: Change, instance: int, compute: int | None) -> Usage:
-    """Users of a compute instance, or of anything in a GPU instance, that NVML does not see."""
+    if isinstance(step, DestroyGpuInstance):
+        doomed = (*doomed, (None, ""))  # anything in it
     known = change.gpu.identity()
-    device = MigDevice(known.uuid, known.minor, instance, compute)
+    gpu, minor, place = known.uuid, known.minor, step.placement
+    devices = [MigDevice(gpu, minor, step.instance, ci, uuid, place) for ci, uuid in doomed]
     usage = Usage()
     for reading in change.readings:
-        usage = merged(usage, reading.users(device))
-    return usage
-
-
-def _allocated(
-    change: Change, instance: int, place: Placement, doomed: Iterable[tuple[int, str]]
-) -> Usage:
-    """Who was given one of the devices, their GPU instance, or the GPU that they are on."""
-    if change.allocations is None:
-        return Usage()
-    known = change.gpu.identity()
-    gpu, minor = known.uuid, known.minor
-    usage = change.allocations.users_of_gpu(WholeGpu(gpu, minor))
-    devices = [MigDevice(gpu, minor, instance, number, uuid, place) for number, uuid in doomed]
-    for device in devices or [MigDevice(gpu, minor, instance, None, "", place)]:
-        usage = merged(usage, change.allocations.users(device))
-    return usage
+        usage = merged(usage, reading.users_of_gpu(WholeGpu(gpu, minor)))
+        for device in devices:
+            usage = merged(usage, reading.users(device))
+    require_idle(usage, f"{step.profile} at {step.placement}")
 
 
 def require_idle(usage: Usage, name: str) -> None:

@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
+from functools import reduce
+
 from nodeagent.errors import DriverError
+from nodeagent.gpu import nvml
 from nodeagent.gpu.device import GpuDevice
 from nodeagent.gpu.nvml_errors import INVALID_ARGUMENT, NOT_FOUND, RESET_REQUIRED, driver_error
 from nodeagent.gpu.observation import read_compute_mode, read_gpu
-from nodeagent.gpu.steps.change import Change, in_use, mig_device, not_as_planned
+from nodeagent.gpu.original_settings import OriginalSettings
+from nodeagent.gpu.steps.change import (
+    Change,
+    cannot_restore,
+    in_use,
+    mig_device,
+    not_as_planned,
+)
 from nodeagent.gpu.steps.instances import require_idle
-from nodeagent.gpu.users import WholeGpu, whole_gpu, with_users
-from nodeagent.plan.observed import MigMode
+from nodeagent.gpu.users import WholeGpu, merged, whole_gpu, with_users
+from nodeagent.plan.observed import MigMode, Usage
+from nodeagent.plan.shares import ComputeMode
 from nodeagent.plan.steps import SetComputeMode, SetMigMode
 
 _READ_AGAIN = (0.05, 0.2)  # seconds between readings of a pending mode that is not the one set
@@ -31,7 +42,7 @@ def set_mig_mode(change: Change, step: SetMigMode) -> None:
             known = gpu.identity()
             _require_unallocated(change, WholeGpu(known.uuid, known.minor, ()))
     change.require_time("changing MIG mode")
-    status = gpu.nvml.set_mig_mode(gpu.handle, step.enabled)
+    status = nvml.set_mig_mode(gpu.handle, step.enabled)
     after = _settled_mode(change, step)
     if after and after.current == after.pending == step.enabled:
         return
@@ -51,8 +62,6 @@ def set_mig_mode(change: Change, step: SetMigMode) -> None:
 def _require_idle_instances(change: Change) -> None:
     """Switching MIG off takes along every instance there is."""
     gpu = with_users(read_gpu(change.gpu), change.readings)
-    if change.allocations is not None:
-        gpu = with_users(gpu, [change.allocations])
     for instance in gpu.instances:
         for device in instance.compute:
             require_idle(device.usage, f"{device.profile} at {instance.placement}")
@@ -61,9 +70,7 @@ def _require_idle_instances(change: Change) -> None:
 
 def _require_unallocated(change: Change, gpu: WholeGpu) -> None:
     """Who was given the GPU as a whole need not have a process yet that would keep the mode."""
-    if change.allocations is None:
-        return
-    usage = change.allocations.users_of_gpu(gpu)
+    usage = reduce(merged, (reading.users_of_gpu(gpu) for reading in change.readings), Usage())
     if usage.in_use:
         raise in_use(f"MIG mode of GPU {change.gpu.index} is not changed: it is in use by {usage}")
 
@@ -102,25 +109,29 @@ def _word(enabled: bool) -> str:
     return "enabled" if enabled else "disabled"
 
 
-def set_compute_mode(change: Change, step: SetComputeMode) -> None:
+def set_compute_mode(change: Change, step: SetComputeMode, *, original: OriginalSettings) -> None:
     """Set the mode of a GPU or a MIG device and read it back.
 
-    Who has a context already keeps it: the mode says who may get one from now on.
+    Who has a context already keeps it: the mode says who may get one from now on. What the mode was
+    before is kept in `original`, until it is that again.
     """
-    if not step.device:
-        raise not_as_planned("a compute mode was to be set on a MIG device that is not made yet")
-    gpu, nvml = change.gpu, change.gpu.nvml
+    gpu = change.gpu
     name = "the GPU" if step.device == step.gpu else step.device
-    device = gpu.handle if step.device == step.gpu else mig_device(gpu, step.device)
-    if read_compute_mode(nvml, device) is step.mode:
-        return
-    change.require_time(f"setting the compute mode of {name}")
-    nvml.set_compute_mode(device, step.mode)
-    found = change.read_back(lambda: nvml.compute_mode(device))
-    if found is not None:
-        gpu.recent.set_mode(step.device, found)
-    if found is not step.mode:
-        raise not_as_planned(
-            f"the compute mode of {name} was to become {step.mode} and the driver reported "
-            f"success, but it is {found or 'one that is not known'}"
-        )
+    device = gpu.handle if step.device == step.gpu else mig_device(step.device)
+    current = read_compute_mode(device)
+    if current is None:
+        raise cannot_restore("compute mode", step.device)
+    if current is not step.mode:
+        change.require_time(f"setting the compute mode of {name}")
+        original.remember(step.device, current)
+        nvml.set_compute_mode(device, step.mode)
+        found = change.read_back(lambda: nvml.compute_mode(device))
+        if found is not None:
+            gpu.recent.set_mode(step.device, found)
+        if found is not step.mode:
+            raise not_as_planned(
+                f"the compute mode of {name} was to become {step.mode} and the driver reported "
+                f"success, but it is {found or 'one that is not known'}"
+            )
+    if step.mode is original.mode(step.device):
+        original.forget(step.device, ComputeMode)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from nodeagent.errors import DriverError
+from nodeagent.errors import DriverError, NodeagentError
 from nodeagent.gpu.driver import Driver
+from nodeagent.gpu.recent import Details
 from nodeagent.plan.observed import Access, Gpu
 from nodeagent.plan.shares import ComputeMode
 from nodeagent.plan.steps import SetComputeMode
@@ -45,10 +46,11 @@ async def test_a_gpu_in_mig_mode_is_not_asked(answer: str) -> None:
         async with Driver(observe_deadline=30, step_deadline=30) as driver:
             gpu = await laid_out(driver, 0, at0="1g.10gb")
             node.journal.clear()
-            again = await driver.observe_gpu(gpu.uuid, everything=True)
+            driver.details = Details(frozenset({gpu.instances[0].compute[0].uuid}))
+            again = await driver.observe_gpu(gpu.uuid)
             assert again.compute_mode is None
             assert node.journal.total(GET) == 1
-            with pytest.raises(DriverError):
+            with pytest.raises(NodeagentError):
                 await driver.apply(compute_mode(gpu, EXCLUSIVE))
 
 
@@ -70,8 +72,9 @@ async def test_a_mode_that_is_not_told_is_unknown_and_the_gpu_is_well(
     if mig:
         await laid_out(driver, 0, at0="3g.40gb")
     node.inject(GET, error=error, times=None)
-    uuid = (await driver.observe()).gpus[0].uuid
-    gpu = await driver.observe_gpu(uuid, everything=True)
+    gpu = (await driver.observe()).gpus[0]
+    driver.details = Details(frozenset(device.uuid for device in gpu.devices()))
+    gpu = await driver.observe_gpu(gpu.uuid)
     assert (gpu.access, gpu.compute_mode) == (Access.OK, None)
     assert gpu.usage.known
     assert modes(gpu) == [None] * mig
@@ -86,12 +89,12 @@ async def test_a_driver_without_such_a_function_is_observed() -> None:
 
 
 async def test_mig_devices_that_refuse_are_told_as_such() -> None:
-    """With what to set instead."""
+    """Nothing is changed that could not be restored."""
     with simulated("h100-80gb", switches=Switches(mig_compute_modes=False)):
         async with Driver(observe_deadline=30, step_deadline=30) as driver:
             gpu = await laid_out(driver, 0, at0="1g.10gb")
             assert modes(gpu) == [None]
-            with pytest.raises(DriverError, match=r"GPU 0: .*MIG devices.*compute_mode: leave"):
+            with pytest.raises(NodeagentError, match="is not known, so it is not changed"):
                 await driver.apply(compute_mode(gpu, EXCLUSIVE, gpu.instances[0].compute[0]))
 
 
@@ -131,6 +134,6 @@ async def test_a_device_that_is_gone_or_not_made_is_named(driver: Driver) -> Non
     gone = SetComputeMode(gpu.uuid, "MIG-00000000-0000-0000-0000-000000000000", EXCLUSIVE, REASON)
     with pytest.raises(DriverError, match="there is no MIG device MIG-0000"):
         await driver.apply(gone)
-    with pytest.raises(DriverError, match="not made yet"):
+    with pytest.raises(DriverError, match="there is no MIG device"):
         await driver.apply(SetComputeMode(gpu.uuid, "", EXCLUSIVE, REASON))
     assert modes(await driver.observe_gpu(gpu.uuid)) == [ComputeMode.DEFAULT]

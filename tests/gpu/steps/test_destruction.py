@@ -11,7 +11,7 @@ from nodeagent.errors import DriverError, GpuInUse
 from nodeagent.gpu.capability_files import CapabilityHolders, Instance
 from nodeagent.gpu.driver import Driver
 from nodeagent.gpu.recent import FRESH, KnownDevice, Recent
-from nodeagent.gpu.users import MigDevice, UsageReading
+from nodeagent.gpu.users import MigDevice, UsageReading, WholeGpu
 from nodeagent.plan.observed import Placement, Usage, User
 from nodeagent.simulation import SimulatedNode, Switches, simulated
 from tests.gpu.steps_of import create, destroy, destroy_compute, laid_out, layout
@@ -90,6 +90,9 @@ class Source:
     def users(self, device: MigDevice) -> Usage:
         return self.reported(device)
 
+    def users_of_gpu(self, gpu: WholeGpu) -> Usage:
+        return Usage()
+
 
 @pytest.mark.parametrize(
     "usage",
@@ -122,6 +125,7 @@ async def test_users_of_other_sources_are_asked_right_before(usage: Usage) -> No
             assert node.journal.total(DESTROYS) == 0
             instance = gpu.instances[0].id
             assert [(d.minor, d.gpu_instance, d.compute_instance) for d in asked] == [
+                (0, instance, 0),
                 (0, instance, None),
                 (0, instance, 0),
             ]
@@ -303,10 +307,10 @@ def test_a_look_proves_something_for_a_moment_only() -> None:
     """Afterwards users and ids are read again."""
     now = 100.0
     recent = Recent(lambda: now)
-    recent.saw({}, {"MIG-a": KnownDevice(1, 0, 1), "MIG-b": KnownDevice(2, 0, 1)})
+    recent.observed({}, {"MIG-a": KnownDevice(1, 0, 1), "MIG-b": KnownDevice(2, 0, 1)})
     recent.proved_idle(["MIG-a", "MIG-b"])
     assert recent.is_proved_idle("MIG-a")
-    recent.gone(["MIG-a"])
+    recent.gone("MIG-a")
     assert not recent.is_proved_idle("MIG-a")
     assert recent.device("MIG-b") == KnownDevice(2, 0, 1)
     now += FRESH

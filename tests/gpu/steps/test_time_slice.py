@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from nodeagent.errors import DeadlineExceeded, DriverError
+from nodeagent.errors import DeadlineExceeded, DriverError, NodeagentError
 from nodeagent.gpu.driver import Driver
 from nodeagent.gpu.nvidia_smi import listed_time_slice
 from nodeagent.plan.shares import TimeSlice
@@ -109,7 +109,7 @@ async def test_a_gpu_without_time_slices_is_told_as_such(
             (gpu,) = (await driver.observe()).gpus
             with pytest.raises(DriverError, match=r"Not Supported.*leave timeSlice out"):
                 await driver.time_slice(gpu.uuid)
-            with pytest.raises(DriverError, match=r"GPU 0: .*ended with 3.*Not Supported"):
+            with pytest.raises(DriverError, match=r"ended with 3.*Not Supported"):
                 await driver.apply(time_slice(gpu, TimeSlice.LONG))
 
 
@@ -142,7 +142,10 @@ async def test_what_is_asked_is_what_the_program_takes(node: SimulatedNode, tmp_
 
 @pytest.mark.parametrize(
     ("says", "complaint"),
-    [("echo '| 0 Timeslice Default |'", "but it is default"), ("true", "but it is not shown")],
+    [
+        ("echo '| 0 Timeslice Default |'", "GPU 0: .*but it is default"),
+        ("true", "is not known, so it is not changed"),
+    ],
 )
 async def test_success_that_is_not_read_back_is_none(
     node: SimulatedNode, tmp_path: Path, says: str, complaint: str
@@ -151,7 +154,7 @@ async def test_success_that_is_not_read_back_is_none(
     smi = program(tmp_path, says)
     async with Driver(observe_deadline=30, step_deadline=30, nvidia_smi=smi) as driver:
         gpu = (await driver.observe()).gpus[0]
-        with pytest.raises(DriverError, match=f"GPU 0: .*{complaint}"):
+        with pytest.raises(NodeagentError, match=complaint):
             await driver.apply(time_slice(gpu, TimeSlice.LONG))
 
 
@@ -162,7 +165,7 @@ async def test_a_program_that_hangs_is_ended(node: SimulatedNode, tmp_path: Path
         gpu = (await driver.observe()).gpus[0]
         with pytest.raises(DeadlineExceeded, match="did not end within"):
             await driver.time_slice(gpu.uuid)
-        with pytest.raises(DeadlineExceeded, match=r"GPU 0: .*did not end within"):
+        with pytest.raises(DeadlineExceeded, match="did not end within"):
             await driver.apply(time_slice(gpu, TimeSlice.LONG))
 
 
