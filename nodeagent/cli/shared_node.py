@@ -118,7 +118,9 @@ async def _opened(
     shared = settings.reset != "never" or time_slices or options.state is not None
     with simulation(options, shared=shared) as simulated:
         directory = simulated.directory if simulated else None
-        if any(map(_asks_for_sharing, entries)) or _was_shared(settings, directory):
+        if any(e.time_slice or e.mps_entries() for e in entries) or _was_shared(
+            settings, directory
+        ):
             sharing = await asyncio.to_thread(
                 _make_sharing, settings, directory, document, read_only=read_only
             )
@@ -154,11 +156,6 @@ def _make_sharing(
         mps_setup.host_for(settings.mps)(document) if document else Host(),
         OriginalSettings(places.memory, read_only=read_only),
     )
-
-
-def _asks_for_sharing(entry: PlanEntry) -> bool:
-    on_instances = isinstance(entry.mig, MigLayout) and any(i.mps for i in entry.mig.instances)
-    return bool(entry.mps or entry.time_slice or on_instances)
 
 
 def _divides(entry: PlanEntry) -> bool:

@@ -8,9 +8,9 @@ from __future__ import annotations
 import os
 import pwd
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
-from nodeagent.plan.desired import MigLayout, PlanDocument
+from nodeagent.plan.desired import PlanDocument
 from nodeagent.plan.shares import ANY_USER, Account
 
 _LARGEST_ID = 2**32 - 2  # the number above means "no change" to the kernel
@@ -22,16 +22,9 @@ def accounts_for(document: PlanDocument, default_user: str) -> Mapping[str, Acco
     `uid:gid` is taken at its word and has no further groups. A uid alone has the group and the
     further groups that its user has, or its own number as group where there is no such user.
     """
-    found = {user: _account(user) for user in sorted({default_user, *_users(document)})}
+    named = {mps.user for entry in document.entries for mps in entry.mps_entries() if mps.user}
+    found = {user: _account(user) for user in sorted({default_user, *named})}
     return {user: account for user, account in found.items() if account is not None}
-
-
-def _users(document: PlanDocument) -> Iterator[str]:
-    for entry in document.entries:
-        wanted = [entry.mps]
-        if isinstance(entry.mig, MigLayout):
-            wanted += [instance.mps for instance in entry.mig.instances]
-        yield from (mps.user for mps in wanted if mps is not None and mps.user is not None)
 
 
 def _account(user: str) -> Account | None:

@@ -119,6 +119,11 @@ class PlanEntry:
     time_slice: str | None = None
     when_in_use: WhenInUse = WhenInUse.WAIT
 
+    def mps_entries(self) -> tuple[MpsEntry, ...]:
+        """What it says of MPS, for GPUs as a whole and for single instances."""
+        instances = self.mig.instances if isinstance(self.mig, MigLayout) else ()
+        return tuple(mps for mps in (self.mps, *(i.mps for i in instances)) if mps is not None)
+
 
 @dataclass(frozen=True, slots=True)
 class PlanDocument:

@@ -10,7 +10,6 @@ import pytest
 
 from nodeagent.cli.checks import gpu as gpu_preflight
 from nodeagent.cli.checks import host as host_preflight
-from nodeagent.cli.checks.findings import Level
 from nodeagent.plan.observed import Gpu, MigMode, ObservedNode
 from tests.processes.real import running
 
@@ -108,7 +107,7 @@ def test_other_owners_are_found_by_process_and_unit(tmp_path: Path) -> None:
     """Each program that may undo plans is named with how to stop it; arguments do not count."""
     commands = {7: ("/usr/bin/nvidia-mig-manager", "--once"), 8: ("vim", "nvidia-mig-parted")}
     found = list(host_preflight.owner_findings(commands, tmp_path))
-    assert [f.level for f in found] == [Level.WARNING]
+    assert [f.level for f in found] == ["warning"]
     assert "pid 7" in found[0].message
     units = tmp_path / "etc/systemd/system/multi-user.target.wants"
     units.mkdir(parents=True)
@@ -126,32 +125,30 @@ def test_another_owner_on_this_machine(h100: Program) -> None:
 def test_no_other_owner_is_well(tmp_path: Path) -> None:
     """One line says that it was looked at."""
     found = host_preflight.owner_findings({8: ("/bin/sh",)}, tmp_path)
-    assert [f.level for f in found] == [Level.OK]
+    assert [f.level for f in found] == ["ok"]
 
 
 def test_fabric_manager_matters_only_with_switches(tmp_path: Path) -> None:
     """No hint without evidence; a warning when the switches are there and it is not."""
     commands: dict[int, tuple[str, ...]] = {8: ("/bin/sh",)}
-    assert host_preflight.fabric_finding(commands, tmp_path) is None
+    assert list(host_preflight.fabric_findings(commands, tmp_path)) == []
     (tmp_path / "dev").mkdir()
     (tmp_path / "dev/nvidia-nvswitch0").touch()
-    found = host_preflight.fabric_finding(commands, tmp_path)
-    assert found is not None
-    assert found.level is Level.WARNING
+    [found] = host_preflight.fabric_findings(commands, tmp_path)
+    assert found.level == "warning"
     commands[9] = ("/usr/bin/nv-fabricmanager", "-c", "x.cfg")
-    found = host_preflight.fabric_finding(commands, tmp_path)
-    assert found is not None
-    assert found.level is Level.OK
+    [found] = host_preflight.fabric_findings(commands, tmp_path)
+    assert found.level == "ok"
 
 
 def test_directories(tmp_path: Path) -> None:
     """One that is there, one that can be made, and one that never can."""
     (tmp_path / "file").touch()
-    assert host_preflight.directory_finding("run.dir", tmp_path).level is Level.OK
+    assert host_preflight.directory_finding("run.dir", tmp_path).level == "ok"
     made = host_preflight.directory_finding("run.dir", tmp_path / "a/b")
-    assert (made.level, "made" in made.message) == (Level.OK, True)
+    assert (made.level, "made" in made.message) == ("ok", True)
     never = host_preflight.directory_finding("run.dir", tmp_path / "file/b")
-    assert never.level is Level.ERROR
+    assert never.level == "error"
     assert not (tmp_path / "a").exists()
 
 
@@ -184,38 +181,41 @@ def test_nvidia_smi_is_needed_only_for_resets(tmp_path: Path) -> None:
     """Missing it is an error where resets are allowed, else a warning; elsewhere no matter."""
     none = (str(tmp_path / "nvidia-smi"),)
     hopper, ampere = _node(needs_reset=False), _node(needs_reset=True)
-    assert gpu_preflight.reset_finding(hopper, none, allowed=True) is None
-    levels = [gpu_preflight.reset_finding(ampere, none, allowed=a) for a in (True, False)]
-    assert [found and found.level for found in levels] == [Level.ERROR, Level.WARNING]
-    there = gpu_preflight.reset_finding(ampere, _smi(tmp_path, ""), allowed=True)
-    assert there is not None
-    assert there.level is Level.OK
+
+    def levels(node: ObservedNode, smi: tuple[str], *, allowed: bool) -> list[str]:
+        found = gpu_preflight.nvidia_smi_findings(node, smi, reset_allowed=allowed)
+        return [finding.level for finding in found]
+
+    assert levels(hopper, none, allowed=True) == []
+    assert levels(ampere, none, allowed=True) == ["error"]
+    assert levels(ampere, none, allowed=False) == ["warning"]
+    assert levels(ampere, _smi(tmp_path, ""), allowed=True) == ["ok"]
 
 
 @pytest.mark.parametrize(
-    ("answer", "level"),
+    ("answer", "levels"),
     [
-        ("GPU-a, Enabled", Level.OK),
-        ("GPU-a, Disabled", Level.WARNING),
-        ("GPU-b, Disabled", None),
-        ("", None),
+        ("GPU-a, Enabled", ["ok"]),
+        ("GPU-a, Disabled", ["warning"]),
+        ("GPU-b, Disabled", []),
+        ("", []),
     ],
 )
 def test_persistence_mode_matters_from_hopper_on(
-    answer: str, level: Level | None, tmp_path: Path
+    answer: str, levels: list[str], tmp_path: Path
 ) -> None:
     """Off means that MIG mode is lost with the driver; who cannot ask says nothing."""
     hopper = _node(needs_reset=False)
-    found = gpu_preflight.persistence_finding(hopper, _smi(tmp_path, answer))
-    assert (found and found.level) == level
-    ampere = _node(needs_reset=True)
-    assert gpu_preflight.persistence_finding(ampere, _smi(tmp_path, answer)) is None
+    smi = _smi(tmp_path, answer)
+    found = gpu_preflight.persistence_findings(hopper, smi)
+    assert [finding.level for finding in found] == levels
+    assert not list(gpu_preflight.persistence_findings(_node(needs_reset=True), smi))
 
 
 def test_no_gpu_at_all_is_an_error() -> None:
     """A driver without GPUs is of no use."""
     found = list(gpu_preflight.driver_findings(ObservedNode(driver_version="1")))
-    assert [f.level for f in found] == [Level.OK, Level.ERROR]
+    assert [f.level for f in found] == ["ok", "error"]
 
 
 def test_endless_files_are_not_read_to_the_end(h100: Program) -> None:

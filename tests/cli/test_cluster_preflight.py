@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from nodeagent.cli.checks import cluster as cluster_preflight
-from nodeagent.cli.checks.findings import Finding, Level
+from nodeagent.cli.checks.cluster import cluster_findings
+from nodeagent.cli.checks.findings import Finding
+from nodeagent.cli.checks.host import kubelet_findings
+from nodeagent.cli.checks.plan import node_finding
 from nodeagent.settings import KubeletSettings, KubernetesSettings, PlanSettings
 from tests.cluster.client.rig import kubeconfig
 from tests.simulated_cluster.api_server import ApiServer
@@ -43,15 +45,15 @@ async def _look(
     """The findings by what was looked at; of several the last."""
     config = kubeconfig(folder, api.url, token=token).path
     wanted = replace(KubernetesSettings(kubeconfig=config), **settings)
-    looked = await asyncio.to_thread(cluster_preflight.look, wanted, node, "annotation")
-    return {finding.check: finding for finding in looked.findings}
+    found, _ = await asyncio.to_thread(cluster_findings, wanted, node, "annotation")
+    return {finding.check: finding for finding in found}
 
 
 async def test_all_well_changes_nothing(api: ApiServer, tmp_path: Path) -> None:
     """Server, Node, rights and owners are fine, and the Node is at the version that it was."""
     before = api.node(NODE)
     found = await _look(api, tmp_path)
-    assert {finding.level for finding in found.values()} == {Level.OK}
+    assert {finding.level for finding in found.values()} == {"ok"}
     assert found.keys() >= {"API server", "Node", "Node's changes", "rights", "other managers"}
     assert api.node(NODE) == before
     written = [request for request in api.requests if request.method == "PATCH"]
@@ -61,17 +63,17 @@ async def test_all_well_changes_nothing(api: ApiServer, tmp_path: Path) -> None:
 async def test_a_name_that_no_node_has(api: ApiServer, tmp_path: Path) -> None:
     """The most likely mistake under systemd, where the host's name is taken."""
     found = await _look(api, tmp_path, node="gpu-node-9")
-    assert found["API server"].level is Level.OK
-    assert found["Node"].level is Level.ERROR
+    assert found["API server"].level == "ok"
+    assert found["Node"].level == "error"
     assert "node_name" in found["Node"].remedy
 
 
 async def test_a_runtime_class_that_is_missing(api: ApiServer, tmp_path: Path) -> None:
     """Reported with its name and a remedy, unless the account (as the agent's) may not read it."""
-    assert (await _look(api, tmp_path))["RuntimeClass"].level is Level.OK
+    assert (await _look(api, tmp_path))["RuntimeClass"].level == "ok"
     api.runtime_classes.clear()
     found = (await _look(api, tmp_path))["RuntimeClass"]
-    assert found.level is Level.WARNING
+    assert found.level == "warning"
     assert "no RuntimeClass nvidia" in found.message
     assert "docs/install.md" in found.remedy
     api.access.withheld.add(("get", "runtimeclasses"))
@@ -83,7 +85,7 @@ async def test_nobody_answers(api: ApiServer, tmp_path: Path) -> None:
     async with api.refusing():
         found = await _look(api, tmp_path)
     assert found.keys() == {"API server"}
-    assert found["API server"].level is Level.ERROR
+    assert found["API server"].level == "error"
     assert api.url in found["API server"].message
 
 
@@ -91,7 +93,7 @@ async def test_credentials_that_are_refused(api: ApiServer, tmp_path: Path) -> N
     """A token that ended is told as that, and is not repeated."""
     api.tokens["good"] = "agent"
     found = await _look(api, tmp_path, token="stale")
-    assert found["API server"].level is Level.ERROR
+    assert found["API server"].level == "error"
     assert "token" in found["API server"].remedy
     assert "stale" not in found["API server"].message
 
@@ -99,30 +101,29 @@ async def test_credentials_that_are_refused(api: ApiServer, tmp_path: Path) -> N
 async def test_credentials_that_cannot_be_read(tmp_path: Path) -> None:
     """The file is named."""
     settings = KubernetesSettings(kubeconfig=tmp_path / "none")
-    looked = await asyncio.to_thread(cluster_preflight.look, settings, NODE, "file")
-    (finding,) = looked.findings
-    assert (finding.check, finding.level) == ("credentials", Level.ERROR)
+    [finding], _ = await asyncio.to_thread(cluster_findings, settings, NODE, "file")
+    assert (finding.check, finding.level) == ("credentials", "error")
     assert str(tmp_path / "none") in finding.message
 
 
 @pytest.mark.parametrize(
     ("right", "check", "level", "settings"),
     [
-        (("list", "nodes"), "rights", Level.ERROR, {}),
-        (("patch", "nodes"), "Node's changes", Level.ERROR, {}),
-        (("patch", "nodes/status"), "Node's changes", Level.ERROR, {}),
-        (("watch", "nodes"), "rights", Level.WARNING, {}),
-        (("create", "events"), "rights", Level.WARNING, {}),
-        (("list", "pods"), "other managers", Level.ERROR, {}),
-        (("delete", "pods"), "rights", Level.WARNING, {"clients": "deletePods"}),
-        (("get", "configmaps"), "rights", Level.WARNING, {"nos_config_map": "a/b"}),
+        (("list", "nodes"), "rights", "error", {}),
+        (("patch", "nodes"), "Node's changes", "error", {}),
+        (("patch", "nodes/status"), "Node's changes", "error", {}),
+        (("watch", "nodes"), "rights", "warning", {}),
+        (("create", "events"), "rights", "warning", {}),
+        (("list", "pods"), "other managers", "error", {}),
+        (("delete", "pods"), "rights", "warning", {"clients": "deletePods"}),
+        (("get", "configmaps"), "rights", "warning", {"nos_config_map": "a/b"}),
     ],
 )
 async def test_each_right_that_is_missing(
     *,
     right: tuple[str, str],
     check: str,
-    level: Level,
+    level: str,
     settings: dict[str, object],
     api: ApiServer,
     tmp_path: Path,
@@ -134,14 +135,14 @@ async def test_each_right_that_is_missing(
             NODE, {"metadata": {"labels": {"nvidia.com/gpu.deploy.mig-manager": "true"}}}
         )
     found = await _look(api, tmp_path, settings)
-    assert found[check].level is level
+    assert found[check].level == level
     assert found[check].remedy
 
 
 async def test_a_right_that_the_settings_do_not_need(api: ApiServer, tmp_path: Path) -> None:
     """To delete pods, where nobody deletes any."""
     api.access.withheld.add(("delete", "pods"))
-    assert (await _look(api, tmp_path))["rights"].level is Level.OK
+    assert (await _look(api, tmp_path))["rights"].level == "ok"
 
 
 async def test_a_token_of_another_node(api: ApiServer, tmp_path: Path) -> None:
@@ -149,8 +150,8 @@ async def test_a_token_of_another_node(api: ApiServer, tmp_path: Path) -> None:
     api.tokens["t"] = "agent"
     api.access.own_node["t"] = "gpu-node-1"
     found = await _look(api, tmp_path, token="t")
-    assert found["rights"].level is Level.OK
-    assert found["Node's changes"].level is Level.ERROR
+    assert found["rights"].level == "ok"
+    assert found["Node's changes"].level == "error"
     assert "bound" in found["Node's changes"].remedy
 
 
@@ -158,35 +159,35 @@ async def test_another_manager(api: ApiServer, tmp_path: Path) -> None:
     """Its pod is named with how to switch it off, unless it is tolerated."""
     api.add_pod("mm-x", node=NODE, namespace="gpu-operator", labels={"app": "nvidia-mig-manager"})
     found = await _look(api, tmp_path)
-    assert found["other managers"].level is Level.ERROR
+    assert found["other managers"].level == "error"
     assert "gpu-operator/mm-x" in found["other managers"].message
     tolerating = await _look(api, tmp_path, {"tolerate": ["mig-manager"]})
-    assert tolerating["other managers"].level is Level.OK
+    assert tolerating["other managers"].level == "ok"
 
 
 async def test_settings_that_name_nobody(api: ApiServer, tmp_path: Path) -> None:
     """The agent would not start with them, so they are an error here."""
     found = await _look(api, tmp_path, {"tolerate": ["mig-parted"]})
-    assert found["settings"].level is Level.ERROR
+    assert found["settings"].level == "error"
 
 
 @pytest.mark.parametrize(
     ("source", "metadata", "level", "word"),
     [
-        ("annotation", {}, Level.WARNING, "nodeagent.io/plan"),
-        ("annotation", {"nodeagent.io/plan": "version: v1\ngpus: []\n"}, Level.OK, NODE),
-        ("annotation", {"nodeagent.io/plan": "{"}, Level.ERROR, NODE),
-        ("mig-config", {}, Level.WARNING, "nvidia.com/mig.config"),
-        ("mig-config", {"nvidia.com/mig.config": "all-balanced"}, Level.OK, "all-balanced"),
-        ("nos", {}, Level.WARNING, "nos.nebuly.com/spec-"),
-        ("nos", {"nos.nebuly.com/spec-gpu-0-1g.10gb": "2"}, Level.OK, "nos.nebuly.com/spec-"),
+        ("annotation", {}, "warning", "nodeagent.io/plan"),
+        ("annotation", {"nodeagent.io/plan": "version: v1\ngpus: []\n"}, "ok", NODE),
+        ("annotation", {"nodeagent.io/plan": "{"}, "error", NODE),
+        ("mig-config", {}, "warning", "nvidia.com/mig.config"),
+        ("mig-config", {"nvidia.com/mig.config": "all-balanced"}, "ok", "all-balanced"),
+        ("nos", {}, "warning", "nos.nebuly.com/spec-"),
+        ("nos", {"nos.nebuly.com/spec-gpu-0-1g.10gb": "2"}, "ok", "nos.nebuly.com/spec-"),
     ],
 )
 async def test_what_the_node_asks_for(
     *,
     source: str,
     metadata: dict[str, str],
-    level: Level,
+    level: str,
     word: str,
     api: ApiServer,
     tmp_path: Path,
@@ -195,11 +196,11 @@ async def test_what_the_node_asks_for(
     kind = "labels" if source == "mig-config" else "annotations"
     api.patch_node(NODE, {"metadata": {kind: metadata}})
     settings = KubernetesSettings(kubeconfig=kubeconfig(tmp_path, api.url).path)
-    node = (await asyncio.to_thread(cluster_preflight.look, settings, NODE, source)).node
+    _, node = await asyncio.to_thread(cluster_findings, settings, NODE, source)
     assert node is not None
     plan = PlanSettings(file=tmp_path / "plan.yaml")
-    found, _ = await asyncio.to_thread(cluster_preflight.asked_of_the_node, node, source, plan)
-    assert found.level is level
+    found, _ = await asyncio.to_thread(node_finding, node, source, plan)
+    assert found.level == level
     assert word in found.message
 
 
@@ -207,20 +208,18 @@ async def test_the_kubelet(tmp_path: Path) -> None:
     """One that answers is fine; one that does not makes everything count as in use."""
     settings = KubeletSettings(socket=tmp_path / "kubelet.sock")
 
-    async def look(*, in_cluster: bool, simulated: bool = False) -> Finding | None:
+    async def look(*, in_cluster: bool, simulated: bool = False) -> list[Finding]:
         return await asyncio.to_thread(
-            cluster_preflight.kubelet_finding, settings, in_cluster=in_cluster, simulated=simulated
+            lambda: list(kubelet_findings(settings, in_cluster=in_cluster, simulated=simulated))
         )
 
-    silent = await look(in_cluster=True)
-    assert silent is not None
-    assert silent.level is Level.ERROR
+    [silent] = await look(in_cluster=True)
+    assert silent.level == "error"
     assert "counts as in use" in silent.message
-    assert await look(in_cluster=True, simulated=True) is None
+    assert await look(in_cluster=True, simulated=True) == []
     async with Kubelet(tmp_path):
-        answering = await look(in_cluster=True)
-    assert answering is not None
-    assert answering.level is Level.OK
+        [answering] = await look(in_cluster=True)
+    assert answering.level == "ok"
 
 
 async def test_check_holds_the_nodes_plan_against_the_cards(

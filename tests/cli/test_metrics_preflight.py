@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from nodeagent.cli.checks.findings import Finding, Level
+from nodeagent.cli.checks.findings import Finding
 from nodeagent.cli.checks.metrics import metrics_findings
 from nodeagent.settings import load_settings
 
@@ -25,10 +25,10 @@ def test_the_file_of_counters(tmp_path: Path) -> None:
     file.write_text("DCGM_FI_DEV_GPU_TEMP, gauge, x\nDCGM_FI_DEV_GPU_TEMPP, gauge, x\n")
     good, bad = _found(counters=file)
     assert (good.level, good.message) == (
-        Level.OK,
+        "ok",
         f"{file} has 1 fields that can be exported",
     )
-    assert bad.level is Level.WARNING
+    assert bad.level == "warning"
     assert bad.message.startswith("line 2: ")
     assert "DCGM_FI_DEV_GPU_TEMP" in bad.remedy
 
@@ -38,7 +38,7 @@ def test_a_file_of_counters_that_cannot_be_used(tmp_path: Path) -> None:
     (missing,) = _found(counters=tmp_path / "none.csv")
     (tmp_path / "empty.csv").write_text("# nothing\n")
     (empty,) = _found(counters=tmp_path / "empty.csv")
-    assert (missing.level, empty.level) == (Level.ERROR, Level.ERROR)
+    assert (missing.level, empty.level) == ("error", "error")
     assert "No such file" in missing.message
 
 
@@ -50,6 +50,6 @@ def test_the_web_config_file(tmp_path: Path) -> None:
     (good,) = _found(web_config=file, listen="127.0.0.1:0")
     file.write_text("tls_server_config: {cert_file: none.crt, key_file: none.key}\n")
     (bad,) = _found(web_config=file, listen="127.0.0.1:0")
-    assert [f.level for f in (idle, good, bad)] == [Level.WARNING, Level.OK, Level.ERROR]
+    assert [f.level for f in (idle, good, bad)] == ["warning", "ok", "error"]
     assert good.message == f"{file}: no TLS, no passwords"
     assert "none.crt" in bad.message

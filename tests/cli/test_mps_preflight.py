@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 import pytest
 
 from nodeagent.cli.checks import mps as mps_preflight
-from nodeagent.cli.checks.findings import Level
 from nodeagent.cli.checks.mps import RunningDaemon
 from nodeagent.documents.reading import read_document
 from nodeagent.mps.programs import Programs
@@ -45,26 +44,26 @@ def test_nothing_is_asked_of_a_machine_without_mps(short: Path) -> None:
     """No program and no plan for it: one line, and it is well."""
     programs = Programs(path=str(short))
     [found] = mps_preflight.mps_findings(programs, short, users=frozenset())
-    assert (found.level, found.check) == (Level.OK, "mps")
+    assert (found.level, found.check) == ("ok", "mps")
 
 
-@pytest.mark.parametrize(("wanted", "level"), [(True, Level.ERROR), (False, Level.WARNING)])
+@pytest.mark.parametrize(("wanted", "level"), [(True, "error"), (False, "warning")])
 def test_a_missing_server_is_an_error_only_for_a_plan_that_needs_it(
-    wanted: bool, level: Level, short: Path
+    wanted: bool, level: str, short: Path
 ) -> None:
     """The control program alone starts and answers, and then no client gets anywhere."""
     (short / "nvidia-cuda-mps-control").write_text("#!/bin/sh\n")
     (short / "nvidia-cuda-mps-control").chmod(0o755)
     found = mps_preflight.program_findings(Programs(path=str(short)), wanted=wanted)
     levels = {finding.check: finding.level for finding in found}
-    assert levels == {"mps control": Level.OK, "mps server": level}
+    assert levels == {"mps control": "ok", "mps server": level}
 
 
 def test_a_missing_control_program_is_an_error_for_a_plan_that_needs_it(short: Path) -> None:
     """With the setting that says where it is."""
     looked = mps_preflight.mps_findings(Programs(path=str(short)), short, users=frozenset({"1000"}))
     found = {finding.check: finding for finding in looked}
-    assert found["mps control"].level is Level.ERROR
+    assert found["mps control"].level == "error"
     assert "mps.path" in found["mps control"].remedy
 
 
@@ -75,7 +74,7 @@ def test_what_the_programs_can_do_is_told_by_what_they_do(short: Path) -> None:
         install(short / version, version=version)
         programs = Programs(path=f"{short / version}:{SYSTEM}")
         found = {f.check: f for f in mps_preflight.program_findings(programs, wanted=True)}
-        assert found["mps version"].level is Level.OK, found
+        assert found["mps version"].level == "ok", found
         words[version] = found["mps version"].message
     assert "multi-user server: no" in words["550"]
     assert ("multi-user server: yes" in words["555"]) == (os.geteuid() == 0)
@@ -87,7 +86,7 @@ def test_any_user_needs_a_server_that_can(short: Path) -> None:
     programs = Programs(path=f"{short / '550'}:{SYSTEM}")
     looked = mps_preflight.program_findings(programs, wanted=True, any_user=True)
     found = {finding.check: finding for finding in looked}["mps version"]
-    assert (found.level, "user: any" in found.message) == (Level.ERROR, True)
+    assert (found.level, "user: any" in found.message) == ("error", True)
 
 
 # --- the machine ----------------------------------------------------------------------------------
@@ -97,31 +96,31 @@ def test_shared_memory(tmp_path: Path) -> None:
     """What is there is told; what cannot be looked at is a warning with a remedy."""
     assert "MiB" in mps_preflight.shm_finding().message
     missing = mps_preflight.shm_finding(tmp_path / "none")
-    assert (missing.level, bool(missing.remedy)) == (Level.WARNING, True)
+    assert (missing.level, bool(missing.remedy)) == ("warning", True)
 
 
 @pytest.mark.parametrize(
     ("limit", "wanted", "level"),
     [
-        (16_384, True, Level.OK),
-        (-1, True, Level.OK),
-        (16_383, True, Level.ERROR),
-        (1024, False, Level.WARNING),
+        (16_384, True, "ok"),
+        (-1, True, "ok"),
+        (16_383, True, "error"),
+        (1024, False, "warning"),
     ],
 )
-def test_open_files(limit: int, wanted: bool, level: Level) -> None:
+def test_open_files(limit: int, wanted: bool, level: str) -> None:
     """The hard limit counts; -1 is the kernel's word for none."""
-    assert mps_preflight.open_files_finding(wanted=wanted, limit=limit).level is level
+    assert mps_preflight.open_files_finding(wanted=wanted, limit=limit).level == level
 
 
 def test_a_run_dir_that_makes_no_socket_paths() -> None:
     """Too long, or where every CUDA program looks."""
-    assert mps_preflight.path_finding(Path("/run/nodeagent"), wanted=True).level is Level.OK
+    assert mps_preflight.path_finding(Path("/run/nodeagent"), wanted=True).level == "ok"
     for bad in (Path("/run") / ("x" * 60), Path("/tmp/nvidia-mps")):
         found = mps_preflight.path_finding(bad, wanted=True)
-        assert found.level is Level.ERROR
+        assert found.level == "error"
         assert "run.dir" in found.remedy
-        assert mps_preflight.path_finding(bad, wanted=False).level is Level.WARNING
+        assert mps_preflight.path_finding(bad, wanted=False).level == "warning"
 
 
 # --- users ----------------------------------------------------------------------------------------
@@ -150,10 +149,10 @@ def test_a_user_has_to_be_known_and_to_pass_every_directory(short: Path) -> None
     run_dir = short / "a/b"
     run_dir.mkdir(parents=True)
     levels = [f.level for f in mps_preflight.user_findings(accounts, ["me", "any"], run_dir / "c")]
-    assert levels == [Level.OK, Level.OK]
+    assert levels == ["ok", "ok"]
     (short / "a").chmod(0o700)
     [found] = mps_preflight.user_findings(accounts, ["me"], run_dir)
-    assert found.level is Level.ERROR
+    assert found.level == "error"
     assert f"may not pass {short / 'a'}," in found.message
     [unknown] = mps_preflight.user_findings(accounts, ["nobody-here"], run_dir)
     assert "no user nobody-here" in unknown.message
@@ -170,7 +169,7 @@ def test_other_daemons_are_found_with_their_directory(tmp_path: Path) -> None:
         RunningDaemon(4, "/run/nodeagent/mps/GPU-0/pipe"),
     ]
     found = list(mps_preflight.foreign_findings(Path("/run/nodeagent"), daemons, tmp_path))
-    assert {f.level for f in found} == {Level.WARNING}
+    assert {f.level for f in found} == {"warning"}
     assert ["/tmp/nvidia-mps (pid 2)" in f.message for f in found] == [True, False]
     assert "/opt/pipes (pid 3)" in found[1].message
     assert "kill 3" in found[1].remedy
@@ -200,11 +199,11 @@ def test_daemons_are_found_among_real_processes(
 def test_sockets_that_a_daemon_left_are_found(tmp_path: Path) -> None:
     """Containers get the default directory mounted, whether it is served or not."""
     ok = mps_preflight.foreign_findings(Path("/run"), (), tmp_path)
-    assert [f.level for f in ok] == [Level.OK]
+    assert [f.level for f in ok] == ["ok"]
     (tmp_path / "tmp/nvidia-mps").mkdir(parents=True)
     (tmp_path / "tmp/nvidia-mps/control").touch()
     [found] = mps_preflight.foreign_findings(Path("/run"), (), tmp_path)
-    assert (found.level, found.remedy) == (Level.WARNING, "rm -r /tmp/nvidia-mps")
+    assert (found.level, found.remedy) == ("warning", "rm -r /tmp/nvidia-mps")
 
 
 def test_check_looks_at_what_a_plan_with_mps_needs(h100: Program, short: Path) -> None:

@@ -2,38 +2,32 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from enum import StrEnum
+from typing import NamedTuple
 
 
-class Level(StrEnum):
-    """An ERROR keeps the agent from working, a WARNING from doing everything."""
+class Finding(NamedTuple):
+    """One thing looked at: `check` names it, `message` says what was found.
 
-    OK = "ok"
-    WARNING = "warning"
-    ERROR = "error"
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """One thing looked at: `check` names it, `message` says what was found."""
+    `level` is `ok`, `warning` (something will not work, or may not) or `error` (the agent cannot
+    work like this).
+    """
 
     check: str
-    level: Level
+    level: str
     message: str
     remedy: str = ""
 
 
 def ok(check: str, message: str) -> Finding:
     """All is well."""
-    return Finding(check, Level.OK, message)
+    return Finding(check, "ok", message)
 
 
 def warning(check: str, message: str, remedy: str) -> Finding:
     """Something will not work, or may not."""
-    return Finding(check, Level.WARNING, message, remedy)
+    return Finding(check, "warning", message, remedy)
 
 
 def error(check: str, message: str, remedy: str) -> Finding:
     """The agent cannot work like this."""
-    return Finding(check, Level.ERROR, message, remedy)
+    return Finding(check, "error", message, remedy)

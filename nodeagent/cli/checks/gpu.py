@@ -69,25 +69,26 @@ def permission_finding(*, simulated: bool) -> Finding:
     )
 
 
-def reset_finding(
-    observed: ObservedNode, nvidia_smi: Sequence[str], *, allowed: bool
-) -> Finding | None:
-    """nvidia-smi, which resets GPUs; None where no GPU's mode change needs that."""
+def nvidia_smi_findings(
+    observed: ObservedNode, nvidia_smi: Sequence[str], *, reset_allowed: bool
+) -> Iterator[Finding]:
+    """nvidia-smi, which resets GPUs; nothing where no GPU's mode change needs that."""
     if not any(gpu.mode_change_needs_reset for gpu in observed.gpus):
-        return None
+        return
     check = "nvidia-smi"
     path = shutil.which(nvidia_smi[0])
     if path is not None:
-        return ok(check, f"found as {path}")
+        yield ok(check, f"found as {path}")
+        return
     found = f"{nvidia_smi[0]} is not found; these GPUs change their MIG mode only by a reset"
     remedy = "install nvidia-smi, or set nvidia_smi to its path"
-    return error(check, found, remedy) if allowed else warning(check, found, remedy)
+    yield error(check, found, remedy) if reset_allowed else warning(check, found, remedy)
 
 
-def persistence_finding(observed: ObservedNode, nvidia_smi: Sequence[str]) -> Finding | None:
+def persistence_findings(observed: ObservedNode, nvidia_smi: Sequence[str]) -> Iterator[Finding]:
     """From Hopper on, MIG mode is lost when the driver unloads, which persistence mode prevents.
 
-    None where no GPU is concerned, or where nvidia-smi does not say.
+    Nothing where no GPU is concerned, or where nvidia-smi does not say.
     """
     concerned = {
         gpu.uuid: gpu.index for gpu in observed.gpus if gpu.mig and not gpu.mode_change_needs_reset
@@ -95,15 +96,14 @@ def persistence_finding(observed: ObservedNode, nvidia_smi: Sequence[str]) -> Fi
     modes = _persistence_modes(nvidia_smi) if concerned else {}
     known = {concerned[uuid]: on for uuid, on in modes.items() if uuid in concerned}
     off = sorted(index for index, on in known.items() if not on)
-    if not known:
-        return None
     if off:
-        return warning(
+        yield warning(
             "persistence mode",
             f"off on GPU {', '.join(map(str, off))}: MIG mode is lost whenever the driver unloads",
             "systemctl enable --now nvidia-persistenced, or nvidia-smi -pm 1",
         )
-    return ok("persistence mode", "on where MIG mode needs it")
+    elif known:
+        yield ok("persistence mode", "on where MIG mode needs it")
 
 
 def _persistence_modes(nvidia_smi: Sequence[str]) -> dict[str, bool]:

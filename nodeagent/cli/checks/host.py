@@ -6,13 +6,10 @@ import fcntl
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
-from typing import assert_never
 
 from nodeagent.cli import event_loop
 from nodeagent.cli.checks.findings import Finding, error, ok, warning
-from nodeagent.errors import DocumentError
-from nodeagent.plan.desired import PlanDocument
-from nodeagent.reconcile.plan_update import NoPlan, PlanText, PlanUpdate, UnreadablePlan
+from nodeagent.settings import KubeletSettings
 
 # Programs that change MIG layouts by themselves, by the name of their executable.
 _OTHER_OWNERS = {
@@ -21,50 +18,43 @@ _OTHER_OWNERS = {
     "nvidia-mig-parted": "let it finish; switch off what starts it",
     "gpu-kubelet-plugin": "do not let NVIDIA's DRA driver make MIG devices on this node",
 }
-_OTHER_UNITS = ("nvidia-mig-manager.service",)
+_OTHER_UNIT = "nvidia-mig-manager.service"
 _WANTED_BY = ("multi-user.target.wants", "nvidia-gpu-reset.target.wants")
-
-
 Commands = Mapping[int, Sequence[str]]  # words by pid
 
 
-def owner_findings(commands: Commands, root: Path = Path("/")) -> Iterator[Finding]:
+def owner_findings(commands: Commands, root: Path = Path("/")) -> list[Finding]:
     """Other programs that change this node's layouts; `root` is where /etc lies."""
-    found = False
+    check = "other owners"
     running = {name: pid for pid, name in _programs(commands).items() if name in _OTHER_OWNERS}
-    for name, pid in sorted(running.items()):
-        found = True
-        yield warning(
-            "other owners", f"{name} is running (pid {pid}) and may undo plans", _OTHER_OWNERS[name]
-        )
-    for unit in _OTHER_UNITS:
-        if any((root / "etc/systemd/system" / target / unit).exists() for target in _WANTED_BY):
-            found = True
-            yield warning(
-                "other owners",
-                f"{unit} is enabled and changes layouts at every boot",
-                f"systemctl disable --now {unit}",
-            )
-    if not found:
-        yield ok("other owners", "none is running on this machine")
+    found = [
+        warning(check, f"{name} is running (pid {pid}) and may undo plans", _OTHER_OWNERS[name])
+        for name, pid in sorted(running.items())
+    ]
+    enabled = (root / "etc/systemd/system" / target / _OTHER_UNIT for target in _WANTED_BY)
+    if any(link.exists() for link in enabled):
+        message = f"{_OTHER_UNIT} is enabled and changes layouts at every boot"
+        found.append(warning(check, message, f"systemctl disable --now {_OTHER_UNIT}"))
+    return found or [ok(check, "none is running on this machine")]
 
 
 def _programs(commands: Commands) -> dict[int, str]:
     return {pid: PurePosixPath(words[0]).name for pid, words in commands.items()}
 
 
-def fabric_finding(commands: Commands, root: Path = Path("/")) -> Finding | None:
-    """NVSwitch machines need Fabric Manager; None where there is no NVSwitch in `root`/dev."""
-    if not any((root / "dev").glob("nvidia-nvswitch[0-9]*")):
-        return None
+def fabric_findings(commands: Commands, root: Path = Path("/")) -> Iterator[Finding]:
+    """NVSwitch machines need Fabric Manager; nothing where there is no NVSwitch in `root`/dev."""
     check = "fabric manager"
+    if not any((root / "dev").glob("nvidia-nvswitch[0-9]*")):
+        return
     if any(name.startswith("nv-fabric") for name in _programs(commands).values()):
-        return ok(check, "running")
-    return warning(
-        check,
-        "this machine has NVSwitches, but Fabric Manager is not running",
-        "systemctl enable --now nvidia-fabricmanager, of the driver's exact version",
-    )
+        yield ok(check, "running")
+    else:
+        yield warning(
+            check,
+            "this machine has NVSwitches, but Fabric Manager is not running",
+            "systemctl enable --now nvidia-fabricmanager, of the driver's exact version",
+        )
 
 
 def directory_finding(name: str, path: Path) -> Finding:
@@ -76,48 +66,6 @@ def directory_finding(name: str, path: Path) -> Finding:
     if not os.access(nearest, os.W_OK | os.X_OK):
         return error(name, f"{path} cannot be written", remedy)
     return ok(name, f"{path} can be {'written' if nearest == path else 'made'}")
-
-
-def plan_finding(path: Path, configuration: str | None) -> tuple[Finding, PlanDocument | None]:
-    """Whether the plan file can be read and is a plan; whether it fits the node comes later.
-
-    The file is read by the agent's own reader, so what is said here holds for the agent.
-    """
-    offer = file_offer(path, configuration)
-    if isinstance(offer, NoPlan):
-        remedy = "write one; nodeagent export is a start"
-        return warning("plan", f"{path} does not exist", remedy), None
-    return offer_finding(offer, str(path), "")
-
-
-def offer_finding(
-    offer: PlanUpdate, where: str, remedy: str
-) -> tuple[Finding, PlanDocument | None]:
-    """Whether what is asked for `where` is a plan; `remedy` is for when nothing is."""
-    from nodeagent.documents.reading import read_document
-
-    match offer:
-        case NoPlan(reason):
-            return warning("plan", reason, remedy), None
-        case UnreadablePlan(problem):
-            return error("plan", problem.message, problem.remedy), None
-        case PlanText(text, configuration):
-            try:
-                document = read_document(text, configuration=configuration)
-            except DocumentError as refusal:
-                return error("plan", f"{where}: {refusal.message}", refusal.remedy), None
-            return ok("plan", f"{where} is well-formed"), document
-        case _ as never:
-            assert_never(never)
-
-
-def file_offer(path: Path, configuration: str | None) -> PlanUpdate:
-    """What the agent's own reader of plan files makes of it."""
-    from nodeagent.reconcile.plan_file import PlanFile
-
-    offers: list[PlanUpdate] = []
-    event_loop.run(PlanFile(path, offers.append, configuration=configuration).look())
-    return offers[-1]
 
 
 def lock_finding(path: Path) -> Finding:
@@ -132,3 +80,23 @@ def lock_finding(path: Path) -> Finding:
     except OSError as failure:
         return warning("writer", f"{path} cannot be opened: {failure.strerror}", "run as root")
     return ok("writer", "no other program changes GPUs now")
+
+
+def kubelet_findings(
+    settings: KubeletSettings, *, in_cluster: bool, simulated: bool
+) -> Iterator[Finding]:
+    """Whether the kubelet reports who holds devices; nothing where the agent would not ask it."""
+    unasked = simulated or not (in_cluster or settings.socket.parent.exists())
+    if settings.use == "never" or (settings.use == "auto" and unasked):
+        return
+    from nodeagent.cluster.kubelet.pod_resources import KubeletError, PodResourcesClient
+
+    client = PodResourcesClient(settings.socket, deadline=settings.deadline)
+    try:
+        held = event_loop.run(client.allocations())
+    except KubeletError as failure:
+        message = f"{failure.message}; so every device counts as in use"
+        yield error("kubelet", message, failure.remedy or "look at the kubelet's log")
+    else:
+        holdings = {(one.pod, one.container, one.resource) for one in held if one.resource}
+        yield ok("kubelet", f"answers; {len(holdings)} holdings of devices are known to it")

@@ -17,7 +17,7 @@ from nodeagent.mps.files.directories import DEFAULT_DIRECTORIES, DirectoryRefuse
 from nodeagent.mps.launch.command import OPEN_FILES
 from nodeagent.mps.processes import CONTROL, SERVER
 from nodeagent.mps.programs import Programs
-from nodeagent.plan.desired import MigLayout, MpsEntry, PlanDocument, PlanEntry
+from nodeagent.plan.desired import PlanDocument
 from nodeagent.plan.shares import ANY_USER, Account
 from nodeagent.processes import Hidden, commands, environment_of
 
@@ -32,16 +32,8 @@ _PIPES = "CUDA_MPS_PIPE_DIRECTORY"
 
 def users_of(document: PlanDocument | None, default: str) -> frozenset[str]:
     """Whom MPS runs as by the plan, as it says so; empty where it has no MPS."""
-    return frozenset(
-        mps.user or default
-        for entry in (document.entries if document else ())
-        for mps in (entry.mps, *_of_instances(entry))
-        if mps is not None
-    )
-
-
-def _of_instances(entry: PlanEntry) -> tuple[MpsEntry | None, ...]:
-    return tuple(i.mps for i in entry.mig.instances) if isinstance(entry.mig, MigLayout) else ()
+    entries = document.entries if document else ()
+    return frozenset(mps.user or default for entry in entries for mps in entry.mps_entries())
 
 
 def mps_findings(programs: Programs, run_dir: Path, *, users: frozenset[str]) -> Iterator[Finding]:
@@ -70,20 +62,19 @@ def program_findings(
     """Control program and server, both on the PATH that daemons have; then what they can do, which
     for `any_user` has to include the multi-user server.
     """
-    missing = error if wanted else warning
-    found = {}
+    complete = True
     for check, name in (("mps control", programs.control[0]), ("mps server", SERVER)):
         path = shutil.which(name, path=programs.path)
-        if path is None:
-            yield missing(
-                check,
-                f"{name} is not found in {programs.path}",
-                "install the driver's MPS programs, or set mps.path to where they are",
-            )
-        else:
-            found[check] = path
+        if path is not None:
             yield ok(check, f"found as {path}")
-    if len(found) == 2:
+            continue
+        complete = False
+        yield (error if wanted else warning)(
+            check,
+            f"{name} is not found in {programs.path}",
+            "install the driver's MPS programs, or set mps.path to where they are",
+        )
+    if complete:
         yield _version_finding(programs, wanted=wanted, any_user=any_user)
 
 
@@ -105,16 +96,13 @@ def _version_finding(programs: Programs, *, wanted: bool, any_user: bool) -> Fin
             "the plan has user: any, but this driver's MPS has no multi-user server",
             "write a user, or install driver 555 or newer",
         )
-    abilities = {
-        "multi-user server": found.multi_user,
-        "static partitioning": found.static_partitioning,
-        "protocol v3": found.protocol_v3,
-    }
-    words = ", ".join(f"{name}: {_YES[able]}" for name, able in abilities.items())
-    return ok(check, f"{found.version or 'it does not say which'}; {words}")
-
-
-_YES = {True: "yes", False: "no", None: "not known"}
+    can = {True: "yes", False: "no", None: "not known"}
+    abilities = (
+        f"multi-user server: {can[found.multi_user]}, "
+        f"static partitioning: {can[found.static_partitioning]}, "
+        f"protocol v3: {can[found.protocol_v3]}"
+    )
+    return ok(check, f"{found.version or 'it does not say which'}; {abilities}")
 
 
 # --- the machine ----------------------------------------------------------------------------------
@@ -172,14 +160,14 @@ def user_findings(
             yield error(check, f"this machine has no user {user}", "write a uid, or uid:gid")
             continue
         closed = next((p for p in _existing(run_dir) if not _may_pass(p, account)), None)
-        if closed is not None:
+        if closed is None:
+            yield ok(check, f"{user} is uid {account.uid} and reaches {run_dir}")
+        else:
             yield error(
                 check,
                 f"user {user} may not pass {closed}, so its servers would end without a word",
                 f"chmod o+x {closed}, or set run.dir to another path",
             )
-        else:
-            yield ok(check, f"{user} is uid {account.uid} and reaches {run_dir}")
 
 
 def _existing(path: Path) -> Iterator[Path]:
@@ -189,14 +177,12 @@ def _existing(path: Path) -> Iterator[Path]:
 
 
 def _may_pass(path: Path, account: Account) -> bool:
-    if account.uid == 0:
-        return True
     found = path.stat()
     if found.st_uid == account.uid:
-        return bool(found.st_mode & stat.S_IXUSR)
-    if found.st_gid == account.gid:
-        return bool(found.st_mode & stat.S_IXGRP)
-    return bool(found.st_mode & stat.S_IXOTH)
+        bit = stat.S_IXUSR
+    else:
+        bit = stat.S_IXGRP if found.st_gid == account.gid else stat.S_IXOTH
+    return account.uid == 0 or bool(found.st_mode & bit)
 
 
 # --- others ---------------------------------------------------------------------------------------
@@ -211,29 +197,31 @@ class RunningDaemon(NamedTuple):
 
 def foreign_findings(
     run_dir: Path, daemons: Iterable[RunningDaemon], root: Path = Path("/")
-) -> Iterator[Finding]:
+) -> list[Finding]:
     """Daemons that are not the agent's, and what they left where every program looks; `root` is
     where /tmp lies.
     """
     check = "mps daemons"
     foreign = [d for d in daemons if not d.pipes.startswith(f"{run_dir}/mps/")]
-    for daemon in foreign:
-        where = f"in {daemon.pipes}" if daemon.pipes else "in a directory that may not be read"
-        yield warning(
-            check,
-            f"an MPS daemon that is not the agent's runs {where} (pid {daemon.pid})",
-            f"stop what starts it, and end it: kill {daemon.pid}",
-        )
     served = {daemon.pipes for daemon in foreign}
     left = [d for d in DEFAULT_DIRECTORIES if d not in served and _has_sockets(root, d)]
-    for directory in left:
-        yield warning(
+    found = [
+        warning(
+            check,
+            f"an MPS daemon that is not the agent's runs in "
+            f"{daemon.pipes or 'a directory that may not be read'} (pid {daemon.pid})",
+            f"stop what starts it, and end it: kill {daemon.pid}",
+        )
+        for daemon in foreign
+    ] + [
+        warning(
             check,
             f"{directory} is left from an MPS daemon; container runtimes mount it into containers",
             f"rm -r {directory}",
         )
-    if not foreign and not left:
-        yield ok(check, "no other runs on this machine")
+        for directory in left
+    ]
+    return found or [ok(check, "no other runs on this machine")]
 
 
 def _has_sockets(root: Path, directory: str) -> bool:

@@ -1,0 +1,96 @@
+"""Preflight: the plan, from where the agent will take it, and whether it fits the node."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, assert_never
+
+from nodeagent.cli import event_loop
+from nodeagent.cli.checks.findings import Finding, error, ok, warning
+from nodeagent.errors import DocumentError
+from nodeagent.plan.desired import PlanDocument
+from nodeagent.plan.observed import ObservedNode
+from nodeagent.plan.resolve import Rejection, resolve
+from nodeagent.plan.shares import Host
+from nodeagent.reconcile.plan_file import PlanFile
+from nodeagent.reconcile.plan_update import NoPlan, PlanText, PlanUpdate, UnreadablePlan
+from nodeagent.settings import PlanSettings
+
+if TYPE_CHECKING:
+    from nodeagent.cluster.client.node_view import NodeView
+
+_MIG_CONFIG = "nvidia.com/mig.config"
+_NOS_SPEC = "nos.nebuly.com/spec-"
+
+
+def file_finding(plan: PlanSettings) -> tuple[Finding, PlanDocument | None]:
+    """Whether the plan file can be read and is a plan; whether it fits the node comes later."""
+    update = _file_update(plan)
+    if isinstance(update, NoPlan):
+        remedy = "write one; nodeagent export is a start"
+        return warning("plan", f"{plan.file} does not exist", remedy), None
+    return _update_finding(update, str(plan.file), "")
+
+
+def node_finding(
+    node: NodeView, source: str, plan: PlanSettings
+) -> tuple[Finding, PlanDocument | None]:
+    """What the Node asks for; the document where it is one that can be read without the cards."""
+    match source:
+        case "annotation":
+            from nodeagent.cluster.plan_sources import annotation
+
+            update = annotation.offer(node.annotations, _file_update(plan))
+            where = f"what the annotations of Node {node.name} ask for"
+            return _update_finding(update, where, f"annotate it with {annotation.PLAN}")
+        case "mig-config":
+            name = node.labels.get(_MIG_CONFIG)
+            remedy = f"label it with a configuration's name: {_MIG_CONFIG}=NAME"
+            return _value_finding(f"label {_MIG_CONFIG}", [name] if name else [], remedy), None
+        case _:
+            specs = [value for key, value in node.annotations.items() if key.startswith(_NOS_SPEC)]
+            remedy = "nos' partitioner writes them when it plans for the node"
+            return _value_finding(f"annotation {_NOS_SPEC}*", specs, remedy), None
+
+
+def fit_finding(document: PlanDocument, observed: ObservedNode, host: Host) -> Finding:
+    """Whether the plan names only what the node has, and asks only for what can be."""
+    resolved = resolve(document, observed, host)
+    if isinstance(resolved, Rejection):
+        first = resolved.problems[0]
+        return error("plan on this node", f"{first.path}: {first.message}", first.remedy)
+    return ok("plan on this node", "it names what the node has")
+
+
+def _file_update(plan: PlanSettings) -> PlanUpdate:
+    """By the agent's own reader of plan files, so what is said here holds for the agent."""
+    updates: list[PlanUpdate] = []
+    event_loop.run(PlanFile(plan.file, updates.append, configuration=plan.name).look())
+    return updates[-1]
+
+
+def _update_finding(
+    update: PlanUpdate, where: str, remedy: str
+) -> tuple[Finding, PlanDocument | None]:
+    """Whether what is asked for `where` is a plan; `remedy` is for when nothing is."""
+    from nodeagent.documents.reading import read_document
+
+    match update:
+        case NoPlan(reason):
+            return warning("plan", reason, remedy), None
+        case UnreadablePlan(problem):
+            return error("plan", problem.message, problem.remedy), None
+        case PlanText(text, configuration):
+            try:
+                document = read_document(text, configuration=configuration)
+            except DocumentError as refusal:
+                return error("plan", f"{where}: {refusal.message}", refusal.remedy), None
+            return ok("plan", f"{where} is well-formed"), document
+        case _ as never:
+            assert_never(never)
+
+
+def _value_finding(carrier: str, values: Sequence[str], remedy: str) -> Finding:
+    if not values:
+        return warning("plan", f"the Node has no {carrier}", remedy)
+    return ok("plan", f"asked for by {carrier}: {', '.join(values)}")
