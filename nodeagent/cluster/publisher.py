@@ -294,14 +294,10 @@ class NodePublisher:
 
     def _want(self, wanted: Wanted) -> None:
         """All of it but what is too large, which keeps nothing else back."""
-        too_large = self._writer.want(wanted)
-        if too_large is None:
-            return
-        if self._left_out.get(too_large.key) != too_large.size:
-            self._left_out[too_large.key] = too_large.size
-            log.error("too large for the Node", key=too_large.key, bytes=too_large.size)
-        rest = {key: text for key, text in wanted.annotations.items() if key != too_large.key}
-        self._want(replace(wanted, annotations=rest))
+        before, self._left_out = self._left_out, self._writer.want(wanted)
+        for key, size in self._left_out.items():
+            if before.get(key) != size:
+                log.error("too large for the Node", key=key, bytes=size)
 
 
 def _those_of(keys: Mapping[str, str | None], there: Mapping[str, str]) -> Mapping[str, str | None]:

@@ -20,6 +20,7 @@ _STRATEGIC = "application/strategic-merge-patch+json"
 _NODES = "/api/v1/nodes"
 _PODS = "/api/v1/pods"
 _POD = "/api/v1/namespaces/{namespace}/pods/{name}"
+_CONFIG_MAP = "/api/v1/namespaces/{namespace}/configmaps/{name}"
 _EVENTS = "/api/v1/namespaces/default/events"  # where Events about Nodes live
 _REVIEWS = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
 
@@ -121,31 +122,22 @@ class ClusterAccess:
         finally:
             response.close()  # not released: what is left of a watch is never worth reading
 
-    async def patch_node(self, name: str, body: JsonObject) -> JsonObject:
+    async def patch_node(self, name: str, body: JsonObject, *, dry_run: bool = False) -> JsonObject:
         """Send a merge patch; the Node as it is then comes back."""
-        path = f"{_NODES}/{{name}}"
-        return await self._patch(f"a change of Node {name}", path, name, body, _MERGE)
+        asked, path = f"a change of Node {name}", f"{_NODES}/{{name}}"
+        return await self._patch(asked, path, name, body, _MERGE, dry_run=dry_run)
 
-    async def patch_node_status(self, name: str, body: JsonObject) -> JsonObject:
+    async def patch_node_status(
+        self, name: str, body: JsonObject, *, dry_run: bool = False
+    ) -> JsonObject:
         """Send a strategic merge patch of the status, whose conditions are merged by type."""
-        path = f"{_NODES}/{{name}}/status"
-        return await self._patch(f"a change of Node {name}'s status", path, name, body, _STRATEGIC)
+        asked, path = f"a change of Node {name}'s status", f"{_NODES}/{{name}}/status"
+        return await self._patch(asked, path, name, body, _STRATEGIC, dry_run=dry_run)
 
     async def try_changing_node(self, name: str) -> None:
         """Send patches that change nothing and are not kept: whether ours would be let through."""
-        for below, content_type in (("", _MERGE), ("/status", _STRATEGIC)):
-            asked = f"a change of Node {name}'s status" if below else f"a change of Node {name}"
-            await self._connection.json(
-                Request(
-                    asked,
-                    "PATCH",
-                    f"{_NODES}/{{name}}{below}",
-                    {"name": name},
-                    query={"dryRun": "All"},
-                    body={},
-                    content_type=content_type,
-                )
-            )
+        await self.patch_node(name, {}, dry_run=True)
+        await self.patch_node_status(name, {}, dry_run=True)
 
     async def may(self, right: Right) -> bool:
         """Whether roles give us this right. Admission policies are not asked, and may say no."""
@@ -172,12 +164,7 @@ class ClusterAccess:
     async def has_runtime_class(self, name: str) -> bool:
         """Whether the cluster has a RuntimeClass of this name."""
         path = "/apis/node.k8s.io/v1/runtimeclasses/{name}"
-        asked = f"the RuntimeClass {name}"
-        try:
-            await self._connection.json(Request(asked, "GET", path, {"name": name}))
-        except faults.ObjectMissing:
-            return False
-        return True
+        return await self._get(f"the RuntimeClass {name}", path, name=name) is not None
 
     async def create_event(self, body: JsonObject) -> None:
         """Make an Event in the namespace of those about Nodes."""
@@ -204,13 +191,7 @@ class ClusterAccess:
 
     async def pod(self, namespace: str, name: str) -> JsonObject | None:
         """The newest of one pod; None when there is no such pod."""
-        request = Request(
-            f"the pod {namespace}/{name}", "GET", _POD, {"namespace": namespace, "name": name}
-        )
-        try:
-            return await self._connection.json(request)
-        except faults.ObjectMissing:
-            return None
+        return await self._get(f"the pod {namespace}/{name}", _POD, namespace=namespace, name=name)
 
     async def evict_pod(self, namespace: str, name: str, *, uid: str) -> None:
         """Ask for this very pod's eviction; raises `DisruptionRefused` while a budget forbids it,
@@ -237,24 +218,35 @@ class ClusterAccess:
 
     async def config_map(self, namespace: str, name: str) -> dict[str, str] | None:
         """The texts in a ConfigMap by key; None when there is no such ConfigMap."""
-        path = "/api/v1/namespaces/{namespace}/configmaps/{name}"
-        asked = f"the ConfigMap {namespace}/{name}"
-        try:
-            answer = await self._connection.json(
-                Request(asked, "GET", path, {"namespace": namespace, "name": name})
-            )
-        except faults.ObjectMissing:
+        path, asked = _CONFIG_MAP, f"the ConfigMap {namespace}/{name}"
+        answer = await self._get(asked, path, namespace=namespace, name=name)
+        if answer is None:
             return None
         data = answer.get("data") or {}
         if not isinstance(data, dict) or not all(isinstance(text, str) for text in data.values()):
             raise faults.strange_answer(asked, "it is no ConfigMap")
         return data
 
+    async def _get(self, asked: str, path: str, **names: str) -> JsonObject | None:
+        """One object; None when there is none of this name."""
+        try:
+            return await self._connection.json(Request(asked, "GET", path, names))
+        except faults.ObjectMissing:
+            return None
+
     async def _patch(
-        self, asked: str, path: str, name: str, body: JsonObject, content_type: str
+        self,
+        asked: str,
+        path: str,
+        name: str,
+        body: JsonObject,
+        content_type: str,
+        *,
+        dry_run: bool = False,
     ) -> JsonObject:
+        query = {"dryRun": "All"} if dry_run else {}
         return await self._connection.json(
-            Request(asked, "PATCH", path, {"name": name}, body=body, content_type=content_type)
+            Request(asked, "PATCH", path, {"name": name}, query, body, content_type)
         )
 
 

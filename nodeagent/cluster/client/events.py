@@ -96,12 +96,7 @@ class EventPublisher:
         self._waiting: OrderedDict[NodeEvent, _Waiting] = OrderedDict()
         self._known: OrderedDict[NodeEvent, _Known] = OrderedDict()
         self._queued = asyncio.Event()
-        self._dropped = 0
-
-    @property
-    def dropped(self) -> int:
-        """How many causes were never published: too many at once, too old, or refused."""
-        return self._dropped
+        self.dropped = 0  # causes that were never published: too many at once, too old, refused
 
     def publish(self, event: NodeEvent) -> None:
         """Queue this; a repeat of one that still waits is counted there."""
@@ -114,7 +109,7 @@ class EventPublisher:
         self._waiting[event] = _Waiting(1, now, now, self._clock())
         if len(self._waiting) > self._intervals.waiting:
             self._waiting.popitem(last=False)
-            self._dropped += 1
+            self.dropped += 1
         self._queued.set()
 
     async def run(self) -> NoReturn:
@@ -131,13 +126,13 @@ class EventPublisher:
     async def _publish_next(self) -> None:
         event, waiting = self._waiting.popitem(last=False)
         if self._clock() - waiting.queued_at > self._intervals.stale_after:
-            self._dropped += 1
+            self.dropped += 1
             return
         self._allowance.take(self._clock())
         try:
             await self._send(event, waiting)
         except (NotAllowed, RequestRefused, ObjectMissing, WriteConflict):
-            self._dropped += 1
+            self.dropped += 1
         except ClusterFault as fault:
             self._put_back(event, waiting)
             await asyncio.sleep(self._backoff.next(fault.retry_after or 0.0))
@@ -171,7 +166,7 @@ class EventPublisher:
             waiting.count += meanwhile.count
             waiting.last = meanwhile.last
         if len(self._waiting) >= self._intervals.waiting:
-            self._dropped += 1
+            self.dropped += 1
             return
         self._waiting[event] = waiting
         self._waiting.move_to_end(event, last=False)

@@ -12,7 +12,7 @@ import random
 import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
-from typing import NoReturn, assert_never
+from typing import NoReturn
 
 import aiohttp
 
@@ -28,27 +28,12 @@ _ASKED = "a watch of the Node"
 
 
 @dataclass(frozen=True, slots=True)
-class Present:
-    """The Node is there, new or changed."""
-
-    node: JsonObject
-
-
-@dataclass(frozen=True, slots=True)
-class Removed:
-    """The Node is gone; `version` is what to watch from."""
+class WatchEvent:
+    """Up to `version`: the Node is like `node`, or `removed`; neither is a bookmark."""
 
     version: str
-
-
-@dataclass(frozen=True, slots=True)
-class Bookmark:
-    """Nothing happened up to this version."""
-
-    version: str
-
-
-WatchEvent = Present | Removed | Bookmark
+    node: JsonObject | None = None
+    removed: bool = False
 
 
 async def events(
@@ -78,19 +63,20 @@ def _event(line: bytes) -> WatchEvent:
         match parse_json(line):
             case {"type": "ERROR", "object": {"code": int(code)} as status}:
                 raise faults.from_status(code, json.dumps(status), asked=_ASKED)
-            case {"type": "ADDED" | "MODIFIED", "object": dict(node)}:
-                return Present(node)
-            case {"type": "DELETED", "object": {"metadata": {"resourceVersion": str(version)}}}:
-                return Removed(version)
-            case {"type": "BOOKMARK", "object": {"metadata": {"resourceVersion": str(version)}}}:
-                return Bookmark(version)
             case {"kind": "Status", "code": int(code)} as status:
                 raise faults.from_status(code, json.dumps(status), asked=_ASKED)
-            case _:
-                raise faults.strange_answer(_ASKED, "a line of it is no event")
+            case {"type": kind, "object": {"metadata": {"resourceVersion": str(version)}} as node}:
+                match kind:
+                    case "ADDED" | "MODIFIED":
+                        return WatchEvent(version, node)
+                    case "DELETED":
+                        return WatchEvent(version, removed=True)
+                    case "BOOKMARK":
+                        return WatchEvent(version)
     except ValueError as error:
         # A line that was cut off looks the same as the page of a proxy.
         raise faults.strange_answer(_ASKED, "a line of it is not JSON") from error
+    raise faults.strange_answer(_ASKED, "a line of it is no event")
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,21 +191,12 @@ class NodeFollower:
                 await self._access.probe(within=self._intervals.probe)
 
     def _take(self, event: WatchEvent) -> None:
-        match event:
-            case Present(node):
-                view = view_of(node, self._interest)
-                if self._version is not None and not is_newer(view.resource_version, self._version):
-                    return  # a repetition, or out of order
-                self._version = view.resource_version
-                self._report(view)
-            case Removed(version):
-                if self._version is None or is_newer(version, self._version):
-                    self._version = version
-                    self._report(None)
-            case Bookmark(version):
-                self._version = version
-            case _:
-                assert_never(event)
+        if event.node is None and not event.removed:
+            self._version = event.version
+        elif self._version is None or is_newer(event.version, self._version):
+            # Else it is a repetition, or out of order.
+            self._version = event.version
+            self._report(view_of(event.node, self._interest) if event.node else None)
 
     def _report(self, view: NodeView | None) -> None:
         before = self._view

@@ -10,8 +10,10 @@ import asyncio
 import random
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from math import inf
 from typing import Any, NoReturn, assert_never
 
 from nodeagent.backoff import Backoff
@@ -32,14 +34,6 @@ class Wanted:
     annotations: _Keys = field(default_factory=dict)
     labels: _Keys = field(default_factory=dict)
     conditions: Mapping[str, NodeCondition] = field(default_factory=dict)  # `since` is ignored
-
-
-@dataclass(frozen=True, slots=True)
-class TooLarge:
-    """An annotation that must not be sent; `size` is bytes, key and value together."""
-
-    key: str
-    size: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,13 +105,10 @@ def status_patch(wanted: Wanted, view: NodeView) -> StatusPatch | None:
     return StatusPatch(differ, view.conditions) if differ else None
 
 
-def oversized(wanted: Wanted, largest: int) -> TooLarge | None:
-    """The first annotation with more than so many bytes."""
-    for key, value in wanted.annotations.items():
-        size = len(key.encode()) + len((value or "").encode())
-        if size > largest:
-            return TooLarge(key, size)
-    return None
+def too_large(annotations: _Keys, largest: int) -> dict[str, int]:
+    """The bytes (key and value together) of each annotation that has more than `largest`."""
+    sizes = {k: len(k.encode()) + len((v or "").encode()) for k, v in annotations.items()}
+    return {key: size for key, size in sizes.items() if size > largest}
 
 
 def _difference(wanted: _Keys, there: Mapping[str, str]) -> _Keys:
@@ -139,10 +130,20 @@ class WriteIntervals:
     refused_again: float = 300.0  # what the server refuses for good: rights may be mended
 
 
+@dataclass(slots=True)
+class _Channel:
+    """The requests of one kind."""
+
+    allowance: Allowance
+    written: NodePatch | None = None  # the last one, unless something else is wanted by now
+    refused: NodePatch | None = None
+    refused_until: float = -inf
+
+
 class NodeWriter:
     """Keeps the Node `name` as wanted while `run` runs.
 
-    `want` sets what is wanted, `observe` what is there (from a follower with the same `interest`).
+    `observe` gets what is there from a follower with the same `interest`.
     `on_fault` gets a fault when writing breaks or breaks in another way, and None when a write
     succeeds again. `on_contest` gets the keys that another program sets back again and again.
     `wall` gives the time of day in UTC, for conditions.
@@ -171,10 +172,11 @@ class NodeWriter:
         self._largest = largest
         self._clock = clock
         self._wall = wall
-        self._allowances = {
-            kind: Allowance(interval=intervals.interval, burst=intervals.burst)
+        self._channels: dict[type[NodePatch], _Channel] = {
+            kind: _Channel(Allowance(interval=intervals.interval, burst=intervals.burst))
             for kind in (MetadataPatch, StatusPatch)
         }
+        self._last_kind: type[NodePatch] | None = None
         self._after_fault, self._after_contest = (
             Backoff(*intervals.retry, spread=1.0, jitter=jitter) for _ in range(2)
         )
@@ -182,48 +184,43 @@ class NodeWriter:
         self._settled = asyncio.Event()
         self._wanted = Wanted()
         self._view: NodeView | None = None
-        self._not_before = float("-inf")
-        self._missing_until = float("-inf")  # no Node, by the server; until another is seen
-        self._contest_until = float("-inf")
+        self._not_before = -inf
+        self._missing_until = -inf  # no Node, by the server; until another is seen
+        self._contest_until = -inf
         self._undone = 0  # how often other programs undid the same keys lately
-        self._undone_at = float("-inf")
+        self._undone_at = -inf
         self._undone_keys: tuple[str, ...] = ()
-        self._refused: dict[type[NodePatch], tuple[NodePatch, float]] = {}
-        self._written: dict[type[NodePatch], NodePatch] = {}
-        self._last_kind: type[NodePatch] | None = None
-        self._fault: ClusterFault | None = None
+        self.fault: ClusterFault | None = None  # why the last request failed
 
-    def want(self, wanted: Wanted) -> TooLarge | None:
+    def want(self, wanted: Wanted) -> dict[str, int]:
         """Want this from now on, in place of what was wanted before.
 
-        An annotation that is too large is returned, and what was wanted before stays. Raises
+        Annotations that are too large are left out, and returned with their bytes. Raises
         ValueError for a key or a condition that the `interest` leaves out of views.
         """
-        self._check_interest(wanted)
-        too_large = oversized(wanted, self._largest)
-        if too_large is None and wanted != self._wanted:
+        unseen = [k for k in wanted.annotations if not k.startswith(self._interest.annotations)]
+        unseen += [k for k in wanted.labels if not k.startswith(self._interest.labels)]
+        unseen += wanted.conditions.keys() - self._interest.conditions
+        if unseen:
+            raise ValueError(f"wanted but never seen: {', '.join(unseen)}")
+        left_out = too_large(wanted.annotations, self._largest)
+        kept = {key: text for key, text in wanted.annotations.items() if key not in left_out}
+        wanted = replace(wanted, annotations=kept)
+        if wanted != self._wanted:
             self._wanted = wanted
-            self._written.clear()
-            self._contest_until = float("-inf")  # a change does not wait for an old contest
-            self._wake()
-        return too_large
+            self._contest_until = -inf  # a change does not wait for an old contest
+            self._wake(forget_written=True)
+        return left_out
 
     def observe(self, view: NodeView | None) -> None:
-        """The Node is like this; None: there is none. Older news than our own are passed over."""
+        """The Node is like this; None: there is none. Older news than our own are ignored."""
         known = self._view
-        if view is not None and known is not None and view.uid == known.uid:
-            if not is_newer(view.resource_version, known.resource_version):
-                return
-        else:
-            self._written.clear()
-        self._missing_until = float("-inf")
+        same = view is not None and known is not None and view.uid == known.uid
+        if view and known and same and not is_newer(view.resource_version, known.resource_version):
+            return
+        self._missing_until = -inf
         self._view = view
-        self._wake()
-
-    @property
-    def fault(self) -> ClusterFault | None:
-        """Why the last request failed; None if it did not."""
-        return self._fault
+        self._wake(forget_written=not same)
 
     @property
     def contested(self) -> tuple[str, ...]:
@@ -242,121 +239,111 @@ class NodeWriter:
         while True:
             self._changed.clear()
             patch = self._next()
+            earliest = self._may_go_at(patch) if patch else self._refused_until()
             if patch is None:
                 self._settled.set()
-                await self._change(self._refused_until())
-                continue
-            earliest = self._may_go_at(patch)
-            if earliest > self._clock():
-                await self._change(earliest)
-            else:
+            elif earliest <= self._clock():
                 await self._send(patch)
+                continue
+            with suppress(TimeoutError):
+                async with asyncio.timeout(earliest - self._clock() if earliest < inf else None):
+                    await self._changed.wait()
 
-    def _wake(self) -> None:
+    def _wake(self, *, forget_written: bool) -> None:
+        if forget_written:
+            for channel in self._channels.values():
+                channel.written = None
         self._settled.clear()
         self._changed.set()
 
-    def _check_interest(self, wanted: Wanted) -> None:
-        unseen = [k for k in wanted.annotations if not k.startswith(self._interest.annotations)]
-        unseen += [k for k in wanted.labels if not k.startswith(self._interest.labels)]
-        unseen += wanted.conditions.keys() - self._interest.conditions
-        if unseen:
-            raise ValueError(f"wanted but never seen: {', '.join(unseen)}")
+    # --- what is sent next ------------------------------------------------------------------------
 
     def _next(self) -> NodePatch | None:
-        """What to send next: what may go first, and of two that may go now, by turns."""
-        if self._view is None or self._clock() < self._missing_until:
+        """What may go first, and of two that may go now, by turns."""
+        now = self._clock()
+        if self._view is None or now < self._missing_until:
             return None
         found = (metadata_patch(self._wanted, self._view), status_patch(self._wanted, self._view))
-        patches = [patch for patch in found if patch is not None and not self._is_refused(patch)]
-        now = self._clock()
         return min(
-            patches,
+            (patch for patch in found if patch is not None and not self._is_refused(patch)),
             key=lambda p: (max(now, self._may_go_at(p)), type(p) is self._last_kind),
             default=None,
         )
 
     def _may_go_at(self, patch: NodePatch) -> float:
-        paced = self._allowances[type(patch)].next_at()
+        paced = self._channels[type(patch)].allowance.next_at()
         return max(self._not_before, self._contest_until, paced)
 
     def _is_refused(self, patch: NodePatch) -> bool:
-        refused, again = self._refused.get(type(patch), (None, 0.0))
-        return patch == refused and self._clock() < again
+        channel = self._channels[type(patch)]
+        return patch == channel.refused and self._clock() < channel.refused_until
 
-    def _refused_until(self) -> float | None:
-        """When the first of what was refused may be tried again."""
+    def _refused_until(self) -> float:
+        """When the first of what was refused may be tried again; infinity when nothing was."""
         now = self._clock()
-        refused = (self._missing_until, *(again for _, again in self._refused.values()))
-        return min((again for again in refused if again > now), default=None)
+        refused = (self._missing_until, *(c.refused_until for c in self._channels.values()))
+        return min((again for again in refused if again > now), default=inf)
 
-    async def _change(self, until: float | None) -> None:
-        """Wait for a change, at most until then."""
-        try:
-            async with asyncio.timeout(None if until is None else until - self._clock()):
-                await self._changed.wait()
-        except TimeoutError:
-            return
+    # --- one request ------------------------------------------------------------------------------
 
     async def _send(self, patch: NodePatch) -> None:
-        self._allowances[type(patch)].take(self._clock())
+        self._channels[type(patch)].allowance.take(self._clock())
         self._last_kind = type(patch)
         try:
-            answer = await self._sent(patch)
+            match patch:
+                case MetadataPatch():
+                    answer = await self._access.patch_node(self._name, patch.body())
+                case StatusPatch():
+                    now = self._wall().strftime("%Y-%m-%dT%H:%M:%SZ")
+                    answer = await self._access.patch_node_status(self._name, patch.body(now))
+                case _:
+                    assert_never(patch)
             view = view_of(answer, self._interest)
         except ClusterFault as fault:
             self._failed(patch, fault)
         else:
             self._succeeded(patch, view)
 
-    async def _sent(self, patch: NodePatch) -> object:
-        match patch:
-            case MetadataPatch():
-                return await self._access.patch_node(self._name, patch.body())
-            case StatusPatch():
-                now = self._wall().strftime("%Y-%m-%dT%H:%M:%SZ")
-                return await self._access.patch_node_status(self._name, patch.body(now))
-            case _:
-                assert_never(patch)
-
     def _failed(self, patch: NodePatch, fault: ClusterFault) -> None:
         now = self._clock()
         match fault:
             case RequestRefused() | NotAllowed():
-                self._refused[type(patch)] = (patch, now + self._intervals.refused_again)
+                channel = self._channels[type(patch)]
+                channel.refused = patch
+                channel.refused_until = now + self._intervals.refused_again
             case ObjectMissing():
                 # The follower reports when there is one again, unless a proxy made that up.
                 self._missing_until = now + self._intervals.refused_again
             case _:
                 # A conflict too: what is there by then may be seen by then.
                 self._not_before = now + self._after_fault.next(fault.retry_after or 0.0)
-        before, self._fault = self._fault, fault
+        before, self.fault = self.fault, fault
         if type(before) is not type(fault):
             self._on_fault(fault)
 
     def _succeeded(self, patch: NodePatch, view: NodeView) -> None:
         self._after_fault.reset()
-        self._refused.pop(type(patch), None)
-        now = self._clock()
-        if self._written.get(type(patch)) == patch:
-            # Another program undoes what we write: write again, with backoff.
-            if now - self._contest_until > 2 * self._intervals.retry[1]:
-                self._after_contest.reset()
-            self._contest_until = now + self._after_contest.next()
-            self._undone = self._undone + 1 if self._is_recent() else 1
-            self._undone_at, self._undone_keys = now, patch.keys
-            if self._undone == _CONTEST:
-                self._on_contest(patch.keys)
-        self._written[type(patch)] = patch
-        if self._fault is not None:
-            self._fault = None
+        channel = self._channels[type(patch)]
+        channel.refused_until = -inf
+        if channel.written == patch:
+            self._note_undone(patch)
+        channel.written = patch
+        if self.fault is not None:
+            self.fault = None
             self._on_fault(None)
-        self._observe_answer(view)
-
-    def _observe_answer(self, view: NodeView) -> None:
-        """A follower may have been faster, and know more by now."""
         known = self._view
-        if known is None or known.uid != view.uid:
-            return
-        if is_newer(view.resource_version, known.resource_version):
+        # A follower may have been faster, and know more by now.
+        is_same = known is not None and known.uid == view.uid
+        if known and is_same and is_newer(view.resource_version, known.resource_version):
             self._view = view
+
+    def _note_undone(self, patch: NodePatch) -> None:
+        """Another program undoes what we write: write again, with backoff."""
+        now = self._clock()
+        if now - self._contest_until > 2 * self._intervals.retry[1]:
+            self._after_contest.reset()
+        self._contest_until = now + self._after_contest.next()
+        self._undone = self._undone + 1 if self._is_recent() else 1
+        self._undone_at, self._undone_keys = now, patch.keys
+        if self._undone == _CONTEST:
+            self._on_contest(patch.keys)

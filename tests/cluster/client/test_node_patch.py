@@ -10,11 +10,10 @@ from hypothesis import strategies as st
 
 from nodeagent.cluster.client.node_view import Interest, NodeCondition, NodeView, view_of
 from nodeagent.cluster.client.node_writer import (
-    TooLarge,
     Wanted,
     metadata_patch,
-    oversized,
     status_patch,
+    too_large,
 )
 
 TYPES = ("GPUPartitionsReady", "GPUHealthy", "Ready")
@@ -145,6 +144,7 @@ def test_conditions_are_written_by_type_and_only_where_they_differ(
 
 
 def test_the_size_of_an_annotation_is_that_of_its_bytes() -> None:
-    """Key and value count, in UTF-8, and the first that is too large is named."""
-    assert oversized(Wanted({"key": "ü" * 5}), 13) is None
-    assert oversized(Wanted({"key": "ü" * 5}), 12) == TooLarge("key", 13)
+    """Key and value count, in UTF-8."""
+    annotations = {"key": "ü" * 5, "gone": None}
+    assert too_large(annotations, 13) == {}
+    assert too_large(annotations, 12) == {"key": 13}

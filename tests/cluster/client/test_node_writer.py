@@ -16,7 +16,7 @@ from nodeagent.cluster.client import faults
 from nodeagent.cluster.client.access import ClusterAccess
 from nodeagent.cluster.client.faults import ClusterFault
 from nodeagent.cluster.client.node_view import Interest, NodeCondition
-from nodeagent.cluster.client.node_writer import NodeWriter, TooLarge, Wanted, WriteIntervals
+from nodeagent.cluster.client.node_writer import NodeWriter, Wanted, WriteIntervals
 from tests.cluster.client.rig import (
     INTEREST,
     PLAN,
@@ -477,13 +477,13 @@ async def test_after_an_outage_the_last_state_is_written_once(
 async def test_too_large_an_annotation_is_an_answer_and_no_request(
     server: ApiServer, access: ClusterAccess
 ) -> None:
-    """The wish before it stays in force."""
+    """What the Node has stays."""
     made = Written(access)
     async with made.running() as writer:
         writer.want(wanted("small"))
         await settled(server, writer, "small")
         answer = writer.want(wanted("x" * 200_000))
-        assert answer == TooLarge(STATUS, len(STATUS) + 200_000)
+        assert answer == {STATUS: len(STATUS) + 200_000}
         await asyncio.sleep(0.2)
     assert len(writes(server)) == 1
 
