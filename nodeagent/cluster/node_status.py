@@ -7,13 +7,12 @@ digest of one more plan with the same fault) is left out.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
-from dataclasses import asdict
+from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Literal, assert_never
 
 from nodeagent.cluster.client.events import NodeEvent
-from nodeagent.cluster.client.node_view import NodeCondition, NodeView
+from nodeagent.cluster.client.node_view import NodeView
 from nodeagent.cluster.client.node_writer import Wanted
 from nodeagent.reconcile.event_log import Event, EventType
 from nodeagent.reconcile.event_reporter import LAST_SAID
@@ -100,7 +99,7 @@ def _without_number(found: re.Match[str]) -> str:
 
 
 class NodeStatus:
-    """The words over time: what does not change is worded as before, the moment in it too.
+    """What the Node should show of a state; what does not change keeps its text, its moment too.
 
     `labels`: whether facts for schedulers are labels as well; else those left of ours go away.
     """
@@ -111,26 +110,18 @@ class NodeStatus:
         self._labels = labels
         self._now = now
         self._status = StatusAnnotation()
-        self._facts: tuple[NodeState, Mapping[str, str | None]] | None = None
 
     def of(self, state: NodeState | None, view: NodeView) -> Wanted:
         """What is to be there for this state on a Node like this; None: nothing is known yet."""
         if state is None:
             return Wanted()
-        found = {kind: NodeCondition(**asdict(c)) for kind, c in conditions(state).items()}
+        annotations: dict[str, str | None] = {}
+        if state.observed_at is not None:
+            # Of GPUs that were never observed there are no facts, and what is there may be right.
+            annotations[TOPOLOGY] = topology(state.observed)
+            annotations[LAYOUT] = layout(state.observed, state.mps)
         status = self._status.text(state, there=view.annotations.get(STATUS), now=self._now())
-        annotations = dict(self._facts_of(state))
         if status is not None:
             annotations[STATUS] = status
-        wanted = layout_labels(state.observed) if self._labels else {}
-        return Wanted(annotations, label_changes(view.labels, wanted), found)
-
-    def _facts_of(self, state: NodeState) -> Mapping[str, str | None]:
-        """Of GPUs that were never looked at there are no facts, and what is there may be right."""
-        if state.observed_at is None:
-            return {}
-        if self._facts is None or self._facts[0] is not state:
-            observed = state.observed
-            facts = {TOPOLOGY: topology(observed), LAYOUT: layout(observed, state.mps)}
-            self._facts = (state, facts)
-        return self._facts[1]
+        labels = layout_labels(state.observed) if self._labels else {}
+        return Wanted(annotations, label_changes(view.labels, labels), conditions(state))

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Literal, cast
 
 from nodeagent.cluster.client.faults import strange_answer
+from nodeagent.health.reporting import Condition
 
 
 def parts_of(whole: object) -> tuple[Mapping[str, Any], Mapping[str, Any], Mapping[str, Any]]:
@@ -41,9 +42,6 @@ def text_in(value: object) -> str:
     return value
 
 
-ConditionStatus = Literal["True", "False", "Unknown"]
-
-
 @dataclass(frozen=True, slots=True)
 class Interest:
     """What of a Node matters: keys that start with one of these, and conditions of these types.
@@ -67,20 +65,11 @@ OWN_NODE: Final = Interest(
 
 
 @dataclass(frozen=True, slots=True)
-class NodeCondition:
-    """One of a Node's conditions; `since` is when its status changed last, as the server wrote."""
-
-    status: ConditionStatus
-    reason: str
-    message: str
-    since: str = field(default="", compare=False)
-
-
-@dataclass(frozen=True, slots=True)
 class NodeView:
     """What matters of a Node; two views are equal when it is the same, at whatever version.
 
-    Without arguments: a Node of which nothing is known.
+    `changed_at` is when the status of a condition changed last, as the server wrote. Without
+    arguments: a Node of which nothing is known.
     """
 
     name: str = ""
@@ -90,13 +79,16 @@ class NodeView:
     labels: Mapping[str, str] = field(default_factory=dict)
     unschedulable: bool = False
     allocatable: Mapping[str, str] = field(default_factory=dict)  # quantities as the server writes
-    conditions: Mapping[str, NodeCondition] = field(default_factory=dict)  # by type
+    conditions: Mapping[str, Condition] = field(default_factory=dict)  # by type
+    changed_at: Mapping[str, str] = field(default_factory=dict, compare=False)  # by type
 
 
 def view_of(node: object, interest: Interest) -> NodeView:
     """The view of a Node in JSON; raises `ClusterUnreachable` for what is no Node."""
     try:
         metadata, spec, status = parts_of(node)
+        entries = objects_in(status.get("conditions"))
+        conditions = {e["type"]: e for e in entries if e.get("type") in interest.conditions}
         return NodeView(
             name=text_in(metadata["name"]),
             uid=text_in(metadata["uid"]),
@@ -105,7 +97,11 @@ def view_of(node: object, interest: Interest) -> NodeView:
             labels=_chosen(metadata.get("labels"), interest.labels),
             unschedulable=spec.get("unschedulable") is True,
             allocatable=_chosen(status.get("allocatable"), interest.allocatable),
-            conditions=_conditions(status.get("conditions"), interest.conditions),
+            conditions={kind: _condition(entry) for kind, entry in conditions.items()},
+            changed_at={
+                kind: text_in(entry.get("lastTransitionTime") or "")
+                for kind, entry in conditions.items()
+            },
         )
     except (KeyError, TypeError) as error:
         raise strange_answer("a question about the Node", "it is no Node") from error
@@ -125,17 +121,10 @@ def _chosen(value: object, prefixes: tuple[str, ...]) -> Mapping[str, str]:
     return {k: text_in(v) for k, v in object_in(value).items() if k.startswith(prefixes)}
 
 
-def _conditions(value: object, types: frozenset[str]) -> Mapping[str, NodeCondition]:
-    if not isinstance(value, list | None):
-        raise TypeError
-    found = {}
-    for entry in map(object_in, value or ()):
-        if entry.get("type") in types:
-            found[text_in(entry["type"])] = NodeCondition(
-                # Another word is a mistake; it differs from every wanted one, which is right.
-                status=cast("ConditionStatus", text_in(entry["status"])),
-                reason=text_in(entry.get("reason", "")),
-                message=text_in(entry.get("message", "")),
-                since=text_in(entry.get("lastTransitionTime") or ""),
-            )
-    return found
+def _condition(entry: Mapping[str, Any]) -> Condition:
+    return Condition(
+        # Another word is a mistake; it differs from every wanted one, which is right.
+        cast('Literal["True", "False", "Unknown"]', text_in(entry["status"])),
+        text_in(entry.get("reason", "")),
+        text_in(entry.get("message", "")),
+    )

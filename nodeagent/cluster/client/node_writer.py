@@ -19,7 +19,8 @@ from typing import Any, NoReturn, assert_never
 from nodeagent.backoff import Backoff
 from nodeagent.cluster.client.access import ClusterAccess
 from nodeagent.cluster.client.faults import ClusterFault, NotAllowed, ObjectMissing, RequestRefused
-from nodeagent.cluster.client.node_view import Interest, NodeCondition, NodeView, is_newer, view_of
+from nodeagent.cluster.client.node_view import Interest, NodeView, is_newer, view_of
+from nodeagent.health.reporting import Condition
 from nodeagent.rate_limit import Allowance
 
 _Keys = Mapping[str, str | None]
@@ -33,7 +34,7 @@ class Wanted:
 
     annotations: _Keys = field(default_factory=dict)
     labels: _Keys = field(default_factory=dict)
-    conditions: Mapping[str, NodeCondition] = field(default_factory=dict)  # `since` is ignored
+    conditions: Mapping[str, Condition] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +46,6 @@ class MetadataPatch:
 
     @property
     def keys(self) -> tuple[str, ...]:
-        """What it changes, by name."""
         return (*self.annotations, *self.labels)
 
     def body(self) -> dict[str, Any]:
@@ -56,31 +56,29 @@ class MetadataPatch:
 
 @dataclass(frozen=True, slots=True)
 class StatusPatch:
-    """Conditions to write, by type."""
+    """Conditions to write, by type; `since` has the times of those whose status stays."""
 
-    conditions: Mapping[str, NodeCondition]
-    present: Mapping[str, NodeCondition] = field(compare=False)
+    conditions: Mapping[str, Condition]
+    since: Mapping[str, str] = field(compare=False)
 
     @property
     def keys(self) -> tuple[str, ...]:
-        """The types of the conditions."""
         return tuple(self.conditions)
 
     def body(self, now: str) -> dict[str, Any]:
         """A strategic merge patch; `now` is a time as Kubernetes writes it."""
-        return {"status": {"conditions": [self._entry(kind, now) for kind in self.conditions]}}
-
-    def _entry(self, kind: str, now: str) -> dict[str, str]:
-        wanted, there = self.conditions[kind], self.present.get(kind)
-        stays = there is not None and there.status == wanted.status and there.since != ""
-        return {
-            "type": kind,
-            "status": wanted.status,
-            "reason": wanted.reason,
-            "message": wanted.message,
-            "lastHeartbeatTime": now,
-            "lastTransitionTime": there.since if stays and there is not None else now,
-        }
+        entries = [
+            {
+                "type": kind,
+                "status": wanted.status,
+                "reason": wanted.reason,
+                "message": wanted.message,
+                "lastHeartbeatTime": now,
+                "lastTransitionTime": self.since.get(kind) or now,
+            }
+            for kind, wanted in self.conditions.items()
+        ]
+        return {"status": {"conditions": entries}}
 
 
 NodePatch = MetadataPatch | StatusPatch
@@ -97,12 +95,14 @@ def metadata_patch(wanted: Wanted, view: NodeView) -> MetadataPatch | None:
 
 def status_patch(wanted: Wanted, view: NodeView) -> StatusPatch | None:
     """The conditions that differ from what is there; None if none does."""
-    differ = {
-        kind: condition
-        for kind, condition in wanted.conditions.items()
-        if view.conditions.get(kind) != condition
+    there = view.conditions
+    differ = {kind: c for kind, c in wanted.conditions.items() if there.get(kind) != c}
+    since = {
+        kind: view.changed_at[kind]
+        for kind, c in differ.items()
+        if kind in there and there[kind].status == c.status and kind in view.changed_at
     }
-    return StatusPatch(differ, view.conditions) if differ else None
+    return StatusPatch(differ, since) if differ else None
 
 
 def too_large(annotations: _Keys, largest: int) -> dict[str, int]:

@@ -8,13 +8,14 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nodeagent.cluster.client.node_view import Interest, NodeCondition, NodeView, view_of
+from nodeagent.cluster.client.node_view import Interest, NodeView, view_of
 from nodeagent.cluster.client.node_writer import (
     Wanted,
     metadata_patch,
     status_patch,
     too_large,
 )
+from nodeagent.health.reporting import Condition
 
 TYPES = ("GPUPartitionsReady", "GPUHealthy", "Ready")
 EVERYTHING = Interest(conditions=frozenset(TYPES))
@@ -24,11 +25,10 @@ values = st.sampled_from(["", "1", "2", "long" * 10])
 there_keys = st.dictionaries(keys, values)
 wanted_keys = st.dictionaries(keys, st.none() | values)
 condition = st.builds(
-    NodeCondition,
+    Condition,
     status=st.sampled_from(["True", "False", "Unknown"]),
     reason=st.sampled_from(["A", "B"]),
     message=st.sampled_from(["", "m"]),
-    since=st.just("2026-01-01T00:00:00Z"),
 )
 conditions = st.dictionaries(st.sampled_from(TYPES), condition)
 
@@ -36,7 +36,7 @@ conditions = st.dictionaries(st.sampled_from(TYPES), condition)
 def view(
     annotations: dict[str, str] | None = None,
     labels: dict[str, str] | None = None,
-    there: dict[str, NodeCondition] | None = None,
+    there: dict[str, Condition] | None = None,
 ) -> NodeView:
     """A Node seen with these."""
     return NodeView(
@@ -45,9 +45,8 @@ def view(
         resource_version="1",
         annotations=annotations or {},
         labels=labels or {},
-        unschedulable=False,
-        allocatable={},
         conditions=there or {},
+        changed_at=dict.fromkeys(there or {}, "2026-01-01T00:00:00Z"),
     )
 
 
@@ -68,7 +67,7 @@ def as_json(seen: NodeView) -> dict[str, Any]:
                     "status": c.status,
                     "reason": c.reason,
                     "message": c.message,
-                    "lastTransitionTime": c.since,
+                    "lastTransitionTime": seen.changed_at[kind],
                 }
                 for kind, c in seen.conditions.items()
             ]
@@ -121,7 +120,7 @@ def test_the_patch_is_minimal(annotations: dict[str, str], want: dict[str, str |
 
 @given(there=conditions, want=conditions)
 def test_conditions_are_written_by_type_and_only_where_they_differ(
-    there: dict[str, NodeCondition], want: dict[str, NodeCondition]
+    there: dict[str, Condition], want: dict[str, Condition]
 ) -> None:
     """After the merge by type they are as wanted, and the time of change is kept or new."""
     before = view(there=there)

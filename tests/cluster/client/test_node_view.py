@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from nodeagent.cluster.client.faults import ClusterUnreachable
-from nodeagent.cluster.client.node_view import Interest, NodeCondition, is_newer, view_of
+from nodeagent.cluster.client.node_view import Interest, is_newer, view_of
+from nodeagent.health.reporting import Condition
 
 
 def node(**parts: Any) -> dict[str, Any]:
@@ -48,8 +49,8 @@ def test_only_what_is_of_interest_is_in_the_view() -> None:
     assert view.annotations == {"nodeagent.io/plan": "p"}
     assert view.labels == {"nvidia.com/mig.config": "c"}
     assert view.allocatable == {"nvidia.com/gpu": "8"}
-    assert view.conditions == {"GPUHealthy": NodeCondition("True", "", "")}
-    assert view.conditions["GPUHealthy"].since == "then"
+    assert view.conditions == {"GPUHealthy": Condition("True", "", "")}
+    assert view.changed_at == {"GPUHealthy": "then"}
     assert view.unschedulable is True
     whole["metadata"]["resourceVersion"] = "8"
     whole["metadata"]["annotations"]["other/key"] = "p"

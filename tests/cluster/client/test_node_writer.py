@@ -15,8 +15,9 @@ import pytest
 from nodeagent.cluster.client import faults
 from nodeagent.cluster.client.access import ClusterAccess
 from nodeagent.cluster.client.faults import ClusterFault
-from nodeagent.cluster.client.node_view import Interest, NodeCondition
+from nodeagent.cluster.client.node_view import Interest
 from nodeagent.cluster.client.node_writer import NodeWriter, Wanted, WriteIntervals
+from nodeagent.health.reporting import Condition
 from tests.cluster.client.rig import (
     INTEREST,
     PLAN,
@@ -159,9 +160,9 @@ async def test_conditions_go_through_the_status_and_keep_their_time(
     kind = "GPUPartitionsReady"
     async with made.running() as writer:
         for condition, hour in (
-            (NodeCondition("True", "InSync", ""), 12),
-            (NodeCondition("True", "InSync", "all of them"), 13),
-            (NodeCondition("False", "Blocked", "in use"), 14),
+            (Condition("True", "InSync", ""), 12),
+            (Condition("True", "InSync", "all of them"), 13),
+            (Condition("False", "Blocked", "in use"), 14),
         ):
             made.now = NOON.replace(hour=hour)
             writer.want(Wanted(conditions={kind: condition}))
@@ -185,7 +186,7 @@ async def test_neither_kind_of_write_starves_the_other(
     made = Written(access)
     async with made.running() as writer:
         for number in range(60):
-            condition = NodeCondition("True", "R", "")
+            condition = Condition("True", "R", "")
             writer.want(Wanted({STATUS: str(number)}, conditions={"GPUHealthy": condition}))
             await asyncio.sleep(0.01)
     assert any(request.path.endswith("/status") for request in writes(server))
@@ -493,7 +494,7 @@ async def test_too_large_an_annotation_is_an_answer_and_no_request(
     [
         Wanted({"other/key": "x"}),
         Wanted(labels={"other": None}),
-        Wanted(conditions={"Ready": NodeCondition("True", "", "")}),
+        Wanted(conditions={"Ready": Condition("True", "", "")}),
     ],
 )
 async def test_what_views_leave_out_cannot_be_wanted(access: ClusterAccess, unseen: Any) -> None:
