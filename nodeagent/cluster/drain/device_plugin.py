@@ -170,29 +170,16 @@ SHARING_LABEL: Final = "nvidia.com/gpu.sharing-strategy"
 _SHARED = ".shared"
 
 
-class SharedBy(StrEnum):
-    """How the plugin's replicas share a device; as in its label."""
-
-    NOTHING = "none"
-    TIME_SLICING = "time-slicing"
-    MPS = "mps"
-
-
-@dataclass(frozen=True, slots=True)
-class Replicated:
-    """Several of one in the plugin's configuration: its `sharing.*.resources[]`."""
-
-    resource: str
-    replicas: int
-
-
 @dataclass(frozen=True, slots=True)
 class PluginSharing:
-    """How the device plugin shares devices. With `rename_by_default` each gets `.shared`."""
+    """How the device plugin shares devices: how many it makes of each one, by resource.
 
-    by: SharedBy = SharedBy.NOTHING
-    resources: tuple[Replicated, ...] = ()
+    With `rename_by_default` each gets `.shared`. `by_mps`: not by time slicing.
+    """
+
+    replicas: tuple[tuple[str, int], ...] = ()
     rename_by_default: bool = False
+    by_mps: bool = False
 
 
 NOT_SHARED: Final = PluginSharing()
@@ -200,20 +187,19 @@ NOT_SHARED: Final = PluginSharing()
 
 def sharing_of(labels: Mapping[str, str]) -> PluginSharing | None:
     """By GPU feature discovery's label: not shared, or None: shared, without the details."""
-    shared = labels.get(SHARING_LABEL, SharedBy.NOTHING) != SharedBy.NOTHING
-    return None if shared else NOT_SHARED
+    return NOT_SHARED if labels.get(SHARING_LABEL, "none") == "none" else None
 
 
 def expected(strategy: Strategy, gpus: Iterable[Gpu], sharing: PluginSharing) -> dict[str, int]:
     """How many of which resource there should be, by name."""
     counts = offered(strategy, gpus)
     result = dict(counts)
-    for one in sharing.resources:
-        there = counts.get(one.resource, 0)
+    for resource, replicas in sharing.replicas:
+        there = counts.get(resource, 0)
         if there:
-            name = one.resource + (_SHARED if sharing.rename_by_default else "")
-            result[one.resource] -= there
-            result[name] = result.get(name, 0) + there * one.replicas
+            name = resource + (_SHARED if sharing.rename_by_default else "")
+            result[resource] -= there
+            result[name] = result.get(name, 0) + there * replicas
     return {name: count for name, count in sorted(result.items()) if count}
 
 
@@ -221,25 +207,21 @@ def not_shareable(
     strategy: Strategy, gpus: Iterable[Gpu], sharing: PluginSharing
 ) -> tuple[Problem, ...]:
     """What of the sharing the plugin refuses for these GPUs, and then offers nothing of."""
-    if sharing.by is not SharedBy.MPS:
+    if not sharing.by_mps:
         return ()
     gpus = tuple(gpus)
     counts = offered(strategy, gpus)
     all_mig = strategy is Strategy.SINGLE and any(gpu.in_mig_mode for gpu in gpus)
     return tuple(
-        _mps_on_mig(one)
-        for one in sharing.resources
-        if counts.get(one.resource) and (all_mig or one.resource.startswith(MIG_RESOURCE))
-    )
-
-
-def _mps_on_mig(one: Replicated) -> Problem:
-    return Problem(
-        Code.UNSUPPORTED,
-        f"the device plugin's configuration shares {one.resource} by MPS, which it refuses for MIG "
-        "devices",
-        "leave MPS on MIG devices to this agent (mps in the plan), and choose a configuration "
-        "without it with devicePluginConfig",
+        Problem(
+            Code.UNSUPPORTED,
+            f"the device plugin's configuration shares {resource} by MPS, which it refuses for MIG "
+            "devices",
+            "leave MPS on MIG devices to this agent (mps in the plan), and choose a configuration "
+            "without it with devicePluginConfig",
+        )
+        for resource, _ in sharing.replicas
+        if counts.get(resource) and (all_mig or resource.startswith(MIG_RESOURCE))
     )
 
 

@@ -22,8 +22,6 @@ from nodeagent.cluster.drain.device_plugin import (
     FEATURES_LABEL,
     NOT_SHARED,
     PluginSharing,
-    Replicated,
-    SharedBy,
     Strategy,
     cannot_serve,
     expected,
@@ -104,19 +102,20 @@ def read_configuration(text: bytes | str) -> PluginConfiguration:
         raise _wrong("flags.migStrategy", strategy, "none, single or mixed")
     sharing = _map(document.get("sharing"), "sharing")
     # Where both are given, the plugin shares by MPS.
-    for by, key in ((SharedBy.MPS, "mps"), (SharedBy.TIME_SLICING, "timeSlicing")):
+    found: PluginSharing | None = NOT_SHARED
+    for key in ("mps", "timeSlicing"):
         given = _map(sharing.get(key), f"sharing.{key}")
         if given.get("resources"):
-            found = _sharing(by, given, f"sharing.{key}")
-            return PluginConfiguration(Strategy(strategy) if strategy else None, found)
-    return PluginConfiguration(Strategy(strategy) if strategy else None)
+            found = _sharing(given, f"sharing.{key}", by_mps=key == "mps")
+            break
+    return PluginConfiguration(Strategy(strategy) if strategy else None, found)
 
 
 class _Wrong(ValueError):
     pass
 
 
-def _sharing(by: SharedBy, given: Mapping[str, Value], path: str) -> PluginSharing | None:
+def _sharing(given: Mapping[str, Value], path: str, *, by_mps: bool) -> PluginSharing | None:
     listed = given["resources"]
     if not isinstance(listed, list):
         raise _wrong(f"{path}.resources", listed, "a list")
@@ -133,8 +132,8 @@ def _sharing(by: SharedBy, given: Mapping[str, Value], path: str) -> PluginShari
         if type(replicas) is not int or not 1 <= replicas <= _MOST_REPLICAS:
             raise _wrong(f"{place}.replicas", replicas, "a whole number from 2 on")
         exact = exact and not one.get("rename") and one.get("devices", "all") == "all"
-        resources.append(Replicated(name, replicas))
-    return PluginSharing(by, tuple(resources), renames) if exact else None
+        resources.append((name, replicas))
+    return PluginSharing(tuple(resources), renames, by_mps) if exact else None
 
 
 def _map(value: Value, place: str) -> Mapping[str, Value]:

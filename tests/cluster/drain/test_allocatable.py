@@ -8,8 +8,6 @@ from nodeagent.cluster.drain.device_plugin import (
     NOT_SHARED,
     SHARING_LABEL,
     PluginSharing,
-    Replicated,
-    SharedBy,
     Strategy,
     expected,
     mismatches,
@@ -25,20 +23,25 @@ SPLIT = with_instances(H100, [("1g.10gb", 0), ("1g.10gb", 1), ("3g.40gb", 4)])
 GPU, ONE, THREE = "nvidia.com/gpu", "nvidia.com/mig-1g.10gb", "nvidia.com/mig-3g.40gb"
 
 
-def sliced(*resources: Replicated, rename: bool = False) -> PluginSharing:
+def sliced(*replicas: tuple[str, int], rename: bool = False) -> PluginSharing:
     """Time slicing of these."""
-    return PluginSharing(SharedBy.TIME_SLICING, resources, rename)
+    return PluginSharing(replicas, rename)
+
+
+def by_mps(resource: str, replicas: int) -> PluginSharing:
+    """One resource shared by MPS."""
+    return PluginSharing(((resource, replicas),), by_mps=True)
 
 
 def test_what_is_expected() -> None:
     """Replicas multiply, under another name where the file says so, and only what is shared."""
     cases: list[tuple[PluginSharing, dict[str, int]]] = [
         (NOT_SHARED, {GPU: 2, ONE: 2, THREE: 1}),
-        (sliced(Replicated(GPU, 4)), {GPU: 8, ONE: 2, THREE: 1}),
-        (sliced(Replicated(GPU, 4), rename=True), {f"{GPU}.shared": 8, ONE: 2, THREE: 1}),
-        (sliced(Replicated(ONE, 3), Replicated(GPU, 2)), {GPU: 4, ONE: 6, THREE: 1}),
-        (sliced(Replicated("nvidia.com/mig-7g.80gb", 9)), {GPU: 2, ONE: 2, THREE: 1}),
-        (PluginSharing(SharedBy.MPS, (Replicated(GPU, 10),)), {GPU: 20, ONE: 2, THREE: 1}),
+        (sliced((GPU, 4)), {GPU: 8, ONE: 2, THREE: 1}),
+        (sliced((GPU, 4), rename=True), {f"{GPU}.shared": 8, ONE: 2, THREE: 1}),
+        (sliced((ONE, 3), (GPU, 2)), {GPU: 4, ONE: 6, THREE: 1}),
+        (sliced(("nvidia.com/mig-7g.80gb", 9)), {GPU: 2, ONE: 2, THREE: 1}),
+        (by_mps(GPU, 10), {GPU: 20, ONE: 2, THREE: 1}),
     ]
     for sharing, counts in cases:
         gpus = (SPLIT, OFF, OFF)
@@ -47,7 +50,7 @@ def test_what_is_expected() -> None:
 
 def test_nothing_is_expected_of_nothing() -> None:
     """A node without GPUs offers none, and no zero is awaited."""
-    assert expected(Strategy.MIXED, (), sliced(Replicated(GPU, 4))) == {}
+    assert expected(Strategy.MIXED, (), sliced((GPU, 4))) == {}
 
 
 def test_the_label_tells_only_whether() -> None:
@@ -65,12 +68,12 @@ def test_the_label_tells_only_whether() -> None:
 def test_what_cannot_be_shared() -> None:
     """MPS on MIG devices, which the plugin refuses."""
     cases: list[tuple[Strategy, tuple[Gpu, ...], PluginSharing, list[str]]] = [
-        (Strategy.MIXED, (SPLIT, OFF), PluginSharing(SharedBy.MPS, (Replicated(GPU, 4),)), []),
-        (Strategy.MIXED, (SPLIT,), PluginSharing(SharedBy.MPS, (Replicated(ONE, 4),)), [ONE]),
-        (Strategy.SINGLE, (SPLIT,), PluginSharing(SharedBy.MPS, (Replicated(GPU, 4),)), [GPU]),
-        (Strategy.SINGLE, (OFF,), PluginSharing(SharedBy.MPS, (Replicated(GPU, 4),)), []),
-        (Strategy.MIXED, (OFF,), PluginSharing(SharedBy.MPS, (Replicated(ONE, 4),)), []),
-        (Strategy.MIXED, (SPLIT,), sliced(Replicated(ONE, 4)), []),
+        (Strategy.MIXED, (SPLIT, OFF), by_mps(GPU, 4), []),
+        (Strategy.MIXED, (SPLIT,), by_mps(ONE, 4), [ONE]),
+        (Strategy.SINGLE, (SPLIT,), by_mps(GPU, 4), [GPU]),
+        (Strategy.SINGLE, (OFF,), by_mps(GPU, 4), []),
+        (Strategy.MIXED, (OFF,), by_mps(ONE, 4), []),
+        (Strategy.MIXED, (SPLIT,), sliced((ONE, 4)), []),
     ]
     for strategy, gpus, sharing, words in cases:
         problems = not_shareable(strategy, gpus, sharing)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from nodeagent.cluster.drain.device_plugin import PluginSharing, Replicated, SharedBy, Strategy
+from nodeagent.cluster.drain.device_plugin import PluginSharing, Strategy
 from nodeagent.cluster.drain.plugin_outlook import (
     PluginConfiguration,
     read_configuration,
@@ -53,9 +53,7 @@ def test_what_a_configuration_says() -> None:
             SHARED,
             PluginConfiguration(
                 Strategy.MIXED,
-                PluginSharing(
-                    SharedBy.TIME_SLICING, (Replicated(THREE, 4),), rename_by_default=True
-                ),
+                PluginSharing(((THREE, 4),), rename_by_default=True),
             ),
         ),
         (
@@ -63,9 +61,7 @@ def test_what_a_configuration_says() -> None:
                 "{sharing: {timeSlicing: {resources: [{name: a/b, replicas: 3}]}, "
                 "mps: {resources: [{name: nvidia.com/gpu, devices: all, replicas: 2}]}}}"
             ),
-            PluginConfiguration(
-                None, PluginSharing(SharedBy.MPS, (Replicated("nvidia.com/gpu", 2),))
-            ),
+            PluginConfiguration(None, PluginSharing((("nvidia.com/gpu", 2),), by_mps=True)),
         ),
         (
             "{sharing: {mps: {resources: [{name: a/b, rename: c, replicas: 3}]}}}",
