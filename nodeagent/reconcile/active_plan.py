@@ -16,7 +16,7 @@ from nodeagent.documents.reading import digest_of, read_document
 from nodeagent.errors import DocumentError
 from nodeagent.plan.desired import DesiredNode, PlanDocument
 from nodeagent.plan.observed import ObservedNode
-from nodeagent.plan.plan import NodePlan, Policy, Verdict
+from nodeagent.plan.plan import GpuPlan, NodePlan, Policy, Verdict
 from nodeagent.plan.planner import plan
 from nodeagent.plan.problems import Problem
 from nodeagent.plan.resolve import Rejection, resolve
@@ -61,6 +61,10 @@ class Judgement:
     desired: DesiredNode = _NOTHING_DESIRED
     accepted: PlanText | None = None
     refusal: Refusal | None = None
+
+    @property
+    def gpus(self) -> tuple[GpuPlan, ...]:
+        return self.plan.gpus if self.plan else ()
 
 
 class ActivePlan:

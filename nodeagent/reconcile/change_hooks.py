@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Protocol
 
 from nodeagent.plan.observed import ObservedNode
 from nodeagent.plan.plan import NodePlan
@@ -12,8 +11,16 @@ from nodeagent.plan.problems import Problem
 from nodeagent.reconcile.active_plan import Judgement
 
 
-class ChangeHooks(Protocol):
-    """What happens around a change. Nothing here raises: what goes wrong becomes problems."""
+class ChangeHooks:
+    """What happens around a change; of a node without a cluster, nothing.
+
+    Nothing here raises: what goes wrong becomes problems.
+    """
+
+    @property
+    def problems(self) -> tuple[Problem, ...]:
+        """What is wrong around the node just now; part of the node's problems."""
+        return ()
 
     async def objections(
         self, judgement: Judgement, todo: NodePlan, observed: ObservedNode
@@ -22,7 +29,7 @@ class ChangeHooks(Protocol):
 
         `todo` holds the GPUs that would be worked on now; it may be empty.
         """
-        ...
+        return ()
 
     async def prepare(self, todo: NodePlan) -> tuple[Problem, ...]:
         """Make ready for the steps of `todo`; with problems, none that changes a device is taken
@@ -31,35 +38,12 @@ class ChangeHooks(Protocol):
         May take minutes. Cancelled when the agent stops; what was begun is then put back by
         `settle`, perhaps that of the next start.
         """
-        ...
+        return ()
 
     def settle(self, judgement: Judgement, observed: ObservedNode) -> None:
         """A round is over, however it went: put back what was prepared, follow up. Does not wait;
         what it finds later is in `problems`, and wakes the loop.
         """
-        ...
-
-    @property
-    def problems(self) -> tuple[Problem, ...]:
-        """What is wrong around the node just now; part of the node's problems."""
-        ...
-
-
-class NoHooks:
-    """Of a node without a cluster: nothing objects, nothing has to be prepared."""
-
-    problems: tuple[Problem, ...] = ()
-
-    async def objections(
-        self, judgement: Judgement, todo: NodePlan, observed: ObservedNode
-    ) -> tuple[Problem, ...]:
-        return ()
-
-    async def prepare(self, todo: NodePlan) -> tuple[Problem, ...]:
-        return ()
-
-    def settle(self, judgement: Judgement, observed: ObservedNode) -> None:
-        return
 
 
 async def prepared(

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import assert_never
-
 import structlog
 
 from nodeagent.mps.lifecycle.model import Report, Subject
@@ -109,20 +107,17 @@ class EventReporter:
 
     def obstacles(self, judgement: Judgement, objections: tuple[Problem, ...] = ()) -> None:
         """Say what blocks the node or its GPUs, when it is something else than before."""
-        if objections != self._obstacles.get(_NODE, ()):
-            for problem in objections:
-                self._report(EventType.BLOCKED, problem.message, remedy=problem.remedy)
-        self._obstacles[_NODE] = objections
-        for gpu_plan in judgement.plan.gpus if judgement.plan else ():
-            uuid = gpu_plan.before.uuid
+        found = {_NODE: objections}
+        for gpu_plan in judgement.gpus:
             blocked = gpu_plan.verdict is Verdict.BLOCKED and gpu_plan.before.access is Access.OK
-            problems = gpu_plan.problems if blocked else ()
-            if problems and problems != self._obstacles.get(uuid):
+            found[gpu_plan.before.uuid] = gpu_plan.problems if blocked else ()
+        for uuid, problems in found.items():
+            if problems != self._obstacles.get(uuid, ()):
                 for problem in problems:
                     self._report(
                         EventType.BLOCKED, problem.message, gpu=uuid, remedy=problem.remedy
                     )
-            self._obstacles[uuid] = problems
+        self._obstacles |= found
 
     # --- the work -----------------------------------------------------------------------------
 
@@ -190,39 +185,19 @@ BAD = frozenset(
 LAST_SAID = "; the last it said: "  # then a line of a daemon's log, with its time and pid
 
 
+_EVENTS = {
+    Subject.STARTED: EventType.MPS_STARTED,
+    Subject.READY: EventType.MPS_READY,
+    Subject.EXITED: EventType.MPS_ENDED,
+    Subject.START_FAILED: EventType.MPS_ENDED,
+    Subject.FOREIGN_USER_WAITING: EventType.MPS_CLIENT,
+    Subject.DRAINED: EventType.MPS_DRAINED,
+    Subject.STILL_IN_USE: EventType.MPS_IN_USE,
+    Subject.FAILED: EventType.MPS_FAILED,
+}
+
+
 def event_of(report: Report) -> tuple[EventType, str]:
     """The event that a report makes, and its message, the last line of the log included."""
     said = f"{LAST_SAID}{report.lines[-1]}" if report.lines else ""
-    return _type_of(report.subject), report.message + said
-
-
-def _type_of(subject: Subject) -> EventType:
-    match subject:
-        case Subject.STARTED:
-            return EventType.MPS_STARTED
-        case Subject.READY:
-            return EventType.MPS_READY
-        case Subject.EXITED | Subject.START_FAILED:
-            return EventType.MPS_ENDED
-        case (
-            Subject.SILENT
-            | Subject.REPLACED
-            | Subject.LIMITS_DIFFER
-            | Subject.SERVER_FAULT
-            | Subject.SERVER_SLOW
-            | Subject.SERVER_EXITED
-            | Subject.WRONG_SERVER_USER
-            | Subject.CANNOT_BE_ENDED
-            | Subject.RECORD_UNUSABLE
-        ):
-            return EventType.MPS_FAULT
-        case Subject.FOREIGN_USER_WAITING:
-            return EventType.MPS_CLIENT
-        case Subject.DRAINED:
-            return EventType.MPS_DRAINED
-        case Subject.STILL_IN_USE:
-            return EventType.MPS_IN_USE
-        case Subject.FAILED:
-            return EventType.MPS_FAILED
-        case _ as never:
-            assert_never(never)
+    return _EVENTS.get(report.subject, EventType.MPS_FAULT), report.message + said

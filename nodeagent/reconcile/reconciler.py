@@ -25,7 +25,7 @@ from nodeagent.plan.plan import NodeOutcome, NodePlan, Policy, StepReport, Verdi
 from nodeagent.plan.problems import Code, Problem
 from nodeagent.processes import ProcessWatch
 from nodeagent.reconcile.active_plan import ActivePlan, Judgement
-from nodeagent.reconcile.change_hooks import ChangeHooks, NoHooks, prepared
+from nodeagent.reconcile.change_hooks import ChangeHooks, prepared
 from nodeagent.reconcile.event_reporter import EventReporter
 from nodeagent.reconcile.loop_control import Abandoned, Heartbeats, LoopControl, NodeStates
 from nodeagent.reconcile.plan_update import PlanText
@@ -95,7 +95,7 @@ class Reconciler:
         self._hearts = hearts
         self._mps = mps
         self._on_plan = on_plan
-        self._hooks = hooks or NoHooks()
+        self._hooks = hooks or ChangeHooks()
         self._on_round = on_round
         self._own_problems = own_problems
         self._queue = WorkQueue(backoff, mend=rules.mend)
@@ -176,13 +176,18 @@ class Reconciler:
         self._done = None
         await self._plan.read_offer()
         async with self._control.abandoned_at_stop():
-            driver = await self._driver_session()
+            if self._session is None:
+                self._session = await self._open_session.enter_async_context(self._driver)
+            driver = self._session
         judgement, observed = await self._look(driver)
         # The disk and the API server are asked side by side: each may take 10 ms and more.
         tried = self._unkept
         keeping = asyncio.create_task(self._keep(), name="keep the plan")
         try:
-            objections = await self._objections(judgement, observed)
+            async with self._control.abandoned_at_stop():
+                objections = await self._hooks.objections(
+                    judgement, self._choose(judgement), observed
+                )
         finally:
             await keeping
         if not objections and self._choose(judgement).gpus:
@@ -197,13 +202,6 @@ class Reconciler:
             await self._keep()
         self._on_round(self._done, asyncio.get_running_loop().time() - began)
         return self._pause(judgement)
-
-    async def _objections(
-        self, judgement: Judgement, observed: ObservedNode
-    ) -> tuple[Problem, ...]:
-        todo = self._choose(judgement)
-        async with self._control.abandoned_at_stop():
-            return await self._hooks.objections(judgement, todo, observed)
 
     async def _work(
         self, driver: NodeDriver, judgement: Judgement, observed: ObservedNode
@@ -251,7 +249,7 @@ class Reconciler:
         if judgement.accepted:
             self._on_plan()
             self._unkept = judgement.accepted
-        for gpu in self._queue.look(judgement):
+        for gpu in self._queue.observe(judgement):
             self._reporter.drifted(gpu, mended=self._rules.mend)
         return judgement, observed
 
@@ -263,7 +261,7 @@ class Reconciler:
 
     def _learn(self, outcome: NodeOutcome, judgement: Judgement) -> None:
         now = asyncio.get_running_loop().time()
-        plans = {p.before.uuid: p for p in judgement.plan.gpus} if judgement.plan else {}
+        plans = {gpu_plan.before.uuid: gpu_plan for gpu_plan in judgement.gpus}
         for gpu in outcome.gpus:
             after = plans.get(gpu.plan.before.uuid)
             self._reporter.worked(gpu, after)
@@ -296,7 +294,7 @@ class Reconciler:
         plan, refused, text = judgement.plan, judgement.refusal, self._plan.text
         mps = self._mps()
         problems = [*objections, *(plan.problems if plan else ())]
-        for gpu_plan in plan.gpus if plan else ():
+        for gpu_plan in judgement.gpus:
             problems += self._queue.problems(gpu_plan)
         problems += (*mps.problems, *self._hooks.problems, *self._own_problems())
         phase = phase_of(refused=refused is not None, plan=plan, problems=problems, mps=mps.daemons)
@@ -327,11 +325,6 @@ class Reconciler:
         self._hearts.beat(NAME, within=pause + self._rules.patience)
 
     # --- the driver and the plan kept ---------------------------------------------------------
-
-    async def _driver_session(self) -> NodeDriver:
-        if self._session is None:
-            self._session = await self._open_session.enter_async_context(self._driver)
-        return self._session
 
     async def _close_driver(self) -> None:
         """A driver that was reloaded is found again only by opening it anew."""

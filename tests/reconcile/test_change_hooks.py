@@ -12,6 +12,7 @@ from nodeagent.plan.observed import ObservedNode
 from nodeagent.plan.plan import NodePlan
 from nodeagent.plan.problems import Code, Problem
 from nodeagent.reconcile.active_plan import Judgement
+from nodeagent.reconcile.change_hooks import ChangeHooks
 from nodeagent.reconcile.event_log import EventType
 from nodeagent.reconcile.plan_update import NoPlan, PlanText, PlanUpdate
 from nodeagent.simulation import simulated
@@ -22,11 +23,12 @@ from tests.rig import Rig, plan_text, running
 OBJECTION = Problem(Code.IN_USE, "somebody else splits these GPUs", "end it")
 
 
-class Recorded:
+class Recorded(ChangeHooks):
     """ChangeHooks that do as they are told and remember what they were asked."""
 
+    problems: tuple[Problem, ...] = ()
+
     def __init__(self) -> None:
-        self.problems: tuple[Problem, ...] = ()
         self.objecting: tuple[Problem, ...] = ()
         self.refusing: tuple[Problem, ...] = ()
         self.ready = asyncio.Event()

@@ -1,4 +1,4 @@
-"""When a GPU that failed is tried again."""
+"""When a GPU that failed is tried again, and what counts as drift."""
 
 from __future__ import annotations
 
@@ -8,91 +8,99 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nodeagent.backoff import Backoff
-from nodeagent.plan.desired import DesiredGpu, DesiredNode, MigEnabled
-from nodeagent.plan.observed import (
-    Access,
-    ComputeInstance,
-    Gpu,
-    GpuInstance,
-    MigMode,
-    ObservedNode,
-    Placement,
-    Usage,
-    User,
-)
-from nodeagent.plan.plan import NodePlan
+from nodeagent.plan.desired import DesiredGpu, DesiredNode, MigDisabled, MigEnabled
+from nodeagent.plan.observed import Access, Gpu, MigMode, ObservedNode, Usage, User
+from nodeagent.plan.plan import GpuOutcome, StepReport, StepResult
 from nodeagent.plan.planner import plan
 from nodeagent.plan.problems import Code, Problem
-from nodeagent.reconcile.work_queue import Drift, Retries
+from nodeagent.reconcile.active_plan import Judgement
+from nodeagent.reconcile.plan_update import PlanText
+from nodeagent.reconcile.work_queue import WorkQueue
+from tests.plan.cards import card, wanted, with_instances
 
-DESIRED = DesiredGpu(MigEnabled("gpus[0].mig"), "gpus[0]")
+EMPTY = card("h100-80gb")
+GPU = with_instances(EMPTY, [("3g.40gb", 0)])
+DESIRED = wanted(EMPTY, [("1g.10gb", 7)])
 PROBLEM = Problem(Code.STEP_FAILED, "it failed")
 
 
-def gpu(uuid: str = "MIG-1", *users: User) -> Gpu:
-    """A GPU with one instance."""
-    device = ComputeInstance(0, "3g.40gb", 3, uuid, usage=Usage(users))
-    instance = GpuInstance(1, 9, "3g.40gb", Placement(0, 4), (device,))
-    return Gpu(0, "GPU-0", mig=MigMode(current=True, pending=True), instances=(instance,))
+def make(first: float = 10, limit: float = 60, *, mend: bool = True) -> WorkQueue:
+    """A queue without chance."""
+    return WorkQueue(Backoff(first, limit), mend=mend)
 
 
-def make(first: float = 10, limit: float = 60) -> Retries:
-    """Retries without chance."""
-    return Retries(Backoff(first, limit))
+def judged(gpu: Gpu, desired: DesiredGpu = DESIRED) -> Judgement:
+    """What there is to do for it."""
+    node = DesiredNode({gpu.uuid: desired})
+    return Judgement(plan(node, ObservedNode((gpu,))), desired=node)
 
 
-def test_nothing_failed_yet() -> None:
-    """A GPU without failures may be tried."""
-    assert make().may_try(gpu(), DESIRED, now=0)
+def fail(queue: WorkQueue, now: float, *problems: Problem) -> None:
+    """An attempt at GPU that left it as it was."""
+    judgement = judged(GPU)
+    (todo,) = judgement.gpus
+    report = StepReport(todo.steps[0], StepResult.FAILED)
+    queue.learn(GpuOutcome(todo, (report,), GPU, problems or (PROBLEM,)), todo, judgement, now)
+
+
+def may_try(queue: WorkQueue, gpu: Gpu, now: float, desired: DesiredGpu = DESIRED) -> bool:
+    """Whether it is to be worked on."""
+    return bool(queue.choose(judged(gpu, desired), now))
 
 
 def test_the_same_is_not_tried_before_its_time() -> None:
     """Waiting times double from failure to failure, up to the limit."""
-    retries = make()
-    now = 0.0
+    queue, now = make(), 0.0
+    assert may_try(queue, GPU, now)
+    assert queue.next_retry(judged(GPU)) is None
     for wait in (10, 20, 40, 60, 60):
-        retries.failed(gpu(), DESIRED, [PROBLEM], now)
-        assert not retries.may_try(gpu(), DESIRED, now + wait - 1)
-        assert retries.next_retry(["GPU-0"]) == now + wait
+        fail(queue, now)
+        assert not may_try(queue, GPU, now + wait - 1)
+        assert queue.next_retry(judged(GPU)) == now + wait
         now += wait
-        assert retries.may_try(gpu(), DESIRED, now)
+        assert may_try(queue, GPU, now)
 
 
-def test_new_ids_and_users_are_no_new_situation() -> None:
+def test_new_ids_are_no_new_situation() -> None:
     """A layout that was restored has new UUIDs; that alone is no reason to try at once."""
-    retries = make()
-    retries.failed(gpu(), DESIRED, [PROBLEM], 0)
-    assert not retries.may_try(gpu("MIG-2", User(4711)), DESIRED, 1)
+    queue = make()
+    fail(queue, 0)
+    (instance,) = GPU.instances
+    device = replace(instance.compute[0], uuid="MIG-another", id=5)
+    again = replace(GPU, instances=(replace(instance, id=77, compute=(device,)),))
+    assert not may_try(queue, again, 1)
 
 
 def test_another_layout_or_plan_is_tried_at_once() -> None:
     """When something that matters differs, there is hope."""
-    retries = make()
-    retries.failed(gpu(), DESIRED, [PROBLEM], 0)
-    assert retries.may_try(replace(gpu(), instances=()), DESIRED, 1)
-    assert retries.may_try(gpu(), replace(DESIRED, mig=None), 1)
-    retries.forget_all()
-    assert retries.may_try(gpu(), DESIRED, 1)
+    queue = make()
+    fail(queue, 0)
+    assert may_try(queue, EMPTY, 1)
+    assert may_try(queue, GPU, 1, wanted(EMPTY, [("1g.10gb", 6)]))
+    queue.observe(replace(judged(GPU), accepted=PlanText(b"")))
+    assert may_try(queue, GPU, 1)
 
 
 def test_success_begins_anew() -> None:
     """After a success the next failure waits as the first did."""
-    retries = make()
+    queue = make()
     for _ in range(3):
-        retries.failed(gpu(), DESIRED, [PROBLEM], 0)
-    retries.settled("GPU-0")
-    assert retries.problems("GPU-0") == ()
-    retries.failed(gpu(), DESIRED, [PROBLEM], 0)
-    assert retries.next_retry(["GPU-0"]) == 10
+        fail(queue, 0)
+    done = judged(with_instances(EMPTY, [("1g.10gb", start) for start in range(7)]))
+    queue.observe(done)
+    assert queue.problems(done.gpus[0]) == ()
+    fail(queue, 0)
+    assert queue.next_retry(judged(GPU)) == 10
 
 
 def test_a_blocked_gpu_keeps_only_what_it_was_left_with() -> None:
     """Waiting for a user replaces the failure, but not the fact that a layout is gone."""
     left = Problem(Code.NOT_RESTORED, "it now has no instances")
-    retries = make()
-    retries.failed(gpu(), DESIRED, [PROBLEM, left], 0)
-    retries.blocked("GPU-0")
-    assert retries.problems("GPU-0") == (left,)
+    queue = make()
+    fail(queue, 0, PROBLEM, left)
+    blocked = judged(replace(GPU, usage=Usage((User(4711),))))
+    queue.observe(blocked)
+    assert queue.problems(blocked.gpus[0]) == (*blocked.gpus[0].problems, left)
 
 
 @given(st.integers(1, 10**6), st.floats(0, 1, exclude_max=True))
@@ -105,52 +113,63 @@ def test_waiting_times_stay_within_bounds(failures: int, chance: float) -> None:
 ON = Gpu(0, "GPU-0", mig=MigMode(current=True, pending=True))
 OFF = replace(ON, mig=MigMode(current=False, pending=False))
 LOST = replace(OFF, access=Access.LOST)
-WANTED = DesiredNode({"GPU-0": DesiredGpu(MigEnabled("gpus[0].mig"), "gpus[0]")})
-REWORDED = DesiredNode({"GPU-0": DesiredGpu(MigEnabled("gpus[1].mig"), "gpus[1]")})
+WANTED = DesiredGpu(MigEnabled("gpus[0].mig"), "gpus[0]")
+REWORDED = DesiredGpu(MigEnabled("gpus[1].mig"), "gpus[1]")
 
 
-def look(drift: Drift, gpu: Gpu, wanted: DesiredNode = WANTED) -> tuple[Gpu, ...]:
-    """Show it a GPU."""
-    made: NodePlan = plan(wanted, ObservedNode((gpu,)))
-    return drift.look(wanted, made)
+def observe(queue: WorkQueue, gpu: Gpu, desired: DesiredGpu = WANTED) -> tuple[Gpu, ...]:
+    """Show it a GPU; what has drifted."""
+    return queue.observe(judged(gpu, desired))
+
+
+def is_left(queue: WorkQueue) -> bool:
+    """Whether the GPU is left as it drifted, and reported so."""
+    codes = {problem.code for problem in queue.problems(judged(OFF, WANTED).gpus[0])}
+    assert may_try(queue, OFF, 0, WANTED) is (Code.DRIFT not in codes)
+    return Code.DRIFT in codes
 
 
 def test_what_never_was_in_sync_does_not_drift() -> None:
     """At the start, a GPU that differs simply has to be changed."""
-    assert look(Drift(), OFF) == ()
+    assert observe(make(), OFF) == ()
 
 
-def test_told_once_until_it_is_back() -> None:
+def test_reported_once_until_it_is_back() -> None:
     """The same drift is one event; a second one after mending is another."""
-    drift = Drift()
-    assert look(drift, ON) == ()
-    assert look(drift, OFF) == (OFF,)
-    assert look(drift, OFF) == ()
-    assert drift.has("GPU-0")
-    look(drift, ON)
-    assert not drift.has("GPU-0")
-    assert look(drift, OFF) == (OFF,)
+    queue = make(mend=False)
+    assert observe(queue, ON) == ()
+    assert observe(queue, OFF) == (OFF,)
+    assert observe(queue, OFF) == ()
+    assert is_left(queue)
+    observe(queue, ON)
+    assert not is_left(queue)
+    assert observe(queue, OFF) == (OFF,)
+
+
+def test_drift_is_mended_where_that_is_wanted() -> None:
+    """Then it is a change like any other."""
+    queue = make()
+    observe(queue, ON)
+    assert observe(queue, OFF) == (OFF,)
+    assert not is_left(queue)
 
 
 def test_another_plan_is_no_drift() -> None:
-    """When it is the plan that changed, nobody else did anything."""
-    drift = Drift()
-    look(drift, ON)
-    assert look(drift, OFF, REWORDED) == ()
-
-
-def test_a_new_plan_ends_the_drift() -> None:
-    """Drift is from a plan; under another one the GPU has to be changed like any other."""
-    drift = Drift()
-    look(drift, ON)
-    look(drift, OFF)
-    look(drift, OFF, REWORDED)
-    assert not drift.has("GPU-0")
+    """When it is the plan that changed, no other program did anything; and it ends the drift."""
+    queue = make(mend=False)
+    observe(queue, ON)
+    assert observe(queue, OFF, REWORDED) == ()
+    observe(queue, ON)
+    observe(queue, OFF)
+    observe(queue, OFF, REWORDED)
+    assert not is_left(queue)
+    observe(queue, OFF, DesiredGpu(MigDisabled("gpus[0].mig"), "gpus[0]"))
+    assert observe(queue, ON) == ()
 
 
 def test_a_gpu_that_does_not_answer_has_not_drifted() -> None:
     """Nothing is known of it; when it answers again, it is compared with what was so."""
-    drift = Drift()
-    look(drift, ON)
-    assert look(drift, LOST) == ()
-    assert look(drift, OFF) == (OFF,)
+    queue = make()
+    observe(queue, ON)
+    assert observe(queue, LOST) == ()
+    assert observe(queue, OFF) == (OFF,)

@@ -28,14 +28,15 @@ from nodeagent.plan.observed import ObservedNode
 from nodeagent.plan.plan import NodePlan, Policy, Verdict
 from nodeagent.plan.problems import Problem
 from nodeagent.reconcile.active_plan import Judgement
+from nodeagent.reconcile.change_hooks import ChangeHooks
 
 if TYPE_CHECKING:
     from nodeagent.cluster.client.access import ClusterAccess
     from nodeagent.settings import KubernetesSettings
 
 
-class ClusterHooks:
-    """The `ChangeHooks` of one node of one cluster.
+class ClusterHooks(ChangeHooks):
+    """The hooks of one node of one cluster.
 
     `source` is the agent's plan source. `wake` requests another round of the loop, with the reason;
     `restored` is called when all that was done around a change is put back. `finished_pods` is for
