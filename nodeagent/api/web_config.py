@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import ssl
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,7 @@ _BCRYPT = re.compile(r"\$2[aby]\$(\d\d)\$[./A-Za-z0-9]{53}")
 _COSTLIEST = 15  # each step doubles the time; 15 takes about 2 s
 _NO_CREDENTIAL = "a certificate and its key belong together"
 
+_SECTIONS = ("tls_server_config", "basic_auth_users", "http_server_config")
 _TLS_KEYS = (
     *("cert_file", "key_file", "client_ca_file", "client_auth_type"),
     *("min_version", "max_version", "prefer_server_cipher_suites"),
@@ -41,7 +42,6 @@ _REFUSED_TLS_KEYS = {
     "key": "keys come from files",
     "client_ca": "certificates come from files",
 }
-_SECTIONS = ("tls_server_config", "basic_auth_users", "http_server_config")
 _HEADERS = (
     *("Content-Security-Policy", "X-Frame-Options", "X-Content-Type-Options"),
     *("X-XSS-Protection", "Strict-Transport-Security"),
@@ -70,14 +70,14 @@ class Tls:
         context.maximum_version = self.newest
         try:
             # A key with a passphrase is refused: OpenSSL would ask for it on the terminal.
-            context.load_cert_chain(self.certificate, self.key, password=_no_passphrase)
+            context.load_cert_chain(self.certificate, self.key, password=lambda: "")
         except ssl.SSLError as error:
             raise UsageError(
                 f"{self.certificate} and {self.key} cannot be used: {error.reason or error}",
                 remedy=f"PEM files without a passphrase; {_NO_CREDENTIAL}",
             ) from None
         except OSError as error:
-            raise _unreadable(self.certificate, self.key, error) from None
+            raise _unreadable(f"{self.certificate} or {self.key}", error) from None
         if self.client_ca is not None:
             try:
                 context.load_verify_locations(self.client_ca)
@@ -87,7 +87,7 @@ class Tls:
                     remedy="a PEM file",
                 ) from None
             except OSError as error:
-                raise _unreadable(self.client_ca, self.client_ca, error) from None
+                raise _unreadable(self.client_ca, error) from None
             context.verify_mode = self.client_auth
         return context
 
@@ -107,17 +107,12 @@ def read_web_config(path: Path) -> WebConfig:
         with path.open("rb") as file:
             tree = read_tree(file.read(LARGEST_TEXT))
     except OSError as error:
-        raise UsageError(f"{path} cannot be read: {error.strerror}") from None
+        raise _unreadable(path, error) from None
     except DocumentError as error:
         # Without the text found, which may be a hash.
         raise UsageError(f"{path} is no YAML with keys and values", remedy=error.remedy) from None
     reading = _Reading(path)
-    sections = reading.map(tree.value, "")
-    for name in sections:
-        if name not in _SECTIONS:
-            raise reading.fault(
-                f"{name} is not known", did_you_mean(name, _SECTIONS) or listed(_SECTIONS, most=3)
-            )
+    sections = reading.map(tree.value, "", _SECTIONS)
     headers = reading.http(sections.get("http_server_config"))
     return WebConfig(
         reading.tls(sections.get("tls_server_config")),
@@ -135,23 +130,29 @@ class _Reading:
     def fault(self, message: str, remedy: str = "") -> UsageError:
         return UsageError(f"{self.path}: {message}", remedy=remedy)
 
-    def map(self, value: Any, where: str) -> dict[str, Any]:
+    def map(
+        self, value: Any, where: str, keys: Sequence[str] = (), not_one: str = "is not known"
+    ) -> dict[str, Any]:
+        """The map at this place, with no keys but these, if there are any."""
         if value is None:
             return {}
         if not isinstance(value, dict):
             raise self.fault(f"{where or 'the file'} has no keys", "accepted: keys with values")
+        for name in value:
+            if keys and name not in keys:
+                remedy = did_you_mean(name, keys) or listed(keys, most=len(keys))
+                raise self.fault(f"{where}.{name} {not_one}".removeprefix("."), remedy)
         return value
 
     def tls(self, value: Any) -> Tls | None:
-        given = self.map(value, "tls_server_config")
+        where = "tls_server_config"
+        given = self.map(value, where)
         if not given:
             return None
-        for name in given:
-            if name in _REFUSED_TLS_KEYS and given[name]:
-                raise self.fault(f"tls_server_config.{name} cannot be had", _REFUSED_TLS_KEYS[name])
-            if name not in (*_TLS_KEYS, *_REFUSED_TLS_KEYS):
-                remedy = did_you_mean(name, _TLS_KEYS) or listed(_TLS_KEYS, most=len(_TLS_KEYS))
-                raise self.fault(f"tls_server_config.{name} is not known", remedy)
+        for name, why in _REFUSED_TLS_KEYS.items():
+            if given.get(name):
+                raise self.fault(f"{where}.{name} cannot be had", why)
+        self.map({name: None for name in given if name not in _REFUSED_TLS_KEYS}, where, _TLS_KEYS)
         certificate, key = self._file(given, "cert_file"), self._file(given, "key_file")
         if certificate is None or key is None:
             missing = "cert_file" if certificate is None else "key_file"
@@ -172,7 +173,7 @@ class _Reading:
         return (self.path.parent / value).absolute()
 
     def _client_auth(self, given: Mapping[str, Any], client_ca: Path | None) -> ssl.VerifyMode:
-        value = given.get("client_auth_type") or "NoClientCert"
+        value = str(given.get("client_auth_type") or "NoClientCert")
         if value in _UNVERIFIED:
             raise self.fault(
                 f"client_auth_type {value} cannot be had",
@@ -195,9 +196,9 @@ class _Reading:
     def _version(
         self, given: Mapping[str, Any], name: str, default: ssl.TLSVersion
     ) -> ssl.TLSVersion:
-        value = given.get(name)
-        if value is None:
+        if given.get(name) is None:
             return default
+        value = str(given[name])
         if value in _OLD_VERSIONS:
             raise self.fault(f"{name} {value} is not offered any more", "TLS12 or TLS13")
         if value not in _VERSIONS:
@@ -220,26 +221,20 @@ class _Reading:
         return found
 
     def http(self, value: Any) -> dict[str, str]:
-        given = self.map(value, "http_server_config")
+        where = "http_server_config"
+        given = self.map(value, where)
         for name, setting in given.items():
             if name not in {"http2", "headers"}:
-                raise self.fault(f"http_server_config.{name} is not known", "http2 or headers")
+                raise self.fault(f"{where}.{name} is not known", "http2 or headers")
             if name == "http2" and not isinstance(setting, bool):
-                raise self.fault("http_server_config.http2 is not true or false")
-        headers = self.map(given.get("headers"), "http_server_config.headers")
+                raise self.fault(f"{where}.http2 is not true or false")
+        where = f"{where}.headers"
+        headers = self.map(given.get("headers"), where, _HEADERS, "is not accepted")
         for name, text in headers.items():
-            if name not in _HEADERS:
-                remedy = did_you_mean(name, _HEADERS) or listed(_HEADERS, most=len(_HEADERS))
-                raise self.fault(f"http_server_config.headers.{name} is not accepted", remedy)
             if not isinstance(text, str) or not text.isprintable():
-                raise self.fault(f"http_server_config.headers.{name} is no text of one line")
+                raise self.fault(f"{where}.{name} is no text of one line")
         return headers
 
 
-def _no_passphrase() -> str:
-    return ""
-
-
-def _unreadable(first: Path, second: Path, error: OSError) -> UsageError:
-    files = str(first) if first == second else f"{first} or {second}"
+def _unreadable(files: object, error: OSError) -> UsageError:
     return UsageError(f"{files} cannot be read: {error.strerror}")

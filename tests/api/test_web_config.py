@@ -91,6 +91,9 @@ FAULTS: tuple[tuple[str, str], ...] = (
     (f"tls_server_config: {{{PAIR}, cipher_suites: [X]}}", "left to OpenSSL"),
     (f"tls_server_config: {{{PAIR}, min_version: TLS10}}", "not offered any more"),
     (f"tls_server_config: {{{PAIR}, min_version: SSL3}}", "TLS12 or TLS13"),
+    (f"tls_server_config: {{{PAIR}, max_version: [TLS12]}}", "TLS12 or TLS13"),
+    (f"tls_server_config: {{{PAIR}, client_auth_type: [x]}}", "is not known"),
+    ("tls_server_config: {cipher_suites: []}", "no cert_file"),
     (f"tls_server_config: {{{PAIR}, min_version: TLS13, max_version: TLS12}}", "above"),
     (f"tls_server_config: {{{PAIR}, client_ca_file: c}}", "asks for no certificate"),
     (
