@@ -9,7 +9,10 @@ import msgspec
 
 from nodeagent import __version__
 from nodeagent.documents.bounded_yaml import read_tree
-from nodeagent.views.shapes import ANSWERS, Json
+from nodeagent.views.shapes import Alive, Error, Event, Json, Mps, MpsDone, Plan
+from nodeagent.views.status_shapes import Status
+
+_ANSWERS = (Status, Plan, Mps, MpsDone, Event, Alive, Error)
 
 
 def _as_written(schema: Any) -> Any:
@@ -24,7 +27,7 @@ def _as_written(schema: Any) -> Any:
     return kept
 
 
-_SCHEMAS = msgspec.json.schema_components(ANSWERS, ref_template="#/components/schemas/{name}")[1]
+_SCHEMAS = msgspec.json.schema_components(_ANSWERS, ref_template="#/components/schemas/{name}")[1]
 DESCRIPTION: Json = {
     "openapi": "3.1.0",
     "info": {

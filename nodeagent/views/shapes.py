@@ -9,10 +9,8 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct, to_builtins
 
-from nodeagent.health.findings import Action, Severity
 from nodeagent.plan.plan import StepResult, Verdict
-from nodeagent.plan.shares import ComputeMode, TimeSlice
-from nodeagent.views.node_state import Phase
+from nodeagent.plan.shares import TimeSlice
 
 Json = dict[str, Any]
 
@@ -62,35 +60,6 @@ class Pod(Shape, frozen=True, kw_only=True):
 class ModeState(Shape, frozen=True, kw_only=True):
     current: Mode
     pending: Mode
-
-
-# --- health ---------------------------------------------------------------------------------------
-
-
-class HealthFinding(Shape, frozen=True, kw_only=True):
-    check: Annotated[str, Meta(description="what was looked at")]
-    cause: str
-    severity: Severity
-    message: Annotated[str, Meta(description="the cause in words")]
-    evidence: Annotated[str, Meta(description="what was read, with its figures")]
-    suggested_action: Action
-    advice: str
-    since: Time = ""
-    last_seen: Time = ""
-    count: Annotated[int, Meta(description="how often it was seen")] | None = None
-    xid: int | None = None
-    link: Annotated[int, Meta(description="of NVLink")] | None = None
-    gi: Annotated[int, Meta(description="the GPU instance it hit")] | None = None
-    ci: Annotated[int, Meta(description="the compute instance it hit")] | None = None
-    start: FirstSlice | None = None
-    size: Slices | None = None
-    pid: int | None = None
-    pods: Annotated[list[Pod], Meta(description="who used the place then")] | None = None
-
-
-class Health(Shape, frozen=True, kw_only=True):
-    status: Annotated[Severity, Meta(description="of its worst finding")]
-    findings: list[HealthFinding]
 
 
 # --- MPS ------------------------------------------------------------------------------------------
@@ -171,7 +140,7 @@ class MpsDone(Shape, frozen=True, kw_only=True):
     daemon: MpsDaemon
 
 
-# --- the status -----------------------------------------------------------------------------------
+# --- the headline ---------------------------------------------------------------------------------
 
 
 class HeadlineSeverity(StrEnum):
@@ -195,108 +164,6 @@ class Headline(Shape, frozen=True):
     remedy: str = ""
     gpu: str = ""
     code: str = ""
-
-
-class ClusterProblem(Shape, frozen=True, kw_only=True):
-    message: str
-    remedy: str
-
-
-class Cluster(Shape, frozen=True, kw_only=True):
-    server: Annotated[str, Meta(description="the API server's address")]
-    reachable: Annotated[bool, Meta(description="whether the Node can be followed now")]
-    registered: Annotated[bool, Meta(description="whether the cluster has a Node of this name")]
-    since: Annotated[Time, Meta(description="absent while reachable was never otherwise")] = ""
-    problem: ClusterProblem | None = None
-
-
-class Refused(Shape, frozen=True, kw_only=True):
-    digest: str = ""
-    problems: list[Problem]
-
-
-class UserMemory(Shape, frozen=True, kw_only=True):
-    used: Bytes
-
-
-class User(Shape, frozen=True, kw_only=True):
-    source: Annotated[str, one_of("process", "mps", "capability", "kubelet")]
-    pid: int | None = None
-    command: str = ""
-    memory: UserMemory | None = None
-    pod: Pod | None = None
-
-
-class InstanceMemory(Shape, frozen=True, kw_only=True):
-    used: Bytes
-    total: Bytes
-
-
-class Instance(Shape, frozen=True, kw_only=True):
-    uuid: Annotated[str, Meta(description="absent while it is half-made")] = ""
-    profile: str
-    start: FirstSlice
-    size: Slices
-    gi: int
-    ci: int | None = None
-    in_use: bool
-    users: list[User]
-    users_unknown: Annotated[str, Meta(description="why it counts as in use")] = ""
-    memory: InstanceMemory | None = None
-    compute_mode: ComputeMode | None = None
-
-
-class GpuMemory(Shape, frozen=True, kw_only=True):
-    total: Bytes
-
-
-class Nvlink(Shape, frozen=True, kw_only=True):
-    total: Annotated[int, Meta(description="links of the card")]
-    active: Annotated[int, Meta(description="those that are up")]
-    peers: Annotated[
-        dict[str, int], Meta(description="how many lead to a GPU, by UUID, or to nvswitch")
-    ]
-
-
-class Free(Shape, frozen=True, kw_only=True):
-    slots: list[int]
-    creatable: dict[str, int]
-
-
-class Gpu(Shape, frozen=True, kw_only=True):
-    index: int
-    uuid: Annotated[str, Meta(description="absent while it never answered")] = ""
-    name: str = ""
-    pci_bus_id: str = ""
-    memory: GpuMemory | None = None
-    mig: ModeState | None = None
-    compute_mode: ComputeMode | None = None
-    time_slice: TimeSlice | None = None
-    numa_node: Annotated[int, Meta(description="whose processors are nearest")] | None = None
-    nvlink: Nvlink | None = None
-    slots: Annotated[int, Meta(description="memory slices of the card")]
-    instances: list[Instance]
-    users: list[User]
-    free: Free | None = None
-    health: Health
-
-
-class Status(Shape, frozen=True, kw_only=True):
-    node: str
-    headline: Headline
-    phase: Phase
-    message: Annotated[str, Meta(description="the state in one sentence")]
-    source: str
-    digest: Annotated[str, Meta(description="of the plan in force")] = ""
-    configuration: str | None = None
-    rejected: Refused | None = None
-    observed_at: Time = ""
-    driver_version: str = ""
-    cluster: Cluster | None = None
-    health: Annotated[Health, Meta(description="of the node itself")] | None = None
-    gpus: list[Gpu]
-    mps: list[MpsDaemon]
-    problems: list[Problem]
 
 
 # --- plans ----------------------------------------------------------------------------------------
@@ -386,6 +253,3 @@ class Alive(Shape, frozen=True, kw_only=True):
 class Error(Shape, frozen=True, kw_only=True):
     error: str
     remedy: str = ""
-
-
-ANSWERS = (Status, Plan, Mps, MpsDone, Event, Alive, Error)

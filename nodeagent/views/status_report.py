@@ -14,7 +14,7 @@ from nodeagent.health.state import HealthState
 from nodeagent.health.table import BY_CAUSE, Check, advice
 from nodeagent.plan.layouts import creatable, free_slots
 from nodeagent.plan.observed import Access, ComputeInstance, Gpu, GpuInstance, Usage, User
-from nodeagent.views import shapes
+from nodeagent.views import shapes, status_shapes
 from nodeagent.views.devices import gpu_of, located
 from nodeagent.views.headline import headline
 from nodeagent.views.mps_report import daemon_shapes
@@ -31,7 +31,7 @@ def status_json(state: NodeState, *, gpu: str | None = None) -> Json | None:
     if gpu is not None and not gpus:
         return None
     problems = [p for p in state.problems if gpu is None or p.gpu in ("", gpu)]
-    report = shapes.Status(
+    report = status_shapes.Status(
         node=state.node,
         headline=headline(state, in_cluster=state.cluster is not None),
         phase=state.phase,
@@ -57,19 +57,19 @@ def _daemons(state: NodeState, gpu: str | None) -> tuple[DaemonState, ...]:
     return tuple(d for d in state.mps if gpu is None or gpu_of(d.device, where) == gpu)
 
 
-def _refused(refusal: Refusal) -> shapes.Refused:
-    return shapes.Refused(
+def _refused(refusal: Refusal) -> status_shapes.Refused:
+    return status_shapes.Refused(
         digest=refusal.digest, problems=[problem_shape(p) for p in refusal.problems]
     )
 
 
-def _cluster(cluster: ClusterState) -> shapes.Cluster:
-    return shapes.Cluster(
+def _cluster(cluster: ClusterState) -> status_shapes.Cluster:
+    return status_shapes.Cluster(
         server=cluster.server,
         reachable=cluster.reachable,
         registered=cluster.registered,
         since=time_json(cluster.since) if cluster.since else "",
-        problem=shapes.ClusterProblem(message=cluster.problem, remedy=cluster.remedy)
+        problem=status_shapes.ClusterProblem(message=cluster.problem, remedy=cluster.remedy)
         if cluster.problem
         else None,
     )
@@ -78,16 +78,16 @@ def _cluster(cluster: ClusterState) -> shapes.Cluster:
 # --- GPUs -----------------------------------------------------------------------------------------
 
 
-def _gpu(gpu: Gpu, health: HealthState | None) -> shapes.Gpu:
+def _gpu(gpu: Gpu, health: HealthState | None) -> status_shapes.Gpu:
     """One GPU with its instances."""
     answers = gpu.access is Access.OK
     seen = gpu.instances if answers else tuple(map(_last_seen, gpu.instances))
-    return shapes.Gpu(
+    return status_shapes.Gpu(
         index=gpu.index,
         uuid=gpu.uuid,
         name=gpu.name,
         pci_bus_id=gpu.pci_bus_id,
-        memory=shapes.GpuMemory(total=gpu.memory) if gpu.memory else None,
+        memory=status_shapes.GpuMemory(total=gpu.memory) if gpu.memory else None,
         mig=mode_shape(gpu),
         compute_mode=gpu.compute_mode,
         time_slice=gpu.time_slice,
@@ -96,19 +96,19 @@ def _gpu(gpu: Gpu, health: HealthState | None) -> shapes.Gpu:
         slots=slots(gpu),
         instances=[entry for instance in seen for entry in _instances(instance)],
         users=[_user(user) for user in gpu.usage.processes] if answers else [],
-        free=shapes.Free(slots=list(free_slots(gpu)), creatable=creatable(gpu))
+        free=status_shapes.Free(slots=list(free_slots(gpu)), creatable=creatable(gpu))
         if answers
         else None,
         health=_health(gpu, health),
     )
 
 
-def nvlink_shape(gpu: Gpu) -> shapes.Nvlink | None:
+def nvlink_shape(gpu: Gpu) -> status_shapes.Nvlink | None:
     """The NVLinks of a GPU, as far as they are known."""
     if gpu.nvlink is None:
         return None
     links = gpu.nvlink
-    return shapes.Nvlink(total=links.total, active=links.active, peers=dict(links.peers))
+    return status_shapes.Nvlink(total=links.total, active=links.active, peers=dict(links.peers))
 
 
 def _last_seen(instance: GpuInstance) -> GpuInstance:
@@ -118,13 +118,13 @@ def _last_seen(instance: GpuInstance) -> GpuInstance:
     return replace(instance, compute=compute)
 
 
-def _user(user: User) -> shapes.User:
+def _user(user: User) -> status_shapes.User:
     """Who uses a device; `pid` is absent where only an allocation is known."""
-    return shapes.User(
+    return status_shapes.User(
         source=user.source,
         pid=user.pid or None,
         command=user.command,
-        memory=None if user.memory is None else shapes.UserMemory(used=user.memory),
+        memory=None if user.memory is None else status_shapes.UserMemory(used=user.memory),
         pod=shapes.Pod(namespace=user.namespace, name=user.pod, container=user.container)
         if user.pod
         else None,
@@ -137,11 +137,11 @@ def slots(gpu: Gpu) -> int:
     return max(ends, default=0)
 
 
-def _instances(instance: GpuInstance) -> list[shapes.Instance]:
+def _instances(instance: GpuInstance) -> list[status_shapes.Instance]:
     """One entry for each device; a half-made GPU instance has one without UUID and `ci`."""
     if not instance.compute:
         return [
-            shapes.Instance(
+            status_shapes.Instance(
                 profile=instance.profile,
                 start=instance.placement.start,
                 size=instance.placement.size,
@@ -153,9 +153,9 @@ def _instances(instance: GpuInstance) -> list[shapes.Instance]:
     return [_device(device, instance) for device in instance.compute]
 
 
-def _device(device: ComputeInstance, instance: GpuInstance) -> shapes.Instance:
+def _device(device: ComputeInstance, instance: GpuInstance) -> status_shapes.Instance:
     usage, memory = device.usage, device.memory
-    return shapes.Instance(
+    return status_shapes.Instance(
         uuid=device.uuid,
         profile=device.profile,
         start=instance.placement.start,
@@ -165,7 +165,9 @@ def _device(device: ComputeInstance, instance: GpuInstance) -> shapes.Instance:
         in_use=usage.in_use,
         users=[_user(user) for user in usage.processes],
         users_unknown="" if usage.known else usage.reason or "it could not be found out",
-        memory=shapes.InstanceMemory(used=memory.used, total=memory.total) if memory else None,
+        memory=status_shapes.InstanceMemory(used=memory.used, total=memory.total)
+        if memory
+        else None,
         compute_mode=device.compute_mode,
     )
 
@@ -173,22 +175,22 @@ def _device(device: ComputeInstance, instance: GpuInstance) -> shapes.Instance:
 # --- health ---------------------------------------------------------------------------------------
 
 
-def health_shape(findings: Iterable[Finding]) -> shapes.Health:
+def health_shape(findings: Iterable[Finding]) -> status_shapes.Health:
     """`health` of a GPU, or of the node: the status that the findings make, and the findings."""
     ordered = in_order(findings)
-    return shapes.Health(
+    return status_shapes.Health(
         status=worst(f.severity for f in ordered), findings=[_finding(f) for f in ordered]
     )
 
 
-def _health(gpu: Gpu, health: HealthState | None) -> shapes.Health:
+def _health(gpu: Gpu, health: HealthState | None) -> status_shapes.Health:
     """What the checks found; and that the driver does not answer, where they know not yet."""
     found = of_gpu(health, gpu.uuid) if health and gpu.uuid else ()
     report = health_shape(found)
     if gpu.access is Access.OK or any(f.check == Check.GPU_ACCESS for f in found):
         return report
     row = BY_CAUSE["gpuLost" if gpu.access is Access.LOST else "gpuUnknown"]
-    silence = shapes.HealthFinding(
+    silence = status_shapes.HealthFinding(
         check=row.check.value,
         cause=row.cause,
         severity=row.severity,
@@ -201,10 +203,10 @@ def _health(gpu: Gpu, health: HealthState | None) -> shapes.Health:
     return structs.replace(report, status=status, findings=[silence, *report.findings])
 
 
-def _finding(finding: Finding) -> shapes.HealthFinding:
+def _finding(finding: Finding) -> status_shapes.HealthFinding:
     place, is_xid = finding.place, finding.check == "xid"
     lies = place.placement
-    return shapes.HealthFinding(
+    return status_shapes.HealthFinding(
         check=finding.check,
         cause=finding.cause,
         severity=finding.severity,
