@@ -6,7 +6,8 @@ from nodeagent.mps.adoption import usage_of
 from nodeagent.mps.lifecycle.model import WITH_PROCESS, Phase
 from nodeagent.mps.supervisor import Supervisor
 from nodeagent.plan.observed import IDLE, MpsDaemon, Usage
-from nodeagent.views.mps_state import ClientState, DaemonState, ServerState
+from nodeagent.views.mps_state import ClientState, DaemonState
+from nodeagent.views.shapes import MpsServer
 
 
 def planners_view(supervisor: Supervisor) -> MpsDaemon | None:
@@ -49,7 +50,7 @@ def daemon_state(supervisor: Supervisor) -> DaemonState:
         restarts=state.restarts,
         pipe_directory=supervisor.pipe_directory,
         since=supervisor.since,
-        server=ServerState(server.pid, server.uid, server.status) if server else None,
+        server=MpsServer(pid=server.pid, user=server.uid, status=server.status) if server else None,
         clients=tuple(ClientState(pid) for _, pid in supervisor.clients),
         waiting=log.blocked.waiting if log else (),
         last_lines=supervisor.last_lines if useless else (),

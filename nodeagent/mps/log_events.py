@@ -40,7 +40,7 @@ from nodeagent.mps.processes import identify
 from nodeagent.mps.shares import DaemonSpec
 from nodeagent.processes import Process, ProcessIdentity, command_of, inspect, is_gone
 from nodeagent.processes import identify as process_of
-from nodeagent.views.mps_state import WaitingClient
+from nodeagent.views.shapes import MpsWaiting
 
 SURE_AFTER = 1.0  # seconds without a server of its user, after which a program is held to wait
 MOST = 64  # that are looked at; a user who makes more gets no more attention
@@ -51,7 +51,7 @@ _LONGEST_COMMAND = 80
 class _Suspect:
     """A program that waits, for sure or as it seems."""
 
-    client: WaitingClient
+    client: MpsWaiting
     process: ProcessIdentity
     since: float
     sure: bool = False
@@ -70,7 +70,7 @@ class BlockedClients:
         return any(not one.sure for one in self._suspects.values())
 
     @property
-    def waiting(self) -> tuple[WaitingClient, ...]:
+    def waiting(self) -> tuple[MpsWaiting, ...]:
         """Those who wait and still live."""
         found = (one for one in self._suspects.values() if one.sure and not is_gone(one.process))
         return tuple(one.client for one in found)
@@ -88,14 +88,14 @@ class BlockedClients:
 
     def judge(
         self, served: Collection[int], server_uid: int | None, now: float
-    ) -> tuple[WaitingClient, ...]:
+    ) -> tuple[MpsWaiting, ...]:
         """Who is found to wait that was not before, by who is served, and whose the server is."""
         found = []
         for pid, one in list(self._suspects.items()):
             if pid in served or is_gone(one.process):
                 del self._suspects[pid]
                 continue
-            kept_out = server_uid not in {None, one.client.uid}
+            kept_out = server_uid not in {None, one.client.user}
             if not one.sure and (kept_out or now - one.since >= SURE_AFTER):
                 one.sure = True
                 found.append(one.client)
@@ -111,7 +111,9 @@ def _suspect(client: ClientCame, now: float) -> _Suspect | None:
         return None
     name = Path(words[0]).name if words else ""
     command = "".join(c for c in name if c.isprintable())[-_LONGEST_COMMAND:]
-    return _Suspect(WaitingClient(client.pid, client.uid, command), found.identity, now)
+    return _Suspect(
+        MpsWaiting(pid=client.pid, user=client.uid, command=command), found.identity, now
+    )
 
 
 SHOWN = 4  # lines of the log that a report shows
@@ -261,7 +263,7 @@ class LogEvents:
         served = {client for _, client in seen.clients}
         uid = servers[0].uid if servers else None
         for who in self.blocked.judge(served, uid, time.monotonic()):
-            yield ForeignUserWaiting(self._run, who.pid, who.uid, who.command)
+            yield ForeignUserWaiting(self._run, who.pid, who.user, who.command)
 
     def _remember_clients(self, seen: Seen) -> None:
         """Those of a server that has just gone too: the line that shows how may be read later."""

@@ -7,7 +7,8 @@ from collections.abc import Iterable, Iterator
 from nodeagent.plan.observed import Gpu, ObservedNode
 from nodeagent.plan.problems import Code, Problem
 from nodeagent.views.devices import device_words, gpu_of, located, place_words
-from nodeagent.views.mps_state import ClientState, DaemonState, WaitingClient
+from nodeagent.views.mps_state import ClientState, DaemonState
+from nodeagent.views.shapes import MpsWaiting
 
 _ON_ITS_WAY = frozenset({"Starting", "Limiting", "Backoff"})
 
@@ -88,20 +89,18 @@ def _problems_of(daemon: DaemonState, where: str) -> Iterator[tuple[Code, str, s
             yield Code.MPS_CLIENT, message, remedy
 
 
-def _waiting(
-    daemon: DaemonState, waiting: WaitingClient, where: str, clients: str
-) -> tuple[str, str]:
+def _waiting(daemon: DaemonState, waiting: MpsWaiting, where: str, clients: str) -> tuple[str, str]:
     command = f" ({waiting.command})" if waiting.command else ""
     server = daemon.server
-    holder = f"; server {server.pid} serves user {server.uid}" if server else ""
+    holder = f"; server {server.pid} serves user {server.user}" if server else ""
     used = f", now {clients}" if clients else ""
     planned = daemon.wanted.account.uid if daemon.wanted else None
     run_as = f"run it as user {planned}" if planned is not None else "end it"
     message = (
-        f"pid {waiting.pid}{command} of user {waiting.uid} waits for MPS on {where} and may wait "
+        f"pid {waiting.pid}{command} of user {waiting.user} waits for MPS on {where} and may wait "
         f"for ever{holder}{used}"
     )
-    return message, f"{run_as}, or set mps.user in the plan to {waiting.uid}, or to any"
+    return message, f"{run_as}, or set mps.user in the plan to {waiting.user}, or to any"
 
 
 def client_words(client: ClientState) -> str:

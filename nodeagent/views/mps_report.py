@@ -79,7 +79,7 @@ def share_shapes(sharing: Sharing) -> dict[str, shapes.MpsShare]:
 
 
 def _daemon(daemon: DaemonState, place: tuple[Gpu, Device] | None) -> shapes.MpsDaemon:
-    wanted, server = daemon.wanted, daemon.server
+    wanted = daemon.wanted
     lies = place[1].placement if place else None  # on its GPU
     return shapes.MpsDaemon(
         device=daemon.device,
@@ -97,14 +97,9 @@ def _daemon(daemon: DaemonState, place: tuple[Gpu, Device] | None) -> shapes.Mps
         pipe_directory=daemon.pipe_directory,
         enforce=wanted.sharing.enforce if wanted else "",
         shares=share_shapes(wanted.sharing) if wanted else None,
-        server=shapes.MpsServer(pid=server.pid, user=server.uid, status=server.status)
-        if server
-        else None,
+        server=daemon.server,
         clients=[_client(client) for client in daemon.clients],
-        waiting=[
-            shapes.MpsWaiting(pid=w.pid, user=w.uid, command=w.command) for w in daemon.waiting
-        ]
-        or None,
+        waiting=list(daemon.waiting) or None,
         last_lines=list(daemon.last_lines) or None,
     )
 

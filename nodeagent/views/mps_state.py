@@ -7,6 +7,7 @@ from datetime import datetime
 
 from nodeagent.plan.problems import Problem
 from nodeagent.plan.shares import WantedMps
+from nodeagent.views.shapes import MpsServer, MpsWaiting
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,24 +34,6 @@ class ClientState:
 
 
 @dataclass(frozen=True, slots=True)
-class WaitingClient:
-    """A process of another user than the server's, which MPS leaves waiting."""
-
-    pid: int
-    uid: int
-    command: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class ServerState:
-    """A daemon's server; `status` as the daemon has it (INITIALIZING, ACTIVE, FAULT)."""
-
-    pid: int
-    uid: int | None
-    status: str
-
-
-@dataclass(frozen=True, slots=True)
 class DaemonState:
     """One device's control daemon. `device` is a UUID, `phase` one word, `why` says why that is
     not Ready; `since` is when the phase began. `last_lines` are the log's, where it failed.
@@ -65,9 +48,9 @@ class DaemonState:
     restarts: int = 0
     pipe_directory: str = ""
     since: datetime | None = None
-    server: ServerState | None = None
+    server: MpsServer | None = None
     clients: tuple[ClientState, ...] = ()
-    waiting: tuple[WaitingClient, ...] = ()
+    waiting: tuple[MpsWaiting, ...] = ()
     last_lines: tuple[str, ...] = ()
     trouble: str = ""
 

@@ -91,10 +91,10 @@ class MpsClient(Shape, frozen=True, kw_only=True):
 class MpsServer(Shape, frozen=True, kw_only=True):
     pid: int
     user: int | None = None
-    status: str
+    status: str  # as the daemon has it: INITIALIZING, ACTIVE, FAULT
 
 
-class MpsWaiting(Shape, frozen=True, kw_only=True):
+class MpsWaiting(Shape, frozen=True, kw_only=True):  # of another user than the server's
     pid: int
     user: int
     command: str = ""

@@ -19,7 +19,8 @@ from nodeagent.errors import (
     UnknownDevice,
 )
 from nodeagent.plan.shares import Account, Share, Sharing, WantedMps
-from nodeagent.views.mps_state import ClientState, DaemonState, ServerState, WaitingClient
+from nodeagent.views.mps_state import ClientState, DaemonState
+from nodeagent.views.shapes import MpsServer, MpsWaiting
 from tests.api.serving import Api, Doing, api, assert_described, observe
 
 WANTED = WantedMps(Sharing((Share("small", 4, 8192, 15.0),), "report"), Account(1000, 1000))
@@ -37,9 +38,9 @@ async def _daemon() -> DaemonState:
         pid=815,
         restarts=2,
         pipe_directory="/run/nodeagent/mps/x/pipe",
-        server=ServerState(816, 1000, "FAULT"),
+        server=MpsServer(pid=816, user=1000, status="FAULT"),
         clients=(ClientState(4712, "python", 1000, "small", "small-0", 5, 8 << 30, 15.0, ("no",)),),
-        waiting=(WaitingClient(99, 1001, "sleepy"),),
+        waiting=(MpsWaiting(pid=99, user=1001, command="sleepy"),),
         last_lines=("the last",),
     )
 

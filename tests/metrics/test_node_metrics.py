@@ -10,8 +10,9 @@ from nodeagent.metrics.agent_metrics import agent_families
 from nodeagent.metrics.exposition import render
 from nodeagent.metrics.node_metrics import node_samples
 from nodeagent.plan.observed import Access, Gpu, ObservedNode
-from nodeagent.views.mps_state import ClientState, DaemonState, WaitingClient
+from nodeagent.views.mps_state import ClientState, DaemonState
 from nodeagent.views.node_state import NodeState, Phase
+from nodeagent.views.shapes import MpsWaiting
 from tests.plan.cards import card, with_instances
 
 GPU = with_instances(card("h100-80gb"), [("3g.40gb", 0), ("1g.10gb", 4)])
@@ -119,7 +120,7 @@ def test_mps_daemons_and_their_clients() -> None:
             "Ready",
             restarts=2,
             clients=(known, ClientState(4713, findings=("has no share", "is one too many"))),
-            waiting=(WaitingClient(4714, 1234),),
+            waiting=(MpsWaiting(pid=4714, user=1234),),
         ),
         DaemonState("GPU-gone", "Backoff"),
     )

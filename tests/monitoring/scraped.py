@@ -41,8 +41,9 @@ from nodeagent.plan.plan import (
     Verdict,
 )
 from nodeagent.plan.steps import DestroyGpuInstance, SetMigMode
-from nodeagent.views.mps_state import ClientState, DaemonState, ServerState
+from nodeagent.views.mps_state import ClientState, DaemonState
 from nodeagent.views.node_state import NodeState, Phase
+from nodeagent.views.shapes import MpsServer
 from tests.health.rig import Node
 from tests.health.rig import gpu as reading
 from tests.metrics.node import gpu, sample
@@ -132,7 +133,7 @@ def _own(phase: Phase) -> str:
             "Ready",
             restarts=1,
             clients=(client,),
-            server=ServerState(4700, 1000, "ACTIVE"),
+            server=MpsServer(pid=4700, user=1000, status="ACTIVE"),
         ),
     )
     state = NodeState(

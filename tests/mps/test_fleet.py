@@ -487,7 +487,7 @@ async def test_a_client_of_another_user(
         words = await rig.reported(Subject.FOREIGN_USER_WAITING)
         assert f"pid {stranger.pid}" in words
         assert f"of user {US} holds the device; run it as user {US}" in words
-        assert [(w.pid, w.uid) for w in status(fleet).waiting] == [(stranger.pid, 1234)]
+        assert [(w.pid, w.user) for w in status(fleet).waiting] == [(stranger.pid, 1234)]
     assert status(fleet).waiting == ()
     assert len(rig.said(Subject.FOREIGN_USER_WAITING)) == 1
 

@@ -342,7 +342,7 @@ async def _seen(
     await until(lambda: {c.pid for c in status(fleet, gpu).clients} == pids, SOON)
     server = status(fleet, gpu).server
     assert server is not None
-    assert (server.uid, server.status) == (os.geteuid(), "ACTIVE")
+    assert (server.user, server.status) == (os.geteuid(), "ACTIVE")
     spec = fleet.running()[0].spec
     about = ("get_server_status", "get_client_list", "get_active_thread_percentage")
     await notes.keep_words(

@@ -13,7 +13,8 @@ from nodeagent.plan.observed import (
     Placement,
 )
 from nodeagent.plan.shares import Account, Share, Sharing, WantedMps
-from nodeagent.views.mps_state import ClientState, DaemonState, ServerState, WaitingClient
+from nodeagent.views.mps_state import ClientState, DaemonState
+from nodeagent.views.shapes import MpsServer, MpsWaiting
 
 GIB = 1 << 30
 WHOLE = Gpu(0, "GPU-0", mig=MigMode(current=False, pending=False))
@@ -52,7 +53,7 @@ READY = DaemonState(
     restarts=2,
     pipe_directory="/run/nodeagent/mps/GPU-0/pipe",
     since=datetime(2030, 1, 2, 3, 4, 5, 678901, tzinfo=UTC),
-    server=ServerState(816, 1000, "ACTIVE"),
+    server=MpsServer(pid=816, user=1000, status="ACTIVE"),
     clients=(CLIENT,),
 )
 FAILED = DaemonState(
@@ -63,4 +64,4 @@ FAILED = DaemonState(
     restarts=5,
     last_lines=("first", "no CUDA-capable device is detected"),
 )
-WAITING = WaitingClient(99, 1001, "sleepy")
+WAITING = MpsWaiting(pid=99, user=1001, command="sleepy")
