@@ -22,8 +22,9 @@ from nodeagent.plan.steps import (
 
 
 class Verdict(StrEnum):
-    """From best to worst. Values are those of the JSON output."""
+    """Values are those of the JSON output."""
 
+    # From best to worst.
     IN_SYNC = "inSync"
     APPLICABLE = "applicable"
     BLOCKED = "blocked"
