@@ -10,7 +10,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import Any, TypeVar
 
 from nodeagent.documents.bounded_yaml import plain_scalar
 from nodeagent.plan.observed import Access, ComputeInstance, Gpu, GpuInstance, ObservedNode
@@ -26,33 +26,127 @@ from nodeagent.plan.shares import (
     written_bytes,
 )
 
+_Data = dict[str, Any]
+_K = TypeVar("_K")
+_V = TypeVar("_V")
+
 _PLAIN = re.compile(r"[A-Za-z0-9][A-Za-z0-9.+-]*")
+
+
+# --- plans ------------------------------------------------------------------------------------
 
 
 def plan_document(observed: ObservedNode) -> str:
     """A plan in YAML: every MIG device at its place, and MPS and time slices, for all GPUs that
     have MIG or are shared.
     """
-    lines = [*_comments(export_notes(observed)), "version: v1"]
     entries = plan_data(observed)["gpus"]
-    lines += ["gpus:"] if entries else ["gpus: []"]
+    lines = [*_comments(export_notes(observed)), "version: v1", "gpus:" if entries else "gpus: []"]
     for entry in entries:
         lines.append(f"  - devices: {_flow(entry['devices'])}")
-        lines += [f"    {line}" for line in _mig_lines(entry)]
+        match entry.get("mig"):
+            case []:
+                lines.append("    mig: []  # MIG mode on, no instances")
+            case list() as items:
+                lines += ["    mig:", *(f"      - {_flow(item)}" for item in items)]
+            case str() as word:
+                lines.append(f"    mig: {word}")
         lines += [f"    {key}: {_flow(entry[key])}" for key in ("mps", "timeSlice") if key in entry]
     return "\n".join(lines) + "\n"
 
 
-def _mig_lines(entry: dict[str, Any]) -> list[str]:
-    match entry.get("mig"):
-        case None:
-            return []
-        case str() as word:
-            return [f"mig: {word}"]
-        case []:
-            return ["mig: []  # MIG mode on, no instances"]
-        case items:
-            return ["mig:", *(f"  - {_flow(item)}" for item in items)]
+def plan_data(observed: ObservedNode) -> _Data:
+    """The plan of `plan_document` as data. GPUs with the same picture share an entry."""
+    alike = _grouped((_picture(gpu), gpu.index) for gpu in _answering(observed))
+    entries = [{"devices": indices, **picture} for picture, indices in alike if picture]
+    return {"version": "v1", "gpus": entries}
+
+
+def _picture(gpu: Gpu) -> _Data:
+    """How the GPU is split and shared; empty when it has no MIG and is not shared."""
+    if gpu.in_mig_mode:
+        return {"mig": _layout(gpu)}
+    mig = {} if gpu.mig is None else {"mig": "disabled"}
+    return {**mig, **_shared(gpu)}
+
+
+def _layout(gpu: Gpu) -> list[_Data]:
+    """The long form: each profile with its start, equal ones (parts of one instance) counted."""
+    devices = (
+        ((device.profile, instance.placement.start, _device_mps(gpu, instance, device)), device)
+        for instance in sorted(gpu.instances, key=lambda i: i.placement.start)
+        for device in sorted(instance.compute, key=lambda c: c.profile)
+    )
+    return [
+        {
+            "profile": profile,
+            "start": start,
+            **({"count": len(equal)} if len(equal) > 1 else {}),
+            **mps,
+        }
+        for (profile, start, mps), equal in _grouped(devices)
+    ]
+
+
+def _shared(gpu: Gpu) -> _Data:
+    """Of a GPU outside MIG mode: `mps` or `timeSlice`, or nothing."""
+    if gpu.mps is not None:
+        return {"mps": mps_data(gpu.mps.runs, gpu.memory)}
+    if gpu.time_slice is None or gpu.compute_mode not in (None, ComputeMode.DEFAULT):
+        return {}  # timeSlice would also set the compute mode
+    if gpu.time_slice is TimeSlice.DEFAULT and gpu.earlier_time_slice is None:
+        return {}
+    return {"timeSlice": gpu.time_slice.value}
+
+
+def _device_mps(gpu: Gpu, instance: GpuInstance, device: ComputeInstance) -> _Data:
+    if device.mps is None:
+        return {}
+    profile = gpu.profile(instance.profile)
+    total = device.memory.total if device.memory else 0
+    return {"mps": mps_data(device.mps.runs, profile.memory if profile else total)}
+
+
+def mps_data(wanted: WantedMps, memory: int) -> _Data:
+    """The plan's `mps` that leads to `wanted` on a device with `memory` bytes.
+
+    Equal replicas are written as the share that they are: where the memory differs, the document
+    still asks for the same.
+    """
+    shares = wanted.sharing.shares
+    data: _Data = {"user": _user(wanted.account)}
+    endless = next((s for s in shares if s.count is None), None)
+    if endless is not None:
+        data["clients"] = _limits(endless)
+    else:
+        data["shares"] = {s.name: {"count": s.count, **_limits(s)} for s in shares}
+    if wanted.sharing.enforce != "report":
+        data["enforce"] = wanted.sharing.enforce
+    total = sum((s.count or 0) * (s.memory or 0) * MIB for s in shares)
+    # Rounded to the precision of a percentage here, since binary fractions do not add up.
+    threads = round(sum((s.count or 0) * (s.threads or 0) for s in shares), 2)
+    if total > memory or threads > ALL_THREADS:
+        data["oversubscribe"] = True
+    return data
+
+
+def _limits(share: Share) -> _Data:
+    limits: _Data = {}
+    if share.memory is not None:
+        limits["memory"] = written_bytes(share.memory * MIB)
+    if share.threads is not None:
+        limits["threads"] = int(share.threads) if share.threads.is_integer() else share.threads
+    return limits
+
+
+def _user(account: Account) -> int | str:
+    """Exactly this account: groups come with a user that is looked up, never with uid:gid."""
+    if account.any_user:
+        return ANY_USER
+    return account.uid if account.groups else f"{account.uid}:{account.gid}"
+
+
+# --- mig-parted files -------------------------------------------------------------------------
 
 
 def mig_parted_document(observed: ObservedNode, label: str = "current") -> str:
@@ -60,46 +154,17 @@ def mig_parted_document(observed: ObservedNode, label: str = "current") -> str:
     nothing of MPS and time slices.
     """
     notes = export_notes(observed, mig_parted=True)
-    lines = [*_comments(notes), "version: v1", "mig-configs:"]
-    [(label, entries)] = mig_parted_data(observed, label)["mig-configs"].items()
-    lines.append(f"  {_scalar(label)}:")
-    for entry in entries:
-        first, *rest = (f"{key}: {_flow(value)}" for key, value in entry.items())
-        if entry["mig-devices"]:
-            rest[-1] = "mig-devices:"
-            rest += [f"  {_scalar(name)}: {n}" for name, n in entry["mig-devices"].items()]
-        lines += [f"  - {first}", *(f"    {line}" for line in rest)]
+    lines = [*_comments(notes), "version: v1", "mig-configs:", f"  {_scalar(label)}:"]
+    for entry in mig_parted_data(observed, label)["mig-configs"][label]:
+        counts = entry["mig-devices"]
+        text = [f"{key}: {_flow(value)}" for key, value in entry.items() if value is not counts]
+        text += ["mig-devices:"] if counts else ["mig-devices: {}"]
+        text += [f"  {_scalar(name)}: {count}" for name, count in counts.items()]
+        lines += [f"  - {text[0]}", *(f"    {line}" for line in text[1:])]
     return "\n".join(lines) + "\n"
 
 
-def plan_data(observed: ObservedNode) -> dict[str, Any]:
-    """The plan of `plan_document` as data. GPUs with the same picture share an entry."""
-    pictures: list[tuple[list[int], dict[str, Any]]] = []
-    for gpu in _answering(observed):
-        picture = _picture(gpu)
-        if not picture:
-            continue
-        same = next((indices for indices, known in pictures if known == picture), None)
-        if same is None:
-            pictures.append(([gpu.index], picture))
-        else:
-            same.append(gpu.index)
-    return {
-        "version": "v1",
-        "gpus": [{"devices": indices, **picture} for indices, picture in pictures],
-    }
-
-
-def _picture(gpu: Gpu) -> dict[str, Any]:
-    """How the GPU is split and shared; empty when it has no MIG and is not shared."""
-    if gpu.mig is None:
-        return shared_data(gpu)
-    if gpu.mig.current:
-        return {"mig": _layout(gpu)}
-    return {"mig": "disabled", **shared_data(gpu)}
-
-
-def mig_parted_data(observed: ObservedNode, label: str = "current") -> dict[str, Any]:
+def mig_parted_data(observed: ObservedNode, label: str = "current") -> _Data:
     """The file of `mig_parted_document` as data.
 
     By mig-parted's rules: GPUs with equal mode and counts share an entry; `devices` is `all`
@@ -107,29 +172,36 @@ def mig_parted_data(observed: ObservedNode, label: str = "current") -> dict[str,
     several and the document more than one entry; GPUs without MIG are `mig-enabled: false`.
     """
     known = _answering(observed)
-    merged: list[tuple[bool, dict[str, int], list[Gpu]]] = []
-    for gpu in known:
-        enabled = gpu.mig is not None and gpu.mig.current
-        counts = _counts(gpu) if enabled else {}
-        same = next((g for e, c, g in merged if (e, c) == (enabled, counts)), None)
-        if same is None:
-            merged.append((enabled, counts, [gpu]))
-        else:
-            same.append(gpu)
-    all_known = len(known) == len(observed.gpus)
-    several = len(merged) > 1 and len({_kind(gpu) for gpu in known}) > 1
-    entries: list[dict[str, Any]] = []
-    for enabled, counts, gpus in merged:
+    alike = _grouped(((gpu.in_mig_mode, _counts(gpu)), gpu) for gpu in known)
+    several = len(alike) > 1 and len({_kind(gpu) for gpu in known}) > 1
+    entries: list[_Data] = []
+    for (enabled, counts), gpus in alike:
         kinds = sorted({_kind(gpu) for gpu in gpus})
-        entry: dict[str, Any] = {}
+        entry: _Data = {}
         if several:
             entry["device-filter"] = kinds[0] if len(kinds) == 1 else kinds
-        whole = all_known and len(gpus) == sum(_kind(gpu) in kinds for gpu in known)
+        of_kinds = sum(_kind(gpu) in kinds for gpu in known)
+        whole = len(known) == len(observed.gpus) and len(gpus) == of_kinds
         entry["devices"] = "all" if whole else [gpu.index for gpu in gpus]
         entries.append({**entry, "mig-enabled": enabled, "mig-devices": counts})
     # The format wants an entry; this one matches nothing, which is what there is.
     nothing = {"devices": [], "mig-enabled": False, "mig-devices": {}}
     return {"version": "v1", "mig-configs": {label: entries or [nothing]}}
+
+
+def _kind(gpu: Gpu) -> str:
+    """The device filter that all cards of this type pass; sub-systems do not matter."""
+    return f"0x{gpu.pci_device_id:08X}"
+
+
+def _counts(gpu: Gpu) -> dict[str, int]:
+    if not gpu.in_mig_mode:
+        return {}
+    devices = Counter(device.profile for instance in gpu.instances for device in instance.compute)
+    return dict(sorted(devices.items()))
+
+
+# --- notes ------------------------------------------------------------------------------------
 
 
 def export_notes(observed: ObservedNode, *, mig_parted: bool = False) -> list[str]:
@@ -177,37 +249,16 @@ def _answering(observed: ObservedNode) -> list[Gpu]:
     return [gpu for gpu in observed.gpus if gpu.access is Access.OK]
 
 
-def _kind(gpu: Gpu) -> str:
-    """The device filter that all cards of this type pass; sub-systems do not matter."""
-    return f"0x{gpu.pci_device_id:08X}"
-
-
-def _counts(gpu: Gpu) -> dict[str, int]:
-    devices = Counter(device.profile for instance in gpu.instances for device in instance.compute)
-    return dict(sorted(devices.items()))
-
-
-def _layout(gpu: Gpu) -> list[dict[str, Any]]:
-    """The long form: each profile with its start, equal ones (parts of one instance) counted."""
-    items: list[tuple[dict[str, Any], int]] = []
-    for instance in sorted(gpu.instances, key=lambda i: i.placement.start):
-        for device in sorted(instance.compute, key=lambda c: c.profile):
-            item = {"profile": device.profile, "start": instance.placement.start}
-            item |= device_data(gpu, instance, device)
-            same = next((n for n, (known, _) in enumerate(items) if known == item), None)
-            if same is None:
-                items.append((item, 1))
-            else:
-                items[same] = (item, items[same][1] + 1)
-    return [_counted(item, count) for item, count in items]
-
-
-def _counted(item: dict[str, Any], count: int) -> dict[str, Any]:
-    """The count stands before what is longer."""
-    if count == 1:
-        return item
-    mps = {key: item[key] for key in ("mps",) if key in item}
-    return {"profile": item["profile"], "start": item["start"], "count": count, **mps}
+def _grouped(pairs: Iterable[tuple[_K, _V]]) -> list[tuple[_K, list[_V]]]:
+    """The values of equal keys (which need no hash) together, in the order of the first ones."""
+    groups: list[tuple[_K, list[_V]]] = []
+    for key, value in pairs:
+        same = next((values for known, values in groups if known == key), None)
+        if same is None:
+            groups.append((key, [value]))
+        else:
+            same.append(value)
+    return groups
 
 
 # --- YAML -------------------------------------------------------------------------------------
@@ -215,8 +266,6 @@ def _counted(item: dict[str, Any], count: int) -> dict[str, Any]:
 
 def _flow(value: object) -> str:
     match value:
-        case bool():
-            return "true" if value else "false"
         case dict():
             items = (f"{_scalar(str(key))}: {_flow(item)}" for key, item in value.items())
             return "{" + ", ".join(items) + "}"
@@ -224,7 +273,7 @@ def _flow(value: object) -> str:
             return "[" + ", ".join(map(_flow, value)) + "]"
         case str():
             return _scalar(value)
-    return str(value)
+    return json.dumps(value)
 
 
 def _scalar(text: str) -> str:
@@ -238,71 +287,3 @@ def _scalar(text: str) -> str:
 
 def _comments(notes: Iterable[str]) -> list[str]:
     return [f"# {' '.join(note.split())}" for note in notes]
-
-
-# --- MPS and time slices ----------------------------------------------------------------------
-
-_Data = dict[str, Any]
-
-
-def shared_data(gpu: Gpu) -> _Data:
-    """Of a GPU outside MIG mode: `mps` or `timeSlice`, or nothing."""
-    if gpu.mps is not None:
-        return {"mps": mps_data(gpu.mps.runs, gpu.memory)}
-    if gpu.time_slice is None or gpu.compute_mode not in (None, ComputeMode.DEFAULT):
-        return {}  # timeSlice would also set the compute mode
-    if gpu.time_slice is TimeSlice.DEFAULT and gpu.earlier_time_slice is None:
-        return {}
-    return {"timeSlice": gpu.time_slice.value}
-
-
-def device_data(gpu: Gpu, instance: GpuInstance, device: ComputeInstance) -> _Data:
-    """Of a MIG device: `mps`, or nothing."""
-    if device.mps is None:
-        return {}
-    profile = gpu.profile(instance.profile)
-    total = device.memory.total if device.memory else 0
-    return {"mps": mps_data(device.mps.runs, profile.memory if profile else total)}
-
-
-def mps_data(wanted: WantedMps, memory: int) -> _Data:
-    """The plan's `mps` that leads to `wanted` on a device with `memory` bytes.
-
-    Equal replicas are written as the share that they are: where the memory differs, the document
-    still asks for the same.
-    """
-    sharing = wanted.sharing
-    data: _Data = {"user": _user(wanted.account)}
-    endless = next((s for s in sharing.shares if s.count is None), None)
-    if endless is not None:
-        data["clients"] = _limits(endless)
-    else:
-        data["shares"] = {s.name: {"count": s.count, **_limits(s)} for s in sharing.shares}
-    if sharing.enforce != "report":
-        data["enforce"] = sharing.enforce
-    if _is_oversubscribed(sharing.shares, memory):
-        data["oversubscribe"] = True
-    return data
-
-
-def _limits(share: Share) -> _Data:
-    limits: _Data = {}
-    if share.memory is not None:
-        limits["memory"] = written_bytes(share.memory * MIB)
-    if share.threads is not None:
-        limits["threads"] = int(share.threads) if share.threads.is_integer() else share.threads
-    return limits
-
-
-def _is_oversubscribed(shares: tuple[Share, ...], memory: int) -> bool:
-    total = sum((s.count or 0) * (s.memory or 0) * MIB for s in shares)
-    # Rounded to the precision of a percentage here, since binary fractions do not add up.
-    threads = round(sum((s.count or 0) * (s.threads or 0) for s in shares), 2)
-    return total > memory or threads > ALL_THREADS
-
-
-def _user(account: Account) -> int | str:
-    """Exactly this account: groups come with a user that is looked up, never with uid:gid."""
-    if account.any_user:
-        return ANY_USER
-    return account.uid if account.groups else f"{account.uid}:{account.gid}"
