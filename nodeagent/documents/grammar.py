@@ -7,8 +7,9 @@ JSON Schema of what it accepts.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Generic, TypeVar
 
 from nodeagent.documents.findings import DocumentPath, Findings, path_text
@@ -90,68 +91,71 @@ class Key:
 # --- scalars ----------------------------------------------------------------------------------
 
 
+def scalar(
+    accepts: Callable[[Any], bool],
+    accepted: str,
+    schema: JsonSchema,
+    hint: Callable[[Any], str] = lambda _: "",
+) -> Rule[Any]:
+    """A value as it is, if it is `accepted`; `hint` knows what was probably meant otherwise."""
+
+    def read(place: Place) -> object:
+        if not accepts(place.value):
+            raise place.unexpected(accepted, hint(place.value))
+        return place.value
+
+    return Rule(read, schema)
+
+
 def whole(least: int, most: int) -> Rule[int]:
     """A whole number within bounds."""
-    accepted = f"a whole number from {least} to {most}"
-
-    def read(place: Place) -> int:
-        value = place.value
-        if type(value) is not int or not least <= value <= most:
-            raise place.unexpected(accepted)
-        return value
-
-    return Rule(read, {"type": "integer", "minimum": least, "maximum": most})
-
-
-def percent() -> Rule[float]:
-    """A share in percent, more than 0 and at most 100."""
-
-    def read(place: Place) -> float:
-        value = place.value
-        if type(value) not in (int, float) or not 0 < value <= 100:
-            raise place.unexpected("a number of percent, more than 0 and at most 100")
-        return float(value)
-
-    return Rule(read, {"type": "number", "exclusiveMinimum": 0, "maximum": 100})
+    return scalar(
+        lambda value: type(value) is int and least <= value <= most,
+        f"a whole number from {least} to {most}",
+        {"type": "integer", "minimum": least, "maximum": most},
+    )
 
 
 def flag() -> Rule[bool]:
     """true or false."""
-
-    def read(place: Place) -> bool:
-        if not isinstance(place.value, bool):
-            raise place.unexpected("true or false, without quotes")
-        return place.value
-
-    return Rule(read, {"type": "boolean"})
+    accepted = "true or false, without quotes"
+    return scalar(lambda value: isinstance(value, bool), accepted, {"type": "boolean"})
 
 
 def word(*choices: str) -> Rule[str]:
     """One word of a few."""
-
-    def read(place: Place) -> str:
-        value = place.value
-        if not isinstance(value, str) or value not in choices:
-            remedy = did_you_mean(value, choices) if isinstance(value, str) else ""
-            raise place.unexpected(" or ".join(choices), remedy)
-        return value
-
-    return Rule(read, {"enum": list(choices)})
+    return scalar(
+        lambda value: isinstance(value, str) and value in choices,
+        " or ".join(choices),
+        {"enum": list(choices)},
+        lambda value: did_you_mean(value, choices) if isinstance(value, str) else "",
+    )
 
 
 def text(pattern: str, accepted: str) -> Rule[str]:
     """Text of some shape; `accepted` describes the shape."""
     shape = re.compile(pattern)
-
-    def read(place: Place) -> str:
-        if not isinstance(place.value, str) or not shape.fullmatch(place.value):
-            raise place.unexpected(accepted)
-        return place.value
-
-    return Rule(read, {"type": "string", "pattern": f"^({pattern})$"})
+    return scalar(
+        lambda value: isinstance(value, str) and shape.fullmatch(value) is not None,
+        accepted,
+        {"type": "string", "pattern": f"^({pattern})$"},
+    )
 
 
 # --- lists and maps ---------------------------------------------------------------------------
+
+
+def _read_all(reads: Iterable[Callable[[], T]]) -> list[T]:
+    """The results; raises Refused once everything was read, when any of it was refused."""
+    results, refused = [], False
+    for read in reads:
+        try:
+            results.append(read())
+        except Refused:
+            refused = True
+    if refused:
+        raise Refused
+    return results
 
 
 def list_of(item: Rule[T], *, least: int = 0) -> Rule[list[T]]:
@@ -162,15 +166,7 @@ def list_of(item: Rule[T], *, least: int = 0) -> Rule[list[T]]:
             raise place.unexpected("a list")
         if len(place.value) < least:
             raise place.refuse("the list is empty")
-        items = []
-        for position in range(len(place.value)):
-            try:
-                items.append(item.read(place.below(position)))
-            except Refused:
-                continue
-        if len(items) < len(place.value):
-            raise Refused
-        return items
+        return _read_all(partial(item.read, place.below(n)) for n in range(len(place.value)))
 
     return Rule(read, {"type": "array", "items": item.schema, "minItems": least})
 
@@ -189,20 +185,10 @@ def map_of(
             raise place.unexpected("a map")
         if len(place.value) < least:
             raise place.refuse("the map is empty")
-        items: dict[str, T] = {}
-        faulty = False
+        reads: list[Callable[[], Any]] = []
         for name in place.value:
-            try:
-                check_key(place, name)
-            except Refused:
-                faulty = True
-            try:
-                items[name] = value.read(place.below(name))
-            except Refused:
-                faulty = True
-        if faulty:
-            raise Refused
-        return items
+            reads += [partial(check_key, place, name), partial(value.read, place.below(name))]
+        return dict(zip(place.value, _read_all(reads)[1::2], strict=True))
 
     names = {"propertyNames": {"pattern": key_pattern}} if key_pattern else {}
     bounds = {"minProperties": least} if least else {}

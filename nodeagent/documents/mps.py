@@ -17,7 +17,7 @@ from nodeagent.documents.grammar import (
     flag,
     form,
     map_of,
-    percent,
+    scalar,
     whole,
     word,
 )
@@ -83,9 +83,14 @@ _USER_RULE = Rule(
 
 # --- maps -------------------------------------------------------------------------------------
 
+_PERCENT = scalar(
+    lambda value: type(value) in (int, float) and 0 < value <= 100,
+    "a number of percent, more than 0 and at most 100",
+    {"type": "number", "exclusiveMinimum": 0, "maximum": 100},
+)
 _LIMITS = (
     Key("memory", _MEMORY, "device memory that a client may use, a quantity such as 8Gi"),
-    Key("threads", percent(), "share of the device's threads that a client may use, in percent"),
+    Key("threads", _PERCENT, "share of the device's threads that a client may use, in percent"),
 )
 _CLIENTS = whole(1, MOST_CLIENTS)
 
@@ -96,7 +101,7 @@ def _share(place: Place, given: Given) -> ShareEntry:
         name=str(place.path[-1]) if "count" in given else "",
         count=given.get("count", 0),
         memory=given["memory"],
-        threads=given["threads"],
+        threads=None if given["threads"] is None else float(given["threads"]),
         path=place.path_below(),
     )
 
