@@ -17,6 +17,7 @@ from nodeagent.plan.problems import Code
 from nodeagent.text import did_you_mean, listed, nearest, shown
 
 T = TypeVar("T")
+U = TypeVar("U")
 JsonSchema = dict[str, Any]
 Given = Mapping[str, Any]  # the values of a map's keys, read by the rules of these keys
 
@@ -172,8 +173,8 @@ def list_of(item: Rule[T], *, least: int = 0) -> Rule[list[T]]:
 
 
 def map_of(
-    check_key: Callable[[Place, str], None],
     value: Rule[T],
+    check_key: Callable[[Place, str], None] = lambda _place, _name: None,
     *,
     key_pattern: str | None = None,
     least: int = 0,
@@ -270,15 +271,9 @@ def by_kind(
     return Rule(read, {"anyOf": [rule.schema for rule in rules.values()]})
 
 
-def checked(rule: Rule[T], check: Callable[[Place, T], None]) -> Rule[T]:
-    """A rule with a further check on its result, which raises Refused."""
-
-    def read(place: Place) -> T:
-        result = rule.read(place)
-        check(place, result)
-        return result
-
-    return Rule(read, rule.schema)
+def then(rule: Rule[T], make: Callable[[Place, T], U]) -> Rule[U]:
+    """What `make` makes of the value that a rule has read; it raises Refused for a fault."""
+    return Rule(lambda place: make(place, rule.read(place)), rule.schema)
 
 
 def read_with(rule: Rule[T], value: object, findings: Findings) -> T:

@@ -27,13 +27,12 @@ from nodeagent.documents.terms import (
     DEVICE,
     MOST_INSTANCES,
     check_profile,
-    check_total,
+    layout_of_counts,
     read_pci_filter,
 )
 from nodeagent.errors import DocumentError
 from nodeagent.plan.desired import (
     DeviceSelector,
-    InstanceEntry,
     MigDisabled,
     MigLayout,
     PciFilter,
@@ -100,15 +99,14 @@ def _index(place: Place) -> DeviceSelector:
     return DEVICE.read(place)
 
 
-def _counts(place: Place) -> dict[str, int] | None:
+def _layout(place: Place) -> MigLayout | None:
     """The wanted profiles; a null counts as left out, a count of 0 or null as none of it."""
     if place.value is None:
         return None
     counts = _COUNTS.read(place)
     if counts and not any(counts.values()):
         raise place.refuse("all counts are 0", remedy="write {} for MIG without instances")
-    check_total(place, sum(counts.values()))
-    return {profile: count for profile, count in counts.items() if count}
+    return layout_of_counts(place, counts)
 
 
 def _count(place: Place) -> int:
@@ -116,7 +114,7 @@ def _count(place: Place) -> int:
 
 
 _WHOLE = whole(0, MOST_INSTANCES)
-_COUNTS = map_of(check_profile, Rule(_count, {}))
+_COUNTS = map_of(Rule(_count, {}), check_profile)
 _DEVICES = by_kind(
     {str: word("all"), list: list_of(Rule(_index, {}))},
     "all, or a list of indices",
@@ -133,7 +131,7 @@ def _entry(place: Place, given: Given) -> PlanEntry:
         devices=_devices(given["devices"]),
         devices_path=place.path_below("devices"),
         pci_filters=given["device-filter"],
-        mig=_layout(place, given) if given["mig-enabled"] else _disabled(place, given),
+        mig=_mig(place, given["mig-devices"], enabled=given["mig-enabled"]),
     )
 
 
@@ -147,56 +145,39 @@ def _devices(found: str | list[DeviceSelector]) -> tuple[DeviceSelector, ...] | 
     return tuple(first.values())
 
 
-def _layout(place: Place, given: Given) -> MigLayout:
-    counts: dict[str, int] | None = given["mig-devices"]
-    if counts is None:
+def _mig(place: Place, layout: MigLayout | None, *, enabled: bool) -> MigLayout | MigDisabled:
+    if enabled and layout is None:
         raise place.refuse(
             "mig-devices is missing, and mig-enabled is true",
             remedy="add mig-devices: a map of profile: count, or {} for no instances",
         )
-    path = place.path_below("mig-devices")
-    entries = (
-        InstanceEntry(profile, count, place.path_below("mig-devices", profile))
-        for profile, count in counts.items()
-    )
-    return MigLayout(tuple(entries), path)
-
-
-def _disabled(place: Place, given: Given) -> MigDisabled:
-    if given["mig-devices"]:
+    if layout is not None and layout.instances and not enabled:
         raise place.refuse(
             "found profiles, but mig-enabled is false",
             remedy="drop them, or write mig-enabled: true",
             below=("mig-devices",),
         )
-    return MigDisabled(place.path_below("mig-enabled"))
+    return (
+        layout if enabled and layout is not None else MigDisabled(place.path_below("mig-enabled"))
+    )
 
 
 _ENTRY = form(
     Key("device-filter", Rule(_filters, {}), "PCI ids such as 0x233010DE", default=()),
     Key("devices", _DEVICES, "all, or a list of indices", required=True),
     Key("mig-enabled", flag(), "true or false", required=True),
-    Key("mig-devices", Rule(_counts, {}), "a map of profile: count"),
+    Key("mig-devices", Rule(_layout, {}), "a map of profile: count"),
     build=_entry,
 )
 
 
-def _configurations(_place: Place, given: Given) -> Configurations:
-    configurations: Configurations = given["mig-configs"]
-    return configurations
-
-
-def _any_label(_place: Place, _name: str) -> None:
-    """Labels are free text."""
-
-
-_FILE = form(
+_FILE: Rule[Configurations] = form(
     Key("version", word("v1"), "v1", required=True),
     Key(
         "mig-configs",
-        map_of(_any_label, list_of(_ENTRY, least=1), least=1),
+        map_of(list_of(_ENTRY, least=1), least=1),
         "a map of configurations, each a list of entries",
         required=True,
     ),
-    build=_configurations,
+    build=lambda _, given: given["mig-configs"],
 )

@@ -18,6 +18,7 @@ from nodeagent.documents.grammar import (
     form,
     map_of,
     scalar,
+    then,
     whole,
     word,
 )
@@ -83,10 +84,13 @@ _USER_RULE = Rule(
 
 # --- maps -------------------------------------------------------------------------------------
 
-_PERCENT = scalar(
-    lambda value: type(value) in (int, float) and 0 < value <= 100,
-    "a number of percent, more than 0 and at most 100",
-    {"type": "number", "exclusiveMinimum": 0, "maximum": 100},
+_PERCENT = then(
+    scalar(
+        lambda value: type(value) in (int, float) and 0 < value <= 100,
+        "a number of percent, more than 0 and at most 100",
+        {"type": "number", "exclusiveMinimum": 0, "maximum": 100},
+    ),
+    lambda _, value: float(value),
 )
 _LIMITS = (
     Key("memory", _MEMORY, "device memory that a client may use, a quantity such as 8Gi"),
@@ -101,7 +105,7 @@ def _share(place: Place, given: Given) -> ShareEntry:
         name=str(place.path[-1]) if "count" in given else "",
         count=given.get("count", 0),
         memory=given["memory"],
-        threads=None if given["threads"] is None else float(given["threads"]),
+        threads=given["threads"],
         path=place.path_below(),
     )
 
@@ -138,8 +142,8 @@ MPS = form(
     Key(
         "shares",
         map_of(
-            _check_share_name,
             form(Key("count", _CLIENTS, "how many clients", default=1), *_LIMITS, build=_share),
+            _check_share_name,
             key_pattern=f"^({_SHARE_NAME})$",
             least=1,
         ),

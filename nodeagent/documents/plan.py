@@ -14,14 +14,13 @@ from nodeagent.documents.grammar import (
     JsonSchema,
     Key,
     Place,
-    Rule,
     by_kind,
-    checked,
     form,
     list_of,
     map_of,
     read_with,
     text,
+    then,
     whole,
     word,
 )
@@ -34,6 +33,7 @@ from nodeagent.documents.terms import (
     check_profile,
     check_total,
     hint_devices,
+    layout_of_counts,
 )
 from nodeagent.plan.desired import (
     DeviceSelector,
@@ -91,27 +91,14 @@ _INSTANCE = form(
 )
 
 
-def _mode(place: Place) -> MigEntry:
+def _mode(place: Place, mode: str) -> MigEntry:
     path = place.path_below()
-    return MigDisabled(path) if _MODE.read(place) == "disabled" else MigEnabled(path)
+    return MigDisabled(path) if mode == "disabled" else MigEnabled(path)
 
 
-def _counts(place: Place) -> MigLayout:
-    counts = _COUNTS.read(place)
-    check_total(place, sum(counts.values()))
-    entries = (InstanceEntry(name, n, place.path_below(name)) for name, n in counts.items())
-    return MigLayout(tuple(entries), place.path_below())
-
-
-def _instances(place: Place) -> MigLayout:
-    instances = _INSTANCES.read(place)
+def _instances(place: Place, instances: list[InstanceEntry]) -> MigLayout:
     check_total(place, sum(instance.count for instance in instances))
     return MigLayout(tuple(instances), place.path_below())
-
-
-_MODE = word("disabled", "enabled")
-_COUNTS = map_of(check_profile, _COUNT, key_pattern=PROFILE_PATTERN)
-_INSTANCES = list_of(_INSTANCE)
 
 
 def _hint_mig(value: object) -> str:
@@ -129,9 +116,9 @@ def _hint_mig(value: object) -> str:
 
 _MIG = by_kind(
     {
-        str: Rule(_mode, _MODE.schema),
-        dict: Rule(_counts, _COUNTS.schema),
-        list: Rule(_instances, _INSTANCES.schema),
+        str: then(word("disabled", "enabled"), _mode),
+        dict: then(map_of(_COUNT, check_profile, key_pattern=PROFILE_PATTERN), layout_of_counts),
+        list: then(list_of(_INSTANCE), _instances),
     },
     "disabled, enabled, a map of profile: count, or a list of instances",
     _hint_mig,
@@ -141,7 +128,7 @@ _MIG = by_kind(
 # --- entries ----------------------------------------------------------------------------------
 
 
-def _each_once(place: Place, devices: list[DeviceSelector]) -> None:
+def _each_once(place: Place, devices: list[DeviceSelector]) -> list[DeviceSelector]:
     seen: dict[int | str, DeviceSelector] = {}
     for position, device in enumerate(devices):
         first = seen.setdefault(device.device, device)
@@ -152,6 +139,7 @@ def _each_once(place: Place, devices: list[DeviceSelector]) -> None:
                 remedy="name each GPU once in an entry",
                 below=(position,),
             )
+    return devices
 
 
 def _named(device: DeviceSelector) -> str:
@@ -160,7 +148,7 @@ def _named(device: DeviceSelector) -> str:
 
 
 _DEVICES = by_kind(
-    {str: word("all"), list: checked(list_of(DEVICE, least=1), _each_once)},
+    {str: word("all"), list: then(list_of(DEVICE, least=1), _each_once)},
     "all, or a list of indices, UUIDs and PCI addresses",
     hint_devices,
 )
@@ -227,14 +215,6 @@ _ENTRY = form(
 # --- the document -----------------------------------------------------------------------------
 
 
-def _plan(_place: Place, given: Given) -> PlanDocument:
-    return PlanDocument(
-        entries=tuple(given["gpus"]),
-        digest="",
-        device_plugin_config=given["devicePluginConfig"],
-    )
-
-
 PLAN = form(
     Key("version", word("v1"), "v1", required=True),
     Key(
@@ -251,7 +231,9 @@ PLAN = form(
         ),
         "the configuration that NVIDIA's device plugin should use on this node",
     ),
-    build=_plan,
+    build=lambda _, given: PlanDocument(
+        entries=tuple(given["gpus"]), digest="", device_plugin_config=given["devicePluginConfig"]
+    ),
 )
 
 

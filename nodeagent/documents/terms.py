@@ -5,9 +5,10 @@ instances there may be.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 
 from nodeagent.documents.grammar import Place, Rule
-from nodeagent.plan.desired import DeviceSelector, PciFilter
+from nodeagent.plan.desired import DeviceSelector, InstanceEntry, MigLayout, PciFilter
 from nodeagent.plan.names import ProfileName
 from nodeagent.plan.problems import Code
 from nodeagent.text import shown
@@ -182,6 +183,13 @@ def hint_devices(value: object) -> str:
     except ValueError:
         return ""
     return f"write [{value}]"
+
+
+def layout_of_counts(place: Place, counts: Mapping[str, int]) -> MigLayout:
+    """The layout that the map of profiles at `place` asks for."""
+    check_total(place, sum(counts.values()))
+    entries = (InstanceEntry(name, n, place.path_below(name)) for name, n in counts.items() if n)
+    return MigLayout(tuple(entries), place.path_below())
 
 
 def check_total(place: Place, count: int) -> None:
