@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping
     from pathlib import Path
 
-    from nodeagent.simulation.boards import KnownBoard, Overrides, parse_boards
+    from nodeagent.simulation.boards import Board, Overrides, parse_boards
     from nodeagent.simulation.codes import Code, SimulatorMisuse
-    from nodeagent.simulation.node import SimulatedNode, open_node
+    from nodeagent.simulation.node import SimulatedNode
     from nodeagent.simulation.switches import Switches
 
 __all__ = [
@@ -45,7 +45,6 @@ _HOMES = {
     "SimulatedNode": "node",
     "SimulatorMisuse": "codes",
     "Switches": "switches",
-    "open_node": "node",
     "parse_boards": "boards",
 }
 
@@ -61,7 +60,7 @@ def __getattr__(name: str) -> object:
     return found
 
 
-def known_boards() -> tuple[KnownBoard, ...]:
+def known_boards() -> tuple[Board, ...]:
     """What there is to simulate and how well it is known, for people to read."""
     from nodeagent.simulation import boards  # reads all board files
 
@@ -73,6 +72,26 @@ def read_overrides(path: Path) -> Overrides:
     from nodeagent.simulation import boards
 
     return boards.read_overrides(path)
+
+
+def open_node(
+    boards: str | None = None,
+    *,
+    state: Path | None = None,
+    switches: Switches | None = None,
+    overrides: Overrides | None = None,
+    mirrored: bool | Collection[int] = False,
+) -> SimulatedNode:
+    """A node without NVML in front of it; the caller closes it. Arguments as `simulated`."""
+    from nodeagent.simulation.boards import parse_boards
+    from nodeagent.simulation.node import SimulatedNode
+
+    names = parse_boards(boards) if boards else ()
+    if isinstance(mirrored, bool):
+        mirrored = range(len(names)) if mirrored else ()
+    return SimulatedNode(
+        names, state=state, switches=switches, overrides=overrides, mirrored=mirrored
+    )
 
 
 @contextmanager
@@ -94,7 +113,6 @@ def simulated(
     `privileged` False is a user who may not configure MIG. Raises UsageError and NodeagentError.
     """
     from nodeagent.simulation.install import installed  # these load pynvml
-    from nodeagent.simulation.node import open_node
     from nodeagent.simulation.nvml_library import SimulatedLibrary
 
     node = open_node(boards, state=state, switches=switches, overrides=overrides, mirrored=mirrored)

@@ -1,17 +1,17 @@
-"""Whom a device's compute mode lets have a context, as CUDA refuses the others.
+"""Whom a device lets in: its compute mode, as CUDA refuses programs, and its memory.
 
-The mode decides only when a process comes: what is there stays, whatever it is set to. Programs
-that draw are not concerned.
+The compute mode decides only when a process comes: what is there stays, whatever it is set to.
+Programs that draw are not concerned.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from enum import IntEnum
+from typing import NamedTuple
 
 from nodeagent.errors import UsageError
-from nodeagent.simulation.card import Card
-from nodeagent.simulation.state import Process, ProcessKind
+from nodeagent.simulation.card import MIB, Card
+from nodeagent.simulation.state import WHOLE, Process, ProcessKind
 
 MPS_SERVER = "nvidia-cuda-mps-server"
 _BUSY = "CUDA would say that all CUDA-capable devices are busy or unavailable"
@@ -26,19 +26,44 @@ class ComputeMode(IntEnum):
     EXCLUSIVE_PROCESS = 3
 
 
-def mode_of(card: Card, instance: int | None, compute: int | None) -> ComputeMode:
-    """The mode of a GPU or of a MIG device, by ids."""
-    for there, part in card.mig_devices():
-        if (there.id, part.id) == (instance, compute):
-            return ComputeMode(part.compute_mode)
-    return ComputeMode(card.state.compute_mode)
+class Place(NamedTuple):
+    """A GPU, or a MIG device on it by the ids of its instances."""
+
+    card: Card
+    instance: int | None = None
+    compute: int | None = None
+
+    @property
+    def serial(self) -> int:
+        """Of the GPU instance."""
+        return WHOLE if self.instance is None else self.card.instance(self.instance).serial
+
+    def holds(self, process: Process) -> bool:
+        """Whether a process of the card is on this device; on a GPU are those of its parts too."""
+        mine = (process.instance, process.compute) == (self.instance, self.compute)
+        return mine or self.instance is None
 
 
-def admit(mode: ComputeMode, who: Process, there: Sequence[Process]) -> None:
-    """Raise UsageError when the mode keeps `who` out of a device with those who are `there`.
+def admit(process: Process, place: Place, named: str | int) -> None:
+    """Raise UsageError when the device, as it was `named`, keeps the process out or has no room."""
+    card, instance, compute = place
+    there = card.processes(instance, compute)
+    if any(p.pid == process.pid and p.instance == instance for p in there):
+        raise UsageError(f"process {process.pid} is on {named} already")
+    mode = card.state.compute_mode
+    part = None if instance is None else card.instance(instance)
+    if part is not None and compute is not None:
+        mode = card.compute_instance(part, compute).compute_mode
+    _admit_by_mode(ComputeMode(mode), process, there)
+    total, used = card.memory(part)
+    if process.memory is not None and not 0 <= process.memory <= total - used:
+        raise UsageError(
+            f"{named} has {(total - used) // MIB} MiB free and not {process.memory // MIB} MiB"
+        )
 
-    To a device that is exclusive, all clients of MPS are one process: their server.
-    """
+
+def _admit_by_mode(mode: ComputeMode, who: Process, there: list[Process]) -> None:
+    """To a device that is exclusive, all clients of MPS are one process: their server."""
     if who.kind is ProcessKind.GRAPHICS or mode is ComputeMode.DEFAULT:
         return
     if mode is ComputeMode.PROHIBITED:

@@ -9,13 +9,15 @@ passed by reference.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Mapping
-from typing import Any, Protocol
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import pynvml
 
 from nodeagent.simulation.codes import Code, Refused, SimulatorMisuse
-from nodeagent.simulation.handles import Handle, Handles, Kind
+from nodeagent.simulation.devices import Device
+from nodeagent.simulation.handles import Handle, Kind
+from nodeagent.simulation.nvml_session import Session
 
 _ByRef = type(ctypes.byref(ctypes.c_int()))
 _NUMBERS = (ctypes.c_uint, ctypes.c_int, ctypes.c_ulonglong, ctypes.c_longlong)
@@ -29,14 +31,6 @@ HANDLE_TYPES = {
     Kind.SYSTEM_EVENT_SET: pynvml.c_nvmlSystemEventSet_t,
     Kind.GPM_SAMPLE: pynvml.c_nvmlGpmSample_t,
 }
-
-
-class Session(Protocol):
-    """What resolving an argument needs of the library."""
-
-    handles: Handles
-
-    def look_up(self, handle: Handle) -> Any: ...
 
 
 class Argument:
@@ -89,49 +83,29 @@ class Buffer(Argument):
 class Out(Argument):
     """`byref(x)` or `pointer(x)` of exactly this type, to write to or to read from.
 
-    With `version` the structure's own version is checked, as the library does.
+    With `version` the structure's own version is checked, as the library does. Where C accepts
+    structures of several versions, `kind` maps each type to its version.
     """
 
-    def __init__(self, ctype: Any, version: int | None = None) -> None:
-        self._type = ctype
-        self._version = version
-        self.late = True
+    late = True
+
+    def __init__(self, kind: Any, version: int | None = None) -> None:
+        self.versions = kind if isinstance(kind, Mapping) else {kind: version}
 
     def take(self, given: Any, where: str) -> Any:
         if given is None:
             return None
         target = _referenced(given)
-        if target is None or type(target) is not self._type:
-            raise SimulatorMisuse(
-                f"{where}: expected a reference to {self._type.__name__}, got {_name(given)}"
-            )
+        if target is None or type(target) not in self.versions:
+            wanted = " or ".join(kind.__name__ for kind in self.versions)
+            raise SimulatorMisuse(f"{where}: expected a reference to {wanted}, got {_name(given)}")
         return target
 
     def resolve(self, session: Session, taken: Any) -> Any:
         if taken is None:
             raise Refused(Code.INVALID_ARGUMENT)
-        if self._version is not None and taken.version != self._version:
-            raise Refused(Code.ARGUMENT_VERSION_MISMATCH)
-        return taken
-
-
-class OutOf(Out):
-    """A structure of one of several versions, which C distinguishes by the version in it."""
-
-    def __init__(self, versions: Mapping[Any, int]) -> None:
-        super().__init__(next(iter(versions)))
-        self._versions = versions
-
-    def take(self, given: Any, where: str) -> Any:
-        target = _referenced(given)
-        if given is not None and type(target) not in self._versions:
-            raise SimulatorMisuse(f"{where}: {_name(given)} is not one of its structures")
-        return target
-
-    def resolve(self, session: Session, taken: Any) -> Any:
-        if taken is None:
-            raise Refused(Code.INVALID_ARGUMENT)
-        if taken.version != self._versions[type(taken)]:
+        version = self.versions[type(taken)]
+        if version is not None and taken.version != version:
             raise Refused(Code.ARGUMENT_VERSION_MISMATCH)
         return taken
 
@@ -171,35 +145,25 @@ class HandleIn(Argument):
         return session.look_up(taken)
 
 
-class HandleOut(Argument):
+class HandleOut(Out):
     """`byref(handle)`, to write a handle to."""
 
-    late = True
-
     def __init__(self, kind: Kind) -> None:
-        self._type = HANDLE_TYPES[kind]
+        super().__init__(HANDLE_TYPES[kind])
 
-    def take(self, given: Any, where: str) -> Any:
-        if given is None:
-            return None
-        target = _referenced(given)
-        if target is None or type(target) is not self._type:
-            raise SimulatorMisuse(
-                f"{where}: expected a reference to {self._type.__name__}, got {_name(given)}"
-            )
-        return HandleWriter(target)
-
-    def resolve(self, session: Session, taken: Any) -> Any:
-        if taken is None:
-            raise Refused(Code.INVALID_ARGUMENT)
-        return taken
+    def resolve(self, session: Session, taken: Any) -> HandleWriter:
+        return HandleWriter(super().resolve(session, taken), session)
 
 
 class HandleWriter:
     """Where a handle is written to."""
 
-    def __init__(self, target: Any) -> None:
+    def __init__(self, target: Any, session: Session) -> None:
         self._target = target
+        self._session = session
+
+    def give(self, device: Device) -> None:
+        self.write(self._session.give(device))
 
     def write(self, token: int) -> None:
         ctypes.c_void_p.from_buffer(self._target).value = token
@@ -251,8 +215,16 @@ class ArrayWriter:
     def write(self, index: int, number: int) -> None:
         self._target[index] = number
 
-    def write_handle(self, index: int, token: int) -> None:
-        self._target[index] = ctypes.cast(token, type(self._target[index]))
+    def fill(self, rows: Sequence[Mapping[str, int]]) -> None:
+        """With structures that have these members."""
+        self.demand(len(rows))
+        for index, row in enumerate(rows):
+            for name, value in row.items():
+                setattr(self._target[index], name, value)
+
+    def write_handles(self, tokens: Iterable[int]) -> None:
+        for index, token in enumerate(tokens):
+            self._target[index] = ctypes.cast(token, type(self._target[index]))
 
 
 def pointer_to(token: int, kind: Kind) -> Any:

@@ -7,11 +7,13 @@ status is `assumed` has no evidence behind it; every field can be overridden fro
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from functools import cache
+from itertools import groupby
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from nodeagent.errors import UsageError
 
@@ -26,11 +28,16 @@ ALL_MEDIA_ENGINES = frozenset({15, 16})  # +me.all
 NO_MEDIA_ENGINES = frozenset({13, 14})  # -me
 THREE_SLICES, FOUR_SLICES = 2, 3
 
-Overrides = Mapping[str, Mapping[str, Any]]
+Overrides = dict[str, dict[str, Any]]
 
 
-@dataclass(frozen=True, slots=True)
-class InstancePlacement:
+class Evidence(msgspec.Struct, frozen=True):
+    """How well a figure is known: `confirmed`, `single-source`, `inferred` or `assumed`."""
+
+    status: str
+
+
+class InstancePlacement(msgspec.Struct, frozen=True):
     """A place for a GPU instance in memory slices, and the id that an instance there gets."""
 
     start: int
@@ -44,8 +51,7 @@ class InstancePlacement:
         return ((1 << self.size) - 1) << self.start
 
 
-@dataclass(frozen=True, slots=True)
-class ComputeProfile:
+class ComputeProfile(msgspec.Struct, frozen=True):
     """How a GPU instance can be divided. `placements` are (start, size) in compute slots."""
 
     id: int
@@ -55,8 +61,7 @@ class ComputeProfile:
     placements: tuple[tuple[int, int], ...]
 
 
-@dataclass(frozen=True, slots=True)
-class GpuProfile:
+class GpuProfile(msgspec.Struct, frozen=True):
     """A kind of GPU instance. `id` is what create calls take, `kind` NVML's enumeration."""
 
     id: int
@@ -73,6 +78,18 @@ class GpuProfile:
     max_instances: int
     placements: tuple[InstancePlacement, ...]
     compute: tuple[ComputeProfile, ...]
+    provenance: dict[str, Evidence]
+
+    @property
+    def memory(self) -> int:
+        """Bytes."""
+        return self.memory_mib * _MIB
+
+    @property
+    def status(self) -> str:
+        """The weakest evidence of its figures."""
+        found = {known.status for known in self.provenance.values()}
+        return next(status for status in _STATUSES if status in found)
 
     def compute_profile(self, profile: int) -> ComputeProfile | None:
         return next((p for p in self.compute if p.id == profile), None)
@@ -83,11 +100,9 @@ class GpuProfile:
         return self.name if whole else f"{profile.slices}c.{self.name}"
 
 
-@dataclass(frozen=True, slots=True)
-class Board:
+class Board(msgspec.Struct, frozen=True):
     """One model of card. PCI ids are 32 bits, device high and vendor low."""
 
-    board: str
     product: str
     architecture: str
     pci_device_id: int
@@ -106,10 +121,27 @@ class Board:
     nvlinks: int
     nvlink_peer: str  # none | switch | pair: the card beside it, over a bridge
     profiles: tuple[GpuProfile, ...]
+    provenance: dict[str, Evidence]
+    name: str = msgspec.field(name="board")
 
     @property
     def has_mig(self) -> bool:
         return bool(self.profiles)
+
+    @property
+    def has_grace(self) -> bool:
+        """Whether NVIDIA's processor sits beside it."""
+        return self.name.startswith(("gh", "gb"))
+
+    @property
+    def memory(self) -> int:
+        """Bytes."""
+        return self.memory_mib * _MIB
+
+    @property
+    def assumed(self) -> tuple[str, ...]:
+        """The fields of the card itself that there is no evidence for."""
+        return tuple(name for name, known in self.provenance.items() if known.status == "assumed")
 
     def profile(self, profile: int) -> GpuProfile | None:
         """By the id that create calls take."""
@@ -139,6 +171,16 @@ def parse_boards(text: str) -> tuple[str, ...]:
     return tuple(names)
 
 
+def boards_text(names: Sequence[str]) -> str:
+    """`h100-80gb:8` again."""
+    return ",".join(f"{name}:{len(list(same))}" for name, same in groupby(names))
+
+
+def known_boards() -> tuple[Board, ...]:
+    """What there is to simulate."""
+    return tuple(_plain_board(name) for name in board_names())
+
+
 def load_board(name: str, overrides: Overrides | None = None) -> Board:
     """The board of that name, with the caller's own figures in place of the file's.
 
@@ -153,7 +195,7 @@ def load_board(name: str, overrides: Overrides | None = None) -> Board:
     raw = merge(read_board(name), changes, name)
     try:
         return _build(raw)
-    except (KeyError, TypeError, ValueError) as error:
+    except (ValueError, msgspec.ValidationError) as error:
         raise UsageError(f"the figures given for {name} do not fit together: {error}") from error
 
 
@@ -175,33 +217,10 @@ def _plain_board(name: str) -> Board:
 
 
 def _build(raw: Mapping[str, Any]) -> Board:
-    major, minor = raw["compute_capability"].split(".")
-    fields = {name: raw[name] for name in Board.__slots__ if name != "profiles"}
-    return Board(
-        **{
-            **fields,
-            "pci_device_id": int(raw["pci_device_id"], 16),
-            "pci_subsystem_id": int(raw["pci_subsystem_id"], 16),
-            "compute_capability": (int(major), int(minor)),
-        },
-        profiles=tuple(_build_profile(p) for p in raw["profiles"]),
-    )
-
-
-def _build_profile(raw: Mapping[str, Any]) -> GpuProfile:
-    fields = {name: raw[name] for name in GpuProfile.__slots__}
-    fields["placements"] = tuple(InstancePlacement(**p) for p in raw["placements"])
-    fields["compute"] = tuple(
-        ComputeProfile(
-            id=c["id"],
-            slices=c["slices"],
-            multiprocessors=c["multiprocessors"],
-            max_instances=c["max_instances"],
-            placements=tuple((start, size) for start, size in c["placements"]),
-        )
-        for c in raw["compute"]
-    )
-    return GpuProfile(**fields)
+    """Raises ValueError or msgspec.ValidationError for what does not fit."""
+    numbers = {name: int(raw[name], 16) for name in ("pci_device_id", "pci_subsystem_id")}
+    capability = [int(part) for part in raw["compute_capability"].split(".")]
+    return msgspec.convert({**raw, **numbers, "compute_capability": capability}, Board)
 
 
 def _count(text: str, item: str) -> int:
@@ -276,59 +295,3 @@ def _merge_rows(rows: list[dict[str, Any]], changes: object, path: str) -> list[
             raise UsageError(f"{path}.{key} does not exist", remedy=nearest(key, tuple(keys)))
         merged[key] = merge(keys[key], fields, f"{path}.{key}")
     return list(merged.values())
-
-
-# --- what there is to simulate, and how well each figure of it is known -------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class KnownProfile:
-    """A profile as `simulate boards` shows it: how many fit, bytes of memory, the evidence."""
-
-    name: str
-    max_instances: int
-    memory: int
-    status: str
-
-
-@dataclass(frozen=True, slots=True)
-class KnownBoard:
-    """A board as `simulate boards` shows it. `memory` in bytes; `assumed` names the fields of
-    the card itself that there is no evidence for.
-    """
-
-    name: str
-    product: str
-    memory: int
-    profiles: tuple[KnownProfile, ...]
-    assumed: tuple[str, ...]
-
-
-def known_boards() -> tuple[KnownBoard, ...]:
-    """What there is to simulate and how well it is known, for people to read."""
-    return tuple(_describe(read_board(name)) for name in board_names())
-
-
-def _describe(raw: Mapping[str, Any]) -> KnownBoard:
-    return KnownBoard(
-        name=raw["board"],
-        product=raw["product"],
-        memory=raw["memory_mib"] * _MIB,
-        profiles=tuple(
-            KnownProfile(
-                name=p["name"],
-                max_instances=p["max_instances"],
-                memory=p["memory_mib"] * _MIB,
-                status=_weakest(p["provenance"]),
-            )
-            for p in raw["profiles"]
-        ),
-        assumed=tuple(
-            field for field, known in raw["provenance"].items() if known["status"] == "assumed"
-        ),
-    )
-
-
-def _weakest(provenance: Mapping[str, Mapping[str, Any]]) -> str:
-    found = {known["status"] for known in provenance.values()}
-    return next(status for status in _STATUSES if status in found)

@@ -16,6 +16,7 @@ from nodeagent.simulation.identity import Identity
 from nodeagent.simulation.sensors import Sensors
 from nodeagent.simulation.state import (
     ONLY_PARENT,
+    WHOLE,
     CardState,
     ComputeInstance,
     GpuInstance,
@@ -27,44 +28,41 @@ MIB = 1 << 20
 MIG_CONFIG_CHANGE = 0x100
 
 
-class Surroundings(Protocol):
+class NodeOfCard(Protocol):
     """What a card needs of the node it is in."""
 
-    switches: Switches
+    @property
+    def switches(self) -> Switches: ...
 
     def clock(self) -> float: ...
 
     def next_serial(self) -> int: ...
 
-    def changed(self, gpu: int | None = None) -> None: ...
-
-    def emit(
-        self, gpu: int, kind: int, data: int = 0, instance: int = ..., compute: int = ...
-    ) -> None: ...
+    def report(self, gpu: int, kind: int) -> None: ...
 
 
 class Card:
     """One GPU of the node. Its `state` is replaced when another process changed it."""
 
-    def __init__(self, index: int, board: Board, state: CardState, node: Surroundings) -> None:
+    def __init__(self, index: int, board: Board, state: CardState, node: NodeOfCard) -> None:
         self.index = index
         self.board = board
-        self.state = state
         self._node = node
-        self.identity = Identity(board.board, index)
-        self.sensors: Sensors = Sensors(self)
-
-    def now(self) -> float:
-        """The node's clock, in seconds."""
-        return self._node.clock()
+        self.identity = Identity(board.name, index)
+        self.take_over(state)
 
     def take_over(self, state: CardState) -> None:
         """Be what another process made of the card; raises Refused when it cannot be."""
         for instance in state.instances:
+            self.profile(instance.profile)
             for compute in instance.compute:
                 self.compute_profile(instance, compute.profile)
-            self.profile(instance.profile)
         self.state = state
+        self.sensors = Sensors(self.board, state.activity, self.now)
+
+    def now(self) -> float:
+        """The node's clock, in seconds."""
+        return self._node.clock()
 
     # --- what is there --------------------------------------------------------------------
 
@@ -98,7 +96,6 @@ class Card:
         if switches.pending_mode_stays and enabled == state.mig != state.pending:
             return Code.IN_USE
         state.pending = enabled
-        self._node.changed(self.index)
         if enabled == state.mig:
             return Code.SUCCESS
         if state.processes:
@@ -121,10 +118,8 @@ class Card:
         self.state.mig = self.state.pending = enabled
         self.state.accounting = False
         self.state.compute_mode = 0
-        gone = list(self.state.instances)
-        self.state.instances.clear()
-        self.sensors.forget_instances(gone)
-        self.config_changed()
+        self._forget(list(self.state.instances))
+        self._config_changed()
 
     def require_mig_capable(self) -> None:
         if not self.board.has_mig:
@@ -168,13 +163,11 @@ class Card:
         state.failure = 0
         state.compute_mode = state.time_slice = 0
         state.accounting = False
-        self._node.changed(self.index)
         if before != (state.mig, state.pending, 0):
-            self.config_changed()
+            self._config_changed()
 
-    def config_changed(self) -> None:
-        self._node.changed(self.index)
-        self._node.emit(self.index, MIG_CONFIG_CHANGE)
+    def _config_changed(self) -> None:
+        self._node.report(self.index, MIG_CONFIG_CHANGE)
 
     # --- GPU instances --------------------------------------------------------------------
 
@@ -190,11 +183,6 @@ class Card:
             if instance.id == number:
                 return instance
         raise Refused(Code.NOT_FOUND)
-
-    def instances_of(self, profile: int) -> list[GpuInstance]:
-        wanted = self.profile(profile).id
-        found = [i for i in self.state.instances if i.profile == wanted]
-        return sorted(found, key=lambda i: i.id)
 
     def remaining(self, profile: int) -> int:
         """How many more instances of that profile fit now."""
@@ -225,7 +213,7 @@ class Card:
             serial=self._node.next_serial(),
         )
         self.state.instances.append(made)
-        self.config_changed()
+        self._config_changed()
         return made
 
     def destroy_instance(self, instance: GpuInstance) -> None:
@@ -233,11 +221,16 @@ class Card:
             raise Refused(Code.IN_USE)
         if instance.settling:
             instance.settling = False
-            self._node.changed(self.index)
             raise Refused(Code.IN_USE)
-        self.state.instances.remove(instance)
-        self.sensors.forget_instances([instance])
-        self.config_changed()
+        self._forget([instance])
+        self._config_changed()
+
+    def _forget(self, gone: list[GpuInstance]) -> None:
+        """Instances and their load; the card's load is now that of those that are left."""
+        self.state.instances = [i for i in self.state.instances if i not in gone]
+        self.sensors.forget_instances(i.serial for i in gone)
+        if self.state.activity.growing:
+            self.put_load(WHOLE, self.state.activity.loads.get(WHOLE, 0.0))
 
     @property
     def _no_4g_with_3g(self) -> bool:
@@ -267,11 +260,6 @@ class Card:
             if compute.id == number:
                 return compute
         raise Refused(Code.NOT_FOUND)
-
-    def compute_instances_of(self, instance: GpuInstance, profile: int) -> list[ComputeInstance]:
-        wanted = self.compute_profile(instance, profile).id
-        found = [c for c in instance.compute if c.profile == wanted]
-        return sorted(found, key=lambda c: c.id)
 
     def compute_remaining(self, instance: GpuInstance, profile: int) -> int:
         """How many more compute instances of that profile fit now."""
@@ -312,7 +300,7 @@ class Card:
         )
         instance.compute.append(made)
         instance.settling = False
-        self.config_changed()
+        self._config_changed()
         return made
 
     def destroy_compute(self, instance: GpuInstance, compute: ComputeInstance) -> None:
@@ -320,7 +308,7 @@ class Card:
             raise Refused(Code.IN_USE)
         instance.compute.remove(compute)
         instance.settling = not instance.compute and self._node.switches.gi_destroy_race
-        self.config_changed()
+        self._config_changed()
 
     def _slots(self, instance: GpuInstance) -> int:
         mask = 0
@@ -333,7 +321,21 @@ class Card:
         used = sum(self.compute_profile(instance, c.profile).slices for c in instance.compute)
         return kind.slices - used
 
-    # --- memory ---------------------------------------------------------------------------
+    # --- load and memory ------------------------------------------------------------------
+
+    def put_load(self, serial: int, share: float) -> None:
+        """Let the card, or one of its instances, be busy from now on."""
+        loads = self.state.activity.loads
+        loads[serial] = share
+        if self.state.mig:
+            parts = (
+                loads.get(i.serial, 0.0) * self.profile(i.profile).slices
+                for i in self.state.instances
+            )
+            load = sum(parts) / self.board.compute_slices
+        else:
+            load = loads.get(WHOLE, 0.0)
+        self.sensors.put_load(serial, share, load)
 
     def memory(self, instance: GpuInstance | None = None) -> tuple[int, int]:
         """Bytes (total, used) of a GPU instance, or of the card without what it reserves."""

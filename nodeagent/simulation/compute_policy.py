@@ -104,7 +104,6 @@ def _set(node: SimulatedNode, cards: Sequence[Card], time_slice: int) -> int:
             return int(refused)
         with node.changes():
             card.state.time_slice = time_slice
-            node.changed(card.index)
         print(f"Successfully set {value} {card.index}")
     return 0
 

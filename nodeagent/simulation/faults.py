@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import Any
+from typing import Any, Self
+
+import msgspec
 
 from nodeagent.errors import UsageError
 from nodeagent.simulation.codes import Code
@@ -12,8 +13,7 @@ from nodeagent.simulation.codes import Code
 FOREVER = -1
 
 
-@dataclass(slots=True)
-class Fault:
+class Fault(msgspec.Struct, forbid_unknown_fields=True):
     """What goes wrong, with which calls, and how often.
 
     `function` is a C name or a pattern (`nvmlGpuInstance*`), `gpu` an index or None for any.
@@ -34,6 +34,19 @@ class Fault:
     delay: float = 0.0
     hang: bool = False
     applied: bool = False
+
+    @classmethod
+    def checked(cls, *, error: int | str, times: int | None, **given: Any) -> Self:
+        """From what a user gave, `times` None for ever; raises UsageError."""
+        fault = cls(error=code_named(error), times=FOREVER if times is None else times, **given)
+        if not (fault.error or fault.delay or fault.hang):
+            raise UsageError("a fault needs an error, a delay or a hang")
+        wrong_times = times is not None and times < 1
+        if wrong_times or fault.delay < 0 or fault.skip < 0 or fault.at_call == 0:
+            raise UsageError(
+                "a fault counts from 0 up", remedy="times and at_call from 1, delay and skip from 0"
+            )
+        return fault
 
     def concerns(self, function: str, gpu: int | None, call: int) -> bool:
         """Whether it has to do with this call at all."""
@@ -56,20 +69,6 @@ class Fault:
     def spent(self) -> bool:
         """Nothing more will come of it. A hang stays until it is cleared: calls wait for that."""
         return self.times == 0 and not self.hang
-
-    def to_json(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in self.__slots__}
-
-    @classmethod
-    def from_json(cls, stored: dict[str, Any]) -> Fault:
-        fault = cls(**stored)
-        kinds: dict[str, Any] = {"function": str, "delay": int | float}
-        for name in ("number", "error", "times", "skip"):
-            kinds[name] = int
-        for name, kind in kinds.items():
-            if not isinstance(stored[name], kind):
-                raise TypeError(f"a fault's {name} cannot be {stored[name]!r}")
-        return fault
 
 
 def code_named(error: int | str, *, known: bool = False) -> int:

@@ -95,7 +95,7 @@ def _stacked_memory(card: Card) -> bool:
 
 
 def _grace(card: Card) -> bool:
-    return card.board.board.startswith(("gh", "gb"))
+    return card.board.has_grace
 
 
 def _availability() -> dict[int, Callable[[Card], bool]]:
@@ -122,7 +122,7 @@ _OF_A_LINK = frozenset({138, 139, 161, 162, 163, 165, *range(201, 205), *range(2
 _STATE = pynvml.NVML_FI_DEV_NVLINK_GET_STATE
 
 
-def is_told(card: Card, number: int) -> bool:
+def is_reported(card: Card, number: int) -> bool:
     """Whether this card has the field at all."""
     available = _AVAILABLE.get(number)
     return available is not None and available(card)
@@ -141,16 +141,16 @@ def value_of(card: Card, number: int, scope: int) -> int | float:
     """The value of the field on a card that has it."""
     sensors = card.sensors
     own = f"field.{number}.{scope}" if number in _OF_A_LINK else f"field.{number}"
-    set_to = sensors.set_to(own)
-    if set_to is not None:
-        return set_to
+    figure = sensors.figure(own)
+    if figure is not None:
+        return figure
     if number in _PER_LINK:
         return sensors.link_errors(_PER_LINK[number], scope)
     if number in LEGACY_LINKS:
         counter, link = LEGACY_LINKS[number]
         return sensors.link_errors(counter, link)
     if number in {138, 139}:
-        return sensors.link_bytes(sent=number == 138, link=scope)
+        return sensors.link_kib(sent=number == 138, link=scope)
     if number == _STATE:
-        return sensors.link_is_up(scope)
-    return sensors.named(_NAMED[number]) if number in _NAMED else 0
+        return sensors.integer(f"link.{scope}.up", 1)
+    return sensors.value(_NAMED[number]) if number in _NAMED else 0

@@ -1,4 +1,4 @@
-"""Handles: opaque tokens for GPUs, instances, MIG devices and event sets.
+"""Handles: opaque tokens for GPUs, instances, MIG devices and what a process allocates.
 
 A token is never used twice. It goes stale with what it stands for, with the driver and with the
 last shutdown; then the library refuses it. A token that was never given out is a misuse, and so is
@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from dataclasses import dataclass
 from enum import Enum
+from typing import NamedTuple
 
 from nodeagent.simulation.codes import SimulatorMisuse
 
@@ -35,19 +35,16 @@ class Kind(Enum):
 _COME_AND_GO = frozenset({Kind.MIG_DEVICE, Kind.GPU_INSTANCE, Kind.COMPUTE_INSTANCE})
 
 
-@dataclass(frozen=True, slots=True)
-class Handle:
+class Handle(NamedTuple):
     """What a token stands for; the numbers that its kind does not need are -1.
 
     `serial` is that of the GPU instance, of the compute instance for what is a compute instance,
     and the running number of an event set or a GPM sample.
     """
 
-    token: int
     kind: Kind
     session: int
     gpu: int = -1
-    instance: int = -1
     serial: int = -1
 
     def __str__(self) -> str:
@@ -61,50 +58,44 @@ class Handles:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._next = _FIRST
-        self._by_token: OrderedDict[int, Handle] = OrderedDict()
-        self._by_place: dict[tuple[Kind, int, int, int, int], Handle] = {}
+        self._handles: OrderedDict[int, Handle] = OrderedDict()  # by token, the latest used last
+        self._tokens: dict[Handle, int] = {}
 
-    def give(
-        self, kind: Kind, session: int, gpu: int = -1, instance: int = -1, serial: int = -1
-    ) -> int:
+    def give(self, handle: Handle) -> int:
         """A token; the same one as before for the same thing in the same session."""
-        key = (kind, session, gpu, instance, serial)
         with self._lock:
-            handle = self._by_place.get(key)
-            if handle is None:
-                handle = Handle(self._next, kind, session, gpu, instance, serial)
+            token = self._tokens.get(handle)
+            if token is None:
+                token = self._tokens[handle] = self._next
                 self._next += _STEP
-                self._by_place[key] = self._by_token[handle.token] = handle
-                if len(self._by_token) > _MOST:
+                self._handles[token] = handle
+                if len(self._handles) > _MOST:
                     self._forget_oldest()
             else:
-                self._by_token.move_to_end(handle.token)  # returned again, so it will be used
-            return handle.token
+                self._handles.move_to_end(token)  # returned again, so it will be used
+            return token
 
     def _forget_oldest(self) -> None:
         """Forget the least recently used token of an instance, or of a GPU of a past session.
-        Samples and event sets stay until their caller frees them.
+        Samples and event sets stay.
         """
-        newest = next(reversed(self._by_token.values())).session
-        for token, handle in self._by_token.items():
+        newest = next(reversed(self._handles.values())).session
+        for token, handle in self._handles.items():
             past = handle.kind is Kind.GPU and handle.session < newest
             if handle.kind in _COME_AND_GO or past:
-                del self._by_token[token]
-                del self._by_place[
-                    handle.kind, handle.session, handle.gpu, handle.instance, handle.serial
-                ]
+                del self._handles[token], self._tokens[handle]
                 return
 
     def take(self, token: int, where: str) -> Handle:
         """What a token stands for; raises SimulatorMisuse."""
         with self._lock:
-            handle = self._by_token.get(token)
+            handle = self._handles.get(token)
             if handle is None:
-                cut = any(token == known & 0xFFFF_FFFF for known in self._by_token)
+                cut = any(token == known & 0xFFFF_FFFF for known in self._handles)
                 why = "cut off to 32 bits" if cut else "never given out"
                 raise SimulatorMisuse(f"{where}: the handle {token:#x} was {why}")
-            self._by_token.move_to_end(token)
+            self._handles.move_to_end(token)
             return handle
 
     def __len__(self) -> int:
-        return len(self._by_token)
+        return len(self._handles)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import threading
 from collections import Counter, deque
-from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from typing import NamedTuple
 
 from nodeagent.simulation.codes import Code
 from nodeagent.simulation.handles import Handle
@@ -13,20 +13,24 @@ from nodeagent.simulation.handles import Handle
 _KEPT = 4096
 
 
-@dataclass(frozen=True, slots=True)
-class Call:
-    """One call. `arguments` are those that go in, as plain values; `result` is the NVML code;
-    `started` (monotonic) and `seconds` include injected delays. `thread` is the caller's.
+class Call(NamedTuple):
+    """One call. `given` are its arguments; `result` is the NVML code; `started` (monotonic) and
+    `seconds` include injected delays. `thread` is the caller's.
     """
 
     number: int
     name: str
-    arguments: tuple[object, ...]
+    given: tuple[object, ...]
     result: int
     gpu: int | None
     started: float
     seconds: float
     thread: int
+
+    @property
+    def arguments(self) -> tuple[object, ...]:
+        """Those that go in, as plain values."""
+        return tuple(one for one in self.given if isinstance(one, int | str | Handle))
 
     def __str__(self) -> str:
         try:
@@ -36,24 +40,11 @@ class Call:
         return f"{self.name}({', '.join(map(str, self.arguments))}) -> {result}"
 
 
-_Entry = tuple[int, str, tuple[object, ...], int, int | None, float, float, int]
-
-
-def _call(
-    number: int,
-    name: str,
-    arguments: tuple[object, ...],
-    *rest: *tuple[int, int | None, float, float, int],
-) -> Call:
-    shown = tuple(one for one in arguments if isinstance(one, int | str | Handle))
-    return Call(number, name, shown, *rest)
-
-
 class Journal:
     """The last calls of this process, and how many there were of each function."""
 
     def __init__(self) -> None:
-        self._calls: deque[_Entry] = deque(maxlen=_KEPT)
+        self._calls: deque[Call] = deque(maxlen=_KEPT)
         self._lock = threading.Lock()
         self.counts: Counter[str] = Counter()
         self.begun = 0
@@ -63,8 +54,7 @@ class Journal:
     def calls(self) -> tuple[Call, ...]:
         """The last calls in the order of their ends, at most 4096."""
         with self._lock:
-            entries = tuple(self._calls)
-        return tuple(_call(*entry) for entry in entries)
+            return tuple(self._calls)
 
     def named(self, pattern: str) -> tuple[Call, ...]:
         """The calls of the functions that match, such as `nvml*Create*`."""
@@ -81,11 +71,10 @@ class Journal:
             self.begun += 1
             return self.begun
 
-    def record(self, *entry: *_Entry) -> None:
-        """The members of a Call, with all arguments; it is made of them when it is looked at."""
+    def record(self, call: Call) -> None:
         with self._lock:
-            self._calls.append(entry)
-            self.counts[entry[1]] += 1
+            self._calls.append(call)
+            self.counts[call.name] += 1
 
     def clear(self) -> None:
         """Forget the calls so far; their numbers go on."""

@@ -1,32 +1,153 @@
-"""The simulated node, with what commands and tests do to it from outside.
+"""The simulated node: its cards, and what commands and tests do to it from outside.
 
-`occupy`, `inject`, `reboot` and the like are methods here; what programs do through NVML goes
-through `nvml_library.SimulatedLibrary`.
+What programs do through NVML goes through `nvml_library.SimulatedLibrary`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
+from typing import Any, Self
 
 from nodeagent.errors import UsageError
-from nodeagent.simulation.admission import admit, mode_of
-from nodeagent.simulation.boards import Overrides, parse_boards
+from nodeagent.simulation.admission import Place, admit
+from nodeagent.simulation.boards import Overrides, boards_text, load_board
 from nodeagent.simulation.card import MIB, Card
 from nodeagent.simulation.codes import Code
-from nodeagent.simulation.faults import FOREVER, Fault, code_named
-from nodeagent.simulation.instruments import InstrumentedNode
-from nodeagent.simulation.processes import NO_REAL_PID, start_time
-from nodeagent.simulation.state import ONLY_PARENT, Process, ProcessKind
+from nodeagent.simulation.faults import Fault, code_named
+from nodeagent.simulation.journal import Journal
+from nodeagent.simulation.sensors import is_known
+from nodeagent.simulation.state import (
+    ONLY_PARENT,
+    WHOLE,
+    CardState,
+    Event,
+    NodeState,
+    Number,
+    Process,
+    ProcessKind,
+)
+from nodeagent.simulation.store import Store, start_time, uptime
 from nodeagent.simulation.switches import Switches
 
 XID = 0x8
+BOUND, UNBOUND = 2, 1  # NVML's types of system events
+SYSTEM = -1  # in the place of a GPU, in events about the node
+_NO_REAL_PID = 4_200_000  # above Linux's limit for process ids (2^22)
+_EVENTS_KEPT = 256
 
 
-class SimulatedNode(InstrumentedNode):
-    """One node; made by `simulated` or `open_node`."""
+class SimulatedNode:
+    """One node; made by `simulated` or `open_node`. Safe for several threads.
 
-    # --- what is done to a node from outside ------------------------------------------------
+    `clock` has the seconds by which loads are counted; a test may put its own there.
+    """
+
+    def __init__(
+        self,
+        boards: Collection[str],
+        *,
+        state: Path | None = None,
+        switches: Switches | None = None,
+        overrides: Overrides | None = None,
+        mirrored: Collection[int] = (),
+    ) -> None:
+        self.cards: tuple[Card, ...] = ()
+        self.journal = Journal()
+        self.clock: Callable[[], float] = uptime
+        self.store = Store(state, NodeState([], switches=switches or Switches()), self._take_over)
+        self.looks, self.changes, self.close = (
+            self.store.looks,
+            self.store.changes,
+            self.store.close,
+        )
+        try:
+            with self.changes():  # reads the file, if there is one
+                if self.cards:
+                    self._resume(list(boards), switches, overrides)
+                else:
+                    self._begin(list(boards), overrides or {}, mirrored)
+        except BaseException:
+            self.close()
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    @property
+    def state(self) -> NodeState:
+        """Another one whenever another process changed it."""
+        return self.store.state
+
+    @property
+    def switches(self) -> Switches:
+        return self.state.switches
+
+    @property
+    def faults(self) -> list[Fault]:
+        return self.state.faults
+
+    def next_serial(self) -> int:
+        self.state.serial += 1
+        return self.state.serial
+
+    def last_session_closed(self) -> None:
+        """No process has NVML initialised any more, which may cost cards their mode."""
+        if any(not card.state.persistence for card in self.cards):
+            with self.changes():
+                for card in self.cards:
+                    card.last_client_left()
+
+    # --- the state --------------------------------------------------------------------------
+
+    def _begin(self, boards: list[str], overrides: Overrides, mirrored: Collection[int]) -> None:
+        if not boards:
+            raise UsageError(
+                "there is no simulated node yet, so its boards must be named",
+                remedy="for example h100-80gb:8",
+            )
+        persistence = self.switches.persistence_mode
+        self.state.gpus = [
+            CardState(name, index in mirrored, persistence=persistence)
+            for index, name in enumerate(boards)
+        ]
+        self.state.overrides = overrides
+        self.cards = self._make_cards(self.state)
+
+    def _resume(
+        self, boards: list[str], switches: Switches | None, overrides: Overrides | None
+    ) -> None:
+        found = [card.board.name for card in self.cards]
+        if boards and boards != found:
+            raise UsageError(
+                f"the state file holds a node with {boards_text(found)} "
+                f"and not {boards_text(boards)}",
+                remedy="leave the boards out, or name another file",
+            )
+        if switches is not None:
+            self.state.switches = switches
+        if overrides is not None and overrides != self.state.overrides:
+            self.state.overrides = overrides
+            self.cards = self._make_cards(self.state)
+
+    def _make_cards(self, state: NodeState) -> tuple[Card, ...]:
+        return tuple(
+            Card(index, load_board(gpu.board, state.overrides), gpu, self)
+            for index, gpu in enumerate(state.gpus)
+        )
+
+    def _take_over(self, state: NodeState) -> None:
+        same = [c.board.name for c in self.cards] == [gpu.board for gpu in state.gpus]
+        if same and state.overrides == self.state.overrides:
+            for card, gpu in zip(self.cards, state.gpus, strict=True):
+                card.take_over(gpu)
+        else:
+            self.cards = self._make_cards(state)
+
+    # --- what is done to it from outside ------------------------------------------------------
 
     def occupy(
         self,
@@ -48,43 +169,26 @@ class SimulatedNode(InstrumentedNode):
         if kind not in list(ProcessKind):
             raise UsageError(f"no process is {kind!r}", remedy="compute, graphics or mps")
         with self.changes():
-            card, instance, compute = self.find(device)
+            place = self.find(device)
             if pid is None:
-                taken = [p.pid for c in self.cards for p in c.state.processes]
-                pid = max([NO_REAL_PID, *taken]) + 1
+                taken = [p.pid for card in self.cards for p in card.state.processes]
+                pid = max([_NO_REAL_PID, *taken]) + 1
             elif pid < 1:
                 raise UsageError(f"{pid} is no process id", remedy="a number from 1")
-            process = Process(
-                pid=pid,
-                command=command,
-                memory=memory,
-                kind=ProcessKind(kind),
-                instance=instance,
-                compute=compute,
-                started=start_time(pid) if follow else None,
-            )
-            if follow and process.started is None:
+            started = start_time(pid) if follow else None
+            if follow and started is None:
                 raise UsageError(f"there is no process {pid} on this machine")
-            there = card.processes(instance, compute)
-            if any(p.pid == pid and p.instance == instance for p in there):
-                raise UsageError(f"process {pid} is on {device} already")
-            admit(mode_of(card, instance, compute), process, there)
-            part = None if instance is None else card.instance(instance)
-            total, used = card.memory(part)
-            if memory is not None and not 0 <= memory <= total - used:
-                raise UsageError(
-                    f"{device} has {(total - used) // MIB} MiB free and not {memory // MIB} MiB"
-                )
-            card.state.processes.append(process)
-            self.following |= follow
-            self.changed(card.index)
+            process = Process(
+                pid, command, ProcessKind(kind), memory, place.instance, place.compute, started
+            )
+            admit(process, place, device)
+            place.card.state.processes.append(process)
             return process
 
     def real_pids(self) -> frozenset[int]:
         """The processes on the node's devices that are processes of this machine."""
         with self.looks():
-            there = (process for card in self.cards for process in card.state.processes)
-            return frozenset(process.pid for process in there if process.started is not None)
+            return frozenset(process.pid for process in self.store.followed())
 
     def release(self, device: str | int | None = None, pid: int | None = None) -> int:
         """Take processes away: of one device, or one process, or all; how many those were."""
@@ -96,12 +200,38 @@ class SimulatedNode(InstrumentedNode):
                     p
                     for p in card.state.processes
                     if (pid is not None and p.pid != pid)
-                    or (place is not None and not _is_at(place, card, p))
+                    or (place is not None and not (place.card is card and place.holds(p)))
                 ]
                 gone += len(card.state.processes) - len(kept)
                 card.state.processes = kept
-            self.changed()
             return gone
+
+    def load(self, device: str | int, share: float) -> None:
+        """Keep a GPU, or the GPU instance of a MIG device, busy from now on; 0 to 1.
+
+        On a GPU in MIG mode only instances can have work. Raises UsageError.
+        """
+        if not 0 <= share <= 1:
+            raise UsageError(f"a load of {share:g} is not from 0 to 1")
+        with self.changes():
+            place = self.find(device)
+            card, serial = place.card, place.serial
+            if serial == WHOLE and card.state.mig:
+                raise UsageError(f"GPU {card.index} is in MIG mode: only its instances have work")
+            card.put_load(serial, share)
+
+    def set_figures(self, device: str | int, figures: Mapping[str, Number | None]) -> None:
+        """Let sensors report these from now on; None: what follows from the load again.
+
+        `sensors.NAMES` and `sensors.NUMBERED` have the names, in NVML's units. Raises UsageError
+        for a name that there is not.
+        """
+        with self.changes():
+            place = self.find(device)
+            for name, value in figures.items():
+                if not is_known(name):
+                    raise UsageError(f"no sensor is called {name!r}")
+                place.card.sensors.set_figure(name, value, place.serial)
 
     def inject(
         self,
@@ -109,54 +239,30 @@ class SimulatedNode(InstrumentedNode):
         *,
         error: int | str = 0,
         times: int | None = 1,
-        skip: int = 0,
         gpu: int | None = None,
-        delay: float = 0.0,
-        hang: bool = False,
-        at_call: int | None = None,
-        applied: bool = False,
+        **how: Any,
     ) -> Fault:
-        """Make calls go wrong; the meaning is that of `Fault`, with `times` None for ever.
-        Raises UsageError.
+        """Make calls go wrong; the meaning, also of what else is given, is that of `Fault`, with
+        `times` None for ever. Raises UsageError.
         """
-        code = code_named(error)
-        if not (code or delay or hang):
-            raise UsageError("a fault needs an error, a delay or a hang")
-        if delay < 0 or skip < 0 or (times is not None and times < 1) or at_call == 0:
-            raise UsageError(
-                "a fault counts from 0 up", remedy="times and at_call from 1, delay and skip from 0"
-            )
+        fault = Fault.checked(number=0, function=function, error=error, times=times, gpu=gpu, **how)
         with self.changes():
             if gpu is not None:
                 self.card(gpu)
-            fault = Fault(
-                number=self.next_serial(),
-                function=function,
-                gpu=gpu,
-                error=code,
-                times=FOREVER if times is None else times,
-                skip=skip,
-                at_call=at_call,
-                delay=delay,
-                hang=hang,
-                applied=applied,
-            )
-            self.faults.append(fault)
-            self.changed()
+            fault.number = self.next_serial()
+            self.state.faults.append(fault)
             return fault
 
     def clear_faults(self, fault: Fault | None = None) -> None:
         """Take one fault back, or all; calls that it holds go on."""
         with self.changes():
             keep = [] if fault is None else [f for f in self.faults if f.number != fault.number]
-            self.faults = keep
-            self.changed()
+            self.state.faults = keep
 
     def lose(self, gpu: int, *, error: int | str = Code.GPU_IS_LOST) -> None:
         """Let every call on a GPU fail (GPU_IS_LOST or RESET_REQUIRED) until reset or reboot."""
         with self.changes():
             self.card(gpu).state.failure = code_named(error, known=True)
-            self.changed()
 
     def reset(self, gpu: int) -> None:
         """Reset a GPU as `nvidia-smi --gpu-reset` does; raises Refused (IN_USE)."""
@@ -168,33 +274,52 @@ class SimulatedNode(InstrumentedNode):
         cards that do not keep it. Faults stay.
         """
         with self.changes():
-            self.reload()
+            for card in self.cards:
+                card.reboot(persistence=self.switches.persistence_mode)
 
     def unload_driver(self, *, error: int | str = Code.DRIVER_NOT_LOADED) -> None:
         """Every call answers this error, until the driver is loaded again."""
         with self.changes():
-            self.driver_failure = code_named(error, known=True)
-            self.changed()
+            self.state.driver_failure = code_named(error, known=True)
 
     def load_driver(self) -> None:
         """The driver is back: cards as after a reboot, all handles stale, NVML to initialise."""
         with self.changes():
-            self.driver_failure = 0
-            self.epoch += 1
-            self.reload()
+            self.state.driver_failure = 0
+            self.state.epoch += 1
+            self.reboot()
 
-    def xid(self, gpu: int, number: int, *, device: str | int | None = None) -> None:
-        """Report an XID, of a MIG device when `device` names one."""
+    def report(
+        self,
+        gpu: int,
+        kind: int,
+        data: int = 0,
+        instance: int = ONLY_PARENT,
+        compute: int = ONLY_PARENT,
+    ) -> None:
+        """Report an event of NVML's type `kind` to every event set that wants it."""
         with self.changes():
-            card, instance, compute = self.find(gpu if device is None else device)
-            none = ONLY_PARENT
-            self.emit(
-                card.index,
-                XID,
-                number,
-                none if instance is None else instance,
-                none if compute is None else compute,
-            )
+            events = self.state.events
+            last = events[-1].number if events else 0
+            events.append(Event(last + 1, gpu, kind, data, instance, compute))
+            del events[:-_EVENTS_KEPT]
+
+    def xid(self, device: str | int, number: int) -> None:
+        """Report an XID of a GPU or MIG device."""
+        with self.changes():
+            card, instance, compute = self.find(device)
+            if instance is None or compute is None:
+                self.report(card.index, XID, number)
+            else:
+                self.report(card.index, XID, number, instance, compute)
+
+    def bind(self, gpu: int, *, bound: bool) -> None:
+        """Report that the driver was bound to a GPU, or taken off it."""
+        # What the kernel driver makes of domain, bus and device (gpuGenerate32BitId in NVIDIA's
+        # open kernel modules).
+        identity = self.card(gpu).identity
+        number = identity.pci_domain << 16 | identity.pci_bus << 8
+        self.report(SYSTEM, BOUND if bound else UNBOUND, number)
 
     # --- looking things up ------------------------------------------------------------------
 
@@ -206,43 +331,19 @@ class SimulatedNode(InstrumentedNode):
             )
         return self.cards[index]
 
-    def find(self, device: str | int) -> tuple[Card, int | None, int | None]:
-        """A device as `occupy` names it: card, GPU instance id, compute instance id."""
+    def find(self, device: str | int) -> Place:
+        """A device as `occupy` names it; raises UsageError."""
         text = str(device).strip()
         if text.isascii() and text.isdigit():
-            return self.card(int(text)), None, None
+            return Place(self.card(int(text)))
         for card in self.cards:
             if card.identity.answers_to(text):
-                return card, None, None
+                return Place(card)
             for instance, compute in card.mig_devices():
                 place = f"{card.index}/{instance.id}/{compute.id}"
                 if text == place or text.upper() == card.mig_uuid(instance, compute).upper():
-                    return card, instance.id, compute.id
+                    return Place(card, instance.id, compute.id)
         raise UsageError(
             f"the simulated node has no device {text!r}",
             remedy="an index, a PCI address, the UUID of a GPU or a MIG device, or GPU/GI/CI",
         )
-
-
-def open_node(
-    boards: str | None = None,
-    *,
-    state: Path | None = None,
-    switches: Switches | None = None,
-    overrides: Overrides | None = None,
-    mirrored: bool | Collection[int] = False,
-) -> SimulatedNode:
-    """A node without NVML in front of it; the caller closes it. Arguments as `simulated`."""
-    names = parse_boards(boards) if boards else ()
-    if isinstance(mirrored, bool):
-        mirrored = range(len(names)) if mirrored else ()
-    return SimulatedNode(
-        names, state=state, switches=switches, overrides=overrides, mirrored=mirrored
-    )
-
-
-def _is_at(place: tuple[Card, int | None, int | None], card: Card, process: Process) -> bool:
-    there, instance, compute = place
-    if there is not card:
-        return False
-    return instance is None or (process.instance, process.compute) == (instance, compute)

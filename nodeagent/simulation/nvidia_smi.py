@@ -22,10 +22,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from nodeagent.errors import NodeagentError, UsageError
-from nodeagent.simulation import compute_policy
+from nodeagent.simulation import SimulatedNode, compute_policy, open_node
 from nodeagent.simulation.card import Card
 from nodeagent.simulation.codes import Code, Refused
-from nodeagent.simulation.node import SimulatedNode, open_node
 
 STATE_VARIABLE = "NODEAGENT_SIMULATED_STATE"
 _BAD_USAGE, _OTHER = 2, 255
@@ -84,7 +83,7 @@ def _on_node(run: Callable[[SimulatedNode], int]) -> int:
         print(error, file=sys.stderr)
         return int(Code.DRIVER_NOT_LOADED)
     try:
-        if node.driver_failure:
+        if node.state.driver_failure:
             print("NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver.")
             return int(Code.DRIVER_NOT_LOADED)
         return run(node)
@@ -163,7 +162,7 @@ def _reset(node: SimulatedNode, card: Card) -> int:
     if node.switches.passthrough:
         print(f"Resetting GPU {address} is not supported.")
         return int(Code.NOT_SUPPORTED)
-    watched = node.switches.reset_needs_nvml_closed and node.nvml_is_open_elsewhere()
+    watched = node.switches.reset_needs_nvml_closed and node.store.nvml_is_open_elsewhere()
     if watched or not _is_reset(node, card):
         print(_IN_USE.format(address=address))
         return _OTHER

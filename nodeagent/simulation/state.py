@@ -1,20 +1,24 @@
-"""What a simulated node remembers, as plain data that a file can hold.
+"""What a simulated node remembers, as the document that its state file holds.
 
-`from_json` functions raise KeyError, TypeError or ValueError on anything that does not fit;
-the state file turns those into a sentence.
+Members that an earlier version did not write have defaults. A document that does not fit raises
+msgspec.ValidationError, one with a wrong switch UsageError.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
+from typing import Annotated, Any
 
-from nodeagent.simulation.activity import Activity
+import msgspec
 
-Json = dict[str, Any]
+from nodeagent.simulation.faults import Fault
+from nodeagent.simulation.switches import Switches
 
 ONLY_PARENT = 0xFFFFFFFF  # NVML's "no instance" in process lists and events
+WHOLE = 0  # stands where an instance's serial would; serials begin at 1
+
+Number = int | float
+Natural = Annotated[int, msgspec.Meta(ge=0)]
 
 
 class ProcessKind(StrEnum):
@@ -25,69 +29,34 @@ class ProcessKind(StrEnum):
     MPS = "mps"
 
 
-@dataclass(slots=True)
-class ComputeInstance:
+class ComputeInstance(msgspec.Struct):
     """`serial` distinguishes it from every other instance that ever was on the node."""
 
-    id: int
-    profile: int
-    start: int
-    size: int
-    serial: int
-    compute_mode: int = 0
-
-    def to_json(self) -> Json:
-        return {name: getattr(self, name) for name in self.__slots__}
-
-    @classmethod
-    def from_json(cls, stored: Json) -> ComputeInstance:
-        return cls(*(_number(stored, name) for name in cls.__slots__))
+    id: Natural
+    profile: Natural
+    start: Natural
+    size: Natural
+    serial: Natural
+    compute_mode: Natural = 0
 
 
-@dataclass(slots=True)
-class GpuInstance:
+class GpuInstance(msgspec.Struct):
     """`settling`: its last compute instance has just gone."""
 
-    id: int
-    profile: int
-    start: int
-    size: int
-    serial: int
-    compute: list[ComputeInstance] = field(default_factory=list)
+    id: Natural
+    profile: Natural
+    start: Natural
+    size: Natural
+    serial: Natural
+    compute: list[ComputeInstance] = msgspec.field(default_factory=list)
     settling: bool = False
 
     @property
     def mask(self) -> int:
         return ((1 << self.size) - 1) << self.start
 
-    def to_json(self) -> Json:
-        stored: Json = {
-            "id": self.id,
-            "profile": self.profile,
-            "start": self.start,
-            "size": self.size,
-            "serial": self.serial,
-            "compute": [instance.to_json() for instance in self.compute],
-        }
-        if self.settling:
-            stored["settling"] = True
-        return stored
 
-    @classmethod
-    def from_json(cls, stored: Json) -> GpuInstance:
-        return cls(
-            id=_number(stored, "id"),
-            profile=_number(stored, "profile"),
-            start=_number(stored, "start"),
-            size=_number(stored, "size"),
-            serial=_number(stored, "serial"),
-            compute=[ComputeInstance.from_json(c) for c in list_of(stored, "compute")],
-            settling=bool(stored.get("settling", False)),
-        )
-
-
-@dataclass(slots=True)
-class Process:
+class Process(msgspec.Struct, omit_defaults=True):
     """Someone who uses a device.
 
     `instance` and `compute` are ids, both None for the whole GPU. `memory` in bytes, None when
@@ -95,37 +64,51 @@ class Process:
     since boot, as in /proc): its end frees the device.
     """
 
-    pid: int
+    pid: Natural
     command: str
-    memory: int | None
     kind: ProcessKind
-    instance: int | None = None
-    compute: int | None = None
-    started: int | None = None
-
-    def to_json(self) -> Json:
-        stored: Json = {"pid": self.pid, "command": self.command, "kind": self.kind.value}
-        for name in ("memory", "instance", "compute", "started"):
-            if (value := getattr(self, name)) is not None:
-                stored[name] = value
-        return stored
-
-    @classmethod
-    def from_json(cls, stored: Json) -> Process:
-        optional = {
-            name: _number(stored, name) if name in stored else None
-            for name in ("memory", "instance", "compute", "started")
-        }
-        return cls(
-            pid=_number(stored, "pid"),
-            command=str(stored["command"]),
-            kind=ProcessKind(stored["kind"]),
-            **optional,
-        )
+    memory: Natural | None = None
+    instance: Natural | None = None
+    compute: Natural | None = None
+    started: Natural | None = None
 
 
-@dataclass(slots=True)
-class CardState:
+class Growing(msgspec.Struct, array_like=True):
+    """A quantity that grows by `rate` a second since `since`, when it was `value`."""
+
+    value: float
+    since: float
+    rate: float = 0.0
+
+    def at(self, now: float) -> float:
+        return self.value + self.rate * max(0.0, now - self.since)
+
+
+class Activity(msgspec.Struct):
+    """What a card is doing and suffering: set from outside, and grown since.
+
+    `figures`: what sensors were set to, by name. `loads`: busy share by instance serial.
+    `growing`: integrals over time by name. Names of an instance's figures end in `@serial`.
+    """
+
+    figures: dict[str, Number] = msgspec.field(default_factory=dict)
+    loads: dict[int, float] = msgspec.field(default_factory=dict)
+    growing: dict[str, Growing] = msgspec.field(default_factory=dict)
+
+    def forget_instance(self, serial: int) -> None:
+        """It is gone, and nothing of it comes back."""
+        self.loads.pop(serial, None)
+        end = f"@{serial}"
+        self.figures = {k: v for k, v in self.figures.items() if not k.endswith(end)}
+        self.growing = {k: v for k, v in self.growing.items() if not k.endswith(end)}
+
+
+def of_instance(name: str, serial: int) -> str:
+    """The name of an instance's own figure."""
+    return f"{name}@{serial}" if serial else name
+
+
+class CardState(msgspec.Struct):
     """One GPU. `compute_mode` is NVML's number, `time_slice` nvidia-smi's (0 to 3, default to
     long). `failure` is the code every call on it answers, 0 while it works.
     """
@@ -136,89 +119,36 @@ class CardState:
     pending: bool = False
     persistence: bool = True
     accounting: bool = False
-    compute_mode: int = 0
-    time_slice: int = 0
-    failure: int = 0
-    instances: list[GpuInstance] = field(default_factory=list)
-    processes: list[Process] = field(default_factory=list)
-    activity: Activity = field(default_factory=Activity)
-
-    def to_json(self) -> Json:
-        stored: Json = {
-            "board": self.board,
-            "mirrored": self.mirrored,
-            "mig": self.mig,
-            "pending": self.pending,
-            "persistence": self.persistence,
-            "accounting": self.accounting,
-            "compute_mode": self.compute_mode,
-            "time_slice": self.time_slice,
-            "failure": self.failure,
-            "instances": [instance.to_json() for instance in self.instances],
-            "processes": [process.to_json() for process in self.processes],
-        }
-        if self.activity:
-            stored["activity"] = self.activity.to_json()
-        return stored
-
-    @classmethod
-    def from_json(cls, stored: Json) -> CardState:
-        return cls(
-            board=str(stored["board"]),
-            mirrored=_flag(stored, "mirrored"),
-            mig=_flag(stored, "mig"),
-            pending=_flag(stored, "pending"),
-            persistence=_flag(stored, "persistence"),
-            accounting=_flag(stored, "accounting"),
-            compute_mode=_number(stored, "compute_mode"),
-            time_slice=_number(stored, "time_slice") if "time_slice" in stored else 0,
-            failure=_number(stored, "failure"),
-            instances=[GpuInstance.from_json(i) for i in list_of(stored, "instances")],
-            processes=[Process.from_json(p) for p in list_of(stored, "processes")],
-            activity=Activity.from_json(stored["activity"]) if "activity" in stored else Activity(),
-        )
+    compute_mode: Natural = 0
+    time_slice: Natural = 0
+    failure: Natural = 0
+    instances: list[GpuInstance] = msgspec.field(default_factory=list)
+    processes: list[Process] = msgspec.field(default_factory=list)
+    activity: Activity = msgspec.field(default_factory=Activity)
 
 
-@dataclass(slots=True)
-class Event:
+class Event(msgspec.Struct, array_like=True):
     """Something the driver reports. `number` grows by one over the life of the node."""
 
     number: int
     gpu: int
     type: int
-    data: int = 0
-    instance: int = ONLY_PARENT
-    compute: int = ONLY_PARENT
-
-    def to_json(self) -> list[int]:
-        return [self.number, self.gpu, self.type, self.data, self.instance, self.compute]
-
-    @classmethod
-    def from_json(cls, stored: list[int]) -> Event:
-        if len(stored) != len(cls.__slots__) or not all(type(n) is int for n in stored):
-            raise ValueError(f"an event cannot be {stored!r}")
-        return cls(*stored)
+    data: int
+    instance: int
+    compute: int
 
 
-def _number(stored: Json, name: str) -> int:
-    value = stored[name]
-    if type(value) is not int or value < 0:
-        raise TypeError(f"{name} cannot be {value!r}")
-    return value
+class NodeState(msgspec.Struct, tag_field="format", tag="nodeagent-simulated-node/1"):
+    """`serial`: the last that was given to an instance or a fault. `epoch` grows when the driver
+    is loaded anew. `driver_failure`: the code every call answers while the driver is not there.
+    `overrides`: the user's own figures, by board.
+    """
 
-
-def _flag(stored: Json, name: str) -> bool:
-    value = stored[name]
-    if not isinstance(value, bool):
-        raise TypeError(f"{name} cannot be {value!r}")
-    return value
-
-
-def list_of(stored: Json, name: str, *, least: int = 0) -> list[Json]:
-    """A member that has to be a list of objects, of a `least` length."""
-    value = stored[name]
-    if not isinstance(value, list) or not all(isinstance(row, dict) for row in value):
-        raise TypeError(f"{name} is not a list of objects")
-    if len(value) < least:
-        raise ValueError(f"{name} has {len(value)} items")
-    return value
+    gpus: Annotated[list[CardState], msgspec.Meta(min_length=1)]
+    serial: int = 0
+    epoch: int = 0
+    driver_failure: int = 0
+    switches: Switches = msgspec.field(default_factory=Switches)
+    overrides: dict[str, dict[str, Any]] = msgspec.field(default_factory=dict)
+    faults: list[Fault] = msgspec.field(default_factory=list)
+    events: list[Event] = msgspec.field(default_factory=list)

@@ -9,18 +9,17 @@ the kernel, whether there is something to read.
 from __future__ import annotations
 
 import fcntl
-import json
 import mmap
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
-from typing import Any
+
+import msgspec
 
 from nodeagent.errors import NodeagentError
-
-FORMAT = "nodeagent-simulated-node/1"
+from nodeagent.simulation.state import NodeState
 
 _HERE = -100  # AT_FDCWD
 _RENAME_EXCHANGE = 2
@@ -34,6 +33,7 @@ class StateFile:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._seen = b""
+        self._content = b""
         self._session = False
         try:
             self._lock = os.open(f"{path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
@@ -66,33 +66,31 @@ class StateFile:
         """Whether another process has written since."""
         return self._counter[:] != self._seen
 
-    def read(self) -> dict[str, Any] | None:
+    def read(self) -> NodeState | None:
         """The content, None when there is no file; raises NodeagentError."""
         seen = self._counter[:]  # read before the file: a write in between is then seen next time
         try:
-            text = self.path.read_bytes()
+            content = self.path.read_bytes()
+            state = msgspec.json.decode(content, type=NodeState)
         except FileNotFoundError:
             return None
         except OSError as error:
             raise self.broken(error.strerror or "unreadable") from error
-        try:
-            content = json.loads(text)
-        except (ValueError, RecursionError) as error:
+        except (msgspec.ValidationError, NodeagentError) as error:
+            raise self.broken(str(error)) from error
+        except (msgspec.DecodeError, RecursionError) as error:
             raise self.broken("it is not JSON") from error
-        if not isinstance(content, dict) or content.get("format") != FORMAT:
-            raise self.broken(f"it has no format {FORMAT!r}")
-        self._seen = seen
-        return content
+        self._seen, self._content = seen, content
+        return state
 
-    def write(self, members: dict[str, str]) -> None:
-        """Replace the file by an object with these members, given as JSON; raises
-        NodeagentError.
-        """
-        parts = [f'"format":"{FORMAT}"', *(f'"{k}":{v}' for k, v in members.items())]
-        text = f"{{{','.join(parts)}}}\n".encode()
+    def write(self, state: NodeState) -> None:
+        """Replace the file where this is another state; raises NodeagentError."""
+        content = msgspec.json.encode(state) + b"\n"
+        if content == self._content:
+            return
         new = Path(f"{self.path}.tmp")  # the lock is held
         try:
-            new.write_bytes(text)
+            new.write_bytes(content)
             _put(new, self.path)
         except OSError as error:
             with suppress(OSError):
@@ -101,6 +99,7 @@ class StateFile:
                 f"the state of the simulated node cannot be written to {self.path}: "
                 f"{error.strerror}"
             ) from error
+        self._content = content
         count = int.from_bytes(self._counter[:], "little") + 1
         self._seen = self._counter[:] = count.to_bytes(_COUNTER, "little")
 
@@ -139,29 +138,18 @@ def _put(new: Path, path: Path) -> None:
     """Let `path` be what `new` is, at one moment.
 
     ext4 writes a file out to disk when it is renamed onto another, which takes milliseconds and
-    which a simulation does not need. Exchanging the two is as atomic, and does not.
+    which a simulation does not need. Exchanging the two is as atomic, and does not; it fails where
+    one does not exist, or the kernel, the C library or the file system cannot do it.
     """
-    if _exchange(new, path):
+    exchange, names = _renameat2(), (os.fsencode(new), os.fsencode(path))
+    if exchange and exchange(_HERE, names[0], _HERE, names[1], _RENAME_EXCHANGE) == 0:
         new.unlink()
     else:
         new.replace(path)
-
-
-def _exchange(one: Path, other: Path) -> bool:
-    """Whether the kernel, the C library and the file system could do it, and both exist."""
-    renameat2 = _renameat2()
-    if renameat2 is None:
-        return False
-    here, paths = _HERE, (os.fsencode(one), os.fsencode(other))
-    return bool(renameat2(here, paths[0], here, paths[1], _RENAME_EXCHANGE) == 0)
 
 
 @cache
 def _renameat2() -> Callable[..., int] | None:
     import ctypes  # pynvml has loaded it, where there is pynvml at all
 
-    try:
-        function: Callable[..., int] = ctypes.CDLL(None).renameat2
-    except AttributeError:
-        return None
-    return function
+    return getattr(ctypes.CDLL(None), "renameat2", None)

@@ -6,9 +6,7 @@ be tested with the other value.
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Mapping
-from dataclasses import dataclass
+import msgspec
 
 from nodeagent.errors import UsageError
 
@@ -21,8 +19,7 @@ _CHOICES = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Switches:
+class Switches(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
     """How the driver behaves where drivers or machines differ."""
 
     ampere_mode: str = "pending"
@@ -104,20 +101,3 @@ class Switches:
                     f"the simulator's switch {name} is {found!r}",
                     remedy=f"it can be {' or '.join(choices)}",
                 )
-
-    def to_json(self) -> dict[str, object]:
-        """Only what differs from the defaults."""
-        return {
-            field.name: getattr(self, field.name)
-            for field in dataclasses.fields(self)
-            if getattr(self, field.name) != field.default
-        }
-
-    @classmethod
-    def from_json(cls, stored: Mapping[str, object]) -> Switches:
-        """Raises TypeError when a switch is unknown or has the wrong type."""
-        values = {n: tuple(v) if isinstance(v, list) else v for n, v in stored.items()}
-        for name, value in values.items():
-            if type(value) is not type(getattr(cls(), name, None)):
-                raise TypeError(f"switch {name} cannot be {value!r}")
-        return cls(**values)  # type: ignore[arg-type]  # checked just above

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
-from nodeagent.simulation.boards import KnownBoard
 from nodeagent.terminal.page import Line, Span, Tone, count, dim, gibibytes, indent, line
+
+if TYPE_CHECKING:  # the simulator is the commands' alone
+    from nodeagent.simulation.boards import Board
 
 _TONES = {
     "confirmed": Tone.GOOD,
@@ -16,12 +19,12 @@ _TONES = {
 _COLUMN = 24  # for the names of profiles and cards
 
 
-def boards_page(boards: Iterable[KnownBoard]) -> tuple[Line, ...]:
+def boards_page(boards: Iterable[Board]) -> tuple[Line, ...]:
     """Each board with its profiles; the evidence is that of a profile's weakest field."""
     return tuple(spans for board in boards for spans in _board(board))
 
 
-def _board(board: KnownBoard) -> list[Line]:
+def _board(board: Board) -> list[Line]:
     facts = f"{board.product}, {gibibytes(board.memory)}"
     title = line(Span(board.name.ljust(_COLUMN), Tone.TITLE), facts)
     rows = [

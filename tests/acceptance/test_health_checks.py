@@ -30,6 +30,7 @@ from nodeagent.plan.steps import DestroyGpuInstance, ResetGpu
 from nodeagent.reconcile.event_log import EventLog
 from nodeagent.reconcile.loop_control import NodeStates
 from nodeagent.simulation import SimulatedNode, simulated
+from nodeagent.simulation.node import XID
 from nodeagent.telemetry.sampler import Intervals, Sampler
 from nodeagent.views.conditions import HEALTHY, conditions
 from nodeagent.views.node_state import NodeState, Phase
@@ -168,14 +169,14 @@ def sensor(*figures: tuple[str, float]) -> tuple[Act, Act]:
 
     def usual(w: World) -> None:
         for name, _ in figures:
-            w.node.set_figure(0, name, None)
+            w.node.set_figures(0, {name: None})
 
     return lambda w: w.node.set_figures(0, dict(figures)), usual
 
 
 def xid(number: int) -> Act:
     """NVML reports an XID of the first GPU."""
-    return lambda w: w.node.raise_xid(0, number)
+    return lambda w: w.node.xid(0, number)
 
 
 def event(kind: int) -> Act:
@@ -211,7 +212,7 @@ def grow(name: str, step: float) -> Act:
 
     def more(w: World) -> None:
         grown[id(w)] = grown.get(id(w), 0.0) + step
-        w.node.set_figure(0, name, grown[id(w)])
+        w.node.set_figures(0, {name: grown[id(w)]})
 
     return more
 
@@ -434,7 +435,7 @@ async def test_a_gpu_on_the_bus_that_nvml_does_not_list(tmp_path: Path) -> None:
 async def test_an_inforom_that_is_corrupt(tmp_path: Path) -> None:
     """It is validated once for each start of the driver, since that reads flash."""
     with simulated("h100-80gb:1") as node:
-        node.set_figure(0, "inforom.corrupt", 1)
+        node.set_figures(0, {"inforom.corrupt": 1})
         async with Driver(observe_deadline=30, step_deadline=30) as driver:
             w = World(node, driver, tmp_path, PATIENT)
             await w.part.load()
@@ -472,8 +473,8 @@ async def test_a_sick_instance_leaves_its_sibling_alone(tmp_path: Path) -> None:
         await w.observe()
         await w.look()
         left, right = sorted(gpu.instances, key=lambda i: i.placement.start)
-        w.node.raise_xid(0, 13, gi=left.id, ci=0)
-        w.node.raise_xid(0, 95, gi=right.id)
+        w.node.xid(f"0/{left.id}/0", 13)
+        w.node.report(0, XID, 95, right.id)
         await w.look()
         assert w.part.fences(w.observed).slices(w.gpu) == 0xF0
         assert w.part.fences(w.observed).devices == {c.uuid for c in right.compute}
@@ -502,7 +503,7 @@ async def test_a_sick_instance_leaves_its_sibling_alone(tmp_path: Path) -> None:
 async def test_the_driver_s_word_outranks_the_table(tmp_path: Path) -> None:
     """An XID that calls for a reset, and a driver that asks for none once it was asked after it."""
     async with world("h100-80gb:1", tmp_path) as w:
-        w.node.raise_xid(0, 95)
+        w.node.xid(0, 95)
         await w.look()
         assert w.part.fences(w.observed).gpus == {w.gpu}
         await w.look(after=11.0)

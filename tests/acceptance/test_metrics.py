@@ -91,7 +91,7 @@ async def test_figures_of_the_driver_are_read_back_in_dcgms_units() -> None:
             device = observed.gpus[0].instances[0].compute[0].uuid
             node.set_figures(0, {"power.usage": 123_456, "temperature.gpu": 71})
             node.set_figures(1, {"utilization.gpu": 42, "gpm.20": 2.5, "energy": 987_654_321})
-            node.set_figure(device, "gpm.2", 37.5)
+            node.set_figures(device, {"gpm.2": 37.5})
             node.occupy(device, memory=1000 * MIB)
             node.occupy(1, memory=3000 * MIB)
             watched = Watched(driver)

@@ -117,7 +117,6 @@ async def test_daemons_of_devices_that_vanished_end(
     assert stays.mps is not None
     hardware = node.card(0).state
     hardware.instances = [i for i in hardware.instances if i.start != 0]
-    node.changed(0)
     gpu = await agent.gpu()
     [left] = mig_devices(gpu)
     assert left.mps is not None
@@ -229,7 +228,6 @@ async def test_a_compute_mode_is_as_before_in_the_end(
 ) -> None:
     """What it was is written down before the change, and crossed out when it is that again."""
     node.card(0).state.compute_mode = PROHIBITED  # whoever set it wants it back
-    node.changed(0)
     await agent.made(WHOLE)
     device = (await agent.gpu()).uuid
     assert modes(node) == [EXCLUSIVE]
@@ -270,7 +268,6 @@ async def test_a_crash_between_note_and_change(
     agent.memory.forget(device, ComputeMode)
     agent.memory.remember(device, ComputeMode.DEFAULT)
     node.card(0).state.compute_mode = EXCLUSIVE
-    node.changed(0)
     async with rig.agent() as after_the_change:
         gpu = await after_the_change.gpu()
         assert gpu.earlier_mode is ComputeMode.DEFAULT
@@ -290,7 +287,6 @@ async def test_a_mode_that_is_not_known_is_not_changed(
     node.clear_faults(fault)
     await agent.node.observe()
     node.card(0).state.compute_mode = PROHIBITED
-    node.changed(0)
     node.inject("nvmlDeviceGet*", error="UNKNOWN", times=1)
     with pytest.raises(NodeagentError, match="could not be restored"):
         await agent.node.apply(step)
@@ -409,7 +405,6 @@ async def test_a_wrong_mode_keeps_a_daemon_from_ready(
     gpu = await agent.gpu()
     pid = status(agent.fleet, gpu.uuid).pid
     node.card(0).state.compute_mode = DEFAULT
-    node.changed(0)
     await agent.node.observe()
     await until(lambda: not status(agent.fleet, gpu.uuid).is_ready)
     assert "compute mode is default" in status(agent.fleet, gpu.uuid).why

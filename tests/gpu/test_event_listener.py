@@ -53,8 +53,8 @@ async def test_xids(listener: EventListener, driver: Driver, node: SimulatedNode
     gpu = await laid_out(driver, 1, at0="1g.10gb")
     await listener.listen()
     instance = gpu.instances[0].id
-    node.raise_xid(0, 79)
-    node.raise_xid(1, 13, gi=instance, ci=0)
+    node.xid(0, 79)
+    node.xid(f"1/{instance}/0", 13)
     heard = await listener.listen()
     first, second = (event for event in heard if isinstance(event, NvmlEvent))
     assert (first.kind, first.data, first.instance, first.compute) == (XID, 79, None, None)
@@ -109,7 +109,7 @@ async def test_a_driver_without_system_events(driver: Driver, node: SimulatedNod
     node.inject("nvmlSystemEventSetCreate", error="FUNCTION_NOT_FOUND", times=None)
     listener = EventListener(driver, timing=SHORT)
     await listener.listen()
-    node.raise_xid(0, 31)
+    node.xid(0, 31)
     assert kinds(await listener.listen()) == [XID]
 
 
@@ -122,7 +122,7 @@ async def test_a_set_that_is_lost_is_made_anew(
     assert await listener.listen() == ()
     assert listener.failure is not None
     await listener.listen()
-    node.raise_xid(1, 48)
+    node.xid(1, 48)
     assert kinds(await listener.listen()) == [XID]
     assert listener.failure is None
 
@@ -131,7 +131,7 @@ async def test_what_came_before_a_failure_is_heard(
     listener: EventListener, node: SimulatedNode
 ) -> None:
     """NVML tells the XID first and then that the GPU is lost; the set is not left behind."""
-    node.raise_xid(0, 79)
+    node.xid(0, 79)
     node.inject("nvmlEventSetWait_v2", error="GPU_IS_LOST", skip=1)
     assert kinds(await listener.listen()) == [XID]
     assert listener.failure is not None
@@ -147,7 +147,7 @@ async def test_a_lost_gpu_leaves_the_others_heard(
     node.lose(0)
     await listener.listen()
     await listener.listen()
-    node.raise_xid(1, 48)
+    node.xid(1, 48)
     assert kinds(await listener.listen()) == [XID]
 
 
@@ -161,7 +161,7 @@ async def test_a_reloaded_driver(
     node.load_driver()
     await driver.observe()
     await listener.listen()
-    node.raise_xid(0, 94)
+    node.xid(0, 94)
     assert kinds(await listener.listen()) == [XID]
 
 
@@ -196,9 +196,9 @@ async def test_values_of_events(
     sampler = Sampler(driver, (), health=False, intervals=Intervals(patience=30.0))
     reported = await sampler.round()
     values = EventValues(catalogue().fields, lambda xid: f"words of {xid}")
-    node.raise_xid(0, 31)
-    node.raise_xid(0, 43, gi=instance, ci=0)
-    node.raise_xid(0, 45, gi=instance, ci=0)
+    node.xid(0, 31)
+    node.xid(f"0/{instance}/0", 43)
+    node.xid(f"0/{instance}/0", 45)
     values.update(await listener.listen(), sampler.wholes, reported.slices)
     found = {
         type(subject.entity): (dict(subject.attributes), value)

@@ -16,8 +16,7 @@ from nodeagent.errors import DriverError, DriverUnavailable, GpuLost
 from nodeagent.gpu import nvml
 from nodeagent.gpu.nvml import GPU_INSTANCE_KINDS
 from nodeagent.plan.observed import Placement
-from nodeagent.simulation import Switches, simulated
-from nodeagent.simulation.node import open_node
+from nodeagent.simulation import Switches, open_node, simulated
 from nodeagent.simulation.nvml_library import SimulatedLibrary
 
 PACKAGE = Path(nodeagent.gpu.__file__).parent

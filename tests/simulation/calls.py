@@ -24,11 +24,10 @@ def node_with(
                 with node.changes():
                     for card in node.cards:
                         card.state.mig = card.state.pending = card.board.has_mig
-                    node.changed()
             yield node
         finally:
             node.clear_faults()
-            if node.driver_failure == 0 and pynvml.nvmlLib.initialised:
+            if node.state.driver_failure == 0 and pynvml.nvmlLib.session.initialised:
                 pynvml.nvmlShutdown()
 
 

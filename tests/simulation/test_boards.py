@@ -25,7 +25,7 @@ def test_the_boards_that_must_be_there() -> None:
 def test_figures_fit_together(name: str) -> None:
     """Placements lie on the card, ids are unique, parts are never more than the whole."""
     board = load_board(name)
-    assert board.board == name
+    assert board.name == name
     assert board.pci_device_id & 0xFFFF == 0x10DE
     assert 0 < board.reserved_mib < board.memory_mib
     assert len({p.id for p in board.profiles}) == len({p.kind for p in board.profiles})

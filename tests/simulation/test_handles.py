@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from nodeagent.simulation import SimulatorMisuse
-from nodeagent.simulation.handles import Handles, Kind
+from nodeagent.simulation.handles import Handle, Handles, Kind
 
 
 def test_thousands_of_instances_leave_nothing_behind() -> None:
@@ -13,13 +13,13 @@ def test_thousands_of_instances_leave_nothing_behind() -> None:
     again.
     """
     handles = Handles()
-    gpu = handles.give(Kind.GPU, 1, 0)
-    sample = handles.give(Kind.GPM_SAMPLE, 1, serial=1)
-    used = handles.give(Kind.MIG_DEVICE, 1, 0, 3, 1)
-    unused = handles.give(Kind.MIG_DEVICE, 1, 0, 3, 2)
+    gpu = handles.give(Handle(Kind.GPU, 1, 0))
+    sample = handles.give(Handle(Kind.GPM_SAMPLE, 1, serial=1))
+    used = handles.give(Handle(Kind.MIG_DEVICE, 1, 0, 1))
+    unused = handles.give(Handle(Kind.MIG_DEVICE, 1, 0, 2))
     tokens = set()
     for serial in range(3, 6000):
-        tokens.add(handles.give(Kind.MIG_DEVICE, 1, 0, 3, serial))
+        tokens.add(handles.give(Handle(Kind.MIG_DEVICE, 1, 0, serial)))
         handles.take(used, "here")
     assert handles.take(gpu, "here").kind is Kind.GPU
     assert handles.take(sample, "here").kind is Kind.GPM_SAMPLE
@@ -35,7 +35,7 @@ def test_many_sessions_leave_room_for_the_handles_in_use() -> None:
     """A GPU has another handle in each; those of past ones are forgotten before what is used."""
     handles = Handles()
     for session in range(3000):
-        gpu = handles.give(Kind.GPU, session, 0)
-        devices = [handles.give(Kind.MIG_DEVICE, session, 0, number, 7) for number in range(7)]
+        gpu = handles.give(Handle(Kind.GPU, session, 0))
+        devices = [handles.give(Handle(Kind.MIG_DEVICE, session, 0, n)) for n in range(7)]
         for token in (gpu, *devices):
             assert handles.take(token, "a test").session == session

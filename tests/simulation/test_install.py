@@ -50,7 +50,7 @@ def test_a_closed_node_answers_nothing() -> None:
         kept = pynvml.nvmlLib.nvmlDeviceGetCount_v2
         node.close()
         assert kept(calls.c_uint_reference()) == pynvml.NVML_ERROR_UNINITIALIZED
-        pynvml.nvmlLib.initialised = 0
+        pynvml.nvmlLib.session.initialised = 0
 
 
 def test_functions_accept_attributes() -> None:

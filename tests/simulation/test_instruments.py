@@ -72,7 +72,7 @@ def test_the_load_of_an_instance_is_that_share_of_the_card() -> None:
         instance = node.cards[0].state.instances[0]
         node.load(f"0/{instance.id}/0", 1)
         clock.now += 1
-        assert node.cards[0].sensors.load == pytest.approx(2 / 7)
+        assert node.cards[0].sensors.load() == pytest.approx(2 / 7)
         with node.changes():
             node.cards[0].destroy_compute(instance, instance.compute[0])
             node.cards[0].destroy_instance(instance)
@@ -82,10 +82,10 @@ def test_the_load_of_an_instance_is_that_share_of_the_card() -> None:
 def test_a_figure_wins_until_it_is_taken_back() -> None:
     """Whatever would follow from the load."""
     with calls.node_with("h100-80gb", mig=False) as node:
-        node.set_figure(0, "power.usage", 99_000)
+        node.set_figures(0, {"power.usage": 99_000})
         node.load(0, 1)
         assert _reading()[1] == 99_000
-        node.set_figure(0, "power.usage", None)
+        node.set_figures(0, {"power.usage": None})
         assert _reading()[1] == 700_000
 
 
@@ -107,16 +107,16 @@ def test_loads_and_figures_are_in_the_state_file(tmp_path: Path) -> None:
     state = tmp_path / "node.json"
     with simulated("h100-80gb", state=state) as node:
         node.load(0, 0.25)
-        node.set_figure(0, "temperature.gpu", 77)
+        node.set_figures(0, {"temperature.gpu": 77})
         with simulated(state=state) as other:
-            assert other.cards[0].sensors.temperature == 77
-            assert other.cards[0].sensors.load == 0.25
+            assert other.cards[0].sensors.value("temperature.gpu") == 77
+            assert other.cards[0].sensors.load() == 0.25
 
 
 @pytest.mark.parametrize(
     "spoil",
     [
-        lambda node: node.set_figure(0, "temperature.gup", 1),
+        lambda node: node.set_figures(0, {"temperature.gup": 1}),
         lambda node: node.load(0, 1.5),
         lambda node: node.load(7, 1),
     ],

@@ -7,6 +7,7 @@ import sys
 import threading
 import time
 
+import msgspec
 import pynvml
 import pytest
 
@@ -144,7 +145,7 @@ def test_a_node_needs_boards() -> None:
 def test_switches_are_checked(switch: str) -> None:
     """A value that means nothing is refused with those that do."""
     with pytest.raises(UsageError, match=f"{switch} is 'x'"):
-        Switches.from_json({switch: "x"})
+        msgspec.convert({switch: "x"}, Switches)
 
 
 def test_many_threads_at_once() -> None:

@@ -309,3 +309,28 @@ def test_fifty_six_instances_are_quick(state: Path) -> None:
                 instance = pynvml.nvmlDeviceCreateGpuInstance(device, 19)
                 pynvml.nvmlGpuInstanceCreateComputeInstance(instance, 0)
         assert time.thread_time() - before < 0.5  # of this thread's work; about 0.03
+
+
+def test_a_file_of_an_earlier_version_is_read(state: Path) -> None:
+    """What that left out has its default: the activity of an idle card, what a process lacks."""
+    idle = {"mirrored": False, "mig": False, "pending": False, "persistence": True}
+    settings = {"accounting": False, "compute_mode": 0, "failure": 0}
+    user = {"pid": 4711, "command": "train", "kind": "compute"}
+    content = {
+        "format": "nodeagent-simulated-node/1",
+        "serial": 3,
+        "epoch": 0,
+        "driver_failure": 0,
+        "switches": {"gi_destroy_race": True, "missing_functions": ["nvmlNothing"]},
+        "overrides": {},
+        "gpus": [{"board": "t4", **idle, **settings, "instances": [], "processes": [user]}],
+        "faults": [],
+        "events": [[1, 0, 8, 13, 4294967295, 4294967295]],
+    }
+    state.write_text(json.dumps(content))
+    with open_node(state=state) as node:
+        [process] = node.cards[0].state.processes
+        assert (process.pid, process.memory, process.instance) == (4711, None, None)
+        assert node.switches == Switches(gi_destroy_race=True, missing_functions=("nvmlNothing",))
+        node.xid(0, 31)
+        assert [event.data for event in node.state.events] == [13, 31]

@@ -156,11 +156,11 @@ async def sample_divided(sampled: Sampled) -> None:
         divide(node, "7g.80gb")
         device = "0/0/0"
         node.occupy(device, memory=1000 * MIB)
-        node.set_figure(0, "bar1.used", 5 * MIB + 1000)
+        node.set_figures(0, {"bar1.used": 5 * MIB + 1000})
         for metric in range(1, 334):
-            node.set_figure(device, f"gpm.{metric}", gpm_raw(metric))
+            node.set_figures(device, {f"gpm.{metric}": gpm_raw(metric)})
         for place in range(8):
-            node.set_figure(device, f"ecc.uncorrected.volatile.{place}", 60 + place)
+            node.set_figures(device, {f"ecc.uncorrected.volatile.{place}": 60 + place})
         found = Sampled()
         await _two_rounds(node, found)
         sampled.part = found.part
@@ -191,8 +191,8 @@ async def sample_events(sampled: Sampled) -> None:
             reported = await sampler.round()
             listener = EventListener(driver, timing=Timing(wait=0.01))
             await listener.listen()
-            node.raise_xid(0, 13, gi=instance, ci=0)
-            node.raise_xid(0, 74)
+            node.xid(f"0/{instance}/0", 13)
+            node.xid(0, 74)
             node.bind(0, bound=False)
             heard = await listener.listen()
             values = EventValues(catalogue().fields, str)

@@ -170,7 +170,7 @@ async def test_what_the_generations_have(board: str, present: set[int], absent: 
     found = {n for sampled in (first, second) for s in sampled.samples.values() for n in s.values}
     assert present <= found
     assert not absent & found
-    assert node.closed
+    assert node.store.closed
 
 
 # --- MIG ------------------------------------------------------------------------------------------
@@ -238,7 +238,7 @@ async def test_repartitions_leave_nothing_behind(known: Driver) -> None:
         await known.apply(create(gpu, "3g.40gb", 0))
         for _ in range(2):
             await sampler.round()
-        allocated.add(len(pynvml.nvmlLib.gpm_samples))
+        allocated.add(len(pynvml.nvmlLib.session.allocated))
         made = await known.observe_gpu(gpu.uuid)
         await known.apply(destroy(made, made.instances[0]))
         await sampler.round()
@@ -483,7 +483,7 @@ async def test_health_of_a_gpu_and_its_instance(known: Driver, node: SimulatedNo
         },
     )  # fmt: skip
     device = f"0/{gpu.instances[0].id}/0"
-    node.set_figure(device, "ecc.uncorrected.volatile.7", 3)
+    node.set_figures(device, {"ecc.uncorrected.volatile.7": 3})
     sampled = await sampler_of(known, (), health=True).round()
     reading = sampled.gpus[0]
     assert (reading.uuid, reading.mig, reading.recovery_action) == (gpu.uuid, True, 2)

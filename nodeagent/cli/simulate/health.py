@@ -14,8 +14,7 @@ from nodeagent.text import did_you_mean
 def raise_xid(options: Options, output: Output) -> None:
     """Report an XID of a GPU or MIG device to the programs that listen now."""
     with simulated_node(options) as node:
-        card, gpu_instance, compute_instance = node.find(device_on(options.device, node))
-        node.raise_xid(card.index, options.xid, gi=gpu_instance, ci=compute_instance)
+        node.xid(device_on(options.device, node), options.xid)
     output.page([line(f"{options.device} reported XID {options.xid}")])
     output.document({"device": options.device, "xid": options.xid})
 
@@ -39,7 +38,7 @@ def set_sensor(options: Options, output: Output) -> None:
             or "nodeagent simulate sensor lists them all",
         )
     with simulated_node(options) as node:
-        node.set_figure(device_on(options.device, node), options.sensor, options.figure)
+        node.set_figures(device_on(options.device, node), {options.sensor: options.figure})
     what = "follows the load again" if options.clear else f"reports {options.figure:g}"
     output.page([line(f"{options.sensor} of {options.device} {what}")])
     output.document({"device": options.device, "sensor": options.sensor, "figure": options.figure})

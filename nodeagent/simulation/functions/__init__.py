@@ -12,9 +12,6 @@ from nodeagent.simulation.functions import (
     readings,
     sensors,
     system,
-    system_events,
-    topology,
-    users,
 )
 from nodeagent.simulation.functions.registry import FUNCTIONS, documented_errors
 
@@ -32,7 +29,4 @@ __all__ = [
     "readings",
     "sensors",
     "system",
-    "system_events",
-    "topology",
-    "users",
 ]

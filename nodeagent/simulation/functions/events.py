@@ -1,24 +1,27 @@
-"""Event sets: waiting for what the driver reports."""
-
-# A body has C's parameters and the session, needed or not, and C's name says what it does:
-# ruff: noqa: D103
-
-from __future__ import annotations
+"""Event sets: waiting for what the driver reports of GPUs, and of the node as a whole."""
 
 import time
-from ctypes import c_ulonglong
-from typing import Any
+from ctypes import c_void_p, cast
+from typing import Annotated, Any
 
 import pynvml
 
-from nodeagent.simulation.arguments import HandleOut, Number, Out, pointer_to
+from nodeagent.simulation.arguments import Out, pointer_to
 from nodeagent.simulation.card import MIG_CONFIG_CHANGE
 from nodeagent.simulation.codes import Code, Refused
-from nodeagent.simulation.functions.registry import EVENT_SET, GPU_ONLY, c_function
+from nodeagent.simulation.devices import Device
+from nodeagent.simulation.functions.registry import (
+    EventSetIn,
+    EventSetOut,
+    UInt,
+    ULongOut,
+    WholeGpuIn,
+    c_function,
+)
 from nodeagent.simulation.handles import Kind
-from nodeagent.simulation.nvml_session import Session
-from nodeagent.simulation.owned_objects import EventSet
-from nodeagent.simulation.views import Device
+from nodeagent.simulation.node import SYSTEM
+from nodeagent.simulation.nvml_session import EventSet, Session
+from nodeagent.simulation.state import Event
 
 _EVERY_CARD = (
     pynvml.nvmlEventTypeSingleBitEccError
@@ -39,60 +42,127 @@ _SINCE_AMPERE = (
 _AMPERE = (8, 0)
 
 
-@c_function("nvmlEventSetCreate", HandleOut(Kind.EVENT_SET))
-def create(library: Session, handle: Any) -> None:
-    number = library.event_sets.make()
-    handle.write(library.handles.give(Kind.EVENT_SET, library.session, serial=number))
+@c_function()
+def nvmlEventSetCreate(session: Session, handle: EventSetOut) -> None:
+    handle.write(session.allocate(Kind.EVENT_SET, EventSet()))
 
 
-@c_function(
-    "nvmlDeviceGetSupportedEventTypes", GPU_ONLY, Out(c_ulonglong), errors=(Code.NOT_SUPPORTED,)
-)
-def get_supported_types(library: Session, gpu: Device, types: c_ulonglong) -> None:
+@c_function(Code.NOT_SUPPORTED)
+def nvmlDeviceGetSupportedEventTypes(session: Session, gpu: WholeGpuIn, types: ULongOut) -> None:
     types.value = _types(gpu)
-    if gpu.card.board.has_mig and library.node.switches.supported_events_tell_mig:
+    if gpu.card.board.has_mig and session.node.switches.supported_events_tell_mig:
         types.value |= MIG_CONFIG_CHANGE
 
 
-@c_function("nvmlDeviceRegisterEvents", GPU_ONLY, Number(), EVENT_SET, errors=(Code.NOT_SUPPORTED,))
-def register(library: Session, gpu: Device, types: int, events: EventSet) -> None:
+@c_function(Code.NOT_SUPPORTED)
+def nvmlDeviceRegisterEvents(
+    session: Session, gpu: WholeGpuIn, types: UInt, events: EventSetIn
+) -> None:
     """On a whole GPU; its instances report through it."""
     known = _types(gpu) | (MIG_CONFIG_CHANGE if gpu.card.board.has_mig else 0)
     if types & ~known:
         raise Refused(Code.NOT_SUPPORTED)
-    happened = library.node.events
-    events.register(gpu.card.index, types, happened[-1].number if happened else 0)
+    events.register(gpu.card.index, types, session.node.state.events)
 
 
-@c_function(
-    "nvmlEventSetWait_v2",
-    EVENT_SET,
-    Out(pynvml.c_nvmlEventData_t),
-    Number(),
-    errors=(Code.TIMEOUT,),
-)
-def wait(library: Session, events: EventSet, data: Any, milliseconds: int) -> None:
-    """The lock is given up while it waits."""
-    node, deadline = library.node, time.monotonic() + milliseconds / 1000
-    while (event := events.next(node.events)) is None:
-        if any(node.cards[gpu].state.failure == Code.GPU_IS_LOST for gpu in events.wanted):
-            raise Refused(Code.GPU_IS_LOST)
-        left = deadline - time.monotonic()
-        if left <= 0:
-            raise Refused(Code.TIMEOUT)
-        node.wait(left)
-        library.require_open()
-    card = node.cards[event.gpu]
-    data.device = pointer_to(library.give(Device(card)), Kind.GPU)
+@c_function(Code.TIMEOUT)
+def nvmlEventSetWait_v2(
+    session: Session,
+    events: EventSetIn,
+    data: Annotated[Any, Out(pynvml.c_nvmlEventData_t)],
+    milliseconds: UInt,
+) -> None:
+    event = _next(session, events, milliseconds)
+    card = session.node.cards[event.gpu]
+    data.device = pointer_to(session.give(Device(card)), Kind.GPU)
     data.eventType, data.eventData = event.type, event.data
     data.gpuInstanceId, data.computeInstanceId = event.instance, event.compute
 
 
-@c_function("nvmlEventSetFree", EVENT_SET)
-def free(library: Session, events: EventSet) -> None:
-    library.event_sets.free(events)
+@c_function()
+def nvmlEventSetFree(session: Session, events: EventSetIn) -> None:
+    session.free(events)
 
 
 def _types(gpu: Device) -> int:
     newer = gpu.card.board.compute_capability >= _AMPERE
     return int(_EVERY_CARD | (_SINCE_AMPERE if newer else 0))
+
+
+# --- the node -----------------------------------------------------------------------------------
+
+
+@c_function()
+def nvmlSystemEventSetCreate(
+    session: Session,
+    request: Annotated[
+        Any,
+        Out(
+            pynvml.c_nvmlSystemEventSetCreateRequest_v1_t, pynvml.nvmlSystemEventSetCreateRequest_v1
+        ),
+    ],
+) -> None:
+    request.set = pointer_to(
+        session.allocate(Kind.SYSTEM_EVENT_SET, EventSet()), Kind.SYSTEM_EVENT_SET
+    )
+
+
+@c_function()
+def nvmlSystemRegisterEvents(
+    session: Session,
+    request: Annotated[
+        Any,
+        Out(pynvml.c_nvmlSystemRegisterEventRequest_v1_t, pynvml.nvmlSystemRegisterEventRequest_v1),
+    ],
+) -> None:
+    events = _set_of(session, request)
+    events.register(SYSTEM, request.eventTypes, session.node.state.events)
+
+
+@c_function(Code.TIMEOUT)
+def nvmlSystemEventSetWait(
+    session: Session,
+    request: Annotated[
+        Any,
+        Out(pynvml.c_nvmlSystemEventSetWaitRequest_v1_t, pynvml.nvmlSystemEventSetWaitRequest_v1),
+    ],
+) -> None:
+    event = _next(session, _set_of(session, request), request.timeoutms)
+    if request.dataSize < 1 or not request.data:
+        raise Refused(Code.INSUFFICIENT_SIZE)
+    request.data[0].eventType, request.data[0].gpuId = event.type, event.data
+    request.numEvent = 1
+
+
+@c_function()
+def nvmlSystemEventSetFree(
+    session: Session,
+    request: Annotated[
+        Any,
+        Out(pynvml.c_nvmlSystemEventSetFreeRequest_v1_t, pynvml.nvmlSystemEventSetFreeRequest_v1),
+    ],
+) -> None:
+    session.free(_set_of(session, request))
+
+
+def _next(session: Session, events: EventSet, milliseconds: int) -> Event:
+    """Wait for it with the lock given up; raises Refused."""
+    node, deadline = session.node, time.monotonic() + milliseconds / 1000
+    while (event := events.next(node.state.events)) is None:
+        cards = [node.cards[gpu] for gpu in events.wanted if gpu != SYSTEM]
+        if any(card.state.failure == Code.GPU_IS_LOST for card in cards):
+            raise Refused(Code.GPU_IS_LOST)
+        left = deadline - time.monotonic()
+        if left <= 0:
+            raise Refused(Code.TIMEOUT)
+        node.store.wait(left)
+        session.require_open()
+    return event
+
+
+def _set_of(session: Session, request: Any) -> EventSet:
+    token = cast(request.set, c_void_p).value
+    if not token:
+        raise Refused(Code.INVALID_ARGUMENT)
+    found: EventSet = session.look_up(session.handles.take(token, "nvmlSystemEventSet"))
+    return found

@@ -1,71 +1,68 @@
 """GPM: what a GPU or a GPU instance did between two samples. From Hopper on."""
 
-# A body has C's parameters and the session, needed or not, and C's name says what it does:
-# ruff: noqa: ARG001, D103
-
-from __future__ import annotations
-
 import struct
 from collections.abc import Callable
 from ctypes import sizeof
 from functools import lru_cache
-from typing import Any
+from typing import Annotated, Any
 
 import pynvml
 
-from nodeagent.simulation.activity import WHOLE
-from nodeagent.simulation.arguments import HandleOut, Number, Out
+from nodeagent.simulation.arguments import Out
 from nodeagent.simulation.boards import GpuProfile
 from nodeagent.simulation.card import Card
 from nodeagent.simulation.codes import Code, Refused
-from nodeagent.simulation.functions.registry import GPM_SAMPLE, GPU, GPU_ONLY, c_function
+from nodeagent.simulation.functions.registry import (
+    GpmSampleIn,
+    GpmSampleOut,
+    GpuIn,
+    UInt,
+    WholeGpuIn,
+    c_function,
+)
 from nodeagent.simulation.handles import Kind
-from nodeagent.simulation.nvml_session import Session
-from nodeagent.simulation.owned_objects import GpmSample
-from nodeagent.simulation.state import GpuInstance
-from nodeagent.simulation.views import Device
+from nodeagent.simulation.nvml_session import GpmSample, Session
+from nodeagent.simulation.state import WHOLE, GpuInstance, of_instance
 
 _SINCE = (9, 0)
 _HEAD = struct.Struct("IIQQ")  # version, number of metrics, two samples
 _METRIC = struct.Struct("IId")  # metric, return code, value; texts follow
+_NUMBER = struct.Struct("I")
 _METRIC_SIZE = sizeof(pynvml.c_nvmlGpmMetric_t)
 _ROOM = pynvml.c_nvmlGpmMetricsGet_t.metrics.size // _METRIC_SIZE
 _CUMULATIVE = range(248, 261)  # reported by drivers from R610 on
 _CUMULATIVE_SINCE = 610
-_NOT_SUPPORTED = (Code.NOT_SUPPORTED,)
 
 
-@c_function(
-    "nvmlGpmQueryDeviceSupport",
-    GPU_ONLY,
-    Out(pynvml.c_nvmlGpmSupport_t, pynvml.NVML_GPM_SUPPORT_VERSION),
-    errors=(Code.ARGUMENT_VERSION_MISMATCH,),
-)
-def query_support(library: Session, gpu: Device, support: Any) -> None:
+@c_function()
+def nvmlGpmQueryDeviceSupport(
+    session: Session,
+    gpu: WholeGpuIn,
+    support: Annotated[Any, Out(pynvml.c_nvmlGpmSupport_t, pynvml.NVML_GPM_SUPPORT_VERSION)],
+) -> None:
     support.isSupportedDevice = gpu.card.board.compute_capability >= _SINCE
 
 
-@c_function("nvmlGpmSampleAlloc", HandleOut(Kind.GPM_SAMPLE))
-def allocate(library: Session, handle: Any) -> None:
-    number = library.gpm_samples.make()
-    handle.write(library.handles.give(Kind.GPM_SAMPLE, library.session, serial=number))
+@c_function()
+def nvmlGpmSampleAlloc(session: Session, handle: GpmSampleOut) -> None:
+    handle.write(session.allocate(Kind.GPM_SAMPLE, GpmSample()))
 
 
-@c_function("nvmlGpmSampleFree", GPM_SAMPLE)
-def free(library: Session, sample: GpmSample) -> None:
-    library.gpm_samples.free(sample)
+@c_function()
+def nvmlGpmSampleFree(session: Session, sample: GpmSampleIn) -> None:
+    session.free(sample)
 
 
-@c_function("nvmlGpmSampleGet", GPU, GPM_SAMPLE, errors=_NOT_SUPPORTED)
-def take(library: Session, gpu: Device, sample: GpmSample) -> None:
+@c_function(Code.NOT_SUPPORTED)
+def nvmlGpmSampleGet(session: Session, gpu: GpuIn, sample: GpmSampleIn) -> None:
     """Whether a GPU in MIG mode has samples of the whole is not known: a switch."""
-    if gpu.card.state.mig and not library.node.switches.gpm_of_mig_parent:
+    if gpu.card.state.mig and not session.node.switches.gpm_of_mig_parent:
         raise Refused(Code.NOT_SUPPORTED)
     _take(gpu.card, sample, WHOLE)
 
 
-@c_function("nvmlGpmMigSampleGet", GPU, Number(), GPM_SAMPLE, errors=_NOT_SUPPORTED)
-def take_of_instance(library: Session, gpu: Device, instance: int, sample: GpmSample) -> None:
+@c_function(Code.NOT_SUPPORTED)
+def nvmlGpmMigSampleGet(session: Session, gpu: GpuIn, instance: UInt, sample: GpmSampleIn) -> None:
     gpu.card.require_mig()
     found = next((i for i in gpu.card.state.instances if i.id == instance), None)
     if found is None:
@@ -77,33 +74,32 @@ def _take(card: Card, sample: GpmSample, serial: int) -> None:
     if card.board.compute_capability < _SINCE:
         raise Refused(Code.NOT_SUPPORTED)
     sample.gpu, sample.serial, sample.at = card.index, serial, card.now()
-    sample.busy = card.sensors.busy_so_far(serial, sample.at)
+    sample.busy = card.sensors.grown(of_instance("busy", serial), sample.at)
 
 
-@c_function(
-    "nvmlGpmMetricsGet",
-    Out(pynvml.c_nvmlGpmMetricsGet_t, pynvml.NVML_GPM_METRICS_GET_VERSION),
-    errors=(*_NOT_SUPPORTED, Code.ARGUMENT_VERSION_MISMATCH),
-)
-def get_metrics(library: Session, wanted: Any) -> None:
+@c_function(Code.NOT_SUPPORTED)
+def nvmlGpmMetricsGet(
+    session: Session,
+    wanted: Annotated[Any, Out(pynvml.c_nvmlGpmMetricsGet_t, pynvml.NVML_GPM_METRICS_GET_VERSION)],
+) -> None:
     """Each metric has its own return code."""
     view = memoryview(wanted).cast("B")
     _, count, *tokens = _HEAD.unpack_from(view)
-    first, second = (_sample(library, token) for token in tokens)
+    first, second = (_sample(session, token) for token in tokens)
     if count > _ROOM or (first.gpu, first.serial) != (second.gpu, second.serial) or first.gpu < 0:
         raise Refused(Code.INVALID_ARGUMENT)
-    card = library.node.cards[first.gpu]
+    card = session.node.cards[first.gpu]
     instance = next((i for i in card.state.instances if i.serial == first.serial), None)
     if first.serial and instance is None:
         raise Refused(Code.INVALID_ARGUMENT)
-    is_told = _told_by(library, card, instance)
+    is_reported = _reported_by(session, card, instance)
     seconds = second.at - first.at
     serial = first.serial
-    busy = (second.busy - first.busy) / seconds if seconds > 0 else card.sensors.busy_now(serial)
+    busy = (second.busy - first.busy) / seconds if seconds > 0 else card.sensors.load(serial)
     idle = instance is not None and not instance.compute
     for place in range(_HEAD.size, _HEAD.size + count * _METRIC_SIZE, _METRIC_SIZE):
         (metric,) = _NUMBER.unpack_from(view, place)
-        if not is_told(metric):
+        if not is_reported(metric):
             _METRIC.pack_into(view, place, metric, Code.NOT_SUPPORTED, 0.0)
         elif idle:  # nothing can run where there is no compute instance
             _METRIC.pack_into(view, place, metric, Code.NO_DATA, 0.0)
@@ -112,24 +108,23 @@ def get_metrics(library: Session, wanted: Any) -> None:
             _METRIC.pack_into(view, place, metric, Code.SUCCESS, value)
 
 
-_NUMBER = struct.Struct("I")
-
-
-def _sample(library: Session, token: int) -> GpmSample:
+def _sample(session: Session, token: int) -> GpmSample:
     if not token:
         raise Refused(Code.INVALID_ARGUMENT)
-    found: GpmSample = library.look_up(library.handles.take(token, "nvmlGpmMetricsGet"))
+    found: GpmSample = session.look_up(session.handles.take(token, "nvmlGpmMetricsGet"))
     return found
 
 
-def _told_by(library: Session, card: Card, instance: GpuInstance | None) -> Callable[[int], bool]:
+def _reported_by(
+    session: Session, card: Card, instance: GpuInstance | None
+) -> Callable[[int], bool]:
     """Which metrics a card or an instance has."""
     board = card.board
-    newest = int(library.node.switches.driver_version.partition(".")[0]) >= _CUMULATIVE_SINCE
+    newest = int(session.node.switches.driver_version.partition(".")[0]) >= _CUMULATIVE_SINCE
     if instance is None:
         most = max(board.profiles, key=lambda p: (p.slices, p.decoders), default=None)
         links = 0 if card.state.mig else board.nvlinks
-        return _of_card(board.board.startswith(("gh", "gb")), links, newest, _engines(most))
+        return _of_card(board.has_grace, links, newest, _engines(most))
     return _of_part(newest, _engines(card.profile(instance.profile)))
 
 

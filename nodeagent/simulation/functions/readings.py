@@ -1,131 +1,159 @@
-"""What can be read from a device: memory, utilisation, field values."""
-
-# A body has C's parameters and the session, needed or not, and C's name says what it does:
-# ruff: noqa: ARG001, D103
-
-from __future__ import annotations
+"""What can be read from a device: memory, utilisation, processes, field values."""
 
 import time
-from ctypes import c_uint
-from typing import Any
+from typing import Annotated, Any
 
 import pynvml
 
 from nodeagent.simulation import field_numbers
-from nodeagent.simulation.arguments import Array, Number, Out
+from nodeagent.simulation.arguments import Array, Out
 from nodeagent.simulation.card import MIB
 from nodeagent.simulation.codes import Code, Refused
-from nodeagent.simulation.functions.registry import DEVICE, c_function
+from nodeagent.simulation.devices import Device, GpuInstanceDevice, MigDevice
+from nodeagent.simulation.functions.registry import DeviceIn, UInt, UIntOut, c_function
 from nodeagent.simulation.nvml_session import Session
-from nodeagent.simulation.views import Device, GpuInstanceView, MigDevice
+from nodeagent.simulation.state import ONLY_PARENT, Process, ProcessKind
 
-_NOT_SUPPORTED = (Code.NOT_SUPPORTED,)
 _ENGINE_UTILISATIONS = (
     ("nvmlDeviceGetEncoderUtilization", "utilization.encoder"),
     ("nvmlDeviceGetDecoderUtilization", "utilization.decoder"),
     ("nvmlDeviceGetJpgUtilization", "utilization.jpeg"),
     ("nvmlDeviceGetOfaUtilization", "utilization.ofa"),
 )
+_PROCESS_LISTS = {
+    "nvmlDeviceGetComputeRunningProcesses": ProcessKind.COMPUTE,
+    "nvmlDeviceGetGraphicsRunningProcesses": ProcessKind.GRAPHICS,
+    "nvmlDeviceGetMPSComputeRunningProcesses": ProcessKind.MPS,
+}
+_UNKNOWN_MEMORY = pynvml.NVML_VALUE_NOT_AVAILABLE_ulonglong.value
 _MOST_UNSIGNED_INT = 0xFFFF_FFFF
 _SAMPLING_PERIOD = 167_000  # microseconds, as drivers report it
 
 
-@c_function(
-    "nvmlDeviceGetMemoryInfo", DEVICE, Out(pynvml.c_nvmlMemory_t), errors=(Code.NO_PERMISSION,)
-)
-def get_memory_info(library: Session, device: Device, memory: Any) -> None:
+@c_function(Code.NO_PERMISSION)
+def nvmlDeviceGetMemoryInfo(
+    session: Session, device: DeviceIn, memory: Annotated[Any, Out(pynvml.c_nvmlMemory_t)]
+) -> None:
     """Version 1 counts what the driver reserves as used."""
-    total, used, reserved = _memory(library, device)
+    total, used, reserved = _memory(session, device)
     memory.total, memory.used, memory.free = total, used + reserved, total - used - reserved
 
 
-@c_function(
-    "nvmlDeviceGetMemoryInfo_v2",
-    DEVICE,
-    Out(pynvml.c_nvmlMemory_v2_t, pynvml.nvmlMemory_v2),
-    errors=(Code.NO_PERMISSION, Code.ARGUMENT_VERSION_MISMATCH),
-)
-def get_memory_info_v2(library: Session, device: Device, memory: Any) -> None:
-    total, used, reserved = _memory(library, device)
+@c_function(Code.NO_PERMISSION)
+def nvmlDeviceGetMemoryInfo_v2(
+    session: Session,
+    device: DeviceIn,
+    memory: Annotated[Any, Out(pynvml.c_nvmlMemory_v2_t, pynvml.nvmlMemory_v2)],
+) -> None:
+    total, used, reserved = _memory(session, device)
     memory.total, memory.reserved = total, reserved
     memory.used, memory.free = used, total - used - reserved
 
 
-@c_function(
-    "nvmlDeviceGetBAR1MemoryInfo",
-    DEVICE,
-    Out(pynvml.c_nvmlBAR1Memory_t),
-    errors=(Code.NO_PERMISSION, Code.NOT_SUPPORTED),
-)
-def get_bar1_memory_info(library: Session, device: Device, memory: Any) -> None:
-    _require_aggregate(library, device)
-    instance = device.instance if isinstance(device, GpuInstanceView) else None
+@c_function(Code.NO_PERMISSION, Code.NOT_SUPPORTED)
+def nvmlDeviceGetBAR1MemoryInfo(
+    session: Session, device: DeviceIn, memory: Annotated[Any, Out(pynvml.c_nvmlBAR1Memory_t)]
+) -> None:
+    _require_aggregate(session, device)
+    instance = device.instance if isinstance(device, GpuInstanceDevice) else None
     memory.bar1Total = device.card.bar1(instance)
-    used = int(device.card.sensors.value("bar1.used", MIB))
-    memory.bar1Used = min(used, memory.bar1Total)
+    memory.bar1Used = min(device.card.sensors.integer("bar1.used"), memory.bar1Total)
     memory.bar1Free = memory.bar1Total - memory.bar1Used
 
 
-@c_function(
-    "nvmlDeviceGetUtilizationRates", DEVICE, Out(pynvml.c_nvmlUtilization_t), errors=_NOT_SUPPORTED
-)
-def get_utilization_rates(library: Session, device: Device, rates: Any) -> None:
+@c_function(Code.NOT_SUPPORTED)
+def nvmlDeviceGetUtilizationRates(
+    session: Session, device: DeviceIn, rates: Annotated[Any, Out(pynvml.c_nvmlUtilization_t)]
+) -> None:
     _require_no_mig(device)
-    sensors = device.card.sensors
-    busy = round(100 * sensors.load)
-    rates.gpu = int(sensors.value("utilization.gpu", busy))
-    rates.memory = int(sensors.value("utilization.memory", busy * 3 // 10))
+    rates.gpu = device.card.sensors.integer("utilization.gpu")
+    rates.memory = device.card.sensors.integer("utilization.memory")
 
 
 def _declare_engine(name: str, figure: str) -> None:
-    @c_function(name, DEVICE, Out(c_uint), Out(c_uint), errors=_NOT_SUPPORTED)
-    def get_utilization(library: Session, device: Device, percent: c_uint, period: c_uint) -> None:
+    @c_function(Code.NOT_SUPPORTED, name=name)
+    def get_utilization(
+        session: Session, device: DeviceIn, percent: UIntOut, period: UIntOut
+    ) -> None:
         _require_no_mig(device)
-        percent.value, period.value = int(device.card.sensors.value(figure, 0)), _SAMPLING_PERIOD
-
-
-@c_function(
-    "nvmlDeviceGetProcessUtilization",
-    DEVICE,
-    Array(pynvml.c_nvmlProcessUtilizationSample_t),
-    Out(c_uint),
-    Number(),
-    errors=(Code.NOT_SUPPORTED, Code.NOT_FOUND, Code.INSUFFICIENT_SIZE),
-)
-def get_process_utilization(
-    library: Session, device: Device, samples: Any, count: c_uint, since: int
-) -> None:
-    """One sample for each process whose figures were set; none when no process is busy."""
-    _require_no_mig(device)
-    value_of, now = device.card.sensors.value, time.time_ns() // 1000
-    busy = [
-        (process.pid, int(sm), int(value_of(f"process.{process.pid}.memory", 0)))
-        for process in device.card.state.processes
-        if (sm := value_of(f"process.{process.pid}.sm", 0)) and now > since
-    ]
-    if not busy:
-        raise Refused(Code.NOT_FOUND)
-    room, count.value = (count.value if samples is not None else 0), len(busy)
-    if room < len(busy):
-        raise Refused(Code.INSUFFICIENT_SIZE)
-    samples.demand(len(busy))
-    for index, (pid, sm, memory) in enumerate(busy):
-        samples[index].pid, samples[index].timeStamp = pid, now
-        samples[index].smUtil, samples[index].memUtil = sm, memory
+        percent.value, period.value = device.card.sensors.integer(figure), _SAMPLING_PERIOD
 
 
 for _name, _figure in _ENGINE_UTILISATIONS:
     _declare_engine(_name, _figure)
 
 
-@c_function(
-    "nvmlDeviceGetFieldValues",
-    DEVICE,
-    Number(),
-    Array(pynvml.c_nvmlFieldValue_t),
-    errors=_NOT_SUPPORTED,
-)
-def get_field_values(library: Session, device: Device, count: int, values: Any) -> None:
+@c_function(Code.NOT_SUPPORTED, Code.NOT_FOUND, Code.INSUFFICIENT_SIZE)
+def nvmlDeviceGetProcessUtilization(
+    session: Session,
+    device: DeviceIn,
+    samples: Annotated[Any, Array(pynvml.c_nvmlProcessUtilizationSample_t)],
+    count: UIntOut,
+    since: UInt,
+) -> None:
+    """One sample for each process whose figures were set; none when no process is busy."""
+    _require_no_mig(device)
+    integer, now = device.card.sensors.integer, time.time_ns() // 1000
+    busy = [
+        {
+            "pid": p.pid,
+            "timeStamp": now,
+            "smUtil": sm,
+            "memUtil": integer(f"process.{p.pid}.memory"),
+        }
+        for p in device.card.state.processes
+        if (sm := integer(f"process.{p.pid}.sm")) and now > since
+    ]
+    if not busy:
+        raise Refused(Code.NOT_FOUND)
+    room, count.value = (count.value if samples is not None else 0), len(busy)
+    if room < len(busy):
+        raise Refused(Code.INSUFFICIENT_SIZE)
+    samples.fill(busy)
+
+
+def _declare_processes(name: str, kind: ProcessKind) -> None:
+    @c_function(Code.INSUFFICIENT_SIZE, Code.NO_PERMISSION, Code.NOT_SUPPORTED, name=name)
+    def get_processes(
+        session: Session,
+        device: DeviceIn,
+        count: UIntOut,
+        infos: Annotated[Any, Array(pynvml.c_nvmlProcessInfo_v2_t)],
+    ) -> None:
+        """`count` goes in as the room and comes out as the number there is."""
+        _require_aggregate(session, device)
+        place = (device.instance.id, device.compute.id) if isinstance(device, MigDevice) else ()
+        found = [p for p in device.card.processes(*place) if p.kind is kind]
+        room, count.value = (count.value if infos is not None else 0), len(found)
+        if infos is not None:
+            infos.demand(room)
+        if room < len(found):
+            raise Refused(Code.INSUFFICIENT_SIZE)
+        if infos is not None:
+            infos.fill([_process_info(process) for process in found])
+
+
+def _process_info(process: Process) -> dict[str, int]:
+    return {
+        "pid": process.pid,
+        "usedGpuMemory": _UNKNOWN_MEMORY if process.memory is None else process.memory,
+        "gpuInstanceId": ONLY_PARENT if process.instance is None else process.instance,
+        "computeInstanceId": ONLY_PARENT if process.compute is None else process.compute,
+    }
+
+
+for _name, _kind in _PROCESS_LISTS.items():
+    for _version in ("_v2", "_v3"):  # the same structure in both
+        _declare_processes(_name + _version, _kind)
+
+
+@c_function(Code.NOT_SUPPORTED)
+def nvmlDeviceGetFieldValues(
+    session: Session,
+    device: DeviceIn,
+    count: UInt,
+    values: Annotated[Any, Array(pynvml.c_nvmlFieldValue_t)],
+) -> None:
     """Each entry has its own return code."""
     if values is None:
         raise Refused(Code.INVALID_ARGUMENT)
@@ -148,7 +176,7 @@ def _field(device: Device, field: int, scope: int) -> int | float:
         raise Refused(Code.NOT_SUPPORTED)
     if field == pynvml.NVML_FI_DEV_IS_RESETLESS_MIG_SUPPORTED and card.board.has_mig:
         return not card.board.mode_change_needs_reset
-    if not field_numbers.is_told(card, field):
+    if not field_numbers.is_reported(card, field):
         raise Refused(Code.NOT_SUPPORTED)
     if not field_numbers.link_fits(card, field, scope):
         raise Refused(Code.INVALID_ARGUMENT)
@@ -166,18 +194,18 @@ def _put(value: Any, found: float) -> None:
         value.valueType, value.value.uiVal = pynvml.NVML_VALUE_TYPE_UNSIGNED_INT, int(found)
 
 
-def _memory(library: Session, device: Device) -> tuple[int, int, int]:
+def _memory(session: Session, device: Device) -> tuple[int, int, int]:
     """Bytes: total, used without what is reserved, reserved."""
-    _require_aggregate(library, device)
-    if isinstance(device, GpuInstanceView):
+    _require_aggregate(session, device)
+    if isinstance(device, GpuInstanceDevice):
         return (*device.card.memory(device.instance), 0)
     return (*device.card.memory(), device.card.board.reserved_mib * MIB)
 
 
-def _require_aggregate(library: Session, device: Device) -> None:
+def _require_aggregate(session: Session, device: Device) -> None:
     """With MIG on, figures of the whole card are for privileged callers."""
-    if device.card.state.mig and not isinstance(device, GpuInstanceView):
-        library.require_privilege()
+    if device.card.state.mig and not isinstance(device, GpuInstanceDevice):
+        session.require_privilege()
 
 
 def _require_no_mig(device: Device) -> None:

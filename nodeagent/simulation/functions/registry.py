@@ -1,33 +1,59 @@
-"""How a C function is declared.
+"""How a C function is declared: as a Python function of its name, with its parameters.
 
-    @c_function("nvmlDeviceGetMinorNumber", GPU, Out(c_uint))
-    def get_minor_number(library, gpu, number):
+    @c_function(Code.NOT_SUPPORTED)
+    def nvmlDeviceGetMinorNumber(session: Session, gpu: WholeGpuIn, number: UIntOut) -> None:
         number.value = gpu.card.index
 
-The arguments arrive checked and plain: a handle as what it stands for, a reference as what it
-leads to. Returning is NVML_SUCCESS, `Refused` any other code.
+The annotations say what C's caller passes, so the modules that declare functions do without
+`from __future__ import annotations`. The arguments arrive checked and plain: a handle as what it
+stands for, a reference as what it leads to. Returning is NVML_SUCCESS, `Refused` any other code.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from ctypes import c_int, c_uint, c_ulonglong
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
-from nodeagent.simulation.arguments import Argument, HandleIn
+from nodeagent.simulation import devices, nvml_session
+from nodeagent.simulation.arguments import (
+    Argument,
+    Buffer,
+    HandleIn,
+    HandleOut,
+    HandleWriter,
+    Number,
+    Out,
+    Text,
+)
 from nodeagent.simulation.codes import Code
 from nodeagent.simulation.handles import Kind
 
-Body = Callable[..., Any]
+DeviceIn = Annotated[devices.Device, HandleIn(Kind.GPU, Kind.MIG_DEVICE)]
+GpuIn = Annotated[devices.Device, HandleIn(Kind.GPU)]
+WholeGpuIn = Annotated[devices.Device, HandleIn(Kind.GPU, otherwise=Code.NOT_SUPPORTED)]
+MigDeviceIn = Annotated[devices.MigDevice, HandleIn(Kind.MIG_DEVICE)]
+GpuInstanceIn = Annotated[devices.GpuInstanceDevice, HandleIn(Kind.GPU_INSTANCE)]
+ComputeInstanceIn = Annotated[devices.ComputeInstanceDevice, HandleIn(Kind.COMPUTE_INSTANCE)]
+EventSetIn = Annotated[nvml_session.EventSet, HandleIn(Kind.EVENT_SET)]
+GpmSampleIn = Annotated[nvml_session.GpmSample, HandleIn(Kind.GPM_SAMPLE)]
 
-DEVICE = HandleIn(Kind.GPU, Kind.MIG_DEVICE)
-GPU = HandleIn(Kind.GPU)
-GPU_ONLY = HandleIn(Kind.GPU, otherwise=Code.NOT_SUPPORTED)  # sensors of the whole card
-MIG_DEVICE = HandleIn(Kind.MIG_DEVICE)
-GPU_INSTANCE = HandleIn(Kind.GPU_INSTANCE)
-COMPUTE_INSTANCE = HandleIn(Kind.COMPUTE_INSTANCE)
-EVENT_SET = HandleIn(Kind.EVENT_SET)
-GPM_SAMPLE = HandleIn(Kind.GPM_SAMPLE)
+GpuOut = Annotated[HandleWriter, HandleOut(Kind.GPU)]
+MigDeviceOut = Annotated[HandleWriter, HandleOut(Kind.MIG_DEVICE)]
+GpuInstanceOut = Annotated[HandleWriter, HandleOut(Kind.GPU_INSTANCE)]
+ComputeInstanceOut = Annotated[HandleWriter, HandleOut(Kind.COMPUTE_INSTANCE)]
+EventSetOut = Annotated[HandleWriter, HandleOut(Kind.EVENT_SET)]
+GpmSampleOut = Annotated[HandleWriter, HandleOut(Kind.GPM_SAMPLE)]
+
+UInt = Annotated[int, Number()]
+String = Annotated[str | None, Text()]
+BufferOut = Annotated[Any, Buffer()]
+IntOut = Annotated[c_int, Out(c_int)]
+UIntOut = Annotated[c_uint, Out(c_uint)]
+ULongOut = Annotated[c_ulonglong, Out(c_ulonglong)]
+
+Body = Callable[..., Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,19 +79,21 @@ GENERAL_ERRORS = (Code.UNINITIALIZED, Code.INVALID_ARGUMENT, Code.GPU_IS_LOST, C
 
 
 def c_function(
-    name: str,
-    *arguments: Argument,
+    *errors: Code,
+    name: str = "",
     changes: bool = False,
     opens: bool = False,
     raw: bool = False,
-    errors: tuple[Code, ...] = (),
 ) -> Callable[[Body], Body]:
-    """Declare a C function by its name in the library."""
+    """Declare a C function, by another `name` than the body's where one body serves several."""
 
     def declare(body: Body) -> Body:
-        if name in FUNCTIONS:
-            raise ValueError(f"{name} is declared twice")
-        FUNCTIONS[name] = Function(name, arguments, body, changes, opens, raw, errors)
+        called = name or body.__name__
+        if called in FUNCTIONS:
+            raise ValueError(f"{called} is declared twice")
+        declared = [kind for key, kind in body.__annotations__.items() if key != "return"]
+        arguments = tuple(kind.__metadata__[0] for kind in declared[1:])
+        FUNCTIONS[called] = Function(called, arguments, body, changes, opens, raw, errors)
         return body
 
     return declare
@@ -76,4 +104,6 @@ def documented_errors(name: str) -> tuple[Code, ...]:
     function = FUNCTIONS[name]
     if function.opens:
         return function.errors
-    return (*GENERAL_ERRORS, *(code for code in function.errors if code not in GENERAL_ERRORS))
+    outs = [argument for argument in function.arguments if isinstance(argument, Out)]
+    versioned = [Code.ARGUMENT_VERSION_MISMATCH for out in outs if any(out.versions.values())]
+    return tuple(dict.fromkeys([*GENERAL_ERRORS, *function.errors, *versioned]))

@@ -197,7 +197,7 @@ class SimulatedClient:
         """Be in the node's list of processes, with the memory in use; raises UsageError."""
         if self._state is None:
             return
-        from nodeagent.simulation.node import open_node  # boards and all that
+        from nodeagent.simulation import open_node  # boards and all that
 
         node = open_node(state=self._state)
         try:
@@ -230,7 +230,7 @@ class SimulatedClient:
     def _unregister(self) -> None:
         if self._state is None or not self._registered:
             return
-        from nodeagent.simulation.node import open_node
+        from nodeagent.simulation import open_node
 
         node = open_node(state=self._state)
         try:

@@ -46,7 +46,7 @@ def test_an_xid_wakes_the_waiting_thread() -> None:
         )
         waiting.start()
         assert pynvml.nvmlDeviceGetCount() == 2  # the waiting call holds no lock
-        node.xid(1, 94, device="1/1/0")
+        node.xid("1/1/0", 94)
         waiting.join(30)
         event = found[0]
         assert pynvml.nvmlDeviceGetIndex(event.device) == 1

@@ -61,7 +61,7 @@ def test_remaining_capacity_is_as_seen(seen: dict[str, Any]) -> None:
         device = calls.gpu()
         for name, start in seen["existing"]:
             calls.create(device, name, start)
-        node.switches = switches
+        node.state.switches = switches
         for name, info in calls.profiles(device).items():
             full_name = info.name.removeprefix("MIG ")
             if seen["free_total"] == "all 0":

@@ -24,7 +24,7 @@ def fields(device: Any, *wanted: int | tuple[int, int]) -> list[tuple[int, int]]
 def test_thresholds_and_margin() -> None:
     """The margin is what is left until the slowdown."""
     with calls.node_with("h100-80gb", mig=False) as node:
-        node.set_figure(0, "temperature.gpu", 80)
+        node.set_figures(0, {"temperature.gpu": 80})
         slowdown = pynvml.nvmlDeviceGetTemperatureThreshold(
             calls.gpu(), pynvml.NVML_TEMPERATURE_THRESHOLD_SLOWDOWN
         )
@@ -91,7 +91,7 @@ def test_memory_errors_of_a_mig_device() -> None:
     with calls.node_with("h100-80gb") as node:
         device = calls.create_device(calls.gpu(), "1g")
         uuid = pynvml.nvmlDeviceGetUUID(device)
-        node.set_figure(uuid, "ecc.uncorrected.volatile.7", 6)
+        node.set_figures(uuid, {"ecc.uncorrected.volatile.7": 6})
         count = pynvml.nvmlDeviceGetMemoryErrorCounter
         assert count(device, bad, volatile, sram) == 6
         assert count(calls.gpu(), bad, volatile, sram) == 0
@@ -107,7 +107,7 @@ def test_memory_errors_of_a_mig_device() -> None:
 def test_retired_pages_by_two_calls() -> None:
     """Count first, then addresses."""
     with calls.node_with("t4") as node:
-        node.set_figure(0, "pages.doubleBit", 2)
+        node.set_figures(0, {"pages.doubleBit": 2})
         cause = pynvml.NVML_PAGE_RETIREMENT_CAUSE_DOUBLE_BIT_ECC_ERROR
         assert pynvml.nvmlDeviceGetRetiredPages(calls.gpu(), cause) == [0x1000, 0x2000]
 
@@ -125,7 +125,7 @@ def test_ports_of_the_newest_links() -> None:
         return [(c.outputValue.status, c.outputValue.outputValue.ullVal) for c in counters]
 
     with calls.node_with("gb200", mig=False) as node:
-        node.set_figure(0, "prm.307.1", 12)
+        node.set_figures(0, {"prm.307.1": 12})
         assert read() == [(0, 12), (pynvml.NVML_ERROR_INVALID_ARGUMENT, 0)]
     ordinary = calls.node_with("gb200", mig=False, privileged=False)
     with ordinary, pytest.raises(pynvml.NVMLError_NoPermission):
@@ -152,7 +152,7 @@ def test_a_corrupt_inforom() -> None:
     """Its validation fails with its own code."""
     with calls.node_with("h100-80gb", mig=False) as node:
         assert pynvml.nvmlDeviceValidateInforom(calls.gpu()) is None
-        node.set_figure(0, "inforom.corrupt", 1)
+        node.set_figures(0, {"inforom.corrupt": 1})
         with pytest.raises(pynvml.NVMLError_CorruptedInforom):
             pynvml.nvmlDeviceValidateInforom(calls.gpu())
 

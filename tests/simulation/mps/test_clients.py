@@ -293,7 +293,6 @@ def test_a_program_without_mps_is_kept_off_an_exclusive_device(
     with open_node("a100-40gb:1", state=state) as node:
         with node.changes():
             node.cards[0].state.compute_mode = 3
-            node.changed()
         for _ in range(2):
             clients.on(state, "0").wait_until_accepted()
         with SimulatedClient(tmp_path / "elsewhere", state=state) as alone:

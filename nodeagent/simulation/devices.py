@@ -2,27 +2,23 @@
 
 from __future__ import annotations
 
-from nodeagent.simulation.boards import GpuProfile
+from nodeagent.simulation.boards import ComputeProfile, GpuProfile
 from nodeagent.simulation.card import Card
 from nodeagent.simulation.handles import Handle, Kind
 from nodeagent.simulation.state import ComputeInstance, GpuInstance
 
 
 class Device:
-    """A whole GPU, and what the other views have in common with it.
-
-    `instance_id` and `serial` are what a handle remembers; -1 where it needs none.
-    """
+    """A whole GPU, and what instances have in common with it. `serial` is what a handle keeps."""
 
     kind = Kind.GPU
-    instance_id = -1
     serial = -1
 
     def __init__(self, card: Card) -> None:
         self.card = card
 
 
-class GpuInstanceView(Device):
+class GpuInstanceDevice(Device):
     """A GPU instance."""
 
     kind = Kind.GPU_INSTANCE
@@ -30,7 +26,6 @@ class GpuInstanceView(Device):
     def __init__(self, card: Card, instance: GpuInstance) -> None:
         super().__init__(card)
         self.instance = instance
-        self.instance_id = instance.id
         self.serial = instance.serial
 
     @property
@@ -38,7 +33,7 @@ class GpuInstanceView(Device):
         return self.card.profile(self.instance.profile)
 
 
-class ComputeInstanceView(GpuInstanceView):
+class ComputeInstanceDevice(GpuInstanceDevice):
     """A compute instance."""
 
     kind = Kind.COMPUTE_INSTANCE
@@ -48,8 +43,12 @@ class ComputeInstanceView(GpuInstanceView):
         self.compute = compute
         self.serial = compute.serial
 
+    @property
+    def compute_profile(self) -> ComputeProfile:
+        return self.card.compute_profile(self.instance, self.compute.profile)
 
-class MigDevice(ComputeInstanceView):
+
+class MigDevice(ComputeInstanceDevice):
     """A compute instance as a device of its own."""
 
     kind = Kind.MIG_DEVICE
@@ -64,12 +63,10 @@ def locate(card: Card, handle: Handle) -> Device | None:
     if handle.kind is Kind.GPU:
         return Device(card)
     for instance in card.state.instances:
-        if handle.kind is Kind.GPU_INSTANCE:
-            if instance.serial == handle.serial:
-                return GpuInstanceView(card, instance)
-            continue
+        if handle.kind is Kind.GPU_INSTANCE and instance.serial == handle.serial:
+            return GpuInstanceDevice(card, instance)
         for compute in instance.compute:
-            if compute.serial == handle.serial:
-                made = MigDevice if handle.kind is Kind.MIG_DEVICE else ComputeInstanceView
+            if handle.kind is not Kind.GPU_INSTANCE and compute.serial == handle.serial:
+                made = MigDevice if handle.kind is Kind.MIG_DEVICE else ComputeInstanceDevice
                 return made(card, instance, compute)
     return None
