@@ -11,7 +11,6 @@ import asyncio
 import socket
 import ssl
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from pathlib import Path
 
 from aiohttp import web
@@ -27,19 +26,12 @@ from nodeagent.api.passwords import PasswordCheck, TooManyAsk
 from nodeagent.api.web_config import WebConfig, read_web_config
 from nodeagent.errors import NodeagentError
 
-_LOOK_EVERY = 2.0  # seconds between looks at the files; certificates are renewed in days
-
-
-@dataclass(frozen=True, slots=True)
-class ListenerProblem:
-    """What is wrong with the listener; "" when all is well."""
-
-    problem: str = ""
-    remedy: str = ""
+_INTERVAL = 2.0  # seconds between checks of the files; certificates are renewed in days
 
 
 class MetricsListener:
-    """Listens as long as `run` runs. `report` is called whenever its problem changes.
+    """Listens as long as `run` runs. `report` gets its problem whenever that changes,
+    None when all is well.
 
     `host` "" means all addresses, `port` 0 any free one; `port` is the real one afterwards.
     """
@@ -51,10 +43,10 @@ class MetricsListener:
         host: str,
         port: int,
         web_config: Path | None,
-        report: Callable[[ListenerProblem], None],
+        report: Callable[[NodeagentError | None], None],
         refusals: Refusals,
         limits: Limits,
-        look_every: float = _LOOK_EVERY,
+        interval: float = _INTERVAL,
     ) -> None:
         self._answers = answers
         self._host = host
@@ -63,7 +55,7 @@ class MetricsListener:
         self._report = report
         self._refusals = refusals
         self._limits = limits
-        self._look_every = look_every
+        self._interval = interval
         self._serving: Serving | None = None
         self._check: PasswordCheck | None = None
         self._ending: set[asyncio.Task[None]] = set()
@@ -92,11 +84,11 @@ class MetricsListener:
             except NodeagentError as error:
                 if error.message != reported:
                     reported = error.message
-                    self._report(ListenerProblem(error.message, error.remedy))
-                await asyncio.sleep(self._look_every)
+                    self._report(error)
+                await asyncio.sleep(self._interval)
                 continue
             if reported and self._path is None:  # else the file decides whether all is well
-                self._report(ListenerProblem())
+                self._report(None)
             return listener
 
     async def _follow(self, listener: socket.socket) -> None:
@@ -119,11 +111,11 @@ class MetricsListener:
                     check = await self._check_of(config)
                     await self._serve(listener, config, context, check)
                 except NodeagentError as error:
-                    self._report(ListenerProblem(error.message, error.remedy))
+                    self._report(error)
                 else:
-                    self._report(ListenerProblem())
+                    self._report(None)
                 known = found
-            await asyncio.sleep(self._look_every)
+            await asyncio.sleep(self._interval)
 
     async def _serve(
         self,

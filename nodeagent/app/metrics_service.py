@@ -42,7 +42,6 @@ from nodeagent.views.node_state import NodeState
 
 if TYPE_CHECKING:
     from nodeagent.api.answers import Answers
-    from nodeagent.api.metrics_listener import ListenerProblem
 
 log = structlog.get_logger(__name__)
 
@@ -132,14 +131,13 @@ class MetricsService:
             limits=TCP_LIMITS,
         ).run()
 
-    def _report_listener(self, found: ListenerProblem) -> None:
-        if found.problem:
-            self._listener_problem = Problem(Code.METRICS, found.problem, found.remedy)
-            log.error(found.problem, remedy=found.remedy)
-        else:
-            if self._listener_problem:
-                log.info("metrics are served on metrics.listen")
+    def _report_listener(self, error: NodeagentError | None) -> None:
+        if error:
+            self._listener_problem = Problem(Code.METRICS, error.message, error.remedy)
+            log.error(error.message, remedy=error.remedy)
+        elif self._listener_problem:
             self._listener_problem = None
+            log.info("metrics are served on metrics.listen")
 
     # --- what is read -----------------------------------------------------------------------------
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
-from nodeagent.plan.observed import Device, Gpu, ObservedNode
+from nodeagent.plan.observed import ComputeInstance, Device, Gpu, GpuInstance, ObservedNode
 
 Located = Mapping[str, tuple[Gpu, Device]]
 
@@ -13,6 +13,12 @@ Located = Mapping[str, tuple[Gpu, Device]]
 def located(observed: ObservedNode) -> Located:
     """By UUID every device that a daemon can be for, as they lie on the GPUs."""
     return {device.uuid: (gpu, device) for gpu in observed.gpus for device in gpu.devices()}
+
+
+def mig_devices(gpu: Gpu) -> Iterator[tuple[GpuInstance, ComputeInstance | None]]:
+    """By slice the MIG devices, and the half-made GPU instances, which have none."""
+    for instance in sorted(gpu.instances, key=lambda i: (i.placement, i.id)):
+        yield from ((instance, device) for device in instance.compute or (None,))
 
 
 def device_words(device: str, where: Located) -> str:

@@ -102,7 +102,7 @@ def _gpu(gpu: Gpu, daemons: Sequence[DaemonState]) -> Json:
 
 
 def _is_divided(gpu: Gpu) -> bool:
-    return gpu.access is Access.OK and gpu.mig is not None and gpu.mig.current
+    return gpu.access is Access.OK and gpu.in_mig_mode
 
 
 def _instances(gpu: Gpu) -> Json:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 
 from msgspec import structs
 
-from nodeagent.plan.observed import Gpu, GpuInstance
+from nodeagent.plan.observed import ComputeInstance, Gpu, GpuInstance
 from nodeagent.plan.plan import GpuOutcome, GpuPlan, NodeOutcome, NodePlan, StepReport, Verdict
 from nodeagent.plan.problems import Problem
 from nodeagent.plan.steps import (
@@ -23,6 +23,7 @@ from nodeagent.plan.steps import (
     StopMps,
 )
 from nodeagent.views import shapes
+from nodeagent.views.devices import mig_devices
 from nodeagent.views.mps_report import share_shapes, user_id
 from nodeagent.views.shapes import Json, as_json
 from nodeagent.views.text import MODE_WORD
@@ -116,28 +117,20 @@ def _result(report: StepReport) -> shapes.Step:
 
 
 def _places(gpu: Gpu) -> list[shapes.Place]:
-    """Every MIG device, and every half-made GPU instance (which has no `uuid`), by slice."""
-    ordered = sorted(gpu.instances, key=lambda i: (i.placement, i.id))
-    return [place for instance in ordered for place in _places_of(instance)]
+    """Every MIG device, and every half-made GPU instance, by slice."""
+    return [_lies(instance, device) for instance, device in mig_devices(gpu)]
 
 
-def _places_of(instance: GpuInstance) -> list[shapes.Place]:
-    start, size = instance.placement.start, instance.placement.size
-    if not instance.compute:
-        return [
-            shapes.Place(profile=instance.profile, start=start, size=size, in_use=instance.in_use)
-        ]
-    return [
-        shapes.Place(
-            profile=device.profile,
-            start=start,
-            size=size,
-            uuid=device.uuid,  # not created yet
-            in_use=device.usage.in_use if device.uuid else None,
-            mps=None if device.mps is None else True,
-        )
-        for device in instance.compute
-    ]
+def _lies(instance: GpuInstance, device: ComputeInstance | None) -> shapes.Place:
+    in_use = device.usage.in_use if device else False
+    return shapes.Place(
+        profile=device.profile if device else instance.profile,
+        start=instance.placement.start,
+        size=instance.placement.size,
+        uuid=device.uuid if device else "",
+        in_use=None if device and not device.uuid else in_use,  # None: not created yet
+        mps=True if device and device.mps else None,
+    )
 
 
 _KINDS: Mapping[type[Step], str] = {

@@ -10,11 +10,11 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any, Final
 
-from nodeagent.plan.observed import Access, Gpu, GpuInstance
+from nodeagent.plan.observed import Access, Gpu
 from nodeagent.plan.problems import Problem
 from nodeagent.plan.usage import as_used
 from nodeagent.strict_json import parse_json
-from nodeagent.views.devices import located
+from nodeagent.views.devices import located, mig_devices
 from nodeagent.views.headline import headline
 from nodeagent.views.mps_state import DaemonState
 from nodeagent.views.node_state import NodeState, Phase, Refusal
@@ -137,39 +137,29 @@ def _problem(problem: Problem) -> Json:
 
 
 def _gpu(gpu: Gpu) -> Json:
-    """`mode` is MIG's and absent without MIG. `used` is a GPU's own where it has no instances."""
+    """`mode` is MIG's and absent without MIG. `used` is a GPU's own where it has no instances. Not
+    knowing who uses something counts as used.
+    """
+    unknown = gpu.access is not Access.OK
     report: Json = {"uuid": gpu.uuid} if gpu.uuid else {"index": gpu.index}
-    if gpu.access is not Access.OK:
+    if unknown:
         report["access"] = gpu.access.value
     if gpu.mig is not None:
         report["mode"] = MODE_WORD[gpu.mig.current]
         if gpu.mig.pending != gpu.mig.current:
             report["pending"] = MODE_WORD[gpu.mig.pending]
-    if gpu.mig is None or not gpu.mig.current:
-        report["used"] = gpu.usage.in_use or gpu.access is not Access.OK
-    unknown = gpu.access is not Access.OK
+    if not gpu.in_mig_mode:
+        report["used"] = unknown or gpu.usage.in_use
     report["instances"] = [
-        entry
-        for instance in sorted(gpu.instances, key=lambda i: (i.placement, i.id))
-        for entry in _instances(instance, unknown=unknown)
+        ({"uuid": device.uuid} if device else {})
+        | {
+            "profile": device.profile if device else instance.profile,
+            "start": instance.placement.start,
+            "used": unknown or (device is not None and device.usage.in_use),
+        }
+        for instance, device in mig_devices(gpu)
     ]
     return report
-
-
-def _instances(instance: GpuInstance, *, unknown: bool) -> list[Json]:
-    """One for each MIG device. Not knowing its users counts as used."""
-    start = instance.placement.start
-    if not instance.compute:
-        return [{"profile": instance.profile, "start": start, "used": unknown}]
-    return [
-        {
-            "uuid": device.uuid,
-            "profile": device.profile,
-            "start": start,
-            "used": unknown or device.usage.in_use,
-        }
-        for device in instance.compute
-    ]
 
 
 def _in_order(state: NodeState) -> list[DaemonState]:

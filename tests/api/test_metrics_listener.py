@@ -16,7 +16,8 @@ import pytest
 from aiohttp import ClientConnectionError, ClientSession, encode_basic_auth
 
 from nodeagent.api.limits import TCP_LIMITS, Limits, Refusals
-from nodeagent.api.metrics_listener import ListenerProblem, MetricsListener
+from nodeagent.api.metrics_listener import MetricsListener
+from nodeagent.errors import NodeagentError
 from tests.api.serving import SCRAPED, Agent
 from tests.cluster.client.test_access import certificate
 
@@ -28,7 +29,7 @@ class Served:
 
     def __init__(self, web_config: Path | None, limits: Limits = TCP_LIMITS) -> None:
         self.refusals = Refusals()
-        self.reported: list[ListenerProblem] = []
+        self.reported: list[NodeagentError | None] = []
         self.listener = MetricsListener(
             Agent(),
             host="127.0.0.1",
@@ -37,7 +38,7 @@ class Served:
             report=self.reported.append,
             refusals=self.refusals,
             limits=limits,
-            look_every=0.02,
+            interval=0.02,
         )
 
     async def status(
@@ -144,11 +145,11 @@ async def test_a_new_certificate_is_taken_up(tmp_path: Path) -> None:
         with pytest.raises(ssl.SSLError):
             await served.status(tls=new)
         shutil.copy(new / "certificate.pem", here)
-        await until(lambda: served.reported[-1].problem)  # the pair does not match in between
-        assert "belong together" in served.reported[-1].remedy
+        await until(lambda: served.reported[-1])  # the pair does not match in between
+        assert "belong together" in str(served.reported[-1])
         assert await served.status(tls=old) == 200
         shutil.copy(new / "key.pem", here)
-        await until(lambda: not served.reported[-1].problem)
+        await until(lambda: served.reported[-1] is None)
         assert await served.status(tls=new) == 200
 
 
@@ -158,12 +159,12 @@ async def test_until_the_files_are_there_nobody_gets_in(tmp_path: Path) -> None:
     config = tmp_path / "web.yaml"
     config.write_text("tls_server_config: {cert_file: t/certificate.pem, key_file: t/key.pem}\n")
     async with serving(config) as served:
-        assert "cannot be read" in served.reported[-1].problem
+        assert "cannot be read" in str(served.reported[-1])
         with pytest.raises((ClientConnectionError, TimeoutError)):
             async with asyncio.timeout(0.1):
                 await served.status()
         shutil.copytree(made, tmp_path / "t")
-        await until(lambda: not served.reported[-1].problem)
+        await until(lambda: served.reported[-1] is None)
         assert await served.status(tls=made) == 200
 
 
@@ -250,9 +251,9 @@ async def test_an_address_that_is_taken_is_said_and_waited_for() -> None:
         await until(lambda: served.reported)
         await asyncio.sleep(0.1)
         assert len(served.reported) == 1
-        assert "metrics.listen" in served.reported[0].remedy
+        assert "metrics.listen" in str(served.reported[0])
     try:
-        await until(lambda: served.reported[-1] == ListenerProblem())
+        await until(lambda: served.reported[-1] is None)
         async with asyncio.timeout(30):
             while True:
                 with suppress(ClientConnectionError):
