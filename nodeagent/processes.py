@@ -165,7 +165,7 @@ class ProcessWatch:
     """Calls `wake` when a watched process ends.
 
     What the kernel cannot tell (a pid that has ended already and that the driver still names, one
-    of another namespace, users without a pid) is looked at again after `fallback` seconds,
+    of another namespace, users without a pid) is checked again after `fallback` seconds,
     doubling up to `fallback_limit` as long as the same users stay.
     """
 
@@ -188,7 +188,7 @@ class ProcessWatch:
         if unwatchable != self._unwatchable:
             self._backoff.reset()
         self._unwatchable = unwatchable
-        self._look_again_later()
+        self._schedule_recheck()
 
     def close(self) -> None:
         self.watch(())
@@ -216,15 +216,15 @@ class ProcessWatch:
         asyncio.get_running_loop().remove_reader(descriptor)
         os.close(descriptor)
 
-    def _look_again_later(self) -> None:
+    def _schedule_recheck(self) -> None:
         if self._timer:
             self._timer.cancel()
             self._timer = None
         if self._unwatchable:
             delay = self._backoff.after(self._backoff.failures + 1)
-            self._timer = asyncio.get_running_loop().call_later(delay, self._look_again)
+            self._timer = asyncio.get_running_loop().call_later(delay, self._recheck)
 
-    def _look_again(self) -> None:
+    def _recheck(self) -> None:
         self._timer = None
         self._backoff.next()
         self._wake()

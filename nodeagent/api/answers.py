@@ -84,7 +84,7 @@ class RenderedStatus(Generic[State]):
 
     `current` gives the state, a value that compares; `report` makes the JSON of it, None where it
     has no such GPU. `clock` gives seconds and does not jump. While steps are taken, the state
-    changes hundreds of times a second: it is looked at again only after 20 times as long as that
+    changes hundreds of times a second: it is read again only after 20 times as long as that
     took.
     """
 
@@ -99,13 +99,13 @@ class RenderedStatus(Generic[State]):
         self._clock = clock
         self._state: State | None = None
         self._pages: dict[str | None, Rendered] = {}
-        self._look_from = 0.0
+        self._refresh_from = 0.0
 
     def page(self, gpu: str | None) -> Rendered | None:
         """The status, of one GPU by its UUID or of all; None where there is no such GPU."""
         began = self._clock()
         state = self._state
-        if state is None or began >= self._look_from:
+        if state is None or began >= self._refresh_from:
             state = self._current()
             if state != self._state:
                 self._state = state
@@ -122,4 +122,4 @@ class RenderedStatus(Generic[State]):
 
     def _spent(self, began: float) -> None:
         now = self._clock()
-        self._look_from = now + min(_LONGEST, _SHARE * (now - began))
+        self._refresh_from = now + min(_LONGEST, _SHARE * (now - began))
