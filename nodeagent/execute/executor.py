@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from nodeagent.errors import DriverError, GpuInUse, GpuLost
@@ -27,6 +27,7 @@ from nodeagent.execute.step_problems import (
     undone_if_gone,
     unreachable,
 )
+from nodeagent.gpu.workers import ended
 from nodeagent.plan.desired import DesiredGpu, DesiredNode
 from nodeagent.plan.observed import Access, Gpu, ObservedNode
 from nodeagent.plan.plan import (
@@ -63,7 +64,7 @@ _READ_AGAIN = (0.05, 0.2)  # seconds between readings that fail
 
 
 class StepDriver(Protocol):
-    """What is needed of `nodeagent.gpu.driver.Driver`."""
+    """What is needed of the driver."""
 
     async def observe_gpu(self, uuid: str) -> Gpu: ...
 
@@ -95,13 +96,13 @@ async def execute(
     is in the outcome.
     """
     slots = asyncio.Semaphore(max(1, parallel))
-    stop = stop or asyncio.Event()
+    terms = _Terms(driver, policy, on_progress, stop or asyncio.Event())
 
     async def one(gpu_plan: GpuPlan) -> GpuOutcome:
         if not gpu_plan.steps:
             return GpuOutcome(gpu_plan, (), gpu_plan.before)
         async with slots:
-            return await _GpuRun(gpu_plan, driver, policy, on_progress, stop).execute()
+            return await _execute_gpu(gpu_plan, terms)
 
     async with asyncio.TaskGroup() as group:
         tasks = [group.create_task(one(p), name=f"steps of {p.before.uuid}") for p in plan.gpus]
@@ -109,110 +110,145 @@ async def execute(
     return NodeOutcome(replace(plan, gpus=tuple(gpu.plan for gpu in outcomes)), outcomes)
 
 
-@dataclass(slots=True)
-class _Progress:
-    """How a list of steps went.
-
-    `failure`: why it ended early; `left`: it was left because of a stop; `pending`: it cannot go
-    on before the GPU is reset. `alone` are failures that did not end it. `made` has the MIG
-    devices that its steps made. `plan` is replaced when a mode change had another result than
-    planned; `mode_reached`: it needed no reset.
-    """
-
-    plan: GpuPlan
-    made: MadeDevices
-    numbered: dict[int, StepReport] = field(default_factory=dict)
-    starting: list[asyncio.Task[None]] = field(default_factory=list)
-    alone: list[Problem] = field(default_factory=list)
-    failure: Problem | None = None
-    pending: Problem | None = None
-    left: bool = False
-    mode_reached: bool = False
-
-    @property
-    def reports(self) -> tuple[StepReport, ...]:
-        """In the order of the steps, which is not always that of their ends."""
-        return tuple(report for _, report in sorted(self.numbered.items()))
-
-
 @dataclass(frozen=True, slots=True)
-class _GpuRun:
-    """One GPU's way from `before` to `after`, or back."""
+class _Terms:
+    """What the runs of all GPUs have in common."""
 
-    plan: GpuPlan
     driver: StepDriver
     policy: Policy
     on_progress: OnProgress
     stop: asyncio.Event
 
-    async def execute(self) -> GpuOutcome:
-        """Take the steps; go back if one fails; read back the end."""
-        progress = await self._take_all(self.plan)
-        if progress.failure:
-            return await self._turn_back(progress, progress.failure)
-        seen = await self._observe()
-        found: list[Problem] = []
-        if progress.pending:
-            found.append(progress.pending)
-        elif not progress.left:
-            found += progress.alone or self._check_end(progress.plan, seen)
-        return GpuOutcome(
-            progress.plan, progress.reports, seen, _new(progress.plan.problems, found)
-        )
+    def plan_for(self, desired: DesiredGpu, seen: Gpu) -> GpuPlan:
+        node = plan_node(DesiredNode({seen.uuid: desired}), ObservedNode((seen,)), self.policy)
+        return node.gpus[0]
 
-    # --- steps ------------------------------------------------------------------------------
 
-    async def _take_all(self, plan: GpuPlan) -> _Progress:
-        progress = _Progress(plan, MadeDevices(plan.before))
+async def _execute_gpu(plan: GpuPlan, terms: _Terms) -> GpuOutcome:
+    """Take the steps; go back if one fails; read back the end."""
+    run = _StepRun(plan, terms)
+    await run.take_all()
+    if run.failure:
+        return await _turn_back(plan, run, run.failure, terms)
+    seen = await run.observe()
+    found = [run.pending] if run.pending else []
+    if not (run.pending or run.left):
+        found += run.alone or _check_end(run.plan, seen, terms)
+    return GpuOutcome(run.plan, run.reports, seen, _new(run.plan.problems, found))
+
+
+def _check_end(plan: GpuPlan, seen: Gpu, terms: _Terms) -> list[Problem]:
+    """Plan once more, to see whether the GPU is what it was to become."""
+    if seen.access is not Access.OK:
+        return [unreachable(seen)]
+    rest = terms.plan_for(layout_of(plan.after), seen)
+    if rest.verdict is Verdict.IN_SYNC:
+        return []
+    return [not_as_planned(seen, plan.after, rest.steps)]
+
+
+async def _turn_back(plan: GpuPlan, run: _StepRun, failure: Problem, terms: _Terms) -> GpuOutcome:
+    """Make the earlier layout the goal, and say what is so in the end."""
+    before, earlier = plan.before, layout_of(plan.before)
+    seen = await run.observe()
+    back = terms.plan_for(earlier, seen) if seen.access is Access.OK else GpuPlan.in_sync(seen)
+    steps = tuple(replace(step, reason="restores the earlier layout") for step in back.steps)
+    restoring = _StepRun(replace(back, steps=steps), terms)
+    if steps and not terms.stop.is_set():
+        await restoring.take_all()
+        seen = await run.observe()
+    found = [*run.alone, failure, *restoring.alone]
+    if not _is_back(before, seen, terms):
+        found.append(not_restored(before, seen, restoring.failure or restoring.pending))
+    return GpuOutcome(
+        plan,
+        tuple(undone_if_gone(report, before, seen) for report in run.reports),
+        seen,
+        _new(plan.problems, found),
+        restoring.reports,
+        turned_back=True,
+    )
+
+
+def _is_back(before: Gpu, seen: Gpu, terms: _Terms) -> bool:
+    if seen.access is not Access.OK:
+        return False
+    rest = terms.plan_for(layout_of(before), seen)
+    # A mode that was pending before and still is may be planned away, but nothing was lost.
+    return rest.verdict is Verdict.IN_SYNC or (
+        seen.mig == before.mig
+        and bool(rest.steps)
+        and all(isinstance(step, SetMigMode) for step in rest.steps)
+    )
+
+
+class _StepRun:
+    """One list of steps of one GPU, and how it went.
+
+    `failure`: why it ended early; `left`: it was left because of a stop; `pending`: it cannot go
+    on before the GPU is reset. `alone` are failures that did not end it. `plan` is replaced when a
+    mode change had another result than planned.
+    """
+
+    def __init__(self, plan: GpuPlan, terms: _Terms) -> None:
+        self.plan = plan
+        self.alone: list[Problem] = []
+        self.failure: Problem | None = None
+        self.pending: Problem | None = None
+        self.left = False
+        self._terms = terms
+        self._made = MadeDevices(plan.before)
+        self._reports: dict[int, StepReport] = {}
+        self._starting: list[asyncio.Task[None]] = []
+        self._mode_reached = False  # without a reset
+
+    @property
+    def reports(self) -> tuple[StepReport, ...]:
+        """In the order of the steps, which is not always that of their ends."""
+        return tuple(report for _, report in sorted(self._reports.items()))
+
+    async def take_all(self) -> None:
         number = 0
         async with asyncio.TaskGroup() as starts:  # of daemons, each to its end
-            while number < len(progress.plan.steps):
-                rest = progress.plan.steps[number:]
+            while number < len(self.plan.steps):
+                rest = self.plan.steps[number:]
                 step = rest[0]
-                if progress.starting and not isinstance(step, StartMps | SetComputeMode):
-                    await asyncio.wait(progress.starting)
-                if progress.failure or progress.pending:
-                    why = "not begun: an earlier step did not succeed"
-                    self._skip(progress, number, rest, why)
+                if self._starting and not isinstance(step, StartMps | SetComputeMode):
+                    await asyncio.wait(self._starting)
+                if self.failure or self.pending:
+                    self._skip(number, rest, "not begun: an earlier step did not succeed")
                     break
-                if self.stop.is_set():
-                    progress.left = True
-                    self._skip(progress, number, rest, "left: a stop was requested")
+                if self._terms.stop.is_set():
+                    self.left = True
+                    self._skip(number, rest, "left: a stop was requested")
                     break
                 if isinstance(step, StartMps | SetComputeMode):
-                    await self._share(progress, number, step, starts)
-                elif isinstance(step, ResetGpu) and progress.mode_reached:
-                    self._skip(progress, number, [step], "not needed: the MIG mode changed at once")
+                    await self._share(number, step, starts)
+                elif isinstance(step, ResetGpu) and self._mode_reached:
+                    self._skip(number, [step], "not needed: the MIG mode changed at once")
                 else:
-                    await self._take(progress, number, step, _first_of(progress.plan.steps, step))
+                    await self._take(number, step, _first_of(self.plan.steps, step))
                 number += 1
-                if progress.failure is None and isinstance(step, SetMigMode):
-                    await self._look_at_mode(progress, step, number)
-        return progress
+                if self.failure is None and isinstance(step, SetMigMode):
+                    await self._check_mode(step, number)
 
     async def _share(
-        self,
-        progress: _Progress,
-        number: int,
-        step: StartMps | SetComputeMode,
-        starts: asyncio.TaskGroup,
+        self, number: int, step: StartMps | SetComputeMode, starts: asyncio.TaskGroup
     ) -> None:
         """Have a device shared; its daemon is started, but not waited for."""
-        if not step.device:
-            step = await self._of_made_device(progress, step)
+        if not step.device:  # it was made since
+            if self._made.seen is None:
+                seen = await self.observe()
+                self._made.seen = seen if seen.access is Access.OK else None
+            step = self._made.named(step)
         if isinstance(step, SetComputeMode):
-            await self._take(progress, number, step)
-        elif progress.made.is_unfit(step):
-            why = "not begun: the compute mode that it needs is not set"
-            self._skip(progress, number, [step], why)
+            await self._take(number, step)
+        elif self._made.provide(step):
+            self._starting.append(starts.create_task(self._take(number, step)))
         else:
-            progress.made.provide(step)
-            start = starts.create_task(self._take(progress, number, step))
-            progress.starting.append(start)
+            self._skip(number, [step], "not begun: the compute mode that it needs is not set")
 
-    async def _take(
-        self, progress: _Progress, number: int, step: Step, first_of: Sequence[Destruction] = ()
-    ) -> None:
+    async def _take(self, number: int, step: Step, first_of: Sequence[Destruction] = ()) -> None:
         """Apply one step to its end, even when cancelled meanwhile, and report it.
 
         `first_of`: the steps that destroy something, if this is their first. All they destroy must
@@ -221,79 +257,66 @@ class _GpuRun:
         clock = asyncio.get_running_loop().time
         began = clock()
         running = asyncio.ensure_future(self._apply(step, first_of))
-        cancelled = await _ended(running)
+        cancelled = await ended(running)
         error = running.exception()
-        self._note(
-            progress,
-            number,
-            StepReport(
-                step,
-                StepResult.FAILED if error else StepResult.DONE,
-                clock() - began,
-                sentence(error) if error else "",
-            ),
-        )
+        result = StepResult.FAILED if error else StepResult.DONE
+        message = sentence(error) if error else ""
+        self._report(number, StepReport(step, result, clock() - began, message))
         if cancelled:
             raise asyncio.CancelledError
         if error is None:
-            progress.made.note(step)
-        elif isinstance(step, _SHARING) and not isinstance(error, GpuLost):
-            progress.alone.append(await self._why(step, error))
-            progress.made.note_failure(step)
+            self._made.note(step)
+            return
+        seen = await self.observe() if isinstance(error, GpuInUse) else self.plan.before
+        problem = step_failed(step, error, seen)
+        if isinstance(step, _SHARING) and not isinstance(error, GpuLost):
+            self.alone.append(problem)
+            self._made.note_failure(step)
         else:
-            progress.failure = await self._why(step, error)
+            self.failure = problem
 
     async def _apply(self, step: Step, first_of: Sequence[Destruction]) -> None:
         if first_of:
-            await self.driver.insist_on_idle(first_of)
-        await self.driver.apply(step)
+            await self._terms.driver.insist_on_idle(first_of)
+        await self._terms.driver.apply(step)
 
-    async def _of_made_device(
-        self, progress: _Progress, step: StartMps | SetComputeMode
-    ) -> StartMps | SetComputeMode:
-        """The step with the UUID of the device that it is for, which was made since."""
-        if progress.made.seen is None:
-            seen = await self._observe()
-            progress.made.seen = seen if seen.access is Access.OK else None
-        return progress.made.named(step)
-
-    def _skip(self, progress: _Progress, number: int, steps: Sequence[Step], why: str) -> None:
+    def _skip(self, number: int, steps: Sequence[Step], why: str) -> None:
         for skipped, step in enumerate(steps, start=number):
-            self._note(progress, skipped, StepReport(step, StepResult.SKIPPED, message=why))
+            self._report(skipped, StepReport(step, StepResult.SKIPPED, message=why))
 
-    def _note(self, progress: _Progress, number: int, report: StepReport) -> None:
-        progress.numbered[number] = report
-        self.on_progress(report)
+    def _report(self, number: int, report: StepReport) -> None:
+        self._reports[number] = report
+        self._terms.on_progress(report)
 
-    async def _look_at_mode(self, progress: _Progress, step: SetMigMode, number: int) -> None:
+    async def _check_mode(self, step: SetMigMode, number: int) -> None:
         """Read the result of a mode change, before the step `number` begins.
 
         On any card a driver may change the mode at once or only at a reset. If the result is not
         as expected, the remaining steps are planned again.
         """
-        seen = await self._observe()
+        seen = await self.observe()
         if seen.access is not Access.OK:
-            progress.failure = unreachable(seen)
+            self.failure = unreachable(seen)
             return
-        plan, rest = progress.plan, progress.plan.steps[number:]
+        plan, rest = self.plan, self.plan.steps[number:]
         resets = any(isinstance(later, ResetGpu) for later in rest)
-        progress.mode_reached = seen.mig is not None and seen.mig.current == step.enabled
-        if (progress.mode_reached and rest) or resets:
+        self._mode_reached = seen.mig is not None and seen.mig.current == step.enabled
+        if (self._mode_reached and rest) or resets:
             return
-        if not progress.mode_reached:
+        if not self._mode_reached:
             seen = replace(seen, mode_change_needs_reset=True)
-        again = self._plan_for(plan.goal or layout_of(plan.after), seen)
+        again = self._terms.plan_for(plan.goal or layout_of(plan.after), seen)
         if any(isinstance(s, SetMigMode) and s.enabled == step.enabled for s in again.steps):
             # The same change once more would come to the same, without end.
-            progress.failure = not_as_planned(seen, seen, again.steps)
+            self.failure = not_as_planned(seen, seen, again.steps)
         elif again.verdict in (Verdict.APPLICABLE, Verdict.IN_SYNC):
             steps = (*plan.steps[:number], *again.steps)
-            progress.plan = replace(plan, steps=steps, after=again.after, problems=again.problems)
+            self.plan = replace(plan, steps=steps, after=again.after, problems=again.problems)
         else:
             required = reset_required(seen, enabled=step.enabled)
-            progress.pending = next(iter(again.problems), required)
+            self.pending = next(iter(again.problems), required)
 
-    async def _observe(self) -> Gpu:
+    async def observe(self) -> Gpu:
         """Read back, with retries for transient errors."""
         seen = await self._observe_once()
         for pause in _READ_AGAIN:
@@ -304,87 +327,20 @@ class _GpuRun:
         return seen
 
     async def _observe_once(self) -> Gpu:
-        uuid = self.plan.before.uuid
+        before, driver = self.plan.before, self._terms.driver
         try:
             if any(isinstance(step, _SHARING) for step in self.plan.steps):
-                return await self.driver.observe_gpu(uuid)  # with the compute modes
-            return await self.driver.read_back(uuid)
+                return await driver.observe_gpu(before.uuid)  # with the compute modes
+            return await driver.read_back(before.uuid)
         except DriverError as error:
             access = Access.LOST if isinstance(error, GpuLost) else Access.UNKNOWN
-            return replace(self.plan.before, access=access, access_reason=str(error))
-
-    # --- what came of it --------------------------------------------------------------------
-
-    def _check_end(self, plan: GpuPlan, seen: Gpu) -> list[Problem]:
-        """Plan once more, to see whether the GPU is what it was to become."""
-        if seen.access is not Access.OK:
-            return [unreachable(seen)]
-        rest = self._plan_for(layout_of(plan.after), seen)
-        if rest.verdict is Verdict.IN_SYNC:
-            return []
-        return [not_as_planned(seen, plan.after, rest.steps)]
-
-    async def _why(self, step: Step, error: BaseException) -> Problem:
-        seen = await self._observe() if isinstance(error, GpuInUse) else self.plan.before
-        return step_failed(step, error, seen)
-
-    async def _turn_back(self, progress: _Progress, failure: Problem) -> GpuOutcome:
-        """Make the earlier layout the goal, and say what is so in the end."""
-        earlier = layout_of(self.plan.before)
-        seen = await self._observe()
-        back = self._plan_for(earlier, seen) if seen.access is Access.OK else GpuPlan.in_sync(seen)
-        restoring = _Progress(back, MadeDevices(seen))
-        if back.steps and not self.stop.is_set():
-            steps = tuple(replace(s, reason="restores the earlier layout") for s in back.steps)
-            restoring = await self._take_all(replace(back, steps=steps))
-            seen = await self._observe()
-        found = [*progress.alone, failure, *restoring.alone]
-        if not self._is_back(earlier, seen):
-            found.append(
-                not_restored(self.plan.before, seen, restoring.failure or restoring.pending)
-            )
-        reports = tuple(
-            undone_if_gone(report, self.plan.before, seen) for report in progress.reports
-        )
-        return GpuOutcome(
-            self.plan,
-            reports,
-            seen,
-            _new(self.plan.problems, found),
-            restoring.reports,
-            turned_back=True,
-        )
-
-    def _is_back(self, earlier: DesiredGpu, seen: Gpu) -> bool:
-        if seen.access is not Access.OK:
-            return False
-        rest = self._plan_for(earlier, seen)
-        # A mode that was pending before and still is may be planned away, but nothing was lost.
-        kept = seen.mig == self.plan.before.mig
-        return rest.verdict is Verdict.IN_SYNC or (
-            kept and bool(rest.steps) and all(isinstance(s, SetMigMode) for s in rest.steps)
-        )
-
-    def _plan_for(self, desired: DesiredGpu, seen: Gpu) -> GpuPlan:
-        node = plan_node(DesiredNode({seen.uuid: desired}), ObservedNode((seen,)), self.policy)
-        return node.gpus[0]
+            return replace(before, access=access, access_reason=str(error))
 
 
 def _first_of(steps: Sequence[Step], step: Step) -> Sequence[Destruction]:
     """All destructive steps if `step` is the first of them, else none."""
     going = [one for one in steps if isinstance(one, _DESTRUCTIONS)]
     return going if going and going[0] is step else ()
-
-
-async def _ended(running: asyncio.Future[None]) -> bool:
-    """Wait for the end of `running` whatever happens; True if cancelled meanwhile."""
-    cancelled = False
-    while not running.done():
-        try:
-            await asyncio.wait([running])
-        except asyncio.CancelledError:
-            cancelled = True
-    return cancelled
 
 
 def _new(known: Sequence[Problem], found: Sequence[Problem]) -> tuple[Problem, ...]:

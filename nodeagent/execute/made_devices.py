@@ -29,43 +29,31 @@ class MadeDevices:
 
     def __init__(self, before: Gpu) -> None:
         self.seen: Gpu | None = None
-        self._before = {c.uuid for i in before.instances for c in i.compute}
+        self._before = {device.uuid for device in before.devices()}
         self._provided: set[str] = set()  # those which have had their daemon, or cannot
-        self._unfit: set[str] = set()
+        self._unfit: set[str] = set()  # whose compute mode could not be set
 
     def named(self, step: StartMps | SetComputeMode) -> StartMps | SetComputeMode:
         """The step with its device's UUID, or as it is when there is none."""
-        for instance in self.seen.instances if self.seen else ():
-            for device in sorted(instance.compute, key=lambda c: c.id):
-                kind = (instance.placement, device.profile) == (step.placement, step.profile)
-                if kind and device.uuid not in self._before | self._provided:
-                    return replace(step, device=device.uuid)
+        for device in self.seen.devices() if self.seen else ():
+            kind = (device.placement, device.profile) == (step.placement, step.profile)
+            if kind and device.uuid not in self._before | self._provided:
+                return replace(step, device=device.uuid)
         return step
 
-    def is_unfit(self, step: StartMps) -> bool:
-        """Whether the step's device did not get the compute mode that its daemon needs."""
-        unfit = step.device in self._unfit
-        if unfit:
-            self._provided.add(step.device)
-        return unfit
-
-    def provide(self, step: StartMps) -> None:
-        """The step's daemon is about to be started; its device is none for another."""
+    def provide(self, step: StartMps) -> bool:
+        """The step's device is none for another daemon; whether it is fit for this one."""
         self._provided.add(step.device)
+        return step.device not in self._unfit
 
     def note(self, step: Step) -> None:
         """A step was done."""
-        match step:
-            case DestroyGpuInstance(devices=devices):
-                self._before.difference_update(devices)
-                self.seen = None
-            case DestroyComputeInstance(device=device):
-                self._before.discard(device)
-                self.seen = None
-            case StartMps() | SetComputeMode() | SetTimeSlice():
-                pass
-            case _:
-                self.seen = None
+        if isinstance(step, DestroyGpuInstance):
+            self._before.difference_update(step.devices)
+        elif isinstance(step, DestroyComputeInstance):
+            self._before.discard(step.device)
+        if not isinstance(step, StartMps | SetComputeMode | SetTimeSlice):
+            self.seen = None
 
     def note_failure(self, step: Step) -> None:
         """A step failed that the others go on without."""

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import assert_never
 
 from nodeagent.errors import GpuInUse, GpuLost, NodeagentError
-from nodeagent.plan.observed import Access, ComputeInstance, Gpu, Placement
+from nodeagent.plan.observed import Access, Device, Gpu, Placement
 from nodeagent.plan.plan import StepReport, StepResult
 from nodeagent.plan.problems import Code, Problem
 from nodeagent.plan.shares import WantedMps
@@ -137,24 +137,14 @@ def _is_taken_back(step: Step, before: Gpu, seen: Gpu) -> bool:
 
 def _daemon_of(gpu: Gpu, step: StopMps | StartMps) -> WantedMps | None:
     """What the daemon of the step's device is now, or of a device made in its place."""
-    return next((d.mps.runs for d in _devices_of(gpu, step) if d.mps), None)
+    return next((device.runs for device in _devices_of(gpu, step) if device.mps), None)
 
 
-def _devices_of(
-    gpu: Gpu, step: StopMps | StartMps | SetComputeMode
-) -> tuple[Gpu | ComputeInstance, ...]:
+def _devices_of(gpu: Gpu, step: StopMps | StartMps | SetComputeMode) -> list[Device]:
     """The device itself if it is still there, else all of its kind at its place."""
-    if step.placement is None:
-        return (gpu,)
-    devices = tuple(
-        device
-        for instance in gpu.instances
-        if instance.placement == step.placement
-        for device in instance.compute
-        if device.profile == step.profile
-    )
-    itself = tuple(device for device in devices if device.uuid == step.device)
-    return itself or devices
+    meant = (step.placement, step.profile)
+    devices = [d for d in gpu.devices() if (d.placement, d.profile) == meant]
+    return [device for device in devices if device.uuid == step.device] or devices
 
 
 def _devices_at(gpu: Gpu, placement: Placement) -> list[str]:
@@ -172,7 +162,8 @@ def _instance_of(step: Step, seen: Gpu) -> int | None:
         case DestroyGpuInstance(instance=instance) | DestroyComputeInstance(instance=instance):
             return instance
         case StopMps(device=device):
-            places = ((i.id, c.uuid) for i in seen.instances for c in i.compute)
-            return next((instance for instance, uuid in places if uuid == device), None)
+            return next(
+                (d.instance.id for d in seen.devices() if d.instance and d.uuid == device), None
+            )
         case _:
             return None

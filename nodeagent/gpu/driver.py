@@ -33,6 +33,7 @@ from nodeagent.gpu.steps.instances import (
 from nodeagent.gpu.steps.modes import set_compute_mode, set_mig_mode
 from nodeagent.gpu.topology import Topology
 from nodeagent.gpu.users import UsageReading, UsageSource
+from nodeagent.gpu.workers import ended
 from nodeagent.plan.observed import Gpu
 from nodeagent.plan.shares import ComputeMode, TimeSlice
 from nodeagent.plan.steps import (
@@ -291,13 +292,7 @@ def _require_idle(gpu: Gpu) -> None:
 async def _uncancelled(change: Coroutine[object, object, None]) -> None:
     """Run a change that has deadlines of its own; cancellation takes effect after it."""
     task = asyncio.ensure_future(change)
-    cancelled = False
-    while not task.done():
-        try:
-            await asyncio.wait({task})
-        except asyncio.CancelledError:
-            cancelled = True
-    if cancelled:
+    if await ended(task):
         task.exception()  # retrieved, so that asyncio does not log it
         raise asyncio.CancelledError
     return task.result()

@@ -330,3 +330,14 @@ def _late(message: str, call: str = "") -> DeadlineExceeded:
         call=call,
         remedy="look for NVRM lines in the kernel log (dmesg); if it lasts, reboot the node",
     )
+
+
+async def ended(running: asyncio.Future[None]) -> bool:
+    """Wait for the end of `running` whatever happens; True if cancelled meanwhile."""
+    cancelled = False
+    while not running.done():
+        try:
+            await asyncio.wait([running])
+        except asyncio.CancelledError:
+            cancelled = True
+    return cancelled
