@@ -7,17 +7,18 @@ process, never a process without a record.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Literal, NotRequired, TypedDict
+
+from msgspec import Meta, json
 
 from nodeagent.errors import NodeagentError
+from nodeagent.files.json_state import parse
 from nodeagent.files.state import StateFormat, StateUnusable, read_state, write_state
 from nodeagent.mps.processes import CONTROL, Identity
 from nodeagent.plan.shares import Account, Share, Sharing, WantedMps
-from nodeagent.strict_json import parse_json
 
 FOLDER = "mps"  # below run.dir, with a directory for each device
 _NAME = "record.json"
@@ -79,100 +80,81 @@ def read_records(run_dir: Path) -> Iterator[Record | RecordUnusable]:
 
 # --- as JSON --------------------------------------------------------------------------------------
 
+_Count = Annotated[int, Meta(ge=0)]
+_Percent = Annotated[float, Meta(gt=0, le=100)]
+
+
+_ShareRow = tuple[str, _Count | None, _Count | None, _Percent | None, str]
+
+
+class _WantedJson(TypedDict):
+    """`account`: uid, gid, further groups, whether of any user."""
+
+    shares: Annotated[tuple[_ShareRow, ...], Meta(min_length=1)]
+    enforce: str
+    account: tuple[_Count, _Count, tuple[_Count, ...], bool]
+    path: str
+
+
+class _RecordJson(TypedDict):
+    """`process`: pid, start time, uid, pipe directory."""
+
+    device: str
+    wanted: _WantedJson
+    runs: _WantedJson | None
+    process: tuple[_Count, _Count, _Count, str] | None
+    drained: bool
+    wasReady: bool
+    restarts: _Count
+    unrecorded: NotRequired[bool]  # added later
+    version: NotRequired[Literal[1]]  # of files without a header
+
 
 def _encode(record: Record) -> bytes:
-    return f"{json.dumps(_to_json(record))}\n".encode()
-
-
-def _decode(content: bytes, version: int) -> Record:
-    found = parse_json(content)
-    if version == 0 and found["version"] != 1:  # it was in the content then
-        raise ValueError(f"version {found['version']!r}")
-    return _from_json(found)
-
-
-def _to_json(record: Record) -> dict[str, Any]:
-    process = record.process
-    return {
+    one = record.process
+    content: _RecordJson = {
         "device": record.device,
         "wanted": _wanted_json(record.wanted),
         "runs": _wanted_json(record.runs) if record.runs else None,
-        "process": None
-        if process is None
-        else [process.pid, process.start_time, process.uid, process.pipe_directory],
+        "process": (one.pid, one.start_time, one.uid, one.pipe_directory) if one else None,
         "drained": record.drained,
         "wasReady": record.was_ready,
         "restarts": record.restarts,
         "unrecorded": record.unrecorded,
     }
+    return json.encode(content) + b"\n"
 
 
-def _wanted_json(wanted: WantedMps) -> dict[str, Any]:
+def _wanted_json(wanted: WantedMps) -> _WantedJson:
     sharing, account = wanted.sharing, wanted.account
     return {
-        "shares": [[s.name, s.count, s.memory, s.threads, s.path] for s in sharing.shares],
+        "shares": tuple((s.name, s.count, s.memory, s.threads, s.path) for s in sharing.shares),
         "enforce": sharing.enforce,
-        "account": [account.uid, account.gid, list(account.groups), account.any_user],
+        "account": (account.uid, account.gid, account.groups, account.any_user),
         "path": wanted.path,
     }
 
 
-def _from_json(content: dict[str, Any]) -> Record:
-    """Raises what taking apart something else raises."""
-    runs = content["runs"]
+def _decode(content: bytes, version: int) -> Record:
+    found = parse(content, _RecordJson)
+    if version == 0 and "version" not in found:
+        raise ValueError("it has no version")
+    runs, process = found["runs"], found["process"]
     return Record(
-        device=_text(content["device"]),
-        wanted=_wanted(content["wanted"]),
-        runs=None if runs is None else _wanted(runs),
-        process=_process(content["process"]),
-        drained=bool(content["drained"]),
-        was_ready=bool(content["wasReady"]),
-        restarts=_id(content["restarts"]),
-        unrecorded=bool(content.get("unrecorded", False)),
+        device=found["device"],
+        wanted=_wanted(found["wanted"]),
+        runs=_wanted(runs) if runs else None,
+        process=Identity(*process[:3], CONTROL, process[3]) if process else None,
+        drained=found["drained"],
+        was_ready=found["wasReady"],
+        restarts=found["restarts"],
+        unrecorded=found.get("unrecorded", False),
     )
 
 
-def _wanted(content: dict[str, Any]) -> WantedMps:
-    shares = tuple(
-        Share(_text(name), _count(count), _count(memory), _percent(threads), _text(path))
-        for name, count, memory, threads, path in content["shares"]
-    )
-    if not shares:
-        raise ValueError("no shares")
-    uid, gid, groups, any_user = content["account"]
-    account = Account(_id(uid), _id(gid), tuple(map(_id, groups)), bool(any_user))
-    return WantedMps(Sharing(shares, _text(content["enforce"])), account, _text(content["path"]))
-
-
-def _process(fields: list[Any] | None) -> Identity | None:
-    if fields is None:
-        return None
-    pid, start_time, uid, pipe_directory = fields
-    return Identity(_id(pid), _id(start_time), _id(uid), CONTROL, _text(pipe_directory))
-
-
-def _text(value: Any) -> str:
-    if type(value) is not str:
-        raise ValueError(f"{value!r} is no text")
-    return value
-
-
-def _id(value: Any) -> int:
-    if type(value) is not int or value < 0:
-        raise ValueError(f"{value!r} is no number from 0")
-    return value
-
-
-def _count(value: Any) -> int | None:
-    return None if value is None else _id(value)
-
-
-def _percent(value: Any) -> float | None:
-    if value is None:
-        return None
-    if type(value) not in (int, float) or not 0 < value <= 100:
-        raise ValueError(f"{value!r} is no percentage")
-    return float(value) if type(value) is float else value
+def _wanted(found: _WantedJson) -> WantedMps:
+    shares = tuple(Share(*row) for row in found["shares"])
+    return WantedMps(Sharing(shares, found["enforce"]), Account(*found["account"]), found["path"])
 
 
 _FORMAT = StateFormat("mps-record", 1, 1 << 20, _encode, _decode)
