@@ -20,6 +20,7 @@ from nodeagent.errors import NodeagentError
 from nodeagent.execute.writer_lock import FILE_NAME as LOCK_NAME
 from nodeagent.execute.writer_lock import OtherWriter, WriterLock
 from nodeagent.files.state import StateFile, make_open_directory
+from nodeagent.mps.setup import MpsPlaces
 from nodeagent.plan.problems import Code, Problem
 from nodeagent.settings import Settings
 
@@ -29,13 +30,14 @@ class Simulation:
     """The GPUs are simulated; the simulator is installed before the agent runs.
 
     `state` is the file that other commands share, `nvidia_smi` what stands in for the real one,
-    `directory` where its MPS daemons live. `real_pids` gives those of its processes that are some
-    of this machine. `throwaway`: no command can find the node afterwards.
+    `directory` where its MPS daemons live, and `mps` what they run. `real_pids` gives those of its
+    processes that are some of this machine. `throwaway`: no command can find the node afterwards.
     """
 
     state: Path | None
     nvidia_smi: tuple[str, ...]
     directory: Path
+    mps: MpsPlaces
     real_pids: Callable[[], frozenset[int]]
     throwaway: bool = False
 

@@ -41,7 +41,7 @@ from nodeagent.gpu.original_settings import OriginalSettings
 from nodeagent.gpu.topology import Topology
 from nodeagent.gpu.workers import LONGEST_JOB
 from nodeagent.health.state_file import FILE_NAME as HEALTH_NAME
-from nodeagent.mps.setup import longest_step, places_of, simulated_places
+from nodeagent.mps.setup import longest_step, places_of
 from nodeagent.plan.problems import Problem
 from nodeagent.reconcile.active_plan import ActivePlan
 from nodeagent.reconcile.event_log import EventLog, EventType
@@ -147,9 +147,7 @@ class Agent:
             finished=self._cluster.finished_pods if self._cluster else None,
         )
         # One for life: a driver that hangs is not called again and again in new threads.
-        mps_places = (
-            simulated_places(settings, simulation.directory) if simulation else places_of(settings)
-        )
+        mps_places = simulation.mps if simulation else places_of(settings)
         original = OriginalSettings(mps_places.memory)
         driver = _make_driver(settings, simulation, kubelet, original)
         self._health = HealthService(

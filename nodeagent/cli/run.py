@@ -33,16 +33,19 @@ def run(options: Options, _: Output) -> ExitCode:
         service.run(
             settings,
             settings_file=settings_file,
-            simulation=None if simulated is None else _for_the_agent(simulated, options),
+            simulation=None if simulated is None else _for_the_agent(simulated, options, settings),
         )
     return ExitCode.DONE
 
 
-def _for_the_agent(simulated: SimulatedGpus, options: Options) -> Simulation:
+def _for_the_agent(simulated: SimulatedGpus, options: Options, settings: Settings) -> Simulation:
+    from nodeagent.cli.simulated_mps import simulated_places
+
     return Simulation(
         simulated.state,
         SIMULATED_SMI,
         simulated.directory,
+        simulated_places(settings, simulated.directory),
         simulated.node.real_pids,
         throwaway=is_throwaway(options),
     )

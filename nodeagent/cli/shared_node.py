@@ -146,11 +146,11 @@ def _make_sharing(
     """
     from nodeagent.mps import setup as mps_setup
 
-    places = (
-        mps_setup.simulated_places(settings, directory)
-        if directory
-        else mps_setup.places_of(settings)
-    )
+    places = mps_setup.places_of(settings)
+    if directory:
+        from nodeagent.cli.simulated_mps import simulated_places
+
+        places = simulated_places(settings, directory)
     return _Sharing(
         places,
         mps_setup.host_for(settings.mps)(document) if document else Host(),

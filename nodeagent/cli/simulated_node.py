@@ -9,9 +9,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from nodeagent.cli.options import Options
+from nodeagent.cli.simulated_mps import simulated_run_dir
 from nodeagent.errors import UsageError
 from nodeagent.mps.files.directories import directories_of
-from nodeagent.mps.setup import simulated_run_dir
 from nodeagent.settings import load_settings
 from nodeagent.simulation import SimulatedNode, open_node
 from nodeagent.simulation.mps.installation import directory_beside

@@ -8,10 +8,9 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from nodeagent.gpu.original_settings import FILE_NAME as MEMORY_NAME
+from nodeagent.gpu.original_settings import FILE_NAME
 from nodeagent.mps.accounts import accounts_for
 from nodeagent.mps.context import START_PATIENCE, Check, MpsContext
-from nodeagent.mps.files.directories import DirectoryRefused, directories_of
 from nodeagent.mps.files.publisher import Publisher
 from nodeagent.mps.fleet import Fleet
 from nodeagent.mps.launch.child import ChildLauncher, can_put_shm
@@ -26,21 +25,19 @@ from nodeagent.settings import MpsSettings, Settings
 
 _SYSTEMD_RUNS = Path("/run/systemd/system")  # as sd_booted(3) says
 _IN_A_POD = "KUBERNETES_SERVICE_HOST"
-_LONGEST_DEVICE = "MIG-00000000-0000-0000-0000-000000000000"
-_SIMULATED_MPS = "580"  # the newest branch of which most is known
 _PROBES = "probes"  # the folder below run.dir in which programs are tried out
 _SERVICE_DEADLINE = 15.0  # seconds for systemd to start a unit
 
 
 @dataclass(frozen=True, slots=True)
 class MpsPlaces:
-    """Where things are, and which programs are run. `memory` None: nothing is remembered.
+    """Where things are, and which programs are run. `memory` has the original settings of devices.
     `simulated`: the programs are stand-ins.
     """
 
     run_dir: Path
     cdi_dir: Path
-    memory: Path | None
+    memory: Path
     programs: Programs
     simulated: bool = False
 
@@ -50,51 +47,13 @@ def places_of(settings: Settings) -> MpsPlaces:
     return MpsPlaces(
         run_dir=settings.run.dir.absolute(),
         cdi_dir=settings.cdi.dir,
-        memory=settings.state.dir / MEMORY_NAME,
+        memory=settings.state.dir / FILE_NAME,
         programs=Programs(
             control=settings.mps.control,
             path=settings.mps.path,
             library_path=settings.mps.library_path or "",
         ),
     )
-
-
-def simulated_places(settings: Settings, directory: Path) -> MpsPlaces:
-    """For a simulated node whose daemons' things are in `directory`: the real one's are never
-    touched, unless the settings say so in words. A run.dir too deep for sockets is not taken.
-    """
-    from nodeagent.simulation.mps.installation import install
-
-    programs = directory / "bin"
-    if "control" in settings.mps.given:
-        run = places_of(settings).programs
-    else:
-        if not programs.exists():
-            install(programs, version=_SIMULATED_MPS)
-        run = Programs(path=f"{programs}:{settings.mps.path}")
-    given_cdi_dir = "dir" in settings.cdi.given
-    return MpsPlaces(
-        run_dir=simulated_run_dir(settings, directory),
-        cdi_dir=settings.cdi.dir if given_cdi_dir else directory / "cdi",
-        memory=directory / MEMORY_NAME,
-        programs=run,
-        simulated=True,
-    )
-
-
-def simulated_run_dir(settings: Settings, directory: Path) -> Path:
-    """The run directory of a simulated node's daemons, whose other things are in `directory`."""
-    given = "dir" in settings.run.given and _has_room(settings.run.dir)
-    return settings.run.dir.absolute() if given else directory / "run"
-
-
-def _has_room(run_dir: Path) -> bool:
-    """Whether sockets of any device's daemon have paths there that are not too long."""
-    try:
-        directories_of(run_dir.absolute(), _LONGEST_DEVICE)
-    except DirectoryRefused:
-        return False
-    return True
 
 
 def make_fleet(

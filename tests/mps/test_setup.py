@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from nodeagent.cli.simulated_mps import simulated_places
 from nodeagent.mps.launch.child import can_put_shm
 from nodeagent.mps.setup import (
     has_private_shm,
     launch_of,
     places_of,
-    simulated_places,
 )
 from nodeagent.settings import load_settings
 
