@@ -19,6 +19,7 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from nodeagent.files.state import make_open_directory
 from nodeagent.mps.control.client import ControlClient, ControlError
 from nodeagent.mps.control.commands import Command
 from nodeagent.mps.files.directories import LONGEST_SOCKET_NAME, LONGEST_SOCKET_PATH
@@ -36,7 +37,7 @@ class Scratch:
     """
 
     def __init__(self, parent: Path) -> None:
-        _make(parent)
+        make_open_directory(parent)  # users of MPS have to pass here
         above = _open(parent)
         try:
             fcntl.flock(above, fcntl.LOCK_EX)  # until the new one has its own lock
@@ -52,14 +53,6 @@ class Scratch:
         """Take it away. What was started there should have ended."""
         shutil.rmtree(self.path, ignore_errors=True)
         os.close(self._lock)
-
-
-def _make(path: Path) -> None:
-    """With all above it, whatever the umask is: users of MPS have to pass here."""
-    if not path.exists():
-        _make(path.parent)
-        path.mkdir(exist_ok=True)
-        path.chmod(0o755)
 
 
 def _open(path: Path) -> int:

@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 
 from nodeagent.errors import NodeagentError
-from nodeagent.mps.processes import CONTROL, Identity, identify
+from nodeagent.mps.processes import CONTROL, Identity, ended, identify
 from nodeagent.mps.shares import DaemonSpec
 
 UNKNOWN_END = "its status is not known"
@@ -27,7 +27,7 @@ class NotTheDaemon(NodeagentError):
 
 
 class DaemonProcess:
-    """A running daemon, this process' child or not.
+    """A running daemon, this process' child or not; made inside the event loop.
 
     `find_end` says in words how it ended, once it has; who cannot know leaves it out.
     """
@@ -37,12 +37,9 @@ class DaemonProcess:
     ) -> None:
         self.identity = identity
         self._find_end = find_end
-        self._finding: asyncio.Task[None] | None = None
         self._descriptor = os.pidfd_open(identity.pid)
-        self._loop = asyncio.get_running_loop()
-        self._gone = False
-        self._ended: asyncio.Future[str] = self._loop.create_future()
-        self._loop.add_reader(self._descriptor, self._end)
+        self._ended = asyncio.create_task(self._until_ended(), name="mps end")
+        self._ended.add_done_callback(lambda _: os.close(self._descriptor))
 
     @property
     def pid(self) -> int:
@@ -54,34 +51,19 @@ class DaemonProcess:
 
     def kill(self) -> None:
         """Kill it, if it is still there; `wait` returns when it is gone."""
-        if not self._gone:
+        if not self._ended.done():
             with suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self._descriptor, signal.SIGKILL)
 
     def close(self) -> None:
         """Look at it no more. It runs on."""
-        if not self._gone:
-            self._look_away()
-        if self._finding is not None:
-            self._finding.cancel()
         self._ended.cancel()
 
-    def _look_away(self) -> None:
-        self._gone = True
-        self._loop.remove_reader(self._descriptor)
-        os.close(self._descriptor)
-
-    def _end(self) -> None:
-        self._look_away()
+    async def _until_ended(self) -> str:
+        await ended(self._descriptor)
         if self._find_end is None:
-            self._ended.set_result(f"{UNKNOWN_END}, because an earlier agent started it")
-        else:
-            self._finding = self._loop.create_task(self._find(self._find_end()))
-
-    async def _find(self, find_end: Awaitable[str]) -> None:
-        how = await find_end
-        if not self._ended.done():
-            self._ended.set_result(how)
+            return f"{UNKNOWN_END}, because an earlier agent started it"
+        return await self._find_end()
 
 
 def adopt(identity: Identity, spec: DaemonSpec) -> DaemonProcess:

@@ -49,64 +49,6 @@ class UnitState:
     loaded: bool
 
 
-class SystemdClient:
-    """`path` is where programs are looked for first, by this process and by systemd-run."""
-
-    def __init__(self, *, host: bool, path: str) -> None:
-        self._host = host
-        self._environment = {"PATH": f"{path}:{_PROGRAMS}", "LC_ALL": "C"}
-
-    async def run(self, arguments: list[str]) -> None:
-        """Have a service started. Raises StartError with the words of systemd-run."""
-        done = await self._call(["systemd-run", *arguments])
-        if done.status != 0:
-            raise StartError(
-                f"systemd-run: {_first_line(done.stderr) or f'status {done.status}'}",
-                remedy="see systemctl status and journalctl of the unit",
-            )
-
-    async def show(self, unit: str) -> UnitState:
-        """Raises StartError when systemd cannot be asked."""
-        wanted = "LoadState,ActiveState,MainPID,Result,ExecMainCode,ExecMainStatus"
-        done = await self._call(["systemctl", "show", f"-p{wanted}", unit])
-        found = dict(line.split("=", 1) for line in done.stdout.splitlines() if "=" in line)
-        try:
-            return UnitState(
-                active=found["ActiveState"],
-                main_pid=int(found["MainPID"]),
-                result=found["Result"],
-                code=int(found["ExecMainCode"]),
-                status=int(found["ExecMainStatus"]),
-                loaded=found["LoadState"] == "loaded",
-            )
-        except (KeyError, ValueError):
-            raise StartError(
-                f"systemctl: "
-                f"{_first_line(done.stderr) or f'status {done.status}, {done.stdout[:200]!r}'}",
-                remedy=_NO_HOST if self._host else _NO_SYSTEMD,
-            ) from None
-
-    async def forget(self, unit: str) -> None:
-        """So that a unit that failed does not keep its name; none with that name is fine."""
-        await self._call(["systemctl", "reset-failed", unit])
-
-    async def stop(self, unit: str) -> None:
-        """Without waiting for its end."""
-        await self._call(["systemctl", "stop", "--no-block", unit])
-
-    async def _call(self, command: list[str]) -> Output:
-        """Raises StartError when it cannot be run."""
-        if self._host:
-            command = [*_TO_THE_HOST, *command]
-        try:
-            return await run_program(command, self._environment)
-        except OSError as error:
-            raise StartError(
-                f"{command[0]} cannot be run: {error.strerror}",
-                remedy=_NO_HOST if self._host else _NO_SYSTEMD,
-            ) from error
-
-
 def _first_line(text: str) -> str:
     lines = text.strip().splitlines()
     return "".join(c for c in lines[0] if c.isprintable()) if lines else ""
@@ -145,9 +87,9 @@ class ServiceLauncher:
         self, programs: Programs, *, host: bool, private_shm: bool, deadline: float
     ) -> None:
         self._programs = programs
+        self._host = host
         self._private_shm = private_shm
         self._deadline = deadline
-        self._systemd = SystemdClient(host=host, path=programs.path)
 
     async def launch(self, spec: DaemonSpec) -> DaemonProcess:
         """Start a daemon as `spec` says; its directories have been made. Raises StartError."""
@@ -163,7 +105,7 @@ class ServiceLauncher:
                 return await self._started(unit, spec)
         except TimeoutError:
             # It may still come, unknown to the agent.
-            await self._systemd.stop(unit)
+            await self._call("systemctl", "stop", "--no-block", unit)
             raise StartError(
                 f"systemd has not started {unit} within {self._deadline:g} s",
                 remedy="see systemctl list-jobs",
@@ -172,7 +114,7 @@ class ServiceLauncher:
     async def _clear(self, unit: str) -> None:
         """See that the name is free, also of what failed under it."""
         while True:
-            state = await self._systemd.show(unit)
+            state = await self._show(unit)
             match state.active:
                 case "active":
                     raise StartError(
@@ -180,7 +122,7 @@ class ServiceLauncher:
                         remedy=f"systemctl stop {unit}",
                     )
                 case "failed":
-                    await self._systemd.forget(unit)
+                    await self._forget(unit)
                     return
                 case "inactive":
                     return
@@ -198,33 +140,29 @@ class ServiceLauncher:
                     remedy="use letters, digits and _ @ + = . , : / ~ - alone, or set mps.launch "
                     "to child",
                 )
-        try:
-            await self._systemd.run(
-                [
-                    f"--unit={unit}",
-                    "--no-ask-password",
-                    "--service-type=exec",  # it waits until the program is loaded
-                    f"--slice={SLICE}",
-                    f"--description=MPS control daemon of {spec.device}",
-                    *(f"--property={text}" for text in _properties(spec, log, shm)),
-                    *(f"--setenv={name}={value}" for name, value in environment.items()),
-                    "--",
-                    *command,
-                ]
-            )
-        except StartError as error:
+        done = await self._call(
+            "systemd-run",
+            f"--unit={unit}",
+            "--no-ask-password",
+            "--service-type=exec",  # it waits until the program is loaded
+            f"--slice={SLICE}",
+            f"--description=MPS control daemon of {spec.device}",
+            *(f"--property={text}" for text in _properties(spec, log, shm)),
+            *(f"--setenv={name}={value}" for name, value in environment.items()),
+            "--",
+            *command,
+        )
+        if done.status != 0:
+            status = (await self._show(unit)).status
+            await self._forget(unit)
+            reason = f" ({_EXIT_STATUSES[status]})" if status in _EXIT_STATUSES else ""
             raise StartError(
-                f"{error.message}{await self._reason(unit)}", remedy=error.remedy
-            ) from error
-
-    async def _reason(self, unit: str) -> str:
-        """Why systemd says that it failed, as far as a number shows."""
-        state = await self._systemd.show(unit)
-        await self._systemd.forget(unit)
-        return f" ({_EXIT_STATUSES[state.status]})" if state.status in _EXIT_STATUSES else ""
+                f"systemd-run: {_first_line(done.stderr) or f'status {done.status}'}{reason}",
+                remedy="see systemctl status and journalctl of the unit",
+            )
 
     async def _started(self, unit: str, spec: DaemonSpec) -> DaemonProcess:
-        state = await self._systemd.show(unit)
+        state = await self._show(unit)
         found = await asyncio.to_thread(identify, state.main_pid) if state.main_pid else None
         identity = found or Identity(state.main_pid, 0, spec.uid, CONTROL, spec.pipe_directory)
         try:
@@ -242,12 +180,53 @@ class ServiceLauncher:
         with suppress(TimeoutError, StartError):
             async with asyncio.timeout(_END_KNOWN):
                 while True:
-                    state = await self._systemd.show(unit)
+                    state = await self._show(unit)
                     if state.main_pid == 0:
-                        await self._systemd.forget(unit)
+                        await self._forget(unit)
                         return _in_words(state)
                     await asyncio.sleep(_PAUSE)
         return UNKNOWN_END
+
+    # --- systemd's programs ---------------------------------------------------------------------
+
+    async def _show(self, unit: str) -> UnitState:
+        """Raises StartError when systemd cannot be asked."""
+        wanted = "LoadState,ActiveState,MainPID,Result,ExecMainCode,ExecMainStatus"
+        done = await self._call("systemctl", "show", f"-p{wanted}", unit)
+        found = dict(line.split("=", 1) for line in done.stdout.splitlines() if "=" in line)
+        try:
+            return UnitState(
+                active=found["ActiveState"],
+                main_pid=int(found["MainPID"]),
+                result=found["Result"],
+                code=int(found["ExecMainCode"]),
+                status=int(found["ExecMainStatus"]),
+                loaded=found["LoadState"] == "loaded",
+            )
+        except (KeyError, ValueError):
+            raise StartError(
+                f"systemctl: "
+                f"{_first_line(done.stderr) or f'status {done.status}, {done.stdout[:200]!r}'}",
+                remedy=_NO_HOST if self._host else _NO_SYSTEMD,
+            ) from None
+
+    async def _forget(self, unit: str) -> None:
+        """So that a unit that failed does not keep its name; none with that name is fine."""
+        await self._call("systemctl", "reset-failed", unit)
+
+    async def _call(self, *command: str) -> Output:
+        """Raises StartError when it cannot be run."""
+        if self._host:
+            command = (*_TO_THE_HOST, *command)
+        # Programs are looked for here first, by this process and by systemd-run.
+        environment = {"PATH": f"{self._programs.path}:{_PROGRAMS}", "LC_ALL": "C"}
+        try:
+            return await run_program(command, environment)
+        except OSError as error:
+            raise StartError(
+                f"{command[0]} cannot be run: {error.strerror}",
+                remedy=_NO_HOST if self._host else _NO_SYSTEMD,
+            ) from error
 
 
 def unit_of(spec: DaemonSpec) -> str:
