@@ -85,19 +85,14 @@ def only_over_unix_socket(handler: Handler) -> Handler:
     """A handler that answers only over the agent's Unix socket, whose mode lets in its owner."""
 
     async def guarded(request: web.Request) -> web.StreamResponse:
-        if not _over_unix_socket(request):
+        own = request.transport.get_extra_info("socket") if request.transport else None
+        if own is None or own.family != socket.AF_UNIX:  # what is not known to be one is none
             raise web.HTTPForbidden(
                 text="changes are taken only over the agent's Unix socket (agent.sock in run.dir)"
             )
         return await handler(request)
 
     return guarded
-
-
-def _over_unix_socket(request: web.Request) -> bool:
-    """What is not known to be one is none."""
-    own = request.transport.get_extra_info("socket") if request.transport else None
-    return own is not None and own.family == socket.AF_UNIX
 
 
 @web.middleware

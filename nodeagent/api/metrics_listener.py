@@ -103,11 +103,12 @@ class MetricsListener:
             if found != known:
                 try:
                     config = await asyncio.to_thread(read_web_config, self._path)
-                    named = (self._path, *(config.tls.files if config.tls else ()))
+                    tls = config.tls
+                    named = (self._path, *(tls.files if tls else ()))
                     if named != files:  # else what is written from here on is seen the next time
                         files = named
                         found = await asyncio.to_thread(_fingerprint, files)
-                    context = await asyncio.to_thread(_context_of, config)
+                    context = await asyncio.to_thread(tls.context) if tls else None
                     check = await self._check_of(config)
                     await self._serve(listener, config, context, check)
                 except NodeagentError as error:
@@ -189,10 +190,6 @@ def _passwords(check: PasswordCheck) -> Middleware:
         return await handler(request)
 
     return guard
-
-
-def _context_of(config: WebConfig) -> ssl.SSLContext | None:
-    return config.tls.context() if config.tls else None
 
 
 def _fingerprint(files: Iterable[Path]) -> tuple[object, ...]:

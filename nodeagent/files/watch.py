@@ -11,6 +11,7 @@ import asyncio
 import os
 import stat
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from pathlib import Path
 
 from asyncinotify import Event, Inotify, Mask
@@ -40,15 +41,14 @@ async def changes(
     Also yields after `at_least_every` seconds without a change, for file systems whose changes
     the kernel does not see. Where no watch can be had it yields every few seconds instead.
     """
-    absolute = _absolute(path)
-    try:
+    inotify = None
+    with suppress(OSError):
         inotify = Inotify()
-    except OSError:
-        async for _ in _at_intervals(at_least_every):
-            yield
-        return
+    while inotify is None:
+        yield
+        await asyncio.sleep(min(at_least_every or _WITHOUT_INOTIFY, _WITHOUT_INOTIFY))
     with inotify:
-        watched = _Watched(inotify, absolute)
+        watched = _Watched(inotify, path)
         while True:
             seen_all = watched.renew()
             yield
@@ -56,22 +56,12 @@ async def changes(
             await watched.quiet(quiet)
 
 
-def _absolute(path: Path) -> Path:
-    return Path(os.path.abspath(path))  # noqa: PTH100 - resolve() would follow the links
-
-
-async def _at_intervals(seconds: float | None) -> AsyncIterator[None]:
-    while True:
-        yield
-        await asyncio.sleep(min(seconds or _WITHOUT_INOTIFY, _WITHOUT_INOTIFY))
-
-
 class _Watched:
     """The watches on the directories that matter, with the names in them that do."""
 
     def __init__(self, inotify: Inotify, path: Path) -> None:
         self._inotify = inotify
-        self._path = path
+        self._path = Path(os.path.abspath(path))  # noqa: PTH100 - resolve() would follow the links
         self._names: dict[int, set[str]] = {}
 
     def renew(self) -> bool:
@@ -92,24 +82,17 @@ class _Watched:
                 break
         for watch in self._inotify.watches:
             if watch.wd not in names and watch.wd in self._names:
-                self._drop(watch)
+                with suppress(OSError):  # the directory is gone, and its watch with it
+                    self._inotify.rm_watch(watch)
         self._names = names
         return complete
 
-    def _drop(self, watch: object) -> None:
-        try:
-            self._inotify.rm_watch(watch)  # type: ignore[arg-type]
-        except OSError:
-            return  # the directory is gone, and its watch with it
-
     async def change(self, seconds: float | None) -> None:
         """Wait for an event that matters, at most so long."""
-        try:
+        with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 while not self._matters(await self._inotify.get()):
                     pass
-        except TimeoutError:
-            return
 
     async def quiet(self, seconds: float) -> None:
         """Wait until nothing that matters has happened for so long."""
