@@ -59,6 +59,10 @@ def _main(argv: list[str] | None) -> int:
         _flush()
         return int(end.code or 0)
     output = Output(options.output, colour=not options.no_color)
+    if argv is None and options.command == "run":
+        # structlog loads rich where there is one, for tracebacks that the agent does not paint:
+        # 3 MiB for as long as it runs.
+        sys.modules.setdefault("rich", None)  # type: ignore[arg-type]  # None: not to be found
     code = command(options.command)(options, output)
     if output.failure is not None:
         complain(f"the answer could not be written: {output.failure.strerror}")
