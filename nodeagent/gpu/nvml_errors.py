@@ -9,8 +9,8 @@ the library again.
 from __future__ import annotations
 
 import json
+import pkgutil
 from dataclasses import dataclass
-from importlib import resources
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from nodeagent.errors import (
@@ -61,7 +61,7 @@ Error = TypeVar("Error", bound=DriverError)
 
 def _table() -> dict[tuple[int, str], Explanation]:
     """By code and function; "" where the meaning does not depend on the function."""
-    text = resources.files("nodeagent.gpu").joinpath("nvml_codes.json").read_text("utf-8")
+    text = (pkgutil.get_data("nodeagent.gpu", "nvml_codes.json") or b"").decode()
     found = {}
     for row in json.loads(text):
         code, name = row["code"], row["name"]

@@ -8,11 +8,11 @@ table that a user's file can correct, and the driver's own recovery action outra
 from __future__ import annotations
 
 import json
+import pkgutil
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import cache
-from importlib.resources import files
 from typing import Protocol
 
 from nodeagent.plan.problems import Code
@@ -65,7 +65,7 @@ class XidTable:
 @cache
 def default_table() -> XidTable:
     """The table that comes with the program."""
-    data = json.loads(files("nodeagent.health").joinpath("xid_table.json").read_text("utf-8"))
+    data = json.loads(pkgutil.get_data("nodeagent.health", "xid_table.json") or b"")
     return XidTable({entry["xid"]: _row(entry) for entry in data["xids"]})
 
 

@@ -6,11 +6,11 @@ The rows are data (`fields.json`); `tools/make_metric_fields.py` wrote them and 
 from __future__ import annotations
 
 import json
+import pkgutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import lru_cache
-from importlib import resources
 from types import MappingProxyType
 from typing import Any
 
@@ -156,7 +156,7 @@ class Catalogue:
 @lru_cache(maxsize=1)
 def catalogue() -> Catalogue:
     """The catalogue; read once."""
-    text = resources.files("nodeagent.metrics").joinpath("fields.json").read_text("utf-8")
+    text = (pkgutil.get_data("nodeagent.metrics", "fields.json") or b"").decode()
     raw = json.loads(text)
     fields = tuple(map(_field, raw["fields"]))
     texts = tuple(map(_text_field, raw["texts"]))

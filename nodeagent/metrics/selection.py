@@ -6,10 +6,10 @@ dcgm-exporter refuses to start over one line, that line is named here and the ot
 
 from __future__ import annotations
 
+import pkgutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
-from importlib import resources
 
 from nodeagent.errors import NodeagentError
 from nodeagent.metrics.catalogue import Field, TextField, catalogue
@@ -95,7 +95,7 @@ def default_selection() -> Selection:
 
 def default_text() -> str:
     """The shipped file."""
-    return resources.files("nodeagent.metrics").joinpath("default-counters.csv").read_text("utf-8")
+    return (pkgutil.get_data("nodeagent.metrics", "default-counters.csv") or b"").decode()
 
 
 def read_selection(text: str) -> Selection:
