@@ -8,6 +8,7 @@ import tempfile
 import time
 from pathlib import Path
 
+from bench.processes import installed
 from bench.tables import percentile, show
 
 PLAN = """\
@@ -21,7 +22,7 @@ RUNS = 15
 
 def run() -> None:
     """Every command several times, each time a new process; `apply` each time on an empty node."""
-    with tempfile.TemporaryDirectory() as directory:
+    with installed(), tempfile.TemporaryDirectory() as directory:
         plan = Path(directory) / "plan.yaml"
         plan.write_text(PLAN)
         state = Path(directory) / "node.json"
@@ -35,6 +36,7 @@ def run() -> None:
             _row("assert", "assert", *document, *there),
             _row("export", "export", *there),
             _row("plan of 56 instances", "plan", *document, *boards),
+            _status_row(),
         ]
         bare = [_time_of([sys.executable, "-c", "pass"]) for _ in range(RUNS)]
         rows.append(["(python -c pass)", percentile(bare, 0), percentile(bare, 0.5), max(bare), ""])
@@ -46,6 +48,7 @@ def run() -> None:
 
 
 def _row(title: str, *arguments: str) -> list[object]:
+    _time(*arguments)  # compiles what it imports
     times = [_time(*arguments) for _ in range(RUNS)]
     imported = subprocess.run(
         [sys.executable, "-X", "importtime", "-m", "nodeagent", *arguments],
@@ -55,6 +58,17 @@ def _row(title: str, *arguments: str) -> list[object]:
     ).stderr
     loaded = "imported" if " kubernetes" in imported else "not imported"
     return [title, min(times), percentile(times, 0.5), max(times), loaded]
+
+
+def _status_row() -> list[object]:
+    from bench.agent import Running
+
+    agent = Running()
+    try:
+        agent.wait_until_in_sync()
+        return _row("status", "status", "--listen", f"127.0.0.1:{agent.port}")
+    finally:
+        agent.stop()
 
 
 def _time(*arguments: str) -> float:
