@@ -46,6 +46,10 @@ class ClientFacts:
     start_time: int
     environment: Mapping[str, str] | None
 
+    @property
+    def pid(self) -> int:
+        return self.client.pid
+
 
 class OffenceKind(StrEnum):
     """What is wrong with a client."""
@@ -93,30 +97,21 @@ class Offence:
         return f"MPS client {client.pid}{command}{pod} {self.message}{outcome}"
 
 
-@dataclass(frozen=True, slots=True)
-class Judged:
-    """A client, and all that is wrong with it."""
-
-    facts: ClientFacts
-    state: ClientState
-    offences: tuple[Offence, ...]
-
-
 def assess(clients: Sequence[ClientFacts], wanted: WantedMps, device: str) -> tuple[Judged, ...]:
     """Each client of `device` (a UUID) with its share, its limits, and what is wrong with it."""
-    found = [_Client(facts, wanted.sharing, device) for facts in clients]
+    found = tuple(Judged(facts, wanted.sharing, device) for facts in clients)
     for share in wanted.sharing.shares:
         if share.count is not None:
             _judge_crowd([c for c in found if c.share == share], share.name, share.count)
-    return tuple(client.judged() for client in found)
+    return found
 
 
 # --- one client -----------------------------------------------------------------------------------
 
 
 @dataclass(slots=True)
-class _Client:
-    """A client while it is judged."""
+class Judged:
+    """A client with its share and limits, and all that is wrong with it."""
 
     facts: ClientFacts
     sharing: Sharing
@@ -133,8 +128,9 @@ class _Client:
             self._compare_limits(self.share)
         self._compare_memory()
 
-    def judged(self) -> Judged:
-        state = replace(
+    @property
+    def state(self) -> ClientState:
+        return replace(
             self.facts.client,
             share=self.share.name if self.share else "",
             slot=self.slot,
@@ -142,8 +138,11 @@ class _Client:
             threads=self.limits.threads if self.limits.threads < ALL_THREADS else None,
             findings=tuple(message for _, message in self.wrongs),
         )
-        offences = tuple(Offence(state, kind, message) for kind, message in self.wrongs)
-        return Judged(self.facts, state, offences)
+
+    @property
+    def offences(self) -> tuple[Offence, ...]:
+        state = self.state
+        return tuple(Offence(state, kind, message) for kind, message in self.wrongs)
 
     def add(self, kind: OffenceKind, message: str) -> None:
         self.wrongs.append((kind, message))
@@ -245,24 +244,24 @@ def _shown(text: str) -> str:
 # --- all of one share -----------------------------------------------------------------------------
 
 
-def _judge_crowd(clients: Sequence[_Client], name: str, count: int) -> None:
+def _judge_crowd(clients: Sequence[Judged], name: str, count: int) -> None:
     """Two in one slot, and more than the share is for.
 
     Each slot is its first client's. Beyond the count are first those in a taken slot,
     then those without one, then the newest: so a program that forks pushes out only itself.
     """
-    by_slot: dict[str, list[_Client]] = defaultdict(list)
+    by_slot: dict[str, list[Judged]] = defaultdict(list)
     for client in sorted(clients, key=_age):
         by_slot[client.slot].append(client)
     late: set[int] = set()
     for slot, inside in by_slot.items():
         for client in inside[1:] if slot else ():
-            late.add(client.facts.client.pid)
+            late.add(client.facts.pid)
             client.add(
                 OffenceKind.SLOT_TAKEN,
-                f"is in slot {slot}, which pid {inside[0].facts.client.pid} has already",
+                f"is in slot {slot}, which pid {inside[0].facts.pid} has already",
             )
-    ranked = sorted(clients, key=lambda c: (c.facts.client.pid in late, not c.slot, _age(c)))
+    ranked = sorted(clients, key=lambda c: (c.facts.pid in late, not c.slot, _age(c)))
     for client in ranked[count:]:
         client.add(
             OffenceKind.COUNT,
@@ -270,6 +269,6 @@ def _judge_crowd(clients: Sequence[_Client], name: str, count: int) -> None:
         )
 
 
-def _age(client: _Client) -> tuple[int, int]:
+def _age(client: Judged) -> tuple[int, int]:
     """The older one first."""
-    return client.facts.start_time, client.facts.client.pid
+    return client.facts.start_time, client.facts.pid

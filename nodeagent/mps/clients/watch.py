@@ -119,6 +119,19 @@ class RunningDaemon:
     pid: int | None
     clients: tuple[tuple[int, int], ...]
 
+    @property
+    def user(self) -> int | None:
+        """The uid whose clients are allowed; None: any user."""
+        return None if self.spec.multi_user else self.spec.uid
+
+    @property
+    def own_pids(self) -> frozenset[int]:
+        """Of itself and its servers."""
+        return frozenset(pid for pid in (self.pid, *(s for s, _ in self.clients)) if pid)
+
+    def key_of(self, client: Judged) -> ClientKey:
+        return self.device, client.facts.pid, client.facts.start_time
+
 
 class ClientWatch:
     """Checks clients on `look`; to be closed, as with `async with`.
@@ -150,29 +163,24 @@ class ClientWatch:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        await self.aclose()
-
-    async def look(self, daemons: Sequence[RunningDaemon]) -> Mapping[str, tuple[ClientState, ...]]:
-        """All clients of these daemons, by device."""
-        async with asyncio.TaskGroup() as group:
-            looks = [group.create_task(self._judged(daemon)) for daemon in daemons]
-        judged = [look.result() for look in looks]
-        now = asyncio.get_running_loop().time()
-        self._report_new(daemons, judged, now)
-        for daemon, clients in zip(daemons, judged, strict=True):
-            if daemon.wanted.sharing.enforce == "terminate":
-                self._enforce(daemon, clients, _spared(daemons), now)
-        return {
-            daemon.device: _in_order(daemon, clients)
-            for daemon, clients in zip(daemons, judged, strict=True)
-        }
-
-    async def aclose(self) -> None:
         """Leave who is being ended as they are just now."""
         endings = tuple(self._endings.values())
         for task in endings:
             task.cancel()
         await asyncio.gather(*endings, return_exceptions=True)
+
+    async def look(self, daemons: Sequence[RunningDaemon]) -> Mapping[str, tuple[ClientState, ...]]:
+        """All clients of these daemons, by device."""
+        async with asyncio.TaskGroup() as group:
+            looks = [(daemon, group.create_task(self._judged(daemon))) for daemon in daemons]
+        found = [(daemon, look.result()) for daemon, look in looks]
+        now = asyncio.get_running_loop().time()
+        self._report_new(found, now)
+        spared = frozenset[int]().union(*(daemon.own_pids for daemon in daemons))
+        for daemon, clients in found:
+            if daemon.wanted.sharing.enforce == "terminate":
+                self._enforce(daemon, clients, spared, now)
+        return {daemon.device: _in_order(daemon, clients) for daemon, clients in found}
 
     # --- looking --------------------------------------------------------------------------------
 
@@ -185,30 +193,25 @@ class ClientWatch:
             memory = await self._listed(daemon.device)
         except NodeagentError:  # reported where more of the driver is read
             memory = {}
-        ours = {pid for pid in (daemon.pid, *(server for server, _ in daemon.clients)) if pid}
-        pids = {**named, **dict.fromkeys(pid for pid in memory if pid not in ours)}
+        pids = named | dict.fromkeys(pid for pid in memory if pid not in daemon.own_pids)
         if not pids:
             return ()
-        found = await asyncio.to_thread(read_clients, pids)
         known = [
-            replace(facts, client=replace(facts.client, memory_used=memory.get(facts.client.pid)))
-            for facts in found
-            if facts.client.pid in named or facts.client.uid == _user_of(daemon)
+            replace(facts, client=replace(facts.client, memory_used=memory.get(facts.pid)))
+            for facts in await asyncio.to_thread(read_clients, pids)
+            if facts.pid in named or facts.client.uid == daemon.user
         ]
         return assess(known, daemon.wanted, daemon.device)
 
     def _report_new(
-        self,
-        daemons: Sequence[RunningDaemon],
-        judged: Sequence[Sequence[Judged]],
-        now: float,
+        self, found: Iterable[tuple[RunningDaemon, Sequence[Judged]]], now: float
     ) -> None:
         """Report what is new, and forget what is over."""
         since: dict[tuple[ClientKey, OffenceKind], float] = {}
-        for daemon, clients in zip(daemons, judged, strict=True):
+        for daemon, clients in found:
             for client in clients:
                 for offence in client.offences:
-                    key = (_process(daemon, client), offence.kind)
+                    key = (daemon.key_of(client), offence.kind)
                     if key not in self._since and key not in since:
                         self._report(daemon.device, offence)
                     since.setdefault(key, self._since.get(key, now))
@@ -226,14 +229,13 @@ class ClientWatch:
         now: float,
     ) -> None:
         for client in clients:
-            process = _process(daemon, client)
+            process = daemon.key_of(client)
             offence = self._due(process, client, now)
-            if offence is None or process in self._endings:
+            ending = process in self._endings or now < self._not_before.get(process, now)
+            if offence is None or ending:
                 continue
-            if now < self._not_before.get(process, now):
-                continue
-            identity = ProcessIdentity(client.state.pid, client.facts.start_time)
-            target = Target(identity, _user_of(daemon), spared)
+            identity = ProcessIdentity(client.facts.pid, client.facts.start_time)
+            target = Target(identity, daemon.user, spared)
             task = asyncio.create_task(
                 self._end(daemon, target, process, offence), name=f"mps end {identity.pid}"
             )
@@ -270,24 +272,9 @@ class ClientWatch:
         self._report(daemon.device, replace(offence, outcome=ending.words))
 
 
-def _user_of(daemon: RunningDaemon) -> int | None:
-    """The uid whose clients are allowed; None: any user."""
-    return None if daemon.spec.multi_user else daemon.spec.uid
-
-
-def _spared(daemons: Sequence[RunningDaemon]) -> frozenset[int]:
-    """All daemons and servers."""
-    found = {server for daemon in daemons for server, _ in daemon.clients}
-    return frozenset(found | {daemon.pid for daemon in daemons if daemon.pid is not None})
-
-
-def _process(daemon: RunningDaemon, client: Judged) -> ClientKey:
-    return daemon.device, client.state.pid, client.facts.start_time
-
-
 def _in_order(daemon: RunningDaemon, judged: Sequence[Judged]) -> tuple[ClientState, ...]:
     """As the daemon names them, those included of whom nothing else is known."""
-    known = {client.state.pid: client.state for client in judged}
+    known = {client.facts.pid: client.state for client in judged}
     return tuple(known.get(pid) or _unknown(pid) for _, pid in daemon.clients)
 
 
