@@ -30,6 +30,18 @@ class Programs:
     library_path: str = ""
     multi_user_flag: str = "-multiuser-server"
 
+    def environment(self, pipe_directory: str, log_directory: str) -> dict[str, str]:
+        """All that a program of the daemon at this place has in its environment."""
+        environment = {
+            "CUDA_MPS_LOG_DIRECTORY": log_directory,
+            "CUDA_MPS_PIPE_DIRECTORY": pipe_directory,
+            "LC_ALL": "C",
+            "PATH": self.path,
+        }
+        if self.library_path:
+            environment["LD_LIBRARY_PATH"] = self.library_path
+        return environment
+
 
 class TooMuchOutput(OSError):
     """A daemon's user may have put another program in its place, which never stops printing."""

@@ -159,12 +159,7 @@ class ControlClient:
     async def _run(self, script: bytes) -> tuple[str, str]:
         """What the front-end prints on both streams."""
         program = self._programs.control
-        environment = {
-            "CUDA_MPS_PIPE_DIRECTORY": self.pipe_directory,
-            "CUDA_MPS_LOG_DIRECTORY": self._log_directory,
-            "LC_ALL": "C",
-            "PATH": self._programs.path,
-        }
+        environment = self._programs.environment(self.pipe_directory, self._log_directory)
         try:
             said = await run_program(program, environment, stdin=script)
         except TooMuchOutput:

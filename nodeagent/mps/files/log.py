@@ -74,49 +74,41 @@ Fact = ClientCame | ServerReady | ServerExited | Faulted | Recovered | Stirred
 
 # `[2026-09-01 12:00:00.000 Control  4711] `, in older versions followed by `Volta MPS Server: `.
 _PREFIX = re.compile(r"\[[^\]]{1,80}\]\s*(?:Volta MPS(?: Server)?:\s*)?")
-_CLIENT = re.compile(r"NEW CLIENT\s+(\d{1,10})\s+from user\s+(\d{1,10})\b(.*)")
-_READY = re.compile(r"NEW SERVER\s+(\d{1,10}):\s*Ready")
-_EXITED = re.compile(r"Server\s+(\d{1,10})\s+exited with status\s+(-?\d{1,10})")
-_CULPRIT = re.compile(r"Client process\s+(\d{1,10})\s+encountered a fatal")
-_FAULT = re.compile(r"Server is handling a fatal")
-_ANEW = re.compile(r"Destroy server context")
-_STIRRING = re.compile(
-    r"Starting new server\b|Server encountered a fatal|Force shutting down"
-    r"|Failed to start|Failed to accept"
-    r"|Server has started|Server exit\b|Driver initialization failed"
-    r"|Received new client request|Creating worker thread|Worker created"
-    r"|Status of client|Client disconnected|Client process disconnected|Client \{.*\} exit"
-    r"|Receive command failed"
-)
+_PENDING = re.compile("pending|not ready", re.IGNORECASE)
+_FACTS: dict[re.Pattern[str], Callable[[re.Match[str]], Fact]] = {
+    re.compile(r"NEW CLIENT\s+(\d{1,10})\s+from user\s+(\d{1,10})\b(.*)"): (
+        lambda found: ClientCame(int(found[1]), int(found[2]), bool(_PENDING.search(found[3])))
+    ),
+    re.compile(r"NEW SERVER\s+(\d{1,10}):\s*Ready"): lambda found: ServerReady(int(found[1])),
+    re.compile(r"Server\s+(\d{1,10})\s+exited with status\s+(-?\d{1,10})"): (
+        lambda found: ServerExited(int(found[1]), int(found[2]))
+    ),
+    re.compile(r"Client process\s+(\d{1,10})\s+encountered a fatal"): (
+        lambda found: Faulted(int(found[1]))
+    ),
+    re.compile("Server is handling a fatal"): lambda _: Faulted(None),
+    re.compile("Destroy server context"): lambda _: Recovered(),
+    re.compile(
+        r"Starting new server\b|Server encountered a fatal|Force shutting down"
+        r"|Failed to start|Failed to accept"
+        r"|Server has started|Server exit\b|Driver initialization failed"
+        r"|Received new client request|Creating worker thread|Worker created"
+        r"|Status of client|Client disconnected|Client process disconnected|Client \{.*\} exit"
+        r"|Receive command failed"
+    ): lambda _: Stirred(),
+}
 
 
 def facts(lines: Iterable[str]) -> Iterator[Fact]:
     """What the lines say, in order; most say nothing."""
-    for line in lines:
-        fact = _fact(line)
-        if fact is not None:
-            yield fact
+    return (fact for line in lines if (fact := _fact(line)) is not None)
 
 
 def _fact(line: str) -> Fact | None:
     prefix = _PREFIX.match(line)
-    if prefix is None:
-        return None
-    text = line[prefix.end() :]
-    if found := _CLIENT.match(text):
-        pending = re.search(r"pending|not ready", found[3], re.IGNORECASE) is not None
-        return ClientCame(int(found[1]), int(found[2]), pending)
-    if found := _READY.match(text):
-        return ServerReady(int(found[1]))
-    if found := _EXITED.match(text):
-        return ServerExited(int(found[1]), int(found[2]))
-    if found := _CULPRIT.match(text):
-        return Faulted(int(found[1]))
-    if _FAULT.match(text):
-        return Faulted(None)
-    if _ANEW.match(text):
-        return Recovered()
-    return Stirred() if _STIRRING.match(text) else None
+    text = line[prefix.end() :] if prefix else ""
+    found = ((match, fact) for pattern, fact in _FACTS.items() if (match := pattern.match(text)))
+    return next((fact(match) for match, fact in found), None)
 
 
 def worth_showing(lines: Iterable[str]) -> Iterator[str]:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
-from functools import partial
 from pathlib import Path
 
 from nodeagent.errors import NodeagentError
@@ -122,14 +121,17 @@ def _publish_device(
         found = below and stack.enter_context(below.child(ENV_DIRECTORY, make=bool(files)))
         if below is None or found is None:
             return
-        problems: list[Problem] = []
-        for name, content in files.items():
-            problems += _attempt(device, partial(found.put, name, content))
-        for name in found.names():
-            if name not in files:
-                problems += _attempt(device, partial(_take_away, found, name))
-        yield from problems
-        if not files and not problems:
+        refused = False
+        for name in (*files, *(other for other in found.names() if other not in files)):
+            try:
+                if name in files:
+                    found.put(name, files[name])
+                else:
+                    _take_away(found, name)
+            except FileRefused as error:
+                refused = True
+                yield _problem(device, error)
+        if not files and not refused:
             below.remove_child(ENV_DIRECTORY)
 
 
@@ -140,13 +142,6 @@ def _take_away(directory: PublicDirectory, name: str) -> None:
             remedy="see who made it, and remove it",
         )
     directory.remove(name)
-
-
-def _attempt(device: str, act: Callable[[], object]) -> Iterator[Problem]:
-    try:
-        act()
-    except FileRefused as error:
-        yield _problem(device, error)
 
 
 def _problem(device: str, error: NodeagentError | ValueError) -> Problem:

@@ -39,16 +39,8 @@ def daemon_command(spec: DaemonSpec, programs: Programs) -> list[str]:
 
 def daemon_environment(spec: DaemonSpec, programs: Programs) -> dict[str, str]:
     """All that a daemon, and so its servers, have in their environment."""
-    environment = {
-        "CUDA_MPS_LOG_DIRECTORY": spec.log_directory,
-        "CUDA_MPS_PIPE_DIRECTORY": spec.pipe_directory,
-        "CUDA_VISIBLE_DEVICES": spec.device,
-        "LC_ALL": "C",
-        "PATH": programs.path,
-    }
-    if programs.library_path:
-        environment["LD_LIBRARY_PATH"] = programs.library_path
-    return environment
+    environment = programs.environment(spec.pipe_directory, spec.log_directory)
+    return environment | {"CUDA_VISIBLE_DEVICES": spec.device}
 
 
 def shm_directory(spec: DaemonSpec, private: bool) -> Path:

@@ -178,24 +178,17 @@ class _Trials:
         )
 
     def _problems(self, *trials: _Trial) -> tuple[Problem, ...]:
-        problems = []
+        problems: tuple[Problem, ...] = ()
         if shutil.which(SERVER, path=self._programs.path) is None:
-            problems.append(
-                Problem(
-                    Code.MPS,
-                    f"{SERVER} is not in {self._programs.path}, so no client can be served",
-                    remedy="set mps.path to a PATH that has it",
-                )
-            )
+            words = f"{SERVER} is not in {self._programs.path}, so no client can be served"
+            problems += (Problem(Code.MPS, words, remedy="set mps.path to a PATH that has it"),)
         if any(trial.accepted is None for trial in trials):
-            problems.append(
-                Problem(
-                    Code.MPS,
-                    "what the installed MPS can do is not wholly known: a trial daemon did not "
-                    f"answer within {self._deadline:g} s",
-                )
+            words = (
+                "what the installed MPS can do is not wholly known: a trial daemon did not answer "
+                f"within {self._deadline:g} s"
             )
-        return tuple(problems)
+            problems += (Problem(Code.MPS, words),)
+        return problems
 
     async def _try(
         self, name: str, *flags: str, question: str = "get_server_list", words: tuple[str, ...] = ()
@@ -275,15 +268,7 @@ class _Trials:
         return said.stdout + said.stderr
 
     def _environment(self, folder: Path) -> dict[str, str]:
-        environment = {
-            "CUDA_MPS_LOG_DIRECTORY": str(folder / "log"),
-            "CUDA_MPS_PIPE_DIRECTORY": str(folder / "pipe"),
-            "LC_ALL": "C",
-            "PATH": self._programs.path,
-        }
-        if self._programs.library_path:
-            environment["LD_LIBRARY_PATH"] = self._programs.library_path
-        return environment
+        return self._programs.environment(str(folder / "pipe"), str(folder / "log"))
 
 
 def _make_trial(folder: Path) -> None:
