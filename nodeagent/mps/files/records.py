@@ -15,7 +15,6 @@ from typing import Annotated, Literal, NotRequired, TypedDict
 from msgspec import Meta, json
 
 from nodeagent.errors import NodeagentError
-from nodeagent.files.json_state import parse
 from nodeagent.files.state import StateFormat, StateUnusable, read_state, write_state
 from nodeagent.mps.processes import CONTROL, Identity
 from nodeagent.plan.shares import Account, Share, Sharing, WantedMps
@@ -136,7 +135,7 @@ def _wanted_json(wanted: WantedMps) -> _WantedJson:
 
 
 def _decode(content: bytes, version: int) -> Record:
-    found = parse(content, _RecordJson)
+    found = json.decode(content, type=_RecordJson)
     if version == 0 and "version" not in found:
         raise ValueError("it has no version")
     runs, process = found["runs"], found["process"]
