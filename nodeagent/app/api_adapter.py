@@ -20,7 +20,6 @@ from nodeagent.app.mps_service import MpsService
 from nodeagent.app.paths import OwnFiles, Paths, until_gone
 from nodeagent.errors import NodeagentError
 from nodeagent.plan.plan import NodePlan, Policy, Verdict
-from nodeagent.reconcile.active_plan import ActivePlan
 from nodeagent.reconcile.event_log import EventLog
 from nodeagent.reconcile.loop_control import Heartbeats, LoopControl
 from nodeagent.reconcile.preview import Preview, preview
@@ -54,7 +53,6 @@ class ApiAdapter:
         control: LoopControl,
         *,
         current: Callable[[], NodeState],
-        active_plan: ActivePlan,
         mps: MpsService,
         metrics: MetricsService,
         cluster: ClusterService | None,
@@ -67,7 +65,6 @@ class ApiAdapter:
         self._paths = paths
         self._control = control
         self._current = current
-        self._active_plan = active_plan
         self._mps_service = mps
         self._metrics = metrics
         self._cluster = cluster

@@ -56,7 +56,6 @@ class MpsService:
         throwaway: bool = False,
     ) -> None:
         self._settings = settings
-        self._driver = driver
         self._events = events
         self._nudge = nudge
         self._throwaway = throwaway

@@ -220,7 +220,6 @@ class Agent:
             places,
             self._control,
             current=self._current,
-            active_plan=self._active_plan,
             mps=self._mps,
             metrics=self._metrics,
             cluster=self._cluster,
