@@ -99,8 +99,9 @@ cover: $(DEV)  ## the tests, and which lines they miss
 	$(BIN)/python -m coverage run -m pytest $(ARGS)
 	$(BIN)/python -m coverage report
 
-mutants: $(DEV)  ## how many of 200 small changes of the code the tests notice (ARGS='--seed 12')
-	$(BIN)/python -m tools.mutants $(ARGS)
+mutants: $(DEV)  ## how many of 200 small changes of the code the tests notice; goes on where it ended (MUTANTS=20 SEED=12)
+	$(BIN)/python -m tools.mutants --scratch .local/mutants-$(or $(SEED),11) --seed $(or $(SEED),11) \
+	  $(if $(MUTANTS),--at-most $(MUTANTS)) $(ARGS)
 
 bench: $(RUN)  ## print the tables of benchmarks
 	$(BIN)/python -m bench

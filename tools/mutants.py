@@ -1,18 +1,20 @@
 """Change the code in small ways, one at a time, and count how many of them the tests notice.
 
-    python -m tools.mutants [--each 40] [--seed 11] [--jobs 2] [--tree DIR] [--table FILE]
+    python -m tools.mutants [--each 40] [--seed 11] [--at-most N] [--jobs 2] [--scratch DIR]
 
 The table names subjects, their code and their tests. `--each` mutants are drawn of each subject,
 the same ones for the same tree and seed. Each is written into a copy of the tree, where the
 subject's tests run, the quickest first, until one fails. A failure counts only if it repeats.
 
 Libraries are imported once; each run is a fork of this process. With `--scratch DIR` the copies and
-the results stay there, and a later call goes on where an earlier one ended (see `--at-most`).
+the results stay there, and a later call goes on where an earlier one ended or was broken off, until
+something in the tree changes. The subjects take turns, so a few mutants are some of each.
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
 import importlib
 import json
 import os
@@ -30,7 +32,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from functools import partial
-from itertools import islice
+from itertools import islice, zip_longest
 from pathlib import Path
 from typing import Any, Final
 
@@ -55,14 +57,14 @@ def draw(seed: int, each: int, tree: Path, table: Mapping[str, Any]) -> list[Mut
             return True
         return False
 
-    drawn: list[Mutant] = []
+    drawn: list[list[Mutant]] = []
     for subject, entry in table.items():
         if missing := [n for n in entry["code"] + entry["tests"] if not (tree / n).exists()]:
             sys.exit(f"{subject}: not in {tree}: {', '.join(missing)}")
         found = candidates(subject, tree, entry["code"])
         random.Random(f"{seed} {subject}").shuffle(found)  # noqa: S311  # a draw, not a secret
-        drawn += islice(filter(compiles, found), each)
-    return drawn
+        drawn.append(list(islice(filter(compiles, found), each)))
+    return [mutant for turn in zip_longest(*drawn) for mutant in turn if mutant is not None]
 
 
 # --- running tests --------------------------------------------------------------------------------
@@ -181,6 +183,19 @@ class Copies:
         self._tree = tree
         self._table = table
         self._results = scratch / "results.jsonl"
+        self._start_anew_after_changes()
+
+    def _start_anew_after_changes(self) -> None:
+        """What was found of another tree says nothing of this one."""
+        note, digest = self._scratch / "tree", _digest(self._tree)
+        if note.exists() and note.read_text(encoding="ascii") == digest:
+            return
+        for copy in self._scratch.glob("[0-9]"):
+            shutil.rmtree(copy)
+        for found in [self._results, *self._scratch.glob("clean-*.json")]:
+            found.unlink(missing_ok=True)
+        self._scratch.mkdir(parents=True, exist_ok=True)
+        note.write_text(digest, encoding="ascii")
 
     def results(self) -> dict[Mutant, str]:
         """`killed`, `timeout` or `survived`."""
@@ -251,6 +266,19 @@ class Copies:
         print(f"{took:6.1f} s  {result:8}  {mutant.path}:{mutant.line}", flush=True)
 
 
+def _digest(tree: Path) -> str:
+    """Of all that is copied."""
+    digest = hashlib.sha256()
+    for folder, folders, files in os.walk(tree):
+        skipped = shutil.ignore_patterns(*NOT_COPIED)(folder, [*folders, *files])
+        folders[:] = sorted(set(folders) - skipped)
+        for path in sorted(Path(folder, name) for name in files if name not in skipped):
+            digest.update(f"{path.relative_to(tree)}\n".encode())
+            if path.is_file():  # a link may lead nowhere
+                digest.update(path.read_bytes())
+    return digest.hexdigest()
+
+
 def _share_libraries(names: Sequence[str]) -> None:
     """Import what the tests import, in their order: `_asyncio` before asyncio is half of either."""
     for name in dict.fromkeys(names):
@@ -290,7 +318,6 @@ def main(arguments: Sequence[str]) -> int:
     mutants = draw(options.seed, options.each, tree, table)
     with tempfile.TemporaryDirectory(prefix="mutants-") as temporary:
         scratch = (options.scratch or Path(temporary)).resolve()
-        scratch.mkdir(parents=True, exist_ok=True)
         copies = Copies(scratch, tree, table)
         known = copies.results()
         copies.measure([m for m in mutants if m not in known][: options.at_most], options.jobs)

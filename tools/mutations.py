@@ -1,6 +1,8 @@
 """Which small changes of Python code a test should notice: `candidates` lists all of them.
 
-Left alone are annotations, decorators, log lines, the texts of messages, and protocols.
+Left alone is what a test could not notice, or should not: annotations, decorators, log lines, the
+texts of messages, protocols, `__repr__`, causes of exceptions, what only type checkers read, and
+guards against our own slips (`frozen`, `slots`, `strict`).
 """
 
 from __future__ import annotations
@@ -87,12 +89,13 @@ def changes(  # noqa: C901, PLR0912, PLR0915  # one flat list of all kinds
             ast.FunctionDef(returns=ast.expr() as kind)
             | ast.AsyncFunctionDef(returns=ast.expr() as kind)
         ):
-            for inner in ast.walk(node):
-                if isinstance(inner, ast.Return) and not isinstance(inner.value, ast.Constant):
-                    if "None" in ast.unparse(kind):
-                        yield inner, "return None"
-                    elif ast.unparse(kind) == "bool" and inner.value is not None:
-                        yield inner.value, f"(not {_text(inner.value)})"
+            for value in _returned(node):
+                if isinstance(value, ast.Constant):
+                    continue
+                if "None" in ast.unparse(kind):
+                    yield value, "None"
+                elif ast.unparse(kind) == "bool":
+                    yield value, f"(not {_text(value)})"
         case ast.Expr(ast.Call() | ast.Await()) | ast.Raise():
             yield node, "pass"
         case ast.Assign([ast.Attribute()]):
@@ -117,6 +120,15 @@ def changes(  # noqa: C901, PLR0912, PLR0915  # one flat list of all kinds
                     yield node, _text(changed)
 
 
+def _returned(node: ast.AST) -> Iterator[ast.expr]:
+    """The values that a function itself returns, not the functions in it."""
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.Return) and child.value is not None:
+            yield child.value
+        elif not isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            yield from _returned(child)
+
+
 def _text(node: ast.AST) -> str:
     text = ast.unparse(node)
     return f"({text})" if isinstance(node, ast.expr) else text
@@ -137,20 +149,31 @@ def _without(node: ast.expr, field: str) -> Iterator[tuple[ast.AST, str]]:
         yield node, _text(changed)
 
 
-def _below(node: ast.AST) -> Iterator[ast.AST]:
-    """This node and those below it, but for what no test should notice: annotations, decorators,
-    log lines, the words of messages, protocols.
-    """
+def _is_unnoticed(node: ast.AST) -> bool:
     match node:
-        case ast.JoinedStr() | ast.Import() | ast.ImportFrom():
-            return
-        case ast.Expr(ast.Call(ast.Attribute(ast.Name("log")) | ast.Name("assert_never"))):
-            return
-        case ast.If(ast.Name("TYPE_CHECKING")) | ast.ClassDef(bases=[ast.Name("Protocol"), *_]):
-            return
+        case (
+            ast.JoinedStr()
+            | ast.Import()
+            | ast.ImportFrom()
+            | ast.Expr(ast.Call(ast.Attribute(ast.Name("log")) | ast.Name("assert_never")))
+            | ast.If(ast.Name("TYPE_CHECKING") | ast.Attribute(attr="TYPE_CHECKING"))
+            | ast.If(ast.Compare(ast.Name("__name__")))
+            | ast.Assign([ast.Name("TYPE_CHECKING")])
+            | ast.FunctionDef(name="__repr__")
+            | ast.ClassDef(bases=[ast.Name("Protocol"), *_])
+            | ast.keyword(arg="frozen" | "slots" | "strict")
+        ):
+            return True
+    return False
+
+
+def _below(node: ast.AST) -> Iterator[ast.AST]:
+    """This node and those below it, but for what no test should notice."""
+    if _is_unnoticed(node):
+        return
     yield node
     for name, value in ast.iter_fields(node):
-        if name not in {"annotation", "returns", "decorator_list"}:
+        if name not in {"annotation", "returns", "decorator_list", "cause"}:
             for child in value if isinstance(value, list) else [value]:
                 if isinstance(child, ast.AST):
                     yield from _below(child)
