@@ -16,7 +16,7 @@ _TONES = {
     "inferred": Tone.WARNING,
     "assumed": Tone.BAD,
 }
-_COLUMN = 24  # for the names of profiles and cards
+_COLUMN = 26  # for the names of profiles and cards: the longest has 24 letters
 
 
 def boards_page(boards: Iterable[Board]) -> tuple[Line, ...]:
