@@ -13,7 +13,7 @@ from pathlib import Path
 import structlog
 
 from nodeagent.errors import NodeagentError
-from nodeagent.gpu.event_listener import Binding, Event, gpu_event_of, xid_of
+from nodeagent.gpu.event_listener import Binding, Event
 from nodeagent.gpu.kernel import REMEDY, KernelLog
 from nodeagent.health.findings import Moment
 from nodeagent.health.kernel_log import Begun, pci_address, read_lines
@@ -96,10 +96,10 @@ class HealthReadings:
         for event in events:
             if isinstance(event, Binding):
                 bound += self._bound(event, gpus)
-                continue
-            xid, other = xid_of(event), gpu_event_of(event)
-            xids += [xid] if xid else []
-            others += [other] if other and other.gpu else []
+            elif isinstance(event, XidEvent):
+                xids.append(event)
+            elif event.gpu:
+                others.append(event)
         if not (xids or others or bound):
             return None
         return NodeReading(now, boot_id, tuple(bound), xids=tuple(xids), events=tuple(others))

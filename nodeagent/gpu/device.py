@@ -17,8 +17,6 @@ from nodeagent.errors import DriverError
 from nodeagent.gpu import nvml
 from nodeagent.gpu.nvml import (
     COMPUTE_INSTANCE_KINDS,
-    GPU_INSTANCE_KINDS,
-    PASSTHROUGH,
     Device,
     GpuInstanceHandle,
 )
@@ -72,8 +70,8 @@ class GpuDevice:
         """There may be another GPU or another driver now, with other figures."""
         self._handle: Device | None = None
         self._identity: Gpu | None = None
-        self._mode_change_needs_reset: bool | None = None
-        self._profiles: tuple[GpuInstanceProfile, ...] = ()
+        self.needs_reset: bool | None = None  # by a change of the MIG mode; None: not known yet
+        self.profiles: tuple[GpuInstanceProfile, ...] = ()  # as far as they are known
         self._compute: dict[int, tuple[ComputeInstanceProfile, ...]] = {}
         self._has_mig = False
         self._max_mig_devices = 0
@@ -109,7 +107,6 @@ class GpuDevice:
         handle = self.handle
         if self._identity is None:
             bus_id, device_id, subsystem_id = supported(lambda: _pci_address(handle), ("", 0, 0))
-            virtualization = _read(handle, "nvmlDeviceGetVirtualizationMode", 0)
             self._identity = Gpu(
                 index=self.index,
                 uuid=self.uuid,
@@ -120,7 +117,8 @@ class GpuDevice:
                 minor=_read(handle, "nvmlDeviceGetMinorNumber", None),
                 memory=supported(lambda: nvml.memory(handle).total, 0),
                 compute_capability=_read(handle, "nvmlDeviceGetCudaComputeCapability", (0, 0)),
-                passthrough=virtualization == PASSTHROUGH,
+                passthrough=_read(handle, "nvmlDeviceGetVirtualizationMode", 0)
+                == pynvml.NVML_GPU_VIRTUALIZATION_MODE_PASSTHROUGH,
             )
         return self._identity
 
@@ -131,7 +129,7 @@ class GpuDevice:
             return Gpu(index=self.index, uuid=self.uuid)
         return replace(
             self._identity,
-            mode_change_needs_reset=bool(self._mode_change_needs_reset),
+            mode_change_needs_reset=bool(self.needs_reset),
             profiles=self.profiles,
         )
 
@@ -151,30 +149,25 @@ class GpuDevice:
                 raise
             return None
         self._has_mig = True
-        return MigMode(*mode)
+        return mode
 
     def mode_change_needs_reset(self) -> bool:
-        if self._mode_change_needs_reset is None:
+        if self.needs_reset is None:
             by_generation = self.identity().compute_capability >= _RESETLESS_SINCE
-            self._mode_change_needs_reset = not supported(
+            self.needs_reset = not supported(
                 lambda: nvml.changes_mode_without_reset(self.handle), by_generation
             )
-        return self._mode_change_needs_reset
-
-    def mode_waits_for_reset(self) -> None:
-        """The driver has just shown that it does not change the mode at once."""
-        self._mode_change_needs_reset = True
-
-    def max_mig_devices(self) -> int:
-        """How many MIG devices there can be; asked with MIG on, since it is 0 with MIG off."""
-        if not self._max_mig_devices:
-            most = _read(self.handle, "nvmlDeviceGetMaxMigDeviceCount", 0)
-            self._max_mig_devices = most or len(self._slots())
-        return self._max_mig_devices
+        return self.needs_reset
 
     def mig_devices(self) -> Iterator[Device]:
         """The handles of MIG devices by index; gaps in the numbering are skipped."""
-        for index in range(self.max_mig_devices()):
+        if not self._max_mig_devices:  # asked with MIG on, since it is 0 with MIG off
+            most = _read(self.handle, "nvmlDeviceGetMaxMigDeviceCount", 0)
+            self._max_mig_devices = most or max(
+                (place.start + place.size for p in self.profiles for place in p.placements),
+                default=0,
+            )
+        for index in range(self._max_mig_devices):
             try:
                 yield nvml.mig_device(self.handle, index)
             except DriverError as error:
@@ -183,19 +176,10 @@ class GpuDevice:
                 if error.code not in {NOT_FOUND, INVALID_ARGUMENT}:
                     raise
 
-    def _slots(self) -> set[int]:
-        places = [place for profile in self._profiles for place in profile.placements]
-        return {slot for place in places for slot in range(place.start, place.start + place.size)}
-
     # --- profiles -------------------------------------------------------------------------------
 
-    @property
-    def profiles(self) -> tuple[GpuInstanceProfile, ...]:
-        """As far as they are known."""
-        return self._profiles
-
     def profile(self, profile_id: int) -> GpuInstanceProfile | None:
-        return next((p for p in self._profiles if p.id == profile_id), None)
+        return next((p for p in self.profiles if p.id == profile_id), None)
 
     def compute_profiles(self, profile_id: int) -> tuple[ComputeInstanceProfile, ...]:
         """As far as they are known."""
@@ -210,21 +194,21 @@ class GpuDevice:
         (`confirm`: this is a new one). Drivers up to R535 list none while MIG is off; they are
         asked again once it is on.
         """
-        if not self._profiles and self._none_offered_with != mode.current:
-            self._ask_for(range(GPU_INSTANCE_KINDS))
-            self._none_offered_with = None if self._profiles else mode.current
-            if not self._profiles:
+        if not self.profiles and self._none_offered_with != mode.current:
+            self._ask_for(range(pynvml.NVML_GPU_INSTANCE_PROFILE_COUNT))
+            self._none_offered_with = None if self.profiles else mode.current
+            if not self.profiles:
                 nvml.uuid(self.handle)  # raises where it was the handle that failed
-        elif confirm and self._profiles and self._denied_once:
+        elif confirm and self.profiles and self._denied_once:
             kinds, self._denied_once = self._denied_once, frozenset()
             self._ask_for(sorted(kinds))
             self._denied_once = frozenset()
-        return self._profiles
+        return self.profiles
 
     def _ask_for(self, kinds: Iterable[int]) -> None:
         answers = {kind: self._read_profile(kind) for kind in kinds}
-        found = [*self._profiles, *(profile for profile in answers.values() if profile)]
-        self._profiles = tuple(sorted(found, key=lambda profile: profile.kind))
+        found = [*self.profiles, *(profile for profile in answers.values() if profile)]
+        self.profiles = tuple(sorted(found, key=lambda profile: profile.kind))
         self._denied_once = frozenset(kind for kind, answer in answers.items() if answer is None)
 
     def _read_profile(self, kind: int) -> GpuInstanceProfile | None:
@@ -256,8 +240,8 @@ class GpuDevice:
             if not found:
                 return ()
             self._compute[profile.id] = found
-            self._profiles = tuple(
-                replace(p, compute=found) if p.id == profile.id else p for p in self._profiles
+            self.profiles = tuple(
+                replace(p, compute=found) if p.id == profile.id else p for p in self.profiles
             )
         return self._compute[profile.id]
 
@@ -296,7 +280,7 @@ class GpuDevice:
     def _read_compute_profile(
         self, instance: GpuInstanceHandle, kind: int, *, places: bool
     ) -> ComputeInstanceProfile | None:
-        profile = _offered(lambda: nvml.compute_profile(instance, kind))
+        profile = _twice(lambda: nvml.compute_profile(instance, kind), None, _is_no)
         if profile is None or not places:
             return profile
         return replace(
@@ -318,11 +302,6 @@ def _pci_address(device: Device) -> tuple[str, int, int]:
 def supported(ask: Callable[[], Value], otherwise: Value) -> Value:
     """The answer, or `otherwise` where the driver or the GPU does not know such a thing."""
     return _twice(ask, otherwise, is_unsupported)
-
-
-def _offered(ask: Callable[[], Value]) -> Value | None:
-    """A profile, or None where this GPU has none of the kind."""
-    return _twice(ask, None, _is_no)
 
 
 def _is_no(error: DriverError) -> bool:

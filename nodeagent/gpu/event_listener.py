@@ -27,30 +27,13 @@ from nodeagent.gpu.nvml_errors import silence_of
 from nodeagent.gpu.workers import Worker
 from nodeagent.health.readings import Answer, GpuEvent, GpuEventKind, Source, XidEvent
 
-XID: Final = constant("nvmlEventTypeXidCriticalError")
-MIG_CHANGE: Final = constant("nvmlEventMigConfigChange")
-RECOVERY_ACTION: Final = constant("nvmlEventTypeGpuRecoveryAction")
-
+_XID: Final = constant("nvmlEventTypeXidCriticalError")
+_MIG_CHANGE: Final = constant("nvmlEventMigConfigChange")
 _KINDS: Final = {constant(kind.value): kind for kind in GpuEventKind}
-_WANTED: Final = XID | RECOVERY_ACTION | constant("nvmlEventTypeClock") | sum(_KINDS) - MIG_CHANGE
+_WANTED: Final = _XID | sum(_KINDS) - _MIG_CHANGE
 _NONE = 0xFFFFFFFF  # no instance
 _TIMEOUT = 10  # NVML's code for "nothing happened"
 _MOST = 256  # events in one delivery
-
-
-@dataclass(frozen=True, slots=True)
-class NvmlEvent:
-    """One event: NVML's `kind` and the GPU by UUID. `data` is the XID for XIDs.
-
-    `at` is the uptime in seconds at which it arrived.
-    """
-
-    kind: int
-    gpu: str
-    at: float
-    data: int = 0
-    instance: int | None = None
-    compute: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +45,11 @@ class Binding:
     at: float
 
 
-Event = NvmlEvent | Binding
+Event = XidEvent | GpuEvent | Binding
+
+
+class _NothingHappened(Exception):
+    """Within the time to wait."""
 
 
 @dataclass(slots=True)
@@ -171,28 +158,27 @@ class EventListener:
             self._sets, self._of = _make_sets(of[1]), of
             self._broken = False
         wait = round(self.timing.wait * 1000)
-        for number in range(_MOST):
-            event = self._next(self._sets, 0 if number else wait)
-            if event is None:
-                break
-            self._arrived.append(event)
-        self._arrived.extend(self._bindings(self._sets))
+        with suppress(_NothingHappened):
+            for number in range(_MOST):
+                self._arrived += self._next(self._sets, 0 if number else wait)
+        self._arrived += self._bindings(self._sets)
 
-    def _next(self, sets: _Sets, milliseconds: int) -> NvmlEvent | None:
+    def _next(self, sets: _Sets, milliseconds: int) -> list[Event]:
+        """One event, if it is of a kind that is judged; raises _NothingHappened."""
         try:
             data = call("nvmlEventSetWait", sets.events, milliseconds)
         except DriverError as error:
             if error.code == _TIMEOUT:
-                return None
+                raise _NothingHappened from None
             raise
-        return NvmlEvent(
-            kind=data.eventType,
-            gpu=sets.gpus.get(_address(data.device), ""),
-            at=self.uptime(),
-            data=data.eventData,
-            instance=None if data.gpuInstanceId == _NONE else data.gpuInstanceId,
-            compute=None if data.computeInstanceId == _NONE else data.computeInstanceId,
-        )
+        gpu, now = sets.gpus.get(_address(data.device), ""), self.uptime()
+        instance = None if data.gpuInstanceId == _NONE else data.gpuInstanceId
+        compute = None if data.computeInstanceId == _NONE else data.computeInstanceId
+        if data.eventType == _XID:
+            xid = data.eventData
+            return [XidEvent(xid, now, Source.NVML, gpu, instance=instance, compute=compute)]
+        kind = _KINDS.get(data.eventType)
+        return [GpuEvent(kind, gpu, now, instance, compute)] if kind else []
 
     def _bindings(self, sets: _Sets) -> list[Binding]:
         if sets.system is None:
@@ -235,7 +221,7 @@ def _make_sets(gpus: int) -> _Sets:
             continue  # it is lost, or has no events
         found[_address(device)] = uuid
         with suppress(DriverError):  # the supported types do not say whether it is
-            call("nvmlDeviceRegisterEvents", device, MIG_CHANGE, events)
+            call("nvmlDeviceRegisterEvents", device, _MIG_CHANGE, events)
     try:
         system = _make_system_set()
     except DriverError as error:
@@ -255,31 +241,3 @@ def _make_system_set() -> Any:
 def _address(handle: Any) -> int:
     """By which two handles of one GPU are the same; handles themselves cannot be compared."""
     return cast(handle, c_void_p).value or 0
-
-
-# --- for health -----------------------------------------------------------------------------------
-
-
-def xid_of(event: NvmlEvent) -> XidEvent | None:
-    """The event as health wants it, if it is an XID."""
-    if event.kind != XID:
-        return None
-    return XidEvent(
-        xid=event.data,
-        at=event.at,
-        source=Source.NVML,
-        gpu=event.gpu,
-        instance=event.instance,
-        compute=event.compute,
-    )
-
-
-def gpu_event_of(event: NvmlEvent) -> GpuEvent | None:
-    """The event as health wants it, if it is of a kind that health judges.
-
-    A changed MIG layout is reported whether or not the agent changed it; the caller knows that.
-    """
-    kind = _KINDS.get(event.kind)
-    if kind is None:
-        return None
-    return GpuEvent(kind, event.gpu, event.at, event.instance, event.compute)

@@ -31,6 +31,7 @@ from nodeagent.plan.observed import (
     Engines,
     GpuInstanceProfile,
     Memory,
+    MigMode,
     Placement,
 )
 from nodeagent.plan.shares import ComputeMode
@@ -60,7 +61,6 @@ class Process:
     compute_instance: int | None
 
 
-GPU_INSTANCE_KINDS: Final[int] = pynvml.NVML_GPU_INSTANCE_PROFILE_COUNT
 # NVML's kinds of compute instances and the slices that their names say.
 COMPUTE_INSTANCE_KINDS: Final[dict[int, int]] = {
     pynvml.NVML_COMPUTE_INSTANCE_PROFILE_1_SLICE: 1,
@@ -79,7 +79,6 @@ COMPUTE_MODES: Final[dict[int, ComputeMode]] = {
     pynvml.NVML_COMPUTEMODE_PROHIBITED: ComputeMode.PROHIBITED,
     pynvml.NVML_COMPUTEMODE_EXCLUSIVE_PROCESS: ComputeMode.EXCLUSIVE_PROCESS,
 }
-PASSTHROUGH: Final[int] = pynvml.NVML_GPU_VIRTUALIZATION_MODE_PASSTHROUGH
 MOST_LINKS: Final[int] = pynvml.NVML_NVLINK_MAX_LINKS
 
 _MIB = 1 << 20
@@ -132,6 +131,9 @@ name: Callable[[Device], str] = _as(str, pynvml.nvmlDeviceGetName)
 compute_mode: Callable[[Device], ComputeMode | None] = _as(
     COMPUTE_MODES.get, pynvml.nvmlDeviceGetComputeMode
 )
+mig_mode: Callable[[Device], MigMode] = _as(
+    lambda modes: MigMode(*map(bool, modes)), pynvml.nvmlDeviceGetMigMode
+)
 # Returns the activation status: 0, or the code that keeps the mode from being current.
 set_mig_mode: Callable[[Device, bool], int] = _as(int, pynvml.nvmlDeviceSetMigMode)
 mig_device: Callable[[Device, int], Device] = _as(
@@ -157,9 +159,6 @@ destroy_compute_instance: Callable[[ComputeInstanceHandle], None] = partial(
 )
 
 
-# --- a device: a GPU or a MIG device --------------------------------------------------------------
-
-
 def memory(device: Device) -> Memory:
     """`used` is without what the driver keeps for itself, where the driver reports that."""
     wrapper = pynvml.nvmlDeviceGetMemoryInfo
@@ -172,12 +171,6 @@ def set_compute_mode(device: Device, mode: ComputeMode) -> None:
     """For root only; at once, and until the next start of the driver or reset of the GPU."""
     number = next(number for number, known in COMPUTE_MODES.items() if known is mode)
     _call(pynvml.nvmlDeviceSetComputeMode, device, number)
-
-
-def mig_mode(device: Device) -> tuple[bool, bool]:
-    """Current and pending."""
-    current, pending = _call(pynvml.nvmlDeviceGetMigMode, device)
-    return bool(current), bool(pending)
 
 
 def changes_mode_without_reset(device: Device) -> bool:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 
-from nodeagent.gpu.event_listener import XID, Binding, Event
+from nodeagent.gpu.event_listener import Binding, Event
+from nodeagent.health.readings import XidEvent
 from nodeagent.metrics.catalogue import Field
 from nodeagent.metrics.samples import (
     Labels,
@@ -43,13 +44,13 @@ class EventValues:
                 self._put(Happening.BINDING, Subject(Node()), event.kind, ())
                 continue
             whole = wholes.get(event.gpu)
-            if event.kind != XID or whole is None:
+            if not isinstance(event, XidEvent) or whole is None:
                 continue
-            labels = (("err_code", str(event.data)), ("err_msg", self._describe(event.data)))
+            labels = (("err_code", str(event.xid)), ("err_msg", self._describe(event.xid)))
             hit = _instance(slices.get(event.gpu, ()), event.instance) or whole
-            self._put(Happening.XID, hit, event.data, labels)
-            if event.data == _NVLINK_XID:
-                self._put(Happening.NVLINK_XID, whole, event.data, ())
+            self._put(Happening.XID, hit, event.xid, labels)
+            if event.xid == _NVLINK_XID:
+                self._put(Happening.NVLINK_XID, whole, event.xid, ())
 
     def _put(self, happening: Happening, subject: Subject, value: int, labels: Labels) -> None:
         for number in self._fields.get(happening, ()):

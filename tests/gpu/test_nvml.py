@@ -14,7 +14,6 @@ import pytest
 import nodeagent.gpu
 from nodeagent.errors import DriverError, DriverUnavailable, GpuLost
 from nodeagent.gpu import nvml
-from nodeagent.gpu.nvml import GPU_INSTANCE_KINDS
 from nodeagent.plan.observed import Placement
 from nodeagent.simulation import Switches, open_node, simulated
 from nodeagent.simulation.nvml_library import SimulatedLibrary
@@ -281,7 +280,7 @@ def test_profile_kinds_that_a_card_lacks_are_refused_and_not_invented(two_gpus: 
     """The kinds are NVML's enumeration, and the ids are others."""
     gpu = nvml.device_by_index(0)
     ids = {0: 19, 1: 14, 2: 9, 3: 5, 4: 0, 7: 20, 9: 15}
-    for kind in range(GPU_INSTANCE_KINDS):
+    for kind in range(pynvml.NVML_GPU_INSTANCE_PROFILE_COUNT):
         if kind in ids:
             assert nvml.gpu_instance_profile(gpu, kind).id == ids[kind]
         else:

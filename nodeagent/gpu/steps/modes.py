@@ -48,7 +48,7 @@ def set_mig_mode(change: Change, step: SetMigMode) -> None:
         return
     if after and after.pending == step.enabled != after.current:
         if status in {0, RESET_REQUIRED}:
-            gpu.mode_waits_for_reset()
+            gpu.needs_reset = True  # the driver has just shown that it does not change it at once
         if gpu.mode_change_needs_reset():
             return
     if status:
