@@ -74,17 +74,10 @@ class PlanService:
         """Follow the source of the settings, and another when they name another."""
         plan = self._settings.plan
         while True:
-            following = asyncio.create_task(self._follow(plan), name="follow the plan's source")
-            changing = asyncio.create_task(self._another(plan), name="follow the settings")
-            try:
-                await asyncio.wait({following, changing}, return_when=asyncio.FIRST_COMPLETED)
-                if following.done():
-                    following.result()  # a fault of ours; it never ends else
-                plan = changing.result()
-            finally:
-                for task in (following, changing):
-                    task.cancel()
-                await asyncio.gather(following, changing, return_exceptions=True)
+            async with asyncio.TaskGroup() as group:
+                following = group.create_task(self._follow(plan), name="follow the plan's source")
+                plan = await self._another(plan)
+                following.cancel()
             source = source_of(plan, in_cluster=self._cluster is not None)
             log.info("the plan comes from another source now", source=source)
             self._states.newest = replace(self._states.newest, source=source)
@@ -99,13 +92,12 @@ class PlanService:
 
     def _made(self, source: str, plan: PlanSettings) -> PlanFile | NodeSource:
         every = self._settings.resync.interval
-        if self._cluster is not None and source != "file":
-            followed = self._cluster.source(source, plan, look_every=every, alive=self._alive)
-            self._cluster.use(source, followed)
-            return followed
+        followed = None
         if self._cluster is not None:
-            self._cluster.use(source, None)
-        return PlanFile(
+            if source != "file":
+                followed = self._cluster.source(source, plan, look_every=every, alive=self._alive)
+            self._cluster.use(source, followed)
+        return followed or PlanFile(
             plan.file,
             self._control.offer,
             configuration=plan.name,
@@ -118,22 +110,19 @@ class PlanService:
 
     async def _another(self, plan: PlanSettings) -> PlanSettings:
         """Wait until the settings name another source."""
-        if self._file is None:
-            await asyncio.Event().wait()
-            raise AssertionError
-        # Yields at once, too: the file may have changed since it was read.
-        async for _ in changes(self._file.path):
-            found = await self._read()
-            if found is not None and found.plan != plan:
-                return found.plan
+        if self._file is not None:
+            # Yields at once, too: the file may have changed since it was read.
+            async for _ in changes(self._file.path):
+                found = await self._read(self._file)
+                if found is not None and found.plan != plan:
+                    return found.plan
+        await asyncio.Event().wait()
         raise AssertionError
 
-    async def _read(self) -> Settings | None:
+    async def _read(self, file: SettingsFile) -> Settings | None:
         """The settings as they are now; what cannot be used leaves those in force."""
-        if self._file is None:
-            return None
         try:
-            found = await asyncio.to_thread(self._file.load)
+            found = await asyncio.to_thread(file.load)
             source_of(found.plan, in_cluster=self._cluster is not None)
         except NodeagentError as error:
             log.warning("the settings stay as they were", error=error.message, remedy=error.remedy)
