@@ -39,7 +39,12 @@ def read_document(text: str | bytes, *, configuration: str | None = None) -> Pla
     if len(encoded) > LARGEST_PLAN:
         raise _too_large(encoded)
     if configuration is not None:
-        raise _nothing_to_choose(configuration)
+        raise refuse(
+            f"the configuration {shown(configuration)} was asked for, but the document has no "
+            f"{_MIG_PARTED_KEY} to choose from",
+            code=Code.UNKNOWN_CONFIGURATION,
+            remedy="a plan needs no name; name configurations of a mig-parted file only",
+        )
     from nodeagent.documents.plan import read_plan
 
     return read_plan(tree, digest)
@@ -64,13 +69,4 @@ def _too_large(encoded: bytes) -> DocumentError:
         f"the document has {len(encoded):,} bytes{more}; a plan has at most {LARGEST_PLAN:,} "
         "(64 KiB)",
         remedy="name GPUs with equal layouts in one entry",
-    )
-
-
-def _nothing_to_choose(configuration: str) -> DocumentError:
-    return refuse(
-        f"the configuration {shown(configuration)} was asked for, but the document has no "
-        f"{_MIG_PARTED_KEY} to choose from",
-        code=Code.UNKNOWN_CONFIGURATION,
-        remedy="a plan needs no name; name configurations of a mig-parted file only",
     )

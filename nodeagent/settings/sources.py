@@ -164,7 +164,8 @@ def _one(
     names = setting_names()
     origin = f"{where} line {tree.key_marks[path][0]}: {name}"
     if name not in names:
-        raise UsageError(f"{origin} is no setting", remedy=_nearest(name, names))
+        known = f"there are {listed(names, most=len(names))}"
+        raise UsageError(f"{origin} is no setting", remedy=did_you_mean(name, names) or known)
     if "." in path[-1]:
         group, _, key = name.partition(".")
         raise UsageError(f"{origin} is written flat", remedy=f"write {group}: {{{key}: ...}}")
@@ -223,7 +224,3 @@ def _nearest_variable(variable: str) -> str:
     if likely:
         return f"did you mean {PREFIX}{likely}?"
     return f"after {PREFIX} may stand {listed(rests, most=len(rests))}"
-
-
-def _nearest(name: str, names: list[str]) -> str:
-    return did_you_mean(name, names) or f"there are {listed(names, most=len(names))}"
