@@ -17,8 +17,7 @@ from nodeagent.plan.names import device_name
 from nodeagent.plan.observed import ComputeInstance, Gpu, GpuInstance
 from nodeagent.plan.plan import Policy
 from nodeagent.plan.problems import Code, PlanRefused, Problem
-from nodeagent.plan.refusals import counted, does_not_fit, not_mig_capable, unhealthy_slices
-from nodeagent.plan.search import Target, best_layout
+from nodeagent.plan.search import Target, best_layout, counted, does_not_fit
 from nodeagent.plan.steps import (
     CreateComputeInstance,
     CreateGpuInstance,
@@ -140,6 +139,12 @@ def reset_required(gpu: Gpu, path: str, policy: Policy, *, enable: bool) -> Prob
     return Problem(Code.RESET_REQUIRED, message, remedy, gpu.uuid, path)
 
 
+def not_mig_capable(gpu: Gpu, path: str) -> Problem:
+    """MIG is asked of a card that has none."""
+    remedy = "name only GPUs with MIG (nodeagent profiles shows them), or select by model"
+    return Problem(Code.NOT_MIG_CAPABLE, f"{gpu.title} has no MIG", remedy, gpu.uuid, path)
+
+
 def _mode_cannot_return(gpu: Gpu, path: str) -> Problem:
     message = (
         f"MIG mode of {gpu.title} is not switched off: in this virtual machine the GPU cannot be "
@@ -161,9 +166,9 @@ def _lay_out(gpu: Gpu, wanted: Sequence[WantedInstance], path: str) -> _Steps:
     # A process of which no instance is known may be on any of them; so may one that the driver
     # does not list, although the devices' own lists are empty.
     everything = gpu.usage.in_use
-    unhealthy = gpu.health_limits.slices
-    target = best_layout(card, wanted, gpu.instances, all_in_use=everything, unhealthy=unhealthy)
-    if target is None and unhealthy and best_layout(card, wanted, ()) is not None:
+    limits = gpu.health_limits.slices
+    target = best_layout(card, wanted, gpu.instances, all_in_use=everything, unhealthy=limits)
+    if target is None and limits and best_layout(card, wanted, ()) is not None:
         raise PlanRefused(unhealthy_slices(gpu, path))
     if target is None:
         raise PlanRefused(does_not_fit(gpu, wanted, path))
@@ -175,6 +180,21 @@ def _lay_out(gpu: Gpu, wanted: Sequence[WantedInstance], path: str) -> _Steps:
         remedy = "end what holds it, or wait for its end"
         raise PlanRefused(Problem(Code.IN_USE, f"{message}{gpu.usage}", remedy, gpu.uuid, path))
     return steps
+
+
+def unhealthy_slices(gpu: Gpu, path: str) -> Problem:
+    """The plan would need unhealthy memory slices."""
+    bits = gpu.health_limits.slices
+    slices = ", ".join(str(n) for n in range(bits.bit_length()) if bits >> n & 1)
+    what = f"the plan needs unhealthy memory slices of {gpu.title} (unhealthy: {slices})"
+    return unhealthy(gpu, what, path)
+
+
+def unhealthy(gpu: Gpu, what: str, path: str) -> Problem:
+    """Nothing new comes where the GPU is unhealthy."""
+    limits = gpu.health_limits
+    message = f"{what}: {limits.why}" if limits.why else what
+    return Problem(Code.GPU_UNHEALTHY, message, limits.remedy, gpu.uuid, path)
 
 
 def _not_offered(gpu: Gpu, wanted: WantedInstance) -> Problem:

@@ -26,12 +26,11 @@ from nodeagent.plan.desired import (
     WantedInstance,
     WhenInUse,
 )
-from nodeagent.plan.mig import mig_steps, reset_required
+from nodeagent.plan.mig import mig_steps, reset_required, unhealthy, unhealthy_slices
 from nodeagent.plan.mps import with_sharing
 from nodeagent.plan.observed import Access, Gpu, ObservedNode
 from nodeagent.plan.plan import GpuPlan, NodePlan, Policy, Verdict, worst
 from nodeagent.plan.problems import Code, PlanRefused, Problem
-from nodeagent.plan.refusals import unhealthy, unhealthy_slices
 from nodeagent.plan.steps import ResetGpu, SetMigMode, Step, after
 from nodeagent.plan.usage import as_used
 

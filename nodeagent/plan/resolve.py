@@ -29,13 +29,13 @@ from nodeagent.plan.desired import (
     WantedInstance,
 )
 from nodeagent.plan.layouts import Card
+from nodeagent.plan.mig import not_mig_capable
 from nodeagent.plan.names import ProfileName, device_name, find, nearest_profile
 from nodeagent.plan.observed import Access, Gpu, GpuInstanceProfile, ObservedNode
 from nodeagent.plan.plan import Verdict
 from nodeagent.plan.problems import Code, Problem
-from nodeagent.plan.refusals import does_not_fit, not_mig_capable
 from nodeagent.plan.resolve_mps import OnGpu, mps_by_device, time_slice_of, wanted_mps
-from nodeagent.plan.search import best_layout
+from nodeagent.plan.search import best_layout, does_not_fit
 from nodeagent.plan.shares import Host
 
 _ANY_HOST = Host()

@@ -15,7 +15,8 @@ none that does gets another compute instance.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import chain, product
@@ -24,7 +25,9 @@ from nodeagent.plan.compute_instances import ANYWHERE, Division, Redivision, div
 from nodeagent.plan.desired import WantedInstance
 from nodeagent.plan.layouts import Card
 from nodeagent.plan.mps_assignment import STOP, Seat, assign, cost_of
-from nodeagent.plan.observed import ComputeInstance, GpuInstance
+from nodeagent.plan.names import device_name
+from nodeagent.plan.observed import ComputeInstance, Gpu, GpuInstance
+from nodeagent.plan.problems import Code, Problem
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,3 +163,52 @@ def _cost_to_mps(layout: _Layout, wanted: Sequence[WantedInstance], daemons: int
     stopped = daemons - sum(1 for seat in seats if seat.runs)
     cost, _ = assign(seats, wanted, lambda number, mps: cost_of(seats[number].runs, mps))
     return stopped * STOP + cost
+
+
+# --- why there is none --------------------------------------------------------------------------
+
+
+def does_not_fit(gpu: Gpu, wanted: Sequence[WantedInstance], path: str) -> Problem:
+    """Not on this card, not even an empty one. Names the first device that is too much."""
+    card = Card.of(gpu)
+    order = {name: n for n, name in enumerate(card.profiles)}
+    fixed_first = sorted(wanted, key=lambda w: (w.start is None, order[w.profile], -w.slices))
+    fitting: list[WantedInstance] = []
+    too_much = fixed_first[-1]
+    for instance in fixed_first:
+        if best_layout(card, [*fitting, instance], ()) is None:
+            too_much = instance
+            break
+        fitting.append(instance)
+
+    def name(one: WantedInstance) -> str:
+        return device_name(one.profile, card.profiles[one.profile].profile.slices, one.slices)
+
+    rest = counted(map(name, fitting)) or "nothing else"
+    where = f" at slice {too_much.start}" if too_much.start is not None else ""
+    message = (
+        f"{counted(map(name, wanted))} cannot be on {gpu.title} together: "
+        f"beside {rest} there is no room for {name(too_much)}{where}"
+    )
+    remedy = _alternative(card, too_much, wanted)
+    return Problem(Code.DOES_NOT_FIT, message, remedy, gpu.uuid, too_much.path or path)
+
+
+def _alternative(card: Card, instance: WantedInstance, wanted: Sequence[WantedInstance]) -> str:
+    profile = card.profiles[instance.profile].profile
+    if not profile.placements:
+        return f"the driver reports no placement for a {profile.name}"
+    whole = sum(1 for w in wanted if w.profile == profile.name and w.slices == profile.slices)
+    if whole > profile.max_count:
+        return f"the card has at most {profile.max_count} {profile.name}, wherever they lie"
+    starts = ", ".join(str(p.start) for p in sorted(profile.placements))
+    return (
+        f"a {profile.name} takes {profile.placements[0].size} of {card.slots} memory slices and "
+        f"can start at {starts}; take fewer or smaller instances"
+    )
+
+
+def counted(names: Iterable[str]) -> str:
+    """Names for a sentence, such as `2x 1g.10gb + 3g.40gb`."""
+    counts = Counter(names)
+    return " + ".join(f"{n}x {name}" if n > 1 else name for name, n in counts.items())
