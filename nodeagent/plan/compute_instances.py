@@ -133,6 +133,9 @@ def redivide(
     aligned: bool,
 ) -> Redivision:
     """The way of the least cost from the `present` compute instances to the `wanted` sizes."""
+    nothing_kept = Redivision(kept=(), destroyed=present, added=wanted)
+    if not present:
+        return nothing_kept
     if sorted(c.slices for c in present) == sorted(wanted):
         return Redivision(kept=present, destroyed=(), added=())
 
@@ -147,7 +150,6 @@ def redivide(
                 yield Redivision(kept, gone, sizes)
 
     # Nothing kept always fits: `wanted` was checked against an empty GPU instance.
-    nothing_kept = Redivision(kept=(), destroyed=present, added=wanted)
     return min(ways(), key=lambda way: way.cost, default=nothing_kept)
 
 

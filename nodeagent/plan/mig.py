@@ -207,22 +207,19 @@ def _not_offered(gpu: Gpu, wanted: WantedInstance) -> Problem:
 def _require_unused(gpu: Gpu, wanted: Sequence[WantedInstance], target: Target, path: str) -> None:
     """One problem for each device in use that the target would take away."""
     lost = [*((i, c) for i in target.gone for c in i.compute), *target.divided]
+    blockers = [(i, c) for i, c in lost if gpu.usage.in_use or c.usage.in_use]
+    if not blockers:
+        return
     missing = [p.division.profile for p in target.placed if p.existing is None]
     purpose = f"to make room for {counted(missing)}" if missing else "since the plan has no such"
     path = next((w.path for w in wanted if w.profile in missing), "") or path
     slots = ", ".join(map(str, free_slots(gpu))) or "none"
-    problems = [
-        _in_use(
-            gpu,
-            f"{device.profile} at slice {instance.placement.start} of {gpu.title} would have to "
-            f"go {purpose} (free memory slices: {slots}), but is in use by {_users(gpu, device)}",
-            path,
-        )
-        for instance, device in lost
-        if gpu.usage.in_use or device.usage.in_use
-    ]
-    if problems:
-        raise PlanRefused(*problems)
+    messages = (
+        f"{device.profile} at slice {instance.placement.start} of {gpu.title} would have to go "
+        f"{purpose} (free memory slices: {slots}), but is in use by {_users(gpu, device)}"
+        for instance, device in blockers
+    )
+    raise PlanRefused(*(_in_use(gpu, message, path) for message in messages))
 
 
 def _users(gpu: Gpu, device: ComputeInstance) -> str:

@@ -47,6 +47,16 @@ class _Target:
         return comes and policy.exclusive_mps and outside_mps(self.device.usage).in_use
 
 
+def concerns_sharing(desired: DesiredGpu, gpu: Gpu) -> bool:
+    """Whether anything about sharing is wanted or found; most plans are of MIG alone."""
+    if desired.mps or desired.mps_by_device or desired.time_slice or gpu.earlier_time_slice:
+        return True
+    compute = (c for i in gpu.instances for c in i.compute)
+    if gpu.mps or gpu.earlier_mode or any(c.mps or c.earlier_mode for c in compute):
+        return True
+    return isinstance(desired.mig, Layout) and any(w.mps for w in desired.mig.instances)
+
+
 def with_sharing(
     gpu: Gpu, mig: Sequence[Step], end: Gpu, desired: DesiredGpu, policy: Policy
 ) -> tuple[Step, ...]:

@@ -27,7 +27,7 @@ from nodeagent.plan.desired import (
     WhenInUse,
 )
 from nodeagent.plan.mig import mig_steps, reset_required, unhealthy, unhealthy_slices
-from nodeagent.plan.mps import with_sharing
+from nodeagent.plan.mps import concerns_sharing, with_sharing
 from nodeagent.plan.observed import Access, Gpu, ObservedNode
 from nodeagent.plan.plan import GpuPlan, NodePlan, Policy, Verdict, worst
 from nodeagent.plan.problems import Code, PlanRefused, Problem
@@ -60,7 +60,7 @@ def plan(
 def plan_gpu(desired: DesiredGpu, gpu: Gpu, policy: Policy = _DEFAULT_POLICY) -> GpuPlan:
     """The steps for one GPU."""
     try:
-        steps, warnings = _steps(desired, gpu, policy)
+        steps = _steps(desired, gpu, policy)
     except PlanRefused as refused:
         problems = refused.problems
         if any(problem.code in _UNSATISFIABLE for problem in problems):
@@ -70,26 +70,26 @@ def plan_gpu(desired: DesiredGpu, gpu: Gpu, policy: Policy = _DEFAULT_POLICY) ->
         return GpuPlan(gpu, Verdict.BLOCKED, (), gpu, problems, desired)
     if not steps:
         return GpuPlan(gpu, Verdict.IN_SYNC, (), gpu, (), desired)
-    return GpuPlan(gpu, Verdict.APPLICABLE, steps, after(gpu, steps), warnings, desired)
+    end = after(gpu, steps)
+    warnings = _waiting_for_reset(desired, end, policy)
+    return GpuPlan(gpu, Verdict.APPLICABLE, steps, end, warnings, desired)
 
 
-def _steps(
-    desired: DesiredGpu, gpu: Gpu, policy: Policy
-) -> tuple[tuple[Step, ...], tuple[Problem, ...]]:
-    """The steps, and warnings of what will still be missing after them."""
+def _steps(desired: DesiredGpu, gpu: Gpu, policy: Policy) -> tuple[Step, ...]:
     if gpu.access is not Access.OK:
         raise PlanRefused(_inaccessible(gpu, desired.path))
     used = as_used(gpu)
-    changes = mig_steps(desired.mig, used, policy)
-    end = after(used, changes)
-    warnings = _waiting_for_reset(desired, end, policy)
-    try:
-        steps = with_sharing(used, changes, end, desired, policy)
-    except PlanRefused as refused:
-        raise PlanRefused(*refused.problems, *warnings) from refused
+    steps = mig_steps(desired.mig, used, policy)
+    if concerns_sharing(desired, used):
+        end = after(used, steps)
+        try:
+            steps = with_sharing(used, steps, end, desired, policy)
+        except PlanRefused as refused:
+            warnings = _waiting_for_reset(desired, end, policy)
+            raise PlanRefused(*refused.problems, *warnings) from refused
     if steps:
         _require_health(gpu, steps, desired.path)
-    return steps, warnings
+    return steps
 
 
 def _waiting_for_reset(desired: DesiredGpu, end: Gpu, policy: Policy) -> tuple[Problem, ...]:
