@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 
 import pytest
+from msgspec import ValidationError
 
 from nodeagent.health.fencing import with_pods
 from nodeagent.health.findings import Pod
 from nodeagent.health.state import HealthState
-from nodeagent.health.state_file import state_json, state_of
+from nodeagent.health.state_file import decode, encode
 from nodeagent.plan.observed import (
     ComputeInstance,
     Gpu,
@@ -24,7 +25,7 @@ from tests.health.test_check_table import RAISING
 
 
 def _again(state: HealthState) -> HealthState:
-    return state_of(json.loads(json.dumps(state_json(state))))
+    return decode(encode(state), 2)
 
 
 @pytest.mark.parametrize("cause", RAISING)
@@ -50,30 +51,33 @@ def test_a_restart_changes_no_judgement() -> None:
     assert plain.state.repairs == restarted.state.repairs != ()
 
 
+EMPTY = json.loads(encode(HealthState()))
+
+
 @pytest.mark.parametrize(
     "data",
     [
         *(None, [], {}, {"version": 2}, {"version": 1}),
-        {**state_json(HealthState()), "gpus": [1]},
-        {**state_json(HealthState()), "at": [1.0, 1e300]},
-        {**state_json(HealthState()), "at": [-1.0, 1.0]},
-        {**state_json(HealthState()), "kernelLogRead": 1.5},
-        {**state_json(HealthState()), "repairs": [{"gpu": "GPU-0", "xid": True, "wall": 1.0}]},
+        {**EMPTY, "gpus": [1]},
+        {**EMPTY, "at": [1.0, 1e300]},
+        {**EMPTY, "at": [-1.0, 1.0]},
+        {**EMPTY, "kernelLogRead": 1.5},
+        {**EMPTY, "repairs": [{"gpu": "GPU-0", "xid": True, "wall": 1.0}]},
     ],
 )
 def test_anything_else_is_refused(data: object) -> None:
     """Also times out of the calendar's range."""
-    with pytest.raises((AttributeError, LookupError, TypeError, ValueError)):
-        state_of(data)
+    with pytest.raises((AttributeError, LookupError, TypeError, ValidationError)):
+        decode(json.dumps(data).encode(), 2)
 
 
 def test_a_finding_of_another_version_is_left_out() -> None:
     """A cause that this version does not know cannot be judged by it."""
     node = Node()
     node.xid(95)
-    data = state_json(node.state)
+    data = json.loads(encode(node.state))
     data["findings"].append({"cause": "somethingNew"})
-    assert state_of(data) == node.state
+    assert decode(json.dumps(data).encode(), 2) == node.state
 
 
 # --- whom it hit ----------------------------------------------------------------------------------
