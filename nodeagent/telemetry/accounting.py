@@ -1,18 +1,19 @@
 """Accounts for devices by owner: time held, time used, and how long they have been idle.
 
-Pure but for the clock that the caller reads.
+The time between two observations counts for those who held something when it began, and as used to
+the share that the GPU or slice was active meanwhile. A gap that is too long counts for none.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 
 from nodeagent.cluster.kubelet.processes import Owner
 from nodeagent.metrics import agent_metrics
 from nodeagent.metrics.agent_metrics import AgentSample
-from nodeagent.metrics.agent_samples import HeldTime, Hold, Holder, held_samples
 from nodeagent.metrics.samples import SampleSet
-from nodeagent.plan.observed import Gpu, ObservedNode
+from nodeagent.plan.observed import ObservedNode
 from nodeagent.telemetry.ownership import GPU_UTIL, Device, Use, device_of
 
 GRAPHICS_ACTIVE = 1001  # DCGM's field id; 0 to 1, of a GPU or an instance
@@ -31,16 +32,47 @@ def activity(sample: SampleSet) -> Mapping[Device, float]:
     return found
 
 
-class Holders:
-    """Adds up while devices are held. Times are seconds of a clock that does not jump."""
+@dataclass(frozen=True, slots=True)
+class _Hold:
+    """How much of a GPU a device is (1 for a whole one) and how many memory slices it has (0 for a
+    whole GPU), each divided among those who share it. `active`: the part of the time since the last
+    observation in which it worked (0 to 1); None: not known.
+    """
 
-    def __init__(self, *, longest_gap: float) -> None:
-        self._time = HeldTime(longest_gap=longest_gap)
-        self._idle_since: dict[tuple[Device, Holder], float] = {}
-        self._uses: Mapping[Device, Use] = {}
-        self._known: frozenset[Device] = frozenset()
-        self._observed = ObservedNode()
-        self._now = 0.0
+    gpus: float
+    slices: float
+    active: float | None
+
+
+@dataclass(slots=True)
+class _Account:
+    """Seconds: of GPUs and of slices, held and used. `used` is a floor where activity is unknown.
+
+    `last` is when the holder last held something.
+    """
+
+    gpu_seconds: float = 0.0
+    gpu_seconds_used: float = 0.0
+    slice_seconds: float = 0.0
+    slice_seconds_used: float = 0.0
+    last: float = 0.0
+
+
+class Accounts:
+    """Adds up, observation by observation. Times are seconds of a clock that does not jump.
+
+    A holder is forgotten `keep` seconds after it let go, so that its last values are still scraped;
+    a gap above `longest_gap` does not count.
+    """
+
+    def __init__(self, *, longest_gap: float, keep: float = 600.0) -> None:
+        self._longest_gap = longest_gap
+        self._keep = keep
+        self._accounts: dict[Owner, _Account] = {}
+        self._holds: dict[tuple[Device, Owner], _Hold] = {}
+        self._idle_since: dict[tuple[Device, Owner], float] = {}
+        self._idle: tuple[AgentSample, ...] = ()
+        self._since: float | None = None
 
     def observe(
         self,
@@ -50,73 +82,81 @@ class Holders:
         active: Mapping[Device, float],
     ) -> None:
         """Who has what at `now`, and how active it was since the last time."""
-        self._time.observe(now, _holds(observed, uses, active))
-        idle: dict[tuple[Device, Holder], float] = {}
-        for device, use in uses.items():
-            part = active.get(device)
-            if part is None or part >= _IDLE_BELOW:
-                continue
-            for owner in use.owners:
-                key = (device, _holder(owner))
-                idle[key] = self._idle_since.get(key, now)
+        holds = _holds(observed, uses, active)
+        passed = now - self._since if self._since is not None else 0.0
+        if 0.0 < passed <= self._longest_gap:
+            for (device, holder), hold in self._holds.items():
+                self._add(holder, hold, passed, holds.get((device, holder)))
+        self._holds, self._since = holds, now
+        for _, holder in holds:
+            self._accounts.setdefault(holder, _Account()).last = now
+        self._accounts = {o: a for o, a in self._accounts.items() if now - a.last <= self._keep}
         # What was just active can be idle from the next sample on.
-        self._idle_since = idle
-        self._uses, self._observed, self._now = uses, observed, now
-        self._known = frozenset(uses) & frozenset(active)
+        self._idle_since = {
+            key: self._idle_since.get(key, now)
+            for key, hold in holds.items()
+            if hold.active is not None and hold.active < _IDLE_BELOW
+        }
+        self._idle = tuple(self._idle_samples(now, observed, uses))
+
+    def _add(self, holder: Owner, hold: _Hold, passed: float, now: _Hold | None) -> None:
+        """`now` is the same hold as it is after that time; None when it ended."""
+        account = self._accounts.setdefault(holder, _Account())
+        active = now.active if now is not None and now.active is not None else 0.0
+        used = passed * min(max(active, 0.0), 1.0)
+        account.gpu_seconds += passed * hold.gpus
+        account.slice_seconds += passed * hold.slices
+        account.gpu_seconds_used += used * hold.gpus
+        account.slice_seconds_used += used * hold.slices
 
     def samples(self) -> Iterator[AgentSample]:
         """Time held and used, and for how long devices that are held have done nothing."""
-        yield from held_samples(self._time.held)
-        for gpu in self._observed.gpus:
-            yield from self._idle(gpu, (gpu.uuid, None), ("", ""))
-            for instance in gpu.instances:
-                labels = (instance.profile, str(instance.id))
-                yield from self._idle(gpu, (gpu.uuid, instance.id), labels)
+        for holder, account in self._accounts.items():
+            labels = _labels(holder)
+            yield AgentSample(agent_metrics.GPU_SECONDS_HELD, account.gpu_seconds, labels)
+            yield AgentSample(agent_metrics.GPU_SECONDS_USED, account.gpu_seconds_used, labels)
+            yield AgentSample(agent_metrics.SLICE_SECONDS_HELD, account.slice_seconds, labels)
+            yield AgentSample(agent_metrics.SLICE_SECONDS_USED, account.slice_seconds_used, labels)
+        yield from self._idle
 
-    def _idle(self, gpu: Gpu, device: Device, part: tuple[str, str]) -> Iterator[AgentSample]:
-        use = self._uses.get(device)
-        if use is None or device not in self._known:
-            return
-        for owner in use.owners:
-            since = self._idle_since.get((device, _holder(owner)), self._now)
-            whose = (owner.container, owner.namespace, owner.pod, owner.unit, owner.user)
-            labels = (str(gpu.index), gpu.uuid, *part, *whose)
-            yield AgentSample(agent_metrics.HELD_IDLE, self._now - since, labels)
+    def _idle_samples(
+        self, now: float, observed: ObservedNode, uses: Mapping[Device, Use]
+    ) -> Iterator[AgentSample]:
+        for gpu in observed.gpus:
+            parts = [(i.id, (i.profile, str(i.id))) for i in gpu.instances]
+            for number, part in [(None, ("", "")), *parts]:
+                device = (gpu.uuid, number)
+                for owner in uses[device].owners if device in uses else ():
+                    key = (device, _holder(owner))
+                    if self._holds[key].active is None:
+                        continue
+                    labels = (str(gpu.index), gpu.uuid, *part, *_labels(owner))
+                    idle = now - self._idle_since.get(key, now)
+                    yield AgentSample(agent_metrics.HELD_IDLE, idle, labels)
 
 
-def _holder(owner: Owner) -> Holder:
+def _labels(owner: Owner) -> tuple[str, ...]:
+    return (owner.container, owner.namespace, owner.pod, owner.unit, owner.user)
+
+
+def _holder(owner: Owner) -> Owner:
     """A pod's time is not divided among its containers."""
-    if owner.pod:
-        return Holder(owner.namespace, owner.pod)
-    return Holder(container=owner.container, unit=owner.unit, user=owner.user)
+    return replace(owner, container="") if owner.pod else owner
 
 
 def _holds(
     observed: ObservedNode, uses: Mapping[Device, Use], active: Mapping[Device, float]
-) -> Iterator[Hold]:
+) -> dict[tuple[Device, Owner], _Hold]:
+    found: dict[tuple[Device, Owner], _Hold] = {}
     for gpu in observed.gpus:
-        yield from _of_device((gpu.uuid, None), 1.0, 0.0, uses, active)
         slots = max((p.start + p.size for k in gpu.profiles for p in k.placements), default=0)
-        for instance in gpu.instances:
-            size = float(instance.placement.size)
-            share = size / slots if slots else 0.0
-            yield from _of_device((gpu.uuid, instance.id), share, size, uses, active)
-
-
-def _of_device(
-    device: Device,
-    gpus: float,
-    slices: float,
-    uses: Mapping[Device, Use],
-    active: Mapping[Device, float],
-) -> Iterator[Hold]:
-    use = uses.get(device)
-    holders = dict.fromkeys(map(_holder, use.owners)) if use else {}
-    for holder in holders:
-        yield Hold(
-            f"{device[0]} {device[1]}",
-            holder,
-            gpus / len(holders),
-            slices / len(holders),
-            active.get(device),
-        )
+        sizes = {i.id: i.placement.size for i in gpu.instances}
+        parts = [(n, size / slots if slots else 0.0, float(size)) for n, size in sizes.items()]
+        for number, gpus, slices in [(None, 1.0, 0.0), *parts]:
+            device = (gpu.uuid, number)
+            holders = dict.fromkeys(map(_holder, uses[device].owners)) if device in uses else {}
+            for holder in holders:
+                share = len(holders)
+                hold = _Hold(gpus / share, slices / share, active.get(device))
+                found[device, holder] = hold
+    return found

@@ -37,7 +37,7 @@ from nodeagent.metrics.samples import (
 )
 from nodeagent.metrics.selection import Selection
 from nodeagent.plan.observed import Gpu, ObservedNode
-from nodeagent.telemetry.accounting import Holders, activity
+from nodeagent.telemetry.accounting import Accounts, activity
 from nodeagent.telemetry.ownership import Device, Use, by_owner, pids_without_pod, uses
 from nodeagent.telemetry.samples import Process
 from nodeagent.views.node_state import NodeState
@@ -85,7 +85,7 @@ class Exporter:
         self._layouts: dict[str, Layout] = {}
         self._processes: dict[str, tuple[float, Mapping[int | None, tuple[Process, ...]]]] = {}
         self._owners: Mapping[int, Owner] = {}
-        self._holders = Holders(longest_gap=_LONGEST_GAP)
+        self._accounts = Accounts(longest_gap=_LONGEST_GAP)
         self._rendered_state: tuple[object, ...] | None = None
         self._of_state: list[Family] = []
         self._readers: tuple[ReaderState, ...] = ()
@@ -156,7 +156,7 @@ class Exporter:
         state = self._state()
         who = self._uses(state.observed)
         sample = self._sample(who)
-        self._holders.observe(self._clock(), state.observed, who, activity(sample))
+        self._accounts.observe(self._clock(), state.observed, who, activity(sample))
         if self._is_expected(now, within=2 * between):
             self._page = self._write(state, who, sample)
 
@@ -203,7 +203,7 @@ class Exporter:
         page = [
             *families(sample, self._selection, self._blocks, self._style),
             *self._of_node(state),
-            *agent_families([*self._holders.samples(), ignored, self._build]),
+            *agent_families([*self._accounts.samples(), ignored, self._build]),
             *self.work.families(),
         ]
         for more in self._more:

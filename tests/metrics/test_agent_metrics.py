@@ -15,13 +15,10 @@ from nodeagent.metrics.agent_metrics import (
     agent_families,
 )
 from nodeagent.metrics.agent_samples import (
-    Held,
-    Holder,
     ProcessCost,
     ReaderState,
     Work,
     build_sample,
-    held_samples,
     process_samples,
     reader_samples,
 )
@@ -142,19 +139,3 @@ def test_the_price_of_the_agent() -> None:
         "process_max_fds 1024",
         "process_start_time_seconds 1700000000.25",
     ]
-
-
-def test_what_was_held_without_a_cluster() -> None:
-    """A container, a unit or a user has the label of its kind, and no pod labels."""
-    holders = (Holder(container="0123456789ab"), Holder(unit="train.service"), Holder(user="1000"))
-    lines = _series(*held_samples(dict.fromkeys(holders, Held(10.0, 2.5, 20.0, 5.0))))
-    labels = {line[line.index("{") : line.index("}") + 1] for line in lines}
-    assert labels == {'{container="0123456789ab"}', '{unit="train.service"}', '{user="1000"}'}
-    assert len(lines) == 12
-
-
-def test_what_pods_held() -> None:
-    """Four counters for each pod."""
-    lines = _series(*held_samples({Holder("ml", "a"): Held(10.0, 2.5, 20.0, 5.0)}))
-    assert [line.rsplit(" ", 1)[1] for line in lines] == ["10.0", "2.5", "20.0", "5.0"]
-    assert all('{namespace="ml",pod="a"}' in line for line in lines)

@@ -16,13 +16,10 @@ from nodeagent.health.readings import Memory, RemappedRows
 from nodeagent.metrics import agent_metrics
 from nodeagent.metrics.agent_metrics import AgentSample, agent_families
 from nodeagent.metrics.agent_samples import (
-    Held,
-    Holder,
     ProcessCost,
     ReaderState,
     Work,
     build_sample,
-    held_samples,
     process_samples,
     reader_samples,
 )
@@ -155,16 +152,24 @@ def _own(phase: Phase) -> str:
         ReaderState("fast", succeeded=True, age=0.5, duration=0.02),
         ReaderState("slow", succeeded=True, age=9.0, duration=0.2, gpu="0", uuid=divided.uuid),
     )
-    held = {Holder("team-a", "job-0"): Held(100.0, 40.0, 400.0, 160.0)}
+    holder = ("main", "team-a", "job-0", "", "")
+    held = [
+        AgentSample(metric, value, holder)
+        for metric, value in (
+            (agent_metrics.GPU_SECONDS_HELD, 100.0),
+            (agent_metrics.GPU_SECONDS_USED, 40.0),
+            (agent_metrics.SLICE_SECONDS_HELD, 400.0),
+            (agent_metrics.SLICE_SECONDS_USED, 160.0),
+        )
+    ]
     place = (str(divided.index), divided.uuid, lost.profile, str(lost.id))
-    idle = (*place, "main", "team-a", "job-0", "", "")
     samples = (
         *node_samples(state),
-        AgentSample(agent_metrics.HELD_IDLE, 60.0, idle),
+        AgentSample(agent_metrics.HELD_IDLE, 60.0, (*place, *holder)),
         AgentSample(agent_metrics.COUNTERS_IGNORED, 1.0),
         *reader_samples(readers),
         *process_samples(ProcessCost(12.0, 60 << 20, 300 << 20, 30, 1024, 1e9)),
-        *held_samples(held),
+        *held,
         build_sample("0.1.0", "3.11"),
     )
     return render([*agent_families(samples), *work.families()]).decode()
