@@ -107,8 +107,6 @@ reports no process' share of the time.
 
 ## The agent's own
 
-Besides these, [health](health.md) has the four of findings and XIDs.
-
 | metric | type | labels | meaning |
 |---|---|---|---|
 """

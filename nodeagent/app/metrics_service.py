@@ -21,13 +21,11 @@ from nodeagent.cluster.kubelet.processes import Owner
 from nodeagent.errors import NodeagentError
 from nodeagent.files.watch import changes
 from nodeagent.gpu.event_listener import Event
-from nodeagent.health.reporting import METRICS as HEALTH_METRICS
-from nodeagent.health.reporting import samples as health_samples
 from nodeagent.health.xids import default_table
 from nodeagent.metrics.agent_samples import build_sample
 from nodeagent.metrics.catalogue import Field, catalogue
 from nodeagent.metrics.dcgm import Names, Style
-from nodeagent.metrics.exposition import Family, HostLabel
+from nodeagent.metrics.exposition import HostLabel
 from nodeagent.metrics.selection import Selection, default_selection, read_selection
 from nodeagent.plan.plan import NodeOutcome
 from nodeagent.plan.problems import Code, Problem
@@ -35,7 +33,7 @@ from nodeagent.settings import MetricsSettings, Settings
 from nodeagent.telemetry.accounting import ACTIVITY_FIELDS
 from nodeagent.telemetry.counters_file import counters_text
 from nodeagent.telemetry.event_values import EventValues
-from nodeagent.telemetry.exporter import Exporter, Layout, families_of
+from nodeagent.telemetry.exporter import Exporter, Layout
 from nodeagent.telemetry.process_reader import process_cost
 from nodeagent.telemetry.samples import ProcessSample, SampleBatch
 from nodeagent.views.node_state import NodeState
@@ -79,7 +77,6 @@ class MetricsService:
             build=build_sample(__version__, platform.python_version()),
             clock=asyncio.get_running_loop().time,
             current=current,
-            more=(self._health,),
         )
         self._event_values = EventValues(catalogue().fields, _xid_words)
         self._sampling = sampling
@@ -224,10 +221,6 @@ class MetricsService:
             log.exception("whose the processes are cannot be found out")
         finally:
             self._looking_up = None
-
-    def _health(self) -> Iterable[Family]:
-        state = self._current().health
-        return families_of(health_samples(state), HEALTH_METRICS) if state else ()
 
 
 def _selection_in(path: Path) -> Selection:

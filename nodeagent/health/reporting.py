@@ -11,7 +11,7 @@ from nodeagent.health.fencing import words
 from nodeagent.health.finding_store import Ended
 from nodeagent.health.findings import Action, End, Finding, Severity, in_order, rank, worst
 from nodeagent.health.state import GpuHistory, HealthState
-from nodeagent.health.table import BY_CAUSE, ROWS, advice
+from nodeagent.health.table import BY_CAUSE, advice
 from nodeagent.health.xid_findings import xid_evidence
 from nodeagent.health.xids import XidTable
 
@@ -168,76 +168,3 @@ def _ended(ended: Ended, gpus: Mapping[str, GpuHistory]) -> HealthEvent:
 
 def _gpu(ended: Ended) -> str:
     return ended.finding.place.gpu
-
-
-# --- metrics --------------------------------------------------------------------------------------
-
-Sample = tuple[str, tuple[tuple[str, str], ...], float]
-
-# A check's figure: 1 is well. There is none for what is not known, or was never read.
-FIGURE = {Severity.HEALTHY: 1.0, Severity.DEGRADED: 0.5, Severity.UNHEALTHY: 0.0}
-
-METRICS = (
-    ("nodeagent_gpu_health", "gauge", "1 healthy, 0.5 degraded, 0 unhealthy; absent: not known"),
-    ("nodeagent_gpu_finding", "gauge", "1 for each finding there is"),
-    ("nodeagent_gpu_xid_total", "counter", "XIDs by number, each counted once"),
-    (
-        "nodeagent_gpu_xid_last_timestamp_seconds",
-        "gauge",
-        "when the XID was last seen, since 1970",
-    ),
-)
-
-
-def samples(state: HealthState) -> tuple[Sample, ...]:
-    """(name, labels, value), in a fixed order."""
-    return (*_health(state), *_findings(state), *_xids(state))
-
-
-def _labels(gpus: Mapping[str, GpuHistory], gpu: str) -> tuple[tuple[str, str], ...]:
-    index = str(gpus[gpu].index) if gpu in gpus else ""
-    return (("gpu", index), ("UUID", gpu))
-
-
-def _health(state: HealthState) -> Iterable[Sample]:
-    status: dict[tuple[str, str], list[Severity]] = {
-        (uuid, check): [] for uuid, past in state.gpus.items() for check in past.checked
-    }
-    for finding in state.findings:
-        status.setdefault((finding.place.gpu, finding.check), []).append(finding.severity)
-    order = {check: n for n, check in enumerate(dict.fromkeys(row.check.value for row in ROWS))}
-    for (gpu, check), severities in sorted(status.items(), key=lambda i: (i[0][0], order[i[0][1]])):
-        figure = FIGURE.get(worst(severities))
-        if figure is not None:
-            labels = (("check", check), *_labels(state.gpus, gpu))
-            yield "nodeagent_gpu_health", labels, figure
-
-
-def _findings(state: HealthState) -> Iterable[Sample]:
-    for finding in state.findings:
-        place = finding.place
-        labels = (
-            *_labels(state.gpus, place.gpu),
-            ("GPU_I_ID", "" if place.instance is None else str(place.instance)),
-            ("compute_instance", "" if place.compute is None else str(place.compute)),
-            ("check", finding.check),
-            ("cause", finding.cause),
-            ("code", "" if finding.code < 0 else str(finding.code)),
-            ("severity", finding.severity.value),
-            ("action", finding.action.value),
-        )
-        yield "nodeagent_gpu_finding", labels, 1.0
-
-
-def _xids(state: HealthState) -> Iterable[Sample]:
-    ordered = sorted(
-        state.xids, key=lambda c: (c.gpu, c.xid, -1 if c.instance is None else c.instance)
-    )
-    for name, value in (
-        ("nodeagent_gpu_xid_total", lambda c: float(c.count)),
-        ("nodeagent_gpu_xid_last_timestamp_seconds", lambda c: c.last.wall),
-    ):
-        for count in ordered:
-            instance = "" if count.instance is None else str(count.instance)
-            labels = (*_labels(state.gpus, count.gpu), ("GPU_I_ID", instance))
-            yield name, (("xid", str(count.xid)), *labels), value(count)

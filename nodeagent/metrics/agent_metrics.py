@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from enum import StrEnum
 
+from nodeagent.metrics.catalogue import Kind
 from nodeagent.metrics.exposition import Family, block
 from nodeagent.metrics.sources import Number
 
@@ -20,20 +20,12 @@ _CLIENT = (*_DEVICE, "pid", "share", "container", "namespace", "pod")
 _HOLDER = ("container", "namespace", "pod", "unit", "user")
 
 
-class Type(StrEnum):
-    """Prometheus' types, as far as they are needed."""
-
-    GAUGE = "gauge"
-    COUNTER = "counter"
-    HISTOGRAM = "histogram"
-
-
 @dataclass(frozen=True, slots=True)
 class AgentMetric:
     """A metric of the agent's own. A label with an empty value is left out of a series."""
 
     name: str
-    type: Type
+    type: Kind
     help: str
     labels: tuple[str, ...] = ()
 
@@ -48,11 +40,11 @@ class AgentSample:
 
 
 def _gauge(name: str, meaning: str, *labels: str) -> AgentMetric:
-    return AgentMetric(name, Type.GAUGE, meaning, labels)
+    return AgentMetric(name, Kind.GAUGE, meaning, labels)
 
 
 def _counter(name: str, meaning: str, *labels: str) -> AgentMetric:
-    return AgentMetric(name, Type.COUNTER, meaning, labels)
+    return AgentMetric(name, Kind.COUNTER, meaning, labels)
 
 
 # --- the plan -------------------------------------------------------------------------------------
@@ -65,7 +57,7 @@ PHASE = _gauge("nodeagent_phase", "The node's phase: 1 for the one it is in, 0 f
 STEPS = _counter("nodeagent_steps_total", "Steps that were taken to change GPUs", "kind", "result")
 RECONCILE_DURATION = AgentMetric(
     "nodeagent_reconcile_duration_seconds",
-    Type.HISTOGRAM,
+    Kind.HISTOGRAM,
     "How long a reconciliation took, from looking to looking again",
 )
 
@@ -148,6 +140,30 @@ MPS_CLIENT_THREADS = _gauge(
     "nodeagent_mps_client_active_thread_percentage",
     "The percentage of the device's threads that an MPS client may use",
     *_CLIENT,
+)
+
+# --- health ---------------------------------------------------------------------------------------
+
+GPU_HEALTH = _gauge(
+    "nodeagent_gpu_health",
+    "1 healthy, 0.5 degraded, 0 unhealthy; absent: not known",
+    "check",
+    *_GPU,
+)
+GPU_FINDING = _gauge(
+    "nodeagent_gpu_finding",
+    "1 for each finding there is",
+    *(*_GPU, "GPU_I_ID", "compute_instance", "check", "cause", "code", "severity", "action"),
+)
+XID_TOTAL = _counter(
+    "nodeagent_gpu_xid_total", "XIDs by number, each counted once", "xid", *_GPU, "GPU_I_ID"
+)
+XID_LAST = _gauge(
+    "nodeagent_gpu_xid_last_timestamp_seconds",
+    "when the XID was last seen, since 1970",
+    "xid",
+    *_GPU,
+    "GPU_I_ID",
 )
 
 # --- who had it -----------------------------------------------------------------------------------

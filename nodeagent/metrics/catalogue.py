@@ -43,6 +43,7 @@ class Kind(StrEnum):
 
     GAUGE = "gauge"
     COUNTER = "counter"
+    HISTOGRAM = "histogram"  # the agent's own alone
 
 
 class Level(StrEnum):

@@ -1,10 +1,13 @@
-"""What the agent says of its node in metrics: the plan, MIG's layout and room, what MPS serves."""
+"""What the agent says of its node in metrics: plan, MIG, MPS and health."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
 
+from nodeagent.health.findings import Severity, worst
+from nodeagent.health.state import HealthState
+from nodeagent.health.table import ROWS
 from nodeagent.metrics import agent_metrics
 from nodeagent.metrics.agent_metrics import AgentSample
 from nodeagent.plan.layouts import creatable, free_slots
@@ -115,6 +118,56 @@ def _client(client: ClientState, device: Labels) -> Iterator[AgentSample]:
         yield AgentSample(agent_metrics.MPS_CLIENT_MEMORY_LIMIT, client.memory_limit, labels)
     if client.threads is not None:
         yield AgentSample(agent_metrics.MPS_CLIENT_THREADS, client.threads, labels)
+
+
+# --- health ---------------------------------------------------------------------------------------
+
+# A check's figure: 1 is well. There is none for what is not known, or cannot be read.
+_FIGURES = {Severity.HEALTHY: 1.0, Severity.DEGRADED: 0.5, Severity.UNHEALTHY: 0.0}
+_CHECKS = {name: n for n, name in enumerate(dict.fromkeys(row.check.value for row in ROWS))}
+
+
+def health_samples(state: HealthState) -> Iterator[AgentSample]:
+    """Each GPU's checks, what was found, and XIDs."""
+    yield from _checks(state)
+    for finding in state.findings:
+        place = finding.place
+        labels = (
+            *_known_gpu(state, place.gpu),
+            *map(_number, (place.instance, place.compute)),
+            finding.check,
+            finding.cause,
+            "" if finding.code < 0 else str(finding.code),
+            finding.severity.value,
+            finding.action.value,
+        )
+        yield AgentSample(agent_metrics.GPU_FINDING, 1.0, labels)
+    for count in sorted(state.xids, key=lambda c: (c.gpu, c.xid, _number(c.instance))):
+        labels = (str(count.xid), *_known_gpu(state, count.gpu), _number(count.instance))
+        yield AgentSample(agent_metrics.XID_TOTAL, float(count.count), labels)
+        yield AgentSample(agent_metrics.XID_LAST, count.last.wall, labels)
+
+
+def _checks(state: HealthState) -> Iterator[AgentSample]:
+    status: dict[tuple[str, str], list[Severity]] = {
+        (uuid, check): [] for uuid, past in state.gpus.items() for check in past.checked
+    }
+    for finding in state.findings:
+        status.setdefault((finding.place.gpu, finding.check), []).append(finding.severity)
+    for gpu, check in sorted(status, key=lambda one: (one[0], _CHECKS[one[1]])):
+        figure = _FIGURES.get(worst(status[gpu, check]))
+        if figure is not None:
+            labels = (check, *_known_gpu(state, gpu))
+            yield AgentSample(agent_metrics.GPU_HEALTH, figure, labels)
+
+
+def _known_gpu(state: HealthState, uuid: str) -> Labels:
+    known = state.gpus.get(uuid)
+    return (str(known.index) if known else "", uuid)
+
+
+def _number(value: int | None) -> str:
+    return "" if value is None else str(value)
 
 
 # --- labels ---------------------------------------------------------------------------------------

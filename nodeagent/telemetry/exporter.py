@@ -7,7 +7,7 @@ newest sample of a GPU did not find appear nowhere in it, whichever source menti
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
@@ -24,8 +24,8 @@ from nodeagent.metrics.agent_samples import (
 )
 from nodeagent.metrics.catalogue import catalogue
 from nodeagent.metrics.dcgm import Style, families
-from nodeagent.metrics.exposition import Family, HostLabel, LabelBlocks, Page, block, render
-from nodeagent.metrics.node_metrics import node_samples
+from nodeagent.metrics.exposition import Family, HostLabel, LabelBlocks, Page, render
+from nodeagent.metrics.node_metrics import health_samples, node_samples
 from nodeagent.metrics.samples import (
     GpuIdentity,
     LatestReadings,
@@ -57,8 +57,8 @@ class Layout:
 class Exporter:
     """Takes what is read and gives the page. Belongs to one thread.
 
-    `clock` gives seconds and does not jump. `current` gives the node's state with the daemons as
-    they are now, `more` families of other subsystems, under names of their own.
+    `clock` gives seconds and does not jump. `current` gives the node's state with the daemons
+    and health as they are now.
     """
 
     def __init__(
@@ -70,7 +70,6 @@ class Exporter:
         build: AgentSample,
         clock: Callable[[], float],
         current: Callable[[], NodeState],
-        more: Sequence[Callable[[], Iterable[Family]]] = (),
     ) -> None:
         self.work = Work()
         self._selection = selection
@@ -78,7 +77,6 @@ class Exporter:
         self._build = build
         self._clock = clock
         self._current = current
-        self._more = tuple(more)
         self._latest = LatestReadings()
         self._counters = MonotonicCounters(catalogue().fields)
         self._blocks = LabelBlocks(host)
@@ -200,14 +198,14 @@ class Exporter:
     def _write(self, state: NodeState, who: Mapping[Device, Use], sample: SampleSet) -> Page:
         sample = by_owner(sample, who)
         ignored = AgentSample(agent_metrics.COUNTERS_IGNORED, len(self._selection.findings))
-        page = [
+        health = health_samples(state.health) if state.health else ()
+        page = (
             *families(sample, self._selection, self._blocks, self._style),
             *self._of_node(state),
             *agent_families([*self._accounts.samples(), ignored, self._build]),
             *self.work.families(),
-        ]
-        for more in self._more:
-            page += more()
+            *agent_families(health),
+        )
         return Page(render(page))
 
     def _of_node(self, state: NodeState) -> list[Family]:
@@ -270,17 +268,3 @@ def _owned(subject: Subject, device: Device, who: Mapping[Device, Use]) -> Subje
     use = who.get(device)
     owner = use.sole if use else None
     return Subject(subject.entity, owner.labels) if owner else subject
-
-
-def families_of(
-    samples: Iterable[tuple[str, tuple[tuple[str, str], ...], float]],
-    table: Iterable[tuple[str, str, str]],
-) -> Iterator[Family]:
-    """Samples by name with labels, as families; `table` has names, types and meanings in order."""
-    series: dict[str, dict[str, float]] = {}
-    for name, labels, value in samples:
-        written = block((label, text) for label, text in labels if text)
-        series.setdefault(name, {}).setdefault(written, value)
-    for name, kind, meaning in table:
-        if name in series:
-            yield Family(name, kind, meaning, series[name])

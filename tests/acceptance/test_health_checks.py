@@ -22,8 +22,9 @@ from nodeagent.gpu.driver import Driver
 from nodeagent.gpu.event_listener import EventListener
 from nodeagent.gpu.event_listener import Timing as EventTiming
 from nodeagent.health.findings import Finding, Moment, Severity
-from nodeagent.health.reporting import samples
 from nodeagent.health.table import BY_CAUSE, ROWS
+from nodeagent.metrics.agent_metrics import GPU_FINDING, GPU_HEALTH
+from nodeagent.metrics.node_metrics import health_samples
 from nodeagent.plan.observed import MigMode, ObservedNode
 from nodeagent.plan.plan import GpuPlan, NodePlan, Verdict
 from nodeagent.plan.steps import DestroyGpuInstance, ResetGpu
@@ -107,21 +108,20 @@ class World:
         reported = [f for g in report["gpus"] for f in g["health"]["findings"]]
         reported += report["health"]["findings"]
         in_status = any(f["cause"] == cause for f in reported)
-        figures = {
-            (name, dict(labels).get("cause")) for name, labels, _ in samples(self.part.state)
-        }
-        assert (("nodeagent_gpu_finding", cause) in figures) is in_status
+        samples = tuple(health_samples(self.part.state))
+        found = [s.labels for s in samples if s.metric is GPU_FINDING]
+        assert any(cause in labels for labels in found) is in_status
         finding = self.found(cause)
         assert (finding is not None) is in_status
         if finding is not None:
             wanted = {"healthy": "True", "degraded": "True", "unknown": "Unknown"}
             status = conditions(state)[HEALTHY].status
             assert status == wanted.get(finding.severity.value, "False")
-            for name, labels, value in samples(self.part.state):
-                mine = {("check", finding.check), ("UUID", finding.place.gpu)} <= set(labels)
-                if name == "nodeagent_gpu_health" and mine:
-                    expected = {"healthy": 1.0, "degraded": 0.5, "unhealthy": 0.0}
-                    assert value == expected[finding.severity.value]
+            expected = {"healthy": 1.0, "degraded": 0.5, "unhealthy": 0.0}
+            for sample in samples:
+                mine = {finding.check, finding.place.gpu} <= set(sample.labels)
+                if sample.metric is GPU_HEALTH and mine:
+                    assert sample.value == expected[finding.severity.value]
         return in_status
 
 

@@ -18,16 +18,12 @@ from nodeagent.health.readings import (
     Source,
     Temperature,
 )
-from nodeagent.health.reporting import (
-    METRICS,
-    HealthEvent,
-    condition,
-    events,
-    of_gpu,
-    samples,
-)
+from nodeagent.health.reporting import HealthEvent, condition, events, of_gpu
 from nodeagent.health.state import HealthState
 from nodeagent.health.xids import default_table
+from nodeagent.metrics import agent_metrics
+from nodeagent.metrics.agent_metrics import AgentMetric
+from nodeagent.metrics.node_metrics import health_samples
 from nodeagent.plan.observed import Placement
 from nodeagent.views.shapes import Json, as_json
 from nodeagent.views.status_report import health_shape
@@ -41,6 +37,11 @@ def health_json(findings: Iterable[Finding]) -> Json:
 
 
 RIGHT = Placement(4, 4)
+
+
+def samples(node: Node, metric: AgentMetric) -> dict[tuple[str, ...], float]:
+    """The values of a metric of the agent's own, by labels."""
+    return {s.labels: s.value for s in health_samples(node.state) if s.metric is metric}
 
 
 def _sick_slice() -> Node:
@@ -200,17 +201,13 @@ def test_every_finding_is_told_everywhere(cause: str) -> None:
     assert [e.message for e in reported] == [reported[0].message]
     report = health_json(of_gpu(node.state, finding.place.gpu))
     assert [f["cause"] for f in report["findings"]] == [cause]
-    figures = {
-        labels[0][1]: value
-        for name, labels, value in samples(node.state)
-        if name == "nodeagent_gpu_health"
-    }
+    figures = {check: n for (check, *_), n in samples(node, agent_metrics.GPU_HEALTH).items()}
     expected = {"healthy": 1.0, "degraded": 0.5, "unhealthy": 0.0}.get(finding.severity.value)
     assert figures.get(finding.check) == expected
     assert (finding.check in figures) is (expected is not None)
-    assert any(dict(labels).get("cause") == cause for _, labels, _ in samples(node.state))
+    assert any(cause in labels for labels in samples(node, agent_metrics.GPU_FINDING))
     node.reboot()
-    assert not any(name == "nodeagent_gpu_finding" for name, _, _ in samples(node.state))
+    assert not samples(node, agent_metrics.GPU_FINDING)
 
 
 def test_the_metrics() -> None:
@@ -218,15 +215,19 @@ def test_the_metrics() -> None:
     node = _sick_slice()
     node.xid(43)
     node.read(gpu(temperature=Temperature(gpu=50, slowdown=90)))
-    gpu_labels = (("gpu", "0"), ("UUID", GPU))
-    reported = samples(node.state)
-    health = [s for s in reported if s[0] == "nodeagent_gpu_health"]
-    assert {s[1][0][1]: s[2] for s in health} == {"xid": 0.0, "ecc": 1.0, "temperature": 1.0}
-    assert health[0][1] == (("check", "xid"), *gpu_labels)
-    counts = [(s[1], s[2]) for s in reported if s[0] == "nodeagent_gpu_xid_total"]
-    assert counts == [
-        ((("xid", "43"), *gpu_labels, ("GPU_I_ID", "")), 1.0),
-        ((("xid", "95"), *gpu_labels, ("GPU_I_ID", "2")), 1.0),
-    ]
-    assert {s[0] for s in reported} == {name for name, _, _ in METRICS}
-    assert len({s[:2] for s in reported}) == len(reported)
+    assert samples(node, agent_metrics.GPU_HEALTH) == {
+        ("xid", "0", GPU): 0.0,
+        ("ecc", "0", GPU): 1.0,
+        ("temperature", "0", GPU): 1.0,
+    }
+    assert samples(node, agent_metrics.XID_TOTAL) == {
+        ("43", "0", GPU, ""): 1.0,
+        ("95", "0", GPU, "2"): 1.0,
+    }
+    assert samples(node, agent_metrics.XID_LAST).keys() == {
+        ("43", "0", GPU, ""),
+        ("95", "0", GPU, "2"),
+    }
+    ((_, finding),) = [(s.value, s.labels) for s in health_samples(node.state) if len(s.labels) > 5]
+    place = ("0", GPU, "2", "")
+    assert finding == (*place, "xid", "xidReset", "95", "unhealthy", "reset GPU")

@@ -11,7 +11,6 @@ from nodeagent.metrics.agent_metrics import (
     RECONCILE_DURATION,
     AgentSample,
     Durations,
-    Type,
     agent_families,
 )
 from nodeagent.metrics.agent_samples import (
@@ -22,6 +21,7 @@ from nodeagent.metrics.agent_samples import (
     process_samples,
     reader_samples,
 )
+from nodeagent.metrics.catalogue import Kind
 from nodeagent.metrics.exposition import render
 from nodeagent.plan.plan import (
     GpuOutcome,
@@ -64,7 +64,7 @@ def test_the_names_that_users_rely_on_are_there() -> None:
     assert len(set(names)) == len(names)
     for metric in AGENT_METRICS:
         assert re.fullmatch(r"(nodeagent|process)_[a-z_]+", metric.name)
-        assert metric.name.endswith("_total") == (metric.type is Type.COUNTER), metric.name
+        assert metric.name.endswith("_total") == (metric.type is Kind.COUNTER), metric.name
         assert metric.help
         assert not metric.help.endswith(".")
 

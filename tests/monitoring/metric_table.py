@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from nodeagent.health import reporting
-from nodeagent.metrics.agent_metrics import AGENT_METRICS, Type
+from nodeagent.metrics.agent_metrics import AGENT_METRICS
+from nodeagent.metrics.catalogue import Kind
 from nodeagent.metrics.selection import default_selection
 from tests.monitoring.promql import Asked
 from tests.monitoring.scraped import TARGET, labels_by_name
@@ -16,11 +16,10 @@ _HISTOGRAM = ("_bucket", "_sum", "_count")
 def metric_table() -> Mapping[str, frozenset[str]]:
     """Labels by name: the agent's own as its tables say, the rest as series of them have them."""
     seen = labels_by_name()
-    table = {name: seen[name] for name, *_ in reporting.METRICS}
-    table |= {wanted.name: seen[wanted.name] for wanted in default_selection().metrics}
+    table = {wanted.name: seen[wanted.name] for wanted in default_selection().metrics}
     for metric in AGENT_METRICS:
         labels = frozenset((*metric.labels, *TARGET))
-        if metric.type is Type.HISTOGRAM:
+        if metric.type is Kind.HISTOGRAM:
             table |= {metric.name + suffix: labels | {"le"} for suffix in _HISTOGRAM}
         else:
             table[metric.name] = labels

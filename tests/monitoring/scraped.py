@@ -11,7 +11,6 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from nodeagent.health import reporting
 from nodeagent.health.readings import Memory, RemappedRows
 from nodeagent.metrics import agent_metrics
 from nodeagent.metrics.agent_metrics import AgentSample, agent_families
@@ -24,8 +23,8 @@ from nodeagent.metrics.agent_samples import (
     reader_samples,
 )
 from nodeagent.metrics.dcgm import families
-from nodeagent.metrics.exposition import Family, HostLabel, LabelBlocks, block, render
-from nodeagent.metrics.node_metrics import node_samples
+from nodeagent.metrics.exposition import HostLabel, LabelBlocks, block, render
+from nodeagent.metrics.node_metrics import health_samples, node_samples
 from nodeagent.metrics.selection import default_selection
 from nodeagent.plan.observed import ObservedNode
 from nodeagent.plan.plan import (
@@ -184,13 +183,4 @@ def _health() -> str:
     node.read(reading(memory=Memory(rows=RemappedRows(0, 1, pending=True, failed=False))))
     node.xid(31, instance=7, compute=0)
     node.xid(79)
-    return "".join(
-        render([Family(name, kind, reported, series)]).decode()
-        for name, kind, reported in reporting.METRICS
-        if (series := _health_series(node, name))
-    )
-
-
-def _health_series(node: Node, name: str) -> dict[str, float]:
-    found = reporting.samples(node.state)
-    return {block(labels): value for metric, labels, value in found if metric == name}
+    return render(agent_families(health_samples(node.state))).decode()
