@@ -12,7 +12,8 @@ import time
 from bench.processes import resident
 from nodeagent.execute.executor import execute
 from nodeagent.gpu.driver import Driver
-from nodeagent.metrics.agent_samples import build_sample
+from nodeagent.metrics import agent_metrics
+from nodeagent.metrics.agent_metrics import AgentSample
 from nodeagent.metrics.dcgm import Style
 from nodeagent.metrics.exposition import HostLabel
 from nodeagent.metrics.selection import default_selection
@@ -66,7 +67,7 @@ class _Here:
             selection,
             host=HostLabel("node"),
             style=Style(),
-            build=build_sample("0", "0"),
+            build=AgentSample(agent_metrics.BUILD_INFO, 1, ("0", "0")),
             clock=time.monotonic,
             current=lambda: NodeState("node", "file", observed=self._observed),
         )
@@ -92,7 +93,7 @@ class _Here:
         )
         self._exporter.readers_are(found.readers)
         self._exporter.renew()
-        self._exporter.scrape(True, None)
+        self._exporter.scrape(True)
 
 
 if __name__ == "__main__":

@@ -22,7 +22,8 @@ from nodeagent.errors import NodeagentError
 from nodeagent.files.watch import changes
 from nodeagent.gpu.event_listener import Event
 from nodeagent.health.xids import default_table
-from nodeagent.metrics.agent_samples import build_sample
+from nodeagent.metrics import agent_metrics
+from nodeagent.metrics.agent_metrics import AgentSample
 from nodeagent.metrics.catalogue import Field, catalogue
 from nodeagent.metrics.dcgm import Names, Style
 from nodeagent.metrics.exposition import HostLabel
@@ -34,7 +35,7 @@ from nodeagent.telemetry.accounting import ACTIVITY_FIELDS
 from nodeagent.telemetry.counters_file import counters_text
 from nodeagent.telemetry.event_values import EventValues
 from nodeagent.telemetry.exporter import Exporter, Layout
-from nodeagent.telemetry.process_reader import process_cost
+from nodeagent.telemetry.process_reader import process_samples
 from nodeagent.telemetry.samples import ProcessSample, SampleBatch
 from nodeagent.views.node_state import NodeState
 
@@ -74,7 +75,9 @@ class MetricsService:
             self._selection,
             host=_host_label(settings),
             style=_style(settings.metrics),
-            build=build_sample(__version__, platform.python_version()),
+            build=AgentSample(
+                agent_metrics.BUILD_INFO, 1, (__version__, platform.python_version())
+            ),
             clock=asyncio.get_running_loop().time,
             current=current,
         )
@@ -90,7 +93,7 @@ class MetricsService:
 
     def scrape(self, zipped: bool) -> bytes:
         """The text, compressed by gzip if so wished. Calls nothing that could take long."""
-        return self._exporter.scrape(zipped, process_cost(), self.refusals.counts)
+        return self._exporter.scrape(zipped, process_samples(), self.refusals.counts)
 
     def changed(self) -> None:
         """The node's state is another one."""

@@ -86,39 +86,6 @@ def reader_samples(readers: Iterable[ReaderState]) -> Iterator[AgentSample]:
             yield AgentSample(agent_metrics.READER_DURATION, reader.duration, labels)
 
 
-@dataclass(frozen=True, slots=True)
-class ProcessCost:
-    """What the agent's process costs: seconds, bytes, counts; `started` in Unix time."""
-
-    cpu_seconds: float
-    resident: int
-    virtual: int
-    open_files: int
-    most_files: int
-    started: float
-
-
-def process_samples(cost: ProcessCost) -> Iterator[AgentSample]:
-    """Under the names that every Prometheus client uses."""
-    yield AgentSample(agent_metrics.CPU_SECONDS, cost.cpu_seconds)
-    yield AgentSample(agent_metrics.RESIDENT_MEMORY, cost.resident)
-    yield AgentSample(agent_metrics.VIRTUAL_MEMORY, cost.virtual)
-    yield AgentSample(agent_metrics.OPEN_FILES, cost.open_files)
-    yield AgentSample(agent_metrics.MOST_FILES, cost.most_files)
-    yield AgentSample(agent_metrics.START_TIME, cost.started)
-
-
-def build_sample(version: str, python: str) -> AgentSample:
-    """Which agent runs."""
-    return AgentSample(agent_metrics.BUILD_INFO, 1, (version, python))
-
-
-def refusal_samples(counts: Mapping[tuple[str, str], int]) -> Iterator[AgentSample]:
-    """What was refused, by listener and reason."""
-    for key, count in sorted(counts.items()):
-        yield AgentSample(agent_metrics.HTTP_REFUSED, count, key)
-
-
 # --- for how long a change kept each memory slice of a GPU from being used ---
 #
 # A slice is out of use from the step that stops or destroys what lies on it until something there

@@ -103,81 +103,58 @@ def by_field(values: Iterable[tuple[int, Subject, Number]]) -> dict[int, tuple[V
     return {number: tuple(of_field) for number, of_field in together.items()}
 
 
-# --- the newest values of each reader ---
+# --- the newest values of all readers ---
 #
 # Readers run at different times, and an instance may go between two of them: values of one that is
 # gone are left out, so that a series ends with its instance.
 
 
-@dataclass(slots=True)
-class LatestReadings:
-    """Each reader's last sample. A reader that fails keeps it; its age is exported."""
+def merged(
+    samples: Iterable[SampleSet],
+    slices: Mapping[str, tuple[Subject, ...]],
+    wholes: Iterable[Subject] = (),
+) -> SampleSet:
+    """All values that are of something that exists; `slices` are the instances there are now.
 
-    _by_reader: dict[str, SampleSet] = field(default_factory=dict)
+    Those of a field are in the order of the GPUs' indices, whichever GPU answered first.
 
-    def put(self, reader: str, sample: SampleSet) -> None:
-        """A reader's newest values take the place of its earlier ones."""
-        self._by_reader[reader] = sample
+    Values of instances, and of GPUs that are among `wholes`, get the attributes (pod, container)
+    that these have, unless they have some of their own.
+    """
+    subjects = (*wholes, *(subject for some in slices.values() for subject in some))
+    now = {subject.entity: subject for subject in subjects}
+    current: dict[int, Subject | None] = {}  # by identity first: many values are of few subjects
+    values: dict[int, list[Value]] = {}
+    node_texts: dict[int, str] = {}
+    gpu_texts: dict[str, dict[int, str]] = {}
+    for sample in samples:
+        for number, of_field in sample.values.items():
+            kept = values.setdefault(number, [])
+            for subject, value in of_field:
+                key = id(subject)  # the samples keep them meanwhile
+                if key not in current:
+                    current[key] = _current(subject, now)
+                existing = current[key]
+                if existing is not None:
+                    kept.append((existing, value))
+        node_texts.update(sample.node_texts)
+        for uuid, texts in sample.gpu_texts.items():
+            gpu_texts.setdefault(uuid, {}).update(texts)
+    ordered = {number: tuple(sorted(found, key=_index)) for number, found in values.items()}
+    return SampleSet(ordered, node_texts, gpu_texts, slices)
 
-    def drop(self, reader: str) -> None:
-        """What this reader said is worth nothing any more (its GPU is lost)."""
-        self._by_reader.pop(reader, None)
 
-    def sample(
-        self, slices: Mapping[str, tuple[Subject, ...]], wholes: Iterable[Subject] = ()
-    ) -> SampleSet:
-        """All values that are of something that exists; `slices` are the instances there are now.
-
-        Those of a field are in the order of the GPUs' indices, whichever GPU answered first.
-
-        Values of instances, and of GPUs that are among `wholes`, get the attributes (pod,
-        container) that these have, unless they have some of their own.
-        """
-        now = _Now(
-            {s.entity: s for subjects in slices.values() for s in subjects}
-            | {s.entity: s for s in wholes}
-        )
-        values: dict[int, tuple[Value, ...]] = {}
-        node_texts: dict[int, str] = {}
-        gpu_texts: dict[str, dict[int, str]] = {}
-        for said in self._by_reader.values():
-            for number, of_field in said.values.items():
-                values[number] = values.get(number, ()) + now.existing(of_field)
-            node_texts.update(said.node_texts)
-            for uuid, texts in said.gpu_texts.items():
-                gpu_texts.setdefault(uuid, {}).update(texts)
-        ordered = {number: tuple(sorted(found, key=_index)) for number, found in values.items()}
-        return SampleSet(ordered, node_texts, gpu_texts, slices)
+def _current(subject: Subject, now: Mapping[Entity, Subject]) -> Subject | None:
+    """The subject as it is now; None for an instance that is gone."""
+    current = now.get(subject.entity)
+    if current is None:
+        return None if isinstance(subject.entity, Slice) else subject
+    return subject if subject.attributes else current
 
 
 def _index(value: Value) -> int:
     entity = value[0].entity
     return -1 if isinstance(entity, Node) else entity.gpu.index
-
-
-class _Now:
-    """What there is. Looking up is by identity first: many values are of few subjects."""
-
-    def __init__(self, subjects: Mapping[Entity, Subject]) -> None:
-        self._subjects = subjects
-        self._met: dict[int, Subject | None] = {}
-
-    def existing(self, of_field: tuple[Value, ...]) -> tuple[Value, ...]:
-        """The values of what exists, each with the subject that it is now."""
-        met = self._met
-        kept: list[Value] = []
-        for subject, value in of_field:
-            key = id(subject)  # they are all kept by the samples meanwhile
-            current = met[key] if key in met else met.setdefault(key, self._find(subject))
-            if current is not None:
-                kept.append((current, value))
-        return tuple(kept)
-
-    def _find(self, subject: Subject) -> Subject | None:
-        current = self._subjects.get(subject.entity)
-        if current is None:
-            return None if isinstance(subject.entity, Slice) else subject
-        return subject if subject.attributes else current
 
 
 # --- counters that only grow, out of readings that do not ---

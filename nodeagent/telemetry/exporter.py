@@ -14,26 +14,19 @@ from types import MappingProxyType
 from nodeagent.cluster.kubelet.processes import Owner
 from nodeagent.metrics import agent_metrics
 from nodeagent.metrics.agent_metrics import AgentSample, agent_families
-from nodeagent.metrics.agent_samples import (
-    ProcessCost,
-    ReaderState,
-    Work,
-    process_samples,
-    reader_samples,
-    refusal_samples,
-)
+from nodeagent.metrics.agent_samples import ReaderState, Work, reader_samples
 from nodeagent.metrics.catalogue import catalogue
 from nodeagent.metrics.dcgm import Style, families
 from nodeagent.metrics.exposition import Family, HostLabel, LabelBlocks, Page, render
 from nodeagent.metrics.node_metrics import health_samples, node_samples
 from nodeagent.metrics.samples import (
     GpuIdentity,
-    LatestReadings,
     MonotonicCounters,
     SampleSet,
     Slice,
     Subject,
     WholeGpu,
+    merged,
 )
 from nodeagent.metrics.selection import Selection
 from nodeagent.plan.observed import Gpu, ObservedNode
@@ -77,7 +70,7 @@ class Exporter:
         self._build = build
         self._clock = clock
         self._current = current
-        self._latest = LatestReadings()
+        self._by_reader: dict[str, SampleSet] = {}  # one that fails keeps its last values
         self._counters = MonotonicCounters(catalogue().fields)
         self._blocks = LabelBlocks(host)
         self._layouts: dict[str, Layout] = {}
@@ -102,7 +95,7 @@ class Exporter:
 
     def took(self, reader: str, sample: SampleSet) -> None:
         """A reader's newest values, which count from the next `renew` on."""
-        self._latest.put(reader, sample)
+        self._by_reader[reader] = sample
 
     def layouts_are(self, layouts: Iterable[Layout]) -> None:
         """The GPUs that answer, as they were found last."""
@@ -114,7 +107,7 @@ class Exporter:
 
     def drop(self, reader: str) -> None:
         """Forget what this reader delivered."""
-        self._latest.drop(reader)
+        self._by_reader.pop(reader, None)
 
     def changed(self) -> None:
         """The node's state has changed."""
@@ -170,7 +163,7 @@ class Exporter:
     def scrape(
         self,
         zipped: bool,
-        cost: ProcessCost | None,
+        cost: Iterable[AgentSample] = (),
         refused: Mapping[tuple[str, str], int] = MappingProxyType({}),
     ) -> bytes:
         """The text, with what changes without a reading: ages, the process' cost, and how many
@@ -187,8 +180,11 @@ class Exporter:
             replace(reader, age=reader.age + passed) if reader.age is not None else reader
             for reader in self._readers
         )
-        samples = [*reader_samples(readers), *refusal_samples(refused)]
-        samples += process_samples(cost) if cost else ()
+        samples = [*reader_samples(readers), *cost]
+        samples += [
+            AgentSample(agent_metrics.HTTP_REFUSED, count, key)
+            for key, count in sorted(refused.items())
+        ]
         cluster = self._current().cluster
         if cluster is not None:
             samples.append(AgentSample(agent_metrics.CLUSTER_REACHABLE, int(cluster.reachable)))
@@ -231,7 +227,7 @@ class Exporter:
             _owned(Subject(WholeGpu(layout.gpu)), (uuid, None), who)
             for uuid, layout in self._layouts.items()
         ]
-        return self._counters.steady(self._latest.sample(slices, wholes))
+        return self._counters.steady(merged(self._by_reader.values(), slices, wholes))
 
     def _state(self) -> NodeState:
         """The node's state without the instances that are known to be gone."""

@@ -20,7 +20,8 @@ from nodeagent.gpu.nvml import PROCESS_KINDS, call
 from nodeagent.gpu.nvml import Process as NvmlProcess
 from nodeagent.gpu.nvml_calls import ABSENT
 from nodeagent.gpu.nvml_errors import NOT_FOUND, is_unsupported
-from nodeagent.metrics.agent_samples import ProcessCost
+from nodeagent.metrics import agent_metrics
+from nodeagent.metrics.agent_metrics import AgentSample
 from nodeagent.telemetry.samples import Process, ProcessSample
 
 _UTILIZATION: Final = "nvmlDeviceGetProcessUtilization"
@@ -90,22 +91,25 @@ def _has_mig(gpu: GpuDevice) -> bool:
     return gpu.mode() is not None
 
 
-def process_cost() -> ProcessCost | None:
-    """Read now, in some 100 µs; None where /proc is not mounted."""
+def process_samples() -> tuple[AgentSample, ...]:
+    """What the agent's process costs, under the names that every Prometheus client uses.
+
+    Read now, in some 100 µs; nothing where /proc is not mounted.
+    """
     try:
         own = psutil.Process()
         times, memory = own.cpu_times(), own.memory_info()
         most, _ = own.rlimit(resource.RLIMIT_NOFILE)
-        return ProcessCost(
-            cpu_seconds=times.user + times.system,
-            resident=memory.rss,
-            virtual=memory.vms,
-            open_files=own.num_fds(),
-            most_files=most,
-            started=_started(),
+        return (
+            AgentSample(agent_metrics.CPU_SECONDS, times.user + times.system),
+            AgentSample(agent_metrics.RESIDENT_MEMORY, memory.rss),
+            AgentSample(agent_metrics.VIRTUAL_MEMORY, memory.vms),
+            AgentSample(agent_metrics.OPEN_FILES, own.num_fds()),
+            AgentSample(agent_metrics.MOST_FILES, most),
+            AgentSample(agent_metrics.START_TIME, _started()),
         )
     except (psutil.Error, OSError):
-        return None
+        return ()
 
 
 @lru_cache(maxsize=1)

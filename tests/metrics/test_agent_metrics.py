@@ -13,14 +13,7 @@ from nodeagent.metrics.agent_metrics import (
     Durations,
     agent_families,
 )
-from nodeagent.metrics.agent_samples import (
-    ProcessCost,
-    ReaderState,
-    Work,
-    build_sample,
-    process_samples,
-    reader_samples,
-)
+from nodeagent.metrics.agent_samples import ReaderState, Work, reader_samples
 from nodeagent.metrics.catalogue import Kind
 from nodeagent.metrics.exposition import render
 from nodeagent.plan.plan import (
@@ -124,18 +117,4 @@ def test_readers_say_how_old_their_values_are() -> None:
         'nodeagent_reader_success{reader="fast"} 1',
         'nodeagent_reader_success{reader="slow",gpu="1",UUID="GPU-1"} 0',
         'nodeagent_reader_duration_seconds{reader="fast"} 0.02',
-    ]
-
-
-def test_the_price_of_the_agent() -> None:
-    """Under the names that dashboards for processes know."""
-    cost = ProcessCost(1.5, 70 << 20, 400 << 20, 33, 1024, 1_700_000_000.25)
-    assert _series(*process_samples(cost), build_sample("1.2", "3.11.7")) == [
-        'nodeagent_build_info{version="1.2",python="3.11.7"} 1',
-        "process_cpu_seconds_total 1.5",
-        "process_resident_memory_bytes 73400320",
-        "process_virtual_memory_bytes 419430400",
-        "process_open_fds 33",
-        "process_max_fds 1024",
-        "process_start_time_seconds 1700000000.25",
     ]

@@ -14,14 +14,7 @@ from dataclasses import dataclass
 from nodeagent.health.readings import Memory, RemappedRows
 from nodeagent.metrics import agent_metrics
 from nodeagent.metrics.agent_metrics import AgentSample, agent_families
-from nodeagent.metrics.agent_samples import (
-    ProcessCost,
-    ReaderState,
-    Work,
-    build_sample,
-    process_samples,
-    reader_samples,
-)
+from nodeagent.metrics.agent_samples import ReaderState, Work, reader_samples
 from nodeagent.metrics.dcgm import families
 from nodeagent.metrics.exposition import HostLabel, LabelBlocks, block, render
 from nodeagent.metrics.node_metrics import health_samples, node_samples
@@ -37,6 +30,7 @@ from nodeagent.plan.plan import (
     Verdict,
 )
 from nodeagent.plan.steps import DestroyGpuInstance, SetMigMode
+from nodeagent.telemetry.process_reader import process_samples
 from nodeagent.views.mps_state import ClientState, DaemonState
 from nodeagent.views.node_state import NodeState, Phase
 from nodeagent.views.shapes import MpsServer
@@ -167,9 +161,9 @@ def _own(phase: Phase) -> str:
         AgentSample(agent_metrics.HELD_IDLE, 60.0, (*place, *holder)),
         AgentSample(agent_metrics.COUNTERS_IGNORED, 1.0),
         *reader_samples(readers),
-        *process_samples(ProcessCost(12.0, 60 << 20, 300 << 20, 30, 1024, 1e9)),
+        *process_samples(),
         *held,
-        build_sample("0.1.0", "3.11"),
+        AgentSample(agent_metrics.BUILD_INFO, 1, ("0.1.0", "3.11")),
     )
     return render([*agent_families(samples), *work.families()]).decode()
 

@@ -6,7 +6,9 @@ import gzip
 from dataclasses import replace
 
 from nodeagent.cluster.kubelet.processes import Owner
-from nodeagent.metrics.agent_samples import ProcessCost, ReaderState, build_sample
+from nodeagent.metrics import agent_metrics
+from nodeagent.metrics.agent_metrics import AgentSample
+from nodeagent.metrics.agent_samples import ReaderState
 from nodeagent.metrics.dcgm import Style
 from nodeagent.metrics.exposition import HostLabel
 from nodeagent.metrics.samples import SampleSet, Slice, Subject, Value, WholeGpu
@@ -36,7 +38,7 @@ class Rig:
             read_selection(FIELDS),
             host=HostLabel(""),
             style=Style(),
-            build=build_sample("1", "3"),
+            build=AgentSample(agent_metrics.BUILD_INFO, 1, ("1", "3")),
             clock=lambda: self.now,
             current=lambda: self.state,
         )
@@ -60,7 +62,7 @@ class Rig:
 
     @property
     def lines(self) -> list[str]:
-        return self.exporter.scrape(False, None).decode().splitlines()
+        return self.exporter.scrape(False).decode().splitlines()
 
     def series(self, name: str) -> list[str]:
         """What stands behind the name, without the GPU's own labels."""
@@ -175,7 +177,7 @@ def test_the_age_is_that_of_the_scrape() -> None:
     """It is added to a text that stays the same, in both encodings."""
     rig = Rig(whole())
     rig.sample({USED: ((WHOLE, 7),)})
-    cost = ProcessCost(1.5, 2, 3, 4, 5, 6.0)
+    cost = [AgentSample(agent_metrics.CPU_SECONDS, 1.5)]
 
     rig.exporter.readers_are([ReaderState("fast", True, 0.25, 0.01, "0", GPU.uuid)])
 

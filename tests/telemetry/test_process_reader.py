@@ -8,7 +8,7 @@ import time
 from nodeagent.gpu.driver import Driver
 from nodeagent.simulation import SimulatedNode, simulated
 from nodeagent.simulation.codes import Code
-from nodeagent.telemetry.process_reader import ProcessReader, process_cost
+from nodeagent.telemetry.process_reader import ProcessReader, process_samples
 from nodeagent.telemetry.samples import Process, ProcessSample
 from tests.acceptance.metrics_rig import divide
 from tests.rig import open_driver
@@ -84,10 +84,10 @@ async def test_a_list_that_fails_leaves_the_others() -> None:
 
 def test_the_cost_is_of_this_process() -> None:
     """Its memory, its files and its start are plausible, and its time grows with work."""
-    before = process_cost()
-    assert before is not None
-    assert 10 << 20 < before.resident < before.virtual
-    assert 0 < before.open_files < before.most_files
-    assert 0 <= time.time() - before.started < 24 * 3600
+    cost = {sample.metric.name: sample.value for sample in process_samples()}
+    memory = cost["process_resident_memory_bytes"]
+    assert 10 << 20 < memory < cost["process_virtual_memory_bytes"]
+    assert 0 < cost["process_open_fds"] < cost["process_max_fds"]
+    assert 0 <= time.time() - cost["process_start_time_seconds"] < 24 * 3600
     own = os.times()
-    assert abs(before.cpu_seconds - own.user - own.system) < 0.5
+    assert abs(cost["process_cpu_seconds_total"] - own.user - own.system) < 0.5
