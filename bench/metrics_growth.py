@@ -21,7 +21,7 @@ from nodeagent.plan.desired import DesiredNode
 from nodeagent.plan.observed import ObservedNode
 from nodeagent.plan.planner import plan
 from nodeagent.simulation import simulated
-from nodeagent.telemetry.exporter import Exporter, Layout
+from nodeagent.telemetry.exporter import Exporter
 from nodeagent.telemetry.sampler import Intervals, Sampler
 from nodeagent.views.node_state import NodeState
 from tests.plan.cards import Multiset, card, wanted
@@ -86,13 +86,7 @@ class _Here:
 
     async def sample(self) -> None:
         found = await self._sampler.round()
-        for reader, sample in found.samples.items():
-            self._exporter.took(reader, sample)
-        self._exporter.layouts_are(
-            Layout(look.gpu, look.slices, look.at) for look in self._sampler.latest
-        )
-        self._exporter.readers_are(found.readers)
-        self._exporter.renew()
+        self._exporter.take(found)
         self._exporter.scrape(True)
 
 

@@ -172,7 +172,7 @@ def _row(row: Field, default: Iterable[int]) -> str:
         row.unit,
         row.help.replace("|", "\\|"),
         _with_mig(row),
-        _source(row.whole.source),
+        _source(row.whole),
         row.min_architecture,
     )
     return f"| {' | '.join(cells)} |\n"

@@ -61,14 +61,14 @@ class HealthReadings:
         return NodeReading(
             now,
             boot_id,
-            gpus=tuple(self._gpu(gpu, found.modes.get(gpu.uuid)) for gpu in found.gpus),
+            gpus=tuple(map(self._gpu, found.gpus)),
             known=found.known,
             listed_addresses=found.addresses,
             pci_addresses=None if found.addresses is None else on_the_bus,
             answer=found.answer,
         )
 
-    def _gpu(self, gpu: GpuReading, numbers: Mapping[str, int] | None) -> GpuReading:
+    def _gpu(self, gpu: GpuReading) -> GpuReading:
         if gpu.uuid in self._unbound and gpu.answer is not None:
             if gpu.answer.silence is None:  # it was bound again, unreported
                 self._unbound.discard(gpu.uuid)
@@ -76,9 +76,9 @@ class HealthReadings:
                 return replace(gpu, answer=replace(gpu.answer, silence=Silence.UNBOUND))
         plan = self._planned()
         mine = [p for p in plan.gpus if p.before.uuid == gpu.uuid] if plan else []
-        if numbers is None or not mine:
+        if not gpu.complete or not mine:
             return gpu
-        return replace(gpu, modes=owned_modes(mine[0], mig=gpu.mig, numbers=numbers))
+        return replace(gpu, modes=owned_modes(mine[0], gpu))
 
     def events(
         self,

@@ -27,6 +27,7 @@ from nodeagent.metrics.agent_metrics import AgentSample
 from nodeagent.metrics.catalogue import Field, catalogue
 from nodeagent.metrics.dcgm import Names, Style
 from nodeagent.metrics.exposition import HostLabel
+from nodeagent.metrics.samples import Subject
 from nodeagent.metrics.selection import Selection, default_selection, read_selection
 from nodeagent.plan.plan import NodeOutcome
 from nodeagent.plan.problems import Code, Problem
@@ -34,7 +35,7 @@ from nodeagent.settings import MetricsSettings, Settings
 from nodeagent.telemetry.accounting import ACTIVITY_FIELDS
 from nodeagent.telemetry.counters_file import counters_text
 from nodeagent.telemetry.event_values import EventValues
-from nodeagent.telemetry.exporter import Exporter, Layout
+from nodeagent.telemetry.exporter import Exporter
 from nodeagent.telemetry.process_reader import process_samples
 from nodeagent.telemetry.samples import ProcessSample, SampleBatch
 from nodeagent.views.node_state import NodeState
@@ -82,6 +83,7 @@ class MetricsService:
             current=current,
         )
         self._event_values = EventValues(catalogue().fields, _xid_words)
+        self._slices: Mapping[str, tuple[Subject, ...]] = {}
         self._sampling = sampling
         sampling.on_samples.append(self._render)
         sampling.on_processes.append(self._count_processes)
@@ -187,31 +189,22 @@ class MetricsService:
         self._sampling.select(_to_read(fields), selection.texts)
 
     def _render(self, found: SampleBatch) -> None:
-        sampler = self._sampling.sampler
-        if sampler is None:
-            return
-        exporter = self._exporter
-        for reader, sample in found.samples.items():
-            exporter.took(reader, sample)
-        for reader in found.gone:
-            exporter.drop(reader)
-        latest = sampler.latest
-        exporter.layouts_are(Layout(known.gpu, known.slices, known.at) for known in latest)
-        exporter.readers_are((*found.readers, self._sampling.listener))
-        exporter.took("events", self._event_values.sample(found.slices))
-        exporter.renew()
+        self._slices = found.slices
+        found.samples["events"] = self._event_values.sample(self._slices)
+        found.readers = (*found.readers, self._sampling.listener)
+        self._exporter.take(found)
 
     def _count_events(self, events: tuple[Event, ...]) -> None:
         sampler = self._sampling.sampler
         if sampler is not None:
             # Those of lost GPUs too: that a GPU fell off the bus is an event of it.
-            self._event_values.update(events, sampler.wholes, sampler.slices)
+            self._event_values.update(events, sampler.wholes, self._slices)
 
     # --- whose it is ------------------------------------------------------------------------------
 
     def _count_processes(self, samples: tuple[ProcessSample, ...]) -> None:
         for sample in samples:
-            self._exporter.processes_are(sample.gpu, sample.running)
+            self._exporter.put_processes(sample.gpu, sample.running)
         if self._owners is not None and self._looking_up is None:
             looking_up = self._look_up(self._owners)
             self._looking_up = asyncio.create_task(looking_up, name="look up processes")
@@ -219,7 +212,7 @@ class MetricsService:
     async def _look_up(self, owners: OwnersOf) -> None:
         try:
             pids = self._exporter.unknown_pids()
-            self._exporter.owners_are(await asyncio.to_thread(owners, pids))
+            self._exporter.put_owners(await asyncio.to_thread(owners, pids))
         except Exception:  # a fault of ours; the next list may go well
             log.exception("whose the processes are cannot be found out")
         finally:

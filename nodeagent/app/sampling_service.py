@@ -177,9 +177,9 @@ class SamplingService:
                 known = self._silent.discard if gpu.answer.silence is None else self._silent.add
                 known(gpu.uuid)
         failing = [
-            replace(reader, age=None, duration=None)
+            replace(reader, at=None, duration=None)
             for reader in found.readers
-            if not reader.succeeded and reader.age is not None and reader.uuid not in self._silent
+            if not reader.succeeded and reader.at is not None and reader.uuid not in self._silent
         ]
         self._failing = {reader: self._failing.get(reader, now) for reader in failing}
         lasting = [r for r, since in self._failing.items() if now - since >= self._patience]
@@ -219,9 +219,7 @@ class SamplingService:
         _notify(self.on_processes, tuple(look for look in looks if look is not None))
 
     def _is_held(self, index: int) -> bool:
-        known = self._sampler.latest if self._sampler else ()
-        held = self._held()
-        return any(one.gpu.index == index and one.gpu.uuid in held for one in known)
+        return self._sampler is not None and self._sampler.uuid(index) in self._held()
 
     async def _processes_of(self, index: int) -> ProcessSample | None:
         """None while they cannot be read."""

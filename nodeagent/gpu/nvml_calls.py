@@ -10,7 +10,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterator, Sequence
 from ctypes import Structure, byref
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import pynvml
 
@@ -22,7 +22,9 @@ from nodeagent.gpu.nvml_errors import (
     NOT_SUPPORTED,
     driver_error,
 )
-from nodeagent.metrics.sources import Number
+
+if TYPE_CHECKING:  # commands that read no metrics start without what it imports
+    from nodeagent.metrics.sources import Number
 
 # What a driver or a GPU does not have, or not for this user: it will not have it later either.
 ABSENT: Final = frozenset(

@@ -12,6 +12,7 @@ Rules, in this order:
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
@@ -24,7 +25,7 @@ from nodeagent.health.findings import End, Finding, Moment, Place, Severity, in_
 from nodeagent.health.limits import Limits
 from nodeagent.health.readings import GpuReading, NodeReading, XidEvent
 from nodeagent.health.state import GpuHistory, HealthState, Repair, Trail, XidCount
-from nodeagent.health.table import BY_CAUSE
+from nodeagent.health.table import BY_CAUSE, Check
 from nodeagent.health.xids import RECOVERY_CHANGED, XidTable, default_table
 
 GPU_CHECKS: tuple[GpuCheck, ...] = (
@@ -78,7 +79,7 @@ def evaluate(state: HealthState, reading: NodeReading, rules: Rules) -> Evaluati
         store.record(xid_findings.of_event(event, state.gpus.get(event.gpu, GpuHistory()), now))
     checked = _measure(state, reading, rules, store)
     gpus = {
-        uuid: replace(past, checked=past.checked | checked.get(uuid, frozenset()))
+        uuid: replace(past, checked=past.checked | checked[uuid])
         for uuid, past in state.gpus.items()
     }
     _end_events(store, gpus, reading, rules.limits)
@@ -100,9 +101,9 @@ def _turned_back(known: Mapping[str, GpuHistory], gpus: tuple[GpuReading, ...]) 
     return frozenset(
         gpu.uuid
         for gpu in gpus
-        if gpu.power.energy is not None
+        if gpu.energy is not None
         and gpu.uuid in known
-        and (known[gpu.uuid].energy or 0) > gpu.power.energy
+        and (known[gpu.uuid].energy or 0) > gpu.energy
     )
 
 
@@ -204,39 +205,32 @@ def _end_events(
 
 def _measure(
     state: HealthState, reading: NodeReading, rules: Rules, store: FindingStore
-) -> dict[str, frozenset[str]]:
+) -> Mapping[str, set[str]]:
     """Run every check; by GPU, the checks for which anything was read."""
-    checked: dict[str, set[str]] = {}
+    checked: defaultdict[str, set[str]] = defaultdict(set)
 
     def measure(observation: Observation, place: Place) -> None:
         store.measure(observation, place)
         if observation.present is not None:
-            checked.setdefault(place.gpu, set()).add(BY_CAUSE[observation.cause].check.value)
+            checked[place.gpu].add(BY_CAUSE[observation.cause].check.value)
 
     for gpu in reading.gpus:
         past = state.gpus[gpu.uuid]
         view = GpuView(gpu, past, rules.limits, store.now.uptime, store.raised_on(gpu.uuid))
-        for observation in _observations(view):
-            placement = (
-                past.placements.get(observation.instance)
-                if observation.instance is not None
-                else None
-            )
-            measure(observation, Place(gpu.uuid, observation.instance, None, placement))
+        observations = [observation for check in GPU_CHECKS for observation in check(view)]
+        for observation in observations:
+            instance = observation.instance
+            placement = None if instance is None else past.placements.get(instance)
+            measure(observation, Place(gpu.uuid, instance, None, placement))
         if gpu.instances is not None:
             store.end_instances(gpu.uuid, frozenset(i.instance for i in gpu.instances))
     for place, observation in device.node_observations(state, reading, rules.limits):
         measure(observation, place)
     for event in reading.events:
-        checked.setdefault(event.gpu, set()).add(BY_CAUSE[xid_findings.cause_of(event)].check.value)
+        checked[event.gpu].add(BY_CAUSE[xid_findings.cause_of(event)].check.value)
     for xid in reading.xids:
-        checked.setdefault(xid_findings.with_uuid(xid, state.gpus.items()).gpu, set()).add("xid")
-    return {uuid: frozenset(checks) for uuid, checks in checked.items()}
-
-
-def _observations(view: GpuView) -> Iterator[Observation]:
-    for check in GPU_CHECKS:
-        yield from check(view)
+        checked[xid_findings.with_uuid(xid, state.gpus.items()).gpu].add(Check.XID.value)
+    return checked
 
 
 # --- what one reading of a GPU adds to its past ---
@@ -248,9 +242,9 @@ def extended(past: GpuHistory, gpu: GpuReading, uptime: float, limits: Limits) -
     for name, value, window in _counters(gpu, limits):
         if value is not None:
             trails[name] = trails.get(name, Trail()).grown(uptime, value, window)
-    if gpu.throttling.reasons is not None:
+    if gpu.clock_reasons is not None:
         for name, bit in REASONS.items():
-            active = bool(gpu.throttling.reasons & bit)
+            active = bool(gpu.clock_reasons & bit)
             trail = trails.get(name, Trail())
             trails[name] = trail.with_time(uptime, active, limits.throttling_window)
     up = frozenset() if gpu.mig else past.links_up
@@ -260,7 +254,7 @@ def extended(past: GpuHistory, gpu: GpuReading, uptime: float, limits: Limits) -
         index=gpu.index,
         pci_bus_id=gpu.pci_bus_id or past.pci_bus_id,
         trails=trails,
-        energy=past.energy if gpu.power.energy is None else gpu.power.energy,
+        energy=past.energy if gpu.energy is None else gpu.energy,
         recovery=past.recovery if recovery is None else (recovery, uptime),
         links_up=up | {link.link for link in gpu.nvlinks if link.up},
         placements=past.placements
@@ -271,13 +265,13 @@ def extended(past: GpuHistory, gpu: GpuReading, uptime: float, limits: Limits) -
 
 def _counters(gpu: GpuReading, limits: Limits) -> Iterator[tuple[str, int | None, float]]:
     """Every counter whose growth matters: name, value, window in seconds."""
-    read, window = gpu.throttling, limits.throttling_window
-    yield "power", read.power, window
-    yield "thermal", read.thermal, window
-    yield "softwareThermal", read.software_thermal, window
-    yield "hardwareThermal", read.hardware_thermal, window
-    yield "powerBrake", read.power_brake, window
-    yield "replays", gpu.pcie.replays, limits.replay_window
+    window = limits.throttling_window
+    yield "power", gpu.held_by_power, window
+    yield "thermal", gpu.held_by_heat, window
+    yield "softwareThermal", gpu.held_by_software_heat, window
+    yield "hardwareThermal", gpu.held_by_hardware_heat, window
+    yield "powerBrake", gpu.held_by_power_brake, window
+    yield "replays", gpu.pcie_replays, limits.replay_window
     for nvlink in gpu.nvlinks:
         errors = [count for count in (nvlink.replays, nvlink.recoveries) if count is not None]
         total = sum(errors) if errors else None

@@ -37,25 +37,6 @@ class Answer:
 
 
 @dataclass(frozen=True, slots=True)
-class EccErrors:
-    """Errors since the driver was loaded (volatile) or ever (aggregate)."""
-
-    corrected: int | None = None
-    uncorrected: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Ecc:
-    """`mode` and `pending_mode`: on or off now, and after the next reset."""
-
-    volatile: EccErrors = EccErrors()
-    aggregate: EccErrors = EccErrors()
-    mode: bool | None = None
-    pending_mode: bool | None = None
-    sram_threshold_exceeded: bool | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class RemappedRows:
     """Rows of memory replaced by spare ones, by the kind of error; from Ampere on."""
 
@@ -66,85 +47,12 @@ class RemappedRows:
 
 
 @dataclass(frozen=True, slots=True)
-class RowHistogram:
-    """How many memory banks have how many spare rows left."""
-
-    max: int
-    high: int
-    partial: int
-    low: int
-    none: int
-
-
-@dataclass(frozen=True, slots=True)
 class RetiredPages:
     """Pages taken out of use, by the kind of error; before Ampere."""
 
     single_bit: int
     double_bit: int
     pending: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Memory:
-    """The state of the card's memory beside its error counts.
-
-    `bank_remap_pending`: a whole bank is to be replaced at the next reset. `channel_repair` and
-    `tpc_repair`: a repair waits for the next reset.
-    """
-
-    rows: RemappedRows | None = None
-    histogram: RowHistogram | None = None
-    pages: RetiredPages | None = None
-    bank_remap_pending: bool | None = None
-    unrepairable: bool | None = None
-    channel_repair: bool | None = None
-    tpc_repair: bool | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Temperature:
-    """Degrees Celsius. `margin` is what is left until the GPU slows down."""
-
-    gpu: int | None = None
-    slowdown: int | None = None
-    shutdown: int | None = None
-    margin: int | None = None
-    memory: int | None = None
-    memory_max: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Throttling:
-    """`reasons`: NVML's bits of why clocks are lower just now. The rest: nanoseconds so far."""
-
-    reasons: int | None = None
-    power: int | None = None
-    thermal: int | None = None
-    software_thermal: int | None = None
-    hardware_thermal: int | None = None
-    power_brake: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Power:
-    """Milliwatts, and millijoules since the driver was loaded (which only a reset turns back)."""
-
-    usage: int | None = None
-    limit: int | None = None
-    energy: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Pcie:
-    """The link to the host. `under_load`: generation and width fall while idle and mean nothing."""
-
-    replays: int | None = None
-    generation: int | None = None
-    generation_max: int | None = None
-    width: int | None = None
-    width_max: int | None = None
-    under_load: bool | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,7 +78,7 @@ class Fabric:
 
 @dataclass(frozen=True, slots=True)
 class ModeReading:
-    """A mode that the agent owns, such as `persistence mode`: how it is and how it should be."""
+    """A mode that the agent owns, such as `compute mode`: how it is and how it should be."""
 
     name: str
     found: str
@@ -188,25 +96,66 @@ class InstanceReading:
 
 @dataclass(frozen=True, slots=True)
 class GpuReading:
-    """One GPU. `answer` None: it was not asked. `instances` None: not known which there are."""
+    """One GPU. `answer` None: it was not asked. `instances` None: not known which there are.
+
+    `complete`: everything was asked, so a check without a value cannot be read at present.
+    """
 
     uuid: str
     index: int = 0
     pci_bus_id: str = ""
+    complete: bool = False
     answer: Answer | None = None
     mig: bool | None = None
+    instances: tuple[InstanceReading, ...] | None = None
+    compute_mode: int | None = None  # nvmlComputeMode_t
+    modes: tuple[ModeReading, ...] = ()
     recovery_action: int | None = None
-    ecc: Ecc = Ecc()
-    memory: Memory = Memory()
-    temperature: Temperature = Temperature()
-    throttling: Throttling = Throttling()
-    power: Power = Power()
-    pcie: Pcie = Pcie()
+    inforom_corrupt: bool | None = None
+
+    # memory; a pending mode, repair or replacement waits for the next reset
+    ecc_uncorrected: int | None = None  # errors since the driver was loaded
+    ecc_mode: bool | None = None
+    ecc_pending_mode: bool | None = None
+    sram_threshold_exceeded: bool | None = None
+    rows: RemappedRows | None = None
+    banks_without_spare_row: int | None = None
+    banks_with_few_spare_rows: int | None = None
+    pages: RetiredPages | None = None
+    bank_remap_pending: bool | None = None
+    memory_unrepairable: bool | None = None
+    channel_repair_pending: bool | None = None
+    tpc_repair_pending: bool | None = None
+
+    # degrees Celsius; the margin is what is left until the GPU slows down
+    temperature: int | None = None
+    slowdown_temperature: int | None = None
+    temperature_margin: int | None = None
+    memory_temperature: int | None = None
+    memory_temperature_max: int | None = None
+
+    # NVML's bits of why clocks are lower just now; nanoseconds so far for which they were
+    clock_reasons: int | None = None
+    held_by_power: int | None = None
+    held_by_heat: int | None = None
+    held_by_software_heat: int | None = None
+    held_by_hardware_heat: int | None = None
+    held_by_power_brake: int | None = None
+
+    # milliwatts; millijoules since the driver was loaded, which only a reset turns back
+    power: int | None = None
+    power_limit: int | None = None
+    energy: int | None = None
+
+    # the links; while it is idle, generation and width of PCIe fall and mean nothing
+    pcie_replays: int | None = None
+    pcie_generation: int | None = None
+    pcie_generation_max: int | None = None
+    pcie_width: int | None = None
+    pcie_width_max: int | None = None
+    under_load: bool | None = None
     nvlinks: tuple[NvLink, ...] = ()
     fabric: Fabric | None = None
-    modes: tuple[ModeReading, ...] = ()
-    inforom_corrupt: bool | None = None
-    instances: tuple[InstanceReading, ...] | None = None
 
 
 class Source(StrEnum):

@@ -63,24 +63,24 @@ class Work:
 
 @dataclass(frozen=True, slots=True)
 class ReaderState:
-    """A reader as it is now. `age` and `duration` in seconds, None before the first attempt that
-    went well, and before the first at all. `gpu` and `uuid` where it reads a single GPU.
+    """A reader as it is now: whether its last attempt went well, when (monotonic) the last one did
+    that ended, and how many seconds that took. `gpu` and `uuid` where it reads a single GPU.
     """
 
     name: str
-    succeeded: bool
-    age: float | None = None
+    succeeded: bool = False
+    at: float | None = None
     duration: float | None = None
     gpu: str = ""
     uuid: str = ""
 
 
-def reader_samples(readers: Iterable[ReaderState]) -> Iterator[AgentSample]:
+def reader_samples(readers: Iterable[ReaderState], now: float) -> Iterator[AgentSample]:
     """How old each reader's values are, and whether it still gets any."""
     for reader in readers:
         labels = (reader.name, reader.gpu, reader.uuid)
-        if reader.age is not None:
-            yield AgentSample(agent_metrics.SAMPLE_AGE, reader.age, labels)
+        if reader.at is not None:
+            yield AgentSample(agent_metrics.SAMPLE_AGE, now - reader.at, labels)
         yield AgentSample(agent_metrics.READER_SUCCESS, int(reader.succeeded), labels)
         if reader.duration is not None:
             yield AgentSample(agent_metrics.READER_DURATION, reader.duration, labels)

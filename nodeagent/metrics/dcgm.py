@@ -91,9 +91,7 @@ class _Places:
             for subject, value in values
         ]
         # What hit the GPU hit no instance: both are exported.
-        in_parts = (
-            set() if isinstance(row.whole.source, Event) else {p.part_of for p, _, _ in placed}
-        )
+        in_parts = set() if isinstance(row.whole, Event) else {p.part_of for p, _, _ in placed}
         in_parts.discard("")
         series: dict[str, Number] = {}
         for place, subject, value in placed:

@@ -148,7 +148,7 @@ def _read(record: Record, *, suggest: bool) -> Wanted | WantedLabel | Finding:
             remedy="put a help with commas into quotation marks" if found > 3 else "",
         )
     name, kind, told = (value.strip() for value in record.fields)
-    row = catalogue().named(name)
+    row = catalogue().by_name.get(name)
     if row is None:
         return _unknown(record.line, name, suggest=suggest)
     if kind not in _TYPES:
@@ -159,11 +159,11 @@ def _read(record: Record, *, suggest: bool) -> Wanted | WantedLabel | Finding:
         return Finding(
             record.line, f"{name} is a text, not a number", remedy="its type can only be label"
         )
-    if isinstance(row.whole.source, Composed):
+    if isinstance(row.whole, Composed):
         return Finding(
             record.line,
             f"{name} is made up by dcgm-exporter itself and not exported here",
-            remedy=_INSTEAD[row.whole.source.composition],
+            remedy=_INSTEAD[row.whole.composition],
         )
     # One value for each thing is neither a histogram nor a summary, whatever the file calls it.
     written = kind if kind in _WRITTEN_AS_TYPES else row.type.value
@@ -178,7 +178,7 @@ def _unknown(line: int, name: str, *, suggest: bool) -> Finding:
     return Finding(
         line,
         f"there is no field {_shown(name)}",
-        remedy=did_you_mean(name, known.names, cutoff=0.8) if short else "",
+        remedy=did_you_mean(name, known.by_name, cutoff=0.8) if short else "",
     )
 
 

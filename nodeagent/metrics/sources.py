@@ -2,15 +2,16 @@
 
 A row of the catalogue names its source; whoever samples groups the rows by it, so that one call
 serves all rows that need it. Functions and constants have pynvml's names. What comes back is put
-into the exported unit by the row's conversion.
+into the exported unit by the source's conversion.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from enum import StrEnum
+
+from msgspec import Struct
 
 ALL_LINKS = 0xFFFFFFFF  # NVML's scopeId for the sum over all NVLinks of a GPU
 
@@ -25,23 +26,40 @@ EACH_LINK = EachLink.EACH
 Link = int | EachLink
 
 
-@dataclass(frozen=True, slots=True)
-class SystemCall:
+class Conversion(StrEnum):
+    """The closed list of what is done to a raw value. Those that take several are marked."""
+
+    AS_IS = "asIs"
+    THOUSANDTH = "thousandth"  # mW -> W; KiB/s -> what DCGM calls MB/s; bytes/s -> KB/s
+    WHOLE_MEBIBYTES = "wholeMebibytes"  # bytes -> MiB, cut down
+    PERCENT_AS_RATIO = "percentAsRatio"  # 0-100 -> 0-1
+    MEBIBYTES_AS_BYTES = "mebibytesAsBytes"  # MiB/s -> B/s
+    MEMORY_TEMPERATURE = "memoryTemperature"  # implausible values are left out
+    BIT_ERROR_RATIO = "bitErrorRatio"  # NVLink's packed mantissa and exponent
+    VERSION_PAIR = "versionPair"  # (major, minor) -> major << 16 | minor
+    USED_SHARE = "usedShare"  # (used, total, reserved) -> used / (total - reserved)
+    HOW_MANY = "howMany"  # a list -> its length
+    ANY_POSITIVE = "anyPositive"  # several -> 1 when one of them is above 0
+
+
+class _Source(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    conversion: Conversion = Conversion.AS_IS
+
+
+class SystemCall(_Source, frozen=True, tag_field="from", tag="system"):
     """A call about the node; `items` are the attributes wanted of the structure it returns."""
 
     function: str
     items: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class DeviceCall:
+class DeviceCall(_Source, frozen=True, tag_field="from", tag="device"):
     """A call about a device handle.
 
     `arguments` are names of constants that follow the handle. `items` are what is wanted of a
     structure (attributes) or of a tuple (positions in digits); empty: the answer itself. The
     conversion gets one number for one item, a tuple of them for several. `structure` names what
-    pynvml wants to be given to fill, where it does not make it itself. Two rows with the same
-    `call` share one answer.
+    pynvml wants to be given to fill, where it does not make it itself.
     """
 
     function: str
@@ -49,30 +67,22 @@ class DeviceCall:
     items: tuple[str, ...] = ()
     structure: str = ""
 
-    @property
-    def call(self) -> tuple[str, ...]:
-        """What identifies this call among those of the same handle."""
-        return (self.function, *self.arguments)
 
-
-@dataclass(frozen=True, slots=True)
-class Verdict:
+class Verdict(_Source, frozen=True, tag_field="from", tag="verdict"):
     """A call that returns nothing: 1 when it succeeds, 0 when it fails with `refusal`."""
 
     function: str
     refusal: str
 
 
-@dataclass(frozen=True, slots=True)
-class PeerCall:
+class PeerCall(_Source, frozen=True, tag_field="from", tag="peers"):
     """A call about a GPU and each of the others: bit i of the value is set where GPU i says OK."""
 
     function: str
     argument: str
 
 
-@dataclass(frozen=True, slots=True)
-class LinkCall:
+class LinkCall(_Source, frozen=True, tag_field="from", tag="link"):
     """A call about one NVLink: handle, link number, `counter` (name of a constant)."""
 
     function: str
@@ -80,16 +90,13 @@ class LinkCall:
     link: Link
 
 
-@dataclass(frozen=True, slots=True)
-class PortCounter:
-    """A counter of an NVLink's port, read by nvmlDeviceReadPRMCounters_v1 (needs root)."""
+class PortCounter(_Source, frozen=True, tag_field="from", tag="port"):
+    """A counter of each NVLink's port, read by nvmlDeviceReadPRMCounters_v1 (needs root)."""
 
     counter: str
-    link: Link = EACH_LINK
 
 
-@dataclass(frozen=True, slots=True)
-class FieldValue:
+class FieldValue(_Source, frozen=True, tag_field="from", tag="field"):
     """An entry of the one nvmlDeviceGetFieldValues call for a GPU.
 
     `scope` is the entry's scopeId: 0 unless the field is one of links.
@@ -100,8 +107,7 @@ class FieldValue:
     scope: Link = 0
 
 
-@dataclass(frozen=True, slots=True)
-class FieldRate:
+class FieldRate(_Source, frozen=True, tag_field="from", tag="fieldRate"):
     """What the sum of some field values grew by, for each second between two readings."""
 
     fields: tuple[int, ...]
@@ -109,8 +115,7 @@ class FieldRate:
     scope: Link = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Gpm:
+class Gpm(_Source, frozen=True, tag_field="from", tag="gpm"):
     """The mean of some GPM metrics between two samples: of the GPU, or of a GPU instance.
 
     Metrics that the GPU or the instance does not have are left out of the mean.
@@ -120,8 +125,7 @@ class Gpm:
     constants: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class GpmLink:
+class GpmLink(_Source, frozen=True, tag_field="from", tag="gpmLink"):
     """A GPM metric of each NVLink: link n has the number `first + step * n`."""
 
     first: int
@@ -137,8 +141,7 @@ class Happening(StrEnum):
     BINDING = "binding"  # the last driver bind (2) or unbind (1) of a GPU
 
 
-@dataclass(frozen=True, slots=True)
-class Event:
+class Event(_Source, frozen=True, tag_field="from", tag="event"):
     """The last event of a kind from NVML's event sets; nothing before the first."""
 
     happening: Happening
@@ -153,8 +156,7 @@ class Composition(StrEnum):
     PEERS = "peers"
 
 
-@dataclass(frozen=True, slots=True)
-class Composed:
+class Composed(_Source, frozen=True, tag_field="from", tag="composed"):
     """Made by the exporter out of events or other readings, with labels of its own."""
 
     composition: Composition
@@ -184,22 +186,6 @@ Raw = Number | tuple[Number, ...]
 
 _MEBIBYTE = 1 << 20
 _HOTTEST_MEMORY = 200  # degrees; what some boards say above it means "no sensor"
-
-
-class Conversion(StrEnum):
-    """The closed list of what is done to a raw value. Those that take several are marked."""
-
-    AS_IS = "asIs"
-    THOUSANDTH = "thousandth"  # mW -> W; KiB/s -> what DCGM calls MB/s; bytes/s -> KB/s
-    WHOLE_MEBIBYTES = "wholeMebibytes"  # bytes -> MiB, cut down
-    PERCENT_AS_RATIO = "percentAsRatio"  # 0-100 -> 0-1
-    MEBIBYTES_AS_BYTES = "mebibytesAsBytes"  # MiB/s -> B/s
-    MEMORY_TEMPERATURE = "memoryTemperature"  # implausible values are left out
-    BIT_ERROR_RATIO = "bitErrorRatio"  # NVLink's packed mantissa and exponent
-    VERSION_PAIR = "versionPair"  # (major, minor) -> major << 16 | minor
-    USED_SHARE = "usedShare"  # (used, total, reserved) -> used / (total - reserved)
-    HOW_MANY = "howMany"  # a list -> its length
-    ANY_POSITIVE = "anyPositive"  # several -> 1 when one of them is above 0
 
 
 def converted(conversion: Conversion, raw: Raw) -> Number | None:

@@ -27,8 +27,8 @@ class EventValues:
     def __init__(self, fields: Iterable[Field], describe: Callable[[int], str]) -> None:
         self._fields: dict[Happening, list[int]] = {}
         for row in fields:
-            if isinstance(row.whole.source, FromEvent):
-                self._fields.setdefault(row.whole.source.happening, []).append(row.id)
+            if isinstance(row.whole, FromEvent):
+                self._fields.setdefault(row.whole.happening, []).append(row.id)
         self._describe = describe
         self._last: dict[tuple[int, Subject], Value] = {}
 

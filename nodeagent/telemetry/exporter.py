@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from types import MappingProxyType
 
 from nodeagent.cluster.kubelet.processes import Owner
@@ -19,39 +19,22 @@ from nodeagent.metrics.catalogue import catalogue
 from nodeagent.metrics.dcgm import Style, families
 from nodeagent.metrics.exposition import Family, HostLabel, LabelBlocks, Page, render
 from nodeagent.metrics.node_metrics import health_samples, node_samples
-from nodeagent.metrics.samples import (
-    GpuIdentity,
-    MonotonicCounters,
-    SampleSet,
-    Slice,
-    Subject,
-    WholeGpu,
-    merged,
-)
+from nodeagent.metrics.samples import MonotonicCounters, SampleSet, Slice, Subject, merged
 from nodeagent.metrics.selection import Selection
 from nodeagent.plan.observed import Gpu, ObservedNode
 from nodeagent.telemetry.accounting import Accounts, activity
 from nodeagent.telemetry.ownership import Device, Use, by_owner, pids_without_pod, uses
-from nodeagent.telemetry.samples import Process
+from nodeagent.telemetry.samples import GpuSample, Process, SampleBatch
 from nodeagent.views.node_state import NodeState
 
 _LONGEST_GAP = 120.0  # seconds between two samples; of a longer gap nothing is known
 
 
-@dataclass(frozen=True, slots=True)
-class Layout:
-    """A GPU as the newest sample found it, at `at` of the exporter's clock."""
-
-    gpu: GpuIdentity
-    instances: tuple[Subject, ...]
-    at: float
-
-
 class Exporter:
     """Takes what is read and gives the page. Belongs to one thread.
 
-    `clock` gives seconds and does not jump. `current` gives the node's state with the daemons
-    and health as they are now.
+    `clock` gives seconds and does not jump, those of the samples. `current` gives the node's state
+    with the daemons and health as they are now.
     """
 
     def __init__(
@@ -73,14 +56,13 @@ class Exporter:
         self._by_reader: dict[str, SampleSet] = {}  # one that fails keeps its last values
         self._counters = MonotonicCounters(catalogue().fields)
         self._blocks = LabelBlocks(host)
-        self._layouts: dict[str, Layout] = {}
+        self._gpus: dict[str, GpuSample] = {}  # as they were found last, by UUID
         self._processes: dict[str, tuple[float, Mapping[int | None, tuple[Process, ...]]]] = {}
         self._owners: Mapping[int, Owner] = {}
         self._accounts = Accounts(longest_gap=_LONGEST_GAP)
         self._rendered_state: tuple[object, ...] | None = None
         self._of_state: list[Family] = []
         self._readers: tuple[ReaderState, ...] = ()
-        self._readers_at = clock()
         self._state_at = clock()
         self._page: Page | None = None
         self._scraped_at = self._renewed_at = -math.inf
@@ -93,21 +75,34 @@ class Exporter:
         self._selection = selection
         self._page = None
 
-    def took(self, reader: str, sample: SampleSet) -> None:
-        """A reader's newest values, which count from the next `renew` on."""
-        self._by_reader[reader] = sample
+    def take(self, batch: SampleBatch) -> None:
+        """What the sampler delivered; it counts from now on.
 
-    def layouts_are(self, layouts: Iterable[Layout]) -> None:
-        """The GPUs that answer, as they were found last."""
-        self._layouts = {layout.gpu.uuid: layout for layout in layouts}
+        The text is made at once only if a scrape is expected before the next batch but one.
+        """
+        self._by_reader |= batch.samples
+        for reader in batch.gone:
+            self._by_reader.pop(reader, None)
+        self._gpus = {sample.gpu.uuid: sample for sample in batch.latest}
+        self._readers = batch.readers
+        self._page = None
+        now = self._clock()
+        between, self._renewed_at = now - self._renewed_at, now
+        state = self._state()
+        who = self._uses(state.observed)
+        sample = self._sample(who)
+        self._accounts.observe(now, state.observed, who, activity(sample))
+        if self._is_expected(now, within=2 * between):
+            self._page = self._write(state, who, sample)
 
-    def processes_are(self, gpu: str, found: Mapping[int | None, tuple[Process, ...]]) -> None:
+    def _is_expected(self, now: float, *, within: float) -> bool:
+        """Whether the next scrape comes so soon, if it comes as the last ones did."""
+        late = now - self._scraped_at - self._between_scrapes
+        return -within <= late <= self._between_scrapes + within
+
+    def put_processes(self, gpu: str, found: Mapping[int | None, tuple[Process, ...]]) -> None:
         """Who runs on a GPU now, by its UUID: on each of its instances; None: outside any."""
         self._processes[gpu] = (self._clock(), found)
-
-    def drop(self, reader: str) -> None:
-        """Forget what this reader delivered."""
-        self._by_reader.pop(reader, None)
 
     def changed(self) -> None:
         """The node's state has changed."""
@@ -120,45 +115,21 @@ class Exporter:
         """The processes whose owner has to be looked up."""
         return pids_without_pod(self._current().observed, self._all_processes())
 
-    def owners_are(self, owners: Mapping[int, Owner]) -> None:
+    def put_owners(self, owners: Mapping[int, Owner]) -> None:
         """Whose these processes are."""
         self._owners = owners
 
     def _all_processes(self) -> Mapping[Device, tuple[Process, ...]]:
         found: dict[Device, tuple[Process, ...]] = {}
         for uuid, (at, running) in self._processes.items():
-            layout = self._layouts.get(uuid)
-            if layout is None or self._clock() - at > _LONGEST_GAP:
+            gpu = self._gpus.get(uuid)
+            if gpu is None or self._clock() - at > _LONGEST_GAP:
                 continue  # then what was observed counts
-            for instance in (None, *map(_number, layout.instances)):
+            for instance in (None, *map(_number, gpu.slices)):
                 found[uuid, instance] = running.get(instance, ())
         return found
 
     # --- the text ---------------------------------------------------------------------------------
-
-    def renew(self) -> None:
-        """Something new was read: it counts from now on.
-
-        The text is made at once only if a scrape is expected before the next sample but one.
-        """
-        self._page = None
-        now = self._clock()
-        between, self._renewed_at = now - self._renewed_at, now
-        state = self._state()
-        who = self._uses(state.observed)
-        sample = self._sample(who)
-        self._accounts.observe(self._clock(), state.observed, who, activity(sample))
-        if self._is_expected(now, within=2 * between):
-            self._page = self._write(state, who, sample)
-
-    def _is_expected(self, now: float, *, within: float) -> bool:
-        """Whether the next scrape comes so soon, if it comes as the last ones did."""
-        late = now - self._scraped_at - self._between_scrapes
-        return -within <= late <= self._between_scrapes + within
-
-    def readers_are(self, readers: Iterable[ReaderState]) -> None:
-        """How each reader fared, of those whose values were taken; their ages are of now."""
-        self._readers, self._readers_at = tuple(readers), self._clock()
 
     def scrape(
         self,
@@ -175,12 +146,7 @@ class Exporter:
             state = self._state()
             who = self._uses(state.observed)
             self._page = self._write(state, who, self._sample(who))
-        passed = self._scraped_at - self._readers_at
-        readers = (
-            replace(reader, age=reader.age + passed) if reader.age is not None else reader
-            for reader in self._readers
-        )
-        samples = [*reader_samples(readers), *cost]
+        samples = [*reader_samples(self._readers, now), *cost]
         samples += [
             AgentSample(agent_metrics.HTTP_REFUSED, count, key)
             for key, count in sorted(refused.items())
@@ -217,16 +183,11 @@ class Exporter:
 
     def _sample(self, who: Mapping[Device, Use]) -> SampleSet:
         slices = {
-            uuid: tuple(
-                _owned(subject, (uuid, _number(subject)), who) for subject in layout.instances
-            )
-            for uuid, layout in self._layouts.items()
-            if layout.instances
+            uuid: tuple(_owned(part, (uuid, _number(part)), who) for part in gpu.slices)
+            for uuid, gpu in self._gpus.items()
+            if gpu.slices
         }
-        wholes = [
-            _owned(Subject(WholeGpu(layout.gpu)), (uuid, None), who)
-            for uuid, layout in self._layouts.items()
-        ]
+        wholes = [_owned(gpu.whole, (uuid, None), who) for uuid, gpu in self._gpus.items()]
         return self._counters.steady(merged(self._by_reader.values(), slices, wholes))
 
     def _state(self) -> NodeState:
@@ -243,10 +204,10 @@ class Exporter:
         )
 
     def _as_seen(self, gpu: Gpu) -> Gpu:
-        layout = self._layouts.get(gpu.uuid)
-        if layout is None or layout.at < self._state_at:
+        sample = self._gpus.get(gpu.uuid)
+        if sample is None or sample.at < self._state_at:
             return gpu
-        there = {_number(subject) for subject in layout.instances}
+        there = {_number(subject) for subject in sample.slices}
         # Those without a compute instance are no devices, and no sample has them.
         left = tuple(i for i in gpu.instances if i.id in there or not i.compute)
         return gpu if len(left) == len(gpu.instances) else replace(gpu, instances=left)

@@ -1,4 +1,4 @@
-"""Reads the fields of the catalogue: which rows each tier has, and the values of each row's source.
+"""Reads the fields of the catalogue: which rows each tier has, and the values of each row.
 
 A row that the driver cannot answer is left out; calls that several rows share are made once, by
 `NvmlReader`.
@@ -6,25 +6,24 @@ A row that the driver cannot answer is left out; calls that several rows share a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from nodeagent.errors import DriverError
 from nodeagent.gpu.nvml import MOST_LINKS, Device, call
 from nodeagent.gpu.nvml_calls import FieldId, constant, member, number, port_counters
-from nodeagent.metrics.catalogue import Field, Reading, TextField, Tier
+from nodeagent.metrics.catalogue import Field, TextField, Tier
 from nodeagent.metrics.samples import Subject
 from nodeagent.metrics.sources import (
     EACH_LINK,
     Composed,
-    Conversion,
     DeviceCall,
     Event,
     FieldRate,
     FieldValue,
     Gpm,
     GpmLink,
+    Link,
     LinkCall,
     Number,
     PeerCall,
@@ -38,6 +37,7 @@ from nodeagent.metrics.sources import (
 from nodeagent.telemetry.nvml_reader import NvmlReader
 
 ReadValue = tuple[int, Subject, Number]
+RawValues = Iterable[tuple[Subject, Raw | None]]
 
 READ = (Tier.FAST, Tier.SLOW, Tier.ONCE)
 _WRONG_SHAPE = (TypeError, ValueError, AttributeError, IndexError)
@@ -52,32 +52,19 @@ _BRANDS = (
 )  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
-    """A field's number and how its value is read. `constants` are the numbers that it names."""
-
-    id: int
-    conversion: Conversion
-    source: Source
-    constants: tuple[int, ...] = ()
-
-    def value(self, raw: Raw) -> Number | None:
-        if self.conversion is Conversion.AS_IS and isinstance(raw, int):
-            return raw
-        return converted(self.conversion, raw)
-
-
 @dataclass(slots=True)
 class Rows:
-    """The rows of one tier, of GPUs or of GPU instances, and what they need in a batch."""
+    """The rows of one tier, of GPUs or of GPU instances, and what they need in batches."""
 
-    rows: list[Row] = field(default_factory=list)
+    rows: list[tuple[int, Source, Callable[[Target], RawValues]]] = field(default_factory=list)
     field_ids: list[FieldId] = field(default_factory=list)
     gpm_metrics: set[int] = field(default_factory=set)
+    port_counters: list[int] = field(default_factory=list)
 
-    def add(self, row: Row) -> None:
-        self.rows.append(row)
-        match row.source:
+    def add(self, row: int, source: Source) -> None:
+        """A row of the catalogue, by its number, that is read from `source`."""
+        self.rows.append((row, source, _reads(row, source)))
+        match source:
             case FieldValue(number, _, scope):
                 self.field_ids += [(number, link) for link in _links_of(scope)]
             case FieldRate(numbers, _, scope):
@@ -86,8 +73,8 @@ class Rows:
                 self.gpm_metrics.update(metrics)
             case GpmLink(first, step):
                 self.gpm_metrics.update(first + step * link for link in range(MOST_LINKS))
-            case _:
-                pass
+            case PortCounter(counter):
+                self.port_counters.append(constant(counter))
 
 
 @dataclass(slots=True)
@@ -96,8 +83,8 @@ class Plan:
 
     whole: dict[Tier, Rows] = field(default_factory=lambda: {tier: Rows() for tier in READ})
     part: dict[Tier, Rows] = field(default_factory=lambda: {tier: Rows() for tier in READ})
-    node: list[Row] = field(default_factory=list)
-    texts: list[tuple[TextField, DeviceCall, tuple[int, ...]]] = field(default_factory=list)
+    node: Rows = field(default_factory=Rows)
+    texts: list[TextField] = field(default_factory=list)
     node_texts: list[TextField] = field(default_factory=list)
 
 
@@ -105,44 +92,15 @@ def make_plan(fields: Iterable[Field], texts: Iterable[TextField] = ()) -> Plan:
     """How to read these fields. Those that follow events are not in it."""
     plan = Plan()
     for entry in fields:
-        if entry.tier is Tier.EVENT or isinstance(entry.whole.source, Event | Composed):
+        if entry.tier is Tier.EVENT or isinstance(entry.whole, Event | Composed):
             continue
-        row = _row(entry.id, entry.whole)
-        if isinstance(row.source, SystemCall):
-            plan.node.append(row)
-        else:
-            plan.whole[entry.tier].add(row)
+        of_node = isinstance(entry.whole, SystemCall)
+        (plan.node if of_node else plan.whole[entry.tier]).add(entry.id, entry.whole)
         if entry.part is not None:
-            plan.part[entry.tier].add(_row(entry.id, entry.part))
+            plan.part[entry.tier].add(entry.id, entry.part)
     for text in texts:
-        if isinstance(text.source, DeviceCall):
-            constants = tuple(map(constant, text.source.arguments))
-            plan.texts.append((text, text.source, constants))
-        else:
-            plan.node_texts.append(text)
+        (plan.texts if isinstance(text.source, DeviceCall) else plan.node_texts).append(text)
     return plan
-
-
-def _row(number: int, reading: Reading) -> Row:
-    match reading.source:
-        case DeviceCall(arguments=names):
-            pass
-        case PeerCall(argument=name) | LinkCall(counter=name) | PortCounter(counter=name):
-            names = (name,)
-        case Verdict(refusal=name):
-            names = (name,)
-        case _:
-            names = ()
-    return Row(number, reading.conversion, reading.source, tuple(map(constant, names)))
-
-
-def _links_of(link: object) -> Iterable[int]:
-    """The links that a row means."""
-    if link is EACH_LINK:
-        return range(MOST_LINKS)
-    if not isinstance(link, int):
-        raise TypeError(f"{link!r} is no link")
-    return (link,)
 
 
 # --- values ---------------------------------------------------------------------------------------
@@ -170,7 +128,7 @@ class Rates:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What is read: a GPU with its `links`, or a GPU instance, which has none.
+    """What is read: the node, a GPU with its `links`, or a GPU instance, which has none.
 
     `gpm` gives the GPM metrics since the last sample, `others` the other GPUs by index.
     """
@@ -181,146 +139,125 @@ class Target:
     gpm: Callable[[], dict[int, float]] = dict
     links: tuple[Subject, ...] = ()
     others: Callable[[], list[tuple[int, Device]]] = list
+    port_counters: Sequence[int] = ()
 
-    def of_link(self, scope: object, link: int) -> Subject:
+    def of_link(self, scope: Link, link: int) -> Subject:
         return self.links[link] if scope is EACH_LINK else self.subject
+
+    def ports(self) -> dict[tuple[int, int], Number]:
+        """All counters of all links' ports, by counter and link, in one call."""
+        found: dict[tuple[int, int], Number] | None = self.reader.ask(("ports",), self._read_ports)
+        return found or {}
+
+    def _read_ports(self) -> dict[tuple[int, int], Number]:
+        links = range(len(self.links))
+        wanted = [(counter, link) for counter in self.port_counters for link in links]
+        # The port of link n has the number n + 1.
+        answers = port_counters(self.reader.device, [(c, link + 1) for c, link in wanted])
+        pairs = zip(wanted, answers, strict=True)
+        return {place: value for place, (code, value) in pairs if not code}
 
 
 def read_rows(rows: Rows, target: Target) -> Iterator[ReadValue]:
     """The values of all rows, of the target and its links; field values were read before."""
-    gpm = target.gpm() if rows.gpm_metrics else {}
-    ports = _read_ports(rows, target)
-    for row in rows.rows:
-        if isinstance(row.source, Gpm | GpmLink | PortCounter):
-            found = _batched(row, target, gpm, ports)
-        elif isinstance(row.source, FieldValue | FieldRate | LinkCall):
-            found = _of_links(row, target)
-        else:
-            found = _of_calls(row, target)
-        for subject, raw in found:
-            if raw is None:
-                continue
-            try:
-                value = row.value(raw)
-            except _WRONG_SHAPE as error:
-                _note_shape(target.reader, row, error)
-                continue
-            if value is not None:
-                yield row.id, subject, value
-
-
-def _of_calls(row: Row, target: Target) -> Iterator[tuple[Subject, Raw | None]]:
-    """Of calls about the handle itself."""
-    reader = target.reader
-    match row.source:
-        case DeviceCall() as source:
-            answer = _call(reader, source, row.constants)
-            if answer is not None:
-                try:
-                    raw = _raw(answer, source.items)
-                except _WRONG_SHAPE as error:
-                    _note_shape(reader, row, error)
-                    return
-                yield target.subject, raw
-        case Verdict(function):
-            yield target.subject, verdict_of(reader, function, row.constants[0])
-        case PeerCall(function):
-            yield target.subject, _peers(reader, function, row.constants[0], target.others)
-
-
-def _of_links(row: Row, target: Target) -> Iterator[tuple[Subject, Raw | None]]:
-    """Of a value that each link has, or the GPU as a whole."""
-    reader = target.reader
-    match row.source:
-        case FieldValue(number, _, scope):
-            for link in _links_of(scope):
-                yield target.of_link(scope, link), reader.field(number, link)
-        case FieldRate(numbers, _, scope):
-            for link in _links_of(scope):
-                parts = [reader.field(number, link) for number in numbers]
-                yield target.of_link(scope, link), target.rates.rate((row.id, link), parts)
-        case LinkCall(function, _, scope):
-            for link in _links_of(scope):
-                raw = reader.call(function, link, row.constants[0])
-                yield target.of_link(scope, link), raw
-
-
-def _batched(
-    row: Row, target: Target, gpm: dict[int, float], ports: dict[tuple[int, int], Number]
-) -> Iterator[tuple[Subject, Raw | None]]:
-    """Of what was read in one call for all rows."""
-    match row.source:
-        case Gpm(metrics):
-            known = [gpm[metric] for metric in metrics if metric in gpm]
-            yield target.subject, sum(known) / len(known) if known else None
-        case GpmLink(first, step):
-            for link, subject in enumerate(target.links):
-                yield subject, gpm.get(first + step * link)
-        case PortCounter():
-            for link, subject in enumerate(target.links):
-                yield subject, ports.get((row.constants[0], link))
-
-
-def _read_ports(rows: Rows, target: Target) -> dict[tuple[int, int], Number]:
-    """All counters of all links' ports in one call. The port of link n has the number n + 1."""
-    wanted = [
-        (row.constants[0], link + 1)
-        for row in rows.rows
-        if isinstance(row.source, PortCounter)
-        for link in range(len(target.links))
-    ]
-    if not wanted:
-        return {}
-    reader = target.reader
-    answers = reader.ask(("ports",), lambda: port_counters(reader.device, wanted))
-    return {
-        (counter, port - 1): value
-        for (counter, port), (code, value) in zip(wanted, answers or (), strict=False)
-        if not code
-    }
-
-
-def _call(reader: NvmlReader, source: DeviceCall, constants: tuple[int, ...]) -> Any:
-    if source.structure:
-        return reader.structure(source.function, source.structure)
-    return reader.call(source.function, *constants)
-
-
-def _raw(answer: Any, items: tuple[str, ...]) -> Raw:
-    if len(items) < 2:
-        return number(member(answer, items[0]) if items else answer)
-    numbers = tuple(number(member(answer, item)) for item in items)
-    return tuple(n for n in numbers if not isinstance(n, tuple))
-
-
-def _note_shape(reader: NvmlReader, row: Row, error: Exception) -> None:
-    function = getattr(row.source, "function", f"field {row.id}")
-    reader.problems[function, *row.constants] = f"{function} has another answer than known: {error}"
-
-
-def verdict_of(reader: NvmlReader, function: str, refusal: int) -> int | None:
-    """1 when the call succeeds, 0 when it fails with `refusal`."""
-
-    def ask() -> int:
+    for row, source, read in rows.rows:
+        found = read(target)
         try:
-            call(function, reader.device)
-        except DriverError as error:
-            if error.code != refusal:
-                raise
-            return 0
-        return 1
+            for subject, raw in found:
+                value = None if raw is None else converted(source.conversion, raw)
+                if value is not None:
+                    yield row, subject, value
+        except _WRONG_SHAPE as error:
+            function = getattr(source, "function", f"field {row}")
+            why = f"{function} has another answer than known: {error}"
+            target.reader.problems["shape", function] = why
 
-    found: int | None = reader.ask((function, "verdict"), ask)
-    return found
+
+def _reads(row: int, source: Source) -> Callable[[Target], RawValues]:  # noqa: C901 # one case for each kind of source
+    """How the raw values of a row are read; the constants that it names are looked up once."""
+    match source:
+        case DeviceCall() | SystemCall():
+            ask, items = _asks(source), source.items
+            return lambda target: _of_answer(target.subject, ask(target.reader), items)
+        case Verdict(function, name):
+            refusal = constant(name)
+            return lambda target: [(target.subject, target.reader.verdict(function, refusal))]
+        case PeerCall(function, name):
+            argument = constant(name)
+            return lambda target: [(target.subject, _peers(target, function, argument))]
+        case LinkCall(function, name, scope):
+            counter = constant(name)
+            return lambda target: [
+                (target.of_link(scope, link), target.reader.call(function, link, counter))
+                for link in _links_of(scope)
+            ]
+        case FieldValue(number, _, scope):
+            return lambda target: [
+                (target.of_link(scope, link), target.reader.field(number, link))
+                for link in _links_of(scope)
+            ]
+        case FieldRate(numbers, _, scope):
+            return lambda target: [
+                (
+                    target.of_link(scope, link),
+                    target.rates.rate((row, link), [target.reader.field(n, link) for n in numbers]),
+                )
+                for link in _links_of(scope)
+            ]
+        case Gpm(metrics):
+            return lambda target: [(target.subject, _mean(target.gpm(), metrics))]
+        case GpmLink(first, step):
+            return lambda target: [
+                (subject, target.gpm().get(first + step * link))
+                for link, subject in enumerate(target.links)
+            ]
+        case PortCounter(name):
+            counter = constant(name)
+            return lambda target: [
+                (subject, target.ports().get((counter, link)))
+                for link, subject in enumerate(target.links)
+            ]
+        case Event() | Composed():
+            raise TypeError(f"{source!r} is not read")
 
 
-def _peers(
-    reader: NvmlReader,
-    function: str,
-    argument: int,
-    others: Callable[[], list[tuple[int, Device]]],
-) -> int | None:
+def _links_of(scope: Link) -> Iterable[int]:
+    """The links that a row means."""
+    return (scope,) if isinstance(scope, int) else range(MOST_LINKS)
+
+
+def _asks(source: DeviceCall | SystemCall) -> Callable[[NvmlReader], Any]:
+    """The call behind a source."""
+    function = source.function
+    if isinstance(source, SystemCall):
+        return lambda reader: reader.ask((function,), lambda: call(function))
+    if structure := source.structure:
+        return lambda reader: reader.structure(function, structure)
+    arguments = tuple(map(constant, source.arguments))
+    return lambda reader: reader.call(function, *arguments)
+
+
+def _of_answer(
+    subject: Subject, answer: Any, items: tuple[str, ...]
+) -> Iterator[tuple[Subject, Raw]]:
+    """The numbers in an answer; evaluated late, since it may have another shape than known."""
+    if answer is None:
+        return
+    if len(items) < 2:
+        yield subject, number(member(answer, items[0]) if items else answer)
+    else:
+        numbers = tuple(number(member(answer, item)) for item in items)
+        yield subject, tuple(n for n in numbers if not isinstance(n, tuple))
+
+
+def _mean(gpm: dict[int, float], metrics: tuple[int, ...]) -> float | None:
+    known = [gpm[metric] for metric in metrics if metric in gpm]
+    return sum(known) / len(known) if known else None
+
+
+def _peers(target: Target, function: str, argument: int) -> int | None:
     """A bit for each of the other GPUs, set where the status is OK."""
+    reader = target.reader
 
     def status(index: int, other: Device) -> int | None:
         found: int | None = reader.ask(
@@ -328,7 +265,7 @@ def _peers(
         )
         return found
 
-    there: list[tuple[int, Device]] | None = reader.ask(("peers",), others)
+    there: list[tuple[int, Device]] | None = reader.ask(("peers",), target.others)
     answers = [(index, status(index, device)) for index, device in there or ()]
     known = [(index, found) for index, found in answers if found is not None]
     if not known and there != []:
@@ -339,13 +276,13 @@ def _peers(
 # --- texts ----------------------------------------------------------------------------------------
 
 
-def read_texts(plan: Plan, reader: NvmlReader) -> Iterator[tuple[int, str]]:
-    """The texts of a GPU that become labels, by their number."""
-    for text, source, constants in plan.texts:
-        answer = _call(reader, source, constants)
-        if answer is not None:
-            found = member(answer, source.items[0]) if source.items else answer
-            yield text.id, as_text(text.name, found)
+def read_texts(texts: Iterable[TextField], reader: NvmlReader) -> Iterator[tuple[int, str]]:
+    """The texts of a GPU or the node that become labels, by their number."""
+    for text in texts:
+        if isinstance(text.source, DeviceCall | SystemCall):
+            answer, items = _asks(text.source)(reader), text.source.items
+            if answer is not None:
+                yield text.id, as_text(text.name, member(answer, items[0]) if items else answer)
 
 
 def as_text(name: str, answer: Any) -> str:

@@ -9,8 +9,9 @@ changes.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from nodeagent.errors import DriverError
@@ -23,7 +24,7 @@ from nodeagent.metrics.catalogue import Tier
 from nodeagent.metrics.samples import GpuIdentity, NvLink, SampleSet, Subject, WholeGpu, by_field
 from nodeagent.telemetry.fields import Plan, Rates, ReadValue, Rows, Target, read_rows, read_texts
 from nodeagent.telemetry.gpm import GpmMetrics, GpmTrail
-from nodeagent.telemetry.health import health_fields, read_health, read_instance, read_modes
+from nodeagent.telemetry.health import health_fields, read_health, read_instance
 from nodeagent.telemetry.layout import Layout, Part
 from nodeagent.telemetry.nvml_reader import NvmlReader, Standing
 from nodeagent.telemetry.samples import GpuSample
@@ -33,7 +34,7 @@ _STALE = frozenset({INVALID_ARGUMENT, NOT_FOUND})
 
 @dataclass(slots=True)
 class _Found:
-    """What is found in one reading: values by tier, instances for health, and failed calls."""
+    """What one reading finds: values by tier, instances for health, and failed calls."""
 
     values: dict[Tier, list[ReadValue]]
     instances: list[InstanceReading] = field(default_factory=list)
@@ -59,7 +60,6 @@ class GpuReader:
         self._health = health
         self._uuid = ""
         self._layout = Layout()
-        self._links: tuple[Subject, ...] = ()
         self._begin_anew(-1)
 
     def _begin_anew(self, session: int) -> None:
@@ -70,7 +70,8 @@ class GpuReader:
         self._rates = Rates(self._clock)
         self._layout.forget()
         self._layout_known = False
-        self._metrics: dict[str, GpmMetrics] = {}
+        self._whole_metrics = _gpm_metrics(self._plan.whole)
+        self._part_metrics = _gpm_metrics(self._plan.part)
         self._texts: dict[int, str] = {}
 
     def read(
@@ -107,8 +108,7 @@ class GpuReader:
         if gone is not None or not self._layout_known or Tier.SLOW in tiers:
             self._read_layout(gpu, gone or ())
         found = _Found({tier: [] for tier in tiers})
-        reader = NvmlReader(device, self._standing)
-        health, modes = self._read_whole(gpu, reader, tiers, found)
+        health = self._read_whole(gpu, NvmlReader(device, self._standing), tiers, found)
         instances = self._read_parts(gpu, device, tiers, found)
         if health is not None and Tier.SLOW in tiers:
             health = replace(health, instances=instances)
@@ -118,10 +118,9 @@ class GpuReader:
             whole=self._whole,
             at=ended,
             seconds=ended - began,
-            slices=self._layout.subjects,
+            slices=tuple(part.subject for part in self._layout.parts.values()),
             samples={tier: self._sample(tier, values) for tier, values in found.values.items()},
             health=health,
-            modes=modes,
             problems=tuple(found.problems),
         )
 
@@ -134,11 +133,10 @@ class GpuReader:
         self._links = tuple(Subject(NvLink(self._identity, n)) for n in range(MOST_LINKS))
 
     def _read_layout(self, gpu: GpuDevice, gone: Collection[int]) -> None:
-        before = self._layout.generation
         self._layout_known = False  # until it was read to its end
-        self._layout.read(gpu, self._identity, self._free_samples, gone)
+        changed = self._layout.read(gpu, self._identity, self._free_samples, gone)
         self._layout_known = True
-        if self._layout.generation != before:
+        if changed:
             # What the GPU as a whole reports depends on the mode and on whether it has instances.
             self._standing.refused.clear()
             self._gpm.end()
@@ -151,58 +149,34 @@ class GpuReader:
 
     def _read_whole(
         self, gpu: GpuDevice, reader: NvmlReader, tiers: frozenset[Tier], found: _Found
-    ) -> tuple[GpuReading | None, dict[str, int] | None]:
-        slow = Tier.SLOW in tiers
-        plan, once = self._plan.whole, self._standing.read_once
-        due = [plan[tier] for tier in tiers]
-        if slow and once is None:
-            due.append(plan[Tier.ONCE])
+    ) -> GpuReading | None:
+        slow, plan = Tier.SLOW in tiers, self._plan.whole
+        first = slow and self._standing.read_once is None
+        due = [plan[tier] for tier in (*tiers, *([Tier.ONCE] if first else []))]
         fields = [one for rows in due for one in rows.field_ids]
-        if self._health:
-            fields += health_fields(slow=slow)
-        reader.read_fields(fields)
-
-        def values(rows: Rows) -> list[ReadValue]:
-            return list(
-                read_rows(
-                    rows,
-                    Target(
-                        reader,
-                        self._whole,
-                        self._rates,
-                        lambda: self._read_gpm("whole", rows, reader, self._gpm, reader.device),
-                        self._links,
-                        lambda: _others(gpu),
-                    ),
-                )
-            )
-
-        for tier in tiers:
-            found.values[tier] += values(plan[tier])
-        if slow:
-            if once is None:
-                once = self._standing.read_once = values(plan[Tier.ONCE])
-                self._texts = dict(read_texts(self._plan, reader))
-            found.values[Tier.SLOW] += once
-        health, modes = None, None
+        reader.read_fields([*fields, *(health_fields(slow=slow) if self._health else ())])
+        target = Target(
+            reader,
+            self._whole,
+            self._rates,
+            gpm=lambda: _step(reader, self._gpm, reader.device, self._whole_metrics),
+            links=self._links,
+            others=lambda: _others(gpu),
+            port_counters=tuple(counter for rows in due for counter in rows.port_counters),
+        )
+        _read_tiers(plan, tiers, target, self._standing, found)
+        if first:
+            self._texts = dict(read_texts(self._plan.texts, reader))
+        health = None
         if self._health:
             known = self._identity
-            reading = GpuReading(known.uuid, known.index, known.pci_bus_id, mig=self._layout.mig)
-            health = read_health(reader, reading, slow=slow)
-            modes = read_modes(reader) if slow else None
+            health = GpuReading(known.uuid, known.index, known.pci_bus_id, mig=self._layout.mig)
+            health = read_health(reader, health, slow=slow)
         if reader.doubted:
             nvml.uuid(gpu.handle)  # raises where it is the handle that is wrong
             reader.resolve_doubts()
         found.problems += reader.problems.values()
-        return health, modes
-
-    def _read_gpm(
-        self, kind: str, rows: Rows, reader: NvmlReader, trail: GpmTrail, gpu: Device
-    ) -> dict[int, float]:
-        if kind not in self._metrics:
-            self._metrics[kind] = GpmMetrics(rows.gpm_metrics)
-        metrics = self._metrics[kind]
-        return reader.ask(("gpm",), lambda: trail.step(gpu, metrics)) or {}
+        return health
 
     # --- its instances ------------------------------------------------------------------------
 
@@ -229,32 +203,46 @@ class GpuReader:
         found = _Found({tier: [] for tier in tiers})
         for number, part in self._layout.parts.items():
             reader = NvmlReader(part.device, part.standing)
-            for tier in tiers:
-                found.values[tier] += self._part_values(device, reader, part, tier)
-            if Tier.SLOW in tiers:
-                if part.standing.read_once is None:
-                    once = self._part_values(device, reader, part, Tier.ONCE)
-                    part.standing.read_once = once
-                found.values[Tier.SLOW] += part.standing.read_once
-                if self._health:
-                    found.instances.append(read_instance(reader, part.info))
+            target = Target(
+                reader,
+                part.subject,
+                self._rates,
+                gpm=partial(_step, reader, part.gpm, device, self._part_metrics),
+            )
+            _read_tiers(self._plan.part, tiers, target, part.standing, found)
+            if self._health and Tier.SLOW in tiers:
+                found.instances.append(read_instance(reader, part.info))
             if reader.doubted:
                 _require_same_part(number, part)
                 reader.resolve_doubts()
             found.problems += reader.problems.values()
         return found
 
-    def _part_values(
-        self, gpu: Device, reader: NvmlReader, part: Part, tier: Tier
-    ) -> list[ReadValue]:
-        rows = self._plan.part[tier]
-        target = Target(
-            reader,
-            part.subject,
-            self._rates,
-            lambda: self._read_gpm("part", rows, reader, part.gpm, gpu),
-        )
-        return list(read_rows(rows, target))
+
+def _read_tiers(
+    plan: Mapping[Tier, Rows],
+    tiers: Collection[Tier],
+    target: Target,
+    standing: Standing,
+    found: _Found,
+) -> None:
+    """Add the values of the tiers; what is read once counts as slow."""
+    for tier in tiers:
+        found.values[tier] += read_rows(plan[tier], target)
+    if Tier.SLOW in tiers:
+        if standing.read_once is None:
+            standing.read_once = list(read_rows(plan[Tier.ONCE], target))
+        found.values[Tier.SLOW] += standing.read_once
+
+
+def _gpm_metrics(plan: Mapping[Tier, Rows]) -> GpmMetrics:
+    return GpmMetrics({metric for rows in plan.values() for metric in rows.gpm_metrics})
+
+
+def _step(
+    reader: NvmlReader, trail: GpmTrail, gpu: Device, metrics: GpmMetrics
+) -> dict[int, float]:
+    return reader.ask(("gpm",), lambda: trail.step(gpu, metrics)) or {}
 
 
 def _require_same_part(number: int, part: Part) -> None:

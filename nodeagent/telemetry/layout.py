@@ -13,7 +13,6 @@ from nodeagent.gpu.device import GpuDevice
 from nodeagent.gpu.nvml import Device, InstanceInfo
 from nodeagent.gpu.nvml_errors import INVALID_ARGUMENT, NOT_FOUND
 from nodeagent.metrics.samples import GpuIdentity, Slice, Subject
-from nodeagent.plan.observed import MigMode
 from nodeagent.telemetry.gpm import GpmTrail
 from nodeagent.telemetry.nvml_reader import Standing
 
@@ -38,7 +37,6 @@ class Layout:
     def __init__(self) -> None:
         self.mig: bool | None = None
         self.parts: dict[int, Part] = {}
-        self.generation = 0  # grows with every change
         self._generations: Counter[int] = Counter()
 
     def read(
@@ -47,8 +45,8 @@ class Layout:
         identity: GpuIdentity,
         samples: list[Any],
         gone: Collection[int] = (),
-    ) -> None:
-        """Read which there are now; raises DriverError.
+    ) -> bool:
+        """Read which there are now, and say whether that is news; raises DriverError.
 
         An instance is the one that was there before if it lies at the same place and is not one
         of those that are `gone` for certain.
@@ -56,7 +54,10 @@ class Layout:
         before = (self.mig, tuple(self.parts.values()))
         mode = gpu.mode()
         self.mig = None if mode is None else mode.current
-        found = _found(gpu, mode) if mode is not None and mode.current else {}
+        found = {}
+        if mode is not None and mode.current:
+            gpu.learn_profiles(mode)
+            found = _instances(gpu)
         parts: dict[int, Part] = {}
         for number, (device, info) in sorted(found.items()):
             part = self.parts.get(number)
@@ -71,39 +72,26 @@ class Layout:
             if parts.get(number) is not part:
                 part.gpm.end()
         self.parts = parts
-        if before != (self.mig, tuple(parts.values())):
-            self.generation += 1
+        return before != (self.mig, tuple(parts.values()))
 
     def forget(self) -> None:
         """NVML was started anew: nothing of before may be touched."""
-        self.parts = {}
-        self.mig = None
-        self.generation += 1
-
-    @property
-    def subjects(self) -> tuple[Subject, ...]:
-        return tuple(part.subject for part in self.parts.values())
+        self.parts, self.mig = {}, None
 
 
-def _found(gpu: GpuDevice, mode: MigMode) -> dict[int, tuple[Device, InstanceInfo]]:
+def _instances(gpu: GpuDevice, attempts: int = _ATTEMPTS) -> dict[int, tuple[Device, InstanceInfo]]:
     """A MIG device of each GPU instance, since its compute instances share its memory."""
-    gpu.learn_profiles(mode)
-    for _ in range(_ATTEMPTS - 1):
-        try:
-            return _read(gpu)
-        except DriverError as error:
-            if error.code not in _CHANGED:  # as when the layout changes meanwhile
-                raise
-    return _read(gpu)
-
-
-def _read(gpu: GpuDevice) -> dict[int, tuple[Device, InstanceInfo]]:
     found: dict[int, tuple[Device, InstanceInfo]] = {}
-    for device in gpu.mig_devices():
-        number = nvml.gpu_instance_id(device)
-        if number not in found:
-            instance = nvml.gpu_instance_by_id(gpu.handle, number)
-            found[number] = (device, nvml.gpu_instance_info(instance))
+    try:
+        for device in gpu.mig_devices():
+            number = nvml.gpu_instance_id(device)
+            if number not in found:
+                instance = nvml.gpu_instance_by_id(gpu.handle, number)
+                found[number] = (device, nvml.gpu_instance_info(instance))
+    except DriverError as error:
+        if attempts == 1 or error.code not in _CHANGED:  # as when the layout changes meanwhile
+            raise
+        return _instances(gpu, attempts - 1)
     return found
 
 

@@ -85,6 +85,21 @@ class NvmlReader:
         key = (function, structure)
         return self.ask(key, lambda: filled(function, structure, self.device))
 
+    def verdict(self, function: str, refusal: int) -> int | None:
+        """1 when the call about this handle succeeds, 0 when it fails with `refusal`."""
+
+        def ask() -> int:
+            try:
+                call(function, self.device)
+            except DriverError as error:
+                if error.code != refusal:
+                    raise
+                return 0
+            return 1
+
+        found: int | None = self.ask((function, "verdict"), ask)
+        return found
+
     def _note(self, key: Key, error: DriverError) -> None:
         if error.code in ABSENT:
             self._standing.refused.add(key)

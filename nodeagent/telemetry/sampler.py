@@ -12,7 +12,7 @@ import asyncio
 import time
 from collections.abc import Callable, Coroutine, Iterable, Mapping
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from nodeagent.errors import DeadlineExceeded, DriverError, GpuLost
@@ -21,7 +21,7 @@ from nodeagent.gpu.nvml_errors import silence_of
 from nodeagent.health.readings import Answer, GpuReading
 from nodeagent.metrics.agent_samples import ReaderState
 from nodeagent.metrics.catalogue import Field, TextField, Tier
-from nodeagent.metrics.samples import SampleSet, Subject
+from nodeagent.metrics.samples import Subject
 from nodeagent.plan.steps import DestroyGpuInstance, Step
 from nodeagent.telemetry.fields import make_plan
 from nodeagent.telemetry.gpu_reader import GpuReader
@@ -50,27 +50,15 @@ class Intervals:
 
 
 @dataclass(slots=True)
-class _Reading:
-    """How one tier of one GPU, or the node, fares."""
-
-    succeeded: bool = False
-    at: float | None = None  # monotonic, of the last sample that ended
-    seconds: float | None = None
-
-
-@dataclass(slots=True)
 class _GpuState:
     """One GPU. `changed`: instances known to be others since the last sample, None for none."""
 
     index: int
     reader: GpuReader
     begun: float  # uptime
-    readings: dict[Tier, _Reading] = field(
-        default_factory=lambda: {tier: _Reading() for tier in _TIERS}
-    )
+    states: dict[Tier, ReaderState]
     last: GpuSample | None = None  # the last one that ended
-    news: GpuSample | DriverError | None = None
-    failure: DriverError | None = None  # of the last sample
+    failure: DriverError | None = None  # of the last reading
     changed: set[int] | None = None
     task: asyncio.Task[None] | None = None
     slow_at: float = 0.0
@@ -113,11 +101,11 @@ class Sampler:
         self._health = health
         self._uptime = uptime
         self._gpus: list[_GpuState] = []
-        self._vanished: tuple[int, ...] = ()  # since the last round
+        self._batch = SampleBatch()  # what is new since the last round
         self._node = NodeReader(self._plan, clock)
-        self._node_reading = _Reading()
+        self._node_state = ReaderState("node")
         self._node_task: asyncio.Task[None] | None = None
-        self._node_news: NodeSample | DriverError | None = None
+        self._node_sample: NodeSample | None = None  # if it is new since the last round
         self._node_at = 0.0
         self._node_good: float | None = None
         driver.after_step.append(self._step_ended)
@@ -142,23 +130,33 @@ class Sampler:
         """Read all that can be read; a GPU's or the driver's failure is reported and not raised."""
         now = self._clock()
         count = self._driver.pool.gpu_count
-        self._vanished = tuple(gpu.index for gpu in self._gpus[count:])
+        vanished = self._gpus[count:]
         del self._gpus[count:]  # those behind a GPU that is gone have other numbers now
-        for index in range(len(self._gpus), count):
-            self._gpus.append(
-                _GpuState(
-                    index,
-                    GpuReader(self._plan, health=self._health, clock=self._clock),
-                    self._uptime(),
-                )
-            )
+        for gpu in vanished:
+            if gpu.task is not None:
+                gpu.task.cancel()
+        self._gpus += map(self._make_state, range(len(self._gpus), count))
         tasks = await self._begin(now)
         if tasks:
             done, _ = await asyncio.wait(tasks, timeout=self._intervals.patience)
             for task in done:
                 if not task.cancelled():  # by `close`, which is no reason to cancel the caller
                     task.result()  # it raises nothing but what should never be
-        return self._batch()
+        lost = [gpu for gpu in self._gpus if gpu.lost]
+        batch, self._batch = self._batch, SampleBatch()
+        batch.gone = tuple(_name(tier, gpu.index) for gpu in (*vanished, *lost) for tier in _TIERS)
+        batch.latest = tuple(g.last for g in self._gpus if g.last is not None and not g.lost)
+        batch.readers = self._readers()
+        # The last of each; one that was slow may have been read twice.
+        newest = {reading.uuid: reading for reading in batch.gpus}
+        batch.gpus = sorted(newest.values(), key=lambda reading: reading.index)
+        self._add_node(batch)
+        return batch
+
+    def _make_state(self, index: int) -> _GpuState:
+        reader = GpuReader(self._plan, health=self._health, clock=self._clock)
+        states = {tier: ReaderState(tier.value, gpu=str(index)) for tier in _TIERS}
+        return _GpuState(index, reader, self._uptime(), states)
 
     async def _begin(self, now: float) -> set[asyncio.Task[None]]:
         """Begin to read all that can be read; what is under way, or was until just now."""
@@ -187,24 +185,42 @@ class Sampler:
             )
             sample = await _checked(visit)
         except DriverError as error:
-            gpu.news = gpu.failure = error
             if changed is not None:
                 gpu.note_change(changed)  # it was not read
-            # A GPU that is gone is gone for what is read of it seldom, too.
-            if isinstance(error, GpuLost):
-                tiers, gpu.slow_at = _ALL, 0.0
-            for tier in tiers:
-                gpu.readings[tier].succeeded = False
+            self._failed(gpu, tiers, error)
         else:
-            gpu.news = gpu.last = sample
-            gpu.failure = None
-            gpu.last_good = self._uptime()
-            for tier in tiers:
-                gpu.readings[tier] = _Reading(not sample.problems, sample.at, sample.seconds)
-            if Tier.SLOW in tiers:
-                gpu.slow_at = sample.at + self._intervals.slow
+            self._succeeded(gpu, tiers, sample)
         finally:
             gpu.task = None
+
+    def _succeeded(self, gpu: _GpuState, tiers: frozenset[Tier], sample: GpuSample) -> None:
+        gpu.last, gpu.failure, gpu.lost = sample, None, False
+        gpu.last_good = self._uptime()
+        if Tier.SLOW in tiers:
+            gpu.slow_at = sample.at + self._intervals.slow
+        for tier in tiers:
+            gpu.states[tier] = _state(gpu.states[tier], sample)
+        self._batch.samples |= {_name(tier, gpu.index): s for tier, s in sample.samples.items()}
+        if sample.problems:
+            self._batch.problems[gpu.uuid] = sample.problems
+        if sample.health is not None:
+            answer = Answer(last=gpu.last_good)
+            self._batch.gpus.append(replace(sample.health, answer=answer))
+
+    def _failed(self, gpu: _GpuState, tiers: frozenset[Tier], error: DriverError) -> None:
+        gpu.failure = error
+        # A GPU that is gone is gone for what is read of it seldom, too.
+        if isinstance(error, GpuLost):
+            tiers, gpu.slow_at = _ALL, 0.0
+        for tier in tiers:
+            gpu.states[tier] = replace(gpu.states[tier], succeeded=False)
+        uuid, address = self._names(gpu)
+        if uuid:
+            gpu.lost = gpu.lost or isinstance(error, GpuLost)
+            self._batch.problems[uuid] = (str(error),)
+            last = gpu.begun if gpu.last_good is None else gpu.last_good
+            answer = Answer(silence_of(error), last, str(error))
+            self._batch.gpus.append(GpuReading(uuid, gpu.index, address, answer=answer))
 
     async def _ask_node(self) -> None:
         try:
@@ -212,70 +228,40 @@ class Sampler:
                 self._driver.pool.ask(self._node.read, what="sampling the node")
             )
         except DriverError as error:
-            self._node_news = error
-            self._node_reading.succeeded = False
+            self._node_state = replace(self._node_state, succeeded=False)
+            self._batch.answer = Answer(silence_of(error), self._node_good, str(error))
         else:
-            self._node_news = sample
+            self._node_sample = sample
             self._node_good = self._uptime()
             self._node_at = sample.at + self._intervals.slow
-            self._node_reading = _Reading(not sample.problems, sample.at, sample.seconds)
+            self._node_state = _state(self._node_state, sample)
+            self._batch.samples["node"] = sample.sample
+            self._batch.answer = Answer(last=self._node_good)
         finally:
             self._node_task = None
 
-    # --- the result -----------------------------------------------------------------------------
+    def _add_node(self, batch: SampleBatch) -> None:
+        """UUIDs and addresses of the GPUs that NVML lists, where the node was read; and a GPU that
+        hangs and was never named, which is trouble of the node.
+        """
+        gpus = self._gpus[: self._driver.pool.gpu_count]
+        failed = batch.answer is not None and batch.answer.silence is not None
+        hanging = (g for g in gpus if isinstance(g.failure, DeadlineExceeded))
+        unnamed = next((g for g in hanging if not self._names(g)[0]), None)
+        if unnamed is not None and unnamed.failure is not None and not failed:
+            error = unnamed.failure
+            batch.answer = Answer(silence_of(error), unnamed.begun, str(error))
+        node, self._node_sample = self._node_sample, None
+        if node is None:
+            return
+        batch.addresses = tuple(address for _, address in map(self._names, gpus) if address)
+        there = [self._names(gpu)[0] for gpu in self._gpus[: node.count]]
+        if len(there) == node.count and all(there):  # none that was not asked yet
+            batch.known = frozenset(there)
 
-    def _batch(self) -> SampleBatch:
-        samples: dict[str, SampleSet] = {}
-        readings: list[GpuReading] = []
-        modes: dict[str, Mapping[str, int]] = {}
-        problems: dict[str, tuple[str, ...]] = {}
-        gone = [_name(tier, index) for index in self._vanished for tier in _TIERS]
-        for gpu in self._gpus:
-            news, gpu.news = gpu.news, None
-            if isinstance(news, GpuSample):
-                gpu.lost = False
-                samples |= {_name(tier, gpu.index): s for tier, s in news.samples.items()}
-                if news.problems:
-                    problems[gpu.uuid] = news.problems
-                if news.modes is not None:
-                    modes[gpu.uuid] = news.modes
-                if news.health is not None:
-                    readings.append(replace(news.health, answer=Answer(last=gpu.last_good)))
-            elif news is not None:
-                uuid, address = self._names(gpu)
-                if uuid:
-                    problems[uuid] = (str(news),)
-                    last = gpu.begun if gpu.last_good is None else gpu.last_good
-                    answer = Answer(silence_of(news), last, str(news))
-                    readings.append(GpuReading(uuid, gpu.index, address, answer=answer))
-                    gpu.lost = gpu.lost or isinstance(news, GpuLost)
-            if gpu.lost:
-                gone += [_name(tier, gpu.index) for tier in _TIERS]
-        node, self._node_news = self._node_news, None
-        if isinstance(node, NodeSample):
-            samples["node"] = node.sample
-        return SampleBatch(
-            at=self._uptime(),
-            samples=samples,
-            slices=self.slices,
-            gone=tuple(gone),
-            readers=self.readers,
-            gpus=tuple(readings),
-            modes=modes,
-            known=self._known(node),
-            addresses=self._addresses() if isinstance(node, NodeSample) else None,
-            answer=self._answer(node),
-            problems=problems,
-        )
-
-    @property
-    def slices(self) -> Mapping[str, tuple[Subject, ...]]:
-        """The instances there are, as far as is known, by the UUID of their GPU."""
-        return {
-            gpu.uuid: gpu.last.slices
-            for gpu in self._gpus
-            if gpu.last is not None and gpu.last.slices and not gpu.lost
-        }
+    def uuid(self, index: int) -> str:
+        """That of the GPU with this index, "" before it was sampled."""
+        return self._gpus[index].uuid if index < len(self._gpus) else ""
 
     @property
     def wholes(self) -> Mapping[str, Subject]:
@@ -283,32 +269,12 @@ class Sampler:
         known = [gpu.last for gpu in self._gpus if gpu.last is not None]
         return {sample.gpu.uuid: sample.whole for sample in known}
 
-    @property
-    def latest(self) -> tuple[GpuSample, ...]:
-        """The last sample of each GPU that is not lost."""
-        return tuple(gpu.last for gpu in self._gpus if gpu.last is not None and not gpu.lost)
-
-    @property
-    def readers(self) -> tuple[ReaderState, ...]:
+    def _readers(self) -> tuple[ReaderState, ...]:
         """How each reader fares: one for each tier and GPU, and one for the node."""
-        now = self._clock()
         states = [
-            _state(tier.value, reading, now, str(gpu.index), gpu.uuid)
-            for gpu in self._gpus
-            for tier, reading in gpu.readings.items()
+            replace(state, uuid=gpu.uuid) for gpu in self._gpus for state in gpu.states.values()
         ]
-        return (*states, _state("node", self._node_reading, now))
-
-    def _known(self, node: NodeSample | DriverError | None) -> frozenset[str] | None:
-        """UUIDs of the GPUs that NVML lists; None while one of them was not asked yet."""
-        if not isinstance(node, NodeSample):
-            return None
-        there = [self._names(gpu)[0] for gpu in self._gpus[: node.count]]
-        return frozenset(there) if len(there) == node.count and all(there) else None
-
-    def _addresses(self) -> tuple[str, ...]:
-        names = map(self._names, self._gpus[: self._driver.pool.gpu_count])
-        return tuple(address for _, address in names if address)
+        return (*states, self._node_state)
 
     def _names(self, gpu: _GpuState) -> tuple[str, str]:
         """UUID and PCI address, also of a GPU that failed as soon as it was sampled; empty for one
@@ -318,15 +284,6 @@ class Sampler:
             return gpu.last.gpu.uuid, gpu.last.gpu.pci_bus_id
         known = self._driver.known(self._driver.pool[gpu.index])
         return known.uuid, known.pci_bus_id
-
-    def _answer(self, node: NodeSample | DriverError | None) -> Answer | None:
-        """A GPU that hangs and was never named is reported as trouble of the node."""
-        if isinstance(node, DriverError):
-            return Answer(silence_of(node), self._node_good, str(node))
-        for gpu in self._gpus[: self._driver.pool.gpu_count]:
-            if isinstance(gpu.failure, DeadlineExceeded) and not self._names(gpu)[0]:
-                return Answer(silence_of(gpu.failure), gpu.begun, str(gpu.failure))
-        return None if node is None else Answer(last=self._node_good)
 
 
 async def _checked(reading: Coroutine[object, object, Sample]) -> Sample:
@@ -347,12 +304,6 @@ def _name(tier: Tier, index: int) -> str:
     return f"{tier.value}/{index}"
 
 
-def _state(name: str, reading: _Reading, now: float, gpu: str = "", uuid: str = "") -> ReaderState:
-    return ReaderState(
-        name=name,
-        succeeded=reading.succeeded,
-        age=None if reading.at is None else now - reading.at,
-        duration=reading.seconds,
-        gpu=gpu,
-        uuid=uuid,
-    )
+def _state(before: ReaderState, sample: GpuSample | NodeSample) -> ReaderState:
+    succeeded = not sample.problems
+    return replace(before, succeeded=succeeded, at=sample.at, duration=sample.seconds)

@@ -13,7 +13,7 @@ from nodeagent.metrics.samples import GpuIdentity, SampleSet, Subject
 
 @dataclass(frozen=True, slots=True)
 class GpuSample:
-    """What was read of a GPU: values by tier and, if wanted, health with `modes` by name.
+    """What was read of a GPU: its instances, values by tier and, if wanted, health.
 
     `at` (monotonic) and `seconds` say when the reading ended and how long it took. `problems` are
     calls that failed, which the GPU should have.
@@ -22,11 +22,10 @@ class GpuSample:
     gpu: GpuIdentity
     whole: Subject
     at: float
-    seconds: float
-    slices: tuple[Subject, ...]
-    samples: Mapping[Tier, SampleSet]
+    seconds: float = 0.0
+    slices: tuple[Subject, ...] = ()
+    samples: Mapping[Tier, SampleSet] = field(default_factory=dict)
     health: GpuReading | None = None
-    modes: Mapping[str, int] | None = None
     problems: tuple[str, ...] = ()
 
 
@@ -61,24 +60,27 @@ class ProcessSample:
     running: Mapping[int | None, tuple[Process, ...]] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class SampleBatch:
     """What came in since the last round.
 
-    `samples` by reader: those that are new. `slices` are the instances that there are now, by the
-    UUID of their GPU. `gpus` are health readings of the GPUs that were read; their modes (numbers
-    by name) are in `modes` by UUID. `known`, `addresses` and `answer` are of the node, None where
-    it was not read in this round. `at` is uptime in seconds.
+    `samples` by reader: those that are new; `gone` are readers whose values count no more.
+    `problems` are calls that failed, by UUID, `gpus` health readings of the GPUs that were read.
+    `known`, `addresses` and `answer` are of the node, None where it was not read in this round.
+    `latest` is the last sample of each GPU that is not lost.
     """
 
-    at: float
-    samples: Mapping[str, SampleSet]
-    slices: Mapping[str, tuple[Subject, ...]]
-    gone: tuple[str, ...]
-    readers: tuple[ReaderState, ...]
-    gpus: tuple[GpuReading, ...]
-    modes: Mapping[str, Mapping[str, int]]
-    known: frozenset[str] | None
-    addresses: tuple[str, ...] | None
-    answer: Answer | None
-    problems: Mapping[str, tuple[str, ...]]
+    samples: dict[str, SampleSet] = field(default_factory=dict)
+    gone: tuple[str, ...] = ()
+    problems: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    gpus: list[GpuReading] = field(default_factory=list)
+    known: frozenset[str] | None = None
+    addresses: tuple[str, ...] | None = None
+    answer: Answer | None = None
+    latest: tuple[GpuSample, ...] = ()
+    readers: tuple[ReaderState, ...] = ()
+
+    @property
+    def slices(self) -> Mapping[str, tuple[Subject, ...]]:
+        """The instances there are now, by the UUID of their GPU."""
+        return {sample.gpu.uuid: sample.slices for sample in self.latest if sample.slices}

@@ -17,8 +17,6 @@ from nodeagent.execute.node_reader import LastObservation
 from nodeagent.health.findings import Moment, Severity
 from nodeagent.health.readings import (
     Answer,
-    Ecc,
-    EccErrors,
     GpuEvent,
     GpuEventKind,
     InstanceReading,
@@ -45,7 +43,7 @@ from tests.plan.cards import card
 
 LEFT, RIGHT = Placement(0, 4), Placement(4, 4)
 TRAINER = User(4711, "python", namespace="ml", pod="train-0", container="main")
-ECC = Ecc(volatile=EccErrors(0, 1))
+ECC = 1
 
 
 def _instance(number: int, placement: Placement, *users: User) -> GpuInstance:
@@ -152,10 +150,10 @@ async def test_what_is_measured_comes_and_goes(tmp_path: Path) -> None:
     await rig.part.load()
     rig.see()
     for _ in range(3):
-        rig.take(gpu(ecc=ECC))
+        rig.take(gpu(ecc_uncorrected=ECC))
     assert rig.causes() == ["eccUncorrected"]
     assert rig.changes == 1
-    rig.take(gpu(ecc=Ecc(volatile=EccErrors(0, 0))))
+    rig.take(gpu(ecc_uncorrected=0))
     assert (rig.causes(), rig.changes) == ([], 2)
     assert [kind for kind, _ in rig.reported()] == ["GpuUnhealthy", "GpuRecovered"]
 
@@ -226,7 +224,12 @@ async def test_a_sick_slice_is_fenced(tmp_path: Path) -> None:
     rig = Rig(tmp_path)
     await rig.part.load()
     rig.see()
-    rig.take(gpu(instances=(InstanceReading(1, LEFT, 0), InstanceReading(2, RIGHT, 3)), ecc=ECC))
+    rig.take(
+        gpu(
+            instances=(InstanceReading(1, LEFT, 0), InstanceReading(2, RIGHT, 3)),
+            ecc_uncorrected=ECC,
+        )
+    )
     fences = rig.part.fences(NODE)
     assert (fences.slices(GPU), fences.gpus) == (0xF0, frozenset())
     assert fences.reasons == {"MIG-2": "it has uncorrected memory errors"}

@@ -12,22 +12,15 @@ from nodeagent.health.findings import Action, End, Severity
 from nodeagent.health.readings import (
     Answer,
     Cleared,
-    Ecc,
-    EccErrors,
     Fabric,
     GpuEventKind,
     GpuReading,
-    Memory,
     ModeReading,
     NvLink,
-    Pcie,
     RemappedRows,
     RetiredPages,
-    RowHistogram,
     Silence,
     Source,
-    Temperature,
-    Throttling,
 )
 from nodeagent.health.table import BY_CAUSE, ROWS, advice
 from tests.health.rig import GPU, Node, gpu
@@ -66,11 +59,11 @@ def _counter(make: Callable[[int], dict[str, Any]], rate: float, seconds: int) -
 
 def _rows(**values: Any) -> dict[str, Any]:
     given = {"correctable": 0, "uncorrectable": 0, "pending": False, "failed": False, **values}
-    return {"memory": Memory(rows=RemappedRows(**given))}
+    return {"rows": RemappedRows(**given)}
 
 
 def _pages(single: int = 0, double: int = 0, *, pending: bool = False) -> dict[str, Any]:
-    return {"memory": Memory(pages=RetiredPages(single, double, pending))}
+    return {"pages": RetiredPages(single, double, pending)}
 
 
 def _silent(silence: Silence) -> tuple[Step, Step]:
@@ -83,13 +76,11 @@ def _fabric(*, good: Fabric = _JOINED, **bad: int) -> tuple[Step, Step]:
 
 
 def _reasons(bit: int) -> tuple[Step, Step]:
-    return _flag(
-        {"throttling": Throttling(reasons=bit)}, {"throttling": Throttling(reasons=0)}, seconds=310
-    )
+    return _flag({"clock_reasons": bit}, {"clock_reasons": 0}, seconds=310)
 
 
 def _nanoseconds(name: str, share: float) -> tuple[Step, Step]:
-    return _counter(lambda n: {"throttling": Throttling(**{name: n})}, share * 1e9, 320)
+    return _counter(lambda n: {name: n}, share * 1e9, 320)
 
 
 def _link_down() -> tuple[Step, Step]:
@@ -127,57 +118,49 @@ MEASURED: dict[str, tuple[Step, Step]] = {
     "gpuUnknown": _silent(Silence.FAILS),
     "gpuHangs": _silent(Silence.HANGS),
     "gpuUnbound": _silent(Silence.UNBOUND),
-    "eccUncorrected": _flag(
-        {"ecc": Ecc(volatile=EccErrors(0, 1))}, {"ecc": Ecc(volatile=EccErrors(5, 0))}
-    ),
+    "eccUncorrected": _flag({"ecc_uncorrected": 1}, {"ecc_uncorrected": 0}),
     "eccModePending": _flag(
-        {"ecc": Ecc(mode=True, pending_mode=False)}, {"ecc": Ecc(mode=True, pending_mode=True)}
+        {"ecc_mode": True, "ecc_pending_mode": False}, {"ecc_mode": True, "ecc_pending_mode": True}
     ),
-    "sramThreshold": _flag(
-        {"ecc": Ecc(sram_threshold_exceeded=True)}, {"ecc": Ecc(sram_threshold_exceeded=False)}
-    ),
+    "sramThreshold": _flag({"sram_threshold_exceeded": True}, {"sram_threshold_exceeded": False}),
     "rowRemapPending": _flag(_rows(pending=True), _rows()),
     "rowRemapFailed": _flag(_rows(failed=True), _rows()),
     "rowRemapMany": _flag(_rows(uncorrectable=512), _rows(uncorrectable=511)),
     "rowRemapSpent": _flag(
-        {"memory": Memory(histogram=RowHistogram(639, 0, 0, 0, 1))},
-        {"memory": Memory(histogram=RowHistogram(640, 0, 0, 0, 0))},
+        {"banks_without_spare_row": 1},
+        {"banks_without_spare_row": 0},
     ),
-    "bankRemapPending": _flag(
-        {"memory": Memory(bank_remap_pending=True)}, {"memory": Memory(bank_remap_pending=False)}
-    ),
-    "memoryUnrepairable": _flag(
-        {"memory": Memory(unrepairable=True)}, {"memory": Memory(unrepairable=False)}
-    ),
+    "bankRemapPending": _flag({"bank_remap_pending": True}, {"bank_remap_pending": False}),
+    "memoryUnrepairable": _flag({"memory_unrepairable": True}, {"memory_unrepairable": False}),
     "repairPending": _flag(
-        {"memory": Memory(tpc_repair=True)},
-        {"memory": Memory(channel_repair=False, tpc_repair=False)},
+        {"tpc_repair_pending": True},
+        {"channel_repair_pending": False, "tpc_repair_pending": False},
     ),
     "retiredPagesMany": _flag(_pages(60, 3), _pages(60, 2)),
     "retiredPagesDoubleBit": _flag(_pages(0, 15), _pages(0, 14)),
     "retiredPagesPending": _flag(_pages(pending=True), _pages()),
-    "throttledByHeat": _nanoseconds("thermal", 0.2),
-    "throttledByPower": _nanoseconds("power", 0.8),
+    "throttledByHeat": _nanoseconds("held_by_heat", 0.2),
+    "throttledByPower": _nanoseconds("held_by_power", 0.8),
     "tooHot": _flag(
-        {"temperature": Temperature(gpu=90, slowdown=90)},
-        {"temperature": Temperature(gpu=80, slowdown=90)},
+        {"temperature": 90, "slowdown_temperature": 90},
+        {"temperature": 80, "slowdown_temperature": 90},
         seconds=30,
     ),
     "memoryTooHot": _flag(
-        {"temperature": Temperature(memory=105, memory_max=105)},
-        {"temperature": Temperature(memory=90, memory_max=105)},
+        {"memory_temperature": 105, "memory_temperature_max": 105},
+        {"memory_temperature": 90, "memory_temperature_max": 105},
         seconds=30,
     ),
     "hwSlowdown": _reasons(0x8),
     "hwThermalSlowdown": _reasons(0x40),
-    "hwPowerBrake": _nanoseconds("power_brake", 0.2),
+    "hwPowerBrake": _nanoseconds("held_by_power_brake", 0.2),
     # 16 lanes of generation 5 bear 1.92 * 16 = 30.7 replays a minute, half of one a second
     "pcieReplays": _counter(
-        lambda n: {"pcie": Pcie(replays=n, generation_max=5, width=16)}, 0.6, 620
+        lambda n: {"pcie_replays": n, "pcie_generation_max": 5, "pcie_width": 16}, 0.6, 620
     ),
     "pcieLink": _flag(
-        {"pcie": Pcie(generation=5, generation_max=5, width=8, width_max=16, under_load=True)},
-        {"pcie": Pcie(generation=5, generation_max=5, width=16, width_max=16, under_load=True)},
+        {"pcie_width": 8, "pcie_width_max": 16, "under_load": True},
+        {"pcie_width": 16, "pcie_width_max": 16, "under_load": True},
         seconds=60,
     ),
     "nvlinkDown": _link_down(),
@@ -187,8 +170,8 @@ MEASURED: dict[str, tuple[Step, Step]] = {
     "fabricFailed": _fabric(status=999),
     "fabricDegraded": _fabric(health_mask=0x1, good=Fabric(3, health_mask=0x1AA)),
     "modeDrift": _flag(
-        {"modes": (ModeReading("persistence mode", "off", "on"),)},
-        {"modes": (ModeReading("persistence mode", "on", "on"),)},
+        {"modes": (ModeReading("compute mode", "off", "on"),)},
+        {"modes": (ModeReading("compute mode", "on", "on"),)},
         seconds=30,
     ),
     "inforomCorrupt": _flag({"inforom_corrupt": True}, {"inforom_corrupt": False}),

@@ -13,11 +13,8 @@ from nodeagent.health.fencing import Fences, as_fenced, fences, held_calls
 from nodeagent.health.findings import Finding
 from nodeagent.health.readings import (
     Answer,
-    Ecc,
-    EccErrors,
     InstanceReading,
     Silence,
-    Temperature,
 )
 from nodeagent.plan.desired import DesiredGpu, DesiredNode, Layout, WantedInstance
 from nodeagent.plan.observed import (
@@ -58,7 +55,7 @@ def _sick(node: Node | None = None) -> Node:
     """The right instance has uncorrected errors."""
     node = node or Node()
     read = (InstanceReading(1, LEFT, 0), InstanceReading(2, RIGHT, 1))
-    node.read(gpu(instances=read, ecc=Ecc(volatile=EccErrors(0, 1))))
+    node.read(gpu(instances=read, ecc_uncorrected=1))
     return node
 
 
@@ -98,7 +95,7 @@ def test_what_is_not_unhealthy_is_not_fenced() -> None:
     node.xid(31)
     node.xid(123)
     for _ in range(4):
-        node.read(gpu(temperature=Temperature(gpu=95, slowdown=90)), after=30.0)
+        node.read(gpu(temperature=95, slowdown_temperature=90), after=30.0)
     node.read(gpu(answer=Answer(Silence.HANGS)))
     assert len(node.state.findings) == 4
     assert fences(node.state.findings, SPLIT) == Fences()

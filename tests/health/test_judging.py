@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -14,16 +13,11 @@ from nodeagent.health.findings import Action, End, Severity, rank, worst
 from nodeagent.health.kernel_log import pci_address
 from nodeagent.health.readings import (
     Answer,
-    Ecc,
-    EccErrors,
     GpuEventKind,
     InstanceReading,
     NvLink,
-    Pcie,
-    Power,
     Silence,
     Source,
-    Temperature,
     XidEvent,
 )
 from nodeagent.health.state import Trail
@@ -135,10 +129,10 @@ def test_a_sick_instance_is_sick_alone() -> None:
     """Errors that an instance counts are not the GPU's as well; those beyond them are."""
     node = _known()
     sick = (InstanceReading(1, LEFT, 0), InstanceReading(2, RIGHT, 3))
-    node.read(gpu(instances=sick, ecc=Ecc(volatile=EccErrors(0, 3))))
+    node.read(gpu(instances=sick, ecc_uncorrected=3))
     finding = node.one("eccUncorrected")
     assert (finding.place.instance, finding.place.placement) == (2, RIGHT)
-    node.read(gpu(instances=sick, ecc=Ecc(volatile=EccErrors(0, 4))))
+    node.read(gpu(instances=sick, ecc_uncorrected=4))
     assert {f.place.instance for f in node.state.findings} == {None, 2}
 
 
@@ -146,18 +140,18 @@ def test_errors_of_nobody_knows_which_instance() -> None:
     """While the instances could not be read, the whole GPU is not under suspicion."""
     node = _known()
     sick = (InstanceReading(1, LEFT, 0), InstanceReading(2, RIGHT, 3))
-    errors = Ecc(volatile=EccErrors(0, 3))
-    node.read(gpu(mig=True, instances=sick, ecc=errors))
-    node.read(gpu(mig=True, ecc=errors))
+    errors = 3
+    node.read(gpu(mig=True, instances=sick, ecc_uncorrected=errors))
+    node.read(gpu(mig=True, ecc_uncorrected=errors))
     assert node.one("eccUncorrected").place.instance == 2
 
 
 def test_errors_of_an_instance_that_is_gone_leave_the_gpu_in_use() -> None:
     """Its count went with it and stays in the GPU's: the GPU is degraded and is not fenced."""
     node = _known()
-    errors = Ecc(volatile=EccErrors(0, 3))
-    node.read(gpu(mig=True, instances=(InstanceReading(2, RIGHT, 3),), ecc=errors))
-    node.read(gpu(mig=True, instances=(), ecc=errors))
+    errors = 3
+    node.read(gpu(mig=True, instances=(InstanceReading(2, RIGHT, 3),), ecc_uncorrected=errors))
+    node.read(gpu(mig=True, instances=(), ecc_uncorrected=errors))
     finding = node.one("eccUncorrected")
     assert (finding.place.instance, finding.severity) == (None, Severity.DEGRADED)
 
@@ -186,18 +180,18 @@ def test_what_was_measured_of_an_instance_goes_with_it() -> None:
 def test_an_energy_counter_that_went_back_is_a_reset() -> None:
     """Nobody but a reset, or a driver loaded anew, turns it back."""
     node = Node()
-    node.read(gpu(power=Power(energy=1000)))
+    node.read(gpu(energy=1000))
     node.xid(95)
-    node.read(gpu(power=Power(energy=2000)))
+    node.read(gpu(energy=2000))
     assert node.causes() == {"xidReset"}
-    node.read(gpu(power=Power(energy=5)))
+    node.read(gpu(energy=5))
     assert _ends(node) == [End.RESET]
 
 
 def test_a_reset_that_did_not_help_is_no_end() -> None:
     """What the same reading still shows goes on, as old as it is."""
     node = Node()
-    sick = gpu(ecc=Ecc(volatile=EccErrors(0, 1)))
+    sick = gpu(ecc_uncorrected=1)
     node.read(sick)
     since = node.one("eccUncorrected").since
     evaluation = node.read(sick, resets=frozenset({GPU}))
@@ -289,7 +283,7 @@ def test_the_kernel_log_tells_the_recovery_action() -> None:
 def test_contained_errors_degrade() -> None:
     """Uncorrected errors after which the driver asks for nothing leave the GPU in use."""
     node = Node()
-    node.read(gpu(ecc=Ecc(volatile=EccErrors(0, 1)), recovery_action=0))
+    node.read(gpu(ecc_uncorrected=1, recovery_action=0))
     assert node.one("eccUncorrected").severity is Severity.DEGRADED
 
 
@@ -317,7 +311,7 @@ def test_a_gpu_that_answers_now_and_then() -> None:
 def test_what_was_found_stays_while_the_driver_hangs() -> None:
     """Not knowing is no recovery."""
     node = Node()
-    node.read(gpu(ecc=Ecc(volatile=EccErrors(0, 1))))
+    node.read(gpu(ecc_uncorrected=1))
     node.read(gpu(answer=Answer(Silence.HANGS)), after=60.0)
     assert node.causes() == {"eccUncorrected", "gpuHangs"}
 
@@ -342,9 +336,9 @@ def test_a_gpu_that_was_never_listed() -> None:
 def test_an_idle_link_is_not_judged() -> None:
     """Its generation and width fall to save power: neither raised nor ended."""
     node = Node()
-    narrow = Pcie(generation=1, generation_max=5, width=16, width_max=16)
+    narrow = gpu(pcie_generation=1, pcie_generation_max=5, under_load=False)
     for _ in range(10):
-        node.read(gpu(pcie=replace(narrow, under_load=False)), after=10.0)
+        node.read(narrow, after=10.0)
     assert node.causes() == set()
 
 
@@ -384,7 +378,7 @@ def test_a_known_nuisance_is_only_counted() -> None:
 def test_a_clock_that_jumps() -> None:
     """Neither a late reading nor a changed time of day ends or raises anything."""
     node = Node()
-    hot = gpu(temperature=Temperature(gpu=95, slowdown=90))
+    hot = gpu(temperature=95, slowdown_temperature=90)
     node.read(hot)
     node.read(hot, after=-500.0)
     assert node.causes() == set()
@@ -397,11 +391,11 @@ def test_a_cool_moment_is_no_end() -> None:
     """It has to stay cool for 30 seconds, and warming up in between begins them anew."""
     node = Node()
     for degrees, expected in ((95, False), (95, True), (80, True), (95, True), (80, True)):
-        node.read(gpu(temperature=Temperature(gpu=degrees, slowdown=90)), after=30.0)
+        node.read(gpu(temperature=degrees, slowdown_temperature=90), after=30.0)
         assert bool(node.causes()) is expected
-    node.read(gpu(temperature=Temperature(gpu=80, slowdown=90)), after=29.0)
+    node.read(gpu(temperature=80, slowdown_temperature=90), after=29.0)
     assert node.causes() == {"tooHot"}
-    node.read(gpu(temperature=Temperature(gpu=80, slowdown=90)), after=1.0)
+    node.read(gpu(temperature=80, slowdown_temperature=90), after=1.0)
     assert node.causes() == set()
 
 
@@ -427,7 +421,7 @@ def test_no_finding_flaps(degrees: list[int], step: int) -> None:
     node = Node()
     turns = []
     for value in degrees:
-        read = gpu(temperature=Temperature(gpu=value, slowdown=90))
+        read = gpu(temperature=value, slowdown_temperature=90)
         evaluation = node.read(read, after=float(step))
         turns += [node.now for _ in (*evaluation.raised, *evaluation.ended)]
     gaps = [later - earlier for earlier, later in pairwise(turns)]
@@ -442,7 +436,7 @@ def test_rates_do_not_flap(shares: list[float]) -> None:
     count, last = 0.0, 0.0
     for share in shares:
         count += share * 40
-        evaluation = node.read(gpu(pcie=Pcie(replays=int(count), generation_max=5, width=16)),
+        evaluation = node.read(gpu(pcie_replays=int(count), pcie_generation_max=5, pcie_width=16),
                               after=30.0)  # fmt: skip
         rate = (node.state.gpus[GPU].trails["replays"].rate(600.0) or 0.0) * 60 / 16
         if evaluation.raised:

@@ -9,15 +9,7 @@ from typing import Any
 import pytest
 
 from nodeagent.health.findings import Finding, Pod
-from nodeagent.health.readings import (
-    Answer,
-    Ecc,
-    EccErrors,
-    InstanceReading,
-    Silence,
-    Source,
-    Temperature,
-)
+from nodeagent.health.readings import Answer, InstanceReading, Silence, Source
 from nodeagent.health.reporting import HealthEvent, condition, events, of_gpu
 from nodeagent.health.state import HealthState
 from nodeagent.health.xids import default_table
@@ -92,7 +84,7 @@ def test_nothing_found() -> None:
     [
         ((), ("True", "Healthy", "all checks are good")),
         (
-            ({"ecc": Ecc(volatile=EccErrors(0, 1))},),
+            ({"ecc_uncorrected": 1},),
             (
                 "False",
                 "EccUncorrected",
@@ -100,7 +92,7 @@ def test_nothing_found() -> None:
             ),
         ),
         (
-            ({"ecc": Ecc(volatile=EccErrors(0, 1)), "recovery_action": 1},),
+            ({"ecc_uncorrected": 1, "recovery_action": 1},),
             (
                 "False",
                 "SeveralCauses",
@@ -138,9 +130,9 @@ def test_the_condition_before_the_first_reading() -> None:
 def test_the_condition_changes_with_causes_only() -> None:
     """More of the same writes nothing to the Node."""
     node = Node()
-    node.read(gpu(ecc=Ecc(volatile=EccErrors(0, 1))))
+    node.read(gpu(ecc_uncorrected=1))
     before = condition(node.state)
-    node.read(gpu(ecc=Ecc(volatile=EccErrors(0, 99))), after=60.0)
+    node.read(gpu(ecc_uncorrected=99), after=60.0)
     assert condition(node.state) == before
 
 
@@ -149,7 +141,7 @@ def test_the_condition_is_bounded() -> None:
     node = Node()
     for number in range(30):
         node.read(gpu(uuid=f"GPU-{number}", index=number, recovery_action=2))
-        node.read(gpu(uuid=f"GPU-{number}", index=number, ecc=Ecc(volatile=EccErrors(0, 1))))
+        node.read(gpu(uuid=f"GPU-{number}", index=number, ecc_uncorrected=1))
     message = condition(node.state).message
     assert len(message) <= 1024
     assert message.endswith("more")
@@ -159,7 +151,7 @@ def test_events_of_a_finding() -> None:
     """One when it begins, one when it ends, none in between."""
     node = Node()
     node.read(gpu())
-    sick, table = gpu(ecc=Ecc(volatile=EccErrors(0, 1))), default_table()
+    sick, table = gpu(ecc_uncorrected=1), default_table()
     (begun,) = events(node.read(sick), table)
     assert (begun.warning, begun.reason, begun.gpu) == (True, "GpuUnhealthy", GPU)
     assert begun.message == (
@@ -167,7 +159,7 @@ def test_events_of_a_finding() -> None:
         "Drain the GPU, then reset it."
     )
     assert events(node.read(sick), table) == ()
-    (ended,) = events(node.read(gpu(ecc=Ecc(volatile=EccErrors(0, 0)))), table)
+    (ended,) = events(node.read(gpu(ecc_uncorrected=0)), table)
     assert (ended.warning, ended.reason) == (False, "GpuRecovered")
     assert ended.message == "GPU 0 has uncorrected memory errors: over, its cause is gone"
 
@@ -214,7 +206,7 @@ def test_the_metrics() -> None:
     """Checks that were read have a figure, others none; XIDs have a counter and a time."""
     node = _sick_slice()
     node.xid(43)
-    node.read(gpu(temperature=Temperature(gpu=50, slowdown=90)))
+    node.read(gpu(temperature=50, slowdown_temperature=90))
     assert samples(node, agent_metrics.GPU_HEALTH) == {
         ("xid", "0", GPU): 0.0,
         ("ecc", "0", GPU): 1.0,

@@ -109,10 +109,10 @@ def test_durations_are_a_histogram_that_the_parser_takes() -> None:
 def test_readers_say_how_old_their_values_are() -> None:
     """A reader that never got any has no age; labels that do not apply are left out."""
     readers = (
-        ReaderState("fast", succeeded=True, age=0.5, duration=0.02),
+        ReaderState("fast", succeeded=True, at=9.5, duration=0.02),
         ReaderState("slow", succeeded=False, gpu="1", uuid="GPU-1"),
     )
-    assert _series(*reader_samples(readers)) == [
+    assert _series(*reader_samples(readers, now=10.0)) == [
         'nodeagent_sample_age_seconds{reader="fast"} 0.5',
         'nodeagent_reader_success{reader="fast"} 1',
         'nodeagent_reader_success{reader="slow",gpu="1",UUID="GPU-1"} 0',

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pynvml
 
-from nodeagent.metrics.catalogue import Field, Kind, Level, Reading, Tier, WithMig, catalogue
+from nodeagent.metrics.catalogue import Field, Kind, Level, Tier, WithMig, catalogue
 from nodeagent.metrics.sources import (
     ALL_LINKS,
     EACH_LINK,
@@ -30,16 +30,16 @@ ROWS = catalogue().fields
 
 
 def _row(name: str) -> Field:
-    row = catalogue().named(name)
+    row = catalogue().by_name.get(name)
     assert isinstance(row, Field), name
     return row
 
 
 def _sources() -> Iterator[tuple[str, Source]]:
     for row in ROWS:
-        for reading in (row.whole, row.part):
-            if reading is not None:
-                yield row.name, reading.source
+        yield row.name, row.whole
+        if row.part is not None:
+            yield row.name, row.part
     for text in catalogue().texts:
         yield text.name, text.source
 
@@ -57,8 +57,8 @@ def test_a_field_is_found_by_each_of_its_names() -> None:
     """Old name, name since DCGM 4.6 and that of dcgm-exporter 1 lead to one row."""
     names = ("DCGM_FI_DEV_GPU_TEMP", "DCGM_FI_DEV_GPU_TEMP_CELSIUS", "dcgm_gpu_temp")
     assert len({_row(name).id for name in names}) == 1
-    assert catalogue().named("DCGM_FI_DEV_GPU_TEMPERATUR") is None
-    assert not catalogue().unavailable & set(catalogue().names)
+    assert "DCGM_FI_DEV_GPU_TEMPERATUR" not in catalogue().by_name
+    assert not catalogue().unavailable & catalogue().by_name.keys()
 
 
 def test_what_sources_name_exists() -> None:
@@ -112,33 +112,33 @@ def test_attributes_exist_in_the_structures_that_calls_fill() -> None:
 
 def test_rows_that_ask_the_same_share_a_call() -> None:
     """The four kinds of framebuffer are one call, two clocks are two."""
-    memory = [_row(f"DCGM_FI_DEV_FB_{kind}").whole.source for kind in ("FREE", "USED", "RESERVED")]
-    assert {s.call for s in memory if isinstance(s, DeviceCall)} == {
+    memory = [_row(f"DCGM_FI_DEV_FB_{kind}").whole for kind in ("FREE", "USED", "RESERVED")]
+    assert {(s.function, *s.arguments) for s in memory if isinstance(s, DeviceCall)} == {
         ("nvmlDeviceGetMemoryInfo", "nvmlMemory_v2")
     }
-    clocks = [_row(f"DCGM_FI_DEV_{kind}_CLOCK").whole.source for kind in ("SM", "MEM")]
-    assert len({s.call for s in clocks if isinstance(s, DeviceCall)}) == 2
+    clocks = [_row(f"DCGM_FI_DEV_{kind}_CLOCK").whole for kind in ("SM", "MEM")]
+    assert len({s.arguments for s in clocks if isinstance(s, DeviceCall)}) == 2
 
 
 def test_conversions_of_several_numbers_get_as_many() -> None:
     """A conversion that takes a tuple belongs to rows that name as many items, and no other."""
     wants = {Conversion.VERSION_PAIR: 2, Conversion.USED_SHARE: 3}
     for row in ROWS:
-        for reading in (row.whole, row.part):
-            if reading is not None and isinstance(reading.source, DeviceCall):
-                several = wants.get(reading.conversion)
-                assert len(reading.source.items) <= 1 if several is None else several, row.name
+        for source in (row.whole, row.part):
+            if isinstance(source, DeviceCall):
+                several = wants.get(source.conversion)
+                assert len(source.items) <= 1 if several is None else several, row.name
 
 
 def test_units_agree_with_conversions() -> None:
     """Ratios, MiB, watts and rates are what their conversion makes of NVML's own units."""
     for row in ROWS:
         conversion = row.whole.conversion
-        if isinstance(row.whole.source, Gpm) and row.unit == "ratio":
+        if isinstance(row.whole, Gpm) and row.unit == "ratio":
             assert conversion is Conversion.PERCENT_AS_RATIO, row.name
         if row.unit == "MiB":
             assert conversion is Conversion.WHOLE_MEBIBYTES, row.name
-        if row.unit == "W" or isinstance(row.whole.source, FieldRate):
+        if row.unit == "W" or isinstance(row.whole, FieldRate):
             assert conversion is Conversion.THOUSANDTH, row.name
 
 
@@ -151,18 +151,18 @@ def test_what_there_is_with_mig() -> None:
     assert (
         activity.part
         == activity.whole
-        == Reading(Gpm((2,), ("NVML_GPM_METRIC_SM_UTIL",)), Conversion.PERCENT_AS_RATIO)
+        == Gpm((2,), ("NVML_GPM_METRIC_SM_UTIL",), conversion=Conversion.PERCENT_AS_RATIO)
     )
     utilization = _row("DCGM_FI_DEV_GPU_UTIL")
     assert utilization.with_mig is WithMig.GONE
-    assert utilization.part == Reading(Gpm((1,), ("NVML_GPM_METRIC_GRAPHICS_UTIL",)))
+    assert utilization.part == Gpm((1,), ("NVML_GPM_METRIC_GRAPHICS_UTIL",))
 
 
 def test_links_have_their_scope() -> None:
     """Fields of one link, of all links, and of each link ask for that."""
 
     def scope(name: str) -> object:
-        source = _row(name).whole.source
+        source = _row(name).whole
         assert isinstance(source, FieldRate)
         return source.scope
 
@@ -179,7 +179,7 @@ def test_nothing_that_blocks_is_asked() -> None:
 def test_counters_are_read_and_events_told() -> None:
     """A rate is no counter, and only events and what is composed of them are told."""
     for row in ROWS:
-        if isinstance(row.whole.source, FieldRate):
+        if isinstance(row.whole, FieldRate):
             assert row.kind is Kind.GAUGE, row.name
     reported = {row.name for row in ROWS if row.tier is Tier.EVENT}
     assert "DCGM_FI_DEV_XID_ERRORS" in reported

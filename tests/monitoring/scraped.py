@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from nodeagent.health.readings import Memory, RemappedRows
+from nodeagent.health.readings import RemappedRows
 from nodeagent.metrics import agent_metrics
 from nodeagent.metrics.agent_metrics import AgentSample, agent_families
 from nodeagent.metrics.agent_samples import ReaderState, Work, reader_samples
@@ -142,8 +142,8 @@ def _own(phase: Phase) -> str:
         outcome = GpuOutcome(GpuPlan.in_sync(divided), reports, divided)
         work.done(NodeOutcome(NodePlan(Verdict.APPLICABLE), (outcome,)), seconds)
     readers = (
-        ReaderState("fast", succeeded=True, age=0.5, duration=0.02),
-        ReaderState("slow", succeeded=True, age=9.0, duration=0.2, gpu="0", uuid=divided.uuid),
+        ReaderState("fast", succeeded=True, at=99.5, duration=0.02),
+        ReaderState("slow", succeeded=True, at=91.0, duration=0.2, gpu="0", uuid=divided.uuid),
     )
     holder = ("main", "team-a", "job-0", "", "")
     held = [
@@ -160,7 +160,7 @@ def _own(phase: Phase) -> str:
         *node_samples(state),
         AgentSample(agent_metrics.HELD_IDLE, 60.0, (*place, *holder)),
         AgentSample(agent_metrics.COUNTERS_IGNORED, 1.0),
-        *reader_samples(readers),
+        *reader_samples(readers, now=100.0),
         *process_samples(),
         *held,
         AgentSample(agent_metrics.BUILD_INFO, 1, ("0.1.0", "3.11")),
@@ -174,7 +174,7 @@ def _own(phase: Phase) -> str:
 def _health() -> str:
     """An XID of an instance, one of the whole GPU, and a row of memory that waits."""
     node = Node()
-    node.read(reading(memory=Memory(rows=RemappedRows(0, 1, pending=True, failed=False))))
+    node.read(reading(rows=RemappedRows(0, 1, pending=True, failed=False)))
     node.xid(31, instance=7, compute=0)
     node.xid(79)
     return render(agent_families(health_samples(node.state))).decode()

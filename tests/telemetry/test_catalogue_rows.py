@@ -140,7 +140,7 @@ def _expected(row: Field) -> Number | set[Number]:
     link = re.search(r"_L(\d+)(?:_|$)", row.name)
     if "_BANDWIDTH_L" in row.name and row.name.startswith("DCGM_FI_DEV") and link:
         return _rate(row.name, int(link[1]))
-    match row.whole.source:
+    match row.whole:
         case Gpm():
             return _of_gpm(row)
         case LinkCall(_, counter, number):
@@ -153,12 +153,12 @@ def _expected(row: Field) -> Number | set[Number]:
 
 
 def _of_link(row: Field, link: int) -> Number:
-    match row.whole.source:
+    match row.whole:
         case FieldValue(number, _, _):
             return field_raw(number, link)
         case LinkCall(_, counter, _):
             return LINK_COUNTERS[counter] + link
-        case PortCounter(counter, _):
+        case PortCounter(counter):
             return int(getattr(pynvml, counter)) * 100 + link
         case GpmLink(first, step, _):
             return (first + step * link + 0.5) * MIB
@@ -176,7 +176,7 @@ def _rate(name: str, link: int) -> float:
 
 def _of_gpm(row: Field) -> float:
     """GPM tells percent, MiB/s or counts; ratios and B/s are exported."""
-    source = row.whole.source
+    source = row.whole
     assert isinstance(source, Gpm)
     raw = sum(map(gpm_raw, source.metrics)) / len(source.metrics)
     return {"ratio": raw / 100, "B/s": raw * 1048576, "cycles": raw, "bytes": raw}[row.unit]

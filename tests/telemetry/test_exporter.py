@@ -14,8 +14,8 @@ from nodeagent.metrics.exposition import HostLabel
 from nodeagent.metrics.samples import SampleSet, Slice, Subject, Value, WholeGpu
 from nodeagent.metrics.selection import read_selection
 from nodeagent.plan.observed import ObservedNode
-from nodeagent.telemetry.exporter import Exporter, Layout
-from nodeagent.telemetry.samples import Process
+from nodeagent.telemetry.exporter import Exporter
+from nodeagent.telemetry.samples import GpuSample, Process, SampleBatch
 from nodeagent.views.mps_state import DaemonState
 from nodeagent.views.node_state import ClusterState, NodeState
 from tests.telemetry.nodes import GPU, MIB, divided, user, whole
@@ -46,9 +46,10 @@ class Rig:
     def sample(self, values: dict[int, tuple[Value, ...]], *parts: Subject) -> None:
         """A second later a look finds these values and instances."""
         self.now += 1
-        self.exporter.took("fast", SampleSet(values))
-        self.exporter.layouts_are([Layout(GPU, parts, self.now)])
-        self.exporter.renew()
+        found = GpuSample(GPU, WHOLE, self.now, slices=parts)
+        readers = (ReaderState("fast", True, self.now, 0.01, "0", GPU.uuid),)
+        batch = SampleBatch({"fast": SampleSet(values)}, latest=(found,), readers=readers)
+        self.exporter.take(batch)
 
     def observe(self, node: ObservedNode) -> None:
         self.now += 1
@@ -100,8 +101,8 @@ def test_a_gpu_is_labelled_with_the_one_that_has_it() -> None:
 def test_two_that_share_it_have_their_own_memory() -> None:
     """By their processes as they were listed last; the power is told once, of nobody."""
     rig = Rig(whole(user(0, "a"), user(0, "b")))
-    rig.exporter.processes_are(GPU.uuid, {None: (Process(1, 2 * MIB), Process(2, 4 * MIB))})
-    rig.exporter.owners_are({1: Owner("team", "a", "main"), 2: Owner("team", "b", "main")})
+    rig.exporter.put_processes(GPU.uuid, {None: (Process(1, 2 * MIB), Process(2, 4 * MIB))})
+    rig.exporter.put_owners({1: Owner("team", "a", "main"), 2: Owner("team", "b", "main")})
     rig.sample({USED: ((WHOLE, 7),), POWER: ((WHOLE, 300.0),)})
     assert rig.series("DCGM_FI_DEV_FB_USED") == [
         '{,container="main",namespace="team",pod="a"} 2',
@@ -115,7 +116,7 @@ def test_two_that_share_it_have_their_own_memory() -> None:
 def test_lists_of_processes_that_are_old_do_not_count() -> None:
     """Then what was observed does."""
     rig = Rig(whole(user(1, "a", memory=2), user(2, "b", memory=4)))
-    rig.exporter.processes_are(GPU.uuid, {None: ()})
+    rig.exporter.put_processes(GPU.uuid, {None: ()})
     rig.sample({USED: ((WHOLE, 7),)})
     assert len(rig.series("DCGM_FI_DEV_FB_USED")) == 1
     rig.now += 1000
@@ -179,14 +180,12 @@ def test_the_age_is_that_of_the_scrape() -> None:
     rig.sample({USED: ((WHOLE, 7),)})
     cost = [AgentSample(agent_metrics.CPU_SECONDS, 1.5)]
 
-    rig.exporter.readers_are([ReaderState("fast", True, 0.25, 0.01, "0", GPU.uuid)])
-
     def scraped(passed: float, zipped: bool) -> str:
         rig.now += passed
         text = rig.exporter.scrape(zipped, cost)
         return (gzip.decompress(text) if zipped else text).decode()
 
-    first, second = scraped(0.25, True), scraped(0.25, False)
+    first, second = scraped(0.5, True), scraped(0.25, False)
     assert first.replace("} 0.5\n", "} 0.75\n") == second
     assert "process_cpu_seconds_total 1.5\n" in first
 
@@ -195,9 +194,7 @@ def test_what_a_lost_gpu_said_ends() -> None:
     """Its readers are dropped, and nothing of it is told."""
     rig = Rig(whole())
     rig.sample({USED: ((WHOLE, 7),)})
-    rig.exporter.drop("fast")
-    rig.exporter.layouts_are([])
-    rig.exporter.renew()
+    rig.exporter.take(SampleBatch(gone=("fast",)))
     assert rig.series("DCGM_FI_DEV_FB_USED") == []
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable
-from dataclasses import replace
 
 import pynvml
 import pytest
+from msgspec import structs
 
 from nodeagent.gpu.driver import Driver
 from nodeagent.health.readings import Silence
@@ -336,7 +336,7 @@ async def test_a_call_that_hangs(known: Driver, node: SimulatedNode) -> None:
     assert "did not return within 0.4 s" in silent.answer.reason
     again = await sampler.round()
     assert succeeded(again) == {"0": False, "1": True}
-    assert _age(again, "0") > _age(again, "1")
+    assert _sampled_at(again, "0") < _sampled_at(again, "1")
     node.clear_faults(hang)
     async with asyncio.timeout(30):
         while 0 not in whole(sampled := await sampler.round(), POWER):
@@ -371,11 +371,11 @@ async def test_a_gpu_that_always_hung(hasty: Driver, node: SimulatedNode) -> Non
             pass
 
 
-def _age(sampled: SampleBatch, gpu: str) -> float:
-    ages = {reader.gpu: reader.age for reader in sampled.readers if reader.name == "fast"}
-    age = ages[gpu]
-    assert age is not None
-    return age
+def _sampled_at(sampled: SampleBatch, gpu: str) -> float:
+    moments = {reader.gpu: reader.at for reader in sampled.readers if reader.name == "fast"}
+    at = moments[gpu]
+    assert at is not None
+    return at
 
 
 async def test_a_round_does_not_wait_for_a_slow_gpu(known: Driver, node: SimulatedNode) -> None:
@@ -412,9 +412,8 @@ async def test_a_field_that_fails_on_one_gpu(known: Driver, node: SimulatedNode)
 async def test_an_answer_that_nobody_thought_of(known: Driver) -> None:
     """What pynvml itself cannot cope with is that GPU's failure; the agent goes on."""
     (row,) = rows(POWER)
-    assert row.whole is not None
     call = DeviceCall("nvmlDeviceGetPowerUsage", ("NVML_TEMPERATURE_GPU",))  # one too many
-    odd = replace(row, whole=replace(row.whole, source=call))
+    odd = structs.replace(row, whole=call)
     sampler = sampler_of(known, [odd], health=True)
     for _ in range(2):
         sampled = await sampler.round()
@@ -487,24 +486,24 @@ async def test_health_of_a_gpu_and_its_instance(known: Driver, node: SimulatedNo
     sampled = await sampler_of(known, (), health=True).round()
     reading = sampled.gpus[0]
     assert (reading.uuid, reading.mig, reading.recovery_action) == (gpu.uuid, True, 2)
-    assert reading.ecc.volatile.uncorrected == 4
-    assert (reading.ecc.mode, reading.ecc.pending_mode) == (True, False)
-    assert (reading.temperature.gpu, reading.temperature.margin) == (90, -3)
-    assert reading.throttling.thermal == 1_000_000
-    assert (reading.pcie.width, reading.pcie.width_max, reading.pcie.under_load) == (8, 16, False)
-    assert reading.power.usage == 300_000
+    assert reading.ecc_uncorrected == 4
+    assert (reading.ecc_mode, reading.ecc_pending_mode) == (True, False)
+    assert (reading.temperature, reading.temperature_margin) == (90, -3)
+    assert reading.held_by_heat == 1_000_000
+    assert (reading.pcie_width, reading.pcie_width_max, reading.under_load) == (8, 16, False)
+    assert reading.power == 300_000
     assert reading.fabric is not None
     assert reading.fabric.state == 2
-    assert (reading.memory.tpc_repair, reading.memory.channel_repair) == (True, False)
-    assert reading.memory.rows is None  # not reported while there are instances
-    assert reading.memory.pages is None
+    assert (reading.tpc_repair_pending, reading.channel_repair_pending) == (True, False)
+    assert reading.rows is None  # not reported while there are instances
+    assert reading.pages is None
     assert reading.inforom_corrupt is True
     assert reading.nvlinks == ()
     assert reading.instances is not None
     (instance,) = reading.instances
     assert (instance.instance, instance.uncorrected) == (gpu.instances[0].id, 3)
     assert instance.placement == gpu.instances[0].placement
-    assert sampled.modes[gpu.uuid] == {"persistence mode": 1}
+    assert (reading.complete, sampled.gpus[1].compute_mode) == (True, 0)
     assert sampled.known == frozenset(gpu.uuid for gpu in sampled.gpus)
     assert sampled.addresses == ("00000000:1A:00.0", "00000000:27:00.0")
 
@@ -521,11 +520,11 @@ async def test_health_of_links_and_old_memory() -> None:
     assert len(links) == 18
     assert (links[3].replays, links[3].up) == (5, True)
     assert links[4].up is False
-    pages = sampled.gpus[1].memory.pages
+    pages = sampled.gpus[1].pages
     assert pages is not None
     assert (pages.double_bit, pages.pending) == (2, True)
     assert sampled.gpus[1].fabric is None
-    assert sampled.gpus[1].temperature.margin is None
+    assert sampled.gpus[1].temperature_margin is None
 
 
 async def test_an_old_driver_tells_the_fabric_in_its_older_way(

@@ -9,7 +9,7 @@ import pytest
 
 from nodeagent.health.evaluate import Rules, evaluate
 from nodeagent.health.findings import Moment
-from nodeagent.health.readings import Answer, GpuReading, Memory, NodeReading, Silence
+from nodeagent.health.readings import Answer, GpuReading, NodeReading, Silence
 from nodeagent.health.reporting import Condition
 from nodeagent.health.state import HealthState
 from nodeagent.plan.observed import Access, ObservedNode
@@ -139,12 +139,14 @@ def test_a_silent_gpu_is_not_called_sick() -> None:
 
 def test_what_the_checks_found_counts() -> None:
     """By its own reason, with the place and what would help."""
-    sick = _judged(GpuReading(FIRST, 0, memory=Memory(unrepairable=True)))
+    sick = _judged(GpuReading(FIRST, 0, memory_unrepairable=True))
     assert healthy(replace(IN_SYNC, health=sick)) == Condition(
         "False", "MemoryUnrepairable", "GPU 0 has memory that cannot be repaired (inspect hardware)"
     )
-    good = Memory(unrepairable=False)
-    well = _judged(GpuReading(FIRST, 0, memory=good), GpuReading(SECOND, 1, memory=good))
+    well = _judged(
+        GpuReading(FIRST, 0, memory_unrepairable=False),
+        GpuReading(SECOND, 1, memory_unrepairable=False),
+    )
     assert healthy(replace(IN_SYNC, health=well)) == Condition(
         "True", "Healthy", "all checks are good"
     )
@@ -167,7 +169,7 @@ def test_a_gpu_that_no_check_has_read_yet_is_not_called_healthy() -> None:
         "NotReadYet",
         "the health of GPU 1 was not read yet; GPU 0 has a corrupt InfoROM (inspect hardware)",
     )
-    sick = _judged(GpuReading(FIRST, 0, memory=Memory(unrepairable=True)))
+    sick = _judged(GpuReading(FIRST, 0, memory_unrepairable=True))
     assert healthy(replace(IN_SYNC, health=sick)).reason == "MemoryUnrepairable"
     silent = replace(IN_SYNC, observed=ObservedNode((OBSERVED.gpus[0], SILENT)), health=fresh)
     assert healthy(silent).reason == "GpuUnknown"
@@ -178,13 +180,13 @@ def test_a_gpu_that_no_check_has_read_yet_is_not_called_healthy() -> None:
 def test_the_worse_of_checks_and_driver_counts() -> None:
     """Whoever noticed it first; once a check found a GPU lost, its words count."""
     lost = replace(IN_SYNC, observed=ObservedNode((LOST,)))
-    not_yet = _judged(GpuReading(FIRST, 0, memory=Memory(unrepairable=False)))
+    not_yet = _judged(GpuReading(FIRST, 0, memory_unrepairable=False))
     assert healthy(replace(lost, health=not_yet)).message.endswith("is lost: it fell off the bus")
     found = _judged(GpuReading(FIRST, 0, answer=Answer(Silence.LOST)))
     assert healthy(replace(lost, health=found)).message == "GPU 0 is lost (reboot)"
     hangs = replace(IN_SYNC, driver_error="a call hangs", health=found)
     assert healthy(hangs).status == "False"
-    well = _judged(GpuReading(FIRST, 0, memory=Memory(unrepairable=False)))
+    well = _judged(GpuReading(FIRST, 0, memory_unrepairable=False))
     assert healthy(replace(hangs, health=well)).reason == "DriverUnavailable"
 
 

@@ -10,7 +10,6 @@ from nodeagent.health.findings import Moment
 from nodeagent.health.readings import (
     Answer,
     GpuReading,
-    Memory,
     NodeReading,
     Silence,
     Source,
@@ -46,7 +45,7 @@ def health(*gpus: GpuReading, xid: int = 0, answer: Answer | None = None) -> Hea
 
 LOST = replace(OBSERVED.gpus[1], access=Access.LOST, access_reason="GPU_IS_LOST")
 SILENT = replace(OBSERVED.gpus[1], access=Access.UNKNOWN, access_reason="a call hangs")
-SICK = health(GpuReading(FIRST, 0, memory=Memory(unrepairable=True)))
+SICK = health(GpuReading(FIRST, 0, memory_unrepairable=True))
 DEGRADED = health(GpuReading(FIRST, 0, inforom_corrupt=True))
 AWAY = ClusterState("https://10.0.0.1", False, problem="the API server is away", remedy="wait")
 FAILED = Problem(Code.STEP_FAILED, "a step failed", "mend it", gpu=FIRST)
@@ -188,7 +187,7 @@ def test_gpus_that_no_check_has_read_yet() -> None:
     """They are named; one that was read is not."""
     fresh = health()
     assert of(node({"health": fresh})).text == "The health of GPUs 0 and 1 was not read yet."
-    half = health(GpuReading(FIRST, 0, memory=Memory(unrepairable=False)), GpuReading(SECOND, 1))
+    half = health(GpuReading(FIRST, 0, memory_unrepairable=False), GpuReading(SECOND, 1))
     assert of(node({"health": half})).text == "The health of GPU 1 was not read yet."
 
 

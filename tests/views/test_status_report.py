@@ -6,7 +6,6 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
-from nodeagent.health import readings
 from nodeagent.health.evaluate import Rules, evaluate
 from nodeagent.health.findings import Moment
 from nodeagent.health.readings import Answer, GpuReading, NodeReading, Silence
@@ -208,8 +207,8 @@ def test_what_the_checks_found() -> None:
     there = state()
     first, second = (gpu.uuid for gpu in there.observed.gpus)
     gpus = (
-        GpuReading(first, 0, memory=readings.Memory(unrepairable=True)),
-        GpuReading(second, 1, memory=readings.Memory(unrepairable=True)),
+        GpuReading(first, 0, memory_unrepairable=True),
+        GpuReading(second, 1, memory_unrepairable=True),
     )
     answer = Answer(Silence.FAILS, reason="no answer")
     reading = NodeReading(Moment(5.0, 1e9), "boot", gpus=gpus, answer=answer)

@@ -52,24 +52,26 @@ def _often(
 
 def _figures(view: GpuView) -> str:
     """Temperature and power beside it, where they are known."""
-    degrees, power = view.gpu.temperature.gpu, view.gpu.power
+    degrees, power, limit = view.gpu.temperature, view.gpu.power, view.gpu.power_limit
     figures = [f"{degrees} °C"] if degrees is not None else []
-    if power.usage is not None and power.limit is not None:
-        figures.append(f"{power.usage / 1000:.0f} of {power.limit / 1000:.0f} W")
+    if power is not None and limit is not None:
+        figures.append(f"{power / 1000:.0f} of {limit / 1000:.0f} W")
     return f" ({', '.join(figures)})" if figures else ""
 
 
 def temperature(view: GpuView) -> Iterator[Observation]:
     """What is left until the GPU, and its memory, protect themselves."""
-    read = view.gpu.temperature
-    margin = read.margin
-    if margin is None and read.gpu is not None and read.slowdown is not None:
-        margin = read.slowdown - read.gpu
-    yield _margin("tooHot", view, margin, read.gpu)
-    left = None
-    if read.memory is not None and read.memory_max is not None:
-        left = read.memory_max - read.memory
-    yield _margin("memoryTooHot", view, left, read.memory)
+    read = view.gpu
+    margin = read.temperature_margin
+    if margin is None:
+        margin = _left(read.temperature, read.slowdown_temperature)
+    yield _margin("tooHot", view, margin, read.temperature)
+    left = _left(read.memory_temperature, read.memory_temperature_max)
+    yield _margin("memoryTooHot", view, left, read.memory_temperature)
+
+
+def _left(degrees: int | None, limit: int | None) -> int | None:
+    return None if degrees is None or limit is None else limit - degrees
 
 
 def _margin(cause: str, view: GpuView, margin: int | None, degrees: int | None) -> Observation:

@@ -12,12 +12,12 @@ _WHOLE_LINK = 16  # lanes, where the width is not known
 
 def pcie(view: GpuView) -> Iterator[Observation]:
     """Replays a minute and lane, and a link below what it can do."""
-    read, limits = view.gpu.pcie, view.limits
-    generation = read.generation_max or read.generation
+    read, limits = view.gpu, view.limits
+    generation = read.pcie_generation_max or read.pcie_generation
     rate = view.trail("replays").rate(limits.replay_window)
     raise_at = limits.replays_raise.get(generation or 0)
     if rate is not None and raise_at is not None:
-        a_minute = rate * 60 / (read.width or read.width_max or _WHOLE_LINK)
+        a_minute = rate * 60 / (read.pcie_width or read.pcie_width_max or _WHOLE_LINK)
         band = (raise_at, raise_at * limits.replays_clear)
         yield Observation(
             "pcieReplays",
@@ -29,19 +29,22 @@ def pcie(view: GpuView) -> Iterator[Observation]:
 
 
 def _narrow(view: GpuView) -> bool | None:
-    read = view.gpu.pcie
+    read = view.gpu
     if not read.under_load:  # idle links sleep: neither good nor bad
         return None
-    widths = ((read.generation, read.generation_max), (read.width, read.width_max))
-    pairs = [(now, most) for now, most in widths if now is not None and most is not None]
+    figures = (
+        (read.pcie_generation, read.pcie_generation_max),
+        (read.pcie_width, read.pcie_width_max),
+    )
+    pairs = [(now, most) for now, most in figures if now is not None and most is not None]
     return any(now < most for now, most in pairs) if pairs else None
 
 
 def _link(view: GpuView) -> str:
-    read = view.gpu.pcie
+    read = view.gpu
     return (
-        f"generation {read.generation} of {read.generation_max}, "
-        f"{read.width} of {read.width_max} lanes"
+        f"generation {read.pcie_generation} of {read.pcie_generation_max}, "
+        f"{read.pcie_width} of {read.pcie_width_max} lanes"
     )
 
 

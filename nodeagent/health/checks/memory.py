@@ -14,7 +14,7 @@ def ecc(view: GpuView) -> Iterator[Observation]:
     What is left in MIG mode degrades the GPU only: it lies somewhere, and not everywhere. A GPU for
     which the driver asks no recovery has contained them: it is degraded until a reset.
     """
-    read = view.gpu.ecc
+    read = view.gpu
     severity = Severity.DEGRADED if view.no_recovery else None
     of_instances = 0
     for instance in view.gpu.instances or ():
@@ -27,7 +27,7 @@ def ecc(view: GpuView) -> Iterator[Observation]:
             instance=instance.instance,
             severity=severity,
         )
-    total, where = read.volatile.uncorrected, ""
+    total, where = read.ecc_uncorrected, ""
     if view.gpu.mig:
         # The count of an instance goes with it, and its errors stay in the GPU's.
         severity, where = Severity.DEGRADED, ", some of them in instances that are gone"
@@ -40,12 +40,12 @@ def ecc(view: GpuView) -> Iterator[Observation]:
         severity=severity,
     )
     differs = None
-    if read.mode is not None and read.pending_mode is not None:
-        differs = read.mode != read.pending_mode
+    if read.ecc_mode is not None and read.ecc_pending_mode is not None:
+        differs = read.ecc_mode != read.ecc_pending_mode
     yield Observation(
         "eccModePending",
         differs,
-        f"ECC is {_on(read.mode)} and will be {_on(read.pending_mode)} after a reset",
+        f"ECC is {_on(read.ecc_mode)} and will be {_on(read.ecc_pending_mode)} after a reset",
     )
     yield known(
         read.sram_threshold_exceeded, "sramThreshold", "the driver's SRAM error threshold is passed"
@@ -58,7 +58,7 @@ def _on(mode: bool | None) -> str:
 
 def rows(view: GpuView) -> Iterator[Observation]:
     """Remapped rows, and how many spare ones are left."""
-    remapped, histogram = view.gpu.memory.rows, view.gpu.memory.histogram
+    remapped, none_left = view.gpu.rows, view.gpu.banks_without_spare_row
     if remapped is not None:
         counts = f"{remapped.uncorrectable} for uncorrectable, {remapped.correctable} for others"
         yield Observation(
@@ -68,17 +68,18 @@ def rows(view: GpuView) -> Iterator[Observation]:
         limit = view.limits.remapped_uncorrectable
         many = remapped.uncorrectable >= limit
         yield Observation("rowRemapMany", many, f"remapped rows: {counts} (limit {limit})")
-    if histogram is not None:
-        evidence = f"{histogram.none} memory banks have no spare row left, {histogram.low} few"
-        yield Observation("rowRemapSpent", histogram.none > 0, evidence)
+    if none_left is not None:
+        few = view.gpu.banks_with_few_spare_rows
+        evidence = f"{none_left} memory banks have no spare row left, {few} few"
+        yield Observation("rowRemapSpent", none_left > 0, evidence)
 
 
 def repairs(view: GpuView) -> Iterator[Observation]:
     """What waits for a reset, or cannot be repaired any more."""
-    memory = view.gpu.memory
-    yield known(memory.bank_remap_pending, "bankRemapPending", "bank remapping is pending")
-    yield known(memory.unrepairable, "memoryUnrepairable", "the driver says so")
-    flags = {"channel": memory.channel_repair, "TPC": memory.tpc_repair}
+    read = view.gpu
+    yield known(read.bank_remap_pending, "bankRemapPending", "bank remapping is pending")
+    yield known(read.memory_unrepairable, "memoryUnrepairable", "the driver says so")
+    flags = {"channel": read.channel_repair_pending, "TPC": read.tpc_repair_pending}
     answers = [flag for flag in flags.values() if flag is not None]
     what = " and ".join(name for name, flag in flags.items() if flag)
     yield Observation("repairPending", any(answers) if answers else None, f"{what} repair pending")
@@ -86,7 +87,7 @@ def repairs(view: GpuView) -> Iterator[Observation]:
 
 def pages(view: GpuView) -> Iterator[Observation]:
     """Retired pages, on cards before Ampere."""
-    retired = view.gpu.memory.pages
+    retired = view.gpu.pages
     if retired is None:
         return
     total = retired.single_bit + retired.double_bit
