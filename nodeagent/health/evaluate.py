@@ -25,7 +25,7 @@ from nodeagent.health.findings import End, Finding, Moment, Place, Severity, in_
 from nodeagent.health.limits import Limits
 from nodeagent.health.readings import GpuReading, NodeReading, XidEvent
 from nodeagent.health.state import GpuHistory, HealthState, Repair, Trail, XidCount
-from nodeagent.health.table import BY_CAUSE, Check
+from nodeagent.health.table import BY_CAUSE, ROWS, Check
 from nodeagent.health.xids import RECOVERY_CHANGED, XidTable, default_table
 
 GPU_CHECKS: tuple[GpuCheck, ...] = (
@@ -77,9 +77,9 @@ def evaluate(state: HealthState, reading: NodeReading, rules: Rules) -> Evaluati
     state, news = _record_xids(state, reading, now, rules, store)
     for event in reading.events:
         store.record(xid_findings.of_event(event, state.gpus.get(event.gpu, GpuHistory()), now))
-    checked = _measure(state, reading, rules, store)
+    checked, unread = _measure(state, reading, rules, store)
     gpus = {
-        uuid: replace(past, checked=past.checked | checked[uuid])
+        uuid: replace(past, checked=(past.checked - unread[uuid]) | checked[uuid])
         for uuid, past in state.gpus.items()
     }
     _end_events(store, gpus, reading, rules.limits)
@@ -203,11 +203,20 @@ def _end_events(
 # --- what is measured -----------------------------------------------------------------------------
 
 
+# What a complete reading of a GPU has no observation of cannot be read there at present.
+_READ = frozenset(row.check.value for row in ROWS if End.GONE in row.ends) - {
+    Check.GPU_COUNT,
+    Check.DRIVER,
+    Check.EVENTS,
+}
+
+
 def _measure(
     state: HealthState, reading: NodeReading, rules: Rules, store: FindingStore
-) -> Mapping[str, set[str]]:
-    """Run every check; by GPU, the checks for which anything was read."""
+) -> tuple[defaultdict[str, set[str]], defaultdict[str, set[str]]]:
+    """Run every check; by GPU, the checks for which anything was read, and those that cannot be."""
     checked: defaultdict[str, set[str]] = defaultdict(set)
+    unread: defaultdict[str, set[str]] = defaultdict(set)
 
     def measure(observation: Observation, place: Place) -> None:
         store.measure(observation, place)
@@ -222,6 +231,8 @@ def _measure(
             instance = observation.instance
             placement = None if instance is None else past.placements.get(instance)
             measure(observation, Place(gpu.uuid, instance, None, placement))
+        if gpu.complete:
+            unread[gpu.uuid] = {*_READ} - {BY_CAUSE[o.cause].check.value for o in observations}
         if gpu.instances is not None:
             store.end_instances(gpu.uuid, frozenset(i.instance for i in gpu.instances))
     for place, observation in device.node_observations(state, reading, rules.limits):
@@ -230,7 +241,7 @@ def _measure(
         checked[event.gpu].add(BY_CAUSE[xid_findings.cause_of(event)].check.value)
     for xid in reading.xids:
         checked[xid_findings.with_uuid(xid, state.gpus.items()).gpu].add(Check.XID.value)
-    return checked
+    return checked, unread
 
 
 # --- what one reading of a GPU adds to its past ---

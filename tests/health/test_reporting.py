@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from nodeagent.health.findings import Finding, Pod
-from nodeagent.health.readings import Answer, InstanceReading, Silence, Source
+from nodeagent.health.readings import Answer, InstanceReading, NvLink, RemappedRows, Silence, Source
 from nodeagent.health.reporting import HealthEvent, condition, events, of_gpu
 from nodeagent.health.state import HealthState
 from nodeagent.health.xids import default_table
@@ -223,3 +223,19 @@ def test_the_metrics() -> None:
     ((_, finding),) = [(s.value, s.labels) for s in health_samples(node.state) if len(s.labels) > 5]
     place = ("0", GPU, "2", "")
     assert finding == (*place, "xid", "xidReset", "95", "unhealthy", "reset GPU")
+
+
+def test_a_check_that_cannot_be_read_any_more_has_no_figure() -> None:
+    """As remapped rows with MIG instances, and links; what was found of it stays."""
+    node = Node()
+    rows, link = RemappedRows(0, 1, pending=False, failed=False), NvLink(0, up=True)
+    node.read(gpu(complete=True, rows=rows, nvlinks=(link,)))
+    known = {("rowRemap", "0", GPU): 1.0, ("nvlink", "0", GPU): 1.0}
+    assert samples(node, agent_metrics.GPU_HEALTH) == known
+    node.read(gpu())  # only what changes fast was asked
+    assert samples(node, agent_metrics.GPU_HEALTH) == known
+    node.read(gpu(complete=True, mig=True))
+    assert samples(node, agent_metrics.GPU_HEALTH) == {}
+    node.read(gpu(complete=True, rows=replace(rows, failed=True)))
+    node.read(gpu(complete=True, mig=True))
+    assert samples(node, agent_metrics.GPU_HEALTH) == {("rowRemap", "0", GPU): 0.0}
