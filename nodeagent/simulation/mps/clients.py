@@ -20,7 +20,6 @@ import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from nodeagent.errors import NodeagentError, UsageError
@@ -87,12 +86,7 @@ class SimulatedClient:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     @property
@@ -199,25 +193,21 @@ class SimulatedClient:
             return
         from nodeagent.simulation import open_node  # boards and all that
 
-        node = open_node(state=self._state)
-        try:
-            with node.changes():
-                if self._registered:
-                    node.release(self._device, self.pid)
-                self._registered = False
-                if server := self.terms.get("server"):
-                    self._register_server(node, server)
-                node.occupy(
-                    self._device,
-                    self.pid,
-                    command="simulated-client",
-                    memory=self._used,
-                    kind="mps" if self.terms.get("mps") else "compute",
-                    follow=True,
-                )
-                self._registered = True
-        finally:
-            node.close()
+        with open_node(state=self._state) as node, node.changes():
+            if self._registered:
+                node.release(self._device, self.pid)
+            self._registered = False
+            if server := self.terms.get("server"):
+                self._register_server(node, server)
+            node.occupy(
+                self._device,
+                self.pid,
+                command="simulated-client",
+                memory=self._used,
+                kind="mps" if self.terms.get("mps") else "compute",
+                follow=True,
+            )
+            self._registered = True
 
     def _register_server(self, node: SimulatedNode, pid: int) -> None:
         """The first client makes its server take the device, which it keeps until it ends."""
@@ -232,11 +222,8 @@ class SimulatedClient:
             return
         from nodeagent.simulation import open_node
 
-        node = open_node(state=self._state)
-        try:
+        with open_node(state=self._state) as node:
             node.release(pid=self.pid)
-        finally:
-            node.close()
         self._registered = False
 
 

@@ -7,80 +7,108 @@ empty ones. What concerns no running client was compared with the real programs 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import NamedTuple
 
-from nodeagent.simulation.mps import processes, values
-from nodeagent.simulation.mps.lookup import Answer, Caller, Lookup, Quit, Wait, may, not_found
-from nodeagent.simulation.mps.setting_commands import SettingCommands
+from nodeagent.simulation.mps import processes, settings
+from nodeagent.simulation.mps.knobs import Watched
+from nodeagent.simulation.mps.log_lines import Log
+from nodeagent.simulation.mps.servers import Server, Servers
+from nodeagent.simulation.mps.settings import Settings
 
+_DEFAULTS = (  # the spelling is the daemon's own
+    "Control deamon settings can only be modified by the user started it or by the root user."
+)
+_CHANGE = "Only the root user may change settings for another user's server."
 _START = "Only the root user may start server for another user."
 _SHUTDOWN = "Only the root user may shutdown another user's server."
 _TERMINATE = "Only the root user may terminate clients on another user's server."
+_BAD_ORDINAL = "Invalid device ordinal!"
 _PS_WIDTHS = (10, 10, 15, 25, 15, 15)
 _PARTITION_WIDTHS = (40, 40, 12, 12, 12, 12, 10)
-
 
 MODULES = frozenset({"server", "namespace", "client"})  # of protocol v3, each with a `list`
 
 
+class Caller(NamedTuple):
+    """Who sits at the front-end."""
+
+    uid: int
+    owner: bool  # root, or the user who started the daemon
+
+
+class Wait(NamedTuple):
+    """No reply yet: a client is being terminated."""
+
+    server: Server
+    client: int
+
+
+class Quit(NamedTuple):
+    """The daemon shall end; seconds until servers are forced, None to wait for ever."""
+
+    timeout: int | None
+
+
+Answer = str | Wait | Quit
+
+
+class Refusal(Exception):
+    """A command ends early with this reply."""
+
+    def __init__(self, reply: str) -> None:
+        super().__init__(reply)
+        self.reply = reply
+
+
 class Commands:
-    """Answers one line after the other. Of protocol v3 there is only that it is understood: nothing
-    can be made by it, so its lists are empty.
+    """Answers one line after the other; `do_WORD` is the command WORD. Of protocol v3 there is only
+    that it is understood: nothing can be made by it, so its lists are empty.
     """
 
-    def __init__(self, lookup: Lookup, *, partitioned: bool, protocol: str) -> None:
-        self._lookup = lookup
-        self._servers = servers = lookup.servers
-        self._commands: dict[str, Callable[[str, Caller], Answer]] = {
-            "get_server_list": self._list,
-            "start_server": self._start,
-            "shutdown_server": self._shutdown,
-            "get_client_list": self._clients,
-            "get_device_client_list": self._device_clients,
-            "ps": self._ps,
-            "terminate_client": self._terminate,
-            "quit": self._quit,
-        }
-        self._commands |= SettingCommands(lookup).commands
-        if servers.version.server_status:
-            self._commands["get_server_status"] = self._status
-        if partitioned:
-            self._commands["lspart"] = self._partitions
-        if protocol == "3":
-            self._commands |= dict.fromkeys(MODULES, self._list_of_module)
+    def __init__(
+        self, servers: Servers, *, log: Log, knobs: Watched, partitioned: bool, protocol: str
+    ) -> None:
+        self._servers = servers
+        self._log = log
+        self._knobs = knobs
+        self._guarded = servers.version.guards_settings
+        self._lacking: set[str] = set() if protocol == "3" else set(MODULES)
+        if not servers.version.server_status:
+            self._lacking.add("get_server_status")
+        if not partitioned:
+            self._lacking.add("lspart")
 
     def answer(self, line: str, caller: Caller) -> Answer:
         word, _, rest = line.strip().partition(" ")
-        command = self._commands.get(word)
-        return f'Unknown command "{word}"\n' if command is None else command(rest.strip(), caller)
+        command: Callable[[str, Caller], Answer] | None = getattr(self, f"do_{word}", None)
+        if command is None or word in self._lacking:
+            return f'Unknown command "{word}"\n'
+        try:
+            return command(rest.strip(), caller)
+        except Refusal as refusal:
+            return refusal.reply
 
-    # --- servers ----------------------------------------------------------------------------
+    # --- servers ------------------------------------------------------------------------------
 
-    def _list(self, rest: str, caller: Caller) -> Answer:
+    def do_get_server_list(self, rest: str, caller: Caller) -> Answer:
         server = self._servers.current
         return f"{server.pid}\n" if server else ""
 
-    def _status(self, rest: str, caller: Caller) -> Answer:
-        if not rest:
-            return "A server PID is required\n"
-        server = self._lookup.find(values.integer(rest))
-        return f"{server.state}\n" if server else not_found(rest)
+    def do_get_server_status(self, rest: str, caller: Caller) -> Answer:
+        return f"{self._find(rest).state}\n" if rest else "A server PID is required\n"
 
-    def _start(self, rest: str, caller: Caller) -> Answer:
+    def do_start_server(self, rest: str, caller: Caller) -> Answer:
         option, _, user = rest.partition(" ")
         if option != "-uid" or not user.strip()[:1].isdigit():
             return "A user id (UID) is required to start a new server\n"
-        uid = values.integer(user)
-        if not may(caller, uid):
-            return self._lookup.refused(caller, _START)
+        uid = settings.integer(user)
+        self._require(caller, uid, _START)
         self._servers.request(uid)
         return ""
 
-    def _shutdown(self, rest: str, caller: Caller) -> Answer:
-        server = self._lookup.find(values.integer(rest))
-        if server is None:
-            return not_found(rest)
-        if not may(caller, server.uid):
-            return self._lookup.refused(caller, _SHUTDOWN)
+    def do_shutdown_server(self, rest: str, caller: Caller) -> Answer:
+        server = self._find(rest)
+        self._require(caller, server.uid, _SHUTDOWN)
         if "-f" in rest.split():
             self._servers.force(server)
         else:
@@ -88,74 +116,205 @@ class Commands:
             self._servers.go_on()
         return ""
 
-    # --- clients ----------------------------------------------------------------------------
+    # --- clients ------------------------------------------------------------------------------
 
-    def _clients(self, rest: str, caller: Caller) -> Answer:
-        server = self._lookup.find(values.integer(rest))
-        if server is None:
-            return not_found(rest)
-        if self._lookup.is_busy(server):  # not even logged
+    def do_get_client_list(self, rest: str, caller: Caller) -> Answer:
+        server = self._find(rest)
+        if self._is_busy(server):  # not even logged
             return ""
         return "".join(f"{client['pid']}\n" for client in server.clients)
 
-    def _device_clients(self, rest: str, caller: Caller) -> Answer:
+    def do_get_device_client_list(self, rest: str, caller: Caller) -> Answer:
         current = self._servers.current
         if not rest and current is None:
             return ""
-        server = self._lookup.ready(rest if current is None or rest else str(current.pid))
-        if isinstance(server, str):
-            return server
+        server = self._ready(rest if current is None or rest else str(current.pid))
         return "".join(f"{client['device']} {client['pid']}\n" for client in server.clients)
 
-    def _ps(self, rest: str, caller: Caller) -> Answer:
+    def do_ps(self, rest: str, caller: Caller) -> Answer:
         option, _, pid = rest.partition(" ")
         given = option == "-p"
-        current = self._servers.current
-        server = self._lookup.find(values.integer(pid)) if given else current
+        server = self._server(pid) if given else self._servers.current
         if server is None:
-            return f"{not_found(pid) * 2}\n" if given else "Server not found\n"
-        if self._lookup.busy(server):
-            return f"{not_found(pid)}\n" if given else "Server not found\n"
-        rows: list[tuple[object, ...]] = [
-            ("PID", "ID", "SERVER", "DEVICE", "NAMESPACE", "COMMAND"),
-            *(
-                (c["pid"], 0, server.pid, c["device"], *processes.described(c["pid"]))
-                for c in server.clients
-            ),
-        ]
+            return f"{_not_found(pid) * 2}\n" if given else "Server not found\n"
+        if self._is_busy(server):
+            self._log_busy(server)
+            return f"{_not_found(pid)}\n" if given else "Server not found\n"
+        rows: list[tuple[object, ...]] = [("PID", "ID", "SERVER", "DEVICE", "NAMESPACE", "COMMAND")]
+        for client in server.clients:
+            described = processes.described(client["pid"])
+            rows.append((client["pid"], 0, server.pid, client["device"], *described))
         return "".join(_row(row, _PS_WIDTHS) for row in rows)
 
-    def _terminate(self, rest: str, caller: Caller) -> Answer:
+    def do_terminate_client(self, rest: str, caller: Caller) -> Answer:
         named, client = [*rest.split(), "0", "0"][:2]
-        pid = values.integer(named)
-        server = self._lookup.ready(named)
-        if isinstance(server, str):
-            return f"{server}Server {pid} not found!\n1\n"
-        if not may(caller, server.uid):
-            return self._lookup.refused(caller, _TERMINATE)
-        wanted = values.integer(client)
+        try:
+            server = self._ready(named)
+        except Refusal as refusal:
+            return f"{refusal.reply}Server {settings.integer(named)} not found!\n1\n"
+        self._require(caller, server.uid, _TERMINATE)
+        wanted = settings.integer(client)
         if all(c["pid"] != wanted for c in server.clients):
             return f"Invalid process {wanted}!\n1\n"
         server.send({"terminate": wanted})
         return Wait(server, wanted)
 
+    # --- thread percentages, memory limits, priority --------------------------------------------
+
+    def do_get_default_active_thread_percentage(self, rest: str, caller: Caller) -> Answer:
+        return f"{self._servers.defaults.percentage:.1f}\n"
+
+    def do_get_active_thread_percentage(self, rest: str, caller: Caller) -> Answer:
+        return f"{self._ready(rest).settings.percentage:.1f}\n"
+
+    def do_set_default_active_thread_percentage(self, rest: str, caller: Caller) -> Answer:
+        defaults = self._own_defaults(caller)
+        if self._knobs.get("ignore_settings") and (wanted := settings.percentage(rest)):
+            return f"{wanted:.1f}\n"
+        return self._set_percentage(defaults, rest)
+
+    def do_set_active_thread_percentage(self, rest: str, caller: Caller) -> Answer:
+        named, _, value = rest.partition(" ")
+        server = self._own_server(named, caller)
+        reply = self._set_percentage(server.settings, value)
+        server.send({"settings": server.settings.to_json()})
+        return reply
+
+    def do_get_default_device_pinned_mem_limit(self, rest: str, caller: Caller) -> Answer:
+        return self._limit(self._servers.defaults, rest)
+
+    def do_get_device_pinned_mem_limit(self, rest: str, caller: Caller) -> Answer:
+        named, _, device = rest.partition(" ")
+        return self._limit(self._ready(named).settings, device)
+
+    def do_set_default_device_pinned_mem_limit(self, rest: str, caller: Caller) -> Answer:
+        defaults = self._own_defaults(caller)
+        if not self._knobs.get("ignore_settings"):
+            self._set_limit(defaults, rest)
+        return ""
+
+    def do_set_device_pinned_mem_limit(self, rest: str, caller: Caller) -> Answer:
+        named, _, limit = rest.partition(" ")
+        server = self._own_server(named, caller)
+        self._set_limit(server.settings, limit)
+        server.send({"settings": server.settings.to_json()})
+        return ""
+
+    def do_get_default_client_priority(self, rest: str, caller: Caller) -> Answer:
+        return f"{self._servers.defaults.priority}\n"
+
+    def do_set_default_client_priority(self, rest: str, caller: Caller) -> Answer:
+        defaults, wanted = self._own_defaults(caller), settings.integer(rest)
+        if wanted not in (0, 1):
+            return "Invalid priority value - must be 0 or 1!\n"
+        defaults.priority = wanted
+        return ""
+
+    def _set_percentage(self, changed: Settings, text: str) -> str:
+        """A bad one leaves what was there; only the log says why."""
+        wanted = settings.percentage(text)
+        if wanted is None:
+            self._log("Invalid percentage, expected between (0.0, 100.0]")
+        else:
+            changed.percentage = wanted
+        return f"{changed.percentage:.1f}\n"
+
+    def _limit(self, shown: Settings, text: str) -> str:
+        device = settings.integer(text)
+        if not 0 <= device < settings.DEVICES:
+            self._log(_BAD_ORDINAL)
+        elif device not in shown.limits:
+            self._log("No default pinned memory limit set for the device!")
+        else:
+            return f"{settings.shown_limit(shown.limits[device])}\n"
+        return ""
+
+    def _set_limit(self, changed: Settings, text: str) -> None:
+        key, _, value = text.partition(" ")
+        if self._servers.version.limits_by_uuid and key.startswith(("GPU-", "MIG-")):
+            device = 0  # one daemon for one device is what can be simulated
+        else:
+            device, value = settings.device_and_limit(text)
+        if not 0 <= device < settings.DEVICES:
+            self._log(_BAD_ORDINAL)
+            return
+        changed.limits.pop(device, None)
+        if size := settings.limit(value):
+            changed.limits[device] = size
+
     # --- the rest -----------------------------------------------------------------------------
 
-    def _list_of_module(self, rest: str, caller: Caller) -> Answer:
+    def do_server(self, rest: str, caller: Caller) -> Answer:
+        """Of protocol v3, as `namespace` and `client`."""
         return "" if rest == "list" else f'Unknown command "{rest}"\n'
 
-    def _partitions(self, rest: str, caller: Caller) -> Answer:
+    do_namespace = do_client = do_server
+
+    def do_lspart(self, rest: str, caller: Caller) -> Answer:
         names = ("GPU", "Partition", "Free", "Used", "Free", "Used", "Clients")
         units = ("", "", "Chunk", "Chunk", "SM", "SM", "")
         return _row(names, _PARTITION_WIDTHS) + _row(units, _PARTITION_WIDTHS)
 
-    def _quit(self, rest: str, caller: Caller) -> Answer:
+    def do_quit(self, rest: str, caller: Caller) -> Answer:
         if not caller.owner:
             return "Not enough privilege to execute quit command\n"
         words = rest.split()
         if words[:1] != ["-t"] or len(words) == 1:
             return Quit(None)
-        return Quit(values.integer(words[1]))
+        return Quit(settings.integer(words[1]))
+
+    # --- what a command may touch; these raise Refusal --------------------------------------------
+
+    def _server(self, named: str) -> Server | None:
+        """The server with this pid, ready or not."""
+        server = self._servers.current
+        return server if server and server.pid == settings.integer(named) else None
+
+    def _find(self, named: str) -> Server:
+        server = self._server(named)
+        if server is None:
+            raise Refusal(_not_found(named))
+        return server
+
+    def _ready(self, named: str) -> Server:
+        """While the server is busy the reply is empty."""
+        server = self._find(named)
+        if self._is_busy(server):
+            self._log_busy(server)
+            raise Refusal("")
+        return server
+
+    def _own_server(self, named: str, caller: Caller) -> Server:
+        """One whose settings the caller may change."""
+        server = self._ready(named)
+        if self._guarded:
+            self._require(caller, server.uid, _CHANGE)
+        return server
+
+    def _own_defaults(self, caller: Caller) -> Settings:
+        if self._guarded and not caller.owner:
+            raise self._refusal(caller, _DEFAULTS)
+        return self._servers.defaults
+
+    def _require(self, caller: Caller, uid: int, why: str) -> None:
+        """That the caller may touch what is this user's."""
+        if caller.uid not in {0, uid}:
+            raise self._refusal(caller, why)
+
+    def _refusal(self, caller: Caller, why: str) -> Refusal:
+        """Up to 535 without the reason."""
+        sentence = f"Insufficient privileges for UID {caller.uid}"
+        return Refusal(f"{sentence}. {why}\n" if self._guarded else f"{sentence}\n")
+
+    def _is_busy(self, server: Server) -> bool:
+        return not server.is_ready or bool(self._knobs.get("server_busy"))
+
+    def _log_busy(self, server: Server) -> None:
+        self._log(f"Server {server.pid} is <busy>")
+
+
+def _not_found(named: str) -> str:
+    return f"Server {settings.integer(named)} not found\n"
 
 
 def _row(cells: tuple[object, ...], widths: tuple[int, ...]) -> str:

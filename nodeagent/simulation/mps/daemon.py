@@ -7,13 +7,14 @@ import select
 import signal
 import socket
 import time
+from collections.abc import Callable
+from functools import partial
 
 from nodeagent.simulation.mps import protocol
-from nodeagent.simulation.mps.commands import Commands
+from nodeagent.simulation.mps.commands import Caller, Commands, Quit, Wait
 from nodeagent.simulation.mps.files import Files, log_directory, remove_tree
 from nodeagent.simulation.mps.knobs import Watched
 from nodeagent.simulation.mps.log_lines import Log
-from nodeagent.simulation.mps.lookup import Caller, Lookup, Quit, Wait
 from nodeagent.simulation.mps.servers import Servers, Waiting
 from nodeagent.simulation.mps.versions import Version
 
@@ -49,12 +50,13 @@ class Daemon:
         self._servers = Servers(
             version, log=log, server_log=server_log, knobs=knobs, multiuser=multiuser
         )
-        lookup = Lookup(self._servers, log=log, knobs=knobs)
-        self._commands = Commands(lookup, partitioned=partitioned, protocol=protocol)
+        self._commands = Commands(
+            self._servers, log=log, knobs=knobs, partitioned=partitioned, protocol=protocol
+        )
         self._version = version
         self._front_end: _FrontEnd | None = None
         self._refused = 0
-        self._unknown: dict[int, tuple[socket.socket, bool]] = {}  # not yet said who they are
+        self._unknown: dict[socket.socket, bool] = {}  # not yet said who they are
         self._deadline: float | None = None  # of a quit
         self._quits: int | None = None  # the exit status, once it is over
         self._began = time.monotonic()
@@ -82,64 +84,50 @@ class Daemon:
     # --- one turn -----------------------------------------------------------------------------
 
     def _turn(self) -> None:
-        try:
-            ready = self._poll()
-        except InterruptedError:
-            return
+        poll = select.poll()
+        for descriptor in self._handlers():
+            poll.register(descriptor, select.POLLIN)
+        ready = poll.poll(_TICK * 1000)
         self._act_on_knobs()
-        for descriptor in ready:
-            self._serve(descriptor)
+        for descriptor, _ in ready:
+            if handler := self._handlers().get(descriptor):  # another one may have closed it
+                handler()
         self._reap()
         self._servers.go_on()
         self._try_to_quit()
 
-    def _poll(self) -> list[int]:
-        poll = select.poll()
-        for descriptor in self._watched():
-            poll.register(descriptor, select.POLLIN)
-        return [descriptor for descriptor, _ in poll.poll(_TICK * 1000)]
-
-    def _watched(self) -> list[int]:
-        watched = [self._wake, self._files.control.fileno(), self._files.privileged.fileno()]
-        watched += self._unknown
+    def _handlers(self) -> dict[int, Callable[[], object]]:
+        """What is waited for, and what is done when it can be read."""
+        handlers: dict[int, Callable[[], object]] = {self._wake: partial(os.read, self._wake, 512)}
+        for listener in (self._files.control, self._files.privileged):
+            handlers[listener.fileno()] = partial(self._accept, listener)
+        for connection in self._unknown:
+            handlers[connection.fileno()] = partial(self._greet, connection)
         if self._front_end is not None and self._front_end.awaits is None:
-            watched.append(self._front_end.connection.fileno())
+            front_end = self._front_end
+            handlers[front_end.connection.fileno()] = partial(self._converse, front_end)
         server = self._servers.current
         if server is not None and server.connection is not None:
-            watched.append(server.connection.fileno())
-        watched += [w.connection.fileno() for w in self._servers.queue if w.connection is not None]
-        return watched
-
-    def _serve(self, descriptor: int) -> None:
-        server = self._servers.current
-        waiting = {w.connection.fileno(): w.connection for w in self._servers.queue if w.connection}
-        if descriptor == self._wake:
-            _drain(self._wake)
-        elif descriptor == self._files.control.fileno():
-            self._accept(self._files.control, privileged=False)
-        elif descriptor == self._files.privileged.fileno():
-            self._accept(self._files.privileged, privileged=True)
-        elif descriptor in self._unknown:
-            self._greet(*self._unknown.pop(descriptor))
-        elif self._front_end and descriptor == self._front_end.connection.fileno():
-            self._converse(self._front_end)
-        elif server and server.connection and descriptor == server.connection.fileno():
-            self._hear(server.connection)
-        elif descriptor in waiting:
-            self._servers.gone(waiting[descriptor])
-            waiting[descriptor].close()
+            handlers[server.connection.fileno()] = partial(self._receive, server.connection)
+        for waiting in self._servers.queue:
+            if waiting.connection is not None:
+                handlers[waiting.connection.fileno()] = partial(
+                    self._servers.gone, waiting.connection
+                )
+        return handlers
 
     # --- who connects ---------------------------------------------------------------------------
 
-    def _accept(self, listener: socket.socket, *, privileged: bool) -> None:
+    def _accept(self, listener: socket.socket) -> None:
         try:
             connection, _ = listener.accept()
         except OSError:
             return
         self._log("Accepting connection...")
-        self._unknown[connection.fileno()] = (connection, privileged)
+        self._unknown[connection] = listener is self._files.privileged
 
-    def _greet(self, connection: socket.socket, privileged: bool) -> None:
+    def _greet(self, connection: socket.socket) -> None:
+        privileged = self._unknown.pop(connection)
         pid, uid = protocol.peer(connection)
         message = protocol.receive(connection) or {}
         match message.get("hello"):
@@ -213,7 +201,7 @@ class Daemon:
 
     # --- servers ----------------------------------------------------------------------------------
 
-    def _hear(self, connection: socket.socket) -> None:
+    def _receive(self, connection: socket.socket) -> None:
         message = protocol.receive(connection)
         server = self._servers.current
         if message is None:
@@ -291,11 +279,4 @@ def _send(connection: socket.socket, message: protocol.Message) -> None:
     try:
         protocol.send(connection, message)
     except OSError:
-        return
-
-
-def _drain(descriptor: int) -> None:
-    try:
-        os.read(descriptor, 512)
-    except BlockingIOError:
         return

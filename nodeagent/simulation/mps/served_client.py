@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import socket
 
-from nodeagent.simulation.mps import protocol, values
+from nodeagent.simulation.mps import protocol
+from nodeagent.simulation.mps.settings import client_limits, percentage
 
 OUT_OF_MEMORY = 2  # cudaErrorMemoryAllocation, CUDA_ERROR_OUT_OF_MEMORY
 INVALID_VALUE = 1
@@ -32,11 +33,11 @@ class ServedClient:
         self.pid = pid
         self._device = devices[0] if devices else ""
         environment = hello.get("environment", {})
-        own = values.percentage(environment.get("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", ""))
+        own = percentage(environment.get("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", ""))
         self._percentage = min(float(settings["percentage"]), own or 100.0)
         asked = environment.get("CUDA_MPS_PINNED_DEVICE_MEM_LIMIT", "")
         limits = [size for device, size in settings["limits"] if device == 0]
-        limits += [s for d, s in values.client_limits(asked, devices).items() if d == 0]
+        limits += [s for d, s in client_limits(asked, devices).items() if d == 0]
         self._limit = min(limits, default=None)
         self._blocks: dict[int, int] = {}  # bytes by number
         self._serial = 0

@@ -125,21 +125,21 @@ class MpsServer:
             log(f"Created anonymous shared memory region mps.shm.{os.getuid()}.{os.getpid()}")
         else:
             log("Created named shared memory region")
-        self._tell_settings()
+        self._log_settings()
         log("Server has started")
         self._become("ACTIVE")
         return True
 
-    def _tell_settings(self) -> None:
+    def _log_settings(self) -> None:
         self._log(f"Active Threads Percentage set to {self._settings['percentage']:.1f}")
         for device, size in self._settings["limits"]:
             self._log(f"Device pinned memory limit for device {device} set to {size:#x} bytes")
 
     def _become(self, state: str) -> None:
         self._state = state
-        self._tell({"state": state})
+        self._report({"state": state})
 
-    def _tell(self, message: protocol.Message) -> None:
+    def _report(self, message: protocol.Message) -> None:
         """To the daemon, which may be dead: then this server serves on as an orphan."""
         try:
             if self._control is not None:
@@ -151,11 +151,10 @@ class MpsServer:
 
     def _turn(self) -> None:
         poll = select.poll()
-        poll.register(self._wake, select.POLLIN)
-        for descriptor in self._clients:
-            poll.register(descriptor, select.POLLIN)
-        if self._control is not None:
-            poll.register(self._control.fileno(), select.POLLIN)
+        control = -1 if self._control is None else self._control.fileno()
+        for descriptor in (self._wake, control, *self._clients):
+            if descriptor >= 0:
+                poll.register(descriptor, select.POLLIN)
         ready = [descriptor for descriptor, _ in poll.poll(_TICK * 1000)]
         self._act_on_knobs()
         for descriptor in ready:
@@ -163,10 +162,10 @@ class MpsServer:
                 os.read(self._wake, 512)
             elif descriptor in self._clients:
                 self._serve(self._clients[descriptor])
-            elif self._control is not None and descriptor == self._control.fileno():
-                self._hear(self._control)
+            elif self._control is not None and descriptor == control:
+                self._receive(self._control)
 
-    def _hear(self, control: socket.socket) -> None:
+    def _receive(self, control: socket.socket) -> None:
         try:
             message, descriptor = protocol.receive_with_descriptor(control)
         except ConnectionError:
@@ -180,7 +179,7 @@ class MpsServer:
             self._terminate(int(message["terminate"]))
         elif "settings" in message:
             self._settings = message["settings"]
-            self._tell_settings()
+            self._log_settings()
         elif "leave" in message:
             self._leaves = not self._clients
 
@@ -203,14 +202,14 @@ class MpsServer:
         if refusal:
             client.send({"error": refusal})
             connection.close()
-            self._tell_clients()
+            self._report_clients()
             return
         self._log("Worker created")
         self._log("Creating worker thread")
         self._clients[connection.fileno()] = client
         client.send({"accepted": client.terms()})
         self._log(f"Status of client {{{pid}, 0}} is ACTIVE")
-        self._tell_clients()
+        self._report_clients()
 
     def _refusal(self) -> int:
         if self._state != "ACTIVE":
@@ -237,11 +236,11 @@ class MpsServer:
         self._log("Client process disconnected")
         self._log(f"Client disconnected. Number of active client contexts is {len(self._clients)}")
         self._log(f"Client {{{client.pid}, 0}} exit")
-        self._tell_clients()
+        self._report_clients()
         self._recover()
 
-    def _tell_clients(self) -> None:
-        self._tell({"clients": [client.row() for client in self._clients.values()]})
+    def _report_clients(self) -> None:
+        self._report({"clients": [client.row() for client in self._clients.values()]})
 
     def _terminate(self, pid: int) -> None:
         code = int(self._knobs.get("terminate_code", 0))
@@ -250,7 +249,7 @@ class MpsServer:
                 client.send({"error": CLIENT_TERMINATED})
                 self._drop(client)
         if code >= 0:
-            self._tell({"terminated": pid, "code": code})
+            self._report({"terminated": pid, "code": code})
 
     # --- faults -----------------------------------------------------------------------------------
 

@@ -36,6 +36,10 @@ class Server:
         self.next_try = 0.0
         self.backoff = _BACKOFF[0]
 
+    @property
+    def is_ready(self) -> bool:
+        return self.connection is not None and self.state != "INITIALIZING"
+
     def send(self, message: protocol.Message, *descriptors: int) -> bool:
         """Whether it could be sent."""
         if self.connection is None:
@@ -102,6 +106,7 @@ class Servers:
     def gone(self, connection: socket.socket) -> None:
         """A waiting client has given up."""
         self.queue = [w for w in self.queue if w.connection is not connection]
+        connection.close()
 
     def connected(self, connection: socket.socket, pid: int) -> bool:
         """A server has connected; whether it is the one that was started."""
@@ -227,8 +232,7 @@ class Servers:
             os._exit(1)
 
     def _serves(self, server: Server, client: Waiting) -> bool:
-        ready = server.connection is not None and server.state != "INITIALIZING"
-        return ready and server.uid == self._server_user(client.uid)
+        return server.is_ready and server.uid == self._server_user(client.uid)
 
     def _server_user(self, uid: int) -> int:
         return 0 if self._multiuser else uid

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from nodeagent.simulation.mps import values
+from nodeagent.simulation.mps import settings
 
 DEVICES = ("GPU-1", "GPU-2")
 
@@ -23,7 +23,7 @@ DEVICES = ("GPU-1", "GPU-2")
 )
 def test_limits_in_a_clients_environment(text: str, limits: dict[int, int]) -> None:
     """By ordinal or UUID; what means nothing is no limit."""
-    assert limits == values.client_limits(text, DEVICES)
+    assert limits == settings.client_limits(text, DEVICES)
 
 
 @pytest.mark.parametrize(
@@ -32,9 +32,9 @@ def test_limits_in_a_clients_environment(text: str, limits: dict[int, int]) -> N
 )
 def test_limits_are_shown_rounded_down(size: int, shown: str) -> None:
     """To G from 1 G up."""
-    assert shown == values.shown_limit(size)
+    assert shown == settings.shown_limit(size)
 
 
 def test_a_huge_limit_wraps_around() -> None:
     """At 64 bits."""
-    assert values.shown_limit(values.limit("99999999999999G")) == "13161349119G"
+    assert settings.shown_limit(settings.limit("99999999999999G")) == "13161349119G"
