@@ -6,13 +6,17 @@ import http.client
 import json
 import socket
 from collections.abc import Mapping
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from nodeagent.cli.command_settings import command_settings
+from nodeagent.cli.options import Options
 from nodeagent.errors import NodeagentError
 from nodeagent.strict_json import parse_json
 
+_SOCKET = "agent.sock"  # below run.dir
 _PATIENCE = 5.0  # seconds for the agent to answer
 
 
@@ -43,22 +47,31 @@ class AgentRefused(NodeagentError):
         self.status = status
 
 
+def agent_address(options: Options) -> AgentAddress:
+    """Where the settings say that the agent listens; only there when --listen says it."""
+    settings = command_settings(options)
+    listen = settings.api.listen
+    socket = None if getattr(options, "listen", None) else settings.run.dir / _SOCKET
+    return AgentAddress(socket, listen.host or "127.0.0.1", listen.port)
+
+
 def get(address: AgentAddress, path: str) -> Mapping[str, Any]:
     """The JSON that the agent answers to GET.
 
     Raises AgentUnreachable, AgentRefused or NodeagentError.
     """
+    tcp = http.client.HTTPConnection(address.host, address.port, timeout=_PATIENCE)
     refusals: list[OSError] = []
-    for connection in _connections(address):
-        try:
-            connection.request("GET", path, headers={"Accept": "application/json"})
-            return _answer(connection)
-        except OSError as error:
-            refusals.append(error)
-        except http.client.HTTPException as error:
-            raise NodeagentError(f"what answers at {address} is no nodeagent: {error!r}") from None
-        finally:
-            connection.close()
+    for connection in (_SocketConnection(address.socket), tcp) if address.socket else (tcp,):
+        with closing(connection):
+            try:
+                connection.request("GET", path, headers={"Accept": "application/json"})
+                return _answer(connection)
+            except OSError as error:
+                refusals.append(error)
+            except http.client.HTTPException as error:
+                message = f"what answers at {address} is no nodeagent: {error!r}"
+                raise NodeagentError(message) from None
     raise _unreachable(address, refusals)
 
 
@@ -71,29 +84,27 @@ def post(
     """
     if address.socket is None:
         raise NodeagentError("changes go over the agent's Unix socket", remedy="give --run-dir")
-    connection = _SocketConnection(address.socket)
-    try:
+    with closing(_SocketConnection(address.socket)) as connection:
         try:
             connection.connect()
         except OSError as error:
             raise _unreachable(AgentAddress(address.socket, "", 0), [error]) from None
-        connection.sock.settimeout(patience)
-        connection.request(
-            "POST", path, json.dumps(body), headers={"Content-Type": "application/json"}
-        )
-        return _answer(connection)
-    except TimeoutError:
-        raise NodeagentError(
-            f"the agent has not answered for {patience:g} s; it goes on with it",
-            remedy="see nodeagent mps status",
-        ) from None
-    except (OSError, http.client.HTTPException) as error:
-        raise NodeagentError(
-            f"the agent at {address.socket} went away before it answered ({error})",
-            remedy="see its log, and nodeagent mps status",
-        ) from None
-    finally:
-        connection.close()
+        try:
+            connection.sock.settimeout(patience)
+            connection.request(
+                "POST", path, json.dumps(body), headers={"Content-Type": "application/json"}
+            )
+            return _answer(connection)
+        except TimeoutError:
+            raise NodeagentError(
+                f"the agent has not answered for {patience:g} s; it goes on with it",
+                remedy="see nodeagent mps status",
+            ) from None
+        except (OSError, http.client.HTTPException) as error:
+            raise NodeagentError(
+                f"the agent at {address.socket} went away before it answered ({error})",
+                remedy="see its log, and nodeagent mps status",
+            ) from None
 
 
 def _unreachable(address: AgentAddress, refusals: list[OSError]) -> AgentUnreachable:
@@ -105,11 +116,6 @@ def _unreachable(address: AgentAddress, refusals: list[OSError]) -> AgentUnreach
         f"no agent answers at {address} ({refusals[-1].strerror or refusals[-1]})",
         remedy="start one: systemctl start nodeagent, or nodeagent run",
     )
-
-
-def _connections(address: AgentAddress) -> list[http.client.HTTPConnection]:
-    tcp = http.client.HTTPConnection(address.host, address.port, timeout=_PATIENCE)
-    return [_SocketConnection(address.socket), tcp] if address.socket else [tcp]
 
 
 class _SocketConnection(http.client.HTTPConnection):
@@ -125,18 +131,17 @@ class _SocketConnection(http.client.HTTPConnection):
 
 def _answer(connection: http.client.HTTPConnection) -> Mapping[str, Any]:
     response = connection.getresponse()
-    body = response.read()
     try:
-        answer = parse_json(body)
+        answer = parse_json(response.read())
     except ValueError:
         answer = None
     if response.status != http.client.OK:
-        said = answer if isinstance(answer, dict) else {}
+        refusal = answer if isinstance(answer, dict) else {}
         plain = f"the agent answered {response.status} {response.reason}"
         raise AgentRefused(
-            str(said.get("error") or plain),
+            str(refusal.get("error") or plain),
             status=response.status,
-            remedy=str(said.get("remedy") or ""),
+            remedy=str(refusal.get("remedy") or ""),
         )
     if not isinstance(answer, dict):
         raise NodeagentError("what answers there is no nodeagent: its answer is not a JSON object")

@@ -7,7 +7,7 @@ import math
 import signal
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from nodeagent.backoff import Backoff
@@ -43,15 +43,6 @@ if TYPE_CHECKING:
 _RETRY = 2.0  # seconds after a first refusal by the driver; it doubles with each further one
 
 
-@dataclass(frozen=True, slots=True)
-class _Applied:
-    """What was done, and the plan for what was read back afterwards: in sync when all is done."""
-
-    outcome: NodeOutcome
-    rest: NodePlan
-    stopped: bool
-
-
 def run(options: Options, output: Output) -> ExitCode:
     """Apply the document; the exit code reports the final state."""
     settings = command_settings(options)
@@ -67,7 +58,7 @@ def run(options: Options, output: Output) -> ExitCode:
 
 async def _apply(
     options: Options, settings: Settings, document: PlanDocument, output: Output
-) -> _Applied | Rejection:
+) -> _Rounds | Rejection:
     deadline = asyncio.get_running_loop().time() + options.wait
     with _stopped_by_signals() as stop, writing(options, settings):
         async with changing(options, settings, document) as (node, host):
@@ -79,11 +70,16 @@ async def _apply(
             await rounds.take(observed)
             while rounds.blocked and await wait_for_blockers(rounds.rest, deadline, stop):
                 await rounds.take(await node.observe())
-            return _ended(rounds.outcome, rounds.rest, stopped=stop.is_set())
+            rounds.add_unready()
+            return rounds
 
 
 class _Rounds:
-    """Planning and acting until nothing is blocked: one round, and one more for each wake-up."""
+    """Planning and acting until nothing is blocked: one round, and one more for each wake-up.
+
+    `outcome` is what was done, `rest` the plan for what was read back afterwards: in sync when all
+    is done.
+    """
 
     def __init__(
         self,
@@ -105,9 +101,14 @@ class _Rounds:
         self.outcome = NodeOutcome(self.rest, ())
 
     @property
+    def stopped(self) -> bool:
+        return self._stop.is_set()
+
+    @property
     def blocked(self) -> bool:
         """Whether the end of a user may let more be done."""
-        return any(exit_codes.of_gpu(gpu) is ExitCode.BLOCKED for gpu in self.rest.gpus)
+        codes = (exit_codes.of_verdict(gpu.verdict, gpu.problems) for gpu in self.rest.gpus)
+        return ExitCode.BLOCKED in codes
 
     async def take(self, observed: ObservedNode) -> None:
         """Do what can be done now; a GPU on which a step failed is left alone."""
@@ -139,6 +140,20 @@ class _Rounds:
             backoff = self._refusals.setdefault(key, Backoff(_RETRY, math.inf))
             self._retry_at[key] = asyncio.get_running_loop().time() + backoff.next()
 
+    def add_unready(self) -> None:
+        """Report the daemons that no step is left for, and that are not Ready all the same."""
+        failed = {gpu.plan.before.key for gpu in self.outcome.gpus if gpu.failed}  # it is reported
+        rest = tuple(
+            gpu if gpu.before.key in failed else with_unready(gpu) for gpu in self.rest.gpus
+        )
+        unready = {gpu.before.key: gpu.problems for gpu in rest if gpu.verdict is Verdict.IN_SYNC}
+        gpus = tuple(
+            replace(gpu, problems=(*gpu.problems, *unready.get(gpu.plan.before.key, ())))
+            for gpu in self.outcome.gpus
+        )
+        self.rest = replace(self.rest, gpus=rest)
+        self.outcome = replace(self.outcome, gpus=gpus)
+
     def _plan(self, observed: ObservedNode) -> NodePlan:
         return plan(self._desired, observed, self._settings.policy)
 
@@ -156,24 +171,6 @@ class _Rounds:
             on_progress=progress,
             stop=self._stop,
         )
-
-
-def _ended(outcome: NodeOutcome, rest: NodePlan, *, stopped: bool) -> _Applied:
-    """With the daemons that no step is left for, and that are not Ready all the same."""
-    failed = {gpu.plan.before.key for gpu in outcome.gpus if gpu.failed}  # which is said already
-    rest = replace(
-        rest,
-        gpus=tuple(
-            gpu if gpu.before.key in failed else planned
-            for gpu, planned in zip(rest.gpus, with_unready(rest).gpus, strict=True)
-        ),
-    )
-    unready = {gpu.before.key: gpu.problems for gpu in rest.gpus if gpu.verdict is Verdict.IN_SYNC}
-    gpus = tuple(
-        replace(gpu, problems=(*gpu.problems, *unready.get(gpu.plan.before.key, ())))
-        for gpu in outcome.gpus
-    )
-    return _Applied(replace(outcome, gpus=gpus), rest, stopped=stopped)
 
 
 def _refused(rest: NodePlan, outcomes: Mapping[str, GpuOutcome]) -> NodePlan:
@@ -222,7 +219,7 @@ def _stopped_by_signals() -> Iterator[asyncio.Event]:
             loop.remove_signal_handler(number)
 
 
-def _exit_code(applied: _Applied) -> ExitCode:
+def _exit_code(applied: _Rounds) -> ExitCode:
     if applied.rest.verdict is Verdict.APPLICABLE:  # a step failed, or it was asked to stop
         return ExitCode.FAILED
     # A daemon that did not start is no step that is left: its supervisor goes on trying.
@@ -236,7 +233,7 @@ def _exit_code(applied: _Applied) -> ExitCode:
     return exit_codes.most_severe([code, ExitCode.FAILED]) if unfinished else code
 
 
-def _report(applied: _Applied, output: Output) -> None:
+def _report(applied: _Rounds, output: Output) -> None:
     if output.is_text:
         output.page(
             outcome_page(applied.outcome, applied.rest, output.width, stopped=applied.stopped)

@@ -7,7 +7,7 @@ from enum import IntEnum
 from typing import TYPE_CHECKING, assert_never
 
 if TYPE_CHECKING:  # every command has an exit code, but not each has a plan
-    from nodeagent.plan.plan import GpuPlan, NodePlan, Verdict
+    from nodeagent.plan.plan import NodePlan, Verdict
     from nodeagent.plan.problems import Problem
 
 
@@ -34,18 +34,12 @@ def most_severe(codes: Iterable[ExitCode]) -> ExitCode:
 
 def of_plan(plan: NodePlan) -> ExitCode:
     """The exit code of a plan that may or may not be carried out."""
-    codes = [of_gpu(gpu) for gpu in plan.gpus]
-    if plan.problems or not plan.gpus:
-        codes.append(_of_verdict(plan.verdict, plan.problems))
-    return most_severe(codes)
+    whole = [of_verdict(plan.verdict, plan.problems)] if plan.problems or not plan.gpus else []
+    return most_severe([*(of_verdict(gpu.verdict, gpu.problems) for gpu in plan.gpus), *whole])
 
 
-def of_gpu(plan: GpuPlan) -> ExitCode:
-    """The code if there were no other GPU."""
-    return _of_verdict(plan.verdict, plan.problems)
-
-
-def _of_verdict(verdict: Verdict, problems: Iterable[Problem]) -> ExitCode:
+def of_verdict(verdict: Verdict, problems: Iterable[Problem]) -> ExitCode:
+    """The code if there were nothing else."""
     from nodeagent.plan.plan import Verdict
     from nodeagent.plan.problems import Code
 

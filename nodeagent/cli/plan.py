@@ -36,20 +36,17 @@ async def planned(options: Options, settings: Settings, document: PlanDocument) 
     desired = resolve(document, observed, host)
     if isinstance(desired, Rejection):
         return rejection(desired, document)
-    return with_unready(plan(desired, observed, settings.policy))
+    found = plan(desired, observed, settings.policy)
+    return replace(found, gpus=tuple(map(with_unready, found.gpus)))
 
 
-def with_unready(found: NodePlan) -> NodePlan:
+def with_unready(gpu: GpuPlan) -> GpuPlan:
     """The plan with the daemons that it has no step for, but that are not Ready.
 
     An agent would see to them; a single look would take them for well.
     """
-    return replace(found, gpus=tuple(map(_with_unready, found.gpus)))
-
-
-def _with_unready(gpu: GpuPlan) -> GpuPlan:
-    there = (gpu.before.mps, *(d.mps for i in gpu.before.instances for d in i.compute))
-    if gpu.verdict is not Verdict.IN_SYNC or not any(there):
+    shared = any(device.mps for device in gpu.before.devices())
+    if gpu.verdict is not Verdict.IN_SYNC or not shared:
         return gpu
     from nodeagent.views.mps_problems import unready_daemons
 

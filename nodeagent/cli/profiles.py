@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
+
 from nodeagent.cli import event_loop
 from nodeagent.cli.command_settings import command_settings
 from nodeagent.cli.exit_codes import ExitCode
@@ -40,21 +42,14 @@ def _gpu_json(gpu: Gpu, more: dict[str, int]) -> dict[str, object]:
 
 
 def _profile_json(profile: GpuInstanceProfile, more: dict[str, int]) -> dict[str, object]:
-    engines = profile.engines
     return {
         "profile": profile.name,
         "id": profile.id,
         "slices": profile.slices,
         "memory": profile.memory,
         "multiprocessors": profile.multiprocessors,
-        "engines": {
-            "copy": engines.copy,
-            "decoder": engines.decoder,
-            "encoder": engines.encoder,
-            "jpeg": engines.jpeg,
-            "ofa": engines.ofa,
-        },
+        "engines": asdict(profile.engines),
         "max": profile.max_count,
         "creatable": more.get(profile.name, 0),
-        "placements": [{"start": p.start, "size": p.size} for p in profile.placements],
+        "placements": [asdict(placement) for placement in profile.placements],
     }

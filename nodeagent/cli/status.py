@@ -7,15 +7,13 @@ import time
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from nodeagent.cli.agent_client import AgentAddress, AgentUnreachable, get
-from nodeagent.cli.command_settings import command_settings
+from nodeagent.cli.agent_client import AgentAddress, AgentUnreachable, agent_address, get
 from nodeagent.cli.exit_codes import ExitCode
 from nodeagent.cli.options import Options
 from nodeagent.cli.output import Output
 from nodeagent.terminal.page import Line, Span, Tone, line
 from nodeagent.terminal.status_page import status_page
 
-SOCKET = "agent.sock"
 _PATH = "/v1/status"
 _PACE = 1.0  # seconds between two looks while watching
 
@@ -30,14 +28,6 @@ def run(options: Options, output: Output) -> ExitCode:
     output.page(status_page(status, output.width))
     output.document(status)
     return ExitCode.DONE
-
-
-def agent_address(options: Options) -> AgentAddress:
-    """Where the settings say that the agent listens; only there when --listen says it."""
-    settings = command_settings(options)
-    listen = settings.api.listen
-    socket = None if getattr(options, "listen", None) else settings.run.dir / SOCKET
-    return AgentAddress(socket, listen.host or "127.0.0.1", listen.port)
 
 
 def _watch(address: AgentAddress, output: Output) -> None:
