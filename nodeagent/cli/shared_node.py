@@ -53,7 +53,7 @@ async def looking_at(
         from nodeagent.execute import node_reader
         from nodeagent.mps.fleet import survey
 
-        found = await survey(sharing.places.run_dir, programs=sharing.places.programs, ask=True)
+        found = await survey(sharing.places.run_dir, programs=sharing.places.programs)
         daemons = node_reader.SurveyedDaemons(found)
         async with node_reader.NodeReader(driver, daemons, node_reader.LastObservation()) as node:
             yield node, sharing.host

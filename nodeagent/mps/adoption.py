@@ -112,7 +112,7 @@ def found_process(spec: DaemonSpec, noted: Identity | None) -> DaemonProcess | N
     surely the daemon. Reads all of /proc where the record does not say which.
     """
     candidates = [noted] if noted is not None else []
-    if noted is None or not _is_still(noted):
+    if noted is None or identify(noted.pid) != noted:
         candidates = list(processes_of(spec.pipe_directory, CONTROL))
     for identity in candidates:
         try:
@@ -120,10 +120,6 @@ def found_process(spec: DaemonSpec, noted: Identity | None) -> DaemonProcess | N
         except NotTheDaemon:
             continue
     return None
-
-
-def _is_still(noted: Identity) -> bool:
-    return identify(noted.pid) == noted
 
 
 def specs_of(run_dir: Path, record: Record) -> tuple[DaemonSpec, DaemonSpec]:
@@ -139,11 +135,9 @@ def specs_of(run_dir: Path, record: Record) -> tuple[DaemonSpec, DaemonSpec]:
 # --- for who only looks -----------------------------------------------------------------------
 
 
-async def survey(run_dir: Path, *, programs: Programs, ask: bool) -> Mapping[str, MpsDaemon]:
-    """The daemons that an agent left or has, by device; nothing is touched.
-
-    With `ask` each is asked: only then can one be Ready, namely when its limits were read back.
-    Without it, clients are not known either. Raises NodeagentError.
+async def survey(run_dir: Path, *, programs: Programs) -> Mapping[str, MpsDaemon]:
+    """The daemons that an agent left or has, by device, asked for their limits and clients; nothing
+    is touched. Raises NodeagentError.
     """
 
     def control_client(pipe_directory: str, log_directory: str) -> ControlClient:
@@ -162,7 +156,7 @@ async def survey(run_dir: Path, *, programs: Programs, ask: bool) -> Mapping[str
         else:
             record = read
         if record is not None:
-            found[record.device] = await _surveyed(run_dir, record, control_client, ask=ask)
+            found[record.device] = await _surveyed(run_dir, record, control_client)
     return found
 
 
@@ -170,8 +164,6 @@ async def _surveyed(
     run_dir: Path,
     record: Record,
     control_client: Callable[[str, str], ControlClient],
-    *,
-    ask: bool,
 ) -> MpsDaemon:
     runs, wanted = specs_of(run_dir, record)
     process = found_process(runs, record.process)
@@ -181,18 +173,16 @@ async def _surveyed(
     impostor = sockets.impostor(process.identity)
     pid = process.pid
     process.close()
-    if impostor:
-        unknown = Usage(known=False, reason=impostor)
-        return MpsDaemon(record.wanted, Phase.FAULT, impostor, pid, (), unknown)
-    if not ask:
-        unknown = Usage(known=False, reason="its daemon was not asked")
-        return MpsDaemon(record.wanted, Phase.LIMITING, "was not asked", pid, (), unknown)
-    control = control_client(sockets.directory, runs.log_directory)
-    try:
-        seen = await ask_everything(control)
-    except NodeagentError as error:
-        unknown = Usage(known=False, reason=error.message)
-        return MpsDaemon(record.wanted, Phase.FAULT, error.message, pid, (), unknown)
+
+    seen, fault = None, impostor
+    if not fault:
+        try:
+            seen = await ask_everything(control_client(sockets.directory, runs.log_directory))
+        except NodeagentError as error:
+            fault = error.message
+    if seen is None:
+        unknown = Usage(known=False, reason=fault)
+        return MpsDaemon(record.wanted, Phase.FAULT, fault, pid, (), unknown)
     wrong = differences(seen, wanted)
     phase = Phase.LIMITING if wrong else Phase.READY
     servers = tuple(server.pid for server in seen.servers)

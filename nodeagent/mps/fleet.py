@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Collection, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from typing import Self
 
@@ -236,20 +236,18 @@ class Fleet:
 
     async def look(self) -> None:
         """Ask all daemons now; returns when they have answered, or their time is over."""
-        looking = [asyncio.create_task(_look(s)) for s in self._supervisors.values()]
-        if looking:
-            try:
-                await asyncio.wait(looking, timeout=self._context.settings.answer_deadline + 1.0)
-            finally:
-                for task in looking:
-                    task.cancel()
-                await asyncio.gather(*looking, return_exceptions=True)
+        await self._all(_look, within=self._context.settings.answer_deadline + 1.0)
 
     async def settled(self) -> None:
         """Until none is on its way to Ready, there or not; for as long as for one start."""
+        await self._all(_settled, within=self._context.start_patience)
+
+    async def _all(self, wait: Callable[[Supervisor], Awaitable[None]], *, within: float) -> None:
+        """Until the wait for each daemon is over, or the time is (in seconds)."""
         with suppress(TimeoutError):
-            async with asyncio.timeout(self._context.start_patience):
-                await asyncio.gather(*map(_settled, self._supervisors.values()))
+            async with asyncio.timeout(within):
+                waits = map(wait, self._supervisors.values())
+                await asyncio.gather(*waits, return_exceptions=True)
 
     def statuses(self) -> tuple[DaemonState, ...]:
         """Each daemon as people see it, by device."""
@@ -279,13 +277,12 @@ async def _look(supervisor: Supervisor) -> None:
         return
     looks = monitor.looks
     monitor.look_soon()
-    await supervisor.condition.wait_for(
-        lambda: (
-            supervisor.monitor is not monitor
-            or monitor.looks > looks
-            or supervisor.state.ending is not Ending.NO
-        )
-    )
+
+    def looked() -> bool:
+        ends = supervisor.monitor is not monitor or supervisor.state.ending is not Ending.NO
+        return ends or monitor.looks > looks
+
+    await supervisor.condition.wait_for(looked)
 
 
 async def _settled(supervisor: Supervisor) -> None:

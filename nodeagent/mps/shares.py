@@ -5,7 +5,7 @@ Pure.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from nodeagent.plan.shares import (
     ALL_THREADS,
@@ -46,22 +46,11 @@ class DaemonSpec:
 
         Taking a memory limit away is among it: the command has no form for that which is safe.
         """
-        if self.memory_limit is not None and wanted.memory_limit is None:
-            return True
-        return self.identity != wanted.identity
-
-    @property
-    def identity(self) -> tuple[object, ...]:
-        """All but the limits: what is fixed when the process starts."""
-        return (
-            self.device,
-            self.uid,
-            self.gid,
-            self.groups,
-            self.multi_user,
-            self.pipe_directory,
-            self.log_directory,
+        freed = self.memory_limit is not None and wanted.memory_limit is None
+        limited = replace(
+            self, memory_limit=wanted.memory_limit, thread_percentage=wanted.thread_percentage
         )
+        return freed or limited != wanted
 
 
 def spec_for(

@@ -422,25 +422,23 @@ async def test_what_the_planner_and_the_client_watch_see(
 
 async def test_a_survey_touches_nothing(rig: FleetRig) -> None:
     """Ready only when it was asked; what is gone or was drained is told as that."""
-    assert await survey(rig.run_dir, programs=rig.programs, ask=True) == {}
+    assert await survey(rig.run_dir, programs=rig.programs) == {}
     async with rig.fleet() as fleet:
         await fleet.start(GPU, wanted())
         pid = status(fleet).pid
         with rig.client() as client:
             client.wait_until_accepted()
-            asked = (await survey(rig.run_dir, programs=rig.programs, ask=True))[GPU]
+            asked = (await survey(rig.run_dir, programs=rig.programs))[GPU]
             assert (asked.state, asked.pid, asked.runs) == ("Ready", pid, wanted())
             assert [user.pid for user in asked.clients.processes] == [client.pid]
-        glanced = (await survey(rig.run_dir, programs=rig.programs, ask=False))[GPU]
-        assert (glanced.state, glanced.clients.known, glanced.pid) == ("Limiting", False, pid)
         await fleet.drain(GPU, seconds=30.0)
-        drained = (await survey(rig.run_dir, programs=rig.programs, ask=True))[GPU]
+        drained = (await survey(rig.run_dir, programs=rig.programs))[GPU]
         assert (drained.state, drained.why) == ("Down", "drained on request")
         await fleet.restart(GPU)
     for daemon in rig.processes(CONTROL):
         os.kill(daemon.pid, 9)
         os.waitpid(daemon.pid, 0)
-    lost = (await survey(rig.run_dir, programs=rig.programs, ask=True))[GPU]
+    lost = (await survey(rig.run_dir, programs=rig.programs))[GPU]
     assert (lost.state, lost.pid) == ("Backoff", None)
 
 

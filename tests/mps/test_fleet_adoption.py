@@ -211,7 +211,7 @@ async def test_a_record_that_cannot_be_used(rig: FleetRig, content: str) -> None
     pid = await _spoilt(rig, content)
     with rig.client() as client:
         await asyncio.to_thread(client.wait_until_accepted)
-        asked = (await survey(rig.run_dir, programs=rig.programs, ask=True))[GPU]
+        asked = (await survey(rig.run_dir, programs=rig.programs))[GPU]
         assert (asked.pid, [user.pid for user in asked.clients.processes]) == (pid, [client.pid])
         async with rig.fleet() as fleet:
             words = await rig.reported(Subject.RECORD_UNUSABLE)
@@ -310,7 +310,7 @@ async def test_who_has_no_socket_is_no_daemon(rig: FleetRig) -> None:
         extra_groups=(),
     )
     try:
-        assert await survey(rig.run_dir, programs=rig.programs, ask=False) == {}
+        assert await survey(rig.run_dir, programs=rig.programs) == {}
     finally:
         like.kill()
         await like.wait()
