@@ -166,7 +166,7 @@ class MpsService:
             await asyncio.sleep(_CALM)
             self._stirred.clear()
             try:
-                seen = await self._watch.look(self._fleet.running())
+                seen = await self._watch.check(self._fleet.running())
             except Exception:  # a fault of ours; the next look may go well
                 log.exception("MPS clients cannot be looked at")
                 continue

@@ -46,12 +46,12 @@ class Fleet:
 
     async def __aenter__(self) -> Self:
         await self._stack.enter_async_context(self._context.watch)
-        self._stack.push_async_callback(self._look_away)
+        self._stack.push_async_callback(self._detach)
         try:
             records = await asyncio.to_thread(lambda: list(read_records(self._context.run_dir)))
             for record in records:
                 await self._take_over(record)
-            await self.look()  # so that the clients are known from the start
+            await self.poll()  # so that the clients are known from the start
         except BaseException:
             await self._stack.aclose()
             raise
@@ -60,7 +60,7 @@ class Fleet:
     async def __aexit__(self, *_: object) -> None:
         await self._stack.aclose()
 
-    async def _look_away(self) -> None:
+    async def _detach(self) -> None:
         supervisors = tuple(self._supervisors.values())
         self._supervisors.clear()
         await asyncio.gather(*(supervisor.aclose() for supervisor in supervisors))
@@ -78,7 +78,7 @@ class Fleet:
             return
         supervisor = self._supervisor(record.device, spec, record)
         supervisor.unrecorded = record.unrecorded
-        # Not in a thread: a process is looked at by a descriptor of this very loop.
+        # Not in a thread: a process is watched by a descriptor of this very loop.
         process = found_process(spec, record.process)
         if process is not None:
             supervisor.adopt(process, record.runs or record.wanted, record.wanted)
@@ -234,9 +234,9 @@ class Fleet:
 
     # --- what is so -----------------------------------------------------------------------------
 
-    async def look(self) -> None:
+    async def poll(self) -> None:
         """Ask all daemons now; returns when they have answered, or their time is over."""
-        await self._all(_look, within=self._context.settings.answer_deadline + 1.0)
+        await self._all(_polled, within=self._context.settings.answer_deadline + 1.0)
 
     async def settled(self) -> None:
         """Until none is on its way to Ready, there or not; for as long as for one start."""
@@ -271,18 +271,18 @@ class Fleet:
         return None if supervisor is None else planners_view(supervisor)
 
 
-async def _look(supervisor: Supervisor) -> None:
+async def _polled(supervisor: Supervisor) -> None:
     monitor = supervisor.monitor
     if monitor is None:
         return
-    looks = monitor.looks
-    monitor.look_soon()
+    polls = monitor.polls
+    monitor.poll_soon()
 
-    def looked() -> bool:
+    def polled() -> bool:
         ends = supervisor.monitor is not monitor or supervisor.state.ending is not Ending.NO
-        return ends or monitor.looks > looks
+        return ends or monitor.polls > polls
 
-    await supervisor.condition.wait_for(looked)
+    await supervisor.condition.wait_for(polled)
 
 
 async def _settled(supervisor: Supervisor) -> None:

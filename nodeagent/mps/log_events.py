@@ -16,7 +16,7 @@ from pathlib import Path
 
 from nodeagent.mps.control.query import Seen, SeenServer
 from nodeagent.mps.files.log import (
-    ClientCame,
+    ClientConnected,
     DaemonLog,
     Fact,
     Faulted,
@@ -43,7 +43,7 @@ from nodeagent.processes import identify as process_of
 from nodeagent.views.shapes import MpsWaiting
 
 SURE_AFTER = 1.0  # seconds without a server of its user, after which a program is held to wait
-MOST = 64  # that are looked at; a user who makes more gets no more attention
+MOST = 64  # that are checked; a user who makes more gets no more attention
 _LONGEST_COMMAND = 80
 
 
@@ -75,7 +75,7 @@ class BlockedClients:
         found = (one for one in self._suspects.values() if one.sure and not is_gone(one.process))
         return tuple(one.client for one in found)
 
-    def came(self, client: ClientCame, now: float) -> None:
+    def connected(self, client: ClientConnected, now: float) -> None:
         """A client connected."""
         known = self._suspects.get(client.pid)
         if self._uid in {None, client.uid} or client.pid <= 0 or (known and not known.sure):
@@ -102,7 +102,7 @@ class BlockedClients:
         return tuple(found)
 
 
-def _suspect(client: ClientCame, now: float) -> _Suspect | None:
+def _suspect(client: ClientConnected, now: float) -> _Suspect | None:
     """The process with this number, if it is this user's."""
     found, words = inspect(client.pid), command_of(client.pid)
     if not isinstance(found, Process) or not isinstance(words, tuple):
@@ -190,21 +190,21 @@ class LogEvents:
                 skipped = True
             found = list(islice(facts(self._log.new_lines()), _MOST_FACTS))
             self._log.bound(self._log_size)
-        events = tuple(event for fact in found for event in self._taken(fact, ending))
+        events = tuple(event for fact in found for event in self._events_of(fact, ending))
         return skipped or bool(found), events
 
     def _read_earlier(self, log: DaemonLog) -> None:
         """Who may wait since before this agent: the rest is past, or will be answered."""
         for fact in facts(log.new_lines()):
-            if isinstance(fact, ClientCame) and fact.pending:
-                self.blocked.came(fact, time.monotonic())
+            if isinstance(fact, ClientConnected) and fact.pending:
+                self.blocked.connected(fact, time.monotonic())
             elif isinstance(fact, ServerReady):
                 self._is_ready(fact.pid)
 
-    def _taken(self, fact: Fact, ending: Ending) -> Iterator[Event]:
+    def _events_of(self, fact: Fact, ending: Ending) -> Iterator[Event]:
         match fact:
-            case ClientCame():
-                self.blocked.came(fact, time.monotonic())
+            case ClientConnected():
+                self.blocked.connected(fact, time.monotonic())
             case ServerReady():
                 self._is_ready(fact.pid)
             case ServerExited():

@@ -1,7 +1,7 @@
-"""Attends one daemon's process: does what its life asks for, asks it now and then, and listens to
-its log. It reports what it learns as events; what follows from them is not decided here.
+"""Monitors one daemon's process: polls it, reads its log, and carries out what its life demands.
+Reports what it learns as events; what follows from them is not decided here.
 
-Conversations come one after the other, in the order in which they were asked for, so that a look
+Conversations come one after the other, in the order in which they were demanded, so that a poll
 never falls between limits that are set and their read-back.
 """
 
@@ -52,20 +52,20 @@ from nodeagent.mps.log_events import LogEvents
 from nodeagent.mps.processes import SERVER, age_of, processes_of
 from nodeagent.mps.shares import DaemonSpec
 
-CALM = 0.2  # seconds between two looks, however much stirs
-_FIRST_PAUSE = 0.005  # seconds between looks for the socket of a daemon that starts
+CALM = 0.2  # seconds between two polls, however much changes
+_FIRST_PAUSE = 0.005  # seconds between checks for the socket of a daemon that starts
 _LONGEST_PAUSE = 0.1
 _AGAIN = 0.2  # seconds before a daemon that did not answer is asked again
 _KEPT_OUT = 1.0  # seconds before one that could not be asked is tried again, if it is new
-_PROOFS = 2  # looks without any client, before it is believed that there are none
+_PROOFS = 2  # polls without any client, before it is believed that there are none
 _QUIET = 0.03  # seconds that lines of the log are collected before they are read
 
 Job = SetLimits | ReadBack | Quit
 
 
 class DaemonMonitor:
-    """Watches `process`, which is of the run in `state`. `handle` takes events; whoever handles
-    them keeps `state` up to date. `looked` is called after each look, with whether the answer was
+    """Monitors `process`, which is of the run in `state`. `handle` takes events, and its owner
+    keeps `state` up to date. `polled` is called after each poll, with whether the answer was
     another than before.
     """
 
@@ -78,7 +78,7 @@ class DaemonMonitor:
         state: State,
         *,
         handle: Callable[[Event], None],
-        looked: Callable[[bool], None],
+        polled: Callable[[bool], None],
         adopted: bool,
     ) -> None:
         self.process = process
@@ -86,19 +86,19 @@ class DaemonMonitor:
         self.state = state
         self.seen: Seen | None = None  # the last answers
         self.seen_hidden = False  # whether new clients were kept out when it was asked
-        self.looks = 0  # that have ended, well or not
+        self.polls = 0  # that have ended, well or not
         self.closed = False  # whether new clients are kept out although it does not drain
         self._control = control
         self._sockets = sockets
         self._context = context
         self._handle = handle
-        self._looked = looked
+        self._polled = polled
         self._loop = asyncio.get_running_loop()
         self._began = self._loop.time()
         self._jobs: deque[Job] = deque()
         self._wake = asyncio.Event()
-        self._next_look = self._began
-        self._last_look = -math.inf
+        self._next_poll = self._began
+        self._last_poll = -math.inf
         self._gate_fault = ""  # why its sockets cannot be moved, as reported
         self._pauses = Backoff(_FIRST_PAUSE, _LONGEST_PAUSE)
         self._proofs = 0
@@ -112,16 +112,16 @@ class DaemonMonitor:
         self._task = asyncio.create_task(self._work(), name=f"monitor mps run {self.run}")
 
     def do(self, action: Job) -> None:
-        """In its turn."""
+        """Carry it out in its turn."""
         if action.run == self.run:
             self._jobs.append(action)
             self._wake.set()
 
-    def look_soon(self, seconds: float = 0.0) -> None:
-        """Ask it after so long, or when a bit of calm has passed since it was asked last."""
-        when = max(self._loop.time() + seconds, self._last_look + CALM)
-        if when < self._next_look:
-            self._next_look = when
+    def poll_soon(self, seconds: float = 0.0) -> None:
+        """Poll it after so long, but not before CALM has passed since the last poll."""
+        when = max(self._loop.time() + seconds, self._last_poll + CALM)
+        if when < self._next_poll:
+            self._next_poll = when
             self._wake.set()
 
     async def until_ended(self) -> Exited:
@@ -133,7 +133,7 @@ class DaemonMonitor:
         return Exited(self.run, status, ran_for, last_lines)
 
     async def aclose(self) -> None:
-        """Look away. The process lives on."""
+        """Stop monitoring. The process lives on."""
         if self._reading is not None:
             self._reading.cancel()
         self._end_watch()
@@ -170,7 +170,7 @@ class DaemonMonitor:
         for event in events:
             self._handle(event)
         if stirred:
-            self.look_soon()
+            self.poll_soon()
         if self.log.has_more:
             self._log_grown()
 
@@ -183,13 +183,13 @@ class DaemonMonitor:
             try:
                 if not await self._is_replaced():
                     await self._do(job)
-            except Exception as error:  # noqa: BLE001  # a fault of ours must not end the attending
+            except Exception as error:  # noqa: BLE001  # a fault of ours must not end the monitoring
                 self._handle(KeptOut(self.run, internal_fault(error)))
-                self._next_look = self._loop.time() + _KEPT_OUT
+                self._next_poll = self._loop.time() + _KEPT_OUT
 
     async def _due(self) -> None:
         while not self._jobs:
-            left = self._next_look - self._loop.time()
+            left = self._next_poll - self._loop.time()
             if left <= 0:
                 return
             self._wake.clear()
@@ -205,7 +205,7 @@ class DaemonMonitor:
             case Quit():
                 await self._quit(job)
             case ReadBack() | None:
-                await self._look()
+                await self._poll()
 
     async def _is_replaced(self) -> bool:
         """Whether another process is in the daemon's place, which is then neither asked nor
@@ -213,7 +213,7 @@ class DaemonMonitor:
         """
         impostor = await asyncio.to_thread(self._sockets.impostor, self.process.identity)
         if impostor:
-            self._next_look = self._loop.time() + _KEPT_OUT
+            self._next_poll = self._loop.time() + _KEPT_OUT
             self._handle(Replaced(self.run, impostor))
         return bool(impostor)
 
@@ -233,15 +233,15 @@ class DaemonMonitor:
         with suppress(ControlError, UnexpectedReply):
             await control.quit(None if empty else 1, deadline=action.seconds)
 
-    # --- looking ----------------------------------------------------------------------------------
+    # --- polling ----------------------------------------------------------------------------------
 
-    async def _look(self) -> None:
+    async def _poll(self) -> None:
         state = self.state
-        self._next_look = math.inf
+        self._next_poll = math.inf
         if state.ending is not Ending.NO:
             return  # its end is all that is waited for
         if not state.answered and not self._sockets.listens:
-            self._next_look = self._loop.time() + self._pauses.next()
+            self._next_poll = self._loop.time() + self._pauses.next()
             return
         self.keep_gate()  # a socket may have come since it was to be out of the way
         before = self.seen
@@ -251,18 +251,18 @@ class DaemonMonitor:
             if state.answered:
                 await self._silent(f"its process lives, but {error.message}")
             else:
-                self._next_look = self._loop.time() + self._pauses.next()
+                self._next_poll = self._loop.time() + self._pauses.next()
         except DaemonSilent:
             await self._silent("")
         except (ControlError, UnexpectedReply) as error:
             remedy = f": {error.remedy}" if isinstance(error, DaemonBusy) else ""
             self._handle(KeptOut(self.run, f"{error.message}{remedy}"))
             patience = self._interval(served=True) if state.was_ready else _KEPT_OUT
-            self._next_look = self._loop.time() + patience
+            self._next_poll = self._loop.time() + patience
         finally:
-            self._last_look = self._loop.time()
-            self.looks += 1
-            self._looked(self.seen != before)
+            self._last_poll = self._loop.time()
+            self.polls += 1
+            self._polled(self.seen != before)
 
     async def _ask(self, state: State) -> None:
         hidden = self._sockets.hidden
@@ -287,7 +287,7 @@ class DaemonMonitor:
         try:
             await asyncio.to_thread(seal_pipe_directory, self.state.spec.pipe_directory)
         except FileNotFoundError:
-            pass  # the directory is gone, which the next look will report
+            pass  # the directory is gone, which the next poll will report
         except OSError as error:
             words = f"its pipe directory cannot be made root's: {error.strerror or error}"
             self._handle(KeptOut(self.run, words))
@@ -310,10 +310,10 @@ class DaemonMonitor:
             wait = min(wait, self.log.unsure_for)
         if 0 < self._proofs < _PROOFS:
             wait = min(wait, CALM)
-        self._next_look = min(self._next_look, self._loop.time() + wait)
+        self._next_poll = min(self._next_poll, self._loop.time() + wait)
 
     async def _silent(self, reason: str) -> None:
-        self._next_look = self._loop.time() + _AGAIN
+        self._next_poll = self._loop.time() + _AGAIN
         if self._drains and not await self._has_servers():
             self._proofs = _PROOFS
             self._handle(ClientsGone(self.run))  # without a server there can be no client

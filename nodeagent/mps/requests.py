@@ -74,7 +74,7 @@ async def drained(supervisor: Supervisor, *, seconds: float | None, force: bool)
     """
     supervisor.handle(DrainRequested(seconds, force=force))
     if supervisor.monitor is not None:
-        supervisor.monitor.look_soon()  # without clients it need not wait for the next look
+        supervisor.monitor.poll_soon()  # without clients it need not wait for the next poll
     patience = None if seconds is None or force else seconds + _SLACK
     try:
         async with asyncio.timeout(patience):
@@ -124,9 +124,9 @@ def _has_failed(supervisor: Supervisor) -> bool:
 async def _proven_unused(supervisor: Supervisor) -> None:
     """Until its end has begun, because it has no client; raises StillInUse."""
     run, monitor = supervisor.state.run, supervisor.monitor
-    looks = monitor.looks if monitor else 0
+    polls = monitor.polls if monitor else 0
     if monitor:
-        monitor.look_soon()
+        monitor.poll_soon()
 
     def begun() -> bool:
         state = supervisor.state
@@ -137,7 +137,7 @@ async def _proven_unused(supervisor: Supervisor) -> None:
         now = supervisor.monitor
         if now is None or now.seen is None or not now.seen_hidden or not now.seen.clients:
             return False
-        return now is not monitor or now.looks > looks
+        return now is not monitor or now.polls > polls
 
     try:
         async with asyncio.timeout(2 * supervisor.context.settings.answer_deadline):

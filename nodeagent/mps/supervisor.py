@@ -1,5 +1,5 @@
-"""Keeps one device's daemon as it is wanted: holds the state of its life, feeds it what happens,
-and does what follows.
+"""Supervises one device's daemon: holds the state of its life, passes it events, and carries out
+the actions that follow.
 
 What follows is decided by `lifecycle` alone. Here are the clock, the process, the places on disk
 and the record for the next agent. Everything happens in one event loop.
@@ -49,7 +49,9 @@ _PATIENCE = 3.0  # seconds for a start that is under way when the agent ends
 
 
 class Supervisor:
-    """Of one device's daemon. `pipe_directory` and `log_directory` are where it has its own."""
+    """Supervises one device's daemon, whose own directories are `pipe_directory` and
+    `log_directory`.
+    """
 
     def __init__(
         self,
@@ -139,13 +141,13 @@ class Supervisor:
         if why != self.closed:
             self.closed = why
             self._update_monitor()
-            self._stir()
+            self._notify()
 
     # --- events ---------------------------------------------------------------------------------
 
     def handle(self, event: Event, process: DaemonProcess | None = None) -> None:
-        """Something has happened; does or begins what follows. `process` is the one that there is
-        from this event on.
+        """Handle an event: do or begin what follows. `process` is the one that there is from this
+        event on.
         """
         before = self.state
         settings, jitter = self.context.settings, self.context.jitter()
@@ -156,7 +158,7 @@ class Supervisor:
         if self.state.phase is Phase.READY:
             self.was_ready = True
         if process is not None:
-            self._attend(process, adopted=isinstance(event, Adopted))
+            self._monitor_process(process, adopted=isinstance(event, Adopted))
         if self.monitor is not None:
             self.monitor.state = self.state
         for action in actions:
@@ -164,10 +166,10 @@ class Supervisor:
         self._update_monitor()
         self._write_record()
         if self.state != before:
-            self._stir()
+            self._notify()
 
     async def aclose(self) -> None:
-        """Look away. The daemon and its clients live on."""
+        """Stop supervising. The daemon and its clients live on."""
         await self._end_starts()
         if self._timer is not None:
             self._timer.cancel()
@@ -178,11 +180,11 @@ class Supervisor:
             await self.monitor.aclose()
         self.condition.close()
 
-    def _stir(self) -> None:
+    def _notify(self) -> None:
         self.condition.notify_all()
         self.context.changed()
 
-    def _looked(self, changed: bool) -> None:
+    def _polled(self, changed: bool) -> None:
         if changed:
             self.context.changed()
         self.condition.notify_all()
@@ -262,7 +264,7 @@ class Supervisor:
         if self.state.ending is Ending.KILLING:
             process.kill()
 
-    def _attend(self, process: DaemonProcess, *, adopted: bool) -> None:
+    def _monitor_process(self, process: DaemonProcess, *, adopted: bool) -> None:
         self.monitor = DaemonMonitor(
             process,
             self.control,
@@ -270,7 +272,7 @@ class Supervisor:
             self.context,
             self.state,
             handle=self.handle,
-            looked=self._looked,
+            polled=self._polled,
             adopted=adopted,
         )
         self._waiter = asyncio.create_task(self._wait(self.monitor), name="mps end")

@@ -304,7 +304,7 @@ async def _no_stop(made: Bench, knob: str) -> None:
         there = {device.uuid for device in mig_devices(outcome.gpus[1].after)}
         assert first in there, f"{knob}: its device went from under it"
     made.rig.knobs(first).clear()
-    await fleet.look()
+    await fleet.poll()
     again = await made.agent.reach(AFTER, parallel=2)
     assert not problems(again), knob
     made.check_told(again.gpus, knob)

@@ -101,7 +101,7 @@ class Watch(ClientWatch):
 async def look(watch: Watch, daemon: RunningDaemon) -> tuple[ClientState, ...]:
     """At one daemon."""
     watch.named = {pid for _, pid in daemon.clients}
-    found = await watch.look([daemon])
+    found = await watch.check([daemon])
     assert list(found) == [daemon.device]
     return found[daemon.device]
 
@@ -300,8 +300,8 @@ async def test_several_daemons(rig: Rig, start_client: Start) -> None:
     control = asking(rig)
     async with Watch() as watch:
         empty = RunningDaemon(MIG, spec, plan, control, None, ())
-        found = await watch.look([running(rig, plan, control), empty])
-        assert await watch.look([]) == {}
+        found = await watch.check([running(rig, plan, control), empty])
+        assert await watch.check([]) == {}
     assert [state.pid for state in found[GPU]] == [client.pid]
     assert found[MIG] == ()
     assert watch.asked == [GPU, MIG]

@@ -409,7 +409,7 @@ async def test_what_the_planner_and_the_client_watch_see(
 ) -> None:
     """Servers and clients, as wanted; through the door that is open."""
     await until(lambda: bool(status(fleet).clients))
-    await fleet.look()
+    await fleet.poll()
     [server] = rig.servers()
     daemon = fleet.daemon_of(GPU)
     assert daemon is not None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from nodeagent.mps.files.log import (
-    ClientCame,
+    ClientConnected,
     Fact,
     Faulted,
     Recovered,
@@ -25,11 +25,11 @@ OTHER = "[2026-09-01 12:00:00.000 Other 4712] "
     [
         (
             f"{CONTROL}NEW CLIENT 99 from user 1001: Server already exists",
-            ClientCame(99, 1001, False),
+            ClientConnected(99, 1001, False),
         ),
         (
             f"{CONTROL}NEW CLIENT 99 from user 1001: Server is not ready, push client to pending l",
-            ClientCame(99, 1001, True),
+            ClientConnected(99, 1001, True),
         ),
         (f"{CONTROL}NEW SERVER 50: Ready", ServerReady(50)),
         (f"{CONTROL}Server 50 exited with status 1", ServerExited(50, 1)),

@@ -338,7 +338,7 @@ async def _seen(
     driver: Driver, fleet: Fleet, gpu: str, clients: list[CudaClient], notes: Notes
 ) -> None:
     pids = {client.pid for client in clients}
-    await fleet.look()
+    await fleet.poll()
     await until(lambda: {c.pid for c in status(fleet, gpu).clients} == pids, SOON)
     server = status(fleet, gpu).server
     assert server is not None

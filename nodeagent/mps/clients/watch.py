@@ -134,7 +134,7 @@ class RunningDaemon:
 
 
 class ClientWatch:
-    """Checks clients on `look`; to be closed, as with `async with`.
+    """Checks the clients of daemons; usable inside `async with`.
 
     `listed` gives the MPS processes of a device as the driver has them, bytes by pid (None: not
     known); where it raises a NodeagentError none is known, and none is ended. `report` gets a
@@ -169,11 +169,13 @@ class ClientWatch:
             task.cancel()
         await asyncio.gather(*endings, return_exceptions=True)
 
-    async def look(self, daemons: Sequence[RunningDaemon]) -> Mapping[str, tuple[ClientState, ...]]:
+    async def check(
+        self, daemons: Sequence[RunningDaemon]
+    ) -> Mapping[str, tuple[ClientState, ...]]:
         """All clients of these daemons, by device."""
         async with asyncio.TaskGroup() as group:
-            looks = [(daemon, group.create_task(self._judged(daemon))) for daemon in daemons]
-        found = [(daemon, look.result()) for daemon, look in looks]
+            tasks = [(daemon, group.create_task(self._judged(daemon))) for daemon in daemons]
+        found = [(daemon, task.result()) for daemon, task in tasks]
         now = asyncio.get_running_loop().time()
         self._report_new(found, now)
         spared = frozenset[int]().union(*(daemon.own_pids for daemon in daemons))
@@ -182,7 +184,7 @@ class ClientWatch:
                 self._enforce(daemon, clients, spared, now)
         return {daemon.device: _in_order(daemon, clients) for daemon, clients in found}
 
-    # --- looking --------------------------------------------------------------------------------
+    # --- judging --------------------------------------------------------------------------------
 
     async def _judged(self, daemon: RunningDaemon) -> tuple[Judged, ...]:
         """Clients that the daemon names, and processes of the plan's user that only the driver

@@ -30,7 +30,7 @@ from nodeagent.mps.shares import LOG_NAME
 
 
 @dataclass(frozen=True, slots=True)
-class ClientCame:
+class ClientConnected:
     """A program has connected; `pending` when it has to wait for a server."""
 
     pid: int
@@ -70,14 +70,14 @@ class Stirred:
     """Something about servers or clients is different; what, is to be asked."""
 
 
-Fact = ClientCame | ServerReady | ServerExited | Faulted | Recovered | Stirred
+Fact = ClientConnected | ServerReady | ServerExited | Faulted | Recovered | Stirred
 
 # `[2026-09-01 12:00:00.000 Control  4711] `, in older versions followed by `Volta MPS Server: `.
 _PREFIX = re.compile(r"\[[^\]]{1,80}\]\s*(?:Volta MPS(?: Server)?:\s*)?")
 _PENDING = re.compile("pending|not ready", re.IGNORECASE)
 _FACTS: dict[re.Pattern[str], Callable[[re.Match[str]], Fact]] = {
     re.compile(r"NEW CLIENT\s+(\d{1,10})\s+from user\s+(\d{1,10})\b(.*)"): (
-        lambda found: ClientCame(int(found[1]), int(found[2]), bool(_PENDING.search(found[3])))
+        lambda found: ClientConnected(int(found[1]), int(found[2]), bool(_PENDING.search(found[3])))
     ),
     re.compile(r"NEW SERVER\s+(\d{1,10}):\s*Ready"): lambda found: ServerReady(int(found[1])),
     re.compile(r"Server\s+(\d{1,10})\s+exited with status\s+(-?\d{1,10})"): (

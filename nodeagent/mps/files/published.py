@@ -48,7 +48,7 @@ class PublicDirectory:
             raise FileRefused(
                 f"{str(path)!r} is no absolute path without ..", remedy="write it from / on"
             )
-        with _told("used", path):
+        with _refusing("used", path):
             new = make and not os.path.lexists(path)
             if new:
                 path.mkdir(parents=True, exist_ok=True)
@@ -57,7 +57,7 @@ class PublicDirectory:
             yield None
             return
         try:
-            with _told("used", path):
+            with _refusing("used", path):
                 if new:
                     os.fchmod(descriptor, DIRECTORY_MODE)  # whatever the umask is
                 _check_ours(path, os.fstat(descriptor))
@@ -70,15 +70,15 @@ class PublicDirectory:
         """A directory in it, made where it is missing if `make`, else None then."""
         path = self.path / name
         if make:
-            with _told("made", path), suppress(FileExistsError):
+            with _refusing("made", path), suppress(FileExistsError):
                 os.mkdir(name, DIRECTORY_MODE, dir_fd=self._descriptor)
-        with _told("used", path):
+        with _refusing("used", path):
             descriptor = _open(Path(name), self._descriptor)
         if descriptor is None:
             yield None
             return
         try:
-            with _told("used", path):
+            with _refusing("used", path):
                 found = os.fstat(descriptor)
                 _check_owner(path, found)
                 if make and stat.S_IMODE(found.st_mode) != DIRECTORY_MODE:
@@ -89,12 +89,12 @@ class PublicDirectory:
 
     def names(self) -> tuple[str, ...]:
         """Of all that is in it, sorted."""
-        with _told("read", self.path):
+        with _refusing("read", self.path):
             return tuple(sorted(os.listdir(self._descriptor)))  # noqa: PTH208  # of an open one
 
     def directories(self) -> tuple[str, ...]:
         """The names of those in it, sorted; what a symlink leads to is none."""
-        with _told("read", self.path), os.scandir(self._descriptor) as entries:
+        with _refusing("read", self.path), os.scandir(self._descriptor) as entries:
             return tuple(sorted(e.name for e in entries if e.is_dir(follow_symlinks=False)))
 
     def put(self, name: str, content: bytes) -> bool:
@@ -105,7 +105,7 @@ class PublicDirectory:
         path = self.path / name
         if self._read(name) == content:
             return False
-        with _told("written", path):
+        with _refusing("written", path):
             new, here = f".{name}{_NEW}", self._descriptor
             with suppress(FileNotFoundError):  # left by a process that was killed
                 os.unlink(new, dir_fd=here)
@@ -120,13 +120,13 @@ class PublicDirectory:
         """Take a file away; whether there was one. Raises FileRefused as `put` does."""
         if self._checked(name) is None:
             return False
-        with _told("removed", self.path / name), suppress(FileNotFoundError):
+        with _refusing("removed", self.path / name), suppress(FileNotFoundError):
             os.unlink(name, dir_fd=self._descriptor)
         return True
 
     def remove_child(self, name: str) -> None:
         """Take an empty directory away, if there is one."""
-        with _told("removed", self.path / name), suppress(FileNotFoundError):
+        with _refusing("removed", self.path / name), suppress(FileNotFoundError):
             os.rmdir(name, dir_fd=self._descriptor)
 
     # --- what is there --------------------------------------------------------------------------
@@ -134,7 +134,7 @@ class PublicDirectory:
     def _checked(self, name: str) -> os.stat_result | None:
         """A plain file of ours; None when there is nothing."""
         path = self.path / name
-        with _told("looked at", path):
+        with _refusing("looked at", path):
             try:
                 found = os.stat(name, dir_fd=self._descriptor, follow_symlinks=False)
             except FileNotFoundError:
@@ -153,7 +153,7 @@ class PublicDirectory:
             return None
         if found.st_size > LARGEST:
             return None
-        with _told("read", self.path / name):
+        with _refusing("read", self.path / name):
             descriptor = os.open(name, _READ, dir_fd=self._descriptor)
             with os.fdopen(descriptor, "rb") as file:
                 return file.read(LARGEST)
@@ -202,8 +202,8 @@ def _check_owner(path: Path, found: os.stat_result) -> None:
 
 
 @contextmanager
-def _told(what: str, path: Path) -> Iterator[None]:
-    """An error of the system in words."""
+def _refusing(what: str, path: Path) -> Iterator[None]:
+    """Raises an error of the system as FileRefused."""
     try:
         yield
     except OSError as error:

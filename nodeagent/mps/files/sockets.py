@@ -35,7 +35,7 @@ Mark = tuple[int, int, int]  # device, inode and change time, which differ for a
 
 
 class DaemonSockets:
-    """Of the daemon with this pipe directory. Errors of the file system come as OSError."""
+    """The sockets of the daemon with this pipe directory. File system errors come as OSError."""
 
     def __init__(self, pipe_directory: str) -> None:
         self.front = Path(pipe_directory)

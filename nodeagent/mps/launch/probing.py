@@ -169,7 +169,7 @@ class _Trials:
         )
         multi_user, flag = _multi_user(first, second)
         return Probe(
-            version=_version(plain.said) or _version(await self._say("-v")),
+            version=_version(plain.said) or _version(await self._output_of("-v")),
             multi_user=multi_user,
             multi_user_flag=flag,
             static_partitioning=static.understood,
@@ -221,7 +221,7 @@ class _Trials:
                 return None
             await asyncio.sleep(_PAUSE)
         if words:
-            said = await self._say(*words, folder=folder)
+            said = await self._output_of(*words, folder=folder)
             return tuple(said.splitlines()) if process.returncode is None else None
         client = ControlClient(
             self._programs,
@@ -257,7 +257,7 @@ class _Trials:
                 process.kill()
             await process.wait()
 
-    async def _say(self, *words: str, folder: Path | None = None) -> str:
+    async def _output_of(self, *words: str, folder: Path | None = None) -> str:
         """What the program prints for these words, on either stream, within the deadline."""
         command = [*self._programs.control, *words]
         try:
