@@ -19,6 +19,7 @@ from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 from threading import Thread
+from typing import TypeVar
 
 from nodeagent.mps.launch.command import (
     OOM_SCORE,
@@ -34,6 +35,8 @@ from nodeagent.mps.processes import CONTROL, Identity, identify
 from nodeagent.mps.programs import Programs
 from nodeagent.mps.shares import DaemonSpec
 
+T = TypeVar("T")
+
 # <linux/sched.h> and <linux/mount.h>
 _CLONE_NEWNS = 0x0002_0000
 _MS_BIND = 1 << 12
@@ -42,16 +45,21 @@ _MS_SLAVE = 1 << 19
 _SHARED_MEMORY = b"/dev/shm"
 
 
-def put_shm(directory: str) -> None:
-    """Make `directory` the /dev/shm of the calling thread. There is no way back: it must end soon.
+def _put_shm(spec: DaemonSpec) -> None:
+    """Give the calling thread the device's own /dev/shm. There is no way back: it must end soon.
 
     What is mounted elsewhere later still appears, what is mounted here appears nowhere else.
-    Raises OSError whose text says which of the steps was refused.
     """
-    libc = _part()
-    source = os.fsencode(directory)
-    done = libc.mount(source, _SHARED_MEMORY, None, _MS_BIND, None)
-    _check(done, f"{directory} cannot be mounted on /dev/shm")
+    directory = shm_directory(spec, private=True)
+    try:
+        done = _part().mount(os.fsencode(directory), _SHARED_MEMORY, None, _MS_BIND, None)
+        _check(done, f"{directory} cannot be mounted on /dev/shm")
+    except OSError as error:
+        raise StartError(
+            f"the daemon of {spec.device} cannot have a /dev/shm of its own: {error.strerror}",
+            remedy="run as root with CAP_SYS_ADMIN (a privileged container; under systemd "
+            "RestrictNamespaces=mnt), or set mps.shm to host",
+        ) from error
 
 
 @lru_cache(maxsize=1)
@@ -59,22 +67,11 @@ def can_put_shm() -> bool:
     """Whether this process may do that. Rights, seccomp and security modules all have a say, so it
     is tried, in a thread that ends.
     """
-    refused: list[OSError] = []
-
-    def attempt() -> None:
-        try:
-            _part()
-        except OSError as error:
-            refused.append(error)
-
-    thread = Thread(target=attempt, name="mount namespace")
-    thread.start()
-    thread.join()
-    return not refused
+    return _in_new_thread(_part).exception() is None
 
 
 def _part() -> ctypes.CDLL:
-    """Give the calling thread mounts of its own. Raises OSError."""
+    """Give the calling thread mounts of its own. Raises OSError with the step that was refused."""
     libc = ctypes.CDLL(None, use_errno=True)
     libc.mount.argtypes = (
         *(ctypes.c_char_p,) * 3,
@@ -163,8 +160,8 @@ class ChildLauncher:
             ) from error
 
 
-def _in_new_thread(start: Callable[[], Identity]) -> Future[Identity]:
-    future: Future[Identity] = Future()
+def _in_new_thread(start: Callable[[], T]) -> Future[T]:
+    future: Future[T] = Future()
 
     def run() -> None:
         try:
@@ -191,18 +188,6 @@ async def _how_it_ended(pid: int) -> str:
     except ChildProcessError:  # other code in this process waits for all children
         return UNKNOWN_END
     return in_words(os.waitstatus_to_exitcode(status))
-
-
-def _put_shm(spec: DaemonSpec) -> None:
-    directory = shm_directory(spec, private=True)
-    try:
-        put_shm(str(directory))
-    except OSError as error:
-        raise StartError(
-            f"the daemon of {spec.device} cannot have a /dev/shm of its own: {error.strerror}",
-            remedy="run as root with CAP_SYS_ADMIN (a privileged container; under systemd "
-            "RestrictNamespaces=mnt), or set mps.shm to host",
-        ) from error
 
 
 def _credentials(spec: DaemonSpec) -> dict[str, object]:
