@@ -187,7 +187,7 @@ def map_of(
         if len(place.value) < least:
             raise place.refuse("the map is empty")
         reads: list[Callable[[], Any]] = []
-        for name in place.value:
+        for name in place.value:  # both, so that the faults of both are noted
             reads += [partial(check_key, place, name), partial(value.read, place.below(name))]
         return dict(zip(place.value, _read_all(reads)[1::2], strict=True))
 

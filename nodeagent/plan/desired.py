@@ -166,7 +166,7 @@ DesiredMig = MigDisabled | MigEnabled | Layout
 class DesiredGpu:
     """What one GPU should be; `mig` None leaves its MIG side alone.
 
-    `mps` is for the GPU as a whole, outside MIG mode; what MIG devices shall have is said by
+    `mps` is for the GPU as a whole, outside MIG mode; what MIG devices shall have is in
     `Layout`'s instances, or, where the instances are left as they are, by `mps_by_device` (UUID of
     a MIG device there is now). None means that no daemon of ours is to be there; `time_slice` None
     that the interval is to be what it was before the agent set it.

@@ -1,6 +1,6 @@
 """Which GPU instances can lie side by side on a card, and what still fits.
 
-Everything is derived from what the driver said of the card: placements in memory slices, and
+Everything is derived from what the driver reports of the card: placements in memory slices, and
 the media engines each profile takes. Two instances exclude each other when their slices overlap
 or when together they need more engines of a kind than the card is known to have.
 """

@@ -99,7 +99,7 @@ class Account:
 
 @dataclass(frozen=True, slots=True)
 class WantedMps:
-    """What one device's control daemon has to be; which device, is said elsewhere."""
+    """What one device's control daemon has to be, whichever device that is."""
 
     sharing: Sharing
     account: Account
