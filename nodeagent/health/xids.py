@@ -46,7 +46,6 @@ class XidRow:
     name: str
     kind: XidClass
     advice: str = ""
-    follow_up: str = ""
 
     def __str__(self) -> str:
         return f"XID {self.xid}" if self.name in ("", "Unused") else f"XID {self.xid} ({self.name})"
@@ -78,7 +77,6 @@ def _row(entry: Mapping[str, object]) -> XidRow:
         name=str(entry["name"]),
         kind=XidClass(str(entry["class"])),
         advice=str(entry.get("nvidia_immediate", "")),
-        follow_up=str(entry.get("nvidia_follow_up", "")),
     )
 
 

@@ -15,7 +15,6 @@ from nodeagent.simulation.codes import Code, Refused
 from nodeagent.simulation.identity import Identity
 from nodeagent.simulation.sensors import Sensors
 from nodeagent.simulation.state import (
-    ONLY_PARENT,
     WHOLE,
     CardState,
     ComputeInstance,
@@ -359,10 +358,3 @@ class Card:
         if instance is None or not whole:
             return whole * MIB
         return (whole * instance.size // self.board.memory_slices - 1) * MIB
-
-
-def ids_of(process: Process) -> tuple[int, int]:
-    """The instance ids that a process list gives."""
-    if process.instance is None or process.compute is None:
-        return ONLY_PARENT, ONLY_PARENT
-    return process.instance, process.compute

@@ -42,7 +42,6 @@ class Refusal:
 
 
 RATE_LIMITED = Refusal(grpc.StatusCode.RESOURCE_EXHAUSTED, "rejected by rate limit")
-SWITCHED_OFF = Refusal(grpc.StatusCode.UNKNOWN, "API GetAllocatableResources disabled")
 UNKNOWN_METHOD = Refusal(grpc.StatusCode.UNIMPLEMENTED, "unknown method")
 
 
