@@ -7,7 +7,8 @@
 
 It acts on the simulated node in that state file. Output and exit codes follow the real program
 as far as they are published: 0 done, 2 bad usage, 3 not supported, 6 no such GPU, 15 lost,
-255 anything else, a GPU in use among it.
+255 anything else, a GPU in use among it. Those of `compute-policy` are of 535.261.03 and
+550.163.01, read from the programs themselves.
 """
 
 # It is a program, and programs print:
@@ -17,20 +18,18 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
 from nodeagent.errors import NodeagentError, UsageError
-from nodeagent.simulation import SimulatedNode, compute_policy, open_node
+from nodeagent.simulation import open_node
 from nodeagent.simulation.card import Card
-from nodeagent.simulation.codes import Code, Refused
+from nodeagent.simulation.codes import TEXTS, Code, Refused
+from nodeagent.simulation.node import SimulatedNode
 
 STATE_VARIABLE = "NODEAGENT_SIMULATED_STATE"
 _BAD_USAGE, _OTHER = 2, 255
-_RESET = ("--gpu-reset", "-r")
-_ID = ("--id", "-i")
-_MIG = ("-mig", "--multi-instance-gpu")
+_LONG = {"-r": "--gpu-reset", "-i": "--id", "-mig": "--multi-instance-gpu", "-l": "--list"}
 _IN_USE = (
     "The following GPUs could not be reset:\n"
     "  GPU {address}: In use by another client\n\n"
@@ -41,31 +40,72 @@ _IN_USE = (
 )
 
 
+_TIME_SLICES = ("Default", "Short", "Medium", "Long")
+_POLICY_USAGE = """
+    Compute Policy -- Control and list compute policies.
+
+    Usage: nvidia-smi compute-policy [options]
+
+    Options include:
+    [-i | --id]: GPU device ID's. Provide comma
+                 separated values for more than one device
+
+    [-l | --list]: List all compute policies
+
+    [ | --set-timeslice]: Set timeslice config for a GPU:
+                          0=DEFAULT, 1=SHORT, 2=MEDIUM, 3=LONG
+
+    [-h | --help]: Display help information
+"""
+_BORDER = "+-------------------------------------+"
+_HEAD = f"""{_BORDER}
+| GPU compute policies:               |
+| GPU     Name           Value        |
+|=====================================|"""
+
+
 def main(arguments: list[str]) -> int:
     """Returns the exit code."""
     if arguments[:1] == ["compute-policy"]:
         return _compute_policy(arguments[1:])
-    asked = _read_arguments(arguments)
-    if asked is None:
+    options = _options(arguments, {"--gpu-reset"}, {"--id", "--multi-instance-gpu"})
+    mode = (options or {}).get("--multi-instance-gpu")
+    if (
+        options is None
+        or ("--gpu-reset" in options) is (mode is not None)
+        or mode not in {None, "0", "1"}
+    ):
         print("usage: nvidia-smi [--gpu-reset | -mig 0|1] [-i <index, UUID or PCI address>,...]")
         return _BAD_USAGE
-    return _on_node(lambda node: _do_to_all(node, asked))
+    return _on_node(lambda node: _do_to_all(node, options, mode))
 
 
 def _compute_policy(arguments: list[str]) -> int:
-    request = compute_policy.read_arguments(arguments)
-    if request is None:
-        compute_policy.print_usage()
+    options = _options(arguments, {"--list"}, {"--id", "--set-timeslice"}) or {}
+    time_slice = options.get("--set-timeslice")
+    one = ("--list" in options) != (time_slice is not None)
+    if not one or time_slice not in {None, "0", "1", "2", "3"}:
+        print(_POLICY_USAGE)
         return 0 if arguments in ([], ["-h"], ["--help"]) else _BAD_USAGE
-    return _on_node(lambda node: _run_policy(node, request))
+    return _on_node(lambda node: _policy_of_all(node, options, time_slice))
 
 
-def _run_policy(node: SimulatedNode, request: compute_policy.Request) -> int:
-    cards = _cards(node, request.gpus)
-    if cards is None:
-        print("Failed to find any matching device(s)")
-        return int(Code.NOT_FOUND)
-    return compute_policy.run(node, request, cards)
+def _options(
+    arguments: Sequence[str], flags: Collection[str], valued: Collection[str]
+) -> dict[str, str] | None:
+    """By their long names; None for what this program does not understand."""
+    found: dict[str, str] = {}
+    words = iter([w for a in arguments for w in (a.split("=", 1) if a[:2] == "--" else [a])])
+    for word in words:
+        name = _LONG.get(word, word)
+        if name in flags:
+            found[name] = ""
+        elif name in valued:
+            value = next(words, "")
+            found[name] = f"{found[name]},{value}" if name == "--id" and name in found else value
+        else:
+            return None
+    return found
 
 
 def _on_node(run: Callable[[SimulatedNode], int]) -> int:
@@ -91,8 +131,9 @@ def _on_node(run: Callable[[SimulatedNode], int]) -> int:
         node.close()
 
 
-def _cards(node: SimulatedNode, wanted: list[str]) -> list[Card] | None:
-    """The GPUs of these names (none named: all); None when there is one that is no GPU."""
+def _cards(node: SimulatedNode, options: dict[str, str]) -> list[Card] | None:
+    """The GPUs that are named (none: all); None when there is one that is no GPU."""
+    wanted = [name for name in options.get("--id", "").split(",") if name]
     try:
         found = [node.find(name) for name in wanted or [str(card.index) for card in node.cards]]
     except UsageError:
@@ -100,41 +141,13 @@ def _cards(node: SimulatedNode, wanted: list[str]) -> list[Card] | None:
     return None if any(instance is not None for _, instance, _ in found) else [f[0] for f in found]
 
 
-@dataclass(frozen=True, slots=True)
-class _Asked:
-    """The GPUs (none named: all), and the MIG mode that they are to have; None: a reset."""
-
-    gpus: tuple[str, ...]
-    mode: bool | None = None
-
-
-def _read_arguments(arguments: list[str]) -> _Asked | None:
-    """None for what this program does not understand."""
-    gpus: list[str] = []
-    reset, mode = False, ""
-    words = iter([w for a in arguments for w in (a.split("=", 1) if a[:2] == "--" else [a])])
-    for word in words:
-        if word in _RESET:
-            reset = True
-        elif word in _MIG:
-            mode = next(words, "")
-        elif word in _ID:
-            gpus += [name for name in next(words, "").split(",") if name]
-        else:
-            return None
-    if reset is bool(mode) or mode not in {"", "0", "1"}:
-        return None
-    return _Asked(tuple(gpus), None if reset else mode == "1")
-
-
-def _do_to_all(node: SimulatedNode, asked: _Asked) -> int:
-    cards = _cards(node, list(asked.gpus))
+def _do_to_all(node: SimulatedNode, options: dict[str, str], mode: str | None) -> int:
+    cards = _cards(node, options)
     if cards is None:
         print("No devices were found")
         return int(Code.NOT_FOUND)
     for card in cards:
-        code = _reset(node, card) if asked.mode is None else _set_mode(node, card, on=asked.mode)
-        if code:
+        if code := _reset(node, card) if mode is None else _set_mode(node, card, on=mode == "1"):
             return code
     print("All done.")
     return int(Code.SUCCESS)
@@ -176,6 +189,57 @@ def _is_reset(node: SimulatedNode, card: Card) -> bool:
     except Refused:
         return False
     return True
+
+
+# --- time slices --------------------------------------------------------------------------------
+
+
+def _policy_of_all(node: SimulatedNode, options: dict[str, str], time_slice: str | None) -> int:
+    cards = _cards(node, options)
+    if cards is None:
+        print("Failed to find any matching device(s)")
+        return int(Code.NOT_FOUND)
+    if time_slice is None:
+        return _list_policies(node, cards)
+    return _set_policies(node, cards, int(time_slice))
+
+
+def _list_policies(node: SimulatedNode, cards: Sequence[Card]) -> int:
+    print(_HEAD)
+    for card in cards:
+        if refused := _refusal(node, card):
+            print(f"Failed to get compute policies for GPU {card.index} : {_text(refused)}")
+            why = _text(refused)
+            print(f"Failed to retrieve compute policies for requested devices : {why}")
+            return int(refused)
+        print(f"| {card.index:>3}   {'Timeslice':<15} {_TIME_SLICES[card.state.time_slice]:<13} |")
+        print(_BORDER)
+    return 0
+
+
+def _set_policies(node: SimulatedNode, cards: Sequence[Card], time_slice: int) -> int:
+    value = f"timeslice policy with value {_TIME_SLICES[time_slice]} for GPU"
+    for card in cards:
+        if refused := _refusal(node, card):
+            print(f"Failed to set {value} {card.index} : {_text(refused)}")
+            print(f"Failed to set timeslice for requested devices : {_text(refused)}")
+            return int(refused)
+        with node.changes():
+            card.state.time_slice = time_slice
+        print(f"Successfully set {value} {card.index}")
+    return 0
+
+
+def _refusal(node: SimulatedNode, card: Card) -> Code | None:
+    if card.state.failure:
+        return Code(card.state.failure)
+    return (
+        None if node.switches.time_slices and not node.switches.vgpu_guest else Code.NOT_SUPPORTED
+    )
+
+
+def _text(code: Code) -> str:
+    return TEXTS.get(code, "Unknown Error")
 
 
 if __name__ == "__main__":
