@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
+from collections.abc import Callable
 
 from nodeagent.cli.exit_codes import ExitCode
 from nodeagent.cli.options import Options
@@ -16,39 +17,11 @@ from nodeagent.text import did_you_mean
 
 def run(options: Options, output: Output) -> ExitCode:
     """Do one thing to the node in the state file, or list the boards."""
-    match options.simulation:
-        case "boards":
-            _boards(output)
-        case "occupy":
-            _occupy(options, output)
-        case "release":
-            _release(options, output)
-        case "load":
-            _load(options, output)
-        case "sensor" | "xid":
-            from nodeagent.cli.simulate.health import raise_xid, set_sensor
-
-            (set_sensor if options.simulation == "sensor" else raise_xid)(options, output)
-        case "fault":
-            _fault(options, output)
-        case "reboot":
-            with simulated_node(options) as node:
-                node.reboot()
-            _say(output, "the simulated node was rebooted", rebooted=True)
-        case "client":
-            from nodeagent.cli.simulate.client import run_client
-
-            run_client(options, output)
-        case "mps":
-            from nodeagent.cli.simulate.mps import turn_knob
-
-            turn_knob(options, output)
-        case _:
-            raise UsageError(f"there is no simulate {options.simulation}")
+    _COMMANDS[options.simulation](options, output)
     return ExitCode.DONE
 
 
-def _boards(output: Output) -> None:
+def _boards(options: Options, output: Output) -> None:  # noqa: ARG001 - as all are called
     from nodeagent.terminal.boards_page import boards_page
 
     boards = known_boards()
@@ -116,6 +89,50 @@ def _load(options: Options, output: Output) -> None:
     )
 
 
+def _xid(options: Options, output: Output) -> None:
+    """Report an XID of a GPU or MIG device to the programs that listen now."""
+    with simulated_node(options) as node:
+        node.xid(device_on(options.device, node), options.xid)
+    _say(
+        output,
+        f"{options.device} reported XID {options.xid}",
+        device=options.device,
+        xid=options.xid,
+    )
+
+
+def _sensor(options: Options, output: Output) -> None:
+    """Let a sensor report a figure, let it follow the load again, or list the sensors there are."""
+    from nodeagent.simulation.sensors import NAMES, NUMBERED, is_known
+
+    if not options.device:
+        names = [*sorted(NAMES), *NUMBERED]
+        output.page(line(name) for name in names)
+        output.document({"sensors": names})
+        return
+    if options.sensor is None or (options.figure is None) != options.clear:
+        raise UsageError(
+            "a device, a sensor and either a figure or --clear are needed",
+            remedy="for example: nodeagent simulate sensor 0 temperature.gpu 95",
+        )
+    if not is_known(options.sensor):
+        raise UsageError(
+            f"no sensor is called {options.sensor!r}",
+            remedy=did_you_mean(options.sensor, NAMES)
+            or "nodeagent simulate sensor lists them all",
+        )
+    with simulated_node(options) as node:
+        node.set_figures(device_on(options.device, node), {options.sensor: options.figure})
+    what = "follows the load again" if options.clear else f"reports {options.figure:g}"
+    _say(
+        output,
+        f"{options.sensor} of {options.device} {what}",
+        device=options.device,
+        sensor=options.sensor,
+        figure=options.figure,
+    )
+
+
 def _fault(options: Options, output: Output) -> None:
     if sum([options.clear, options.lost is not None, options.function is not None]) > 1:
         raise UsageError(
@@ -169,6 +186,38 @@ def _check_function(pattern: str) -> None:
     )
 
 
+def _reboot(options: Options, output: Output) -> None:
+    with simulated_node(options) as node:
+        node.reboot()
+    _say(output, "the simulated node was rebooted", rebooted=True)
+
+
+def _client(options: Options, output: Output) -> None:
+    from nodeagent.cli.simulate.client import run_client
+
+    run_client(options, output)
+
+
+def _mps(options: Options, output: Output) -> None:
+    from nodeagent.cli.simulate.mps import turn_knob
+
+    turn_knob(options, output)
+
+
 def _say(output: Output, sentence: str, **facts: object) -> None:
     output.page([line(sentence)])
     output.document(facts)
+
+
+_COMMANDS: dict[str, Callable[[Options, Output], None]] = {
+    "boards": _boards,
+    "occupy": _occupy,
+    "release": _release,
+    "load": _load,
+    "client": _client,
+    "mps": _mps,
+    "xid": _xid,
+    "sensor": _sensor,
+    "fault": _fault,
+    "reboot": _reboot,
+}

@@ -8,23 +8,12 @@ from pathlib import Path
 
 from nodeagent.cli.values import figure, index, positive, seconds, share, size
 
-SIMULATIONS = {
-    "boards": "list the boards that --simulate knows",
-    "occupy": "put a process on a simulated device",
-    "release": "take it away again",
-    "load": "let a simulated device be busy",
-    "client": "run a simulated CUDA program under a simulated node's MPS",
-    "mps": "let something go wrong with the simulated node's MPS daemons and servers",
-    "xid": "let a simulated device report a driver error",
-    "sensor": "let a sensor of a simulated device report a figure",
-    "fault": "make a driver function fail, hang or slow down, or a GPU fall off the bus",
-    "reboot": "do to the simulated node what a reboot does",
-}
+_Add = Callable[[argparse.ArgumentParser], None]
 
 
 def add_simulation_options(name: str, parser: argparse.ArgumentParser) -> None:
     """What `simulate NAME` takes beside the options of every command."""
-    _ADD_OPTIONS[name](parser)
+    _OPTIONS[name](parser)
 
 
 _DEVICE = (
@@ -33,7 +22,7 @@ _DEVICE = (
 )
 
 
-def _boards(parser: argparse.ArgumentParser) -> None:
+def _nothing(parser: argparse.ArgumentParser) -> None:
     """Takes the options of every command alone."""
 
 
@@ -167,19 +156,17 @@ def _add_run_dir(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _reboot(parser: argparse.ArgumentParser) -> None:
-    """Takes the options of every command alone."""
-
-
-_ADD_OPTIONS: dict[str, Callable[[argparse.ArgumentParser], None]] = {
-    "boards": _boards,
-    "occupy": _occupy,
-    "release": _release,
-    "client": _client,
-    "mps": _mps,
-    "load": _load,
-    "xid": _xid,
-    "sensor": _sensor,
-    "fault": _fault,
-    "reboot": _reboot,
+_SIMULATIONS: dict[str, tuple[str, _Add]] = {
+    "boards": ("list the boards that --simulate knows", _nothing),
+    "occupy": ("put a process on a simulated device", _occupy),
+    "release": ("take it away again", _release),
+    "load": ("let a simulated device be busy", _load),
+    "client": ("run a simulated CUDA program under a simulated node's MPS", _client),
+    "mps": ("let something go wrong with the simulated node's MPS daemons and servers", _mps),
+    "xid": ("let a simulated device report a driver error", _xid),
+    "sensor": ("let a sensor of a simulated device report a figure", _sensor),
+    "fault": ("make a driver function fail, hang or slow down, or a GPU fall off the bus", _fault),
+    "reboot": ("do to the simulated node what a reboot does", _nothing),
 }
+SIMULATIONS = {name: words for name, (words, _) in _SIMULATIONS.items()}
+_OPTIONS = {name: add for name, (_, add) in _SIMULATIONS.items()}
