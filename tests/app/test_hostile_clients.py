@@ -50,6 +50,7 @@ def test_garbage_fills_no_log(tmp_path: Path) -> None:
     with agent(tmp_path, **settings) as process:
         process.until_phase("InSync")
         port = port_of(process)
+        until_listening(metrics)
         for _ in range(40):
             for garbage in GARBAGE:
                 for listener in (port, metrics):
@@ -87,6 +88,17 @@ def send(port: int, garbage: bytes) -> None:
         own.sendall(garbage)
         while own.recv(4096):
             pass
+
+
+def until_listening(port: int) -> None:
+    """The metrics have their listener after the API has its own."""
+    deadline = time.monotonic() + SOON
+    while True:
+        try:
+            return socket.create_connection(("127.0.0.1", port), timeout=SOON).close()
+        except ConnectionRefusedError:
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
 
 
 def port_of(process: Process) -> int:
