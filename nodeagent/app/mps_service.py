@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 
 import structlog
@@ -158,11 +158,9 @@ class MpsService:
     async def _watch_clients(self) -> None:
         """Look at the clients when something stirs, and every so often."""
         while True:
-            try:
+            with suppress(TimeoutError):
                 async with asyncio.timeout(self._settings.check_interval):
                     await self._stirred.wait()
-            except TimeoutError:
-                pass
             await asyncio.sleep(_CALM)
             self._stirred.clear()
             try:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final, Literal
 
-from nodeagent.health.reporting import Condition, condition, of_gpu
+from nodeagent.health.reporting import Condition, condition
 from nodeagent.health.table import Check
 from nodeagent.plan.observed import Access, Gpu
 from nodeagent.views.headline import gpus_not_read, headline, not_read_words
@@ -110,7 +110,9 @@ _RANK = {"True": 0, "Unknown": 1, "False": 2}
 
 def _answers(state: NodeState) -> Condition:
     """Whether the driver answers for every GPU, beside what the checks say of that themselves."""
-    gpus = [gpu for gpu in state.observed.gpus if not _is_judged(gpu, state)]
+    findings = state.health.findings if state.health else ()
+    judged = {f.place.gpu for f in findings if f.check == Check.GPU_ACCESS}
+    gpus = [gpu for gpu in state.observed.gpus if gpu.uuid not in judged]
     lost = [gpu for gpu in gpus if gpu.access is Access.LOST]
     silent = [gpu for gpu in gpus if gpu.access is Access.UNKNOWN]
     words = [
@@ -125,12 +127,6 @@ def _answers(state: NodeState) -> Condition:
         return _condition("True", "NoGpus", "the node has no GPUs")
     count = len(state.observed.gpus)
     return _condition("True", "Healthy", f"the driver answers for every GPU ({count})")
-
-
-def _is_judged(gpu: Gpu, state: NodeState) -> bool:
-    """Whether a check has found already that the driver does not answer for it."""
-    found = of_gpu(state.health, gpu.uuid) if state.health else ()
-    return any(finding.check == Check.GPU_ACCESS for finding in found)
 
 
 def _named(gpu: Gpu) -> str:
