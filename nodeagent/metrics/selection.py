@@ -7,6 +7,7 @@ dcgm-exporter refuses to start over one line, that line is named here and the ot
 from __future__ import annotations
 
 import pkgutil
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
@@ -206,58 +207,43 @@ class Record:
     fault: str = ""
 
 
+_QUOTED = r'"((?:[^"]|"")*+)"'
+_FIELD = re.compile(rf'(?:{_QUOTED}|([^",\n]*))(?=[,\n]|\Z)')
+
+
 def records(text: str) -> Iterator[Record]:
     """The records of a text. One with a fault ends with its line; the next begins after it."""
-    lines = text.removeprefix("\ufeff").replace("\r\n", "\n").split("\n")
-    at = 0
-    while at < len(lines):
-        line = lines[at]
-        if not line or line.startswith("#"):
-            at += 1
-            continue
-        record, at = _record(lines, at)
-        yield record
+    text = text.removeprefix("\ufeff").replace("\r\n", "\n")
+    begin, line = 0, 1
+    while begin < len(text):
+        end = text.find("\n", begin)
+        end = len(text) if end < 0 else end  # of its first line
+        if end > begin and text[begin] != "#":
+            record, end = _record(text, begin, end, line)
+            yield record
+        line += text.count("\n", begin, end) + 1
+        begin = end + 1
 
 
-def _record(lines: list[str], first: int) -> tuple[Record, int]:
-    """The record that begins on a line, and the line after it."""
+def _record(text: str, begin: int, end: int, line: int) -> tuple[Record, int]:
+    """The record that begins at a place, and where it ends."""
     fields: list[str] = []
-    at, rest = first, lines[first]
+    at = begin
     while True:
-        if rest.startswith('"'):
-            quoted = _quoted(lines, at, rest)
-            if isinstance(quoted, str):
-                return Record(first + 1, fault=quoted), first + 1
-            field, at, rest = quoted
-        else:
-            field, comma, rest = rest.partition(",")
-            if '"' in field:
-                fault = "a quotation mark inside a field that does not begin with one"
-                return Record(first + 1, fault=fault), first + 1
-            rest = comma + rest
-        fields.append(field)
-        if not rest:
-            return Record(first + 1, tuple(fields)), at + 1
-        rest = rest[1:]
+        field = _FIELD.match(text, at)
+        if field is None:
+            return Record(line, fault=_fault(text, at)), end
+        quoted, plain = field.groups()
+        fields.append(plain if quoted is None else quoted.replace('""', '"'))
+        if not text.startswith(",", field.end()):
+            return Record(line, tuple(fields)), field.end()
+        at = field.end() + 1
 
 
-def _quoted(lines: list[str], at: int, rest: str) -> tuple[str, int, str] | str:
-    """A quoted field, the line it ends on and what follows there; or what is wrong with it."""
-    value = ""
-    rest = rest[1:]
-    while True:
-        part, mark, rest = rest.partition('"')
-        value += part
-        if not mark:
-            at += 1
-            if at == len(lines):
-                return "a quotation mark that is never closed"
-            value += "\n"
-            rest = lines[at]
-        elif rest.startswith('"'):
-            value += '"'
-            rest = rest[1:]
-        elif not rest or rest.startswith(","):
-            return value, at, rest
-        else:
-            return "text behind a closing quotation mark"
+def _fault(text: str, at: int) -> str:
+    """What is wrong with the field that begins there."""
+    if text[at] != '"':
+        return "a quotation mark inside a field that does not begin with one"
+    if re.compile(_QUOTED).match(text, at):
+        return "text behind a closing quotation mark"
+    return "a quotation mark that is never closed"
