@@ -39,14 +39,14 @@ from nodeagent.health.readings import (
     NodeReading,
     XidEvent,
 )
-from nodeagent.health.reporting import HealthEvent, events
+from nodeagent.health.reporting import events
 from nodeagent.health.state import HealthState
 from nodeagent.health.state_file import health_file
 from nodeagent.health.xid_findings import cause_of_xid
-from nodeagent.health.xids import XidTable
 from nodeagent.plan.observed import Access, ObservedNode
 from nodeagent.plan.problems import Problem
 from nodeagent.plan.steps import ResetGpu, Step
+from nodeagent.rate_limit import RateLimit
 from nodeagent.reconcile.event_log import EventLog, EventType
 from nodeagent.reconcile.loop_control import NodeStates
 from nodeagent.telemetry.samples import SampleBatch
@@ -109,12 +109,11 @@ class HealthService:
         self.file = health_file(places.state)
         self._kept: object = None  # what was written down last, as far as it is missed
         self._not_kept = ""  # why not, as it was logged
-        self._disk = asyncio.Lock()
-        self._writing: asyncio.Task[None] | None = None
+        self._writing = asyncio.Lock()
         self._news = asyncio.Event()
         self._addresses_known = asyncio.Event()
         self._log_from = 0.0  # uptime in seconds; what is older in the kernel log does not count
-        self._logged_xids: dict[tuple[str, int], float] = {}
+        self._log_limit = RateLimit(_SAME_XID)
         self._own_changes = OwnChanges(lambda: now().uptime)
 
     def subscribe(self, notify: Callable[[], None]) -> None:
@@ -137,7 +136,12 @@ class HealthService:
         if self.state.gpus:
             self._addresses_known.set()
         # Quietly: the subscribers look at everything first anyway.
-        self._evaluate(self._reading(cleared=_renamed(self.state, table)), quietly=True)
+        renamed = tuple(
+            Cleared(f.place.gpu, f.check, f.code)
+            for f in self.state.findings
+            if f.check == "xid" and f.cause != cause_of_xid(f.code, table)
+        )
+        self._evaluate(self._reading(cleared=renamed), quietly=True)
 
     async def run(self) -> None:
         """Follow the kernel log and keep the state, until cancelled."""
@@ -260,11 +264,16 @@ class HealthService:
             self._news.set()
 
     def _report(self, evaluation: Evaluation) -> None:
-        fresh = replace(evaluation, xids=tuple(x for x in evaluation.xids if self._is_news(x)))
+        now, due = self._now().uptime, self._log_limit.due
+        # A storm of one kind is counted, but logged once a minute.
+        fresh = replace(
+            evaluation, xids=tuple(x for x in evaluation.xids if due((x.gpu, x.xid), now))
+        )
         for xid in fresh.xids:
             log.warning("XID", xid=xid.xid, **self._where(xid), source=xid.source.value)
         for event in events(fresh, self._rules.xids):
-            message = _words(event)
+            hit = f" It hit {', '.join(event.pods)}." if event.pods else ""
+            message = f"{event.message}{hit}"
             self._events.add(EventType(event.reason), message, gpu=event.gpu)
             (log.warning if event.warning else log.info)(message, event_type=event.reason)
 
@@ -273,15 +282,6 @@ class HealthService:
         past = self.state.gpus.get(event.gpu)
         where = {"gpu": event.gpu, "pci": past.pci_bus_id if past else event.pci}
         return {key: text for key, text in where.items() if text}
-
-    def _is_news(self, event: XidEvent) -> bool:
-        """Whether an XID is logged; a storm of one kind is counted, but logged once a minute."""
-        key, now = (event.gpu, event.xid), self._now().uptime
-        self._logged_xids = {k: at for k, at in self._logged_xids.items() if now - at < _SAME_XID}
-        if key in self._logged_xids:
-            return False
-        self._logged_xids[key] = now
-        return True
 
     # --- the kernel log and the PCI bus -------------------------------------------------------
 
@@ -315,11 +315,11 @@ class HealthService:
         """A write that was begun is not left half-way: its thread would go on, and might be the
         last to write although what it writes is older.
         """
-        self._writing = asyncio.create_task(self._write(), name="keep health")
-        await asyncio.shield(self._writing)
+        self._write_task = asyncio.create_task(self._write(), name="keep health")
+        await asyncio.shield(self._write_task)
 
     async def _write(self) -> None:
-        async with self._disk:
+        async with self._writing:
             state = self.state
             try:
                 await asyncio.to_thread(self.file.save, state)
@@ -350,17 +350,4 @@ def _with_state(evaluation: Evaluation, state: HealthState) -> Evaluation:
         state=state,
         raised=tuple(known.get(f.key, f) for f in evaluation.raised),
         changed=tuple(known.get(f.key, f) for f in evaluation.changed),
-    )
-
-
-def _words(event: HealthEvent) -> str:
-    return f"{event.message} It hit {', '.join(event.pods)}." if event.pods else event.message
-
-
-def _renamed(state: HealthState, table: XidTable) -> tuple[Cleared, ...]:
-    """The findings of XIDs that the table in force calls otherwise."""
-    return tuple(
-        Cleared(f.place.gpu, f.check, f.code)
-        for f in state.findings
-        if f.check == "xid" and f.cause != cause_of_xid(f.code, table)
     )

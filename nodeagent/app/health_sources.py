@@ -39,6 +39,7 @@ from nodeagent.plan.steps import (
     SetMigMode,
     Step,
 )
+from nodeagent.rate_limit import RateLimit
 from nodeagent.telemetry.samples import SampleBatch
 
 _TAKEN_OFF = 1  # nvmlSystemEventTypeGpuDriverUnbind; 2 is the opposite
@@ -196,18 +197,13 @@ class KernelErrors:
         self._deliver = deliver
         self._uptime = uptime
         self._since = 0.0
-        self._lost_logged: float | None = None  # when
+        self._log_limit = RateLimit(_SAME)
         self._begun: Begun | None = None
         self._report = report
         self._again, self._stays = again, stays
         self._problem: Problem | None = None
         self._ended = asyncio.Event()
-        self._log = KernelLog(
-            self._read,
-            lost=self._lost,
-            ended=self._end,
-            path=path,
-        )
+        self._log = KernelLog(self._read, lost=self._lost, ended=self._end, path=path)
 
     async def run(self, *, since: float) -> None:
         """Follow it until cancelled; what is from before `since` (uptime) does not count.
@@ -253,9 +249,7 @@ class KernelErrors:
 
     def _lost(self) -> None:
         """In a flood this happens again and again; it is logged once a minute."""
-        now = self._uptime()
-        if self._lost_logged is None or now - self._lost_logged >= _SAME:
-            self._lost_logged = now
+        if self._log_limit.due("lost", self._uptime()):
             log.warning("records of the kernel log were overwritten unread")
 
     def _read(self, lines: Sequence[str]) -> None:

@@ -156,31 +156,24 @@ class LabelBlocks:
     """Label blocks by subject, each written once and kept as long as it is used.
 
     `texts` are the labels made of text fields, for the node (under "") and for each GPU by UUID;
-    when they change, all blocks are written anew. Looking up is by identity first: whoever samples
-    does well to keep its subjects.
+    when they change, all blocks are written anew.
     """
 
     host: HostLabel
     _texts: Mapping[str, Labels] = field(default_factory=dict)
     _blocks: dict[Subject, str] = field(default_factory=dict)
     _used: dict[Subject, str] = field(default_factory=dict)
-    _met: dict[int, tuple[Subject, str]] = field(default_factory=dict)
 
     def begin(self, texts: Mapping[str, Labels]) -> None:
         """A new text begins: what the one before did not use is forgotten."""
         self._blocks = self._used if texts == self._texts else {}
         self._texts = texts
         self._used = {}
-        self._met = {}
 
     def of(self, subject: Subject) -> str:
         """The block behind a name."""
-        met = self._met.get(id(subject))
-        if met is not None:
-            return met[1]
         written = self._used.get(subject) or self._blocks.get(subject) or self._write(subject)
         self._used[subject] = written
-        self._met[id(subject)] = (subject, written)  # the subject stays, so its id stays its own
         return written
 
     def _write(self, subject: Subject) -> str:

@@ -216,7 +216,7 @@ def test_label_blocks_are_forgotten_when_nobody_uses_them() -> None:
     for generation in range(50):
         part = Subject(Slice(gpu(0), "1g.10gb", 7, generation))
         families(SampleSet({USED: ((part, 1),)}), selection, blocks)
-    assert len(blocks._used) == len(blocks._met) == 1
+    assert len(blocks._used) == 1
     assert len(blocks._blocks) == 1
 
 
