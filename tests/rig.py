@@ -67,16 +67,16 @@ class Rig:
         self.plan = ActivePlan(self.control)
         self.hearts = Heartbeats(asyncio.get_running_loop().time)
         self.reconciler = Reconciler(
-            self.control,
-            self.node_states,
-            self.plan,
+            control=self.control,
+            states=self.node_states,
+            plan=self.plan,
             driver=driver or open_driver(observe_deadline, step_deadline),
             rules=Rules(policy or Policy(), parallel, resync, patience=60, mend=mend),
             backoff=Backoff(retry, retry),
             last_good=last_good_plan(folder / FILE_NAME),
             reporter=EventReporter(self.events),
             hearts=self.hearts,
-            hooks=hooks,
+            hooks=hooks or ChangeHooks(),
             on_round=on_round,
         )
 

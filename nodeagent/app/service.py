@@ -44,6 +44,7 @@ from nodeagent.health.state_file import FILE_NAME as HEALTH_NAME
 from nodeagent.mps.setup import longest_step, places_of
 from nodeagent.plan.problems import Problem
 from nodeagent.reconcile.active_plan import ActivePlan
+from nodeagent.reconcile.change_hooks import ChangeHooks
 from nodeagent.reconcile.event_log import EventLog, EventType
 from nodeagent.reconcile.event_reporter import EventReporter
 from nodeagent.reconcile.last_good_plan import FILE_NAME as PLAN_NAME
@@ -190,9 +191,9 @@ class Agent:
         )
         # The loop over all of them, and who follows the states that it publishes.
         self._reconciler = Reconciler(
-            self._control,
-            self._states,
-            self._active_plan,
+            control=self._control,
+            states=self._states,
+            plan=self._active_plan,
             driver=self._mps.node,
             rules=_rules(settings),
             backoff=Backoff(
@@ -203,7 +204,7 @@ class Agent:
             hearts=self._hearts,
             mps=self._mps.overview,
             on_plan=self._mps.plan_accepted,
-            hooks=self._cluster.hooks if self._cluster else None,
+            hooks=self._cluster.hooks if self._cluster else ChangeHooks(),
             on_round=self._metrics.round_over,
             own_problems=self._own_problems,
         )

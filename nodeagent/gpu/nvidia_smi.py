@@ -12,9 +12,8 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Final
 
 from nodeagent.errors import DeadlineExceeded, DriverError
@@ -44,31 +43,20 @@ _NAMES: Final = {"timeslice", "time-slice"}  # of the policy, without spaces
 _FAILED: Final = "TimeSliceFailed"
 
 
-@dataclass(frozen=True, slots=True)
-class Ended:
-    """How a run ended: its exit status, and what it said on both streams."""
-
-    command: str
-    status: int
-    output: str
-
-    def failed(self, name: str, *, remedy: str) -> DriverError:
-        """The error for it: what was run, how it ended, and the end of what it said."""
-        words = " ".join(self.output.split())[-_MOST_OUTPUT:]
-        return _error(
-            f"`{self.command}` ended with {self.status}: {words or 'no output'}",
-            name=name,
-            remedy=remedy,
-        )
-
-
 async def run_nvidia_smi(
-    nvidia_smi: Sequence[str], arguments: Sequence[str], *, deadline: float
-) -> Ended:
-    """Run the program to its end, at most `deadline` seconds; then it is ended.
+    nvidia_smi: Sequence[str],
+    arguments: Sequence[str],
+    *,
+    deadline: float,
+    failure: str,
+    remedy: Callable[[int], str],
+) -> str:
+    """Run the program to its end, at most `deadline` seconds, and return what it said on both
+    streams.
 
     `nvidia_smi` is the program with leading arguments, if any. Raises DriverError when it cannot
-    be run, and DeadlineExceeded when it is late; whether it did its work, the caller judges.
+    be run, DeadlineExceeded when it is late and was ended, and a DriverError of the name `failure`
+    when it reports one: with the end of what it said, and the `remedy` for its exit status.
     """
     command = [*nvidia_smi, *arguments]
     try:
@@ -97,9 +85,15 @@ async def run_nvidia_smi(
         ) from None
     finally:
         await _end(process)
-    status = process.returncode
-    assert status is not None  # noqa: S101  # it was waited for
-    return Ended(" ".join(command), status, output.decode(errors="replace"))
+    said = output.decode(errors="replace")
+    if status := process.returncode:
+        words = " ".join(said.split())[-_MOST_OUTPUT:]
+        raise _error(
+            f"`{' '.join(command)}` ended with {status}: {words or 'no output'}",
+            name=failure,
+            remedy=remedy(status),
+        )
+    return said
 
 
 def _environment(inherited: Mapping[str, str]) -> dict[str, str]:
@@ -130,12 +124,14 @@ async def reset_gpu(nvidia_smi: Sequence[str], pci_bus_id: str, *, deadline: flo
     NVML must be shut down in this process: the driver resets only a GPU that no process has open.
     Raises DriverError with the program's output; a program that is late is killed.
     """
-    ended = await run_nvidia_smi(nvidia_smi, ["--gpu-reset", "-i", pci_bus_id], deadline=deadline)
-    if ended.status != 0:
-        raise ended.failed(
-            "ResetFailed",
-            remedy="end what holds the GPU (monitoring agents and display servers too), or reboot",
-        )
+    remedy = "end what holds the GPU (monitoring agents and display servers too), or reboot"
+    await run_nvidia_smi(
+        nvidia_smi,
+        ["--gpu-reset", "-i", pci_bus_id],
+        deadline=deadline,
+        failure="ResetFailed",
+        remedy=lambda _: remedy,
+    )
 
 
 async def read_time_slice(
@@ -145,11 +141,7 @@ async def read_time_slice(
 
     `deadline` in seconds. Raises DriverError when the program cannot be run, fails or is late.
     """
-    arguments = ["compute-policy", "-i", gpu, "--list"]
-    ended = await run_nvidia_smi(nvidia_smi, arguments, deadline=deadline)
-    if ended.status != 0:
-        raise ended.failed(_FAILED, remedy=_remedy(ended.status))
-    return listed_time_slice(ended.output)
+    return listed_time_slice(await _compute_policy(nvidia_smi, gpu, "--list", deadline=deadline))
 
 
 async def set_time_slice(
@@ -159,10 +151,8 @@ async def set_time_slice(
 
     Raises DriverError with what the program said.
     """
-    arguments = ["compute-policy", "-i", gpu, f"--set-timeslice={_NUMBERS[time_slice]}"]
-    ended = await run_nvidia_smi(nvidia_smi, arguments, deadline=deadline)
-    if ended.status != 0:
-        raise ended.failed(_FAILED, remedy=_remedy(ended.status))
+    option = f"--set-timeslice={_NUMBERS[time_slice]}"
+    await _compute_policy(nvidia_smi, gpu, option, deadline=deadline)
     found = await read_time_slice(nvidia_smi, gpu, deadline=deadline)
     if found is not time_slice:
         raise DriverError(
@@ -172,6 +162,15 @@ async def set_time_slice(
             call="nvidia-smi",
             remedy="look at the output of `nvidia-smi compute-policy --list`",
         )
+
+
+async def _compute_policy(
+    nvidia_smi: Sequence[str], gpu: str, option: str, *, deadline: float
+) -> str:
+    arguments = ["compute-policy", "-i", gpu, option]
+    return await run_nvidia_smi(
+        nvidia_smi, arguments, deadline=deadline, failure=_FAILED, remedy=_remedy
+    )
 
 
 def listed_time_slice(output: str) -> TimeSlice | None:

@@ -53,8 +53,16 @@ class Explanation:
     remedy: str = ""
 
 
-# Codes after which nothing of NVML can be used, whatever was asked.
-_UNUSABLE: Final = {UNINITIALIZED, DRIVER_NOT_LOADED, LIBRARY_NOT_FOUND, LIB_RM_VERSION_MISMATCH}
+_CLASSES: Final[dict[int, type[DriverError]]] = {
+    # Nothing of NVML can be used after these, whatever was asked.
+    UNINITIALIZED: DriverUnavailable,
+    DRIVER_NOT_LOADED: DriverUnavailable,
+    LIBRARY_NOT_FOUND: DriverUnavailable,
+    LIB_RM_VERSION_MISMATCH: DriverUnavailable,
+    IN_USE: GpuInUse,
+    GPU_IS_LOST: GpuLost,
+    RESET_REQUIRED: GpuLost,
+}
 
 Error = TypeVar("Error", bound=DriverError)
 
@@ -91,7 +99,7 @@ def explain(code: int, call: str = "") -> Explanation:
 def driver_error(code: int, call: str) -> DriverError:
     """The agent's error for NVML's return `code` of the function `call`."""
     words = explain(code, call)
-    return _class_of(code)(
+    return _CLASSES.get(code, DriverError)(
         f"{words.meaning} [{call}: {words.name}, NVML code {code}]",
         code=code,
         name=words.name,
@@ -102,35 +110,21 @@ def driver_error(code: int, call: str) -> DriverError:
 
 def unavailable(error: DriverError) -> DriverUnavailable:
     """The same failure, at a moment when it means that NVML cannot be used at all."""
-    return DriverUnavailable(
-        error.message, code=error.code, name=error.name, call=error.call, remedy=error.remedy
-    )
+    return _restated(DriverUnavailable, error.message, error)
 
 
 def about(subject: str, error: Error) -> Error:
     """The same error with the subject it is about in front: `GPU 3: ...`."""
-    return type(error)(
-        f"{subject}: {error.message}",
-        code=error.code,
-        name=error.name,
-        call=error.call,
-        remedy=error.remedy,
-    )
+    return _restated(type(error), f"{subject}: {error.message}", error)
+
+
+def _restated(kind: type[Error], message: str, error: DriverError) -> Error:
+    return kind(message, code=error.code, name=error.name, call=error.call, remedy=error.remedy)
 
 
 def is_unsupported(error: DriverError) -> bool:
     """Whether the driver or the GPU simply does not have what was asked for."""
     return error.code in {NOT_SUPPORTED, FUNCTION_NOT_FOUND}
-
-
-def _class_of(code: int) -> type[DriverError]:
-    if code in _UNUSABLE:
-        return DriverUnavailable
-    if code == IN_USE:
-        return GpuInUse
-    if code in {GPU_IS_LOST, RESET_REQUIRED}:
-        return GpuLost
-    return DriverError
 
 
 def silence_of(error: DriverError) -> Silence:

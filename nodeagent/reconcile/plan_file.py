@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from nodeagent.documents.bounded_yaml import LARGEST_TEXT
@@ -15,6 +16,7 @@ from nodeagent.reconcile.plan_update import NoPlan, PlanText, PlanUpdate, Unread
 _Signature = tuple[int, ...] | str
 
 
+@dataclass(slots=True)
 class PlanFile:
     """Watches one file and offers its content whenever that is another.
 
@@ -22,61 +24,51 @@ class PlanFile:
     when its inode, size or times say that it changed.
     """
 
-    def __init__(
-        self,
-        path: Path,
-        offer: Callable[[PlanUpdate], None],
-        *,
-        configuration: str | None = None,
-        quiet: float = 0.05,
-        look_every: float | None = None,
-        alive: Callable[[], None] = lambda: None,
-    ) -> None:
-        self._path = path
-        self._offer = offer
-        self._configuration = configuration
-        self._quiet = quiet
-        self._look_every = look_every
-        self._alive = alive
-        self._last: _Signature = ""
+    path: Path
+    offer: Callable[[PlanUpdate], None]
+    configuration: str | None = field(default=None, kw_only=True)
+    quiet: float = field(default=0.05, kw_only=True)
+    look_every: float | None = field(default=None, kw_only=True)
+    alive: Callable[[], None] = field(default=lambda: None, kw_only=True)
+    _last: _Signature = ""
 
     async def run(self) -> None:
         """Offer what is there now, then every change, until cancelled."""
-        async for _ in changes(self._path, quiet=self._quiet, at_least_every=self._look_every):
+        async for _ in changes(self.path, quiet=self.quiet, at_least_every=self.look_every):
             await self.look()
-            self._alive()
+            self.alive()
 
     async def look(self) -> None:
         """Offer the file's content if it is not the one offered last."""
-        signature = await asyncio.to_thread(_signature, self._path)
+        signature = await asyncio.to_thread(_signature, self.path)
         if isinstance(signature, str) and isinstance(self._last, tuple):
             # An editor may be between taking the old file away and putting the new one there.
-            await asyncio.sleep(4 * self._quiet)
-            signature = await asyncio.to_thread(_signature, self._path)
+            await asyncio.sleep(4 * self.quiet)
+            signature = await asyncio.to_thread(_signature, self.path)
         if signature == self._last:
             return
         self._last = signature
-        self._offer(await asyncio.to_thread(self._read))
+        self.offer(await asyncio.to_thread(self._read))
 
     def _read(self) -> PlanUpdate:
         try:
-            return PlanText(read_regular_file(self._path, LARGEST_TEXT), self._configuration)
+            return PlanText(read_regular_file(self.path, LARGEST_TEXT), self.configuration)
         except FileNotFoundError:
-            return self._missing(f"the plan file {self._path} does not exist")
+            return self._missing(f"the plan file {self.path} does not exist")
         except NotADirectoryError:
-            return self._missing(f"the plan file {self._path} does not exist: its folder is a file")
+            return self._missing(f"the plan file {self.path} does not exist: its folder is a file")
         except OSError as error:
             return UnreadablePlan(
                 Problem(
                     Code.SYNTAX,
-                    f"the plan file {self._path} cannot be read: {error.strerror or error}",
+                    f"the plan file {self.path} cannot be read: {error.strerror or error}",
                     remedy="a regular file that the agent may read is needed there",
                 )
             )
 
     def _missing(self, why: str) -> NoPlan:
         remedy = (
-            f"write a plan to {self._path} (`nodeagent export` prints the GPUs as they are), or "
+            f"write a plan to {self.path} (`nodeagent export` prints the GPUs as they are), or "
             "set plan.file to where it is"
         )
         return NoPlan(why, Problem(Code.SOURCE_MISSING, why, remedy))

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Protocol
 
@@ -60,58 +60,49 @@ class Rules:
     mend: bool
 
 
+@dataclass(kw_only=True, slots=True)
 class Reconciler:
     """Owns the node's GPUs as long as `run` runs.
 
     Everything that it needs is made before it; what follows its states subscribes to `states`.
     """
 
-    def __init__(
-        self,
-        control: LoopControl,
-        states: NodeStates,
-        plan: ActivePlan,
-        *,
-        driver: AbstractAsyncContextManager[NodeDriver],
-        rules: Rules,
-        backoff: Backoff,
-        last_good: StateFile[PlanText],
-        reporter: EventReporter,
-        hearts: Heartbeats,
-        mps: Callable[[], MpsOverview] = MpsOverview,
-        on_plan: Callable[[], None] = lambda: None,
-        hooks: ChangeHooks | None = None,
-        on_round: Callable[[NodeOutcome | None, float], None] = lambda _outcome, _seconds: None,
-        own_problems: Callable[[], tuple[Problem, ...]] = tuple,
-    ) -> None:
-        self._control = control
-        self._states = states
-        self._plan = plan
-        self._driver = driver
-        self._rules = rules
-        self._backoff = backoff
-        self._last_good = last_good
-        self._reporter = reporter
-        self._hearts = hearts
-        self._mps = mps
-        self._on_plan = on_plan
-        self._hooks = hooks or ChangeHooks()
-        self._on_round = on_round
-        self._own_problems = own_problems
-        self._queue = WorkQueue(backoff, mend=rules.mend)
-        self._processes = ProcessWatch(lambda: control.nudge("a process ended"))
-        self._open_session = AsyncExitStack()
-        self._session: NodeDriver | None = None
-        self._failures = 0  # rounds in a row that the driver, or a GPU, did not answer
-        self._done: NodeOutcome | None = None  # what was done in this round
-        self._seen = (Judgement(), ObservedNode())  # the last look
-        self._unkept: PlanText | None = None  # accepted, but not yet where it survives a restart
+    control: LoopControl
+    states: NodeStates
+    plan: ActivePlan
+    driver: AbstractAsyncContextManager[NodeDriver]
+    rules: Rules
+    backoff: Backoff
+    last_good: StateFile[PlanText]
+    reporter: EventReporter
+    hearts: Heartbeats
+    mps: Callable[[], MpsOverview] = MpsOverview
+    on_plan: Callable[[], None] = lambda: None
+    hooks: ChangeHooks = field(default_factory=ChangeHooks)
+    on_round: Callable[[NodeOutcome | None, float], None] = lambda _outcome, _seconds: None
+    own_problems: Callable[[], tuple[Problem, ...]] = tuple
+    _queue: WorkQueue = field(init=False)
+    _processes: ProcessWatch = field(init=False)
+    _open_session: AsyncExitStack = field(init=False, default_factory=AsyncExitStack)
+    _session: NodeDriver | None = field(init=False, default=None)
+    _failures: int = field(init=False, default=0)  # rounds in a row that a GPU did not answer
+    _done: NodeOutcome | None = field(init=False, default=None)  # what was done in this round
+    # The last look.
+    _seen: tuple[Judgement, ObservedNode] = field(
+        init=False, default_factory=lambda: (Judgement(), ObservedNode())
+    )
+    # Accepted, but not yet where it survives a restart.
+    _unkept: PlanText | None = field(init=False, default=None)
+
+    def __post_init__(self) -> None:
+        self._queue = WorkQueue(self.backoff, mend=self.rules.mend)
+        self._processes = ProcessWatch(lambda: self.control.nudge("a process ended"))
 
     # --- the loop ---------------------------------------------------------------------------
 
     async def run(self) -> None:
         """Reconcile until `LoopControl.stop`."""
-        control = self._control
+        control = self.control
         self._alive(0)
         try:
             await self._remember_last_good()
@@ -119,18 +110,15 @@ class Reconciler:
             while not control.stopping:
                 control.begin_round()
                 pause = await self._round_whatever_happens()
-                self._settle()
+                # What was prepared stays if the next round is at hand and needs it, too.
+                if self.control.stopping or not control.halt.is_set():
+                    self.hooks.settle(*self._seen)
                 control.end_round()
                 self._alive(pause)
                 await control.rest(pause)
         finally:
             self._processes.close()
             await self._close_driver()
-
-    def _settle(self) -> None:
-        """Put back what was prepared, unless the next round is at hand and needs it, too."""
-        if self._control.stopping or not self._control.halt.is_set():
-            self._hooks.settle(*self._seen)
 
     async def _round_whatever_happens(self) -> float:
         """One round; the seconds until the next, if nothing wakes the loop earlier."""
@@ -145,62 +133,62 @@ class Reconciler:
             log.exception("reconciliation failed")
             fault = f"a fault in the agent itself: {type(error).__name__}: {error}"
             return self._failed(Problem(Code.STEP_FAILED, fault, "see the agent's log"))
-        if all(gpu.access is Access.OK for gpu in self._states.newest.observed.gpus):
+        if all(gpu.access is Access.OK for gpu in self.states.newest.observed.gpus):
             self._failures = 0
             return pause
         self._failures += 1
-        return min(pause, self._backoff.after(self._failures))
+        return min(pause, self.backoff.after(self._failures))
 
     def _failed(self, problem: Problem) -> float:
         self._failures += 1
-        pause = self._backoff.after(self._failures)
-        self._reporter.driver_failed(problem)
-        self._states.publish(
+        pause = self.backoff.after(self._failures)
+        self.reporter.driver_failed(problem)
+        self.states.publish(
             replace(
-                self._states.newest,
+                self.states.newest,
                 phase=Phase.FAILED,
                 driver_error=problem.message,
                 problems=(
                     problem,
-                    *self._own_problems(),
-                    *self._plan.unread_problems,
-                    *self._plan.source_problems,
+                    *self.own_problems(),
+                    *self.plan.unread_problems,
+                    *self.plan.source_problems,
                 ),
-                note=self._plan.note,
+                note=self.plan.note,
             )
         )
-        return min(pause, self._rules.resync)
+        return min(pause, self.rules.resync)
 
     async def _reconcile_once(self) -> float:
         began = asyncio.get_running_loop().time()
         self._done = None
-        await self._plan.read_offer()
-        async with self._control.abandoned_at_stop():
+        await self.plan.read_offer()
+        async with self.control.abandoned_at_stop():
             if self._session is None:
-                self._session = await self._open_session.enter_async_context(self._driver)
+                self._session = await self._open_session.enter_async_context(self.driver)
             driver = self._session
         judgement, observed = await self._look(driver)
         # The disk and the API server are asked side by side: each may take 10 ms and more.
         tried = self._unkept
         keeping = asyncio.create_task(self._keep(), name="keep the plan")
         try:
-            async with self._control.abandoned_at_stop():
-                objections = await self._hooks.objections(
+            async with self.control.abandoned_at_stop():
+                objections = await self.hooks.objections(
                     judgement, self._choose(judgement), observed
                 )
         finally:
             await keeping
         if not objections and self._choose(judgement).gpus:
             working = self._describe(judgement, observed, unfinished=True)
-            self._states.publish(replace(working, phase=Phase.WORKING))
+            self.states.publish(replace(working, phase=Phase.WORKING))
             judgement, observed, objections = await self._work(driver, judgement, observed)
-        self._reporter.obstacles(judgement, objections)
-        unfinished = self._control.halt.is_set()
-        self._states.publish(self._describe(judgement, observed, objections, unfinished=unfinished))
+        self.reporter.obstacles(judgement, objections)
+        unfinished = self.control.halt.is_set()
+        self.states.publish(self._describe(judgement, observed, objections, unfinished=unfinished))
         self._processes.watch(blocking_pids(judgement))
         if self._unkept is not tried:  # accepted by the last look
             await self._keep()
-        self._on_round(self._done, asyncio.get_running_loop().time() - began)
+        self.on_round(self._done, asyncio.get_running_loop().time() - began)
         return self._pause(judgement)
 
     async def _work(
@@ -211,13 +199,13 @@ class Reconciler:
         todo = self._choose(judgement)
         # Shorter than the patience for everything else, so that waiting for pods is no hanging.
         unprepared = await prepared(
-            self._hooks,
+            self.hooks,
             todo,
-            halt=self._control.halt,
+            halt=self.control.halt,
             alive=lambda: self._alive(0),
-            every=self._rules.patience / 2,
+            every=self.rules.patience / 2,
         )
-        if self._control.halt.is_set() or (unprepared and not undisturbing(todo).gpus):
+        if self.control.halt.is_set() or (unprepared and not undisturbing(todo).gpus):
             return judgement, observed, unprepared
         if asyncio.get_running_loop().time() - began > _OLD:
             judgement, observed = await self._look(driver)
@@ -225,10 +213,10 @@ class Reconciler:
         outcome = await execute(
             undisturbing(todo) if unprepared else todo,
             driver,
-            parallel=self._rules.parallel,
-            policy=self._rules.policy,
+            parallel=self.rules.parallel,
+            policy=self.rules.policy,
             on_progress=self._step_ended,
-            stop=self._control.halt,
+            stop=self.control.halt,
         )
         judgement, observed = await self._look(driver)
         self._done = outcome
@@ -237,48 +225,48 @@ class Reconciler:
 
     async def _look(self, driver: NodeDriver) -> tuple[Judgement, ObservedNode]:
         """Observe, and judge what counts for what was seen."""
-        async with self._control.abandoned_at_stop():
+        async with self.control.abandoned_at_stop():
             observed = await driver.observe()
         self._alive(0)
-        self._reporter.driver_answers()
-        self._reporter.observed(observed)
-        await self._plan.read_offer(observed)
-        judgement = self._plan.judge(observed, self._rules.policy)
+        self.reporter.driver_answers()
+        self.reporter.observed(observed)
+        await self.plan.read_offer(observed)
+        judgement = self.plan.judge(observed, self.rules.policy)
         self._seen = (judgement, observed)
-        self._reporter.judged(judgement, self._plan.digest, self._plan.note)
+        self.reporter.judged(judgement, self.plan.digest, self.plan.note)
         if judgement.accepted:
-            self._on_plan()
+            self.on_plan()
             self._unkept = judgement.accepted
         for gpu in self._queue.observe(judgement):
-            self._reporter.drifted(gpu, mended=self._rules.mend)
+            self.reporter.drifted(gpu, mended=self.rules.mend)
         return judgement, observed
 
     def _choose(self, judgement: Judgement) -> NodePlan:
         """The plan with only the GPUs to work on now."""
-        stopping, now = self._control.stopping, asyncio.get_running_loop().time()
+        stopping, now = self.control.stopping, asyncio.get_running_loop().time()
         gpus = () if stopping else self._queue.choose(judgement, now)
         return replace(judgement.plan or NodePlan(Verdict.APPLICABLE), gpus=gpus)
 
     def _learn(self, outcome: NodeOutcome, judgement: Judgement) -> None:
         now = asyncio.get_running_loop().time()
-        plans = {gpu_plan.before.uuid: gpu_plan for gpu_plan in judgement.gpus}
         for gpu in outcome.gpus:
-            after = plans.get(gpu.plan.before.uuid)
-            self._reporter.worked(gpu, after)
+            uuid = gpu.plan.before.uuid
+            after = next((p for p in judgement.gpus if p.before.uuid == uuid), None)
+            self.reporter.worked(gpu, after)
             # What was left because of the halt is no failure.
-            if gpu.failed or not self._control.halt.is_set():
+            if gpu.failed or not self.control.halt.is_set():
                 self._queue.learn(gpu, after, judgement, now)
 
     def _step_ended(self, report: StepReport) -> None:
         self._alive(0)
-        self._reporter.step(report)
+        self.reporter.step(report)
 
     def _pause(self, judgement: Judgement) -> float:
         """How long to rest: until a failed GPU may be tried again, at most until the resync."""
         retry = self._queue.next_retry(judgement)
         if retry is None:
-            return self._rules.resync
-        return min(self._rules.resync, max(0.0, retry - asyncio.get_running_loop().time()))
+            return self.rules.resync
+        return min(self.rules.resync, max(0.0, retry - asyncio.get_running_loop().time()))
 
     # --- what is so -------------------------------------------------------------------------
 
@@ -291,30 +279,30 @@ class Reconciler:
         unfinished: bool,
     ) -> NodeState:
         """The state after a look. `unfinished`: the round was halted, or is not over."""
-        plan, refused, text = judgement.plan, judgement.refusal, self._plan.text
-        mps = self._mps()
+        plan, refused, text = judgement.plan, judgement.refusal, self.plan.text
+        mps = self.mps()
         problems = [*objections, *(plan.problems if plan else ())]
         for gpu_plan in judgement.gpus:
             problems += self._queue.problems(gpu_plan)
-        problems += (*mps.problems, *self._hooks.problems, *self._own_problems())
+        problems += (*mps.problems, *self.hooks.problems, *self.own_problems())
         phase = phase_of(refused=refused is not None, plan=plan, problems=problems, mps=mps.daemons)
         if phase is Phase.FAILED and unfinished and not problems:
             phase = Phase.WORKING
-        before = self._states.newest
+        before = self.states.newest
         return replace(
             before,
             phase=phase,
-            digest=self._plan.digest,
+            digest=self.plan.digest,
             configuration=text.configuration if text else None,
             refusal=refused,
-            note=self._plan.note,
+            note=self.plan.note,
             observed=observed,
             observed_at=datetime.now(UTC),
             plan=plan,
             problems=(
                 *(refused.problems if refused else ()),
                 *dict.fromkeys(problems),
-                *self._plan.source_problems,
+                *self.plan.source_problems,
             ),
             driver_error=_driver_error(observed),
             mps=mps.daemons,
@@ -322,7 +310,7 @@ class Reconciler:
         )
 
     def _alive(self, pause: float) -> None:
-        self._hearts.beat(NAME, within=pause + self._rules.patience)
+        self.hearts.beat(NAME, within=pause + self.rules.patience)
 
     # --- the driver and the plan kept ---------------------------------------------------------
 
@@ -333,24 +321,24 @@ class Reconciler:
         await opened.aclose()
 
     async def _remember_last_good(self) -> None:
-        kept = await asyncio.to_thread(self._last_good.load)
-        if self._last_good.problem:
-            self._reporter.trouble(str(self._last_good.problem))
+        kept = await asyncio.to_thread(self.last_good.load)
+        if self.last_good.problem:
+            self.reporter.trouble(str(self.last_good.problem))
         try:
             if kept:
-                await asyncio.to_thread(self._plan.remember, kept)
+                await asyncio.to_thread(self.plan.remember, kept)
         except NodeagentError as error:
-            self._reporter.trouble(f"the last good plan cannot be used: {error}")
+            self.reporter.trouble(f"the last good plan cannot be used: {error}")
 
     async def _keep(self) -> None:
         """Save the plan that was accepted last, unless that is done."""
         if self._unkept is None:
             return
         try:
-            await asyncio.to_thread(self._last_good.save, self._unkept)
+            await asyncio.to_thread(self.last_good.save, self._unkept)
             self._unkept = None
         except NodeagentError as error:  # a full disk, say: the next round tries again
-            self._reporter.trouble(str(error))
+            self.reporter.trouble(str(error))
 
 
 def _driver_error(observed: ObservedNode) -> str:

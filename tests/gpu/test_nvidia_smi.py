@@ -16,6 +16,13 @@ print("oh", file=sys.stderr)
 """
 
 
+async def run(program: list[str], words: list[str], *, deadline: float = 30) -> str:
+    """What it said."""
+    return await run_nvidia_smi(
+        program, words, deadline=deadline, failure="Sulks", remedy=lambda status: f"wait {status} s"
+    )
+
+
 async def test_it_gets_its_words_and_little_of_the_environment(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -24,29 +31,25 @@ async def test_it_gets_its_words_and_little_of_the_environment(
         monkeypatch.setenv(name, "x")
     monkeypatch.setenv("LD_LIBRARY_PATH", "/nowhere")
     words = ["-i", "a b; true", "$HOME"]
-    ended = await run_nvidia_smi([sys.executable, "-Ic", SAY], words, deadline=30)
-    assert ended.status == 0
-    said, environment = ended.output.split("] [")
+    output = await run([sys.executable, "-Ic", SAY], words)
+    said, environment = output.split("] [")
     assert said == "['-i', 'a b; true', '$HOME'"
     for name in ("NOTIFY_SOCKET", "WATCHDOG_USEC", "CUDA_VISIBLE_DEVICES", "SECRET"):
         assert name not in environment
     assert "'LD_LIBRARY_PATH'" in environment
-    assert ended.output.endswith("oh\n")
+    assert output.endswith("oh\n")
 
 
-async def test_how_it_ended_is_the_callers_to_judge() -> None:
-    """With an error ready that has its words in it."""
-    ended = await run_nvidia_smi(["sh"], ["-c", "echo not; echo today; exit 3"], deadline=30)
-    assert (ended.status, ended.output) == (3, "not\ntoday\n")
-    error = ended.failed("Sulks", remedy="wait")
-    assert isinstance(error, DriverError)
-    assert (error.name, error.remedy) == ("Sulks", "wait")
-    assert error.message.endswith("ended with 3: not today")
+async def test_a_failure_has_its_words() -> None:
+    """And the remedy for its exit status."""
+    with pytest.raises(DriverError, match="ended with 3: not today") as caught:
+        await run(["sh"], ["-c", "echo not; echo today; exit 3"])
+    assert (caught.value.name, caught.value.remedy) == ("Sulks", "wait 3 s")
 
 
 async def test_it_is_late_or_not_there() -> None:
     """Both in a sentence."""
     with pytest.raises(DeadlineExceeded, match="did not end within"):
-        await run_nvidia_smi(["sleep"], ["60"], deadline=0.1)
+        await run(["sleep"], ["60"], deadline=0.1)
     with pytest.raises(DriverError, match="/nowhere/smi cannot be run: No such file"):
-        await run_nvidia_smi(["/nowhere/smi"], [], deadline=1)
+        await run(["/nowhere/smi"], [])
