@@ -25,7 +25,7 @@ PASSWORD = bcrypt.hashpw(b"secret", bcrypt.gensalt(4)).decode()
 
 
 class Served:
-    """A listener that runs, and what it told."""
+    """A listener that runs, and the problems it reported."""
 
     def __init__(self, web_config: Path | None, limits: Limits = TCP_LIMITS) -> None:
         self.refusals = Refusals()
@@ -154,7 +154,7 @@ async def test_a_new_certificate_is_taken_up(tmp_path: Path) -> None:
 
 
 async def test_until_the_files_are_there_nobody_gets_in(tmp_path: Path) -> None:
-    """A listener that was told to be secure is never open; it begins when it can."""
+    """A listener that is configured to be secure is never open; it begins when it can."""
     made = certificate(tmp_path / "made")
     config = tmp_path / "web.yaml"
     config.write_text("tls_server_config: {cert_file: t/certificate.pem, key_file: t/key.pem}\n")

@@ -28,7 +28,7 @@ RESTART, DRAIN = "/v1/mps/restart", "/v1/mps/drain"
 
 
 async def _daemon() -> DaemonState:
-    """The daemon of the node's second GPU, with everything that can be told of one."""
+    """The daemon of the node's second GPU, with everything that an answer can have."""
     node = await observe()
     return DaemonState(
         node.gpus[1].uuid,
@@ -84,7 +84,7 @@ async def test_daemons_are_shown_to_everyone() -> None:
 
 @pytest.mark.parametrize("path", [RESTART, DRAIN])
 async def test_changes_are_refused_over_tcp(path: str) -> None:
-    """Whatever is asked, by whoever: 403, and the agent never hears of it."""
+    """Every request gets a 403, and nothing of it reaches the agent."""
     doing, daemon = Doing(), await _daemon()
     async with api(daemons=(daemon,), doing=doing) as served:
         for body in ({"device": "1"}, {"device": "1", "force": True}, b"", b"{"):
@@ -170,7 +170,7 @@ async def test_a_device_without_a_daemon_is_a_404(device: str, word: str, tmp_pa
 
 
 async def test_a_gpu_with_several_daemons_is_not_guessed(tmp_path: Path) -> None:
-    """Two daemons under one name: neither is touched, and how to name one is told."""
+    """Two daemons under one name: neither is touched, and the error says how to name one."""
     daemon = await _daemon()
     doing = Doing()
     async with over_socket(tmp_path / "agent.sock", doing, (daemon, daemon)) as (_, session):

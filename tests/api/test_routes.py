@@ -95,7 +95,7 @@ def test_the_descriptions_schemas_are_valid() -> None:
 
 
 async def test_reasons_make_a_503() -> None:
-    """Not alive and not ready are told with their reasons."""
+    """Not alive and not ready come with their reasons."""
     async with api() as served:
         served.reasons.append("the reconciler has not been heard of")
         for path in ("/healthz", "/readyz"):
@@ -341,7 +341,7 @@ async def read_events(answer: Any, count: int) -> list[dict[str, Any]]:
 
 
 async def test_events_as_a_stream() -> None:
-    """A follower hears of what happens from now on."""
+    """A follower gets the events from now on."""
     async with api() as served:
         served.events.add(EventType.STARTED, "before")
         headers = {"Accept": "text/event-stream"}
@@ -353,7 +353,7 @@ async def test_events_as_a_stream() -> None:
 
 
 async def test_a_cut_stream_goes_on_where_it_ended() -> None:
-    """With the id of the last event heard, none is missed and none is told twice."""
+    """With the id of the last event received, none is missed and none comes twice."""
     async with api() as served:
         for number in range(1, 4):
             served.events.add(EventType.APPLIED, str(number))

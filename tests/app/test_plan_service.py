@@ -107,7 +107,7 @@ async def test_settings_that_cannot_be_used_change_nothing(tmp_path: Path) -> No
 
 
 def test_the_source_that_counts() -> None:
-    """In a cluster the annotation unless told otherwise; without one only a file."""
+    """In a cluster the annotation unless the settings name another; without one only a file."""
     assert source_of(PlanSettings(), in_cluster=True) == "annotation"
     assert source_of(PlanSettings(), in_cluster=False) == "file"
     assert source_of(PlanSettings(source="file"), in_cluster=True) == "file"

@@ -50,7 +50,7 @@ class Process:
         )
 
     def ask(self, path: str = "/v1/status") -> tuple[int, Any]:
-        """Over the Unix socket; 0 while nobody answers."""
+        """Over the Unix socket; 0 while there is no answer."""
         connection = http.client.HTTPConnection("localhost", timeout=SOON)
         connection.sock = socket.socket(socket.AF_UNIX)
         try:
@@ -171,7 +171,7 @@ def _scraped(port: int) -> str:
 
 
 def test_wakes_when_a_simulated_user_goes(tmp_path: Path) -> None:
-    """Users of a simulated node are no processes of this machine: its file tells of their end."""
+    """Users of a simulated node are no processes of this machine: its file shows their end."""
     write_plan(tmp_path, "{3g.40gb: 2}")
     with agent(tmp_path, "--resync", "600") as process:
         status = process.until_phase("InSync")

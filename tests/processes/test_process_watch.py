@@ -35,7 +35,7 @@ def open_files() -> set[str]:
 
 
 async def test_wakes_when_a_watched_process_ends() -> None:
-    """The end of a process is told at once, without waiting for a timer."""
+    """The end of a process is reported at once, without waiting for a timer."""
     woken = asyncio.Event()
     watch = ProcessWatch(woken.set, fallback=3600)
     with sleeper() as process:

@@ -124,7 +124,7 @@ def test_gpus_that_answer_are_healthy() -> None:
 
 
 def test_a_lost_gpu_is_named() -> None:
-    """It outweighs one that is only silent, which is told as well."""
+    """It outweighs one that is only silent, which is named as well."""
     condition = healthy(replace(IN_SYNC, observed=ObservedNode((LOST, SILENT))))
     assert (condition.status, condition.reason) == ("False", "GpuLost")
     assert condition.message.startswith(f"GPU 0 ({FIRST}) is lost: it fell off the bus; GPU 1 (")

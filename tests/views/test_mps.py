@@ -105,7 +105,7 @@ NAMES: tuple[tuple[str | None, list[str] | None], ...] = (
 
 
 def test_daemons_by_any_name_of_their_device() -> None:
-    """By index, UUID, slice; a GPU brings its MIG devices; no such device is told from no MPS."""
+    """By index, UUID, slice; a GPU brings its MIG devices; no such device differs from no MPS."""
     for device, found in NAMES:
         answer = mps_answer((READY, FAILED), node="node-a", observed=NODE, device=device)
         assert (answer and [d["device"] for d in answer["daemons"]]) == found, device
@@ -160,7 +160,7 @@ def test_what_was_done() -> None:
 
 
 def test_a_daemon_that_is_well_is_no_problem() -> None:
-    """Nor is one that is on its way, or that somebody drained."""
+    """Nor is one that is on its way, or that a person drained."""
     ways = ("Starting", "Limiting", "Ready", "Backoff", "Draining", "Down")
     assert mps_problems([replace(READY, phase=phase) for phase in ways], NODE) == ()
 
@@ -177,7 +177,7 @@ def test_a_failed_daemon_says_why_and_what_it_said_last() -> None:
 
 
 def test_a_faulted_daemon_names_the_clients_that_have_to_end() -> None:
-    """Its server takes nobody until they are gone."""
+    """Its server takes no client until they are gone."""
     [problem] = mps_problems([replace(READY, phase="Fault", why="a fatal fault")], NODE)
     assert problem.code is Code.MPS
     assert "4712 (python) of pod ml/train-0" in problem.remedy
@@ -221,7 +221,7 @@ PHASES: tuple[tuple[str, bool, Phase], ...] = (
 
 
 def test_the_phase_of_the_node() -> None:
-    """A daemon on its way is work, one that is of no use a failure, and a drain somebody's wish."""
+    """A daemon on its way is work, one that is of no use a failure, and a drain a person's wish."""
     for phase, wanted, expected in PHASES:
         daemons = (DaemonState("GPU-0", phase, WANTED if wanted else None),)
         problems = mps_problems(daemons, NODE)
@@ -247,7 +247,7 @@ def test_what_to_do_about_a_daemon_that_is_not_ready(state: str, remedy: str) ->
 
 
 def test_readiness_names_each_daemon_that_is_not_ready() -> None:
-    """Down, draining or failed, with its device and why; one that nobody wants does not count."""
+    """Down, draining or failed, with its device and why; one that is not wanted does not count."""
     unwanted = replace(READY, wanted=None, phase="Draining")
     draining = replace(READY, phase="Draining", why="drained on request")
     state = NodeState("n", "file", rounds=1, observed=NODE, mps=(READY, unwanted))

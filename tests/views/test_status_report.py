@@ -115,7 +115,7 @@ def test_modes_are_shown_where_they_are_known() -> None:
 
 
 def test_where_a_gpu_is_shown_where_it_is_known() -> None:
-    """NUMA node 0 is one; a card without NVLink, or a driver that tells nothing, has no key."""
+    """NUMA node 0 is one; a card without NVLink, or a driver that reports nothing, has no key."""
     gpu = replace(MIG_GPU, numa_node=0, nvlink=NvLinks(18, 17, (("nvswitch", 17),)))
     report = status_json(state(observed=ObservedNode((gpu, LOST))))
     assert report
@@ -154,7 +154,7 @@ def test_a_lost_gpu_is_unhealthy_and_claims_nothing() -> None:
 
 
 def test_unknown_users_count_as_use() -> None:
-    """Not knowing is told apart from knowing of nobody."""
+    """Not knowing the users differs from knowing that there are none."""
     device = ComputeInstance(
         0, "3g.40gb", 3, "MIG-1", usage=Usage(known=False, reason="no permission")
     )

@@ -65,7 +65,7 @@ GPU = Gpu(
 
 
 def test_layouts() -> None:
-    """Equal instances together, by slice; half-made ones are told apart; modes in words."""
+    """Equal instances together, by slice; half-made ones apart; modes in words."""
     assert layout_words(GPU) == "1g.10gb at 0, 1; half-made 3g.40gb at 4"
     assert layout_words(replace(GPU, instances=())) == "no instances"
     assert layout_words(replace(GPU, mig=None)) == "no MIG"
@@ -144,7 +144,7 @@ def test_shortened_text_is_never_longer_than_allowed(text: str, most: int) -> No
 
 @given(st.lists(st.text()), st.integers(2, 200))
 def test_lists_are_cut_to_fit(entries: list[str], room: int) -> None:
-    """What is kept is the beginning, takes the bytes that are told, and the rest is counted."""
+    """What is kept is the beginning, takes the bytes that are reported, and the rest is counted."""
     entries = [one_line(entry) for entry in entries]
     kept, left_out, size = that_fit(entries, room)
     assert size == json_size(kept) <= room
