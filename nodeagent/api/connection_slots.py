@@ -11,6 +11,10 @@ import ipaddress
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
+from typing import Final
+
+LOOPBACK: Final = "loopback"
 
 
 @dataclass(slots=True, eq=False)
@@ -88,18 +92,20 @@ class ConnectionSlots:
 
 
 def peer_of(address: object) -> str:
-    """Whom a connection's remote address counts for.
+    """Whom a connection's address counts for.
 
-    IPv6 by its network of 64 bits, since a host has all of it; this machine's own addresses are
-    one; "" for a Unix socket.
+    IPv6 by its network of 64 bits, since a host has all of it; addresses of the loopback interface
+    are one, `LOOPBACK`; "" for a Unix socket.
     """
-    if not isinstance(address, tuple):
-        return ""
-    found = ipaddress.ip_address(str(address[0]).partition("%")[0])
-    if isinstance(found, ipaddress.IPv6Address):
-        if found.ipv4_mapped is None:
-            if found.is_loopback:
-                return "loopback"
-            return str(ipaddress.ip_network((found, 64), strict=False))
-        found = found.ipv4_mapped
-    return "loopback" if found.is_loopback else str(found)
+    return _peer(str(address[0]).partition("%")[0]) if isinstance(address, tuple) else ""
+
+
+@lru_cache(maxsize=1024)
+def _peer(host: str) -> str:
+    found = ipaddress.ip_address(host)
+    if isinstance(found, ipaddress.IPv6Address) and found.ipv4_mapped:
+        found = found.ipv4_mapped  # of a socket for both
+    if found.is_loopback:
+        return LOOPBACK
+    network = isinstance(found, ipaddress.IPv6Address)
+    return str(ipaddress.ip_network((found, 64), strict=False) if network else found)

@@ -10,12 +10,12 @@ from __future__ import annotations
 import ipaddress
 import re
 import socket
-from functools import lru_cache
 
 from aiohttp import web, web_response
 from aiohttp.typedefs import Handler, Middleware
 
 from nodeagent.api.connection import refused
+from nodeagent.api.connection_slots import LOOPBACK, peer_of
 from nodeagent.api.limits import Reason
 from nodeagent.errors import DrainTimedOut, NodeagentError, StillInUse, UnknownDevice
 
@@ -70,15 +70,7 @@ def host_name(host: str) -> str:
 
 def _over_loopback(request: web.Request) -> bool:
     own = request.transport.get_extra_info("sockname") if request.transport else None
-    return isinstance(own, tuple) and _is_loopback(own[0])  # else a Unix socket, guarded by itself
-
-
-@lru_cache(maxsize=64)  # a machine has few addresses, and each request asks
-def _is_loopback(host: str) -> bool:
-    address = ipaddress.ip_address(host.partition("%")[0])
-    if isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped:
-        address = address.ipv4_mapped  # of a socket for both
-    return address.is_loopback
+    return peer_of(own) == LOOPBACK  # a Unix socket is guarded by itself
 
 
 def only_over_unix_socket(handler: Handler) -> Handler:
