@@ -29,14 +29,30 @@ def setting(default: T, description: str) -> T:
     return made
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class Group:
-    """A part of the settings. `given`: the names in it that some source has set."""
+    """A part of the settings. `given`: the names in it that some source has set.
 
-    given: frozenset[str] = field(default=frozenset(), compare=False, repr=False)
+    Every command imports all groups: methods that are compiled for each of them take longer than
+    all else here, so groups share these.
+    """
+
+    given: frozenset[str] = frozenset()
+
+    def __eq__(self, other: object) -> bool:
+        """Equal settings are equal, wherever they come from."""
+        if type(self) is not type(other):
+            return NotImplemented
+        return {**vars(self), "given": None} == {**vars(other), "given": None}
+
+    def __hash__(self) -> int:
+        return hash(type(self))  # fields with a default have to have one
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({vars(self)})"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class ApiSettings(Group):
     """The agent's local HTTP API."""
 
@@ -46,7 +62,7 @@ class ApiSettings(Group):
     )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class RunSettings(Group):
     """What lives as long as the agent runs."""
 
@@ -55,7 +71,7 @@ class RunSettings(Group):
     )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class StateSettings(Group):
     """What must survive a restart."""
 
@@ -64,7 +80,7 @@ class StateSettings(Group):
     )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class LogSettings(Group):
     """What is logged, to standard error."""
 
@@ -76,7 +92,7 @@ class LogSettings(Group):
     )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class PlanSettings(Group):
     """Where the plan comes from."""
 
@@ -97,7 +113,7 @@ class PlanSettings(Group):
     )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class ResyncSettings(Group):
     """How often the hardware is looked at when nothing else asks for it."""
 
@@ -106,7 +122,7 @@ class ResyncSettings(Group):
     )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class GpuSettings(Group):
     """How GPUs are worked on."""
 
@@ -115,7 +131,7 @@ class GpuSettings(Group):
     )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class DriverSettings(Group):
     """How long the driver may take."""
 
@@ -129,7 +145,7 @@ class DriverSettings(Group):
     )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class MpsSettings(Group):
     """How MPS daemons are run and watched."""
 
@@ -207,7 +223,7 @@ class MpsSettings(Group):
     )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class CdiSettings(Group):
     """The Container Device Interface, by which containers get MPS shares."""
 
@@ -216,7 +232,7 @@ class CdiSettings(Group):
     )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class KubernetesSettings(Group):
     """The cluster that the node belongs to."""
 
@@ -274,7 +290,7 @@ class KubernetesSettings(Group):
     )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class KubeletSettings(Group):
     """The kubelet of this node, which knows what is allocated to pods."""
 
@@ -291,7 +307,7 @@ class KubeletSettings(Group):
     deadline: Duration = setting(5.0, "Seconds for the kubelet to answer.")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class SampleSettings(Group):
     """How often the GPUs are asked what they are doing."""
 
@@ -311,7 +327,7 @@ class SampleSettings(Group):
     )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class MetricsSettings(Group):
     """What Prometheus gets."""
 
@@ -347,7 +363,7 @@ class MetricsSettings(Group):
     )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class HealthSettings(Group):
     """How the GPUs' health is judged."""
 
@@ -363,7 +379,7 @@ class HealthSettings(Group):
     )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class Settings(Group):
     """Everything that can be set."""
 
