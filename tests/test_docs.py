@@ -11,7 +11,7 @@ import pytest
 
 from nodeagent.api.openapi import DESCRIPTION
 from nodeagent.cli import main
-from nodeagent.cli.parser import build_parser, parse
+from nodeagent.cli.parser import Parser, build_parser, parse
 from nodeagent.documents.plan import plan_schema
 from nodeagent.documents.reading import read_document
 from nodeagent.settings import Settings, load_settings
@@ -34,7 +34,8 @@ def _rows(text: str) -> dict[str, list[str]]:
     return rows
 
 
-def _subparsers(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:
+def _subparsers(parser: Parser) -> dict[str, Parser]:
+    parser.fill()
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):
             return dict(action.choices)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from nodeagent.cli.parser import COMMANDS, MPS_COMMANDS, build_parser
+from nodeagent.cli.parser import COMMANDS, MPS_COMMANDS, Parser, build_parser
 from nodeagent.cli.simulate.parser import SIMULATIONS
 
 PAGE = (Path(__file__).parents[2] / "docs/commands.md").read_text(encoding="utf-8")
@@ -19,8 +19,9 @@ NAMES = [
 ]
 
 
-def _parsers(parser: argparse.ArgumentParser, prefix: str = "") -> dict[str, set[str]]:
+def _parsers(parser: Parser, prefix: str = "") -> dict[str, set[str]]:
     """Option names by command."""
+    parser.fill()
     found: dict[str, set[str]] = {}
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):
