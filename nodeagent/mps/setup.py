@@ -91,11 +91,7 @@ def make_publisher(settings: MpsSettings, places: MpsPlaces) -> Publisher:
 
 def host_for(settings: MpsSettings) -> Callable[[PlanDocument], Host]:
     """Looks up the users that a document names; may block."""
-
-    def look_up(document: PlanDocument) -> Host:
-        return Host(settings.user, accounts_for(document, settings.user))
-
-    return look_up
+    return lambda document: Host(settings.user, accounts_for(document, settings.user))
 
 
 def longest_step(settings: MpsSettings) -> float:

@@ -40,10 +40,6 @@ class UnknownServer(UnexpectedReply):
     """The daemon has no such server (any more)."""
 
 
-class NotPermitted(UnexpectedReply):
-    """The daemon takes this only from root or from who started it."""
-
-
 # --- values ---------------------------------------------------------------------------------------
 
 
@@ -159,7 +155,6 @@ class Command(Generic[T_co]):
 _REFUSALS = {
     "Unknown command": UnknownCommand,
     "Server [0-9]+ not found": UnknownServer,
-    "Insufficient privileges|Not enough privilege": NotPermitted,
 }
 
 

@@ -199,9 +199,9 @@ def _drain_requested(life: Transition, event: DrainRequested) -> None:
         )
     if state.phase not in WITH_PROCESS:
         return
-    by_plan = state.drain is not None and state.drain.by_plan
-    then_start = state.drain.then_start if by_plan and state.drain else event.then_start
-    drain = Drain(force=event.force, then_start=then_start, by_plan=by_plan)
+    before = state.drain or Drain()
+    then_start = before.then_start if before.by_plan else event.then_start
+    drain = Drain(force=event.force, then_start=then_start, by_plan=before.by_plan)
     life.state = replace(state, phase=Phase.DRAINING, drain=drain, why="drained on request")
     if state.ending is not Ending.NO:
         return  # its end is near anyway, with a deadline of its own
@@ -213,9 +213,8 @@ def _drain_requested(life: Transition, event: DrainRequested) -> None:
 
 def _drain_given_up(life: Transition) -> None:
     """A drain that a person requested and withdrew; what a plan wants stays wanted."""
-    state = life.state
-    by_person = state.drain is not None and not state.drain.by_plan
-    if state.phase is Phase.DRAINING and state.ending is Ending.NO and by_person:
+    state, drain = life.state, life.state.drain
+    if state.phase is Phase.DRAINING and state.ending is Ending.NO and drain and not drain.by_plan:
         life.resume("not drained: the request was withdrawn")
 
 
