@@ -12,7 +12,14 @@ from typing import Protocol, Self
 
 from nodeagent.gpu.driver import Driver
 from nodeagent.gpu.recent import Details
-from nodeagent.plan.observed import ComputeInstance, Gpu, MpsDaemon, ObservedNode, Usage
+from nodeagent.plan.observed import (
+    ComputeInstance,
+    Gpu,
+    GpuInstance,
+    MpsDaemon,
+    ObservedNode,
+    Usage,
+)
 
 
 class Daemons(Protocol):
@@ -96,19 +103,13 @@ class NodeReader:
         )
 
     def _completed(self, gpu: Gpu) -> Gpu:
-        def device_with(device: ComputeInstance) -> ComputeInstance:
+        def device_with(_: GpuInstance, device: ComputeInstance) -> ComputeInstance:
             daemon = self._daemons.daemon_of(device.uuid)
             return replace(device, mps=daemon, usage=_users(device.usage, daemon))
 
         daemon = self._daemons.daemon_of(gpu.uuid)
-        return replace(
-            gpu,
-            mps=daemon,
-            usage=_users(gpu.usage, daemon),
-            instances=tuple(
-                replace(i, compute=tuple(map(device_with, i.compute))) for i in gpu.instances
-            ),
-        )
+        gpu = replace(gpu, mps=daemon, usage=_users(gpu.usage, daemon))
+        return gpu.with_mig_devices(device_with)
 
 
 def _users(usage: Usage, daemon: MpsDaemon | None) -> Usage:

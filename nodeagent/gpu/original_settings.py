@@ -17,7 +17,7 @@ from typing import Final
 
 from nodeagent.errors import NodeagentError
 from nodeagent.files.state import StateFile, StateFormat
-from nodeagent.plan.observed import Access, ComputeInstance, Gpu
+from nodeagent.plan.observed import Access, Gpu
 from nodeagent.plan.shares import ComputeMode, TimeSlice
 from nodeagent.strict_json import parse_json
 
@@ -67,17 +67,9 @@ class OriginalSettings:
         if not self._values:
             return gpu
 
-        def device_with(device: ComputeInstance) -> ComputeInstance:
-            return replace(device, earlier_mode=self.mode(device.uuid))
-
-        return replace(
-            gpu,
-            earlier_mode=self.mode(gpu.uuid),
-            earlier_time_slice=self.time_slice(gpu.uuid),
-            instances=tuple(
-                replace(i, compute=tuple(map(device_with, i.compute))) for i in gpu.instances
-            ),
-        )
+        time_slice = self.time_slice(gpu.uuid)
+        gpu = replace(gpu, earlier_mode=self.mode(gpu.uuid), earlier_time_slice=time_slice)
+        return gpu.with_mig_devices(lambda _, c: replace(c, earlier_mode=self.mode(c.uuid)))
 
     def remember(self, device: str, value: Value) -> None:
         """Call before the change. What is stored already stays, for that is the original.

@@ -111,13 +111,7 @@ def with_users(gpu: Gpu, readings: Iterable[UsageReading]) -> Gpu:
         )
 
     readings = tuple(readings)
-    return replace(
-        gpu,
-        instances=tuple(
-            replace(i, compute=tuple(device_with(i, compute) for compute in i.compute))
-            for i in gpu.instances
-        ),
-    )
+    return gpu.with_mig_devices(device_with)
 
 
 def mig_device_of(gpu: Gpu, instance: GpuInstance, compute: ComputeInstance) -> MigDevice:

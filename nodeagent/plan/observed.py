@@ -5,7 +5,8 @@ Every size, id and placement here was read from the driver; nothing is known bef
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from nodeagent.plan.shares import ComputeMode, TimeSlice, WantedMps
@@ -339,6 +340,16 @@ class Gpu:
             for instance in sorted(self.instances, key=lambda i: (i.placement, i.id))
             for c in sorted(instance.compute, key=lambda c: c.id)
         )
+
+    def with_mig_devices(
+        self, change: Callable[[GpuInstance, ComputeInstance], ComputeInstance]
+    ) -> Gpu:
+        """The GPU with each of its compute instances as `change` has it."""
+        instances = tuple(
+            replace(instance, compute=tuple(change(instance, c) for c in instance.compute))
+            for instance in self.instances
+        )
+        return replace(self, instances=instances)
 
     @property
     def idle(self) -> bool:

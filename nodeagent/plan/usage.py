@@ -22,14 +22,10 @@ def as_used(gpu: Gpu) -> Gpu:
         return gpu
     servers = {pid for d in (*daemons, gpu.mps) if d for pid in d.servers}
     placed = {user.pid for d in daemons for user in d.clients.processes if user.pid}
-    instances = tuple(
-        replace(
-            i, compute=tuple(replace(c, usage=_used(c.usage, c.mps, servers)) for c in i.compute)
-        )
-        for i in gpu.instances
-    )
     usage = _used(gpu.usage, gpu.mps, servers | placed)
-    return replace(gpu, usage=usage, instances=instances)
+    return replace(gpu, usage=usage).with_mig_devices(
+        lambda _, c: replace(c, usage=_used(c.usage, c.mps, servers))
+    )
 
 
 def outside_mps(usage: Usage) -> Usage:

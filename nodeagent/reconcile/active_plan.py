@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import assert_never
 
 from nodeagent.documents.reading import digest_of, read_document
 from nodeagent.errors import DocumentError
@@ -73,7 +72,8 @@ class ActivePlan:
     def __init__(self, control: LoopControl, host_for: HostFor = lambda _: Host()) -> None:
         self._control = control
         self._host_for = host_for
-        self._offer: PlanUpdate | None = None
+        # What was read last: the newest offer, or what the newest demand meant for the node.
+        self.offered: PlanUpdate | None = None
         self._newest: ReadPlan | None = None
         self._unread: Refusal | None = None
         self._good: ReadPlan | None = None
@@ -89,22 +89,17 @@ class ActivePlan:
         return self._good.document.digest if self._good else ""
 
     @property
-    def offered(self) -> PlanUpdate | None:
-        """What was read last: the newest offer, or what the newest demand meant for the node."""
-        return self._offer
-
-    @property
     def note(self) -> str:
         """One sentence about a carrier that holds no plan."""
-        if not isinstance(self._offer, NoPlan):
+        if not isinstance(self.offered, NoPlan):
             return ""
         kept = "; the last good plan stays in force" if self._good else ""
-        return self._offer.reason + kept
+        return self.offered.reason + kept
 
     @property
     def source_problems(self) -> tuple[Problem, ...]:
         """The problem of a plan source that is missing but required."""
-        problem = self._offer.problem if isinstance(self._offer, NoPlan) else None
+        problem = self.offered.problem if isinstance(self.offered, NoPlan) else None
         return (replace(problem, message=self.note),) if problem else ()
 
     @property
@@ -126,21 +121,16 @@ class ActivePlan:
                 return
             else:
                 offer = await asyncio.to_thread(asked.on, observed)
-            if offer != self._offer:
+            if offer != self.offered:
                 await self._read_newest(offer)
 
     async def _read_newest(self, offer: PlanUpdate | None) -> None:
         found: ReadPlan | Refusal | None = None
-        match offer:
-            case PlanText() as text:
-                found = await asyncio.to_thread(self._read_or_refuse, text)
-            case UnreadablePlan(problem=problem):
-                found = Refusal("", (problem,))
-            case NoPlan() | None:
-                pass
-            case _:
-                assert_never(offer)
-        self._offer = offer
+        if isinstance(offer, PlanText):
+            found = await asyncio.to_thread(self._read_or_refuse, offer)
+        elif isinstance(offer, UnreadablePlan):
+            found = Refusal("", (offer.problem,))
+        self.offered = offer
         self._newest = found if isinstance(found, ReadPlan) else None
         self._unread = found if isinstance(found, Refusal) else None
 
@@ -150,20 +140,14 @@ class ActivePlan:
 
     def judge(self, observed: ObservedNode, policy: Policy) -> Judgement:
         """Decide which document counts for this observation, and plan it."""
+        refusal = self._unread
         if self._newest and self._newest != self._good:
             made = _make(self._newest, observed, policy)
             if not isinstance(made, Refusal):
-                self._good = self._newest
+                self._good = new = self._newest
                 self._desired, node_plan = made
-                return Judgement(
-                    node_plan, self._newest.document, self._desired, accepted=self._newest.text
-                )
-            return self._judge_good(observed, policy, made)
-        return self._judge_good(observed, policy, self._unread)
-
-    def _judge_good(
-        self, observed: ObservedNode, policy: Policy, refusal: Refusal | None
-    ) -> Judgement:
+                return Judgement(node_plan, new.document, self._desired, accepted=new.text)
+            refusal = made
         if self._good is None:
             return Judgement(refusal=refusal)
         resolved = resolve(self._good.document, observed, self._good.host)
@@ -172,8 +156,8 @@ class ActivePlan:
         elif self._desired is None:
             return Judgement(refusal=refusal or Refusal(self.digest, resolved.problems))
         # What was possible once goes on to hold for the GPUs that are still there.
-        made = plan(self._desired, observed, policy)
-        return Judgement(made, self._good.document, self._desired, refusal=refusal)
+        node_plan = plan(self._desired, observed, policy)
+        return Judgement(node_plan, self._good.document, self._desired, refusal=refusal)
 
     def _read(self, text: PlanText) -> ReadPlan:
         document = read_document(text.text, configuration=text.configuration)
@@ -194,10 +178,6 @@ def _make(
         return Refusal(candidate.document.digest, resolved.problems)
     made = plan(resolved, observed, policy)
     if made.verdict in _NEVER:
-        return Refusal(candidate.document.digest, _problems_of(made))
+        of_gpus = (p for gpu in made.gpus if gpu.verdict in _NEVER for p in gpu.problems)
+        return Refusal(candidate.document.digest, (*made.problems, *of_gpus))
     return resolved, made
-
-
-def _problems_of(made: NodePlan) -> tuple[Problem, ...]:
-    of_gpus = (p for gpu in made.gpus if gpu.verdict in _NEVER for p in gpu.problems)
-    return (*made.problems, *of_gpus)

@@ -116,14 +116,8 @@ def with_allocations(gpu: Gpu, reading: UsageReading, owners: Owners) -> Gpu:
         holders = reading.users(mig_device_of(gpu, instance, device))
         return replace(device, usage=_joined(device.usage, holders, owners))
 
-    return replace(
-        gpu,
-        usage=_joined(gpu.usage, reading.users_of_gpu(whole_gpu(gpu)), owners),
-        instances=tuple(
-            replace(i, compute=tuple(device_with(i, device) for device in i.compute))
-            for i in gpu.instances
-        ),
-    )
+    usage = _joined(gpu.usage, reading.users_of_gpu(whole_gpu(gpu)), owners)
+    return replace(gpu, usage=usage).with_mig_devices(device_with)
 
 
 def _joined(usage: Usage, holders: Usage, owners: Owners) -> Usage:
