@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import platform
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -24,14 +24,14 @@ from nodeagent.gpu.event_listener import Event
 from nodeagent.health.xids import default_table
 from nodeagent.metrics import agent_metrics
 from nodeagent.metrics.agent_metrics import AgentSample
-from nodeagent.metrics.catalogue import Field, catalogue
+from nodeagent.metrics.catalogue import catalogue
 from nodeagent.metrics.dcgm import Names, Style
 from nodeagent.metrics.exposition import HostLabel
 from nodeagent.metrics.samples import Subject
 from nodeagent.metrics.selection import Selection, default_selection, read_selection
 from nodeagent.plan.plan import NodeOutcome
 from nodeagent.plan.problems import Code, Problem
-from nodeagent.settings import MetricsSettings, Settings
+from nodeagent.settings import Settings
 from nodeagent.telemetry.accounting import ACTIVITY_FIELDS
 from nodeagent.telemetry.counters_file import counters_text
 from nodeagent.telemetry.event_values import EventValues
@@ -72,10 +72,11 @@ class MetricsService:
         self.refusals = Refusals()
         self._unread: Problem | None = None
         self._listener_problem: Problem | None = None
+        host = settings.metrics.host_label
         self._exporter = Exporter(
             self._selection,
-            host=_host_label(settings),
-            style=_style(settings.metrics),
+            host=HostLabel(settings.node_name, "" if host == "none" else host),
+            style=Style(Names(settings.metrics.names), repeat_whole=settings.metrics.repeat_whole),
             build=AgentSample(
                 agent_metrics.BUILD_INFO, 1, (__version__, platform.python_version())
             ),
@@ -112,7 +113,11 @@ class MetricsService:
     def problems(self) -> tuple[Problem, ...]:
         """What is wrong with the file of counters, and with the listener of its own."""
         found = [problem for problem in (self._unread, self._listener_problem) if problem]
-        return (*found, *map(_problem_of_line, self._selection.findings[:_MOST_NAMED]))
+        lines = (
+            Problem(Code.METRICS, f"file of counters, {finding}")
+            for finding in self._selection.findings[:_MOST_NAMED]
+        )
+        return (*found, *lines)
 
     async def listen(self, answers: Answers) -> None:
         """Serve the metrics on an address of their own, if there is one, until cancelled."""
@@ -165,7 +170,7 @@ class MetricsService:
     async def _select(self, path: Path) -> None:
         """Take over what the file selects; one that cannot be used leaves what was in force."""
         try:
-            found = await asyncio.to_thread(_selection_in, path)
+            found = await asyncio.to_thread(lambda: read_selection(counters_text(path)))
         except NodeagentError as error:
             problem = Problem(Code.METRICS, error.message, error.remedy)
             if problem != self._unread:
@@ -182,11 +187,9 @@ class MetricsService:
 
     def _read(self, selection: Selection) -> None:
         """Have the selected fields read, and those that say how active a device is."""
-        fields = {row.id: row for row in selection.fields}
-        for row in catalogue().fields:
-            if row.id in ACTIVITY_FIELDS:
-                fields.setdefault(row.id, row)
-        self._sampling.select(_to_read(fields), selection.texts)
+        wanted = {row.id for row in selection.fields} | set(ACTIVITY_FIELDS)
+        fields = [row for row in catalogue().fields if row.id in wanted]
+        self._sampling.select(fields, selection.texts)
 
     def _render(self, found: SampleBatch) -> None:
         self._slices = found.slices
@@ -217,27 +220,6 @@ class MetricsService:
             log.exception("whose the processes are cannot be found out")
         finally:
             self._looking_up = None
-
-
-def _selection_in(path: Path) -> Selection:
-    return read_selection(counters_text(path))
-
-
-def _to_read(fields: Mapping[int, Field]) -> Iterable[Field]:
-    return tuple(fields[number] for number in sorted(fields))
-
-
-def _host_label(settings: Settings) -> HostLabel:
-    name = settings.metrics.host_label
-    return HostLabel(settings.node_name, "" if name == "none" else name)
-
-
-def _style(settings: MetricsSettings) -> Style:
-    return Style(Names(settings.names), repeat_whole=settings.repeat_whole)
-
-
-def _problem_of_line(finding: object) -> Problem:
-    return Problem(Code.METRICS, f"file of counters, {finding}")
 
 
 def _xid_words(number: int) -> str:

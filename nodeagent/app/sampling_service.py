@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import replace
+from functools import partial
 from typing import TypeVar
 
 import structlog
@@ -109,7 +110,7 @@ class SamplingService:
                 parts.create_task(self._sample(), name="sample")
                 parts.create_task(self._follow_processes(), name="list processes")
                 parts.create_task(
-                    self._events.run(self._publish_events, self._waited), name="events"
+                    self._events.run(partial(_notify, self.on_events), self._waited), name="events"
                 )
         finally:
             self._driver.after_step.remove(self._step_ended)
@@ -202,9 +203,6 @@ class SamplingService:
         answer = self._events.answer
         if answer is not None:
             _notify(self.on_listener, answer)
-
-    def _publish_events(self, events: tuple[Event, ...]) -> None:
-        _notify(self.on_events, events)
 
     # --- processes --------------------------------------------------------------------------------
 

@@ -9,7 +9,7 @@ from nodeagent.health.checks.observation import Observation
 from nodeagent.health.findings import Action, End, Finding, Key, Moment, Place, Severity
 from nodeagent.health.limits import Limits
 from nodeagent.health.state import Hold
-from nodeagent.health.table import BY_CAUSE, Row
+from nodeagent.health.table import BY_CAUSE, new_finding
 from nodeagent.health.xid_findings import again
 
 
@@ -183,17 +183,14 @@ class FindingStore:
         return self.now.uptime - hold.since
 
     def _measured(self, observation: Observation, place: Place, there: Finding | None) -> Finding:
-        row: Row = BY_CAUSE[observation.cause]
-        return Finding(
-            check=row.check.value,
-            cause=observation.cause,
-            severity=observation.severity or row.severity,
-            action=observation.action or row.action,
-            evidence=observation.evidence,
-            place=place,
+        found = new_finding(
+            observation.cause, place, observation.evidence, self.now, code=observation.code
+        )
+        return replace(
+            found,
+            severity=observation.severity or found.severity,
+            action=observation.action or found.action,
             since=there.since if there else self.now,
-            last=self.now,
-            code=observation.code,
             pods=there.pods if there else (),
         )
 

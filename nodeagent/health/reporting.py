@@ -162,9 +162,6 @@ def _begun(finding: Finding, gpus: Mapping[str, GpuHistory]) -> HealthEvent:
 
 def _ended(ended: Ended, gpus: Mapping[str, GpuHistory]) -> HealthEvent:
     what = sentence(ended.finding, gpus)
+    gpu = ended.finding.place.gpu
     verb = "forgotten" if ended.end is End.LAPSED else "over"
-    return HealthEvent(False, "GpuRecovered", f"{what}: {verb}, {ended.end.value}", _gpu(ended))
-
-
-def _gpu(ended: Ended) -> str:
-    return ended.finding.place.gpu
+    return HealthEvent(False, "GpuRecovered", f"{what}: {verb}, {ended.end.value}", gpu)

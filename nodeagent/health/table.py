@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from types import MappingProxyType
 
-from nodeagent.health.findings import Action, End, Severity
+from nodeagent.health.findings import Action, End, Finding, Moment, Place, Severity
 
 
 class Check(StrEnum):
@@ -223,6 +223,16 @@ ROWS: tuple[Row, ...] = (
 # fmt: on
 
 BY_CAUSE = MappingProxyType({row.cause: row for row in ROWS})
+
+
+def new_finding(
+    cause: str, place: Place, evidence: str, at: Moment, *, code: int = -1, pid: int = 0
+) -> Finding:
+    """A finding as its cause's row has it."""
+    row = BY_CAUSE[cause]
+    check = row.check.value
+    return Finding(check, cause, row.severity, row.action, evidence, place, at, at, code, pid=pid)
+
 
 _OTHERWISE = {
     Action.NONE: "",

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from typing import assert_never
 
 from nodeagent.health.checks.device import recovery_of
 from nodeagent.health.findings import Action, Finding, Moment, Place, Severity, rank
@@ -12,7 +11,7 @@ from nodeagent.health.kernel_log import pci_address
 from nodeagent.health.limits import Limits
 from nodeagent.health.readings import GpuEvent, GpuEventKind, XidEvent
 from nodeagent.health.state import GpuHistory, RecentXid, Repair
-from nodeagent.health.table import BY_CAUSE
+from nodeagent.health.table import new_finding
 from nodeagent.health.xids import OFF_THE_BUS, XidClass, XidRow, XidTable
 
 _LONGEST = 160  # letters of the kernel's message that are shown
@@ -21,7 +20,10 @@ _LONGEST = 160  # letters of the kernel's message that are shown
 _DRIVER_KNOWS = frozenset({"xidReset", "xidReboot", "xidNvlink", "eccDoubleBit", "poisonFatal"})
 _NO_RECOVERY = "; the driver asks for no recovery"
 
-_BY_CLASS = {
+# The row of the check table by class; None for those that are only counted.
+_BY_CLASS: Mapping[XidClass, str | None] = {
+    XidClass.INFORMATION: None,
+    XidClass.RECOVERY_ACTION: None,
     XidClass.APPLICATION: "xidApplication",
     XidClass.GPU_RESET: "xidReset",
     XidClass.NODE_REBOOT: "xidReboot",
@@ -57,22 +59,7 @@ def cause_of_xid(xid: int, table: XidTable) -> str | None:
 
 
 def _cause_of_row(row: XidRow) -> str | None:
-    match row.kind:
-        case XidClass.INFORMATION | XidClass.RECOVERY_ACTION:
-            return None
-        case (
-            XidClass.APPLICATION
-            | XidClass.GPU_RESET
-            | XidClass.NODE_REBOOT
-            | XidClass.HARDWARE
-            | XidClass.SOFTWARE
-            | XidClass.SUPPORT
-            | XidClass.UNCLASSIFIED
-            | XidClass.NVLINK5
-        ):
-            cause = _BY_CLASS[row.kind]
-        case _:
-            assert_never(row.kind)
+    cause = _BY_CLASS[row.kind]
     return "fallenOffBus" if row.xid == OFF_THE_BUS and cause == "xidReboot" else cause
 
 
@@ -82,8 +69,8 @@ def of_xid(event: XidEvent, row: XidRow, past: GpuHistory, now: Moment) -> Findi
     if cause is None:
         return None
     place = _place(event, past) if cause in _OF_A_SLICE else Place(event.gpu)
-    finding = _finding(cause, place, xid_evidence(event, row), moment(event.at, now))
-    finding = replace(finding, code=event.xid, pid=event.pid)
+    at = moment(event.at, now)
+    finding = new_finding(cause, place, xid_evidence(event, row), at, code=event.xid, pid=event.pid)
     if cause == "xidNvlink" and event.fatal:
         return replace(finding, severity=Severity.UNHEALTHY, action=Action.RESET_GPU)
     return finding
@@ -110,7 +97,8 @@ def xid_evidence(event: XidEvent, row: XidRow) -> str:
 
 def of_event(event: GpuEvent, past: GpuHistory, now: Moment) -> Finding:
     """The finding that another event of NVML makes."""
-    return _finding(cause_of(event), _place(event, past), event.kind.value, moment(event.at, now))
+    at = moment(event.at, now)
+    return new_finding(cause_of(event), _place(event, past), event.kind.value, at)
 
 
 def cause_of(event: GpuEvent) -> str:
@@ -122,20 +110,6 @@ def _place(event: XidEvent | GpuEvent, past: GpuHistory) -> Place:
     if event.instance is None:
         return Place(event.gpu)
     return Place(event.gpu, event.instance, event.compute, past.placements.get(event.instance))
-
-
-def _finding(cause: str, place: Place, evidence: str, at: Moment) -> Finding:
-    row = BY_CAUSE[cause]
-    return Finding(
-        check=row.check.value,
-        cause=cause,
-        severity=row.severity,
-        action=row.action,
-        evidence=evidence,
-        place=place,
-        since=at,
-        last=at,
-    )
 
 
 def again(there: Finding, new: Finding) -> Finding:

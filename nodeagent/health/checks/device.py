@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from nodeagent.health.checks.observation import GpuCheck, GpuView, Observation, known
+from nodeagent.health.checks.observation import GpuCheck, GpuView, Observation
 from nodeagent.health.findings import Action, Place, Severity
 from nodeagent.health.kernel_log import pci_address
 from nodeagent.health.limits import Limits
@@ -91,7 +91,7 @@ def modes(view: GpuView) -> Iterator[Observation]:
 
 def inforom(view: GpuView) -> Iterator[Observation]:
     """The card's own memory of its configuration."""
-    yield known(view.gpu.inforom_corrupt, "inforomCorrupt", "its checksum is wrong")
+    yield Observation("inforomCorrupt", view.gpu.inforom_corrupt, "its checksum is wrong")
 
 
 CHECKS: tuple[GpuCheck, ...] = (access, recovery, modes, inforom)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from nodeagent.health.checks.observation import GpuCheck, GpuView, Observation, known
+from nodeagent.health.checks.observation import GpuCheck, GpuView, Observation
 from nodeagent.health.findings import Severity
 
 
@@ -47,8 +47,8 @@ def ecc(view: GpuView) -> Iterator[Observation]:
         differs,
         f"ECC is {_on(read.ecc_mode)} and will be {_on(read.ecc_pending_mode)} after a reset",
     )
-    yield known(
-        read.sram_threshold_exceeded, "sramThreshold", "the driver's SRAM error threshold is passed"
+    yield Observation(
+        "sramThreshold", read.sram_threshold_exceeded, "the driver's SRAM error threshold is passed"
     )
 
 
@@ -77,8 +77,8 @@ def rows(view: GpuView) -> Iterator[Observation]:
 def repairs(view: GpuView) -> Iterator[Observation]:
     """What waits for a reset, or cannot be repaired any more."""
     read = view.gpu
-    yield known(read.bank_remap_pending, "bankRemapPending", "bank remapping is pending")
-    yield known(read.memory_unrepairable, "memoryUnrepairable", "the driver says so")
+    yield Observation("bankRemapPending", read.bank_remap_pending, "bank remapping is pending")
+    yield Observation("memoryUnrepairable", read.memory_unrepairable, "the driver says so")
     flags = {"channel": read.channel_repair_pending, "TPC": read.tpc_repair_pending}
     answers = [flag for flag in flags.values() if flag is not None]
     what = " and ".join(name for name, flag in flags.items() if flag)

@@ -60,8 +60,3 @@ class GpuView:
 
 
 GpuCheck = Callable[[GpuView], Iterator[Observation]]
-
-
-def known(value: bool | None, cause: str, evidence: str) -> Observation:
-    """A flag that the driver reports."""
-    return Observation(cause, value, evidence)
