@@ -20,7 +20,6 @@ from typing import Final
 
 import structlog
 
-from nodeagent.app.health_sources import HealthReadings, KernelErrors, OwnChanges
 from nodeagent.documents.xids import xid_table
 from nodeagent.errors import NodeagentError
 from nodeagent.execute.node_reader import LastObservation
@@ -49,6 +48,7 @@ from nodeagent.plan.steps import ResetGpu, Step
 from nodeagent.rate_limit import RateLimit
 from nodeagent.reconcile.event_log import EventLog, EventType
 from nodeagent.reconcile.loop_control import NodeStates
+from nodeagent.telemetry.health_sources import HealthReadings, KernelErrors, OwnChanges
 from nodeagent.telemetry.samples import SampleBatch
 
 log = structlog.get_logger(__name__)

@@ -16,7 +16,6 @@ import structlog
 
 from nodeagent import __version__
 from nodeagent.api.limits import Refusals
-from nodeagent.app.sampling_service import SamplingService
 from nodeagent.cluster.kubelet.processes import Owner
 from nodeagent.errors import NodeagentError
 from nodeagent.files.watch import changes
@@ -38,6 +37,7 @@ from nodeagent.telemetry.event_values import EventValues
 from nodeagent.telemetry.exporter import Exporter
 from nodeagent.telemetry.process_reader import process_samples
 from nodeagent.telemetry.samples import ProcessSample, SampleBatch
+from nodeagent.telemetry.sampling_service import SamplingService
 from nodeagent.views.node_state import NodeState
 
 if TYPE_CHECKING:

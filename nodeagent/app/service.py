@@ -25,7 +25,6 @@ from nodeagent.app.metrics_service import MetricsService, OwnersOf
 from nodeagent.app.mps_service import MpsService
 from nodeagent.app.paths import OwnFiles, Paths, Simulation
 from nodeagent.app.plan_service import PlanService, SettingsFile, source_of
-from nodeagent.app.sampling_service import SamplingService
 from nodeagent.app.sd_notify import Notifier
 from nodeagent.backoff import Backoff
 from nodeagent.cluster.client.presence import is_in_cluster
@@ -52,6 +51,7 @@ from nodeagent.reconcile.last_good_plan import last_good_plan
 from nodeagent.reconcile.loop_control import Heartbeats, LoopControl, NodeStates
 from nodeagent.reconcile.reconciler import Reconciler, Rules
 from nodeagent.settings import Settings
+from nodeagent.telemetry.sampling_service import SamplingService
 from nodeagent.views.headline import headline
 from nodeagent.views.node_state import NodeState
 

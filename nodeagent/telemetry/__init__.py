@@ -1,5 +1,5 @@
-"""From samples of the GPUs to the text that Prometheus gets.
+"""From calls of the driver to the text that Prometheus gets, and to the readings of health.
 
-`ownership` says whose a device is, `exporter` makes one text of all that is known. Nothing here
-calls the driver; who reads is given from outside.
+`sampling_service` says what is read when, `sampler` reads all GPUs side by side, `ownership` knows
+whose a device is, and `exporter` makes one text of all that is known. A scrape calls nothing.
 """

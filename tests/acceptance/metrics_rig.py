@@ -10,13 +10,13 @@ from pathlib import Path
 from prometheus_client.parser import text_string_to_metric_families
 
 from nodeagent.app.metrics_service import MetricsService
-from nodeagent.app.sampling_service import SamplingService
 from nodeagent.execute.executor import execute
 from nodeagent.gpu.driver import Driver
 from nodeagent.plan.desired import DesiredNode
 from nodeagent.plan.observed import ObservedNode
 from nodeagent.plan.planner import plan
 from nodeagent.settings import load_settings
+from nodeagent.telemetry.sampling_service import SamplingService
 from nodeagent.views.node_state import NodeState
 from tests.plan.cards import Multiset, card, wanted
 

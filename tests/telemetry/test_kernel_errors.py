@@ -8,9 +8,9 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from nodeagent.app.health_sources import KernelErrors
 from nodeagent.health.readings import XidEvent
 from nodeagent.plan.problems import Code, Problem
+from nodeagent.telemetry.health_sources import KernelErrors
 
 
 async def _until(condition: Callable[[], bool]) -> None:
