@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import structlog
 
+from nodeagent.cluster.plan_sources.registry import make_source
 from nodeagent.plan.plan import Policy
 from nodeagent.plan.problems import Problem
 from nodeagent.reconcile.change_hooks import ChangeHooks
@@ -110,22 +111,14 @@ class ClusterService:
     def source(
         self, name: str, plan: PlanSettings, *, look_every: float, alive: Callable[[], None]
     ) -> NodeSource:
-        """The source of this name, to be run and used.
-
-        Every `look_every` seconds it looks at the plan file, if that matters to it, and is `alive`.
-        """
-        from nodeagent.cluster.plan_sources.annotation import AnnotationSource
-        from nodeagent.cluster.plan_sources.mig_config.source import MigConfigSource
-        from nodeagent.cluster.plan_sources.nos.source import NosSource
-
-        if name == "nos":
-            config_map = self._settings.kubernetes.nos_config_map
-            return NosSource(self._offer, self._access, config_map, rounds=self._rounds)
-        with_file = {"annotation": AnnotationSource, "mig-config": MigConfigSource}
-        return with_file[name](
-            self._offer,
+        """The source of this name, to be run and used; see `make_source`."""
+        return make_source(
+            name,
+            plan,
+            self._settings.kubernetes,
+            access=self._access,
+            offer=self._offer,
             rounds=self._rounds,
-            plan_file=plan.file,
             look_every=look_every,
             alive=alive,
         )

@@ -12,6 +12,7 @@ from nodeagent import __version__
 from nodeagent.cli.options import Options
 from nodeagent.cli.simulate.parser import SIMULATIONS, add_simulation_options
 from nodeagent.cli.values import positive, seconds
+from nodeagent.cluster.plan_sources.registry import CARRIERS
 from nodeagent.errors import UsageError
 
 _EPILOG = (
@@ -96,7 +97,7 @@ _DIRECTORIES = (_RUN_DIR, _STATE_DIR)
 _CLUSTER = (
     _choice(
         "--source",
-        ("auto", "file", "annotation", "nos", "mig-config"),
+        ("auto", "file", *CARRIERS),
         "where the plan comes from (auto: the Node's annotation in a cluster, else the file)",
     ),
     _path("--kubeconfig", "the cluster that the node belongs to"),

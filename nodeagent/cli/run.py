@@ -15,6 +15,7 @@ from nodeagent.cli.node import SIMULATED_SMI, SimulatedGpus, is_simulated, is_th
 from nodeagent.cli.options import Options
 from nodeagent.cli.output import Output
 from nodeagent.cluster.client.presence import is_in_cluster
+from nodeagent.cluster.plan_sources.registry import CARRIERS
 from nodeagent.documents.bounded_yaml import LARGEST_TEXT
 from nodeagent.files.state import read_regular_file
 from nodeagent.settings import DEFAULT_FILE, Settings, load_settings
@@ -92,9 +93,4 @@ def _carrier(settings: Settings) -> str:
     source = source_of(settings.plan, in_cluster=in_cluster)
     if source == "file":
         return str(settings.plan.file)
-    carriers = {
-        "annotation": "the annotation nodeagent.io/plan",
-        "nos": "nos' plan",
-        "mig-config": "the label nvidia.com/mig.config",
-    }
-    return f"{carriers[source]} of Node {settings.node_name}"
+    return f"{CARRIERS[source].title} of Node {settings.node_name}"

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, assert_never
 
 from nodeagent.cli import event_loop
 from nodeagent.cli.checks.findings import Finding, error, ok, warning
+from nodeagent.cluster.plan_sources.registry import CARRIERS
 from nodeagent.errors import DocumentError
 from nodeagent.plan.desired import PlanDocument
 from nodeagent.plan.observed import ObservedNode
@@ -18,9 +18,6 @@ from nodeagent.settings import PlanSettings
 
 if TYPE_CHECKING:
     from nodeagent.cluster.client.node_view import NodeView
-
-_MIG_CONFIG = "nvidia.com/mig.config"
-_NOS_SPEC = "nos.nebuly.com/spec-"
 
 
 def file_finding(plan: PlanSettings) -> tuple[Finding, PlanDocument | None]:
@@ -36,21 +33,17 @@ def node_finding(
     node: NodeView, source: str, plan: PlanSettings
 ) -> tuple[Finding, PlanDocument | None]:
     """What the Node asks for; the document where it is one that can be read without the cards."""
-    match source:
-        case "annotation":
-            from nodeagent.cluster.plan_sources import annotation
+    carrier = CARRIERS[source]
+    if source == "annotation":
+        from nodeagent.cluster.plan_sources import annotation
 
-            update = annotation.offer(node.annotations, _file_update(plan))
-            where = f"what the annotations of Node {node.name} ask for"
-            return _update_finding(update, where, f"annotate it with {annotation.PLAN}")
-        case "mig-config":
-            name = node.labels.get(_MIG_CONFIG)
-            remedy = f"label it with a configuration's name: {_MIG_CONFIG}=NAME"
-            return _value_finding(f"label {_MIG_CONFIG}", [name] if name else [], remedy), None
-        case _:
-            specs = [value for key, value in node.annotations.items() if key.startswith(_NOS_SPEC)]
-            remedy = "nos' partitioner writes them when it plans for the node"
-            return _value_finding(f"annotation {_NOS_SPEC}*", specs, remedy), None
+        update = annotation.offer(node.annotations, _file_update(plan))
+        where = f"what the annotations of Node {node.name} ask for"
+        return _update_finding(update, where, carrier.remedy)
+    where, values = f"{carrier.kind} {carrier.key}", carrier.values(node)
+    if not values:
+        return warning("plan", f"the Node has no {where}", carrier.remedy), None
+    return ok("plan", f"asked for by {where}: {', '.join(values)}"), None
 
 
 def fit_finding(document: PlanDocument, observed: ObservedNode, host: Host) -> Finding:
@@ -88,9 +81,3 @@ def _update_finding(
             return ok("plan", f"{where} is well-formed"), document
         case _ as never:
             assert_never(never)
-
-
-def _value_finding(carrier: str, values: Sequence[str], remedy: str) -> Finding:
-    if not values:
-        return warning("plan", f"the Node has no {carrier}", remedy)
-    return ok("plan", f"asked for by {carrier}: {', '.join(values)}")
