@@ -122,17 +122,7 @@ def found_process(spec: DaemonSpec, noted: Identity | None) -> DaemonProcess | N
     return None
 
 
-def specs_of(run_dir: Path, record: Record) -> tuple[DaemonSpec, DaemonSpec]:
-    """What its process runs as, and what is wanted. Raises NodeagentError."""
-    made = directories_of(run_dir, record.device)
-
-    def spec(wanted: WantedMps) -> DaemonSpec:
-        return spec_for(wanted, record.device, pipe_directory=made.pipe, log_directory=made.log)
-
-    return spec(record.runs or record.wanted), spec(record.wanted)
-
-
-# --- for who only looks -----------------------------------------------------------------------
+# --- for one-shot commands ------------------------------------------------------------------------
 
 
 async def survey(run_dir: Path, *, programs: Programs) -> Mapping[str, MpsDaemon]:
@@ -165,7 +155,11 @@ async def _surveyed(
     record: Record,
     control_client: Callable[[str, str], ControlClient],
 ) -> MpsDaemon:
-    runs, wanted = specs_of(run_dir, record)
+    made = directories_of(run_dir, record.device)
+    runs, wanted = (
+        spec_for(wanted, record.device, pipe_directory=made.pipe, log_directory=made.log)
+        for wanted in (record.runs or record.wanted, record.wanted)
+    )
     process = found_process(runs, record.process)
     if process is None:
         return _without_process(record)

@@ -9,7 +9,7 @@ from typing import Self
 
 from nodeagent.errors import NodeagentError, UnknownDevice
 from nodeagent.files.state import set_aside
-from nodeagent.mps.adoption import found_process, left_by, specs_of, survey, unrecorded
+from nodeagent.mps.adoption import found_process, left_by, survey, unrecorded
 from nodeagent.mps.clients.watch import RunningDaemon
 from nodeagent.mps.context import MpsContext
 from nodeagent.mps.files.directories import make_directories
@@ -25,7 +25,6 @@ from nodeagent.mps.lifecycle.model import (
     Subject,
 )
 from nodeagent.mps.requests import NotReady, drained, end, restarted, started, stopped
-from nodeagent.mps.shares import DaemonSpec
 from nodeagent.mps.supervisor import Supervisor
 from nodeagent.plan.observed import MpsDaemon
 from nodeagent.plan.shares import WantedMps
@@ -72,13 +71,12 @@ class Fleet:
             record = await self._recovered(read) if isinstance(read, RecordUnusable) else read
             if record is None:
                 return
-            spec, _ = specs_of(self._context.run_dir, record)
+            supervisor = self._supervisor(record)
         except NodeagentError as error:
             self._context.report(read.device, Report(Subject.START_FAILED, str(error)))
             return
-        supervisor = self._supervisor(record.device, spec, record)
-        supervisor.unrecorded = record.unrecorded
         # Not in a thread: a process is watched by a descriptor of this very loop.
+        spec = supervisor.spec_of(record.runs or record.wanted)
         process = found_process(spec, record.process)
         if process is not None:
             supervisor.adopt(process, record.runs or record.wanted, record.wanted)
@@ -108,17 +106,10 @@ class Fleet:
         context.report(unusable.device, Report(Subject.RECORD_UNUSABLE, words))
         return record
 
-    def _supervisor(self, device: str, spec: DaemonSpec, record: Record | None) -> Supervisor:
-        supervisor = Supervisor(
-            device,
-            self._context,
-            pipe_directory=spec.pipe_directory,
-            log_directory=spec.log_directory,
-            restarts=record.restarts if record else 0,
-            was_ready=record.was_ready if record else False,
-        )
-        supervisor.close_to_clients(self._closed.get(device, ""))
-        self._supervisors[device] = supervisor
+    def _supervisor(self, record: Record) -> Supervisor:
+        supervisor = Supervisor(self._context, record)
+        supervisor.close_to_clients(self._closed.get(record.device, ""))
+        self._supervisors[record.device] = supervisor
         return supervisor
 
     # --- what is wanted -------------------------------------------------------------------------
@@ -195,8 +186,7 @@ class Fleet:
     async def _new(self, device: str, wanted: WantedMps) -> Supervisor:
         account, run_dir = wanted.account, self._context.run_dir
         await asyncio.to_thread(make_directories, run_dir, device, uid=account.uid, gid=account.gid)
-        spec, _ = specs_of(run_dir, Record(device, wanted))
-        return self._supervisor(device, spec, None)
+        return self._supervisor(Record(device, wanted))
 
     async def _forget(self, supervisor: Supervisor) -> None:
         del self._supervisors[supervisor.device]

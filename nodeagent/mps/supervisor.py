@@ -15,6 +15,7 @@ from typing import assert_never
 from nodeagent.mps.condition import Condition
 from nodeagent.mps.context import MpsContext
 from nodeagent.mps.control.query import Seen
+from nodeagent.mps.files.directories import directories_of
 from nodeagent.mps.files.records import Record, write_record
 from nodeagent.mps.files.sockets import DaemonSockets
 from nodeagent.mps.launch.process import DaemonProcess, StartError
@@ -49,36 +50,30 @@ _PATIENCE = 3.0  # seconds for a start that is under way when the agent ends
 
 
 class Supervisor:
-    """Supervises one device's daemon, whose own directories are `pipe_directory` and
-    `log_directory`.
+    """Supervises one device's daemon, of which `record` says what is known. Raises DirectoryRefused
+    where the device can have no directories.
     """
 
-    def __init__(
-        self,
-        device: str,
-        context: MpsContext,
-        *,
-        pipe_directory: str,
-        log_directory: str,
-        restarts: int = 0,
-        was_ready: bool = False,
-    ) -> None:
-        self.device = device
-        self.state = State(restarts=restarts)
+    def __init__(self, context: MpsContext, record: Record) -> None:
+        made = directories_of(context.run_dir, record.device)
+        self.device = record.device
+        self.state = State(restarts=record.restarts)
         self.since = datetime.now(UTC)
         self.wanted: WantedMps | None = None
-        self.was_ready = was_ready  # as it is wanted now, in this process or an earlier one
-        self.unrecorded = False  # adopted without a record: what it should be is not known
+        self.was_ready = record.was_ready  # as it is wanted now, in this process or an earlier one
+        self.unrecorded = (
+            record.unrecorded
+        )  # adopted without a record: what it should be is not known
         self.closed = ""  # why no new client is let in although it is wanted; "" when they are
         self.left_over = ""  # of a dead daemon: why no other may be started
         self.monitor: DaemonMonitor | None = None  # of its process, while there is one
         self.last_lines: tuple[str, ...] = ()  # of the process that ended last
-        self.pipe_directory, self.log_directory = pipe_directory, log_directory
+        self.pipe_directory, self.log_directory = made.pipe, made.log
         self.condition = Condition()
         self.context = context
         self._loop = asyncio.get_running_loop()
-        self._sockets = DaemonSockets(pipe_directory)
-        self.control = context.control_client(self._sockets.directory, log_directory)
+        self._sockets = DaemonSockets(made.pipe)
+        self.control = context.control_client(self._sockets.directory, made.log)
         self._by_spec: dict[DaemonSpec, WantedMps] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._waiter: asyncio.Task[None] | None = None
