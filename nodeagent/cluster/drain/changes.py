@@ -100,12 +100,12 @@ def restorations(
 
 # --- the cordon -----------------------------------------------------------------------------------
 # An annotation, set and removed together with the cordon, marks it as the agent's. A cordon without
-# it is left alone. A person who cordons a node that the agent has cordoned already cannot be told
-# apart from the agent; uncordoning ends both.
+# it is left alone. A person who cordons a node that the agent has cordoned already cannot be
+# distinguished from the agent; uncordoning ends both.
 
 
 def cordoning(node: NodeView, rules: Rules) -> tuple[NodeChange, ...]:
-    """Nothing when no cordon is wanted, and when the node has one already, whoever set it."""
+    """Nothing when no cordon is wanted, and when the node has one already, of any origin."""
     if not rules.cordon or node.unschedulable:
         return ()
     reason = "nothing new is to come here while the GPUs change"

@@ -40,7 +40,7 @@ class ClusterHooks(ChangeHooks):
 
     `source` is the agent's plan source. `wake` requests another round of the loop, with the reason;
     `restored` is called when all that was done around a change is put back. `finished_pods` is for
-    whoever asks the kubelet. Raises UsageError for wrong settings.
+    the reader of the kubelet. Raises UsageError for wrong settings.
     """
 
     def __init__(

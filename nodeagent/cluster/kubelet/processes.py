@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -28,30 +28,26 @@ _FIRST_PID_NAMESPACE: Final = "pid:[4026531836]"
 
 
 @dataclass(frozen=True, slots=True)
-class PodCgroup:
-    """Whom a cgroup belongs to; `container` is the runtime's id, "" when it is not there."""
+class ProcessPod:
+    """A process in a pod; what cannot be found out is empty, and `name` None.
+
+    `container_id` is the runtime's, `container` the name.
+    """
 
     uid: str
+    container_id: str = ""
+    name: PodName | None = None
     container: str = ""
 
 
-def pod_of_cgroup(text: str) -> PodCgroup | None:
+def pod_of_cgroup(text: str) -> ProcessPod | None:
     """The pod by the text of /proc/PID/cgroup; None for a process outside any pod."""
     for line in text.splitlines():
         path = line.split(":", 2)[-1]  # a path may have colons of its own
         if pod := _POD.search(path):
             inside = _CONTAINER.search(path, pod.end())
-            return PodCgroup(pod[1].replace("_", "-"), inside[0] if inside else "")
+            return ProcessPod(pod[1].replace("_", "-"), inside[0] if inside else "")
     return None
-
-
-@dataclass(frozen=True, slots=True)
-class ProcessPod:
-    """A process in a pod; `name` is None and `container` "" while they cannot be found out."""
-
-    uid: str
-    name: PodName | None = None
-    container: str = ""
 
 
 class ProcessPods:
@@ -81,13 +77,10 @@ class ProcessPods:
             return {}
         texts = {pid: text for pid in pids if (text := self._cgroup(pid)) is not None}
         found = {pid: pod_of_cgroup(text) for pid, text in texts.items()}
-        groups = [group for group in found.values() if group]
-        names = self._names() if groups else {}
-        containers = self._containers({g.container for g in groups}) if groups else {}
-        return {
-            pid: None if group is None else self._pod(group, names, containers)
-            for pid, group in found.items()
-        }
+        pods = [pod for pod in found.values() if pod]
+        names = self._names() if pods else {}
+        containers = self._containers({pod.container_id for pod in pods}) if pods else {}
+        return {pid: pod and self._named(pod, names, containers) for pid, pod in found.items()}
 
     def _is_foreign(self) -> bool:
         try:
@@ -120,14 +113,14 @@ class ProcessPods:
                 found[container] = name.rpartition("_")[2]
         return found
 
-    def _pod(
-        self, group: PodCgroup, names: Mapping[str, PodName], containers: Mapping[str, str]
+    def _named(
+        self, pod: ProcessPod, names: Mapping[str, PodName], containers: Mapping[str, str]
     ) -> ProcessPod:
-        name = names.get(group.uid)
+        name = names.get(pod.uid)
         if name is None:
-            return ProcessPod(group.uid)
-        container = containers.get(group.container) or self._only_container(name, group.uid)
-        return ProcessPod(group.uid, name, container)
+            return pod
+        container = containers.get(pod.container_id) or self._only_container(name, pod.uid)
+        return replace(pod, name=name, container=container)
 
     def _only_container(self, pod: PodName, uid: str) -> str:
         """The pod's container, if it never had another one."""

@@ -112,15 +112,17 @@ def of_trainer(pid: int, container: str = "main") -> User:
 
 def test_a_process_stands_for_its_pods_allocation() -> None:
     """Named by its cgroup, and its container by what the kubelet says if nobody else does."""
-    owners = {7: ProcessPod("uid", POD, "main")}
+    owners = {7: ProcessPod("uid", "", POD, "main")}
     assert joined(held(MIG), owners, 7) == (of_trainer(7),)
-    assert joined(held(MIG), {7: ProcessPod("uid", POD)}, 7) == (of_trainer(7),)
-    assert joined(held(MIG), {7: ProcessPod("uid", POD, "debug")}, 7) == (of_trainer(7, "debug"),)
+    assert joined(held(MIG), {7: ProcessPod("uid", "", POD)}, 7) == (of_trainer(7),)
+    assert joined(held(MIG), {7: ProcessPod("uid", "", POD, "debug")}, 7) == (
+        of_trainer(7, "debug"),
+    )
 
 
 def test_a_process_of_another_pod_stands_for_nobody_else() -> None:
     """It is on a device that it was not given; both are users."""
-    owners = {7: ProcessPod("uid", PodName("team", "intruder"), "main")}
+    owners = {7: ProcessPod("uid", "", PodName("team", "intruder"), "main")}
     intruder, allocated = joined(held(MIG), owners, 7)
     assert (intruder.pod, allocated) == ("intruder", ALLOCATED)
 
@@ -148,6 +150,6 @@ def test_of_two_holders_nobody_knows_which() -> None:
 def test_who_holds_the_gpu_is_its_user() -> None:
     """Beside the processes outside any instance, which are named alike."""
     gpu = Gpu(3, GPU, minor=3, usage=Usage((User(7, "python"),)))
-    owners = {7: ProcessPod("uid", POD, "main")}
+    owners = {7: ProcessPod("uid", "", POD, "main")}
     assert with_allocations(gpu, held(GPU), owners).usage == Usage((of_trainer(7),))
     assert with_allocations(gpu, held(GPU), {7: None}).usage.processes[1] == ALLOCATED

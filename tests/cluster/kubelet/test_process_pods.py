@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from nodeagent.cluster.kubelet.allocations import PodName
-from nodeagent.cluster.kubelet.processes import PodCgroup, ProcessPod, ProcessPods, pod_of_cgroup
+from nodeagent.cluster.kubelet.processes import ProcessPod, ProcessPods, pod_of_cgroup
 
 UID = "1b2c3d4e-0000-4111-8222-333344445555"
 SLICE = UID.replace("-", "_")
@@ -18,32 +18,32 @@ TRAINER = PodName("team", "trainer-0")
 
 def test_cgroups() -> None:
     """The pod's uid and the container's id are in the path, in the words of many."""
-    cases: list[tuple[str, PodCgroup | None]] = [
+    cases: list[tuple[str, ProcessPod | None]] = [
         # cgroup v2: systemd's slices with containerd, CRI-O and Docker, then cgroupfs
         (
             (
                 f"0::/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod{SLICE}.slice/"
                 f"cri-containerd-{ID}.scope\n"
             ),
-            PodCgroup(UID, ID),
+            ProcessPod(UID, ID),
         ),
         (
             f"0::/kubepods.slice/kubepods-pod{SLICE}.slice/crio-{ID}.scope/container\n",
-            PodCgroup(UID, ID),
+            ProcessPod(UID, ID),
         ),
         (
             (
                 "0::/kubepods.slice/kubepods-besteffort.slice/"
                 f"kubepods-besteffort-pod{SLICE}.slice/docker-{ID}.scope\n"
             ),
-            PodCgroup(UID, ID),
+            ProcessPod(UID, ID),
         ),
-        (f"0::/kubepods/besteffort/pod{UID}/{ID}\n", PodCgroup(UID, ID)),
-        (f"0::/kubepods/pod{UID}/{ID}/init.scope\n", PodCgroup(UID, ID)),
+        (f"0::/kubepods/besteffort/pod{UID}/{ID}\n", ProcessPod(UID, ID)),
+        (f"0::/kubepods/pod{UID}/{ID}/init.scope\n", ProcessPod(UID, ID)),
         # cgroup v1: many lines, some in the root
         (
             f"12:pids:/\n11:memory:/kubepods/burstable/pod{UID}/{ID}\n1:name=systemd:/\n0::/\n",
-            PodCgroup(UID, ID),
+            ProcessPod(UID, ID),
         ),
         # containerd that was told to use cgroupfs beside a kubelet with systemd
         (
@@ -51,20 +51,20 @@ def test_cgroups() -> None:
                 "5:devices:/system.slice/containerd.service/"
                 f"kubepods-burstable-pod{SLICE}.slice:cri-containerd:{ID}\n"
             ),
-            PodCgroup(UID, ID),
+            ProcessPod(UID, ID),
         ),
         # a static pod; kind, whose nodes are containers; another cgroup namespace
-        (f"0::/kubepods/burstable/pod{STATIC}/{ID}\n", PodCgroup(STATIC, ID)),
+        (f"0::/kubepods/burstable/pod{STATIC}/{ID}\n", ProcessPod(STATIC, ID)),
         (
             (
                 "0::/kubelet.slice/kubelet-kubepods.slice/kubelet-kubepods-pod"
                 f"{SLICE}.slice/cri-containerd-{ID}.scope\n"
             ),
-            PodCgroup(UID, ID),
+            ProcessPod(UID, ID),
         ),
-        (f"11:cpu:/docker/{'d' * 64}/kubelet/kubepods/pod{UID}/{ID}\n", PodCgroup(UID, ID)),
-        (f"0::/../../kubepods-burstable-pod{SLICE}.slice/crio-{ID}.scope\n", PodCgroup(UID, ID)),
-        (f"0::/kubepods/pod{UID}\n", PodCgroup(UID)),
+        (f"11:cpu:/docker/{'d' * 64}/kubelet/kubepods/pod{UID}/{ID}\n", ProcessPod(UID, ID)),
+        (f"0::/../../kubepods-burstable-pod{SLICE}.slice/crio-{ID}.scope\n", ProcessPod(UID, ID)),
+        (f"0::/kubepods/pod{UID}\n", ProcessPod(UID)),
         # no pods
         ("0::/system.slice/docker-" + ID + ".scope\n", None),
         ("0::/user.slice/user-1000.slice/session-3.scope\n", None),
@@ -111,26 +111,26 @@ def test_a_pod_is_named_by_its_log_folder(machine: Machine) -> None:
     """With its container, when it never had another one."""
     machine.logs_of(PodName("team", "other"), UID.replace("1b", "2b"), "main")
     machine.logs_of(TRAINER, UID, "main")
-    assert machine.whose(4711) == {4711: ProcessPod(UID, TRAINER, "main")}
+    assert machine.whose(4711) == {4711: ProcessPod(UID, ID, TRAINER, "main")}
 
 
 def test_the_container_of_several_is_named_by_its_log(machine: Machine) -> None:
     """The folders do not tell which is whose, the links beside them do."""
     machine.logs_of(TRAINER, UID, "prepare", "main")
-    assert machine.whose(4711) == {4711: ProcessPod(UID, TRAINER, "")}
+    assert machine.whose(4711) == {4711: ProcessPod(UID, ID, TRAINER, "")}
     links = machine.logs / "containers"
     links.mkdir()
     (links / f"trainer-0_team_prepare-{'b' * 64}.log").touch()
     (links / f"trainer-0_team_my-main-{ID}.log").touch()
-    assert machine.whose(4711) == {4711: ProcessPod(UID, TRAINER, "my-main")}
+    assert machine.whose(4711) == {4711: ProcessPod(UID, ID, TRAINER, "my-main")}
 
 
 def test_a_pod_whose_name_is_not_to_be_found(machine: Machine) -> None:
     """The folder may be gone already, or not be mounted; strangers in it do no harm."""
-    assert machine.whose(4711) == {4711: ProcessPod(UID)}
+    assert machine.whose(4711) == {4711: ProcessPod(UID, ID)}
     (machine.logs / "pods/lost+found").mkdir(parents=True)
     (machine.logs / "pods/a_b_c_d").touch()
-    assert machine.whose(4711) == {4711: ProcessPod(UID)}
+    assert machine.whose(4711) == {4711: ProcessPod(UID, ID)}
 
 
 def test_a_process_of_the_machine_is_known_for_one(machine: Machine) -> None:
@@ -148,4 +148,4 @@ def test_pids_of_another_namespace_are_other_processes(machine: Machine) -> None
 def test_in_the_machines_own_namespace_pids_are_what_they_seem(machine: Machine) -> None:
     """As in a pod with hostPID."""
     machine.in_namespace("pid:[4026531836]")
-    assert machine.whose(4711) == {4711: ProcessPod(UID)}
+    assert machine.whose(4711) == {4711: ProcessPod(UID, ID)}
