@@ -79,24 +79,24 @@ class ClusterAccess:
         Any HTTP status will do, also 429 and 5xx: a server that is overloaded is alive, and to
         list and watch anew would only add to its load.
         """
-        asked = "a liveness probe"
+        purpose = "a liveness probe"
         try:
             async with asyncio.timeout(within):
-                await self._connection.json(Request(asked, "GET", "/version"))
+                await self._connection.json(Request(purpose, "GET", "/version"))
         except TimeoutError as error:
-            raise faults.from_error(error, asked=asked, server=self.server) from error
+            raise faults.from_error(error, purpose=purpose, server=self.server) from error
         except faults.ClusterFault as fault:
             if fault.status is None:
                 raise
 
     async def list_node(self, name: str) -> Listed:
         """Ask for the one Node of this name, and for the version of that answer."""
-        asked = f"the list of Node {name}"
-        answer = await self._connection.json(Request(asked, "GET", _NODES, query=_only(name)))
+        purpose = f"the list of Node {name}"
+        answer = await self._connection.json(Request(purpose, "GET", _NODES, query=_only(name)))
         items, metadata = answer.get("items"), answer.get("metadata")
         version = metadata.get("resourceVersion") if isinstance(metadata, dict) else None
         if not isinstance(version, str) or not isinstance(items, list | None):
-            raise faults.strange_answer(asked, "it is not a list of Nodes")
+            raise faults.strange_answer(purpose, "it is not a list of Nodes")
         return Listed(items[0] if items else None, version)
 
     @asynccontextmanager
@@ -104,7 +104,7 @@ class ClusterAccess:
         self, name: str, *, version: str, seconds: float
     ) -> AsyncIterator[aiohttp.ClientResponse]:
         """Open a watch on one Node from `version` on; the server ends it after `seconds`."""
-        asked, whole = f"a watch of Node {name}", max(1, round(seconds))
+        purpose, whole = f"a watch of Node {name}", max(1, round(seconds))
         query = {
             **_only(name),
             "watch": "true",
@@ -113,26 +113,26 @@ class ClusterAccess:
             "timeoutSeconds": str(whole),
         }
         response = await self._connection.answered(
-            Request(asked, "GET", _NODES, query=query, longer=whole)
+            Request(purpose, "GET", _NODES, query=query, longer=whole)
         )
         try:
             if response.content_type != "application/json":
-                raise faults.strange_answer(asked, "it is not JSON")
+                raise faults.strange_answer(purpose, "it is not JSON")
             yield response
         finally:
             response.close()  # not released: what is left of a watch is never worth reading
 
     async def patch_node(self, name: str, body: JsonObject, *, dry_run: bool = False) -> JsonObject:
         """Send a merge patch; the Node as it is then comes back."""
-        asked, path = f"a change of Node {name}", f"{_NODES}/{{name}}"
-        return await self._patch(asked, path, name, body, _MERGE, dry_run=dry_run)
+        purpose, path = f"a change of Node {name}", f"{_NODES}/{{name}}"
+        return await self._patch(purpose, path, name, body, _MERGE, dry_run=dry_run)
 
     async def patch_node_status(
         self, name: str, body: JsonObject, *, dry_run: bool = False
     ) -> JsonObject:
         """Send a strategic merge patch of the status, whose conditions are merged by type."""
-        asked, path = f"a change of Node {name}'s status", f"{_NODES}/{{name}}/status"
-        return await self._patch(asked, path, name, body, _STRATEGIC, dry_run=dry_run)
+        purpose, path = f"a change of Node {name}'s status", f"{_NODES}/{{name}}/status"
+        return await self._patch(purpose, path, name, body, _STRATEGIC, dry_run=dry_run)
 
     async def try_changing_node(self, name: str) -> None:
         """Send patches that change nothing and are not kept: whether ours would be let through."""
@@ -154,11 +154,11 @@ class ClusterAccess:
             "kind": "SelfSubjectAccessReview",
             "spec": {"resourceAttributes": attributes},
         }
-        asked = "a question about our rights"
-        answer = await self._connection.json(Request(asked, "POST", _REVIEWS, body=body))
+        purpose = "a question about our rights"
+        answer = await self._connection.json(Request(purpose, "POST", _REVIEWS, body=body))
         status = answer.get("status")
         if not isinstance(status, dict):
-            raise faults.strange_answer(asked, "it is no review")
+            raise faults.strange_answer(purpose, "it is no review")
         return status.get("allowed") is True
 
     async def has_runtime_class(self, name: str) -> bool:
@@ -181,12 +181,12 @@ class ClusterAccess:
         From the server's cache, which may be a moment behind: to read the newest, many servers go
         through all the pods of the cluster.
         """
-        asked = f"the list of the pods on {node}"
+        purpose = f"the list of the pods on {node}"
         query = {"fieldSelector": f"spec.nodeName={node}", "resourceVersion": "0"}
-        answer = await self._connection.json(Request(asked, "GET", _PODS, query=query))
+        answer = await self._connection.json(Request(purpose, "GET", _PODS, query=query))
         items = answer.get("items")
         if not isinstance(items, list | None) or not all(isinstance(i, dict) for i in items or ()):
-            raise faults.strange_answer(asked, "it is not a list of pods")
+            raise faults.strange_answer(purpose, "it is not a list of pods")
         return items or []
 
     async def pod(self, namespace: str, name: str) -> JsonObject | None:
@@ -203,8 +203,11 @@ class ClusterAccess:
             "metadata": {"namespace": namespace, "name": name},
             "deleteOptions": {"preconditions": {"uid": uid}},
         }
-        asked, names = f"the eviction of {namespace}/{name}", {"namespace": namespace, "name": name}
-        await self._connection.json(Request(asked, "POST", f"{_POD}/eviction", names, body=body))
+        purpose, names = (
+            f"the eviction of {namespace}/{name}",
+            {"namespace": namespace, "name": name},
+        )
+        await self._connection.json(Request(purpose, "POST", f"{_POD}/eviction", names, body=body))
 
     async def delete_pod(self, namespace: str, name: str, *, uid: str) -> None:
         """Delete this very pod, and none that came after it under its name."""
@@ -213,30 +216,33 @@ class ClusterAccess:
             "kind": "DeleteOptions",
             "preconditions": {"uid": uid},
         }
-        asked, names = f"the deletion of {namespace}/{name}", {"namespace": namespace, "name": name}
-        await self._connection.json(Request(asked, "DELETE", _POD, names, body=body))
+        purpose, names = (
+            f"the deletion of {namespace}/{name}",
+            {"namespace": namespace, "name": name},
+        )
+        await self._connection.json(Request(purpose, "DELETE", _POD, names, body=body))
 
     async def config_map(self, namespace: str, name: str) -> dict[str, str] | None:
         """The texts in a ConfigMap by key; None when there is no such ConfigMap."""
-        path, asked = _CONFIG_MAP, f"the ConfigMap {namespace}/{name}"
-        answer = await self._get(asked, path, namespace=namespace, name=name)
+        path, purpose = _CONFIG_MAP, f"the ConfigMap {namespace}/{name}"
+        answer = await self._get(purpose, path, namespace=namespace, name=name)
         if answer is None:
             return None
         data = answer.get("data") or {}
         if not isinstance(data, dict) or not all(isinstance(text, str) for text in data.values()):
-            raise faults.strange_answer(asked, "it is no ConfigMap")
+            raise faults.strange_answer(purpose, "it is no ConfigMap")
         return data
 
-    async def _get(self, asked: str, path: str, **names: str) -> JsonObject | None:
+    async def _get(self, purpose: str, path: str, **names: str) -> JsonObject | None:
         """One object; None when there is none of this name."""
         try:
-            return await self._connection.json(Request(asked, "GET", path, names))
+            return await self._connection.json(Request(purpose, "GET", path, names))
         except faults.ObjectMissing:
             return None
 
     async def _patch(
         self,
-        asked: str,
+        purpose: str,
         path: str,
         name: str,
         body: JsonObject,
@@ -246,7 +252,7 @@ class ClusterAccess:
     ) -> JsonObject:
         query = {"dryRun": "All"} if dry_run else {}
         return await self._connection.json(
-            Request(asked, "PATCH", path, {"name": name}, query, body, content_type)
+            Request(purpose, "PATCH", path, {"name": name}, query, body, content_type)
         )
 
 

@@ -60,13 +60,13 @@ JsonObject = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One request; `asked` describes it in a few words.
+    """One request; `purpose` describes it in a few words.
 
     `path` may hold `{name}`s, whose values in `names` are escaped. `longer` is how many seconds
     the whole answer may take beyond the time in which it must begin.
     """
 
-    asked: str
+    purpose: str
     method: Literal["GET", "PATCH", "POST", "DELETE"]
     path: str
     names: Mapping[str, str] = field(default_factory=dict)
@@ -134,9 +134,9 @@ class Connection:
         try:
             answer = parse_json(await self._read(request, response))
         except ValueError as error:
-            raise faults.strange_answer(request.asked, "it is not JSON") from error
+            raise faults.strange_answer(request.purpose, "it is not JSON") from error
         if not isinstance(answer, dict):
-            raise faults.strange_answer(request.asked, "it is not an object")
+            raise faults.strange_answer(request.purpose, "it is not an object")
         return answer
 
     async def answered(self, request: Request) -> aiohttp.ClientResponse:
@@ -189,7 +189,7 @@ class Connection:
     async def _fault(self, request: Request, response: aiohttp.ClientResponse) -> ClusterFault:
         body = await self._read(request, response)
         fault = faults.from_status(
-            response.status, body, asked=request.asked, headers=response.headers
+            response.status, body, purpose=request.purpose, headers=response.headers
         )
         fault.status = response.status
         return fault
@@ -204,7 +204,7 @@ class Connection:
             response.release()
 
     def _error(self, request: Request, error: Exception, *, cut: bool = False) -> ClusterFault:
-        return faults.from_error(error, asked=request.asked, server=self.server, cut=cut)
+        return faults.from_error(error, purpose=request.purpose, server=self.server, cut=cut)
 
     # --- who we are -------------------------------------------------------------------------------
 

@@ -78,11 +78,11 @@ class RequestRefused(ClusterFault):
 
 
 def from_status(
-    status: int, body: bytes | str, *, asked: str, headers: Mapping[str, str] | None = None
+    status: int, body: bytes | str, *, purpose: str, headers: Mapping[str, str] | None = None
 ) -> ClusterFault:
-    """The fault that an answer with this HTTP status stands for; `asked` describes the request."""
+    """The fault that an answer with this HTTP status stands for; `purpose` is the request's."""
     reason = _reason(status, body)
-    message = f"the API server refused {asked}: {reason}"
+    message = f"the API server refused {purpose}: {reason}"
     retry_after = _retry_after(headers)
     budget = _budget(body) if status == HTTPStatus.TOO_MANY_REQUESTS else ""
     if budget:
@@ -106,7 +106,7 @@ def from_status(
             return ClusterUnreachable(message, retry_after=retry_after)
 
 
-def from_error(error: Exception, *, asked: str, server: str, cut: bool = False) -> ClusterFault:
+def from_error(error: Exception, *, purpose: str, server: str, cut: bool = False) -> ClusterFault:
     """The fault that an exception of the connection stands for.
 
     `cut`: an answer had begun. The exception's own text is not repeated, because that of some holds
@@ -114,15 +114,15 @@ def from_error(error: Exception, *, asked: str, server: str, cut: bool = False) 
     """
     kind = ConnectionCut if cut else ClusterUnreachable
     return kind(
-        f"{server} does not answer {asked}: {_what_happened(error, cut=cut)}",
+        f"{server} does not answer {purpose}: {_what_happened(error, cut=cut)}",
         remedy="the agent goes on with what it knows and tries again",
     )
 
 
-def strange_answer(asked: str, what: str) -> ClusterUnreachable:
+def strange_answer(purpose: str, what: str) -> ClusterUnreachable:
     """For an answer that no API server gives; `what` is wrong with it."""
     return ClusterUnreachable(
-        f"the answer to {asked} is not an API server's: {what}",
+        f"the answer to {purpose} is not an API server's: {what}",
         remedy="is there a proxy in between?",
     )
 

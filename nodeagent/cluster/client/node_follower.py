@@ -24,7 +24,7 @@ from nodeagent.cluster.client.faults import ClusterFault, ConnectionCut
 from nodeagent.cluster.client.node_view import Interest, NodeView, is_newer, view_of
 from nodeagent.strict_json import parse_json
 
-_ASKED = "a watch of the Node"
+_PURPOSE = "a watch of the Node"
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ async def events(
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
             if waiting.expired():
                 return
-            raise faults.from_error(error, asked=_ASKED, server=server, cut=True) from error
+            raise faults.from_error(error, purpose=_PURPOSE, server=server, cut=True) from error
         if not line:
             return
         yield _event(line)
@@ -62,9 +62,9 @@ def _event(line: bytes) -> WatchEvent:
     try:
         match parse_json(line):
             case {"type": "ERROR", "object": {"code": int(code)} as status}:
-                raise faults.from_status(code, json.dumps(status), asked=_ASKED)
+                raise faults.from_status(code, json.dumps(status), purpose=_PURPOSE)
             case {"kind": "Status", "code": int(code)} as status:
-                raise faults.from_status(code, json.dumps(status), asked=_ASKED)
+                raise faults.from_status(code, json.dumps(status), purpose=_PURPOSE)
             case {"type": kind, "object": {"metadata": {"resourceVersion": str(version)}} as node}:
                 match kind:
                     case "ADDED" | "MODIFIED":
@@ -75,8 +75,8 @@ def _event(line: bytes) -> WatchEvent:
                         return WatchEvent(version)
     except ValueError as error:
         # A line that was cut off looks the same as the page of a proxy.
-        raise faults.strange_answer(_ASKED, "a line of it is not JSON") from error
-    raise faults.strange_answer(_ASKED, "a line of it is no event")
+        raise faults.strange_answer(_PURPOSE, "a line of it is not JSON") from error
+    raise faults.strange_answer(_PURPOSE, "a line of it is no event")
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,17 +33,17 @@ def test_each_status_has_its_kind() -> None:
         (799, faults.ClusterUnreachable),
     ]
     for status, kind in cases:
-        fault = faults.from_status(status, STATUS, asked="this")
+        fault = faults.from_status(status, STATUS, purpose="this")
         assert type(fault) is kind
         assert fault.message == f"the API server refused this: the server's own words ({status})"
 
 
 def test_a_foreign_page_is_not_repeated() -> None:
     """What is not the server's own message gives way to the status' name; long ones are cut."""
-    page = faults.from_status(502, b"<html>token=abc</html>", asked="this")
+    page = faults.from_status(502, b"<html>token=abc</html>", purpose="this")
     assert page.message == "the API server refused this: Bad Gateway (502)"
-    assert faults.from_status(799, b"[1]", asked="this").message.endswith(": status 799")
-    long = faults.from_status(422, json.dumps({"message": "x" * 9000}), asked="this")
+    assert faults.from_status(799, b"[1]", purpose="this").message.endswith(": status 799")
+    long = faults.from_status(422, json.dumps({"message": "x" * 9000}), purpose="this")
     assert len(long.message) < 600
 
 
@@ -57,7 +57,7 @@ def test_retry_after_counts_in_seconds() -> None:
         ("²", None),
     ]
     for header, seconds in cases:
-        fault = faults.from_status(429, b"", asked="this", headers={"Retry-After": header})
+        fault = faults.from_status(429, b"", purpose="this", headers={"Retry-After": header})
         assert fault.retry_after == seconds
 
 
@@ -72,7 +72,7 @@ def test_an_exceptions_own_text_is_not_repeated() -> None:
         ValueError(secret),
     ):
         for cut in (False, True):
-            fault = faults.from_error(error, asked="this", server="https://s", cut=cut)
+            fault = faults.from_error(error, purpose="this", server="https://s", cut=cut)
             assert "secret" not in str(fault)
             assert fault.message.startswith("https://s does not answer this: ")
 
@@ -80,6 +80,6 @@ def test_an_exceptions_own_text_is_not_repeated() -> None:
 def test_the_systems_own_word_is_told() -> None:
     """Refused and reset are told apart for the reader."""
     fault = faults.from_error(
-        ConnectionRefusedError(111, "Connect call failed"), asked="x", server="s"
+        ConnectionRefusedError(111, "Connect call failed"), purpose="x", server="s"
     )
     assert fault.message == "s does not answer x: Connection refused"
