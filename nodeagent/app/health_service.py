@@ -184,7 +184,7 @@ class HealthService:
         foreign = tuple(event for event in reading.events if not self._own_changes.caused(event))
         self._evaluate(replace(reading, events=foreign))
 
-    def saw(self, observed: ObservedNode) -> None:
+    def observed_node(self, observed: ObservedNode) -> None:
         """The node was observed: which GPUs there are, where they are, and their instances."""
         gpus = tuple(
             GpuReading(

@@ -25,7 +25,7 @@ from nodeagent.plan.usage import as_used
 class HealthWatch(Protocol):
     """Knows what is unhealthy, and is notified of what is done to the GPUs."""
 
-    def saw(self, observed: ObservedNode) -> None: ...
+    def observed_node(self, observed: ObservedNode) -> None: ...
 
     def fenced(self, observed: ObservedNode) -> tuple[ObservedNode, Mapping[str, str]]:
         """What was observed, with the unhealthy devices marked, and the devices that accept no new
@@ -73,7 +73,7 @@ class NodeController(NodeReader):
             await asyncio.to_thread(original.prune, present)
             await asyncio.to_thread(original.settle, observed.gpus)
         if self._health is not None:
-            self._health.saw(observed)
+            self._health.observed_node(observed)
         self.fence()
         await self.publish()
         return self.seen or observed

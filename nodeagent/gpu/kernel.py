@@ -12,6 +12,7 @@ import errno
 import os
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
@@ -35,41 +36,34 @@ _NVIDIA_DRIVER = "nvidia"
 _BOOT_ID = "proc/sys/kernel/random/boot_id"
 
 
+@dataclass(slots=True)
 class KernelLog:
     """Follows the log from its oldest record on, from `open` to `close`.
 
-    `heard` gets the driver's lines, several at once; `lost` is called when records were overwritten
-    before they were read; `ended` with why when the log cannot be read any more.
+    `deliver` gets the driver's lines, several at once; `lost` is called when records were
+    overwritten before they were read; `ended` with why when the log cannot be read any more.
     """
 
-    def __init__(
-        self,
-        heard: Callable[[Sequence[str]], None],
-        *,
-        lost: Callable[[], None],
-        ended: Callable[[str], None],
-        path: Path = DEVICE,
-    ) -> None:
-        self._heard = heard
-        self._lost = lost
-        self._ended = ended
-        self._path = path
-        self._file: int | None = None
+    deliver: Callable[[Sequence[str]], None]
+    lost: Callable[[], None] = field(kw_only=True)
+    ended: Callable[[str], None] = field(kw_only=True)
+    path: Path = field(default=DEVICE, kw_only=True)
+    _file: int | None = None
 
     def open(self) -> None:
         """Begin to follow; raises NodeagentError where there is no log, or it may not be read."""
         try:
-            file = os.open(self._path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+            file = os.open(self.path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         except OSError as error:
             raise NodeagentError(
-                f"{self._path} cannot be opened: {error.strerror}",
+                f"{self.path} cannot be opened: {error.strerror}",
                 remedy=REMEDY,
             ) from error
         try:
             asyncio.get_running_loop().add_reader(file, self._read)
         except OSError as error:  # a plain file cannot be waited for
             os.close(file)
-            raise NodeagentError(f"{self._path} cannot be followed: {error.strerror}") from error
+            raise NodeagentError(f"{self.path} cannot be followed: {error.strerror}") from error
         self._file = file
 
     def close(self) -> None:
@@ -88,7 +82,7 @@ class KernelLog:
                 break
             lines += _lines_of(record)
         if lines:
-            self._heard(lines)
+            self.deliver(lines)
 
     def _next(self) -> bytes | None:
         """One record, or nothing for now."""
@@ -100,7 +94,7 @@ class KernelLog:
             return None
         except OSError as error:
             if error.errno == errno.EPIPE:  # the next read goes on with the oldest there is
-                self._lost()
+                self.lost()
                 return b""
             self._end(error.strerror or str(error))
             return None
@@ -111,7 +105,7 @@ class KernelLog:
 
     def _end(self, why: str) -> None:
         self.close()
-        self._ended(f"{self._path} cannot be read any more: {why}")
+        self.ended(f"{self.path} cannot be read any more: {why}")
 
 
 def _lines_of(record: bytes) -> list[str]:

@@ -35,10 +35,10 @@ class PlanFile:
     async def run(self) -> None:
         """Offer what is there now, then every change, until cancelled."""
         async for _ in changes(self.path, quiet=self.quiet, at_least_every=self.look_every):
-            await self.look()
+            await self.refresh()
             self.alive()
 
-    async def look(self) -> None:
+    async def refresh(self) -> None:
         """Offer the file's content if it is not the one offered last."""
         signature = await asyncio.to_thread(_signature, self.path)
         if isinstance(signature, str) and isinstance(self._last, tuple):

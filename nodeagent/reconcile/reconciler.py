@@ -87,7 +87,7 @@ class Reconciler:
     _session: NodeDriver | None = field(init=False, default=None)
     _failures: int = field(init=False, default=0)  # rounds in a row that a GPU did not answer
     _done: NodeOutcome | None = field(init=False, default=None)  # what was done in this round
-    # The last look.
+    # The last observation.
     _seen: tuple[Judgement, ObservedNode] = field(
         init=False, default_factory=lambda: (Judgement(), ObservedNode())
     )
@@ -167,7 +167,7 @@ class Reconciler:
             if self._session is None:
                 self._session = await self._open_session.enter_async_context(self.driver)
             driver = self._session
-        judgement, observed = await self._look(driver)
+        judgement, observed = await self._observe(driver)
         # The disk and the API server are asked side by side: each may take 10 ms and more.
         tried = self._unkept
         keeping = asyncio.create_task(self._keep(), name="keep the plan")
@@ -208,7 +208,7 @@ class Reconciler:
         if self.control.halt.is_set() or (unprepared and not undisturbing(todo).gpus):
             return judgement, observed, unprepared
         if asyncio.get_running_loop().time() - began > _OLD:
-            judgement, observed = await self._look(driver)
+            judgement, observed = await self._observe(driver)
         todo = self._choose(judgement)
         outcome = await execute(
             undisturbing(todo) if unprepared else todo,
@@ -218,12 +218,12 @@ class Reconciler:
             on_progress=self._step_ended,
             stop=self.control.halt,
         )
-        judgement, observed = await self._look(driver)
+        judgement, observed = await self._observe(driver)
         self._done = outcome
         self._learn(outcome, judgement)
         return judgement, observed, unprepared
 
-    async def _look(self, driver: NodeDriver) -> tuple[Judgement, ObservedNode]:
+    async def _observe(self, driver: NodeDriver) -> tuple[Judgement, ObservedNode]:
         """Observe, and judge what counts for what was seen."""
         async with self.control.abandoned_at_stop():
             observed = await driver.observe()

@@ -83,7 +83,7 @@ class World:
 
     async def observe(self) -> None:
         self.observation.node = await self.driver.observe()
-        self.part.saw(self.observed)
+        self.part.observed_node(self.observed)
 
     @property
     def gpu(self) -> str:

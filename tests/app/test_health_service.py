@@ -80,7 +80,7 @@ class Rig:
 
     def see(self, node: ObservedNode = NODE) -> None:
         self.observation.node = node
-        self.part.saw(node)
+        self.part.observed_node(node)
 
     def take(self, *gpus: object, after: float = 1.0, **values: object) -> None:
         self.uptime += after

@@ -489,7 +489,7 @@ class Ill:
         self.seen: list[ObservedNode] = []
         self.steps: list[tuple[str, bool | None]] = []
 
-    def saw(self, observed: ObservedNode) -> None:
+    def observed_node(self, observed: ObservedNode) -> None:
         self.seen.append(observed)
 
     def fenced(self, observed: ObservedNode) -> tuple[ObservedNode, Mapping[str, str]]:

@@ -186,7 +186,7 @@ async def test_the_same_content_state_is_not_offered_twice(tmp_path: Path) -> No
     path.write_bytes(ONE)
     async with watching(path) as source:
         (tmp_path / "other").write_bytes(TWO)
-        await source.file.look()
+        await source.file.refresh()
         await asyncio.sleep(0.1)
         assert source.offers == [PlanText(ONE)]
 
@@ -225,7 +225,7 @@ async def test_carries_the_configuration(tmp_path: Path) -> None:
     path = tmp_path / "config.yaml"
     path.write_bytes(ONE)
     offers: list[PlanUpdate] = []
-    await PlanFile(path, offers.append, configuration="all-1g.10gb").look()
+    await PlanFile(path, offers.append, configuration="all-1g.10gb").refresh()
     assert offers == [PlanText(ONE, "all-1g.10gb")]
 
 
@@ -234,10 +234,10 @@ async def test_a_folder_in_the_files_place_takes_no_descriptors(tmp_path: Path) 
     path = tmp_path / "plan.yaml"
     path.mkdir()
     source = Source(path)
-    await source.file.look()
+    await source.file.refresh()
     before = len(os.listdir("/proc/self/fd"))  # noqa: PTH208 - a count is all
     for name in "abcd":
         (path / name).touch()
-        await source.file.look()
+        await source.file.refresh()
     assert len(os.listdir("/proc/self/fd")) == before  # noqa: PTH208 - as above
     assert all(isinstance(offer, UnreadablePlan) for offer in source.offers)

@@ -58,7 +58,7 @@ def fit_finding(document: PlanDocument, observed: ObservedNode, host: Host) -> F
 def _file_update(plan: PlanSettings) -> PlanUpdate:
     """By the agent's own reader of plan files, so what is said here holds for the agent."""
     updates: list[PlanUpdate] = []
-    event_loop.run(PlanFile(plan.file, updates.append, configuration=plan.name).look())
+    event_loop.run(PlanFile(plan.file, updates.append, configuration=plan.name).refresh())
     return updates[-1]
 
 

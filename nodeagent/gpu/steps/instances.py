@@ -193,11 +193,7 @@ def destroy_emptied(change: Change, instance: GpuInstanceHandle) -> None:
 
 
 def _devices(step: Destruction) -> tuple[str, ...]:
-    match step:
-        case DestroyGpuInstance(devices=devices):
-            return devices
-        case DestroyComputeInstance(device=device):
-            return (device,)
+    return step.devices if isinstance(step, DestroyGpuInstance) else (step.device,)
 
 
 # --- looking before ---------------------------------------------------------------------------
