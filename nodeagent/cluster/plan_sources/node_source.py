@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
@@ -53,7 +54,8 @@ class NodeSource:
         """Follow what the source needs beside the Node until cancelled."""
         while self._watch is not None:
             await self._watch.run()
-        raise AssertionError("a source without a file has its own")
+        await asyncio.Event().wait()
+        raise AssertionError("nothing sets it")
 
     def observe(self, view: NodeView | None) -> None:
         """The Node is like this now; None: there is no such Node."""
