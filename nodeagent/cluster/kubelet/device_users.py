@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,7 +13,7 @@ from nodeagent.cluster.kubelet.processes import ProcessPods
 from nodeagent.errors import NodeagentError
 from nodeagent.gpu.capability_files import SharedRead
 from nodeagent.gpu.users import UnknownUsers, UsageReading
-from nodeagent.plan.observed import Access, Gpu, User
+from nodeagent.plan.observed import Access, Gpu
 
 if TYPE_CHECKING:
     from nodeagent.cluster.kubelet.pod_resources import PodResourcesClient
@@ -95,7 +95,8 @@ class KubeletUsage:
         await self._shared.close()
 
     async def _owners_of(self, gpus: Sequence[Gpu]) -> Owners:
-        pids = {user.pid for gpu in gpus if _answers(gpu) for user in _users(gpu) if user.pid}
+        devices = [device for gpu in gpus if _answers(gpu) for device in gpu.devices()]
+        pids = {user.pid for device in devices for user in device.usage.processes if user.pid}
         if self._processes is None or not pids:
             return {}
         return await asyncio.to_thread(self._processes.of, pids)
@@ -138,13 +139,6 @@ def _make_client(socket: Path, deadline: float) -> PodResourcesClient:
     from nodeagent.cluster.kubelet.pod_resources import PodResourcesClient
 
     return PodResourcesClient(socket, deadline=deadline)
-
-
-def _users(gpu: Gpu) -> Iterator[User]:
-    yield from gpu.usage.processes
-    for instance in gpu.instances:
-        for device in instance.compute:
-            yield from device.usage.processes
 
 
 def _answers(gpu: Gpu) -> bool:
