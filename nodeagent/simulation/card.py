@@ -320,7 +320,7 @@ class Card:
         used = sum(self.compute_profile(instance, c.profile).slices for c in instance.compute)
         return kind.slices - used
 
-    # --- load and memory ------------------------------------------------------------------
+    # --- load -----------------------------------------------------------------------------
 
     def put_load(self, serial: int, share: float) -> None:
         """Let the card, or one of its instances, be busy from now on."""
@@ -335,26 +335,3 @@ class Card:
         else:
             load = loads.get(WHOLE, 0.0)
         self.sensors.put_load(serial, share, load)
-
-    def memory(self, instance: GpuInstance | None = None) -> tuple[int, int]:
-        """Bytes (total, used) of a GPU instance, or of the card without what it reserves."""
-        if instance is None:
-            idle = sum(self._idle_memory(i) for i in self.state.instances)
-            used = idle + sum(p.memory or 0 for p in self.state.processes)
-            return self.board.memory_mib * MIB, used
-        there = [p for p in self.state.processes if p.instance == instance.id]
-        used = self._idle_memory(instance) + sum(p.memory or 0 for p in there)
-        return self.profile(instance.profile).memory_mib * MIB, used
-
-    def _idle_memory(self, instance: GpuInstance) -> int:
-        """Seen idle: 37 MiB on a 3g and 49 MiB on a 4g of an A100; 11 to 64 MiB elsewhere."""
-        if not instance.compute:
-            return 0
-        return (12 * self.profile(instance.profile).slices + 1) * MIB
-
-    def bar1(self, instance: GpuInstance | None = None) -> int:
-        """Bytes. An instance has its share of memory slices, less 1 MiB (as on A100, H100)."""
-        whole = self.board.bar1_mib
-        if instance is None or not whole:
-            return whole * MIB
-        return (whole * instance.size // self.board.memory_slices - 1) * MIB

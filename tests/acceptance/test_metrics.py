@@ -15,6 +15,7 @@ from nodeagent.cluster.kubelet.device_users import KubeletUsage
 from nodeagent.cluster.kubelet.processes import ProcessPods
 from nodeagent.gpu.driver import Driver
 from nodeagent.simulation import SimulatedNode, simulated
+from nodeagent.simulation.admission import memory_of
 from tests.acceptance.metrics_rig import SOON, Watched, divide, parsed, reported, running
 from tests.monitoring.promtool import with_promtool
 from tests.rig import open_driver
@@ -99,7 +100,7 @@ async def test_figures_of_the_driver_are_read_back_in_dcgms_units() -> None:
             async with running(watched):
                 await watched.sampled(4)
                 series = parsed(watched.text())
-            used = node.card(1).memory()[1]
+            used = memory_of(node.card(1))[1]
     first, second = (gpu.uuid for gpu in observed.gpus)
     number = str(observed.gpus[0].instances[0].id)
     for name, labels, expected in (
@@ -158,7 +159,7 @@ async def test_pods_that_share_a_gpu_see_their_own_memory(tmp_path: Path, kind: 
     with simulated("t4:1") as node:
         async with _shared(tmp_path, node, kind) as (driver, watched):
             series = parsed(watched.text())
-            used = node.card(0).memory()[1] // MIB
+            used = memory_of(node.card(0))[1] // MIB
             assert reported(series, "DCGM_FI_DEV_FB_USED", namespace="team", pod="a") == [1200]
             assert reported(series, "DCGM_FI_DEV_FB_USED", namespace="team", pod="b") == [3000]
             assert sum(reported(series, "DCGM_FI_DEV_FB_USED")) == used
@@ -175,7 +176,7 @@ async def test_pods_that_share_a_gpu_see_their_own_memory(tmp_path: Path, kind: 
             await watched.sampled(1)
             series = parsed(watched.text())
             assert reported(series, "DCGM_FI_DEV_FB_USED", pod="b") == []
-            assert sum(reported(series, "DCGM_FI_DEV_FB_USED")) == node.card(0).memory()[1] // MIB
+            assert sum(reported(series, "DCGM_FI_DEV_FB_USED")) == memory_of(node.card(0))[1] // MIB
 
 
 async def test_pods_that_share_a_gpu_see_their_own_utilization(tmp_path: Path) -> None:

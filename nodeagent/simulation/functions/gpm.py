@@ -1,7 +1,6 @@
 """GPM: what a GPU or a GPU instance did between two samples. From Hopper on."""
 
 import struct
-from collections.abc import Callable
 from ctypes import sizeof
 from functools import lru_cache
 from typing import Annotated, Any
@@ -30,6 +29,7 @@ _METRIC = struct.Struct("IId")  # metric, return code, value; texts follow
 _NUMBER = struct.Struct("I")
 _METRIC_SIZE = sizeof(pynvml.c_nvmlGpmMetric_t)
 _ROOM = pynvml.c_nvmlGpmMetricsGet_t.metrics.size // _METRIC_SIZE
+_FIRST_OF_ENGINES = (30, 40, 50, 166)  # decoders, JPEG decoders, optical flow, encoders
 _CUMULATIVE = range(248, 261)  # reported by drivers from R610 on
 _CUMULATIVE_SINCE = 610
 
@@ -92,14 +92,14 @@ def nvmlGpmMetricsGet(
     instance = next((i for i in card.state.instances if i.serial == first.serial), None)
     if first.serial and instance is None:
         raise Refused(Code.INVALID_ARGUMENT)
-    is_reported = _reported_by(session, card, instance)
+    known = _known_metrics(session, card, instance)
     seconds = second.at - first.at
     serial = first.serial
     busy = (second.busy - first.busy) / seconds if seconds > 0 else card.sensors.load(serial)
     idle = instance is not None and not instance.compute
     for place in range(_HEAD.size, _HEAD.size + count * _METRIC_SIZE, _METRIC_SIZE):
         (metric,) = _NUMBER.unpack_from(view, place)
-        if not is_reported(metric):
+        if metric not in known:
             _METRIC.pack_into(view, place, metric, Code.NOT_SUPPORTED, 0.0)
         elif idle:  # nothing can run where there is no compute instance
             _METRIC.pack_into(view, place, metric, Code.NO_DATA, 0.0)
@@ -115,42 +115,37 @@ def _sample(session: Session, token: int) -> GpmSample:
     return found
 
 
-def _reported_by(
-    session: Session, card: Card, instance: GpuInstance | None
-) -> Callable[[int], bool]:
+def _known_metrics(session: Session, card: Card, instance: GpuInstance | None) -> frozenset[int]:
     """Which metrics a card or an instance has."""
     board = card.board
     newest = int(session.node.switches.driver_version.partition(".")[0]) >= _CUMULATIVE_SINCE
-    if instance is None:
-        most = max(board.profiles, key=lambda p: (p.slices, p.decoders), default=None)
-        links = 0 if card.state.mig else board.nvlinks
-        return _of_card(board.has_grace, links, newest, _engines(most))
-    return _of_part(newest, _engines(card.profile(instance.profile)))
+    if instance is not None:
+        return _of_part(newest, _engines(card.profile(instance.profile)))
+    most = max(board.profiles, key=lambda p: (p.slices, p.decoders), default=None)
+    links = 0 if card.state.mig else board.nvlinks
+    engines = _engines(most) if most else (0, 0, 0, 0)
+    return _of_card(newest, engines, links, board.has_grace)
 
 
-def _engines(profile: GpuProfile | None) -> tuple[int, int, int, int]:
-    """Decoders, JPEG decoders, optical flow engines, encoders."""
-    if profile is None:
-        return (0, 0, 0, 0)
+def _engines(profile: GpuProfile) -> tuple[int, int, int, int]:
     return (profile.decoders, profile.jpeg, profile.ofa, profile.encoders)
 
 
 @lru_cache
-def _of_part(newest: bool, engines: tuple[int, int, int, int]) -> Callable[[int], bool]:
-    decoders, jpeg, flow, encoders = engines
-    known = {*range(1, 14), *range(30, 30 + decoders), *range(40, 40 + jpeg)}
-    known |= {*range(50, 50 + flow), *range(166, 166 + encoders)}
-    return (known | {*(_CUMULATIVE if newest else ())}).__contains__
+def _of_part(newest: bool, engines: tuple[int, int, int, int]) -> frozenset[int]:
+    known = {*range(1, 14), *(_CUMULATIVE if newest else ())}
+    for first, count in zip(_FIRST_OF_ENGINES, engines, strict=True):
+        known |= {*range(first, first + count)}
+    return frozenset(known)
 
 
 @lru_cache
 def _of_card(
-    grace: bool, links: int, newest: bool, engines: tuple[int, int, int, int]
-) -> Callable[[int], bool]:
-    known = {20, 21}
+    newest: bool, engines: tuple[int, int, int, int], links: int, grace: bool
+) -> frozenset[int]:
+    known = {20, 21} | _of_part(newest, engines)
     if links:
         known |= {60, 61, *range(62, 62 + 2 * links)}
     if grace:
         known |= {*range(100, 104), *range(160, 166)}
-    of_part = _of_part(newest, engines)
-    return lambda metric: metric in known or of_part(metric)
+    return frozenset(known)

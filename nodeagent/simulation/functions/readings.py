@@ -6,13 +6,14 @@ from typing import Annotated, Any
 import pynvml
 
 from nodeagent.simulation import field_numbers
+from nodeagent.simulation.admission import memory_of
 from nodeagent.simulation.arguments import Array, Out
-from nodeagent.simulation.card import MIB
+from nodeagent.simulation.card import MIB, Card
 from nodeagent.simulation.codes import Code, Refused
 from nodeagent.simulation.devices import Device, GpuInstanceDevice, MigDevice
 from nodeagent.simulation.functions.registry import DeviceIn, UInt, UIntOut, c_function
 from nodeagent.simulation.nvml_session import Session
-from nodeagent.simulation.state import ONLY_PARENT, Process, ProcessKind
+from nodeagent.simulation.state import ONLY_PARENT, GpuInstance, Process, ProcessKind
 
 _ENGINE_UTILISATIONS = (
     ("nvmlDeviceGetEncoderUtilization", "utilization.encoder"),
@@ -56,7 +57,7 @@ def nvmlDeviceGetBAR1MemoryInfo(
 ) -> None:
     _require_aggregate(session, device)
     instance = device.instance if isinstance(device, GpuInstanceDevice) else None
-    memory.bar1Total = device.card.bar1(instance)
+    memory.bar1Total = _bar1(device.card, instance)
     memory.bar1Used = min(device.card.sensors.integer("bar1.used"), memory.bar1Total)
     memory.bar1Free = memory.bar1Total - memory.bar1Used
 
@@ -198,8 +199,16 @@ def _memory(session: Session, device: Device) -> tuple[int, int, int]:
     """Bytes: total, used without what is reserved, reserved."""
     _require_aggregate(session, device)
     if isinstance(device, GpuInstanceDevice):
-        return (*device.card.memory(device.instance), 0)
-    return (*device.card.memory(), device.card.board.reserved_mib * MIB)
+        return (*memory_of(device.card, device.instance), 0)
+    return (*memory_of(device.card), device.card.board.reserved_mib * MIB)
+
+
+def _bar1(card: Card, instance: GpuInstance | None) -> int:
+    """Bytes. An instance has its share of memory slices, less 1 MiB (as on A100, H100)."""
+    whole = card.board.bar1_mib
+    if instance is None or not whole:
+        return whole * MIB
+    return (whole * instance.size // card.board.memory_slices - 1) * MIB
 
 
 def _require_aggregate(session: Session, device: Device) -> None:

@@ -5,10 +5,9 @@ from __future__ import annotations
 import os
 import sys
 import time
-from typing import NamedTuple
 
 from nodeagent.simulation.mps import commands, front_end, processes, protocol
-from nodeagent.simulation.mps.daemon import Daemon
+from nodeagent.simulation.mps.daemon import Daemon, Start
 from nodeagent.simulation.mps.files import Files, StartFailed, log_directory, open_logs
 from nodeagent.simulation.mps.knobs import Watched
 from nodeagent.simulation.mps.log_lines import STDOUT, Log
@@ -27,15 +26,6 @@ CUDA MPS Control for Linux/Unix. (simulated)
   See the manual page of nvidia-cuda-mps-control for more.
 
 """
-
-
-class Start(NamedTuple):
-    """How the daemon is to run."""
-
-    foreground: bool
-    multiuser: bool
-    partitioned: bool
-    protocol: str
 
 
 def main(*, version: str, installation: str) -> int:
@@ -120,9 +110,7 @@ def _begin(version: Version, wanted: Start, knobs: Watched) -> Daemon:
         log=log,
         server_log=server_log,
         knobs=knobs,
-        multiuser=wanted.multiuser,
-        partitioned=wanted.partitioned,
-        protocol=wanted.protocol,
+        start=wanted,
     )
 
 

@@ -9,6 +9,7 @@ import socket
 import time
 from collections.abc import Callable
 from functools import partial
+from typing import NamedTuple
 
 from nodeagent.simulation.mps import protocol
 from nodeagent.simulation.mps.commands import Caller, Commands, Quit, Wait
@@ -20,6 +21,15 @@ from nodeagent.simulation.mps.versions import Version
 
 _TICK = 0.05  # seconds between looks at knobs and retries
 _EMPTY_EVERY = 5  # of the front-ends that are refused one in so many sees no error
+
+
+class Start(NamedTuple):
+    """How the daemon is to run."""
+
+    foreground: bool
+    multiuser: bool
+    partitioned: bool
+    protocol: str
 
 
 class _FrontEnd:
@@ -40,18 +50,20 @@ class Daemon:
         log: Log,
         server_log: Log,
         knobs: Watched,
-        multiuser: bool,
-        partitioned: bool,
-        protocol: str,
+        start: Start,
     ) -> None:
         self._files = files
         self._log = log
         self._knobs = knobs
         self._servers = Servers(
-            version, log=log, server_log=server_log, knobs=knobs, multiuser=multiuser
+            version, log=log, server_log=server_log, knobs=knobs, multiuser=start.multiuser
         )
         self._commands = Commands(
-            self._servers, log=log, knobs=knobs, partitioned=partitioned, protocol=protocol
+            self._servers,
+            log=log,
+            knobs=knobs,
+            partitioned=start.partitioned,
+            protocol=start.protocol,
         )
         self._version = version
         self._front_end: _FrontEnd | None = None
