@@ -21,7 +21,12 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping
     from pathlib import Path
 
-    from nodeagent.simulation.boards import Board, Overrides, parse_boards
+    from nodeagent.simulation.boards import (
+        Overrides,
+        known_boards,
+        parse_boards,
+        read_overrides,
+    )
     from nodeagent.simulation.codes import Code, SimulatorMisuse
     from nodeagent.simulation.node import SimulatedNode
     from nodeagent.simulation.switches import Switches
@@ -45,7 +50,9 @@ _HOMES = {
     "SimulatedNode": "node",
     "SimulatorMisuse": "codes",
     "Switches": "switches",
+    "known_boards": "boards",
     "parse_boards": "boards",
+    "read_overrides": "boards",
 }
 
 
@@ -58,20 +65,6 @@ def __getattr__(name: str) -> object:
     found: object = getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
     globals()[name] = found
     return found
-
-
-def known_boards() -> tuple[Board, ...]:
-    """What there is to simulate and how well it is known, for people to read."""
-    from nodeagent.simulation import boards  # reads all board files
-
-    return boards.known_boards()
-
-
-def read_overrides(path: Path) -> Overrides:
-    """A user's own figures for boards, from a JSON file; raises UsageError."""
-    from nodeagent.simulation import boards
-
-    return boards.read_overrides(path)
 
 
 def open_node(

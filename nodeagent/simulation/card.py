@@ -45,7 +45,7 @@ class Card:
 
     def __init__(self, index: int, board: Board, state: CardState, node: NodeOfCard) -> None:
         self.index = index
-        self.board = board
+        self.board: Board = board
         self._node = node
         self.identity = Identity(board.name, index)
         self.take_over(state)
@@ -56,8 +56,8 @@ class Card:
             self.profile(instance.profile)
             for compute in instance.compute:
                 self.compute_profile(instance, compute.profile)
-        self.state = state
-        self.sensors = Sensors(self.board, state.activity, self.now)
+        self.state: CardState = state
+        self.sensors: Sensors = Sensors(self.board, state.activity, self.now)
 
     def now(self) -> float:
         """The node's clock, in seconds."""

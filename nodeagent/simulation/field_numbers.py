@@ -7,7 +7,7 @@ the smallest type that holds it.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 import pynvml
@@ -60,61 +60,29 @@ def _legacy_link_fields() -> dict[int, tuple[str, int]]:
 LEGACY_LINKS = _legacy_link_fields()
 
 
-def _since(capability: tuple[int, int]) -> Callable[[Card], bool]:
-    return lambda card: card.board.compute_capability >= capability
-
-
-def _before(capability: tuple[int, int]) -> Callable[[Card], bool]:
-    return lambda card: card.board.compute_capability < capability
-
-
-def _always(_: Card) -> bool:
-    return True
-
-
-def _links(card: Card) -> bool:
+def _has_links(card: Card) -> bool:
     """NVLinks are not reported while MIG is on."""
     return bool(card.board.nvlinks) and not card.state.mig
 
 
-def _newest_links(card: Card) -> bool:
-    return _links(card) and card.board.compute_capability >= (10, 0)
-
-
-def _older_links(card: Card) -> bool:
-    return _links(card) and card.board.compute_capability < (10, 0)
-
-
-def _rows(card: Card) -> bool:
-    return card.board.compute_capability >= (8, 0) and not card.state.instances
-
-
-def _stacked_memory(card: Card) -> bool:
-    """HBM has a sensor of its own; the boards with GDDR memory are those of 7.5, 8.9 and 12.0."""
-    return card.board.compute_capability not in {(7, 5), (8, 9), (12, 0)}
-
-
-def _grace(card: Card) -> bool:
-    return card.board.has_grace
-
-
-def _availability() -> dict[int, Callable[[Card], bool]]:
-    fields: dict[int, Callable[[Card], bool]] = dict.fromkeys(range(1, 7), _always)
-    fields |= dict.fromkeys((29, 30, 31), _before((8, 0)))
-    fields |= dict.fromkeys(LEGACY_LINKS, _older_links)
-    fields |= dict.fromkeys((*range(74, 84), 94, *range(269, 272)), _always)
-    fields[82] = _stacked_memory
-    fields |= dict.fromkeys((138, 139, *range(160, 164), 165), _links)
-    fields |= dict.fromkeys(range(142, 146), _rows)
-    fields |= dict.fromkeys((*range(170, 173), *range(231, 235)), _grace)
-    fields |= dict.fromkeys((*range(173, 184), 185, 186, 197, 198, 230), _since((8, 0)))
-    fields |= dict.fromkeys((*range(201, 205), *range(206, 216)), _newest_links)
-    fields |= dict.fromkeys((*range(219, 223), *range(235, 251)), _newest_links)
-    fields |= dict.fromkeys((*range(251, 269), 307), _since((10, 0)))
-    return fields
-
-
-_AVAILABLE = _availability()
+# Which cards have which fields, by their compute capability and more; of two rows the later holds.
+_ROWS: tuple[tuple[Iterable[int], Callable[[Card, tuple[int, int]], bool]], ...] = (
+    ((*range(1, 7), *range(74, 84), 94, *range(269, 272)), lambda _card, _: True),
+    ((29, 30, 31), lambda _, version: version < (8, 0)),
+    (LEGACY_LINKS, lambda card, version: _has_links(card) and version < (10, 0)),
+    # HBM has a sensor of its own; the boards with GDDR memory are those of 7.5, 8.9 and 12.0.
+    ((82,), lambda _, version: version not in {(7, 5), (8, 9), (12, 0)}),
+    ((138, 139, *range(160, 164), 165), lambda card, _: _has_links(card)),
+    (range(142, 146), lambda card, version: version >= (8, 0) and not card.state.instances),
+    ((*range(170, 173), *range(231, 235)), lambda card, _: card.board.has_grace),
+    ((*range(173, 184), 185, 186, 197, 198, 230), lambda _, version: version >= (8, 0)),
+    (
+        (*range(201, 205), *range(206, 216), *range(219, 223), *range(235, 251)),
+        lambda card, version: _has_links(card) and version >= (10, 0),
+    ),
+    ((*range(251, 269), 307), lambda _, version: version >= (10, 0)),
+)
+_AVAILABLE = {number: available for numbers, available in _ROWS for number in numbers}
 _OF_A_LINK = frozenset({138, 139, 161, 162, 163, 165, *range(201, 205), *range(206, 216)}) | {
     *range(219, 223),
     *range(235, 251),
@@ -125,7 +93,7 @@ _STATE = pynvml.NVML_FI_DEV_NVLINK_GET_STATE
 def is_reported(card: Card, number: int) -> bool:
     """Whether this card has the field at all."""
     available = _AVAILABLE.get(number)
-    return available is not None and available(card)
+    return available is not None and available(card, card.board.compute_capability)
 
 
 def link_fits(card: Card, number: int, scope: int) -> bool:
