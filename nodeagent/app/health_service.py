@@ -215,11 +215,11 @@ class HealthService:
 
     # --- what the agent itself does ---------------------------------------------------------------
 
-    def about_to_take(self, step: Step) -> None:
+    def begin_step(self, step: Step) -> None:
         """A step is taken now; the events that NVML reports of it are no news."""
         self._own_changes.begin(step)
 
-    def has_taken(self, step: Step, *, done: bool) -> None:
+    def end_step(self, step: Step, *, done: bool) -> None:
         """It was taken, or failed. A reset ends what a reset mends."""
         self._own_changes.end(step)
         if isinstance(step, ResetGpu) and done:

@@ -33,9 +33,9 @@ class HealthWatch(Protocol):
         """
         ...
 
-    def about_to_take(self, step: Step) -> None: ...
+    def begin_step(self, step: Step) -> None: ...
 
-    def has_taken(self, step: Step, *, done: bool) -> None: ...
+    def end_step(self, step: Step, *, done: bool) -> None: ...
 
 
 class NodeController(NodeReader):
@@ -104,13 +104,13 @@ class NodeController(NodeReader):
         if self._health is None:
             await self._apply(step)
             return
-        self._health.about_to_take(step)
+        self._health.begin_step(step)
         done = False
         try:
             await self._apply(step)
             done = True
         finally:
-            self._health.has_taken(step, done=done)
+            self._health.end_step(step, done=done)
 
     async def _apply(self, step: Step) -> None:
         """MPS steps are the fleet's, all others the driver's."""

@@ -194,7 +194,7 @@ def answer(error: str) -> tuple[Act, Act]:
 
 def reset(w: World) -> None:
     """The agent resets the GPU."""
-    w.part.has_taken(ResetGpu(w.gpu, "the test says so"), done=True)
+    w.part.end_step(ResetGpu(w.gpu, "the test says so"), done=True)
 
 
 def later(seconds: float) -> Act:

@@ -182,10 +182,10 @@ async def test_a_reset_by_the_agent_ends_what_it_mends(tmp_path: Path) -> None:
     rig.see()
     rig.xid(95)
     step = ResetGpu(GPU, "for MIG")
-    rig.part.about_to_take(step)
-    rig.part.has_taken(step, done=False)
+    rig.part.begin_step(step)
+    rig.part.end_step(step, done=False)
     assert rig.causes() == ["xidReset"]
-    rig.part.has_taken(step, done=True)
+    rig.part.end_step(step, done=True)
     assert rig.causes() == []
 
 
@@ -200,13 +200,13 @@ async def test_only_a_foreign_change_of_mig_is_news(tmp_path: Path) -> None:
         rig.take(gpu(), after=0.0, events=(event,))
 
     step = SetMigMode(GPU, True, "the plan asks for it")
-    rig.part.about_to_take(step)
+    rig.part.begin_step(step)
     rig.uptime += 1.0
     change(rig.uptime - 0.5)
-    rig.part.has_taken(step, done=True)
-    rig.part.about_to_take(step)
+    rig.part.end_step(step, done=True)
+    rig.part.begin_step(step)
     change(rig.uptime - 0.5)  # of the step before, while the next is taken
-    rig.part.has_taken(step, done=True)
+    rig.part.end_step(step, done=True)
     rig.uptime += 1.0
     change(rig.uptime)
     assert rig.causes() == []

@@ -496,10 +496,10 @@ class Ill:
         found = fences(self.findings, observed)
         return as_fenced(observed, found), found.reasons
 
-    def about_to_take(self, step: Step) -> None:
+    def begin_step(self, step: Step) -> None:
         self.steps.append((type(step).__name__, None))
 
-    def has_taken(self, step: Step, *, done: bool) -> None:
+    def end_step(self, step: Step, *, done: bool) -> None:
         self.steps.append((type(step).__name__, done))
 
     def say(self, gpu: str, placement: Placement) -> None:
