@@ -79,7 +79,7 @@ class _Here:
         desired = DesiredNode({gpu.uuid: wanted(empty, layout) for gpu in observed.gpus})
         began = time.monotonic()
         outcome = await execute(plan(desired, observed), self._driver, parallel=2)
-        self._exporter.work.done(outcome, time.monotonic() - began)
+        self._exporter.work.add_round(outcome, time.monotonic() - began)
         self._observed = await self._driver.observe()
         self._exporter.changed()
         self.changes += 1

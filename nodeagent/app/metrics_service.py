@@ -104,10 +104,7 @@ class MetricsService:
 
     def round_over(self, outcome: NodeOutcome | None, seconds: float) -> None:
         """The reconciler has finished a round, with this outcome if something was done."""
-        if outcome is None:
-            self._exporter.work.looked(seconds)
-        else:
-            self._exporter.work.done(outcome, seconds)
+        self._exporter.work.add_round(outcome, seconds)
 
     @property
     def problems(self) -> tuple[Problem, ...]:

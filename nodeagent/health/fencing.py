@@ -93,12 +93,11 @@ def fences(findings: Iterable[Finding], observed: ObservedNode) -> Fences:
 def _fence(finding: Finding, gpu: Gpu) -> Fence:
     place = finding.place
     divided = gpu.mig is not None and gpu.mig.current
-    if place.instance is None or not divided:  # without MIG nothing keeps work off some slices
-        return Fence(gpu.uuid, None, frozenset({gpu.uuid, *_devices(gpu.instances)}), finding)
-    sick = place.placement
-    if sick is None:
-        sick = next((i.placement for i in gpu.instances if i.id == place.instance), None)
-    if sick is None:  # it is not known where it lay: the whole GPU is under suspicion
+    sick = None
+    if place.instance is not None and divided:  # without MIG nothing keeps work off some slices
+        now = (i.placement for i in gpu.instances if i.id == place.instance)
+        sick = place.placement or next(now, None)
+    if sick is None:  # also where it is not known where it lay: the whole GPU is under suspicion
         return Fence(gpu.uuid, None, frozenset({gpu.uuid, *_devices(gpu.instances)}), finding)
     there = tuple(i for i in gpu.instances if i.placement.mask & sick.mask)
     exact = next((i for i in there if i.id == place.instance and i.placement == sick), None)

@@ -30,20 +30,16 @@ class Work:
     _out_of_use: dict[tuple[str, str, str], float] = field(default_factory=dict)
     _rounds: Durations = field(default_factory=lambda: Durations(agent_metrics.RECONCILE_DURATION))
 
-    def done(self, outcome: NodeOutcome, seconds: float) -> None:
-        """A round took `seconds` and came to this, the way back included."""
+    def add_round(self, outcome: NodeOutcome | None, seconds: float) -> None:
+        """A round took `seconds` and came to this, the way back included; None: nothing to do."""
         self._rounds.add(seconds)
-        for gpu in outcome.gpus:
+        for gpu in outcome.gpus if outcome else ():
             self._count(gpu.steps)
             self._count(gpu.restored)
             before = gpu.plan.before
             for slot, lost in out_of_use(gpu).items():
                 key = (str(before.index), before.uuid, str(slot))
                 self._out_of_use[key] = self._out_of_use.get(key, 0.0) + lost
-
-    def looked(self, seconds: float) -> None:
-        """A round found nothing to do."""
-        self._rounds.add(seconds)
 
     def _count(self, reports: Iterable[StepReport]) -> None:
         for report in reports:

@@ -78,9 +78,9 @@ def test_steps_are_counted_by_kind_and_result() -> None:
         ),
     )
     work = Work()
-    work.done(outcome, 0.3)
-    work.done(outcome, 400.0)
-    work.looked(0.01)
+    work.add_round(outcome, 0.3)
+    work.add_round(outcome, 400.0)
+    work.add_round(None, 0.01)
     lines = render(work.families()).decode().splitlines()
     assert 'nodeagent_steps_total{kind="setMigMode",result="done"} 2' in lines
     assert 'nodeagent_steps_total{kind="setMigMode",result="failed"} 2' in lines

@@ -140,7 +140,7 @@ def _own(phase: Phase) -> str:
     work = Work()
     for seconds in (0.2, 3.0):
         outcome = GpuOutcome(GpuPlan.in_sync(divided), reports, divided)
-        work.done(NodeOutcome(NodePlan(Verdict.APPLICABLE), (outcome,)), seconds)
+        work.add_round(NodeOutcome(NodePlan(Verdict.APPLICABLE), (outcome,)), seconds)
     readers = (
         ReaderState("fast", succeeded=True, at=99.5, duration=0.02),
         ReaderState("slow", succeeded=True, at=91.0, duration=0.2, gpu="0", uuid=divided.uuid),
