@@ -135,12 +135,13 @@ class HealthService:
         self._kept = _missed(self.state)
         if self.state.gpus:
             self._addresses_known.set()
-        # Quietly: the subscribers look at everything first anyway.
+        # Findings of XIDs that the table in force calls otherwise are over.
         renamed = tuple(
             Cleared(f.place.gpu, f.check, f.code)
             for f in self.state.findings
             if f.check == "xid" and f.cause != cause_of_xid(f.code, table)
         )
+        # Quietly: the subscribers look at everything first anyway.
         self._evaluate(self._reading(cleared=renamed), quietly=True)
 
     async def run(self) -> None:

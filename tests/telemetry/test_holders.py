@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from nodeagent.cluster.kubelet.processes import Owner
 from nodeagent.metrics import agent_metrics
 from nodeagent.metrics.agent_metrics import AgentMetric
 from nodeagent.metrics.samples import SampleSet, Slice, Subject, WholeGpu
@@ -91,3 +92,19 @@ def test_who_let_go_is_forgotten_after_a_while() -> None:
     for now, users, kept in ((0.0, [user(0, "a")], 1), (10.0, [], 1), (30.0, [], 1), (31.0, [], 0)):
         _observe(accounts, now, whole(*users), {})
         assert len(_values(accounts, agent_metrics.GPU_SECONDS_HELD)) == kept
+
+
+def test_who_is_in_no_pod_has_the_label_of_its_kind() -> None:
+    """A container, a unit or a user, and no pod's labels."""
+    owners = {
+        1: Owner(container="0123456789ab"),
+        2: Owner(unit="train.service"),
+        3: Owner(user="1000"),
+    }
+    accounts, node = Accounts(longest_gap=60), whole(*map(user, owners))
+    accounts.observe(0.0, node, uses(node, {}, owners.get), {})
+    assert _values(accounts, agent_metrics.GPU_SECONDS_HELD).keys() == {
+        ("0123456789ab", "", "", "", ""),
+        ("", "", "", "train.service", ""),
+        ("", "", "", "", "1000"),
+    }
