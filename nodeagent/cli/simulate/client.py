@@ -78,13 +78,13 @@ def _live(
             remedy="see nodeagent mps status",
         )
     who = f"pid {client.pid} of user {uid}"
-    terms = _accepted(client, until, lambda: _say(output, f"{who} waits to be let in"))
+    terms = _accepted(client, until, lambda: _print(output, f"{who} waits to be let in"))
     if terms is None:
         output.document({"pid": client.pid, "user": uid, "accepted": False})
         return
     limit, threads = terms.get("limit"), terms.get("percentage")
     memory = "no memory limit" if limit is None else f"{gibibytes(int(limit))} of memory"
-    _say(output, f"{who} is a client on {role.device}: {memory}, {threads:g} % of the threads")
+    _print(output, f"{who} is a client on {role.device}: {memory}, {threads:g} % of the threads")
     used = 0 if size is None else _allocated(client, size, output)
     output.document(
         {
@@ -124,7 +124,7 @@ def _allocated(client: SimulatedClient, size: int, output: Output) -> int:
             f"{gibibytes(size)} cannot be allocated: CUDA error {error.code} (out of memory)",
             remedy="allocate less; its limit is what its share has",
         ) from error
-    _say(output, f"it allocated {gibibytes(size)}")
+    _print(output, f"it allocated {gibibytes(size)}")
     return size
 
 
@@ -203,5 +203,5 @@ def _owner(pipes: Path) -> int:
         ) from error
 
 
-def _say(output: Output, sentence: str) -> None:
+def _print(output: Output, sentence: str) -> None:
     output.page([line(sentence)])

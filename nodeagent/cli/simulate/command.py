@@ -60,7 +60,7 @@ def _occupy(options: Options, output: Output) -> None:
             memory=options.memory,
             follow=options.follow,
         )
-    _say(
+    _print(
         output,
         f"pid {process.pid} ({process.command}) is on {device}",
         device=device,
@@ -75,13 +75,13 @@ def _release(options: Options, output: Output) -> None:
             device_on(options.device, node) if options.device else None, options.pid
         )
     where = f" from {options.device}" if options.device else ""
-    _say(output, f"processes taken away{where}: {gone}", released=gone)
+    _print(output, f"processes taken away{where}: {gone}", released=gone)
 
 
 def _load(options: Options, output: Output) -> None:
     with simulated_node(options) as node:
         node.load(device_on(options.device, node), options.share)
-    _say(
+    _print(
         output,
         f"{options.device} is busy for {options.share:.0%} of the time",
         device=options.device,
@@ -93,7 +93,7 @@ def _xid(options: Options, output: Output) -> None:
     """Report an XID of a GPU or MIG device to the programs that listen now."""
     with simulated_node(options) as node:
         node.xid(device_on(options.device, node), options.xid)
-    _say(
+    _print(
         output,
         f"{options.device} reported XID {options.xid}",
         device=options.device,
@@ -124,7 +124,7 @@ def _sensor(options: Options, output: Output) -> None:
     with simulated_node(options) as node:
         node.set_figures(device_on(options.device, node), {options.sensor: options.figure})
     what = "follows the load again" if options.clear else f"reports {options.figure:g}"
-    _say(
+    _print(
         output,
         f"{options.sensor} of {options.device} {what}",
         device=options.device,
@@ -142,11 +142,11 @@ def _fault(options: Options, output: Output) -> None:
     if options.clear:
         with simulated_node(options) as node:
             node.clear_faults()
-        _say(output, "no faults are left", cleared=True)
+        _print(output, "no faults are left", cleared=True)
     elif options.lost is not None:
         with simulated_node(options) as node:
             node.lose(options.lost)
-        _say(output, f"GPU {options.lost} is lost until a reset or reboot", lost=options.lost)
+        _print(output, f"GPU {options.lost} is lost until a reset or reboot", lost=options.lost)
     else:
         _inject(options, output)
 
@@ -166,7 +166,7 @@ def _inject(options: Options, output: Output) -> None:
             delay=options.latency or 0.0,
             hang=options.hang,
         )
-    _say(
+    _print(
         output,
         f"fault {fault.number}: {fault.function} will go wrong",
         number=fault.number,
@@ -189,7 +189,7 @@ def _check_function(pattern: str) -> None:
 def _reboot(options: Options, output: Output) -> None:
     with simulated_node(options) as node:
         node.reboot()
-    _say(output, "the simulated node was rebooted", rebooted=True)
+    _print(output, "the simulated node was rebooted", rebooted=True)
 
 
 def _client(options: Options, output: Output) -> None:
@@ -204,7 +204,7 @@ def _mps(options: Options, output: Output) -> None:
     turn_knob(options, output)
 
 
-def _say(output: Output, sentence: str, **facts: object) -> None:
+def _print(output: Output, sentence: str, **facts: object) -> None:
     output.page([line(sentence)])
     output.document(facts)
 

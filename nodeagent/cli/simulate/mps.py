@@ -31,12 +31,12 @@ def turn_knob(options: Options, output: Output) -> None:
     of = f" of {options.on_device}" if options.on_device else ""
     if options.clear:
         knobs.clear(*([] if knob is None else [knob]))
-        _say(output, f"{knob or 'every knob'}{of} is turned back")
+        _print(output, f"{knob or 'every knob'}{of} is turned back")
         output.document({"cleared": [knob] if knob else sorted(KNOBS)})
         return
     value = _value(str(knob), options.value)
     knobs.turn(str(knob), value)
-    _say(output, f"{knob}{of} is turned: {KNOBS[str(knob)]}")
+    _print(output, f"{knob}{of} is turned: {KNOBS[str(knob)]}")
     output.document({"turned": knob, "value": value})
 
 
@@ -126,5 +126,5 @@ def _value(knob: str, given: str | None) -> object:
         ) from error
 
 
-def _say(output: Output, sentence: str) -> None:
+def _print(output: Output, sentence: str) -> None:
     output.page([line(sentence)])

@@ -47,7 +47,7 @@ def nvmlDeviceGetGpuInstanceProfileInfoV(
 def nvmlDeviceGetGpuInstanceProfileInfoByIdV(
     session: Session, gpu: GpuIn, profile_id: UInt, info: ProfileInfoV2
 ) -> None:
-    _require_told(session, gpu)
+    _require_reported(session, gpu)
     profile = gpu.card.profile(profile_id)
     _fill(info, profile)
     info.name = f"MIG {profile.name}".encode()
@@ -62,7 +62,7 @@ def nvmlDeviceGetGpuInstancePossiblePlacements_v2(
     count: UIntOut,
 ) -> None:
     """All that the profile has, taken or not."""
-    _require_told(session, gpu)
+    _require_reported(session, gpu)
     session.require_privilege()
     profile = gpu.card.profile(profile_id)
     if placements is not None:
@@ -145,7 +145,7 @@ def nvmlGpuInstanceGetInfo(
 
 
 def _profile_of_kind(session: Session, gpu: Device, kind: int) -> GpuProfile:
-    _require_told(session, gpu)
+    _require_reported(session, gpu)
     if kind >= pynvml.NVML_GPU_INSTANCE_PROFILE_COUNT:
         raise Refused(Code.INVALID_ARGUMENT)
     profile = gpu.card.board.profile_of_kind(kind)
@@ -154,7 +154,7 @@ def _profile_of_kind(session: Session, gpu: Device, kind: int) -> GpuProfile:
     return profile
 
 
-def _require_told(session: Session, gpu: Device) -> None:
+def _require_reported(session: Session, gpu: Device) -> None:
     _require_no_guest(session)
     gpu.card.require_mig_capable()
     if session.node.switches.profiles_need_mig:

@@ -26,23 +26,23 @@ def main(arguments: list[str]) -> int:
     try:
         server = protocol.connect(f"{protocol.pipe_directory()}/{protocol.CONTROL}")
     except OSError:
-        _say({"mps": False})  # a CUDA program goes on without MPS then, and does not say so
-        return _converse(None)
+        _report({"mps": False})  # a CUDA program goes on without MPS then, and does not say so
+        return _serve(None)
     environment = {k: os.environ[k] for k in _ENVIRONMENT if k in os.environ}
     hello: protocol.Message = {"hello": "client", "environment": environment}
     if arguments:
         hello["uid"] = int(arguments[0])
     protocol.send(server, hello)
-    _say({"connected": True})
+    _report({"connected": True})
     answer = protocol.receive(server)  # waits where another user's server is in the way
     if answer is None or "error" in answer:
-        _say(answer or {"error": 805})
+        _report(answer or {"error": 805})
         return 1
-    _say({"mps": True, **answer["accepted"]})
-    return _converse(server)
+    _report({"mps": True, **answer["accepted"]})
+    return _serve(server)
 
 
-def _converse(server: socket.socket | None) -> int:
+def _serve(server: socket.socket | None) -> int:
     poll = select.poll()
     poll.register(0, select.POLLIN)
     if server is not None:
@@ -51,7 +51,7 @@ def _converse(server: socket.socket | None) -> int:
     while True:
         ready = {descriptor for descriptor, _ in poll.poll()}
         if server is not None and server.fileno() in ready:
-            _say(protocol.receive(server) or {"error": 806})  # terminated, or the server died
+            _report(protocol.receive(server) or {"error": 806})  # terminated, or the server died
             return 1
         block = os.read(0, 4096)
         if not block:
@@ -61,7 +61,7 @@ def _converse(server: socket.socket | None) -> int:
             word, _, number = line.decode().partition(" ")
             if word == "exit":
                 return 0
-            _say(_ask(server, word, number))
+            _report(_ask(server, word, number))
 
 
 def _ask(server: socket.socket | None, word: str, number: str) -> protocol.Message:
@@ -74,7 +74,7 @@ def _ask(server: socket.socket | None, word: str, number: str) -> protocol.Messa
         return {"error": 806}
 
 
-def _say(message: protocol.Message) -> None:
+def _report(message: protocol.Message) -> None:
     os.write(1, json.dumps(message).encode() + b"\n")
 
 
