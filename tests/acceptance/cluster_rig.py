@@ -53,6 +53,7 @@ class Member:
         *,
         name: str = NODE,
         intervals: PublisherIntervals = PACE,
+        answer_within: float = 0.5,
     ) -> None:
         self.api, self.name = api, name
         self.jumped = 0.0  # seconds by which the time of day was put forward, or back
@@ -61,7 +62,7 @@ class Member:
         config.write_text(
             kubeconfig(api.url, token_file=self.token if self.token.exists() else None)
         )
-        self.access = ClusterAccess(Kubeconfig(config), answer_within=0.5)
+        self.access = ClusterAccess(Kubeconfig(config), answer_within=answer_within)
         self.hooks = ClusterHooks(
             self.access,
             name,

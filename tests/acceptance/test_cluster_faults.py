@@ -209,7 +209,7 @@ async def test_a_clock_that_jumps(
     meanwhile is done, and nothing is asked or written more than else.
     """
     patient = replace(PACE, patience=SOON)  # work that takes its time is not reported meanwhile
-    async with Member(tmp_path, api, intervals=patient).running() as member:
+    async with Member(tmp_path, api, intervals=patient, answer_within=SOON).running() as member:
         await member.settled(FIRST)
         async with weathered(member, most=20):
             for jump in (seconds, 0.0):
@@ -250,7 +250,7 @@ async def test_the_server_is_gone_for_a_day(
     a half of them are enough for the waits to have grown.
     """
     patient = replace(PACE, patience=SOON)  # work that takes its time is not reported meanwhile
-    async with Member(tmp_path, api, intervals=patient).running() as member:
+    async with Member(tmp_path, api, intervals=patient, answer_within=SOON).running() as member:
         await member.settled(FIRST)
         async with weathered(member, most=20):
             async with api.refusing():

@@ -171,7 +171,7 @@ def judge(outcome: GpuOutcome, now: Gpu, before: Gpu, *, reached: bool) -> str:
     return "a remainder, reported"
 
 
-@pytest.mark.timeout(3600 if ALL else 120)  # some hundred runs a scenario, or some thousand
+@pytest.mark.timeout(3600 if ALL else 600)  # some hundred runs a scenario, or some thousand
 @pytest.mark.parametrize("scenario", SCENARIOS, ids=str)
 async def test_every_fault(
     scenario: Scenario, record_property: Callable[[str, object], None]

@@ -159,7 +159,7 @@ async def bench(**settings: Any) -> Any:
 # --- the driver -----------------------------------------------------------------------------------
 
 
-@pytest.mark.timeout(1800 if THOROUGH else 120)  # some dozen whole rounds, with real processes
+@pytest.mark.timeout(1800 if THOROUGH else 600)  # some dozen whole rounds, with real processes
 @pytest.mark.parametrize("spread", [0, pytest.param(SPREAD, marks=pytest.mark.full)])
 async def test_every_kind_of_driver_call_fails_once(spread: int) -> None:
     """Calls that change something, instead of their work and after it, and others spread over the
@@ -309,7 +309,8 @@ async def _no_stop(made: Bench, knob: str) -> None:
     assert not problems(again), knob
     made.check_told(again.gpus, knob)
     made.check_clients(knob)
-    assert not made.rig.processes(SERVER, first), knob
+    # A server ends by itself when its daemon is gone.
+    await until(lambda: not made.rig.processes(SERVER, first))
 
 
 # --- the agent itself -----------------------------------------------------------------------------

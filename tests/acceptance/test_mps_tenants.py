@@ -76,7 +76,6 @@ def bystanders() -> Iterator[list[subprocess.Popen[bytes]]]:
         yield made
 
 
-@pytest.mark.timeout(120)
 def test_the_sockets_of_a_daemon_stay_its_own(home: Home, started: tuple[str, Path]) -> None:
     """Its user can neither move them nor put others in their place, and it works on."""
     _, pipes = started
@@ -87,7 +86,6 @@ def test_the_sockets_of_a_daemon_stay_its_own(home: Home, started: tuple[str, Pa
         working.allocate(1 << 20)
 
 
-@pytest.mark.timeout(120)
 def test_whom_an_impostor_names(
     home: Home, started: tuple[str, Path], bystanders: list[subprocess.Popen[bytes]]
 ) -> None:

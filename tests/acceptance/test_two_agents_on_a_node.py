@@ -14,7 +14,7 @@ from tests.simulated_cluster.agent import NAME, AgentProcess, command, kubeconfi
 from tests.simulated_cluster.api_server import ApiServer
 
 
-@pytest.mark.timeout(60)  # two agents start, and each waits longer after every time
+@pytest.mark.timeout(240)  # two agents start, and each waits longer after every time
 async def test_both_say_so(tmp_path: Path) -> None:
     """An Event on the Node, and a problem with its remedy at each agent."""
     folders = [tmp_path / name for name in ("pod", "service")]
