@@ -307,7 +307,9 @@ def _read_details(gpu: GpuDevice, instance: _Instance, details: Details | None) 
     memory: Memory | None = None
     for device in instance.devices:
         known = gpu.recent.details.get(device.uuid)
-        if details is None or device.handle is None or not details.is_due(device.uuid, known):
+        if details is None or device.handle is None:
+            continue
+        if not details.is_due(device.uuid, known, gpu.recent.clock()):
             continue
         memory = memory or supported(partial(nvml.memory, device.handle), None)
         gpu.recent.keep(device.uuid, memory, read_compute_mode(device.handle))

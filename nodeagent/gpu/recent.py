@@ -49,10 +49,8 @@ class Details:
 
     exact: frozenset[str] = frozenset()
 
-    def is_due(self, uuid: str, known: Detail | None) -> bool:
-        if known is None or uuid in self.exact:
-            return True
-        return time.monotonic() - known.read_at > _DETAILS_KEPT
+    def is_due(self, uuid: str, known: Detail | None, now: float) -> bool:
+        return known is None or uuid in self.exact or now - known.read_at > _DETAILS_KEPT
 
 
 @dataclass(slots=True)

@@ -1,4 +1,4 @@
-"""A sample as dcgm-exporter would print it: the selected fields as families.
+"""Arranges a sample as dcgm-exporter prints it: one family for each selected field.
 
 Where MIG is on, a field that is exported for the GPU's instances is not for the whole GPU too: sums
 over all series would count it twice. A field that only the whole GPU has is exported once.
@@ -19,7 +19,7 @@ from nodeagent.metrics.sources import Event, Number
 
 
 class Names(StrEnum):
-    """What metrics are called: as the file of counters says, or as DCGM renamed them in 4.6."""
+    """The names of metrics: as in the file of counters, or as DCGM renamed them in 4.6."""
 
     AS_WRITTEN = "asWritten"
     RENAMED = "renamed"
@@ -75,7 +75,7 @@ class _Place:
 
 
 class _Places:
-    """The values of fields, each in its series. Looking up is by identity first."""
+    """Sorts the values of a field into series; looks subjects up by identity, for speed."""
 
     def __init__(self, sample: SampleSet, blocks: LabelBlocks, style: Style) -> None:
         self._slices = sample.slices

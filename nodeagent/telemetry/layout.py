@@ -22,7 +22,7 @@ _ATTEMPTS = 3
 
 @dataclass(slots=True)
 class Part:
-    """A GPU instance with a compute instance, by whose MIG device it is asked."""
+    """A GPU instance, read through the MIG device of one of its compute instances."""
 
     info: InstanceInfo
     device: Device
@@ -46,10 +46,10 @@ class Layout:
         samples: list[Any],
         gone: Collection[int] = (),
     ) -> bool:
-        """Read which there are now, and say whether that is news; raises DriverError.
+        """Read the instances that exist now; True if they or the mode changed. Raises DriverError.
 
-        An instance is the one that was there before if it lies at the same place and is not one
-        of those that are `gone` for certain.
+        An instance is the same as before if it has the same id and placement and is not among
+        those known to be `gone`.
         """
         before = (self.mig, tuple(self.parts.values()))
         mode = gpu.mode()
@@ -75,7 +75,7 @@ class Layout:
         return before != (self.mig, tuple(parts.values()))
 
     def forget(self) -> None:
-        """NVML was started anew: nothing of before may be touched."""
+        """Drop all handles, which a restart of NVML has made invalid."""
         self.parts, self.mig = {}, None
 
 
@@ -96,7 +96,7 @@ def _instances(gpu: GpuDevice, attempts: int = _ATTEMPTS) -> dict[int, tuple[Dev
 
 
 def _profile_name(gpu: GpuDevice, device: Device, info: InstanceInfo) -> str:
-    """As the rest of the agent calls it; else as the driver does in the device's name."""
+    """The name in the profile table, else the one in the MIG device's name."""
     profile = gpu.profile(info.profile_id)
     if profile is not None:
         return profile.name

@@ -1,9 +1,9 @@
-"""Whose each GPU and each GPU instance is: pods by what they were given and by their processes.
+"""Finds the owners of each GPU and GPU instance, by allocations and by processes.
 
-A device with one owner is labelled with that owner. One that is shared (by MPS or by time-slicing)
-has no owner's label, except for memory and utilization: the device's value becomes one series for
-each owner and one, without owner, for the rest (the driver's share, and processes of unknown
-owners), so that the sum is the device's. Pure.
+A device with one owner is labelled with that owner. A device shared by MPS or by time-slicing has
+no owner's label, except for memory and utilization: the device's value is split into one series for
+each owner and one without owner for the rest (the driver's share and processes of unknown owners),
+so that the sum is the device's. Pure.
 """
 
 from __future__ import annotations
@@ -26,7 +26,9 @@ Device = tuple[str, int | None]  # a GPU by its UUID, and one of its instances, 
 
 @dataclass(frozen=True, slots=True)
 class Use:
-    """Who has a device. `memory` in bytes and `multiprocessors` in percent, of those known."""
+    """The owners of a device, with the memory (bytes) and multiprocessors (percent) of each where
+    the driver reports them.
+    """
 
     owners: tuple[Owner, ...] = ()
     memory: Mapping[Owner, int] = field(default_factory=dict)
@@ -34,7 +36,7 @@ class Use:
 
     @property
     def sole(self) -> Owner | None:
-        """The owner, if there is but one."""
+        """The owner, if there is exactly one."""
         return self.owners[0] if len(self.owners) == 1 else None
 
 
@@ -46,10 +48,10 @@ def uses(
     processes: Mapping[Device, tuple[Process, ...]],
     owner_of: Callable[[int], Owner | None],
 ) -> Mapping[Device, Use]:
-    """Who has what, for everything that has an owner.
+    """The use of each device that has an owner.
 
-    `processes` are newer than what was observed, where they are there. `owner_of` knows those of
-    which the picture has no pod.
+    `processes` are newer than `observed` and take precedence. `owner_of` finds the owner of a
+    process of which `observed` has no pod.
     """
     found: dict[Device, Use] = {}
     for gpu in observed.gpus:
@@ -123,7 +125,9 @@ def _use(
 
 
 def _completed(owner: Owner, holders: Iterable[Owner]) -> Owner:
-    """With the container of the pod, where the process does not show it and one was given it."""
+    """The owner with its container, taken from the pod's only allocation where the process shows
+    none.
+    """
     if not owner.pod or owner.container:
         return owner
     same = [h for h in holders if (h.namespace, h.pod) == (owner.namespace, owner.pod)]

@@ -128,7 +128,7 @@ def _of_finding(
 
 
 def _unknown(severity: Severity, state: NodeState, remedies: _Remedies) -> Iterator[Headline]:
-    """The driver does not say how a GPU is."""
+    """GPUs whose state the driver does not report."""
     for finding in _findings(state, Health.UNKNOWN):
         yield _of_finding(severity, finding, state, remedies)
     yield from _silent(severity, Access.UNKNOWN, state, remedies)
@@ -137,7 +137,7 @@ def _unknown(severity: Severity, state: NodeState, remedies: _Remedies) -> Itera
 def _silent(
     severity: Severity, access: Access, state: NodeState, remedies: _Remedies
 ) -> Iterator[Headline]:
-    """GPUs that do not answer, before a check has found it."""
+    """GPUs that do not answer, before a health check has a finding of it."""
     row = BY_CAUSE["gpuLost" if access is Access.LOST else "gpuUnknown"]
     for gpu in state.observed.gpus:
         if gpu.access is access:
@@ -220,7 +220,7 @@ def _of_problem(severity: Severity, problem: Problem, text: str = "") -> Headlin
 
 
 def _users_unknown(state: NodeState) -> Iterator[Headline]:
-    """The kubelet, or the driver, does not say who uses what."""
+    """GPUs whose users neither the driver nor the kubelet reports."""
     for gpu in state.observed.gpus:
         usages = (gpu.usage, *(c.usage for i in gpu.instances for c in i.compute))
         unknown = next((usage for usage in usages if not usage.known), None)
