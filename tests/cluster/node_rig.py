@@ -64,7 +64,7 @@ class Home:
         annotations: Mapping[str, str | None] | None = None,
         labels: Mapping[str, str | None] | None = None,
     ) -> None:
-        """Somebody else writes to the Node."""
+        """Another client writes to the Node."""
         self.there(self._patched(Wanted(annotations or {}, labels or {})))
 
     def _publish(self, state: NodeState) -> None:

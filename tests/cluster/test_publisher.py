@@ -63,7 +63,7 @@ class Hooks:
 
 
 class PublishedNode:
-    """A publisher with what it was told and what came of it."""
+    """A publisher with what it was given and what came of it."""
 
     def __init__(self, server: ApiServer, access: ClusterAccess, node: str = "n") -> None:
         self.server = server
@@ -111,7 +111,7 @@ async def member(server: ApiServer, access: ClusterAccess) -> AsyncIterator[Publ
 
 
 async def test_a_quick_change_is_one_write(member: PublishedNode) -> None:
-    """Work that is over within the patience is not told of before its end."""
+    """Work that is over within the patience is not reported before its end."""
     member.publish(Phase.IN_SYNC)
     await member.until("InSync")
     before = member.writes()
@@ -147,7 +147,7 @@ async def test_the_same_twice_is_not_written(member: PublishedNode) -> None:
 
 
 async def test_what_a_source_leaves_is_taken_away(member: PublishedNode) -> None:
-    """With another source the keys of the one before go, and are nobody's business afterwards."""
+    """With another source the keys of the one before go, and are left alone afterwards."""
     first, second = Labelling("nvidia.com/first"), Labelling("nvidia.com/second")
     member.publisher.use(first)
     member.publish(Phase.IN_SYNC)
@@ -160,7 +160,7 @@ async def test_what_a_source_leaves_is_taken_away(member: PublishedNode) -> None
             await asyncio.sleep(0.005)
     assert "nvidia.com/first" not in member.labels
     await asyncio.sleep(PACE.farewell)
-    assert second.seen, "it was not told what the Node is like"
+    assert second.seen, "the source got no view of the Node"
     theirs = {"nvidia.com/first": "another-programs"}
     member.server.patch_node("n", {"metadata": {"labels": theirs}})
     async with asyncio.timeout(SOON):
@@ -172,7 +172,7 @@ async def test_what_a_source_leaves_is_taken_away(member: PublishedNode) -> None
 
 
 async def test_what_is_too_large_keeps_nothing_else_back(member: PublishedNode) -> None:
-    """An answer that repeats what somebody wrote there may be of any size; the status is told."""
+    """An answer that repeats what a user wrote may be of any size; the status is published."""
     member.publisher.use(Labelling("nvidia.com/first", "x" * (129 << 10)))
     member.publish(Phase.BLOCKED)
     await member.until("Blocked")
@@ -181,7 +181,7 @@ async def test_what_is_too_large_keeps_nothing_else_back(member: PublishedNode) 
 
 
 async def test_without_an_answer_it_says_so(server: ApiServer, access: ClusterAccess) -> None:
-    """An API server that does not answer at the start is told of, so that the work can go on."""
+    """An API server that does not answer at the start is reported, so that the work can go on."""
     lonely = PublishedNode(server, access)
     async with contextlib.AsyncExitStack() as stack:
         async with server.refusing():
@@ -198,13 +198,15 @@ async def test_without_an_answer_it_says_so(server: ApiServer, access: ClusterAc
         assert len(lonely.without) == reported
 
 
-async def test_a_name_that_no_node_has_is_told(server: ApiServer, access: ClusterAccess) -> None:
+async def test_a_name_that_no_node_has_is_reported(
+    server: ApiServer, access: ClusterAccess
+) -> None:
     """The server answers, and has no Node of this name: that is a problem with a remedy."""
-    nobody = PublishedNode(server, access, node="m")
-    async with running(nobody.publisher.run()), asyncio.timeout(SOON):
-        while not nobody.publisher.state.problem:
+    unregistered = PublishedNode(server, access, node="m")
+    async with running(unregistered.publisher.run()), asyncio.timeout(SOON):
+        while not unregistered.publisher.state.problem:
             await asyncio.sleep(0.005)
-    state = nobody.publisher.state
+    state = unregistered.publisher.state
     assert (state.reachable, state.registered) == (True, False)
     assert "no Node m" in state.problem
     assert "node_name" in state.remedy
@@ -246,7 +248,7 @@ async def test_the_end_of_an_outage_is_reported(member: PublishedNode) -> None:
 
 
 async def test_events_reach_the_node(member: PublishedNode) -> None:
-    """What happens is told as an Event, what happened before the start too, the same only once."""
+    """What happens is reported as an Event, also from before the start, the same only once."""
     for _ in range(3):
         member.events.add(EventType.PLAN_REJECTED, "no such profile")
     async with asyncio.timeout(SOON):
@@ -267,7 +269,7 @@ async def test_the_last_state_is_written_at_the_end(member: PublishedNode) -> No
 async def test_the_end_does_not_wait_for_a_server_that_is_gone(
     server: ApiServer, access: ClusterAccess
 ) -> None:
-    """Nobody to write to: the agent goes at once."""
+    """There is no server to write to: the agent goes at once."""
     lonely = PublishedNode(server, access)
     async with server.refusing():
         lonely.publish(Phase.IN_SYNC)

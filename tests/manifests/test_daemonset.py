@@ -37,7 +37,7 @@ def _settings(name: str) -> Settings:
 
 
 def test_the_base_fits_the_program() -> None:
-    """Its command line is the agent's, its image is this version's, and the node's name is told."""
+    """Its command line is the agent's, its image is this version's, and it gets the node's name."""
     assert parse(CONTAINER["args"]).command == "run"
     assert CONTAINER["image"] == f"nodeagent:{__version__}"
     (name,) = (e for e in CONTAINER["env"] if e["name"] == "NODE_NAME")
@@ -145,8 +145,8 @@ async def _probe(kind: str, port: str) -> int:
 
 
 async def test_the_probes_ask_the_agent() -> None:
-    """They pass while the agent is well, fail while it says that it is not, and fail when nobody
-    listens.
+    """They pass while the agent is well, fail while it says that it is not, and fail when no
+    process listens.
     """
     kinds = ("startupProbe", "livenessProbe", "readinessProbe")
     async with api(observed=False) as served:

@@ -66,7 +66,7 @@ def test_what_an_agent_has_to_write_is_let_through(change: Change) -> None:
 def test_everything_else_is_denied(change: Change) -> None:
     """What is not the agent's to write is denied, with words that name it."""
     denials = policy("nodeagent-own-node").denials(_asked(change))
-    assert change.denied in "".join(denials[:1])  # the API server tells the first
+    assert change.denied in "".join(denials[:1])  # the API server reports the first
     assert denials
 
 
@@ -196,7 +196,7 @@ def test_a_status_cannot_touch_managed_fields() -> None:
     assert _of_managers([], status=True) == []
 
 
-def test_nobody_else_is_concerned() -> None:
+def test_no_other_user_is_concerned() -> None:
     """Who is not the agent may do all this, as far as this policy goes."""
     for change in DENIED:
         asked = _asked(change, user="system:serviceaccount:other:nodeagent")

@@ -1,7 +1,7 @@
 """What Prometheus has after it scraped three nodes, written by the agent's own renderers.
 
 One has an H100 with MIG, one an H100 without, one a T4. All readings are made up, so that there is
-a series of everything that can be told.
+a series of everything that can be exported.
 """
 
 from __future__ import annotations

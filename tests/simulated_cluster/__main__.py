@@ -128,7 +128,7 @@ async def serve(options: argparse.Namespace) -> int:
         if options.agent:
             print("the agent's own picture:")
             print(f"  {program()} status --run-dir {folder}/run")
-            print("something happens to a GPU, and the Node tells of it:")
+            print("something happens to a GPU, and the Node reports it:")
             print(f"  {program()} simulate xid 0 79 --state {folder}/node.json\n", flush=True)
         telling = asyncio.create_task(tell_statuses(api, options.node))
         stack.callback(telling.cancel)

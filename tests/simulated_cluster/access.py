@@ -19,7 +19,7 @@ class Access:
 
     `own_node` maps a token to the name of the only Node that it may write to, as an admission
     policy does it: anything else is denied with `denial` (422, or 403 where the policy says so).
-    `withheld` are the rights that nobody has; everybody has all others.
+    `withheld` are the rights that no user has; every user has all others.
     """
 
     def __init__(self) -> None:

@@ -1,7 +1,7 @@
 """A small API server for tests and for trying out: Nodes, Pods and Events over real HTTP.
 
 `async with ApiServer() as api` serves on a free port of 127.0.0.1. Its methods are the rest of
-the cluster: they change objects as somebody else would, and every watch hears of it.
+the cluster: they change objects as another client would, and every watch hears of it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from tests.simulated_cluster.store import Key, Object, Store
 class ApiServer:
     """`requests` has everything that was asked, `events` every Event there is.
 
-    `faults` orders what goes wrong, `tokens` says who may ask (nobody in it: everyone),
+    `faults` orders what goes wrong, `tokens` says who may ask (empty: everyone),
     `access.own_node` which token may write to which Node only. Every answer and every event of a
     watch comes `latency` seconds late, as over a network from a server with work to do.
     """
@@ -92,7 +92,7 @@ class ApiServer:
     async def restart(self) -> None:
         """Stop and start with a fresh watch cache: every version given out so far is too old."""
         await self.stop()
-        self.store.tick()  # in a real cluster somebody always writes meanwhile
+        self.store.tick()  # in a real cluster some client always writes meanwhile
         self.store.forget()
         await self.start()
 
@@ -164,7 +164,7 @@ class ApiServer:
         return self.store.get(Key("nodes", "", name))
 
     def patch_node(self, name: str, patch: Object) -> Object:
-        """Somebody else's merge patch, spec and status alike; raises Refused."""
+        """Another client's merge patch, spec and status alike; raises Refused."""
         return self._patch(Key("nodes", "", name), patch)
 
     def annotate(self, name: str, **annotations: str | None) -> Object:
@@ -217,7 +217,7 @@ class ApiServer:
         return self.store.get(Key("pods", namespace, name))
 
     def patch_pod(self, name: str, patch: Object, *, namespace: str = "default") -> Object:
-        """Somebody else's merge patch, spec and status alike; raises Refused."""
+        """Another client's merge patch, spec and status alike; raises Refused."""
         return self._patch(Key("pods", namespace, name), patch)
 
     def delete_pod(self, name: str, *, namespace: str = "default") -> Object:

@@ -1,4 +1,4 @@
-"""What the API server tells about itself: enough for kubectl and for a client's probes."""
+"""What the API server publishes about itself: enough for kubectl and for a client's probes."""
 
 from __future__ import annotations
 

@@ -223,7 +223,7 @@ def reset(request: web.Request) -> None:
     transport = request.transport
     if transport is None:
         return
-    # To linger for zero seconds is how the kernel is told to reset.
+    # A linger time of zero seconds makes the kernel send a reset.
     raw = transport.get_extra_info("socket")
     raw.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     transport.abort()

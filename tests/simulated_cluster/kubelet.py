@@ -238,7 +238,7 @@ def _container(namespace: str, name: str, held: _Container) -> ContainerResource
 
 
 async def _leave_a_dead_socket(path: Path) -> None:
-    """A socket's file that nobody listens on any more."""
+    """A socket's file that no process listens on any more."""
     server = await asyncio.start_unix_server(lambda *_: None, path)
     # Python 3.13 takes the file away on closing; so it is kept under a second name meanwhile.
     kept = path.with_name(path.name + ".kept")

@@ -70,7 +70,7 @@ def invalid(kind: str, name: str, *faults: str) -> Refused:
 
 
 def modified_meanwhile(plural: str, name: str) -> Refused:
-    """Somebody else wrote the object after the version that the request names."""
+    """Another client wrote the object after the version that the request names."""
     return Refused(
         409,
         f'Operation cannot be fulfilled on {plural} "{name}": the object has been modified; '

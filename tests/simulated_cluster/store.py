@@ -1,8 +1,8 @@
 """The objects of the cluster and what happened to them: one counter of versions for all.
 
-Every write that changes something bumps the counter, is kept in a bounded history and is told to
-the watches; a write that changes nothing does none of it. Who writes (a request, or a test as
-somebody else) makes no difference.
+Every write that changes something bumps the counter, is kept in a bounded history and is
+reported to the watches; a write that changes nothing does none of it. Who writes (a request, or a
+test as another client) makes no difference.
 """
 
 from __future__ import annotations
@@ -152,7 +152,7 @@ class Store:
         return [change for change in self._history if change.version > version]
 
     def tick(self) -> None:
-        """Something was written in the cluster that nobody here looks at."""
+        """Something was written in the cluster that no client here looks at."""
         self.version += 1
 
     def forget(self) -> None:
@@ -178,7 +178,7 @@ def _without_empty(metadata: Object) -> None:
 
 
 def events_of(change: Change, matches: Callable[[Object], bool]) -> Iterator[tuple[str, Object]]:
-    """What a watch with a selector tells of a change: its type and the object."""
+    """What a watch with a selector reports of a change: its type and the object."""
     was = change.before is not None and matches(change.before)
     now = change.after is not None and matches(change.after)
     if now and change.after is not None:

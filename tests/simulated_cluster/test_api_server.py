@@ -298,7 +298,7 @@ async def test_bookmarks_on_a_timer(api: ApiServer, core: Api) -> None:
 
 
 async def test_bookmarks_never_run_ahead(api: ApiServer, core: Api) -> None:
-    """A change that a held-up watch has not told yet is not covered by its bookmark."""
+    """A change that a held-up watch has not sent yet is not covered by its bookmark."""
     version = versions(api)
     async with watch.Watch() as watching:
         events = watching.stream(
@@ -412,7 +412,7 @@ async def test_pods_that_linger_and_budgets(api: ApiServer, core: Api) -> None:
 
 
 async def test_a_pod_that_leaves_the_selection(api: ApiServer, core: Api) -> None:
-    """A pod that no longer matches a watch's selector is told as deleted."""
+    """A pod that no longer matches a watch's selector is reported as deleted."""
     api.add_pod("trainer", node="gpu-0")
     version = versions(api)
     api.patch_pod("trainer", {"status": {"phase": "Succeeded"}})

@@ -36,8 +36,8 @@ async def test_list_by_name(cluster_api: Api, node: str) -> None:
     await cluster_api.delete_node("another")
     assert [one.metadata.name for one in listed.items] == [node]
     assert int(listed.metadata.resource_version) >= int(listed.items[0].metadata.resource_version)
-    nobody = await cluster_api.list_node(field_selector="metadata.name=nobody")
-    assert nobody.items == []
+    unknown = await cluster_api.list_node(field_selector="metadata.name=nobody")
+    assert unknown.items == []
 
 
 async def test_a_selector_that_is_not_supported(cluster_api: Api) -> None:
@@ -243,7 +243,7 @@ async def test_bodies_that_are_no_patch(
 
 
 async def test_watch_from_a_list(cluster_api: Api, node: str) -> None:
-    """A watch from a list's version tells what came after it, in order, and ends by itself."""
+    """A watch from a list's version reports what came after it, in order, and ends by itself."""
     await merge(cluster_api, node, annotation("before"))
     listed = await cluster_api.list_node(field_selector=f"metadata.name={node}")
     for value in ("a", "b"):
@@ -284,7 +284,7 @@ async def test_watch_without_a_version(cluster_api: Api, node: str) -> None:
 
 
 async def test_a_node_that_is_made_again(cluster_api: Api, node: str) -> None:
-    """Deleted and created again: both are told, and the uid is another one."""
+    """Deleted and created again: both are reported, and the uid is another one."""
     old = await cluster_api.read_node(node)
     await cluster_api.delete_node(node)
     await cluster_api.create_node({"metadata": {"name": node}})

@@ -7,7 +7,7 @@ from typing import Any
 
 from tests.simulated_cluster.refusals import invalid
 
-ANNOTATIONS_LIMIT = 256 * 1024  # bytes of all keys and values together, whoever wrote them
+ANNOTATIONS_LIMIT = 256 * 1024  # bytes of all keys and values together, by any writer
 
 _NAME = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
 _WORD = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?")

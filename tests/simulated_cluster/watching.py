@@ -90,7 +90,7 @@ def number(query: Any, name: str) -> int:
 
 
 class Stream:
-    """One watch that is open: what it tells, and what strikes it."""
+    """One watch that is open: what it sends, and what strikes it."""
 
     def __init__(
         self,
@@ -105,7 +105,7 @@ class Stream:
         self._request, self._asked, self._store, self._faults = request, asked, store, faults
         self._bookmark_seconds, self._latency = bookmarks, latency
         self._queue: asyncio.Queue[Change | Fault] = asyncio.Queue()
-        self._told = 0  # the version that the client knows everything of
+        self._reported = 0  # the version that the client knows everything of
         self._last = b""  # the line sent last
         self._response = web.StreamResponse(headers={"Content-Type": "application/json"})
         self._response.enable_chunked_encoding()
@@ -140,7 +140,7 @@ class Stream:
 
     def _backlog(self) -> list[tuple[str, dict[str, Any]]]:
         """What the watch starts with."""
-        self._told = self._store.version
+        self._reported = self._store.version
         asked = self._asked
         if asked.version is not None and not asked.initial_events:
             changes = self._store.since(asked.version)
@@ -171,7 +171,7 @@ class Stream:
     async def _change(self, change: Change) -> None:
         for kind, found in self._events(change):
             await self._event(kind, found)
-        self._told = change.version
+        self._reported = change.version
 
     def _events(self, change: Change) -> list[tuple[str, dict[str, Any]]]:
         found = change.after or change.before or {}
@@ -182,12 +182,12 @@ class Stream:
         return list(events_of(change, self._asked.matches))
 
     async def _bookmark(self, annotations: dict[str, str] | None = None) -> None:
-        """Tell how far the client is, where it wants to know; never past what it was told."""
+        """Send how far the client is, where it wants to know; never past what it was sent."""
         if not self._asked.bookmarks:
             return
         if self._queue.empty():
-            self._told = self._store.version
-        metadata: dict[str, Any] = {"resourceVersion": str(self._told)}
+            self._reported = self._store.version
+        metadata: dict[str, Any] = {"resourceVersion": str(self._reported)}
         if annotations:
             metadata["annotations"] = annotations
         kind = KINDS[self._asked.plural]

@@ -68,7 +68,7 @@ async def running(*coroutines: Coroutine[Any, Any, Any]) -> AsyncIterator[None]:
 
 
 class Follower:
-    """A follower with a record of what it told, and of every wait that was drawn."""
+    """A follower with a record of what it reported, and of every wait that was drawn."""
 
     def __init__(
         self,
@@ -106,6 +106,6 @@ class Follower:
 
     @property
     def plan(self) -> str | None:
-        """The plan that was told last."""
+        """The plan that was reported last."""
         view = self.views[-1] if self.views else None
         return view.annotations.get(PLAN) if view else None

@@ -137,7 +137,7 @@ async def test_building_the_client_does_not_stop_the_loop(
     assert turns > 100
 
 
-async def test_a_server_that_nobody_can_find(tmp_path: Path) -> None:
+async def test_a_server_that_cannot_be_found(tmp_path: Path) -> None:
     """The message names the server and says in words what is wrong, without a user or password."""
     async with ClusterAccess(kubeconfig(tmp_path, "http://me:pw@127.0.0.1:9/path")) as access:
         with pytest.raises(faults.ClusterUnreachable) as refused:

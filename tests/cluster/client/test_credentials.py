@@ -1,4 +1,4 @@
-"""Reading who we are: what is taken from the files, and what is never told."""
+"""Reading who we are: what is taken from the files, and what is never disclosed."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_a_token_that_no_header_can_hold_is_refused_unseen(tmp_path: Path, token
 
 
 def test_a_kubeconfig_gives_server_and_token(tmp_path: Path) -> None:
-    """A token in the file and one in a file of its own; the server's user is not told to people."""
+    """A token in the file and one in a file of its own; the server's user is not shown."""
     inline = read_identity(Kubeconfig(kubeconfig(tmp_path / "a", token=TOKEN)))
     (tmp_path / "token").write_text(f"{TOKEN}\n")
     by_file = read_identity(
@@ -99,8 +99,8 @@ def test_a_kubeconfig_gives_server_and_token(tmp_path: Path) -> None:
     assert inline.server == "http://127.0.0.1:1"
 
 
-def test_a_kubeconfig_without_a_user_is_nobody(tmp_path: Path) -> None:
-    """Nobody is somebody on a server behind `kubectl proxy`."""
+def test_a_kubeconfig_without_a_user_gives_no_authorization(tmp_path: Path) -> None:
+    """A client without credentials is a user to a server behind `kubectl proxy`."""
     assert read_identity(Kubeconfig(kubeconfig(tmp_path / "a"))).authorization == ""
 
 

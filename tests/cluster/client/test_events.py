@@ -21,7 +21,7 @@ BLOCKED = NodeEvent("Warning", "PlanBlocked", "GPU 0 is in use by pod default/a"
 NOON = datetime(2026, 1, 2, 12, tzinfo=UTC)
 
 
-class Told:
+class ClockedPublisher:
     """A publisher with a clock of its own for the time of day."""
 
     def __init__(self, access: ClusterAccess, intervals: EventIntervals = QUICK) -> None:
@@ -65,7 +65,7 @@ async def test_an_event_is_as_kubectl_describe_wants_it(
     server: ApiServer, access: ClusterAccess
 ) -> None:
     """In namespace default, about the Node by name and with the name as its uid."""
-    reported = Told(access)
+    reported = ClockedPublisher(access)
     async with running(reported.publisher.run()):
         reported.tell(BLOCKED)
         await until(lambda: server.events)
@@ -89,7 +89,7 @@ async def test_a_repeat_is_counted_in_the_event_that_there_is(
     server: ApiServer, access: ClusterAccess
 ) -> None:
     """One Event for each cause, with its count and its last time."""
-    reported = Told(access)
+    reported = ClockedPublisher(access)
     async with running(reported.publisher.run()):
         for number in range(3):
             reported.now = NOON + timedelta(minutes=number)
@@ -108,7 +108,7 @@ async def counted(server: ApiServer, expected: dict[str, int]) -> None:
 
 async def test_many_repeats_are_few_requests(server: ApiServer, access: ClusterAccess) -> None:
     """What repeats while it waits for its turn is one request, and no repeat is lost."""
-    reported = Told(access, EventIntervals(interval=0.2, burst=2))
+    reported = ClockedPublisher(access, EventIntervals(interval=0.2, burst=2))
     async with running(reported.publisher.run()):
         for _ in range(500):
             reported.tell(BLOCKED)
@@ -119,7 +119,7 @@ async def test_many_repeats_are_few_requests(server: ApiServer, access: ClusterA
 
 async def test_a_flood_of_causes_is_bounded(server: ApiServer, access: ClusterAccess) -> None:
     """Requests stay within the rate, the oldest that wait give way, and that is counted."""
-    reported = Told(access, EventIntervals(interval=0.1, burst=3, waiting=5))
+    reported = ClockedPublisher(access, EventIntervals(interval=0.1, burst=3, waiting=5))
     clock = asyncio.get_running_loop().time
     began = clock()
     async with running(reported.publisher.run()):
@@ -134,7 +134,7 @@ async def test_a_flood_of_causes_is_bounded(server: ApiServer, access: ClusterAc
 
 async def test_what_is_remembered_is_bounded(server: ApiServer, access: ClusterAccess) -> None:
     """A cause that was forgotten gets a new Event; nothing else changes."""
-    reported = Told(access, EventIntervals(interval=0.001, burst=10, known=1))
+    reported = ClockedPublisher(access, EventIntervals(interval=0.001, burst=10, known=1))
     async with running(reported.publisher.run()):
         for number, event in enumerate((APPLIED, BLOCKED, BLOCKED, APPLIED), start=1):
             reported.tell(event)
@@ -152,7 +152,7 @@ async def test_an_event_that_the_server_forgot_is_made_anew(
     server: ApiServer, access: ClusterAccess
 ) -> None:
     """Servers drop Events after an hour; the repeat is news then."""
-    reported = Told(access)
+    reported = ClockedPublisher(access)
     async with running(reported.publisher.run()):
         reported.tell(APPLIED)
         await until(lambda: server.events)
@@ -164,12 +164,12 @@ async def test_an_event_that_the_server_forgot_is_made_anew(
 @pytest.mark.parametrize(
     "fault", [Answer(401), Answer(429), Answer(500), Html(), Reset(), Cut(), Freeze()]
 )
-async def test_what_fails_is_told_later(
+async def test_what_fails_is_reported_later(
     server: ApiServer, access: ClusterAccess, fault: Fault
 ) -> None:
     """After two failures it arrives once, with the repeats of the meantime."""
     server.faults.next(2, fault, verb="POST")
-    reported = Told(access)
+    reported = ClockedPublisher(access)
     async with running(reported.publisher.run()):
         reported.tell(BLOCKED)
         await until(lambda: server.faults.struck)
@@ -186,7 +186,7 @@ async def test_what_is_refused_is_dropped(
 ) -> None:
     """One request, no repetition, and the next Event goes its way."""
     server.faults.next(1, Answer(code), verb="POST")
-    reported = Told(access)
+    reported = ClockedPublisher(access)
     async with running(reported.publisher.run()):
         reported.tell(BLOCKED, APPLIED)
         await counted(server, {"PlanApplied": 1})
@@ -195,12 +195,12 @@ async def test_what_is_refused_is_dropped(
 
 
 async def test_what_is_too_old_is_dropped(server: ApiServer, access: ClusterAccess) -> None:
-    """After an outage of a day nobody wants to read yesterday's Events."""
-    reported = Told(access)
+    """After an outage of a day no user wants to read yesterday's Events."""
+    reported = ClockedPublisher(access)
     await server.stop()
     async with running(reported.publisher.run()):
         reported.tell(BLOCKED)
-        await until(lambda: reported.draws)  # it failed, and waits to be told again
+        await until(lambda: reported.draws)  # it failed, and waits to be sent again
         reported.ahead = 86400.0
         reported.tell(APPLIED)
         await server.start()
@@ -210,7 +210,7 @@ async def test_what_is_too_old_is_dropped(server: ApiServer, access: ClusterAcce
 
 async def test_a_long_message_is_shortened(server: ApiServer, access: ClusterAccess) -> None:
     """The API takes 1,024 characters; the end of a longer one is shown to be missing."""
-    reported = Told(access)
+    reported = ClockedPublisher(access)
     async with running(reported.publisher.run()):
         reported.tell(NodeEvent("Warning", "PlanRejected", "x" * 5000))
         await until(lambda: server.events)

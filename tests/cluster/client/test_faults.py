@@ -62,7 +62,7 @@ def test_retry_after_counts_in_seconds() -> None:
 
 
 def test_an_exceptions_own_text_is_not_repeated() -> None:
-    """Some of aiohttp's exceptions quote headers; only their kind is told."""
+    """Some of aiohttp's exceptions quote headers; only their kind is reported."""
     secret = "Bearer very-secret"
     for error in (
         aiohttp.ClientPayloadError(secret),
@@ -77,8 +77,8 @@ def test_an_exceptions_own_text_is_not_repeated() -> None:
             assert fault.message.startswith("https://s does not answer this: ")
 
 
-def test_the_systems_own_word_is_told() -> None:
-    """Refused and reset are told apart for the reader."""
+def test_the_systems_own_word_is_reported() -> None:
+    """Refused and reset are distinguished for the reader."""
     fault = faults.from_error(
         ConnectionRefusedError(111, "Connect call failed"), purpose="x", server="s"
     )

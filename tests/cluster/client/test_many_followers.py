@@ -19,7 +19,7 @@ pytestmark = pytest.mark.virtual_time
 FLEET = 60
 
 
-async def test_a_change_is_told_at_once(server: ApiServer, access: ClusterAccess) -> None:
+async def test_a_change_is_reported_at_once(server: ApiServer, access: ClusterAccess) -> None:
     """From the annotation's patch to the callback there is no wait, in 200 changes."""
     clock = asyncio.get_running_loop().time
     arrived = asyncio.Event()

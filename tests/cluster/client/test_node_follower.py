@@ -39,7 +39,7 @@ def asked(server: ApiServer) -> str:
 
 
 def plan(server: ApiServer, text: str) -> None:
-    """Somebody asks for this plan."""
+    """A user asks for this plan."""
     server.annotate("n", **{PLAN: text})
 
 
@@ -49,7 +49,7 @@ async def reported(seen: Follower, text: str) -> None:
 
 
 async def follows(server: ApiServer, seen: Follower, text: str) -> None:
-    """A change made now is told, by the watch that is open."""
+    """A change made now is reported, by the watch that is open."""
     await until(lambda: server.faults.watching)
     plan(server, text)
     await until(lambda: seen.plan == text)
@@ -63,7 +63,7 @@ async def follows(server: ApiServer, seen: Follower, text: str) -> None:
 async def test_one_list_and_one_watch_and_then_silence(
     server: ApiServer, access: ClusterAccess
 ) -> None:
-    """Changes are told without another request, and what concerns nobody is not told."""
+    """Changes are reported without another request, and irrelevant ones are not reported."""
     seen = Follower(access)
     assert not seen.follower.is_reachable
     async with running(seen.follower.run()):
@@ -84,7 +84,7 @@ async def test_one_list_and_one_watch_and_then_silence(
     assert watch["timeoutSeconds"] == "30"
 
 
-async def test_only_the_own_node_is_told(server: ApiServer, access: ClusterAccess) -> None:
+async def test_only_the_own_node_is_reported(server: ApiServer, access: ClusterAccess) -> None:
     """Another Node's changes do not arrive."""
     server.add_node("other")
     seen = Follower(access)
@@ -98,7 +98,7 @@ async def test_only_the_own_node_is_told(server: ApiServer, access: ClusterAcces
 async def test_a_node_that_comes_goes_and_comes_again(
     server: ApiServer, access: ClusterAccess
 ) -> None:
-    """Absence is told once, nobody polls for the Node, and the new one has another uid."""
+    """Absence is reported once, the Node is not polled for, and the new one has another uid."""
     server.delete_node("n")
     seen = Follower(access)
     async with running(seen.follower.run()):
@@ -115,10 +115,10 @@ async def test_a_node_that_comes_goes_and_comes_again(
     assert len({view.uid for view in seen.views if view}) == 2
 
 
-async def test_a_node_made_anew_while_nobody_watched(
+async def test_a_node_made_anew_while_no_watch_was_open(
     server: ApiServer, access: ClusterAccess
 ) -> None:
-    """It is told as gone and then as new, although its deletion was never seen."""
+    """It is reported as gone and then as new, although its deletion was never seen."""
     seen = Follower(access)
     async with running(seen.follower.run()):
         await follows(server, seen, "one")
@@ -181,7 +181,7 @@ async def test_bookmarks_move_the_version_and_tell_nothing(
 
 
 async def test_events_that_come_late_are_passed_over(tmp_path: Path) -> None:
-    """A server that tells an older change, or an older deletion, after a newer changes nothing."""
+    """An older change, or an older deletion, that is sent after a newer one changes nothing."""
 
     def event(kind: str, version: int, text: str) -> bytes:
         metadata = {"name": "n", "uid": "u", "resourceVersion": str(version)}
@@ -215,7 +215,7 @@ async def test_events_that_come_late_are_passed_over(tmp_path: Path) -> None:
     assert [view and view.annotations[PLAN] for view in seen.views] == [None, "ten", "eleven"]
 
 
-async def test_events_that_come_twice_are_told_once(
+async def test_events_that_come_twice_are_reported_once(
     server: ApiServer, access: ClusterAccess
 ) -> None:
     """Only what is newer than the last is news."""
@@ -336,7 +336,7 @@ async def test_requests_that_fail_are_repeated_after_a_wait(
     kind: type[faults.ClusterFault],
     watch: bool,
 ) -> None:
-    """Each failure costs one request, with its list at most; the fault is told by its kind."""
+    """Each failure costs one request, with its list at most; the fault is reported by its kind."""
     server.faults.next(3, fault, watch=watch)
     plan(server, "one")
     seen = Follower(access)
@@ -445,7 +445,7 @@ async def test_a_token_that_is_refused_is_a_fault_until_there_is_another(
     assert 3 <= count <= 10
     assert isinstance(seen.faults[0], faults.NotAuthenticated)
     assert "very-secret" not in str(seen.faults[0])
-    assert len(seen.faults) == 2  # told once, and its end
+    assert len(seen.faults) == 2  # reported once, and its end
 
 
 async def test_a_token_is_read_again_before_it_grows_old(server: ApiServer, tmp_path: Path) -> None:
@@ -545,7 +545,7 @@ async def test_a_clock_that_jumps(server: ApiServer, access: ClusterAccess, jump
 
 
 async def test_cancelling_leaves_nothing_open(server: ApiServer, access: ClusterAccess) -> None:
-    """The server notices at once that nobody listens any more."""
+    """The server notices at once that no client listens any more."""
     seen = Follower(access)
     async with running(seen.follower.run()):
         await until(lambda: server.faults.watching)

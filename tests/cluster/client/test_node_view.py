@@ -17,7 +17,7 @@ def node(**parts: Any) -> dict[str, Any]:
 
 
 def test_absent_parts_are_empty() -> None:
-    """A Node that nobody has written to has no annotations, spec or status at all."""
+    """A Node that no client has written to has no annotations, spec or status at all."""
     view = view_of(node(), Interest())
     assert (view.annotations, view.labels, view.allocatable, view.conditions) == ({}, {}, {}, {})
     assert view.unschedulable is False

@@ -39,7 +39,7 @@ NOON = datetime(2026, 1, 2, 12, tzinfo=UTC)
 
 
 class Written:
-    """A writer that follows its Node, and what it told."""
+    """A writer that follows its Node, and what it reported."""
 
     def __init__(
         self,
@@ -242,7 +242,7 @@ async def test_changes_soon_after_each_other_are_written_at_once(
 # --- others who write ---------------------------------------------------------------------------
 
 
-async def test_what_somebody_edited_by_hand_is_restored(
+async def test_what_was_edited_by_hand_is_restored(
     server: ApiServer, access: ClusterAccess
 ) -> None:
     """Changed or taken away: it comes back, with one request each time."""
@@ -262,7 +262,7 @@ async def test_what_somebody_edited_by_hand_is_restored(
 
 
 async def test_a_quarrel_about_a_key_gets_slower(server: ApiServer, access: ClusterAccess) -> None:
-    """Somebody who always writes back at once does not make us write at full rate for ever."""
+    """A program that always writes back at once does not make us write at full rate for ever."""
     intervals = replace(QUICK_WRITES, interval=0.01, retry=(0.1, 1.0))
     made = Written(access, intervals=intervals)
 
@@ -339,7 +339,7 @@ async def test_news_older_than_the_own_write_is_passed_over(
 async def test_a_write_that_fails_is_made_again(
     server: ApiServer, access: ClusterAccess, fault: Fault, kind: type[ClusterFault]
 ) -> None:
-    """Two failures, two more requests; the last wish arrives, and the fault is told once."""
+    """Two failures, two more requests; the last wish arrives, and the fault is reported once."""
     server.faults.next(2, fault, verb="PATCH")
     made = Written(access)
     async with made.running() as writer:
@@ -401,7 +401,7 @@ async def test_what_is_refused_for_good_is_not_repeated_soon(
 async def test_the_limit_of_all_writers_together_is_a_refusal(
     server: ApiServer, access: ClusterAccess
 ) -> None:
-    """Others may have filled the Node; the server's words are told, and no storm begins."""
+    """Others may have filled the Node; the server's words are reported, and no storm begins."""
     server.annotate("n", **{"other/large": "x" * 200_000})
     made = Written(access)
     async with made.running() as writer:
@@ -430,7 +430,7 @@ async def test_a_node_that_is_gone_is_waited_for(server: ApiServer, access: Clus
 async def test_a_node_that_was_said_to_be_gone_and_is_not(
     server: ApiServer, access: ClusterAccess
 ) -> None:
-    """A 404 that somebody in between made up: after a while it is tried again, without any news."""
+    """A 404 that a proxy in between made up: after a while it is tried again, without any news."""
     made = Written(access)
     async with made.running() as writer:
         server.faults.next(1, Answer(404), verb="PATCH")

@@ -53,7 +53,7 @@ def test_nothing_is_expected_of_nothing() -> None:
     assert expected(Strategy.MIXED, (), sliced((GPU, 4))) == {}
 
 
-def test_the_label_tells_only_whether() -> None:
+def test_the_label_says_only_whether_devices_are_shared() -> None:
     """How many replicas of what a future layout has, no label can tell."""
     cases: list[tuple[dict[str, str], PluginSharing | None]] = [
         ({}, NOT_SHARED),

@@ -99,7 +99,7 @@ def test_with_the_plugins_pods() -> None:
 
 
 def test_with_nothing() -> None:
-    """Nobody is told."""
+    """No client is notified."""
     care = rules(ClientCare.NOTHING, cordon=False)
     assert preparations(NODE, care) == restored(NODE, care) == ()
 
@@ -146,7 +146,7 @@ def test_the_plugins_configuration_changes_with_its_return() -> None:
 SHARING = WantedMps(Sharing((Share("s", 1, None, None),), "report"), Account(1000, 1000))
 
 
-def test_what_changes_no_device_disturbs_nobody() -> None:
+def test_what_changes_no_device_disturbs_no_client() -> None:
     """MPS, time slices, a mode that only waits for a reset, and nothing at all."""
     off = replace(card("h100-80gb"), mig=MigMode(current=False, pending=False))
     shared = DesiredGpu(None, "gpus[0]", mps=SHARING)
@@ -188,7 +188,7 @@ def test_what_we_did_not_cordon_is_left_alone() -> None:
 
 
 def test_an_uncordon_in_between_is_kept() -> None:
-    """Somebody wanted pods here: only the memory goes, and a later change cordons anew."""
+    """A user wanted pods here: only the agent's mark goes, and a later change cordons anew."""
     node = NodeView(annotations=OURS)
     ended = uncordoning(node)
     assert ended is not None

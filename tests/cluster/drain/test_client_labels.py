@@ -60,7 +60,7 @@ def test_pause_and_restore_leave_the_node_as_it_was() -> None:
     assert patched(during, restoring(during)) == labels
 
 
-def test_somebody_who_forbids_a_client_meanwhile_is_heard() -> None:
+def test_a_client_forbidden_meanwhile_stays_forbidden() -> None:
     """A label set to false while it was paused stays false."""
     during = {PLUGIN: "false", f"{PREFIX}dcgm": PAUSED}
     assert restoring(during) == {f"{PREFIX}dcgm": "true"}

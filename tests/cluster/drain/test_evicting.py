@@ -102,7 +102,9 @@ async def test_pods_in_the_way_are_evicted_behind_a_cordon(
         assert not [request for request in asked(server) if request.startswith("DELETE")]
 
 
-async def test_a_budget_is_kept_to_told_and_asked_again(server: ApiServer, tmp_path: Path) -> None:
+async def test_a_budget_is_kept_to_reported_and_asked_again(
+    server: ApiServer, tmp_path: Path
+) -> None:
     """What refuses is named with its words; the node is not cordoned for nothing meanwhile."""
     server.pods.budgets["work", "a"] = "at-least-one"
     async with agent(server, tmp_path, cordon=True) as it:
@@ -123,7 +125,7 @@ async def test_a_budget_is_kept_to_told_and_asked_again(server: ApiServer, tmp_p
         await until(lambda: it.around.problems == ())
 
 
-async def test_nobody_is_evicted_unless_the_plan_says_so(server: ApiServer, tmp_path: Path) -> None:
+async def test_no_pod_is_evicted_unless_the_plan_says_so(server: ApiServer, tmp_path: Path) -> None:
     """The default waits."""
     async with agent(server, tmp_path) as it:
         before = len(asked(server))
@@ -132,8 +134,8 @@ async def test_nobody_is_evicted_unless_the_plan_says_so(server: ApiServer, tmp_
         assert asked(server)[before:] == []
 
 
-async def test_nobody_is_evicted_in_vain(server: ApiServer, tmp_path: Path) -> None:
-    """Not for a layout that the plugin cannot serve, nor while somebody else splits the GPUs."""
+async def test_no_pod_is_evicted_in_vain(server: ApiServer, tmp_path: Path) -> None:
+    """Not for a layout that the plugin cannot serve, nor while another program splits the GPUs."""
     labels = {"nvidia.com/mig.strategy": "none", "nvidia.com/gfd.timestamp": "2"}
     server.patch_node(NODE, {"metadata": {"labels": labels}})
     async with agent(server, tmp_path) as it:
@@ -148,7 +150,7 @@ async def test_nobody_is_evicted_in_vain(server: ApiServer, tmp_path: Path) -> N
 
 
 async def test_a_server_that_does_not_answer(server: ApiServer, tmp_path: Path) -> None:
-    """It is told, and the eviction comes when the server does."""
+    """The outage is reported, and the pod is evicted when the server answers."""
     server.faults.next(2, Answer(503), path="/api/v1/pods")
     async with agent(server, tmp_path) as it:
         settle(it, held("a"))
@@ -192,7 +194,7 @@ async def test_pods_that_the_kubelet_alone_lists(server: ApiServer, tmp_path: Pa
         pods = it.around.finished_pods
         before = len(asked(server))
         assert await pods.among({a, b}, 2.0) == frozenset()
-        assert asked(server)[before:] == [], "nobody is suspected"
+        assert asked(server)[before:] == [], "no pod is suspected"
         it.around.settle(*judged([held("a", "b", kubelet=True)]))
         await until(lambda: it.woken)
         assert await pods.among({b}, 2.0) == frozenset()

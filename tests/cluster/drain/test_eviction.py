@@ -1,4 +1,4 @@
-"""Whom a plan with whenInUse: evict sends away: those in its way, nobody else, nobody in vain."""
+"""Which pods a plan with whenInUse: evict evicts: those in its way, no others, none in vain."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def of(pod: str, pid: int = 1) -> User:
 
 
 def used(gpu: Gpu, *pods: str) -> Gpu:
-    """The GPU with its instances used by these pods in turn; "-" stands for nobody."""
+    """The GPU with its instances used by these pods in turn; "-" stands for no pod."""
     instances = []
     for number, (instance, pod) in enumerate(zip(gpu.instances, pods, strict=True)):
         usage = Usage() if pod == "-" else Usage((of(pod, 100 + number),))
@@ -102,7 +102,7 @@ def test_their_end_is_enough() -> None:
     ],
     ids=["wait", "in sync", "never fits"],
 )
-def test_nobody_goes_otherwise(asked: DesiredGpu) -> None:
+def test_no_pod_is_evicted_otherwise(asked: DesiredGpu) -> None:
     """Not by default, not when nothing is to do, not for what cannot be."""
     assert chosen(SEVEN_USED, asked) == Evictions()
 

@@ -177,10 +177,10 @@ async def test_the_plugins_pod_is_deleted_once(server: ApiServer, tmp_path: Path
         assert [r for r in asked(server) if r.startswith("DELETE")] == deletions
 
 
-async def test_what_the_node_does_not_offer_is_told_until_it_does(
+async def test_what_the_node_does_not_offer_is_reported_until_it_does(
     server: ApiServer, tmp_path: Path
 ) -> None:
-    """After the deadline it is a problem; an offer that comes late ends it. Nobody is asked."""
+    """After the deadline it is a problem; an offer that comes late ends it. No request is sent."""
     async with agent(server, tmp_path) as it:
         assert await it.round() == ()
         assert it.codes() == []
@@ -206,7 +206,7 @@ async def test_steady_state_asks_for_nothing(server: ApiServer, tmp_path: Path) 
         assert len(server.requests) == before
 
 
-async def test_a_change_that_nobody_wants_to_hear_of_asks_for_the_pods_alone(
+async def test_a_change_without_clients_to_notify_asks_for_the_pods_alone(
     server: ApiServer, tmp_path: Path
 ) -> None:
     """With clients: nothing the way from plan to work is one request long."""
@@ -231,12 +231,12 @@ async def test_the_plugins_configuration_goes_with_the_layout(
         await until(lambda: labels(server, CONFIG).get(CONFIG) == "shared")
         server.patch_node(NODE, {"metadata": {"labels": {CONFIG: "other"}}})
         await asyncio.sleep(0.05)
-        assert labels(server, CONFIG)[CONFIG] == "other", "no race with whoever sets it"
+        assert labels(server, CONFIG)[CONFIG] == "other", "no race with the program that sets it"
         await it.round(AFTER, AFTER, config="shared")
         await until(lambda: labels(server, CONFIG)[CONFIG] == "shared")
 
 
-async def test_somebodys_own_changes_are_kept(server: ApiServer, tmp_path: Path) -> None:
+async def test_changes_of_others_are_kept(server: ApiServer, tmp_path: Path) -> None:
     """A cordon that was there stays, and a label switched off meanwhile stays off."""
     server.pods.gone("plugin", "gpu")
     server.patch_node(NODE, {"spec": {"unschedulable": True}})
@@ -269,7 +269,9 @@ async def test_writes_by_others_in_between_are_no_obstacle(
 
 
 async def test_without_an_api_server(server: ApiServer, tmp_path: Path) -> None:
-    """Who has to be told waits and hears why; who need not goes on, and says what was not asked."""
+    """With clients to notify the agent waits and reports why; without, it goes on and reports what
+    was not checked.
+    """
     async with agent(server, tmp_path, clients="pauseLabels") as it:
         await server.stop()
         [problem] = await it.round()
@@ -286,9 +288,7 @@ async def test_without_an_api_server(server: ApiServer, tmp_path: Path) -> None:
         await server.start()
 
 
-async def test_after_an_outage_nobody_waits_out_the_pause(
-    server: ApiServer, tmp_path: Path
-) -> None:
+async def test_the_end_of_an_outage_cuts_the_pause_short(server: ApiServer, tmp_path: Path) -> None:
     """What was put off for the API server's silence is tried as soon as that has an end."""
     slow = replace(PACE, prepare=(60.0, 600.0))
     async with agent(server, tmp_path, clients="pauseLabels", intervals=slow) as it:
@@ -302,8 +302,8 @@ async def test_after_an_outage_nobody_waits_out_the_pause(
         assert (problem.code, tried.code) == (Code.CLUSTER, Code.IN_USE)  # the plugin's pod stays
 
 
-async def test_what_is_forbidden_is_told(server: ApiServer, tmp_path: Path) -> None:
-    """A role that lacks a verb is no reason to go on as if others had been told."""
+async def test_what_is_forbidden_is_reported(server: ApiServer, tmp_path: Path) -> None:
+    """A role that lacks a verb is no reason to go on as if others had been notified."""
     server.faults.next(1, Answer(403), verb="PATCH")
     async with agent(server, tmp_path, clients="pauseLabels") as it:
         [problem] = await it.round()
@@ -314,10 +314,10 @@ async def test_what_is_forbidden_is_told(server: ApiServer, tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("setting", "value"), [("tolerate", ("mig-manger",)), ("plugin_pods", ("nvidia",))]
 )
-async def test_settings_that_name_nobody(
+async def test_settings_that_name_nothing_known(
     server: ApiServer, tmp_path: Path, setting: str, value: tuple[str, ...]
 ) -> None:
-    """A spelling mistake is refused at the start, and not taken for somebody who is not there."""
+    """A spelling mistake is refused at the start, and not taken for a program that is not there."""
     given: dict[str, Any] = {setting: value}
     with pytest.raises(UsageError, match=f"kubernetes.{setting}"):
         async with agent(server, tmp_path, **given):

@@ -53,10 +53,10 @@ async def server() -> AsyncIterator[ApiServer]:
 
 
 @pytest.mark.parametrize("owner", PODS)
-async def test_each_is_refused_until_told_otherwise(
+async def test_each_is_refused_until_tolerated(
     server: ApiServer, tmp_path: Path, owner: str
 ) -> None:
-    """By its pod on this node, and named; tolerated, it stands in nobody's way."""
+    """It is found by its pod on this node, and named; tolerated, it blocks no plan."""
     server.add_pod(f"{owner}-1", node=NODE, **PODS[owner])
     async with agent(server, tmp_path) as it:
         [problem] = await it.round()
@@ -69,7 +69,7 @@ async def test_each_is_refused_until_told_otherwise(
 
 
 def test_who_is_refused_waits() -> None:
-    """The node is blocked by somebody else; it has not failed."""
+    """The node is blocked by another program; it has not failed."""
     owned = Problem(Code.OWNED, "somebody")
     assert (
         phase_of(refused=False, plan=NodePlan(Verdict.IN_SYNC), problems=[owned]) is Phase.BLOCKED
@@ -77,7 +77,7 @@ def test_who_is_refused_waits() -> None:
 
 
 async def test_work_goes_on_when_the_other_has_gone(server: ApiServer, tmp_path: Path) -> None:
-    """While refused, each round asks anew; a pod of another node is nobody's concern."""
+    """While refused, each round asks anew; a pod of another node does not matter."""
     server.add_pod("away", node="m", **MIG_MANAGER)
     server.add_pod("here", node=NODE, **MIG_MANAGER)
     async with agent(server, tmp_path) as it:
@@ -109,7 +109,7 @@ async def test_a_label_that_goes_is_reason_to_look(server: ApiServer, tmp_path: 
         await until(lambda: it.woken)
 
 
-async def test_a_node_as_planned_is_told_of_it_once(server: ApiServer, tmp_path: Path) -> None:
+async def test_on_a_node_as_planned_it_is_reported_once(server: ApiServer, tmp_path: Path) -> None:
     """Nothing is refused where nothing is to do; but who is there is said, and said once."""
     server.add_pod("here", node=NODE, **MIG_MANAGER)
     async with agent(server, tmp_path) as it:

@@ -76,7 +76,7 @@ def test_each_is_recognised_and_named() -> None:
 
 
 def test_what_only_looks_like_one() -> None:
-    """What has ended, what does not split, and what known pods belie stops nobody."""
+    """What has ended, what does not split, and what known pods belie is no owner."""
     cases: list[Known] = [
         unlisted(),
         here(),
@@ -108,7 +108,7 @@ def test_the_label_of_our_own_protocol_is_no_evidence() -> None:
 
 
 def test_several_are_all_named() -> None:
-    """Who switches one off is told of the next at once."""
+    """A user who switches one off sees the next at once."""
     node, pods = here(MIG_AGENT, MIG_MANAGER)
     assert claims(node, pods).keys() == {Owner.MIG_MANAGER, Owner.NOS}
     assert len(owned_by_others(node, pods, tolerated={Owner.NOS})) == 1

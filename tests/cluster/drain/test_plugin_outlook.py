@@ -153,7 +153,7 @@ async def test_the_configuration_of_the_plan_counts(server: ApiServer, tmp_path:
         await until(lambda: not it.around.problems)
 
 
-async def test_a_configuration_that_nobody_described_is_not_judged(
+async def test_an_undescribed_configuration_is_not_judged(
     server: ApiServer, tmp_path: Path
 ) -> None:
     """What feature discovery said of the old one says nothing of the next one."""
@@ -165,7 +165,7 @@ async def test_a_configuration_that_nobody_described_is_not_judged(
         assert it.around.problems == ()
 
 
-async def test_what_was_told_is_remembered(server: ApiServer, tmp_path: Path) -> None:
+async def test_reported_labels_are_remembered(server: ApiServer, tmp_path: Path) -> None:
     """Feature discovery is sent away with its labels; the offer is awaited by what they said."""
     async with agent(server, tmp_path) as it:
         server.patch_node(NODE, {"metadata": {"labels": dict.fromkeys(MIXED)}})

@@ -70,7 +70,7 @@ def test_what_is_no_pod() -> None:
 
 
 def test_when_a_pod_is_over() -> None:
-    """Its phase says so, and no container of it is told to run."""
+    """Its phase says so, and none of its containers is reported as running."""
     cases: list[tuple[dict[str, Any], bool]] = [
         ({"phase": "Succeeded"}, True),
         ({"phase": "Failed", "containerStatuses": [{"state": {"terminated": {}}}]}, True),
@@ -89,7 +89,7 @@ CLIENT = "nvidia.com/gpu.deploy.client"
 
 
 def test_what_matches() -> None:
-    """All labels; an empty selector means nobody, never everybody."""
+    """All labels have to match; an empty selector matches no pod, never every pod."""
     cases: list[tuple[PodSelector, Pod, bool]] = [
         (PodSelector({"app": "x"}), Pod("a", "p", {"app": "x", "more": "y"}), True),
         (PodSelector({"app": "x"}), Pod("a", "p", {"app": "y"}), False),

@@ -80,7 +80,7 @@ def test_what_each_strategy_offers() -> None:
 
 
 def test_what_a_strategy_cannot_serve() -> None:
-    """Each layout with which the plugin would offer nothing, or what nobody can use."""
+    """Each layout with which the plugin would offer nothing, or what no pod can use."""
     cases: list[tuple[Strategy, tuple[Gpu, ...], list[str]]] = [
         (Strategy.NONE, (OFF, T4), []),
         (Strategy.NONE, (BALANCED, OFF), ["strategy is none"]),

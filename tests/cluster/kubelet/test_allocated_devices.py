@@ -39,7 +39,7 @@ def claimed(device: str, driver: str = "gpu.nvidia.com") -> AllocatedDevices:
     "name", [MIG, f"{MIG}::0", f"MIG-{GPU}/5/0", "nvidia3/gi5", "nvidia3/gi5/vgpu1"]
 )
 def test_a_mig_device_is_used_by_who_holds_it(name: str) -> None:
-    """However the plugin calls it, and nobody else is concerned."""
+    """This holds for each name that the plugin may give it; no other device is concerned."""
     reading = held(name)
     assert reading.users(DEVICE) == Usage((ALLOCATED,))
     assert reading.users(MigDevice(GPU, 3, 6, 0, OTHER, Placement(0, 1))) == Usage()
@@ -78,7 +78,7 @@ def test_a_claimed_gpu_is_known_by_its_file() -> None:
     assert claimed("gpu-3", "dra.example.com").users_of_gpu(WHOLE) == Usage()
 
 
-def test_a_claim_that_nobody_understands_makes_everything_unknown() -> None:
+def test_an_unintelligible_claim_makes_everything_unknown() -> None:
     """Unknown counts as in use."""
     for usage in (claimed("card").users(DEVICE), claimed("card").users_of_gpu(WHOLE)):
         assert not usage.known
@@ -86,7 +86,7 @@ def test_a_claim_that_nobody_understands_makes_everything_unknown() -> None:
 
 
 def test_a_gpu_whose_file_is_not_known_may_be_the_claimed_one() -> None:
-    """Only while something is told by files."""
+    """This is so only while a claim names its device by file."""
     assert not claimed("gpu-3").users_of_gpu(WholeGpu(GPU, None)).known
     assert not claimed("gpu-3").users(MigDevice(GPU, None, 5, 0, MIG)).known
     assert held(MIG).users_of_gpu(WholeGpu(GPU, None)) == Usage()
@@ -111,7 +111,7 @@ def of_trainer(pid: int, container: str = "main") -> User:
 
 
 def test_a_process_stands_for_its_pods_allocation() -> None:
-    """Named by its cgroup, and its container by what the kubelet says if nobody else does."""
+    """The cgroup names its pod; the kubelet names its container if no other source does."""
     owners = {7: ProcessPod("uid", "", POD, "main")}
     assert joined(held(MIG), owners, 7) == (of_trainer(7),)
     assert joined(held(MIG), {7: ProcessPod("uid", "", POD)}, 7) == (of_trainer(7),)
@@ -120,7 +120,7 @@ def test_a_process_stands_for_its_pods_allocation() -> None:
     )
 
 
-def test_a_process_of_another_pod_stands_for_nobody_else() -> None:
+def test_a_process_of_another_pod_stands_for_no_other_pod() -> None:
     """It is on a device that it was not given; both are users."""
     owners = {7: ProcessPod("uid", "", PodName("team", "intruder"), "main")}
     intruder, allocated = joined(held(MIG), owners, 7)
@@ -138,7 +138,7 @@ def test_a_process_of_which_nothing_is_known_is_the_only_holders() -> None:
     assert joined(held(MIG), {7: ProcessPod("uid")}, 7) == (of_trainer(7), ALLOCATED)
 
 
-def test_of_two_holders_nobody_knows_which() -> None:
+def test_of_two_holders_it_is_unknown_which() -> None:
     """With time slicing or MPS a device is several pods'."""
     both = AllocatedDevices(
         held(f"{MIG}::0").holdings + held(f"{MIG}::1", pod=PodName("team", "other")).holdings

@@ -180,7 +180,7 @@ async def test_a_kubelet_that_hangs_is_waited_for_so_long_and_no_longer(
 
 
 async def test_a_busy_kubelet_is_asked_again(kubelet: Kubelet, usage: KubeletUsage) -> None:
-    """It refuses the hundredth call in a second, whoever made the others."""
+    """The kubelet refuses the hundredth call in a second, whichever clients made the others."""
     kubelet.refuse["List"] = RATE_LIMITED
     asking = asyncio.ensure_future(usage.ask())
     while not kubelet.calls:
@@ -279,8 +279,8 @@ async def test_where_there_must_be_a_kubelet_its_absence_is_no_answer(
     assert isinstance(await usage.ask(), UnknownUsers)
 
 
-def test_nobody_is_asked_where_nobody_wants_it() -> None:
-    """Under simulation only when told so in words."""
+def test_no_kubelet_is_asked_where_it_is_not_wanted() -> None:
+    """Under simulation the kubelet is asked only when the settings say so explicitly."""
     socket = Path("/nothing/kubelet.sock")
     never = KubeletSettings(socket=socket, use="never")
     assert kubelet_users(never, in_cluster=True, simulated=False) is None

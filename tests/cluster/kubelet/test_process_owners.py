@@ -18,7 +18,7 @@ UID = "1b2c3d4e-0000-4111-8222-333344445555"
 
 
 def test_outside_pods_it_is_a_container_a_unit_or_a_user() -> None:
-    """The most specific of them that the cgroup tells; a user's session is the user's."""
+    """The owner is the most specific that the cgroup names; a user's session is the user's."""
     cases: list[tuple[str, Owner]] = [
         (f"0::/system.slice/docker-{ID}.scope\n", Owner(container=ID[:12])),
         (f"0::/docker/{ID}\n", Owner(container=ID[:12])),

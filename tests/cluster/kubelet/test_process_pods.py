@@ -45,7 +45,7 @@ def test_cgroups() -> None:
             f"12:pids:/\n11:memory:/kubepods/burstable/pod{UID}/{ID}\n1:name=systemd:/\n0::/\n",
             ProcessPod(UID, ID),
         ),
-        # containerd that was told to use cgroupfs beside a kubelet with systemd
+        # containerd that was configured to use cgroupfs beside a kubelet with systemd
         (
             (
                 "5:devices:/system.slice/containerd.service/"

@@ -87,7 +87,7 @@ async def test_a_mig_parted_file_as_the_plan(tmp_path: Path) -> None:
     ],
 )
 async def test_rejected(tmp_path: Path, annotations: dict[str, str], code: Code) -> None:
-    """Whatever a Node's annotations hold, the GPUs stay as they are and the reason is told."""
+    """Whatever a Node's annotations hold, the GPUs stay as they are and the reason is reported."""
     (tmp_path / "plan.yaml").write_text(FILE)
     async with annotated(tmp_path) as home:
         home.patch({PLAN_NAME: "other"})

@@ -63,7 +63,7 @@ async def test_success(tmp_path: Path) -> None:
 
 
 async def test_failure(tmp_path: Path) -> None:
-    """A step that fails is told once, however often it is tried again, and then the success."""
+    """A step that fails is reported once, however often it is retried, and then the success."""
     async with labelled(tmp_path, retry=0.02) as home:
         home.gpus.inject(CREATE, error=999, times=2)
         await ask(home, "all-balanced", "success")
@@ -118,7 +118,7 @@ async def test_the_mounted_file_counts_and_is_followed(tmp_path: Path) -> None:
 
 
 async def test_a_file_that_is_wrong(tmp_path: Path) -> None:
-    """A fault of the file is failed, told with its place, and nothing is touched."""
+    """A fault of the file gives failed and is reported with its place, and nothing is touched."""
     (tmp_path / "mig-parted.yaml").write_text(MINE.replace('"3g.40gb": 1', '"3g.40gb": 9'))
     async with labelled(tmp_path) as home:
         await ask(home, "mine", "failed")
@@ -154,7 +154,7 @@ async def test_nothing_is_asked_for_before_the_file_was_looked_at(tmp_path: Path
 
 @pytest.mark.parametrize("other", [{"kubernetes.io/hostname": "n"}, {STATE: "success"}])
 async def test_other_labels_are_no_change(tmp_path: Path, other: dict[str, str]) -> None:
-    """Neither somebody's label nor our own state is another demand."""
+    """Neither another program's label nor our own state is another demand."""
     async with labelled(tmp_path) as home:
         await ask(home, "all-balanced", "success")
         rounds = home.rig.state.rounds

@@ -75,7 +75,7 @@ def test_counts_are_those_of_the_default_file() -> None:
 
 
 def test_a30_has_as_many_as_fit_whatever_the_driver_counts() -> None:
-    """A30's driver tells wrong counts; placements do not."""
+    """A30's driver reports wrong counts; its placements give the right ones."""
     cases: list[int] = [1, 9]
     for claimed in cases:
         a30 = card("a30")
@@ -84,7 +84,7 @@ def test_a30_has_as_many_as_fit_whatever_the_driver_counts() -> None:
         assert generate(node(wrong))["all-2g.12gb"] == (GeneratedEntry(True, {"2g.12gb": 2}),)
 
 
-def test_several_kinds_of_cards_are_told_apart() -> None:
+def test_several_kinds_of_cards_are_distinguished() -> None:
     """Each per-profile entry names its cards; equal counts share one; fewer come first."""
     made = generate(node(card("h100-80gb"), card("a100-80gb"), card("a100-40gb"), card("t4")))
     assert made["all-3g.40gb"] == (
@@ -153,7 +153,7 @@ def test_a_profile_that_has_no_place_is_left_out() -> None:
     assert f"all-{first.name}" not in generate(node(nowhere))
 
 
-def test_a_card_without_an_id_cannot_be_told_from_others() -> None:
+def test_a_card_without_an_id_cannot_be_distinguished_from_others() -> None:
     """Alone it needs none; beside others no entry would mean it and only it."""
     nameless = replace(card("h100-80gb"), pci_device_id=0)
     assert "all-7g.80gb" in generate(node(nameless))

@@ -131,14 +131,14 @@ def test_an_unknown_name_is_refused_with_the_nearest() -> None:
 
 
 def test_a_name_that_no_label_can_hold_is_not_recommended() -> None:
-    """The file's with+plus cannot be chosen by label, so nobody is sent there."""
+    """The file's with+plus cannot be chosen by label, so the remedy does not name it."""
     offered = named("with.plus")
     assert isinstance(offered, UnreadablePlan)
     assert "with+plus" not in offered.problem.remedy
 
 
 def test_a_silent_driver_is_the_reason_given() -> None:
-    """Where a driver tells no profiles while MIG is off, the remedy says how it comes to."""
+    """Where a driver reports no profiles while MIG is off, the remedy says how to get them."""
     observed = ObservedNode((replace(card("a100-40gb"), profiles=()),))
     offered = named("all-1g.5gb", None, observed)
     assert isinstance(offered, UnreadablePlan)

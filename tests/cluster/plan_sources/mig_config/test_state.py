@@ -85,7 +85,7 @@ def test_a_name_of_which_nothing_is_known_yet_is_pending() -> None:
 
 
 def test_a_dead_driver_has_failed() -> None:
-    """Also where it never lived, so that nobody could even say what the name means."""
+    """Also where it never lived, so that it is not even known what the name means."""
     dead = replace(IN_SYNC, driver_error="no driver", rounds=0)
     assert state_of(LABELS, dead, None, judged=False) is MigState.FAILED
 
@@ -122,7 +122,7 @@ class Life:
         self.ask()
 
     def ask(self, name: str | None = None) -> None:
-        """Somebody sets the label, or the agent reads it for the first time."""
+        """A user sets the label, or the agent reads it for the first time."""
         if name is not None:
             self.labels[CONFIG] = name
         wanted = self.labels.get(CONFIG)
@@ -196,7 +196,7 @@ async def test_success(life: Life) -> None:
 
 
 async def test_failure(life: Life) -> None:
-    """A step that fails is told; when the next try succeeds, so is that."""
+    """A step that fails is reported; when the next try succeeds, so is that."""
     life.ask("all-balanced")
     await life.round(fails=True)
     assert life.written == ["pending", "failed"]
@@ -256,7 +256,7 @@ async def test_an_old_success_is_not_believed(life: Life) -> None:
     assert life.written == ["pending", "success", "pending", "success"]
 
 
-async def test_somebody_in_the_way(life: Life) -> None:
+async def test_a_client_in_the_way(life: Life) -> None:
     """pending as long as it takes, and success when they are gone."""
     life.gpu = with_instances(life.gpu, [("7g.80gb", 0)], used=[0])
     life.ask("all-balanced")

@@ -1,4 +1,4 @@
-"""The key of nos' ConfigMap that the Node's label names: read once, and told when it cannot be."""
+"""The key of nos' ConfigMap that the Node's label names: read once, and a failure is reported."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ QUICK = ReadIntervals(interval=0.02, retry=(0.02, 0.04))
 
 @dataclass
 class Reader:
-    """One that is running, with what it told: a text, or trouble."""
+    """A reader that is running, with what it reported: a text, or trouble."""
 
     server: ApiServer
     configuration: NosConfiguration
@@ -86,7 +86,7 @@ async def test_a_key_that_flips(reader: Reader) -> None:
 async def test_what_is_missing_is_looked_for_again(
     reader: Reader, there: dict[str, str] | None
 ) -> None:
-    """No ConfigMap, or no such key in it: told once, and used as soon as it is there."""
+    """No ConfigMap, or no such key in it: reported once, and used as soon as it is there."""
     if there is not None:
         reader.put(**there)
     reader.configuration.want("node-a-1")

@@ -32,7 +32,7 @@ def asked(annotations: dict[str, str]) -> list[tuple[int, str, int]]:
 
 
 def test_spec() -> None:
-    """A well-formed key is a count of a profile on a GPU; other keys are nobody's business."""
+    """A well-formed key is a count of a profile on a GPU; other keys are ignored."""
     annotations = {
         f"{SPEC}-0-1g.5gb": "3",
         f"{SPEC}-11-3g.20gb": "1",

@@ -157,7 +157,7 @@ def test_much_nonsense() -> None:
 
 
 def test_first_of_several() -> None:
-    """Of several faults the first is told, with where the others are."""
+    """Of several faults the first is reported, with where the others are."""
     asked = spec(**{f"0-x{n}": "1" for n in range(9)})
     what = problem(offer(asked, MIG, TWO))
     assert "spec-gpu-0-x0" in what.path
@@ -239,7 +239,7 @@ def test_refused_shares() -> None:
 
 
 def test_refused_configuration() -> None:
-    """A fault of the configuration is told with its place there."""
+    """A fault of the configuration is reported with its place there."""
     offered = offer({}, MPS, TWO, plugin_configuration=TEN.replace("replicas: 2", "replicas: x"))
     assert problem(offered).path == "sharing.mps.resources[0].replicas"
 
@@ -321,7 +321,7 @@ def test_remarks_are_bounded() -> None:
 
 
 def test_unspeakable() -> None:
-    """A device whose name no key can hold is at least told to the reader."""
+    """A device whose name no key can hold is at least reported to the reader."""
     one = divided(gpu(0, "rtx-pro-6000"), ("2g.48gb-me", 0, False))
     (remark,) = remarks(spec(**{"0-2g.48gb": "1"}), MIG, node(one))
     assert "2g.48gb-me" in remark.message

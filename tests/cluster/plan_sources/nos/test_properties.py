@@ -85,8 +85,8 @@ def _status(annotations: Mapping[str, str | None]) -> Iterator[tuple[StatusKey, 
 def test_total(
     annotations: dict[str, str], labels: dict[str, str], observed: ObservedNode, text: str | None
 ) -> None:
-    """Nothing raises; what is offered is a plan that the agent reads, and every fault is told
-    with its place and what would be right, in words that fit a terminal.
+    """Nothing raises; what is offered is a plan that the agent reads, and every fault is
+    reported with its place and what would be right, in words that fit a terminal.
     """
     offered = offer(annotations, labels, observed, plugin_configuration=text)
     reported = list(remarks(annotations, labels, observed, plugin_configuration=text))
@@ -104,7 +104,7 @@ def test_total(
 
 
 @given(st.data())
-def test_asked_done_and_told(data: st.DataObject) -> None:
+def test_asked_done_and_reported(data: st.DataObject) -> None:
     """Any layout a card can have, asked for in nos' words, is planned; once it is so, the status
     says of each profile as many as the spec, in the same words.
     """

@@ -172,7 +172,7 @@ async def test_what_fails_is_answered(tmp_path: Path, access: ClusterAccess) -> 
 
 
 async def test_a_dead_driver_is_answered(access: ClusterAccess) -> None:
-    """Also one that never lived, when nobody knows what the spec means for the node."""
+    """Also one that never lived, when it is not known what the spec means for the node."""
     source = NosSource(lambda _: None, access, None, rounds=lambda: 0)
     view = view_of(spec("7", **{"0-7g.80gb": "1"}), MIG)
     source.observe(view)
@@ -184,7 +184,7 @@ async def test_a_dead_driver_is_answered(access: ClusterAccess) -> None:
 # --- what is no new plan, and what is ------------------------------------------------------------
 
 
-async def test_writes_of_others_wake_nobody(tmp_path: Path, access: ClusterAccess) -> None:
+async def test_writes_of_others_start_no_round(tmp_path: Path, access: ClusterAccess) -> None:
     """Our own answers, a heartbeat and strangers' keys are no new demand."""
     async with divided_by_nos(tmp_path, access) as home:
         await ask(home, "1", **{"0-7g.80gb": "1"})
@@ -211,8 +211,8 @@ async def test_counts_edited_by_hand_are_restored(tmp_path: Path, access: Cluste
         assert counts(home) == {"0-7g.80gb-free": "1"}
 
 
-async def test_use_is_told(tmp_path: Path, access: ClusterAccess) -> None:
-    """A device that somebody takes moves from free to used, and back; what is used is kept."""
+async def test_use_is_reported(tmp_path: Path, access: ClusterAccess) -> None:
+    """A device that a process takes moves from free to used, and back; what is used is kept."""
     async with divided_by_nos(tmp_path, access) as home:
         await ask(home, "1", **{"0-3g.40gb": "2"})
         home.gpus.occupy(home.rig.gpu().instances[0].compute[0].uuid, 4711)
@@ -230,7 +230,7 @@ async def test_use_is_told(tmp_path: Path, access: ClusterAccess) -> None:
 
 
 async def test_remarks(access: ClusterAccess) -> None:
-    """What nos passes over in silence is told, once for each demand."""
+    """What nos passes over in silence is reported, once for each demand."""
     source = NosSource(lambda _: None, access, None, rounds=lambda: 0)
     observed = node(gpu(0), divided(gpu(1), ("7g.40gb", 0, False)))
     view = view_of(spec(**{"0-7g.40gb": "1", "1-1g.10gb-me": "1"}), MIG)

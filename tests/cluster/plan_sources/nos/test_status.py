@@ -58,7 +58,7 @@ def of(*gpus: Gpu, annotations: Mapping[str, str] | None = None) -> dict[str, st
 
 
 def test_free_and_used() -> None:
-    """Devices are counted by GPU, profile and whether somebody uses them; never a zero."""
+    """Devices are counted by GPU, profile and whether they are in use; never a zero."""
     first = divided(gpu(0), ("3g.20gb", 4, True), ("1g.5gb", 0, False), ("1g.5gb", 1, False))
     second = divided(gpu(1), ("1g.5gb", 0, True), ("1g.5gb", 1, False))
     assert of(first, second) == {
@@ -78,7 +78,7 @@ def test_unknown_users() -> None:
 
 
 def test_device_with_a_daemon() -> None:
-    """On a MIG device with MPS a server is nobody's use, and a client is."""
+    """On a MIG device with MPS a server does not count as use, and a client does."""
     one = divided(gpu(0), ("7g.40gb", 0, False))
     (instance,) = one.instances
     (device,) = instance.compute
@@ -250,7 +250,7 @@ def test_unknown_clients() -> None:
 
 
 def test_shares_of_another_plan() -> None:
-    """Shares that nos has no name for are not told it; it would take the whole node for faulty."""
+    """Shares without a name in nos are not reported to it; it would take the node for faulty."""
     runs = WantedMps(
         Sharing((Share("small", 4, 1000, None), Share("clients", None, None, None)), "report"),
         Account(1000, 1000),
@@ -259,7 +259,7 @@ def test_shares_of_another_plan() -> None:
 
 
 def test_each_mode_its_own() -> None:
-    """A MIG node tells no shares, an MPS node no MIG devices, a hybrid one both."""
+    """A MIG node reports no shares, an MPS node no MIG devices, a hybrid one both."""
     one, daemon = shared(gpu(0), shares({"10gb": 1}))
     observed = node(one, divided(gpu(1), ("7g.40gb", 0, False)))
     both = state(observed, mps=(daemon,))
