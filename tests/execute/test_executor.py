@@ -288,7 +288,7 @@ async def test_stop_leaves_the_rest_without_going_back() -> None:
 
 
 async def test_cancelled_in_the_middle_of_a_step_it_finishes_the_step() -> None:
-    """Cancellation takes effect between two steps; what was done was told."""
+    """Cancellation takes effect between two steps; what was done was reported."""
     with simulated("h100-80gb:1") as node:
         hang = node.inject(CREATE, hang=True)
         async with open_driver() as driver:

@@ -1,6 +1,6 @@
 """Carrying out plans with MPS: what fails alone, what turns back, and who gets which daemon.
 
-The node is one of paper: it does what a step says, unless it is told to fail at it. The real one
+The node is one of paper: it does what a step says, unless it is set to fail at it. The real one
 is made of the driver and the fleet of daemons, each with tests of its own.
 """
 
@@ -55,7 +55,7 @@ def in_use() -> GpuInUse:
 
 @dataclass(slots=True)
 class PaperNode:
-    """One GPU. `fails` tells for each step why it fails, or nothing."""
+    """One GPU. `fails` says for each step why it fails, or nothing."""
 
     gpu: Gpu
     fails: Callable[[Step], Exception | None] = lambda _: None
@@ -195,7 +195,7 @@ async def test_the_way_back_has_the_daemons_too() -> None:
     assert stopped.result is UNDONE
 
 
-async def test_a_daemon_that_does_not_come_back_is_told() -> None:
+async def test_a_daemon_that_does_not_come_back_is_reported() -> None:
     """The way back goes on without it, and the report says what is missing."""
 
     def fails(step: Step) -> Exception | None:
@@ -239,7 +239,7 @@ async def test_a_device_that_could_not_be_looked_at_is_not_guessed() -> None:
 
     def fails(step: Step) -> Exception | None:
         named = not isinstance(step, StartMps | SetComputeMode) or step.device
-        return None if named else NodeagentError("nobody knows which")
+        return None if named else NodeagentError("it names no device")
 
     node = SilentOnce(H100, fails)
     outcome = await node.execute(shared(H100, ("3g.40gb", 0, A)))

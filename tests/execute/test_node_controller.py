@@ -81,7 +81,7 @@ async def test_daemons_stand_beside_their_devices(agent: Agent) -> None:
     assert await agent.node.observe_gpu(gpu.uuid) == gpu
 
 
-async def test_a_server_is_nobodys_work(rig: NodeRig, agent: Agent) -> None:
+async def test_a_server_is_no_users_work(rig: NodeRig, agent: Agent) -> None:
     """A daemon's own server, which the driver lists, is no user; its client is named once, and
     when it is gone, the idle server does not keep the plan from taking MPS away.
     """
@@ -109,8 +109,8 @@ async def test_a_server_is_nobodys_work(rig: NodeRig, agent: Agent) -> None:
 async def test_daemons_of_devices_that_vanished_end(
     rig: NodeRig, node: SimulatedNode, agent: Agent
 ) -> None:
-    """Somebody destroyed a MIG device past the agent: its daemon goes, with files and memory; the
-    other is undisturbed.
+    """Another program destroyed a MIG device past the agent: its daemon goes, with files and
+    memory; the other is undisturbed.
     """
     await agent.made(TWO)
     gone, stays = mig_devices(await agent.gpu())
@@ -227,7 +227,7 @@ async def test_a_compute_mode_is_as_before_in_the_end(
     rig: NodeRig, node: SimulatedNode, agent: Agent
 ) -> None:
     """What it was is written down before the change, and crossed out when it is that again."""
-    node.card(0).state.compute_mode = PROHIBITED  # whoever set it wants it back
+    node.card(0).state.compute_mode = PROHIBITED  # the user who set it wants it back
     await agent.made(WHOLE)
     device = (await agent.gpu()).uuid
     assert modes(node) == [EXCLUSIVE]
@@ -332,7 +332,7 @@ async def test_a_time_slice_is_as_before_in_the_end(
         assert agent.memory.time_slice(gpu.uuid) is None
 
 
-async def test_a_time_slice_that_is_not_told_is_not_changed(
+async def test_a_time_slice_that_is_not_reported_is_not_changed(
     node: SimulatedNode, agent: Agent, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without nvidia-smi there is nothing that it could be restored to."""
@@ -381,7 +381,7 @@ async def test_a_daemon_that_is_ready_late_is_published(rig: NodeRig, agent: Age
 
 
 async def test_a_drained_daemon_is_not_published(rig: NodeRig, agent: Agent) -> None:
-    """Nobody should be sent where nobody answers; when it is wanted back, all is there again."""
+    """No client should be sent where no daemon answers; when wanted back, all is there again."""
     await agent.made(WHOLE)
     device = (await agent.gpu()).uuid
     assert await agent.fleet.drain(device, seconds=5) == ()
@@ -398,7 +398,7 @@ async def test_a_drained_daemon_is_not_published(rig: NodeRig, agent: Agent) -> 
 async def test_a_wrong_mode_keeps_a_daemon_from_ready(
     rig: NodeRig, node: SimulatedNode, agent: Agent
 ) -> None:
-    """Somebody sets the compute mode back: the daemon is not Ready and says why, though nothing is
+    """A user sets the compute mode back: the daemon is not Ready and says why, though nothing is
     ended; the plan's one step repairs it.
     """
     await agent.made(WHOLE)
@@ -417,7 +417,9 @@ async def test_a_wrong_mode_keeps_a_daemon_from_ready(
     assert modes(node) == [EXCLUSIVE]
 
 
-async def test_a_mode_that_is_left_alone_keeps_nobody(rig: NodeRig, node: SimulatedNode) -> None:
+async def test_a_mode_that_is_left_alone_keeps_no_daemon_from_ready(
+    rig: NodeRig, node: SimulatedNode
+) -> None:
     """With the setting that leaves compute modes alone, any will do."""
     async with rig.agent(exclusive=False) as agent:
         device = (await agent.gpu()).uuid
@@ -456,7 +458,7 @@ async def test_daemons_outlive_who_started_them(rig: NodeRig, node: SimulatedNod
 
 
 async def test_one_that_died_in_between_is_started_anew(rig: NodeRig, node: SimulatedNode) -> None:
-    """With nobody there to see it: the next agent starts it, after its orphaned server is gone, and
+    """No agent was there to see it: the next one starts it, after its orphaned server is gone, and
     calls it settled only when it is Ready.
     """
     async with rig.agent() as once:
@@ -482,7 +484,7 @@ async def test_one_that_died_in_between_is_started_anew(rig: NodeRig, node: Simu
 
 
 class Ill:
-    """Somebody who calls devices sick, and hears what is done."""
+    """A health source that calls devices sick, and hears what is done."""
 
     def __init__(self) -> None:
         self.findings: tuple[Finding, ...] = ()
@@ -520,10 +522,10 @@ class Ill:
         )
 
 
-async def test_what_is_sick_is_told_to_planner_and_daemons(
+async def test_what_is_sick_is_reported_to_planner_and_daemons(
     rig: NodeRig, node: SimulatedNode
 ) -> None:
-    """The planner's picture has it, whoever asks; the daemon there lets nobody in, its sibling
+    """The planner's picture has it, for any caller; the daemon there takes no client, its sibling
     does; all is as before when it is over.
     """
     ill = Ill()

@@ -22,7 +22,7 @@ with writer_lock(Path(sys.argv[1])):
 """
 
 
-def test_a_second_writer_is_told_who_the_first_is(tmp_path: Path) -> None:
+def test_a_second_writer_learns_who_the_first_is(tmp_path: Path) -> None:
     """The message names the pid; when the holder is killed, the lock is free."""
     path = tmp_path / "run" / "writer.lock"
     holder = subprocess.Popen([sys.executable, "-c", HOLD, path], stdin=-1, stdout=-1)

@@ -124,7 +124,7 @@ def test_the_contract_holds_across_c(
 def test_a_library_that_lacks_most_functions_leaves_gaps(
     contract: Callable[[Path], Counter[tuple[str, str]]], minimal: Path
 ) -> None:
-    """Looking works with what there is; a GPU that tells nothing of MIG counts as having none."""
+    """Looking works with what there is; a GPU that reports nothing of MIG counts as having none."""
     ends = contract(minimal)
     assert ends["library", "passed"] > 0
     skipped = sorted((case, end) for case, end in ends if end != "passed")

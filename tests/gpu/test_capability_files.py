@@ -68,7 +68,7 @@ class FakeProc:
 
 @pytest.fixture
 def proc(tmp_path: Path) -> FakeProc:
-    """A machine with MIG devices that nobody uses."""
+    """A machine with MIG devices that no process uses."""
     return FakeProc(tmp_path)
 
 
@@ -93,7 +93,7 @@ def test_who_has_a_devices_file_open_is_its_user(proc: FakeProc, tmp_path: Path)
     assert not reading.users(device(1, 0, minor=12)).in_use
 
 
-def test_the_gpu_is_told_apart_by_its_device_file(proc: FakeProc) -> None:
+def test_the_gpu_is_identified_by_its_device_file(proc: FakeProc) -> None:
     """`gpu12` is the N of /dev/nvidiaN, not NVML's index."""
     proc.add(4711, "/dev/nvidia-caps/nvidia-cap1633")
     reading = proc.read()
@@ -102,7 +102,7 @@ def test_the_gpu_is_told_apart_by_its_device_file(proc: FakeProc) -> None:
 
 
 def test_who_holds_only_the_gpu_instance_may_use_all_of_it(proc: FakeProc) -> None:
-    """No compute instance tells where it will go."""
+    """No compute instance shows where it will go."""
     proc.add(4711, "/dev/nvidia-caps/nvidia-cap12")
     reading = proc.read()
     assert reading.users(device(1, 0)).in_use
@@ -139,7 +139,7 @@ def test_a_container_sees_the_file_under_another_root(proc: FakeProc) -> None:
 
 
 @contextmanager
-def as_nobody() -> Iterator[None]:
+def as_unprivileged_user() -> Iterator[None]:
     """Without root's right to read everything."""
     was = os.geteuid()
     os.seteuid(was or 65534)
@@ -156,7 +156,7 @@ def test_a_process_that_may_not_be_looked_into_leaves_it_unknown() -> None:
         proc = FakeProc(Path(folder))
         proc.add(4711)
         (proc.root / "4711/fd").chmod(0)
-        with as_nobody():
+        with as_unprivileged_user():
             usage = proc.read().users(device(2, 0))
         (proc.root / "4711/fd").chmod(0o700)
     assert not usage.known
@@ -188,7 +188,7 @@ def test_an_unreadable_proc_leaves_it_unknown(tmp_path: Path) -> None:
     assert not usage.known
 
 
-def test_without_capability_files_nobody_holds_one(tmp_path: Path) -> None:
+def test_without_capability_files_no_process_holds_one(tmp_path: Path) -> None:
     """A machine without MIG devices, or a driver library that is no driver's."""
     proc = FakeProc(tmp_path, minors=None)
     proc.link("self/ns/pid", "pid:[4026532301]")
@@ -196,7 +196,7 @@ def test_without_capability_files_nobody_holds_one(tmp_path: Path) -> None:
     assert proc.read().users(device(1, 0)) == Usage()
 
 
-def test_open_files_that_cannot_be_told_apart_leave_it_unknown(tmp_path: Path) -> None:
+def test_open_files_that_cannot_be_distinguished_leave_it_unknown(tmp_path: Path) -> None:
     """In some containers mig-minors is hidden."""
     proc = FakeProc(tmp_path, minors=None)
     proc.add(4711, "/dev/nvidia-caps/nvidia-cap13")
@@ -206,7 +206,7 @@ def test_open_files_that_cannot_be_told_apart_leave_it_unknown(tmp_path: Path) -
 
 
 def test_a_gpu_whose_device_file_is_not_known_may_be_anyones(proc: FakeProc) -> None:
-    """Only while somebody holds something."""
+    """It is unknown only while a process holds something."""
     assert not proc.read().users(device(1, 0, minor=None)).in_use
     proc.add(4711, "/dev/nvidia-caps/nvidia-cap1633")
     assert not proc.read().users(device(1, 0, minor=None)).known
@@ -244,7 +244,7 @@ def test_a_process_seen_both_ways_appears_once() -> None:
 
 
 def test_one_unknown_source_makes_the_whole_unknown() -> None:
-    """And both reasons are told, each once."""
+    """And both reasons are reported, each once."""
     first = Usage(known=False, reason="refused")
     assert merged(first, Usage()) == first
     assert merged(Usage(), first) == first
@@ -300,7 +300,7 @@ async def test_many_who_ask_at_once_cost_one_look() -> None:
     await reader.close()
 
 
-async def test_nobody_gets_a_look_that_began_before_it_asked() -> None:
+async def test_no_caller_gets_a_look_that_began_before_it_asked() -> None:
     """A process may have come in between, so who asks later gets the next one."""
     source = Source(0.05)
     reader = CapabilityUsers(source, deadline=30)

@@ -27,7 +27,7 @@ from tests.gpu.steps_of import laid_out
         ("LIB_RM_VERSION_MISMATCH", "of different versions"),
     ],
 )
-async def test_a_driver_that_cannot_be_used_is_told_at_the_start(
+async def test_a_driver_that_cannot_be_used_is_reported_at_the_start(
     node: SimulatedNode, code: str, words: str
 ) -> None:
     """In one sentence, of one kind whatever the code."""
@@ -37,7 +37,7 @@ async def test_a_driver_that_cannot_be_used_is_told_at_the_start(
             pytest.fail("it must not begin")
 
 
-async def test_a_driver_that_hangs_at_the_start_is_told(node: SimulatedNode) -> None:
+async def test_a_driver_that_hangs_at_the_start_is_reported(node: SimulatedNode) -> None:
     """The command ends instead of hanging with it; an NVML that starts late is shut down."""
     before = set(threading.enumerate())
     node.inject("nvmlInitWithFlags", hang=True)
@@ -95,7 +95,7 @@ async def test_entered_again_a_driver_that_hangs_is_known(
         words.add(str(caught.value))
         threads.add(threading.active_count())
     assert len(threads) == 1
-    assert len(words) == 2  # when it began to hang, and ever since: told once each
+    assert len(words) == 2  # when it began to hang, and ever since: reported once each
     node.clear_faults()
     async with asyncio.timeout(30):
         while driver.pool._worker.stuck:
@@ -105,7 +105,7 @@ async def test_entered_again_a_driver_that_hangs_is_known(
     assert pynvml._nvmlLib_refcount == 0
 
 
-async def test_a_version_that_is_not_told_stops_nothing(node: SimulatedNode) -> None:
+async def test_a_version_that_is_not_reported_stops_nothing(node: SimulatedNode) -> None:
     """It is only shown; whatever else fails then will say so itself."""
     node.inject("nvmlSystemGetDriverVersion", error="UNKNOWN", times=None)
     async with Driver(observe_deadline=30, step_deadline=30) as driver:
@@ -149,7 +149,7 @@ async def test_a_reboot_is_survived(driver: Driver, node: SimulatedNode) -> None
     assert gpu.instances == ()
 
 
-async def test_a_driver_that_never_told_of_a_gpu_raises(node: SimulatedNode) -> None:
+async def test_a_driver_that_never_listed_a_gpu_raises(node: SimulatedNode) -> None:
     """There is nothing to show as unknown."""
     async with Driver(observe_deadline=30, step_deadline=30) as driver:
         node.inject("nvmlDeviceGetCount_v2", error="UNKNOWN", times=None)

@@ -158,7 +158,7 @@ async def test_gpus_come_in_order_and_each_is_identified_or_explained(subject: S
         assert gpu.name
 
 
-async def test_what_the_driver_tells_of_a_card_is_plausible(subject: Subject) -> None:
+async def test_what_the_driver_reports_of_a_card_is_plausible(subject: Subject) -> None:
     """Missing functions leave gaps, but nothing false."""
     for gpu in await subject.healthy():
         assert gpu.memory >= 0
@@ -208,7 +208,7 @@ async def test_instances_lie_where_their_profile_can_and_not_on_each_other(
 
 
 async def test_a_gpu_in_mig_mode_has_no_compute_mode_itself(subject: Subject) -> None:
-    """It is a matter of the MIG devices then; whether the driver tells theirs is its own affair."""
+    """It is a matter of the MIG devices then; whether the driver reports theirs is up to it."""
     for gpu in await subject.healthy():
         if gpu.mig and gpu.mig.current:
             assert gpu.compute_mode is None
@@ -216,8 +216,8 @@ async def test_a_gpu_in_mig_mode_has_no_compute_mode_itself(subject: Subject) ->
             assert not gpu.instances
 
 
-async def test_memory_of_mps_clients_is_told_or_refused_in_words(subject: Subject) -> None:
-    """For GPUs and MIG devices alike; nobody's use is negative."""
+async def test_memory_of_mps_clients_is_reported_or_refused_in_words(subject: Subject) -> None:
+    """For GPUs and MIG devices alike; no client's use is negative."""
     for gpu in await subject.healthy():
         devices = [device.uuid for instance in gpu.instances for device in instance.compute]
         for device in [gpu.uuid, *devices]:
@@ -248,7 +248,7 @@ def _fixed(gpu: Gpu) -> object:
     return replace(gpu, instances=(), usage=gpu.usage.__class__()), layout(gpu), devices
 
 
-async def test_a_gpu_that_does_not_exist_is_told_as_such(subject: Subject) -> None:
+async def test_a_gpu_that_does_not_exist_is_reported_as_such(subject: Subject) -> None:
     """With a sentence."""
     with pytest.raises(DriverError, match="knows no GPU"):
         await subject.driver.observe_gpu("GPU-00000000-0000-0000-0000-000000000000")
@@ -271,7 +271,7 @@ async def test_every_profile_can_be_created_at_every_place(board: tuple[Driver, 
 
 
 async def test_a_taken_place_is_refused_and_nothing_changes(board: tuple[Driver, Gpu]) -> None:
-    """The driver itself refuses; the agent tells it in words."""
+    """The driver itself refuses; the agent reports it in words."""
     driver, gpu = board
     largest = max(gpu.profiles, key=lambda profile: profile.slices)
     await driver.apply(create(gpu, largest.name, largest.placements[0].start))

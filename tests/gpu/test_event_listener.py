@@ -55,7 +55,7 @@ async def test_xids(listener: EventListener, driver: Driver, node: SimulatedNode
 
 
 async def test_a_changed_layout(listener: EventListener, driver: Driver) -> None:
-    """NVML tells it on its own, though it is not among the supported types."""
+    """NVML reports it on its own, though it is not among the supported types."""
     await laid_out(driver, 0, at0="1g.10gb")
     heard = await listener.listen()
     assert {type(event) for event in heard} == {GpuEvent}
@@ -76,7 +76,7 @@ async def test_other_events_of_health(
 
 
 async def test_the_driver_taken_off_a_gpu(listener: EventListener, node: SimulatedNode) -> None:
-    """Told as an event of the system."""
+    """It is reported as an event of the system."""
     node.bind(1, bound=False)
     node.bind(1, bound=True)
     heard = (*await listener.listen(), *await listener.listen())
@@ -100,7 +100,7 @@ async def test_a_driver_without_system_events(driver: Driver, node: SimulatedNod
 async def test_a_set_that_is_lost_is_made_anew(
     error: str, listener: EventListener, node: SimulatedNode
 ) -> None:
-    """The failure is told, and the next call hears again."""
+    """The failure is reported, and the next call hears again."""
     node.inject("nvmlEventSetWait_v2", error=error)
     assert await listener.listen() == ()
     assert listener.failure is not None
@@ -113,7 +113,7 @@ async def test_a_set_that_is_lost_is_made_anew(
 async def test_what_came_before_a_failure_is_heard(
     listener: EventListener, node: SimulatedNode
 ) -> None:
-    """NVML tells the XID first and then that the GPU is lost; the set is not left behind."""
+    """NVML reports the XID first and then that the GPU is lost; the set is not left behind."""
     node.xid(0, 79)
     node.inject("nvmlEventSetWait_v2", error="GPU_IS_LOST", skip=1)
     assert len(xids(await listener.listen())) == 1
@@ -151,7 +151,7 @@ async def test_a_reloaded_driver(
 async def test_waiting_does_not_keep_nvml_open(
     listener: EventListener, driver: Driver, node: SimulatedNode
 ) -> None:
-    """NVML is shut down and started again while somebody listens over and over."""
+    """NVML is shut down and started again while a caller listens over and over."""
     session = driver.pool.session
     node.unload_driver()
     await driver.observe()
@@ -163,7 +163,7 @@ async def test_waiting_does_not_keep_nvml_open(
 
 
 async def test_a_wait_that_hangs(listener: EventListener, node: SimulatedNode) -> None:
-    """It is told after its deadline."""
+    """It is reported after its deadline."""
     node.inject("nvmlEventSetWait_v2", hang=True)
     assert await listener.listen() == ()
     assert "did not return" in str(listener.failure)

@@ -50,7 +50,7 @@ async def until(condition: Callable[[], bool]) -> None:
 
 
 async def test_the_drivers_lines_are_heard(tmp_path: Path, writer: int) -> None:
-    """Those of before and those that come later, and nobody else's."""
+    """Those of before and those that come later, and no other lines."""
     heard = Heard(tmp_path / "kmsg")
     os.write(writer, b"6,1,10,-;usb 1-1: new device\n" + XID.encode())
     heard.log.open()
@@ -83,7 +83,7 @@ async def test_letters_that_are_none_do_no_harm(tmp_path: Path, writer: int) -> 
 
 
 async def test_the_end_of_what_is_no_kernel_log(tmp_path: Path) -> None:
-    """It is told once, and nobody turns in a circle."""
+    """It is reported once, and nothing turns in a circle."""
     os.mkfifo(tmp_path / "kmsg")
     heard = Heard(tmp_path / "kmsg")
     heard.log.open()

@@ -1,4 +1,4 @@
-"""What MPS clients use is told by pid, of the device that was asked for."""
+"""What MPS clients use is reported by pid, of the device that was asked for."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ async def test_clients_of_a_mig_device(driver: Driver, node: SimulatedNode) -> N
     assert await driver.mps_memory(second) == {}
 
 
-async def test_a_device_that_nobody_saw_is_named(driver: Driver) -> None:
+async def test_a_device_that_was_never_observed_is_named(driver: Driver) -> None:
     """As is one that went since."""
     gpu = await laid_out(driver, 0, at0="1g.10gb")
     with pytest.raises(DriverError, match="knows no device MIG-none"):
@@ -40,7 +40,7 @@ async def test_a_device_that_nobody_saw_is_named(driver: Driver) -> None:
     assert await driver.mps_memory(gpu.instances[0].compute[0].uuid) == {}
 
 
-async def test_a_failure_is_told_of_the_gpu(driver: Driver, node: SimulatedNode) -> None:
+async def test_a_failure_is_reported_of_the_gpu(driver: Driver, node: SimulatedNode) -> None:
     """And the next time it is asked anew."""
     gpu = (await driver.observe()).gpus[1]
     node.inject(LIST, error="UNKNOWN")

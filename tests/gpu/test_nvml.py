@@ -226,7 +226,7 @@ def test_a_lost_gpu_is_a_kind_of_its_own() -> None:
         nvml.shutdown()
 
 
-def test_a_missing_library_is_told_as_such(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_library_is_reported_as_such(monkeypatch: pytest.MonkeyPatch) -> None:
     """With what to do about it."""
     monkeypatch.setattr(pynvml, "nvmlLib", None)
     monkeypatch.setattr(pynvml, "_nvmlGetFunctionPointer_cache", {})
@@ -239,7 +239,7 @@ def _no_library(name: str) -> None:
     raise OSError(f"{name}: cannot open shared object file")
 
 
-def test_a_function_that_the_driver_lacks_is_told_as_such() -> None:
+def test_a_function_that_the_driver_lacks_is_reported_as_such() -> None:
     """Every time, and without a call into the library; nothing is remembered that may pass."""
     with simulated("t4:1", switches=Switches(missing_functions=("nvmlDeviceGetMigMode",))) as node:
         nvml.initialise()

@@ -84,7 +84,7 @@ async def test_every_known_board_can_be_observed(board: str) -> None:
 
 @pytest.mark.parametrize(("board", "needs_reset"), [("a100-40gb", True), ("b200", False)])
 @pytest.mark.parametrize("missing", [(), ("nvmlDeviceGetFieldValues",)])
-async def test_whether_a_mode_change_needs_a_reset_is_told_or_follows_from_the_generation(
+async def test_whether_a_mode_change_needs_a_reset_is_reported_or_follows_from_the_generation(
     board: str, needs_reset: bool, missing: tuple[str, ...]
 ) -> None:
     """By the driver's own field, or without it by compute capability."""
@@ -156,7 +156,7 @@ async def test_split_instances_are_read_part_by_part(driver: Driver) -> None:
 async def test_compute_profiles_are_learnt_from_the_first_instance_and_kept(
     driver: Driver, node: SimulatedNode
 ) -> None:
-    """NVML tells them only through an instance; they are still known when it is gone."""
+    """NVML reports them only through an instance; they are still known when it is gone."""
     gpu = await laid_out(driver, 0, at0="3g.40gb")
     three = gpu.profile("3g.40gb")
     assert three is not None
@@ -213,7 +213,7 @@ async def test_an_instance_that_goes_while_it_is_read_makes_it_read_again(
     assert again == gpu
 
 
-async def test_instances_that_never_hold_still_are_told_as_such(
+async def test_instances_that_never_hold_still_are_reported_as_such(
     driver: Driver, node: SimulatedNode
 ) -> None:
     """The GPU is then unknown, and nothing is done to it."""
@@ -230,7 +230,9 @@ async def test_instances_that_never_hold_still_are_told_as_such(
 # --- users ----------------------------------------------------------------------------------------
 
 
-async def test_processes_are_told_with_their_device(driver: Driver, node: SimulatedNode) -> None:
+async def test_processes_are_reported_with_their_device(
+    driver: Driver, node: SimulatedNode
+) -> None:
     """Pid, command and memory; the other devices stay free."""
     gpu = await laid_out(driver, 0, at0="3g.40gb", at4="3g.40gb")
     uuid = gpu.instances[1].compute[0].uuid
@@ -291,10 +293,10 @@ async def test_a_refused_list_of_the_gpu_leads_to_those_of_its_devices(
 
 
 @pytest.mark.parametrize("code", ["NO_PERMISSION", "UNKNOWN", "NOT_SUPPORTED"])
-async def test_when_nothing_tells_the_users_everything_counts_as_in_use(
+async def test_when_nothing_reports_the_users_everything_counts_as_in_use(
     driver: Driver, node: SimulatedNode, code: str
 ) -> None:
-    """The reason is told; the rest of the picture stands."""
+    """The reason is reported; the rest of the picture stands."""
     gpu = await laid_out(driver, 0, at0="3g.40gb")
     node.inject("nvmlDeviceGetComputeRunningProcesses_v3", error=code, times=None)
     gpu = await driver.observe_gpu(gpu.uuid)
@@ -307,7 +309,7 @@ async def test_when_nothing_tells_the_users_everything_counts_as_in_use(
 
 
 @pytest.mark.parametrize("name", ["Graphics", "MPSCompute"])
-async def test_a_card_without_graphics_or_mps_has_nobody_there(name: str) -> None:
+async def test_a_card_without_graphics_or_mps_has_no_such_processes(name: str) -> None:
     """NOT_SUPPORTED or a missing function of those lists means none."""
     missing = tuple(f"nvmlDeviceGet{name}RunningProcesses_v{n}" for n in (2, 3))
     with simulated("h100-80gb:1", switches=Switches(missing_functions=missing)) as node:

@@ -72,7 +72,7 @@ async def test_a_call_that_hangs_is_named(hasty: Driver, node: SimulatedNode) ->
     )
 
 
-async def test_all_gpus_hanging_is_told_for_each(hasty: Driver, node: SimulatedNode) -> None:
+async def test_all_gpus_hanging_is_reported_for_each(hasty: Driver, node: SimulatedNode) -> None:
     """NVML is not shut down under calls that are still inside."""
     await hasty.observe()
     node.inject("nvmlDeviceGetMigMode", hang=True, times=None)
@@ -81,7 +81,7 @@ async def test_all_gpus_hanging_is_told_for_each(hasty: Driver, node: SimulatedN
     assert node.journal.total("nvmlShutdown") == 0
 
 
-async def test_a_lost_gpu_is_told_as_lost(driver: Driver, node: SimulatedNode) -> None:
+async def test_a_lost_gpu_is_reported_as_lost(driver: Driver, node: SimulatedNode) -> None:
     """With what was last known of it; steps are refused, the other GPU is well."""
     before = await laid_out(driver, 0, at0="3g.40gb")
     node.lose(0)
@@ -127,7 +127,7 @@ async def test_one_gpu_of_the_node_is_observed_alone(driver: Driver, node: Simul
     assert {call.gpu for call in node.journal.calls} == {1}
 
 
-async def test_a_gpu_that_is_not_there_is_told(driver: Driver) -> None:
+async def test_a_gpu_that_is_not_there_is_reported(driver: Driver) -> None:
     """For observing and for steps alike."""
     with pytest.raises(DriverError, match="the driver knows no GPU GPU-nowhere"):
         await driver.observe_gpu("GPU-nowhere")

@@ -214,7 +214,7 @@ def test_a_time_slice_that_is_as_before_is_forgotten(path: Path) -> None:
 
 
 def test_a_change_that_is_about_to_come_is_not_settled(path: Path) -> None:
-    """Somebody else may look at the node between the memory and the change."""
+    """Another program may look at the node between the memory and the change."""
     remembered = OriginalSettings(path)
     before = gpu(DEFAULT, TimeSlice.DEFAULT)
     remembered.remember(GPU, DEFAULT)

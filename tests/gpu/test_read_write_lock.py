@@ -7,8 +7,8 @@ import asyncio
 from nodeagent.gpu.pool import ReadWriteLock
 
 
-async def test_the_one_alone_meets_nobody() -> None:
-    """Whoever is inside is out before, and whoever comes later waits until after."""
+async def test_the_exclusive_holder_meets_no_other() -> None:
+    """Holders that are inside are out before, and those that come later wait until after."""
     lock, seen = ReadWriteLock(), list[str]()
 
     async def together(name: str, seconds: float) -> None:

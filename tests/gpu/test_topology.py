@@ -74,7 +74,7 @@ async def test_a_card_without_nvlink_has_none() -> None:
     ("function", "peer"),
     [("nvmlDeviceGetNvLinkRemoteDeviceType", "other"), ("nvmlDeviceGetNvLinkState", "")],
 )
-async def test_an_old_driver_tells_less(function: str, peer: str) -> None:
+async def test_an_old_driver_reports_less(function: str, peer: str) -> None:
     """Links that lead somewhere, or nothing of links."""
     switches = Switches(missing_functions=(function,))
     (gpu,) = await gpus_of("h100-80gb", switches=switches)
@@ -85,7 +85,7 @@ async def test_an_old_driver_tells_less(function: str, peer: str) -> None:
 @pytest.mark.parametrize(
     ("reported", "node"), [("1\n", 1), ("-1\n", None), ("?", None), (None, None)]
 )
-async def test_the_kernel_tells_the_numa_node_where_the_driver_does_not(
+async def test_the_kernel_reports_the_numa_node_where_the_driver_does_not(
     tmp_path: Path, reported: str | None, node: int | None
 ) -> None:
     """-1 is its way to say that it does not know."""

@@ -1,4 +1,4 @@
-"""Calls that may hang run in threads of their own, with deadlines, and nobody waits for them."""
+"""Calls that may hang run in threads of their own, with deadlines, and no caller waits for them."""
 
 from __future__ import annotations
 
@@ -71,10 +71,10 @@ async def test_a_stuck_worker_recovers_by_itself(worker: Worker, held: threading
     assert await worker.call(lambda: 7, what="observing it", deadline=30) == 7
 
 
-async def test_a_late_failure_disturbs_nobody(
+async def test_a_late_failure_disturbs_no_caller(
     worker: Worker, held: threading.Event, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Nobody waits for the result of an overdue call any more."""
+    """No caller waits for the result of an overdue call any more."""
 
     def fail() -> None:
         held.wait()

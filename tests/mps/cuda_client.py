@@ -1,4 +1,4 @@
-"""A small CUDA program: takes a context on device 0 and allocates what it is told to.
+"""A small CUDA program: takes a context on device 0 and allocates what it is asked to.
 
 It calls the driver's library itself, so nothing of CUDA has to be installed but that. Lines come
 in (`allocate BYTES`, `free ADDRESS`, `memory`), and a line of JSON goes out for each, after a first
@@ -64,7 +64,7 @@ class Cuda:
         return (name.value or b"").decode()
 
     def begin(self) -> dict[str, Any]:
-        """Be a client of whoever has device 0."""
+        """Be a client of whichever server has device 0."""
         version, device, total, context = c_int(), _DEVICE(), c_size_t(), _CONTEXT()
         self("cuInit", 0)
         self("cuDriverGetVersion", byref(version))
@@ -86,7 +86,7 @@ class Cuda:
         return {}
 
     def memory(self) -> dict[str, Any]:
-        """As the driver tells it to this client."""
+        """As the driver reports it to this client."""
         free, total = c_size_t(), c_size_t()
         self("cuMemGetInfo_v2", byref(free), byref(total))
         return {"free": free.value, "total": total.value}
@@ -106,7 +106,7 @@ def main() -> int:
             case ["memory"]:
                 _answer(cuda.memory)
             case words:
-                raise ValueError(f"nobody knows {words}")
+                raise ValueError(f"unknown command {words}")
     return 0
 
 

@@ -1,4 +1,4 @@
-"""A front-end program for tests of the conversation alone: answers, and misbehaves as told.
+"""A front-end program for tests of the conversation alone: answers, and misbehaves on request.
 
 It enforces what the daemon does: one connection at a time. Its folder holds what it shall do next
 (`behave`, one word for each call) and what it did (`said`, `environment`, `overlap`).

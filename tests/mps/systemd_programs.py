@@ -52,7 +52,7 @@ properties = dict(text.split("=", 1) for text in options["--property"])
 environment = dict(text.split("=", 1) for text in options["--setenv"])
 if read(unit)["LoadState"] == "loaded":
     sys.exit("Failed to start transient service unit: Unit %s was already loaded." % unit)
-told, tell = os.pipe()  # closed when the program is loaded, as with --service-type=exec
+reader, writer = os.pipe()  # closed when the program is loaded, as with --service-type=exec
 
 def service():
     log = os.open(properties["StandardOutput"].removeprefix("append:"), os.O_WRONLY | os.O_APPEND)
@@ -71,7 +71,7 @@ if os.fork() == 0:  # what systemd would be: it waits, and knows how the service
     os.setsid()
     for descriptor in (0, 1, 2):
         os.dup2(os.open(os.devnull, os.O_RDWR), descriptor)
-    os.close(told)
+    os.close(reader)
     pid = os.fork()
     if pid == 0:
         os.setsid()
@@ -81,7 +81,7 @@ if os.fork() == 0:  # what systemd would be: it waits, and knows how the service
             os._exit(203)
     write(unit, LoadState="loaded", ActiveState="active", MainPID=pid, Result="success",
           ExecMainCode=0, ExecMainStatus=0)
-    os.close(tell)
+    os.close(writer)
     _, status = os.waitpid(pid, 0)
     code, status = (2, status) if os.WIFSIGNALED(status) else (1, os.WEXITSTATUS(status))
     if (code, status) in ((1, 0), (2, 15)):
@@ -91,9 +91,9 @@ if os.fork() == 0:  # what systemd would be: it waits, and knows how the service
               Result="signal" if code == 2 else "exit-code", ExecMainCode=code,
               ExecMainStatus=status)
     os._exit(0)
-os.close(tell)
-os.read(told, 1)
-for _ in range(20):  # whoever waits for the service may still be writing how it ended
+os.close(writer)
+os.read(reader, 1)
+for _ in range(20):  # the process that waits for the service may still be writing how it ended
     if read(unit)["ExecMainStatus"] == 203:
         print("Job for %s failed because the control process exited with error code." % unit,
               file=sys.stderr)

@@ -18,7 +18,7 @@ from nodeagent.plan.desired import (
 )
 from nodeagent.plan.shares import Account
 
-NOBODY_HAS = 3_999_999_999
+UNKNOWN_UID = 3_999_999_999
 
 
 def document(*users: str | None) -> PlanDocument:
@@ -39,10 +39,10 @@ def document(*users: str | None) -> PlanDocument:
     return PlanDocument(entries, "sha256:0")
 
 
-def test_a_uid_that_nobody_has() -> None:
-    """Has its own number as group, and no further ones."""
-    found = accounts_for(document(str(NOBODY_HAS)), "1000")
-    assert found[str(NOBODY_HAS)] == Account(NOBODY_HAS, NOBODY_HAS)
+def test_a_uid_without_an_entry() -> None:
+    """It has its own number as group, and no further ones."""
+    found = accounts_for(document(str(UNKNOWN_UID)), "1000")
+    assert found[str(UNKNOWN_UID)] == Account(UNKNOWN_UID, UNKNOWN_UID)
     assert "1000" in found
 
 

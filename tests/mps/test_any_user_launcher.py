@@ -58,7 +58,7 @@ async def test_the_form_that_is_known(open_folder: Path, version: str) -> None:
 
 @as_root
 async def test_a_program_without_any(open_folder: Path) -> None:
-    """Told in words, and tried out again the next time: it may have been replaced."""
+    """The lack is reported in words, and the program tried again: it may have been replaced."""
     trying = Trying(open_folder, "550")
     spec = replace(spec_for(open_folder, 0, 0), multi_user=True)
     for _ in range(2):

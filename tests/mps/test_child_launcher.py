@@ -123,7 +123,7 @@ async def test_its_end_is_seen_at_once(spec: DaemonSpec, programs: Programs) -> 
         gone.cancel()  # one that waits no more takes nothing from the others
         os.kill(process.pid, signal.SIGTERM)
         assert await asyncio.gather(*waits) == ["signal 15 (SIGTERM)"] * 2
-        process.kill()  # nothing happens to whoever has the pid next
+        process.kill()  # nothing happens to the process that has the pid next
 
 
 async def test_no_program(spec: DaemonSpec) -> None:
@@ -178,7 +178,7 @@ async def test_many_at_once(open_folder: Path, programs: Programs) -> None:
 
 
 async def test_a_start_that_is_given_up(spec: DaemonSpec, programs: Programs) -> None:
-    """Whenever that is, no daemon is left that nobody knows of."""
+    """Whenever that is, no daemon is left that the agent does not know of."""
     for rounds in range(6):
         start = asyncio.create_task(ChildLauncher(programs).launch(spec))
         for _ in range(rounds):
@@ -239,7 +239,7 @@ def _own_threads() -> set[threading.Thread]:
 
 @may_mount
 async def test_a_private_shm_that_cannot_be(spec: DaemonSpec, programs: Programs) -> None:
-    """Told as why the start failed; no daemon runs with the host's instead."""
+    """It is reported as why the start failed; no daemon runs with the host's instead."""
     shm_directory(spec, private=True).rmdir()
     with pytest.raises(StartError, match=r"/dev/shm of its own: .*/shm cannot be mounted.*No such"):
         await ChildLauncher(programs, private_shm=True).launch(spec)

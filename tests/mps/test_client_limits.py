@@ -65,7 +65,7 @@ def test_documented_forms(text: str, limit: int) -> None:
     ],
 )
 def test_what_is_no_certain_limit(text: str) -> None:
-    """Counts as none, so whoever relies on it is found."""
+    """It counts as no limit, so a client that relies on it is found."""
     assert own_memory_limit(text, GPU) is None
 
 

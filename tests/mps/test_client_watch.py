@@ -216,7 +216,7 @@ async def test_in_a_container(rig: Rig, tmp_path: Path) -> None:
     assert client.terms["limit"] == 8 * GIB
 
 
-async def test_an_offence_is_told_once(rig: Rig, start_client: Start) -> None:
+async def test_an_offence_is_reported_once(rig: Rig, start_client: Start) -> None:
     """For as long as it lasts; the next offender's is another."""
     plan = wanted()
     start(rig, plan)
@@ -284,10 +284,10 @@ async def test_whom_nothing_is_known_of(rig: Rig) -> None:
     control = asking(rig)
     async with Watch() as watch:
         daemon = RunningDaemon(GPU, spec, plan, control, None, ((5, 0), (5, 2**22 - 1)))
-        nobody, ended = await look(watch, daemon)
+        unseen, ended = await look(watch, daemon)
         await watch.settle()
-    assert nobody.pid == 0
-    assert "another pid namespace" in nobody.findings[0]
+    assert unseen.pid == 0
+    assert "another pid namespace" in unseen.findings[0]
     assert ended == ClientState(2**22 - 1)
     assert watch.reported == []
 
@@ -481,7 +481,7 @@ async def test_whose_environment_is_not_known(rig: Rig) -> None:
 
 
 async def test_a_share_for_all(rig: Rig, start_client: Start) -> None:
-    """Nobody is one too many."""
+    """No client is one too many."""
     plan = wanted(Share("clients", None, 10240, 25.0), enforce="terminate", uid=os.geteuid())
     start(rig, plan)
     clients = [start_client() for _ in range(4)]

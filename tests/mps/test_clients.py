@@ -89,7 +89,7 @@ def test_without_any_limits_of_its_own() -> None:
 
 
 def test_less_than_the_only_share() -> None:
-    """Whoever limits itself further is no offender."""
+    """A client that limits itself further is no offender."""
     plan = wanted(Share("replica", 4, 8192, 25.0))
     environment = {"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "10"}
     state = only(facts(environment=environment), plan)
@@ -108,7 +108,7 @@ def test_a_share_for_all(environment: Mapping[str, str]) -> None:
 
 
 def test_no_share() -> None:
-    """Its limits are told, and which they are of: none."""
+    """Its limits are reported, and which share they are of: none."""
     environment = {"CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": "0=1G"}
     state = only(facts(environment=environment))
     assert state.share == ""
@@ -133,7 +133,7 @@ def test_a_slot_that_there_is_not(named: str) -> None:
 
 
 def test_two_shares_with_the_same_limits() -> None:
-    """Nobody is ended for what cannot be told."""
+    """No client is ended for what cannot be determined."""
     plan = wanted(Share("a", 1, 8192, 25.0), Share("b", 1, 8192, 25.0))
     environment = {"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "25"}
     assert kinds(facts(environment=environment), plan=plan) == {100: ["unclearShare"]}
@@ -197,7 +197,7 @@ def test_more_memory_than_its_limit(used: int | None, over: bool) -> None:
 
 
 def test_figures_of_memory() -> None:
-    """Both are told; a share's limit counts also for who has not set it."""
+    """Both are reported; a share's limit counts also for who has not set it."""
     environment = of_slot(0)
     del environment["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"]
     state = only(facts(environment=environment, memory_used=9 * GIB))
@@ -222,7 +222,7 @@ def test_no_limit_no_offence() -> None:
 
 
 def test_more_than_the_count() -> None:
-    """Those who came last are over, and told apart by when they started, not by their pids."""
+    """Those who came last are over, and distinguished by when they started, not by pid."""
     free = of_slot(0)
     del free["NODEAGENT_MPS_SLOT"]
     clients = [facts(pid, environment=free, start_time=1000 - pid) for pid in (1, 2, 3, 4)]
@@ -241,7 +241,7 @@ def test_two_in_one_slot() -> None:
     assert OffenceKind.SLOT_TAKEN not in ENDED_FOR
 
 
-def test_who_forks_pushes_out_nobody_else() -> None:
+def test_a_client_that_forks_pushes_out_no_other() -> None:
     """Four in the first slot; the other slot's client comes last, and stays."""
     first = [facts(pid, environment=of_slot(0)) for pid in (1, 2, 3, 4)]
     last = facts(5, environment=of_slot(1))
@@ -283,10 +283,10 @@ _ENVIRONMENTS = st.one_of(
 
 
 @given(st.lists(st.tuples(_ENVIRONMENTS, st.integers(0, 5), st.none() | st.integers(0, 2**40))))
-def test_whoever_they_are(
+def test_any_clients(
     clients: list[tuple[dict[str, str] | None, int, int | None]],
 ) -> None:
-    """Everybody is told of once, in order; within its share's count nobody is over it, and beyond
+    """Each client is reported once, in order; within its share's count none is over it, and beyond
     it exactly as many as are too many.
     """
     every = [

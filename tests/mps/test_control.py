@@ -1,5 +1,5 @@
-"""One conversation at a time, nobody's reply lost or mixed up, and busy, dead, silent and empty
-told apart.
+"""One conversation at a time, no caller's reply lost or mixed up, and busy, dead, silent and empty
+distinguished.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from tests.mps.front_end import FrontEnd
 
 @pytest.fixture
 def front_end(tmp_path: Path) -> FrontEnd:
-    """The program that misbehaves as told."""
+    """The program that misbehaves as instructed."""
     return FrontEnd(tmp_path)
 
 
@@ -137,7 +137,7 @@ async def test_a_talk_that_breaks_off(front_end: FrontEnd) -> None:
 
 
 async def test_a_daemon_that_never_stops_talking(front_end: FrontEnd) -> None:
-    """Whoever has the daemon's place cannot fill the agent's memory; the front-end is ended."""
+    """A program in the daemon's place cannot fill the agent's memory; the front-end is ended."""
     front_end.will("flood")
     client = front_end.client(deadline=60)
     with pytest.raises(FrontEndFailed, match="said more than 1048576 bytes"):

@@ -51,7 +51,7 @@ def test_new_lines(path: Path) -> None:
         assert log.new_lines() == ["four"]
 
 
-def test_cut_off_by_somebody(path: Path) -> None:
+def test_truncated_by_another_program(path: Path) -> None:
     """It is read from its beginning again."""
     with opened(path) as log:
         os.truncate(path, 0)
@@ -138,7 +138,7 @@ def test_another_file_as_standard_output(path: Path, tmp_path: Path) -> None:
 
 
 def test_last_lines(path: Path) -> None:
-    """For people: printable, without what nobody needs."""
+    """They are for people: printable, without what no reader needs."""
     append(
         path, "[t Control 1] NEW UI\n[t Control 1] Cmd:ps\n[t Control 1] UI closed\n\n\x1b[31mred\n"
     )

@@ -149,7 +149,7 @@ def test_something_else_in_the_way(
 @as_root
 @pytest.mark.parametrize("place", ["", "mps", f"mps/{GPU}", f"mps/{GPU}/pipe", f"mps/{GPU}/log"])
 def test_foreign_owner(run_dir: Path, place: str) -> None:
-    """Whoever it is could put anything there."""
+    """The owner could put anything there."""
     (run_dir / place).mkdir(parents=True)
     os.chown(run_dir / place, 4711, -1)
     with pytest.raises(DirectoryRefused, match="belongs to user 4711") as caught:
@@ -168,7 +168,7 @@ def test_a_symlink_among_the_sockets(run_dir: Path, name: str) -> None:
 
 @as_root
 def test_a_foreign_file_among_the_sockets(run_dir: Path) -> None:
-    """A socket of somebody else's would hear this daemon's clients."""
+    """A socket of another user would hear this daemon's clients."""
     pipe = Path(make_directories(run_dir, GPU, uid=OTHER, gid=OTHER).pipe)
     (pipe / "control").touch()
     os.chown(pipe / "control", 4711, -1)

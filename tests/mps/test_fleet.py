@@ -1,4 +1,4 @@
-"""Daemons as plans and people want them: started, changed, drained, restarted, stopped, told of."""
+"""Daemons as plans and people want them: started, changed, drained, restarted, stopped, listed."""
 
 from __future__ import annotations
 
@@ -153,7 +153,7 @@ async def test_a_place_that_is_not_ours(rig: FleetRig) -> None:
 # --- stop, and who is in the way ------------------------------------------------------------------
 
 
-async def test_stop_is_refused_while_somebody_is_there(
+async def test_stop_is_refused_while_clients_are_there(
     rig: FleetRig, fleet: Fleet, client: SimulatedClient
 ) -> None:
     """They are named, while they are there; all is as it was, for new clients too."""
@@ -195,7 +195,7 @@ async def test_stop_of_one_that_failed(rig: FleetRig) -> None:
 
 
 async def test_other_shares_are_a_change_though_the_daemon_has_nothing_to_do(rig: FleetRig) -> None:
-    """Its clients have to be judged by them, and nobody waits for the next look."""
+    """Its clients have to be judged by them at once, not only at the next look."""
     async with rig.fleet(quick(check_interval=60.0), served=60.0) as fleet:
         await fleet.start(GPU, wanted(count=1))
         await asyncio.sleep(1.0)  # so that nothing is still to be looked at
@@ -209,10 +209,10 @@ async def test_other_shares_are_a_change_though_the_daemon_has_nothing_to_do(rig
 # --- closed to clients ----------------------------------------------------------------------------
 
 
-async def test_a_daemon_of_a_sick_device_lets_nobody_new_in(
+async def test_a_daemon_of_a_sick_device_takes_no_new_clients(
     rig: FleetRig, fleet: Fleet, client: SimulatedClient
 ) -> None:
-    """Whoever comes finds no MPS, whoever is inside works on, and so does the daemon; when the
+    """A new client finds no MPS, a connected one works on, and so does the daemon; when the
     device is well again, it is as before. Others are not concerned.
     """
     await fleet.start(OTHER_GPU, wanted())
@@ -233,7 +233,7 @@ async def test_a_daemon_of_a_sick_device_lets_nobody_new_in(
     assert (status(fleet).trouble, status(fleet).pid) == ("", before)
 
 
-async def test_a_daemon_that_starts_on_a_sick_device_lets_nobody_in(rig: FleetRig) -> None:
+async def test_a_daemon_that_starts_on_a_sick_device_takes_no_clients(rig: FleetRig) -> None:
     """It is Ready, and cannot be found; nor after its end and new start."""
     async with rig.fleet() as fleet:
         fleet.close_to_clients({GPU: "sick"})
@@ -252,7 +252,7 @@ async def test_a_daemon_that_starts_on_a_sick_device_lets_nobody_in(rig: FleetRi
 
 async def test_drain(rig: FleetRig, fleet: Fleet, client: SimulatedClient) -> None:
     """New clients find no MPS, the old one works on; when it has gone the daemon is down, and
-    stays so until somebody wants it.
+    stays so until it is wanted.
     """
     draining = asyncio.create_task(fleet.drain(GPU, seconds=60.0))
     await until(
@@ -288,7 +288,7 @@ async def test_an_idle_daemon_is_drained_at_once(rig: FleetRig) -> None:
 async def test_drain_that_is_not_done_in_time(
     rig: FleetRig, fleet: Fleet, client: SimulatedClient
 ) -> None:
-    """Who is left is told, and new clients are let in again."""
+    """The clients that are left are reported, and new ones are let in again."""
     await until(lambda: bool(status(fleet).clients))
     before = status(fleet).pid
     assert await fleet.drain(GPU, seconds=0.4) == (client.pid,)
@@ -304,14 +304,14 @@ async def test_drain_by_force(rig: FleetRig, fleet: Fleet, client: SimulatedClie
     assert await fleet.drain(GPU, seconds=0.2, force=True) == ()
     with pytest.raises(ClientError) as caught:
         client.next_answer()
-    assert caught.value.code == 810  # told by its server, which was still there
+    assert caught.value.code == 810  # reported by its server, which was still there
     assert rig.processes() == []
 
 
-async def test_drain_that_nobody_waits_for(
+async def test_drain_whose_caller_no_longer_waits(
     rig: FleetRig, fleet: Fleet, client: SimulatedClient
 ) -> None:
-    """Is given up."""
+    """It is given up."""
     draining = asyncio.create_task(fleet.drain(GPU, seconds=None))
     await until(lambda: status(fleet).phase == "Draining")
     draining.cancel()
@@ -322,8 +322,8 @@ async def test_drain_that_nobody_waits_for(
 
 
 async def test_a_plan_does_not_wait_for_a_drain_without_end(rig: FleetRig) -> None:
-    """It is told who has the daemon, so that plans for other devices go on; a device that is no
-    more ends the drain.
+    """The error names who has the daemon, so that plans for other devices go on; a device that is
+    no more ends the drain.
     """
     async with rig.fleet(quick(answer_deadline=1.0)) as fleet:
         await fleet.start(GPU, wanted())
@@ -380,7 +380,7 @@ async def test_restart_of_one_in_use(rig: FleetRig, fleet: Fleet, client: Simula
 
 
 async def test_requests_for_unknown_devices(rig: FleetRig, fleet: Fleet) -> None:
-    """Are told which there are."""
+    """The error says which devices there are."""
     with pytest.raises(UnknownDevice, match=GPU):
         await fleet.restart(OTHER_GPU)
     with pytest.raises(UnknownDevice, match="no MPS daemon"):
@@ -391,7 +391,7 @@ async def test_requests_for_unknown_devices(rig: FleetRig, fleet: Fleet) -> None
 
 
 async def test_keep_only(rig: FleetRig) -> None:
-    """A daemon of a device that is no more is ended, whoever uses it; the other is left alone."""
+    """A daemon of a device that is no more is ended, even while in use; the other is left alone."""
     async with rig.fleet() as fleet:
         await asyncio.gather(fleet.start(GPU, wanted()), fleet.start(OTHER_GPU, wanted()))
         kept = status(fleet, OTHER_GPU).pid
@@ -421,7 +421,7 @@ async def test_what_the_planner_and_the_client_watch_see(
 
 
 async def test_a_survey_touches_nothing(rig: FleetRig) -> None:
-    """Ready only when it was asked; what is gone or was drained is told as that."""
+    """Ready only when it was asked; what is gone or was drained is reported as that."""
     assert await survey(rig.run_dir, programs=rig.programs) == {}
     async with rig.fleet() as fleet:
         await fleet.start(GPU, wanted())
@@ -530,7 +530,7 @@ async def test_one_that_failed_is_tried_on(rig: FleetRig) -> None:
         assert len(rig.said(Subject.FAILED)) == 1
 
 
-async def test_a_front_end_that_somebody_left_open(rig: FleetRig) -> None:
+async def test_a_front_end_that_was_left_open(rig: FleetRig) -> None:
     """It has the daemon's name and pipe directory, but is none: a dead daemon comes back."""
     rig.impatient = True
     async with rig.fleet() as fleet:
@@ -578,7 +578,7 @@ async def test_clients_may_have_a_daemon_that_comes_back(rig: FleetRig) -> None:
 
 
 async def test_a_drain_that_cannot_keep_new_clients_out(rig: FleetRig, fleet: Fleet) -> None:
-    """Then nobody is known to be the last: it is told why, once, and nothing is ended."""
+    """Then no client is known to be the last: the reason is reported once, and nothing is ended."""
     before = status(fleet).pid
     rig.back().write_text("in the way")
     with pytest.raises(StillInUse, match="not known"):

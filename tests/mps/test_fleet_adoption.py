@@ -146,7 +146,7 @@ async def test_a_number_that_was_used_again(rig: FleetRig) -> None:
 
 
 async def test_a_plan_that_changed_while_no_agent_was_there(rig: FleetRig) -> None:
-    """What the process runs as and what is wanted are told apart: limits are set on it."""
+    """What the process runs as and what is wanted are distinguished: limits are set on it."""
     async with rig.fleet() as fleet:
         await fleet.start(GPU, wanted(4096))
         pid = status(fleet).pid
@@ -176,7 +176,7 @@ async def test_another_user_wanted_while_the_old_one_runs(rig: FleetRig) -> None
 
 
 async def test_sockets_that_were_hidden_come_back(rig: FleetRig) -> None:
-    """An agent that died in the middle of a drain leaves a daemon that nobody finds."""
+    """An agent that died in the middle of a drain leaves a daemon that no client finds."""
     async with rig.fleet() as fleet:
         await fleet.start(GPU, wanted())
         pid = status(fleet).pid

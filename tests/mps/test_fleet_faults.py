@@ -1,4 +1,4 @@
-"""Every fault knob of the stand-ins under a fleet: what a user is told, and how it ends."""
+"""Every fault knob of the stand-ins under a fleet: what is reported to a user, and how it ends."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def prepared(rig: FleetRig, knob: str, value: object = True) -> None:
 
 
 async def test_die(rig: FleetRig, fleet: Fleet) -> None:
-    """Its end is told with its signal; it is back with its limits, and its orphan is ended."""
+    """Its end is reported with its signal; it is back with its limits, and its orphan is ended."""
     with served(rig):
         [orphan] = rig.servers()
         await until(lambda: bool(status(fleet).clients))
@@ -96,7 +96,7 @@ async def test_die(rig: FleetRig, fleet: Fleet) -> None:
 
 
 async def test_die_after(rig: FleetRig) -> None:
-    """One that never lives long is given up, and started again when somebody asks."""
+    """One that never lives long is given up, and started again on request."""
     prepared(rig, "die_after", 0.4)
     async with rig.fleet(quick(steady=STEADY)) as fleet:
         with suppress(NotReady):  # on a busy machine it dies before it is Ready
@@ -166,7 +166,7 @@ async def test_deaf(rig: FleetRig, fleet: Fleet) -> None:
 
 @pytest.mark.parametrize("how", ["error", "empty"])
 async def test_busy(rig: FleetRig, fleet: Fleet, how: str) -> None:
-    """Somebody's open front-end is told once, with what to do, and ends no daemon."""
+    """A front-end left open is reported once, with what to do, and ends no daemon."""
     before = status(fleet).pid
     rig.knobs().turn("busy", how)
     words = await rig.reported(Subject.SILENT)
@@ -206,7 +206,7 @@ async def test_start_error(rig: FleetRig) -> None:
 
 
 async def test_slow_start(rig: FleetRig) -> None:
-    """Slower than the deadline it is replaced, and that is told; in time it is not."""
+    """Slower than the deadline it is replaced, and that is reported; in time it is not."""
     prepared(rig, "slow_start", 0.6)
     async with rig.fleet(quick(start_deadline=0.4)) as fleet:
         with pytest.raises(NotReady, match=r"Backoff|Failed"):
@@ -217,7 +217,7 @@ async def test_slow_start(rig: FleetRig) -> None:
 
 
 async def test_forget_limits(rig: FleetRig, fleet: Fleet) -> None:
-    """Drift is told with both values, and mended without another process."""
+    """Drift is reported with both values, and mended without another process."""
     before = status(fleet).pid
     rig.knobs().turn("forget_limits")
     words = await rig.reported(Subject.LIMITS_DIFFER)
@@ -252,7 +252,7 @@ async def test_lose_pipes(rig: FleetRig, fleet: Fleet) -> None:
 
 @as_root
 async def test_a_fault_of_our_own(rig: FleetRig) -> None:
-    """What nobody thought of is told as any failed start is, and tried again."""
+    """An unforeseen error is reported as any failed start is, and the start is tried again."""
     rig.programs = replace(rig.programs, path="/usr/bin\0")
     async with rig.fleet() as fleet:
         with pytest.raises(NotReady, match="a fault in the agent itself: ValueError: embedded nul"):
@@ -345,7 +345,7 @@ async def test_stray_client(rig: FleetRig, fleet: Fleet) -> None:
     assert status(fleet).waiting == ()
 
 
-async def test_a_log_line_of_nobody(rig: FleetRig, fleet: Fleet) -> None:
+async def test_a_log_line_of_an_unknown_process(rig: FleetRig, fleet: Fleet) -> None:
     """A process that is not there, or is not that user's, does not wait."""
     rig.knobs().turn("stray_client", {"pid": 2**22 - 1, "uid": 1234})
     await asyncio.sleep(0.2)
@@ -376,7 +376,7 @@ async def test_server_slow(rig: FleetRig, fleet: Fleet) -> None:
 async def test_a_server_that_fails(
     rig: FleetRig, fleet: Fleet, *, knob: str, value: object, words: str, line: str
 ) -> None:
-    """Told although it was gone before anybody could ask, once for all its tries, and why."""
+    """Its end and the reason are reported once for all its tries, though no query saw it alive."""
     rig.knobs().turn(knob, value)
     with rig.client():
         assert words in await rig.reported(Subject.SERVER_EXITED)
@@ -447,7 +447,7 @@ async def test_server_busy(rig: FleetRig, fleet: Fleet) -> None:
 
 
 async def test_server_hang(rig: FleetRig, fleet: Fleet) -> None:
-    """It does not leave when the daemon quits; both are ended in the end, and that is told."""
+    """It does not leave when the daemon quits; both are ended in the end, and that is reported."""
     with served(rig):
         [server] = rig.servers()
     await until(lambda: not status(fleet).clients)

@@ -59,7 +59,7 @@ class Watched(FleetRig):
         self.was_ready = True  # as an adopted one counts
 
     def hear(self, device: str, report: Report) -> None:
-        """The moment something is told."""
+        """Note a report at the moment it is made."""
         now = time.monotonic()
         match report.subject:
             case Subject.EXITED | Subject.START_FAILED:
@@ -89,7 +89,7 @@ class Watched(FleetRig):
         return len(pids) - len(holders)
 
     def judge_ready(self) -> None:
-        """The daemon's own log tells what it answered last when it was asked for its limits."""
+        """The daemon's own log shows what it answered last when it was asked for its limits."""
         with suppress(OSError):
             text = self.log().read_text()
             last = text.rpartition("Cmd:get_default_active_thread_percentage\n")[2]

@@ -1,4 +1,4 @@
-"""A log is its user's to write: whoever floods it holds up nothing and fills no memory."""
+"""A log is its user's to write: a user who floods it holds up nothing and fills no memory."""
 
 from __future__ import annotations
 

@@ -79,7 +79,7 @@ def test_only_lines_of_the_log_count() -> None:
     assert list(facts(["NEW CLIENT 99 from user 1001: pending", "x] NEW SERVER 50: Ready"])) == []
 
 
-def test_what_tells_a_person_something() -> None:
+def test_lines_of_interest_to_a_person() -> None:
     """Our questions and their answers are left out; a server's words between them are not."""
     lines = [
         f"{CONTROL}Starting control daemon using socket /x/control",

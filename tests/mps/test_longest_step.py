@@ -11,7 +11,7 @@ from nodeagent.settings import MpsSettings
 
 @pytest.mark.parametrize("patient", ["quit_deadline", "kill_deadline", "answer_deadline", "grace"])
 def test_no_patience_is_cut_short(patient: str) -> None:
-    """Whoever gives daemons more time to end has the agent wait for that, and not replaced."""
+    """With more time for daemons to end, the agent waits for that, and is not replaced."""
     settings = MpsSettings(**{patient: 1000.0})  # type: ignore[arg-type]  # all of these are durations
     assert longest_step(settings) > 1000.0
     assert longest_step(MpsSettings()) >= START_PATIENCE

@@ -25,7 +25,7 @@ async def test_orphans_are_ended_by_their_pipe_directory(
     """Asked as their daemon would, at once; those of another daemon go on."""
     mine = [start_server() for _ in range(2)]
     other = start_server(pipe_directory="/elsewhere/pipe")
-    # They are this test's children, so nobody but it can have reaped them meanwhile.
+    # They are this test's children, so no other process can have reaped them meanwhile.
     ended = await end_orphans(spec, grace=5)
     assert {one.pid for one in ended} == {server.pid for server in mine}
     assert other.poll() is None

@@ -1,4 +1,4 @@
-"""What the installed MPS can do, told by what it does; nothing of the trials stays."""
+"""What the installed MPS can do, detected by what it does; nothing of the trials stays."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def _processes_below(folder: Path) -> list[str]:
 async def test_each_version(
     open_folder: Path, scratch: Path, version: str, expected: Probe
 ) -> None:
-    """Every one is told for what it is; servers for all users only root can find out about."""
+    """Every version is recognised; servers for all users only root can find out about."""
     install(open_folder / "bin", version=version)
     found = await probe(programs_in(open_folder / "bin"), scratch=scratch, deadline=60)
     assert found == (expected if BY_ROOT else replace(expected, multi_user=None))

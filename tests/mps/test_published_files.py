@@ -1,4 +1,4 @@
-"""What everybody may read is put where it belongs, whole, by nobody but this user, or refused."""
+"""World-readable files are put in their place whole and by this user only, or are refused."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_a_file_is_written_once(directory: PublicDirectory) -> None:
 
 
 def test_a_reader_never_sees_half_a_file(directory: PublicDirectory) -> None:
-    """Whoever has the old one open reads on in that, as it was."""
+    """A reader that has the old file open reads on in that, as it was."""
     directory.put("a", b"old" * 1000)
     with (directory.path / "a").open("rb") as reader:
         directory.put("a", b"new")
@@ -71,7 +71,7 @@ def test_a_file_with_a_second_name(directory: PublicDirectory, tmp_path: Path) -
 
 
 def test_what_a_killed_process_left(directory: PublicDirectory) -> None:
-    """Is in nobody's way, not even as a symlink."""
+    """The leftover file is in no later write's way, not even as a symlink."""
     (directory.path / ".a.new").symlink_to("/etc/passwd")
     assert directory.put("a", b"x")
     assert directory.names() == ("a",)
@@ -103,8 +103,8 @@ def test_what_is_no_file(directory: PublicDirectory, kind: str) -> None:
 
 
 @as_root
-def test_somebody_elses_file(directory: PublicDirectory) -> None:
-    """Is named with its owner."""
+def test_another_users_file(directory: PublicDirectory) -> None:
+    """The file is named with its owner."""
     directory.put("a", b"x")
     os.chown(directory.path / "a", 1000, 1000)
     with pytest.raises(FileRefused, match="a belongs to user 1000, not 0"):
@@ -115,8 +115,8 @@ def test_somebody_elses_file(directory: PublicDirectory) -> None:
 
 
 @as_root
-def test_somebody_elses_directory(tmp_path: Path) -> None:
-    """Nothing is written where somebody else could exchange it."""
+def test_another_users_directory(tmp_path: Path) -> None:
+    """Nothing is written where another user could exchange it."""
     (tmp_path / "in").mkdir()
     os.chown(tmp_path / "in", 1000, 1000)
     with (
@@ -164,7 +164,7 @@ def test_a_directory_that_is_a_symlink(tmp_path: Path) -> None:
 
 
 def test_nothing_there(tmp_path: Path) -> None:
-    """Is nothing to look at, and nothing is made unless told."""
+    """A missing directory is nothing to look at, and is not made without `make`."""
     with PublicDirectory.opened(tmp_path / "no", make=False) as opened:
         assert opened is None
     with PublicDirectory.opened(tmp_path, make=False) as top:
@@ -187,7 +187,7 @@ def test_paths_that_are_none(path: str) -> None:
 
 
 def test_a_directory_that_vanishes(directory: PublicDirectory) -> None:
-    """While it is open: that is told, as all that the system refuses."""
+    """A removal while it is open is reported, like all that the system refuses."""
     directory.path.rmdir()
     with pytest.raises(FileRefused, match="a cannot be written: No such file"):
         directory.put("a", b"x")

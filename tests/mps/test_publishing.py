@@ -215,7 +215,7 @@ def test_what_else_is_in_the_env_directory(node: Node) -> None:
     ],
 )
 def test_hostile_shares(node: Node, share: Share) -> None:
-    """Reach no file, whoever let them through; what there was of the device is withdrawn."""
+    """They reach no file, whichever check passed them; the device's files and entry are removed."""
     node.publisher.publish(node.shared(gpu=wanted(), mig=wanted()))
     [problem] = node.publisher.publish(node.shared(gpu=wanted(share), mig=wanted()))
     assert problem.gpu == GPU

@@ -61,7 +61,7 @@ def test_no_limit_wanted() -> None:
     assert differences(replace(SEEN, servers=()), free) == ("memory limit is 1G, wanted none",)
 
 
-def test_unknown_is_not_nobody() -> None:
+def test_unknown_clients_are_not_no_clients() -> None:
     """A busy server may have clients."""
     assert SEEN.knows_clients
     assert not replace(SEEN, servers=(replace(SERVER, clients=None),)).knows_clients

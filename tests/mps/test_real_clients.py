@@ -237,7 +237,7 @@ def gpu() -> str:
 
 @asynccontextmanager
 async def fleet_of(run_dir: Path) -> AsyncIterator[Fleet]:
-    """With the settings that the agent has; compute modes are nobody's business here."""
+    """With the settings that the agent has; compute modes are not checked here."""
     programs = Programs(
         control=(str(shutil.which(CONTROL)),),
         path=os.environ["PATH"],
@@ -289,8 +289,8 @@ async def _begun(environment: Mapping[str, str]) -> CudaClient:
 @pytest.mark.timeout(400)  # real contexts, some of them the first on the device
 async def test_limits_hold_for_real_clients(gpu: str, run_dir: Path) -> None:
     """Within its share a client can allocate, above it it gets CUDA_ERROR_OUT_OF_MEMORY, and a
-    client of a larger share gets the same amount; NVML tells of them; one that is terminated is
-    told done by 0; and in the end all is gone, and the compute mode what it was.
+    client of a larger share gets the same amount; NVML lists them; one that is terminated is
+    reported done by 0; and in the end all is gone, and the compute mode what it was.
     """
     wanted = WantedMps(Sharing((SMALL, LARGE), "report"), Account(os.geteuid(), os.getegid()))
     notes = Notes()

@@ -108,7 +108,7 @@ async def test_beside_other_front_ends(spec: DaemonSpec) -> None:
 
 
 async def test_what_there_is_not(spec: DaemonSpec) -> None:
-    """No server, no client, each told in its way."""
+    """A missing server and a missing client are each reported in their way."""
     async with daemon(spec) as (_, client):
         with pytest.raises(UnknownServer):
             await client.ask(get_threads(4_000_000))
@@ -117,7 +117,7 @@ async def test_what_there_is_not(spec: DaemonSpec) -> None:
 
 
 async def test_a_stopped_daemon_is_silent_a_killed_one_dead(spec: DaemonSpec) -> None:
-    """The one is told by the deadline, the other at once, though its files are still there."""
+    """The one is detected by the deadline, the other at once, though its files are still there."""
     async with daemon(spec) as (process, client):
         assert identify(process.pid) == process.identity
         os.kill(process.pid, signal.SIGSTOP)

@@ -116,7 +116,7 @@ async def test_adopted(rig: FleetRig) -> None:
 
 
 async def test_drained_through_the_back_door(rig: FleetRig) -> None:
-    """Nobody can connect while it drains, but we can ask; given up, all is as it was."""
+    """No client can connect while it drains, but we can ask; given up, all is as it was."""
     async with rig.fleet() as fleet:
         await fleet.start(GPU, wanted())
         [running] = fleet.running()
@@ -135,7 +135,7 @@ async def test_drained_through_the_back_door(rig: FleetRig) -> None:
         assert await limits(fleet) == ("4G", 50.0)
 
 
-async def test_stop_with_a_server_that_tells_nothing(rig: FleetRig) -> None:
+async def test_stop_with_a_server_that_reports_nothing(rig: FleetRig) -> None:
     """Not known is in use; a drain by force ends it all the same."""
     async with rig.fleet() as fleet:
         await fleet.start(GPU, wanted())

@@ -103,7 +103,7 @@ async def test_through_the_hosts_systemd(
 async def test_another_agent_adopts_it(
     spec: DaemonSpec, programs: Programs, systemd: SystemdPrograms
 ) -> None:
-    """It is nobody's child, so nothing of the first one's is needed."""
+    """It is no agent's child, so nothing of the first one's is needed."""
     async with service(spec, programs) as process:
         adopted = adopt(process.identity, spec)
         os.kill(process.pid, signal.SIGKILL)
@@ -168,7 +168,7 @@ async def test_what_failed_earlier_is_cleared(
 async def test_a_unit_that_runs_already(
     spec: DaemonSpec, programs: Programs, systemd: SystemdPrograms
 ) -> None:
-    """It is named, not replaced: somebody may use it."""
+    """It is named, not replaced: another program may use it."""
     systemd.turn(UNIT, ActiveState="active", MainPID=815)
     launcher = ServiceLauncher(programs, host=False, private_shm=False, deadline=60)
     with pytest.raises(StartError, match=f"{UNIT} runs already, with pid 815"):

@@ -1,4 +1,4 @@
-"""Sockets out of the way and back, however far somebody came before."""
+"""Sockets out of the way and back, however far an earlier attempt came."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def reachable(path: Path) -> bool:
 
 
 def test_there_and_back(pipe: Path, listening: socket.socket) -> None:
-    """Who knows the other door gets in, nobody else; the other door is the agent's alone."""
+    """Only a client that knows the other door gets in; the other door is the agent's alone."""
     door = DaemonSockets(str(pipe))
     assert (door.hidden, door.listens, door.directory) == (False, True, str(pipe))
     for _ in range(2):

@@ -1,4 +1,4 @@
-"""A client is ended by its daemon first, then by signals, and nobody is ended in its place."""
+"""A client is ended by its daemon first, then by signals, and no other process in its place."""
 
 from __future__ import annotations
 

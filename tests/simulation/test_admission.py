@@ -22,7 +22,7 @@ def test_by_default_everybody_comes() -> None:
             node.occupy(0, kind=kind)
 
 
-def test_a_prohibited_device_takes_nobody_who_computes() -> None:
+def test_a_prohibited_device_takes_no_compute_process() -> None:
     """No client of MPS either; a display server is not concerned."""
     with calls.node_with("t4") as node:
         _with_mode(node, ComputeMode.PROHIBITED)

@@ -192,7 +192,7 @@ def test_a_buffer_is_as_long_as_the_caller_says() -> None:
             name(device, (c_int * 96)(), c_uint(96))
 
 
-def test_misuse_is_told_before_any_fault() -> None:
+def test_misuse_is_reported_before_any_fault() -> None:
     """A call that would crash crashes, however broken the driver is."""
     with calls.node_with() as node:
         device = calls.gpu()

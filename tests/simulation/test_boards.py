@@ -140,7 +140,7 @@ def test_any_figure_can_be_overridden() -> None:
     ],
 )
 def test_wrong_overrides_are_refused(changes: dict[str, object], complaint: str) -> None:
-    """The path, what was found and the nearest name are told."""
+    """The path, what was found and the nearest name are reported."""
     with pytest.raises(UsageError, match=complaint):
         load_board("b200", {"b200": changes})
 

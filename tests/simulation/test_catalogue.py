@@ -16,7 +16,7 @@ def test_boards_tell_their_profiles_and_evidence() -> None:
 
 
 def test_guesses_are_shown_as_guesses() -> None:
-    """Where nobody published a figure, the profile says that it is assumed."""
+    """Where no figure is published, the profile says that it is assumed."""
     boards = {board.name: board for board in known_boards()}
     status = {profile.name: profile.status for profile in boards["b200"].profiles}
     assert status["3g.90gb"] == "assumed"

@@ -87,7 +87,7 @@ def test_one_call_of_the_whole_run() -> None:
 
 
 def test_a_call_may_do_its_work_and_fail_nevertheless() -> None:
-    """`applied`: the instance is there, though the caller was told otherwise."""
+    """`applied`: the instance is there, though the caller got an error."""
     with calls.node_with() as node:
         node.inject("nvmlDeviceCreateGpuInstance", error="UNKNOWN", applied=True)
         with pytest.raises(pynvml.NVMLError_Unknown):
@@ -192,7 +192,7 @@ def test_errors_are_given_by_name_or_number() -> None:
             assert _outcomes(1) == [19]
 
 
-def test_codes_that_nobody_knows() -> None:
+def test_codes_without_a_name() -> None:
     """A later driver may answer with a code that this NVML has no name for."""
     with calls.node_with() as node:
         node.inject(COUNT, error=4242)
@@ -215,7 +215,7 @@ def test_faults_that_mean_nothing_are_refused() -> None:
 
 
 def test_documented_errors_can_be_enumerated() -> None:
-    """Every function tells which codes it may answer, for tests that try them all."""
+    """Every function lists which codes it may answer, for tests that try them all."""
     for name, function in FUNCTIONS.items():
         if not function.raw:
             codes = documented_errors(name)
@@ -225,7 +225,7 @@ def test_documented_errors_can_be_enumerated() -> None:
     )
 
 
-def test_the_journal_tells_calls_and_counts() -> None:
+def test_the_journal_records_calls_and_counts() -> None:
     """Names, plain arguments and results, in order; counts survive the list's limit."""
     with calls.node_with() as node:
         device = calls.gpu()

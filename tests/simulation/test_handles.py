@@ -1,4 +1,4 @@
-"""Tokens of handles: never used twice, remembered as long as somebody may still have them."""
+"""Tokens of handles: never used twice, remembered as long as a caller may still have them."""
 
 from __future__ import annotations
 

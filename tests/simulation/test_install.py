@@ -45,7 +45,7 @@ def test_one_node_within_another() -> None:
 
 
 def test_a_closed_node_answers_nothing() -> None:
-    """A function kept from before is UNINITIALIZED, and holds nobody up."""
+    """A function kept from before is UNINITIALIZED, and holds no caller up."""
     with calls.node_with() as node:
         kept = pynvml.nvmlLib.nvmlDeviceGetCount_v2
         node.close()

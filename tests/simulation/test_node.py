@@ -35,7 +35,7 @@ def test_a_device_that_is_not_there(text: str) -> None:
 
 
 def test_processes_without_a_pid_get_one_that_no_real_process_has() -> None:
-    """So that nobody looks for them in /proc and finds somebody else."""
+    """So that no program looks for them in /proc and finds another process."""
     with calls.node_with() as node:
         pids = [node.occupy(0).pid for _ in range(3)]
     assert len(set(pids)) == 3
@@ -43,7 +43,7 @@ def test_processes_without_a_pid_get_one_that_no_real_process_has() -> None:
 
 
 def test_occupying_is_checked() -> None:
-    """The kind, the pid, the room, and that nobody is there twice."""
+    """The kind, the pid, the room, and that no process is there twice."""
     with calls.node_with("t4") as node:
         node.occupy(0, 4711)
         for wrong, complaint in (

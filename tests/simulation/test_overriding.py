@@ -14,7 +14,7 @@ from tests.simulation import calls
 
 
 def test_a_file_of_overrides_reaches_nvml(tmp_path: Path) -> None:
-    """What the user's file says is what the simulated driver tells."""
+    """What the user's file says is what the simulated driver reports."""
     path = tmp_path / "mine.json"
     path.write_text(json.dumps({"h100-80gb": {"product": "NVIDIA H100 of mine"}}))
     with calls.node_with("h100-80gb", overrides=read_overrides(path)):
@@ -22,7 +22,7 @@ def test_a_file_of_overrides_reaches_nvml(tmp_path: Path) -> None:
 
 
 def test_overrides_are_part_of_the_state(tmp_path: Path) -> None:
-    """Whoever opens the node later sees the same card; new overrides replace the old."""
+    """Any program that opens the node later sees the same card; new overrides replace the old."""
     state = tmp_path / "node.json"
     for overrides, reported in (
         ({"t4": {"product": "one"}}, "one"),

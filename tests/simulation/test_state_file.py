@@ -34,7 +34,7 @@ with simulated(state=Path(sys.argv[1])) as node:
 
 
 class Elsewhere:
-    """Another process with the same node, which evaluates what it is told."""
+    """Another process with the same node, which evaluates what it is sent."""
 
     def __init__(self, state: Path) -> None:
         self._process = subprocess.Popen(
@@ -275,7 +275,7 @@ def test_a_file_that_vanished_is_written_anew(state: Path) -> None:
 
 
 def test_looking_writes_nothing(state: Path) -> None:
-    """Only changes touch the file, so that whoever watches it is not woken for nothing."""
+    """Only changes touch the file, so that no watcher of it is woken for nothing."""
     with calls.node_with("h100-80gb", state=state, mig=False):
         before = state.stat()
         calls.profiles(calls.gpu())
@@ -286,7 +286,7 @@ def test_looking_writes_nothing(state: Path) -> None:
         assert (before.st_ino, before.st_mtime_ns) == (after.st_ino, after.st_mtime_ns)
 
 
-def test_quick_writes_are_told_apart(state: Path) -> None:
+def test_quick_writes_are_distinguishable(state: Path) -> None:
     """Two changes within one tick of the file system's clock have different times."""
     with open_node("t4", state=state) as node:
         times = set()

@@ -292,7 +292,7 @@ static nvmlReturn_t check_compute_instance(nvmlComputeInstance_t compute, const 
 
 #define CHECK_COMPUTE_INSTANCE(compute) TRY(check_compute_instance((compute), __func__))
 
-/* --- what the card tells of itself ------------------------------------------------------------ */
+/* --- what the card reports of itself ---------------------------------------------------------- */
 
 nvmlReturn_t nvmlSystemGetDriverVersion(char *version, unsigned length)
 {

@@ -131,7 +131,7 @@ async def test_a_gpu_whose_users_are_unknown_is_not_reset(
                 await driver.apply(ResetGpu(gpu.uuid, ""))
 
 
-async def test_a_reset_that_fails_is_told_and_nvml_works_again(
+async def test_a_reset_that_fails_is_reported_and_nvml_works_again(
     ampere: tuple[SimulatedNode, list[str]],
 ) -> None:
     """With what the program said."""

@@ -57,7 +57,7 @@ async def test_a_gpu_in_mig_mode_is_not_asked(answer: str) -> None:
 async def test_a_mode_that_is_there_already_is_not_set_again(
     driver: Driver, node: SimulatedNode
 ) -> None:
-    """So a repeated step needs no privilege and disturbs nobody."""
+    """So a repeated step needs no privilege and disturbs no user."""
     gpu = (await driver.observe()).gpus[0]
     await driver.apply(compute_mode(gpu, ComputeMode.DEFAULT))
     assert node.journal.total(SET) == 0
@@ -65,7 +65,7 @@ async def test_a_mode_that_is_there_already_is_not_set_again(
 
 @pytest.mark.parametrize("error", ["NOT_SUPPORTED", "UNKNOWN", "NO_PERMISSION", "INVALID_ARGUMENT"])
 @pytest.mark.parametrize("mig", [False, True])
-async def test_a_mode_that_is_not_told_is_unknown_and_the_gpu_is_well(
+async def test_a_mode_that_is_not_reported_is_unknown_and_the_gpu_is_well(
     driver: Driver, node: SimulatedNode, error: str, mig: bool
 ) -> None:
     """It matters to MPS only; the layout and the users are seen all the same."""
@@ -88,7 +88,7 @@ async def test_a_driver_without_such_a_function_is_observed() -> None:
     assert (gpu.access, gpu.compute_mode) == (Access.OK, None)
 
 
-async def test_mig_devices_that_refuse_are_told_as_such() -> None:
+async def test_mig_devices_that_refuse_are_reported_as_such() -> None:
     """Nothing is changed that could not be restored."""
     with simulated("h100-80gb", switches=Switches(mig_compute_modes=False)):
         async with Driver(observe_deadline=30, step_deadline=30) as driver:
@@ -98,8 +98,8 @@ async def test_mig_devices_that_refuse_are_told_as_such() -> None:
                 await driver.apply(compute_mode(gpu, EXCLUSIVE, gpu.instances[0].compute[0]))
 
 
-async def test_an_unprivileged_user_is_told_to_be_root() -> None:
-    """In words."""
+async def test_an_unprivileged_user_gets_root_as_the_remedy() -> None:
+    """The error says so in words."""
     with simulated("t4", privileged=False):
         async with Driver(observe_deadline=30, step_deadline=30) as driver:
             (gpu,) = (await driver.observe()).gpus
@@ -110,7 +110,7 @@ async def test_an_unprivileged_user_is_told_to_be_root() -> None:
 async def test_a_mode_that_is_not_read_back_is_not_called_set(
     driver: Driver, node: SimulatedNode
 ) -> None:
-    """A driver that forgets it, and one that no longer tells it."""
+    """A driver that forgets it, and one that no longer reports it."""
     gpu = (await driver.observe()).gpus[0]
     node.inject(GET, error="UNKNOWN", skip=1, times=None)
     with pytest.raises(DriverError, match=GET):

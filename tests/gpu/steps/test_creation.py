@@ -86,7 +86,7 @@ async def test_a_create_that_fails_although_it_was_done_is_taken_away_too(
     assert layout(await driver.observe_gpu(gpu.uuid)) == {}
 
 
-async def test_what_cannot_be_taken_away_is_told(driver: Driver, node: SimulatedNode) -> None:
+async def test_what_cannot_be_taken_away_is_reported(driver: Driver, node: SimulatedNode) -> None:
     """The half-made instance is in the sentence and in the next observation."""
     gpu = await laid_out(driver, 0)
     node.inject("nvmlGpuInstanceCreateComputeInstance", error="INSUFFICIENT_RESOURCES")

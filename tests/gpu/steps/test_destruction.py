@@ -77,7 +77,7 @@ async def test_users_that_cannot_be_found_out_are_users(
 
 
 class Source:
-    """A source of users that tells the same for every device."""
+    """A source of users that reports the same for every device."""
 
     def __init__(self) -> None:
         self.reported: Callable[[MigDevice], Usage] = lambda _: Usage()
@@ -204,7 +204,7 @@ async def test_a_full_instance_is_not_searched_for_other_parts(
 async def test_a_part_without_a_device_keeps_its_instance(
     driver: Driver, node: SimulatedNode
 ) -> None:
-    """Nobody could be asked for its users."""
+    """There is no device that could be asked for its users."""
     gpu = await laid_out(driver, 0, at0="3g.40gb")
     hidden = replace(gpu.instances[0].compute[0], uuid="")
     with pytest.raises(DriverError, match="compute instance without MIG device"):
@@ -222,7 +222,7 @@ async def test_the_moment_after_the_last_part_went_is_waited_for() -> None:
             assert node.journal.total("nvmlGpuInstanceDestroy") == 2
 
 
-async def test_a_refusal_that_stays_is_told_before_the_deadline(node: SimulatedNode) -> None:
+async def test_a_refusal_that_stays_is_reported_before_the_deadline(node: SimulatedNode) -> None:
     """What is left is in the next observation."""
     async with Driver(observe_deadline=30, step_deadline=1) as driver:
         gpu = await laid_out(driver, 0, at0="3g.40gb")

@@ -56,7 +56,7 @@ async def test_programs_that_hold_a_hopper_gpu_are_in_the_way(
     assert not mode.current
 
 
-async def test_a_card_without_mig_is_told_as_such() -> None:
+async def test_a_card_without_mig_is_reported_as_such() -> None:
     """In words, not as a code."""
     with simulated("t4:1"):
         async with Driver(observe_deadline=30, step_deadline=30) as driver:
@@ -65,8 +65,8 @@ async def test_a_card_without_mig_is_told_as_such() -> None:
                 await driver.apply(enable(gpu))
 
 
-async def test_an_unprivileged_user_is_told_to_be_root() -> None:
-    """With the remedy."""
+async def test_an_unprivileged_user_gets_root_as_the_remedy() -> None:
+    """The error names it."""
     with simulated("h100-80gb:1", privileged=False):
         async with Driver(observe_deadline=30, step_deadline=30) as driver:
             gpu = (await driver.observe()).gpus[0]

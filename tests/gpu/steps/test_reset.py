@@ -1,4 +1,4 @@
-"""nvidia-smi is run with the right words, within its deadline, and what it says is told."""
+"""nvidia-smi is run with the right words, within its deadline, and what it says is reported."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ async def test_the_gpu_is_named_by_its_pci_address(tmp_path: Path) -> None:
     assert said == f"--simulated --gpu-reset -i {ADDRESS}\n"
 
 
-async def test_a_refusal_is_told_in_the_programs_own_words(tmp_path: Path) -> None:
+async def test_a_refusal_is_reported_in_the_programs_own_words(tmp_path: Path) -> None:
     """They say which process holds the GPU."""
     smi = program(tmp_path, 'echo "GPU is in use"; echo "by another client" >&2; exit 19')
     with pytest.raises(DriverError, match="ended with 19: GPU is in use by another client"):
@@ -58,7 +58,7 @@ async def test_cancellation_leaves_no_process(tmp_path: Path) -> None:
         await task
 
 
-async def test_a_missing_program_is_told_with_its_path() -> None:
+async def test_a_missing_program_is_reported_with_its_path() -> None:
     """The path is a setting, so it may be wrong."""
     with pytest.raises(DriverError, match="/nowhere/nvidia-smi cannot be run"):
         await reset_gpu(["/nowhere/nvidia-smi"], ADDRESS, deadline=30)

@@ -98,7 +98,7 @@ async def test_it_is_set_on_one_gpu_and_read_back(shared: SimulatedNode) -> None
         assert await driver.time_slice(first.uuid) is TimeSlice.DEFAULT
 
 
-async def test_a_gpu_without_time_slices_is_told_as_such(
+async def test_a_gpu_without_time_slices_is_reported_as_such(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In the program's words, with what to do."""
@@ -169,7 +169,9 @@ async def test_a_program_that_hangs_is_ended(node: SimulatedNode, tmp_path: Path
             await driver.apply(time_slice(gpu, TimeSlice.LONG))
 
 
-async def test_who_may_not_set_it_is_told_to_be_root(node: SimulatedNode, tmp_path: Path) -> None:
+async def test_an_unprivileged_user_gets_root_as_the_remedy(
+    node: SimulatedNode, tmp_path: Path
+) -> None:
     """The exit status is NVML's code."""
     body = "case $4 in --list) echo '| 0 Timeslice Default |' ;; *) echo no; exit 4 ;; esac"
     smi = program(tmp_path, body)
@@ -182,7 +184,7 @@ async def test_who_may_not_set_it_is_told_to_be_root(node: SimulatedNode, tmp_pa
 async def test_cancellation_waits_for_the_end_of_the_change(
     node: SimulatedNode, tmp_path: Path
 ) -> None:
-    """So that whoever looks next sees what is."""
+    """So that the next look sees what is."""
     body = f"""case $4 in --list) echo "| 0 Timeslice $(cat {tmp_path}/is || echo Default) |" ;;
     *) touch {tmp_path}/begun; sleep 0.3; echo Long > {tmp_path}/is ;; esac"""
     smi = program(tmp_path, body)

@@ -41,7 +41,7 @@ OTHER_USER = replace(SPEC, uid=1001)
 
 @dataclass
 class Life:
-    """One daemon, told what happens."""
+    """One daemon, which is given the events one by one."""
 
     state: State = field(default_factory=State)
     now: float = 1000.0

@@ -203,7 +203,7 @@ def test_failed_to_starting_by_a_new_plan() -> None:
 
 
 def test_a_program_that_cannot_be_run() -> None:
-    """That is a quick failure too, told by its reason."""
+    """That is a quick failure too, reported with its reason."""
     life = Life()
     life.start()
     actions = life.tell(StartFailed(1, "nvidia-cuda-mps-control is not there"))
@@ -272,7 +272,7 @@ def test_a_daemon_that_hangs_while_its_clients_finish(ready: Life) -> None:
 
 
 def test_why_it_is_found_to_hang(ready: Life) -> None:
-    """Where more is known than its silence, that is told."""
+    """Where more is known than its silence, that is reported."""
     ready.tell(Silent(1, "nobody is at its socket"))
     ready.tell(Silent(1, "nobody is at its socket"))
     assert "in a row (nobody is at its socket); it is replaced" in ready.state.why
@@ -294,7 +294,7 @@ def test_a_killed_one_is_remembered_for_what_it_did() -> None:
 # --- one that cannot be asked ---------------------------------------------------------------------
 
 
-def test_kept_out_is_told_once_and_ends_nothing(ready: Life) -> None:
+def test_kept_out_is_reported_once_and_ends_nothing(ready: Life) -> None:
     """For as long as it lasts; again after an answer, and when the reason is another."""
     reported = [subjects(ready.tell(KeptOut(1, reason))) for reason in ("a", "a", "b")]
     assert reported == [[Subject.SILENT], [], [Subject.SILENT]]
@@ -346,8 +346,8 @@ def test_a_faulted_server_that_goes(ready: Life) -> None:
     assert ready.phase() is Phase.LIMITING
 
 
-def test_a_server_that_nobody_saw(ready: Life) -> None:
-    """It came and went between two looks, badly: that is told, with the log's words."""
+def test_a_server_that_was_never_seen(ready: Life) -> None:
+    """It came and went between two looks, badly: that is reported, with the log's words."""
     actions = ready.tell(ServerGone(1, 77, "status 1", ("no device",)))
     words = "server 77 ended: status 1"
     assert actions == (Report(Subject.SERVER_EXITED, words, ("no device",)),)
@@ -419,7 +419,7 @@ def test_limits_read_back_beside_an_active_server() -> None:
 
 
 def test_a_server_of_another_user(ready: Life) -> None:
-    """Is told once, with both users."""
+    """It is reported once, with both users."""
     [report] = (
         a for a in ready.tell(seen(ready, ServerStatus.ACTIVE, uid=0)) if isinstance(a, Report)
     )

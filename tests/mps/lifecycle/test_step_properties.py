@@ -139,7 +139,7 @@ def request_of(kind: str, seconds: float) -> Event:
 
 @dataclass
 class Observer:
-    """What somebody sees who watches processes, limits and clocks."""
+    """What an observer of processes, limits and clocks sees."""
 
     alive: int | None = None  # the number of the process there is
     count: int = 0
@@ -212,7 +212,7 @@ class Observer:
         self.earliest = life.now + 0.75 * delay
 
     def do(self, before: State, event: Event, action: Action, now: float) -> None:
-        """What the supervisor is told to do is done."""
+        """The supervisor carries out the action."""
         match action:
             case SweepOrphans():
                 assert self.alive is None, "servers of a living daemon are ended"
@@ -252,7 +252,7 @@ class Observer:
             )
             assert hung or late, "killed with its clients"
             excused = before.ending is Ending.NO and self.kept_out and not hung
-            assert not excused, "killed although nobody could ask it"
+            assert not excused, "killed although no front-end could ask it"
 
     def judge(self, before: State, event: Event, actions: tuple[Action, ...], life: Life) -> None:
         """What must be so after every step."""
@@ -279,7 +279,7 @@ class Observer:
         if state.deadline is not None and state.deadline != before.deadline:
             left = state.deadline - life.now
             scheduled = [action.seconds for action in actions if isinstance(action, Schedule)]
-            assert any(abs(seconds - left) < 1e-6 for seconds in scheduled), "nobody wakes it"
+            assert any(abs(seconds - left) < 1e-6 for seconds in scheduled), "nothing wakes it"
 
 
 def live(draws: list[Draw]) -> tuple[Life, Observer]:
@@ -331,7 +331,7 @@ def test_no_sequence_breaks_a_rule(draws: list[Draw]) -> None:
 @settings(max_examples=300)
 @given(DRAWS)
 def test_from_everywhere_there_is_a_way_to_ready(draws: list[Draw]) -> None:
-    """However it got there: with a plan and a daemon that does as told, it becomes Ready."""
+    """However it got there: with a plan and a daemon that obeys, it becomes Ready."""
     life, observer = live(draws)
     for _ in range(12):
         if life.phase() is Phase.READY and life.state.wanted == SPEC:

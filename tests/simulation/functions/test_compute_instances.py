@@ -99,7 +99,7 @@ def test_absent_profiles(kind: int, engines: int, error: type[Exception]) -> Non
             pynvml.nvmlGpuInstanceGetComputeInstanceProfileInfo(instance, kind, engines)
 
 
-def test_placements_are_told_in_two_calls() -> None:
+def test_placements_are_reported_in_two_calls() -> None:
     """Without an array only the count comes; with one, all places, taken or not."""
     with calls.node_with("a100-80gb"):
         instance, count = calls.create(calls.gpu(), "3g"), c_uint()

@@ -119,7 +119,7 @@ def test_handles_are_the_same_for_the_same_device() -> None:
     assert len(pointers) == 1
 
 
-def test_cores_are_told_without_mig_only() -> None:
+def test_cores_are_reported_without_mig_only() -> None:
     """A100 has 6912 of them, H100 16896."""
     with calls.node_with("a100-40gb,h100-80gb", mig=False):
         cores = [pynvml.nvmlDeviceGetNumGpuCores(calls.gpu(i)) for i in range(2)]

@@ -121,7 +121,7 @@ def test_a_freed_set_is_stale() -> None:
 
 
 def test_a_lost_gpu_ends_the_waiting() -> None:
-    """Whoever waits for it is told that it is lost."""
+    """A caller that waits for it gets the error that it is lost."""
     with calls.node_with() as node, _events(XID) as events:
         threading.Timer(0.02, node.lose, (0,)).start()
         with pytest.raises(pynvml.NVMLError_GpuIsLost):

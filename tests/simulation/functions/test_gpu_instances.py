@@ -72,7 +72,7 @@ def test_remaining_capacity_is_as_seen(seen: dict[str, Any]) -> None:
 
 
 def test_a_new_driver_has_room_for_4g_beside_3g() -> None:
-    """From R510 on the same card tells 1/1 for 4g."""
+    """From R510 on the same card reports 1/1 for 4g."""
     with calls.node_with("a100-80gb"):
         device = calls.gpu()
         calls.create(device, "3g", 4)
@@ -169,7 +169,7 @@ def test_profile_ids_are_not_the_enumeration() -> None:
     assert ids == {"1g": 19, "1g+me": 20, "1gR2": 15, "2g": 14, "3g": 9, "4g": 5, "7g": 0}
 
 
-def test_profile_info_tells_the_board_in_both_versions() -> None:
+def test_profile_info_reports_the_board_in_both_versions() -> None:
     """Version 1 and 2 agree, version 2 adds the name, and by id it is the same."""
     with calls.node_with("h100-80gb"):
         device = calls.gpu()

@@ -168,7 +168,7 @@ def test_idle_devices_use_a_little_memory() -> None:
 
 
 def test_instance_ids_are_for_mig_devices_only() -> None:
-    """A GPU has none, and is nobody's part."""
+    """A GPU has none, and is no other device's part."""
     with calls.node_with("h100-80gb"):
         for ask in (
             pynvml.nvmlDeviceGetGpuInstanceId,

@@ -93,8 +93,8 @@ def test_idle_instances_may_keep_the_mode_too() -> None:
         assert _set(OFF) == Code.SUCCESS
 
 
-def test_a_reset_is_refused_while_somebody_uses_the_gpu() -> None:
-    """As IN_USE, and nothing has changed."""
+def test_a_reset_is_refused_while_the_gpu_is_in_use() -> None:
+    """It is refused as IN_USE, and nothing has changed."""
     with calls.node_with("a100-80gb") as node:
         calls.create_device(calls.gpu(), "1g")
         node.occupy("0/13/0")
@@ -130,7 +130,7 @@ def test_other_modes_do_not_exist() -> None:
         _set(2)
 
 
-def test_the_driver_tells_which_cards_need_no_reset() -> None:
+def test_the_driver_reports_which_cards_need_no_reset() -> None:
     """Field value 184: 1 on Hopper, 0 on Ampere, not supported without MIG."""
     field = pynvml.NVML_FI_DEV_IS_RESETLESS_MIG_SUPPORTED
     with calls.node_with("h100-80gb,a100-40gb,t4", mig=False):

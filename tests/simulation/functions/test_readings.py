@@ -18,7 +18,7 @@ UTILISATIONS = [
 
 
 def test_memory_of_a_gpu() -> None:
-    """Version 1 counts reserved memory as used, version 2 tells it apart; sums are right."""
+    """Version 1 counts reserved memory as used, version 2 counts it apart; sums are right."""
     with calls.node_with("h100-80gb", mig=False) as node:
         node.occupy(0, memory=1000 * MIB)
         old = pynvml.nvmlDeviceGetMemoryInfo(calls.gpu())
@@ -40,7 +40,7 @@ def test_memory_of_a_mig_device_and_its_gpu() -> None:
 
 @pytest.mark.parametrize("ask", UTILISATIONS)
 def test_utilisation_is_not_supported_with_mig(ask: object) -> None:
-    """Neither of the GPU nor of a MIG device; without MIG it is told."""
+    """Neither of the GPU nor of a MIG device; without MIG it is reported."""
     assert callable(ask)
     with calls.node_with("h100-80gb"):
         device = calls.create_device(calls.gpu(), "1g")
@@ -61,7 +61,7 @@ def test_aggregates_need_privilege_while_mig_is_on() -> None:
         assert pynvml.nvmlDeviceGetBAR1MemoryInfo(calls.gpu()).bar1Total == 131072 * MIB
 
 
-def test_remapped_rows_are_not_told_with_instances() -> None:
+def test_remapped_rows_are_not_reported_with_instances() -> None:
     """Nor on a card before Ampere."""
     with calls.node_with("h100-80gb,t4"):
         assert pynvml.nvmlDeviceGetRemappedRows(calls.gpu()) == (0, 0, 0, 0)

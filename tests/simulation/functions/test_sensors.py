@@ -73,7 +73,7 @@ def test_types_of_field_values() -> None:
     assert (negative.valueType, negative.value.siVal) == (pynvml.NVML_VALUE_TYPE_SIGNED_INT, -3)
 
 
-def test_remapped_rows_and_links_are_not_told_with_instances() -> None:
+def test_remapped_rows_and_links_are_not_reported_with_instances() -> None:
     """Rows come back without them; links only without MIG."""
     no = pynvml.NVML_ERROR_NOT_SUPPORTED
     with calls.node_with("h100-80gb"):

@@ -100,7 +100,7 @@ def test_an_old_library_lacks_functions() -> None:
 
 
 def test_the_names_of_processes() -> None:
-    """The driver tells the name of a process that uses a GPU, and of no other."""
+    """The driver reports the name of a process that uses a GPU, and of no other."""
     with calls.node_with() as node:
         process = node.occupy(0, command="train.py")
         assert pynvml.nvmlSystemGetProcessName(process.pid) == "train.py"

@@ -47,7 +47,7 @@ def test_memory_that_the_driver_cannot_tell() -> None:
 
 
 def test_processes_of_mig_devices() -> None:
-    """The parent tells all with their instances, a MIG device only its own."""
+    """The parent lists all with their instances, a MIG device only its own."""
     with calls.node_with() as node:
         devices = [calls.create_device(calls.gpu(), "2g", start) for start in (0, 2)]
         pids = [node.occupy(pynvml.nvmlDeviceGetUUID(device)).pid for device in devices]
@@ -69,7 +69,7 @@ def test_the_parent_needs_privilege_while_mig_is_on() -> None:
 
 
 def test_the_protocol_of_two_calls() -> None:
-    """Without room the count is told with INSUFFICIENT_SIZE; with room, the list."""
+    """Without room the count is reported with INSUFFICIENT_SIZE; with room, the list."""
     with calls.node_with() as node:
         pids = [node.occupy(0).pid for _ in range(3)]
         ask, count = pynvml.nvmlLib.nvmlDeviceGetComputeRunningProcesses_v3, c_uint(0)

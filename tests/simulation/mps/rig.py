@@ -227,7 +227,7 @@ def _all_processes(pipes: str) -> Iterator[int]:
 
 
 def real_programs() -> Programs | None:
-    """What is on PATH; its version is told by what it does."""
+    """What is on PATH; its version is detected by what it does."""
     found = shutil.which(CONTROL)
     if found is None:
         return None

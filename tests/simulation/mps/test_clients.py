@@ -134,7 +134,7 @@ def test_defaults_reach_the_next_server_only(rig: Rig, clients: Clients) -> None
 
 
 def test_another_user_waits_for_all_clients_of_the_first(rig: Rig, clients: Clients) -> None:
-    """Nobody tells; clients of the first user are taken on meanwhile."""
+    """It gets no message of that; clients of the first user are taken on meanwhile."""
     first = clients.accepted(US)
     server = rig.server()
     other = clients.start(OTHERS)

@@ -47,7 +47,7 @@ def test_quit_takes_pid_file_and_fifo_away(compared: Programs) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL, signal.SIGINT])
 def test_a_signal_ends_it_without_cleaning_up(compared: Programs, number: signal.Signals) -> None:
-    """All files stay, commands find nobody, and the next daemon starts on the stale files."""
+    """All files stay, commands find no daemon, and the next daemon starts on the stale files."""
     with Rig(compared) as rig:
         rig.start()
         before, daemon = rig.modes(), rig.daemon()
@@ -61,7 +61,7 @@ def test_a_signal_ends_it_without_cleaning_up(compared: Programs, number: signal
 
 @pytest.mark.parametrize("flag", ["-d", "-f"])
 def test_two_on_one_pipe_directory_cannot_be(compared: Programs, flag: str) -> None:
-    """The lock tells; the first one goes on."""
+    """The lock shows it; the first one goes on."""
     with Rig(compared) as rig:
         rig.start()
         reported = "An instance of this daemon is already running\n"
@@ -70,7 +70,7 @@ def test_two_on_one_pipe_directory_cannot_be(compared: Programs, flag: str) -> N
 
 
 def test_a_removed_pipe_directory_lets_a_second_one_start(compared: Programs) -> None:
-    """The first one is alive, and nobody can reach it."""
+    """The first one is alive, and no client can reach it."""
     with Rig(compared) as rig:
         rig.start()
         first = rig.daemon()
@@ -83,7 +83,7 @@ def test_a_removed_pipe_directory_lets_a_second_one_start(compared: Programs) ->
         assert not gone(first)
 
 
-def test_nobody_there(compared: Programs) -> None:
+def test_no_daemon_there(compared: Programs) -> None:
     """Also where no command was going to be sent."""
     with Rig(compared) as rig:
         assert rig.run(stdin="get_server_list\n") == NOT_THERE
@@ -170,7 +170,7 @@ def test_defaults_from_the_environment(compared: Programs) -> None:
 
 
 def test_bad_defaults_in_the_environment(compared: Programs) -> None:
-    """Only the log tells that they are ignored."""
+    """Only the log says that they are ignored."""
     with Rig(compared) as rig:
         rig.start(CUDA_MPS_ACTIVE_THREAD_PERCENTAGE="400", CUDA_MPS_CLIENT_PRIORITY="7")
         replies = rig.ask("get_default_active_thread_percentage", "get_default_client_priority")
@@ -244,8 +244,8 @@ def test_in_the_foreground(compared: Programs) -> None:
         assert not list(rig.logs.iterdir())
 
 
-def test_nobody_reads_its_log_any_more(compared: Programs) -> None:
-    """A daemon in the foreground survives whoever started it and read its output."""
+def test_its_log_has_no_reader_any_more(compared: Programs) -> None:
+    """A daemon in the foreground survives the program that started it and read its output."""
     with Rig(compared) as rig:
         child = rig.foreground()
         assert child.stdout is not None

@@ -56,7 +56,7 @@ def daemon(
     ],
 )
 def test_without_a_server(daemon: Rig, command: str, reply: str) -> None:
-    """Mistakes are told in words, and the front-end ends with status 0 all the same."""
+    """Mistakes are reported in words, and the front-end ends with status 0 all the same."""
     assert reply == daemon.ask(command)
 
 

@@ -29,7 +29,7 @@ def server(rig: Rig) -> int:
 
 
 def test_only_knobs_that_there_are_can_be_turned(tmp_path: Path) -> None:
-    """A wrong name is told at once, with the right ones."""
+    """A wrong name is reported at once, with the right ones."""
     with pytest.raises(ValueError, match=r"explode.*server_slow"):
         Knobs(tmp_path).turn("explode")
 
@@ -134,7 +134,7 @@ def test_start_error(rig: Rig, text: str, reported: str) -> None:
 
 
 def test_slow_start(rig: Rig) -> None:
-    """Nobody is there until it listens."""
+    """Commands find no daemon until it listens."""
     rig.knobs.turn("slow_start", 0.4)
     child = rig.foreground(wait=False)
     assert rig.run(stdin="get_server_list").status == 1
@@ -152,7 +152,7 @@ def test_forget_limits(rig: Rig) -> None:
 
 
 def test_ignore_settings(rig: Rig) -> None:
-    """Replies are as if they had been taken; only reading back tells."""
+    """Replies are as if they had been taken; only reading back shows it."""
     rig.knobs.turn("ignore_settings")
     rig.start()
     assert rig.ask("set_default_active_thread_percentage 5") == "5.0\n"
