@@ -133,7 +133,7 @@ async def running(rig: Rig) -> AsyncIterator[Rig]:
 
 
 async def do(*steps: Step) -> None:
-    """What somebody else does to the node, past the agent."""
+    """Take these steps on the node past the agent, as another program does."""
     async with open_driver() as driver:
         for step in steps:
             await driver.apply(step)

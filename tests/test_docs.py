@@ -148,7 +148,7 @@ def _folder_with_examples(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
 def test_the_simulator_page_works(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Typed one after the other, the page's commands end as the page says (0, or the code told).
+    """Typed one after the other, the page's commands end as the page says (0, or the code named).
 
     All but the agent, and what is typed beside it.
     """

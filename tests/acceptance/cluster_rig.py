@@ -74,7 +74,7 @@ class Member:
             report=self._report,
             intervals=AROUND,
         )
-        self.rig = rig.Rig(folder, on_state=self._told, hooks=self.hooks)
+        self.rig = rig.Rig(folder, on_state=self._publish, hooks=self.hooks)
         self.publisher = NodePublisher(
             self.access,
             name,
@@ -100,7 +100,7 @@ class Member:
     def _report(self, kind: EventType, message: str) -> None:
         pass
 
-    def _told(self, state: NodeState) -> None:
+    def _publish(self, state: NodeState) -> None:
         self.publisher.publish(state, self.rig.plan.offered)
 
     @asynccontextmanager
@@ -116,7 +116,7 @@ class Member:
     # --- the plan and what came of it -----------------------------------------------------------
 
     def plan(self, text: str) -> str:
-        """Somebody asks for this plan."""
+        """Ask for this plan, as a user of the cluster does."""
         self.api.annotate(self.name, **{PLAN: text})
         return text
 
@@ -125,7 +125,7 @@ class Member:
         return await until_status(self.api, in_sync(text), node=self.name, seconds=SOON)
 
     async def settled(self, text: str) -> None:
-        """This plan is asked for, the Node says all there is to say of it, and nobody asks more."""
+        """Ask for this plan; wait until the Node says all of it and no more requests come."""
         await self.in_sync(self.plan(text))
         await until(lambda: self.conditions.get("GPUPartitionsReady", {}).get("status") == "True")
         await self.quiet()
@@ -143,7 +143,7 @@ class Member:
     # --- requests -------------------------------------------------------------------------------
 
     async def quiet(self, seconds: float = 0.1) -> None:
-        """Wait until nobody asked for so long."""
+        """Wait until no request came for so long."""
         clock = asyncio.get_running_loop().time
         begun = clock()
         async with asyncio.timeout(SOON):

@@ -25,7 +25,7 @@ Series = tuple[str, frozenset[tuple[str, str]]]
 
 
 class Watched:
-    """A driver's GPUs, their metrics, and the state that they are told with."""
+    """A driver's GPUs, their metrics, and the state that they are exported with."""
 
     def __init__(
         self,

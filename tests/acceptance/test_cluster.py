@@ -77,7 +77,7 @@ async def unwritten(api: ApiServer, seconds: float) -> None:
 
 
 def without_events(api: ApiServer) -> Counter[str]:
-    """The requests so far, but for Events, which are told at leisure."""
+    """The requests so far, but for Events, which are sent at leisure."""
     return Counter(
         "watch" if request.watch else f"{request.method} {request.path}"
         for request in api.requests
@@ -180,7 +180,7 @@ async def test_by_hand(tmp_path: Path) -> None:
 
 
 def instances(url: str) -> list[Any]:
-    """All instances that the Node's status tells of."""
+    """All instances that the Node's status lists."""
     with urllib.request.urlopen(url, timeout=10) as answer:
         reported = json.load(answer)["metadata"].get("annotations", {}).get(STATUS, "{}")
     return [i for gpu in json.loads(reported).get("gpus", ()) for i in gpu["instances"]]

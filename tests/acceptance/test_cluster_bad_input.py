@@ -1,4 +1,4 @@
-"""What people and programs write on a Node that no agent can use: refused, told once, harmless."""
+"""What is written on a Node and no agent can use: refused, reported once, harmless."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def devices(member: Member) -> set[str]:
     return {compute.uuid for i in member.rig.gpu().instances for compute in i.compute}
 
 
-# What is written, and the place in it that is told; none where all of it is wrong.
+# What is written, and the place in it that is reported; none where all of it is wrong.
 BAD = {
     "not YAML": ("version: v1\ngpus: [", None),
     "a list": ("[1, 2]", None),
@@ -220,7 +220,7 @@ async def test_a_name_that_is_another_nodes(
 
 
 async def test_a_status_edited_by_hand_is_restored(member: Member) -> None:
-    """Whatever somebody makes of it, the truth comes back, by one write."""
+    """Whatever is made of it, the truth comes back, by one write."""
     api = member.api
     right = api.node(NODE)["metadata"]["annotations"][STATUS]
     for value in ("{}", "not JSON", '{"phase": "InSync"}', "", None):

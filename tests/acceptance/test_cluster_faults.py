@@ -164,7 +164,7 @@ async def test_a_fault_that_stays_makes_no_storm(member: Member) -> None:
 async def test_a_token_that_is_replaced(
     gpus: SimulatedNode, api: ApiServer, tmp_path: Path
 ) -> None:
-    """401 has the token read again at once: nobody waits, and no plan is lost."""
+    """401 has the token read again at once: nothing waits, and no plan is lost."""
     (tmp_path / "token").write_text("old")
     api.tokens.update({"old": "agent", "new": "agent"})
     async with Member(tmp_path, api).running() as member:
@@ -180,7 +180,7 @@ async def test_a_token_that_is_replaced(
         assert len(refused) <= 3  # what was under way at once: a write, an Event, a list of pods
 
 
-async def test_a_token_that_nobody_replaces_for_a_while(
+async def test_a_token_that_is_not_replaced_for_a_while(
     gpus: SimulatedNode, api: ApiServer, tmp_path: Path
 ) -> None:
     """Refused for good the agent asks seldom, works on, and is back when there is a token."""
@@ -228,7 +228,7 @@ async def test_a_clock_that_jumps(
 
 
 async def test_connections_are_refused(member: Member) -> None:
-    """For a moment nobody listens."""
+    """For a moment no server listens."""
     async with weathered(member), member.api.refusing():
         member.plan(SECOND)
         await until(lambda: not member.publisher.state.reachable)
@@ -274,7 +274,7 @@ async def test_the_server_is_gone_for_a_day(
 async def test_an_agent_that_starts_without_the_server(
     gpus: SimulatedNode, api: ApiServer, tmp_path: Path
 ) -> None:
-    """What an earlier life was told counts until the server is there."""
+    """The plan that an earlier life received counts until the server is there."""
     async with Member(tmp_path, api).running() as member:
         await member.in_sync(member.plan(FIRST))
     api.annotate(NODE, **{STATUS: None})

@@ -1,4 +1,4 @@
-"""mig-parted's default configurations end applied or refused, as docs/ tells of every board."""
+"""mig-parted's default configurations end applied or refused, as docs/ says of every board."""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ Shape = tuple[tuple[str, int, tuple[int, ...]], ...]
 
 @dataclass(frozen=True)
 class Change:
-    """A change of layout, with the place of a device that somebody uses throughout."""
+    """A change of layout, with the place of a device that is in use throughout."""
 
     before: DesiredGpu
     after: DesiredGpu
@@ -114,8 +114,8 @@ def hardware_shape(node: SimulatedNode) -> Shape:
     )
 
 
-def told_shape(gpu: Gpu) -> tuple[tuple[int, int], ...]:
-    """What is said to be there: start and number of parts of every GPU instance."""
+def reported_shape(gpu: Gpu) -> tuple[tuple[int, int], ...]:
+    """What is reported to be there: start and number of parts of every GPU instance."""
     return tuple(sorted((i.placement.start, len(i.compute)) for i in gpu.instances))
 
 
@@ -186,10 +186,12 @@ def judge(node: SimulatedNode, outcome: GpuOutcome, old: Shape, new: Shape, wher
     is_now = hardware_shape(node)
     if outcome.after.access is Access.OK:
         real = tuple(sorted((start, len(parts)) for _, start, parts in is_now))
-        assert told_shape(outcome.after) == real, f"{where}: a lie about what is there"
+        assert reported_shape(outcome.after) == real, f"{where}: a lie about what is there"
     if is_now == new and not outcome.failed:
         return "new"
-    assert outcome.problems or outcome.plan.problems, f"{where}: not the new layout, nothing told"
+    assert outcome.problems or outcome.plan.problems, (
+        f"{where}: not the new layout, nothing reported"
+    )
     if outcome.failed:
         results = [report.result for report in outcome.steps]
         assert StepResult.FAILED in results, where

@@ -93,8 +93,8 @@ class World:
         """The finding of this cause, if there is one."""
         return next((f for f in self.part.state.findings if f.cause == cause), None)
 
-    def is_told(self, cause: str) -> bool:
-        """Whether status, metrics and Events tell of it, and the condition and figures agree."""
+    def is_reported(self, cause: str) -> bool:
+        """Whether status, metrics and Events report it, and the condition and figures agree."""
         state = NodeState(
             "n",
             "file",
@@ -218,7 +218,7 @@ def grow(name: str, step: float) -> Act:
 
 
 def unbind(w: World) -> None:
-    """The kernel driver leaves the first GPU, of which NVML then tells nothing."""
+    """The kernel driver leaves the first GPU, of which NVML then reports nothing."""
     w.node.bind(0, bound=False)
     w.node.inject("nvmlDevice*", gpu=0, error="GPU_IS_LOST", times=None)
 
@@ -262,7 +262,8 @@ CASES = (
     Case("gpuUnknown", *answer("DRIVER_NOT_LOADED"), pause=10.0),
     Case("gpuUnavailable", event(0x4000), reset),
     Case("gpuUnbound", unbind, bind),
-    # A card that tells no recovery action: where it tells none is needed, this is but degraded.
+    # A card that reports no recovery action: where it reports that none is needed, this is but
+    # degraded.
     Case("eccUncorrected", *sensor(("ecc.uncorrected.volatile", 1)), boards="t4:1"),
     Case("eccDoubleBit", event(0x2), reset),
     Case("eccStorm", event(0x200), later(3601)),
@@ -316,7 +317,7 @@ def test_every_cause_is_in_this_file() -> None:
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.cause)
-async def test_raised_told_and_ended(case: Case, tmp_path: Path) -> None:
+async def test_raised_reported_and_ended(case: Case, tmp_path: Path) -> None:
     """By its cause, on every surface, with what helps; and gone when the cause is gone."""
     row = BY_CAUSE[case.cause]
     async with world(case.boards, tmp_path) as w:
@@ -324,7 +325,7 @@ async def test_raised_told_and_ended(case: Case, tmp_path: Path) -> None:
         for _ in range(case.looks):
             case.each(w)
             await w.look(after=case.pause)
-        assert w.is_told(case.cause)
+        assert w.is_reported(case.cause)
         (finding,) = w.part.state.findings
         assert (finding.cause, finding.place.gpu) == (case.cause, w.gpu)
         assert (finding.severity, finding.action) == (row.severity, row.action)
@@ -332,7 +333,7 @@ async def test_raised_told_and_ended(case: Case, tmp_path: Path) -> None:
         case.end(w)
         for _ in range(2 * case.looks + 1):
             await w.look(after=case.pause)
-        assert not w.is_told(case.cause)
+        assert not w.is_reported(case.cause)
         reported = [event.type.value for event in w.events.events]
         assert (
             reported[0]
@@ -350,8 +351,8 @@ async def test_raised_told_and_ended(case: Case, tmp_path: Path) -> None:
 
 
 async def test_a_call_that_hangs(tmp_path: Path) -> None:
-    """It is told within its deadline, the other GPU goes on, and after ten minutes it is unhealthy;
-    over when it answers.
+    """It is reported within its deadline, the other GPU goes on, and after ten minutes it is
+    unhealthy; over when it answers.
     """
     async with world("h100-80gb:2", tmp_path, HANGING) as w:
         began = asyncio.get_running_loop().time()
@@ -360,7 +361,7 @@ async def test_a_call_that_hangs(tmp_path: Path) -> None:
         while w.found("gpuHangs") is None:
             assert asyncio.get_running_loop().time() - began < 30.0
             await w.look(after=0.1)
-        assert w.is_told("gpuHangs")
+        assert w.is_reported("gpuHangs")
         assert [f.place.gpu for f in w.part.state.findings] == [w.gpu]
         assert w.part.fences(w.observed).gpus == frozenset()
         await w.look(after=700.0)
@@ -373,7 +374,7 @@ async def test_a_call_that_hangs(tmp_path: Path) -> None:
             assert asyncio.get_running_loop().time() - began < 60.0
             await w.look(after=5.0)
             await asyncio.sleep(0.01)
-        assert not w.is_told("gpuHangs")
+        assert not w.is_reported("gpuHangs")
 
 
 async def test_a_driver_that_does_not_count_its_gpus(tmp_path: Path) -> None:
@@ -381,12 +382,12 @@ async def test_a_driver_that_does_not_count_its_gpus(tmp_path: Path) -> None:
     async with world("h100-80gb:2", tmp_path) as w:
         w.node.inject("nvmlDeviceGetCount*", error="UNKNOWN", times=None)
         await w.look()
-        assert w.is_told("driverHangs")
+        assert w.is_reported("driverHangs")
         (finding,) = w.part.state.findings
         assert finding.place.gpu == ""
         w.node.clear_faults()
         await w.look()
-        assert not w.is_told("driverHangs")
+        assert not w.is_reported("driverHangs")
 
 
 async def test_a_driver_that_is_unloaded(tmp_path: Path) -> None:
@@ -394,11 +395,11 @@ async def test_a_driver_that_is_unloaded(tmp_path: Path) -> None:
     async with world("h100-80gb:2", tmp_path) as w:
         w.node.inject("nvmlDeviceGetCount*", error="DRIVER_NOT_LOADED", times=None)
         await w.look()
-        assert w.is_told("driverNotLoaded")
+        assert w.is_reported("driverNotLoaded")
         assert w.found("driverHangs") is None
         w.node.clear_faults()
         await w.look()
-        assert not w.is_told("driverNotLoaded")
+        assert not w.is_reported("driverNotLoaded")
 
 
 async def test_a_gpu_on_the_bus_that_nvml_does_not_list(tmp_path: Path) -> None:
@@ -427,7 +428,7 @@ async def test_a_gpu_on_the_bus_that_nvml_does_not_list(tmp_path: Path) -> None:
         assert finding is not None
         assert finding.place.gpu == ""
         assert finding.evidence.endswith("not listed by NVML: 0000:41:00.0")
-        assert w.is_told("gpuMissing")
+        assert w.is_reported("gpuMissing")
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
 
@@ -441,12 +442,12 @@ async def test_an_inforom_that_is_corrupt(tmp_path: Path) -> None:
             await w.part.load()
             await w.observe()
             await w.look()
-            assert w.is_told("inforomCorrupt")
+            assert w.is_reported("inforomCorrupt")
             w.sampler.close()
 
 
-async def test_a_mode_that_somebody_changed(tmp_path: Path) -> None:
-    """MIG was switched off past the agent; after half a minute it is told, if nobody mended it."""
+async def test_a_mode_that_another_program_changed(tmp_path: Path) -> None:
+    """MIG was switched off past the agent; after half a minute it is reported, if not mended."""
     async with world("h100-80gb:1", tmp_path) as w:
         (gpu,) = w.observed.gpus
         assert gpu.mig is not None
@@ -458,15 +459,15 @@ async def test_a_mode_that_somebody_changed(tmp_path: Path) -> None:
         finding = w.found("modeDrift")
         assert finding is not None
         assert finding.evidence == "MIG mode is off, wanted on"
-        assert w.is_told("modeDrift")
+        assert w.is_reported("modeDrift")
         w.plan(NodePlan(Verdict.IN_SYNC, (GpuPlan.in_sync(gpu),)))
         await w.look()
-        assert not w.is_told("modeDrift")
+        assert not w.is_reported("modeDrift")
 
 
 async def test_a_sick_instance_leaves_its_sibling_alone(tmp_path: Path) -> None:
     """An XID of one GPU instance fences its slices, and its errors count as its own; what is
-    destroyed ends what was told of its applications.
+    destroyed ends what was reported of its applications.
     """
     async with world("h100-80gb:1", tmp_path) as w:
         gpu = await laid_out(w.driver, 0, at0="3g.40gb", at4="3g.40gb")
@@ -478,7 +479,7 @@ async def test_a_sick_instance_leaves_its_sibling_alone(tmp_path: Path) -> None:
         await w.look()
         assert w.part.fences(w.observed).slices(w.gpu) == 0xF0
         assert w.part.fences(w.observed).devices == {c.uuid for c in right.compute}
-        # The instances were made past the agent, of which NVML tells too.
+        # The instances were made past the agent, which NVML reports too.
         assert {f.cause: f.place.instance for f in w.part.state.findings} == {
             "migChanged": None,
             "xidApplication": left.id,

@@ -36,7 +36,7 @@ _OF_DCGM = (
     "metric name should not include type 'counter'",
     'non-counter metrics should not have "_total" suffix',
 )
-# Both are told of one moment's load, and differ between machines.
+# These depend on one moment's load, and differ between machines.
 _VARIES = re.compile(r"^(nodeagent_build_info|nodeagent_reader|nodeagent_sample|process_)")
 
 
@@ -164,7 +164,7 @@ async def test_pods_that_share_a_gpu_see_their_own_memory(tmp_path: Path, kind: 
             assert reported(series, "DCGM_FI_DEV_FB_USED", namespace="team", pod="b") == [3000]
             assert sum(reported(series, "DCGM_FI_DEV_FB_USED")) == used
             assert len(reported(series, "DCGM_FI_DEV_FB_USED")) == 3
-            # What cannot be told apart is told once, and of neither of them.
+            # What cannot be divided is exported once, and for neither of them.
             assert len(reported(series, "DCGM_FI_DEV_POWER_USAGE")) == 1
             assert not reported(series, "DCGM_FI_DEV_POWER_USAGE", pod="a")
             held = reported(series, "nodeagent_gpu_seconds_held_total", pod="a")
@@ -180,7 +180,7 @@ async def test_pods_that_share_a_gpu_see_their_own_memory(tmp_path: Path, kind: 
 
 
 async def test_pods_that_share_a_gpu_see_their_own_utilization(tmp_path: Path) -> None:
-    """The driver tells it of processes outside MIG; what is left is nobody's."""
+    """The driver reports it of processes outside MIG; what is left has no owner."""
     with simulated("t4:1") as node:
         node.set_figures(0, {"utilization.gpu": 90})
         async with _shared(tmp_path, node, "compute") as (_, watched):

@@ -104,7 +104,7 @@ class Scraper:
             age, took = (_of_reader(values, name, gpu) for name in (_AGE, _DURATION))
             # A look reads which instances there are after it began, so earlier is too early.
             if not self._truth.was_there(gpu, int(number), asked - age - took):
-                self.wrong.append(f"scrape {self.count} tells of {gpu} {number}, which was gone")
+                self.wrong.append(f"scrape {self.count} reports {gpu} {number}, which was gone")
         counted = _counters(text)
         for key, value in values.items():
             if key.partition("{")[0] in counted:

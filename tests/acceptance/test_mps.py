@@ -99,7 +99,7 @@ def test_the_agent_goes_and_its_daemons_stay(home: Home, ends: list[signal.Signa
 @pytest.mark.timeout(240)
 def test_a_client_holds_its_device_until_it_goes(home: Home) -> None:
     """A plan that takes MPS away waits for the client and names it; when that is gone, the daemon
-    goes, the layout is recut, and nobody else was disturbed.
+    goes, the layout is recut, and no other daemon was disturbed.
     """
     daemons = started(home)
     others = {d["pid"] for d in daemons if d["device"].startswith("GPU-")}

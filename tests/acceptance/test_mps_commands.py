@@ -105,7 +105,7 @@ def test_restart_and_drain_respect_clients(home: Home) -> None:
 
 
 def test_a_stray_client_is_ended_and_the_others_stay(home: Home) -> None:
-    """`enforce: terminate`: who has no share goes, and whoever has one works on."""
+    """`enforce: terminate`: a client without a share goes, and one that has a share works on."""
     [daemon] = _started(home, STRICT)
     node = ("--state", str(home.state))
     with home.client(daemon["device"], "small-0") as client:

@@ -92,18 +92,18 @@ class Bench:
         now = {device: status(self.agent.fleet, device).pid for device in self.served}
         assert now == self.served, where
 
-    def check_told(self, outcomes: tuple[GpuOutcome, ...], where: str) -> None:
+    def check_reported(self, outcomes: tuple[GpuOutcome, ...], where: str) -> None:
         """The outcome says what is so."""
         daemons = {one.pid for one in self.rig.processes(CONTROL) if is_daemon(one)}
         reported: set[int | None] = set()
         for outcome in outcomes:
             if outcome.failed:
-                assert outcome.problems, f"{where}: failed, and nothing told"
+                assert outcome.problems, f"{where}: failed, and nothing reported"
             if outcome.after.access is not Access.OK:
                 continue
             reported |= self._check_gpu(outcome, where)
         if all(outcome.after.access is Access.OK for outcome in outcomes):
-            assert daemons == reported - {None}, f"{where}: a daemon that nobody tells of"
+            assert daemons == reported - {None}, f"{where}: a daemon that is not reported"
 
     def _check_gpu(self, outcome: GpuOutcome, where: str) -> set[int | None]:
         card, gpu = self.node.card(outcome.after.index), outcome.after
@@ -188,12 +188,12 @@ async def _one_fault(
     except DriverError:  # nothing could be observed, so nothing was begun
         pass
     else:
-        made.check_told(outcome.gpus, where)
+        made.check_reported(outcome.gpus, where)
     node.clear_faults(fault)
     made.check_clients(where)
     again = await made.agent.reach(goal, parallel=2)
     assert not problems(again), f"{where}: wedged"
-    made.check_told(again.gpus, where)
+    made.check_reported(again.gpus, where)
     rest = await made.agent.planned(goal)
     assert not rest.steps, f"{where}: the plan is not reached later"
     made.check_clients(where)
@@ -224,7 +224,7 @@ STARTS = {  # with knobs of all daemons that start from then on
 )
 async def test_a_daemon_that_does_not_start(knob: str) -> None:
     """It fails alone, the layout is as planned, the report says which and why; when its trouble is
-    over it is Ready, and nobody else was disturbed.
+    over it is Ready, and no other daemon or client was disturbed.
     """
     async with bench(policy=quick(start_deadline=2.0, limit_deadline=2.0)) as made:
         assert not problems(await made.agent.reach(BEFORE, parallel=2))
@@ -238,7 +238,7 @@ async def _no_start(made: Bench, knob: str) -> None:
         knobs.turn(knob, NOT[knob])
     made.rig.knobs(None).turn(knob, STARTS[knob])
     outcome = await made.agent.reach(AFTER, parallel=2)
-    made.check_told(outcome.gpus, knob)
+    made.check_reported(outcome.gpus, knob)
     made.check_clients(knob)
     assert [problem.code for problem in problems(outcome)] == [Problems.MPS], knob
     data = outcome_json(outcome, digest="", source="file")
@@ -252,7 +252,7 @@ async def _no_start(made: Bench, knob: str) -> None:
     fleet.retry()
     await until(lambda: all(daemon.is_ready for daemon in fleet.statuses()), 15)
     again = await made.agent.reach(AFTER)
-    made.check_told(again.gpus, knob)
+    made.check_reported(again.gpus, knob)
     assert not problems(again), knob
     assert len(fleet.running()) == 3, knob
     made.check_clients(knob)
@@ -296,7 +296,7 @@ async def _no_stop(made: Bench, knob: str) -> None:
     await until(lambda: not status(fleet, first).clients)
     made.rig.knobs(first).turn(knob, "error" if knob == "busy" else True)
     outcome = await made.agent.reach(AFTER, parallel=2)
-    made.check_told(outcome.gpus, knob)
+    made.check_reported(outcome.gpus, knob)
     made.check_clients(knob)
     [stop] = [r for r in outcome.gpus[1].steps if isinstance(r.step, StopMps)]
     if stop.result is not StepResult.DONE:
@@ -307,7 +307,7 @@ async def _no_stop(made: Bench, knob: str) -> None:
     await fleet.poll()
     again = await made.agent.reach(AFTER, parallel=2)
     assert not problems(again), knob
-    made.check_told(again.gpus, knob)
+    made.check_reported(again.gpus, knob)
     made.check_clients(knob)
     # A server ends by itself when its daemon is gone.
     await until(lambda: not made.rig.processes(SERVER, first))

@@ -104,7 +104,7 @@ async def test_passwords(tmp_path: Path) -> None:
         assert await served.status("/healthz") == 401
 
 
-async def test_guessers_keep_nobody_out(tmp_path: Path) -> None:
+async def test_guessers_keep_no_user_out(tmp_path: Path) -> None:
     """64 of them at the right user's own address, with slow hashes: the right password is
     answered, and costs no check when it comes again.
     """
@@ -153,7 +153,7 @@ async def test_a_new_certificate_is_taken_up(tmp_path: Path) -> None:
         assert await served.status(tls=new) == 200
 
 
-async def test_until_the_files_are_there_nobody_gets_in(tmp_path: Path) -> None:
+async def test_until_the_files_are_there_no_client_gets_in(tmp_path: Path) -> None:
     """A listener that is configured to be secure is never open; it begins when it can."""
     made = certificate(tmp_path / "made")
     config = tmp_path / "web.yaml"
@@ -186,7 +186,7 @@ async def test_client_certificates(tmp_path: Path) -> None:
 
 
 @pytest.mark.virtual_time
-async def test_who_never_agrees_on_tls_keeps_nobody_out(tmp_path: Path) -> None:
+async def test_who_never_agrees_on_tls_keeps_no_other_client_out(tmp_path: Path) -> None:
     """Silent connections count from the first moment, make way, and end after a while."""
     made = certificate(tmp_path)
     (tmp_path / "web.yaml").write_text(

@@ -55,7 +55,7 @@ async def test_head_has_no_body() -> None:
 
 
 @pytest.mark.virtual_time
-async def test_a_client_that_hardly_reads_harms_nobody() -> None:
+async def test_a_client_that_hardly_reads_harms_no_other() -> None:
     """It holds up no other scrape, only so many of its kind get in, and soon it is cut off."""
     clock = asyncio.get_running_loop().time
     async with api(limits=Limits(scrape=0.5, scrapes=3)) as served, AsyncExitStack() as stack:
@@ -66,7 +66,7 @@ async def test_a_client_that_hardly_reads_harms_nobody() -> None:
         await _slow(served.base, stack)
         assert await _status(served, "/metrics") == 503
         assert await _status(served, "/healthz") == 200
-        assert clock() - began < 0.45  # nobody was cut off yet
+        assert clock() - began < 0.45  # no client was cut off yet
         while await _status(served, "/metrics") == 503:
             assert clock() - began < 5
             await asyncio.sleep(0.05)
@@ -74,7 +74,7 @@ async def test_a_client_that_hardly_reads_harms_nobody() -> None:
 
 @pytest.mark.virtual_time
 async def test_clients_that_hardly_read_make_way() -> None:
-    """Forty of them at once keep nobody out for long: the one that had most time is cut off."""
+    """Forty of them at once keep no other out for long: the one that had most time is cut off."""
     clock = asyncio.get_running_loop().time
     async with api(limits=Limits(scrape_undisturbed=0.2)) as served, AsyncExitStack() as stack:
         for _ in range(40):

@@ -160,7 +160,7 @@ async def test_what_is_not_understood_is_refused(tmp_path: Path) -> None:
     ("device", "word"), [("7", "no device"), ("0", "no MPS daemon"), ("GPU-none", "no device")]
 )
 async def test_a_device_without_a_daemon_is_a_404(device: str, word: str, tmp_path: Path) -> None:
-    """Told apart: no such device, and none with MPS; with where to look."""
+    """The error distinguishes no such device from one without MPS, and says where to look."""
     doing, daemon = Doing(), await _daemon()
     async with over_socket(tmp_path / "agent.sock", doing, (daemon,)) as (_, session):
         status, answer = await post(session, RESTART, {"device": device})
@@ -211,7 +211,7 @@ async def _leave_once_asked(doing: Doing, asking: Coroutine[Any, Any, object]) -
 
 
 async def test_who_leaves_gives_up_a_drain(tmp_path: Path) -> None:
-    """Else the device would take no clients, and nobody knew why."""
+    """Else the device would take no clients, and no report would say why."""
     doing, daemon = Doing(), await _daemon()
     doing.go_on.clear()
     async with over_socket(tmp_path / "agent.sock", doing, (daemon,)) as (_, session):
@@ -222,7 +222,7 @@ async def test_who_leaves_gives_up_a_drain(tmp_path: Path) -> None:
 
 
 async def test_who_leaves_does_not_stop_a_restart(tmp_path: Path) -> None:
-    """A restart half done would be worse than one that nobody waits for."""
+    """A restart half done would be worse than one that no client waits for."""
     doing, daemon = Doing(), await _daemon()
     doing.go_on.clear()
     async with over_socket(tmp_path / "agent.sock", doing, (daemon,)) as (_, session):

@@ -388,7 +388,7 @@ async def test_the_unix_socket_is_for_its_owner_alone(tmp_path: Path) -> None:
     assert not path.exists()
 
 
-async def test_a_taken_address_is_told_in_a_sentence() -> None:
+async def test_a_taken_address_is_reported_in_a_sentence() -> None:
     """Who starts a second agent learns what to set."""
     from nodeagent.errors import NodeagentError
 

@@ -78,7 +78,7 @@ async def test_who_does_not_take_an_answer_is_cut_off() -> None:
         await asyncio.gather(asking, return_exceptions=True)
 
 
-async def test_slow_clients_keep_nobody_out(tmp_path: Path) -> None:
+async def test_slow_clients_keep_no_other_client_out(tmp_path: Path) -> None:
     """More of them than there are connections: one that sends at once is answered, always."""
     path = tmp_path / "agent.sock"
     async with api(unix_socket=path, limits=Limits(connections=20, connections_of_peer=10)) as one:

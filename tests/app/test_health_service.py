@@ -120,8 +120,8 @@ async def until(condition: Callable[[], bool]) -> None:
 # --- findings -------------------------------------------------------------------------------------
 
 
-async def test_a_finding_is_told_with_whom_it_hit(tmp_path: Path) -> None:
-    """In the state, as an Event of its GPU, and to whoever waits for changes; its end as well."""
+async def test_a_finding_is_reported_with_the_pods_it_hit(tmp_path: Path) -> None:
+    """It is in the state and in an Event of its GPU, and it is a change; its end as well."""
     rig = Rig(tmp_path)
     await rig.part.load()
     rig.see()
@@ -145,7 +145,7 @@ async def test_a_finding_is_told_with_whom_it_hit(tmp_path: Path) -> None:
 
 
 async def test_what_is_measured_comes_and_goes(tmp_path: Path) -> None:
-    """Nothing is told of a reading that changes nothing."""
+    """A reading that changes nothing is not reported."""
     rig = Rig(tmp_path)
     await rig.part.load()
     rig.see()
@@ -158,8 +158,8 @@ async def test_what_is_measured_comes_and_goes(tmp_path: Path) -> None:
     assert [kind for kind, _ in rig.reported()] == ["GpuUnhealthy", "GpuRecovered"]
 
 
-async def test_a_storm_of_xids_is_counted_and_told_once_a_minute(tmp_path: Path) -> None:
-    """So that neither the log of events nor the cluster is filled with it."""
+async def test_a_storm_of_xids_is_counted_and_reported_once_a_minute(tmp_path: Path) -> None:
+    """Neither the log of events nor the cluster is filled with it."""
     rig = Rig(tmp_path)
     await rig.part.load()
     rig.see()
@@ -190,7 +190,7 @@ async def test_a_reset_by_the_agent_ends_what_it_mends(tmp_path: Path) -> None:
 
 
 async def test_only_a_foreign_change_of_mig_is_news(tmp_path: Path) -> None:
-    """NVML tells of the agent's own as well, a moment late; another GPU's are foreign."""
+    """NVML reports the agent's own as well, a moment late; another GPU's are foreign."""
     rig = Rig(tmp_path)
     await rig.part.load()
     rig.see()
@@ -239,7 +239,7 @@ async def test_a_sick_slice_is_fenced(tmp_path: Path) -> None:
     assert rig.part.held == {GPU}
 
 
-async def test_a_gpu_that_is_bound_while_nobody_listens(tmp_path: Path) -> None:
+async def test_a_gpu_that_is_bound_while_no_event_is_heard(tmp_path: Path) -> None:
     """It is asked again after a while, for only that can end the finding."""
     rig = Rig(tmp_path)
     await rig.part.load()
@@ -256,7 +256,7 @@ async def test_a_gpu_that_is_bound_while_nobody_listens(tmp_path: Path) -> None:
 
 
 async def test_findings_outlive_the_agent(tmp_path: Path) -> None:
-    """The next agent of this boot fences from its start, and counts on; nothing is told again."""
+    """The next agent of this boot fences from its start and counts on; nothing is reported anew."""
     rig = Rig(tmp_path)
     async with rig.running():
         rig.see()
@@ -285,7 +285,7 @@ async def test_a_reboot_ends_them_before_anything_is_planned(tmp_path: Path) -> 
     assert [kind for kind, _ in after.reported()] == ["GpuRecovered"]
 
 
-async def test_a_damaged_file_is_told_and_not_used(
+async def test_a_damaged_file_is_logged_and_not_used(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Health begins anew, and the file is written again."""
@@ -300,7 +300,7 @@ async def test_a_damaged_file_is_told_and_not_used(
 async def test_a_full_disk_stops_nothing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """What cannot be kept counts all the same; it is tried again at the end, and told once."""
+    """What cannot be kept counts all the same; it is tried again at the end, and logged once."""
     (tmp_path / "file").write_text("")
     rig = Rig(tmp_path, state=tmp_path / "file" / "health.json")
     async with rig.running():
@@ -370,7 +370,7 @@ def _line(number: int, *, sequence: int, at: float) -> bytes:
 
 
 async def test_the_kernel_log_is_the_second_source(tmp_path: Path) -> None:
-    """By the GPU's address, once it is known which GPU has it; what NVML told too counts once."""
+    """Its lines count when the GPU of the address is known; what NVML reported too counts once."""
     os.mkfifo(tmp_path / "kmsg")
     kernel = os.open(tmp_path / "kmsg", os.O_RDWR | os.O_NONBLOCK)
     rig = Rig(tmp_path, kernel_log=tmp_path / "kmsg")
@@ -394,7 +394,7 @@ async def test_the_kernel_log_is_the_second_source(tmp_path: Path) -> None:
 
 
 async def test_what_was_long_before_the_first_agent_of_a_boot(tmp_path: Path) -> None:
-    """It may have been mended since: what lasts is measured, what is older is not told."""
+    """It may have been mended since: what lasts is measured, what is older is not reported."""
     os.mkfifo(tmp_path / "kmsg")
     kernel = os.open(tmp_path / "kmsg", os.O_RDWR | os.O_NONBLOCK)
     rig = Rig(tmp_path, kernel_log=tmp_path / "kmsg")
@@ -407,7 +407,7 @@ async def test_what_was_long_before_the_first_agent_of_a_boot(tmp_path: Path) ->
 
 
 async def test_without_a_kernel_log(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """It is told once what is missing, and the rest goes on."""
+    """What is missing is logged once, and the rest goes on."""
     rig = Rig(tmp_path, kernel_log=tmp_path / "kmsg")
     async with rig.running():
         rig.see()

@@ -19,7 +19,7 @@ SOON = 60.0  # seconds that anything may take on a busy machine
 SLOW = b"POST /v1/plan/preview HTTP/1.1\r\nHost: localhost\r\nContent-Length: 60000\r\n\r\na"
 
 
-def test_slow_clients_keep_nobody_out(tmp_path: Path) -> None:
+def test_slow_clients_keep_no_other_client_out(tmp_path: Path) -> None:
     """One for every connection, each in the middle of its body; others are still served."""
     write_plan(tmp_path, "{3g.40gb: 2}")
     with agent(tmp_path) as process:

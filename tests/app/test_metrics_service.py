@@ -16,7 +16,7 @@ from tests.acceptance.metrics_rig import SOON, Watched, parsed, reported, runnin
 from tests.rig import open_driver
 
 
-async def _until_told(watched: Watched, text: str, *, gone: bool = False) -> None:
+async def _until_exported(watched: Watched, text: str, *, gone: bool = False) -> None:
     async with asyncio.timeout(SOON):
         while (text in watched.text()) is gone:
             await asyncio.sleep(0.01)
@@ -31,7 +31,7 @@ async def test_a_changed_file_of_counters_acts_at_once(tmp_path: Path) -> None:
             await driver.observe()
             watched = Watched(driver, metrics_counters=str(path))
             async with running(watched):
-                await _until_told(watched, "DCGM_FI_DEV_GPU_TEMP{")
+                await _until_exported(watched, "DCGM_FI_DEV_GPU_TEMP{")
                 (problem,) = watched.part.problems
                 assert "did you mean DCGM_FI_DEV_POWER_USAGE?" in problem.message
                 assert "\nnodeagent_counters_ignored 1\n" in watched.text()
@@ -84,19 +84,19 @@ async def _longest_pause() -> None:
         assert time.thread_time() - began < 2
 
 
-async def test_without_its_file_the_default_fields_are_told(tmp_path: Path) -> None:
-    """And the problem is, with the setting to look at."""
+async def test_without_its_file_the_default_fields_are_exported(tmp_path: Path) -> None:
+    """The problem is reported, with the setting to look at."""
     with simulated("t4:1"):
         async with open_driver() as driver:
             await driver.observe()
             watched = Watched(driver, metrics_counters=str(tmp_path / "missing.csv"))
             async with running(watched):
-                await _until_told(watched, "DCGM_FI_DEV_GPU_TEMP{")
+                await _until_exported(watched, "DCGM_FI_DEV_GPU_TEMP{")
                 assert "metrics.counters" in watched.part.problems[0].remedy
 
 
 async def test_a_driver_that_hangs_holds_up_no_scrape() -> None:
-    """Its last values are told, with their age and the failure; the other GPU goes on."""
+    """Its last values are exported, with their age and the failure; the other GPU goes on."""
     with simulated("t4:2") as node:
         async with open_driver() as driver:
             first, second = (gpu.uuid for gpu in (await driver.observe()).gpus)
@@ -104,7 +104,7 @@ async def test_a_driver_that_hangs_holds_up_no_scrape() -> None:
             async with running(watched):
                 await watched.sampled(2)
                 node.inject("nvmlDeviceGetTemperature*", gpu=0, hang=True, times=None)
-                await _until_told(
+                await _until_exported(
                     watched, f'nodeagent_reader_success{{reader="fast",gpu="0",UUID="{first}"}} 0'
                 )
                 began = time.monotonic()
@@ -120,7 +120,7 @@ async def test_a_driver_that_hangs_holds_up_no_scrape() -> None:
                 node.clear_faults()
 
 
-async def test_a_lost_gpu_is_told_of_no_more() -> None:
+async def test_a_lost_gpu_is_exported_no_more() -> None:
     """Its series end, and those of the other GPU do not."""
     with simulated("t4:2") as node:
         async with open_driver() as driver:
@@ -129,7 +129,7 @@ async def test_a_lost_gpu_is_told_of_no_more() -> None:
             async with running(watched):
                 await watched.sampled(2)
                 node.lose(0)
-                await _until_told(
+                await _until_exported(
                     watched, f'DCGM_FI_DEV_GPU_TEMP{{gpu="0",UUID="{first}"', gone=True
                 )
                 series = parsed(watched.text())
@@ -138,7 +138,7 @@ async def test_a_lost_gpu_is_told_of_no_more() -> None:
 
 
 async def test_a_field_that_one_gpu_refuses_is_missing_there_only() -> None:
-    """The rest of that GPU is told as before."""
+    """The rest of that GPU is exported as before."""
     with simulated("t4:2") as node:
         node.inject("nvmlDeviceGetPowerUsage", gpu=0, error=Code.UNKNOWN, times=None)
         node.inject("nvmlDeviceGetFieldValues", gpu=0, error=Code.UNKNOWN, times=None)
@@ -146,7 +146,7 @@ async def test_a_field_that_one_gpu_refuses_is_missing_there_only() -> None:
             first, second = (gpu.uuid for gpu in (await driver.observe()).gpus)
             watched = Watched(driver)
             async with running(watched):
-                await _until_told(watched, f'DCGM_FI_DEV_POWER_USAGE{{gpu="1",UUID="{second}"')
+                await _until_exported(watched, f'DCGM_FI_DEV_POWER_USAGE{{gpu="1",UUID="{second}"')
                 await watched.sampled(2)
                 series = parsed(watched.text())
     assert not reported(series, "DCGM_FI_DEV_POWER_USAGE", UUID=first)
@@ -154,7 +154,7 @@ async def test_a_field_that_one_gpu_refuses_is_missing_there_only() -> None:
     assert reported(series, "DCGM_FI_DEV_POWER_USAGE", UUID=second)
 
 
-async def test_an_xid_is_told_with_its_name() -> None:
+async def test_an_xid_is_exported_with_its_name() -> None:
     """As dcgm-exporter labels it; it stays until another."""
     with simulated("t4:1") as node:
         async with open_driver() as driver:
@@ -163,7 +163,7 @@ async def test_an_xid_is_told_with_its_name() -> None:
             async with running(watched):
                 async with asyncio.timeout(SOON):
                     while not (found := reported(parsed(watched.text()), "DCGM_FI_DEV_XID_ERRORS")):
-                        node.xid(0, 79)  # nobody hears it before the first wait for events
+                        node.xid(0, 79)  # it is not heard before the first wait for events
                         await asyncio.sleep(0.05)
                 assert found == [79]
                 assert 'err_code="79",err_msg="' in watched.text()
@@ -176,11 +176,11 @@ async def test_names_and_labels_as_they_are_set() -> None:
             await driver.observe()
             watched = Watched(driver, metrics_names="renamed", metrics_host_label="hostname")
             async with running(watched):
-                await _until_told(watched, "DCGM_FI_DEV_BOARD_POWER_WATTS{")
+                await _until_exported(watched, "DCGM_FI_DEV_BOARD_POWER_WATTS{")
                 assert ',hostname="gpu-node-0",' in watched.text()
             watched = Watched(driver, metrics_host_label="none")
             async with running(watched):
-                await _until_told(watched, "DCGM_FI_DEV_POWER_USAGE{")
+                await _until_exported(watched, "DCGM_FI_DEV_POWER_USAGE{")
                 assert "ostname=" not in watched.text()
 
 

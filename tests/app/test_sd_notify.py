@@ -53,7 +53,7 @@ def test_no_watchdog_unless_meant_for_this_process() -> None:
         assert Notifier.take_from(dict(environment)).watchdog is None, environment
 
 
-def test_nobody_listening_is_no_failure(tmp_path: Path) -> None:
+def test_no_listener_is_no_failure(tmp_path: Path) -> None:
     """Without systemd, or when its socket is gone, work goes on."""
     Notifier().ready()
     Notifier(str(tmp_path / "gone")).ready()

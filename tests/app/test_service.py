@@ -90,7 +90,7 @@ class Process:
         return code
 
     def said(self) -> str:
-        """What it wrote to standard error, and whoever ran in this folder before it."""
+        """What it, and every agent that ran in this folder before it, wrote to standard error."""
         return (self.folder / "stderr").read_text()
 
 
@@ -286,7 +286,7 @@ def test_without_a_driver_it_stays_and_says_so(tmp_path: Path) -> None:
         assert process.end() == 0
 
 
-def test_tells_systemd(tmp_path: Path) -> None:
+def test_notifies_systemd(tmp_path: Path) -> None:
     """READY when the first round is done, signs of life, STOPPING at the end."""
     write_plan(tmp_path, "{3g.40gb: 2}")
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
@@ -305,7 +305,7 @@ def test_tells_systemd(tmp_path: Path) -> None:
 
 
 def test_a_second_signal_does_not_wait(tmp_path: Path) -> None:
-    """Whoever insists is obeyed, also while a driver call hangs."""
+    """It ends the agent at once, also while a driver call hangs."""
     write_plan(tmp_path, "{3g.40gb: 2}")
     node = open_node("h100-80gb:1", state=tmp_path / "node.json")
     node.inject(CREATE, hang=True)
@@ -350,8 +350,8 @@ def threads_of(process: Process) -> int:
     return len(list(Path(f"/proc/{process.popen.pid}/task").iterdir()))
 
 
-def test_works_on_when_nobody_reads_its_log(tmp_path: Path) -> None:
-    """journald, or whoever it was, went away; the plan is followed all the same."""
+def test_works_on_when_its_log_has_no_reader(tmp_path: Path) -> None:
+    """journald, or another reader, went away; the plan is followed all the same."""
     write_plan(tmp_path, "{3g.40gb: 2}")
     os.mkfifo(tmp_path / "stderr")
     reader = os.open(tmp_path / "stderr", os.O_RDONLY | os.O_NONBLOCK)

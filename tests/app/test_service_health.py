@@ -29,8 +29,8 @@ def _kept(state: Path) -> bool:
 
 
 def test_a_sick_slice(tmp_path: Path) -> None:
-    """It is told and fenced, the other GPU goes on; so it is for the agent that comes after a
-    crash, which does not count the same line twice.
+    """It is reported and fenced, the other GPU goes on; so it is for the agent that comes after
+    a crash, which does not count the same line twice.
     """
     os.mkfifo(tmp_path / "kmsg")
     kernel = os.open(tmp_path / "kmsg", os.O_RDWR | os.O_NONBLOCK)

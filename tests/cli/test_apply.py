@@ -95,7 +95,7 @@ def test_a_step_that_fails_is_code_1_and_the_layout_is_restored(h100: Program) -
 
 
 def test_a_mode_that_waits_for_a_reset_is_code_1_with_the_remedy(a100: Program) -> None:
-    """On Ampere, and a second time too: somebody has to reset the GPU."""
+    """On Ampere, and a second time too: an administrator has to reset the GPU."""
     path = a100.plan("{devices: [0], mig: {1g.5gb: 7}}")
     for _ in range(2):
         waiting = a100.on("apply", "-f", path)
@@ -105,7 +105,7 @@ def test_a_mode_that_waits_for_a_reset_is_code_1_with_the_remedy(a100: Program) 
 
 
 def test_a_mode_change_of_a_gpu_in_use_is_code_3(a100: Program) -> None:
-    """Nobody switches MIG on under a running program."""
+    """MIG is not switched on under a running program."""
     a100.on("simulate", "occupy", "0")
     assert a100.on("apply", "-f", a100.plan("{devices: [0], mig: {1g.5gb: 7}}")).code == 3
 
@@ -148,7 +148,7 @@ def test_wait_goes_on_when_a_real_process_ends(h100: Program) -> None:
 
 
 def test_wait_is_for_all_who_may_leave(h100: Program) -> None:
-    """A GPU that has failed keeps nobody from waiting for another; the code is the failure's."""
+    """A GPU that has failed does not end the wait for another; the code is the failure's."""
     h100.on("apply", "-f", h100.plan(SPLIT))
     h100.on("simulate", "occupy", "0:4")
     h100.on("simulate", "fault", "--lost", "1")
@@ -258,7 +258,7 @@ def test_a_closed_pipe_does_not_stop_the_work(h100: Program) -> None:
     assert h100.on("assert", "-f", path).code == 0
 
 
-def test_gpus_that_never_answered_are_told_apart(h100: Program) -> None:
+def test_gpus_that_never_answered_are_distinguished(h100: Program) -> None:
     """Two lost GPUs have no UUID yet; each is reported once, under its own index."""
     for gpu in ("0", "1"):
         h100.on("simulate", "fault", "--lost", gpu)

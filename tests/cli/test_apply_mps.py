@@ -1,4 +1,4 @@
-"""`apply` and `assert` where MPS daemons are concerned: nobody looks after them in between."""
+"""`apply` and `assert` where MPS daemons are concerned: no agent looks after them in between."""
 
 from __future__ import annotations
 

@@ -90,7 +90,7 @@ def test_bad_usage_is_code_2(h100: Program) -> None:
 
 
 def test_cards_without_mig_and_pending_modes_are_warnings(program: Program) -> None:
-    """They keep nobody from working with the others."""
+    """They keep no user from working with the others."""
     program.node("a100-40gb:1,t4:1")
     program.on("apply", "-f", program.plan("{devices: [0], mig: enabled}"))
     ended, found = _check(program)

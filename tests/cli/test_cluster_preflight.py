@@ -80,7 +80,7 @@ async def test_a_runtime_class_that_is_missing(api: ApiServer, tmp_path: Path) -
     assert "RuntimeClass" not in await _look(api, tmp_path)
 
 
-async def test_nobody_answers(api: ApiServer, tmp_path: Path) -> None:
+async def test_no_server_answers(api: ApiServer, tmp_path: Path) -> None:
     """The address is named, and nothing else is said of the cluster."""
     async with api.refusing():
         found = await _look(api, tmp_path)
@@ -90,7 +90,7 @@ async def test_nobody_answers(api: ApiServer, tmp_path: Path) -> None:
 
 
 async def test_credentials_that_are_refused(api: ApiServer, tmp_path: Path) -> None:
-    """A token that ended is told as that, and is not repeated."""
+    """A token that ended is reported as that, and is not repeated."""
     api.tokens["good"] = "agent"
     found = await _look(api, tmp_path, token="stale")
     assert found["API server"].level == "error"
@@ -140,7 +140,7 @@ async def test_each_right_that_is_missing(
 
 
 async def test_a_right_that_the_settings_do_not_need(api: ApiServer, tmp_path: Path) -> None:
-    """To delete pods, where nobody deletes any."""
+    """The right to delete pods is not missed where no pods are to be deleted."""
     api.access.withheld.add(("delete", "pods"))
     assert (await _look(api, tmp_path))["rights"].level == "ok"
 
@@ -165,7 +165,7 @@ async def test_another_manager(api: ApiServer, tmp_path: Path) -> None:
     assert tolerating["other managers"].level == "ok"
 
 
-async def test_settings_that_name_nobody(api: ApiServer, tmp_path: Path) -> None:
+async def test_settings_that_name_no_known_manager(api: ApiServer, tmp_path: Path) -> None:
     """The agent would not start with them, so they are an error here."""
     found = await _look(api, tmp_path, {"tolerate": ["mig-parted"]})
     assert found["settings"].level == "error"

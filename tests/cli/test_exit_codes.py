@@ -1,4 +1,4 @@
-"""What the end of a command tells a script."""
+"""What the exit code of a command reports to a script."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def _gpu(verdict: Verdict, *codes: Code) -> GpuPlan:
     ],
 )
 def test_code_of_one_gpu(gpu: GpuPlan, expected: int) -> None:
-    """3 only where somebody's leaving would help."""
+    """The code is 3 only where the end of a process or pod would help."""
     assert of_plan(NodePlan(gpu.verdict, (gpu,))) == expected
 
 

@@ -16,7 +16,7 @@ def _found(*, simulated: bool = False, **settings: Path) -> dict[str, tuple[str,
 
 
 def test_the_kernel_log(tmp_path: Path) -> None:
-    """Without it a warning, for NVML tells of XIDs, too; a simulated node has none of its own."""
+    """Its absence is a warning, for NVML reports XIDs, too; a simulated node has no own one."""
     os.mkfifo(tmp_path / "kmsg")
     level, message = _found(kernel_log=tmp_path / "kmsg")["kernel log"]
     assert (level, message) == ("ok", f"{tmp_path}/kmsg can be read")

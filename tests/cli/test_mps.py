@@ -106,8 +106,10 @@ def test_restart_and_drain(
         (NodeagentError("it did not come back", remedy="see its log"), 1),
     ],
 )
-def test_what_cannot_be_done_is_told(error: NodeagentError, code: int, program: Program) -> None:
-    """3 while somebody uses it, who is named; 1 when it failed; with what to do."""
+def test_what_cannot_be_done_is_reported(
+    error: NodeagentError, code: int, program: Program
+) -> None:
+    """The code is 3 while it is in use, with the user's name, 1 when it failed; with what to do."""
     with agent(program.directory, error):
         failed = program("mps", "drain", "1", "--timeout", "1", "--run-dir", program.directory)
     assert (failed.code, failed.out) == (code, "")
@@ -130,7 +132,7 @@ def test_no_agent_is_code_1_with_how_to_start_one(program: Program) -> None:
     assert "127.0.0.1" not in restarted.err
 
 
-def test_an_agent_that_goes_away_is_told(program: Program) -> None:
+def test_an_agent_that_goes_away_is_reported(program: Program) -> None:
     """The connection ends before the answer: whether it was done is not known, and not guessed."""
     with _listener(program.directory, lambda connection: connection.recv(100)):
         failed = program("mps", "restart", "0", "--run-dir", program.directory)

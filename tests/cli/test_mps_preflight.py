@@ -67,7 +67,7 @@ def test_a_missing_control_program_is_an_error_for_a_plan_that_needs_it(short: P
     assert "mps.path" in found["mps control"].remedy
 
 
-def test_what_the_programs_can_do_is_told_by_what_they_do(short: Path) -> None:
+def test_what_the_programs_can_do_is_judged_by_what_they_do(short: Path) -> None:
     """Of stand-ins of two versions, one has a multi-user server."""
     words = {}
     for version in ("550", "555"):
@@ -81,7 +81,7 @@ def test_what_the_programs_can_do_is_told_by_what_they_do(short: Path) -> None:
 
 
 def test_any_user_needs_a_server_that_can(short: Path) -> None:
-    """Better told before the plan than by a daemon that does not start."""
+    """An error before the plan is better than a daemon that does not start."""
     install(short / "550", version="550")
     programs = Programs(path=f"{short / '550'}:{SYSTEM}")
     looked = mps_preflight.program_findings(programs, wanted=True, any_user=True)
@@ -93,7 +93,7 @@ def test_any_user_needs_a_server_that_can(short: Path) -> None:
 
 
 def test_shared_memory(tmp_path: Path) -> None:
-    """What is there is told; what cannot be looked at is a warning with a remedy."""
+    """What is there is reported; what cannot be looked at is a warning with a remedy."""
     assert "MiB" in mps_preflight.shm_finding().message
     missing = mps_preflight.shm_finding(tmp_path / "none")
     assert (missing.level, bool(missing.remedy)) == ("warning", True)

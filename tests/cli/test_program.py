@@ -123,7 +123,7 @@ def test_interrupting_is_silent(h100: Program) -> None:
 def test_a_fault_of_ours_is_one_line(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """An error nobody foresaw names the place in the code, without a traceback."""
+    """An unforeseen error names the place in the code, without a traceback."""
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.setattr(sys, "stdin", io.StringIO())  # what no caller should do
     assert main(["plan", "-f", "-", "--simulate", "t4:1"]) == 1

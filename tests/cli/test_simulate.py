@@ -149,7 +149,7 @@ def test_a_load_and_its_end(split: Program) -> None:
 
 
 def test_an_xid_of_an_instance_and_of_a_gpu(split: Program) -> None:
-    """The events are there for whoever listens, with the instance's ids."""
+    """The events are there for any listener, with the instance's ids."""
     assert split.on("simulate", "xid", "0:4", "95").out == "0:4 reported XID 95\n"
     assert split.on("simulate", "xid", "1", "79").code == 0
     first, second = json.loads(split.state.read_text())["events"][-2:]
@@ -159,7 +159,7 @@ def test_an_xid_of_an_instance_and_of_a_gpu(split: Program) -> None:
     assert second[4:] == [none, none]
 
 
-def test_a_sensor_tells_what_it_was_set_to(split: Program) -> None:
+def test_a_sensor_reports_what_it_was_set_to(split: Program) -> None:
     """Until it is cleared; without a device all sensors are listed."""
     assert split.on("simulate", "sensor", "1", "temperature.gpu", "91").code == 0
     assert split.on("simulate", "sensor", "0:4", "gpm.2", "12.5").code == 0

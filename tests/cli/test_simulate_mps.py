@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 GIB = 1 << 30
 SHARE = Share("small", 2, 1024, 25.0)
-# As root, so that a client of another user really is one; else whoever runs this.
+# As root, so that a client of another user really is one; else the user that runs this.
 USER = 1000 if os.geteuid() == 0 else os.geteuid()
 
 
@@ -180,7 +180,7 @@ def test_more_than_the_share_has_fails(node: Node) -> None:
 
 
 def test_a_client_of_another_user_waits_and_says_so(node: Node) -> None:
-    """It is let in by nobody; its time over, it goes with code 0."""
+    """No server lets it in; its time over, it goes with code 0."""
     node.publish()
     with (
         node.daemon(),
@@ -243,7 +243,7 @@ def test_what_is_not_there_is_code_2(words: tuple[str, ...], node: Node) -> None
     assert len(ended.err.splitlines()) == 2, ended
 
 
-def test_a_slot_that_there_is_not_is_told_with_those_that_there_are(
+def test_a_slot_that_there_is_not_is_named_with_those_that_there_are(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And where none is, that the agent may have its directories elsewhere; by the setting too."""

@@ -195,7 +195,7 @@ def test_no_agent_is_code_1_with_how_to_start_one(program: Program) -> None:
     ("answer", "status"), [(b"<html>", 200), (b"[]", 200), (b"{}", 503), (b"\xff", 200)]
 )
 def test_what_is_no_agent_is_code_1(answer: bytes, status: int, program: Program) -> None:
-    """Something else at that address is told apart from an agent."""
+    """Another program at that address is distinguished from an agent."""
     with _answering(answer, status=status) as (where, _):
         failed = program("status", "--listen", where)
     assert (failed.code, failed.out) == (1, "")
@@ -279,8 +279,8 @@ def test_what_ails_a_gpu_is_shown(program: Program) -> None:
     )
 
 
-def test_what_a_healthy_gpu_told_is_shown(program: Program) -> None:
-    """A finding that leaves the GPU well is told, but not as a warning."""
+def test_what_a_healthy_gpu_reported_is_shown(program: Program) -> None:
+    """A finding that leaves the GPU well is shown, but not as a warning."""
     findings = [{"evidence": "XID 31", "suggestedAction": "restart application"}]
     well = dict(STATUS["gpus"][1], health={"status": "healthy", "findings": findings})
     with _answering(json.dumps({**STATUS, "gpus": [well]}).encode()) as (where, _):

@@ -97,7 +97,7 @@ def test_refused(text: str | bytes, path: str, words: str) -> None:
 
 
 def test_all_faults_of_form_at_once() -> None:
-    """Faults that do not hide what follows are told together, in the text's order."""
+    """Faults that do not hide what follows are reported together, in the text's order."""
     problems = faults("a: 1\na: 2\nb: &x 1\nc: !t 2\non: 3\n")
     assert [p.message.split("(line ")[1] for p in problems] == [
         "2, column 1)",

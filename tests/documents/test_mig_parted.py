@@ -192,7 +192,7 @@ def test_yaml_1_1_booleans(written: str) -> None:
     ],
 )
 def test_refused(entry: str, path: str, words: str) -> None:
-    """Faults are told with place and expectation."""
+    """Faults are reported with place and expectation."""
     problem = faults(file_of(entry))[0]
     assert problem.path == "mig-configs.a[0]" + (f".{path}" if path else "")
     assert words in problem.message

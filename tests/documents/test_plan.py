@@ -1,4 +1,4 @@
-"""The plan's grammar: what each form means, and every fault told with place and remedy."""
+"""The plan's grammar: what each form means, and every fault reported with place and remedy."""
 
 from __future__ import annotations
 
@@ -292,7 +292,7 @@ def test_unknown_keys() -> None:
 
 
 def test_all_faults_at_once() -> None:
-    """One reading tells all faults, in the order of the text."""
+    """One reading reports all faults, in the order of the text."""
     plan = """\
 version: v2
 gpus:

@@ -46,7 +46,7 @@ def test_digest() -> None:
 
 
 def test_kind_of_document() -> None:
-    """The key mig-configs tells a mig-parted file from a plan."""
+    """The key mig-configs distinguishes a mig-parted file from a plan."""
     assert isinstance(read_document(PLAN).entries[0].mig, MigDisabled)
     assert read_document(FILE).entries[0].path == "mig-configs.a[0]"
     assert fault(PLAN + "mig-configs: {}").path == "gpus"
@@ -54,7 +54,7 @@ def test_kind_of_document() -> None:
 
 
 def test_a_plan_has_no_configurations() -> None:
-    """A name beside a plan is a mistake that is told."""
+    """A name beside a plan is a mistake that is reported."""
     problem = fault(PLAN, "a")
     assert problem.code is Code.UNKNOWN_CONFIGURATION
     assert "mig-configs" in problem.message

@@ -270,7 +270,7 @@ shares: {replica: {count: 2, memory: 1000Mi, threads: 50}}, oversubscribe: true}
     assert len(read_document(plan_document(observed)).entries) == 5
 
 
-def test_what_a_mig_parted_file_leaves_out_is_told() -> None:
+def test_what_a_mig_parted_file_leaves_out_is_noted() -> None:
     """MPS and time slices, which that format cannot ask for; a plan says them, so has no note."""
     mps = mps_of(Share("clients", None, 1024, None))
     shared = instance(4, "3g.40gb")
@@ -293,7 +293,7 @@ def test_what_a_mig_parted_file_leaves_out_is_told() -> None:
 
 
 def test_time_slices_that_are_not_written() -> None:
-    """One that nobody set, one that the document could not ask for without more."""
+    """They are those not set, and those that the document could not ask for without more."""
     for more in (
         {"time_slice": TimeSlice.DEFAULT},
         {"time_slice": None},

@@ -194,8 +194,8 @@ MEASURED: dict[str, tuple[Step, Step]] = {
     ),
 }
 
-# What is told once: what raises it.
-TOLD: dict[str, Step] = {
+# What is reported once: what raises it.
+REPORTED: dict[str, Step] = {
     "xidApplication": _xid(31),
     "xidReset": _xid(95),
     "xidReboot": _xid(151),
@@ -214,7 +214,7 @@ TOLD: dict[str, Step] = {
     "migChanged": _event(GpuEventKind.FOREIGN_MIG_CHANGE),
 }
 
-RAISING = {**{cause: steps[0] for cause, steps in MEASURED.items()}, **TOLD}
+RAISING = {**{cause: steps[0] for cause, steps in MEASURED.items()}, **REPORTED}
 
 
 def _raised(cause: str) -> Node:
@@ -288,7 +288,7 @@ def test_a_reset_ends_what_it_mends(cause: str) -> None:
     assert node.causes() == (set() if mended else {cause})
 
 
-@pytest.mark.parametrize("cause", TOLD)
+@pytest.mark.parametrize("cause", REPORTED)
 def test_time_ends_what_lapses(cause: str) -> None:
     """What did not come back is forgotten, if its row says so; the rest waits for its repair."""
     node = _raised(cause)

@@ -60,7 +60,7 @@ def _sick(node: Node | None = None) -> Node:
 
 
 def test_the_siblings_of_a_sick_slice_go_on() -> None:
-    """Its slices and devices are fenced, and nobody else's."""
+    """Its slices and devices are fenced, and no others."""
     fenced = fences(_sick().state.findings, SPLIT)
     assert fenced.gpus == frozenset()
     assert fenced.devices == {"MIG-2-0", "MIG-2-1"}
@@ -90,7 +90,7 @@ def test_a_sick_gpu_is_fenced_whole() -> None:
 
 
 def test_what_is_not_unhealthy_is_not_fenced() -> None:
-    """Neither what is told, nor degraded, nor unknown."""
+    """Findings that are only reported, degraded or unknown fence nothing."""
     node = Node()
     node.xid(31)
     node.xid(123)
@@ -126,7 +126,7 @@ def test_a_fence_ends_with_its_finding() -> None:
     assert fences(node.state.findings, SPLIT) == Fences()
 
 
-def test_the_reason_is_told() -> None:
+def test_the_reason_is_reported() -> None:
     """To the planner with what helps, and to each device; without figures that change."""
     fenced = fences(_sick().state.findings, SPLIT)
     (sick,) = as_fenced(SPLIT, fenced).gpus
@@ -139,7 +139,7 @@ def test_the_reason_is_told() -> None:
     assert as_fenced(SPLIT, Fences()) == SPLIT
 
 
-def test_of_a_gpu_that_is_sick_as_a_whole_the_worst_is_told() -> None:
+def test_of_a_gpu_that_is_sick_as_a_whole_the_worst_is_reported() -> None:
     """What fences but a slice of it is not why all of it is fenced."""
     node = _sick()
     node.xid(79)

@@ -1,4 +1,4 @@
-"""What is told, twice or late, repairs that do not help, and what outranks what."""
+"""Reports that come twice or late, repairs that do not help, and what outranks what."""
 
 from __future__ import annotations
 
@@ -49,15 +49,15 @@ def _known() -> Node:
 
 @pytest.mark.parametrize("first", Source)
 def test_an_xid_of_both_sources_counts_once(first: Source) -> None:
-    """Whoever is first; the finding has NVML's instance and the kernel log's process."""
+    """Either source may be first; the finding has NVML's instance and the kernel log's process."""
     node = _known()
-    tellings: dict[Source, dict[str, Any]] = {
+    reports: dict[Source, dict[str, Any]] = {
         Source.NVML: {"instance": 2},
         LOG: {"pid": 4711, "process": "python", "message": "MMU Fault"},
     }
     second = LOG if first is Source.NVML else Source.NVML
-    node.xid(31, source=first, **tellings[first])
-    evaluation = node.xid(31, source=second, **tellings[second])
+    node.xid(31, source=first, **reports[first])
+    evaluation = node.xid(31, source=second, **reports[second])
     assert evaluation.xids == ()
     assert _counts(node) == {31: 1}
     finding = node.one("xidApplication")
@@ -95,7 +95,7 @@ def test_a_gpu_falls_off_the_bus_once() -> None:
     assert _counts(node) == {79: 1}
 
 
-def test_the_kernel_log_read_again_tells_nothing() -> None:
+def test_the_kernel_log_read_again_reports_nothing() -> None:
     """An agent that starts anew may read the log from its beginning; after a reboot it is new."""
     node = _known()
     node.xid(31, source=LOG, sequence=7)
@@ -108,7 +108,7 @@ def test_the_kernel_log_read_again_tells_nothing() -> None:
 
 
 def test_an_address_that_no_gpu_has() -> None:
-    """It is counted and told of the node, with the address."""
+    """It is counted and reported for the node, with the address."""
     node = _known()
     node.read(xids=(XidEvent(79, node.now, LOG, pci="0000:99:00"),))
     finding = node.one("fallenOffBus")
@@ -136,7 +136,7 @@ def test_a_sick_instance_is_sick_alone() -> None:
     assert {f.place.instance for f in node.state.findings} == {None, 2}
 
 
-def test_errors_of_nobody_knows_which_instance() -> None:
+def test_errors_of_an_unknown_instance() -> None:
     """While the instances could not be read, the whole GPU is not under suspicion."""
     node = _known()
     sick = (InstanceReading(1, LEFT, 0), InstanceReading(2, RIGHT, 3))
@@ -178,7 +178,7 @@ def test_what_was_measured_of_an_instance_goes_with_it() -> None:
 
 
 def test_an_energy_counter_that_went_back_is_a_reset() -> None:
-    """Nobody but a reset, or a driver loaded anew, turns it back."""
+    """Only a reset, or a driver loaded anew, turns it back."""
     node = Node()
     node.read(gpu(energy=1000))
     node.xid(95)
@@ -216,7 +216,7 @@ def test_a_repair_that_helps_twice_and_not_for_long() -> None:
 
 
 def test_repairs_are_forgotten() -> None:
-    """After a week nobody counts them any more."""
+    """After a week they do not count any more."""
     node = Node()
     node.read(gpu())
     for _ in range(2):
@@ -272,7 +272,7 @@ def test_a_silent_driver_does_not_correct() -> None:
     assert node.one("xidReset").severity is Severity.UNHEALTHY
 
 
-def test_the_kernel_log_tells_the_recovery_action() -> None:
+def test_the_kernel_log_reports_the_recovery_action() -> None:
     """XID 154 announces it where the driver has no field for it."""
     node = _known()
     evaluation = node.xid(154, source=LOG, recovery=2)
@@ -299,7 +299,7 @@ def test_a_hanging_driver_needs_a_reboot_in_the_end(age: float, severity: str) -
 
 
 def test_a_gpu_that_answers_now_and_then() -> None:
-    """It is told once, and its end once, when it has answered for a while."""
+    """It is reported once, and its end once, when it has answered for a while."""
     node, reported = Node(), []
     for second in range(60):
         node.read(gpu(answer=Answer(Silence.FAILS if second % 2 and second < 40 else None)))
@@ -355,7 +355,7 @@ def test_a_link_that_was_never_up_is_not_missed() -> None:
 
 
 def test_a_fatal_nvlink_error() -> None:
-    """The kernel log says that it is fatal, after NVML told it without."""
+    """The kernel log says that it is fatal, after NVML reported it without."""
     node = _known()
     node.xid(149)
     assert node.one("xidNvlink").severity is Severity.DEGRADED
@@ -456,7 +456,7 @@ _EVENTS = st.lists(
 @given(_EVENTS)
 @settings(max_examples=60, deadline=None)
 def test_counters_only_grow(events: list[tuple[int, Source, float, int | None]]) -> None:
-    """Whatever is told, a count of XIDs never falls, and each source's words are enough for it."""
+    """Whatever is reported, a count of XIDs never falls, and each source's words suffice for it."""
     node = _known()
     before: dict[tuple[int, int | None], int] = {}
     for number, source, after, instance in events:

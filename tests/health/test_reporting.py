@@ -1,4 +1,4 @@
-"""What is told of health: JSON, the condition, events and metrics."""
+"""What is reported of health: JSON, the condition, events and metrics."""
 
 from __future__ import annotations
 
@@ -164,8 +164,8 @@ def test_events_of_a_finding() -> None:
     assert ended.message == "GPU 0 has uncorrected memory errors: over, its cause is gone"
 
 
-def test_an_xid_without_a_finding_is_told() -> None:
-    """What is only counted has an event, too; one that both sources tell has one."""
+def test_an_xid_without_a_finding_is_reported() -> None:
+    """What is only counted has an event, too; one that both sources report has one."""
     node = Node()
     node.read(gpu())
     (event,) = events(node.xid(43), default_table())
@@ -175,7 +175,7 @@ def test_an_xid_without_a_finding_is_told() -> None:
 
 
 @pytest.mark.parametrize("cause", RAISING)
-def test_every_finding_is_told_everywhere(cause: str) -> None:
+def test_every_finding_is_reported_everywhere(cause: str) -> None:
     """Each cause is seen in JSON, in an event and in the metrics, and gone with the reboot."""
     node = Node()
     node.read(gpu(), known=frozenset({GPU}))

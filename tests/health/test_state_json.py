@@ -122,7 +122,7 @@ def test_the_pods_of_its_place_are_joined() -> None:
 
 
 def test_who_was_hit_is_not_forgotten() -> None:
-    """A pod that is gone is told until the finding ends."""
+    """A pod that is gone is named until the finding ends."""
     node = Node()
     node.xid(95, instance=1)
     node.state = with_pods(node.state, OBSERVED)

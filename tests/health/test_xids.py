@@ -117,7 +117,7 @@ def test_json_is_read_as_well() -> None:
 
 
 def test_every_fault_is_named_with_its_line() -> None:
-    """Unknown keys, classes and numbers are told with what would be right."""
+    """Unknown keys, classes and numbers are reported with what would be right."""
     with pytest.raises(DocumentError) as caught:
         _read(
             "version: v1\n"

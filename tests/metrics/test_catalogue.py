@@ -176,8 +176,8 @@ def test_nothing_that_blocks_is_asked() -> None:
     assert all("PcieThroughput" not in str(source) for _, source in _sources())
 
 
-def test_counters_are_read_and_events_told() -> None:
-    """A rate is no counter, and only events and what is composed of them are told."""
+def test_counters_are_read_and_events_reported() -> None:
+    """A rate is no counter, and only events and what is composed of them are reported."""
     for row in ROWS:
         if isinstance(row.whole, FieldRate):
             assert row.kind is Kind.GAUGE, row.name

@@ -99,7 +99,7 @@ def test_every_field_there_is_can_be_printed() -> None:
     assert len(set(written)) == len(written)
 
 
-def test_a_value_of_the_whole_gpu_is_told_once() -> None:
+def test_a_value_of_the_whole_gpu_is_exported_once() -> None:
     """Power is the GPU's, memory each instance's and not the GPU's too: sums are right."""
     parts = slices(gpu(0), 2)
     whole = Subject(WholeGpu(gpu(0)))
@@ -134,7 +134,7 @@ def test_a_value_of_the_whole_gpu_is_repeated_where_asked() -> None:
     assert len(lines) == 3
 
 
-def test_what_hit_the_gpu_and_what_hit_an_instance_are_both_told() -> None:
+def test_what_hit_the_gpu_and_what_hit_an_instance_are_both_exported() -> None:
     """An XID of the whole GPU is not hidden by one of an instance."""
     part = slices(gpu(0), 1)[0]
     whole = Subject(WholeGpu(gpu(0)), (("err_code", "79"), ("err_msg", "off the bus")))
@@ -209,7 +209,7 @@ def test_labels_of_each_gpu_are_its_own() -> None:
     )
 
 
-def test_label_blocks_are_forgotten_when_nobody_uses_them() -> None:
+def test_label_blocks_are_forgotten_when_no_series_uses_them() -> None:
     """However often a GPU is divided anew, no more is kept than what the last text needed."""
     blocks = LabelBlocks(HOST)
     selection = read_selection("DCGM_FI_DEV_FB_USED,gauge,u")

@@ -23,7 +23,7 @@ def test_readers_are_put_together() -> None:
 
 
 def test_a_series_ends_with_its_instance() -> None:
-    """What was read of an instance before it was destroyed is not told afterwards."""
+    """What was read of an instance before it was destroyed is not exported afterwards."""
     kept, gone = slices(gpu(0), 2)
     latest = [SampleSet({USED: ((WHOLE, 9), (kept, 1), (gone, 2))})]
     assert merged(latest, {gpu(0).uuid: (kept,)}).values[USED] == ((WHOLE, 9), (kept, 1))

@@ -25,7 +25,7 @@ from nodeagent.plan.observed import (
     User,
 )
 
-SOMEBODY = Usage((User(4711, "python"),))
+IN_USE = Usage((User(4711, "python"),))
 NOT_KNOWN = Usage(known=False, reason="the driver did not say")
 
 Multiset = tuple[tuple[str, int], ...]
@@ -34,7 +34,7 @@ Place = tuple[str, int]
 
 @cache
 def card(board: str, *, reported: bool = False) -> Gpu:
-    """An empty GPU of that board with MIG on; `told`: the driver told compute profiles already."""
+    """An empty GPU of that board with MIG on; `reported`: the driver reported compute profiles."""
     data = json.loads(files("nodeagent.simulation").joinpath(f"boards/{board}.json").read_text())
     major, minor = (int(part) for part in data["compute_capability"].split("."))
     capable = bool(data["profiles"])
@@ -116,7 +116,7 @@ def with_instances(gpu: Gpu, places: Iterable[Place], used: Iterable[int] = ()) 
         profile = gpu.profile(name)
         assert profile is not None
         placement = next(p for p in profile.placements if p.start == start)
-        usage = SOMEBODY if number in used else Usage()
+        usage = IN_USE if number in used else Usage()
         device = ComputeInstance(0, name, profile.slices, f"MIG-{number}", None, usage)
         instances.append(GpuInstance(number + 1, profile.id, name, placement, (device,)))
     return replace(gpu, instances=tuple(instances))
@@ -129,7 +129,7 @@ def divided(gpu: Gpu, name: str, start: int, *sizes: int, used: Iterable[int] = 
     placement = next(p for p in profile.placements if p.start == start)
     compute, at, used = [], 0, set(used)
     for number, slices in enumerate(sizes):
-        usage = SOMEBODY if number in used else Usage()
+        usage = IN_USE if number in used else Usage()
         place = Placement(at, slices)
         label = device_name(name, profile.slices, slices)
         compute.append(

@@ -207,7 +207,7 @@ def test_the_problem_names_the_slices() -> None:
 
 
 def test_too_much_is_too_much_sick_or_not() -> None:
-    """What fits no card of the kind is told as that, and not as a matter of health."""
+    """What fits no card of the kind is reported as that, and not as a matter of health."""
     gpu = sick(card("h100-80gb"), 0b1)
     result = plan_gpu(wanted(gpu, [("4g.40gb", 2)]), gpu)
     assert result.verdict is Verdict.UNSATISFIABLE

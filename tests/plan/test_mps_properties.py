@@ -32,8 +32,8 @@ from nodeagent.plan.steps import (
     after,
 )
 from tests.plan.cards import (
+    IN_USE,
     NOT_KNOWN,
-    SOMEBODY,
     card,
     divided,
     layouts,
@@ -60,9 +60,9 @@ def daemons(draw: st.DrawFn) -> MpsDaemon | None:
 
 
 def facts(draw: st.DrawFn) -> dict[str, object]:
-    """What MPS is told of one device."""
+    """What concerns MPS on one device."""
     found = draw(daemons())
-    usage = draw(st.sampled_from([Usage(), Usage(), Usage(), SOMEBODY, NOT_KNOWN]))
+    usage = draw(st.sampled_from([Usage(), Usage(), Usage(), IN_USE, NOT_KNOWN]))
     if found is not None and draw(st.booleans()):
         usage = replace(usage, processes=(*usage.processes, SERVER))
     mode = draw(MODES)
@@ -176,7 +176,7 @@ def devices_of(gpu: Gpu) -> dict[str, tuple[MpsDaemon | None, Usage, ComputeMode
 
 
 def check(gpu: Gpu, result: GpuPlan, policy: Policy) -> None:
-    """The order of steps, and nothing that serves somebody is stopped or destroyed."""
+    """The order of steps is right, and nothing that serves a user is stopped or destroyed."""
     if result.verdict is not Verdict.APPLICABLE:
         assert result.steps == ()
         return

@@ -30,7 +30,7 @@ from nodeagent.plan.steps import (
     StartMps,
     StopMps,
 )
-from tests.plan.cards import NOT_KNOWN, SOMEBODY, card, divided, with_instances
+from tests.plan.cards import IN_USE, NOT_KNOWN, card, divided, with_instances
 from tests.plan.daemons import (
     CLIENT,
     A,
@@ -101,7 +101,7 @@ def test_a_mode_that_is_not_known_is_not_set() -> None:
     assert [StartMps] == kinds(plan_gpu(whole(A), without_mig(T4, compute_mode=None)))
 
 
-def test_a_mode_somebody_changed_is_set_again() -> None:
+def test_a_mode_changed_past_the_agent_is_set_again() -> None:
     """The daemon stays; clients that miss it would run past it otherwise."""
     assert [SetComputeMode] == kinds(plan_gpu(whole(A), running(A, compute_mode=DEFAULT)))
 
@@ -147,7 +147,7 @@ def test_a_daemon_with_clients_is_never_stopped(wanted: WantedMps | None) -> Non
         running(A, clients=NOT_KNOWN),
         running(A, usage=NOT_KNOWN),
         running(A, usage=Usage((User(4, "x", "mps"),))),
-        running(A, usage=SOMEBODY),
+        running(A, usage=IN_USE),
     ],
 )
 def test_not_knowing_is_in_use(found: Gpu) -> None:
@@ -155,7 +155,7 @@ def test_not_knowing_is_in_use(found: Gpu) -> None:
     assert plan_gpu(whole(), found).verdict is Verdict.BLOCKED
 
 
-def test_its_own_servers_are_nobody() -> None:
+def test_its_own_servers_are_no_users() -> None:
     """The driver lists a daemon's server as a process; it goes with the daemon."""
     found = running(A, mps=daemon(A, servers=(7,)), usage=Usage((User(7, "nvidia-cuda-mps"),)))
     result = plan_gpu(whole(), found)
@@ -174,7 +174,7 @@ def test_mps_gone_brings_the_earlier_mode_back() -> None:
     assert plan_gpu(whole(), by_hand).verdict is Verdict.IN_SYNC
 
 
-@pytest.mark.parametrize("usage", [SOMEBODY, NOT_KNOWN])
+@pytest.mark.parametrize("usage", [IN_USE, NOT_KNOWN])
 def test_a_server_needs_the_device_for_itself(usage: Usage) -> None:
     """A user outside MPS blocks it, by name; unless modes are left alone."""
     result = plan_gpu(whole(A), replace(T4, usage=usage))
@@ -311,7 +311,7 @@ def test_a_pinned_instance_gets_its_own() -> None:
     assert daemons_of(result.after) == [A, None]
 
 
-def test_mps_goes_to_the_device_that_nobody_uses() -> None:
+def test_mps_goes_to_the_device_that_is_not_in_use() -> None:
     """One in use outside MPS cannot have it; the plan does not insist on that one."""
     gpu = give(with_instances(H100, [("1g.10gb", 0), ("1g.10gb", 1)], used=[0]))
     result = plan_gpu(shared(H100, ("1g.10gb", None, A), ("1g.10gb", None, None)), gpu)
@@ -326,8 +326,8 @@ def test_a_process_of_unknown_instance_may_be_on_any() -> None:
     """No daemon can be started or stopped beside it; a client that a daemon knows is placed."""
     gpu = with_instances(H100, [("1g.10gb", 0)])
     asked = shared(H100, ("1g.10gb", 0, A))
-    assert plan_gpu(asked, replace(give(gpu), usage=SOMEBODY)).verdict is Verdict.BLOCKED
-    served = replace(give(gpu, daemon(A)), usage=SOMEBODY)
+    assert plan_gpu(asked, replace(give(gpu), usage=IN_USE)).verdict is Verdict.BLOCKED
+    served = replace(give(gpu, daemon(A)), usage=IN_USE)
     assert plan_gpu(shared(H100, ("1g.10gb", 0, D)), served).verdict is Verdict.BLOCKED
     two = with_instances(H100, [("1g.10gb", 0), ("1g.10gb", 1)])
     placed = replace(give(two, daemon(A, CLIENT), daemon(A)), usage=CLIENT)
@@ -355,7 +355,7 @@ def test_by_device_where_instances_are_left() -> None:
 
 
 def test_of_two_daemons_the_idle_one_is_restarted() -> None:
-    """Which of them gets something else is free, so it is not the one that serves somebody."""
+    """Which of them gets something else is free, so it is not the one that serves a client."""
     gpu = give(with_instances(H100, [("1g.10gb", 0), ("1g.10gb", 1)]), daemon(D, CLIENT), daemon(D))
     result = plan_gpu(shared(H100, ("1g.10gb", None, A), ("1g.10gb", None, D)), gpu)
     assert Verdict.APPLICABLE is result.verdict
@@ -415,7 +415,7 @@ def test_out_of_mig_mode() -> None:
 
 
 def test_a_daemon_left_behind_by_a_change_of_mode() -> None:
-    """Somebody switched MIG on beside the agent: the GPU's own daemon is stopped."""
+    """Another program switched MIG on beside the agent: the GPU's own daemon is stopped."""
     found = replace(H100, mps=daemon(A))
     result = plan_gpu(DesiredGpu(MigEnabled("p"), "gpus[0]"), found)
     assert [StopMps] == kinds(result)

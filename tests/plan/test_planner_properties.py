@@ -14,8 +14,8 @@ from nodeagent.plan.plan import GpuPlan, Policy, Verdict
 from nodeagent.plan.planner import plan_gpu
 from nodeagent.plan.steps import DestroyComputeInstance, DestroyGpuInstance, after
 from tests.plan.cards import (
+    IN_USE,
     NOT_KNOWN,
-    SOMEBODY,
     card,
     devices,
     layouts,
@@ -39,7 +39,7 @@ def gpus(draw: st.DrawFn) -> Gpu:
     instances = []
     for instance in gpu.instances:
         kind = draw(st.sampled_from(["idle", "idle", "used", "unknown", "half-made"]))
-        usage = {"used": SOMEBODY, "unknown": NOT_KNOWN}.get(kind)
+        usage = {"used": IN_USE, "unknown": NOT_KNOWN}.get(kind)
         compute = instance.compute
         if usage is not None:
             compute = tuple(replace(c, usage=usage) for c in compute)
@@ -155,7 +155,7 @@ def test_deterministic(data: st.DataObject) -> None:
 def test_a_user_of_unknown_instance_protects_all_devices(data: st.DataObject) -> None:
     """A process on the GPU of which no instance is known may use any: no device is destroyed."""
     gpu = data.draw(gpus())
-    result = plan_gpu(data.draw(wishes(gpu)), replace(gpu, usage=SOMEBODY))
+    result = plan_gpu(data.draw(wishes(gpu)), replace(gpu, usage=IN_USE))
     there = {c.uuid for i in gpu.instances for c in i.compute}
     assert there <= {c.uuid for i in result.after.instances for c in i.compute}
 
@@ -163,7 +163,7 @@ def test_a_user_of_unknown_instance_protects_all_devices(data: st.DataObject) ->
 @settings(max_examples=200, deadline=None)
 @given(st.data())
 def test_unknown_use_keeps_the_mode(data: st.DataObject) -> None:
-    """When nobody can tell who uses the GPU, no mode is changed and nothing is reset."""
+    """While it is not known who uses the GPU, no mode is changed and nothing is reset."""
     gpu = replace(data.draw(gpus()), usage=NOT_KNOWN)
     off = replace(gpu, mig=MigMode(current=False, pending=False), instances=())
     for one in (gpu, off):

@@ -21,8 +21,8 @@ from nodeagent.plan.steps import (
     SetMigMode,
 )
 from tests.plan.cards import (
+    IN_USE,
     NOT_KNOWN,
-    SOMEBODY,
     Multiset,
     card,
     layouts,
@@ -30,7 +30,7 @@ from tests.plan.cards import (
     with_instances,
 )
 
-USES = (IDLE, SOMEBODY, NOT_KNOWN)
+USES = (IDLE, IN_USE, NOT_KNOWN)
 RESETTING = Policy(reset_when_idle=True)
 
 
@@ -65,7 +65,7 @@ def test_nothing_goes_that_is_not_proven_idle(board: str) -> None:
     assert verdicts == {Verdict.APPLICABLE, Verdict.BLOCKED}
 
 
-@pytest.mark.parametrize("unknown_or_used", [SOMEBODY, NOT_KNOWN])
+@pytest.mark.parametrize("unknown_or_used", [IN_USE, NOT_KNOWN])
 def test_a_full_card_is_recut_only_where_it_is_proven_idle(unknown_or_used: Usage) -> None:
     """Seven instances, each with or without users, and the GPU with any."""
     full = with_instances(card("h100-80gb"), [("1g.10gb", start) for start in range(7)])

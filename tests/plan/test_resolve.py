@@ -142,7 +142,7 @@ def test_unsatisfiable(bad: PlanEntry, code: Code) -> None:
 
 
 def test_all_faults_at_once() -> None:
-    """Every fault is told, not the first alone."""
+    """Every fault is reported, not the first alone."""
     answer = refused(entry(layout(("9g.1gb", 1), ("8g.1gb", 1)), "0"), entry(MigEnabled("p"), "9"))
     assert len(answer.problems) == 3
 
@@ -189,7 +189,7 @@ def test_more_than_the_card_has_of_a_profile() -> None:
 
 
 def test_gpus_that_cannot_tell_their_uuid() -> None:
-    """Two GPUs that never answered are told apart, and one that is not named is left out."""
+    """Two GPUs that never answered are distinguished, and one that is not named is left out."""
     mute = [
         Gpu(index=i, uuid="", access=Access.UNKNOWN, access_reason=f"hang {i}") for i in range(3)
     ]

@@ -183,8 +183,8 @@ def test_never_root_by_default(default: str, write: str) -> None:
     assert whole(f"devices: [1], mps: {{user: {write}, replicas: 2}}", host).account.uid == 0
 
 
-def test_a_default_that_is_nobody() -> None:
-    """A setting that names no user of the host is told as that."""
+def test_a_default_that_is_no_user() -> None:
+    """A setting that names no user of the host is reported as that."""
     problem = refused("devices: [1], mps: {replicas: 2}", Host("nobody-here"))
     assert "mps.user" in problem.message
     assert problem.path == "gpus[0].mps"
@@ -222,7 +222,7 @@ def test_more_clients_than_a_device_serves(entry: str, most: int) -> None:
     assert problem.remedy == f"write at most {most}"
 
 
-def test_everything_wrong_is_told_at_once() -> None:
+def test_everything_wrong_is_reported_at_once() -> None:
     """Limits, users and profiles, each with its place."""
     found = answer(
         "devices: [0], mig: [{profile: 3g.40gb, mps: {user: bob, shares: {a: {memory: 80Gi}}}}, "
@@ -280,7 +280,7 @@ def test_mps_and_time_slice_exclude_each_other() -> None:
 
 
 def test_an_old_call_without_a_host() -> None:
-    """Whoever has no host gets uid 1000."""
+    """A caller that has no host gets uid 1000."""
     document = read_document(b"version: v1\ngpus: [{devices: [1], mps: {replicas: 2}}]")
     found = resolve(document, NODE)
     assert isinstance(found, DesiredNode)

@@ -48,7 +48,7 @@ async def test_wakes_when_a_watched_process_ends() -> None:
     watch.close()
 
 
-async def test_a_process_no_longer_watched_wakes_nobody() -> None:
+async def test_a_process_no_longer_watched_wakes_nothing() -> None:
     """Only the users of the last look count."""
     woken = asyncio.Event()
     watch = ProcessWatch(woken.set, fallback=3600)

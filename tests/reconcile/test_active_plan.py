@@ -56,7 +56,7 @@ async def test_refused_until_the_gpu_is_there() -> None:
 
 
 async def test_a_gpu_that_goes_does_not_take_the_plan_with_it() -> None:
-    """What was accepted goes on to hold for the others, and the missing one is told."""
+    """What was accepted goes on to hold for the others, and the missing one is reported."""
     node, control, plan = await observe(), *made()
     control.offer(PlanText(plan_text("{1g.10gb: 7}", "[0, 1]")))
     await judged(plan, node)

@@ -20,11 +20,11 @@ from nodeagent.simulation.nvidia_smi import STATE_VARIABLE
 from nodeagent.views.node_state import Phase
 from tests.rig import Rig, plan_text, running
 
-OBJECTION = Problem(Code.IN_USE, "somebody else splits these GPUs", "end it")
+OBJECTION = Problem(Code.IN_USE, "another program splits these GPUs", "end it")
 
 
 class Recorded(ChangeHooks):
-    """ChangeHooks that do as they are told and remember what they were asked."""
+    """ChangeHooks that answer as they are set to and remember what they were asked."""
 
     problems: tuple[Problem, ...] = ()
 
@@ -55,7 +55,7 @@ class Recorded(ChangeHooks):
         self.asked.append("settle")
 
 
-async def test_is_asked_before_and_told_after(tmp_path: Path) -> None:
+async def test_is_asked_before_and_notified_after(tmp_path: Path) -> None:
     """A change is prepared for with its steps and settled afterwards; in sync nothing is."""
     around = Recorded()
     with simulated("h100-80gb:1"):
@@ -68,8 +68,8 @@ async def test_is_asked_before_and_told_after(tmp_path: Path) -> None:
 
 
 async def test_nothing_is_changed_against_an_objection(tmp_path: Path) -> None:
-    """While somebody objects the GPUs stay as they are, the reason is told once, and then it goes
-    on.
+    """While a hook objects the GPUs stay as they are, the reason is reported once, and then it
+    goes on.
     """
     around = Recorded()
     around.objecting = (OBJECTION,)
@@ -83,7 +83,7 @@ async def test_nothing_is_changed_against_an_objection(tmp_path: Path) -> None:
             assert rig.reported(EventType.BLOCKED) == [EventType.BLOCKED]
             assert "prepare" not in around.asked
             around.objecting = ()
-            rig.control.nudge("nobody objects")
+            rig.control.nudge("no objections")
             await rig.settle(Phase.IN_SYNC)
 
 
@@ -100,7 +100,7 @@ async def test_what_is_not_ready_is_not_changed(tmp_path: Path) -> None:
             assert around.asked[:2] == ["prepare", "settle"]
 
 
-async def test_gpus_of_which_nobody_is_told_do_not_wait(
+async def test_gpus_of_which_no_hook_is_notified_do_not_wait(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where one GPU's change cannot be prepared, another's time slice is set all the same."""
@@ -145,7 +145,7 @@ async def test_the_end_of_the_agent_ends_the_waiting(tmp_path: Path) -> None:
 
 
 async def test_their_problems_are_the_nodes(tmp_path: Path) -> None:
-    """What is wrong around a node that is as planned is told all the same."""
+    """What is wrong around a node that is as planned is reported all the same."""
     around = Recorded()
     around.problems = (Problem(Code.STEP_FAILED, "the node offers too little"),)
     with simulated("h100-80gb:1"):

@@ -27,7 +27,7 @@ def test_keeps_the_last_events_with_growing_ids() -> None:
 
 
 async def test_a_follower_hears_of_new_events_only() -> None:
-    """Without a starting point, what happened before is not told."""
+    """Without a starting point, what happened before is not delivered."""
     log = make_log()
     log.add(EventType.STARTED, "before")
     with log.following() as follower:
@@ -68,7 +68,7 @@ async def test_a_slow_follower_is_dropped() -> None:
 
 
 async def test_closing_ends_all_followers() -> None:
-    """At the agent's end nobody waits for further events."""
+    """At the agent's end no follower waits for further events."""
     log = make_log()
     with log.following() as follower:
         log.close()

@@ -17,7 +17,7 @@ PLAN = PlanText(b"version: v1\n\xff", "balanced")
 
 
 def test_comes_back_as_it_was(tmp_path: Path) -> None:
-    """Every byte and the configuration's name survive; nobody else may read them."""
+    """Every byte and the configuration's name survive; no other user may read them."""
     last_good_plan(tmp_path / "new" / FILE_NAME).save(PLAN)
     assert last_good_plan(tmp_path / "new" / FILE_NAME).load() == PLAN
     assert stat.S_IMODE((tmp_path / "new" / FILE_NAME).stat().st_mode) == 0o600

@@ -166,7 +166,7 @@ async def test_waits_for_folders_that_are_not_there_yet(tmp_path: Path) -> None:
 
 
 async def test_a_folder_taken_away_and_made_again(tmp_path: Path) -> None:
-    """Vanishing is told, and so is coming back."""
+    """Vanishing is reported, and so is coming back."""
     folder = tmp_path / "etc"
     folder.mkdir()
     path = folder / "plan.yaml"
@@ -181,7 +181,7 @@ async def test_a_folder_taken_away_and_made_again(tmp_path: Path) -> None:
 
 
 async def test_the_same_content_state_is_not_offered_twice(tmp_path: Path) -> None:
-    """Other files in the folder, and looks without a change, wake nobody."""
+    """Other files in the folder, and looks without a change, wake no reader."""
     path = tmp_path / "plan.yaml"
     path.write_bytes(ONE)
     async with watching(path) as source:
@@ -202,7 +202,7 @@ async def test_a_named_pipe_does_not_hang_the_agent(tmp_path: Path) -> None:
 
 
 async def test_a_folder_in_the_files_place(tmp_path: Path) -> None:
-    """A folder is told from a missing file."""
+    """A folder is distinguished from a missing file."""
     path = tmp_path / "plan.yaml"
     path.mkdir()
     async with watching(path) as source:

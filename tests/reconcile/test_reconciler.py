@@ -50,7 +50,7 @@ def process() -> Iterator[subprocess.Popen[bytes]]:
 
 
 async def test_makes_the_node_what_the_plan_says(tmp_path: Path) -> None:
-    """From a plan to the layout on every GPU, read back, and told in this order."""
+    """A plan becomes the layout on every GPU, which is read back, and reported in this order."""
     with simulated("h100-80gb:2"):
         async with running(Rig(tmp_path)) as rig:
             rig.offer("{3g.40gb: 1, 1g.10gb: 4}")
@@ -119,8 +119,8 @@ async def test_only_the_newest_plan_counts(tmp_path: Path) -> None:
 async def test_a_rejected_plan_leaves_the_last_good_one_in_force(
     tmp_path: Path, bad: bytes, code: Code
 ) -> None:
-    """Whatever is wrong with the newest: nothing is touched, both digests are told, and what is in
-    force is still enforced.
+    """Whatever is wrong with the newest: nothing is touched, both digests are reported, and what
+    is in force is still enforced.
     """
     with simulated("h100-80gb:1"):
         async with running(Rig(tmp_path)) as rig:
@@ -154,7 +154,7 @@ async def test_rejected_with_nothing_in_force_touches_nothing(tmp_path: Path) ->
 
 
 async def test_an_unreadable_carrier_is_a_rejection(tmp_path: Path) -> None:
-    """A plan file that cannot be read is told like a wrong one."""
+    """A plan file that cannot be read is reported like a wrong one."""
     with simulated("h100-80gb:1"):
         async with running(Rig(tmp_path)) as rig:
             rig.control.offer(UnreadablePlan(Problem(Code.SYNTAX, "it cannot be read")))
@@ -182,7 +182,7 @@ async def test_after_a_restart_the_last_good_plan_holds(
                 assert rig.state.note == "it is gone; the last good plan stays in force"
 
 
-async def test_a_damaged_last_good_plan_is_told_and_not_used(tmp_path: Path) -> None:
+async def test_a_damaged_last_good_plan_is_reported_and_not_used(tmp_path: Path) -> None:
     """Nothing is guessed from a broken file."""
     (tmp_path / "last-good-plan").write_text("{")
     with simulated("h100-80gb:1"):
@@ -269,7 +269,7 @@ async def test_a_reset_that_is_allowed_is_done_on_an_idle_gpu_alone(
 
 
 async def test_drift_is_mended(tmp_path: Path) -> None:
-    """What somebody else took away comes back, and the event says that it was somebody else."""
+    """What another program took away comes back, and the event says that it was another program."""
     with simulated("h100-80gb:1"):
         async with running(Rig(tmp_path)) as rig:
             rig.offer("{1g.10gb: 7}")
@@ -365,7 +365,7 @@ async def test_the_same_failure_is_not_repeated_at_every_wake_up(tmp_path: Path)
             await rig.settle(Phase.IN_SYNC)
 
 
-async def test_a_lost_gpu_is_told_and_left_alone(tmp_path: Path) -> None:
+async def test_a_lost_gpu_is_reported_and_left_alone(tmp_path: Path) -> None:
     """The others get their layout; the lost one gets it when it is back."""
     with simulated("h100-80gb:2") as node:
         async with running(Rig(tmp_path, retry=0.05)) as rig:
@@ -437,7 +437,7 @@ async def test_a_driver_that_goes_away_and_comes_back(tmp_path: Path) -> None:
 
 
 async def test_a_driver_that_only_starts_has_not_returned(tmp_path: Path) -> None:
-    """It is said to answer when it told of its GPUs, and not again and again before."""
+    """It is said to answer when it listed its GPUs, and not again and again before."""
     with simulated("h100-80gb:1") as node:
         failing = node.inject("nvmlDeviceGetCount_v2", error="UNKNOWN", times=None)
         async with running(Rig(tmp_path, retry=0.02)) as rig:
@@ -450,7 +450,7 @@ async def test_a_driver_that_only_starts_has_not_returned(tmp_path: Path) -> Non
 
 
 async def test_a_plan_that_could_not_be_kept_is_kept_later(tmp_path: Path) -> None:
-    """A disk that was full once must not cost the plan at the next restart; it is told once."""
+    """A disk that was full once must not cost the plan at the next restart; it is reported once."""
     folder = tmp_path / "state"
     folder.touch()
     with simulated("h100-80gb:1"):
@@ -493,7 +493,7 @@ def driver_threads() -> list[str]:
 
 
 async def test_stops_between_two_steps(tmp_path: Path) -> None:
-    """Told to stop in the middle of a step: that step ends, no other begins, nothing is restored,
+    """Stopped in the middle of a step: that step ends, no other begins, nothing is restored,
     and the next start goes on from there.
     """
     with simulated("h100-80gb:1") as node:

@@ -245,7 +245,7 @@ def test_a_wrong_flag_is_named() -> None:
 
 
 def test_several_errors_are_counted() -> None:
-    """The first error is told in full, the others are counted, so the message stays short."""
+    """The first error is reported in full, the others are counted, so the message stays short."""
     message = _refused(environment={"NODEAGENT_DRIFT": "x", "NODEAGENT_RESET": "y"})
     assert message.endswith("; 1 more are wrong)")
 

@@ -149,7 +149,7 @@ def _expected(row: Field) -> Number | set[Number]:
         case FieldValue(number, _, _):
             return field_raw(number)
         case other:
-            raise AssertionError(f"nobody worked out {row.id} {row.name}: {other}")
+            raise AssertionError(f"no expected value for {row.id} {row.name}: {other}")
 
 
 def _of_link(row: Field, link: int) -> Number:
@@ -175,7 +175,7 @@ def _rate(name: str, link: int) -> float:
 
 
 def _of_gpm(row: Field) -> float:
-    """GPM tells percent, MiB/s or counts; ratios and B/s are exported."""
+    """GPM reports percent, MiB/s or counts; ratios and B/s are exported."""
     source = row.whole
     assert isinstance(source, Gpm)
     raw = sum(map(gpm_raw, source.metrics)) / len(source.metrics)

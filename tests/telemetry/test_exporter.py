@@ -99,7 +99,7 @@ def test_a_gpu_is_labelled_with_the_one_that_has_it() -> None:
 
 
 def test_two_that_share_it_have_their_own_memory() -> None:
-    """By their processes as they were listed last; the power is told once, of nobody."""
+    """It is that of their processes as last listed; the power is exported once, without owner."""
     rig = Rig(whole(user(0, "a"), user(0, "b")))
     rig.exporter.put_processes(GPU.uuid, {None: (Process(1, 2 * MIB), Process(2, 4 * MIB))})
     rig.exporter.put_owners({1: Owner("team", "a", "main"), 2: Owner("team", "b", "main")})
@@ -125,7 +125,7 @@ def test_lists_of_processes_that_are_old_do_not_count() -> None:
 
 
 def test_an_instance_that_is_gone_is_gone_everywhere() -> None:
-    """Values, facts about the device and its MPS daemon, though nobody observed it anew yet."""
+    """Its values, facts and MPS daemon are not exported, though it was not observed anew yet."""
     rig = Rig(divided({0: [], 1: []}))
     rig.state = replace(
         rig.state, mps=(DaemonState("MIG-0", "Ready"), DaemonState("MIG-1", "Ready"))
@@ -138,7 +138,7 @@ def test_an_instance_that_is_gone_is_gone_everywhere() -> None:
     assert not [line for line in rig.lines if 'GPU_I_ID="0"' in line or "MIG-0" in line]
 
 
-def test_what_was_observed_after_the_last_look_is_told() -> None:
+def test_what_was_observed_after_the_last_look_is_exported() -> None:
     """A new instance need not wait for the next sample."""
     rig = Rig(divided({0: []}))
     rig.sample({}, _part(0))
@@ -147,7 +147,7 @@ def test_what_was_observed_after_the_last_look_is_told() -> None:
 
 
 def test_counters_go_on_where_the_driver_began_anew() -> None:
-    """Also where nobody scraped in between."""
+    """They go on also where no scrape came in between."""
     rig = Rig(whole())
     for value in (100, 150, 20, 30):
         rig.sample({ENERGY: ((WHOLE, value),)})
@@ -191,19 +191,19 @@ def test_the_age_is_that_of_the_scrape() -> None:
 
 
 def test_what_a_lost_gpu_said_ends() -> None:
-    """Its readers are dropped, and nothing of it is told."""
+    """Its readers are dropped, and nothing of it is exported."""
     rig = Rig(whole())
     rig.sample({USED: ((WHOLE, 7),)})
     rig.exporter.take(SampleBatch(gone=("fast",)))
     assert rig.series("DCGM_FI_DEV_FB_USED") == []
 
 
-def test_nothing_is_written_for_nobody() -> None:
+def test_nothing_is_written_without_a_scraper() -> None:
     """A text is made of a sample when a scrape is expected soon, or asks for it."""
     rig = Rig(whole())
     rig.sample({USED: ((WHOLE, 7),)})
     assert not rig.written
-    for value in (8, 9):  # somebody scrapes every ten seconds
+    for value in (8, 9):  # a client scrapes every ten seconds
         rig.now += 9
         rig.sample({USED: ((WHOLE, value),)})
         assert rig.series("DCGM_FI_DEV_FB_USED") == [f"{{}} {value}"]

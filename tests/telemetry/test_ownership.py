@@ -25,19 +25,19 @@ WHOLE_GPU = Subject(WholeGpu(GPU))
 POWER = 155
 
 
-def _nobody(_: int) -> None:
+def _no_owner(_: int) -> None:
     return None
 
 
 def test_an_allocation_is_enough() -> None:
     """A pod holds its device before its first process."""
-    found = uses(whole(user(0, "a")), {}, _nobody)
+    found = uses(whole(user(0, "a")), {}, _no_owner)
     assert found[WHOLE].sole == A
     assert not found[WHOLE].memory
 
 
 def test_each_pod_has_the_memory_of_its_processes() -> None:
-    """Of all its processes together; those of nobody known are nobody's."""
+    """It is that of all its processes; processes without a known owner count for none."""
     node = whole(
         user(0, "a"),
         user(1, "a", memory=5),
@@ -45,7 +45,7 @@ def test_each_pod_has_the_memory_of_its_processes() -> None:
         user(3, "b", memory=7),
         user(4),
     )
-    use = uses(node, {}, _nobody)[WHOLE]
+    use = uses(node, {}, _no_owner)[WHOLE]
     assert use.owners == (A, B)
     assert use.sole is None
     assert use.memory == {A: 11 * MIB, B: 7 * MIB}
@@ -59,16 +59,16 @@ def test_newer_processes_take_the_place_of_observed_ones() -> None:
     assert use.owners == (Owner(unit="x.service"), B)
     assert use.memory == {B: 8 * MIB, Owner(unit="x.service"): MIB}
     assert use.multiprocessors == {B: 40.0, Owner(unit="x.service"): 2.0}
-    assert uses(node, {WHOLE: ()}, _nobody) == {}
+    assert uses(node, {WHOLE: ()}, _no_owner) == {}
 
 
-def test_a_container_that_is_not_told_is_the_one_that_was_given_the_device() -> None:
+def test_a_container_that_is_not_named_is_the_one_that_was_given_the_device() -> None:
     """So a pod is one owner, not one with and one without its container's name."""
     node = whole(user(0, "a"), replace(user(1, "a", memory=5), container=""))
-    assert uses(node, {}, _nobody)[WHOLE].memory == {A: 5 * MIB}
+    assert uses(node, {}, _no_owner)[WHOLE].memory == {A: 5 * MIB}
 
 
-def test_an_mps_server_is_nobody() -> None:
+def test_an_mps_server_is_no_owner() -> None:
     """It is in the driver's lists as a process; its memory is the rest."""
     daemon = MpsDaemon(runs=None, state="Ready", servers=(9,))  # type: ignore[arg-type]  # unused
     node = whole(user(1, "a"), mps=daemon)
@@ -76,19 +76,19 @@ def test_an_mps_server_is_nobody() -> None:
     assert uses(node, newer, {9: Owner(unit="mps.service")}.get)[WHOLE].memory == {A: MIB}
 
 
-def test_instances_are_told_apart() -> None:
+def test_instances_are_distinguished() -> None:
     """Each has its own owners; one without any is not in the answer."""
-    found = uses(divided({0: [user(1, "a")], 1: [user(2, "b")], 2: []}), {}, _nobody)
+    found = uses(divided({0: [user(1, "a")], 1: [user(2, "b")], 2: []}), {}, _no_owner)
     assert {device: use.sole for device, use in found.items()} == {
         (GPU.uuid, 0): A,
         (GPU.uuid, 1): B,
     }
 
 
-def test_a_gpu_that_does_not_answer_is_nobodys() -> None:
+def test_a_gpu_that_does_not_answer_has_no_owner() -> None:
     """What is known of it is old."""
     gpu = replace(whole(user(1, "a")).gpus[0], access=Access.UNKNOWN)
-    assert uses(ObservedNode((gpu,)), {}, _nobody) == {}
+    assert uses(ObservedNode((gpu,)), {}, _no_owner) == {}
 
 
 def test_only_processes_without_a_pod_are_looked_up() -> None:

@@ -41,7 +41,7 @@ async def test_all_kinds_of_processes_with_memory_and_time() -> None:
 
 
 async def test_instances_have_their_own() -> None:
-    """By the id of the GPU instance; nothing is told of the time there."""
+    """They are listed by the id of the GPU instance; their time is not reported there."""
     with simulated("h100-80gb:1") as node:
         async with open_driver() as driver:
             observed = await divide(driver, (("1g.10gb", 7),))

@@ -260,7 +260,7 @@ async def test_the_same_instance_made_again_is_another(known: Driver) -> None:
 
 
 @pytest.mark.parametrize("answer", ["INVALID_ARGUMENT", "NOT_FOUND"])
-async def test_an_instance_that_somebody_else_destroyed(answer: str) -> None:
+async def test_an_instance_that_another_program_destroyed(answer: str) -> None:
     """Its handle is refused; in the same look the others are read, and it is not reported."""
     with simulated("h100-80gb", switches=Switches(stale_handles=answer)) as node:
         async with Driver(observe_deadline=30, step_deadline=30) as driver:
@@ -409,7 +409,7 @@ async def test_a_field_that_fails_on_one_gpu(known: Driver, node: SimulatedNode)
     assert whole(await sampler.round(), POWER) == {0: 70.0, 1: 70.0}
 
 
-async def test_an_answer_that_nobody_thought_of(known: Driver) -> None:
+async def test_an_unforeseen_answer(known: Driver) -> None:
     """What pynvml itself cannot cope with is that GPU's failure; the agent goes on."""
     (row,) = rows(POWER)
     call = DeviceCall("nvmlDeviceGetPowerUsage", ("NVML_TEMPERATURE_GPU",))  # one too many
@@ -527,7 +527,7 @@ async def test_health_of_links_and_old_memory() -> None:
     assert sampled.gpus[1].temperature_margin is None
 
 
-async def test_an_old_driver_tells_the_fabric_in_its_older_way(
+async def test_an_old_driver_reports_the_fabric_in_its_older_way(
     known: Driver, node: SimulatedNode
 ) -> None:
     """The newer structure is refused; the older one has no summary."""
@@ -542,7 +542,7 @@ async def test_who_waits_for_a_round_outlives_the_closing(
     known: Driver, node: SimulatedNode
 ) -> None:
     """A sampler that is closed in the middle of a round, as by a changed file of counters, ends
-    the round and does not cancel whoever waits for it.
+    the round and does not cancel a task that waits for it.
     """
     sampler = sampler_of(known, rows(POWER))
     node.inject("nvmlDeviceGetPowerUsage", delay=0.1, times=None)

@@ -95,7 +95,7 @@ def test_trouble_of_a_daemon_that_is_ready() -> None:
 
 
 def test_a_client_that_was_not_looked_at_yet() -> None:
-    """Nobody says that it has no share."""
+    """The page does not say that it has no share."""
     page = plain_text(
         clients_page({"daemons": [{**READY, "clients": [{"pid": 7}], "waiting": []}]})
     )
@@ -103,7 +103,7 @@ def test_a_client_that_was_not_looked_at_yet() -> None:
 
 
 def test_nothing_is_said_in_a_sentence() -> None:
-    """No daemons, and daemons without clients; who waits is told even then."""
+    """So it is without daemons and without clients; a client that waits is listed even then."""
     assert plain_text(daemons_page({"daemons": []})) == "No device has MPS.\n"
     idle = {**READY, "clients": [], "waiting": []}
     assert plain_text(clients_page({"daemons": [idle]})) == "No client uses a device through MPS.\n"

@@ -111,7 +111,7 @@ def _in_sync(gpu: Gpu) -> GpuPlan:
 
 
 def test_mig_mode_is_named_where_there_is_no_instance(gpus: Gpus) -> None:
-    """Off, waiting for a reset, and on but empty are told apart; without MIG nothing is drawn."""
+    """Off, waiting for a reset, and on but empty are distinct; without MIG nothing is drawn."""
     pages = {
         name: plain_text(plan_page(NodePlan(Verdict.IN_SYNC, (_in_sync(gpu),)), 80))
         for name, gpu in {

@@ -17,7 +17,7 @@ def test_boxes_are_as_wide_as_their_slices() -> None:
 
 
 def test_gaps_are_drawn_as_empty_boxes() -> None:
-    """What nobody occupies is seen, before, between and behind the instances."""
+    """Slices that no instance occupies are drawn, before, between and behind the instances."""
     drawn = plain_text(bar([Cell(3, 1, ("b",)), Cell(1, 1, ("a",))], 5, 21)).splitlines()
     assert drawn[1] == "│   │a  │   │b  │   │"
 
@@ -43,7 +43,7 @@ def test_long_names_go_on_in_the_next_row() -> None:
 
 
 def test_what_does_not_fit_at_all_is_visibly_cut() -> None:
-    """A name that is cut ends in an ellipsis, so that nobody takes it for another."""
+    """A name that is cut ends in an ellipsis, so that it is not taken for another."""
     assert fold("1c.3g.40gb", 6) == ("1c.3g…",)
 
 

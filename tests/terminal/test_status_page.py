@@ -62,8 +62,8 @@ def _rows(cluster: dict[str, Any] | None) -> list[str]:
         ),
     ],
 )
-def test_the_cluster_is_told(cluster: dict[str, Any] | None, shown: list[str]) -> None:
-    """Reached or not, since when, what is wrong and what to do; nothing on a node without one."""
+def test_the_cluster_is_shown(cluster: dict[str, Any] | None, shown: list[str]) -> None:
+    """The page has its state, the time, the problem and the remedy; nothing without a cluster."""
     assert _rows(cluster) == shown
 
 

@@ -86,7 +86,7 @@ def test_work_names_the_plan() -> None:
 
 
 def test_without_a_plan_nothing_is_missing() -> None:
-    """Nobody asked for anything."""
+    """Nothing was asked for."""
     assert ready(replace(IN_SYNC, phase=Phase.NO_PLAN, digest="")) == Condition(
         "True", "NoPlan", "no plan yet"
     )
@@ -178,7 +178,7 @@ def test_a_gpu_that_no_check_has_read_yet_is_not_called_healthy() -> None:
 
 
 def test_the_worse_of_checks_and_driver_counts() -> None:
-    """Whoever noticed it first; once a check found a GPU lost, its words count."""
+    """It does not matter which noticed it first; once a check found a GPU lost, its words count."""
     lost = replace(IN_SYNC, observed=ObservedNode((LOST,)))
     not_yet = _judged(GpuReading(FIRST, 0, memory_unrepairable=False))
     assert healthy(replace(lost, health=not_yet)).message.endswith("is lost: it fell off the bus")

@@ -119,15 +119,15 @@ def test_a_daemon_whose_device_is_gone_is_found_by_its_uuid() -> None:
     assert [d["device"] for d in answer["daemons"]] == ["MIG-gone"]
 
 
-def test_daemons_are_told_in_the_order_of_their_devices() -> None:
-    """By GPU and slice, not by UUID; what is there no more comes last."""
+def test_daemons_are_listed_in_the_order_of_their_devices() -> None:
+    """They are sorted by GPU and slice, not by UUID; what is there no more comes last."""
     lost = replace(READY, device="A-gone")
     answered = mps_json((lost, FAILED, READY), NODE)
     assert [d["device"] for d in answered] == ["GPU-0", FAILED.device, "A-gone"]
 
 
-def test_trouble_is_told() -> None:
-    """What is wrong with one that is Ready."""
+def test_trouble_is_reported() -> None:
+    """The report says what is wrong with a daemon that is Ready."""
     [report] = mps_json([replace(READY, trouble="its last server (816) ended: status 1")])
     assert report["trouble"] == "its last server (816) ended: status 1"
 

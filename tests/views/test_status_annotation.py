@@ -111,8 +111,8 @@ def test_a_gpu_that_does_not_answer_counts_as_used() -> None:
     assert gpu["instances"][2] == {"profile": "1g.10gb", "start": 2, "used": True}
 
 
-def test_a_mode_that_waits_for_a_reset_is_told() -> None:
-    """Beside the current one."""
+def test_a_mode_that_waits_for_a_reset_is_reported() -> None:
+    """It is published beside the current one."""
     waits = replace(OBSERVED.gpus[1], mig=MigMode(current=False, pending=True))
     gpu = status_content(replace(IN_SYNC, observed=ObservedNode((waits,))))["gpus"][0]
     assert (gpu["mode"], gpu["pending"]) == ("disabled", "enabled")
@@ -181,7 +181,7 @@ NOT_OURS: tuple[str, ...] = (
 )
 
 
-def test_what_somebody_else_wrote_is_not_believed() -> None:
+def test_what_another_writer_wrote_is_not_believed() -> None:
     """Then the content is as old as this agent's knowledge of it."""
     for there in NOT_OURS:
         text = StatusAnnotation().text(IN_SYNC, there=there, now=LATER)

@@ -190,7 +190,7 @@ def test_one_gpu_by_its_uuid() -> None:
     assert status_json(state(), gpu="GPU-9") is None
 
 
-def test_a_refused_document_is_told_beside_the_one_in_force() -> None:
+def test_a_refused_document_is_reported_beside_the_one_in_force() -> None:
     """Both digests are there: what holds, and what does not."""
     refusal = Refusal("sha256:11", (Problem(Code.SYNTAX, "no", path="gpus[0]"),))
     report = status_json(state(phase=Phase.REJECTED, refusal=refusal))

@@ -10,8 +10,8 @@ from nodeagent.views.layout_facts import LARGEST, topology
 from tests.views.example_node import FIRST, OBSERVED
 
 
-def test_what_is_known_is_told() -> None:
-    """With version, sizes in bytes, and links by peer."""
+def test_what_is_known_is_published() -> None:
+    """It is published with a version, sizes in bytes, and links by peer."""
     reported = json.loads(topology(OBSERVED))
     assert reported["version"] == "v1"
     assert reported["gpus"][0] == {
