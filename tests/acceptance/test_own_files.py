@@ -120,12 +120,11 @@ def pid(home: Home) -> int:
 
 
 def test_an_agent_that_is_not_the_only_one_ends(home: Home) -> None:
-    """After another process took the deleted lock, the agent ends: there may be only one writer."""
+    """Another process replaced the lock by its own: the agent ends, for there is one writer."""
     home.plan.write_text(PLAN)
     home.start()
     home.until(lambda: home.status().get("phase") == "InSync")
     assert home.agent is not None
-    (home.folder / "node.json.writer.lock").unlink()
     shutil.rmtree(home.folder / "node.json.mps")
     other = subprocess.Popen(
         [sys.executable, "-c", HOLD, home.folder], stdout=subprocess.PIPE, stdin=subprocess.PIPE
@@ -138,13 +137,16 @@ def test_an_agent_that_is_not_the_only_one_ends(home: Home) -> None:
         other.communicate()
 
 
+# The held lock takes the place of the agent's at once: it would make one anew that is missing.
 HOLD = """
 import fcntl, os, pathlib, sys
 path = pathlib.Path(sys.argv[1], "node.json.writer.lock")
-file = path.open("w")
+new = path.with_suffix(".new")
+file = new.open("w")
 fcntl.flock(file, fcntl.LOCK_EX)
 file.write(str(os.getpid()))
 file.flush()
+new.rename(path)
 sys.stdin.read()
 """
 
