@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from _pytest.faulthandler import fault_handler_stderr_fd_key
 
+import nodeagent.cluster.kubelet  # noqa: F401  # before the stand-in kubelet's gRPC, as in the agent
 from tests.reaper import run_below_reaper
 from tests.virtual_time import VirtualTimeLoop
 

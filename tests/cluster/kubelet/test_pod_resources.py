@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import socket
+import subprocess
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -227,3 +229,17 @@ async def test_calls_side_by_side(kubelet: Kubelet) -> None:
     call.cancel()
     with pytest.raises(asyncio.CancelledError):
         await call
+
+
+async def test_processes_can_be_started_during_calls(kubelet: Kubelet) -> None:
+    """As daemons are, under a user: by a fork, which gRPC's own handlers for it must not end."""
+
+    def start() -> set[int]:
+        command, user = ["true"], os.geteuid()  # a user named is a fork, not a vfork
+        return {subprocess.run(command, check=False, user=user).returncode for _ in range(60)}
+
+    client = client_of(kubelet)
+    starting = asyncio.create_task(asyncio.to_thread(start))
+    while not starting.done():
+        await client.allocations()
+    assert await starting == {0}
