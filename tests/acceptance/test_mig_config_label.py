@@ -36,7 +36,7 @@ async def seen_until_success(changes: asyncio.Queue[Any]) -> bool:
     by then.
     """
     pending = was_paused = False
-    async with asyncio.timeout(30.0):
+    async with asyncio.timeout(120):
         while True:
             change = await changes.get()
             if change.plural != "nodes" or change.after is None:

@@ -20,7 +20,7 @@ from nodeagent.plan.steps import Destruction, SetMigMode, Step
 from nodeagent.simulation import SimulatedNode, Switches, simulated
 from tests.rig import open_driver, plan_text
 
-LIMIT = 20  # seconds for what ends after a few steps
+LIMIT = 120  # seconds for what ends after a few steps
 
 
 def wanting(*, on: bool, gpu: Gpu) -> DesiredNode:
