@@ -6,6 +6,7 @@ round, or the next `apply`, reaches the plan.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import os
@@ -304,9 +305,14 @@ async def _no_stop(made: Bench, knob: str) -> None:
         there = {device.uuid for device in mig_devices(outcome.gpus[1].after)}
         assert first in there, f"{knob}: its device went from under it"
     made.rig.knobs(first).clear()
-    await fleet.poll()
-    again = await made.agent.reach(AFTER, parallel=2)
-    assert not problems(again), knob
+    async with asyncio.timeout(120):
+        while True:
+            await fleet.poll()
+            again = await made.agent.reach(AFTER, parallel=2)
+            if not (found := problems(again)):
+                break
+            # Late answers of a daemon on a busy machine: not knowing counts as in use.
+            assert {problem.code for problem in found} == {Problems.IN_USE}, knob
     made.check_reported(again.gpus, knob)
     made.check_clients(knob)
     # A server ends by itself when its daemon is gone.
